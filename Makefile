@@ -1,0 +1,88 @@
+# Pagoda: `make demo` shows it, `make test` proves it, `make` lists the rest.
+
+PYTHON ?= python3
+CC ?= cc
+CXX ?= c++
+
+VENV := target/venv
+PY := $(VENV)/bin/python
+ORT := target/onnxruntime/libonnxruntime.so.1
+RELEASE := target/release
+C_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror -Iinclude
+CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -Ibindings/cpp
+LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build demo test lint test-rust test-python bench header clean
+
+help: ## List the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# ---- set-up -----------------------------------------------------------------------------------------------------
+
+.PHONY: tools
+tools:
+	@command -v cargo >/dev/null || { echo "cargo is missing. Install Rust 1.95 or later (rustup) and run make again." >&2; exit 1; }
+	@.ci/need $(CC) gcc
+	@.ci/need $(CXX) g++
+	@.ci/need $(PYTHON) python3
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || .ci/need pip3 python3-pip
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: $$($(PYTHON) --version)" >&2; exit 1; }
+
+# --without-pip, and pip from outside: Debian's python3 has venv's pip in a package of its own (python3-venv).
+$(VENV)/.ready: tests/requirements.txt | tools
+	@echo "Python packages into $(VENV)"
+	@rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV)
+	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
+
+# ONNX Runtime out of its wheel, under the names that loaders look for; beside libpagoda.so by a link.
+$(ORT): $(VENV)/.ready
+	@rm -rf target/onnxruntime && mkdir -p target/onnxruntime
+	@cp $(VENV)/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* target/onnxruntime/
+	@cd target/onnxruntime && ln -s libonnxruntime.so.*.* libonnxruntime.so.1
+	@for profile in debug release; do mkdir -p target/$$profile && ln -sf ../onnxruntime/libonnxruntime.so.1 target/$$profile/; done
+
+deps: $(ORT) ## Fetch ONNX Runtime and the Python packages for tests into target/.
+
+# ---- build ------------------------------------------------------------------------------------------------------
+
+build: deps ## Build libpagoda.so, libpagoda_ops.so, the pagoda command and the samples into target/release.
+	@cargo build --release --workspace -q
+	@ln -sf libpagoda.so $(RELEASE)/libpagoda.so.1
+	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
+	@$(CXX) $(CXX_FLAGS) samples/cpp/demo.cpp -o $(RELEASE)/demo-cpp $(LINK)
+
+header: ## Make include/pagoda.h anew from sdk/src/ffi.
+	@PAGODA_BLESS=1 cargo test -q --test header the_header_is_current
+
+# ---- use --------------------------------------------------------------------------------------------------------
+
+target/demo/model.onnx: samples/make_model.py $(VENV)/.ready
+	@mkdir -p target/demo
+	@$(PY) samples/make_model.py $@
+
+demo: build target/demo/model.onnx ## See it work: a small HSTU model that remembers, run from C.
+	@$(RELEASE)/demo-c target/demo/model.onnx
+
+bench: build ## Measure everything that has a goal.
+	@for name in overhead append attention; do $(RELEASE)/pagoda bench $$name; done
+
+# ---- prove ------------------------------------------------------------------------------------------------------
+
+test: lint test-rust test-python ## Everything that has to hold.
+
+lint: tools
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -q -- -D warnings
+
+test-rust: deps
+	cargo test --workspace -q
+
+test-python: build target/demo/model.onnx
+	@.ci/need valgrind valgrind
+	cargo build -q
+	$(PY) -m pytest -q tests
+
+clean: ## Remove everything that was built or fetched.
+	rm -rf target
