@@ -1,0 +1,100 @@
+//! The operators in their plainest form: scalar, pair by pair, float64. Every other backend is tested against this.
+
+use crate::batch::check_output;
+use crate::{Element, HstuAttention, InputError, PagedKvAppend, Pages, Rows};
+
+/// `HstuAttention` as the specification words it.
+pub fn hstu_attention<T: Element>(op: &HstuAttention<'_, T>) -> Result<Vec<f64>, InputError> {
+    op.check()?;
+    let Rows { total_rows, heads, head_size, .. } = op.rows;
+    let alpha = if op.alpha == 0.0 { 1.0 / (head_size as f64).sqrt() } else { f64::from(op.alpha) };
+    let mut output = vec![0.0; total_rows * heads * head_size];
+    for user in 0..op.rows.users() {
+        let rows = op.rows.of(user);
+        let cached = op.cached(user);
+        for (i, head) in (0..rows.len()).flat_map(|i| (0..heads).map(move |head| (i, head))) {
+            let at = ((rows.start + i) * heads + head) * head_size;
+            let query = &op.query[at..at + head_size];
+            let out = &mut output[at..at + head_size];
+            for c in 0..cached + rows.len() {
+                if !visible(op, user, cached + i, c) {
+                    continue;
+                }
+                let (key, value) = key_value(op, user, head, c);
+                let x = alpha * query.iter().zip(key).map(|(q, k)| wide(*q) * wide(*k)).sum::<f64>();
+                let weight = x / (1.0 + (-x).exp());
+                for (out, v) in out.iter_mut().zip(value) {
+                    *out += weight * wide(*v);
+                }
+            }
+            for out in out {
+                *out /= op.scaling_seqlen as f64;
+            }
+        }
+    }
+    Ok(output)
+}
+
+/// M of the specification: whether the row at position `r` sees the key at position `c`.
+fn visible<T: Element>(op: &HstuAttention<'_, T>, user: usize, r: usize, c: usize) -> bool {
+    let h = op.cached(user) + op.rows.new_history(user);
+    let contextual = op.contextual(user);
+    if r < contextual {
+        return c < h;
+    }
+    if c > r {
+        return false;
+    }
+    if c >= h {
+        let group = |x: usize| (x - h) as i64 / op.target_group_size;
+        return group(c) == group(r);
+    }
+    let pos = |x: usize| match contextual {
+        0 => x.min(h) as i64,
+        _ => (x.min(h) as i64 - contextual as i64 + 1).max(0),
+    };
+    op.max_attn_len == 0 || pos(r) - pos(c) <= op.max_attn_len
+}
+
+fn key_value<'a, T: Element>(op: &HstuAttention<'a, T>, user: usize, head: usize, c: usize) -> (&'a [T], &'a [T]) {
+    let Rows { heads, head_size, .. } = op.rows;
+    let cached = op.cached(user);
+    match op.cache {
+        Some((pages, pool)) if c < cached => {
+            let [key, value] = [0, 1].map(|which| slot(&pages, &op.rows, user, c, which) + head * head_size);
+            (&pool[key..key + head_size], &pool[value..value + head_size])
+        }
+        _ => {
+            let at = ((op.rows.of(user).start + c - cached) * heads + head) * head_size;
+            (&op.key[at..at + head_size], &op.value[at..at + head_size])
+        }
+    }
+}
+
+/// `PagedKvAppend` token by token, in place on `pool`.
+pub fn paged_kv_append<T: Element>(op: &PagedKvAppend<'_, T>, pool: &mut [T]) -> Result<(), InputError> {
+    op.check()?;
+    let width = op.rows.width();
+    check_output("kv_pool", pool.len(), op.pages.pool_pages * 2 * op.pages.page_size * width)?;
+    for user in 0..op.rows.users() {
+        for i in 0..op.rows.new_history(user) {
+            let row = (op.rows.of(user).start + i) * width;
+            let position = op.pages.cached_len[user] as usize + i;
+            for (which, from) in [op.key, op.value].into_iter().enumerate() {
+                let to = slot(&op.pages, &op.rows, user, position, which);
+                pool[to..to + width].copy_from_slice(&from[row..row + width]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where the pool holds a token's key (`which` 0) or value (1), all heads of it.
+fn slot(pages: &Pages<'_>, rows: &Rows<'_>, user: usize, position: usize, which: usize) -> usize {
+    let page = pages.of(user)[position / pages.page_size] as usize;
+    ((page * 2 + which) * pages.page_size + position % pages.page_size) * rows.heads * rows.head_size
+}
+
+fn wide<T: Element>(value: T) -> f64 {
+    f64::from(value.to_f32())
+}

@@ -1,0 +1,93 @@
+//! AVX2 with FMA and F16C.
+
+#![expect(clippy::undocumented_unsafe_blocks, reason = "one reason for all of them stands at the impl")]
+
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::{EXP2_AROUND_0, MAX_EXPONENT, Simd};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2;
+
+// SAFETY: only AVX2, FMA and F16C instructions; each access covers 8 elements and is unaligned. The unsafe blocks
+// inside rest on the trait's contract: the CPU has the instructions, the pointers are good.
+unsafe impl Simd for Avx2 {
+    type V = __m256;
+    const LANES: usize = 8;
+    const MAX_VECTORS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::V {
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self::V {
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: Self::V) {
+        unsafe { _mm256_storeu_ps(to, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn silu(x: Self::V) -> Self::V {
+        unsafe {
+            let t = _mm256_mul_ps(x, _mm256_set1_ps(-std::f32::consts::LOG2_E));
+            // A NaN becomes a bound here and comes back by the division.
+            let t = _mm256_max_ps(_mm256_min_ps(t, _mm256_set1_ps(MAX_EXPONENT)), _mm256_set1_ps(-MAX_EXPONENT));
+            let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(t);
+            let f = _mm256_sub_ps(t, whole);
+            let [c0, c1, c2, c3, c4, c5] = EXP2_AROUND_0;
+            let mut p = _mm256_fmadd_ps(_mm256_set1_ps(c5), f, _mm256_set1_ps(c4));
+            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(c3));
+            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(c2));
+            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(c1));
+            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(c0));
+            let exponent = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)));
+            let divisor = _mm256_fmadd_ps(p, _mm256_castsi256_ps(exponent), _mm256_set1_ps(1.0));
+            _mm256_div_ps(x, divisor)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn select_within(x: Self::V, lo: Self::V, hi: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+        unsafe {
+            let inside = _mm256_and_ps(_mm256_cmp_ps::<_CMP_LE_OQ>(lo, x), _mm256_cmp_ps::<_CMP_LT_OQ>(x, hi));
+            _mm256_blendv_ps(no, yes, inside)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_f16(from: *const f16) -> Self::V {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_f16(v: Self::V, to: *mut f16) {
+        unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+}

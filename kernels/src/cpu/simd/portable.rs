@@ -1,0 +1,90 @@
+//! Plain Rust over arrays, for any CPU and for Miri; the compiler makes of it what the baseline has.
+
+use half::f16;
+
+use super::{EXP2_AROUND_0, MAX_EXPONENT, Simd};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+const LANES: usize = 8;
+
+#[inline(always)]
+fn map(a: [f32; LANES], f: impl Fn(f32) -> f32) -> [f32; LANES] {
+    std::array::from_fn(|i| f(a[i]))
+}
+
+// SAFETY: no special instructions, and `LANES` elements read and written.
+unsafe impl Simd for Portable {
+    type V = [f32; LANES];
+    const LANES: usize = LANES;
+    const MAX_VECTORS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::V {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self::V {
+        // SAFETY: the caller's pointer is good for LANES elements.
+        unsafe { from.cast::<Self::V>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: Self::V) {
+        // SAFETY: as for `load`.
+        unsafe { to.cast::<Self::V>().write_unaligned(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    // Not `mul_add`: without the instruction that is a call to libm for every lane.
+    #[inline(always)]
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+
+    #[inline(always)]
+    unsafe fn silu(x: Self::V) -> Self::V {
+        map(x, |x| {
+            let t = (x * -std::f32::consts::LOG2_E).clamp(-MAX_EXPONENT, MAX_EXPONENT);
+            // Adding and taking away 1.5 · 2^23 rounds to a whole number without a call.
+            const ROUND: f32 = 12_582_912.0;
+            let whole = (t + ROUND) - ROUND;
+            let f = t - whole;
+            let p = EXP2_AROUND_0.iter().rev().fold(0.0, |p, c| p * f + c);
+            let scale = f32::from_bits(((whole as i32 + 127) << 23) as u32);
+            x / (1.0 + p * scale)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn select_within(x: Self::V, lo: Self::V, hi: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+        std::array::from_fn(|i| if lo[i] <= x[i] && x[i] < hi[i] { yes[i] } else { no[i] })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn widen_f16(from: *const f16) -> Self::V {
+        // SAFETY: the caller's pointer is good for LANES elements.
+        let from = unsafe { from.cast::<[f16; LANES]>().read_unaligned() };
+        from.map(f16::to_f32_const)
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_f16(v: Self::V, to: *mut f16) {
+        // SAFETY: as for `widen_f16`.
+        unsafe { to.cast::<[f16; LANES]>().write_unaligned(v.map(f16::from_f32_const)) }
+    }
+}

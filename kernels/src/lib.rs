@@ -1,0 +1,21 @@
+//! The compute kernels behind Pagoda's ONNX operators.
+//!
+//! Kernels take slices and know no framework type. Each operator is a struct that describes one call
+//! ([`HstuAttention`], [`PagedKvAppend`]); its `check` refuses bad input before anything is written, and its `run`
+//! computes on the CPU with the best instruction set there is.
+//!
+//! Where to look: [`batch`] says what a call carries and what is refused; [`cpu::reference`] is the arithmetic in its
+//! plainest form; [`cpu`] holds the fast kernels, which [`parallel`] spreads over threads.
+
+#![deny(missing_docs)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod batch;
+pub mod cpu;
+mod element;
+mod mask;
+pub mod parallel;
+
+pub use batch::{HstuAttention, InputError, PagedKvAppend, Pages, Rows};
+pub use element::Element;
+pub use half::{bf16, f16};

@@ -1,0 +1,211 @@
+//! Random calls, owned, and what tests compare them by.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use pagoda_kernels::parallel::{Parallel, Serial};
+use pagoda_kernels::{Element, HstuAttention, InputError, PagedKvAppend, Pages, Rows, cpu::Isa};
+
+/// splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.bits() % end as u64) as usize
+    }
+
+    pub fn pick<V: Copy>(&mut self, from: &[V]) -> V {
+        from[self.below(from.len())]
+    }
+
+    /// Between -1 and 1, evenly.
+    pub fn number(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub fn shuffle<V>(&mut self, list: &mut [V]) {
+        for i in (1..list.len()).rev() {
+            list.swap(i, self.below(i + 1));
+        }
+    }
+}
+
+/// What one user brings.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct User {
+    pub cached: usize,
+    pub new: usize,
+    pub candidates: usize,
+    pub contextual: usize,
+}
+
+/// A call of either operator with everything it needs.
+#[derive(Clone)]
+pub struct Case<T> {
+    pub users: Vec<User>,
+    pub heads: usize,
+    pub head_size: usize,
+    pub row_offsets: Vec<i32>,
+    pub num_candidates: Vec<i32>,
+    pub query: Vec<T>,
+    pub key: Vec<T>,
+    pub value: Vec<T>,
+    pub cached_len: Vec<i32>,
+    pub page_indptr: Vec<i32>,
+    pub page_ids: Vec<i32>,
+    pub pool_pages: usize,
+    pub page_size: usize,
+    pub pool: Vec<T>,
+    pub num_contextual: Option<Vec<i32>>,
+    pub alpha: f32,
+    pub scaling_seqlen: i64,
+    pub target_group_size: i64,
+    pub max_attn_len: i64,
+}
+
+impl<T: Element> Case<T> {
+    /// Random rows and cached tokens for the users given. Pages lie in random order, some pages are no one's, and every
+    /// slot without a token holds NaN.
+    pub fn new(random: &mut Random, users: &[User], heads: usize, head_size: usize, page_size: usize) -> Self {
+        let mut row_offsets = vec![0];
+        let mut page_indptr = vec![0];
+        for user in users {
+            row_offsets.push(row_offsets.last().unwrap() + (user.new + user.candidates) as i32);
+            let pages = (user.cached + user.new).div_ceil(page_size);
+            page_indptr.push(page_indptr.last().unwrap() + pages as i32);
+        }
+        let used = *page_indptr.last().unwrap() as usize;
+        let pool_pages = used + random.below(3);
+        let mut page_ids: Vec<i32> = (0..pool_pages as i32).collect();
+        random.shuffle(&mut page_ids);
+        page_ids.truncate(used);
+
+        let width = heads * head_size;
+        let rows = *row_offsets.last().unwrap() as usize;
+        let mut tensor = |len: usize| (0..len).map(|_| T::from_f32(random.number())).collect::<Vec<T>>();
+        let [query, key, value] = [0; 3].map(|_| tensor(rows * width));
+        let mut pool = vec![T::from_f32(f32::NAN); pool_pages * 2 * page_size * width];
+        for (user, pages) in users.iter().zip(page_indptr.windows(2)) {
+            let pages = &page_ids[pages[0] as usize..pages[1] as usize];
+            for (position, which) in (0..user.cached).flat_map(|position| [(position, 0), (position, 1)]) {
+                let page = pages[position / page_size] as usize;
+                let slot = (page * 2 + which) * page_size + position % page_size;
+                pool[slot * width..(slot + 1) * width].copy_from_slice(&tensor(width));
+            }
+        }
+        let contextual = users.iter().any(|user| user.contextual > 0);
+        Case {
+            users: users.to_vec(),
+            heads,
+            head_size,
+            row_offsets,
+            num_candidates: users.iter().map(|user| user.candidates as i32).collect(),
+            query,
+            key,
+            value,
+            cached_len: users.iter().map(|user| user.cached as i32).collect(),
+            page_indptr,
+            page_ids,
+            pool_pages,
+            page_size,
+            pool,
+            num_contextual: contextual.then(|| users.iter().map(|user| user.contextual as i32).collect()),
+            alpha: 0.0,
+            scaling_seqlen: 64,
+            target_group_size: 1,
+            max_attn_len: 0,
+        }
+    }
+
+    pub fn rows(&self) -> Rows<'_> {
+        Rows {
+            row_offsets: &self.row_offsets,
+            num_candidates: &self.num_candidates,
+            total_rows: self.query.len() / (self.heads * self.head_size),
+            heads: self.heads,
+            head_size: self.head_size,
+        }
+    }
+
+    pub fn pages(&self) -> Pages<'_> {
+        Pages {
+            cached_len: &self.cached_len,
+            page_indptr: &self.page_indptr,
+            page_ids: &self.page_ids,
+            pool_pages: self.pool_pages,
+            page_size: self.page_size,
+        }
+    }
+
+    pub fn attention(&self) -> HstuAttention<'_, T> {
+        HstuAttention {
+            rows: self.rows(),
+            query: &self.query,
+            key: &self.key,
+            value: &self.value,
+            cache: Some((self.pages(), &self.pool)),
+            num_contextual: self.num_contextual.as_deref(),
+            alpha: self.alpha,
+            scaling_seqlen: self.scaling_seqlen,
+            target_group_size: self.target_group_size,
+            max_attn_len: self.max_attn_len,
+        }
+    }
+
+    pub fn append(&self) -> PagedKvAppend<'_, T> {
+        PagedKvAppend { rows: self.rows(), key: &self.key, value: &self.value, pages: self.pages() }
+    }
+
+    /// The attention's output, written over NaN.
+    pub fn output(&self, isa: Isa) -> Vec<T> {
+        self.output_on(isa, &Serial).unwrap()
+    }
+
+    pub fn output_on(&self, isa: Isa, parallel: &dyn Parallel) -> Result<Vec<T>, InputError> {
+        let mut output = vec![T::from_f32(f32::NAN); self.query.len()];
+        self.attention().run_with(isa, &mut output, parallel)?;
+        Ok(output)
+    }
+
+    /// What the rows of one user come out as.
+    pub fn rows_of<'a>(&self, user: usize, output: &'a [T]) -> &'a [T] {
+        let width = self.heads * self.head_size;
+        &output[self.row_offsets[user] as usize * width..self.row_offsets[user + 1] as usize * width]
+    }
+}
+
+/// The relative error that the specification allows.
+pub fn tolerance<T: Element>() -> f64 {
+    match T::NAME {
+        "f32" => 1e-5,
+        "f16" => 2e-3,
+        _ => 1e-2,
+    }
+}
+
+/// ‖output − expected‖ / ‖expected‖; infinite where a number is not finite.
+pub fn error<T: Element>(output: &[T], expected: &[f64]) -> f64 {
+    assert_eq!(output.len(), expected.len());
+    let mut difference = 0.0;
+    let mut norm = 0.0;
+    for (x, y) in output.iter().zip(expected) {
+        difference += (f64::from(x.to_f32()) - y).powi(2);
+        norm += y * y;
+    }
+    match difference {
+        0.0 => 0.0,
+        _ if difference.is_finite() => (difference / norm).sqrt(),
+        _ => f64::INFINITY,
+    }
+}
+
+/// Bits, so that NaN equals itself and 0 differs from -0.
+pub fn bits<T: Element>(values: &[T]) -> Vec<u32> {
+    values.iter().map(|x| x.to_f32().to_bits()).collect()
+}

@@ -1,0 +1,160 @@
+//! Every instruction set and element type gives what the reference gives, on hundreds of random calls.
+
+mod common;
+
+use common::{Case, Random, User, bits, error, tolerance};
+use pagoda_kernels::cpu::{Isa, reference};
+use pagoda_kernels::parallel::{Serial, Threads};
+use pagoda_kernels::{Element, HstuAttention, bf16, f16};
+
+const CASES: u64 = if cfg!(miri) { 4 } else { 300 };
+
+fn case<T: Element>(seed: u64) -> Case<T> {
+    let mut random = Random(seed);
+    let small = cfg!(miri);
+    let head_size = match random.below(4) {
+        _ if small => random.pick(&[1, 5, 8, 9]),
+        0 => 1 + random.below(70),
+        1 => random.pick(&[16, 32, 64, 128, 256, 512]),
+        2 => random.pick(&[16, 32, 64]),
+        _ => random.pick(&[24, 33, 96, 100, 127, 130]),
+    };
+    // Now and then more rows than a block holds, but not with a large head: the reference is slow.
+    let most = if small { 7 } else { [20, 40, 70, 300][random.below(if head_size > 70 { 2 } else { 4 })] };
+    let users: Vec<User> = (0..random.below(5))
+        .map(|_| {
+            let mut part = || if random.below(4) == 0 { 0 } else { random.below(most) };
+            let (cached, new, candidates) = (part(), part(), part());
+            let contextual = if cached == 0 && random.below(2) == 0 { random.below(new + 1) } else { 0 };
+            User { cached, new, candidates, contextual }
+        })
+        .collect();
+    let page_size = 8 * (1 + random.below(16));
+    let heads = 1 + random.below(3);
+    let mut case = Case::new(&mut random, &users, heads, head_size, page_size);
+    case.target_group_size = random.pick(&[1, 1, 2, 3, 7, 64, i64::MAX]);
+    case.max_attn_len = random.pick(&[0, 0, 0, 1, 2, 7, 30, 100, i64::MAX]);
+    case.scaling_seqlen = random.pick(&[1, 64, 1000]);
+    case.alpha = random.pick(&[0.0, 0.0, 0.5, -0.25, 3.0]);
+    case
+}
+
+fn attention_matches<T: Element>() {
+    let threads = Threads::new(2);
+    let mut worst: f64 = 0.0;
+    for seed in 0..CASES {
+        let case = case::<T>(seed);
+        let expected = reference::hstu_attention(&case.attention()).unwrap();
+        for isa in Isa::available() {
+            let output = case.output_on(isa, &threads).unwrap();
+            let error = error(&output, &expected);
+            assert!(
+                error <= tolerance::<T>(),
+                "seed {seed} {} {isa:?} error {error:e}: D={} H={} page {} group {} window {} alpha {} {:?}",
+                T::NAME,
+                case.head_size,
+                case.heads,
+                case.page_size,
+                case.target_group_size,
+                case.max_attn_len,
+                case.alpha,
+                case.users
+            );
+            worst = worst.max(error);
+        }
+    }
+    println!("{}: worst relative error {worst:e}", T::NAME);
+}
+
+#[test]
+fn attention_matches_in_f32() {
+    attention_matches::<f32>();
+}
+
+#[test]
+fn attention_matches_in_f16() {
+    attention_matches::<f16>();
+}
+
+#[test]
+fn attention_matches_in_bf16() {
+    attention_matches::<bf16>();
+}
+
+#[test]
+fn append_matches_to_the_bit() {
+    fn check<T: Element>() {
+        let threads = Threads::new(3);
+        for seed in 0..CASES {
+            let case = case::<T>(1000 + seed);
+            let mut expected = case.pool.clone();
+            reference::paged_kv_append(&case.append(), &mut expected).unwrap();
+            let mut pool = case.pool.clone();
+            case.append().run(&mut pool, &threads).unwrap();
+            assert!(bits(&pool) == bits(&expected), "seed {seed} {}", T::NAME);
+        }
+    }
+    check::<f32>();
+    check::<bf16>();
+}
+
+#[test]
+fn an_append_of_many_tasks_matches() {
+    let tokens = if cfg!(miri) { 90 } else { 700 };
+    let user = User { cached: 13, new: tokens, candidates: 3, contextual: 0 };
+    let case = Case::<f32>::new(&mut Random(5), &[user, user], 3, 200, 16);
+    let mut expected = case.pool.clone();
+    reference::paged_kv_append(&case.append(), &mut expected).unwrap();
+    let mut pool = case.pool.clone();
+    case.append().run(&mut pool, &Threads::new(3)).unwrap();
+    assert!(bits(&pool) == bits(&expected));
+}
+
+#[test]
+fn a_call_without_a_cache_matches() {
+    let users = [User { cached: 0, new: 60, candidates: 11, contextual: 0 }, User { new: 3, ..User::default() }];
+    let case = Case::<f32>::new(&mut Random(6), &users, 2, 24, 8);
+    let attention = HstuAttention { cache: None, ..case.attention() };
+    let expected = reference::hstu_attention(&attention).unwrap();
+    for isa in Isa::available() {
+        let mut output = vec![f32::NAN; case.query.len()];
+        attention.run_with(isa, &mut output, &Serial).unwrap();
+        assert!(error(&output, &expected) <= tolerance::<f32>(), "{isa:?}");
+    }
+}
+
+#[test]
+fn large_scores_match() {
+    for (scale, alpha) in [(100.0, 100.0), (3.0, -1e4), (1e-20, 1.0)] {
+        let users = [User { cached: 50, new: 30, candidates: 20, contextual: 0 }];
+        let mut case = Case::<f32>::new(&mut Random(7), &users, 1, 32, 16);
+        case.query.iter_mut().for_each(|q| *q *= scale);
+        case.alpha = alpha;
+        let expected = reference::hstu_attention(&case.attention()).unwrap();
+        for isa in Isa::available() {
+            let error = error(&case.output(isa), &expected);
+            assert!(error <= tolerance::<f32>(), "{isa:?} scale {scale} alpha {alpha}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn pairs_are_counted_as_the_reference_sees_them() {
+    // With D = 1, alpha = 1 and silu of a constant, every pair adds the same: the sum counts them.
+    for seed in 0..CASES {
+        let mut random = Random(seed);
+        let mut case = case::<f32>(seed);
+        let contextual = case.num_contextual.clone();
+        let attributes = (case.target_group_size, case.max_attn_len);
+        case = Case::new(&mut random, &case.users, 1, 1, case.page_size);
+        case.num_contextual = contextual;
+        (case.target_group_size, case.max_attn_len) = attributes;
+        (case.alpha, case.scaling_seqlen) = (1.0, 1);
+        for tensor in [&mut case.query, &mut case.key, &mut case.value, &mut case.pool] {
+            tensor.fill(1.0);
+        }
+        let sum: f64 = reference::hstu_attention(&case.attention()).unwrap().iter().sum();
+        let silu = 1.0 / (1.0 + (-1.0f64).exp());
+        assert_eq!((sum / silu).round() as u64, case.attention().unmasked_pairs(), "seed {seed}");
+    }
+}
