@@ -1,0 +1,217 @@
+//! Reading arguments: every one is checked before anything is done, and every error names it.
+
+use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
+
+use crate::error::{Error, Result, Status};
+
+/// More dimensions than any model has: a larger rank is a mistake, and reading that many would run off the array.
+const MAX_RANK: usize = 64;
+/// More than any model has inputs or outputs, for the same reason.
+const MAX_VALUES: usize = 1 << 16;
+/// A `struct_size` beyond this is garbage, not a later version of the struct.
+const MAX_STRUCT: usize = 4096;
+
+/// Where a result goes. Nothing is written before the call has succeeded.
+///
+/// # Safety
+/// `pointer` is NULL or may be written to.
+pub(super) unsafe fn out<'a, T>(pointer: *mut T, argument: &str) -> Result<&'a mut MaybeUninit<T>> {
+    // SAFETY: by contract; a `MaybeUninit` may hold anything.
+    unsafe { pointer.cast::<MaybeUninit<T>>().as_mut() }
+        .ok_or_else(|| Error::invalid(argument, "NULL, where the result is to be written"))
+}
+
+/// A text.
+///
+/// # Safety
+/// `pointer` is NULL or a C string that lives as long as the result is used.
+pub(super) unsafe fn text<'a>(pointer: *const c_char, argument: impl Into<String>) -> Result<&'a str> {
+    if pointer.is_null() {
+        return Err(Error::invalid(argument, "NULL, where a text is needed"));
+    }
+    // SAFETY: by contract.
+    unsafe { CStr::from_ptr(pointer) }.to_str().map_err(|error| {
+        Error::invalid(argument, format!("the text is not UTF-8 after its first {} bytes", error.valid_up_to()))
+    })
+}
+
+/// A text that may be left out.
+///
+/// # Safety
+/// As for [`text`].
+pub(super) unsafe fn optional_text<'a>(pointer: *const c_char, argument: &str) -> Result<Option<&'a str>> {
+    // SAFETY: by contract.
+    if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, argument) }.map(Some) }
+}
+
+/// The dimensions of a tensor.
+///
+/// # Safety
+/// `dims` is NULL or has `rank` elements.
+pub(super) unsafe fn dims<'a>(dims: *const i64, rank: usize) -> Result<&'a [i64]> {
+    if rank > MAX_RANK {
+        return Err(Error::invalid("rank", format!("{rank} dimensions are more than the {MAX_RANK} there can be")));
+    }
+    // SAFETY: by contract.
+    unsafe { slice(dims, rank, "dims") }
+}
+
+/// A list with one element for each input or output.
+///
+/// # Safety
+/// `values` is NULL or has `count` elements.
+pub(super) unsafe fn values<'a, T>(values: *const T, count: usize, argument: &str, counted: &str) -> Result<&'a [T]> {
+    if count > MAX_VALUES {
+        return Err(Error::invalid(counted, format!("{count} are more than the {MAX_VALUES} there can be")));
+    }
+    // SAFETY: by contract.
+    unsafe { slice(values, count, argument) }
+}
+
+/// An array.
+///
+/// # Safety
+/// `values` is NULL or has `count` elements.
+pub(super) unsafe fn slice<'a, T>(values: *const T, count: usize, argument: &str) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if values.is_null() {
+        return Err(Error::invalid(argument, format!("NULL, where {count} elements are needed")));
+    }
+    if count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
+        return Err(Error::invalid(argument, format!("{count} elements are more than memory can hold")));
+    }
+    // SAFETY: by contract.
+    Ok(unsafe { std::slice::from_raw_parts(values, count) })
+}
+
+/// A struct of the header whose first field, a `uint32_t`, is its size as the caller knows it. It only ever grows at
+/// the end, so callers built with an older or a newer header are understood.
+///
+/// # Safety
+/// The struct is `repr(C)`, begins with that `u32`, and any bytes are a value of it.
+pub(super) unsafe trait Versioned: Copy {
+    /// Its size in the first version of the header; it never changes.
+    const FIRST_SIZE: usize;
+}
+
+/// An option struct: what the caller knows of it, over the defaults.
+///
+/// # Safety
+/// `pointer` is NULL (the defaults) or points to a struct of the size that it says.
+pub(super) unsafe fn options<T: Versioned>(pointer: *const T, defaults: T, argument: &str) -> Result<T> {
+    if pointer.is_null() {
+        return Ok(defaults);
+    }
+    // SAFETY: by contract.
+    let size = unsafe { struct_size(pointer, argument) }?;
+    let known = size.min(size_of::<T>());
+    let mut options = defaults;
+    // SAFETY: `size` bytes can be read; no more than `T` has are written.
+    let unknown = unsafe {
+        std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), (&raw mut options).cast::<u8>(), known);
+        std::slice::from_raw_parts(pointer.cast::<u8>().add(known), size - known)
+    };
+    // A later version of the struct is fine as long as what we do not know of is not used.
+    if unknown.iter().any(|&byte| byte != 0) {
+        let message =
+            format!("it has fields set beyond the {known} bytes that this libpagoda.so knows: use a newer one");
+        return Err(Error::new(Status::Unsupported, message).about(argument));
+    }
+    Ok(options)
+}
+
+/// Where a struct goes. Nothing is written before the call has succeeded.
+pub(super) struct OutStruct<T> {
+    pointer: *mut T,
+    size: usize,
+}
+
+/// Where a struct that the caller has room for is to be written.
+///
+/// # Safety
+/// `pointer` is NULL or points to a struct of the size that it says, which may be written to.
+pub(super) unsafe fn out_struct<T: Versioned>(pointer: *mut T, argument: &str) -> Result<OutStruct<T>> {
+    if pointer.is_null() {
+        return Err(Error::invalid(argument, "NULL, where the result is to be written"));
+    }
+    // SAFETY: by contract.
+    let size = unsafe { struct_size(pointer, argument) }?;
+    Ok(OutStruct { pointer, size })
+}
+
+impl<T: Versioned> OutStruct<T> {
+    /// Writes as much of `value` as the caller knows of, all but `struct_size`.
+    pub(super) fn write(self, value: &T) {
+        let from = std::ptr::from_ref(value).cast::<u8>();
+        let known = self.size.min(size_of::<T>());
+        let skip = size_of::<u32>();
+        // SAFETY: the caller's struct has `size` bytes, ours `size_of::<T>()`.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(skip), self.pointer.cast::<u8>().add(skip), known - skip) };
+    }
+}
+
+/// # Safety
+/// `pointer` may be read as a `u32`.
+unsafe fn struct_size<T: Versioned>(pointer: *const T, argument: &str) -> Result<usize> {
+    // SAFETY: by contract; a caller's struct may lie anyhow.
+    let size = unsafe { pointer.cast::<u32>().read_unaligned() } as usize;
+    if size < T::FIRST_SIZE || size > MAX_STRUCT {
+        return Err(Error::invalid(
+            format!("{argument}.struct_size"),
+            format!("{size} is not the size of this struct ({}): start from its PAGODA_..._INIT", size_of::<T>()),
+        ));
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A struct that has grown by its last field since the first version.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Grown {
+        struct_size: u32,
+        old: u32,
+        new: u32,
+    }
+
+    // SAFETY: numbers in C's layout, the size first.
+    unsafe impl Versioned for Grown {
+        const FIRST_SIZE: usize = 8;
+    }
+
+    const DEFAULTS: Grown = Grown { struct_size: 12, old: 1, new: 2 };
+
+    #[test]
+    fn an_older_caller_gets_defaults_for_what_it_does_not_know() {
+        let given = Grown { struct_size: 8, old: 7, new: 9 };
+        // SAFETY: `given` has at least the 8 bytes it says.
+        let read = unsafe { options(&raw const given, DEFAULTS, "options") }.unwrap();
+        assert_eq!((read.old, read.new), (7, 2));
+    }
+
+    #[test]
+    fn a_newer_caller_is_fine_until_it_uses_what_is_new() {
+        let mut given = [16_u32, 7, 9, 0];
+        // SAFETY: `given` has the 16 bytes it says.
+        let read = unsafe { options(given.as_ptr().cast(), DEFAULTS, "options") }.unwrap();
+        assert_eq!((read.old, read.new), (7, 9));
+        given[3] = 1;
+        // SAFETY: as above.
+        let error = unsafe { options(given.as_ptr().cast(), DEFAULTS, "options") }.unwrap_err();
+        assert_eq!(error.status(), Status::Unsupported);
+    }
+
+    #[test]
+    fn a_result_stops_where_the_caller_stops() {
+        let mut room = Grown { struct_size: 8, old: 0, new: 0 };
+        // SAFETY: `room` has at least the 8 bytes it says.
+        unsafe { out_struct(&raw mut room, "info") }.unwrap().write(&DEFAULTS);
+        assert_eq!(room, Grown { struct_size: 8, old: 1, new: 0 });
+    }
+}

@@ -1,0 +1,394 @@
+//! `pagoda_model`: opening and describing models.
+
+use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
+
+use super::args::{self, Versioned};
+use super::error::{pagoda_error, pagoda_status};
+use super::handle::{Kind, Object, Table};
+use super::tensor::{PAGODA_TYPE_UNDEFINED, pagoda_type};
+use super::{boundary, c_text, freeing};
+use crate::config::{ModelOptions, Optimization, Provider};
+use crate::error::{Error, Result};
+use crate::runtime::{Model, ValueInfo};
+
+/// Where a model runs.
+pub type pagoda_provider = i32;
+
+/// On a GPU where there is one, else on the CPU; pagoda_model_provider says which it became and why.
+pub const PAGODA_PROVIDER_AUTO: pagoda_provider = 0;
+/// On the CPU.
+pub const PAGODA_PROVIDER_CPU: pagoda_provider = 1;
+/// On an NVIDIA GPU, or not at all.
+pub const PAGODA_PROVIDER_CUDA: pagoda_provider = 2;
+
+/// How much ONNX Runtime rewrites the graph when a model is opened.
+pub type pagoda_optimization = i32;
+
+/// Everything it can do.
+pub const PAGODA_OPTIMIZATION_ALL: pagoda_optimization = 0;
+/// Nothing.
+pub const PAGODA_OPTIMIZATION_NONE: pagoda_optimization = 1;
+/// What keeps the graph standard ONNX.
+pub const PAGODA_OPTIMIZATION_BASIC: pagoda_optimization = 2;
+/// Fusions of nodes too, but not of memory layouts.
+pub const PAGODA_OPTIMIZATION_EXTENDED: pagoda_optimization = 3;
+
+/// An open model. Any number of threads may use one handle at the same time.
+pub struct pagoda_model {
+    _private: [u8; 0],
+}
+
+/// How to open a model. Start from PAGODA_MODEL_OPTIONS_INIT, which sets `struct_size` and the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pagoda_model_options {
+    /// The size of this struct.
+    pub struct_size: u32,
+    /// Where it runs; default PAGODA_PROVIDER_AUTO.
+    pub provider: pagoda_provider,
+    /// Which GPU; default 0.
+    pub device_id: i32,
+    /// Threads that work on one run; default 0 = one for each core.
+    pub intra_op_threads: i32,
+    /// How much the graph is rewritten; default PAGODA_OPTIMIZATION_ALL.
+    pub optimization: pagoda_optimization,
+    /// 0.
+    pub reserved: i32,
+    /// The ONNX Runtime library, UTF-8. NULL: the environment variable PAGODA_ONNXRUNTIME, then libonnxruntime.so.1 or
+    /// libonnxruntime.so beside libpagoda.so, then the system's loader. A process uses one; the first model decides.
+    pub onnxruntime_path: *const c_char,
+    /// Where to write a profile of every run, in Chrome's trace format, when the model is freed; NULL = none.
+    pub profile_path: *const c_char,
+}
+
+/// An input or an output of a model. Start from PAGODA_VALUE_INFO_INIT, which sets `struct_size`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pagoda_value_info {
+    /// The size of this struct.
+    pub struct_size: u32,
+    /// The type of its elements; PAGODA_TYPE_UNDEFINED if it is not a tensor.
+    pub r#type: pagoda_type,
+    /// Its name.
+    pub name: *const c_char,
+    /// How many dimensions it has.
+    pub rank: usize,
+    /// Its dimensions, -1 where one is free; NULL if the model does not even say how many there are.
+    pub dims: *const i64,
+    /// For each dimension the name of its symbol; "" where it is fixed or has none.
+    pub symbols: *const *const c_char,
+}
+
+// SAFETY: numbers and pointers in C's layout, the size first.
+unsafe impl Versioned for pagoda_model_options {
+    const FIRST_SIZE: usize = 40;
+}
+
+// SAFETY: as above.
+unsafe impl Versioned for pagoda_value_info {
+    const FIRST_SIZE: usize = 40;
+}
+
+/// A model and what C callers read of it, in C's form.
+pub(super) struct ModelObject {
+    pub(super) model: Arc<Model>,
+    reason: CString,
+    inputs: Vec<Description>,
+    outputs: Vec<Description>,
+}
+
+impl Object for ModelObject {
+    type C = pagoda_model;
+    const KIND: Kind = Kind::Model;
+
+    fn table() -> &'static Table<Self> {
+        static TABLE: Table<ModelObject> = Table::new();
+        &TABLE
+    }
+}
+
+impl ModelObject {
+    fn new(model: Model) -> Self {
+        let describe = |infos: &[ValueInfo]| infos.iter().map(Description::new).collect();
+        let (inputs, outputs) = (describe(model.inputs()), describe(model.outputs()));
+        Self { reason: c_text(model.provider_reason()), inputs, outputs, model: Arc::new(model) }
+    }
+}
+
+struct Description {
+    element: pagoda_type,
+    name: CString,
+    dims: Option<Vec<i64>>,
+    /// Owns what `symbols` points to.
+    _symbols: Vec<CString>,
+    symbols: Vec<*const c_char>,
+}
+
+// SAFETY: the pointers are to texts that the same struct owns and no one changes.
+unsafe impl Send for Description {}
+// SAFETY: as above.
+unsafe impl Sync for Description {}
+
+impl Description {
+    fn new(info: &ValueInfo) -> Self {
+        let owned: Vec<CString> = info.symbols().iter().map(|symbol| c_text(symbol)).collect();
+        Self {
+            element: info.element_type().map_or(PAGODA_TYPE_UNDEFINED, |element| element as pagoda_type),
+            name: c_text(info.name()),
+            dims: info.dims().map(<[i64]>::to_vec),
+            symbols: owned.iter().map(|symbol| symbol.as_ptr()).collect(),
+            _symbols: owned,
+        }
+    }
+}
+
+/// Opens the model in an .onnx file. The ai.pagoda operators are there without further ado.
+///
+/// Ownership: the caller frees the model. Threads: any. Errors: NOT_FOUND for the file or for ONNX Runtime, MODEL for a
+/// file that is not a model that can be run, UNSUPPORTED for a GPU that is not there, INVALID_ARGUMENT.
+///
+/// # Safety
+/// `path` and the texts in `options` are C strings; `model` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_model_open(
+    path: *const c_char,
+    options: *const pagoda_model_options,
+    model: *mut *mut pagoda_model,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_model_open", error, || {
+            let out = args::out(model, "model")?;
+            let opened = Model::open(args::text(path, "path")?, &read_options(options)?)?;
+            out.write(Arc::new(ModelObject::new(opened)).insert()?);
+            Ok(())
+        })
+    }
+}
+
+/// Opens a model from the bytes of an .onnx file.
+///
+/// Ownership: the caller frees the model; the bytes are copied. Threads: any. Errors: as for pagoda_model_open.
+///
+/// # Safety
+/// `bytes` has `size` bytes; the texts in `options` are C strings; `model` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_model_open_memory(
+    bytes: *const c_void,
+    size: usize,
+    options: *const pagoda_model_options,
+    model: *mut *mut pagoda_model,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_model_open_memory", error, || {
+            let out = args::out(model, "model")?;
+            let opened = Model::from_bytes(args::slice(bytes.cast(), size, "bytes")?, &read_options(options)?)?;
+            out.write(Arc::new(ModelObject::new(opened)).insert()?);
+            Ok(())
+        })
+    }
+}
+
+/// Where a model runs, PAGODA_PROVIDER_CPU or PAGODA_PROVIDER_CUDA, and why PAGODA_PROVIDER_AUTO became the CPU ("" if
+/// it did not or was not asked for).
+///
+/// Ownership: `reason` belongs to the model and lives until it is freed. Threads: any. Errors: INVALID_HANDLE,
+/// INVALID_ARGUMENT for a NULL.
+///
+/// # Safety
+/// `provider`, `reason` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_model_provider(
+    model: *const pagoda_model,
+    provider: *mut pagoda_provider,
+    reason: *mut *const c_char,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_model_provider", error, || {
+            let object = ModelObject::get(model, "model")?;
+            let (out_provider, out_reason) = (args::out(provider, "provider")?, args::out(reason, "reason")?);
+            out_provider.write(match object.model.provider() {
+                Provider::Cuda => PAGODA_PROVIDER_CUDA,
+                Provider::Cpu | Provider::Auto => PAGODA_PROVIDER_CPU,
+            });
+            out_reason.write(object.reason.as_ptr());
+            Ok(())
+        })
+    }
+}
+
+/// How many inputs a model has.
+///
+/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL.
+///
+/// # Safety
+/// `count` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_model_input_count(
+    model: *const pagoda_model,
+    count: *mut usize,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_model_input_count", error, || {
+            let (object, out) = (ModelObject::get(model, "model")?, args::out(count, "count")?);
+            out.write(object.inputs.len());
+            Ok(())
+        })
+    }
+}
+
+/// How many outputs a model has.
+///
+/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL.
+///
+/// # Safety
+/// `count` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_model_output_count(
+    model: *const pagoda_model,
+    count: *mut usize,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_model_output_count", error, || {
+            let (object, out) = (ModelObject::get(model, "model")?, args::out(count, "count")?);
+            out.write(object.outputs.len());
+            Ok(())
+        })
+    }
+}
+
+/// One input of a model.
+///
+/// Ownership: what `info` points to belongs to the model and lives until it is freed. Threads: any. Errors:
+/// INVALID_HANDLE, INVALID_ARGUMENT for a NULL, a small struct_size, an index beyond the end.
+///
+/// # Safety
+/// `info` may be written to as far as its struct_size says, and `error`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_model_input(
+    model: *const pagoda_model,
+    index: usize,
+    info: *mut pagoda_value_info,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_model_input", error, || {
+            let object = ModelObject::get(model, "model")?;
+            describe(&object.inputs, index, info)
+        })
+    }
+}
+
+/// One output of a model.
+///
+/// Ownership: what `info` points to belongs to the model and lives until it is freed. Threads: any. Errors:
+/// INVALID_HANDLE, INVALID_ARGUMENT for a NULL, a small struct_size, an index beyond the end.
+///
+/// # Safety
+/// `info` may be written to as far as its struct_size says, and `error`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_model_output(
+    model: *const pagoda_model,
+    index: usize,
+    info: *mut pagoda_value_info,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_model_output", error, || {
+            let object = ModelObject::get(model, "model")?;
+            describe(&object.outputs, index, info)
+        })
+    }
+}
+
+/// Frees a model. NULL is fine. Runs that are under way go on to their end.
+///
+/// Ownership: takes the model over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+#[unsafe(no_mangle)]
+pub extern "C" fn pagoda_model_free(model: *mut pagoda_model) -> pagoda_status {
+    freeing("pagoda_model_free", || ModelObject::remove(model, "model"))
+}
+
+/// # Safety
+/// As for `pagoda_model_open`.
+unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOptions> {
+    let defaults = pagoda_model_options {
+        struct_size: size_of::<pagoda_model_options>() as u32,
+        provider: PAGODA_PROVIDER_AUTO,
+        device_id: 0,
+        intra_op_threads: 0,
+        optimization: PAGODA_OPTIMIZATION_ALL,
+        reserved: 0,
+        onnxruntime_path: std::ptr::null(),
+        profile_path: std::ptr::null(),
+    };
+    // SAFETY: by contract.
+    let options = unsafe { args::options(options, defaults, "options")? };
+    let count = |value: i32, argument: &str| {
+        u32::try_from(value).map_err(|_| Error::invalid(argument, format!("{value} is negative")))
+    };
+    // SAFETY: by contract.
+    let (onnxruntime_path, profile_path) = unsafe {
+        (
+            args::optional_text(options.onnxruntime_path, "options.onnxruntime_path")?,
+            args::optional_text(options.profile_path, "options.profile_path")?,
+        )
+    };
+    if options.reserved != 0 {
+        return Err(Error::invalid("options.reserved", format!("{} where 0 is needed", options.reserved)));
+    }
+    Ok(ModelOptions {
+        provider: match options.provider {
+            PAGODA_PROVIDER_AUTO => Provider::Auto,
+            PAGODA_PROVIDER_CPU => Provider::Cpu,
+            PAGODA_PROVIDER_CUDA => Provider::Cuda,
+            other => return Err(unknown("options.provider", other, "PAGODA_PROVIDER_...")),
+        },
+        device_id: count(options.device_id, "options.device_id")?,
+        intra_op_threads: count(options.intra_op_threads, "options.intra_op_threads")?,
+        optimization: match options.optimization {
+            PAGODA_OPTIMIZATION_ALL => Optimization::All,
+            PAGODA_OPTIMIZATION_NONE => Optimization::None,
+            PAGODA_OPTIMIZATION_BASIC => Optimization::Basic,
+            PAGODA_OPTIMIZATION_EXTENDED => Optimization::Extended,
+            other => return Err(unknown("options.optimization", other, "PAGODA_OPTIMIZATION_...")),
+        },
+        onnxruntime_path: onnxruntime_path.map(Into::into),
+        profile_path: profile_path.map(Into::into),
+    })
+}
+
+fn unknown(argument: &str, value: i32, names: &str) -> Error {
+    Error::invalid(argument, format!("{value} is none of the {names} numbers"))
+}
+
+/// # Safety
+/// As for `pagoda_model_input`.
+unsafe fn describe(descriptions: &[Description], index: usize, info: *mut pagoda_value_info) -> Result<()> {
+    // SAFETY: by contract.
+    let out = unsafe { args::out_struct(info, "info")? };
+    let description = descriptions.get(index).ok_or_else(|| {
+        Error::invalid("index", format!("{index} is beyond the {} that this model has", descriptions.len()))
+    })?;
+    out.write(&pagoda_value_info {
+        struct_size: size_of::<pagoda_value_info>() as u32,
+        r#type: description.element,
+        name: description.name.as_ptr(),
+        rank: description.dims.as_ref().map_or(0, Vec::len),
+        dims: description.dims.as_ref().map_or(std::ptr::null(), |dims| dims.as_ptr()),
+        symbols: description.symbols.as_ptr(),
+    });
+    Ok(())
+}

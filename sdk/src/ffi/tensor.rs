@@ -1,0 +1,342 @@
+//! `pagoda_tensor`.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::args;
+use super::error::{pagoda_error, pagoda_status};
+use super::handle::{Kind, Object, Table};
+use super::{boundary, freeing};
+use crate::error::{Error, Result};
+use crate::tensor::{ElementType, Tensor};
+
+/// The type of a tensor's elements: ONNX's numbers.
+pub type pagoda_type = i32;
+
+/// Not a tensor (a sequence or a map, as an output of some models), or a type that this library does not know.
+pub const PAGODA_TYPE_UNDEFINED: pagoda_type = 0;
+/// 32-bit float.
+pub const PAGODA_TYPE_F32: pagoda_type = 1;
+/// Unsigned 8-bit integer.
+pub const PAGODA_TYPE_U8: pagoda_type = 2;
+/// Signed 8-bit integer.
+pub const PAGODA_TYPE_I8: pagoda_type = 3;
+/// Unsigned 16-bit integer.
+pub const PAGODA_TYPE_U16: pagoda_type = 4;
+/// Signed 16-bit integer.
+pub const PAGODA_TYPE_I16: pagoda_type = 5;
+/// Signed 32-bit integer.
+pub const PAGODA_TYPE_I32: pagoda_type = 6;
+/// Signed 64-bit integer.
+pub const PAGODA_TYPE_I64: pagoda_type = 7;
+/// UTF-8 text.
+pub const PAGODA_TYPE_STRING: pagoda_type = 8;
+/// Truth value, one byte, 0 or 1.
+pub const PAGODA_TYPE_BOOL: pagoda_type = 9;
+/// 16-bit float (IEEE half).
+pub const PAGODA_TYPE_F16: pagoda_type = 10;
+/// 64-bit float.
+pub const PAGODA_TYPE_F64: pagoda_type = 11;
+/// Unsigned 32-bit integer.
+pub const PAGODA_TYPE_U32: pagoda_type = 12;
+/// Unsigned 64-bit integer.
+pub const PAGODA_TYPE_U64: pagoda_type = 13;
+/// Two 32-bit floats.
+pub const PAGODA_TYPE_COMPLEX64: pagoda_type = 14;
+/// Two 64-bit floats.
+pub const PAGODA_TYPE_COMPLEX128: pagoda_type = 15;
+/// 16-bit float with the exponent of a 32-bit one.
+pub const PAGODA_TYPE_BF16: pagoda_type = 16;
+/// 8-bit float, 4 bits of exponent, no infinity.
+pub const PAGODA_TYPE_F8E4M3FN: pagoda_type = 17;
+/// 8-bit float, 4 bits of exponent, no infinity, no negative zero.
+pub const PAGODA_TYPE_F8E4M3FNUZ: pagoda_type = 18;
+/// 8-bit float, 5 bits of exponent.
+pub const PAGODA_TYPE_F8E5M2: pagoda_type = 19;
+/// 8-bit float, 5 bits of exponent, no infinity, no negative zero.
+pub const PAGODA_TYPE_F8E5M2FNUZ: pagoda_type = 20;
+/// Unsigned 4-bit integer, two a byte, the first in the low bits.
+pub const PAGODA_TYPE_U4: pagoda_type = 21;
+/// Signed 4-bit integer, two a byte, the first in the low bits.
+pub const PAGODA_TYPE_I4: pagoda_type = 22;
+/// 4-bit float, two a byte, the first in the low bits.
+pub const PAGODA_TYPE_F4E2M1: pagoda_type = 23;
+/// Unsigned 2-bit integer, four a byte, the first in the low bits.
+pub const PAGODA_TYPE_U2: pagoda_type = 24;
+/// Signed 2-bit integer, four a byte, the first in the low bits.
+pub const PAGODA_TYPE_I2: pagoda_type = 25;
+/// 8-bit power of two, used as a scale.
+pub const PAGODA_TYPE_F8E8M0: pagoda_type = 26;
+
+/// A tensor: a type, dimensions, and memory that is Pagoda's, the caller's, or ONNX Runtime's. Runs read and write
+/// that memory in place. Freeing the handle while a run uses the tensor is fine: the memory goes when the run is done.
+pub struct pagoda_tensor {
+    _private: [u8; 0],
+}
+
+/// Called once, from any thread, when Pagoda is done with memory that it was lent.
+pub type pagoda_release_callback = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
+
+impl Object for Tensor {
+    type C = pagoda_tensor;
+    const KIND: Kind = Kind::Tensor;
+
+    fn table() -> &'static Table<Self> {
+        static TABLE: Table<Tensor> = Table::new();
+        &TABLE
+    }
+}
+
+/// Makes a tensor in memory of its own, aligned to 64 bytes: zeros, or empty strings.
+///
+/// Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for a type that there is not, a
+/// negative or overflowing shape, a NULL; CAPACITY if there is no memory.
+///
+/// # Safety
+/// `dims` has `rank` elements; `tensor` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_tensor_new(
+    r#type: pagoda_type,
+    dims: *const i64,
+    rank: usize,
+    tensor: *mut *mut pagoda_tensor,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_tensor_new", error, || {
+            let out = args::out(tensor, "tensor")?;
+            let made = Tensor::zeros(element_type(r#type)?, args::dims(dims, rank)?)?;
+            out.write(Arc::new(made).insert()?);
+            Ok(())
+        })
+    }
+}
+
+/// Makes a tensor over memory of the caller; nothing is copied. `data` must be aligned for the type and stay valid until
+/// `release` is called (or, without one, until the tensor is freed and every run that uses it is done). If this fails,
+/// `release` is not called.
+///
+/// Ownership: the caller frees the tensor, and the memory after `release`. Threads: any. Errors: INVALID_ARGUMENT for
+/// a type that there is not, strings, a negative or overflowing shape, too few bytes, a misaligned or NULL pointer.
+///
+/// # Safety
+/// `dims` has `rank` elements, `data` has `bytes` bytes; `tensor` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_tensor_borrow(
+    r#type: pagoda_type,
+    dims: *const i64,
+    rank: usize,
+    data: *mut c_void,
+    bytes: usize,
+    release: pagoda_release_callback,
+    user_data: *mut c_void,
+    tensor: *mut *mut pagoda_tensor,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_tensor_borrow", error, || {
+            let out = args::out(tensor, "tensor")?;
+            let lender = Arc::new(Lender { release, user_data, lent: AtomicBool::new(false) });
+            let (element, dims) = (element_type(r#type)?, args::dims(dims, rank)?);
+            let made = Tensor::from_memory(element, dims, data, bytes, Box::new(Arc::clone(&lender)))?;
+            let handle = Arc::new(made).insert()?;
+            lender.lent.store(true, Ordering::Release);
+            out.write(handle);
+            Ok(())
+        })
+    }
+}
+
+/// Makes a tensor of strings with a copy of them.
+///
+/// Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for a count that is not that of the
+/// dimensions, a NULL, a text that is not UTF-8.
+///
+/// # Safety
+/// `values` has `count` elements, each a C string; `dims` has `rank` elements; `tensor` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_tensor_new_strings(
+    values: *const *const c_char,
+    count: usize,
+    dims: *const i64,
+    rank: usize,
+    tensor: *mut *mut pagoda_tensor,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_tensor_new_strings", error, || {
+            let out = args::out(tensor, "tensor")?;
+            let dims = args::dims(dims, rank)?;
+            let product = dims.iter().try_fold(1_i64, |product, &dim| product.checked_mul(dim));
+            if product.is_none_or(|product| usize::try_from(product) != Ok(count)) {
+                return Err(Error::invalid("count", format!("{count} strings do not fill dims {dims:?}")));
+            }
+            let values = args::slice(values, count, "values")?.iter().enumerate();
+            let strings = values.map(|(index, &value)| Ok(args::text(value, format!("values[{index}]"))?.to_owned()));
+            let made = Tensor::from_strings(dims, strings.collect::<Result<_>>()?)?;
+            out.write(Arc::new(made).insert()?);
+            Ok(())
+        })
+    }
+}
+
+/// The type of a tensor's elements.
+///
+/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL.
+///
+/// # Safety
+/// `type` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_tensor_type(
+    tensor: *const pagoda_tensor,
+    r#type: *mut pagoda_type,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_tensor_type", error, || {
+            let (tensor, out) = (Tensor::get(tensor, "tensor")?, args::out(r#type, "type")?);
+            out.write(tensor.element_type() as pagoda_type);
+            Ok(())
+        })
+    }
+}
+
+/// The dimensions of a tensor.
+///
+/// Ownership: `dims` belongs to the tensor and lives until it is freed. Threads: any. Errors: INVALID_HANDLE,
+/// INVALID_ARGUMENT for a NULL.
+///
+/// # Safety
+/// `dims`, `rank` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_tensor_dims(
+    tensor: *const pagoda_tensor,
+    dims: *mut *const i64,
+    rank: *mut usize,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_tensor_dims", error, || {
+            let tensor = Tensor::get(tensor, "tensor")?;
+            let (out_dims, out_rank) = (args::out(dims, "dims")?, args::out(rank, "rank")?);
+            out_dims.write(tensor.dims().as_ptr());
+            out_rank.write(tensor.dims().len());
+            Ok(())
+        })
+    }
+}
+
+/// The memory of a tensor, to read or to write while no run uses it.
+///
+/// Ownership: the memory belongs to the tensor and lives until it is freed. Threads: any, but who reads and who writes
+/// when is for the caller to order. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, UNSUPPORTED for strings.
+///
+/// # Safety
+/// `data`, `bytes` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_tensor_data(
+    tensor: *const pagoda_tensor,
+    data: *mut *mut c_void,
+    bytes: *mut usize,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_tensor_data", error, || {
+            let tensor = Tensor::get(tensor, "tensor")?;
+            let (out_data, out_bytes) = (args::out(data, "data")?, args::out(bytes, "bytes")?);
+            let (data, bytes) = tensor.memory().map_err(|error| error.about("tensor"))?;
+            out_data.write(data);
+            out_bytes.write(bytes);
+            Ok(())
+        })
+    }
+}
+
+/// One element of a tensor of strings: `length` bytes of UTF-8, without a NUL at the end.
+///
+/// Ownership: the text belongs to the tensor and lives until it is freed. Threads: any. Errors: INVALID_HANDLE,
+/// INVALID_ARGUMENT for a NULL, an index beyond the end, or a tensor of numbers.
+///
+/// # Safety
+/// `text`, `length` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_tensor_string(
+    tensor: *const pagoda_tensor,
+    index: usize,
+    text: *mut *const c_char,
+    length: *mut usize,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_tensor_string", error, || {
+            let tensor = Tensor::get(tensor, "tensor")?;
+            let (out_text, out_length) = (args::out(text, "text")?, args::out(length, "length")?);
+            let strings = tensor.as_strings().map_err(|error| error.about("tensor"))?;
+            let string = strings.get(index).ok_or_else(|| {
+                Error::invalid("index", format!("{index} is beyond the {} strings of this tensor", strings.len()))
+            })?;
+            out_text.write(string.as_ptr().cast());
+            out_length.write(string.len());
+            Ok(())
+        })
+    }
+}
+
+/// Frees a tensor. NULL is fine. A run that uses it goes on; its memory goes when the run is done.
+///
+/// Ownership: takes the tensor over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+#[unsafe(no_mangle)]
+pub extern "C" fn pagoda_tensor_free(tensor: *mut pagoda_tensor) -> pagoda_status {
+    freeing("pagoda_tensor_free", || Tensor::remove(tensor, "tensor"))
+}
+
+fn element_type(number: pagoda_type) -> Result<ElementType> {
+    ElementType::from_number(number).ok_or_else(|| {
+        Error::invalid("type", format!("{number} is not an element type; they are the PAGODA_TYPE_... numbers"))
+    })
+}
+
+/// Who lent memory to a tensor.
+struct Lender {
+    release: pagoda_release_callback,
+    user_data: *mut c_void,
+    /// Set when nothing can fail any more: until then the memory is still the caller's alone.
+    lent: AtomicBool,
+}
+
+// SAFETY: the header says that the callback is called from any thread.
+unsafe impl Send for Lender {}
+// SAFETY: as above.
+unsafe impl Sync for Lender {}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        if let Some(release) = self.release.filter(|_| self.lent.load(Ordering::Acquire)) {
+            // SAFETY: the caller gave the two for this call, which happens once.
+            unsafe { release(self.user_data) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_constants_are_the_types() {
+        assert_eq!(PAGODA_TYPE_F32, ElementType::F32 as i32);
+        assert_eq!(PAGODA_TYPE_STRING, ElementType::String as i32);
+        assert_eq!(PAGODA_TYPE_F16, ElementType::F16 as i32);
+        assert_eq!(PAGODA_TYPE_BF16, ElementType::Bf16 as i32);
+        assert_eq!(PAGODA_TYPE_F8E8M0, ElementType::F8E8M0 as i32);
+        assert!(element_type(PAGODA_TYPE_UNDEFINED).is_err());
+    }
+}

@@ -1,0 +1,28 @@
+//! Pagoda: inference for models that remember.
+//!
+//! An application opens an ONNX [`Model`], hands it [`Tensor`]s and gets tensors back; the library keeps what the
+//! model would otherwise compute or fetch again. Programs in other languages reach the same things through
+//! `include/pagoda.h`.
+//!
+//! ```no_run
+//! use pagoda::{Model, ModelOptions, Tensor};
+//!
+//! let model = Model::open("model.onnx", &ModelOptions::default())?;
+//! let x = Tensor::from_slice(&[1, 3], &[1.0_f32, 2.0, 3.0])?;
+//! let y = model.run(&[("x", &x)], &["y"])?;
+//! println!("{:?}", y[0].as_slice::<f32>()?);
+//! # Ok::<(), pagoda::Error>(())
+//! ```
+
+pub mod config;
+pub mod error;
+pub mod metrics;
+pub mod runtime;
+pub mod tensor;
+
+pub mod ffi;
+
+pub use config::{ModelOptions, Optimization, Provider};
+pub use error::{Error, Result, Status};
+pub use runtime::{Cancel, Model, ValueInfo};
+pub use tensor::{ElementType, Tensor};

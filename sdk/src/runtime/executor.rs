@@ -1,0 +1,72 @@
+//! The threads that asynchronous runs run on.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex};
+
+use crate::error::{Error, Result, Status};
+use crate::metrics;
+
+/// Runs that wait; more are refused, so that a caller who is faster than the model hears of it.
+const QUEUE_LIMIT: usize = 65_536;
+
+/// One thing to do.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+struct Executor {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+}
+
+static EXECUTOR: Executor =
+    Executor { state: Mutex::new(State { queue: VecDeque::new(), threads: 0, idle: 0 }), work: Condvar::new() };
+
+/// Has `job` run on a thread of the executor, in order of arrival.
+pub(super) fn submit(job: Job) -> Result<()> {
+    let mut state = EXECUTOR.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if state.queue.len() >= QUEUE_LIMIT {
+        return Err(Error::new(
+            Status::Capacity,
+            format!("{QUEUE_LIMIT} asynchronous runs are waiting already: wait for some to complete"),
+        ));
+    }
+    // Threads are started as they are needed and stay: at most one for each core, and never fewer than two, so that
+    // one long run does not hold up every other.
+    let limit = std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
+    if state.idle <= state.queue.len() && state.threads < limit {
+        let name = format!("pagoda-run-{}", state.threads);
+        match std::thread::Builder::new().name(name).spawn(work) {
+            Ok(_) => state.threads += 1,
+            Err(error) if state.threads == 0 => {
+                return Err(Error::new(Status::Capacity, format!("no thread for asynchronous runs: {error}")));
+            }
+            Err(error) => log::warn!("asynchronous runs go on with {} threads: {error}", state.threads),
+        }
+    }
+    state.queue.push_back(job);
+    metrics::async_queue().set(state.queue.len() as i64);
+    drop(state);
+    EXECUTOR.work.notify_one();
+    Ok(())
+}
+
+fn work() {
+    let mut state = EXECUTOR.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    loop {
+        while let Some(job) = state.queue.pop_front() {
+            metrics::async_queue().set(state.queue.len() as i64);
+            drop(state);
+            // The job reports its own panics; a second line of defence keeps the thread alive.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+            state = EXECUTOR.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        state.idle += 1;
+        state = EXECUTOR.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        state.idle -= 1;
+    }
+}

@@ -1,0 +1,285 @@
+//! Models: opened once, run by any number of threads.
+
+use std::ffi::c_char;
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ort_sys::OrtValue;
+
+use super::api::{self, Api};
+use super::cancel::{Cancel, cancelled};
+use super::executor;
+use super::request::Request;
+use super::session::{Session, Source};
+use super::value::{Value, ValueInfo};
+use crate::config::{ModelOptions, Provider};
+use crate::error::{Error, Result, Status};
+use crate::metrics::ModelMetrics;
+use crate::tensor::Tensor;
+
+/// An ONNX model, ready to run. Any number of threads may run it at the same time.
+pub struct Model {
+    api: &'static Api,
+    session: Session,
+    inputs: Vec<ValueInfo>,
+    outputs: Vec<ValueInfo>,
+    metrics: ModelMetrics,
+}
+
+impl Model {
+    /// Opens the model in a file. The ai.pagoda operators are there without further ado.
+    pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let metadata = std::fs::metadata(path).map_err(|error| {
+            let status = if error.kind() == std::io::ErrorKind::NotFound { Status::NotFound } else { Status::Io };
+            Error::new(status, format!("{}: {error}", path.display())).about("path")
+        })?;
+        if metadata.is_dir() {
+            return Err(Error::invalid("path", format!("{} is a folder; name the .onnx file", path.display())));
+        }
+        let name = path.file_stem().map_or("model".into(), |stem| stem.to_string_lossy());
+        Self::from_source(&Source::File(path), &name, options)
+    }
+
+    /// Opens a model from the bytes of an .onnx file.
+    pub fn from_bytes(bytes: &[u8], options: &ModelOptions) -> Result<Self> {
+        if bytes.is_empty() {
+            return Err(Error::invalid("bytes", "0 bytes are not an ONNX model"));
+        }
+        Self::from_source(&Source::Memory(bytes), "memory", options)
+    }
+
+    fn from_source(source: &Source, name: &str, options: &ModelOptions) -> Result<Self> {
+        let api = api::api(options.onnxruntime_path.as_deref())?;
+        let session = Session::open(api, source, options)?;
+        let (inputs, outputs) = session.inputs_and_outputs()?;
+        Ok(Self { api, session, inputs, outputs, metrics: ModelMetrics::new(name) })
+    }
+
+    /// What goes in.
+    pub fn inputs(&self) -> &[ValueInfo] {
+        &self.inputs
+    }
+
+    /// What comes out.
+    pub fn outputs(&self) -> &[ValueInfo] {
+        &self.outputs
+    }
+
+    /// Where the model runs: the CPU or a GPU, never `Auto`.
+    pub fn provider(&self) -> Provider {
+        self.session.provider
+    }
+
+    /// Why `Provider::Auto` became the CPU; empty if it did not or was not asked for.
+    pub fn provider_reason(&self) -> &str {
+        &self.session.reason
+    }
+
+    /// The version of the ONNX Runtime library it runs on.
+    pub fn onnxruntime_version(&self) -> &str {
+        &self.api.version
+    }
+
+    /// Runs the model and returns the outputs asked for.
+    pub fn run(&self, inputs: &[(&str, &Tensor)], outputs: &[&str]) -> Result<Vec<Tensor>> {
+        let outputs: Vec<_> = outputs.iter().map(|&name| (name, None)).collect();
+        // SAFETY: no output is bound.
+        let tensors = unsafe { self.run_bound(inputs, &outputs, None) }?;
+        Ok(tensors.into_iter().map(|tensor| tensor.expect("not bound, so it is new")).collect())
+    }
+
+    /// Runs the model and writes the outputs into tensors of the caller.
+    pub fn run_into(&self, inputs: &[(&str, &Tensor)], outputs: &mut [(&str, &mut Tensor)]) -> Result<()> {
+        let outputs: Vec<_> = outputs.iter_mut().map(|(name, tensor)| (*name, Some(&**tensor))).collect();
+        // SAFETY: the caller lent the outputs exclusively.
+        unsafe { self.run_bound(inputs, &outputs, None) }.map(drop)
+    }
+
+    /// Runs the model. An output with a tensor is written into it and `None` returned in its place; the others are
+    /// returned. One memory may be an input and an output at once, as pools of keys and values are.
+    ///
+    /// # Safety
+    /// During the run no one else writes to the tensors, or makes use of what is in those that are outputs.
+    pub unsafe fn run_bound(
+        &self,
+        inputs: &[(&str, &Tensor)],
+        outputs: &[(&str, Option<&Tensor>)],
+        cancel: Option<&Cancel>,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let start = Instant::now();
+        // SAFETY: by contract.
+        let result = unsafe { self.run_uncounted(inputs, outputs, cancel) };
+        match &result {
+            Ok(_) => self.metrics.succeeded(start.elapsed()),
+            Err(error) => self.metrics.failed(error),
+        }
+        result
+    }
+
+    /// Has the model run on a thread of Pagoda's and `done` called there with what [`Model::run_bound`] returns. What
+    /// is wrong with the request itself is said at once, and `done` is then not called.
+    pub fn run_async(
+        self: &Arc<Self>,
+        request: Request,
+        done: impl FnOnce(Result<Vec<Option<Tensor>>>) + Send + 'static,
+    ) -> Result<()> {
+        let (inputs, outputs) = borrow(&request);
+        self.resolve(&inputs, &outputs)?;
+        let model = Arc::clone(self);
+        executor::submit(Box::new(move || {
+            let result = {
+                let (inputs, outputs) = borrow(&request);
+                let run = || {
+                    // SAFETY: what `Request::output_into` asks of its caller.
+                    unsafe { model.run_bound(&inputs, &outputs, request.cancel.as_deref()) }
+                };
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
+                    .unwrap_or_else(|payload| Err(Error::from_panic(payload.as_ref())))
+            };
+            // The tensors are let go before the caller hears of it, so that memory it lent is its own again.
+            drop(request);
+            drop(model);
+            done(result);
+        }))
+    }
+
+    unsafe fn run_uncounted(
+        &self,
+        inputs: &[(&str, &Tensor)],
+        outputs: &[(&str, Option<&Tensor>)],
+        cancel: Option<&Cancel>,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let names = self.resolve(inputs, outputs)?;
+        let (input_names, output_names) = names.split_at(inputs.len());
+        let options = match cancel {
+            None => null_mut(),
+            Some(cancel) => {
+                cancel.check()?;
+                cancel.options(self.api)?
+            }
+        };
+        let values = inputs.iter().map(|(_, tensor)| Value::over(self.api, tensor)).collect::<Result<Vec<_>>>()?;
+        let bound = outputs.iter().map(|(_, tensor)| tensor.map(|tensor| Value::over(self.api, tensor)).transpose());
+        let bound = bound.collect::<Result<Vec<_>>>()?;
+        let raw_inputs: Vec<*const OrtValue> = values.iter().map(|value| value.raw().cast_const()).collect();
+        let mut raw_outputs: Vec<*mut OrtValue> =
+            bound.iter().map(|value| value.as_ref().map_or(null_mut(), Value::raw)).collect();
+        // SAFETY: the session, the names and the values live for the whole call, and the lengths are those of the
+        // lists. Sessions may be run from many threads at once.
+        let status = unsafe {
+            (self.api.table().Run)(
+                self.session.raw(),
+                options,
+                input_names.as_ptr(),
+                raw_inputs.as_ptr(),
+                raw_inputs.len(),
+                output_names.as_ptr(),
+                output_names.len(),
+                raw_outputs.as_mut_ptr(),
+            )
+        };
+        let made: Vec<Option<Value>> = raw_outputs
+            .into_iter()
+            .zip(&bound)
+            // SAFETY: what was not bound and is not NULL was made by this run and is ours.
+            .map(|(raw, bound)| (bound.is_none() && !raw.is_null()).then(|| unsafe { Value::from_raw(self.api, raw) }))
+            .collect();
+        self.api.check(status).map_err(|error| match cancel {
+            Some(cancel) if cancel.is_triggered() => cancelled(),
+            _ => error,
+        })?;
+        let tensors = made.into_iter().zip(outputs).map(|(value, (name, _))| {
+            let tensor = value.map(Value::into_tensor).transpose();
+            tensor.map_err(|error| Error::new(error.status(), format!("output {name:?}: {}", error.message())))
+        });
+        tensors.collect()
+    }
+
+    /// Checks a call and returns the names of its inputs, then those of its outputs, as ONNX Runtime takes them.
+    fn resolve(&self, inputs: &[(&str, &Tensor)], outputs: &[(&str, Option<&Tensor>)]) -> Result<Vec<*const c_char>> {
+        let mut names = Vec::with_capacity(inputs.len() + outputs.len());
+        for (index, (name, tensor)) in inputs.iter().enumerate() {
+            let info = find(&self.inputs, name, "input", index)?;
+            fits(info, tensor).map_err(|error| error.about(format!("inputs[{index}]")))?;
+            names.push(once(&names, info, "input", index)?);
+        }
+        if let Some(missing) = self.inputs.iter().find(|info| !names.contains(&info.c_name().as_ptr())) {
+            return Err(Error::invalid("input_names", format!("the model's input {:?} is missing", missing.name())));
+        }
+        for (index, (name, tensor)) in outputs.iter().enumerate() {
+            let info = find(&self.outputs, name, "output", index)?;
+            if let Some(tensor) = tensor {
+                fits(info, tensor).map_err(|error| error.about(format!("outputs[{index}]")))?;
+                if tensor.element_type() == crate::ElementType::String {
+                    let message = "an output of strings can not be bound: pass NULL and take the new tensor";
+                    return Err(Error::new(Status::Unsupported, message).about(format!("outputs[{index}]")));
+                }
+            }
+            names.push(once(&names[inputs.len()..], info, "output", index)?);
+        }
+        if outputs.is_empty() {
+            return Err(Error::invalid("output_names", "no output is asked for: name at least one"));
+        }
+        Ok(names)
+    }
+}
+
+type Inputs<'a> = Vec<(&'a str, &'a Tensor)>;
+type Outputs<'a> = Vec<(&'a str, Option<&'a Tensor>)>;
+
+fn borrow(request: &Request) -> (Inputs<'_>, Outputs<'_>) {
+    let inputs = request.inputs.iter().map(|(name, tensor)| (name.as_str(), &**tensor)).collect();
+    let outputs = request.outputs.iter().map(|(name, tensor)| (name.as_str(), tensor.as_deref())).collect();
+    (inputs, outputs)
+}
+
+fn find<'a>(infos: &'a [ValueInfo], name: &str, what: &str, index: usize) -> Result<&'a ValueInfo> {
+    infos.iter().find(|info| info.name() == name).ok_or_else(|| {
+        let names: Vec<_> = infos.iter().map(ValueInfo::name).collect();
+        Error::new(Status::NotFound, format!("the model has no {what} {name:?}; it has {}", names.join(", ")))
+            .about(format!("{what}_names[{index}]"))
+    })
+}
+
+/// The name of `info`, unless the call has it already.
+fn once(names: &[*const c_char], info: &ValueInfo, what: &str, index: usize) -> Result<*const c_char> {
+    let name = info.c_name().as_ptr();
+    if names.contains(&name) {
+        return Err(Error::invalid(format!("{what}_names[{index}]"), format!("{:?} is given twice", info.name())));
+    }
+    Ok(name)
+}
+
+/// Whether a tensor can be this input or output, as far as the model says.
+fn fits(info: &ValueInfo, tensor: &Tensor) -> Result<()> {
+    let Some(element) = info.element_type() else {
+        return Err(Error::new(
+            Status::Unsupported,
+            format!("{:?} is not a tensor but a sequence, a map or the like", info.name()),
+        ));
+    };
+    if element != tensor.element_type() {
+        return Err(Error::new(
+            Status::InvalidArgument,
+            format!(
+                "{:?} has elements of {}, this tensor of {}",
+                info.name(),
+                element.name(),
+                tensor.element_type().name()
+            ),
+        ));
+    }
+    let Some(expected) = info.dims() else { return Ok(()) };
+    let dims = tensor.dims();
+    let differs = |(&expected, &dim): (&i64, &i64)| expected >= 0 && expected != dim;
+    if expected.len() != dims.len() || expected.iter().zip(dims).any(differs) {
+        return Err(Error::new(
+            Status::InvalidArgument,
+            format!("{:?} has the shape {expected:?} (-1 = any), this tensor {dims:?}", info.name()),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,259 @@
+//! Opening an ONNX Runtime session by the caller's options.
+
+use std::ffi::{CStr, CString, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+
+use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
+
+use super::api::Api;
+use super::value::ValueInfo;
+use crate::config::{ModelOptions, Optimization, Provider};
+use crate::error::{Error, Result, Status};
+
+/// Where a model comes from.
+pub(super) enum Source<'a> {
+    File(&'a Path),
+    Memory(&'a [u8]),
+}
+
+impl Source<'_> {
+    /// The argument that names it, for errors.
+    fn argument(&self) -> &'static str {
+        match self {
+            Self::File(_) => "path",
+            Self::Memory(_) => "bytes",
+        }
+    }
+}
+
+/// A session and where it runs.
+pub(super) struct Session {
+    api: &'static Api,
+    raw: *mut OrtSession,
+    profile: Option<PathBuf>,
+    pub(super) provider: Provider,
+    /// Why `Provider::Auto` did not become the GPU; empty otherwise.
+    pub(super) reason: String,
+}
+
+// SAFETY: ONNX Runtime's sessions may be run from any number of threads at once.
+unsafe impl Send for Session {}
+// SAFETY: as above.
+unsafe impl Sync for Session {}
+
+impl Session {
+    pub(super) fn open(api: &'static Api, source: &Source, options: &ModelOptions) -> Result<Self> {
+        match options.provider {
+            Provider::Cpu => Self::open_on(api, source, options, Provider::Cpu),
+            Provider::Cuda => Self::open_on(api, source, options, Provider::Cuda),
+            Provider::Auto => match Self::open_on(api, source, options, Provider::Cuda) {
+                Ok(session) => Ok(session),
+                Err(no_gpu) => {
+                    let mut session = Self::open_on(api, source, options, Provider::Cpu)?;
+                    session.reason = no_gpu.to_string();
+                    log::warn!("the model runs on the CPU: {}", session.reason);
+                    Ok(session)
+                }
+            },
+        }
+    }
+
+    fn open_on(api: &'static Api, source: &Source, options: &ModelOptions, provider: Provider) -> Result<Self> {
+        let built = Options::new(api)?;
+        built.apply(options)?;
+        if provider == Provider::Cuda {
+            built.append_cuda(options.device_id)?;
+        }
+        let table = api.table();
+        let mut raw = null_mut();
+        let status = match source {
+            Source::File(path) => {
+                let path = c_path(path, "path")?;
+                // SAFETY: every pointer is live for the call.
+                unsafe { (table.CreateSession)(api.env(), path.as_ptr(), built.raw, &mut raw) }
+            }
+            // SAFETY: as above; ONNX Runtime copies what it needs of the bytes.
+            Source::Memory(bytes) => unsafe {
+                (table.CreateSessionFromArray)(api.env(), bytes.as_ptr().cast(), bytes.len(), built.raw, &mut raw)
+            },
+        };
+        api.check(status).map_err(|error| {
+            // ONNX Runtime reports most broken models as a general failure.
+            let status = if error.status() == Status::Runtime { Status::Model } else { error.status() };
+            Error::new(status, error.message()).about(source.argument())
+        })?;
+        Ok(Self { api, raw, profile: options.profile_path.clone(), provider, reason: String::new() })
+    }
+
+    /// The session itself.
+    pub(super) fn raw(&self) -> *mut OrtSession {
+        self.raw
+    }
+
+    /// What goes in and what comes out.
+    pub(super) fn inputs_and_outputs(&self) -> Result<(Vec<ValueInfo>, Vec<ValueInfo>)> {
+        let table = self.api.table();
+        let inputs =
+            self.values(table.SessionGetInputCount, table.SessionGetInputName, table.SessionGetInputTypeInfo)?;
+        let outputs =
+            self.values(table.SessionGetOutputCount, table.SessionGetOutputName, table.SessionGetOutputTypeInfo)?;
+        Ok((inputs, outputs))
+    }
+
+    fn values(&self, count: CountFn, name: NameFn, type_info: TypeInfoFn) -> Result<Vec<ValueInfo>> {
+        let api = self.api;
+        let mut len = 0;
+        // SAFETY: the session is live; what the calls hand out is taken or released here.
+        unsafe {
+            api.check(count(self.raw, &mut len))?;
+            (0..len)
+                .map(|index| {
+                    let mut text: *mut c_char = null_mut();
+                    api.check(name(self.raw, index, api.allocator, &mut text))?;
+                    let text = api.take_text(text);
+                    let mut info = null_mut();
+                    api.check(type_info(self.raw, index, &mut info))?;
+                    let read = ValueInfo::read(api, text, info);
+                    (api.table().ReleaseTypeInfo)(info);
+                    read
+                })
+                .collect()
+        }
+    }
+}
+
+type CountFn = unsafe extern "system" fn(*const OrtSession, *mut usize) -> ort_sys::OrtStatusPtr;
+type NameFn = unsafe extern "system" fn(
+    *const OrtSession,
+    usize,
+    *mut ort_sys::OrtAllocator,
+    *mut *mut c_char,
+) -> ort_sys::OrtStatusPtr;
+type TypeInfoFn =
+    unsafe extern "system" fn(*const OrtSession, usize, *mut *mut ort_sys::OrtTypeInfo) -> ort_sys::OrtStatusPtr;
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(wanted) = &self.profile
+            && let Err(error) = self.end_profile(wanted)
+        {
+            log::error!("the profile could not be written to {}: {error}", wanted.display());
+        }
+        // SAFETY: ours, released once; a run holds the session, so none is under way.
+        unsafe { (self.api.table().ReleaseSession)(self.raw) };
+    }
+}
+
+impl Session {
+    /// ONNX Runtime adds a time to the name of the file; the caller gets the file under the name it asked for.
+    fn end_profile(&self, wanted: &Path) -> Result<()> {
+        let api = self.api;
+        let mut name = null_mut();
+        // SAFETY: the session is live and the name is taken once.
+        let written = unsafe {
+            api.check((api.table().SessionEndProfiling)(self.raw, api.allocator, &mut name))?;
+            api.take_text(name)
+        };
+        std::fs::rename(&written, wanted)
+            .map_err(|error| Error::new(Status::Io, format!("moving {written} there failed: {error}")))
+    }
+}
+
+/// Session options being filled in.
+struct Options {
+    api: &'static Api,
+    raw: *mut OrtSessionOptions,
+}
+
+impl Drop for Options {
+    fn drop(&mut self) {
+        // SAFETY: ours, released once.
+        unsafe { (self.api.table().ReleaseSessionOptions)(self.raw) };
+    }
+}
+
+impl Options {
+    fn new(api: &'static Api) -> Result<Self> {
+        let mut raw = null_mut();
+        // SAFETY: the out pointer is live.
+        api.check(unsafe { (api.table().CreateSessionOptions)(&mut raw) })?;
+        Ok(Self { api, raw })
+    }
+
+    fn apply(&self, options: &ModelOptions) -> Result<()> {
+        let (api, table) = (self.api, self.api.table());
+        let level = match options.optimization {
+            Optimization::None => GraphOptimizationLevel::ORT_DISABLE_ALL,
+            Optimization::Basic => GraphOptimizationLevel::ORT_ENABLE_BASIC,
+            Optimization::Extended => GraphOptimizationLevel::ORT_ENABLE_EXTENDED,
+            Optimization::All => GraphOptimizationLevel::ORT_ENABLE_ALL,
+        };
+        let threads = i32::try_from(options.intra_op_threads).map_err(|_| {
+            let message = format!("{} threads are more than there can be", options.intra_op_threads);
+            Error::invalid("options.intra_op_threads", message)
+        })?;
+        // ONNX Runtime's own levels are one louder than they sound: its INFO is our debug.
+        let severity = match log::max_level() {
+            log::LevelFilter::Trace => 0,
+            log::LevelFilter::Debug => 1,
+            _ => 2,
+        };
+        // SAFETY: the options are live; the operators' domain lives as long as the process.
+        unsafe {
+            api.check((table.SetSessionGraphOptimizationLevel)(self.raw, level))?;
+            api.check((table.SetIntraOpNumThreads)(self.raw, threads))?;
+            api.check((table.SetSessionLogSeverityLevel)(self.raw, severity))?;
+            if let Some(path) = &options.profile_path {
+                let prefix = c_path(path, "options.profile_path")?;
+                api.check((table.EnableProfiling)(self.raw, prefix.as_ptr()))?;
+            }
+            api.check(pagoda_custom_ops::register(table, self.raw))
+        }
+    }
+
+    fn append_cuda(&self, device_id: u32) -> Result<()> {
+        let (api, table) = (self.api, self.api.table());
+        if !available_providers(api)?.iter().any(|name| name == "CUDAExecutionProvider") {
+            return Err(Error::new(
+                Status::Unsupported,
+                format!("this ONNX Runtime ({}) has no CUDA provider: install onnxruntime-gpu", api.version),
+            )
+            .about("options.provider"));
+        }
+        let device = CString::new(device_id.to_string()).expect("digits have no NUL");
+        let (keys, values) = ([c"device_id".as_ptr()], [device.as_ptr()]);
+        let mut cuda = null_mut();
+        // SAFETY: the options are live, the texts too, and the CUDA options are released whatever happens between.
+        let appended = unsafe {
+            api.check((table.CreateCUDAProviderOptions)(&mut cuda))?;
+            let appended = api
+                .check((table.UpdateCUDAProviderOptions)(cuda, keys.as_ptr(), values.as_ptr(), 1))
+                .and_then(|()| api.check((table.SessionOptionsAppendExecutionProvider_CUDA_V2)(self.raw, cuda)));
+            (table.ReleaseCUDAProviderOptions)(cuda);
+            appended
+        };
+        appended.map_err(|error| {
+            Error::new(Status::Unsupported, format!("the GPU can not be used: {}", error.message()))
+                .about("options.provider")
+        })
+    }
+}
+
+fn available_providers(api: &Api) -> Result<Vec<String>> {
+    let mut names: *mut *mut c_char = null_mut();
+    let mut count = 0;
+    // SAFETY: the list is read once and released.
+    unsafe {
+        api.check((api.table().GetAvailableProviders)(&mut names, &mut count))?;
+        let list = std::slice::from_raw_parts(names, count as usize);
+        let list = list.iter().map(|&name| CStr::from_ptr(name).to_string_lossy().into_owned()).collect();
+        api.check((api.table().ReleaseAvailableProviders)(names, count))?;
+        Ok(list)
+    }
+}
+
+fn c_path(path: &Path, argument: &str) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::invalid(argument, format!("{path:?} has a NUL in it")))
+}

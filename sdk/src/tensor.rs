@@ -1,0 +1,460 @@
+//! Tensors: an element type, dimensions, and memory that is ours, the caller's, or ONNX Runtime's.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Result, Status};
+
+/// What ONNX Runtime aligns its own tensors to, and enough for every vector unit.
+const ALIGNMENT: usize = 64;
+
+macro_rules! element_types {
+    ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $bits:literal;)*) => {
+        /// The type of a tensor's elements. The numbers are ONNX's.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(i32)]
+        pub enum ElementType {
+            $($(#[$doc])* $variant = $number,)*
+        }
+
+        impl ElementType {
+            /// Every type, in order of its number.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The type with this number in ONNX.
+            pub fn from_number(number: i32) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+
+            /// Its short name, e.g. `f32`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+
+            /// Bits an element takes; 0 for strings, whose length varies.
+            pub fn bits(self) -> usize {
+                match self {
+                    $(Self::$variant => $bits,)*
+                }
+            }
+        }
+    };
+}
+
+element_types! {
+    /// 32-bit float.
+    F32 = 1, "f32", 32;
+    /// Unsigned 8-bit integer.
+    U8 = 2, "u8", 8;
+    /// Signed 8-bit integer.
+    I8 = 3, "i8", 8;
+    /// Unsigned 16-bit integer.
+    U16 = 4, "u16", 16;
+    /// Signed 16-bit integer.
+    I16 = 5, "i16", 16;
+    /// Signed 32-bit integer.
+    I32 = 6, "i32", 32;
+    /// Signed 64-bit integer.
+    I64 = 7, "i64", 64;
+    /// UTF-8 text of any length.
+    String = 8, "string", 0;
+    /// Truth value, one byte, 0 or 1.
+    Bool = 9, "bool", 8;
+    /// 16-bit float (IEEE half).
+    F16 = 10, "f16", 16;
+    /// 64-bit float.
+    F64 = 11, "f64", 64;
+    /// Unsigned 32-bit integer.
+    U32 = 12, "u32", 32;
+    /// Unsigned 64-bit integer.
+    U64 = 13, "u64", 64;
+    /// Two 32-bit floats.
+    Complex64 = 14, "complex64", 64;
+    /// Two 64-bit floats.
+    Complex128 = 15, "complex128", 128;
+    /// 16-bit float with the exponent of a 32-bit one.
+    Bf16 = 16, "bf16", 16;
+    /// 8-bit float, 4 bits of exponent, no infinity.
+    F8E4M3Fn = 17, "f8e4m3fn", 8;
+    /// 8-bit float, 4 bits of exponent, no infinity, no negative zero.
+    F8E4M3Fnuz = 18, "f8e4m3fnuz", 8;
+    /// 8-bit float, 5 bits of exponent.
+    F8E5M2 = 19, "f8e5m2", 8;
+    /// 8-bit float, 5 bits of exponent, no infinity, no negative zero.
+    F8E5M2Fnuz = 20, "f8e5m2fnuz", 8;
+    /// Unsigned 4-bit integer, two a byte, the first in the low bits.
+    U4 = 21, "u4", 4;
+    /// Signed 4-bit integer, two a byte, the first in the low bits.
+    I4 = 22, "i4", 4;
+    /// 4-bit float, two a byte, the first in the low bits.
+    F4E2M1 = 23, "f4e2m1", 4;
+    /// Unsigned 2-bit integer, four a byte, the first in the low bits.
+    U2 = 24, "u2", 2;
+    /// Signed 2-bit integer, four a byte, the first in the low bits.
+    I2 = 25, "i2", 2;
+    /// 8-bit power of two, used as a scale.
+    F8E8M0 = 26, "f8e8m0", 8;
+}
+
+/// A Rust type whose slices can be a tensor's elements.
+///
+/// # Safety
+/// Every bit pattern of the type's size is a value of it, and it has the size and meaning of `TYPE`.
+pub unsafe trait Scalar: Copy + Send + Sync + 'static {
+    /// The element type it is.
+    const TYPE: ElementType;
+}
+
+macro_rules! scalars {
+    ($($scalar:ty = $variant:ident),*) => {
+        // SAFETY: plain numbers of exactly that size.
+        $(unsafe impl Scalar for $scalar { const TYPE: ElementType = ElementType::$variant; })*
+    };
+}
+
+scalars!(
+    f32 = F32,
+    f64 = F64,
+    f16 = F16,
+    bf16 = Bf16,
+    u8 = U8,
+    i8 = I8,
+    u16 = U16,
+    i16 = I16,
+    u32 = U32,
+    i32 = I32,
+    u64 = U64,
+    i64 = I64
+);
+
+/// A tensor.
+///
+/// Cheap to share: runs take it by reference and read or write its memory in place.
+pub struct Tensor {
+    element: ElementType,
+    dims: Box<[i64]>,
+    count: usize,
+    storage: Storage,
+}
+
+enum Storage {
+    /// Numbers. The owner frees the memory, or calls back whoever lent it.
+    Numbers { data: NonNull<c_void>, bytes: usize, _owner: Box<dyn Any + Send + Sync> },
+    /// Texts.
+    Strings(Box<[String]>),
+}
+
+// SAFETY: the memory is plain bytes that no thread has a claim on; who may write when is stated at each function that
+// writes (`&mut`, or the contract of an unsafe one).
+unsafe impl Send for Tensor {}
+// SAFETY: as above; shared references only read.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// A tensor of zeros in memory of its own.
+    pub fn zeros(element: ElementType, dims: &[i64]) -> Result<Self> {
+        let (count, bytes) = size_of_tensor(element, dims)?;
+        if element == ElementType::String {
+            return Self::from_strings(dims, vec![String::new(); count]);
+        }
+        let buffer = Buffer::zeroed(bytes)?;
+        let data = buffer.data;
+        let storage = Storage::Numbers { data, bytes, _owner: Box::new(buffer) };
+        Ok(Self { element, dims: dims.into(), count, storage })
+    }
+
+    /// A tensor with a copy of `values`.
+    pub fn from_slice<T: Scalar>(dims: &[i64], values: &[T]) -> Result<Self> {
+        let mut tensor = Self::zeros(T::TYPE, dims)?;
+        if tensor.count != values.len() {
+            return Err(Error::invalid(
+                "values",
+                format!("{} values given, but dims {dims:?} hold {}", values.len(), tensor.count),
+            ));
+        }
+        tensor.as_mut_slice::<T>()?.copy_from_slice(values);
+        Ok(tensor)
+    }
+
+    /// A tensor of texts.
+    pub fn from_strings(dims: &[i64], values: Vec<String>) -> Result<Self> {
+        let (count, _) = size_of_tensor(ElementType::String, dims)?;
+        if count != values.len() {
+            return Err(Error::invalid(
+                "values",
+                format!("{} strings given, but dims {dims:?} hold {count}", values.len()),
+            ));
+        }
+        let storage = Storage::Strings(values.into());
+        Ok(Self { element: ElementType::String, dims: dims.into(), count, storage })
+    }
+
+    /// A tensor over memory that someone else owns. `owner` is dropped when the tensor's last user is done with it.
+    ///
+    /// # Safety
+    /// `data` points to `bytes` bytes that stay valid, and are written to by no one while a run uses them, until
+    /// `owner` is dropped.
+    pub unsafe fn from_memory(
+        element: ElementType,
+        dims: &[i64],
+        data: *mut c_void,
+        bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let (count, data, bytes) = check_memory(element, dims, data, bytes)?;
+        Ok(Self { element, dims: dims.into(), count, storage: Storage::Numbers { data, bytes, _owner: owner } })
+    }
+
+    /// The type of the elements.
+    pub fn element_type(&self) -> ElementType {
+        self.element
+    }
+
+    /// The dimensions.
+    pub fn dims(&self) -> &[i64] {
+        &self.dims
+    }
+
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The memory of a tensor of numbers: where it begins and how many bytes it has.
+    pub fn memory(&self) -> Result<(*mut c_void, usize)> {
+        match &self.storage {
+            Storage::Numbers { data, bytes, .. } => Ok((data.as_ptr(), *bytes)),
+            Storage::Strings(_) => Err(Error::new(
+                Status::Unsupported,
+                "a tensor of strings has no flat memory: read its elements one by one as strings",
+            )),
+        }
+    }
+
+    /// The elements.
+    pub fn as_slice<T: Scalar>(&self) -> Result<&[T]> {
+        let data = self.typed::<T>()?;
+        // SAFETY: `typed` checked the type and the alignment, and the memory holds `count` elements.
+        Ok(unsafe { std::slice::from_raw_parts(data, self.count) })
+    }
+
+    /// The elements, to be written.
+    pub fn as_mut_slice<T: Scalar>(&mut self) -> Result<&mut [T]> {
+        let data = self.typed::<T>()?;
+        // SAFETY: as above, and `&mut self` is the only access.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data, self.count) })
+    }
+
+    /// The elements of a tensor of strings.
+    pub fn as_strings(&self) -> Result<&[String]> {
+        match &self.storage {
+            Storage::Strings(strings) => Ok(strings),
+            Storage::Numbers { .. } => Err(Error::new(
+                Status::InvalidArgument,
+                format!("this is a tensor of {}, not of strings", self.element.name()),
+            )),
+        }
+    }
+
+    fn typed<T: Scalar>(&self) -> Result<*mut T> {
+        if T::TYPE != self.element {
+            return Err(Error::new(
+                Status::InvalidArgument,
+                format!("this is a tensor of {}, not of {}", self.element.name(), T::TYPE.name()),
+            ));
+        }
+        let (data, _) = self.memory()?;
+        Ok(data.cast())
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tensor({} {:?})", self.element.name(), self.dims)
+    }
+}
+
+/// Memory of our own.
+struct Buffer {
+    data: NonNull<c_void>,
+    layout: Layout,
+}
+
+// SAFETY: an allocation belongs to no thread.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    fn zeroed(bytes: usize) -> Result<Self> {
+        // An empty tensor gets a real address too: callers and ONNX Runtime tell "no memory" by NULL.
+        let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).map_err(|_| too_large(bytes))?;
+        // SAFETY: the layout's size is not 0.
+        let data = NonNull::new(unsafe { alloc_zeroed(layout) }.cast()).ok_or_else(|| too_large(bytes))?;
+        Ok(Self { data, layout })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout, freed once.
+        unsafe { dealloc(self.data.as_ptr().cast(), self.layout) };
+    }
+}
+
+fn too_large(bytes: usize) -> Error {
+    Error::new(Status::Capacity, format!("no memory for a tensor of {bytes} bytes")).about("dims")
+}
+
+/// Elements and bytes of a tensor.
+fn size_of_tensor(element: ElementType, dims: &[i64]) -> Result<(usize, usize)> {
+    let mut count = 1_usize;
+    for (axis, &dim) in dims.iter().enumerate() {
+        let size = usize::try_from(dim).map_err(|_| {
+            Error::invalid(format!("dims[{axis}]"), format!("{dim} is negative; a tensor's shape is whole"))
+        })?;
+        // A zero dimension makes the tensor empty but must not hide an overflow of the others.
+        count = count
+            .checked_mul(size.max(1))
+            .filter(|&count| count <= isize::MAX as usize)
+            .ok_or_else(|| Error::invalid("dims", format!("{dims:?} hold more elements than memory can")))?;
+    }
+    if dims.contains(&0) {
+        count = 0;
+    }
+    let bytes = count
+        .checked_mul(element.bits())
+        .map(|bits| bits.div_ceil(8))
+        .filter(|&bytes| bytes <= isize::MAX as usize)
+        .ok_or_else(|| {
+            Error::invalid("dims", format!("{dims:?} of {} take more bytes than memory has", element.name()))
+        })?;
+    Ok((count, bytes))
+}
+
+fn check_memory(
+    element: ElementType,
+    dims: &[i64],
+    data: *mut c_void,
+    bytes: usize,
+) -> Result<(usize, NonNull<c_void>, usize)> {
+    if element == ElementType::String {
+        return Err(Error::invalid(
+            "type",
+            "strings can not be borrowed: make a tensor of strings with a copy of them",
+        ));
+    }
+    let (count, needed) = size_of_tensor(element, dims)?;
+    if bytes < needed {
+        return Err(Error::invalid(
+            "bytes",
+            format!("{bytes} bytes are too few: dims {dims:?} of {} take {needed}", element.name()),
+        ));
+    }
+    let alignment = (element.bits() / 8).clamp(1, 8);
+    if !data.addr().is_multiple_of(alignment) {
+        return Err(Error::invalid(
+            "data",
+            format!("address {data:p} is not a multiple of {alignment}, which {} needs", element.name()),
+        ));
+    }
+    match NonNull::new(data) {
+        Some(data) => Ok((count, data, needed)),
+        None if needed == 0 => Ok((count, NonNull::<u128>::dangling().cast(), 0)),
+        None => Err(Error::invalid("data", format!("NULL, but dims {dims:?} take {needed} bytes"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn sizes_of_all_types() {
+        for &element in ElementType::ALL {
+            assert_eq!(ElementType::from_number(element as i32), Some(element));
+            let tensor = Tensor::zeros(element, &[3, 5]).unwrap();
+            assert_eq!(tensor.len(), 15);
+            if element != ElementType::String {
+                assert_eq!(tensor.memory().unwrap().1, (15 * element.bits()).div_ceil(8), "{element:?}");
+            }
+        }
+        assert_eq!(ElementType::from_number(0), None);
+        assert_eq!(ElementType::from_number(27), None);
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        for (dims, argument) in [
+            (vec![2, -1], "dims[1]"),
+            (vec![i64::MAX, 2], "dims"),
+            (vec![i64::MAX, 2, 0], "dims"),
+            (vec![1 << 40, 1 << 40], "dims"),
+            (vec![i64::MAX / 4], "dims"),
+        ] {
+            let error = Tensor::zeros(ElementType::F32, &dims).unwrap_err();
+            assert_eq!(error.argument(), Some(argument), "{dims:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_scalar_and_an_empty_tensor() {
+        assert_eq!(Tensor::zeros(ElementType::F32, &[]).unwrap().as_slice::<f32>().unwrap(), [0.0]);
+        assert!(Tensor::zeros(ElementType::F32, &[4, 0]).unwrap().as_slice::<f32>().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_wrong_type_is_refused() {
+        let tensor = Tensor::from_slice(&[2], &[1_i32, 2]).unwrap();
+        assert!(tensor.as_slice::<f32>().is_err());
+        assert!(tensor.as_strings().is_err());
+        assert!(Tensor::from_slice(&[3], &[1_i32, 2]).is_err());
+    }
+
+    #[test]
+    fn borrowed_memory_is_given_back_once() {
+        let owner = Arc::new(());
+        let mut values = [1.0_f32, 2.0];
+        // SAFETY: `values` outlives the tensor.
+        let tensor = unsafe {
+            Tensor::from_memory(ElementType::F32, &[2], values.as_mut_ptr().cast(), 8, Box::new(Arc::clone(&owner)))
+        };
+        let tensor = tensor.unwrap();
+        assert_eq!(tensor.as_slice::<f32>().unwrap(), [1.0, 2.0]);
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(tensor);
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
+    #[test]
+    fn memory_that_does_not_fit_is_refused() {
+        let mut values = [0_u64; 2];
+        let data: *mut c_void = values.as_mut_ptr().cast();
+        for (element, data, bytes, argument) in [
+            (ElementType::F32, data, 15, "bytes"),
+            (ElementType::F32, data.wrapping_byte_add(1), 16, "data"),
+            (ElementType::F32, std::ptr::null_mut(), 16, "data"),
+            (ElementType::String, data, 16, "type"),
+        ] {
+            // SAFETY: refused, or over `values` which outlives the tensor.
+            let error = unsafe { Tensor::from_memory(element, &[4], data, bytes, Box::new(())) }.unwrap_err();
+            assert_eq!(error.argument(), Some(argument));
+        }
+    }
+}
