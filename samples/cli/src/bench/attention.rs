@@ -1,0 +1,94 @@
+//! HstuAttention over a paged cache, against ONNX Runtime's MatMul.
+
+use pagoda::{ElementType, Model, ModelOptions, Provider, Result, Tensor};
+use pagoda_test_support::{Attribute, Dim, Graph, I32};
+
+use super::matmul::MatMul;
+use super::{Row, random, side_by_side};
+
+const USERS: i64 = 4;
+const HEADS: i64 = 4;
+const CACHED: i64 = 2048;
+const NEW: i64 = 64;
+const CANDIDATES: i64 = 64;
+const PAGE: i64 = 64;
+
+/// The shapes with a goal.
+pub fn measure(threads: u32) -> Result<Vec<Row>> {
+    let mut matmul = MatMul::new(threads)?;
+    let mut rows = Vec::new();
+    for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+        for head_size in [64, 128] {
+            let mut attention = Attention::new(element, head_size, threads)?;
+            let (ours, theirs) = side_by_side(21, || attention.run(), || matmul.run())?;
+            let (value, baseline) = (attention.flops() / ours * 1e-9, MatMul::FLOPS / theirs * 1e-9);
+            rows.push(Row {
+                bench: "attention",
+                case: format!("{} D={head_size} C={CACHED} n={NEW} t={CANDIDATES} B={USERS} H={HEADS}", element.name()),
+                value,
+                unit: "GFLOP/s",
+                baseline,
+                baseline_name: "MatMul f32 1024^3",
+                ratio: value / baseline,
+            });
+        }
+    }
+    Ok(rows)
+}
+
+struct Attention {
+    model: Model,
+    inputs: Vec<(&'static str, Tensor)>,
+    output: Tensor,
+    head_size: i64,
+}
+
+impl Attention {
+    fn new(element: ElementType, head_size: i64, threads: u32) -> Result<Self> {
+        let rows = USERS * (NEW + CANDIDATES);
+        let (dims, pages) = ([rows, HEADS, head_size], USERS * CACHED / PAGE);
+        let pool_dims = [pages, 2, PAGE, HEADS, head_size];
+        let offsets = |step: i64| (0..=USERS).map(|user| (user * step) as i32).collect::<Vec<_>>();
+        let ints = |values: &[i32]| Tensor::from_slice(&[values.len() as i64], values);
+        // Pages in a scattered order, as they are after a while in service.
+        let page_ids: Vec<i32> = (0..pages).map(|page| ((page * 37 + 11) % pages) as i32).collect();
+        let inputs = vec![
+            ("query", random::tensor(element, &dims, 3)?),
+            ("key", random::tensor(element, &dims, 4)?),
+            ("value", random::tensor(element, &dims, 5)?),
+            ("row_offsets", ints(&offsets(NEW + CANDIDATES))?),
+            ("num_candidates", ints(&[CANDIDATES as i32; USERS as usize])?),
+            ("cached_len", ints(&[CACHED as i32; USERS as usize])?),
+            ("page_indptr", ints(&offsets(CACHED / PAGE))?),
+            ("page_ids", ints(&page_ids)?),
+            ("kv_pool", random::tensor(element, &pool_dims, 6)?),
+        ];
+        let names: Vec<&str> = inputs.iter().map(|(name, _)| *name).collect();
+        let attributes = [Attribute::Int("scaling_seqlen", CACHED + NEW)];
+        let output_dims = dims.map(Dim::Is);
+        let graph = inputs
+            .iter()
+            .fold(Graph::new(), |graph, (name, tensor)| {
+                let element = if tensor.element_type() == ElementType::I32 { I32 } else { element as i32 };
+                graph.input(name, element, &tensor.dims().iter().map(|&dim| Dim::Is(dim)).collect::<Vec<_>>())
+            })
+            .node("ai.pagoda.HstuAttention", &names, &["output"], &attributes)
+            .output("output", element as i32, &output_dims);
+        let options = ModelOptions { provider: Provider::Cpu, intra_op_threads: threads, ..ModelOptions::default() };
+        let model = Model::from_bytes(&graph.to_bytes(), &options)?;
+        Ok(Self { model, inputs, output: Tensor::zeros(element, &dims)?, head_size })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let inputs: Vec<_> = self.inputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
+        self.model.run_into(&inputs, &mut [("output", &mut self.output)])
+    }
+
+    /// 4·D for each pair that is not masked: a multiplication and an addition in q·k and again in p·v.
+    fn flops(&self) -> f64 {
+        let history = CACHED + NEW;
+        let of_history: i64 = (CACHED..history).map(|row| row + 1).sum();
+        let of_candidates = CANDIDATES * (history + 1);
+        (4 * self.head_size * USERS * HEADS * (of_history + of_candidates)) as f64
+    }
+}

@@ -1,0 +1,107 @@
+//! What a run through pagoda.h costs beside ONNX Runtime's own C call.
+
+use std::ffi::c_char;
+use std::ptr::null_mut;
+
+use pagoda::ffi::{
+    PAGODA_OK, PAGODA_PROVIDER_CPU, PAGODA_TYPE_F32, pagoda_model, pagoda_model_free, pagoda_model_open_memory,
+    pagoda_model_options, pagoda_model_run, pagoda_status, pagoda_tensor, pagoda_tensor_free, pagoda_tensor_new,
+};
+use pagoda::{Error, Result, Status};
+use pagoda_test_support::{Dim, F32, Graph};
+
+use super::raw::RawSession;
+use super::{Row, side_by_side};
+
+/// Runs a measurement has: one alone is shorter than the clock's grain.
+const BATCH: usize = 100;
+
+/// One node, outputs bound.
+pub fn measure() -> Result<Vec<Row>> {
+    let dims = || [Dim::Is(1), Dim::Is(8)];
+    let graph = Graph::new().input("x", F32, &dims()).output("y", F32, &dims()).node("Relu", &["x"], &["y"], &[]);
+    let bytes = graph.to_bytes();
+    let (ours, raw) = (Ours::new(&bytes)?, RawSession::new(&bytes)?);
+    let (value, baseline) =
+        side_by_side(401, || (0..BATCH).try_for_each(|_| ours.run()), || (0..BATCH).try_for_each(|_| raw.run()))?;
+    let (value, baseline) = (value / BATCH as f64 * 1e6, baseline / BATCH as f64 * 1e6);
+    let row = |case: &str, value: f64, ratio: f64| Row {
+        bench: "overhead",
+        case: case.to_owned(),
+        value,
+        unit: "us",
+        baseline,
+        baseline_name: "ONNX Runtime's Run",
+        ratio,
+    };
+    Ok(vec![
+        row("run, one node, bound output", value, baseline / value),
+        row("the same, what Pagoda adds", value - baseline, baseline / value),
+    ])
+}
+
+/// A model and its tensors as a C program holds them.
+struct Ours {
+    model: *mut pagoda_model,
+    x: *mut pagoda_tensor,
+    y: *mut pagoda_tensor,
+}
+
+impl Ours {
+    fn new(bytes: &[u8]) -> Result<Self> {
+        let options = pagoda_model_options {
+            struct_size: size_of::<pagoda_model_options>() as u32,
+            provider: PAGODA_PROVIDER_CPU,
+            device_id: 0,
+            intra_op_threads: 1,
+            optimization: 0,
+            reserved: 0,
+            onnxruntime_path: std::ptr::null(),
+            profile_path: std::ptr::null(),
+        };
+        let mut this = Self { model: null_mut(), x: null_mut(), y: null_mut() };
+        let dims = [1_i64, 8];
+        // SAFETY: every pointer is to a live variable of the right type, every length that of its array.
+        unsafe {
+            let (data, size) = (bytes.as_ptr().cast(), bytes.len());
+            ok(pagoda_model_open_memory(data, size, &options, &mut this.model, null_mut()))?;
+            ok(pagoda_tensor_new(PAGODA_TYPE_F32, dims.as_ptr(), 2, &mut this.x, null_mut()))?;
+            ok(pagoda_tensor_new(PAGODA_TYPE_F32, dims.as_ptr(), 2, &mut this.y, null_mut()))?;
+        }
+        Ok(this)
+    }
+
+    fn run(&self) -> Result<()> {
+        let (input_names, output_names): ([*const c_char; 1], [*const c_char; 1]) = ([c"x".as_ptr()], [c"y".as_ptr()]);
+        let (inputs, mut outputs) = ([self.x.cast_const()], [self.y]);
+        // SAFETY: as above.
+        unsafe {
+            ok(pagoda_model_run(
+                self.model,
+                input_names.as_ptr(),
+                inputs.as_ptr(),
+                1,
+                output_names.as_ptr(),
+                outputs.as_mut_ptr(),
+                1,
+                std::ptr::null(),
+                null_mut(),
+            ))
+        }
+    }
+}
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        pagoda_tensor_free(self.x);
+        pagoda_tensor_free(self.y);
+        pagoda_model_free(self.model);
+    }
+}
+
+fn ok(status: pagoda_status) -> Result<()> {
+    if status == PAGODA_OK {
+        return Ok(());
+    }
+    Err(Error::new(Status::Runtime, format!("a call of pagoda.h failed with status {status}")))
+}
