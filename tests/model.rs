@@ -184,6 +184,14 @@ fn a_profile_is_where_it_was_asked_for() {
     assert!(profile.contains("Exp"), "{profile}");
 }
 
+#[test]
+fn a_profile_without_a_place_is_refused() {
+    for path in ["", "/", "/nowhere/profile.json", "/tmp"] {
+        let error = Model::from_bytes(b"x", &ModelOptions { profile_path: Some(path.into()), ..cpu() }).err().unwrap();
+        assert_eq!(error.argument(), Some("options.profile_path"), "{path:?}: {error}");
+    }
+}
+
 /// The attention of one user with one history row and one candidate, by hand: silu(q·k) v summed over what each sees.
 #[test]
 fn the_operators_are_there_without_further_ado() {

@@ -20,6 +20,9 @@ const BLOCK: usize = 128;
 /// The most lanes a group of rows has in any instruction set.
 const MAX_LANES: usize = 64;
 
+/// The fewest.
+const MIN_LANES: usize = 8;
+
 /// Pairs times D below which handing work to another thread costs more than it saves.
 const SERIAL_BELOW: u64 = 1 << 18;
 
@@ -188,7 +191,11 @@ impl<'a, T: Element> Work<'a, T> {
                 for (row, seen) in (first..).zip(seen.iter_mut()) {
                     *seen = which.seen(&mask, row);
                 }
-                let all = union(seen);
+                let all = Reach::of(seen).any;
+                let mut reaches = [const { Reach { any: 0..0, all: 0..0 } }; BLOCK / MIN_LANES];
+                for (reach, (rows, _)) in reaches.iter_mut().zip(groups::<S>(seen.len())) {
+                    *reach = Reach::of(&seen[rows]);
+                }
                 let mut start = all.start / TILE as i64 * TILE as i64;
                 let mut wanted = self.locate(which, start, &all);
                 while start < all.end {
@@ -198,7 +205,7 @@ impl<'a, T: Element> Work<'a, T> {
                         Tile { keys: keys.as_ptr(), values: values.as_ptr(), head_size, alpha: self.op.score_scale() };
                     let mut ahead =
                         next.rows[next.wanted.clone()].chunks(TILE.div_ceil(groups::<S>(seen.len()).count()));
-                    for (rows, vectors) in groups::<S>(seen.len()) {
+                    for ((rows, vectors), reach) in groups::<S>(seen.len()).zip(&reaches) {
                         let at = rows.start * head_size;
                         let group = Group {
                             vectors,
@@ -208,7 +215,7 @@ impl<'a, T: Element> Work<'a, T> {
                             weights: weights.as_mut_ptr(),
                         };
                         let ahead = ahead.next().unwrap_or_default();
-                        attend::<S, T>(group, tile, ahead, &seen[rows], start);
+                        attend::<S, T>(group, tile, ahead, &seen[rows], reach, start);
                     }
                     wanted = next;
                     start += TILE as i64;
@@ -316,59 +323,70 @@ impl<'a, T: Element> Work<'a, T> {
 /// One group of rows against one tile: works out which keys of it the rows see.
 ///
 /// # Safety
-/// As for [`tile::attend`].
+/// As for [`tile::attend`]; `reach` is that of `seen`, which has a range for each row of the group.
 #[inline(always)]
-unsafe fn attend<S: Simd, T>(group: Group, tile: Tile, ahead: Ahead<'_, T>, seen: &[Range<i64>], start: i64) {
-    // Lanes without a row see nothing.
-    let mut first = [0.0; MAX_LANES];
-    let mut end = [0.0; MAX_LANES];
-    for (lane, seen) in seen.iter().enumerate() {
-        first[lane] = (seen.start - start).clamp(0, TILE as i64) as f32;
-        end[lane] = (seen.end - start).clamp(0, TILE as i64) as f32;
-    }
-    // SAFETY: the caller's; what `span` gives lies within the tile, and there are bounds for MAX_LANES lanes.
+unsafe fn attend<S: Simd, T>(
+    group: Group,
+    tile: Tile,
+    ahead: Ahead<'_, T>,
+    seen: &[Range<i64>],
+    reach: &Reach,
+    start: i64,
+) {
+    // SAFETY: the caller's; what `in_tile` gives lies within the tile.
     unsafe {
-        let (visible, whole) = span(&first[..seen.len()], &end[..seen.len()]);
+        let Some((visible, whole)) = reach.in_tile(start) else { return };
         if whole {
             return tile::attend::<S, T>(group, tile, ahead, visible);
         }
         // Vector by vector: the keys that one of them sees are fewer than those that all of them see.
-        for number in 0..seen.len().div_ceil(S::LANES) {
-            let lanes = number * S::LANES..seen.len().min((number + 1) * S::LANES);
-            let (visible, whole) = span(&first[lanes.clone()], &end[lanes.clone()]);
+        for (number, seen) in seen.chunks(S::LANES).enumerate() {
+            let Some((visible, whole)) = Reach::of(seen).in_tile(start) else { continue };
             let vector = group.vector::<S>(number);
             if whole {
                 tile::attend::<S, T>(vector, tile, &[], visible);
-            } else {
-                let bounds = Bounds { first: first[lanes.start..].as_ptr(), end: end[lanes.start..].as_ptr() };
-                tile::attend_within::<S>(vector, tile, visible, bounds);
+                continue;
             }
+            // Lanes without a row see nothing.
+            let (mut first, mut end) = ([0.0; MAX_LANES], [0.0; MAX_LANES]);
+            for (lane, seen) in seen.iter().enumerate() {
+                first[lane] = in_tile(seen.start, start) as f32;
+                end[lane] = in_tile(seen.end, start) as f32;
+            }
+            let bounds = Bounds { first: first.as_ptr(), end: end.as_ptr() };
+            tile::attend_within::<S>(vector, tile, visible, bounds);
         }
     }
 }
 
-/// The keys of a tile that some row sees, and whether every row sees all of them.
-fn span(first: &[f32], end: &[f32]) -> (Range<usize>, bool) {
-    let (mut least, mut most) = (TILE as f32, 0.0f32);
-    let (mut last_first, mut first_end) = (0.0f32, TILE as f32);
-    for (&first, &end) in first.iter().zip(end) {
-        if first < end {
-            (least, most) = (least.min(first), most.max(end));
-        }
-        (last_first, first_end) = (last_first.max(first), first_end.min(end));
-    }
-    if least >= most {
-        return (0..0, true);
-    }
-    (least as usize..most as usize, last_first <= least && most <= first_end)
+/// What several rows see, in short.
+struct Reach {
+    /// From the first key that any row sees to the end of the last.
+    any: Range<i64>,
+    /// The keys that every row sees.
+    all: Range<i64>,
 }
 
-/// The smallest range that holds all `ranges`.
-fn union(ranges: &[Range<i64>]) -> Range<i64> {
-    let some = || ranges.iter().filter(|range| !range.is_empty());
-    let start = some().map(|range| range.start).min().unwrap_or(0);
-    let end = some().map(|range| range.end).max().unwrap_or(0);
-    start..end
+impl Reach {
+    fn of(seen: &[Range<i64>]) -> Reach {
+        let some = || seen.iter().filter(|keys| !keys.is_empty());
+        let start = some().map(|keys| keys.start).min().unwrap_or(0);
+        let end = some().map(|keys| keys.end).max().unwrap_or(0);
+        let last_start = seen.iter().map(|keys| keys.start).max().unwrap_or(0);
+        let first_end = seen.iter().map(|keys| keys.end).min().unwrap_or(0);
+        Reach { any: start..end, all: last_start..first_end }
+    }
+
+    /// The keys of the tile at `start` that may be seen, where there are any, and whether every row sees all of them.
+    fn in_tile(&self, start: i64) -> Option<(Range<usize>, bool)> {
+        let visible = in_tile(self.any.start, start)..in_tile(self.any.end, start);
+        let whole = in_tile(self.all.start, start) <= visible.start && visible.end <= in_tile(self.all.end, start);
+        (!visible.is_empty()).then_some((visible, whole))
+    }
+}
+
+fn in_tile(position: i64, start: i64) -> usize {
+    (position - start).clamp(0, TILE as i64) as usize
 }
 
 /// Splits `rows` rows into groups of 4, 2 or 1 vectors, with at most one vector not full.

@@ -45,6 +45,9 @@ unsafe impl Sync for Session {}
 
 impl Session {
     pub(super) fn open(api: &'static Api, source: &Source, options: &ModelOptions) -> Result<Self> {
+        if let Some(path) = &options.profile_path {
+            check_profile_path(path)?;
+        }
         match options.provider {
             Provider::Cpu => Self::open_on(api, source, options, Provider::Cpu),
             Provider::Cuda => Self::open_on(api, source, options, Provider::Cuda),
@@ -252,6 +255,22 @@ fn available_providers(api: &Api) -> Result<Vec<String>> {
         api.check((api.table().ReleaseAvailableProviders)(names, count))?;
         Ok(list)
     }
+}
+
+/// ONNX Runtime would write a profile that it has no place for somewhere else, and say so to no one.
+fn check_profile_path(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => return Err(Error::invalid("options.profile_path", format!("{path:?} does not name a file"))),
+    };
+    if path.file_name().is_none() || path.is_dir() || !folder.is_dir() {
+        return Err(Error::invalid(
+            "options.profile_path",
+            format!("{path:?} does not name a file in a folder that is there"),
+        ));
+    }
+    Ok(())
 }
 
 fn c_path(path: &Path, argument: &str) -> Result<CString> {
