@@ -1,0 +1,415 @@
+"""libpagoda.so through ctypes, with every prototype read out of include/pagoda.h.
+
+Nothing here is a list of functions: one that is added to the header is called, misused and made to panic by the tests
+without anyone remembering it, and one that the tests can not make a good call of fails them.
+"""
+
+import ctypes
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto, helper
+
+ROOT = Path(__file__).resolve().parent.parent
+SENTINEL = 0xA5
+
+INTS = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t, "int64_t": ctypes.c_int64}
+TYPES = {1: np.float32, 6: np.int32, 7: np.int64, 10: np.float16, 11: np.float64, 16: ml_dtypes.bfloat16}
+
+
+def number_of(dtype):
+    """The pagoda_type of a numpy type."""
+    return next(number for number, known in TYPES.items() if np.dtype(known) == np.dtype(dtype))
+
+
+# ---- the header --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    type: str
+    role: str
+
+    def __str__(self):
+        return f"{self.type} {self.name}"
+
+    @property
+    def kind(self):
+        """What a handle is of, e.g. pagoda_model."""
+        return re.sub(r"\bconst\b|\*", "", self.type).strip()
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    result: str
+    parameters: tuple
+
+    def has(self, name):
+        return any(parameter.name == name for parameter in self.parameters)
+
+    @property
+    def reports(self):
+        """Whether it hands out an error."""
+        return bool(self.parameters) and str(self.parameters[-1]) == "pagoda_error ** error"
+
+
+class Header:
+    def __init__(self, text):
+        self.constants = {name: int(value) for name, value in re.findall(r"^#define (PAGODA_\w+) (-?\d+)$", text, re.M)}
+        code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
+        code = re.sub(r"^\s*#.*$|extern \"C\" \{|^\}\s*$", "", code, flags=re.M)
+        code, opaque = self.take(code, r"typedef struct (pagoda_\w+) \1;")
+        code, integers = self.take(code, r"typedef (u?int32_t) (pagoda_\w+);")
+        code, callbacks = self.take(code, r"typedef void \(\*(pagoda_\w+)\)\(([^)]*)\);")
+        code, structs = self.take(code, r"typedef struct \{([^}]*)\} (pagoda_\w+);")
+        code, functions = self.take(code, r"([\w ]+?[ *]+)(pagoda_\w+)\(([^)]*)\);")
+        assert "pagoda" not in code, f"this part of pagoda.h was not understood: {code.strip()}"
+        self.opaque = {match[1] for match in opaque}
+        self.integers = INTS | {match[2]: INTS[match[1]] for match in integers}
+        self.callbacks = {match[1]: self.callback(match[2]) for match in callbacks}
+        self.structs = {match[2]: self.struct(match[2], match[1]) for match in structs}
+        self.functions = {match[2]: self.function(match) for match in functions}
+
+    @staticmethod
+    def take(code, pattern):
+        return re.sub(pattern, "", code), list(re.finditer(pattern, code))
+
+    @staticmethod
+    def declaration(text):
+        """A type and a name: `const char *const *names` is (`const char *const *`, `names`)."""
+        kind, name = re.fullmatch(r"\s*(.*?)(\w+)\s*", text, re.S).groups()
+        return re.sub(r"\s+", " ", kind).strip(), name
+
+    def ctype(self, kind):
+        return ctypes.c_void_p if "*" in kind or kind in getattr(self, "callbacks", ()) else self.integers[kind]
+
+    def callback(self, parameters):
+        return ctypes.CFUNCTYPE(None, *(self.ctype(self.declaration(text)[0]) for text in parameters.split(",")))
+
+    def struct(self, name, body):
+        fields = [self.declaration(text) for text in body.split(";") if text.strip()]
+        return type(name, (ctypes.Structure,), {"_fields_": [(field, self.ctype(kind)) for kind, field in fields]})
+
+    def function(self, match):
+        pairs = [] if match[3].strip() == "void" else [self.declaration(text) for text in match[3].split(",")]
+        names = {name for _, name in pairs}
+        parameters = tuple(Parameter(name, kind, self.role(kind, name, names)) for kind, name in pairs)
+        return Function(match[2], match[1].strip(), parameters)
+
+    def role(self, kind, name, names):
+        """What a parameter is for, by its type. A type that is new here needs a role, and with it its misuses."""
+        base = re.sub(r"\bconst\b|\*", "", kind).strip()
+        if kind in self.callbacks:
+            return "callback"
+        if "*" not in kind:
+            return "scalar"
+        if base in self.opaque and kind.count("*") == 1:
+            return "handle"
+        if base in self.opaque and (kind.endswith("*const *") or f"{name[:-1]}_count" in names):
+            return "handles"
+        if base in self.structs:
+            return "struct" if kind.startswith("const ") else "out struct"
+        simple = {"const char *": "text", "const char *const *": "texts", "const int64_t *": "array"}
+        simple |= dict.fromkeys(["void *", "const void *", "char *"], "memory")
+        if kind in simple:
+            return simple[kind]
+        if base in self.opaque or kind.count("*") == 2 or base in self.integers and not kind.startswith("const "):
+            return "out"
+        raise AssertionError(f"what is a parameter of the type {kind} for?")
+
+
+HEADER = Header((ROOT / "include/pagoda.h").read_text())
+FUNCTIONS = HEADER.functions
+EXPORTS = (ROOT / "tests/exports.txt").read_text().split()
+assert sorted(FUNCTIONS) == sorted(EXPORTS), sorted(set(FUNCTIONS) ^ set(EXPORTS))
+globals().update(HEADER.constants)
+OK = HEADER.constants["PAGODA_OK"]
+
+
+# ---- the library -------------------------------------------------------------------------------------------------
+
+
+class Failure(Exception):
+    def __init__(self, status, code, message, argument):
+        super().__init__(f"{status}: {message}")
+        self.status, self.code, self.message, self.argument = status, code, message, argument
+
+
+class Pagoda:
+    """The library. Pointers and handles are plain numbers here, so that any number at all can be passed."""
+
+    def __init__(self, profile):
+        self.library = ctypes.CDLL(str(ROOT / f"target/{profile}/libpagoda.so"))
+        for function in FUNCTIONS.values():
+            foreign = getattr(self.library, function.name)
+            foreign.argtypes = [HEADER.ctype(parameter.type) for parameter in function.parameters]
+            foreign.restype = ctypes.c_char_p if "*" in function.result else HEADER.integers[function.result]
+
+    def raw(self, name, *arguments):
+        return getattr(self.library, name)(*arguments)
+
+    def live(self):
+        return self.raw("pagoda_live_objects")
+
+    def take_error(self, status, handle):
+        """An error as an exception, and the handle is freed."""
+        texts = [self.raw(f"pagoda_error_{part}", handle).decode() for part in ("message", "argument")]
+        failure = Failure(status, self.raw("pagoda_error_code", handle), *texts)
+        assert self.raw("pagoda_error_free", handle) == OK
+        return failure
+
+    def call(self, name, *arguments):
+        """Calls a function that hands out errors; raises them."""
+        error = ctypes.c_void_p()
+        status = self.raw(name, *arguments, ctypes.addressof(error))
+        if status != OK:
+            raise self.take_error(status, error.value)
+
+    def make(self, name, *arguments):
+        """Calls a function whose last output is a handle."""
+        handle = ctypes.c_void_p()
+        self.call(name, *arguments, ctypes.addressof(handle))
+        return handle.value
+
+    def free(self, kind, handle):
+        assert self.raw(f"{kind}_free", handle) == OK, f"{kind} {handle:#x} could not be freed"
+
+    def open(self, model, threads=1):
+        options = good_options(threads)
+        return self.make("pagoda_model_open_memory", address(model), len(model), ctypes.addressof(options))
+
+    def borrow(self, array):
+        """A tensor over the memory of `array`, which must outlive it."""
+        dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+        memory = array.ctypes.data, array.nbytes, None, None
+        return self.make("pagoda_tensor_borrow", number_of(array.dtype), address(dims), array.ndim, *memory)
+
+    def read(self, tensor):
+        """A copy of a tensor."""
+        kind, rank, size = ctypes.c_int32(), ctypes.c_size_t(), ctypes.c_size_t()
+        dims, data = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("pagoda_tensor_type", tensor, ctypes.addressof(kind))
+        self.call("pagoda_tensor_dims", tensor, ctypes.addressof(dims), ctypes.addressof(rank))
+        self.call("pagoda_tensor_data", tensor, ctypes.addressof(data), ctypes.addressof(size))
+        shape = (ctypes.c_int64 * rank.value).from_address(dims.value)[:] if rank.value else []
+        return np.frombuffer(ctypes.string_at(data.value, size.value), TYPES[kind.value]).reshape(shape)
+
+    def run(self, model, inputs, outputs, cancel=None):
+        """Runs `model` and gives new tensors. Inputs by name: tensors or arrays; outputs: tensors, arrays or None."""
+        borrowed = []
+
+        def handle(value):
+            if isinstance(value, np.ndarray):
+                borrowed.append(value := self.borrow(value))
+            return value
+
+        try:
+            ins = (ctypes.c_void_p * len(inputs))(*map(handle, inputs.values()))
+            outs = (ctypes.c_void_p * len(outputs))(*map(handle, outputs.values()))
+            names = texts(inputs), texts(outputs)
+            given = address(names[0]), address(ins), len(ins), address(names[1]), address(outs), len(outs), cancel
+            self.call("pagoda_model_run", model, *given)
+            return [made for made, asked in zip(outs, outputs.values()) if asked is None]
+        finally:
+            for tensor in borrowed:
+                self.free("pagoda_tensor", tensor)
+
+
+def address(memory):
+    """Where a ctypes array or bytes lie."""
+    return ctypes.cast(memory, ctypes.c_void_p).value if isinstance(memory, bytes) else ctypes.addressof(memory)
+
+
+def texts(values):
+    """A list of C strings."""
+    return (ctypes.c_char_p * max(len(values), 1))(*(v.encode() if isinstance(v, str) else v for v in values))
+
+
+def good_options(threads=1):
+    options = HEADER.structs["pagoda_model_options"](intra_op_threads=threads)
+    options.struct_size, options.provider = ctypes.sizeof(options), HEADER.constants["PAGODA_PROVIDER_CPU"]
+    return options
+
+
+def graph(nodes, inputs, outputs):
+    """The bytes of a model. Inputs and outputs: name → (ONNX type, dimensions)."""
+    values = [[helper.make_tensor_value_info(name, *what) for name, what in side.items()] for side in (inputs, outputs)]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.pagoda", 1)]
+    made = helper.make_model(helper.make_graph(nodes, "test", *values), opset_imports=opsets, ir_version=10)
+    return made.SerializeToString()
+
+
+def add_model():
+    """z = x + y, with a free and a fixed dimension."""
+    value = (TensorProto.FLOAT, ["N", 2])
+    return graph([helper.make_node("Add", ["x", "y"], ["z"])], {"x": value, "y": value}, {"z": value})
+
+
+# ---- good calls --------------------------------------------------------------------------------------------------
+
+
+class World:
+    """What good calls are made of: a model, tensors, texts. One for a process."""
+
+    def __init__(self, pagoda, folder):
+        self.pagoda = pagoda
+        self.log, self.released, self.finished = [], [], []
+        self.done = threading.Event()
+        self.on_log = HEADER.callbacks["pagoda_log_callback"](self.logged)
+        self.on_release = HEADER.callbacks["pagoda_release_callback"](lambda user_data: self.released.append(user_data))
+        self.on_done = HEADER.callbacks["pagoda_run_callback"](self.run_done)
+        self.bytes = add_model()
+        self.path = Path(folder) / "add.onnx"
+        self.path.write_bytes(self.bytes)
+        self.set_log()
+        self.model = self.fresh("pagoda_model")
+        self.x, self.y = (self.fresh("pagoda_tensor") for _ in "xy")
+        dims, words = (ctypes.c_int64 * 1)(2), texts(["pagoda", "塔"])
+        self.strings = pagoda.make("pagoda_tensor_new_strings", address(words), 2, address(dims), 1)
+
+    def logged(self, user_data, level, source, message):
+        self.log.append(ctypes.string_at(message).decode())
+
+    def run_done(self, user_data, status, outputs, count, error):
+        handles = (ctypes.c_void_p * count).from_address(outputs)[:] if count else []
+        self.finished.append((status, handles))
+        self.done.set()
+
+    def set_log(self):
+        self.pagoda.call("pagoda_log_set", HEADER.constants["PAGODA_LOG_ERROR"], self.on_log, None)
+
+    def fresh(self, kind):
+        """A new handle."""
+        pagoda = self.pagoda
+        if kind == "pagoda_error":
+            error = ctypes.c_void_p()
+            pagoda.raw("pagoda_abi_check", 99, ctypes.addressof(error))
+            return error.value
+        if kind == "pagoda_cancel":
+            return pagoda.make("pagoda_cancel_new")
+        if kind == "pagoda_tensor":
+            dims = (ctypes.c_int64 * 2)(2, 2)
+            return pagoda.make("pagoda_tensor_new", 1, address(dims), 2)
+        assert kind == "pagoda_model", f"how is a {kind} made?"
+        return pagoda.open(self.bytes)
+
+    def close(self):
+        for kind, handle in [("model", self.model), ("tensor", self.x), ("tensor", self.y), ("tensor", self.strings)]:
+            self.pagoda.free(f"pagoda_{kind}", handle)
+
+
+def sentinels(size):
+    return (ctypes.c_uint8 * size)(*[SENTINEL] * size)
+
+
+# A good value for each scalar, text, array, memory and callback, by type and name; `Call` makes the others by role.
+GOOD = {
+    "pagoda_status status": lambda world: 1,
+    "uint32_t header_version": lambda world: HEADER.constants["PAGODA_ABI_VERSION"],
+    "pagoda_log_level level": lambda world: HEADER.constants["PAGODA_LOG_ERROR"],
+    "pagoda_log_callback callback": lambda world: world.on_log,
+    "pagoda_release_callback release": lambda world: world.on_release,
+    "pagoda_run_callback callback": lambda world: world.on_done,
+    "void * user_data": lambda world: None,
+    "char * buffer": lambda world: sentinels(1 << 16),
+    "size_t capacity": lambda world: 1 << 16,
+    "pagoda_type type": lambda world: HEADER.constants["PAGODA_TYPE_F32"],
+    "const int64_t * dims": lambda world: (ctypes.c_int64 * 2)(2, 2),
+    "size_t rank": lambda world: 2,
+    "void * data": lambda world: (ctypes.c_double * 8)(),
+    "size_t bytes": lambda world: 16,
+    "const char *const * values": lambda world: texts(["a", "", "塔", "d"]),
+    "size_t count": lambda world: 4,
+    "size_t index": lambda world: 0,
+    "const char * path": lambda world: ctypes.create_string_buffer(str(world.path).encode()),
+    "const void * bytes": lambda world: ctypes.create_string_buffer(world.bytes, len(world.bytes)),
+    "size_t size": lambda world: len(world.bytes),
+    "const pagoda_model_options * options": lambda world: good_options(),
+    "const char *const * input_names": lambda world: texts("xy"),
+    "const pagoda_tensor *const * inputs": lambda world: (ctypes.c_void_p * 2)(world.x, world.y),
+    "size_t input_count": lambda world: 2,
+    "const char *const * output_names": lambda world: texts("z"),
+    "pagoda_tensor ** outputs": lambda world: (ctypes.c_void_p * 1)(),
+    "pagoda_tensor *const * outputs": lambda world: (ctypes.c_void_p * 1)(),
+    "size_t output_count": lambda world: 1,
+}
+
+
+class Call:
+    """A good call of a function, to be made as it is or after something in it was spoilt."""
+
+    def __init__(self, world, function):
+        self.world, self.function = world, function
+        self.values, self.memory, self.owned = {}, {}, []
+        for parameter in function.parameters:
+            self.set(parameter.name, self.good(parameter))
+
+    def good(self, parameter):
+        if parameter.role == "handle":
+            return self.handle(parameter.kind)
+        if parameter.role == "out":
+            return sentinels(16)
+        if parameter.role == "out struct":
+            # With room behind it, to see that nothing is written there.
+            memory = sentinels(ctypes.sizeof(HEADER.structs[parameter.kind]) + 16)
+            ctypes.c_uint32.from_buffer(memory).value = ctypes.sizeof(HEADER.structs[parameter.kind])
+            return memory
+        assert str(parameter) in GOOD, f"{self.function.name}: what is a good `{parameter}`? Add it to GOOD in capi.py"
+        return GOOD[str(parameter)](self.world)
+
+    def handle(self, kind):
+        if kind in ("pagoda_tensor", "pagoda_model") and not self.function.name.endswith("_free"):
+            if self.function.name == "pagoda_tensor_string":
+                return self.world.strings
+            return {"pagoda_tensor": self.world.x, "pagoda_model": self.world.model}[kind]
+        return self.own(kind, self.world.fresh(kind))
+
+    def own(self, kind, handle):
+        self.owned.append((kind, handle))
+        return handle
+
+    def set(self, name, value):
+        """Sets an argument to a number, a callback, or the address of some memory."""
+        self.memory.pop(name, None)
+        if isinstance(value, (ctypes.Array, ctypes.Structure)):
+            self.memory[name] = value
+            value = ctypes.addressof(value)
+        elif value is not None and not isinstance(value, int):
+            self.memory[name], value = value, ctypes.cast(value, ctypes.c_void_p).value
+        self.values[name] = value
+
+    def make(self):
+        return self.world.pagoda.raw(self.function.name, *(self.values[p.name] for p in self.function.parameters))
+
+    def snapshot(self):
+        """Everything that the function can reach but for the error."""
+        plain = (ctypes.Array, ctypes.Structure)
+        return {name: bytes(m) for name, m in self.memory.items() if isinstance(m, plain) and name != "error"}
+
+    def error(self):
+        """The error handed out; None if that place was not written to."""
+        handle = ctypes.c_uint64.from_buffer(self.memory["error"]).value
+        return None if bytes(self.memory["error"]) == bytes(sentinels(16)) else handle
+
+    def clean(self, succeeded):
+        """Frees what the call made and what was made for it."""
+        pagoda, function = self.world.pagoda, self.function
+        if succeeded and function.has("callback") and function.has("outputs"):
+            assert self.world.done.wait(30), "the callback was not called"
+            self.world.done.clear()
+            status, handles = self.world.finished.pop()
+            assert status == OK
+            self.owned += [("pagoda_tensor", handle) for handle in handles]
+        for parameter in function.parameters if succeeded else ():
+            made = parameter.role in ("out", "handles") and parameter.type.endswith("**") and parameter.name != "error"
+            if made and parameter.kind in HEADER.opaque:
+                self.own(parameter.kind, ctypes.c_uint64.from_buffer(self.memory[parameter.name]).value)
+        for kind, handle in self.owned:
+            if not (succeeded and function.name == f"{kind}_free"):
+                pagoda.free(kind, handle)

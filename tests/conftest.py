@@ -1,0 +1,78 @@
+"""What the Python tests share: other processes to run things in that may crash."""
+
+import faulthandler
+import multiprocessing
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+
+
+class Apart:
+    """Another process with a libpagoda.so of its own. If it crashes, one test fails, with the last thing that was
+    tried, instead of pytest coming to an end without a word; the next call starts a new process."""
+
+    def __init__(self, profile, folder):
+        self.profile, self.folder, self.pool = profile, folder, None
+
+    def run(self, function, *arguments):
+        if self.pool is None:
+            # spawn: a fork would take over locks of threads that it does not have.
+            spawn = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(1, spawn, initializer=begin, initargs=(self.profile, str(self.folder)))
+        try:
+            well, result = self.pool.submit(guarded, function, *arguments).result()
+        except BrokenProcessPool:
+            self.pool = None
+            tried = self.folder / "trying"
+            last = tried.read_text() if tried.exists() else "starting"
+            pytest.fail(f"{self.profile}: the process crashed at: {last} (its stderr is below)", pytrace=False)
+        if not well:
+            pytest.fail(f"{self.profile}: {result}", pytrace=False)
+        return result
+
+    def close(self):
+        if self.pool is not None:
+            self.pool.shutdown()
+
+
+def begin(profile, folder):
+    """In the other process: `capi.world` is there for what is run."""
+    import capi
+
+    faulthandler.enable()
+    capi.folder = folder
+    capi.pagoda = capi.Pagoda(profile)
+    capi.at_start = capi.pagoda.live()
+    capi.world = capi.World(capi.pagoda, folder)
+
+
+def guarded(function, *arguments):
+    """In the other process: exceptions go back as text, for not every one can be sent."""
+    try:
+        return True, function(*arguments)
+    except BaseException:
+        return False, traceback.format_exc()
+
+
+def trying(what):
+    """Notes what is about to be tried, for the case that the process does not survive it."""
+    import capi
+
+    with open(f"{capi.folder}/trying", "w", encoding="utf-8") as file:
+        file.write(what)
+
+
+def process(profile):
+    @pytest.fixture(scope="module", name=f"{profile}_process")
+    def fixture(tmp_path_factory):
+        apart = Apart(profile, tmp_path_factory.mktemp(profile))
+        yield apart
+        apart.close()
+
+    return fixture
+
+
+debug_process = process("debug")
+release_process = process("release")

@@ -1,0 +1,107 @@
+"""No panic leaves the library: each exported function is made to panic, which only the build with checks allows."""
+
+import os
+
+import capi
+import pytest
+from capi import FUNCTIONS, HEADER, OK, Call
+from conftest import trying
+
+C = HEADER.constants
+INTERNAL = C["PAGODA_INTERNAL"]
+
+# What functions that return no status of their own return instead of an answer.
+FALLBACKS = {
+    "pagoda_status_name": b"UNKNOWN",
+    "pagoda_error_code": C["PAGODA_INVALID_HANDLE"],
+    "pagoda_error_message": b"",
+    "pagoda_error_argument": b"",
+    "pagoda_abi_version": 0,
+    "pagoda_version": b"",
+    "pagoda_live_objects": 0,
+}
+
+
+def panicking(name):
+    """Makes the good call while the function panics, and after it. Gives what was returned, and what is wrong."""
+    world, pagoda, function = capi.world, capi.pagoda, FUNCTIONS[name]
+    trying(f"a panic in {name}")
+    live = pagoda.live()
+    world.log.clear()
+    call = Call(world, function)
+    before = call.snapshot()
+    os.environ["PAGODA_TEST_PANIC"] = name
+    try:
+        result = call.make()
+    finally:
+        del os.environ["PAGODA_TEST_PANIC"]
+    wrong = [f"{key} was written to" for key, memory in call.snapshot().items() if memory != before[key]]
+    if function.reports:
+        told = [pagoda.take_error(result, call.error()).message] if call.error() is not None else []
+    else:
+        told = list(world.log)
+    if not (len(told) == 1 and "forced by PAGODA_TEST_PANIC" in told[0] and name in told[0]):
+        wrong.append(f"the panic was told as {told}")
+    if world.finished or world.released:
+        wrong.append("a callback was called")
+    call.clean(False)
+    if pagoda.live() != live:
+        wrong.append(f"{pagoda.live() - live} objects more than before")
+    return result, wrong
+
+
+def well(name):
+    """Makes the good call. Gives what was returned, and how many objects were left behind."""
+    live = capi.pagoda.live()
+    call = Call(capi.world, FUNCTIONS[name])
+    result = call.make()
+    call.clean(True)
+    capi.world.released.clear()
+    return result, capi.pagoda.live() - live
+
+
+def panicking_when_done():
+    """An asynchronous run whose thread panics after the run. Gives what was returned, what the callback was told, and
+    how many objects were left behind."""
+    live = capi.pagoda.live()
+    call = Call(capi.world, FUNCTIONS["pagoda_model_run_async"])
+    os.environ["PAGODA_TEST_PANIC"] = "pagoda_model_run_async, when done"
+    try:
+        result = call.make()
+        assert capi.world.done.wait(30), "the callback was not called"
+    finally:
+        del os.environ["PAGODA_TEST_PANIC"]
+    capi.world.done.clear()
+    told = capi.world.finished.pop()
+    # The error that the callback was handed is freed just after it returns: the next run comes after that.
+    well("pagoda_model_run_async")
+    call.clean(False)
+    return result, told, capi.pagoda.live() - live
+
+
+def ignored(name):
+    os.environ["PAGODA_TEST_PANIC"] = name
+    try:
+        return well(name)[0]
+    finally:
+        del os.environ["PAGODA_TEST_PANIC"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_panic_becomes_an_error_and_the_next_call_works(debug_process, name):
+    result, wrong = debug_process.run(panicking, name)
+    assert wrong == []
+    assert result == FALLBACKS.get(name, INTERNAL)
+    assert name in FALLBACKS or FUNCTIONS[name].result == "pagoda_status", f"{name}: what does it return after a panic?"
+    result, left = debug_process.run(well, name)
+    assert result != FALLBACKS.get(name, INTERNAL) and (name in FALLBACKS or result == OK)
+    assert left == 0
+
+
+def test_a_panic_on_a_thread_of_pagoda_reaches_the_callback(debug_process):
+    assert debug_process.run(panicking_when_done) == (OK, (INTERNAL, []), 0)
+
+
+@pytest.mark.parametrize("name", ["pagoda_version", "pagoda_tensor_new", "pagoda_model_run"])
+def test_the_library_that_is_shipped_can_not_be_made_to_panic(release_process, name):
+    assert release_process.run(ignored, name) == (b"0.1.0" if name == "pagoda_version" else OK)
