@@ -112,7 +112,7 @@ typedef struct {
 /**
  * Called once when an asynchronous run is done, on a thread of Pagoda's; what it does holds up other asynchronous
  * runs. `status` is PAGODA_OK or says why there are no outputs; then `error` has the words. `error` is freed after
- * the callback. `outputs` is the list of the call, with a new tensor where it had NULL: those belong to the callback,
+ * the callback returns, and counts as a live object until then. `outputs` is the list of the call, with a new tensor where it had NULL: those belong to the callback,
  * which frees them or keeps them. The list itself is valid during the callback only.
  */
 typedef void (*pagoda_run_callback)(void *user_data,
@@ -124,7 +124,10 @@ typedef void (*pagoda_run_callback)(void *user_data,
 /** Success. */
 #define PAGODA_OK 0
 
-/** An argument has a value that can not be used; pagoda_error_argument names it. */
+/**
+ * An argument has a value that can not be used; pagoda_error_argument names it. Where the model's operators found it
+ * during a run, the message names the tensor instead.
+ */
 #define PAGODA_INVALID_ARGUMENT 1
 
 /** A handle is NULL, was freed, is of another type, or never was one. */
@@ -157,7 +160,7 @@ typedef void (*pagoda_run_callback)(void *user_data,
 /** Nothing. */
 #define PAGODA_LOG_OFF 0
 
-/** What failed without a caller to tell. */
+/** What failed, above all where there is no caller to tell. */
 #define PAGODA_LOG_ERROR 1
 
 /** What is likely not as the caller wants it, such as a model on the CPU where a GPU was hoped for. */
@@ -365,6 +368,13 @@ pagoda_status pagoda_log_set(pagoda_log_level level,
                              pagoda_error **error);
 
 /**
+ * The name of a type, e.g. "f32"; "undefined" for a number that has none.
+ *
+ * Ownership: the text is static. Threads: any. Errors: none.
+ */
+const char *pagoda_type_name(pagoda_type type);
+
+/**
  * Makes a tensor in memory of its own, aligned to 64 bytes: zeros, or empty strings.
  *
  * Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for a type that there is not, a
@@ -395,12 +405,14 @@ pagoda_status pagoda_tensor_borrow(pagoda_type type,
                                    pagoda_error **error);
 
 /**
- * Makes a tensor of strings with a copy of them.
+ * Makes a tensor of strings with a copy of them. `lengths` has the bytes of each string, which may then hold NULs and
+ * need none at its end; with `lengths` NULL each string ends at its NUL.
  *
  * Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for a count that is not that of the
  * dimensions, a NULL, a text that is not UTF-8.
  */
 pagoda_status pagoda_tensor_new_strings(const char *const *values,
+                                        const size_t *lengths,
                                         size_t count,
                                         const int64_t *dims,
                                         size_t rank,
@@ -450,10 +462,11 @@ pagoda_status pagoda_tensor_string(const pagoda_tensor *tensor,
 pagoda_status pagoda_tensor_free(pagoda_tensor *tensor);
 
 /**
- * Opens the model in an .onnx file. The ai.pagoda operators are there without further ado.
+ * Opens the model in an .onnx file. The ai.pagoda operators are there without further ado. `options` may be NULL.
  *
- * Ownership: the caller frees the model. Threads: any. Errors: NOT_FOUND for the file or for ONNX Runtime, MODEL for a
- * file that is not a model that can be run, UNSUPPORTED for a GPU that is not there, INVALID_ARGUMENT.
+ * Ownership: the caller frees the model. Threads: any. Errors: NOT_FOUND for the file or for ONNX Runtime, IO for a file
+ * that can not be read, MODEL for one that is not a model that can be run, UNSUPPORTED for a GPU that is not there,
+ * INVALID_ARGUMENT.
  */
 pagoda_status pagoda_model_open(const char *path,
                                 const pagoda_model_options *options,
@@ -461,7 +474,7 @@ pagoda_status pagoda_model_open(const char *path,
                                 pagoda_error **error);
 
 /**
- * Opens a model from the bytes of an .onnx file.
+ * Opens a model from the bytes of an .onnx file. `options` may be NULL.
  *
  * Ownership: the caller frees the model; the bytes are copied. Threads: any. Errors: as for pagoda_model_open.
  */
@@ -540,7 +553,7 @@ pagoda_status pagoda_model_free(pagoda_model *model);
  */
 pagoda_status pagoda_model_run(const pagoda_model *model,
                                const char *const *input_names,
-                               const pagoda_tensor *const *inputs,
+                               pagoda_tensor *const *inputs,
                                size_t input_count,
                                const char *const *output_names,
                                pagoda_tensor **outputs,
@@ -558,7 +571,7 @@ pagoda_status pagoda_model_run(const pagoda_model *model,
  */
 pagoda_status pagoda_model_run_async(const pagoda_model *model,
                                      const char *const *input_names,
-                                     const pagoda_tensor *const *inputs,
+                                     pagoda_tensor *const *inputs,
                                      size_t input_count,
                                      const char *const *output_names,
                                      pagoda_tensor *const *outputs,

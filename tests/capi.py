@@ -115,7 +115,7 @@ class Header:
             return "handles"
         if base in self.structs:
             return "struct" if kind.startswith("const ") else "out struct"
-        simple = {"const char *": "text", "const char *const *": "texts", "const int64_t *": "array"}
+        simple = {"const char *": "text", "const char *const *": "texts", "const int64_t *": "array", "const size_t *": "lengths"}
         simple |= dict.fromkeys(["void *", "const void *", "char *"], "memory")
         if kind in simple:
             return simple[kind]
@@ -271,7 +271,7 @@ class World:
         self.model = self.fresh("pagoda_model")
         self.x, self.y = (self.fresh("pagoda_tensor") for _ in "xy")
         dims, words = (ctypes.c_int64 * 1)(2), texts(["pagoda", "塔"])
-        self.strings = pagoda.make("pagoda_tensor_new_strings", address(words), 2, address(dims), 1)
+        self.strings = pagoda.make("pagoda_tensor_new_strings", address(words), None, 2, address(dims), 1)
 
     def logged(self, user_data, level, source, message):
         self.log.append(ctypes.string_at(message).decode())
@@ -325,6 +325,7 @@ GOOD = {
     "void * data": lambda world: (ctypes.c_double * 8)(),
     "size_t bytes": lambda world: 16,
     "const char *const * values": lambda world: texts(["a", "", "塔", "d"]),
+    "const size_t * lengths": lambda world: None,
     "size_t count": lambda world: 4,
     "size_t index": lambda world: 0,
     "const char * path": lambda world: ctypes.create_string_buffer(str(world.path).encode()),
@@ -332,7 +333,7 @@ GOOD = {
     "size_t size": lambda world: len(world.bytes),
     "const pagoda_model_options * options": lambda world: good_options(),
     "const char *const * input_names": lambda world: texts("xy"),
-    "const pagoda_tensor *const * inputs": lambda world: (ctypes.c_void_p * 2)(world.x, world.y),
+    "pagoda_tensor *const * inputs": lambda world: (ctypes.c_void_p * 2)(world.x, world.y),
     "size_t input_count": lambda world: 2,
     "const char *const * output_names": lambda world: texts("z"),
     "pagoda_tensor ** outputs": lambda world: (ctypes.c_void_p * 1)(),

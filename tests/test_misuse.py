@@ -22,10 +22,12 @@ NULL_IS_FINE_IN = {
     ("pagoda_model_run", "cancel"),
     ("pagoda_model_run_async", "cancel"),
     ("pagoda_log_set", "callback"),
+    ("pagoda_tensor_new_strings", "lengths"),
 }
 
 # Functions without an error, and what they return for a handle that is not one.
 ODD_RESULTS = {"pagoda_error_code": INVALID_HANDLE, "pagoda_error_message": b"", "pagoda_error_argument": b""}
+ODD_RESULTS["pagoda_type_name"] = b"undefined"
 
 
 class Case:
@@ -120,6 +122,9 @@ def by_role(world, function, p):
         yield Case("not UTF-8", setting(p, ctypes.create_string_buffer(NOT_UTF8)))
     elif p.role == "array":
         yield from bad_dims(function, p)
+    elif p.role == "lengths":
+        for what, lengths, at in ("too long", [SIZE_MAX, 0, 3, 1], 0), ("cuts a character", [1, 0, 2, 1], 2):
+            yield Case(what, setting(p, (ctypes.c_size_t * 4)(*lengths)), argument=f"values[{at}]")
     elif p.role in ("struct", "out struct"):
         size = ctypes.sizeof(HEADER.structs[p.kind])
         for wrong in (0, 4, size - 1, 4097, 0xA5A5A5A5, 2**32 - 1):

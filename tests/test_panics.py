@@ -13,6 +13,7 @@ INTERNAL = C["PAGODA_INTERNAL"]
 # What functions that return no status of their own return instead of an answer.
 FALLBACKS = {
     "pagoda_status_name": b"UNKNOWN",
+    "pagoda_type_name": b"undefined",
     "pagoda_error_code": C["PAGODA_INVALID_HANDLE"],
     "pagoda_error_message": b"",
     "pagoda_error_argument": b"",

@@ -8,9 +8,8 @@ mod hstu_attention;
 mod op;
 mod paged_kv_append;
 
-use std::collections::HashMap;
 use std::ffi::CStr;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use ort_sys::{OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtSessionOptions, OrtStatusPtr};
 use pagoda_kernels::{bf16, f16};
@@ -37,12 +36,10 @@ pub unsafe fn register(api: &'static OrtApi, options: *mut OrtSessionOptions) ->
 /// it libonnxruntime.so), and sessions keep pointers into the domain, so there is one per API table, made once and
 /// kept for the life of the process.
 fn domain(api: &'static OrtApi) -> Result<*mut OrtCustomOpDomain, OrtStatusPtr> {
-    static DOMAINS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
-    let mut domains = DOMAINS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let domains = domains.get_or_insert_default();
-    let key = std::ptr::from_ref(api).addr();
-    if let Some(&domain) = domains.get(&key) {
-        return Ok(std::ptr::with_exposed_provenance_mut(domain));
+    static DOMAINS: Mutex<Vec<Domain>> = Mutex::new(Vec::new());
+    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = domains.iter().find(|known| std::ptr::eq(known.api, api)) {
+        return Ok(known.domain);
     }
     let mut domain = std::ptr::null_mut();
     // SAFETY: plain calls into the API with pointers that are valid for the call; the operators are leaked and so
@@ -53,9 +50,17 @@ fn domain(api: &'static OrtApi) -> Result<*mut OrtCustomOpDomain, OrtStatusPtr> 
             check((api.CustomOpDomain_Add)(domain, op))?;
         }
     }
-    domains.insert(key, domain.expose_provenance());
+    domains.push(Domain { api, domain });
     Ok(domain)
 }
+
+struct Domain {
+    api: &'static OrtApi,
+    domain: *mut OrtCustomOpDomain,
+}
+
+// SAFETY: ONNX Runtime only reads a domain, from whichever thread opens a session.
+unsafe impl Send for Domain {}
 
 /// Every operator, once for each element type.
 fn operators(api: &'static OrtApi) -> [*const OrtCustomOp; 6] {

@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 use half::{bf16, f16};
@@ -33,8 +33,7 @@ macro_rules! element_types {
                 }
             }
 
-            /// Its short name, e.g. `f32`.
-            pub fn name(self) -> &'static str {
+            pub(crate) fn c_name(self) -> &'static CStr {
                 match self {
                     $(Self::$variant => $name,)*
                 }
@@ -52,57 +51,64 @@ macro_rules! element_types {
 
 element_types! {
     /// 32-bit float.
-    F32 = 1, "f32", 32;
+    F32 = 1, c"f32", 32;
     /// Unsigned 8-bit integer.
-    U8 = 2, "u8", 8;
+    U8 = 2, c"u8", 8;
     /// Signed 8-bit integer.
-    I8 = 3, "i8", 8;
+    I8 = 3, c"i8", 8;
     /// Unsigned 16-bit integer.
-    U16 = 4, "u16", 16;
+    U16 = 4, c"u16", 16;
     /// Signed 16-bit integer.
-    I16 = 5, "i16", 16;
+    I16 = 5, c"i16", 16;
     /// Signed 32-bit integer.
-    I32 = 6, "i32", 32;
+    I32 = 6, c"i32", 32;
     /// Signed 64-bit integer.
-    I64 = 7, "i64", 64;
+    I64 = 7, c"i64", 64;
     /// UTF-8 text of any length.
-    String = 8, "string", 0;
+    String = 8, c"string", 0;
     /// Truth value, one byte, 0 or 1.
-    Bool = 9, "bool", 8;
+    Bool = 9, c"bool", 8;
     /// 16-bit float (IEEE half).
-    F16 = 10, "f16", 16;
+    F16 = 10, c"f16", 16;
     /// 64-bit float.
-    F64 = 11, "f64", 64;
+    F64 = 11, c"f64", 64;
     /// Unsigned 32-bit integer.
-    U32 = 12, "u32", 32;
+    U32 = 12, c"u32", 32;
     /// Unsigned 64-bit integer.
-    U64 = 13, "u64", 64;
+    U64 = 13, c"u64", 64;
     /// Two 32-bit floats.
-    Complex64 = 14, "complex64", 64;
+    Complex64 = 14, c"complex64", 64;
     /// Two 64-bit floats.
-    Complex128 = 15, "complex128", 128;
+    Complex128 = 15, c"complex128", 128;
     /// 16-bit float with the exponent of a 32-bit one.
-    Bf16 = 16, "bf16", 16;
+    Bf16 = 16, c"bf16", 16;
     /// 8-bit float, 4 bits of exponent, no infinity.
-    F8E4M3Fn = 17, "f8e4m3fn", 8;
+    F8E4M3Fn = 17, c"f8e4m3fn", 8;
     /// 8-bit float, 4 bits of exponent, no infinity, no negative zero.
-    F8E4M3Fnuz = 18, "f8e4m3fnuz", 8;
+    F8E4M3Fnuz = 18, c"f8e4m3fnuz", 8;
     /// 8-bit float, 5 bits of exponent.
-    F8E5M2 = 19, "f8e5m2", 8;
+    F8E5M2 = 19, c"f8e5m2", 8;
     /// 8-bit float, 5 bits of exponent, no infinity, no negative zero.
-    F8E5M2Fnuz = 20, "f8e5m2fnuz", 8;
+    F8E5M2Fnuz = 20, c"f8e5m2fnuz", 8;
     /// Unsigned 4-bit integer, two a byte, the first in the low bits.
-    U4 = 21, "u4", 4;
+    U4 = 21, c"u4", 4;
     /// Signed 4-bit integer, two a byte, the first in the low bits.
-    I4 = 22, "i4", 4;
+    I4 = 22, c"i4", 4;
     /// 4-bit float, two a byte, the first in the low bits.
-    F4E2M1 = 23, "f4e2m1", 4;
+    F4E2M1 = 23, c"f4e2m1", 4;
     /// Unsigned 2-bit integer, four a byte, the first in the low bits.
-    U2 = 24, "u2", 2;
+    U2 = 24, c"u2", 2;
     /// Signed 2-bit integer, four a byte, the first in the low bits.
-    I2 = 25, "i2", 2;
+    I2 = 25, c"i2", 2;
     /// 8-bit power of two, used as a scale.
-    F8E8M0 = 26, "f8e8m0", 8;
+    F8E8M0 = 26, c"f8e8m0", 8;
+}
+
+impl ElementType {
+    /// Its short name, e.g. `f32`.
+    pub fn name(self) -> &'static str {
+        self.c_name().to_str().expect("names of types are ASCII")
+    }
 }
 
 /// A Rust type whose slices can be a tensor's elements.
@@ -164,7 +170,10 @@ impl Tensor {
     pub fn zeros(element: ElementType, dims: &[i64]) -> Result<Self> {
         let (count, bytes) = size_of_tensor(element, dims)?;
         if element == ElementType::String {
-            return Self::from_strings(dims, vec![String::new(); count]);
+            let mut strings = Vec::new();
+            strings.try_reserve_exact(count).map_err(|_| too_large(bytes))?;
+            strings.resize(count, String::new());
+            return Self::from_strings(dims, strings);
         }
         let buffer = Buffer::zeroed(bytes)?;
         let data = buffer.data;
@@ -320,6 +329,11 @@ fn too_large(bytes: usize) -> Error {
     Error::new(Status::Capacity, format!("no memory for a tensor of {bytes} bytes")).about("dims")
 }
 
+/// How many elements a tensor with these dimensions has, if there can be one.
+pub(crate) fn element_count(element: ElementType, dims: &[i64]) -> Result<usize> {
+    size_of_tensor(element, dims).map(|(count, _)| count)
+}
+
 /// Elements and bytes of a tensor.
 fn size_of_tensor(element: ElementType, dims: &[i64]) -> Result<(usize, usize)> {
     let mut count = 1_usize;
@@ -336,13 +350,12 @@ fn size_of_tensor(element: ElementType, dims: &[i64]) -> Result<(usize, usize)> 
     if dims.contains(&0) {
         count = 0;
     }
-    let bytes = count
-        .checked_mul(element.bits())
-        .map(|bits| bits.div_ceil(8))
-        .filter(|&bytes| bytes <= isize::MAX as usize)
-        .ok_or_else(|| {
-            Error::invalid("dims", format!("{dims:?} of {} take more bytes than memory has", element.name()))
-        })?;
+    // What a string takes beside its text.
+    let bits = if element == ElementType::String { 8 * size_of::<String>() } else { element.bits() };
+    let bytes =
+        count.checked_mul(bits).map(|bits| bits.div_ceil(8)).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(
+            || Error::invalid("dims", format!("{dims:?} of {} take more bytes than memory has", element.name())),
+        )?;
     Ok((count, bytes))
 }
 
@@ -411,6 +424,8 @@ mod tests {
             let error = Tensor::zeros(ElementType::F32, &dims).unwrap_err();
             assert_eq!(error.argument(), Some(argument), "{dims:?}: {error}");
         }
+        let error = Tensor::zeros(ElementType::String, &[1 << 50]).unwrap_err();
+        assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("dims")), "{error}");
     }
 
     #[test]

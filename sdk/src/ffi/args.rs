@@ -31,7 +31,21 @@ pub(super) unsafe fn text<'a>(pointer: *const c_char, argument: impl Into<String
         return Err(Error::invalid(argument, "NULL, where a text is needed"));
     }
     // SAFETY: by contract.
-    unsafe { CStr::from_ptr(pointer) }.to_str().map_err(|error| {
+    utf8(unsafe { CStr::from_ptr(pointer) }.to_bytes(), argument)
+}
+
+/// A text of so many bytes.
+///
+/// # Safety
+/// `pointer` is NULL or has `length` bytes that live as long as the result is used.
+pub(super) unsafe fn text_of_length<'a>(pointer: *const c_char, length: usize, argument: String) -> Result<&'a str> {
+    // SAFETY: by contract.
+    let bytes = unsafe { slice(pointer.cast::<u8>(), length, &argument)? };
+    utf8(bytes, argument)
+}
+
+fn utf8(bytes: &[u8], argument: impl Into<String>) -> Result<&str> {
+    std::str::from_utf8(bytes).map_err(|error| {
         Error::invalid(argument, format!("the text is not UTF-8 after its first {} bytes", error.valid_up_to()))
     })
 }
@@ -42,7 +56,11 @@ pub(super) unsafe fn text<'a>(pointer: *const c_char, argument: impl Into<String
 /// As for [`text`].
 pub(super) unsafe fn optional_text<'a>(pointer: *const c_char, argument: &str) -> Result<Option<&'a str>> {
     // SAFETY: by contract.
-    if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, argument) }.map(Some) }
+    let given = if pointer.is_null() { None } else { Some(unsafe { text(pointer, argument) }?) };
+    if given == Some("") {
+        return Err(Error::invalid(argument, "an empty text; pass NULL to leave it out"));
+    }
+    Ok(given)
 }
 
 /// The dimensions of a tensor.

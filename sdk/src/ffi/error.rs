@@ -12,7 +12,8 @@ pub type pagoda_status = i32;
 
 /// Success.
 pub const PAGODA_OK: pagoda_status = 0;
-/// An argument has a value that can not be used; pagoda_error_argument names it.
+/// An argument has a value that can not be used; pagoda_error_argument names it. Where the model's operators found it
+/// during a run, the message names the tensor instead.
 pub const PAGODA_INVALID_ARGUMENT: pagoda_status = 1;
 /// A handle is NULL, was freed, is of another type, or never was one.
 pub const PAGODA_INVALID_HANDLE: pagoda_status = 2;

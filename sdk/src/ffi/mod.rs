@@ -45,20 +45,10 @@ unsafe fn boundary(
 
 /// The boundary of every function that only reads something small: a panic, or anything wrong, gives `otherwise`.
 fn reading<T>(function: &'static str, otherwise: T, body: impl FnOnce() -> Result<T>) -> T {
-    let mut value = None;
-    let done = caught(function, || {
-        value = Some(body()?);
-        Ok(())
-    });
-    match (done, value) {
-        (Ok(()), Some(value)) => value,
-        (done, _) => {
-            if let Err(failure) = done {
-                log::error!("{function}: {failure}");
-            }
-            otherwise
-        }
-    }
+    caught(function, body).unwrap_or_else(|failure| {
+        log::error!("{function}: {failure}");
+        otherwise
+    })
 }
 
 /// The boundary of every `_free`: there is no error object to hand out, so what was wrong goes to the log.
@@ -72,7 +62,7 @@ fn freeing(function: &'static str, body: impl FnOnce() -> Result<()>) -> pagoda_
     }
 }
 
-fn caught(function: &'static str, body: impl FnOnce() -> Result<()>) -> Result<()> {
+fn caught<T>(function: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let body = || {
         fault::trip(function);
         body()

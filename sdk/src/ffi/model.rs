@@ -143,10 +143,11 @@ impl Description {
     }
 }
 
-/// Opens the model in an .onnx file. The ai.pagoda operators are there without further ado.
+/// Opens the model in an .onnx file. The ai.pagoda operators are there without further ado. `options` may be NULL.
 ///
-/// Ownership: the caller frees the model. Threads: any. Errors: NOT_FOUND for the file or for ONNX Runtime, MODEL for a
-/// file that is not a model that can be run, UNSUPPORTED for a GPU that is not there, INVALID_ARGUMENT.
+/// Ownership: the caller frees the model. Threads: any. Errors: NOT_FOUND for the file or for ONNX Runtime, IO for a file
+/// that can not be read, MODEL for one that is not a model that can be run, UNSUPPORTED for a GPU that is not there,
+/// INVALID_ARGUMENT.
 ///
 /// # Safety
 /// `path` and the texts in `options` are C strings; `model` and `error` may be written to.
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn pagoda_model_open(
     }
 }
 
-/// Opens a model from the bytes of an .onnx file.
+/// Opens a model from the bytes of an .onnx file. `options` may be NULL.
 ///
 /// Ownership: the caller frees the model; the bytes are copied. Threads: any. Errors: as for pagoda_model_open.
 ///

@@ -17,7 +17,7 @@ pub type pagoda_log_level = i32;
 
 /// Nothing.
 pub const PAGODA_LOG_OFF: pagoda_log_level = 0;
-/// What failed without a caller to tell.
+/// What failed, above all where there is no caller to tell.
 pub const PAGODA_LOG_ERROR: pagoda_log_level = 1;
 /// What is likely not as the caller wants it, such as a model on the CPU where a GPU was hoped for.
 pub const PAGODA_LOG_WARN: pagoda_log_level = 2;
@@ -165,8 +165,8 @@ fn set_log(level: pagoda_log_level, callback: pagoda_log_callback, user_data: *m
         ));
     }
     let sink = callback.map(|callback| Sink { callback, user_data });
-    log::set_max_level(if sink.is_some() { filter } else { log::LevelFilter::Off });
     let mut current = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
+    log::set_max_level(if sink.is_some() { filter } else { log::LevelFilter::Off });
     *current = Some(sink);
     Ok(())
 }

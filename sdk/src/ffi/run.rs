@@ -9,7 +9,7 @@ use super::error::{ErrorObject, PAGODA_OK, pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::model::{ModelObject, pagoda_model};
 use super::tensor::pagoda_tensor;
-use super::{boundary, freeing};
+use super::{boundary, caught, freeing};
 use crate::error::{Error, Result};
 use crate::runtime::{Cancel, Request};
 use crate::tensor::Tensor;
@@ -21,7 +21,7 @@ pub struct pagoda_cancel {
 
 /// Called once when an asynchronous run is done, on a thread of Pagoda's; what it does holds up other asynchronous
 /// runs. `status` is PAGODA_OK or says why there are no outputs; then `error` has the words. `error` is freed after
-/// the callback. `outputs` is the list of the call, with a new tensor where it had NULL: those belong to the callback,
+/// the callback returns, and counts as a live object until then. `outputs` is the list of the call, with a new tensor where it had NULL: those belong to the callback,
 /// which frees them or keeps them. The list itself is valid during the callback only.
 pub type pagoda_run_callback = Option<
     unsafe extern "C" fn(
@@ -61,7 +61,7 @@ impl Object for Cancel {
 pub unsafe extern "C" fn pagoda_model_run(
     model: *const pagoda_model,
     input_names: *const *const c_char,
-    inputs: *const *const pagoda_tensor,
+    inputs: *const *mut pagoda_tensor,
     input_count: usize,
     output_names: *const *const c_char,
     outputs: *mut *mut pagoda_tensor,
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn pagoda_model_run(
 pub unsafe extern "C" fn pagoda_model_run_async(
     model: *const pagoda_model,
     input_names: *const *const c_char,
-    inputs: *const *const pagoda_tensor,
+    inputs: *const *mut pagoda_tensor,
     input_count: usize,
     output_names: *const *const c_char,
     outputs: *const *mut pagoda_tensor,
@@ -134,7 +134,10 @@ pub unsafe extern "C" fn pagoda_model_run_async(
             let handles: Vec<_> =
                 args::slice(outputs, output_count, "outputs")?.iter().map(|handle| handle.addr()).collect();
             let done = Done { callback, user_data };
-            model.model.run_async(request, move |result| done.call(handles, result.and_then(insert_all)))
+            model.model.run_async(request, move |result| {
+                let made = caught("pagoda_model_run_async, when done", || insert_all(result?));
+                done.call(handles, made);
+            })
         })
     }
 }
@@ -193,7 +196,7 @@ pub extern "C" fn pagoda_cancel_free(cancel: *mut pagoda_cancel) -> pagoda_statu
 /// As for `pagoda_model_run`.
 unsafe fn read_inputs<'a>(
     names: *const *const c_char,
-    tensors: *const *const pagoda_tensor,
+    tensors: *const *mut pagoda_tensor,
     count: usize,
 ) -> Result<Vec<(&'a str, Arc<Tensor>)>> {
     // SAFETY: by contract.

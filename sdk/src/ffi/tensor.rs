@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::args;
 use super::error::{pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
-use super::{boundary, freeing};
+use super::{boundary, freeing, reading};
 use crate::error::{Error, Result};
-use crate::tensor::{ElementType, Tensor};
+use crate::tensor::{ElementType, Tensor, element_count};
 
 /// The type of a tensor's elements: ONNX's numbers.
 pub type pagoda_type = i32;
@@ -88,6 +88,17 @@ impl Object for Tensor {
     }
 }
 
+/// The name of a type, e.g. "f32"; "undefined" for a number that has none.
+///
+/// Ownership: the text is static. Threads: any. Errors: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn pagoda_type_name(r#type: pagoda_type) -> *const c_char {
+    reading("pagoda_type_name", c"undefined", || {
+        Ok(ElementType::from_number(r#type).map_or(c"undefined", ElementType::c_name))
+    })
+    .as_ptr()
+}
+
 /// Makes a tensor in memory of its own, aligned to 64 bytes: zeros, or empty strings.
 ///
 /// Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for a type that there is not, a
@@ -150,16 +161,19 @@ pub unsafe extern "C" fn pagoda_tensor_borrow(
     }
 }
 
-/// Makes a tensor of strings with a copy of them.
+/// Makes a tensor of strings with a copy of them. `lengths` has the bytes of each string, which may then hold NULs and
+/// need none at its end; with `lengths` NULL each string ends at its NUL.
 ///
 /// Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for a count that is not that of the
 /// dimensions, a NULL, a text that is not UTF-8.
 ///
 /// # Safety
-/// `values` has `count` elements, each a C string; `dims` has `rank` elements; `tensor` and `error` may be written to.
+/// `values` has `count` elements, each a C string or as long as `lengths` says; `dims` has `rank` elements; `tensor` and
+/// `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_tensor_new_strings(
     values: *const *const c_char,
+    lengths: *const usize,
     count: usize,
     dims: *const i64,
     rank: usize,
@@ -171,12 +185,19 @@ pub unsafe extern "C" fn pagoda_tensor_new_strings(
         boundary("pagoda_tensor_new_strings", error, || {
             let out = args::out(tensor, "tensor")?;
             let dims = args::dims(dims, rank)?;
-            let product = dims.iter().try_fold(1_i64, |product, &dim| product.checked_mul(dim));
-            if product.is_none_or(|product| usize::try_from(product) != Ok(count)) {
-                return Err(Error::invalid("count", format!("{count} strings do not fill dims {dims:?}")));
+            let needed = element_count(ElementType::String, dims)?;
+            if count != needed {
+                return Err(Error::invalid("count", format!("{count} strings given, but dims {dims:?} hold {needed}")));
             }
             let values = args::slice(values, count, "values")?.iter().enumerate();
-            let strings = values.map(|(index, &value)| Ok(args::text(value, format!("values[{index}]"))?.to_owned()));
+            let strings = values.map(|(index, &value)| {
+                let argument = format!("values[{index}]");
+                let text = match lengths.as_ref() {
+                    None => args::text(value, argument)?,
+                    Some(_) => args::text_of_length(value, *lengths.add(index), argument)?,
+                };
+                Ok(text.to_owned())
+            });
             let made = Tensor::from_strings(dims, strings.collect::<Result<_>>()?)?;
             out.write(Arc::new(made).insert()?);
             Ok(())

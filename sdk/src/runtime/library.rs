@@ -24,6 +24,7 @@ pub(super) struct Loaded {
 
 /// Loads ONNX Runtime from `path`, or from where it is found.
 pub(super) fn load(path: Option<&Path>) -> Result<Loaded> {
+    silence_telemetry();
     let mut tried = Vec::new();
     for candidate in candidates(path) {
         // SAFETY: loading a library runs its initialisers; it is the ONNX Runtime that the caller or the system names.
@@ -37,6 +38,18 @@ pub(super) fn load(path: Option<&Path>) -> Result<Loaded> {
     let message = format!("ONNX Runtime can not be loaded; tried {}; {advice}", tried.join(", "));
     let error = Error::new(Status::NotFound, message);
     Err(if path.is_some() { error.about("options.onnxruntime_path") } else { error })
+}
+
+/// ONNX Runtime's own builds report to their maker from 1.29 on: a file in the user's cache, a thread, uploads. The call
+/// that switches it off comes too late, for it needs the environment whose making is the first thing reported; this
+/// variable is what stops all of it. Whoever has set it, to whatever, has decided otherwise.
+fn silence_telemetry() {
+    const VARIABLE: &str = "ORT_DISABLE_TELEMETRY";
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: changing the environment can race with a thread that reads it in C. This happens once, when the first
+        // model is opened; the first addition leaves the old list where it was, so a reader sees the old or the new.
+        unsafe { std::env::set_var(VARIABLE, "1") };
+    }
 }
 
 /// Where to look, in order. A place that was named is the only one: falling back to another would hide a mistake.

@@ -32,6 +32,9 @@ impl Model {
     /// Opens the model in a file. The ai.pagoda operators are there without further ado.
     pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self> {
         let path = path.as_ref();
+        if path.as_os_str().is_empty() {
+            return Err(Error::invalid("path", "an empty text; name the .onnx file"));
+        }
         let metadata = std::fs::metadata(path).map_err(|error| {
             let status = if error.kind() == std::io::ErrorKind::NotFound { Status::NotFound } else { Status::Io };
             Error::new(status, format!("{}: {error}", path.display())).about("path")

@@ -12,6 +12,9 @@ use super::value::ValueInfo;
 use crate::config::{ModelOptions, Optimization, Provider};
 use crate::error::{Error, Result, Status};
 
+/// Each waits for work by turning in circles; more than any machine has cores would take minutes to start.
+const MAX_THREADS: u32 = 1024;
+
 /// Where a model comes from.
 pub(super) enum Source<'a> {
     File(&'a Path),
@@ -48,6 +51,10 @@ impl Session {
         if let Some(path) = &options.profile_path {
             check_profile_path(path)?;
         }
+        if options.intra_op_threads > MAX_THREADS {
+            let message = format!("{} threads are more than the {MAX_THREADS} there can be", options.intra_op_threads);
+            return Err(Error::invalid("options.intra_op_threads", message));
+        }
         match options.provider {
             Provider::Cpu => Self::open_on(api, source, options, Provider::Cpu),
             Provider::Cuda => Self::open_on(api, source, options, Provider::Cuda),
@@ -83,8 +90,11 @@ impl Session {
             },
         };
         api.check(status).map_err(|error| {
-            // ONNX Runtime reports most broken models as a general failure.
-            let status = if error.status() == Status::Runtime { Status::Model } else { error.status() };
+            // ONNX Runtime reports broken models in many ways.
+            let status = match error.status() {
+                known @ (Status::NotFound | Status::Unsupported) => known,
+                _ => Status::Model,
+            };
             Error::new(status, error.message()).about(source.argument())
         })?;
         Ok(Self { api, raw, profile: options.profile_path.clone(), provider, reason: String::new() })
@@ -193,10 +203,6 @@ impl Options {
             Optimization::Extended => GraphOptimizationLevel::ORT_ENABLE_EXTENDED,
             Optimization::All => GraphOptimizationLevel::ORT_ENABLE_ALL,
         };
-        let threads = i32::try_from(options.intra_op_threads).map_err(|_| {
-            let message = format!("{} threads are more than there can be", options.intra_op_threads);
-            Error::invalid("options.intra_op_threads", message)
-        })?;
         // ONNX Runtime's own levels are one louder than they sound: its INFO is our debug.
         let severity = match log::max_level() {
             log::LevelFilter::Trace => 0,
@@ -206,7 +212,7 @@ impl Options {
         // SAFETY: the options are live; the operators' domain lives as long as the process.
         unsafe {
             api.check((table.SetSessionGraphOptimizationLevel)(self.raw, level))?;
-            api.check((table.SetIntraOpNumThreads)(self.raw, threads))?;
+            api.check((table.SetIntraOpNumThreads)(self.raw, options.intra_op_threads as i32))?;
             api.check((table.SetSessionLogSeverityLevel)(self.raw, severity))?;
             if let Some(path) = &options.profile_path {
                 let prefix = c_path(path, "options.profile_path")?;

@@ -73,7 +73,7 @@ impl Ours {
 
     fn run(&self) -> Result<()> {
         let (input_names, output_names): ([*const c_char; 1], [*const c_char; 1]) = ([c"x".as_ptr()], [c"y".as_ptr()]);
-        let (inputs, mut outputs) = ([self.x.cast_const()], [self.y]);
+        let (inputs, mut outputs) = ([self.x], [self.y]);
         // SAFETY: as above.
         unsafe {
             ok(pagoda_model_run(
