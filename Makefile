@@ -50,6 +50,7 @@ deps: $(ORT) ## Fetch ONNX Runtime and the Python packages for tests into target
 build: deps ## Build libpagoda.so, libpagoda_ops.so, the pagoda command and the samples into target/release.
 	@cargo build --release --workspace -q
 	@ln -sf libpagoda.so $(RELEASE)/libpagoda.so.1
+	@$(CC) $(C_FLAGS) samples/c/hello.c -o $(RELEASE)/hello-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
 	@$(CXX) $(CXX_FLAGS) samples/cpp/demo.cpp -o $(RELEASE)/demo-cpp $(LINK)
 
@@ -82,6 +83,7 @@ test-rust: deps
 test-python: build target/demo/model.onnx
 	@.ci/need valgrind valgrind
 	cargo build -q
+	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
 	$(PY) -m pytest -q tests
 
 clean: ## Remove everything that was built or fetched.

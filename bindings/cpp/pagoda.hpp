@@ -1,0 +1,495 @@
+// Pagoda for C++17: pagoda.h with types, ownership and exceptions. Header only; link with -lpagoda.
+//
+//     pagoda::Model model("model.onnx");
+//     auto x = pagoda::Tensor::from<float>({1, 4}, {1, 2, 3, 4});
+//     auto outputs = model.run({{"x", x}}, {"y"});
+//     for (float score : outputs[0].data<float>()) ...
+//
+// - Numbers (types, statuses, providers, log levels) are the PAGODA_... constants of pagoda.h.
+// - What fails throws pagoda::Error. No exception of a callback reaches C: what it throws is swallowed.
+// - Objects can be moved, not copied. Every one may be used from any thread; what is said of memory in pagoda.h holds.
+
+#ifndef PAGODA_HPP
+#define PAGODA_HPP
+
+#include <pagoda.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace pagoda {
+
+/// What went wrong, in words; `what()` has them.
+class Error : public std::runtime_error {
+public:
+    /// An error with a PAGODA_... status, its words, and the argument at fault ("" if none was).
+    Error(pagoda_status code, const std::string& message, std::string argument = "")
+        : std::runtime_error(message), code_(code), argument_(std::move(argument)) {}
+
+    /// The status, e.g. PAGODA_INVALID_ARGUMENT.
+    pagoda_status code() const noexcept { return code_; }
+    /// Which argument of the C function was at fault, e.g. "inputs[1]"; "" if none was.
+    const std::string& argument() const noexcept { return argument_; }
+
+private:
+    pagoda_status code_;
+    std::string argument_;
+};
+
+/// Elements that lie one after the other in someone else's memory: C++20's std::span, as far as it is needed here.
+template <class T>
+class Span {
+    // For containers whose elements are T, or T without const.
+    template <class Container, class Element = std::remove_pointer_t<decltype(std::declval<Container&>().data())>>
+    using From = std::enable_if_t<std::is_convertible_v<Element (*)[], T (*)[]>>;
+
+public:
+    /// No elements.
+    constexpr Span() noexcept = default;
+    /// `size` elements from `data` on.
+    constexpr Span(T* data, std::size_t size) noexcept : data_(data), size_(size) {}
+    /// All elements of a std::vector, std::array or other container that has them in one piece.
+    template <class Container, class = From<Container>>
+    constexpr Span(Container& from) noexcept : data_(from.data()), size_(from.size()) {}
+    template <class Container, class = From<const Container>>
+    constexpr Span(const Container& from) noexcept : data_(from.data()), size_(from.size()) {}
+    /// All elements of an array.
+    template <std::size_t Size>
+    constexpr Span(T (&array)[Size]) noexcept : data_(array), size_(Size) {}
+
+    constexpr T* data() const noexcept { return data_; }                       ///< Where the elements are.
+    constexpr std::size_t size() const noexcept { return size_; }              ///< How many there are.
+    constexpr T* begin() const noexcept { return data_; }                      ///< The first.
+    constexpr T* end() const noexcept { return data_ + size_; }                ///< Past the last.
+    constexpr T& operator[](std::size_t index) const { return data_[index]; }  ///< One; `index` is not checked.
+
+private:
+    T* data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+/// The bits of a 16-bit float (IEEE half).
+struct Float16 { std::uint16_t bits; };
+
+/// The bits of a 16-bit float with the exponent of a 32-bit one.
+struct BFloat16 { std::uint16_t bits; };
+
+/// The dimensions of a tensor.
+using Dims = std::vector<std::int64_t>;
+
+/// The PAGODA_TYPE_... of a C++ type.
+template <class T>
+constexpr pagoda_type type_of() {
+    constexpr bool is_signed = std::is_signed_v<T>;
+    if constexpr (std::is_same_v<T, float>) return PAGODA_TYPE_F32;
+    else if constexpr (std::is_same_v<T, double>) return PAGODA_TYPE_F64;
+    else if constexpr (std::is_same_v<T, Float16>) return PAGODA_TYPE_F16;
+    else if constexpr (std::is_same_v<T, BFloat16>) return PAGODA_TYPE_BF16;
+    else if constexpr (std::is_same_v<T, bool>) return PAGODA_TYPE_BOOL;
+    else {
+        // By size, not by name: long and long long are two types, and both may be 64 bits wide.
+        static_assert(std::is_integral_v<T>, "tensors have no elements of this type");
+        if constexpr (sizeof(T) == 1) return is_signed ? PAGODA_TYPE_I8 : PAGODA_TYPE_U8;
+        else if constexpr (sizeof(T) == 2) return is_signed ? PAGODA_TYPE_I16 : PAGODA_TYPE_U16;
+        else if constexpr (sizeof(T) == 4) return is_signed ? PAGODA_TYPE_I32 : PAGODA_TYPE_U32;
+        else return is_signed ? PAGODA_TYPE_I64 : PAGODA_TYPE_U64;
+    }
+}
+
+namespace detail {
+
+/// Owns a T. The deleter is the function itself, as a type without state.
+template <class T, auto free>
+using Handle = std::unique_ptr<T, std::integral_constant<decltype(free), free>>;
+
+inline Error to_error(pagoda_status status, const pagoda_error* error) {
+    return Error(status, pagoda_error_message(error), pagoda_error_argument(error));
+}
+
+/// Calls a function of pagoda.h with a place for its error, and throws what it puts there.
+template <class Function, class... Arguments>
+void call(Function function, Arguments... arguments) {
+    pagoda_error* raw = nullptr;
+    const pagoda_status status = function(arguments..., &raw);
+    const Handle<pagoda_error, pagoda_error_free> error(raw);
+    if (status != PAGODA_OK) throw to_error(status, raw);
+}
+
+/// Calls a function of pagoda.h that makes a T.
+template <class T, class Function, class... Arguments>
+T* make(Function function, Arguments... arguments) {
+    T* made = nullptr;
+    call(function, arguments..., &made);
+    return made;
+}
+
+/// Calls a function of the user's from within C, where no exception may come out.
+template <class Function, class... Arguments>
+void guarded(const Function& function, Arguments... arguments) noexcept {
+    try { function(arguments...); } catch (...) {}
+}
+
+}  // namespace detail
+
+/// Stops runs: hand it to any number of them. Once triggered it stays so.
+class Cancel {
+public:
+    /// One that is not triggered.
+    Cancel() : handle_(detail::make<pagoda_cancel>(pagoda_cancel_new)) {}
+    /// Stops the runs that have it, now and later: they fail with PAGODA_CANCELLED.
+    void trigger() const { detail::call(pagoda_cancel_trigger, handle_.get()); }
+    /// The handle, for functions of pagoda.h; it stays this object's.
+    const pagoda_cancel* get() const noexcept { return handle_.get(); }
+
+private:
+    detail::Handle<pagoda_cancel, pagoda_cancel_free> handle_;
+};
+
+/// A type, dimensions, and memory that is Pagoda's, the caller's, or ONNX Runtime's.
+class Tensor {
+public:
+    /// Makes a tensor of zeros in memory of its own.
+    template <class T>
+    static Tensor zeros(const Dims& dims) { return zeros(type_of<T>(), dims); }
+    /// Makes a tensor of zeros, or of empty strings, of a type that is known at run time.
+    static Tensor zeros(pagoda_type type, const Dims& dims) {
+        return Tensor(detail::make<pagoda_tensor>(pagoda_tensor_new, type, dims.data(), dims.size()));
+    }
+
+    /// Makes a tensor with a copy of `values`.
+    template <class T>
+    static Tensor from(const Dims& dims, std::initializer_list<T> values) { return copy<T>(dims, values); }
+    template <class T>
+    static Tensor from(const Dims& dims, const std::vector<T>& values) { return copy<T>(dims, values); }
+    template <class T>
+    static Tensor from(const Dims& dims, Span<T> values) { return copy<std::remove_const_t<T>>(dims, values); }
+
+    /// Makes a tensor of one dimension with a copy of `values`.
+    template <class T>
+    static Tensor from(const std::vector<T>& values) { return copy<T>({std::int64_t(values.size())}, values); }
+
+    /// Makes a tensor over memory of the caller; nothing is copied. The memory must stay until `release` is called,
+    /// once, from any thread; without one, until the tensor is gone and every run that uses it is done. If this
+    /// throws, `release` is not called.
+    template <class T>
+    static Tensor borrow(const Dims& dims, Span<T> memory, std::function<void()> release = {}) {
+        using Release = std::function<void()>;
+        auto kept = release ? std::make_unique<Release>(std::move(release)) : nullptr;
+        const pagoda_release_callback released = [](void* user_data) {
+            const std::unique_ptr<Release> mine(static_cast<Release*>(user_data));
+            detail::guarded(*mine);
+        };
+        Tensor tensor(detail::make<pagoda_tensor>(pagoda_tensor_borrow, type_of<T>(), dims.data(), dims.size(),
+                                                  static_cast<void*>(memory.data()), memory.size() * sizeof(T),
+                                                  kept ? released : nullptr, static_cast<void*>(kept.get())));
+        kept.release();
+        return tensor;
+    }
+
+    /// Makes a tensor with a copy of UTF-8 texts.
+    static Tensor strings(const Dims& dims, const std::vector<std::string>& values) {
+        std::vector<const char*> texts;
+        std::vector<std::size_t> lengths;
+        for (const std::string& value : values) {
+            texts.push_back(value.data());
+            lengths.push_back(value.size());
+        }
+        return Tensor(detail::make<pagoda_tensor>(pagoda_tensor_new_strings, texts.data(), lengths.data(),
+                                                  texts.size(), dims.data(), dims.size()));
+    }
+
+    /// Takes over a handle of pagoda.h.
+    explicit Tensor(pagoda_tensor* handle) noexcept : handle_(handle) {}
+
+    /// The type of the elements, a PAGODA_TYPE_...
+    pagoda_type type() const {
+        pagoda_type type = PAGODA_TYPE_UNDEFINED;
+        detail::call(pagoda_tensor_type, get(), &type);
+        return type;
+    }
+
+    /// The dimensions; they live as long as the tensor.
+    Span<const std::int64_t> dims() const {
+        const std::int64_t* dims = nullptr;
+        std::size_t rank = 0;
+        detail::call(pagoda_tensor_dims, get(), &dims, &rank);
+        return {dims, rank};
+    }
+
+    /// How many elements there are.
+    std::size_t size() const {
+        std::size_t size = 1;
+        for (const std::int64_t dim : dims()) size *= static_cast<std::size_t>(dim);
+        return size;
+    }
+
+    /// The elements in place, to read or to write while no run uses them; they live as long as the tensor. Throws if
+    /// they are not of type T.
+    template <class T>
+    Span<T> data() { return memory<T>(); }
+    /// The elements in place, to read.
+    template <class T>
+    Span<const T> data() const { return memory<const T>(); }
+
+    /// One text of a tensor of strings; it lives as long as the tensor.
+    std::string_view text(std::size_t index) const {
+        const char* text = nullptr;
+        std::size_t length = 0;
+        detail::call(pagoda_tensor_string, get(), index, &text, &length);
+        return {text, length};
+    }
+
+    /// The handle, for functions of pagoda.h; it stays this object's.
+    pagoda_tensor* get() const noexcept { return handle_.get(); }
+
+private:
+    template <class T, class Values>
+    static Tensor copy(const Dims& dims, const Values& values) {
+        Tensor tensor = zeros<T>(dims);
+        const Span<T> data = tensor.data<T>();
+        if (data.size() != values.size()) {
+            const std::string both = std::to_string(values.size()) + ", not " + std::to_string(data.size());
+            throw Error(PAGODA_INVALID_ARGUMENT, "the number of values is " + both, "values");
+        }
+        std::copy(values.begin(), values.end(), data.begin());
+        return tensor;
+    }
+
+    template <class T>
+    Span<T> memory() const {
+        const pagoda_type asked = type_of<std::remove_const_t<T>>(), real = type();
+        if (asked != real) {
+            const std::string both = std::to_string(real) + ", not " + std::to_string(asked);
+            throw Error(PAGODA_INVALID_ARGUMENT, "the elements are of PAGODA_TYPE number " + both, "T");
+        }
+        void* data = nullptr;
+        std::size_t bytes = 0;
+        detail::call(pagoda_tensor_data, get(), &data, &bytes);
+        return {static_cast<T*>(data), bytes / sizeof(T)};
+    }
+
+    detail::Handle<pagoda_tensor, pagoda_tensor_free> handle_;
+};
+
+/// A tensor and which input or output of a run it is; the tensor must live until the call returns.
+template <class T>
+struct Named {
+    Named(std::string of, T& is) : name(std::move(of)), tensor(&is) {}  ///< The input or output `of` is `is`.
+    std::string name;                                                   ///< The name.
+    T* tensor;                                                          ///< The tensor.
+};
+
+/// An input of a run.
+using Input = Named<const Tensor>;
+/// An output of a run that is written into a tensor that is there, which may be an input of the same run too.
+using Output = Named<Tensor>;
+
+/// An input or an output of a model.
+struct ValueInfo {
+    std::string name;                          ///< Its name.
+    pagoda_type type = PAGODA_TYPE_UNDEFINED;  ///< The type of its elements; PAGODA_TYPE_UNDEFINED: it is no tensor.
+    bool has_dims = false;                     ///< Whether the model says how many dimensions there are.
+    Dims dims;                                 ///< Its dimensions, -1 where one is free.
+    std::vector<std::string> symbols;          ///< For each dimension the name of its symbol, "" where it has none.
+};
+
+/// How to open a model; pagoda_model_options tells more.
+struct Options {
+    pagoda_provider provider = PAGODA_PROVIDER_AUTO;             ///< Where it runs.
+    std::int32_t device_id = 0;                                  ///< Which GPU.
+    std::int32_t intra_op_threads = 0;                           ///< Threads that work on one run; 0 = one a core.
+    pagoda_optimization optimization = PAGODA_OPTIMIZATION_ALL;  ///< How much the graph is rewritten.
+    std::string onnxruntime_path;                                ///< The ONNX Runtime library; "" = look for it.
+    std::string profile_path;                                    ///< Where to write a profile; "" = nowhere.
+};
+
+/// An open model. Any number of threads may run one at the same time.
+class Model {
+public:
+    /// Opens the model in an .onnx file.
+    explicit Model(const std::string& path, const Options& options = {})
+        : handle_(open(options, pagoda_model_open, path.c_str())) {}
+
+    /// Opens a model from the bytes of an .onnx file; they are copied.
+    static Model from_memory(Span<const std::uint8_t> bytes, const Options& options = {}) {
+        return Model(open(options, pagoda_model_open_memory, static_cast<const void*>(bytes.data()), bytes.size()));
+    }
+
+    /// Takes over a handle of pagoda.h.
+    explicit Model(pagoda_model* handle) noexcept : handle_(handle) {}
+
+    /// Where the model runs: PAGODA_PROVIDER_CPU or PAGODA_PROVIDER_CUDA.
+    pagoda_provider provider() const { return provider_and_reason().first; }
+    /// Why PAGODA_PROVIDER_AUTO became the CPU; "" if it did not or was not asked for.
+    std::string provider_reason() const { return provider_and_reason().second; }
+    /// What goes in.
+    std::vector<ValueInfo> inputs() const { return infos(pagoda_model_input_count, pagoda_model_input); }
+    /// What comes out.
+    std::vector<ValueInfo> outputs() const { return infos(pagoda_model_output_count, pagoda_model_output); }
+
+    /// Runs the model and waits. Returns new tensors for the outputs `names`; those in `bound` are written in place.
+    std::vector<Tensor> run(const std::vector<Input>& inputs, const std::vector<std::string>& names,
+                            const std::vector<Output>& bound = {}, const Cancel* cancel = nullptr) const {
+        Lists lists(inputs, names, bound);
+        std::vector<Tensor> made;
+        made.reserve(names.size());
+        lists.call(pagoda_model_run, *this, cancel);
+        for (std::size_t i = 0; i < names.size(); ++i) made.emplace_back(lists.outputs[i]);
+        return made;
+    }
+
+    /// Runs the model with every output written in place.
+    void run_into(const std::vector<Input>& inputs, const std::vector<Output>& bound,
+                  const Cancel* cancel = nullptr) const {
+        run(inputs, {}, bound, cancel);
+    }
+
+    /// Has the model run on a thread of Pagoda's. The future has what `run` returns or throws; what is wrong with the
+    /// arguments is thrown at once. The objects may go as soon as this returns, memory that was borrowed not before
+    /// the future is ready.
+    std::future<std::vector<Tensor>> run_async(const std::vector<Input>& inputs, const std::vector<std::string>& names,
+                                               const std::vector<Output>& bound = {},
+                                               const Cancel* cancel = nullptr) const {
+        Lists lists(inputs, names, bound);
+        auto pending = std::make_unique<Pending>();
+        for (std::size_t i = 0; i < names.size(); ++i) pending->made.emplace_back(nullptr);
+        auto future = pending->promise.get_future();
+        lists.call(pagoda_model_run_async, *this, cancel, &Pending::done, static_cast<void*>(pending.get()));
+        pending.release();
+        return future;
+    }
+
+    /// The handle, for functions of pagoda.h; it stays this object's.
+    const pagoda_model* get() const noexcept { return handle_.get(); }
+
+private:
+    template <class Opener, class... Source>
+    static pagoda_model* open(const Options& options, Opener opener, Source... source) {
+        // Once a process; a library that does not fit is said each time.
+        [[maybe_unused]] static const bool fits = (detail::call(pagoda_abi_check, PAGODA_ABI_VERSION), true);
+        pagoda_model_options c_options = PAGODA_MODEL_OPTIONS_INIT;
+        c_options.provider = options.provider;
+        c_options.device_id = options.device_id;
+        c_options.intra_op_threads = options.intra_op_threads;
+        c_options.optimization = options.optimization;
+        if (!options.onnxruntime_path.empty()) c_options.onnxruntime_path = options.onnxruntime_path.c_str();
+        if (!options.profile_path.empty()) c_options.profile_path = options.profile_path.c_str();
+        return detail::make<pagoda_model>(opener, source..., &c_options);
+    }
+
+    std::pair<pagoda_provider, const char*> provider_and_reason() const {
+        std::pair<pagoda_provider, const char*> result{PAGODA_PROVIDER_AUTO, ""};
+        detail::call(pagoda_model_provider, handle_.get(), &result.first, &result.second);
+        return result;
+    }
+
+    template <class Count, class Get>
+    std::vector<ValueInfo> infos(Count count, Get get) const {
+        std::size_t size = 0;
+        detail::call(count, handle_.get(), &size);
+        std::vector<ValueInfo> result;
+        for (std::size_t i = 0; i < size; ++i) {
+            pagoda_value_info info = PAGODA_VALUE_INFO_INIT;
+            detail::call(get, handle_.get(), i, &info);
+            result.push_back({info.name, info.type, info.dims != nullptr, {info.dims, info.dims + info.rank},
+                              {info.symbols, info.symbols + info.rank}});
+        }
+        return result;
+    }
+
+    /// The arguments of a run as C takes them: new outputs first, then bound ones.
+    struct Lists {
+        std::vector<const char*> input_names, output_names;
+        std::vector<pagoda_tensor*> inputs, outputs;
+
+        Lists(const std::vector<Input>& ins, const std::vector<std::string>& names, const std::vector<Output>& bound)
+            : outputs(names.size(), nullptr) {
+            for (const Input& input : ins) {
+                input_names.push_back(input.name.c_str());
+                inputs.push_back(input.tensor->get());
+            }
+            for (const std::string& name : names) output_names.push_back(name.c_str());
+            for (const Output& output : bound) {
+                output_names.push_back(output.name.c_str());
+                // To C this would mean that a new tensor is wanted, which no one would free.
+                if (!output.tensor->get()) throw Error(PAGODA_INVALID_HANDLE, "the tensor was moved away", output.name);
+                outputs.push_back(output.tensor->get());
+            }
+        }
+
+        template <class Run, class... Rest>
+        void call(Run run, const Model& model, const Cancel* cancel, Rest... rest) {
+            detail::call(run, model.get(), input_names.data(), inputs.data(), inputs.size(), output_names.data(),
+                         outputs.data(), outputs.size(), cancel ? cancel->get() : nullptr, rest...);
+        }
+    };
+
+    /// An asynchronous run under way.
+    struct Pending {
+        std::promise<std::vector<Tensor>> promise;
+        std::vector<Tensor> made;  // as many as there will be, so that taking them over can not fail halfway
+
+        static void done(void* user_data, pagoda_status status, pagoda_tensor* const* outputs, std::size_t,
+                         const pagoda_error* error) noexcept {
+            const std::unique_ptr<Pending> self(static_cast<Pending*>(user_data));
+            try {
+                if (status != PAGODA_OK) throw detail::to_error(status, error);
+                for (std::size_t i = 0; i < self->made.size(); ++i) self->made[i] = Tensor(outputs[i]);
+                self->promise.set_value(std::move(self->made));
+            } catch (...) {
+                self->promise.set_exception(std::current_exception());
+            }
+        }
+    };
+
+    detail::Handle<pagoda_model, pagoda_model_free> handle_;
+};
+
+/// Gets a line of the log: a PAGODA_LOG_... level, who speaks, and what. The texts are valid during the call only.
+using Log = std::function<void(pagoda_log_level level, std::string_view source, std::string_view message)>;
+
+/// Has the log sent to `log`, up to `level`, from any thread; an empty function stops it. When this returns, the
+/// function of before is not running any more. Not to be called from within such a function.
+inline void set_log(pagoda_log_level level, Log log) {
+    struct Current {
+        std::mutex mutex;
+        std::unique_ptr<Log> log;
+        // Threads of ONNX Runtime may outlive the statics of the program.
+        ~Current() { if (log) pagoda_log_set(PAGODA_LOG_OFF, nullptr, nullptr, nullptr); }
+    };
+    static Current current;
+    const pagoda_log_callback callback = [](void* to, pagoda_log_level line, const char* source, const char* message) {
+        detail::guarded(*static_cast<const Log*>(to), line, source, message);
+    };
+    auto next = log ? std::make_unique<Log>(std::move(log)) : nullptr;
+    const std::lock_guard<std::mutex> lock(current.mutex);
+    detail::call(pagoda_log_set, level, next ? callback : nullptr, static_cast<void*>(next.get()));
+    current.log = std::move(next);
+}
+
+/// The metrics of the process as Prometheus text.
+inline std::string metrics() {
+    std::string text(4096, '\0');
+    std::size_t length = 0;
+    pagoda_status status;
+    while ((status = pagoda_metrics_text(&text[0], text.size(), &length, nullptr)) == PAGODA_CAPACITY)
+        text.resize(2 * text.size());
+    if (status != PAGODA_OK) throw Error(status, "the metrics can not be read");
+    text.resize(length - 1);  // without the NUL
+    return text;
+}
+
+}  // namespace pagoda
+
+#endif  // PAGODA_HPP

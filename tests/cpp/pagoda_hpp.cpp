@@ -1,0 +1,316 @@
+// Proves bindings/cpp/pagoda.hpp: pagoda_hpp HELLO.onnx MODEL.onnx, with the models that samples/make_model.py writes.
+// Says what does not hold and exits with 1.
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <pagoda.hpp>
+#include <thread>
+
+using namespace pagoda;
+
+static int failures = 0;
+
+#define CHECK(condition)                                                             \
+    do {                                                                             \
+        if (!(condition)) {                                                          \
+            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+            ++failures;                                                              \
+        }                                                                            \
+    } while (false)
+
+// Whether `function` throws an Error with this code about this argument.
+template <class Function>
+static bool throws(pagoda_status code, const char* argument, Function function) {
+    try {
+        function();
+    } catch (const Error& error) {
+        if (error.code() == code && error.argument() == argument && error.what()[0] != '\0') return true;
+        std::fprintf(stderr, "it threw %d about \"%s\": %s\n", error.code(), error.argument().c_str(), error.what());
+        return false;
+    }
+    std::fprintf(stderr, "it did not throw\n");
+    return false;
+}
+
+static_assert(!std::is_copy_constructible_v<Tensor> && std::is_nothrow_move_constructible_v<Tensor>);
+static_assert(!std::is_copy_constructible_v<Model> && std::is_nothrow_move_constructible_v<Model>);
+static_assert(!std::is_copy_constructible_v<Cancel> && std::is_nothrow_move_constructible_v<Cancel>);
+static_assert(!std::is_copy_assignable_v<Tensor> && std::is_nothrow_move_assignable_v<Tensor>);
+static_assert(type_of<long>() == type_of<long long>() && type_of<unsigned char>() == PAGODA_TYPE_U8);
+static_assert(std::is_convertible_v<Span<float>, Span<const float>>);
+static_assert(!std::is_constructible_v<Span<float>, const std::vector<float>&>);
+static_assert(!std::is_constructible_v<Span<float>, std::vector<double>&>);
+
+// The tests run on the CPU with one thread, wherever they run.
+static Options cpu() {
+    Options options;
+    options.provider = PAGODA_PROVIDER_CPU;
+    options.intra_op_threads = 1;
+    return options;
+}
+
+template <class T>
+static void type_is(pagoda_type type, std::array<T, 2> values) {
+    const Tensor tensor = Tensor::from({2}, Span<T>(values));
+    CHECK(tensor.type() == type && tensor.size() == 2);
+    CHECK(std::memcmp(tensor.data<T>().data(), values.data(), sizeof values) == 0);
+}
+
+static void types() {
+    type_is<float>(PAGODA_TYPE_F32, {1.5f, -2});
+    type_is<double>(PAGODA_TYPE_F64, {1.5, -2});
+    type_is<std::int8_t>(PAGODA_TYPE_I8, {1, -2});
+    type_is<std::int16_t>(PAGODA_TYPE_I16, {1, -2});
+    type_is<std::int32_t>(PAGODA_TYPE_I32, {1, -2});
+    type_is<std::int64_t>(PAGODA_TYPE_I64, {1, -2});
+    type_is<std::uint8_t>(PAGODA_TYPE_U8, {1, 255});
+    type_is<std::uint16_t>(PAGODA_TYPE_U16, {1, 65535});
+    type_is<std::uint32_t>(PAGODA_TYPE_U32, {1, ~0u});
+    type_is<std::uint64_t>(PAGODA_TYPE_U64, {1, ~std::uint64_t{0}});
+    type_is<bool>(PAGODA_TYPE_BOOL, {true, false});
+    type_is<Float16>(PAGODA_TYPE_F16, {Float16{0x3c00}, Float16{0xc000}});
+    type_is<BFloat16>(PAGODA_TYPE_BF16, {BFloat16{0x3f80}, BFloat16{0xc000}});
+}
+
+static void tensors() {
+    Tensor zeros = Tensor::zeros<float>({2, 3});
+    CHECK(zeros.dims().size() == 2 && zeros.dims()[0] == 2 && zeros.dims()[1] == 3);
+    for (const float value : zeros.data<float>()) CHECK(value == 0);
+    zeros.data<float>()[5] = 7;
+    CHECK(zeros.data<float>()[5] == 7);
+
+    CHECK(Tensor::from<float>({1, 4}, {1, 2, 3, 4}).data<float>()[3] == 4);
+    CHECK(Tensor::from({2}, std::vector<bool>{false, true}).data<bool>()[1]);
+    CHECK(Tensor::from<std::int32_t>({0, 13}).dims()[0] == 2);
+    CHECK(Tensor::from<double>({}, {2.5}).dims().size() == 0);
+    CHECK(Tensor::zeros<float>({0, 3}).data<float>().size() == 0);
+
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "values", [] { Tensor::from<float>({3}, {1, 2}); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "T", [&] { zeros.data<double>(); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "dims[0]", [] { Tensor::zeros<float>({-1}); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "type", [] { Tensor::zeros(99, {1}); }));
+}
+
+static void borrowing() {
+    std::vector<float> memory{1, 2, 3};
+    std::atomic<int> released{0};
+    {
+        Tensor tensor = Tensor::borrow<float>({3}, memory, [&] { ++released; });
+        CHECK(tensor.data<float>().data() == memory.data());
+        tensor.data<float>()[0] = 9;
+        CHECK(memory[0] == 9);
+        const Tensor moved = std::move(tensor);
+        CHECK(released == 0);
+    }
+    CHECK(released == 1);
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "bytes", [&] { Tensor::borrow<float>({4}, memory, [&] { ++released; }); }));
+    CHECK(released == 1);
+    // What a callback throws must not reach Rust.
+    { const Tensor tensor = Tensor::borrow<float>({3}, memory, [&] { ++released; throw 1; }); }
+    CHECK(released == 2);
+    { const Tensor tensor = Tensor::borrow<float>({3}, memory); }
+}
+
+static void moving(const std::string& path) {
+    Tensor a = Tensor::from<float>({1.0f});
+    pagoda_tensor* handle = a.get();
+    Tensor b = std::move(a);
+    CHECK(a.get() == nullptr && b.get() == handle);
+    CHECK(throws(PAGODA_INVALID_HANDLE, "tensor", [&] { a.type(); }));
+    const std::size_t before = pagoda_live_objects();
+    b = Tensor::from<float>({2.0f});
+    CHECK(pagoda_live_objects() == before && b.data<float>()[0] == 2);
+
+    Model model(path, cpu());
+    Model other = std::move(model);
+    CHECK(model.get() == nullptr && other.inputs().size() == 1);
+    CHECK(throws(PAGODA_INVALID_HANDLE, "model", [&] { model.inputs(); }));
+    // To C it would ask for a new tensor, which no one would free.
+    const Tensor x = Tensor::zeros<float>({1, 4});
+    CHECK(throws(PAGODA_INVALID_HANDLE, "y", [&] { other.run_into({{"x", x}}, {{"y", a}}); }));
+    // A handle that was freed is an error, not a crash.
+    pagoda_tensor* stale = Tensor::zeros<float>({1}).get();
+    Tensor ghost(stale);
+    CHECK(throws(PAGODA_INVALID_HANDLE, "tensor", [&] { ghost.type(); }));
+}
+
+static void describing(const std::string& path) {
+    const Model model(path, cpu());
+    CHECK(model.provider() == PAGODA_PROVIDER_CPU && model.provider_reason().empty());
+    const ValueInfo x = model.inputs().at(0), y = model.outputs().at(0);
+    CHECK(x.name == "x" && x.type == PAGODA_TYPE_F32 && x.has_dims && x.dims == Dims({-1, 4}));
+    CHECK(y.name == "y" && y.symbols == std::vector<std::string>({"n", ""}));
+}
+
+static void running(const std::string& path) {
+    const Model model(path, cpu());
+    const Tensor x = Tensor::from<float>({2, 4}, {1, 2, 3, 4, 0, 0, 0, 0});
+    const auto outputs = model.run({{"x", x}}, {"y"});
+    const Span<const float> y = outputs.at(0).data<float>();
+    CHECK(y.size() == 6 && std::abs(y[0] + y[1] + y[2] - 1) < 1e-6 && std::abs(y[3] - 1.0f / 3) < 1e-6);
+
+    Tensor bound = Tensor::zeros<float>({2, 3});
+    const float* memory = bound.data<float>().data();
+    model.run_into({{"x", x}}, {{"y", bound}});
+    CHECK(bound.data<float>().data() == memory && std::memcmp(memory, y.data(), 6 * sizeof(float)) == 0);
+
+    std::ifstream file(path, std::ios::binary);
+    const std::vector<std::uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
+    const auto again = Model::from_memory(bytes, cpu()).run({{"x", x}}, {"y"});
+    CHECK(again.at(0).data<float>()[0] == y[0]);
+}
+
+static void errors(const std::string& path) {
+    const Model model(path, cpu());
+    const Tensor x = Tensor::zeros<float>({1, 4}), wide = Tensor::zeros<float>({1, 5});
+    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
+    CHECK(throws(PAGODA_MODEL, "bytes", [] { Model::from_memory(std::vector<std::uint8_t>(64, 1), cpu()); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "inputs[0]", [&] { model.run({{"x", wide}}, {"y"}); }));
+    CHECK(throws(PAGODA_NOT_FOUND, "input_names[0]", [&] { model.run({{"z", x}}, {"y"}); }));
+    CHECK(throws(PAGODA_NOT_FOUND, "output_names[0]", [&] { model.run({{"x", x}}, {"z"}); }));
+    CHECK(throws(PAGODA_NOT_FOUND, "output_names[0]", [&] { model.run_async({{"x", x}}, {"z"}); }));
+    Options options = cpu();
+    options.device_id = -1;
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.device_id", [&] { Model(path, options); }));
+}
+
+static void strings() {
+    // y = x, of strings [n].
+    static const char bytes[] =
+        "\x08\x08\x12\x00:9\n\x10\n\x01x\x12\x01y\"\x08Identity\x12\x01g"
+        "Z\x10\n\x01x\x12\x0b\n\t\x08\x08\x12\x05\n\x03\x12\x01n"
+        "b\x10\n\x01y\x12\x0b\n\t\x08\x08\x12\x05\n\x03\x12\x01nB\x04\n\x00\x10\x11";
+    const auto* unsigned_bytes = reinterpret_cast<const std::uint8_t*>(bytes);
+    const Model model = Model::from_memory({unsigned_bytes, sizeof bytes - 1}, cpu());
+    const std::vector<std::string> texts{"", "pagoda", "\u5854", std::string("b\0c", 3)};
+    const auto outputs = model.run({{"x", Tensor::strings({4}, texts)}}, {"y"});
+    CHECK(outputs.at(0).type() == PAGODA_TYPE_STRING && outputs[0].size() == 4);
+    for (std::size_t i = 0; i < 4; ++i) CHECK(outputs[0].text(i) == texts[i]);
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "index", [&] { outputs[0].text(4); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "count", [] { Tensor::strings({2}, {"a"}); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "values[0]", [] { Tensor::strings({1}, {"\xff"}); }));
+}
+
+static void asynchronous(const std::string& path) {
+    std::vector<std::future<std::vector<Tensor>>> futures;
+    std::atomic<int> released{0};
+    std::vector<std::array<float, 4>> memory(50);
+    {
+        // Model, tensors and lists go while the runs are under way.
+        const Model model(path, cpu());
+        for (auto& x : memory) {
+            const Tensor tensor = Tensor::borrow<float>({1, 4}, x, [&] { ++released; });
+            futures.push_back(model.run_async({{"x", tensor}}, {"y"}));
+        }
+    }
+    for (auto& future : futures) CHECK(std::abs(future.get().at(0).data<float>()[1] - 1.0f / 3) < 1e-6);
+    CHECK(released == 50);
+
+    const Model model(path, cpu());
+    Tensor bound = Tensor::zeros<float>({1, 3});
+    CHECK(model.run_async({{"x", Tensor::zeros<float>({1, 4})}}, {}, {{"y", bound}}).get().empty());
+    CHECK(std::abs(bound.data<float>()[2] - 1.0f / 3) < 1e-6);
+    // A future that no one waits for leaves nothing behind.
+    model.run_async({{"x", Tensor::zeros<float>({1, 4})}}, {"y"});
+}
+
+static void cancelling(const std::string& path) {
+    const Model model(path, cpu());
+    const Tensor x = Tensor::zeros<float>({1, 4});
+    const Cancel cancel;
+    CHECK(model.run({{"x", x}}, {"y"}, {}, &cancel).size() == 1);
+    cancel.trigger();
+    CHECK(throws(PAGODA_CANCELLED, "", [&] { model.run({{"x", x}}, {"y"}, {}, &cancel); }));
+    auto future = model.run_async({{"x", x}}, {"y"}, {}, &cancel);
+    CHECK(throws(PAGODA_CANCELLED, "", [&] { future.get(); }));
+}
+
+// One user's history through the pools: scores, or what the run throws, by a function that runs it.
+template <class Run>
+static auto ranked(Tensor& pool_0, Tensor& pool_1, std::int32_t cached, std::int32_t page, Run run) {
+    return run(std::vector<Input>{{"item_ids", Tensor::from<std::int64_t>({5, 6, 7})},
+                                  {"row_offsets", Tensor::from<std::int32_t>({0, 3})},
+                                  {"num_candidates", Tensor::from<std::int32_t>({1})},
+                                  {"cached_len", Tensor::from<std::int32_t>({cached})},
+                                  {"page_indptr", Tensor::from<std::int32_t>({0, 1})},
+                                  {"page_ids", Tensor::from<std::int32_t>({page})},
+                                  {"kv_pool_0", pool_0},
+                                  {"kv_pool_1", pool_1}},
+               std::vector<Output>{{"kv_pool_0_out", pool_0}, {"kv_pool_1_out", pool_1}});
+}
+
+static void remembering(const std::string& path) {
+    const Model model(path, cpu());
+    Tensor pool_0 = Tensor::zeros<float>({2, 2, 8, 2, 32}), pool_1 = Tensor::zeros<float>({2, 2, 8, 2, 32});
+    const auto now = [&](const auto& inputs, const auto& pools) { return model.run(inputs, {"scores"}, pools); };
+    const auto later = [&](const auto& inputs, const auto& pools) {
+        return model.run_async(inputs, {"scores"}, pools);
+    };
+    const auto first = ranked(pool_0, pool_1, 0, 1, now);
+    CHECK(first.at(0).size() == 3);
+    const auto pool = pool_0.data<float>();
+    CHECK(pool[0] == 0 && pool[pool.size() / 2] != 0);  // page 1 was written in place, page 0 was not
+    const auto second = ranked(pool_0, pool_1, 2, 1, later).get();
+    CHECK(second.at(0).data<float>()[2] != first.at(0).data<float>()[2]);  // the memory counts
+
+    // Right by names, types and shapes, wrong by its numbers: the run itself fails.
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "", [&] { ranked(pool_0, pool_1, 0, 9, now); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "", [&] { ranked(pool_0, pool_1, 0, 9, later).get(); }));
+}
+
+static void logging(const std::string& path) {
+    std::atomic<int> lines{0}, wrong{0};
+    set_log(PAGODA_LOG_DEBUG, [&](pagoda_log_level level, std::string_view source, std::string_view message) {
+        ++lines;
+        if (level < PAGODA_LOG_ERROR || level > PAGODA_LOG_DEBUG || source.empty() || message.empty()) ++wrong;
+        throw std::runtime_error("must not reach Rust");
+    });
+    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
+    { const Model model(path, cpu()); }
+    CHECK(lines > 0 && wrong == 0);
+    set_log(PAGODA_LOG_OFF, {});
+    const int before = lines;
+    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
+    CHECK(lines == before);
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "level", [] { set_log(99, [](auto...) {}); }));
+    // Left on at the end of the program.
+    set_log(PAGODA_LOG_ERROR, [](auto...) {});
+}
+
+int main(int argc, char** argv) {
+    if (argc != 3) {
+        std::fprintf(stderr, "usage: %s HELLO.onnx MODEL.onnx\n", argv[0]);
+        return 2;
+    }
+    try {
+        types();
+        tensors();
+        borrowing();
+        moving(argv[1]);
+        describing(argv[1]);
+        running(argv[1]);
+        errors(argv[1]);
+        strings();
+        asynchronous(argv[1]);
+        cancelling(argv[1]);
+        remembering(argv[2]);
+        logging(argv[1]);
+        const std::string text = metrics();
+        CHECK(text.find("# TYPE pagoda_") != std::string::npos && std::strlen(text.c_str()) == text.size());
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "it threw: %s\n", error.what());
+        ++failures;
+    }
+    // A future was dropped: its tensor goes when the run is done. And the error of an asynchronous run goes a moment
+    // after the future is ready.
+    using std::chrono::milliseconds;
+    for (int i = 0; i < 500 && pagoda_live_objects() != 0; ++i) std::this_thread::sleep_for(milliseconds(10));
+    CHECK(pagoda_live_objects() == 0);
+    std::printf(failures == 0 ? "pagoda.hpp: all well\n" : "pagoda.hpp: %d failures\n", failures);
+    return failures == 0 ? 0 : 1;
+}
