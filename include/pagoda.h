@@ -82,8 +82,11 @@ typedef struct {
     int32_t intra_op_threads;
     /** How much the graph is rewritten; default PAGODA_OPTIMIZATION_ALL. */
     pagoda_optimization optimization;
-    /** 0. */
-    int32_t reserved;
+    /**
+     * 1: those threads sleep while there is nothing to do; 0, the default: they look out for work for a while after
+     * each run, which wakes them sooner and takes cores from everything else in the process, other models too.
+     */
+    int32_t sleep_when_idle;
     /**
      * The ONNX Runtime library, UTF-8. NULL: the environment variable PAGODA_ONNXRUNTIME, then libonnxruntime.so.1 or
      * libonnxruntime.so beside libpagoda.so, then the system's loader. A process uses one; the first model decides.

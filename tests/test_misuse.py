@@ -165,7 +165,7 @@ def by_name(world, function, p):
     """What only this parameter can have wrong."""
     if p.kind == "pagoda_model_options":
         wrong = {"provider": (-1, 3, INT_MIN), "optimization": (-1, 4, INT_MAX), "device_id": (-1, INT_MIN)}
-        wrong |= {"reserved": (1, -1), "intra_op_threads": (-1, INT_MIN, 1025, INT_MAX)}
+        wrong |= {"sleep_when_idle": (2, -1), "intra_op_threads": (-1, INT_MIN, 1025, INT_MAX)}
         wrong |= dict.fromkeys(["onnxruntime_path", "profile_path"], (NOT_UTF8,))
         for name, values in wrong.items():
             for value in values:

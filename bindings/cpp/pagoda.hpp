@@ -309,6 +309,7 @@ struct Options {
     pagoda_provider provider = PAGODA_PROVIDER_AUTO;             ///< Where it runs.
     std::int32_t device_id = 0;                                  ///< Which GPU.
     std::int32_t intra_op_threads = 0;                           ///< Threads that work on one run; 0 = one a core.
+    bool sleep_when_idle = false;  ///< Whether they sleep between runs instead of looking out for work for a while.
     pagoda_optimization optimization = PAGODA_OPTIMIZATION_ALL;  ///< How much the graph is rewritten.
     std::string onnxruntime_path;                                ///< The ONNX Runtime library; "" = look for it.
     std::string profile_path;                                    ///< Where to write a profile; "" = nowhere.
@@ -382,6 +383,7 @@ private:
         c_options.provider = options.provider;
         c_options.device_id = options.device_id;
         c_options.intra_op_threads = options.intra_op_threads;
+        c_options.sleep_when_idle = options.sleep_when_idle ? 1 : 0;
         c_options.optimization = options.optimization;
         if (!options.onnxruntime_path.empty()) c_options.onnxruntime_path = options.onnxruntime_path.c_str();
         if (!options.profile_path.empty()) c_options.profile_path = options.profile_path.c_str();

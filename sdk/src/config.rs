@@ -38,6 +38,9 @@ pub struct ModelOptions {
     pub device_id: u32,
     /// Threads that work on one run; 0 = one for each core.
     pub intra_op_threads: u32,
+    /// Whether those threads sleep while there is nothing to do. Otherwise they look out for work for a while after each
+    /// run, which wakes them sooner and takes cores from everything else in the process, other models too.
+    pub sleep_when_idle: bool,
     /// How much the graph is rewritten.
     pub optimization: Optimization,
     /// The ONNX Runtime library. `None`: the environment variable `PAGODA_ONNXRUNTIME`, then beside libpagoda.so (or

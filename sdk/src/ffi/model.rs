@@ -53,8 +53,9 @@ pub struct pagoda_model_options {
     pub intra_op_threads: i32,
     /// How much the graph is rewritten; default PAGODA_OPTIMIZATION_ALL.
     pub optimization: pagoda_optimization,
-    /// 0.
-    pub reserved: i32,
+    /// 1: those threads sleep while there is nothing to do; 0, the default: they look out for work for a while after
+    /// each run, which wakes them sooner and takes cores from everything else in the process, other models too.
+    pub sleep_when_idle: i32,
     /// The ONNX Runtime library, UTF-8. NULL: the environment variable PAGODA_ONNXRUNTIME, then libonnxruntime.so.1 or
     /// libonnxruntime.so beside libpagoda.so, then the system's loader. A process uses one; the first model decides.
     pub onnxruntime_path: *const c_char,
@@ -331,7 +332,7 @@ unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOpti
         device_id: 0,
         intra_op_threads: 0,
         optimization: PAGODA_OPTIMIZATION_ALL,
-        reserved: 0,
+        sleep_when_idle: 0,
         onnxruntime_path: std::ptr::null(),
         profile_path: std::ptr::null(),
     };
@@ -347,9 +348,6 @@ unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOpti
             args::optional_text(options.profile_path, "options.profile_path")?,
         )
     };
-    if options.reserved != 0 {
-        return Err(Error::invalid("options.reserved", format!("{} where 0 is needed", options.reserved)));
-    }
     Ok(ModelOptions {
         provider: match options.provider {
             PAGODA_PROVIDER_AUTO => Provider::Auto,
@@ -359,6 +357,11 @@ unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOpti
         },
         device_id: count(options.device_id, "options.device_id")?,
         intra_op_threads: count(options.intra_op_threads, "options.intra_op_threads")?,
+        sleep_when_idle: match options.sleep_when_idle {
+            0 => false,
+            1 => true,
+            other => return Err(Error::invalid("options.sleep_when_idle", format!("{other} is neither 0 nor 1"))),
+        },
         optimization: match options.optimization {
             PAGODA_OPTIMIZATION_ALL => Optimization::All,
             PAGODA_OPTIMIZATION_NONE => Optimization::None,

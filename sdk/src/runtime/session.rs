@@ -214,6 +214,10 @@ impl Options {
             api.check((table.SetSessionGraphOptimizationLevel)(self.raw, level))?;
             api.check((table.SetIntraOpNumThreads)(self.raw, options.intra_op_threads as i32))?;
             api.check((table.SetSessionLogSeverityLevel)(self.raw, severity))?;
+            if options.sleep_when_idle {
+                let (key, value) = (c"session.intra_op.allow_spinning", c"0");
+                api.check((table.AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()))?;
+            }
             if let Some(path) = &options.profile_path {
                 let prefix = c_path(path, "options.profile_path")?;
                 api.check((table.EnableProfiling)(self.raw, prefix.as_ptr()))?;

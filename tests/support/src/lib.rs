@@ -35,6 +35,7 @@ pub enum Attribute {
 #[derive(Default)]
 pub struct Graph {
     nodes: Vec<u8>,
+    weights: Vec<u8>,
     inputs: Vec<u8>,
     outputs: Vec<u8>,
 }
@@ -56,6 +57,20 @@ impl Graph {
     #[must_use]
     pub fn output(mut self, name: &str, element: Element, dims: &[Dim]) -> Self {
         put_bytes(&mut self.outputs, 12, &value_info(name, element, dims));
+        self
+    }
+
+    /// Adds a weight: numbers that are part of the model.
+    #[must_use]
+    pub fn weight(mut self, name: &str, dims: &[i64], values: &[f32]) -> Self {
+        let mut tensor = Vec::new();
+        for &dim in dims {
+            put_int(&mut tensor, 1, dim);
+        }
+        put_int(&mut tensor, 2, F32.into());
+        put_bytes(&mut tensor, 8, name.as_bytes());
+        put_bytes(&mut tensor, 9, &values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
+        put_bytes(&mut self.weights, 5, &tensor);
         self
     }
 
@@ -84,6 +99,7 @@ impl Graph {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut graph = self.nodes.clone();
         put_bytes(&mut graph, 2, b"graph");
+        graph.extend(&self.weights);
         graph.extend(&self.inputs);
         graph.extend(&self.outputs);
         let mut model = Vec::new();

@@ -1,6 +1,6 @@
 //! PagedKvAppend in place, against memcpy of the same bytes.
 
-use pagoda::{ElementType, Model, ModelOptions, Provider, Result, Tensor};
+use pagoda::{ElementType, Model, Result, Tensor};
 use pagoda_kernels::parallel::{Parallel, Threads};
 use pagoda_test_support::{Dim, Graph, I32};
 
@@ -20,7 +20,7 @@ pub fn measure(threads: u32) -> Result<Vec<Row>> {
             let bytes = append.bytes();
             let mut copy = Memcpy::new(bytes, threads);
             let run = || append.run();
-            let (ours, theirs) = side_by_side(101, run, || {
+            let (ours, theirs) = side_by_side(31, run, || {
                 copy.run();
                 Ok(())
             })?;
@@ -70,7 +70,7 @@ impl Append {
             })
             .node("ai.pagoda.PagedKvAppend", &names, &["kv_pool_out"], &[])
             .output("kv_pool_out", element as i32, &pool_dims.map(Dim::Is));
-        let options = ModelOptions { provider: Provider::Cpu, intra_op_threads: threads, ..ModelOptions::default() };
+        let options = super::options(threads);
         Ok(Self { model: Model::from_bytes(&graph.to_bytes(), &options)?, inputs })
     }
 

@@ -10,7 +10,7 @@ mod raw;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use pagoda::Result;
+use pagoda::{ModelOptions, Provider, Result};
 
 /// What to measure and how.
 #[derive(clap::Args)]
@@ -61,6 +61,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// How both sides of a comparison run: on as many threads, none of which gets in the way of the other side's.
+fn options(threads: u32) -> ModelOptions {
+    let provider = Provider::Cpu;
+    ModelOptions { provider, intra_op_threads: threads, sleep_when_idle: true, ..ModelOptions::default() }
+}
+
 /// One figure beside its baseline.
 struct Row {
     bench: &'static str,
@@ -96,21 +102,23 @@ fn side_by_side(
     mut baseline: impl FnMut() -> Result<()>,
 ) -> Result<(f64, f64)> {
     let mut times = (Vec::new(), Vec::new());
-    for round in 0..rounds + rounds / 4 + 1 {
-        let (a, b) = (time(&mut measured)?, time(&mut baseline)?);
-        // The first rounds warm caches, pages and clocks.
-        if round > rounds / 4 {
-            times.0.push(a);
-            times.1.push(b);
-        }
+    for _ in 0..rounds {
+        times.0.extend(burst(&mut measured)?);
+        times.1.extend(burst(&mut baseline)?);
     }
     Ok((median(times.0), median(times.1)))
 }
 
-fn time(work: &mut impl FnMut() -> Result<()>) -> Result<Duration> {
-    let start = Instant::now();
+/// A few runs one after the other; the first, which wakes threads and warms caches, is not counted.
+fn burst(work: &mut impl FnMut() -> Result<()>) -> Result<[Duration; 5]> {
     work()?;
-    Ok(start.elapsed())
+    let mut times = [Duration::ZERO; 5];
+    for time in &mut times {
+        let start = Instant::now();
+        work()?;
+        *time = start.elapsed();
+    }
+    Ok(times)
 }
 
 fn median(mut times: Vec<Duration>) -> f64 {

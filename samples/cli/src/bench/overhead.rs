@@ -23,7 +23,7 @@ pub fn measure() -> Result<Vec<Row>> {
     let bytes = graph.to_bytes();
     let (ours, raw) = (Ours::new(&bytes)?, RawSession::new(&bytes)?);
     let (value, baseline) =
-        side_by_side(401, || (0..BATCH).try_for_each(|_| ours.run()), || (0..BATCH).try_for_each(|_| raw.run()))?;
+        side_by_side(61, || (0..BATCH).try_for_each(|_| ours.run()), || (0..BATCH).try_for_each(|_| raw.run()))?;
     let (value, baseline) = (value / BATCH as f64 * 1e6, baseline / BATCH as f64 * 1e6);
     let row = |case: &str, value: f64, ratio: f64| Row {
         bench: "overhead",
@@ -55,7 +55,7 @@ impl Ours {
             device_id: 0,
             intra_op_threads: 1,
             optimization: 0,
-            reserved: 0,
+            sleep_when_idle: 0,
             onnxruntime_path: std::ptr::null(),
             profile_path: std::ptr::null(),
         };
