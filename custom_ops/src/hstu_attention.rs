@@ -37,14 +37,14 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
     const OUTPUT_LIKE: usize = 0;
 
     fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        let scaling_seqlen = attributes.int(c"scaling_seqlen").ok_or_else(|| {
+        let scaling_seqlen = attributes.int(c"scaling_seqlen")?.ok_or_else(|| {
             OpError::invalid("HstuAttention: the attribute scaling_seqlen (an int of at least 1) is missing")
         })?;
         let operator = Self {
-            alpha: attributes.float(c"alpha").unwrap_or(0.0),
+            alpha: attributes.float(c"alpha")?.unwrap_or(0.0),
             scaling_seqlen,
-            target_group_size: attributes.int(c"target_group_size").unwrap_or(1),
-            max_attn_len: attributes.int(c"max_attn_len").unwrap_or(0),
+            target_group_size: attributes.int(c"target_group_size")?.unwrap_or(1),
+            max_attn_len: attributes.int(c"max_attn_len")?.unwrap_or(0),
             element: PhantomData,
         };
         // An empty batch checks the attributes alone, so that a bad one fails when the model is opened.
@@ -108,19 +108,21 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
                 key: key.slice(),
                 value: value.slice(),
                 cache,
-                num_contextual: num_contextual.map(|tensor| tensor.slice()),
+                num_contextual: num_contextual.as_ref().map(|tensor| tensor.slice()),
                 ..self.with_inputs(Rows { row_offsets, num_candidates, total_rows, heads, head_size })
             }
         };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
         attention.check()?;
         let output = context.output(&query.dims)?;
+        output.apart_from([&query, &key, &value, &row_offsets, &num_candidates])?;
+        output.apart_from([&cached_len, &page_indptr, &page_ids, &kv_pool, &num_contextual].into_iter().flatten())?;
         if attention.query.is_empty() {
             return Ok(());
         }
-        // SAFETY: ONNX Runtime gives the output room for these dimensions, apart from every input; f32, f16 and bf16
-        // have no invalid bit patterns, and the kernel writes every element before it is read.
-        let output = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>(), attention.query.len()) };
+        // SAFETY: ONNX Runtime gives the output room for these dimensions, and it is apart from every input; f32, f16
+        // and bf16 have no invalid bit patterns, and the kernel writes every element before it is read.
+        let output = unsafe { std::slice::from_raw_parts_mut(output.data.cast::<T>(), attention.query.len()) };
         Ok(attention.run(output, context)?)
     }
 }

@@ -248,29 +248,57 @@ pub struct Attributes {
 
 impl Attributes {
     /// An integer, if the node has it.
-    pub fn int(&self, name: &CStr) -> Option<i64> {
+    pub fn int(&self, name: &CStr) -> Result<Option<i64>, OpError> {
+        match self.raw_int(name) {
+            Some(value) => Ok(Some(value)),
+            None if self.raw_float(name).is_some() => Err(Self::wrong_type(name, "a float", "an int")),
+            None => self.absent(name, "an int"),
+        }
+    }
+
+    /// A real number, if the node has it. An integer will do: Python's `alpha=2` makes one.
+    pub fn float(&self, name: &CStr) -> Result<Option<f32>, OpError> {
+        match self.raw_float(name).or_else(|| self.raw_int(name).map(|value| value as f32)) {
+            Some(value) => Ok(Some(value)),
+            None => self.absent(name, "a float"),
+        }
+    }
+
+    fn raw_int(&self, name: &CStr) -> Option<i64> {
         let mut value = 0;
         // SAFETY: `info` is live while the kernel is made.
-        self.present(unsafe { (self.api.KernelInfoGetAttribute_int64)(self.info, name.as_ptr(), &mut value) })
+        self.succeeded(unsafe { (self.api.KernelInfoGetAttribute_int64)(self.info, name.as_ptr(), &mut value) })
             .then_some(value)
     }
 
-    /// A real number, if the node has it.
-    pub fn float(&self, name: &CStr) -> Option<f32> {
+    fn raw_float(&self, name: &CStr) -> Option<f32> {
         let mut value = 0.0;
         // SAFETY: `info` is live while the kernel is made.
-        self.present(unsafe { (self.api.KernelInfoGetAttribute_float)(self.info, name.as_ptr(), &mut value) })
+        self.succeeded(unsafe { (self.api.KernelInfoGetAttribute_float)(self.info, name.as_ptr(), &mut value) })
             .then_some(value)
     }
 
-    /// A missing attribute is the only way these calls fail.
-    fn present(&self, status: OrtStatusPtr) -> bool {
-        let present = status.0.is_null();
-        if !present {
+    /// Nothing, unless the attribute is there as a text: to overlook it would give wrong numbers in silence.
+    fn absent<V>(&self, name: &CStr, expected: &str) -> Result<Option<V>, OpError> {
+        let mut size = 0;
+        // SAFETY: `info` is live while the kernel is made; without a buffer only the size is asked for.
+        let asked =
+            unsafe { (self.api.KernelInfoGetAttribute_string)(self.info, name.as_ptr(), null_mut(), &mut size) };
+        if self.succeeded(asked) { Err(Self::wrong_type(name, "a string", expected)) } else { Ok(None) }
+    }
+
+    fn wrong_type(name: &CStr, found: &str, expected: &str) -> OpError {
+        OpError::invalid(format!("{}: this attribute is {found}, expected {expected}", name.to_string_lossy()))
+    }
+
+    /// The calls fail where an attribute is missing or has another type.
+    fn succeeded(&self, status: OrtStatusPtr) -> bool {
+        let succeeded = status.0.is_null();
+        if !succeeded {
             // SAFETY: the status is ours to release, once.
             unsafe { (self.api.ReleaseStatus)(status.0) };
         }
-        present
+        succeeded
     }
 }
 
@@ -289,6 +317,7 @@ pub struct HostTensor<'a> {
     pub dims: Vec<usize>,
     /// Where its elements begin. Null only if there are none.
     pub data: *const c_void,
+    bytes: usize,
     lifetime: PhantomData<&'a ()>,
 }
 
@@ -320,6 +349,28 @@ impl<'a> HostTensor<'a> {
     }
 }
 
+/// The memory of an output on the host.
+pub struct HostOutput {
+    /// Where its elements begin. Null only if there are none.
+    pub data: *mut c_void,
+    bytes: usize,
+}
+
+impl HostOutput {
+    /// Refuses inputs whose memory overlaps that of the output: a host binds memory as it likes.
+    pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a HostTensor<'a>>) -> Result<(), OpError> {
+        let (start, end) = (self.data.addr(), self.data.addr() + self.bytes);
+        for input in inputs {
+            let (input_start, input_end) = (input.data.addr(), input.data.addr() + input.bytes);
+            if input.bytes > 0 && input_start < end && start < input_end {
+                let message = format!("{}: its memory overlaps that of the output: bind them apart", input.name);
+                return Err(OpError::invalid(message));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Context {
     /// Input `index`, which the specification requires.
     pub fn input(&self, index: usize) -> Result<HostTensor<'_>, OpError> {
@@ -343,23 +394,28 @@ impl Context {
             return Ok(None);
         }
         let mut data = null_mut();
+        let mut bytes = 0;
         let dims = self.dims(value)?;
         // SAFETY: the value is live for the whole call; the pointer is only read through.
-        unsafe { self.check((self.api.GetTensorMutableData)(value.cast_mut(), &mut data))? };
-        Ok(Some(HostTensor { name: self.inputs[index].name, dims, data, lifetime: PhantomData }))
+        unsafe {
+            self.check((self.api.GetTensorMutableData)(value.cast_mut(), &mut data))?;
+            self.check((self.api.GetTensorSizeInBytes)(value, &mut bytes))?;
+        }
+        Ok(Some(HostTensor { name: self.inputs[index].name, dims, data, bytes, lifetime: PhantomData }))
     }
 
-    /// The output, with room for `dims`. Null only if there are no elements.
-    pub fn output(&self, dims: &[usize]) -> Result<*mut c_void, OpError> {
+    /// The output, with room for `dims`.
+    pub fn output(&self, dims: &[usize]) -> Result<HostOutput, OpError> {
         let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
         let mut value = null_mut();
-        let mut data = null_mut();
+        let mut output = HostOutput { data: null_mut(), bytes: 0 };
         // SAFETY: the context is live for the whole call and owns the value.
         unsafe {
             self.check((self.api.KernelContext_GetOutput)(self.raw, 0, dims.as_ptr(), dims.len(), &mut value))?;
-            self.check((self.api.GetTensorMutableData)(value, &mut data))?;
+            self.check((self.api.GetTensorMutableData)(value, &mut output.data))?;
+            self.check((self.api.GetTensorSizeInBytes)(value, &mut output.bytes))?;
         }
-        Ok(data)
+        Ok(output)
     }
 
     fn dims(&self, value: *const OrtValue) -> Result<Vec<usize>, OpError> {
@@ -389,9 +445,8 @@ impl Context {
         // SAFETY: the status is ours to read and to release, once.
         unsafe {
             let message = CStr::from_ptr((self.api.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
-            let code = (self.api.GetErrorCode)(status.0);
             (self.api.ReleaseStatus)(status.0);
-            Err(OpError { code, message })
+            Err(OpError { code: OrtErrorCode::ORT_FAIL, message })
         }
     }
 }

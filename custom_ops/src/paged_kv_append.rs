@@ -69,17 +69,20 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
         };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
         append.check()?;
-        let output = context.output(&pool.dims)?.cast::<T>();
+        let output = context.output(&pool.dims)?;
+        output.apart_from([&key, &value, &row_offsets, &num_candidates, &cached_len, &page_indptr, &page_ids])?;
         let len: usize = pool.dims.iter().product();
         if len == 0 {
             return Ok(());
         }
-        if !std::ptr::eq(pool.data.cast(), output) {
-            // SAFETY: both hold `len` elements, and ONNX Runtime's buffers are either the same or apart.
-            unsafe { cpu::copy(pool.slice::<T>(), std::slice::from_raw_parts_mut(output.cast(), len), context) };
+        if !std::ptr::eq(pool.data, output.data) {
+            output.apart_from([&pool])?;
+            // SAFETY: both hold `len` elements and are apart.
+            unsafe { cpu::copy(pool.slice::<T>(), std::slice::from_raw_parts_mut(output.data.cast(), len), context) };
         }
-        // SAFETY: the output holds `len` elements, all of them written: by the copy, or because it is the input.
-        let output = unsafe { std::slice::from_raw_parts_mut(output, len) };
+        // SAFETY: the output holds `len` elements, all of them written: by the copy, or because it is the input; it is
+        // apart from everything else.
+        let output = unsafe { std::slice::from_raw_parts_mut(output.data.cast::<T>(), len) };
         Ok(append.run(output, context)?)
     }
 }
