@@ -54,11 +54,11 @@ typedef int32_t pagoda_log_level;
 
 /**
  * Called with each line of the log, from any thread. `source` says who speaks, e.g. "onnxruntime". The texts are valid
- * during the call only. It must not call pagoda_log_set; lines that arise while it runs are dropped.
+ * during the call only. It must not call pagoda_log_set or open models; lines that arise while it runs are dropped.
  */
 typedef void (*pagoda_log_callback)(void *user_data, pagoda_log_level level, const char *source, const char *message);
 
-/** The type of a tensor's elements: ONNX's numbers. */
+/** The type of a tensor's elements: ONNX's numbers (TensorProto.DataType). */
 typedef int32_t pagoda_type;
 
 /** Called once, from any thread, when Pagoda is done with memory that it was lent. */
@@ -250,14 +250,14 @@ typedef void (*pagoda_run_callback)(void *user_data,
 /** 4-bit float, two a byte, the first in the low bits. */
 #define PAGODA_TYPE_F4E2M1 23
 
+/** 8-bit power of two, used as a scale. */
+#define PAGODA_TYPE_F8E8M0 24
+
 /** Unsigned 2-bit integer, four a byte, the first in the low bits. */
-#define PAGODA_TYPE_U2 24
+#define PAGODA_TYPE_U2 25
 
 /** Signed 2-bit integer, four a byte, the first in the low bits. */
-#define PAGODA_TYPE_I2 25
-
-/** 8-bit power of two, used as a scale. */
-#define PAGODA_TYPE_F8E8M0 26
+#define PAGODA_TYPE_I2 26
 
 /** On a GPU where there is one, else on the CPU; pagoda_model_provider says which it became and why. */
 #define PAGODA_PROVIDER_AUTO 0
@@ -350,13 +350,16 @@ const char *pagoda_version(void);
 size_t pagoda_live_objects(void);
 
 /**
- * The metrics of the process as Prometheus text. With `buffer` NULL and `capacity` 0 only `length` is written: the
+ * The metrics of the process as Prometheus text (to be served as "application/openmetrics-text; version=1.0.0"). With `buffer` NULL and `capacity` 0 only `length` is written: the
  * bytes needed, with the NUL at the end. The text may have grown by the next call: leave some room.
  *
  * Ownership: takes nothing over. Threads: any. Errors: INVALID_ARGUMENT for a NULL, CAPACITY if the text does not fit;
  * then nothing is written.
  */
-pagoda_status pagoda_metrics_text(char *buffer, size_t capacity, size_t *length, pagoda_error **error);
+pagoda_status pagoda_metrics_text(char *buffer,
+                                  size_t capacity,
+                                  size_t *length,
+                                  pagoda_error **error);
 
 /**
  * Has the log of Pagoda and of ONNX Runtime sent to `callback`, up to `level`; NULL stops it. Without a callback nothing
@@ -551,8 +554,10 @@ pagoda_status pagoda_model_free(pagoda_model *model);
  *
  * Ownership: takes nothing over; the caller frees new outputs. Threads: any number at once on one model; the memory
  * of the tensors must not be written to meanwhile, and that of bound outputs not be read either. Errors:
- * INVALID_HANDLE, NOT_FOUND for a name, INVALID_ARGUMENT for types and shapes that do not fit, CANCELLED, RUNTIME. On
- * an error `outputs` is as it was.
+ * INVALID_HANDLE, NOT_FOUND for a name, INVALID_ARGUMENT for types and shapes that do not fit or bound outputs that
+ * overlap, UNSUPPORTED for an output that is not a tensor or is an input too, CANCELLED, RUNTIME. On an error the list
+ * `outputs` is as it was. A run that fails half-way or is cancelled may have written to the memory of bound outputs;
+ * pools of keys and values stay good for what was in them before.
  */
 pagoda_status pagoda_model_run(const pagoda_model *model,
                                const char *const *input_names,

@@ -270,8 +270,8 @@ private:
     Span<T> memory() const {
         const pagoda_type asked = type_of<std::remove_const_t<T>>(), real = type();
         if (asked != real) {
-            const std::string both = std::to_string(real) + ", not " + std::to_string(asked);
-            throw Error(PAGODA_INVALID_ARGUMENT, "the elements are of PAGODA_TYPE number " + both, "T");
+            const std::string both = std::string(pagoda_type_name(real)) + ", not " + pagoda_type_name(asked);
+            throw Error(PAGODA_INVALID_ARGUMENT, "T: this is a tensor of " + both, "T");
         }
         void* data = nullptr;
         std::size_t bytes = 0;

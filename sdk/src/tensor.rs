@@ -14,7 +14,7 @@ const ALIGNMENT: usize = 64;
 
 macro_rules! element_types {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $bits:literal;)*) => {
-        /// The type of a tensor's elements. The numbers are ONNX's.
+        /// The type of a tensor's elements. The numbers are ONNX's (`TensorProto.DataType`).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(i32)]
         pub enum ElementType {
@@ -96,12 +96,12 @@ element_types! {
     I4 = 22, c"i4", 4;
     /// 4-bit float, two a byte, the first in the low bits.
     F4E2M1 = 23, c"f4e2m1", 4;
-    /// Unsigned 2-bit integer, four a byte, the first in the low bits.
-    U2 = 24, c"u2", 2;
-    /// Signed 2-bit integer, four a byte, the first in the low bits.
-    I2 = 25, c"i2", 2;
     /// 8-bit power of two, used as a scale.
-    F8E8M0 = 26, c"f8e8m0", 8;
+    F8E8M0 = 24, c"f8e8m0", 8;
+    /// Unsigned 2-bit integer, four a byte, the first in the low bits.
+    U2 = 25, c"u2", 2;
+    /// Signed 2-bit integer, four a byte, the first in the low bits.
+    I2 = 26, c"i2", 2;
 }
 
 impl ElementType {
@@ -194,6 +194,12 @@ impl Tensor {
         Ok(tensor)
     }
 
+    /// A tensor of truth values.
+    pub fn from_bools(dims: &[i64], values: &[bool]) -> Result<Self> {
+        let bytes = Self::from_slice(dims, &values.iter().map(|&value| u8::from(value)).collect::<Vec<_>>())?;
+        Ok(Self { element: ElementType::Bool, ..bytes })
+    }
+
     /// A tensor of texts.
     pub fn from_strings(dims: &[i64], values: Vec<String>) -> Result<Self> {
         let (count, _) = size_of_tensor(ElementType::String, dims)?;
@@ -266,6 +272,18 @@ impl Tensor {
         let data = self.typed::<T>()?;
         // SAFETY: as above, and `&mut self` is the only access.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, self.count) })
+    }
+
+    /// The elements of a tensor of truth values.
+    pub fn to_bools(&self) -> Result<Vec<bool>> {
+        if self.element != ElementType::Bool {
+            let message = format!("this is a tensor of {}, not of truth values", self.element.name());
+            return Err(Error::new(Status::InvalidArgument, message));
+        }
+        let (data, bytes) = self.memory()?;
+        // SAFETY: the memory has that many bytes. They are not taken for `bool`s, of which only two values exist.
+        let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), bytes) };
+        Ok(bytes.iter().map(|&byte| byte != 0).collect())
     }
 
     /// The elements of a tensor of strings.
@@ -432,6 +450,14 @@ mod tests {
     fn a_scalar_and_an_empty_tensor() {
         assert_eq!(Tensor::zeros(ElementType::F32, &[]).unwrap().as_slice::<f32>().unwrap(), [0.0]);
         assert!(Tensor::zeros(ElementType::F32, &[4, 0]).unwrap().as_slice::<f32>().unwrap().is_empty());
+    }
+
+    #[test]
+    fn truth_values_go_in_and_come_out() {
+        let tensor = Tensor::from_bools(&[3], &[true, false, true]).unwrap();
+        assert_eq!(tensor.element_type(), ElementType::Bool);
+        assert_eq!(tensor.to_bools().unwrap(), [true, false, true]);
+        assert!(Tensor::from_slice(&[1], &[1_u8]).unwrap().to_bools().is_err());
     }
 
     #[test]

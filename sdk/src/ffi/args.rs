@@ -98,6 +98,10 @@ pub(super) unsafe fn slice<'a, T>(values: *const T, count: usize, argument: &str
     if values.is_null() {
         return Err(Error::invalid(argument, format!("NULL, where {count} elements are needed")));
     }
+    if !values.is_aligned() {
+        let message = format!("address {values:p} is not a multiple of {}, which its elements need", align_of::<T>());
+        return Err(Error::invalid(argument, message));
+    }
     if count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
         return Err(Error::invalid(argument, format!("{count} elements are more than memory can hold")));
     }

@@ -119,6 +119,8 @@ impl Wrong {
     }
 }
 
+/// The three parts of a handle need all 64 bits.
+const _: () = assert!(usize::BITS == 64);
 const INDEX_BITS: u32 = 24;
 const MAX_OBJECTS: usize = 1 << INDEX_BITS;
 

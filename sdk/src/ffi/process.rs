@@ -29,7 +29,7 @@ pub const PAGODA_LOG_DEBUG: pagoda_log_level = 4;
 pub const PAGODA_LOG_TRACE: pagoda_log_level = 5;
 
 /// Called with each line of the log, from any thread. `source` says who speaks, e.g. "onnxruntime". The texts are valid
-/// during the call only. It must not call pagoda_log_set; lines that arise while it runs are dropped.
+/// during the call only. It must not call pagoda_log_set or open models; lines that arise while it runs are dropped.
 pub type pagoda_log_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,
@@ -88,7 +88,7 @@ pub extern "C" fn pagoda_live_objects() -> usize {
     reading("pagoda_live_objects", 0, || Ok(handle::live()))
 }
 
-/// The metrics of the process as Prometheus text. With `buffer` NULL and `capacity` 0 only `length` is written: the
+/// The metrics of the process as Prometheus text (to be served as "application/openmetrics-text; version=1.0.0"). With `buffer` NULL and `capacity` 0 only `length` is written: the
 /// bytes needed, with the NUL at the end. The text may have grown by the next call: leave some room.
 ///
 /// Ownership: takes nothing over. Threads: any. Errors: INVALID_ARGUMENT for a NULL, CAPACITY if the text does not fit;
@@ -158,14 +158,14 @@ fn set_log(level: pagoda_log_level, callback: pagoda_log_callback, user_data: *m
     if IN_CALLBACK.get() {
         return Err(Error::new(Status::Unsupported, "pagoda_log_set was called from within a log callback"));
     }
-    if log::set_logger(&LOGGER).is_err() && !LOGGER.is_installed() {
+    let mut current = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
+    if current.is_none() && log::set_logger(&LOGGER).is_err() {
         return Err(Error::new(
             Status::Unsupported,
             "this program has a logger of Rust's `log` crate already: use that",
         ));
     }
     let sink = callback.map(|callback| Sink { callback, user_data });
-    let mut current = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
     log::set_max_level(if sink.is_some() { filter } else { log::LevelFilter::Off });
     *current = Some(sink);
     Ok(())
@@ -189,12 +189,6 @@ unsafe impl Sync for Sink {}
 thread_local! {
     /// Whether this thread is inside the callback: what it logs there would come back to it without end.
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
-}
-
-impl Logger {
-    fn is_installed(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
 }
 
 impl log::Log for Logger {

@@ -51,8 +51,10 @@ impl Object for Cancel {
 ///
 /// Ownership: takes nothing over; the caller frees new outputs. Threads: any number at once on one model; the memory
 /// of the tensors must not be written to meanwhile, and that of bound outputs not be read either. Errors:
-/// INVALID_HANDLE, NOT_FOUND for a name, INVALID_ARGUMENT for types and shapes that do not fit, CANCELLED, RUNTIME. On
-/// an error `outputs` is as it was.
+/// INVALID_HANDLE, NOT_FOUND for a name, INVALID_ARGUMENT for types and shapes that do not fit or bound outputs that
+/// overlap, UNSUPPORTED for an output that is not a tensor or is an input too, CANCELLED, RUNTIME. On an error the list
+/// `outputs` is as it was. A run that fails half-way or is cancelled may have written to the memory of bound outputs;
+/// pools of keys and values stay good for what was in them before.
 ///
 /// # Safety
 /// The lists have as many elements as their counts say, the names are C strings; `outputs` and `error` may be written

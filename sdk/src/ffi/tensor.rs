@@ -11,7 +11,7 @@ use super::{boundary, freeing, reading};
 use crate::error::{Error, Result};
 use crate::tensor::{ElementType, Tensor, element_count};
 
-/// The type of a tensor's elements: ONNX's numbers.
+/// The type of a tensor's elements: ONNX's numbers (TensorProto.DataType).
 pub type pagoda_type = i32;
 
 /// Not a tensor (a sequence or a map, as an output of some models), or a type that this library does not know.
@@ -62,12 +62,12 @@ pub const PAGODA_TYPE_U4: pagoda_type = 21;
 pub const PAGODA_TYPE_I4: pagoda_type = 22;
 /// 4-bit float, two a byte, the first in the low bits.
 pub const PAGODA_TYPE_F4E2M1: pagoda_type = 23;
-/// Unsigned 2-bit integer, four a byte, the first in the low bits.
-pub const PAGODA_TYPE_U2: pagoda_type = 24;
-/// Signed 2-bit integer, four a byte, the first in the low bits.
-pub const PAGODA_TYPE_I2: pagoda_type = 25;
 /// 8-bit power of two, used as a scale.
-pub const PAGODA_TYPE_F8E8M0: pagoda_type = 26;
+pub const PAGODA_TYPE_F8E8M0: pagoda_type = 24;
+/// Unsigned 2-bit integer, four a byte, the first in the low bits.
+pub const PAGODA_TYPE_U2: pagoda_type = 25;
+/// Signed 2-bit integer, four a byte, the first in the low bits.
+pub const PAGODA_TYPE_I2: pagoda_type = 26;
 
 /// A tensor: a type, dimensions, and memory that is Pagoda's, the caller's, or ONNX Runtime's. Runs read and write
 /// that memory in place. Freeing the handle while a run uses the tensor is fine: the memory goes when the run is done.
@@ -358,6 +358,7 @@ mod tests {
         assert_eq!(PAGODA_TYPE_F16, ElementType::F16 as i32);
         assert_eq!(PAGODA_TYPE_BF16, ElementType::Bf16 as i32);
         assert_eq!(PAGODA_TYPE_F8E8M0, ElementType::F8E8M0 as i32);
+        assert_eq!(PAGODA_TYPE_I2, ElementType::I2 as i32);
         assert!(element_type(PAGODA_TYPE_UNDEFINED).is_err());
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use ort_sys::{
-    OrtAllocator, OrtAllocatorType, OrtApi, OrtEnv, OrtErrorCode, OrtLoggingLevel, OrtMemType, OrtMemoryInfo,
-    OrtStatusPtr,
+    OrtAllocator, OrtAllocatorType, OrtApi, OrtEnv, OrtErrorCode, OrtLoggingFunction, OrtLoggingLevel, OrtMemType,
+    OrtMemoryInfo, OrtStatus, OrtStatusPtr,
 };
 
 use super::library::{self, Loaded};
@@ -41,12 +41,14 @@ pub fn onnxruntime_path() -> Option<&'static Path> {
 pub(crate) fn api(path: Option<&Path>) -> Result<&'static Api> {
     static LOADING: Mutex<()> = Mutex::new(());
     if API.get().is_none() {
-        let _one_at_a_time = LOADING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let one_at_a_time = LOADING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if API.get().is_none() {
             // A failure is not kept: the next caller may name another path.
-            let api = Api::new(library::load(path)?)?;
+            let loaded = Api::new(library::load(path)?)?;
+            let api = API.get_or_init(|| loaded);
+            // The log is told without the lock: its callback may open a model.
+            drop(one_at_a_time);
             log::info!("ONNX Runtime {} from {}", api.version, api.path.display());
-            let _ = API.set(api);
         }
     }
     let api = API.get().expect("set above");
@@ -76,6 +78,8 @@ impl Api {
         unsafe {
             let warning = OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
             let no_state = std::ptr::null_mut();
+            // A later ONNX Runtime may have levels that the Rust enumeration lacks; a number holds them all.
+            let on_log = std::mem::transmute::<LogFn, OrtLoggingFunction>(on_log);
             check(table, (table.CreateEnvWithCustomLogger)(on_log, no_state, warning, c"pagoda".as_ptr(), &mut env))?;
             check(table, (table.DisableTelemetryEvents)(env))?;
             let (arena, default) = (OrtAllocatorType::OrtArenaAllocator, OrtMemType::OrtMemTypeDefault);
@@ -114,6 +118,9 @@ impl Api {
     }
 }
 
+type ErrorCodeFn = unsafe extern "system" fn(*const OrtStatus) -> OrtErrorCode;
+type ErrorNumberFn = unsafe extern "system" fn(*const OrtStatus) -> i32;
+
 fn check(table: &OrtApi, status: OrtStatusPtr) -> Result<()> {
     if status.0.is_null() {
         return Ok(());
@@ -121,35 +128,39 @@ fn check(table: &OrtApi, status: OrtStatusPtr) -> Result<()> {
     // SAFETY: the status is ours to read and to release, once.
     let (code, message) = unsafe {
         let message = CStr::from_ptr((table.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
-        let code = (table.GetErrorCode)(status.0);
+        // A later ONNX Runtime may have codes that the Rust enumeration lacks: taken as a number, none is a wrong value.
+        let code = std::mem::transmute::<ErrorCodeFn, ErrorNumberFn>(table.GetErrorCode)(status.0);
         (table.ReleaseStatus)(status.0);
         (code, message)
     };
-    let status = match code {
-        OrtErrorCode::ORT_INVALID_ARGUMENT => Status::InvalidArgument,
-        OrtErrorCode::ORT_NO_SUCHFILE | OrtErrorCode::ORT_NOT_FOUND => Status::NotFound,
-        OrtErrorCode::ORT_NO_MODEL | OrtErrorCode::ORT_INVALID_PROTOBUF | OrtErrorCode::ORT_INVALID_GRAPH => {
-            Status::Model
-        }
-        OrtErrorCode::ORT_NOT_IMPLEMENTED => Status::Unsupported,
-        _ => Status::Runtime,
+    let is = |known: OrtErrorCode| code == known as i32;
+    let status = if is(OrtErrorCode::ORT_INVALID_ARGUMENT) {
+        Status::InvalidArgument
+    } else if is(OrtErrorCode::ORT_NO_SUCHFILE) || is(OrtErrorCode::ORT_NOT_FOUND) {
+        Status::NotFound
+    } else if is(OrtErrorCode::ORT_NOT_IMPLEMENTED) {
+        Status::Unsupported
+    } else {
+        Status::Runtime
     };
     Err(Error::new(status, message))
 }
 
+type LogFn = unsafe extern "system" fn(*mut c_void, i32, *const c_char, *const c_char, *const c_char, *const c_char);
+
 /// ONNX Runtime's log goes where ours goes.
 unsafe extern "system" fn on_log(
     _: *mut c_void,
-    severity: OrtLoggingLevel,
+    severity: i32,
     _category: *const c_char,
     _logid: *const c_char,
     location: *const c_char,
     message: *const c_char,
 ) {
     let level = match severity {
-        OrtLoggingLevel::ORT_LOGGING_LEVEL_VERBOSE => log::Level::Trace,
-        OrtLoggingLevel::ORT_LOGGING_LEVEL_INFO => log::Level::Debug,
-        OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING => log::Level::Warn,
+        0 => log::Level::Trace,
+        1 => log::Level::Debug,
+        2 => log::Level::Warn,
         _ => log::Level::Error,
     };
     let text = |pointer: *const c_char| {

@@ -38,6 +38,7 @@ pub(super) fn submit(job: Job) -> Result<()> {
     // Threads are started as they are needed and stay: at most one for each core, and never fewer than two, so that
     // one long run does not hold up every other.
     let limit = std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
+    let mut fewer = None;
     if state.idle <= state.queue.len() && state.threads < limit {
         let name = format!("pagoda-run-{}", state.threads);
         match std::thread::Builder::new().name(name).spawn(work) {
@@ -45,13 +46,17 @@ pub(super) fn submit(job: Job) -> Result<()> {
             Err(error) if state.threads == 0 => {
                 return Err(Error::new(Status::Capacity, format!("no thread for asynchronous runs: {error}")));
             }
-            Err(error) => log::warn!("asynchronous runs go on with {} threads: {error}", state.threads),
+            Err(error) => fewer = Some((state.threads, error)),
         }
     }
     state.queue.push_back(job);
     metrics::async_queue().set(state.queue.len() as i64);
     drop(state);
     EXECUTOR.work.notify_one();
+    // The log is told without the lock: its callback may start a run.
+    if let Some((threads, error)) = fewer {
+        log::warn!("asynchronous runs go on with {threads} threads: {error}");
+    }
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::ptr::{null, null_mut};
 
 use libloading::Library;
 use ort_sys::{ORT_API_VERSION, OrtApi, OrtApiBase};
@@ -25,19 +26,19 @@ pub(super) struct Loaded {
 /// Loads ONNX Runtime from `path`, or from where it is found.
 pub(super) fn load(path: Option<&Path>) -> Result<Loaded> {
     silence_telemetry();
+    let about = |error: Error| if path.is_some() { error.about("options.onnxruntime_path") } else { error };
     let mut tried = Vec::new();
     for candidate in candidates(path) {
         // SAFETY: loading a library runs its initialisers; it is the ONNX Runtime that the caller or the system names.
         match unsafe { Library::new(&candidate) } {
-            Ok(library) => return bind(library, candidate),
+            Ok(library) => return bind(library, candidate).map_err(about),
             Err(error) => tried.push(format!("{} ({error})", candidate.display())),
         }
     }
     let advice = "set onnxruntime_path in the options or the variable PAGODA_ONNXRUNTIME, or put the library beside \
                   libpagoda.so";
     let message = format!("ONNX Runtime can not be loaded; tried {}; {advice}", tried.join(", "));
-    let error = Error::new(Status::NotFound, message);
-    Err(if path.is_some() { error.about("options.onnxruntime_path") } else { error })
+    Err(about(Error::new(Status::NotFound, message)))
 }
 
 /// ONNX Runtime's own builds report to their maker from 1.29 on: a file in the user's cache, a thread, uploads. The call
@@ -46,8 +47,9 @@ pub(super) fn load(path: Option<&Path>) -> Result<Loaded> {
 fn silence_telemetry() {
     const VARIABLE: &str = "ORT_DISABLE_TELEMETRY";
     if std::env::var_os(VARIABLE).is_none() {
-        // SAFETY: changing the environment can race with a thread that reads it in C. This happens once, when the first
-        // model is opened; the first addition leaves the old list where it was, so a reader sees the old or the new.
+        // SAFETY: a thread that reads the environment in C at this very moment could be disturbed, if the environment
+        // was changed before. This happens once, when the first model is opened; the README tells programs with threads
+        // to set the variable before they start them.
         unsafe { std::env::set_var(VARIABLE, "1") };
     }
 }
@@ -66,6 +68,14 @@ fn candidates(path: Option<&Path>) -> Vec<PathBuf> {
 
 /// The folder of the file this code was loaded from: libpagoda.so, or the program that it is part of.
 fn beside_us() -> Option<PathBuf> {
+    let file = file_of(beside_us as *const c_void)?;
+    // A program that was found by PATH goes by its bare name.
+    let file = if file.components().count() == 1 { std::env::current_exe().ok()? } else { file };
+    std::fs::canonicalize(file).ok()?.parent().map(Path::to_owned)
+}
+
+/// The file that the code at `address` was loaded from.
+fn file_of(address: *const c_void) -> Option<PathBuf> {
     #[repr(C)]
     struct DlInfo {
         file: *const c_char,
@@ -76,38 +86,31 @@ fn beside_us() -> Option<PathBuf> {
     unsafe extern "C" {
         fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
     }
-    let mut info = DlInfo {
-        file: std::ptr::null(),
-        base: std::ptr::null_mut(),
-        symbol: std::ptr::null(),
-        address: std::ptr::null_mut(),
-    };
+    let mut info = DlInfo { file: null(), base: null_mut(), symbol: null(), address: null_mut() };
     // SAFETY: `info` has the layout of Dl_info; the name it is given points into the loader's own list.
-    let file = unsafe {
-        if dladdr(beside_us as *const c_void, &mut info) == 0 || info.file.is_null() {
+    unsafe {
+        if dladdr(address, &mut info) == 0 || info.file.is_null() {
             return None;
         }
-        OsString::from_vec(CStr::from_ptr(info.file).to_bytes().to_vec())
-    };
-    let file = std::fs::canonicalize(file).ok()?;
-    file.parent().map(Path::to_owned)
+        Some(OsString::from_vec(CStr::from_ptr(info.file).to_bytes().to_vec()).into())
+    }
 }
 
 fn bind(library: Library, path: PathBuf) -> Result<Loaded> {
     let unusable = |message: String| Error::new(Status::Unsupported, format!("{}: {message}", path.display()));
     // SAFETY: the symbol has had this type since the first release.
     let base = unsafe { library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase\0") };
-    let base = base.map_err(|_| unusable("this library is not ONNX Runtime (it has no OrtGetApiBase)".to_owned()))?;
+    let base = *base.map_err(|_| unusable("this library is not ONNX Runtime (it has no OrtGetApiBase)".to_owned()))?;
     // SAFETY: the base, the version's text and the table are static in the library, which is never unloaded.
     let (version, api) = unsafe {
         let base = &*base();
-        (
-            CStr::from_ptr((base.GetVersionString)()).to_string_lossy().into_owned(),
-            (base.GetApi)(ORT_API_VERSION).as_ref(),
-        )
+        let version = CStr::from_ptr((base.GetVersionString)()).to_string_lossy().into_owned();
+        (version, (base.GetApi)(ORT_API_VERSION).as_ref())
     };
     let api =
         api.ok_or_else(|| unusable(format!("ONNX Runtime 1.{ORT_API_VERSION} or later is needed, this is {version}")))?;
+    // Where the loader found it, which a bare name does not tell.
+    let path = file_of(base as *const c_void).unwrap_or(path);
     // Sessions, values and threads of the library live until the process ends: it must stay.
     std::mem::forget(library);
     Ok(Loaded { api, path, version })

@@ -1,6 +1,7 @@
 //! Models: opened once, run by any number of threads.
 
 use std::ffi::c_char;
+use std::ops::Range;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use super::value::{Value, ValueInfo};
 use crate::config::{ModelOptions, Provider};
 use crate::error::{Error, Result, Status};
 use crate::metrics::ModelMetrics;
-use crate::tensor::Tensor;
+use crate::tensor::{ElementType, Tensor};
 
 /// An ONNX model, ready to run. Any number of threads may run it at the same time.
 pub struct Model {
@@ -214,14 +215,29 @@ impl Model {
         }
         for (index, (name, tensor)) in outputs.iter().enumerate() {
             let info = find(&self.outputs, name, "output", index)?;
+            // Before the run: ONNX Runtime crashes when it is asked what an empty optional is.
+            tensor_type(info).map_err(|error| error.about(format!("output_names[{index}]")))?;
+            // ONNX Runtime hands such an input back as it is, memory of the caller that the output would outlive.
+            if self.inputs.iter().any(|input| input.name() == info.name()) {
+                let message = format!("{:?} is an input too: use the tensor that goes in", info.name());
+                return Err(Error::new(Status::Unsupported, message).about(format!("output_names[{index}]")));
+            }
             if let Some(tensor) = tensor {
                 fits(info, tensor).map_err(|error| error.about(format!("outputs[{index}]")))?;
-                if tensor.element_type() == crate::ElementType::String {
+                if tensor.element_type() == ElementType::String {
                     let message = "an output of strings can not be bound: pass NULL and take the new tensor";
                     return Err(Error::new(Status::Unsupported, message).about(format!("outputs[{index}]")));
                 }
             }
             names.push(once(&names[inputs.len()..], info, "output", index)?);
+        }
+        let bound: Vec<_> = outputs.iter().map(|(_, tensor)| tensor.and_then(bytes_of)).collect();
+        for (index, range) in bound.iter().enumerate() {
+            let shared = |other: &Range<usize>| range.as_ref().is_some_and(|range| overlap(range, other));
+            if let Some(other) = bound[..index].iter().position(|other| other.as_ref().is_some_and(shared)) {
+                let message = format!("its memory overlaps that of outputs[{other}]: one would overwrite the other");
+                return Err(Error::invalid(format!("outputs[{index}]"), message));
+            }
         }
         if outputs.is_empty() {
             return Err(Error::invalid("output_names", "no output is asked for: name at least one"));
@@ -256,14 +272,27 @@ fn once(names: &[*const c_char], info: &ValueInfo, what: &str, index: usize) -> 
     Ok(name)
 }
 
+/// The addresses of a tensor of numbers that has any.
+fn bytes_of(tensor: &Tensor) -> Option<Range<usize>> {
+    let (data, bytes) = tensor.memory().ok()?;
+    (bytes > 0).then(|| data.addr()..data.addr() + bytes)
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// The type of the elements of an input or output that is a tensor.
+fn tensor_type(info: &ValueInfo) -> Result<ElementType> {
+    info.element_type().ok_or_else(|| {
+        let message = format!("{:?} is not a tensor but a sequence, a map, an optional or the like", info.name());
+        Error::new(Status::Unsupported, message)
+    })
+}
+
 /// Whether a tensor can be this input or output, as far as the model says.
 fn fits(info: &ValueInfo, tensor: &Tensor) -> Result<()> {
-    let Some(element) = info.element_type() else {
-        return Err(Error::new(
-            Status::Unsupported,
-            format!("{:?} is not a tensor but a sequence, a map or the like", info.name()),
-        ));
-    };
+    let element = tensor_type(info)?;
     if element != tensor.element_type() {
         return Err(Error::new(
             Status::InvalidArgument,

@@ -54,12 +54,12 @@ impl ValueInfo {
             .map_err(|_| Error::new(Status::Model, format!("the name {name:?} has a NUL in it")))?;
         let mut this = Self { name, c_name, element: None, dims: None, symbols: Vec::new() };
         let table = api.table();
-        let mut kind = ONNXType::ONNX_TYPE_UNKNOWN;
+        let mut kind = ONNXType::ONNX_TYPE_UNKNOWN as i32;
         let mut tensor: *const OrtTensorTypeAndShapeInfo = std::ptr::null();
         // SAFETY: `info` is live by contract, and the tensor information is part of it.
         unsafe {
-            api.check((table.GetOnnxTypeFromTypeInfo)(info, &mut kind))?;
-            if kind != ONNXType::ONNX_TYPE_TENSOR {
+            api.check((table.GetOnnxTypeFromTypeInfo)(info, (&raw mut kind).cast()))?;
+            if kind != ONNXType::ONNX_TYPE_TENSOR as i32 {
                 return Ok(this);
             }
             api.check((table.CastTypeInfoToTensorInfo)(info, &mut tensor))?;
@@ -140,12 +140,12 @@ impl Value {
     /// A tensor over the memory of the value (a copy of it for strings).
     pub(super) fn into_tensor(self) -> Result<Tensor> {
         let (api, table) = (self.api, self.api.table());
-        let mut kind = ONNXType::ONNX_TYPE_UNKNOWN;
+        let mut kind = ONNXType::ONNX_TYPE_UNKNOWN as i32;
         let mut info = null_mut();
         // SAFETY: the value is live; the information is released below whatever happens between.
         let (element, dims) = unsafe {
-            api.check((table.GetValueType)(self.raw, &mut kind))?;
-            if kind != ONNXType::ONNX_TYPE_TENSOR {
+            api.check((table.GetValueType)(self.raw, (&raw mut kind).cast()))?;
+            if kind != ONNXType::ONNX_TYPE_TENSOR as i32 {
                 return Err(Error::new(
                     Status::Unsupported,
                     "this output is not a tensor but a sequence, a map or the like",
@@ -195,20 +195,37 @@ impl Value {
 /// `info` is a live information of `api`'s.
 unsafe fn type_and_dims(api: &Api, info: *const OrtTensorTypeAndShapeInfo) -> Result<(Option<ElementType>, Vec<i64>)> {
     let table = api.table();
-    let mut element = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    let mut element = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED as i32;
     let mut rank = 0;
     // SAFETY: live by contract; the buffer has the length given.
     unsafe {
-        api.check((table.GetTensorElementType)(info, &mut element))?;
+        api.check((table.GetTensorElementType)(info, (&raw mut element).cast()))?;
         api.check((table.GetDimensionsCount)(info, &mut rank))?;
         let mut dims = vec![0; rank];
         api.check((table.GetDimensions)(info, dims.as_mut_ptr(), rank))?;
-        Ok((ElementType::from_number(element as i32), dims))
+        Ok((element_type(element), dims))
     }
 }
 
+/// Types whose numbers differ between ONNX, whose numbers are ours, and ONNX Runtime.
+const RENUMBERED: [(ElementType, OnnxType); 3] = [
+    (ElementType::F8E8M0, OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E8M0),
+    (ElementType::U2, OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT2),
+    (ElementType::I2, OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT2),
+];
+
+/// Our type for a number of ONNX Runtime's, which may be later than we are.
+fn element_type(number: i32) -> Option<ElementType> {
+    let renumbered = RENUMBERED.iter().find(|(_, theirs)| *theirs as i32 == number);
+    renumbered.map_or_else(|| ElementType::from_number(number), |(ours, _)| Some(*ours))
+}
+
 fn onnx_type(element: ElementType) -> OnnxType {
-    // SAFETY: both are `repr(i32)` enumerations with ONNX's numbers, and ours is a subset (checked by a test below).
+    if let Some((_, theirs)) = RENUMBERED.iter().find(|(ours, _)| *ours == element) {
+        return *theirs;
+    }
+    // SAFETY: both are `repr(i32)` enumerations with ONNX's numbers but for those above, and ONNX Runtime's has all of
+    // ours (checked by a test below).
     unsafe { std::mem::transmute::<i32, OnnxType>(element as i32) }
 }
 
@@ -236,8 +253,11 @@ mod tests {
         );
         for &element in ElementType::ALL {
             assert!((first..=last).contains(&(element as i32)));
+            assert_eq!(element_type(onnx_type(element) as i32), Some(element));
         }
         assert_eq!(onnx_type(ElementType::Bf16), OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16);
         assert_eq!(onnx_type(ElementType::String), OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING);
+        assert_eq!(onnx_type(ElementType::I2), OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT2);
+        assert_eq!(element_type(last + 1), None);
     }
 }

@@ -1,11 +1,12 @@
 //! What a run through pagoda.h costs beside ONNX Runtime's own C call.
 
-use std::ffi::c_char;
-use std::ptr::null_mut;
+use std::ffi::{CStr, c_char};
+use std::ptr::{null, null_mut};
 
 use pagoda::ffi::{
-    PAGODA_OK, PAGODA_PROVIDER_CPU, PAGODA_TYPE_F32, pagoda_model, pagoda_model_free, pagoda_model_open_memory,
-    pagoda_model_options, pagoda_model_run, pagoda_status, pagoda_tensor, pagoda_tensor_free, pagoda_tensor_new,
+    PAGODA_OK, PAGODA_PROVIDER_CPU, PAGODA_TYPE_F32, pagoda_error, pagoda_error_free, pagoda_error_message,
+    pagoda_model, pagoda_model_free, pagoda_model_open_memory, pagoda_model_options, pagoda_model_run, pagoda_status,
+    pagoda_tensor, pagoda_tensor_free, pagoda_tensor_new,
 };
 use pagoda::{Error, Result, Status};
 use pagoda_test_support::{Dim, F32, Graph};
@@ -56,17 +57,17 @@ impl Ours {
             intra_op_threads: 1,
             optimization: 0,
             sleep_when_idle: 0,
-            onnxruntime_path: std::ptr::null(),
-            profile_path: std::ptr::null(),
+            onnxruntime_path: null(),
+            profile_path: null(),
         };
         let mut this = Self { model: null_mut(), x: null_mut(), y: null_mut() };
         let dims = [1_i64, 8];
         // SAFETY: every pointer is to a live variable of the right type, every length that of its array.
         unsafe {
             let (data, size) = (bytes.as_ptr().cast(), bytes.len());
-            ok(pagoda_model_open_memory(data, size, &options, &mut this.model, null_mut()))?;
-            ok(pagoda_tensor_new(PAGODA_TYPE_F32, dims.as_ptr(), 2, &mut this.x, null_mut()))?;
-            ok(pagoda_tensor_new(PAGODA_TYPE_F32, dims.as_ptr(), 2, &mut this.y, null_mut()))?;
+            ok(|error| pagoda_model_open_memory(data, size, &options, &mut this.model, error))?;
+            ok(|error| pagoda_tensor_new(PAGODA_TYPE_F32, dims.as_ptr(), 2, &mut this.x, error))?;
+            ok(|error| pagoda_tensor_new(PAGODA_TYPE_F32, dims.as_ptr(), 2, &mut this.y, error))?;
         }
         Ok(this)
     }
@@ -76,17 +77,11 @@ impl Ours {
         let (inputs, mut outputs) = ([self.x], [self.y]);
         // SAFETY: as above.
         unsafe {
-            ok(pagoda_model_run(
-                self.model,
-                input_names.as_ptr(),
-                inputs.as_ptr(),
-                1,
-                output_names.as_ptr(),
-                outputs.as_mut_ptr(),
-                1,
-                std::ptr::null(),
-                null_mut(),
-            ))
+            ok(|error| {
+                let (inputs, outputs) = (inputs.as_ptr(), outputs.as_mut_ptr());
+                let (input_names, output_names) = (input_names.as_ptr(), output_names.as_ptr());
+                pagoda_model_run(self.model, input_names, inputs, 1, output_names, outputs, 1, null(), error)
+            })
         }
     }
 }
@@ -99,9 +94,14 @@ impl Drop for Ours {
     }
 }
 
-fn ok(status: pagoda_status) -> Result<()> {
-    if status == PAGODA_OK {
+/// Makes a call of pagoda.h and takes its error.
+fn ok(call: impl FnOnce(*mut *mut pagoda_error) -> pagoda_status) -> Result<()> {
+    let mut error = null_mut();
+    if call(&mut error) == PAGODA_OK {
         return Ok(());
     }
-    Err(Error::new(Status::Runtime, format!("a call of pagoda.h failed with status {status}")))
+    // SAFETY: the text lives until the error is freed.
+    let message = unsafe { CStr::from_ptr(pagoda_error_message(error)) }.to_string_lossy().into_owned();
+    pagoda_error_free(error);
+    Err(Error::new(Status::Runtime, message))
 }
