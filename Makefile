@@ -4,6 +4,10 @@ PYTHON ?= python3
 CC ?= cc
 CXX ?= c++
 
+# Where everything here looks for what cargo builds, whatever the user's own settings are.
+export CARGO_TARGET_DIR := $(CURDIR)/target
+unexport CARGO_BUILD_TARGET
+
 VENV := target/venv
 PY := $(VENV)/bin/python
 ORT := target/onnxruntime/libonnxruntime.so.1
@@ -13,7 +17,7 @@ CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -Ibinding
 LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test lint test-rust test-python bench header clean
+.PHONY: help deps build build-cpp demo test lint test-rust test-python bench header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,7 +28,6 @@ help: ## List the targets.
 tools:
 	@command -v cargo >/dev/null || { echo "cargo is missing. Install Rust 1.95 or later (rustup) and run make again." >&2; exit 1; }
 	@.ci/need $(CC) gcc
-	@.ci/need $(CXX) g++
 	@.ci/need $(PYTHON) python3
 	@$(PYTHON) -m pip --version >/dev/null 2>&1 || .ci/need pip3 python3-pip
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: $$($(PYTHON) --version)" >&2; exit 1; }
@@ -47,11 +50,15 @@ deps: $(ORT) ## Fetch ONNX Runtime and the Python packages for tests into target
 
 # ---- build ------------------------------------------------------------------------------------------------------
 
-build: deps ## Build libpagoda.so, libpagoda_ops.so, the pagoda command and the samples into target/release.
+build: deps ## Build libpagoda.so, libpagoda_ops.so, the pagoda command and the C samples into target/release.
+	@[ -e $(RELEASE)/libpagoda.so ] || echo "Building Pagoda into $(RELEASE) (a minute or two the first time)"
 	@cargo build --release --workspace -q
 	@ln -sf libpagoda.so $(RELEASE)/libpagoda.so.1
 	@$(CC) $(C_FLAGS) samples/c/hello.c -o $(RELEASE)/hello-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
+
+build-cpp: build ## Build the C++ sample into target/release.
+	@.ci/need $(CXX) g++
 	@$(CXX) $(CXX_FLAGS) samples/cpp/demo.cpp -o $(RELEASE)/demo-cpp $(LINK)
 
 header: ## Make include/pagoda.h anew from sdk/src/ffi.
@@ -74,13 +81,15 @@ bench: build ## Measure everything that has a goal.
 test: lint test-rust test-python ## Everything that has to hold.
 
 lint: tools
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
+		{ echo "rustfmt and clippy are missing. Install them (rustup component add rustfmt clippy) and run make again." >&2; exit 1; }
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -q -- -D warnings
 
 test-rust: deps
 	cargo test --workspace -q
 
-test-python: build target/demo/model.onnx
+test-python: build-cpp target/demo/model.onnx
 	@.ci/need valgrind valgrind
 	cargo build -q
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)

@@ -8,6 +8,9 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
+# Longer than anything takes on a busy machine: what takes longer hangs.
+HANGS = 300
+
 
 class Apart:
     """Another process with a libpagoda.so of its own. If it crashes, one test fails, with the last thing that was
@@ -22,15 +25,22 @@ class Apart:
             spawn = multiprocessing.get_context("spawn")
             self.pool = ProcessPoolExecutor(1, spawn, initializer=begin, initargs=(self.profile, str(self.folder)))
         try:
-            well, result = self.pool.submit(guarded, function, *arguments).result()
+            well, result = self.pool.submit(guarded, function, *arguments).result(timeout=HANGS)
         except BrokenProcessPool:
-            self.pool = None
-            tried = self.folder / "trying"
-            last = tried.read_text() if tried.exists() else "starting"
-            pytest.fail(f"{self.profile}: the process crashed at: {last} (its stderr is below)", pytrace=False)
+            self.fail("the process crashed at")
+        except TimeoutError:
+            for process in multiprocessing.active_children():
+                process.kill()
+            self.fail(f"the process was still busy after {HANGS} s with")
         if not well:
             pytest.fail(f"{self.profile}: {result}", pytrace=False)
         return result
+
+    def fail(self, what):
+        self.pool = None
+        tried = self.folder / "trying"
+        last = tried.read_text() if tried.exists() else "starting"
+        pytest.fail(f"{self.profile}: {what}: {last} (its stderr is below)", pytrace=False)
 
     def close(self):
         if self.pool is not None:

@@ -1,0 +1,151 @@
+"""Models that are valid and unusual, and memory that is bound in unusual ways: an answer or an error, never a crash or a
+wrong number."""
+
+import capi
+import numpy as np
+import pytest
+from capi import HEADER, Failure, graph
+from onnx import TensorProto, helper
+
+C = HEADER.constants
+FLOAT, INT = TensorProto.FLOAT, TensorProto.INT32
+ROWS = {name: (FLOAT, ["T", 1, 4]) for name in ("query", "key", "value")}
+INDICES = {"row_offsets": (INT, ["B+1"]), "num_candidates": (INT, ["B"])}
+PAGES = {"cached_len": (INT, ["B"]), "page_indptr": (INT, ["B+1"]), "page_ids": (INT, ["P"])}
+POOL = (FLOAT, ["pages", 2, 8, 1, 4])
+
+
+@pytest.fixture(scope="module")
+def pagoda():
+    pagoda = capi.Pagoda("release")
+    before = pagoda.live()
+    yield pagoda
+    assert pagoda.live() == before
+
+
+@pytest.fixture
+def opened(pagoda):
+    """Opens models that are freed when the test is over."""
+    models = []
+
+    def open(model):
+        models.append(pagoda.open(model))
+        return models[-1]
+
+    yield open
+    for model in models:
+        pagoda.free("pagoda_model", model)
+
+
+def attention(**attributes):
+    inputs = ROWS | INDICES
+    node = helper.make_node("HstuAttention", list(inputs), ["output"], domain="ai.pagoda", **attributes)
+    return graph([node], inputs, {"output": (FLOAT, ["T", 1, 4])})
+
+
+def append():
+    inputs = {"kv_pool": POOL, "key": ROWS["key"], "value": ROWS["value"]} | INDICES | PAGES
+    node = helper.make_node("PagedKvAppend", list(inputs), ["kv_pool_out"], domain="ai.pagoda")
+    return graph([node], inputs, {"kv_pool_out": POOL})
+
+
+def rows(users=1, count=5):
+    random = np.random.default_rng(7)
+    made = {name: random.standard_normal([users * count, 1, 4], np.float32) for name in ROWS}
+    made["row_offsets"] = np.arange(users + 1, dtype=np.int32) * count
+    return made | {"num_candidates": np.full(users, 2, np.int32)}
+
+
+def result(pagoda, model, inputs, name):
+    """A copy of one output."""
+    [tensor] = pagoda.run(model, inputs, {name: None})
+    try:
+        return pagoda.read(tensor)
+    finally:
+        pagoda.free("pagoda_tensor", tensor)
+
+
+def refused(pagoda, model, inputs, outputs):
+    with pytest.raises(Failure) as caught:
+        pagoda.run(model, inputs, outputs)
+    return caught.value
+
+
+def test_an_output_that_is_an_input_too_is_refused(pagoda, opened):
+    value = (FLOAT, [2])
+    model = opened(graph([helper.make_node("Neg", ["x"], ["y"])], {"x": value}, {"y": value, "x": value}))
+    x = np.float32([1, 2])
+    for bound in None, np.float32([9, 9]):
+        failure = refused(pagoda, model, {"x": x}, {"x": bound})
+        assert (failure.status, failure.argument) == (C["PAGODA_UNSUPPORTED"], "output_names[0]")
+    assert np.array_equal(result(pagoda, model, {"x": x}, "y"), -x)
+
+
+def test_an_output_that_is_not_a_tensor_is_refused(pagoda, opened):
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, [2]))
+    nodes = [helper.make_node("Optional", [], ["o"], type=helper.make_tensor_type_proto(FLOAT, [2]))]
+    nodes.append(helper.make_node("Neg", ["x"], ["y"]))
+    value = helper.make_tensor_value_info
+    outputs = [value("y", FLOAT, [2]), helper.make_value_info("o", kind)]
+    made = helper.make_graph(nodes, "g", [value("x", FLOAT, [2])], outputs)
+    made = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    model = opened(made.SerializeToString())
+    failure = refused(pagoda, model, {"x": np.float32([1, 2])}, {"y": None, "o": None})
+    assert (failure.status, failure.argument) == (C["PAGODA_UNSUPPORTED"], "output_names[1]")
+
+
+def test_an_attribute_of_another_type_is_not_overlooked(pagoda, opened):
+    inputs = rows()
+    results = [
+        result(pagoda, opened(attention(scaling_seqlen=1, **given)), inputs, "output")
+        for given in ({"alpha": 2}, {"alpha": 2.0}, {})
+    ]
+    assert np.array_equal(results[0], results[1]) and not np.array_equal(results[0], results[2])
+    for given in {"max_attn_len": 1.0}, {"target_group_size": 2.0}, {"alpha": "2"}, {"max_attn_len": "1"}:
+        with pytest.raises(Failure, match=f"{next(iter(given))}: this attribute is a"):
+            opened(attention(scaling_seqlen=1, **given))
+    for given in {}, {"scaling_seqlen": 0}, {"scaling_seqlen": 1.0}:
+        with pytest.raises(Failure, match="scaling_seqlen"):
+            opened(attention(**given))
+
+
+def test_an_output_over_an_input_is_refused(pagoda, opened):
+    model = opened(attention(scaling_seqlen=1))
+    for name in "query", "key", "value":
+        inputs = rows()
+        before = inputs[name].copy()
+        failure = refused(pagoda, model, inputs, {"output": inputs[name]})
+        assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and f"{name}: its memory overlaps" in failure.message
+        assert np.array_equal(inputs[name], before)
+
+
+def test_a_pool_that_overlaps_itself_is_refused(pagoda, opened):
+    model = opened(append())
+    memory = np.zeros(200, np.float32)
+    pool, shifted = memory[:128].reshape(2, 2, 8, 1, 4), memory[64:192].reshape(2, 2, 8, 1, 4)
+    pages = {"cached_len": np.int32([0]), "page_indptr": np.int32([0, 1]), "page_ids": np.int32([1])}
+    given = rows()
+    inputs = {"kv_pool": pool, **{name: given[name] for name in ("key", "value", *INDICES)}, **pages}
+    failure = refused(pagoda, model, inputs, {"kv_pool_out": shifted})
+    assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and "kv_pool: its memory overlaps" in failure.message
+    assert not memory.any()
+    pagoda.run(model, inputs, {"kv_pool_out": pool})
+    assert np.array_equal(pool[1, 0, :3], given["key"][:3])
+
+
+def test_two_outputs_over_one_memory_are_refused(pagoda, opened):
+    value = (FLOAT, [2])
+    nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
+    model = opened(graph(nodes, {"x": value}, {"y": value, "z": value}))
+    shared = np.float32([9, 9])
+    failure = refused(pagoda, model, {"x": np.float32([1, -2])}, {"y": shared, "z": shared})
+    assert (failure.status, failure.argument) == (C["PAGODA_INVALID_ARGUMENT"], "outputs[1]")
+    assert np.array_equal(shared, [9, 9])
+
+
+def test_no_users_and_no_rows_are_fine(pagoda, opened):
+    model = opened(attention(scaling_seqlen=1))
+    nobody = rows(users=0)
+    assert result(pagoda, model, nobody, "output").shape == (0, 1, 4)
+    silent = nobody | {"row_offsets": np.zeros(4, np.int32), "num_candidates": np.zeros(3, np.int32)}
+    assert result(pagoda, model, silent, "output").shape == (0, 1, 4)
