@@ -17,7 +17,7 @@ CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -Ibinding
 LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build build-cpp demo test lint test-rust test-python bench header clean
+.PHONY: help deps build build-cpp demo test lint test-rust test-python soak bench header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -94,6 +94,14 @@ test-python: build-cpp target/demo/model.onnx
 	cargo build -q
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
 	$(PY) -m pytest -q tests
+
+# The unsafe code under the tools that catch it lying.
+soak: deps ## What needs a nightly Rust: Miri over kernels and handles, AddressSanitizer over every Rust test.
+	cargo +nightly miri --version >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda --lib
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda-kernels --lib --test bad_input
+	ASAN_OPTIONS=allocator_may_return_null=1 RUSTFLAGS=-Zsanitizer=address \
+		cargo +nightly test --workspace --tests --target x86_64-unknown-linux-gnu
 
 clean: ## Remove everything that was built or fetched.
 	rm -rf target

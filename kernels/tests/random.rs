@@ -95,6 +95,7 @@ fn append_matches_to_the_bit() {
         }
     }
     check::<f32>();
+    check::<f16>();
     check::<bf16>();
 }
 

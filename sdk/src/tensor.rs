@@ -442,8 +442,11 @@ mod tests {
             let error = Tensor::zeros(ElementType::F32, &dims).unwrap_err();
             assert_eq!(error.argument(), Some(argument), "{dims:?}: {error}");
         }
-        let error = Tensor::zeros(ElementType::String, &[1 << 50]).unwrap_err();
-        assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("dims")), "{error}");
+        // Miri ends at an allocation that fails.
+        if !cfg!(miri) {
+            let error = Tensor::zeros(ElementType::String, &[1 << 50]).unwrap_err();
+            assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("dims")), "{error}");
+        }
     }
 
     #[test]
