@@ -86,3 +86,14 @@ def process(profile):
 
 debug_process = process("debug")
 release_process = process("release")
+
+
+@pytest.fixture(scope="module")
+def pagoda():
+    """The library that is shipped, in this process; a module's tests leave nothing behind in it."""
+    import capi
+
+    pagoda = capi.Pagoda("release")
+    before = pagoda.live()
+    yield pagoda
+    assert pagoda.live() == before

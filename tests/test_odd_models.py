@@ -15,14 +15,6 @@ PAGES = {"cached_len": (INT, ["B"]), "page_indptr": (INT, ["B+1"]), "page_ids": 
 POOL = (FLOAT, ["pages", 2, 8, 1, 4])
 
 
-@pytest.fixture(scope="module")
-def pagoda():
-    pagoda = capi.Pagoda("release")
-    before = pagoda.live()
-    yield pagoda
-    assert pagoda.live() == before
-
-
 @pytest.fixture
 def opened(pagoda):
     """Opens models that are freed when the test is over."""

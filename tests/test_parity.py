@@ -22,14 +22,6 @@ ATTENTION = ["query", "key", "value", "row_offsets", "num_candidates", *PAGES, "
 APPEND = ["kv_pool", "key", "value", "row_offsets", "num_candidates", *PAGES]
 
 
-@pytest.fixture(scope="module")
-def pagoda():
-    pagoda = capi.Pagoda("release")
-    before = pagoda.live()
-    yield pagoda
-    assert pagoda.live() == before
-
-
 # ---- cases -------------------------------------------------------------------------------------------------------
 
 

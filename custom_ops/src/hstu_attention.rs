@@ -6,8 +6,9 @@ use std::marker::PhantomData;
 use ort_sys::ONNXTensorElementDataType as OnnxType;
 use pagoda_kernels::batch::{Pages, Rows};
 
+use crate::context::{Attributes, Context};
 use crate::element::OnnxElement;
-use crate::op::{Attributes, Context, Input, OpError, Operator};
+use crate::op::{Input, OpError, Operator};
 
 const I32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 
@@ -82,13 +83,7 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
         let cache = match (&cached_len, &page_indptr, &page_ids, &kv_pool) {
             (None, None, None, None) => None,
             (Some(cached_len), Some(page_indptr), Some(page_ids), Some(kv_pool)) => {
-                let [pool_pages, two, page_size, pool_heads, pool_head_size] = kv_pool.shape()?;
-                if (two, pool_heads, pool_head_size) != (2, heads, head_size) {
-                    return Err(OpError::invalid(format!(
-                        "kv_pool: shape {:?} expected to be [pages, 2, page_size, {heads}, {head_size}]",
-                        kv_pool.dims
-                    )));
-                }
+                let [pool_pages, page_size] = kv_pool.pool_shape(heads, head_size)?;
                 // SAFETY: as above.
                 let (cached_len, page_indptr, page_ids, pool) =
                     unsafe { (cached_len.slice(), page_indptr.slice(), page_ids.slice(), kv_pool.slice()) };

@@ -1,8 +1,9 @@
 //! The `ai.pagoda` operators for ONNX Runtime: they read shapes and attributes, check them, and call the kernels.
 //!
 //! Both libpagoda.so (for its own sessions) and libpagoda_ops.so (for anyone's) register the operators with
-//! [`register`]. One file an operator; [`op`] is the thin layer over ONNX Runtime's raw custom operator interface.
+//! [`register`]. One file an operator; `op` and `context` are the thin layer over ONNX Runtime's raw interface.
 
+mod context;
 mod element;
 mod hstu_attention;
 mod op;

@@ -6,18 +6,17 @@
 
 use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::Mutex;
 
 use ort_sys::{
     ONNXTensorElementDataType as OnnxType, ORT_API_VERSION, OrtApi, OrtCustomOp,
     OrtCustomOpInputOutputCharacteristic as Arity, OrtErrorCode, OrtKernelContext, OrtKernelInfo, OrtMemType,
-    OrtShapeInferContext, OrtStatusPtr, OrtTensorTypeAndShapeInfo, OrtValue,
+    OrtShapeInferContext, OrtStatusPtr,
 };
 use pagoda_kernels::InputError;
-use pagoda_kernels::parallel::Parallel;
+
+use crate::context::{Attributes, Context};
 
 /// An operator of the ai.pagoda domain with one output, which has the type and shape of one of its inputs.
 pub trait Operator: Sized + Send + Sync + 'static {
@@ -67,6 +66,16 @@ impl OpError {
     /// The caller gave something that can not be used.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self { code: OrtErrorCode::ORT_INVALID_ARGUMENT, message: message.into() }
+    }
+
+    /// ONNX Runtime refused something.
+    pub fn failed(message: String) -> Self {
+        Self { code: OrtErrorCode::ORT_FAIL, message }
+    }
+
+    /// What went wrong.
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     fn panicked(payload: &(dyn Any + Send)) -> Self {
@@ -237,253 +246,5 @@ fn guarded(api: &OrtApi, body: impl FnOnce() -> Result<(), OpError>) -> OrtStatu
         Ok(Ok(())) => OrtStatusPtr(null_mut()),
         Ok(Err(error)) => error.into_status(api),
         Err(payload) => OpError::panicked(payload.as_ref()).into_status(api),
-    }
-}
-
-/// The attributes of a node.
-pub struct Attributes {
-    api: &'static OrtApi,
-    info: *const OrtKernelInfo,
-}
-
-impl Attributes {
-    /// An integer, if the node has it.
-    pub fn int(&self, name: &CStr) -> Result<Option<i64>, OpError> {
-        match self.raw_int(name) {
-            Some(value) => Ok(Some(value)),
-            None if self.raw_float(name).is_some() => Err(Self::wrong_type(name, "a float", "an int")),
-            None => self.absent(name, "an int"),
-        }
-    }
-
-    /// A real number, if the node has it. An integer will do: Python's `alpha=2` makes one.
-    pub fn float(&self, name: &CStr) -> Result<Option<f32>, OpError> {
-        match self.raw_float(name).or_else(|| self.raw_int(name).map(|value| value as f32)) {
-            Some(value) => Ok(Some(value)),
-            None => self.absent(name, "a float"),
-        }
-    }
-
-    fn raw_int(&self, name: &CStr) -> Option<i64> {
-        let mut value = 0;
-        // SAFETY: `info` is live while the kernel is made.
-        self.succeeded(unsafe { (self.api.KernelInfoGetAttribute_int64)(self.info, name.as_ptr(), &mut value) })
-            .then_some(value)
-    }
-
-    fn raw_float(&self, name: &CStr) -> Option<f32> {
-        let mut value = 0.0;
-        // SAFETY: `info` is live while the kernel is made.
-        self.succeeded(unsafe { (self.api.KernelInfoGetAttribute_float)(self.info, name.as_ptr(), &mut value) })
-            .then_some(value)
-    }
-
-    /// Nothing, unless the attribute is there as a text: to overlook it would give wrong numbers in silence.
-    fn absent<V>(&self, name: &CStr, expected: &str) -> Result<Option<V>, OpError> {
-        let mut size = 0;
-        // SAFETY: `info` is live while the kernel is made; without a buffer only the size is asked for.
-        let asked =
-            unsafe { (self.api.KernelInfoGetAttribute_string)(self.info, name.as_ptr(), null_mut(), &mut size) };
-        if self.succeeded(asked) { Err(Self::wrong_type(name, "a string", expected)) } else { Ok(None) }
-    }
-
-    fn wrong_type(name: &CStr, found: &str, expected: &str) -> OpError {
-        OpError::invalid(format!("{}: this attribute is {found}, expected {expected}", name.to_string_lossy()))
-    }
-
-    /// The calls fail where an attribute is missing or has another type.
-    fn succeeded(&self, status: OrtStatusPtr) -> bool {
-        let succeeded = status.0.is_null();
-        if !succeeded {
-            // SAFETY: the status is ours to release, once.
-            unsafe { (self.api.ReleaseStatus)(status.0) };
-        }
-        succeeded
-    }
-}
-
-/// One call of an operator: its inputs, its output, its threads.
-pub struct Context {
-    api: &'static OrtApi,
-    raw: *mut OrtKernelContext,
-    inputs: &'static [Input],
-}
-
-/// A tensor on the host, as ONNX Runtime hands it to an operator.
-pub struct HostTensor<'a> {
-    /// The name the specification gives it.
-    pub name: &'static str,
-    /// Its shape.
-    pub dims: Vec<usize>,
-    /// Where its elements begin. Null only if there are none.
-    pub data: *const c_void,
-    bytes: usize,
-    lifetime: PhantomData<&'a ()>,
-}
-
-impl<'a> HostTensor<'a> {
-    /// Its shape, if it has `N` dimensions.
-    pub fn shape<const N: usize>(&self) -> Result<[usize; N], OpError> {
-        self.dims.as_slice().try_into().map_err(|_| {
-            OpError::invalid(format!(
-                "{}: {N} dimensions expected, got {} ({:?})",
-                self.name,
-                self.dims.len(),
-                self.dims
-            ))
-        })
-    }
-
-    /// Its elements.
-    ///
-    /// # Safety
-    /// `T` is the element type the operator was registered with for this input, and nothing writes to the tensor
-    /// while the slice lives.
-    pub unsafe fn slice<T>(&self) -> &'a [T] {
-        let len = self.dims.iter().product();
-        if len == 0 {
-            return &[];
-        }
-        // SAFETY: ONNX Runtime's tensors are contiguous, aligned for their type, and live for the whole call.
-        unsafe { std::slice::from_raw_parts(self.data.cast(), len) }
-    }
-}
-
-/// The memory of an output on the host.
-pub struct HostOutput {
-    /// Where its elements begin. Null only if there are none.
-    pub data: *mut c_void,
-    bytes: usize,
-}
-
-impl HostOutput {
-    /// Refuses inputs whose memory overlaps that of the output: a host binds memory as it likes.
-    pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a HostTensor<'a>>) -> Result<(), OpError> {
-        let (start, end) = (self.data.addr(), self.data.addr() + self.bytes);
-        for input in inputs {
-            let (input_start, input_end) = (input.data.addr(), input.data.addr() + input.bytes);
-            if input.bytes > 0 && input_start < end && start < input_end {
-                let message = format!("{}: its memory overlaps that of the output: bind them apart", input.name);
-                return Err(OpError::invalid(message));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Context {
-    /// Input `index`, which the specification requires.
-    pub fn input(&self, index: usize) -> Result<HostTensor<'_>, OpError> {
-        let name = self.inputs[index].name;
-        self.optional_input(index)?.ok_or_else(|| OpError::invalid(format!("{name}: this input is missing")))
-    }
-
-    /// Input `index`, or `None` where the graph leaves it out.
-    pub fn optional_input(&self, index: usize) -> Result<Option<HostTensor<'_>>, OpError> {
-        let mut count = 0;
-        let mut value: *const OrtValue = std::ptr::null();
-        // SAFETY: the context is live for the whole call.
-        unsafe {
-            self.check((self.api.KernelContext_GetInputCount)(self.raw, &mut count))?;
-            if index >= count {
-                return Ok(None);
-            }
-            self.check((self.api.KernelContext_GetInput)(self.raw, index, &mut value))?;
-        }
-        if value.is_null() {
-            return Ok(None);
-        }
-        let mut data = null_mut();
-        let mut bytes = 0;
-        let dims = self.dims(value)?;
-        // SAFETY: the value is live for the whole call; the pointer is only read through.
-        unsafe {
-            self.check((self.api.GetTensorMutableData)(value.cast_mut(), &mut data))?;
-            self.check((self.api.GetTensorSizeInBytes)(value, &mut bytes))?;
-        }
-        Ok(Some(HostTensor { name: self.inputs[index].name, dims, data, bytes, lifetime: PhantomData }))
-    }
-
-    /// The output, with room for `dims`.
-    pub fn output(&self, dims: &[usize]) -> Result<HostOutput, OpError> {
-        let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
-        let mut value = null_mut();
-        let mut output = HostOutput { data: null_mut(), bytes: 0 };
-        // SAFETY: the context is live for the whole call and owns the value.
-        unsafe {
-            self.check((self.api.KernelContext_GetOutput)(self.raw, 0, dims.as_ptr(), dims.len(), &mut value))?;
-            self.check((self.api.GetTensorMutableData)(value, &mut output.data))?;
-            self.check((self.api.GetTensorSizeInBytes)(value, &mut output.bytes))?;
-        }
-        Ok(output)
-    }
-
-    fn dims(&self, value: *const OrtValue) -> Result<Vec<usize>, OpError> {
-        struct Info(&'static OrtApi, *mut OrtTensorTypeAndShapeInfo);
-        impl Drop for Info {
-            fn drop(&mut self) {
-                // SAFETY: made below, released once.
-                unsafe { (self.0.ReleaseTensorTypeAndShapeInfo)(self.1) };
-            }
-        }
-        let mut info = Info(self.api, null_mut());
-        let mut rank = 0;
-        // SAFETY: `value` is live, and the information is ours until it is dropped.
-        unsafe {
-            self.check((self.api.GetTensorTypeAndShape)(value, &mut info.1))?;
-            self.check((self.api.GetDimensionsCount)(info.1, &mut rank))?;
-            let mut dims = vec![0_i64; rank];
-            self.check((self.api.GetDimensions)(info.1, dims.as_mut_ptr(), rank))?;
-            Ok(dims.into_iter().map(|dim| dim as usize).collect())
-        }
-    }
-
-    fn check(&self, status: OrtStatusPtr) -> Result<(), OpError> {
-        if status.0.is_null() {
-            return Ok(());
-        }
-        // SAFETY: the status is ours to read and to release, once.
-        unsafe {
-            let message = CStr::from_ptr((self.api.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
-            (self.api.ReleaseStatus)(status.0);
-            Err(OpError { code: OrtErrorCode::ORT_FAIL, message })
-        }
-    }
-}
-
-// SAFETY: the only thing other threads do with a context is what `Parallel::run` arranges, and ONNX Runtime's
-// ParallelFor is made to be called from the thread that runs the kernel.
-unsafe impl Sync for Context {}
-
-/// The session's own intra-op threads; a second pool beside them would fight for the same cores.
-impl Parallel for Context {
-    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        struct Work<'a> {
-            task: &'a (dyn Fn(usize) + Sync),
-            panic: Mutex<Option<Box<dyn Any + Send>>>,
-        }
-        unsafe extern "C" fn one(work: *mut c_void, index: usize) {
-            // SAFETY: `work` outlives ParallelFor, which returns after the last task.
-            let work = unsafe { &*work.cast::<Work>() };
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (work.task)(index))) {
-                *work.panic.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(payload);
-            }
-        }
-        match tasks {
-            0 => {}
-            1 => task(0),
-            _ => {
-                let mut work = Work { task, panic: Mutex::new(None) };
-                // SAFETY: the context is live; `work` outlives the call.
-                let status =
-                    unsafe { (self.api.KernelContext_ParallelFor)(self.raw, one, tasks, 0, (&raw mut work).cast()) };
-                if let Err(error) = self.check(status) {
-                    panic!("ONNX Runtime's ParallelFor: {}", error.message);
-                }
-                if let Some(payload) = work.panic.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
-                    resume_unwind(payload);
-                }
-            }
-        }
     }
 }

@@ -7,8 +7,9 @@ use ort_sys::ONNXTensorElementDataType as OnnxType;
 use pagoda_kernels::batch::{Pages, Rows};
 use pagoda_kernels::cpu;
 
+use crate::context::{Attributes, Context};
 use crate::element::OnnxElement;
-use crate::op::{Attributes, Context, Input, OpError, Operator};
+use crate::op::{Input, OpError, Operator};
 
 const I32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 
@@ -45,13 +46,7 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
                 value.dims, key.dims
             )));
         }
-        let [pool_pages, two, page_size, pool_heads, pool_head_size] = pool.shape()?;
-        if (two, pool_heads, pool_head_size) != (2, heads, head_size) {
-            return Err(OpError::invalid(format!(
-                "kv_pool: shape {:?} expected to be [pages, 2, page_size, {heads}, {head_size}]",
-                pool.dims
-            )));
-        }
+        let [pool_pages, page_size] = pool.pool_shape(heads, head_size)?;
         for tensor in [&row_offsets, &num_candidates, &cached_len, &page_indptr, &page_ids] {
             tensor.shape::<1>()?;
         }

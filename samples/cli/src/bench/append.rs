@@ -2,9 +2,8 @@
 
 use pagoda::{ElementType, Model, Result, Tensor};
 use pagoda_kernels::parallel::{Parallel, Threads};
-use pagoda_test_support::{Dim, Graph, I32};
 
-use super::{Row, random, side_by_side};
+use super::{Row, one_node, random, side_by_side};
 
 const USERS: i64 = 8;
 const HEADS: i64 = 4;
@@ -61,17 +60,9 @@ impl Append {
             ("page_indptr", ints(&offsets(NEW / PAGE))?),
             ("page_ids", ints(&page_ids)?),
         ];
-        let names: Vec<&str> = inputs.iter().map(|(name, _)| *name).collect();
-        let graph = inputs
-            .iter()
-            .fold(Graph::new(), |graph, (name, tensor)| {
-                let element = if tensor.element_type() == ElementType::I32 { I32 } else { element as i32 };
-                graph.input(name, element, &tensor.dims().iter().map(|&dim| Dim::Is(dim)).collect::<Vec<_>>())
-            })
-            .node("ai.pagoda.PagedKvAppend", &names, &["kv_pool_out"], &[])
-            .output("kv_pool_out", element as i32, &pool_dims.map(Dim::Is));
-        let options = super::options(threads);
-        Ok(Self { model: Model::from_bytes(&graph.to_bytes(), &options)?, inputs })
+        let output = ("kv_pool_out", element, &pool_dims[..]);
+        let model = one_node("ai.pagoda.PagedKvAppend", &inputs, output, &[], threads)?;
+        Ok(Self { model, inputs })
     }
 
     fn run(&self) -> Result<()> {

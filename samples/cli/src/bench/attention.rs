@@ -1,10 +1,10 @@
 //! HstuAttention over a paged cache, against ONNX Runtime's MatMul.
 
 use pagoda::{ElementType, Model, Result, Tensor};
-use pagoda_test_support::{Attribute, Dim, Graph, I32};
+use pagoda_test_support::Attribute;
 
 use super::matmul::MatMul;
-use super::{Row, random, side_by_side};
+use super::{Row, one_node, random, side_by_side};
 
 const USERS: i64 = 4;
 const HEADS: i64 = 4;
@@ -60,19 +60,8 @@ impl Attention {
             ("page_ids", ints(&page_ids)?),
             ("kv_pool", random::tensor(element, &pool_dims, 6)?),
         ];
-        let names: Vec<&str> = inputs.iter().map(|(name, _)| *name).collect();
         let attributes = [Attribute::Int("scaling_seqlen", CACHED + NEW)];
-        let output_dims = dims.map(Dim::Is);
-        let graph = inputs
-            .iter()
-            .fold(Graph::new(), |graph, (name, tensor)| {
-                let element = if tensor.element_type() == ElementType::I32 { I32 } else { element as i32 };
-                graph.input(name, element, &tensor.dims().iter().map(|&dim| Dim::Is(dim)).collect::<Vec<_>>())
-            })
-            .node("ai.pagoda.HstuAttention", &names, &["output"], &attributes)
-            .output("output", element as i32, &output_dims);
-        let options = super::options(threads);
-        let model = Model::from_bytes(&graph.to_bytes(), &options)?;
+        let model = one_node("ai.pagoda.HstuAttention", &inputs, ("output", element, &dims), &attributes, threads)?;
         Ok(Self { model, inputs, output: Tensor::zeros(element, &dims)?, element, head_size })
     }
 

@@ -10,7 +10,8 @@ mod raw;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use pagoda::{ModelOptions, Provider, Result};
+use pagoda::{ElementType, Model, ModelOptions, Provider, Result, Tensor};
+use pagoda_test_support::{Attribute, Dim, Graph};
 
 /// What to measure and how.
 #[derive(clap::Args)]
@@ -65,6 +66,23 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 fn options(threads: u32) -> ModelOptions {
     let provider = Provider::Cpu;
     ModelOptions { provider, intra_op_threads: threads, sleep_when_idle: true, ..ModelOptions::default() }
+}
+
+/// A model of one operator with these inputs and one output.
+fn one_node(
+    operator: &str,
+    inputs: &[(&str, Tensor)],
+    (output, element, dims): (&str, ElementType, &[i64]),
+    attributes: &[Attribute],
+    threads: u32,
+) -> Result<Model> {
+    let fixed = |dims: &[i64]| dims.iter().map(|&dim| Dim::Is(dim)).collect::<Vec<_>>();
+    let names: Vec<&str> = inputs.iter().map(|(name, _)| *name).collect();
+    let graph = inputs.iter().fold(Graph::new(), |graph, (name, tensor)| {
+        graph.input(name, tensor.element_type() as i32, &fixed(tensor.dims()))
+    });
+    let graph = graph.node(operator, &names, &[output], attributes).output(output, element as i32, &fixed(dims));
+    Model::from_bytes(&graph.to_bytes(), &options(threads))
 }
 
 /// One figure beside its baseline.

@@ -1,0 +1,273 @@
+//! What an operator sees of ONNX Runtime: the attributes of its node, and in each call its inputs, its output and the
+//! session's threads.
+
+use std::any::Any;
+use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::null_mut;
+use std::sync::Mutex;
+
+use ort_sys::{OrtApi, OrtKernelContext, OrtKernelInfo, OrtStatusPtr, OrtTensorTypeAndShapeInfo, OrtValue};
+use pagoda_kernels::parallel::Parallel;
+
+use crate::op::{Input, OpError};
+
+/// The attributes of a node.
+pub struct Attributes {
+    pub(crate) api: &'static OrtApi,
+    pub(crate) info: *const OrtKernelInfo,
+}
+
+impl Attributes {
+    /// An integer, if the node has it.
+    pub fn int(&self, name: &CStr) -> Result<Option<i64>, OpError> {
+        match self.raw_int(name) {
+            Some(value) => Ok(Some(value)),
+            None if self.raw_float(name).is_some() => Err(Self::wrong_type(name, "a float", "an int")),
+            None => self.absent(name, "an int"),
+        }
+    }
+
+    /// A real number, if the node has it. An integer will do: Python's `alpha=2` makes one.
+    pub fn float(&self, name: &CStr) -> Result<Option<f32>, OpError> {
+        match self.raw_float(name).or_else(|| self.raw_int(name).map(|value| value as f32)) {
+            Some(value) => Ok(Some(value)),
+            None => self.absent(name, "a float"),
+        }
+    }
+
+    fn raw_int(&self, name: &CStr) -> Option<i64> {
+        let mut value = 0;
+        // SAFETY: `info` is live while the kernel is made.
+        self.succeeded(unsafe { (self.api.KernelInfoGetAttribute_int64)(self.info, name.as_ptr(), &mut value) })
+            .then_some(value)
+    }
+
+    fn raw_float(&self, name: &CStr) -> Option<f32> {
+        let mut value = 0.0;
+        // SAFETY: `info` is live while the kernel is made.
+        self.succeeded(unsafe { (self.api.KernelInfoGetAttribute_float)(self.info, name.as_ptr(), &mut value) })
+            .then_some(value)
+    }
+
+    /// Nothing, unless the attribute is there as a text: to overlook it would give wrong numbers in silence.
+    fn absent<V>(&self, name: &CStr, expected: &str) -> Result<Option<V>, OpError> {
+        let mut size = 0;
+        // SAFETY: `info` is live while the kernel is made; without a buffer only the size is asked for.
+        let asked =
+            unsafe { (self.api.KernelInfoGetAttribute_string)(self.info, name.as_ptr(), null_mut(), &mut size) };
+        if self.succeeded(asked) { Err(Self::wrong_type(name, "a string", expected)) } else { Ok(None) }
+    }
+
+    fn wrong_type(name: &CStr, found: &str, expected: &str) -> OpError {
+        OpError::invalid(format!("{}: this attribute is {found}, expected {expected}", name.to_string_lossy()))
+    }
+
+    /// The calls fail where an attribute is missing or has another type.
+    fn succeeded(&self, status: OrtStatusPtr) -> bool {
+        let succeeded = status.0.is_null();
+        if !succeeded {
+            // SAFETY: the status is ours to release, once.
+            unsafe { (self.api.ReleaseStatus)(status.0) };
+        }
+        succeeded
+    }
+}
+
+/// One call of an operator: its inputs, its output, its threads.
+pub struct Context {
+    pub(crate) api: &'static OrtApi,
+    pub(crate) raw: *mut OrtKernelContext,
+    pub(crate) inputs: &'static [Input],
+}
+
+/// A tensor on the host, as ONNX Runtime hands it to an operator.
+pub struct HostTensor<'a> {
+    /// The name the specification gives it.
+    pub name: &'static str,
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// Where its elements begin. Null only if there are none.
+    pub data: *const c_void,
+    bytes: usize,
+    lifetime: PhantomData<&'a ()>,
+}
+
+impl<'a> HostTensor<'a> {
+    /// Its shape, if it has `N` dimensions.
+    pub fn shape<const N: usize>(&self) -> Result<[usize; N], OpError> {
+        self.dims.as_slice().try_into().map_err(|_| {
+            OpError::invalid(format!(
+                "{}: {N} dimensions expected, got {} ({:?})",
+                self.name,
+                self.dims.len(),
+                self.dims
+            ))
+        })
+    }
+
+    /// Pages and page size, if it is a pool for rows of `heads` heads of `head_size` elements.
+    pub fn pool_shape(&self, heads: usize, head_size: usize) -> Result<[usize; 2], OpError> {
+        match self.shape()? {
+            [pages, 2, page_size, h, d] if (h, d) == (heads, head_size) => Ok([pages, page_size]),
+            _ => Err(OpError::invalid(format!(
+                "{}: shape {:?} expected to be [pages, 2, page_size, {heads}, {head_size}]",
+                self.name, self.dims
+            ))),
+        }
+    }
+
+    /// Its elements.
+    ///
+    /// # Safety
+    /// `T` is the element type the operator was registered with for this input, and nothing writes to the tensor
+    /// while the slice lives.
+    pub unsafe fn slice<T>(&self) -> &'a [T] {
+        let len = self.dims.iter().product();
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: ONNX Runtime's tensors are contiguous, aligned for their type, and live for the whole call.
+        unsafe { std::slice::from_raw_parts(self.data.cast(), len) }
+    }
+}
+
+/// The memory of an output on the host.
+pub struct HostOutput {
+    /// Where its elements begin. Null only if there are none.
+    pub data: *mut c_void,
+    bytes: usize,
+}
+
+impl HostOutput {
+    /// Refuses inputs whose memory overlaps that of the output: a host binds memory as it likes.
+    pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a HostTensor<'a>>) -> Result<(), OpError> {
+        let (start, end) = (self.data.addr(), self.data.addr() + self.bytes);
+        for input in inputs {
+            let (input_start, input_end) = (input.data.addr(), input.data.addr() + input.bytes);
+            if input.bytes > 0 && input_start < end && start < input_end {
+                let message = format!("{}: its memory overlaps that of the output: bind them apart", input.name);
+                return Err(OpError::invalid(message));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Context {
+    /// Input `index`, which the specification requires.
+    pub fn input(&self, index: usize) -> Result<HostTensor<'_>, OpError> {
+        let name = self.inputs[index].name;
+        self.optional_input(index)?.ok_or_else(|| OpError::invalid(format!("{name}: this input is missing")))
+    }
+
+    /// Input `index`, or `None` where the graph leaves it out.
+    pub fn optional_input(&self, index: usize) -> Result<Option<HostTensor<'_>>, OpError> {
+        let mut count = 0;
+        let mut value: *const OrtValue = std::ptr::null();
+        // SAFETY: the context is live for the whole call.
+        unsafe {
+            self.check((self.api.KernelContext_GetInputCount)(self.raw, &mut count))?;
+            if index >= count {
+                return Ok(None);
+            }
+            self.check((self.api.KernelContext_GetInput)(self.raw, index, &mut value))?;
+        }
+        if value.is_null() {
+            return Ok(None);
+        }
+        let mut data = null_mut();
+        let mut bytes = 0;
+        let dims = self.dims(value)?;
+        // SAFETY: the value is live for the whole call; the pointer is only read through.
+        unsafe {
+            self.check((self.api.GetTensorMutableData)(value.cast_mut(), &mut data))?;
+            self.check((self.api.GetTensorSizeInBytes)(value, &mut bytes))?;
+        }
+        Ok(Some(HostTensor { name: self.inputs[index].name, dims, data, bytes, lifetime: PhantomData }))
+    }
+
+    /// The output, with room for `dims`.
+    pub fn output(&self, dims: &[usize]) -> Result<HostOutput, OpError> {
+        let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+        let mut value = null_mut();
+        let mut output = HostOutput { data: null_mut(), bytes: 0 };
+        // SAFETY: the context is live for the whole call and owns the value.
+        unsafe {
+            self.check((self.api.KernelContext_GetOutput)(self.raw, 0, dims.as_ptr(), dims.len(), &mut value))?;
+            self.check((self.api.GetTensorMutableData)(value, &mut output.data))?;
+            self.check((self.api.GetTensorSizeInBytes)(value, &mut output.bytes))?;
+        }
+        Ok(output)
+    }
+
+    fn dims(&self, value: *const OrtValue) -> Result<Vec<usize>, OpError> {
+        struct Info(&'static OrtApi, *mut OrtTensorTypeAndShapeInfo);
+        impl Drop for Info {
+            fn drop(&mut self) {
+                // SAFETY: made below, released once.
+                unsafe { (self.0.ReleaseTensorTypeAndShapeInfo)(self.1) };
+            }
+        }
+        let mut info = Info(self.api, null_mut());
+        let mut rank = 0;
+        // SAFETY: `value` is live, and the information is ours until it is dropped.
+        unsafe {
+            self.check((self.api.GetTensorTypeAndShape)(value, &mut info.1))?;
+            self.check((self.api.GetDimensionsCount)(info.1, &mut rank))?;
+            let mut dims = vec![0_i64; rank];
+            self.check((self.api.GetDimensions)(info.1, dims.as_mut_ptr(), rank))?;
+            Ok(dims.into_iter().map(|dim| dim as usize).collect())
+        }
+    }
+
+    fn check(&self, status: OrtStatusPtr) -> Result<(), OpError> {
+        if status.0.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the status is ours to read and to release, once.
+        unsafe {
+            let message = CStr::from_ptr((self.api.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
+            (self.api.ReleaseStatus)(status.0);
+            Err(OpError::failed(message))
+        }
+    }
+}
+
+// SAFETY: the only thing other threads do with a context is what `Parallel::run` arranges, and ONNX Runtime's
+// ParallelFor is made to be called from the thread that runs the kernel.
+unsafe impl Sync for Context {}
+
+/// The session's own intra-op threads; a second pool beside them would fight for the same cores.
+impl Parallel for Context {
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        struct Work<'a> {
+            task: &'a (dyn Fn(usize) + Sync),
+            panic: Mutex<Option<Box<dyn Any + Send>>>,
+        }
+        unsafe extern "C" fn one(work: *mut c_void, index: usize) {
+            // SAFETY: `work` outlives ParallelFor, which returns after the last task.
+            let work = unsafe { &*work.cast::<Work>() };
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (work.task)(index))) {
+                *work.panic.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(payload);
+            }
+        }
+        match tasks {
+            0 => {}
+            1 => task(0),
+            _ => {
+                let mut work = Work { task, panic: Mutex::new(None) };
+                // SAFETY: the context is live; `work` outlives the call.
+                let status =
+                    unsafe { (self.api.KernelContext_ParallelFor)(self.raw, one, tasks, 0, (&raw mut work).cast()) };
+                if let Err(error) = self.check(status) {
+                    panic!("ONNX Runtime's ParallelFor: {}", error.message());
+                }
+                if let Some(payload) = work.panic.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+                    resume_unwind(payload);
+                }
+            }
+        }
+    }
+}
