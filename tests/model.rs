@@ -70,6 +70,50 @@ fn what_does_not_fit_is_named() {
     refused(&[("x", &good), ("y", &good)], &[], "output_names", Status::InvalidArgument);
 }
 
+/// Every type goes through a graph as it is: these with all ONNX Runtimes that we know, the others where it has them.
+#[test]
+fn every_element_type_goes_through() {
+    use ElementType::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    for &element in ElementType::ALL.iter().filter(|&&element| element != ElementType::String) {
+        let dims = || [Dim::Is(3), Dim::Is(5)];
+        let graph = Graph::new().input("x", element as i32, &dims()).output("y", element as i32, &dims());
+        let model = Model::from_bytes(&graph.node("Identity", &["x"], &["y"], &[]).to_bytes(), &cpu());
+        let must = [Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64].contains(&element);
+        let Ok(model) = model else {
+            assert!(!must, "{element:?}: {}", model.err().unwrap());
+            continue;
+        };
+        let bytes: Vec<u8> = (0..(15 * element.bits()).div_ceil(8)).map(|i| (i % 2) as u8).collect();
+        let mut memory = vec![0_u64; bytes.len().div_ceil(8)];
+        // SAFETY: the memory is as long as the bytes; it outlives the tensor and is not touched meanwhile.
+        let x = unsafe {
+            let data = memory.as_mut_ptr().cast::<u8>();
+            data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            Tensor::from_memory(element, &[3, 5], data.cast(), bytes.len(), Box::new(())).unwrap()
+        };
+        let y = model.run(&[("x", &x)], &["y"]).unwrap().remove(0);
+        assert_eq!((y.element_type(), y.dims()), (element, &[3_i64, 5][..]));
+        let (data, size) = y.memory().unwrap();
+        // SAFETY: the tensor lives and has that many bytes.
+        let got = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
+        assert_eq!(got, bytes, "{element:?}");
+    }
+}
+
+/// Two a byte, the first in the low bits.
+#[test]
+fn four_bit_numbers_go_in() {
+    for (element, expected) in [(ElementType::U4, [1.0, 2.0, 15.0]), (ElementType::I4, [1.0, 2.0, -1.0])] {
+        let graph = Graph::new().input("x", element as i32, &[Dim::Is(3)]).output("y", F32, &[Dim::Is(3)]);
+        let graph = graph.node("Cast", &["x"], &["y"], &[Attribute::Int("to", F32.into())]);
+        let model = Model::from_bytes(&graph.to_bytes(), &cpu()).unwrap();
+        let mut bytes = [0x21_u8, 0x0F];
+        // SAFETY: the bytes outlive the tensor and are not touched meanwhile.
+        let x = unsafe { Tensor::from_memory(element, &[3], bytes.as_mut_ptr().cast(), 2, Box::new(())) }.unwrap();
+        assert_eq!(model.run(&[("x", &x)], &["y"]).unwrap()[0].as_slice::<f32>().unwrap(), expected);
+    }
+}
+
 #[test]
 fn strings_go_in_and_come_out() {
     let graph = Graph::new().input("x", STRING, &[Dim::Any("n")]).output("y", STRING, &[Dim::Any("n")]);

@@ -103,9 +103,9 @@ impl Graph {
         graph.extend(&self.inputs);
         graph.extend(&self.outputs);
         let mut model = Vec::new();
-        put_int(&mut model, 1, 8); // IR version
+        put_int(&mut model, 1, 10); // IR version
         put_bytes(&mut model, 7, &graph);
-        put_bytes(&mut model, 8, &opset("", 17));
+        put_bytes(&mut model, 8, &opset("", 21));
         put_bytes(&mut model, 8, &opset("ai.pagoda", 1));
         model
     }
