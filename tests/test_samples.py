@@ -44,6 +44,11 @@ def test_a_missing_model_is_told():
     assert result.returncode == 1 and "path: /nowhere.onnx" in result.stderr
 
 
+def test_a_missing_onnx_runtime_is_told():
+    result = run("hello-c", env={**os.environ, "PAGODA_ONNXRUNTIME": "/nowhere.so"})
+    assert result.returncode == 1 and "/nowhere.so: cannot open shared object file" in result.stderr
+
+
 def test_onnx_runtime_reports_to_no_one(tmp_path):
     # It keeps quiet by itself where it takes itself to be in CI.
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}

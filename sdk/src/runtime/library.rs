@@ -1,5 +1,6 @@
 //! Finding and loading the ONNX Runtime library.
 
+use std::error::Error as _;
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,11 @@ pub(super) fn load(path: Option<&Path>) -> Result<Loaded> {
         // SAFETY: loading a library runs its initialisers; it is the ONNX Runtime that the caller or the system names.
         match unsafe { Library::new(&candidate) } {
             Ok(library) => return bind(library, candidate).map_err(about),
-            Err(error) => tried.push(format!("{} ({error})", candidate.display())),
+            Err(error) => {
+                // The loader's own words, which say which file or symbol is missing.
+                let reason = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
+                tried.push(format!("{} ({reason})", candidate.display()));
+            }
         }
     }
     let advice = "set onnxruntime_path in the options or the variable PAGODA_ONNXRUNTIME, or put the library beside \
