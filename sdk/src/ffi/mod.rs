@@ -2,6 +2,8 @@
 //!
 //! The header is generated from these files (`make header`); their comments are its documentation.
 #![allow(non_camel_case_types)]
+// The comments are those of a C header: "inputs[1]" is an element, not a link.
+#![allow(rustdoc::broken_intra_doc_links)]
 
 mod args;
 mod error;
