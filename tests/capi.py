@@ -115,7 +115,8 @@ class Header:
             return "handles"
         if base in self.structs:
             return "struct" if kind.startswith("const ") else "out struct"
-        simple = {"const char *": "text", "const char *const *": "texts", "const int64_t *": "array", "const size_t *": "lengths"}
+        simple = {"const char *": "text", "const char *const *": "texts"}
+        simple |= {"const int64_t *": "array", "const size_t *": "lengths"}
         simple |= dict.fromkeys(["void *", "const void *", "char *"], "memory")
         if kind in simple:
             return simple[kind]

@@ -1,5 +1,8 @@
-"""Models that are valid and unusual, and memory that is bound in unusual ways: an answer or an error, never a crash or a
-wrong number."""
+"""Models that are valid and unusual, and memory that is bound in unusual ways: an answer or an error, never a crash
+or a wrong number."""
+
+import ctypes
+import mmap
 
 import capi
 import numpy as np
@@ -12,6 +15,7 @@ FLOAT, INT = TensorProto.FLOAT, TensorProto.INT32
 ROWS = {name: (FLOAT, ["T", 1, 4]) for name in ("query", "key", "value")}
 INDICES = {"row_offsets": (INT, ["B+1"]), "num_candidates": (INT, ["B"])}
 PAGES = {"cached_len": (INT, ["B"]), "page_indptr": (INT, ["B+1"]), "page_ids": (INT, ["P"])}
+NO_ACCESS = 0
 POOL = (FLOAT, ["pages", 2, 8, 1, 4])
 
 
@@ -133,6 +137,25 @@ def test_two_outputs_over_one_memory_are_refused(pagoda, opened):
     failure = refused(pagoda, model, {"x": np.float32([1, -2])}, {"y": shared, "z": shared})
     assert (failure.status, failure.argument) == (C["PAGODA_INVALID_ARGUMENT"], "outputs[1]")
     assert np.array_equal(shared, [9, 9])
+
+
+def shape_of_what_can_not_be_read():
+    """Runs a model that asks for nothing but the shape of its input, over memory that no one may read."""
+    pagoda, libc = capi.pagoda, ctypes.CDLL(None)
+    node = helper.make_node("Shape", ["x"], ["y"])
+    model = pagoda.open(graph([node], {"x": (FLOAT, ["N"])}, {"y": (TensorProto.INT64, [1])}))
+    libc.mmap.restype = ctypes.c_void_p
+    memory = libc.mmap(None, ctypes.c_size_t(1 << 30), NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    dims = (ctypes.c_int64 * 1)(1 << 28)
+    x = pagoda.make("pagoda_tensor_borrow", FLOAT, ctypes.addressof(dims), 1, memory, 1 << 30, None, None)
+    shape = result(pagoda, model, {"x": x}, "y").tolist()
+    pagoda.free("pagoda_tensor", x)
+    pagoda.free("pagoda_model", model)
+    return shape
+
+
+def test_inputs_are_not_copied(release_process):
+    assert release_process.run(shape_of_what_can_not_be_read) == [1 << 28]
 
 
 def test_no_users_and_no_rows_are_fine(pagoda, opened):

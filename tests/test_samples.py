@@ -1,5 +1,5 @@
-"""The programs that users copy from: they build without a warning (`make build` does that), do what they say, and neither
-leak nor touch memory that is not theirs."""
+"""The programs that users copy from: they build without a warning (`make build` does that), do what they say, and
+neither leak nor touch memory that is not theirs."""
 
 import os
 import subprocess
@@ -29,7 +29,8 @@ def test_a_sample_runs(program):
 
 def test_the_demo_tells_the_story():
     text = run("demo-c").stdout
-    for words in ["input   item_ids", "rows computed", "recomputed", "remembered", "The scores agree", "0 objects are left"]:
+    told = ["input   item_ids", "rows computed", "recomputed", "remembered", "The scores agree", "0 objects are left"]
+    for words in told:
         assert words in text, f"{words!r} is missing in:\n{text}"
 
 
