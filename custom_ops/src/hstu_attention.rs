@@ -108,7 +108,7 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
             }
         };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
-        attention.check()?;
+        let checked = attention.check()?;
         let output = context.output(&query.dims)?;
         output.apart_from([&query, &key, &value, &row_offsets, &num_candidates])?;
         output.apart_from([&cached_len, &page_indptr, &page_ids, &kv_pool, &num_contextual].into_iter().flatten())?;
@@ -118,7 +118,7 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
         // SAFETY: ONNX Runtime gives the output room for these dimensions, and it is apart from every input; f32, f16
         // and bf16 have no invalid bit patterns, and the kernel writes every element before it is read.
         let output = unsafe { std::slice::from_raw_parts_mut(output.data.cast::<T>(), attention.query.len()) };
-        Ok(attention.run(output, context)?)
+        Ok(checked.run(output, context)?)
     }
 }
 

@@ -63,7 +63,7 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
             }
         };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
-        append.check()?;
+        let checked = append.check()?;
         let output = context.output(&pool.dims)?;
         output.apart_from([&key, &value, &row_offsets, &num_candidates, &cached_len, &page_indptr, &page_ids])?;
         let len: usize = pool.dims.iter().product();
@@ -78,6 +78,6 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
         // SAFETY: the output holds `len` elements, all of them written: by the copy, or because it is the input; it is
         // apart from everything else.
         let output = unsafe { std::slice::from_raw_parts_mut(output.data.cast::<T>(), len) };
-        Ok(append.run(output, context)?)
+        Ok(checked.run(output, context)?)
     }
 }

@@ -159,21 +159,12 @@ impl<'a> Pages<'a> {
 
     /// Checks everything but the page ids that tokens need.
     fn check(&self, rows: &Rows, pool_len: Option<usize>) -> Result<(), InputError> {
-        let Pages { pool_pages, page_size, .. } = *self;
-        if page_size == 0 || page_size % 8 != 0 {
+        let page_size = self.page_size;
+        if page_size == 0 || !page_size.is_multiple_of(8) {
             let message = format!("page_size {page_size}, expected a multiple of 8");
             return refuse("kv_pool", None, message);
         }
-        let elements = page_size
-            .checked_mul(2)
-            .and_then(|page| page.checked_mul(rows.head_size))
-            .and_then(|page| page.checked_mul(rows.heads))
-            .and_then(|page| page.checked_mul(pool_pages));
-        if elements.is_none() || pool_len.is_some_and(|len| elements != Some(len)) {
-            let shape = [pool_pages, 2, page_size, rows.heads, rows.head_size];
-            let len = pool_len.map_or("too many".to_owned(), |len| len.to_string());
-            return refuse("kv_pool", None, format!("{len} elements do not make the shape {shape:?}"));
-        }
+        self.check_pool(rows, pool_len)?;
         if self.cached_len.len() != rows.users() {
             let message = format!("{} lengths, expected {}, one a user", self.cached_len.len(), rows.users());
             return refuse("cached_len", None, message);
@@ -183,6 +174,17 @@ impl<'a> Pages<'a> {
             return refuse("cached_len", Some(user), message);
         }
         check_offsets("page_indptr", self.page_indptr, rows.users(), self.page_ids.len(), "page ids")
+    }
+
+    /// Checks that the pool's shape is possible and, where the caller has the pool, that it is that long.
+    fn check_pool(&self, rows: &Rows, pool_len: Option<usize>) -> Result<(), InputError> {
+        let shape = [self.pool_pages, 2, self.page_size, rows.heads, rows.head_size];
+        let elements = shape.iter().rev().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
+        if elements.is_none() || pool_len.is_some_and(|len| elements != Some(len)) {
+            let len = pool_len.map_or("too many".to_owned(), |len| len.to_string());
+            return refuse("kv_pool", None, format!("{len} elements do not make the shape {shape:?}"));
+        }
+        Ok(())
     }
 
     /// Checks that the tokens of one user at `positions` have pages inside the pool.
@@ -211,9 +213,26 @@ impl<'a> Pages<'a> {
     }
 }
 
+/// A call of `HstuAttention` that has passed its checks: it can be run without being checked again.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckedAttention<'a, T>(pub(crate) &'a HstuAttention<'a, T>);
+
+/// A call of `PagedKvAppend` that has passed its checks: it can be run without being checked again.
+#[derive(Clone, Debug)]
+pub struct CheckedAppend<'a, T> {
+    pub(crate) op: &'a PagedKvAppend<'a, T>,
+    /// The slots to write, none of them twice.
+    pub(crate) runs: Vec<Run>,
+}
+
 impl<'a, T: Element> HstuAttention<'a, T> {
     /// Refuses everything that would make a result meaningless or an access stray. Writes nothing.
-    pub fn check(&self) -> Result<(), InputError> {
+    pub fn check(&self) -> Result<CheckedAttention<'_, T>, InputError> {
+        self.check_inputs()?;
+        Ok(CheckedAttention(self))
+    }
+
+    fn check_inputs(&self) -> Result<(), InputError> {
         self.check_attributes()?;
         let tensors = [("query", self.query.len()), ("key", self.key.len()), ("value", self.value.len())];
         self.rows.check(&tensors)?;
@@ -305,12 +324,22 @@ impl<'a, T: Element> HstuAttention<'a, T> {
 
 impl<'a, T: Element> PagedKvAppend<'a, T> {
     /// Refuses everything that would make a write stray, and a slot that would be written twice. Writes nothing.
-    pub fn check(&self) -> Result<(), InputError> {
-        self.runs(None).map(|_| ())
+    pub fn check(&self) -> Result<CheckedAppend<'_, T>, InputError> {
+        self.check_with(None)
     }
 
-    /// Checks, and gives the slots to write. `pool_len` is the length of the pool where the caller has it.
-    pub(crate) fn runs(&self, pool_len: Option<usize>) -> Result<Vec<Run>, InputError> {
+    /// As [`check`](Self::check), with the length of the pool where the caller has it.
+    pub(crate) fn check_with(&self, pool_len: Option<usize>) -> Result<CheckedAppend<'_, T>, InputError> {
+        Ok(CheckedAppend { op: self, runs: self.runs(pool_len)? })
+    }
+
+    /// Checks that a pool is the one that the call describes.
+    pub(crate) fn check_pool(&self, pool: &[T]) -> Result<(), InputError> {
+        self.pages.check_pool(&self.rows, Some(pool.len()))
+    }
+
+    /// Checks, and gives the slots to write.
+    fn runs(&self, pool_len: Option<usize>) -> Result<Vec<Run>, InputError> {
         self.rows.check(&[("key", self.key.len()), ("value", self.value.len())])?;
         self.pages.check(&self.rows, pool_len)?;
         let page_size = self.pages.page_size;

@@ -16,6 +16,6 @@ mod element;
 mod mask;
 pub mod parallel;
 
-pub use batch::{HstuAttention, InputError, PagedKvAppend, Pages, Rows};
+pub use batch::{CheckedAppend, CheckedAttention, HstuAttention, InputError, PagedKvAppend, Pages, Rows};
 pub use element::Element;
 pub use half::{bf16, f16};

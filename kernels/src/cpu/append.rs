@@ -6,13 +6,21 @@
 use super::Shared;
 use super::copy::CHUNK_BYTES;
 use crate::parallel::{Parallel, run_once};
-use crate::{Element, InputError, PagedKvAppend};
+use crate::{CheckedAppend, Element, InputError, PagedKvAppend};
 
 impl<T: Element> PagedKvAppend<'_, T> {
     /// Checks, then writes the new history rows into `pool`. After an error the pool is as it was.
     pub fn run(&self, pool: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
-        let runs = self.runs(Some(pool.len()))?;
-        let width = self.rows.width();
+        self.check_with(Some(pool.len()))?.run(pool, parallel)
+    }
+}
+
+impl<T: Element> CheckedAppend<'_, T> {
+    /// Writes the new history rows into `pool`, unless it has another length than the call says.
+    pub fn run(&self, pool: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
+        let (op, runs) = (self.op, &self.runs);
+        op.check_pool(pool)?;
+        let width = op.rows.width();
         let row_bytes = 2 * width * size_of::<T>();
         // A task is as many whole runs as make up a chunk: counted in rows, since a run is a page at most.
         let mut tasks = vec![0];
@@ -27,14 +35,14 @@ impl<T: Element> PagedKvAppend<'_, T> {
         tasks.push(runs.len());
 
         let pool = Shared(pool.as_mut_ptr());
-        let page_size = self.pages.page_size;
+        let page_size = op.pages.page_size;
         run_once(parallel, tasks.len() - 1, &|task| {
             for run in &runs[tasks[task]..tasks[task + 1]] {
-                for (which, from) in [self.key, self.value].into_iter().enumerate() {
+                for (which, from) in [op.key, op.value].into_iter().enumerate() {
                     let from = &from[run.row * width..(run.row + run.count) * width];
                     let to = ((run.page * 2 + which) * page_size + run.slot) * width;
-                    // SAFETY: `runs` has checked that the page lies in the pool, that the pool is as long as its shape
-                    // says, and that no slot is in two runs; each run is in one task, which runs once.
+                    // SAFETY: it was checked that the page lies in the pool, that the pool is as long as its shape says,
+                    // and that no slot is in two runs; each run is in one task, which runs once.
                     unsafe { pool.pointer().add(to).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
                 }
             }

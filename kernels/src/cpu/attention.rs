@@ -11,7 +11,7 @@ use super::{Isa, Shared, simd};
 use crate::batch::check_output;
 use crate::mask::Mask;
 use crate::parallel::{Parallel, Serial, run_once};
-use crate::{Element, HstuAttention, InputError};
+use crate::{CheckedAttention, Element, HstuAttention, InputError};
 use simd::Simd;
 
 /// Rows of a block: what a tile brought into `f32` is used for.
@@ -30,7 +30,7 @@ impl<T: Element> HstuAttention<'_, T> {
     /// Checks, then computes `output` (`[T, H, D]`, every element is written) with the best instruction set. After an
     /// error the output is as it was.
     pub fn run(&self, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
-        self.run_with(Isa::detect(), output, parallel)
+        self.check()?.run(output, parallel)
     }
 
     /// As [`run`](Self::run), with the instruction set given. The bits of a result may differ between sets, and
@@ -39,18 +39,29 @@ impl<T: Element> HstuAttention<'_, T> {
     /// # Panics
     /// Where this CPU does not have `isa`.
     pub fn run_with(&self, isa: Isa, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
+        self.check()?.run_with(isa, output, parallel)
+    }
+}
+
+impl<T: Element> CheckedAttention<'_, T> {
+    /// As [`HstuAttention::run`], without the checks but for the output's length.
+    pub fn run(&self, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
+        self.run_with(Isa::detect(), output, parallel)
+    }
+
+    fn run_with(&self, isa: Isa, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
         assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
-        self.check()?;
-        check_output("output", output.len(), self.query.len())?;
+        let op = self.0;
+        check_output("output", output.len(), op.query.len())?;
         let mut blocks = self.blocks();
-        let cost = blocks.iter().map(|block| block.pairs).sum::<u64>().saturating_mul(self.rows.head_size as u64);
+        let cost = blocks.iter().map(|block| block.pairs).sum::<u64>().saturating_mul(op.rows.head_size as u64);
         let parallel = if cost < SERIAL_BELOW { &Serial } else { parallel };
         // The heaviest first: what is left at the end is small and evens out.
         blocks.sort_by_key(|block| std::cmp::Reverse(block.pairs));
         let output = Shared(output.as_mut_ptr());
         run_once(parallel, blocks.len(), &|task| {
             scratch::with(|scratch| {
-                let work = Work { op: self, block: &blocks[task], output: output.pointer() };
+                let work = Work { op, block: &blocks[task], output: output.pointer() };
                 // SAFETY: `isa` is available; the blocks cover different parts of the output, which is as long as
                 // the query; each task runs once.
                 unsafe {
@@ -70,16 +81,17 @@ impl<T: Element> HstuAttention<'_, T> {
     }
 
     fn blocks(&self) -> Vec<Block> {
+        let op = self.0;
         let mut blocks = Vec::new();
-        for user in 0..self.rows.users() {
-            let mask = self.mask(user);
-            let cached = self.cached(user) as i64;
-            let rows = self.rows.of(user).len();
+        for user in 0..op.rows.users() {
+            let mask = op.mask(user);
+            let cached = op.cached(user) as i64;
+            let rows = op.rows.of(user).len();
             for first in (0..rows).step_by(BLOCK) {
                 let rows = first..rows.min(first + BLOCK);
                 let pairs = rows.clone().map(|row| mask.history_keys(cached + row as i64));
                 let pairs = pairs.map(|keys| (keys.end - keys.start) as u64 + 1).sum();
-                for head in 0..self.rows.heads {
+                for head in 0..op.rows.heads {
                     blocks.push(Block { user, head, rows: rows.clone(), pairs });
                 }
             }
