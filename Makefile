@@ -74,7 +74,7 @@ demo: build target/demo/model.onnx ## See it work: a small HSTU model that remem
 	@$(RELEASE)/demo-c target/demo/model.onnx
 
 bench: build ## Measure everything that has a goal.
-	@for name in overhead append attention; do $(RELEASE)/pagoda bench $$name; done
+	@for name in overhead append attention kv store; do $(RELEASE)/pagoda bench $$name; done
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 

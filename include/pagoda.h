@@ -160,6 +160,9 @@ typedef void (*pagoda_run_callback)(void *user_data,
 /** A bug in Pagoda: something panicked. Please report it. */
 #define PAGODA_INTERNAL 10
 
+/** Someone else uses it now; try again when they are done. */
+#define PAGODA_BUSY 11
+
 /** Nothing. */
 #define PAGODA_LOG_OFF 0
 

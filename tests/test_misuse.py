@@ -365,7 +365,7 @@ def test_misuse_is_refused(process, name):
 
 
 def test_a_status_without_a_name_is_unknown(process):
-    for number, name in [(0, b"OK"), (10, b"INTERNAL"), (11, b"UNKNOWN"), (-1, b"UNKNOWN"), (INT_MIN, b"UNKNOWN")]:
+    for number, name in [(0, b"OK"), (10, b"INTERNAL"), (11, b"BUSY"), (12, b"UNKNOWN"), (-1, b"UNKNOWN"), (INT_MIN, b"UNKNOWN")]:
         assert process.run(raw, "pagoda_status_name", number) == name
 
 

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::tensor::ElementType;
+
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Provider {
@@ -48,4 +50,147 @@ pub struct ModelOptions {
     pub onnxruntime_path: Option<PathBuf>,
     /// Where to write a profile of every run, in Chrome's trace format, when the model is closed.
     pub profile_path: Option<PathBuf>,
+}
+
+/// When a write to a store counts as done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// As soon as it is queued: what is queued is lost with the process.
+    None,
+    /// When the operating system has it: it survives the end of the process, but not a loss of power.
+    Process,
+    /// When the disk has it: it survives a loss of power.
+    #[default]
+    Power,
+}
+
+/// How to open a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// When a write counts as done.
+    pub durability: Durability,
+    /// How many bytes the data files may take together before the users that were not used for longest leave; 0 = no
+    /// limit. While segments are compacted the files may take one or two segments more.
+    pub max_bytes: u64,
+    /// How long a segment file gets before the next one is begun. With `max_bytes`, at most an eighth of that.
+    pub segment_bytes: u64,
+    /// How many bytes may wait to be written before a write has to wait or is refused.
+    pub queue_bytes: u64,
+    /// How many bytes of removed data are left lying in the files before segments are compacted; they are left in any
+    /// case while they are less than half of all.
+    pub garbage_bytes: u64,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            durability: Durability::default(),
+            max_bytes: 0,
+            segment_bytes: 256 << 20,
+            queue_bytes: 256 << 20,
+            garbage_bytes: 64 << 20,
+        }
+    }
+}
+
+impl StoreOptions {
+    /// How long segments get: several must fit under a limit, or every compaction would exceed it.
+    pub(crate) fn segment_size(&self) -> u64 {
+        let most = if self.max_bytes == 0 { u64::MAX } else { (self.max_bytes / 8).max(1 << 20) };
+        self.segment_bytes.min(most).max(4096)
+    }
+}
+
+/// What a cache of keys and values is for, how large it is, and how it behaves.
+#[derive(Clone, Debug)]
+pub struct KvOptions {
+    /// Layers of the model that keep keys and values.
+    pub layers: u32,
+    /// Heads of keys and values in each.
+    pub heads: u32,
+    /// The size of a head.
+    pub head_size: u32,
+    /// Tokens a page holds; a multiple of 8.
+    pub page_size: u32,
+    /// The type of keys and values: f32, f16 or bf16.
+    pub element: ElementType,
+    /// How many pages are resident.
+    pub pages: Pages,
+    /// The version of the model. Entries of another version are never seen.
+    pub model_version: String,
+    /// The most tokens of a history that are kept; 0 = all. Older ones leave page by page.
+    pub max_history: u32,
+    /// What becomes of new tokens that are cached already.
+    pub overlap: Overlap,
+    /// Whether requests bring the items of the history, and what happens when they are not those that are cached.
+    pub edited: Edited,
+    /// When histories go to the store.
+    pub offload: Offload,
+    /// Whether `prepare` returns before everything has arrived from the store; then the lease tells which layers have.
+    pub onload_in_background: bool,
+    /// Threads that read the store.
+    pub onload_threads: u32,
+}
+
+impl Default for KvOptions {
+    fn default() -> Self {
+        Self {
+            layers: 0,
+            heads: 0,
+            head_size: 0,
+            page_size: 32,
+            element: ElementType::F32,
+            pages: Pages::Count(0),
+            model_version: String::new(),
+            max_history: 0,
+            overlap: Overlap::default(),
+            edited: Edited::default(),
+            offload: Offload::default(),
+            onload_in_background: false,
+            onload_threads: 2,
+        }
+    }
+}
+
+/// How much of a cache is resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// So many pages.
+    Count(u32),
+    /// As many pages as fit into so many bytes, all layers together.
+    Bytes(u64),
+}
+
+/// What becomes of new tokens that are cached already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// The request is refused.
+    #[default]
+    Refuse,
+    /// They are cut off, and the lease tells how many.
+    Trim,
+}
+
+/// What happens when the items of a request are not those that its cached history was computed from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edited {
+    /// No one looks: requests bring no items.
+    #[default]
+    Unnoticed,
+    /// The request is refused.
+    Refuse,
+    /// What was computed from the edited part is dropped; what came before it stays.
+    Invalidate,
+}
+
+/// When histories go to the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// When a user is evicted to make room.
+    #[default]
+    OnEviction,
+    /// With every commit, in the background.
+    AtCommit,
+    /// Only when the caller says so; what is evicted before is lost.
+    ByHand,
 }

@@ -32,11 +32,13 @@ pub enum Status {
     Io = 9,
     /// A bug in Pagoda: something panicked. The call had no effect that can be relied on.
     Internal = 10,
+    /// Someone else uses it now; try again when they are done.
+    Busy = 11,
 }
 
 impl Status {
     /// Every status, in order of its number.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Ok,
         Self::InvalidArgument,
         Self::InvalidHandle,
@@ -48,6 +50,7 @@ impl Status {
         Self::Runtime,
         Self::Io,
         Self::Internal,
+        Self::Busy,
     ];
 
     /// Its name as in `pagoda.h` without the prefix, e.g. `INVALID_ARGUMENT`.
@@ -68,6 +71,7 @@ impl Status {
             Self::Runtime => c"RUNTIME",
             Self::Io => c"IO",
             Self::Internal => c"INTERNAL",
+            Self::Busy => c"BUSY",
         }
     }
 }

@@ -16,13 +16,19 @@
 
 pub mod config;
 pub mod error;
+pub mod kv;
 pub mod metrics;
 pub mod runtime;
+pub mod store;
 pub mod tensor;
 
 pub mod ffi;
 
-pub use config::{ModelOptions, Optimization, Provider};
+pub use config::{
+    Durability, Edited, KvOptions, ModelOptions, Offload, Optimization, Overlap, Pages, Provider, StoreOptions,
+};
 pub use error::{Error, Result, Status};
+pub use kv::{KvCache, Lease};
 pub use runtime::{Cancel, Model, ValueInfo};
+pub use store::DiskStore;
 pub use tensor::{ElementType, Tensor};

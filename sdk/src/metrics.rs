@@ -29,6 +29,10 @@ struct Metrics {
     open_models: Gauge,
     live_objects: Family<KindLabels, Gauge>,
     async_queue: Gauge,
+    store_written_bytes: Counter,
+    store_read_bytes: Counter,
+    store_errors: Family<KindLabels, Counter>,
+    store_file_bytes: Gauge,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -62,7 +66,30 @@ impl Metrics {
         registry.register("live_objects", "Handles given out through the C interface", live_objects.clone());
         let async_queue = Gauge::default();
         registry.register("async_queue", "Asynchronous runs waiting for a thread", async_queue.clone());
-        Self { registry, runs, run_seconds, open_models, live_objects, async_queue }
+        let store_written_bytes = Counter::default();
+        registry.register("store_written_bytes", "Bytes that stores wrote", store_written_bytes.clone());
+        let store_read_bytes = Counter::default();
+        registry.register(
+            "store_read_bytes",
+            "Bytes of layers read from the files of stores",
+            store_read_bytes.clone(),
+        );
+        let store_errors = Family::default();
+        registry.register("store_errors", "What went wrong in stores, by kind", store_errors.clone());
+        let store_file_bytes = Gauge::default();
+        registry.register("store_file_bytes", "Bytes that the files of the open stores take", store_file_bytes.clone());
+        Self {
+            registry,
+            runs,
+            run_seconds,
+            open_models,
+            live_objects,
+            async_queue,
+            store_written_bytes,
+            store_read_bytes,
+            store_errors,
+            store_file_bytes,
+        }
     }
 }
 
@@ -74,6 +101,26 @@ pub(crate) fn live_objects(kind: &'static str, count: usize) {
 /// Asynchronous runs waiting for a thread.
 pub(crate) fn async_queue() -> &'static Gauge {
     &METRICS.async_queue
+}
+
+/// Bytes that stores wrote.
+pub(crate) fn store_written_bytes() -> &'static Counter {
+    &METRICS.store_written_bytes
+}
+
+/// Bytes of layers read from the files of stores.
+pub(crate) fn store_read_bytes() -> &'static Counter {
+    &METRICS.store_read_bytes
+}
+
+/// Counts something that went wrong in a store.
+pub(crate) fn store_error(kind: &'static str) {
+    METRICS.store_errors.get_or_create(&KindLabels { kind }).inc();
+}
+
+/// Bytes that the files of the open stores take.
+pub(crate) fn store_file_bytes() -> &'static Gauge {
+    &METRICS.store_file_bytes
 }
 
 /// What is counted of one model. The counters are looked up once, when it is opened, so that a run costs two atomic

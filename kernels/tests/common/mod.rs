@@ -3,38 +3,7 @@
 
 use pagoda_kernels::parallel::{Parallel, Serial};
 use pagoda_kernels::{Element, HstuAttention, InputError, PagedKvAppend, Pages, Rows, cpu::Isa};
-
-/// splitmix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, end: usize) -> usize {
-        (self.bits() % end as u64) as usize
-    }
-
-    pub fn pick<V: Copy>(&mut self, from: &[V]) -> V {
-        from[self.below(from.len())]
-    }
-
-    /// Between -1 and 1, evenly.
-    pub fn number(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
-    pub fn shuffle<V>(&mut self, list: &mut [V]) {
-        for i in (1..list.len()).rev() {
-            list.swap(i, self.below(i + 1));
-        }
-    }
-}
+pub use pagoda_test_support::Random;
 
 /// What one user brings.
 #[derive(Clone, Copy, Debug, Default)]

@@ -33,6 +33,8 @@ pub const PAGODA_RUNTIME: pagoda_status = 8;
 pub const PAGODA_IO: pagoda_status = 9;
 /// A bug in Pagoda: something panicked. Please report it.
 pub const PAGODA_INTERNAL: pagoda_status = 10;
+/// Someone else uses it now; try again when they are done.
+pub const PAGODA_BUSY: pagoda_status = 11;
 
 /// What went wrong, in words. Functions that fail hand one out through their last argument, unless that is NULL; it
 /// belongs to the caller, who frees it with pagoda_error_free.
@@ -140,6 +142,7 @@ mod tests {
             PAGODA_RUNTIME,
             PAGODA_IO,
             PAGODA_INTERNAL,
+            PAGODA_BUSY,
         ];
         assert_eq!(constants.map(i64::from), Status::ALL.map(|status| status as i64));
     }

@@ -1,4 +1,11 @@
-//! Small ONNX graphs for tests and benchmarks, written without Python: just enough of ONNX's protobuf format.
+//! What tests and benchmarks share: random numbers, folders, and small ONNX graphs, written without Python with just
+//! enough of ONNX's protobuf format.
+
+mod folder;
+mod random;
+
+pub use folder::Folder;
+pub use random::{Random, mix};
 
 /// An element type by its ONNX number.
 pub type Element = i32;

@@ -2,10 +2,12 @@
 
 mod append;
 mod attention;
+mod kv;
 mod matmul;
 mod overhead;
 mod random;
 mod raw;
+mod store;
 
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,10 @@ enum Name {
     Append,
     /// A run of a one-node model through pagoda.h, against ONNX Runtime's own C call.
     Overhead,
+    /// Looking up, preparing and committing a batch in the cache of keys and values.
+    Kv,
+    /// The host store: reading against memcpy, appending against write and fdatasync, opening.
+    Store,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,6 +61,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Name::Attention => attention::measure(threads)?,
         Name::Append => append::measure(threads)?,
         Name::Overhead => overhead::measure()?,
+        Name::Kv => kv::measure()?,
+        Name::Store => store::measure()?,
     };
     for row in rows {
         println!("{}", if arguments.json { row.json() } else { row.text() });

@@ -1,0 +1,170 @@
+//! The cache of keys and values: what a batch costs beside the model, and what a token costs beside its pages.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagoda::kv::{Request, Tiers, Users};
+use pagoda::store::{DiskStore, Store};
+use pagoda::{ElementType, KvCache, KvOptions, Offload, Pages, Result, StoreOptions};
+use pagoda_test_support::Folder;
+
+use super::{Row, median};
+use crate::memory;
+
+const USERS: u64 = 8;
+const TOKENS: u32 = 4096;
+const PAGE: u32 = 32;
+const ROUNDS: usize = 200;
+
+/// Everything with a goal.
+pub fn measure() -> Result<Vec<Row>> {
+    let case = |name: &str| format!("{name}, B={USERS} of {TOKENS} tokens, page {PAGE}");
+    let against_goal = |name: &str, took: f64, goal: f64| Row {
+        bench: "kv",
+        case: case(name),
+        value: took * 1e6,
+        unit: "us",
+        baseline: goal,
+        baseline_name: "goal",
+        ratio: goal / (took * 1e6),
+    };
+    let mut rows = vec![
+        against_goal("prepare", new_users()?, 50.0),
+        against_goal("prepare cached", cached_users()?, 50.0),
+        against_goal("prepare evicting", evicting(None, Offload::ByHand, 8)?, 200.0),
+    ];
+    let folder = Folder::new();
+    let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default())?);
+    rows.push(against_goal("prepare evicting, stored", evicting(Some(&store), Offload::AtCommit, 8)?, 200.0));
+    rows.push(copying_out(&store, case("prepare evicting, to store"))?);
+    rows.push(memory_per_token()?);
+    Ok(rows)
+}
+
+fn options(users: u32, layers: u32) -> KvOptions {
+    KvOptions {
+        layers,
+        heads: 4,
+        head_size: 64,
+        page_size: PAGE,
+        element: ElementType::Bf16,
+        pages: Pages::Count(users * TOKENS / PAGE),
+        ..KvOptions::default()
+    }
+}
+
+/// Looks up, prepares and commits a batch of these users with so many new tokens each.
+fn batch(cache: &KvCache, first: u64, tokens: u32) -> Result<Duration> {
+    let users: Vec<u64> = (first..first + USERS).collect();
+    let start = Instant::now();
+    let cached = cache.lookup(&users);
+    let requests: Vec<_> = users
+        .iter()
+        .zip(&cached)
+        .map(|(&user, cached)| Request {
+            user,
+            start: cached.start + u64::from(cached.tokens),
+            tokens,
+            candidates: 128,
+            items: &[],
+        })
+        .collect();
+    let _ = cache.prepare(&requests)?.commit()?;
+    Ok(start.elapsed())
+}
+
+/// Users of whom nothing is cached.
+fn new_users() -> Result<f64> {
+    let cache = KvCache::open(&options(USERS as u32, 8), None)?;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        times.push(batch(&cache, 0, TOKENS)?);
+        cache.evict(Users::All, Tiers::ALL)?;
+    }
+    Ok(median(times))
+}
+
+/// Users of whom everything but the last page is cached.
+fn cached_users() -> Result<f64> {
+    let cache = KvCache::open(&options(USERS as u32, 8), None)?;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        batch(&cache, 0, TOKENS - PAGE)?;
+        times.push(batch(&cache, 0, PAGE)?);
+        cache.evict(Users::All, Tiers::ALL)?;
+    }
+    Ok(median(times))
+}
+
+/// New users, in a pool that is full of others who all have to leave.
+fn evicting(store: Option<&Arc<dyn Store>>, offload: Offload, layers: u32) -> Result<f64> {
+    // With a store, what leaves is there already; small, for it is the bookkeeping that is measured.
+    let layers = if store.is_some() { 1 } else { layers };
+    let cache = KvCache::open(&KvOptions { offload, ..options(USERS as u32, layers) }, store.cloned())?;
+    let rounds = if store.is_some() { 20 } else { ROUNDS };
+    let mut times = Vec::new();
+    batch(&cache, 0, TOKENS)?;
+    for round in 1..=rounds {
+        cache.flush()?;
+        let time = if store.is_some() { prepare_only(&cache, round)? } else { batch(&cache, next(round), TOKENS)? };
+        times.push(time);
+    }
+    Ok(median(times))
+}
+
+fn next(round: usize) -> u64 {
+    round as u64 % 2 * USERS
+}
+
+/// As `batch`, but what the commit hands to the store is not part of the eviction.
+fn prepare_only(cache: &KvCache, round: usize) -> Result<Duration> {
+    let users: Vec<u64> = (0..USERS).map(|user| round as u64 * USERS + user).collect();
+    let start = Instant::now();
+    cache.lookup(&users);
+    let requests: Vec<_> =
+        users.iter().map(|&user| Request { user, start: 0, tokens: TOKENS, candidates: 128, items: &[] }).collect();
+    let lease = cache.prepare(&requests)?;
+    let took = start.elapsed();
+    let _ = lease.commit()?;
+    Ok(took)
+}
+
+/// The same when what leaves has to be copied out first, beside the copy alone.
+fn copying_out(store: &Arc<dyn Store>, case: String) -> Result<Row> {
+    let cache =
+        KvCache::open(&KvOptions { model_version: "out".into(), ..options(USERS as u32, 1) }, Some(store.clone()))?;
+    let bytes = cache.pool(0)?.memory()?.1;
+    let (from, mut to) = (vec![1_u8; bytes], vec![0_u8; bytes]);
+    let (mut times, mut copies) = (Vec::new(), Vec::new());
+    batch(&cache, 0, TOKENS)?;
+    for round in 1..=20 {
+        cache.flush()?;
+        times.push(prepare_only(&cache, round)?);
+        let start = Instant::now();
+        to.copy_from_slice(&from);
+        copies.push(start.elapsed());
+        std::hint::black_box(&to);
+    }
+    let (value, baseline) = (median(times) * 1e6, median(copies) * 1e6);
+    Ok(Row { bench: "kv", case, value, unit: "us", baseline, baseline_name: "memcpy", ratio: baseline / value })
+}
+
+/// What the cache holds for each token beside the pages.
+fn memory_per_token() -> Result<Row> {
+    let users = 1024;
+    let cache = KvCache::open(&options(users, 1), None)?;
+    let before = memory::in_use();
+    for first in (0..u64::from(users)).step_by(USERS as usize) {
+        batch(&cache, first, TOKENS)?;
+    }
+    let value = (memory::in_use() - before) as f64 / f64::from(users * TOKENS);
+    Ok(Row {
+        bench: "kv",
+        case: format!("memory beside the pages, {users} users of {TOKENS} tokens"),
+        value,
+        unit: "B/token",
+        baseline: 1.0,
+        baseline_name: "goal",
+        ratio: 1.0 / value,
+    })
+}

@@ -1,0 +1,216 @@
+//! Handing histories to the store, and what is stored beside them.
+
+use std::sync::atomic::Ordering;
+
+use super::{Inner, Users};
+use crate::config::Edited;
+use crate::error::{Error, Result, Status};
+use crate::store::{Found, History, Piece, Record, Room, Ticket};
+
+/// The most bytes of one record: large enough to be written and read at full speed, small enough to be held in memory.
+const RECORD_BYTES: usize = 16 << 20;
+/// The most pages of one record: the hashes of this many fit into its tag.
+const RECORD_PAGES: usize = 4096;
+
+/// A history as it was at one moment; its pages can not be given to anyone else meanwhile.
+struct Snapshot {
+    user: u64,
+    start: u64,
+    tokens: u32,
+    pages: Vec<u32>,
+    hashes: Vec<u64>,
+    end_hash: u64,
+}
+
+/// Takes the mark of copying away, whatever happens.
+struct Copying<'a>(&'a Inner, u64);
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        self.0.table.lock(self.1).change(self.1, |entry| entry.copying = false);
+    }
+}
+
+impl Inner {
+    pub(super) fn offload(&self, users: Users<'_>) -> Result<usize> {
+        let store = self.store.as_ref().ok_or_else(|| {
+            Error::new(Status::Unsupported, "this cache has no store to offload to: open it with one")
+        })?;
+        let everyone;
+        let users = match users {
+            Users::These(users) => users,
+            Users::All => {
+                everyone = self.table.users();
+                &everyone
+            }
+        };
+        let mut written = 0;
+        for &user in users {
+            written += usize::from(!self.save(user, Room::Wait)?.is_empty());
+        }
+        store.flush()?;
+        Ok(written)
+    }
+
+    /// Hands what is not stored yet of a user's history to the store.
+    pub(super) fn save(&self, user: u64, room: Room) -> Result<Vec<Ticket>> {
+        let mut locked = self.table.lock(user).wait_while(user, |entry| entry.copying || entry.leaving);
+        let Some(entry) = locked.get(user) else { return Ok(Vec::new()) };
+        if entry.tokens == 0 || entry.loading.is_some() || entry.failed {
+            // Nothing is there, or it comes from the store.
+            return Ok(Vec::new());
+        }
+        let snapshot = Snapshot::new(user, entry);
+        locked.change(user, |entry| entry.copying = true);
+        drop(locked);
+        let _copying = Copying(self, user);
+        self.write(&snapshot, room)
+    }
+
+    /// As [`Inner::save`], of a user who is marked as leaving. Does not wait: what the store can not take is lost.
+    pub(super) fn save_leaving(&self, user: u64) {
+        let snapshot = self.table.lock(user).get(user).map(|entry| Snapshot::new(user, entry));
+        let Some(snapshot) = snapshot else { return };
+        if let Err(error) = self.write(&snapshot, Room::OrRefuse) {
+            log::warn!("user {user} leaves the pool and could not be handed to the store: {error}");
+            self.counters.failed_offloads.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, snapshot: &Snapshot, room: Room) -> Result<Vec<Ticket>> {
+        let Some(store) = &self.store else { return Ok(Vec::new()) };
+        let Snapshot { user, start, tokens, ref pages, .. } = *snapshot;
+        let end = start + u64::from(tokens);
+        let page_size = u64::from(self.shape.page_size);
+        let most = (RECORD_BYTES / self.shape.page_bytes()).clamp(1, RECORD_PAGES) as u64 * page_size;
+        let mut at = first_to_write(self.found(user), start, end, most);
+        let mut tickets = Vec::new();
+        while at < end {
+            // Records end where pages do, so that the hash there is known.
+            let to = ((at - start) / page_size * page_size + start + most).min(end);
+            let count = (to - at) as usize;
+            let mut data = Vec::with_capacity(2 * self.shape.layers as usize * count * self.shape.row_bytes());
+            for layer in 0..self.shape.layers {
+                // SAFETY: the tokens are below the user's length, and the user is marked as copying or leaving, so its
+                // pages stay its own.
+                unsafe { self.pool.read(layer, pages, (at - start) as usize, count, &mut data) };
+            }
+            let record = Record {
+                key: self.key(user),
+                history_start: start,
+                start: at,
+                tokens: count as u32,
+                layers: self.shape.layers,
+                tag: if self.rules.edited == Edited::Unnoticed { Vec::new() } else { snapshot.tag(at, to, page_size) },
+                data,
+            };
+            tickets.push(store.write(record, room)?);
+            at = to;
+        }
+        Ok(tickets)
+    }
+}
+
+impl Snapshot {
+    fn new(user: u64, entry: &super::Entry) -> Self {
+        Self {
+            user,
+            start: entry.start,
+            tokens: entry.tokens,
+            pages: entry.pages.clone(),
+            hashes: entry.hashes.clone(),
+            end_hash: entry.end_hash,
+        }
+    }
+
+    /// How many tokens there are from `from` to before `to`, the hashes where pages begin among them, and the one at `to`.
+    fn tag(&self, from: u64, to: u64, page_size: u64) -> Vec<u8> {
+        let first = (from - self.start).div_ceil(page_size) as usize;
+        let last = (to - self.start).div_ceil(page_size) as usize;
+        let end = self.hashes.get(last).copied().unwrap_or(self.end_hash);
+        let numbers = [to - from].into_iter().chain(self.hashes[first..last].iter().copied()).chain([end]);
+        numbers.flat_map(u64::to_le_bytes).collect()
+    }
+}
+
+/// The hashes of a stored history: where each page begins, and at the end.
+pub(super) fn hashes(history: &dyn History, page_size: u32) -> Result<(Vec<u64>, u64)> {
+    let (start, page_size) = (history.start(), u64::from(page_size));
+    let (mut all, mut end) = (Vec::new(), None);
+    for (index, piece) in history.pieces().iter().enumerate() {
+        let tag = history.tag(index)?;
+        let numbers: Vec<u64> = tag.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        // Pages of the first piece that have left the history, and those of any that begin before the next piece does.
+        let gone = (start.saturating_sub(piece.start) / page_size) as usize;
+        let to = piece.start + u64::from(piece.tokens);
+        let wanted = ((to - start).div_ceil(page_size) as usize).saturating_sub(all.len());
+        let hash = numbers.get(1 + gone + wanted).copied();
+        all.extend(numbers.iter().skip(1 + gone).take(wanted));
+        // Where less of a piece counts than was written, the hash is known where a page begins.
+        let known = numbers.first() == Some(&piece.tokens.into()) || (to - start).is_multiple_of(page_size);
+        end = hash.filter(|_| known);
+        if end.is_none() {
+            return Err(Error::new(Status::Internal, format!("the tag of its piece {index} does not fit it")));
+        }
+    }
+    let end = end.ok_or_else(|| Error::new(Status::Internal, "it has no pieces"))?;
+    Ok((all, end))
+}
+
+/// From which position on a history that ends at `end` is to be written: what is not stored yet, and the last pieces
+/// before it as long as they are no larger than what is written anyhow. So a history that grows token by token lies in few
+/// pieces, each larger than all that follow, and each token is written a few times at most.
+fn first_to_write(found: Option<Found>, start: u64, end: u64, most: u64) -> u64 {
+    let Some(found) = found.filter(|found| found.start <= start && found.end > start && found.end <= end) else {
+        return start;
+    };
+    if found.end == end {
+        return end;
+    }
+    let mut from = found.end;
+    for Piece { start: piece, tokens, .. } in found.pieces.into_iter().rev() {
+        let tokens = u64::from(tokens);
+        if tokens >= most || tokens > end - from || piece < start {
+            break;
+        }
+        from = piece;
+    }
+    from
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_that_grows_token_by_token_lies_in_few_pieces() {
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut written = 0;
+        for end in 1..=4096_u64 {
+            let found = (end > 1).then(|| Found { start: 0, end: end - 1, pieces: pieces.clone() });
+            let from = first_to_write(found, 0, end, 1 << 20);
+            pieces.retain(|piece| piece.start < from);
+            pieces.push(Piece { start: from, tokens: (end - from) as u32, bytes: 0, id: end });
+            written += end - from;
+            assert_eq!(pieces.iter().map(|piece| u64::from(piece.tokens)).sum::<u64>(), end);
+            assert!(pieces.len() <= 13, "{} pieces for {end} tokens", pieces.len());
+        }
+        assert!(written <= 4096 * 8, "{written} tokens were written");
+    }
+
+    #[test]
+    fn what_is_stored_is_not_written_again() {
+        let found = |start, end| {
+            Some(Found { start, end, pieces: vec![Piece { start, tokens: (end - start) as u32, bytes: 0, id: 1 }] })
+        };
+        assert_eq!(first_to_write(found(0, 100), 0, 100, 1000), 100);
+        assert_eq!(first_to_write(found(0, 100), 64, 110, 1000), 100);
+        assert_eq!(first_to_write(found(0, 100), 0, 110, 1000), 100, "the new tokens are fewer than the old ones");
+        assert_eq!(first_to_write(found(0, 10), 0, 110, 1000), 0, "the old tokens are fewer than the new ones");
+        assert_eq!(first_to_write(None, 5, 100, 1000), 5);
+        // Stored, but of another time.
+        assert_eq!(first_to_write(found(0, 50), 50, 100, 1000), 50);
+        assert_eq!(first_to_write(found(8, 50), 0, 100, 1000), 0);
+        assert_eq!(first_to_write(found(0, 120), 0, 100, 1000), 0);
+    }
+}

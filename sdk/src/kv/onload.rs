@@ -1,0 +1,184 @@
+//! Bringing histories back from the store, layer by layer, on threads of our own.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::Builder;
+
+use crate::error::{Error, Result, Status};
+use crate::store::History;
+
+/// One history on its way in.
+pub(super) struct Onload {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+struct Progress {
+    ready: Box<[bool]>,
+    /// Layers that no one has read yet.
+    unread: u32,
+    /// Layers whose threads are not done yet.
+    left: u32,
+    error: Option<Error>,
+}
+
+impl Onload {
+    pub(super) fn new(layers: u32) -> Self {
+        let ready = vec![false; layers as usize].into();
+        Self {
+            progress: Mutex::new(Progress { ready, unread: layers, left: layers, error: None }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Whether a layer has arrived.
+    pub(super) fn ready(&self, layer: u32) -> Result<bool> {
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.error.clone().map_or(Ok(progress.ready[layer as usize]), Err)
+    }
+
+    /// Waits until a layer has arrived.
+    pub(super) fn wait(&self, layer: u32) -> Result<()> {
+        self.wait_until(|progress| progress.error.is_some() || progress.ready[layer as usize])
+    }
+
+    /// Waits until every layer has arrived, or is not going to.
+    pub(super) fn wait_all(&self) -> Result<()> {
+        self.wait_until(|progress| progress.left == 0)
+    }
+
+    fn wait_until(&self, done: impl Fn(&Progress) -> bool) -> Result<()> {
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let progress =
+            self.changed.wait_while(progress, |progress| !done(progress)).unwrap_or_else(PoisonError::into_inner);
+        progress.error.clone().map_or(Ok(()), Err)
+    }
+
+    /// Reads one layer through `read`, unless another layer has failed. Says whether it was the last one, and then how
+    /// it all went.
+    fn run(&self, layer: u32, read: impl FnOnce() -> Result<()>) -> Option<Result<()>> {
+        let failed = self.progress.lock().unwrap_or_else(PoisonError::into_inner).error.is_some();
+        let result = if failed { Ok(()) } else { read() };
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        match result {
+            Ok(()) => progress.ready[layer as usize] = true,
+            Err(error) => progress.error = Some(error),
+        }
+        progress.unread -= 1;
+        (progress.unread == 0).then(|| progress.error.clone().map_or(Ok(()), Err))
+    }
+
+    /// Counts a layer as done. Apart from `run`, so that whoever waits finds the table of users in order.
+    fn finish(&self) {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).left -= 1;
+        self.changed.notify_all();
+    }
+}
+
+/// A history and where its pages are.
+pub(super) struct Incoming {
+    pub(super) user: u64,
+    pub(super) history: Box<dyn History>,
+    pub(super) pages: Vec<u32>,
+    pub(super) onload: Arc<Onload>,
+}
+
+/// Where tokens arrive.
+pub(super) trait Destination: Send + Sync {
+    /// Puts one layer of a piece in its place.
+    fn arrived(&self, incoming: &Incoming, piece: usize, layer: u32, bytes: &[u8]);
+
+    /// Every layer is there, or the history could not be read.
+    fn complete(&self, user: u64, result: Result<()>);
+}
+
+/// The threads that read.
+pub(super) struct Readers {
+    queue: Sender<Task>,
+    pending: Arc<Pending>,
+}
+
+/// How many tasks are not done.
+#[derive(Default)]
+struct Pending {
+    count: Mutex<usize>,
+    none: Condvar,
+}
+
+impl Pending {
+    fn add(&self, tasks: usize) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += tasks;
+    }
+
+    fn done(&self) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        *count -= 1;
+        if *count == 0 {
+            self.none.notify_all();
+        }
+    }
+}
+
+struct Task {
+    destination: Arc<dyn Destination>,
+    incoming: Arc<Incoming>,
+    layer: u32,
+}
+
+impl Readers {
+    /// Starts them. They end when this is gone and nothing is left to read.
+    pub(super) fn new(threads: u32) -> Result<Self> {
+        let (queue, tasks) = channel();
+        let (tasks, pending) = (Arc::new(Mutex::new(tasks)), Arc::new(Pending::default()));
+        for _ in 0..threads {
+            let (tasks, pending) = (Arc::clone(&tasks), Arc::clone(&pending));
+            let spawned = Builder::new().name("pagoda-onload".into()).spawn(move || work(&tasks, &pending));
+            spawned
+                .map_err(|error| Error::new(Status::Capacity, format!("no thread to read the store with: {error}")))?;
+        }
+        Ok(Self { queue, pending })
+    }
+
+    /// Waits until nothing is being read.
+    pub(super) fn wait(&self) {
+        let count = self.pending.count.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.pending.none.wait_while(count, |count| *count > 0));
+    }
+
+    /// Reads histories: the first layer of each, then the second of each, and so on.
+    pub(super) fn start(&self, destination: &Arc<dyn Destination>, incoming: Vec<Incoming>, layers: u32) {
+        let incoming: Vec<_> = incoming.into_iter().map(Arc::new).collect();
+        self.pending.add(incoming.len() * layers as usize);
+        for layer in 0..layers {
+            for incoming in &incoming {
+                let task = Task { destination: Arc::clone(destination), incoming: Arc::clone(incoming), layer };
+                self.queue.send(task).expect("the threads live as long as the queue");
+            }
+        }
+    }
+}
+
+fn work(tasks: &Mutex<Receiver<Task>>, pending: &Pending) {
+    loop {
+        let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Task { destination, incoming, layer }) = task else { return };
+        let read = || {
+            let pieces = incoming.history.pieces().len();
+            for piece in 0..pieces {
+                let bytes = incoming.history.layer(piece, layer)?;
+                destination.arrived(&incoming, piece, layer, bytes);
+            }
+            Ok(())
+        };
+        let read = std::panic::AssertUnwindSafe(read);
+        let read = || std::panic::catch_unwind(read).unwrap_or_else(|panic| Err(Error::from_panic(panic.as_ref())));
+        let onload = Arc::clone(&incoming.onload);
+        if let Some(result) = onload.run(layer, read) {
+            destination.complete(incoming.user, result);
+        }
+        // Before anyone learns that it is done: whoever closes the cache then closes its store with it.
+        drop((destination, incoming));
+        onload.finish();
+        pending.done();
+    }
+}

@@ -1,0 +1,127 @@
+//! The pools: one tensor of pages a layer, and the copying of tokens in and out of them.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::kv::Shape;
+use crate::tensor::Tensor;
+
+/// The pages of every layer.
+///
+/// Who may touch which tokens is decided by the table of users: a page belongs to one user at a time, tokens below the
+/// user's length are only read, and tokens above it are written by the one lease, or the one onload, that holds them.
+/// Models that run on a lease keep to the same rule, so no token is ever written and read, or written twice, at once.
+pub(super) struct Pool {
+    layers: Vec<Arc<Tensor>>,
+    shape: Shape,
+}
+
+impl Pool {
+    pub(super) fn new(shape: Shape, pages: u32) -> Result<Self> {
+        let dims = [i64::from(pages), 2, shape.page_size.into(), shape.heads.into(), shape.head_size.into()];
+        let layers = (0..shape.layers).map(|_| Tensor::zeros(shape.element, &dims).map(Arc::new));
+        Ok(Self { layers: layers.collect::<Result<_>>()?, shape })
+    }
+
+    pub(super) fn layer(&self, layer: u32) -> Option<&Arc<Tensor>> {
+        self.layers.get(layer as usize)
+    }
+
+    /// Appends the keys, then the values, of `count` tokens to `to`. `pages` holds them from token `first` on.
+    ///
+    /// # Safety
+    /// The tokens lie below the length of a user who can not lose these pages during the call.
+    pub(super) unsafe fn read(&self, layer: u32, pages: &[u32], first: usize, count: usize, to: &mut Vec<u8>) {
+        for half in 0..2 {
+            self.runs(layer, pages, half, first, count, |at, bytes, _| {
+                // SAFETY: `runs` stays inside the pool, and by contract no one writes there.
+                to.extend_from_slice(unsafe { std::slice::from_raw_parts(at, bytes) });
+            });
+        }
+    }
+
+    /// Writes `count` tokens from `from`, which has the keys, then the values, of `held` tokens, of which the first `skip`
+    /// are left out. `pages` gets them from token `first` on.
+    ///
+    /// # Safety
+    /// The tokens are the caller's alone during the call.
+    pub(super) unsafe fn write(
+        &self,
+        layer: u32,
+        pages: &[u32],
+        first: usize,
+        count: usize,
+        from: &[u8],
+        (held, skip): (usize, usize),
+    ) {
+        let row = self.shape.row_bytes();
+        assert_eq!(from.len(), 2 * held * row, "a layer of {held} tokens");
+        assert!(skip + count <= held, "{count} tokens after {skip} of {held}");
+        for half in 0..2 {
+            let from = &from[(half * held + skip) * row..][..count * row];
+            self.runs(layer, pages, half, first, count, |at, bytes, done| {
+                // SAFETY: `runs` stays inside the pool, and by contract no one else touches it there; `from` is not part
+                // of a pool.
+                unsafe { std::ptr::copy_nonoverlapping(from[done..][..bytes].as_ptr(), at, bytes) };
+            });
+        }
+    }
+
+    /// Calls `each` with every run of tokens that lies in one piece: where it begins, its bytes, and how many bytes came
+    /// before it.
+    fn runs(
+        &self,
+        layer: u32,
+        pages: &[u32],
+        half: usize,
+        first: usize,
+        count: usize,
+        mut each: impl FnMut(*mut u8, usize, usize),
+    ) {
+        let (row, page_size) = (self.shape.row_bytes(), self.shape.page_size as usize);
+        let pool = &self.layers[layer as usize];
+        let (data, bytes) = pool.memory().expect("a pool has no strings");
+        let mut done = 0;
+        while done < count {
+            let (page, slot) = ((first + done) / page_size, (first + done) % page_size);
+            let tokens = (page_size - slot).min(count - done);
+            let at = ((pages[page] as usize * 2 + half) * page_size + slot) * row;
+            assert!(at + tokens * row <= bytes, "page {} is beyond the pool", pages[page]);
+            // SAFETY: inside the tensor's memory, by the line above.
+            each(unsafe { data.cast::<u8>().add(at) }, tokens * row, done * row);
+            done += tokens;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::ElementType;
+
+    #[test]
+    fn tokens_come_out_as_they_went_in() {
+        let shape = Shape { layers: 2, heads: 1, head_size: 3, page_size: 8, element: ElementType::F16 };
+        let pool = Pool::new(shape, 5).unwrap();
+        let row = shape.row_bytes();
+        let pages = [4, 0, 2];
+        // 21 tokens, of which the first 2 are left out, into the slots from 3 on.
+        let from: Vec<u8> = (0..2 * 21 * row).map(|n| n as u8).collect();
+        // SAFETY: no one else has this pool.
+        unsafe { pool.write(1, &pages, 3, 19, &from, (21, 2)) };
+        let mut all = Vec::new();
+        // SAFETY: as above.
+        unsafe { pool.read(1, &pages, 3, 19, &mut all) };
+        assert_eq!(all[..19 * row], from[2 * row..21 * row]);
+        assert_eq!(all[19 * row..], from[(21 + 2) * row..]);
+        // The other layer and the other slots are as they were.
+        let mut rest = Vec::new();
+        // SAFETY: as above.
+        unsafe { pool.read(0, &pages, 0, 24, &mut rest) };
+        // SAFETY: as above.
+        unsafe { pool.read(1, &pages, 0, 3, &mut rest) };
+        // SAFETY: as above.
+        unsafe { pool.read(1, &[1, 3], 0, 16, &mut rest) };
+        assert!(rest.iter().all(|&byte| byte == 0));
+    }
+}

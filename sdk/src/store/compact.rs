@@ -1,0 +1,270 @@
+//! Making room: users leave, and what is left of a segment moves to another.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::chain::Location;
+use super::format::{Head, Kind, RecordHeader, SEGMENT_HEADER, next_record, segment_name};
+use super::inner::{Place, Segment};
+use super::persistent::Change;
+use super::writer::Writer;
+use super::{Key, lock};
+use crate::error::{Error, Result, Status};
+
+impl Writer {
+    /// What has to be done after every batch.
+    pub(super) fn maintain(&mut self) {
+        if self.inner.options.max_bytes > 0 {
+            self.keep_under_the_cap();
+        } else {
+            self.collect_garbage();
+        }
+    }
+
+    fn keep_under_the_cap(&mut self) {
+        let cap = self.inner.options.max_bytes;
+        let mut target = cap / 4 * 3;
+        // Every turn either frees something or asks for more users to leave; a disk that refuses must not hold us here.
+        for _ in 0..64 {
+            let (file, live) = self.inner.bytes();
+            if file <= cap {
+                return;
+            }
+            if live > target {
+                // Further than need be, for finding the users to remove takes a look at all of them.
+                self.evict(target - target / 8);
+                self.drain();
+            }
+            let Some(segment) = self.victim() else { return };
+            if self.compact(&segment).is_err() {
+                return;
+            }
+            if self.inner.bytes().0 >= file {
+                target = target / 8 * 7;
+            }
+        }
+    }
+
+    fn collect_garbage(&mut self) {
+        loop {
+            let (file, live) = self.inner.bytes();
+            let garbage = file.saturating_sub(live);
+            if garbage <= self.inner.options.garbage_bytes || garbage <= file / 2 || garbage <= self.patience {
+                self.patience = self.patience.min(garbage);
+                return;
+            }
+            let done = self.victim().is_some_and(|segment| self.compact(&segment).is_ok());
+            let left = self.inner.bytes();
+            if !done || left.0 >= file {
+                // There is nothing to gain now: not again before there is a good deal more of it.
+                self.patience = garbage + garbage / 4;
+            }
+        }
+    }
+
+    /// Removes the users that were not used for longest, until those that are left take `target` bytes.
+    fn evict(&mut self, target: u64) {
+        let mut users: Vec<(u64, Key, u64)> = Vec::new();
+        for shard in self.inner.shards() {
+            users.extend(
+                shard
+                    .iter()
+                    .map(|(&key, chain)| (chain.stamp, key, chain.slots.iter().map(|slot| slot.total_len()).sum())),
+            );
+        }
+        users.sort_unstable();
+        let mut live: u64 = users.iter().map(|user| user.2).sum();
+        for (_, key, bytes) in users {
+            if live <= target || self.inner.cut(key, 0).is_err() {
+                return;
+            }
+            live -= bytes;
+            self.inner.counters.evicted_users.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The segment where most is to gain, the active one only if there is no other.
+    fn victim(&mut self) -> Option<Arc<Segment>> {
+        let active = self.active.as_ref().map(|active| active.segment.id);
+        let segments = lock(&self.inner.segments);
+        let worthy = segments.values().filter(|segment| !segment.stuck.load(Relaxed) && garbage(segment) > 0);
+        worthy.min_by_key(|segment| (Some(segment.id) == active, segment.live.load(Relaxed))).cloned()
+    }
+
+    /// Compacts every segment that has something to remove.
+    pub(super) fn compact_all(&mut self) -> Result<()> {
+        self.drain();
+        let segments: Vec<_> = lock(&self.inner.segments).values().cloned().collect();
+        for segment in segments.iter().filter(|segment| !segment.stuck.load(Relaxed) && garbage(segment) > 0) {
+            self.compact(segment)?;
+        }
+        Ok(())
+    }
+
+    /// Copies what is needed of a segment to the active one and removes it.
+    fn compact(&mut self, segment: &Arc<Segment>) -> Result<()> {
+        if self.active.as_ref().is_some_and(|active| active.segment.id == segment.id) {
+            self.sync().map_err(|error| self.give_up(error))?;
+            self.seal();
+        }
+        let copied = self.copy(segment).map_err(|error| self.give_up(error))?;
+        let damaged = copied.damaged;
+        self.move_chains(segment, copied);
+        // What took the place of records that were not copied may still be queued. It must be in the files before they
+        // leave them, or what they replaced themselves would come back after a crash.
+        self.drain();
+        self.inner.counters.damaged_regions.fetch_add(damaged, Relaxed);
+        if damaged > 0 || !self.owed.is_empty() || segment.live.load(Relaxed) > 0 {
+            // Records that can not be read may have replaced others: while the damage is to be seen, nobody takes those
+            // for current.
+            segment.stuck.store(damaged > 0, Relaxed);
+            let path = self.inner.disk.path().join(segment_name(segment.id));
+            return Err(Error::new(
+                Status::Io,
+                format!("{} can not be compacted: it is damaged, or the disk fails", path.display()),
+            ));
+        }
+        self.sync().map_err(|error| self.give_up(error))?;
+        lock(&self.inner.segments).remove(&segment.id);
+        self.persist(true);
+        let removed = self.inner.disk.remove(&segment_name(segment.id)).and_then(|()| self.inner.disk.sync());
+        if let Err(error) = removed {
+            segment.stuck.store(true, Relaxed);
+            lock(&self.inner.segments).insert(segment.id, segment.clone());
+            let error = self.failure("removed", segment.id, &error);
+            self.warn(&error);
+            return Err(error);
+        }
+        self.inner.counters.compacted_segments.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn give_up(&mut self, error: Error) -> Error {
+        self.abandon();
+        self.warn(&error);
+        error
+    }
+
+    /// Writes the needed records of a segment again, durably.
+    fn copy(&mut self, segment: &Arc<Segment>) -> Result<Copied> {
+        let mut copied = Copied { records: Vec::new(), damaged: 0 };
+        let floor = self.lowest_dead_outside(segment.id);
+        let end = segment.len.load(Relaxed);
+        let mut at = SEGMENT_HEADER;
+        self.begin();
+        while at < end {
+            let Some(head) = segment.head(at) else {
+                copied.damaged += 1;
+                match next_record(&*segment.file, segment.store, segment.id, at, end) {
+                    Some(next) => at = next,
+                    None => break,
+                }
+                continue;
+            };
+            at += head.header.total_len();
+            if !self.needed(segment, &head, floor) {
+                continue;
+            }
+            let data = match head.header.kind {
+                Kind::Cut => &[],
+                Kind::Put => match head.data() {
+                    Some(data) => data,
+                    None => {
+                        self.inner.drop_corrupt(head.header.key, head.header.seq, segment, head.header.offset);
+                        continue;
+                    }
+                },
+            };
+            let header = self.append(head.header, &head.sums(), head.tag(), data)?;
+            copied.records.push((head.header.offset, header));
+        }
+        self.sync()?;
+        self.end();
+        Ok(copied)
+    }
+
+    fn lowest_dead_outside(&self, segment: u64) -> u64 {
+        let segments = lock(&self.inner.segments);
+        let others = segments.values().filter(|other| other.id != segment);
+        others.map(|other| other.lowest_dead.load(Relaxed)).min().unwrap_or(u64::MAX)
+    }
+
+    /// Whether a record would be missed: a put that a chain refers to, a cut that hides something.
+    fn needed(&self, segment: &Segment, head: &Head<'_>, floor: u64) -> bool {
+        let header = &head.header;
+        let shard = self.inner.shard(header.key);
+        let chain = shard.get(&header.key);
+        match header.kind {
+            Kind::Put => {
+                chain.and_then(|chain| chain.slot(header.seq)).is_some_and(|slot| slot.place.is(segment, header.offset))
+            }
+            Kind::Cut => {
+                // A newer record in the files says all there is to say.
+                let outdone = chain.is_some_and(|chain| chain.newest > header.seq && chain.newest < self.done);
+                let trims = chain.is_some_and(|chain| chain.slots.iter().any(|slot| slot.seq < header.seq));
+                !outdone && (trims || floor < header.seq)
+            }
+        }
+    }
+
+    /// Lets the chains refer to the copies.
+    fn move_chains(&mut self, from: &Arc<Segment>, copied: Copied) {
+        for (offset, header) in copied.records {
+            let to = Location { segment: header.segment, offset: header.offset };
+            if header.kind == Kind::Put {
+                let segment = lock(&self.inner.segments).get(&to.segment).cloned().expect("written to just now");
+                self.refer(from, offset, &header, segment);
+            }
+            self.changes.push((header.key, Change::Moved { seq: header.seq, to }));
+        }
+        if from.live.load(Relaxed) > 0 {
+            self.drop_unread(from);
+        }
+    }
+
+    fn refer(&self, from: &Segment, offset: u64, header: &RecordHeader, to: Arc<Segment>) {
+        let mut shard = self.inner.shard(header.key);
+        let slots = shard.get_mut(&header.key).map_or(&mut [][..], |chain| &mut chain.slots[..]);
+        let length = header.total_len();
+        match slots.iter_mut().find(|slot| slot.seq == header.seq && slot.place.is(from, offset)) {
+            Some(slot) => {
+                from.live.fetch_sub(length, Relaxed);
+                // The original is there until the segment is removed.
+                from.bury(header.seq);
+                to.live.fetch_add(length, Relaxed);
+                slot.place = Place::Disk(to, header.offset);
+            }
+            // It left while it was copied.
+            None => to.bury(header.seq),
+        }
+    }
+
+    /// Removes the pieces of a segment whose records were not found in it.
+    fn drop_unread(&self, segment: &Segment) {
+        let mut lost = Vec::new();
+        for shard in self.inner.shards() {
+            for (&key, chain) in shard.iter() {
+                let slot =
+                    chain.slots.iter().find(|slot| matches!(&slot.place, Place::Disk(at, _) if at.id == segment.id));
+                if let Some((seq, Place::Disk(_, offset))) = slot.map(|slot| (slot.seq, &slot.place)) {
+                    lost.push((key, seq, *offset));
+                }
+            }
+        }
+        for (key, seq, offset) in lost {
+            self.inner.drop_corrupt(key, seq, segment, offset);
+        }
+    }
+}
+
+/// What was copied out of a segment: where it was, and its new header.
+struct Copied {
+    records: Vec<(u64, RecordHeader)>,
+    damaged: u64,
+}
+
+/// Bytes of a segment that nobody refers to.
+fn garbage(segment: &Segment) -> u64 {
+    let used = segment.live.load(Relaxed) + SEGMENT_HEADER;
+    segment.len.load(Relaxed).saturating_sub(used)
+}

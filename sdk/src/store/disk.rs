@@ -1,0 +1,266 @@
+//! The disk under a store, so that tests can put another one there.
+
+use std::any::Any;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, IoSlice, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+use crate::error::{Error, Result, Status};
+
+/// The folder of a store. Everything that a store does to segment files goes through this.
+pub trait Disk: Send + Sync {
+    /// The folder, for messages.
+    fn path(&self) -> &Path;
+
+    /// Makes the folder, and those above it, if they are missing.
+    fn make_folder(&self) -> io::Result<()>;
+
+    /// The names of what is in the folder.
+    fn list(&self) -> io::Result<Vec<String>>;
+
+    /// Takes the folder for this store alone until the result is dropped; BUSY if another has it.
+    fn lock(&self) -> Result<Box<dyn Any + Send + Sync>>;
+
+    /// Makes a new file, which must not exist yet. Nobody writes more than `capacity` bytes to it.
+    fn create(&self, name: &str, capacity: u64) -> io::Result<Box<dyn DiskFile>>;
+
+    /// Opens a file to read and append. Its length never exceeds the larger of `capacity` and what it is now.
+    fn open(&self, name: &str, capacity: u64) -> io::Result<Box<dyn DiskFile>>;
+
+    /// Removes a file. Views of it stay valid while its [`DiskFile`] lives.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Makes what was created and removed in the folder durable.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A segment file: written by one thread, always at its end; read by any.
+pub trait DiskFile: Send + Sync {
+    /// Writes all the parts, one after the other, at `offset`, which is the end of the file. After an error any part of
+    /// them may be there.
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()>;
+
+    /// Makes everything written durable.
+    fn sync(&self) -> io::Result<()>;
+
+    /// How long the file is.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether it is empty.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Cuts the file. No view of what is cut off is alive, and none is asked for again before it is written anew.
+    fn truncate(&self, len: u64) -> io::Result<()>;
+
+    /// The bytes at `offset`. They lie within what one `write_at` wrote, or within what was there when the file was
+    /// opened; asking for others must be an error. They do not change while the view lives.
+    fn view(&self, offset: u64, len: usize) -> io::Result<&[u8]>;
+}
+
+/// The time, in milliseconds since 1970.
+pub trait Clock: Send + Sync {
+    /// Now.
+    fn now(&self) -> u64;
+}
+
+/// The time of the machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealClock;
+
+impl Clock for RealClock {
+    fn now(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+    }
+}
+
+/// A folder of the file system.
+#[derive(Clone, Debug)]
+pub struct RealDisk {
+    path: PathBuf,
+}
+
+impl RealDisk {
+    /// The folder, which need not exist yet.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+}
+
+impl Disk for RealDisk {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn make_folder(&self) -> io::Result<()> {
+        if self.path.is_dir() {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.path)?;
+        // The new name must survive a loss of power as well as what is written under it.
+        match self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            Some(parent) => File::open(parent)?.sync_all(),
+            None => Ok(()),
+        }
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        fs::read_dir(&self.path)?.map(|item| Ok(item?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn lock(&self) -> Result<Box<dyn Any + Send + Sync>> {
+        let path = self.path.join(super::LOCK);
+        let failed = |error: io::Error| {
+            Error::new(Status::Io, format!("{} can not be locked: {error}. Check the permissions", path.display()))
+        };
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut owner = String::new();
+                let _ = file.read_to_string(&mut owner);
+                let owner = owner.trim();
+                let owner = if owner.is_empty() { "another process".into() } else { format!("process {owner}") };
+                return Err(Error::new(
+                    Status::Busy,
+                    format!(
+                        "the store {} is in use by {owner}: one process at a time can have it open, and only once",
+                        self.path.display()
+                    ),
+                ));
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        // For the message above alone; a full disk must not keep the store from opening.
+        let _ = file.set_len(0).and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
+        Ok(Box::new(file))
+    }
+
+    fn create(&self, name: &str, capacity: u64) -> io::Result<Box<dyn DiskFile>> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(self.path.join(name))?;
+        Ok(Box::new(RealFile::new(file, capacity)?))
+    }
+
+    fn open(&self, name: &str, capacity: u64) -> io::Result<Box<dyn DiskFile>> {
+        let file = OpenOptions::new().read(true).write(true).open(self.path.join(name))?;
+        Ok(Box::new(RealFile::new(file, capacity)?))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path.join(name))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+struct RealFile {
+    file: File,
+    /// All that the file may ever hold is mapped at once, past its end too, so that views never move.
+    map: MmapRaw,
+}
+
+impl RealFile {
+    fn new(file: File, capacity: u64) -> io::Result<Self> {
+        let capacity = capacity.max(file.metadata()?.len()).max(1);
+        let capacity = usize::try_from(capacity).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        let map = MmapOptions::new().len(capacity).map_raw_read_only(&file)?;
+        Ok(Self { file, map })
+    }
+}
+
+impl DiskFile for RealFile {
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut slices = &mut slices[..];
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(offset))?;
+        IoSlice::advance_slices(&mut slices, 0);
+        while !slices.is_empty() {
+            match file.write_vectored(slices) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => IoSlice::advance_slices(&mut slices, written),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn truncate(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn view(&self, offset: u64, len: usize) -> io::Result<&[u8]> {
+        if len == 0 {
+            return Ok(&[]);
+        }
+        let inside =
+            usize::try_from(offset).ok().filter(|&from| from.checked_add(len).is_some_and(|end| end <= self.map.len()));
+        let from = inside.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+        // Reading a mapped page that the disk can not give raises SIGBUS; asking for the pages first gives an error.
+        match self.map.advise_range(Advice::PopulateRead, from, len) {
+            Ok(()) => {}
+            // A kernel before 5.14 does not know this advice.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                if offset + len as u64 > self.len()? {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        // SAFETY: the range lies within the mapping, which lives as long as `self`, and within the file, as the advice
+        // just showed. Nobody writes to it while the slice lives: the file is only appended to, what is cut off is not
+        // being viewed (see the trait), and the lock keeps other stores away.
+        Ok(unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(from), len) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagoda_test_support::Folder;
+
+    use super::*;
+
+    #[test]
+    fn what_is_appended_can_be_viewed() {
+        let folder = Folder::new();
+        let disk = RealDisk::new(folder.path());
+        let file = disk.create("x", 1 << 20).unwrap();
+        file.write_at(0, &[b"", b"abc", b"defg"]).unwrap();
+        let first = file.view(1, 3).unwrap();
+        file.write_at(7, &[&[9; 100_000]]).unwrap();
+        assert_eq!(first, b"bcd");
+        assert_eq!(file.view(100_000, 7).unwrap(), [9; 7]);
+        assert_eq!(file.len().unwrap(), 100_007);
+        drop(file);
+        let file = disk.open("x", 0).unwrap();
+        assert_eq!(file.view(0, 7).unwrap(), b"abcdefg");
+    }
+
+    #[test]
+    fn a_file_that_someone_cut_is_an_error_not_a_signal() {
+        let folder = Folder::new();
+        let disk = RealDisk::new(folder.path());
+        let file = disk.create("x", 1 << 20).unwrap();
+        file.write_at(0, &[&[7; 20_000]]).unwrap();
+        OpenOptions::new().write(true).open(folder.path().join("x")).unwrap().set_len(4096).unwrap();
+        assert!(file.view(8192, 100).is_err());
+        assert!(file.view(1 << 20, 1).is_err());
+        assert_eq!(file.view(0, 4096).unwrap(), [7; 4096]);
+    }
+}

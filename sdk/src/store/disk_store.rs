@@ -1,0 +1,302 @@
+//! The store on disk, as its users see it.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use super::chain::{Chain, Slot};
+use super::disk::{Clock, Disk, RealClock, RealDisk};
+use super::format::{checked_view, head_len, segment_name};
+use super::index::{Index, SledIndex};
+use super::inner::{Inner, Place, Segment};
+use super::open::{Opened, check, open, throw_index_away};
+use super::ticket::{Promise, Ticket};
+use super::{Found, History, INDEX, Key, Piece, Record, Room, Store, lock};
+use crate::config::StoreOptions;
+use crate::error::{Error, Result, Status};
+use crate::metrics;
+
+/// A store in a folder.
+///
+/// Histories lie in append-only segment files with a checksum on everything; what is damaged is a miss, never wrong data.
+/// One process at a time has a store open. Dropping it writes everything that is queued.
+pub struct DiskStore {
+    inner: Arc<Inner>,
+    writer: Option<JoinHandle<()>>,
+    /// Keeps others out until the writer is done.
+    _lock: Box<dyn Any + Send + Sync>,
+}
+
+impl DiskStore {
+    /// Opens the store in a folder, or makes one there if the folder is empty or missing. BUSY if it is open already.
+    pub fn open(path: impl AsRef<Path>, options: &StoreOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let (disk, index) = (RealDisk::new(path), SledIndex::new(path.join(INDEX)));
+        Self::open_with(Box::new(disk), Box::new(index), Box::new(RealClock), options)
+    }
+
+    /// Opens a store with another disk, index or clock under it, for tests.
+    #[doc(hidden)]
+    pub fn open_with(
+        disk: Box<dyn Disk>,
+        index: Box<dyn Index>,
+        clock: Box<dyn Clock>,
+        options: &StoreOptions,
+    ) -> Result<Self> {
+        let Opened { inner, mut writer, lock } = open(disk, index, clock, options)?;
+        let shared = inner.clone();
+        let run = move || {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| writer.run())) {
+                let error = Error::from_panic(&*panic);
+                log::error!("the store's writer ended: {error}");
+                shared.queue.close(error);
+            }
+            // Its files are closed before anyone waits for nothing.
+            drop(writer);
+            shared.queue.clear();
+        };
+        let thread = std::thread::Builder::new()
+            .name("pagoda-store".into())
+            .spawn(run)
+            .map_err(|error| Error::new(Status::Capacity, format!("the store's thread can not be started: {error}")))?;
+        Ok(Self { inner, writer: Some(thread), _lock: lock })
+    }
+
+    /// Numbers about what is stored now and what happened since the store was opened.
+    pub fn stats(&self) -> Stats {
+        let (file_bytes, live_bytes) = self.inner.bytes();
+        let (mut users, mut records) = (0, 0);
+        for shard in self.inner.shards() {
+            users += shard.len() as u64;
+            records += shard.values().map(|chain| chain.slots.len() as u64).sum::<u64>();
+        }
+        let counters = &self.inner.counters;
+        Stats {
+            users,
+            records,
+            live_bytes,
+            file_bytes,
+            segments: lock(&self.inner.segments).len() as u64,
+            queued_bytes: self.inner.queue.bytes(),
+            writes: counters.writes.load(Relaxed),
+            written_bytes: counters.written_bytes.load(Relaxed),
+            write_errors: counters.write_errors.load(Relaxed),
+            corrupt_records: counters.corrupt_records.load(Relaxed),
+            torn_tails: counters.torn_tails.load(Relaxed),
+            damaged_regions: counters.damaged_regions.load(Relaxed),
+            dropped_users: counters.dropped_users.load(Relaxed),
+            index_rebuilds: counters.index_rebuilds.load(Relaxed),
+            index_errors: counters.index_errors.load(Relaxed),
+            evicted_users: counters.evicted_users.load(Relaxed),
+            compacted_segments: counters.compacted_segments.load(Relaxed),
+        }
+    }
+
+    /// Compacts every segment that holds something removed or replaced, and waits for it.
+    pub fn compact(&self) -> Result<()> {
+        let (promise, ticket) = Promise::new();
+        self.inner.queue.ask_for_compaction(promise);
+        ticket.wait()
+    }
+
+    /// Reads everything in a store that is not open and verifies every checksum. Changes nothing.
+    pub fn check(path: impl AsRef<Path>) -> Result<CheckReport> {
+        check(path.as_ref())
+    }
+
+    /// Throws away the index of a store that is not open and makes it anew from the segments.
+    pub fn rebuild(path: impl AsRef<Path>) -> Result<Stats> {
+        throw_index_away(path.as_ref())?;
+        let store = Self::open(path, &StoreOptions::default())?;
+        store.flush()?;
+        Ok(store.stats())
+    }
+}
+
+impl Store for DiskStore {
+    fn find(&self, key: Key) -> Option<Found> {
+        self.inner.find(key)
+    }
+
+    fn history(&self, key: Key) -> Option<Box<dyn History>> {
+        let chain = self.inner.chain(key)?;
+        Some(Box::new(Snapshot::new(self.inner.clone(), key, chain)))
+    }
+
+    fn write(&self, record: Record, room: Room) -> Result<Ticket> {
+        self.inner.write(record, room)
+    }
+
+    fn cut(&self, key: Key, from: u64) -> Result<Ticket> {
+        self.inner.cut(key, from)
+    }
+
+    fn users(&self, space: u64) -> Vec<u64> {
+        self.inner.users(space)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        self.inner.queue.close(Error::new(Status::InvalidHandle, "the store is closed"));
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+/// Numbers about a store. Those that count what happened begin at 0 when it is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Users stored, of all spaces.
+    pub users: u64,
+    /// Pieces of their histories.
+    pub records: u64,
+    /// Bytes of the files that are in use.
+    pub live_bytes: u64,
+    /// Bytes of all segment files.
+    pub file_bytes: u64,
+    /// Segment files.
+    pub segments: u64,
+    /// Bytes that wait to be written.
+    pub queued_bytes: u64,
+    /// Records written, removals too.
+    pub writes: u64,
+    /// Bytes written, those of compactions too.
+    pub written_bytes: u64,
+    /// Times the disk failed to write.
+    pub write_errors: u64,
+    /// Records whose data was damaged.
+    pub corrupt_records: u64,
+    /// Unfinished writes found when the store was opened.
+    pub torn_tails: u64,
+    /// Places in segments where records should have been and were not.
+    pub damaged_regions: u64,
+    /// Users who left because damage made it uncertain what is current.
+    pub dropped_users: u64,
+    /// Whether the index had to be made anew when the store was opened.
+    pub index_rebuilds: u64,
+    /// Times the index failed; it is not used again until the store is opened anew.
+    pub index_errors: u64,
+    /// Users who left to make room.
+    pub evicted_users: u64,
+    /// Segments compacted.
+    pub compacted_segments: u64,
+}
+
+/// What a check of a store found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Segment files.
+    pub segments: u64,
+    /// Bytes of them.
+    pub file_bytes: u64,
+    /// Pieces of histories, those too that were replaced since.
+    pub records: u64,
+    /// Removals.
+    pub removals: u64,
+    /// Records whose data is damaged.
+    pub corrupt_records: u64,
+    /// Places where records should be and are not.
+    pub damaged_regions: u64,
+    /// Unfinished writes at the end.
+    pub torn_tails: u64,
+}
+
+impl CheckReport {
+    /// Whether nothing is damaged; an unfinished write at the end is no damage.
+    pub fn is_sound(&self) -> bool {
+        self.corrupt_records == 0 && self.damaged_regions == 0
+    }
+}
+
+/// A user's history at one moment.
+struct Snapshot {
+    inner: Arc<Inner>,
+    key: Key,
+    chain: Chain<Place>,
+    pieces: Vec<Piece>,
+    /// The checksums of the layers of each piece on disk, once its head is found good.
+    sums: Vec<OnceLock<Vec<u64>>>,
+}
+
+impl Snapshot {
+    fn new(inner: Arc<Inner>, key: Key, chain: Chain<Place>) -> Self {
+        let pieces = chain.pieces();
+        let sums = pieces.iter().map(|_| OnceLock::new()).collect();
+        Self { inner, key, chain, pieces, sums }
+    }
+
+    fn slot(&self, piece: usize) -> Result<&Slot<Place>> {
+        let count = self.pieces.len();
+        self.chain.slots.get(piece).ok_or_else(|| Error::invalid("piece", format!("{piece} of {count} does not exist")))
+    }
+
+    /// The error for a piece on disk that can not be read, after it has left the store.
+    fn damaged(&self, slot: &Slot<Place>, segment: &Segment, offset: u64) -> Error {
+        self.inner.drop_corrupt(self.key, slot.seq, segment, offset);
+        let (user, start) = (self.key.user, slot.start);
+        let path = self.inner.disk.path().join(segment_name(segment.id));
+        let message =
+            format!("the piece of user {user} from {start} on, in {} at {offset}, is damaged", path.display());
+        Error::new(Status::Io, format!("{message}. It has left the store; compute it again"))
+    }
+}
+
+impl History for Snapshot {
+    fn start(&self) -> u64 {
+        self.chain.start
+    }
+
+    fn end(&self) -> u64 {
+        self.chain.end
+    }
+
+    fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    fn tag(&self, piece: usize) -> Result<Vec<u8>> {
+        let slot = self.slot(piece)?;
+        match &slot.place {
+            Place::Memory(record) => Ok(record.tag.clone()),
+            Place::Disk(segment, offset) => {
+                let head = segment.head_of(self.key, slot, *offset);
+                head.map(|head| head.tag().to_vec()).ok_or_else(|| self.damaged(slot, segment, *offset))
+            }
+        }
+    }
+
+    fn layer(&self, piece: usize, layer: u32) -> Result<&[u8]> {
+        let slot = self.slot(piece)?;
+        if layer >= slot.layers {
+            return Err(Error::invalid("layer", format!("{layer} of {} does not exist", slot.layers)));
+        }
+        match &slot.place {
+            Place::Memory(record) => {
+                let length = slot.layer_bytes as usize;
+                Ok(&record.data[layer as usize * length..][..length])
+            }
+            Place::Disk(segment, offset) => {
+                metrics::store_read_bytes().inc_by(slot.layer_bytes);
+                let sums = match self.sums[piece].get() {
+                    Some(sums) => Some(sums),
+                    None => segment
+                        .head_of(self.key, slot, *offset)
+                        .map(|head| self.sums[piece].get_or_init(|| head.sums())),
+                };
+                let from = offset + head_len(slot.layers, slot.tag_len) + u64::from(layer) * slot.layer_bytes;
+                let bytes =
+                    sums.and_then(|sums| checked_view(&*segment.file, from, slot.layer_bytes, sums[layer as usize]));
+                bytes.ok_or_else(|| self.damaged(slot, segment, *offset))
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Opening, checking and rebuilding a store.
+
+use std::any::Any;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::chain::{Chain, Plan};
+use super::disk::{Clock, Disk, RealDisk};
+use super::format::{Head, Kind, SEGMENT_HEADER, segment_id, segment_name};
+use super::index::{Index, SledIndex};
+use super::inner::{Inner, Place, Segment};
+use super::persistent::{Change, Persistent};
+use super::queue::{Item, What};
+use super::recover::{File, Files, Found, list, open_files, recover, scan};
+use super::writer::{Active, Writer};
+use super::{CheckReport, INDEX, LOCK, lock};
+use crate::config::StoreOptions;
+use crate::error::{Error, Result, Status};
+use crate::metrics;
+
+/// A store that was opened: what to share, who writes, and what keeps others out.
+pub(super) struct Opened {
+    pub(super) inner: Arc<Inner>,
+    pub(super) writer: Writer,
+    pub(super) lock: Box<dyn Any + Send + Sync>,
+}
+
+pub(super) fn open(
+    disk: Box<dyn Disk>,
+    index: Box<dyn Index>,
+    clock: Box<dyn Clock>,
+    options: &StoreOptions,
+) -> Result<Opened> {
+    disk.make_folder().map_err(|error| {
+        Error::new(Status::Io, format!("the folder {} can not be made: {error}", disk.path().display())).about("path")
+    })?;
+    refuse_other_folders(&*disk)?;
+    let guard = disk.lock()?;
+    let Files { store, mut files, empty } = open_files(&*disk, options.segment_size())?;
+    for id in &empty {
+        // One that stays is found empty again the next time.
+        let _ = disk.remove(&segment_name(*id));
+    }
+    let newest = files.iter().map(|file| file.id).chain(empty.iter().copied()).max().unwrap_or(0);
+    let existed = newest > 0;
+    let mut persistent = Persistent::new(index);
+    let loaded = persistent.load();
+    let known_segments = loaded.next_segment();
+    let found = recover(&*disk, store, &mut files, loaded);
+
+    let stamp = found.chains.values().map(|chain| chain.stamp).max().unwrap_or(0).max(found.next_seq) + 1;
+    let inner = Inner::new(disk, clock, options.clone(), store, found.next_seq, stamp);
+    inner.next_segment.store((newest + 1).max(known_segments), Relaxed);
+    let (active, previous) = adopt(&inner, files, options);
+    let counters = &inner.counters;
+    counters.torn_tails.store(found.torn_tails + empty.len() as u64, Relaxed);
+    counters.damaged_regions.store(found.damaged_regions, Relaxed);
+    counters.dropped_users.store(found.dropped.len() as u64, Relaxed);
+    counters.index_rebuilds.store(u64::from(found.rebuilt && existed), Relaxed);
+    report(&inner, &found, existed);
+    remember(&inner, &mut persistent, found);
+    let inner = Arc::new(inner);
+    Ok(Opened { writer: Writer::new(inner.clone(), persistent, active, previous), inner, lock: guard })
+}
+
+/// A folder with things in it that are not ours is more likely a slip than a wish.
+fn refuse_other_folders(disk: &dyn Disk) -> Result<()> {
+    let names = list(disk)?;
+    let stray =
+        names.iter().find(|name| ![LOCK, INDEX, "lost+found"].contains(&name.as_str()) && segment_id(name).is_none());
+    match stray {
+        Some(name) if !names.iter().any(|name| segment_id(name).is_some()) => {
+            let path = disk.path().display();
+            let message =
+                format!("{path} holds other things, e.g. {name:?}, and no store: name an empty or a new folder");
+            Err(Error::invalid("path", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes segments of the files; the last is appended to if it is sound and has room.
+fn adopt(inner: &Inner, files: Vec<File>, options: &StoreOptions) -> (Option<Active>, (u64, u64)) {
+    let mut last = None;
+    let mut previous = (0, 0);
+    let mut segments = lock(&inner.segments);
+    for file in files {
+        let segment = Arc::new(Segment::new(file.id, inner.id, file.file, file.end));
+        segments.insert(file.id, segment.clone());
+        previous = (file.id, file.end);
+        // What was found must not be lost again, now that it is served.
+        let sound = !file.damaged && segment.file.sync().is_ok();
+        segment.stuck.store(file.damaged, Relaxed);
+        last = (sound && file.end < options.segment_size()).then_some((segment, file.end));
+    }
+    let capacity = options.segment_size();
+    (last.map(|(segment, end)| Active { segment, end, synced: end, capacity }), previous)
+}
+
+fn report(inner: &Inner, found: &Found, existed: bool) {
+    let path = inner.disk.path().display();
+    if found.rebuilt && existed {
+        metrics::store_error("index_rebuild");
+        log::warn!("the store {path}: the index was missing or not to be trusted, and was made anew from the segments");
+    }
+    if found.torn_tails > 0 {
+        metrics::store_error("torn_tail");
+        log::warn!("the store {path}: the last writes before a crash were not whole and are gone");
+    }
+    if found.damaged_regions > 0 || !found.dropped.is_empty() {
+        metrics::store_error("damage");
+        log::warn!(
+            "the store {path}: {} damaged places; {} users left, for what is stored of them may not be current",
+            found.damaged_regions,
+            found.dropped.len()
+        );
+    }
+}
+
+/// Takes over what was found: into memory, into the index, and into the segments where something left.
+fn remember(inner: &Inner, persistent: &mut Persistent, found: Found) {
+    let segments = lock(&inner.segments).clone();
+    for (id, seq) in &found.dead {
+        if let Some(segment) = segments.get(id) {
+            segment.bury(*seq);
+        }
+    }
+    for (&key, chain) in &found.chains {
+        let slots = chain.slots.iter().filter_map(|slot| {
+            let segment = segments.get(&slot.place.segment)?;
+            segment.live.fetch_add(slot.total_len(), Relaxed);
+            Some(slot.at(Place::Disk(segment.clone(), slot.place.offset)))
+        });
+        let slots = slots.collect();
+        let Chain { start, end, newest, stamp, .. } = *chain;
+        inner.shard(key).insert(key, Chain { start, end, newest, stamp, slots });
+    }
+    // Else the next opening could not know it any more.
+    for key in found.dropped {
+        let plan = Plan { prev_seq: 0, history_start: 0 };
+        let what = What::Cut { from: 0 };
+        inner.queue.push(|seq| Item { seq, key, plan, what, promise: None, bytes: 0 }).expect("the queue is open");
+    }
+    let outcome = if found.rebuilt {
+        persistent.rebuild(inner, &found.chains)
+    } else if found.tail.is_empty() {
+        Ok(())
+    } else {
+        let tail = found.tail.into_iter().map(|(key, known)| (key, Change::Record(known)));
+        persistent.update(inner, tail.collect(), true)
+    };
+    if let Err(error) = outcome {
+        inner.counters.index_errors.fetch_add(1, Relaxed);
+        metrics::store_error("index");
+        log::warn!("{error}. The store goes on without it");
+    }
+}
+
+pub(super) fn check(path: &Path) -> Result<CheckReport> {
+    let disk = RealDisk::new(path);
+    refuse_missing(&disk)?;
+    let _guard = disk.lock()?;
+    let Files { store, files, empty } = open_files(&disk, 0)?;
+    let mut report =
+        CheckReport { segments: files.len() as u64, torn_tails: empty.len() as u64, ..CheckReport::default() };
+    let count = files.len();
+    for (place, file) in files.iter().enumerate() {
+        let scan = scan(file, store, SEGMENT_HEADER, place + 1 == count);
+        report.file_bytes += file.end;
+        report.damaged_regions += scan.damage.len() as u64 + u64::from(file.header.is_none()) + u64::from(file.short);
+        report.torn_tails += u64::from(scan.torn.is_some());
+        for header in &scan.records {
+            match header.kind {
+                Kind::Cut => report.removals += 1,
+                Kind::Put => report.records += 1,
+            }
+            let head = Head::read(&*file.file, store, file.id, header.offset, file.end);
+            report.corrupt_records += u64::from(head.is_none_or(|head| head.data().is_none()));
+        }
+    }
+    Ok(report)
+}
+
+pub(super) fn throw_index_away(path: &Path) -> Result<()> {
+    let disk = RealDisk::new(path);
+    refuse_missing(&disk)?;
+    let _guard = disk.lock()?;
+    SledIndex::new(path.join(INDEX)).wipe()
+}
+
+fn refuse_missing(disk: &RealDisk) -> Result<()> {
+    if list(disk)?.iter().any(|name| segment_id(name).is_some() || name == LOCK) {
+        return Ok(());
+    }
+    Err(Error::new(Status::NotFound, format!("there is no store in {}", disk.path().display())).about("path"))
+}

@@ -1,0 +1,198 @@
+//! Keeping the persistent index in step with the segments: it always says what a prefix of the records says.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Key;
+use super::chain::{Chain, Known, Location, resolve};
+use super::index::{Covered, Digest, Index, META, Meta, decode_chain, decode_key, encode_chain, encode_key};
+use super::inner::Inner;
+use super::lock;
+use crate::error::{Error, Result, Status};
+
+/// How many users are written to the index at once when it is made anew.
+const CHUNK: usize = 10_000;
+
+/// Something the index has to learn.
+pub(super) enum Change {
+    Record(Known),
+    /// A compaction copied a record.
+    Moved {
+        seq: u64,
+        to: Location,
+    },
+}
+
+pub(super) struct Persistent {
+    index: Box<dyn Index>,
+    digest: Digest,
+    /// Whether it failed: then nothing more is done to it.
+    broken: bool,
+}
+
+/// What was found in an index.
+pub(super) enum Loaded {
+    /// It is what was written.
+    Good(Meta, HashMap<Key, Chain<Location>>),
+    /// It is not, or there is none. What it says of itself, if that is whole, tells what the segments should have.
+    Bad(Option<Meta>),
+}
+
+impl Loaded {
+    /// No segment that the index ever named has this number or a higher one.
+    pub(super) fn next_segment(&self) -> u64 {
+        match self {
+            Self::Good(meta, _) | Self::Bad(Some(meta)) => meta.next_segment,
+            Self::Bad(None) => 0,
+        }
+    }
+}
+
+impl Persistent {
+    pub(super) fn new(index: Box<dyn Index>) -> Self {
+        Self { index, digest: Digest::default(), broken: false }
+    }
+
+    pub(super) fn load(&mut self) -> Loaded {
+        let Ok(pairs) = self.index.load() else { return Loaded::Bad(None) };
+        let mut meta = None;
+        let mut chains = HashMap::with_capacity(pairs.len());
+        let mut digest = Digest::default();
+        let mut readable = true;
+        for (key, value) in pairs {
+            if key == META {
+                meta = Meta::decode(&value);
+                continue;
+            }
+            digest.add(&key, &value);
+            match (decode_key(&key), decode_chain(&value)) {
+                (Some(key), Some(chain)) => drop(chains.insert(key, chain)),
+                _ => readable = false,
+            }
+        }
+        match meta {
+            Some(meta) if readable && meta.digest == digest => {
+                self.digest = digest;
+                Loaded::Good(meta, chains)
+            }
+            meta => Loaded::Bad(meta),
+        }
+    }
+
+    /// Makes it anew from everything.
+    pub(super) fn rebuild(&mut self, inner: &Inner, chains: &HashMap<Key, Chain<Location>>) -> Result<()> {
+        self.attempt(|this| {
+            this.index.wipe()?;
+            this.digest = Digest::default();
+            let mut batch = Vec::new();
+            for (&key, chain) in chains {
+                let (key, value) = (encode_key(key), encode_chain(chain));
+                this.digest.add(&key, &value);
+                batch.push((key, Some(value)));
+                if batch.len() == CHUNK {
+                    this.index.apply(std::mem::take(&mut batch))?;
+                }
+            }
+            // The last, with it: an index without is none.
+            batch.push((META.to_vec(), Some(this.meta(inner).encode())));
+            this.index.apply(batch)?;
+            this.index.flush()
+        })
+    }
+
+    /// Adds what happened to the segments since the last time, all at once.
+    pub(super) fn update(&mut self, inner: &Inner, changes: Vec<(Key, Change)>, flush: bool) -> Result<()> {
+        if changes.is_empty() && !flush {
+            return Ok(());
+        }
+        self.attempt(|this| {
+            let mut of_keys: HashMap<Key, Vec<Change>> = HashMap::new();
+            for (key, change) in changes {
+                of_keys.entry(key).or_default().push(change);
+            }
+            let mut batch = Vec::with_capacity(of_keys.len() + 1);
+            for (key, changes) in of_keys {
+                this.update_key(inner, key, changes, &mut batch)?;
+            }
+            batch.push((META.to_vec(), Some(this.meta(inner).encode())));
+            this.index.apply(batch)?;
+            if flush { this.index.flush() } else { Ok(()) }
+        })
+    }
+
+    fn update_key(
+        &mut self,
+        inner: &Inner,
+        key: Key,
+        changes: Vec<Change>,
+        batch: &mut Vec<(Vec<u8>, Option<Vec<u8>>)>,
+    ) -> Result<()> {
+        let name = encode_key(key);
+        let old = self.index.get(&name)?;
+        let chain = match &old {
+            Some(bytes) => Some(decode_chain(bytes).ok_or_else(|| unreadable("holds a value that was not written"))?),
+            None => None,
+        };
+        let mut records = chain.as_ref().map_or_else(Vec::new, Known::of_chain);
+        for change in changes {
+            match change {
+                Change::Record(record) => records.push(record),
+                Change::Moved { seq, to } => {
+                    records
+                        .iter_mut()
+                        .filter(|record| record.slot.seq == seq)
+                        .for_each(|record| record.slot.place = to);
+                }
+            }
+        }
+        let newest = records.iter().map(|record| record.slot.seq).max().unwrap_or(0);
+        let stamp = inner.shard(key).get(&key).map_or(newest, |chain| chain.stamp);
+        // The segments hold every record of it, or the store would have failed the write.
+        let new = resolve(&mut records, stamp).map_err(|_| unreadable("lacks a record"))?;
+        let new = new.map(|chain| encode_chain(&chain));
+        if let Some(old) = &old {
+            self.digest.subtract(&name, old);
+        }
+        if let Some(new) = &new {
+            self.digest.add(&name, new);
+        }
+        if old.is_some() || new.is_some() {
+            batch.push((name, new));
+        }
+        Ok(())
+    }
+
+    fn meta(&self, inner: &Inner) -> Meta {
+        let segments = lock(&inner.segments);
+        let segments = segments.values().map(|segment| Covered {
+            id: segment.id,
+            len: segment.len.load(Relaxed),
+            lowest_dead: segment.lowest_dead.load(Relaxed),
+        });
+        let segments = segments.collect();
+        Meta {
+            store: inner.id,
+            next_seq: inner.queue.next_seq(),
+            next_segment: inner.next_segment.load(Relaxed),
+            digest: self.digest,
+            segments,
+        }
+    }
+
+    fn attempt(&mut self, run: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        if self.broken {
+            return Ok(());
+        }
+        let outcome = run(self);
+        if outcome.is_err() {
+            self.broken = true;
+            // What is left behind is found out when the store is opened next, if this fails too.
+            let _ = self.index.wipe();
+        }
+        outcome
+    }
+}
+
+fn unreadable(how: &str) -> Error {
+    Error::new(Status::Io, format!("the store's index {how}"))
+}

@@ -1,0 +1,222 @@
+//! What waits to be written, in order of its number.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use super::chain::Plan;
+use super::ticket::Promise;
+use super::{Key, Record, Room, lock};
+use crate::error::{Error, Result, Status};
+
+/// Something for the writer to do.
+pub(super) struct Item {
+    pub(super) seq: u64,
+    pub(super) key: Key,
+    pub(super) plan: Plan,
+    pub(super) what: What,
+    /// Who waits for it; nobody where a write counts as done once it is queued.
+    pub(super) promise: Option<Promise>,
+    /// What it takes of the queue's room.
+    pub(super) bytes: u64,
+}
+
+pub(super) enum What {
+    Put(Arc<Record>),
+    Cut {
+        from: u64,
+    },
+    /// Nothing: it is done when everything before it is.
+    Barrier,
+}
+
+/// What the writer finds when it looks.
+pub(super) enum Work {
+    Items(Vec<Item>),
+    Compact(Promise),
+    /// Nothing more will come.
+    End,
+}
+
+pub(super) struct Queue {
+    state: Mutex<State>,
+    work: Condvar,
+    room: Condvar,
+    limit: u64,
+}
+
+struct State {
+    items: VecDeque<Item>,
+    compactions: VecDeque<Promise>,
+    /// Bytes reserved: of what waits, what is about to be queued, and what is being written.
+    bytes: u64,
+    next_seq: u64,
+    closed: Option<Error>,
+}
+
+impl Queue {
+    pub(super) fn new(limit: u64, next_seq: u64) -> Self {
+        let state = State { items: VecDeque::new(), compactions: VecDeque::new(), bytes: 0, next_seq, closed: None };
+        Self { state: Mutex::new(state), work: Condvar::new(), room: Condvar::new(), limit }
+    }
+
+    /// Takes room for a write. A larger one than the queue goes in when nothing else is there.
+    pub(super) fn reserve(&self, bytes: u64, room: Room) -> Result<()> {
+        let mut state = lock(&self.state);
+        while state.bytes > 0 && state.bytes.saturating_add(bytes) > self.limit {
+            if let Some(error) = &state.closed {
+                return Err(error.clone());
+            }
+            if room == Room::OrRefuse {
+                let message = format!(
+                    "{} bytes wait to be written and {bytes} more exceed queue_bytes = {}: wait, or make it larger",
+                    state.bytes, self.limit
+                );
+                return Err(Error::new(Status::Capacity, message));
+            }
+            state = wait(&self.room, state);
+        }
+        state.bytes += bytes;
+        Ok(())
+    }
+
+    /// Gives room back.
+    pub(super) fn release(&self, bytes: u64) {
+        if bytes > 0 {
+            lock(&self.state).bytes -= bytes;
+            self.room.notify_all();
+        }
+    }
+
+    /// Queues what `item` makes of the next number, so that the queue is in order of it. Barriers take no number.
+    pub(super) fn push(&self, item: impl FnOnce(u64) -> Item) -> Result<u64> {
+        let mut state = lock(&self.state);
+        if let Some(error) = &state.closed {
+            return Err(error.clone());
+        }
+        let seq = state.next_seq;
+        let item = item(seq);
+        if !matches!(item.what, What::Barrier) {
+            state.next_seq += 1;
+        }
+        state.items.push_back(item);
+        self.work.notify_one();
+        Ok(seq)
+    }
+
+    /// A number for something that is not queued.
+    pub(super) fn take_seq(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.next_seq += 1;
+        state.next_seq - 1
+    }
+
+    pub(super) fn next_seq(&self) -> u64 {
+        lock(&self.state).next_seq
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        lock(&self.state).bytes
+    }
+
+    pub(super) fn ask_for_compaction(&self, promise: Promise) {
+        let mut state = lock(&self.state);
+        if state.closed.is_none() {
+            state.compactions.push_back(promise);
+            self.work.notify_one();
+        }
+    }
+
+    /// Waits for something to do. Items come first; about `bytes` of them at once.
+    pub(super) fn next(&self, bytes: u64) -> Work {
+        let mut state = lock(&self.state);
+        loop {
+            if !state.items.is_empty() {
+                return Work::Items(take(&mut state, bytes));
+            }
+            if let Some(promise) = state.compactions.pop_front() {
+                return Work::Compact(promise);
+            }
+            if state.closed.is_some() {
+                return Work::End;
+            }
+            state = wait(&self.work, state);
+        }
+    }
+
+    /// What is queued now, without waiting.
+    pub(super) fn now(&self, bytes: u64) -> Vec<Item> {
+        take(&mut lock(&self.state), bytes)
+    }
+
+    /// Lets nothing more in.
+    pub(super) fn close(&self, why: Error) {
+        lock(&self.state).closed.get_or_insert(why);
+        self.work.notify_all();
+        self.room.notify_all();
+    }
+
+    /// Fails all that is left, after the writer ended.
+    pub(super) fn clear(&self) {
+        let mut state = lock(&self.state);
+        let left = (std::mem::take(&mut state.items), std::mem::take(&mut state.compactions));
+        drop(state);
+        drop(left);
+    }
+}
+
+fn take(state: &mut State, bytes: u64) -> Vec<Item> {
+    let mut sum = 0;
+    let mut items = Vec::new();
+    while let Some(item) = state.items.front() {
+        sum += item.bytes;
+        if sum > bytes && !items.is_empty() {
+            break;
+        }
+        items.extend(state.items.pop_front());
+    }
+    items
+}
+
+fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    condition.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(seq: u64, bytes: u64) -> Item {
+        let plan = Plan { prev_seq: 0, history_start: 0 };
+        Item { seq, key: Key { space: 0, user: 0 }, plan, what: What::Cut { from: 0 }, promise: None, bytes }
+    }
+
+    #[test]
+    fn room_is_refused_or_waited_for() {
+        let queue = Queue::new(100, 1);
+        queue.reserve(500, Room::OrRefuse).expect("a large one goes in alone");
+        assert_eq!(queue.reserve(1, Room::OrRefuse).unwrap_err().status(), Status::Capacity);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| queue.reserve(60, Room::Wait));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!waiting.is_finished());
+            queue.release(500);
+            waiting.join().unwrap().unwrap();
+        });
+        assert_eq!(queue.bytes(), 60);
+        queue.reserve(40, Room::OrRefuse).unwrap();
+    }
+
+    #[test]
+    fn items_leave_in_order_and_in_batches() {
+        let queue = Queue::new(100, 5);
+        for bytes in [10, 10, 50] {
+            queue.push(|seq| item(seq, bytes)).unwrap();
+        }
+        let Work::Items(items) = queue.next(20) else { panic!("there are items") };
+        assert_eq!(items.iter().map(|item| item.seq).collect::<Vec<_>>(), [5, 6]);
+        assert_eq!(queue.now(20).len(), 1);
+        queue.close(Error::new(Status::Internal, "closed"));
+        assert!(matches!(queue.next(20), Work::End));
+        assert!(queue.push(|seq| item(seq, 1)).is_err());
+    }
+}

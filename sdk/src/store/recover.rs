@@ -1,0 +1,305 @@
+//! Finding out what a store holds when it is opened.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::Key;
+use super::chain::{Chain, Known, Location, resolve};
+use super::disk::{Disk, DiskFile};
+use super::format::{
+    Head, Kind, Opening, RecordHeader, SEGMENT_HEADER, SegmentHeader, next_record, segment_id, segment_name,
+};
+use super::index::Meta;
+use super::persistent::Loaded;
+use crate::error::{Error, Result, Status};
+
+/// A segment file that was found.
+pub(super) struct File {
+    pub(super) id: u64,
+    pub(super) file: Box<dyn DiskFile>,
+    /// How much of it counts.
+    pub(super) end: u64,
+    pub(super) header: Option<SegmentHeader>,
+    /// Whether it is shorter than the segment after it says.
+    pub(super) short: bool,
+    pub(super) damaged: bool,
+}
+
+/// What was found.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) chains: HashMap<Key, Chain<Location>>,
+    /// Records that no chain refers to: the segment and the number.
+    pub(super) dead: Vec<(u64, u64)>,
+    /// Records that the index does not know yet, if it was good.
+    pub(super) tail: Vec<(Key, Known)>,
+    /// Users that may have had newer records than those that are left.
+    pub(super) dropped: Vec<Key>,
+    pub(super) next_seq: u64,
+    pub(super) rebuilt: bool,
+    pub(super) damaged_regions: u64,
+    pub(super) torn_tails: u64,
+}
+
+/// The segment files of a store.
+pub(super) struct Files {
+    pub(super) store: u64,
+    pub(super) files: Vec<File>,
+    /// The newest, where a loss of power left them with nothing in them.
+    pub(super) empty: Vec<u64>,
+}
+
+/// Opens the segment files in the folder and checks that they are of one store.
+pub(super) fn open_files(disk: &dyn Disk, capacity: u64) -> Result<Files> {
+    let mut ids: Vec<u64> = list(disk)?.iter().filter_map(|name| segment_id(name)).collect();
+    ids.sort_unstable();
+    let mut files = Vec::with_capacity(ids.len());
+    for id in ids {
+        files.push(open_file(disk, id, capacity)?);
+    }
+    let mut empty = Vec::new();
+    while let Some(last) = files.pop_if(|file| file.header.is_none() && first_record(file, 0).is_none()) {
+        empty.push(last.id);
+    }
+    let header = files.iter().find_map(|file| file.header.map(|header| header.store));
+    let store = header.or_else(|| files.iter().find_map(|file| first_record(file, 0).map(|header| header.store)));
+    let store = store.unwrap_or_else(new_store);
+    if let Some(stray) = files.iter().find(|file| file.header.is_some_and(|it| it.store != store || it.id != file.id)) {
+        let path = disk.path().join(segment_name(stray.id));
+        let message = format!("{} is not a segment of this store, or has another's name: move it away", path.display());
+        return Err(Error::invalid("path", message));
+    }
+    let next: Vec<_> = files.iter().skip(1).map(|file| file.header).collect();
+    for (file, next) in files.iter_mut().zip(next) {
+        if let Some(next) = next.filter(|next| next.previous == file.id) {
+            file.short = file.end < next.previous_len;
+            file.end = file.end.min(next.previous_len);
+        }
+    }
+    Ok(Files { store, files, empty })
+}
+
+pub(super) fn list(disk: &dyn Disk) -> Result<Vec<String>> {
+    disk.list().map_err(|error| {
+        let status = if error.kind() == std::io::ErrorKind::NotFound { Status::NotFound } else { Status::Io };
+        Error::new(status, format!("the folder {} can not be read: {error}", disk.path().display()))
+    })
+}
+
+fn open_file(disk: &dyn Disk, id: u64, capacity: u64) -> Result<File> {
+    let path = disk.path().join(segment_name(id));
+    let failed = |error| Error::new(Status::Io, format!("{} can not be opened: {error}", path.display()));
+    let file = disk.open(&segment_name(id), capacity).map_err(failed)?;
+    let end = file.len().map_err(failed)?;
+    let opening = match end < SEGMENT_HEADER {
+        true => Opening::Damaged,
+        false => file.view(0, SEGMENT_HEADER as usize).map_or(Opening::Damaged, SegmentHeader::decode),
+    };
+    let header = match opening {
+        Opening::Good(header) => Some(header),
+        Opening::Damaged => None,
+        Opening::Foreign(version) => {
+            let message =
+                format!("{} has format {version}, which this version of Pagoda does not know", path.display());
+            return Err(Error::new(Status::Unsupported, message));
+        }
+    };
+    Ok(File { id, file, end, header, short: false, damaged: header.is_none() })
+}
+
+fn first_record(file: &File, store: u64) -> Option<RecordHeader> {
+    let read = |at| Head::read(&*file.file, store, file.id, at, file.end).map(|head| head.header);
+    read(SEGMENT_HEADER).or_else(|| read(next_record(&*file.file, store, file.id, SEGMENT_HEADER, file.end)?))
+}
+
+/// A number for a new store.
+fn new_store() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::time::SystemTime::now()).max(1)
+}
+
+/// The records of a part of a segment.
+pub(super) struct Scan {
+    pub(super) records: Vec<RecordHeader>,
+    /// Where something begins that is no record.
+    pub(super) damage: Vec<u64>,
+    /// Where the whole records end that were on their way to the disk at the end.
+    pub(super) torn: Option<u64>,
+}
+
+/// Reads the heads of the records from `from` on. In the last segment, what was not known to be durable is read in full,
+/// and ends at the first record that is not whole.
+pub(super) fn scan(file: &File, store: u64, from: u64, last: bool) -> Scan {
+    let mut scan = Scan { records: Vec::new(), damage: Vec::new(), torn: None };
+    let mut at = from;
+    while at < file.end {
+        match Head::read(&*file.file, store, file.id, at, file.end) {
+            Some(head) => {
+                at += head.header.total_len();
+                scan.records.push(head.header);
+            }
+            None => {
+                scan.damage.push(at);
+                at = next_record(&*file.file, store, file.id, at, file.end).unwrap_or(file.end);
+            }
+        }
+    }
+    if last {
+        let synced = scan.records.iter().map(|header| header.synced).max().unwrap_or(0).max(from);
+        let unsynced = scan.records.iter().filter(|header| header.offset >= synced);
+        let bad = unsynced
+            .map(|header| header.offset)
+            .find(|&at| Head::read(&*file.file, store, file.id, at, file.end).is_none_or(|head| head.data().is_none()));
+        scan.torn = bad.into_iter().chain(scan.damage.iter().copied().find(|&at| at >= synced)).min();
+        if let Some(torn) = scan.torn {
+            scan.records.retain(|header| header.offset < torn);
+            scan.damage.retain(|&at| at < torn);
+        }
+    }
+    scan
+}
+
+/// Puts together what the index and the segments say. Torn ends of files are cut off.
+pub(super) fn recover(disk: &dyn Disk, store: u64, files: &mut Vec<File>, loaded: Loaded) -> Found {
+    match loaded {
+        Loaded::Good(meta, chains) if meta.store == store => {
+            let intact = lost_by(&meta, files).is_none() && remove_leftovers(disk, &meta, files);
+            let found = if intact { from_index(store, &meta, chains, files) } else { None };
+            found.unwrap_or_else(|| from_segments(store, files, Some(&meta)))
+        }
+        Loaded::Bad(Some(meta)) if meta.store == store => from_segments(store, files, Some(&meta)),
+        _ => from_segments(store, files, None),
+    }
+}
+
+/// Every record below the result may be lost, if segments are shorter than the index saw them.
+fn lost_by(meta: &Meta, files: &[File]) -> Option<u64> {
+    let ends: BTreeMap<u64, u64> = files.iter().map(|file| (file.id, file.end)).collect();
+    let short = meta.segments.iter().any(|covered| ends.get(&covered.id).is_none_or(|&end| end < covered.len));
+    short.then_some(meta.next_seq)
+}
+
+/// Removes segments that a compaction had emptied; their records are elsewhere, or needless.
+fn remove_leftovers(disk: &dyn Disk, meta: &Meta, files: &mut Vec<File>) -> bool {
+    let named: HashSet<u64> = meta.segments.iter().map(|covered| covered.id).collect();
+    let leftover = |file: &File| file.id < meta.next_segment && !named.contains(&file.id);
+    let removed = files.iter().filter(|file| leftover(file)).all(|file| disk.remove(&segment_name(file.id)).is_ok());
+    let durable = removed && (!files.iter().any(leftover) || disk.sync().is_ok());
+    if durable {
+        files.retain(|file| !leftover(file));
+    }
+    durable
+}
+
+/// The index, and what was written since; `None` if they do not fit together.
+fn from_index(store: u64, meta: &Meta, chains: HashMap<Key, Chain<Location>>, files: &mut [File]) -> Option<Found> {
+    let mut found = Found { chains, next_seq: meta.next_seq, ..Found::default() };
+    let ends: HashMap<u64, u64> = meta.segments.iter().map(|covered| (covered.id, covered.len)).collect();
+    let inside = |slot: &super::chain::Slot<Location>| {
+        let end = ends.get(&slot.place.segment).copied().unwrap_or(0);
+        slot.place.offset.checked_add(slot.total_len()).is_some_and(|last| last <= end)
+    };
+    if !found.chains.values().flat_map(|chain| &chain.slots).all(inside) {
+        return None;
+    }
+    found.dead.extend(meta.segments.iter().map(|covered| (covered.id, covered.lowest_dead)));
+    let count = files.len();
+    for (place, file) in files.iter_mut().enumerate() {
+        let scan = scan(file, store, ends.get(&file.id).copied().unwrap_or(SEGMENT_HEADER), place + 1 == count);
+        if !scan.damage.is_empty() {
+            return None;
+        }
+        found.cut_off(file, scan.torn);
+        found.tail.extend(scan.records.iter().map(|header| (header.key, Known::of(header))));
+    }
+    let mut of_keys: HashMap<Key, Vec<Known>> = HashMap::new();
+    for (key, known) in &found.tail {
+        of_keys.entry(*key).or_default().push(known.clone());
+    }
+    // The users of the tail were used last, in the order of their newest records.
+    let mut of_keys: Vec<_> = of_keys.into_iter().collect();
+    of_keys.sort_unstable_by_key(|(_, records)| records.iter().map(|record| record.slot.seq).max());
+    let mut stamp = found.chains.values().map(|chain| chain.stamp).max().unwrap_or(0).max(meta.next_seq);
+    for (key, tail) in of_keys {
+        stamp += 1;
+        let old = found.chains.remove(&key);
+        let records = old.as_ref().map_or_else(Vec::new, Known::of_chain).into_iter().chain(tail);
+        found.settle(key, records.collect(), stamp);
+    }
+    found.dropped.is_empty().then_some(found)
+}
+
+/// The segments alone.
+fn from_segments(store: u64, files: &mut [File], meta: Option<&Meta>) -> Found {
+    let mut found = Found { rebuilt: true, next_seq: meta.map_or(1, |meta| meta.next_seq), ..Found::default() };
+    // Every key whose newest known record has a lower number than this may have had a newer one.
+    let mut lost = meta.and_then(|meta| lost_by(meta, files)).unwrap_or(0);
+    let created: Vec<u64> = files.iter().map(|file| file.header.map_or(0, |header| header.created_seq)).collect();
+    let mut of_keys: HashMap<Key, Vec<Known>> = HashMap::new();
+    let count = files.len();
+    for (place, file) in files.iter_mut().enumerate() {
+        let scan = scan(file, store, SEGMENT_HEADER, place + 1 == count);
+        let regions = scan.damage.len() as u64 + u64::from(file.short);
+        found.damaged_regions += regions + u64::from(file.header.is_none());
+        if regions > 0 {
+            file.damaged = true;
+            let next = created[place + 1..].iter().copied().find(|&seq| seq > 0);
+            lost = lost.max(next.unwrap_or(u64::MAX));
+        }
+        found.cut_off(file, scan.torn);
+        for header in &scan.records {
+            found.next_seq = found.next_seq.max(header.seq + 1);
+            of_keys.entry(header.key).or_default().push(Known::of(header));
+        }
+    }
+    found.next_seq = created.iter().copied().fold(found.next_seq, u64::max);
+    for (key, records) in of_keys {
+        let newest = records.iter().map(|record| record.slot.seq).max().unwrap_or(0);
+        found.settle(key, records, newest);
+        if newest < lost
+            && let Some(chain) = found.chains.remove(&key)
+        {
+            found.dead.extend(chain.slots.iter().map(|slot| (slot.place.segment, slot.seq)));
+            found.dropped.push(key);
+        }
+    }
+    found
+}
+
+impl Found {
+    /// Cuts a torn end off a file.
+    fn cut_off(&mut self, file: &mut File, torn: Option<u64>) {
+        if let Some(torn) = torn {
+            self.torn_tails += 1;
+            file.end = torn;
+            // What can not be cut off must not be appended to.
+            file.damaged |= file.file.truncate(torn).is_err();
+        }
+    }
+
+    /// Works out the chain of a key from all its records.
+    fn settle(&mut self, key: Key, mut records: Vec<Known>, stamp: u64) {
+        let places: Vec<_> =
+            records.iter().filter(|it| it.kind == Kind::Put).map(|it| (it.slot.seq, it.slot.place)).collect();
+        self.next_seq = records.iter().map(|record| record.slot.seq + 1).fold(self.next_seq, u64::max);
+        let outcome = resolve(&mut records, stamp);
+        // A cut whose record is gone leaves nothing, as a cut of everything does.
+        let cut = records.last().is_some_and(|newest| newest.kind == Kind::Cut);
+        let chain = match outcome {
+            Ok(chain) => chain,
+            Err(_) => {
+                if !cut {
+                    self.dropped.push(key);
+                }
+                None
+            }
+        };
+        let live: Vec<_> = chain.iter().flat_map(|chain| &chain.slots).map(|slot| (slot.seq, slot.place)).collect();
+        let is_live =
+            |it: &(u64, Location)| live.binary_search_by_key(&it.0, |slot| slot.0).is_ok_and(|at| live[at] == *it);
+        let dead = places.into_iter().filter(|it| !is_live(it));
+        self.dead.extend(dead.map(|(seq, place)| (place.segment, seq)));
+        if let Some(chain) = chain {
+            self.chains.insert(key, chain);
+        }
+    }
+}

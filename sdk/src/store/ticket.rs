@@ -1,0 +1,83 @@
+//! What a caller gets for something that is done later.
+
+use std::sync::{Arc, Condvar, Mutex};
+
+use super::lock;
+use crate::error::{Error, Result, Status};
+
+/// Says when, and whether, something queued was done.
+#[derive(Clone, Debug)]
+pub struct Ticket(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    outcome: Mutex<Option<Result<()>>>,
+    done: Condvar,
+}
+
+impl Ticket {
+    /// A ticket of something that is done already.
+    pub fn ready(outcome: Result<()>) -> Self {
+        Self(Arc::new(Shared { outcome: Mutex::new(Some(outcome)), done: Condvar::new() }))
+    }
+
+    /// Waits until it is done.
+    pub fn wait(&self) -> Result<()> {
+        let mut outcome = lock(&self.0.outcome);
+        loop {
+            if let Some(outcome) = &*outcome {
+                return outcome.clone();
+            }
+            outcome = self.0.done.wait(outcome).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    /// How it ended; `None` if it is not done yet.
+    pub fn outcome(&self) -> Option<Result<()>> {
+        lock(&self.0.outcome).clone()
+    }
+}
+
+/// The other end of a ticket. One that is dropped unkept fails, so that nobody waits for ever.
+pub(super) struct Promise(Arc<Shared>);
+
+impl Promise {
+    pub(super) fn new() -> (Self, Ticket) {
+        let shared = Arc::new(Shared::default());
+        (Self(shared.clone()), Ticket(shared))
+    }
+
+    pub(super) fn keep(self, outcome: Result<()>) {
+        self.settle(outcome);
+    }
+
+    fn settle(&self, result: Result<()>) {
+        lock(&self.0.outcome).get_or_insert(result);
+        self.0.done.notify_all();
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.settle(Err(Error::new(Status::Internal, "a bug in Pagoda, please report it: the store's writer ended")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_outcome_counts_and_a_lost_promise_is_an_error() {
+        let (promise, ticket) = Promise::new();
+        assert!(ticket.outcome().is_none());
+        promise.keep(Ok(()));
+        assert_eq!(ticket.wait(), Ok(()));
+        let (promise, ticket) = Promise::new();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| ticket.wait());
+            drop(promise);
+            assert_eq!(waiting.join().unwrap().unwrap_err().status(), Status::Internal);
+        });
+    }
+}

@@ -1,0 +1,417 @@
+//! The one thread that writes: batches from the queue, segment after segment.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use super::chain::{Known, Plan};
+use super::format::{Kind, RecordHeader, SEGMENT_HEADER, SegmentHeader, align, layer_sums, segment_name};
+use super::inner::{Inner, Place, Segment, truncate};
+use super::persistent::{Change, Persistent};
+use super::queue::{Item, What, Work};
+use super::{Key, lock};
+use crate::config::Durability;
+use crate::error::{Error, Result, Status};
+use crate::metrics;
+
+/// About how much is written before it is made durable.
+const BATCH_BYTES: u64 = 32 << 20;
+/// How many records the persistent index may lag behind.
+const MAX_CHANGES: usize = 1 << 14;
+
+pub(super) struct Writer {
+    pub(super) inner: Arc<Inner>,
+    pub(super) persistent: Persistent,
+    pub(super) active: Option<Active>,
+    /// The segment before the next one, and how much of it counts.
+    pub(super) previous: (u64, u64),
+    /// What the persistent index does not know yet.
+    pub(super) changes: Vec<(Key, Change)>,
+    /// Segments that the current batch writes to, how long they were before, and whether it made them.
+    touched: Vec<(Arc<Segment>, u64, bool)>,
+    /// After a failed write the files say more than the memory; these cuts make up for it as soon as writing works.
+    pub(super) owed: BTreeMap<Key, Owed>,
+    /// What is queued for these keys with a lower number builds on something that could not be written.
+    failed: HashMap<Key, u64>,
+    /// Every queued record with a lower number is written, or failed.
+    pub(super) done: u64,
+    warned: Option<Instant>,
+    pub(super) patience: u64,
+    published: i64,
+}
+
+/// The segment that is appended to.
+pub(super) struct Active {
+    pub(super) segment: Arc<Segment>,
+    pub(super) end: u64,
+    pub(super) synced: u64,
+    pub(super) capacity: u64,
+}
+
+pub(super) struct Owed {
+    seq: u64,
+    from: u64,
+    plan: Plan,
+}
+
+impl Writer {
+    pub(super) fn new(inner: Arc<Inner>, persistent: Persistent, active: Option<Active>, previous: (u64, u64)) -> Self {
+        Self {
+            done: inner.queue.next_seq(),
+            inner,
+            persistent,
+            active,
+            previous,
+            changes: Vec::new(),
+            touched: Vec::new(),
+            owed: BTreeMap::new(),
+            failed: HashMap::new(),
+            warned: None,
+            patience: 0,
+            published: 0,
+        }
+    }
+
+    pub(super) fn run(&mut self) {
+        self.publish();
+        loop {
+            match self.inner.queue.next(BATCH_BYTES) {
+                Work::Items(items) => self.batch(items),
+                Work::Compact(promise) => promise.keep(self.compact_all()),
+                Work::End => break,
+            }
+            self.maintain();
+            self.publish();
+        }
+        if !self.owed.is_empty() {
+            self.batch(Vec::new());
+        }
+        self.sync_active();
+        self.persist(true);
+    }
+
+    /// Writes everything that is queued now.
+    pub(super) fn drain(&mut self) {
+        loop {
+            let items = self.inner.queue.now(BATCH_BYTES);
+            if items.is_empty() {
+                return;
+            }
+            self.batch(items);
+        }
+    }
+
+    pub(super) fn batch(&mut self, items: Vec<Item>) {
+        let bytes = items.iter().map(|item| item.bytes).sum();
+        let after = items.iter().filter(|item| !matches!(item.what, What::Barrier)).map(|item| item.seq + 1).max();
+        let (items, orphans): (Vec<_>, Vec<_>) =
+            items.into_iter().partition(|item| self.failed.get(&item.key).is_none_or(|&failed| failed < item.seq));
+        for orphan in orphans {
+            let message = "an earlier piece of this user could not be written, so this one was not either";
+            if let Some(promise) = orphan.promise {
+                promise.keep(Err(Error::new(Status::Io, message)));
+            }
+        }
+        let before = self.inner.next_segment.load(Relaxed);
+        let outcome = self.write_all(&items);
+        match &outcome {
+            Ok(placed) => self.commit(&items, placed),
+            Err(error) => self.fail(&items, error),
+        }
+        self.done = after.unwrap_or(self.done).max(self.done);
+        let done = self.done;
+        self.failed.retain(|_, failed| *failed > done);
+        // The index never covers what a loss of power could take away again.
+        if outcome.is_ok() {
+            let rolled = before != self.inner.next_segment.load(Relaxed);
+            if self.inner.options.durability == Durability::Power {
+                self.persist(rolled);
+            } else if rolled || self.changes.len() > MAX_CHANGES {
+                self.sync_active();
+                self.persist(rolled);
+            }
+        }
+        self.inner.queue.release(bytes);
+        for promise in items.into_iter().filter_map(|item| item.promise) {
+            promise.keep(outcome.as_ref().map(|_| ()).map_err(Clone::clone));
+        }
+    }
+
+    /// Writes the cuts that are owed, then the items, and makes them durable if that is promised.
+    fn write_all(&mut self, items: &[Item]) -> Result<Vec<Option<RecordHeader>>> {
+        self.begin();
+        let owed: Vec<_> =
+            self.owed.iter().map(|(&key, owed)| self.cut_header(key, owed.seq, owed.from, owed.plan)).collect();
+        let mut late = Vec::with_capacity(owed.len());
+        for header in owed {
+            late.push(self.append(header, &[], &[], &[])?);
+        }
+        let mut placed = Vec::with_capacity(items.len());
+        for item in items {
+            let header = match &item.what {
+                What::Barrier => None,
+                What::Cut { from } => {
+                    let header = self.cut_header(item.key, item.seq, *from, item.plan);
+                    Some(self.append(header, &[], &[], &[])?)
+                }
+                What::Put(record) => {
+                    let header = RecordHeader {
+                        kind: Kind::Put,
+                        start: record.start,
+                        tokens: record.tokens,
+                        layers: record.layers,
+                        layer_bytes: (record.data.len() / record.layers as usize) as u64,
+                        tag_len: record.tag.len() as u32,
+                        ..self.cut_header(item.key, item.seq, 0, item.plan)
+                    };
+                    Some(self.append(header, &layer_sums(record), &record.tag, &record.data)?)
+                }
+            };
+            placed.push(header);
+        }
+        if self.inner.options.durability == Durability::Power {
+            self.sync()?;
+        }
+        self.owed.clear();
+        self.changes.extend(late.iter().map(|header| (header.key, Change::Record(Known::of(header)))));
+        self.end();
+        Ok(placed)
+    }
+
+    fn cut_header(&self, key: Key, seq: u64, from: u64, plan: Plan) -> RecordHeader {
+        RecordHeader {
+            kind: Kind::Cut,
+            store: self.inner.id,
+            segment: 0,
+            offset: 0,
+            seq,
+            prev_seq: plan.prev_seq,
+            key,
+            history_start: plan.history_start,
+            start: from,
+            tokens: 0,
+            layers: 0,
+            layer_bytes: 0,
+            tag_len: 0,
+            time: self.inner.clock.now(),
+            synced: 0,
+        }
+    }
+
+    /// Begins a batch: after this an error takes the files back to how they are now.
+    pub(super) fn begin(&mut self) {
+        self.touched.clear();
+        self.touched.extend(self.active.as_ref().map(|active| (active.segment.clone(), active.end, false)));
+    }
+
+    /// Ends a batch that succeeded.
+    pub(super) fn end(&mut self) {
+        if let Some(active) = &self.active {
+            active.segment.len.store(active.end, Relaxed);
+        }
+        self.touched.clear();
+    }
+
+    /// Writes one record; gives its header with the place that it got.
+    pub(super) fn append(
+        &mut self,
+        mut header: RecordHeader,
+        sums: &[u64],
+        tag: &[u8],
+        data: &[u8],
+    ) -> Result<RecordHeader> {
+        let length = header.total_len();
+        if self.active.as_ref().is_none_or(|active| active.end + length > active.capacity) {
+            self.roll(length)?;
+        }
+        let active = self.active.as_mut().expect("rolled above");
+        (header.segment, header.offset, header.synced) = (active.segment.id, active.end, active.synced);
+        let head = header.encode(sums, tag);
+        let padding = [0; 64];
+        let padding = &padding[..(align(data.len() as u64) - data.len() as u64) as usize];
+        let written = active.segment.file.write_at(active.end, &[&head, data, padding]);
+        let id = active.segment.id;
+        written.map_err(|error| self.failure("written", id, &error))?;
+        let active = self.active.as_mut().expect("still there");
+        active.end += length;
+        self.inner.counters.written_bytes.fetch_add(length, Relaxed);
+        metrics::store_written_bytes().inc_by(length);
+        Ok(header)
+    }
+
+    /// Makes the active segment durable.
+    pub(super) fn sync(&mut self) -> Result<()> {
+        let Some(active) = self.active.as_mut().filter(|active| active.synced < active.end) else { return Ok(()) };
+        match active.segment.file.sync() {
+            Ok(()) => active.synced = active.end,
+            Err(error) => {
+                let id = active.segment.id;
+                return Err(self.failure("made durable", id, &error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where durability is not promised: tries to make the active segment durable, and leaves it if that fails.
+    fn sync_active(&mut self) {
+        if let Err(error) = self.sync() {
+            self.warn(&error);
+            self.seal();
+        }
+    }
+
+    /// Appends no more to the active segment.
+    pub(super) fn seal(&mut self) {
+        if let Some(active) = self.active.take() {
+            active.segment.len.store(active.end, Relaxed);
+            self.previous = (active.segment.id, active.end);
+        }
+    }
+
+    /// Begins a new segment that has room for a record.
+    fn roll(&mut self, room: u64) -> Result<()> {
+        self.sync()?;
+        self.seal();
+        let id = self.inner.next_segment.fetch_add(1, Relaxed);
+        let name = segment_name(id);
+        let disk = &self.inner.disk;
+        let capacity = self.segment_bytes().max(SEGMENT_HEADER + room);
+        let header = SegmentHeader {
+            id,
+            store: self.inner.id,
+            created_seq: self.inner.queue.next_seq(),
+            previous: self.previous.0,
+            previous_len: self.previous.1,
+        };
+        let file = disk.create(&name, capacity).map_err(|error| self.failure("made", id, &error))?;
+        let begun = file.write_at(0, &[&header.encode()]).and_then(|()| disk.sync());
+        if let Err(error) = begun {
+            drop(file);
+            let _ = disk.remove(&name);
+            return Err(self.failure("begun", id, &error));
+        }
+        let segment = Arc::new(Segment::new(id, self.inner.id, file, SEGMENT_HEADER));
+        lock(&self.inner.segments).insert(id, segment.clone());
+        self.touched.push((segment.clone(), SEGMENT_HEADER, true));
+        self.active = Some(Active { segment, end: SEGMENT_HEADER, synced: 0, capacity });
+        Ok(())
+    }
+
+    pub(super) fn segment_bytes(&self) -> u64 {
+        self.inner.options.segment_size()
+    }
+
+    fn commit(&mut self, items: &[Item], placed: &[Option<RecordHeader>]) {
+        for (item, header) in items.iter().zip(placed) {
+            let Some(header) = header else { continue };
+            self.inner.counters.writes.fetch_add(1, Relaxed);
+            if header.kind == Kind::Put {
+                let segment = lock(&self.inner.segments).get(&header.segment).cloned().expect("written to just now");
+                let mut shard = self.inner.shard(item.key);
+                let slots = shard.get_mut(&item.key).map_or(&mut [][..], |chain| &mut chain.slots[..]);
+                match slots.iter_mut().rev().find(|slot| slot.seq == item.seq) {
+                    Some(slot) => {
+                        segment.live.fetch_add(header.total_len(), Relaxed);
+                        slot.place = Place::Disk(segment, header.offset);
+                    }
+                    None => segment.bury(item.seq),
+                }
+            }
+            self.changes.push((item.key, Change::Record(Known::of(header))));
+        }
+    }
+
+    /// Undoes a batch that could not be written: in the files as far as they let us, and in memory.
+    fn fail(&mut self, items: &[Item], error: &Error) {
+        self.abandon();
+        for item in items.iter().filter(|item| !matches!(item.what, What::Barrier)) {
+            let mut shard = self.inner.shard(item.key);
+            let Some(chain) = shard.get(&item.key) else {
+                let plan = Plan { prev_seq: 0, history_start: 0 };
+                let seq = self.inner.queue.take_seq();
+                self.owed.insert(item.key, Owed { seq, from: 0, plan });
+                self.failed.insert(item.key, seq);
+                continue;
+            };
+            let from = match chain.slot(item.seq) {
+                Some(slot) => slot.start,
+                None if chain.newest == item.seq => chain.end,
+                // Something newer, still queued, says how it is.
+                None => continue,
+            };
+            let plan = chain.plan_cut(from);
+            let seq = self.inner.queue.take_seq();
+            truncate(&mut shard, item.key, from, plan, seq);
+            self.owed.insert(item.key, Owed { seq, from, plan });
+            self.failed.insert(item.key, seq);
+        }
+        lock(&self.inner.failure).get_or_insert_with(|| error.clone());
+        self.warn(error);
+    }
+
+    /// Takes the files back to where the batch began and leaves the active segment: after an error nobody knows what the
+    /// disk made of what was written to it.
+    pub(super) fn abandon(&mut self) {
+        if self.touched.is_empty() {
+            return self.seal();
+        }
+        self.active = None;
+        for (segment, good, made) in std::mem::take(&mut self.touched).into_iter().rev() {
+            segment.len.store(good, Relaxed);
+            if made && self.inner.disk.remove(&segment_name(segment.id)).is_ok() {
+                lock(&self.inner.segments).remove(&segment.id);
+                continue;
+            }
+            if segment.file.truncate(good).is_err() {
+                // What was written may come to light again; no cut may be taken for needless.
+                segment.bury(0);
+            }
+            self.previous = (segment.id, good);
+        }
+    }
+
+    /// Brings the persistent index up to date, for good if `flush`.
+    pub(super) fn persist(&mut self, flush: bool) {
+        let changes = std::mem::take(&mut self.changes);
+        let outcome = self.persistent.update(&self.inner, changes, flush);
+        if let Err(error) = outcome {
+            self.inner.counters.index_errors.fetch_add(1, Relaxed);
+            metrics::store_error("index");
+            log::warn!("{error}. The store goes on without it and makes it anew when it is opened next");
+        }
+    }
+
+    pub(super) fn failure(&self, what: &str, segment: u64, error: &io::Error) -> Error {
+        let path = self.inner.disk.path().join(segment_name(segment));
+        let advice = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "Free space, or set max_bytes",
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "Check the permissions",
+            _ => "Check the disk",
+        };
+        Error::new(Status::Io, format!("{} can not be {what}: {error}. {advice}", path.display()))
+    }
+
+    /// Counts an error of the disk and says so in the log, at most once a minute.
+    pub(super) fn warn(&mut self, error: &Error) {
+        self.inner.counters.write_errors.fetch_add(1, Relaxed);
+        metrics::store_error("write");
+        if self.warned.is_none_or(|at| at.elapsed() > Duration::from_secs(60)) {
+            self.warned = Some(Instant::now());
+            log::warn!("{error}. What could not be written has left the store");
+        }
+    }
+
+    fn publish(&mut self) {
+        let bytes = self.inner.bytes().0 as i64;
+        metrics::store_file_bytes().inc_by(bytes - self.published);
+        self.published = bytes;
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        metrics::store_file_bytes().dec_by(self.published);
+    }
+}

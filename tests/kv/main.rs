@@ -1,0 +1,7 @@
+//! The cache of keys and values, over a real store on disk.
+
+mod behaviour;
+mod crash;
+mod model;
+mod pattern;
+mod threads;

@@ -1,0 +1,542 @@
+//! Random operations, against a naive map that says what must be cached where after each of them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
+use pagoda::store::{DiskStore, Store};
+use pagoda::{Edited, ElementType, KvCache, KvOptions, Lease, Offload, Overlap, Pages, Status, StoreOptions};
+use pagoda_test_support::{Folder, Random};
+
+use crate::pattern::Shape;
+
+const SEQUENCES: u64 = 10_000;
+const STEPS: usize = 25;
+/// The store is closed and opened again after so many sequences, which it then has the leftovers of.
+const REOPEN: u64 = 500;
+const USERS: usize = 6;
+const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 4 };
+
+#[test]
+fn ten_thousand_random_sequences() {
+    let folder = Folder::new();
+    let mut store = open(&folder);
+    for seed in 0..SEQUENCES {
+        if seed % REOPEN == REOPEN - 1 {
+            drop(store);
+            store = open(&folder);
+        }
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| sequence(seed, &store)));
+        if let Err(panic) = result {
+            eprintln!("sequence {seed} failed; it did:\n{}", TRACE.take().join("\n"));
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+std::thread_local! {
+    /// What the current sequence has done.
+    static TRACE: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+fn trace(what: String) {
+    TRACE.with_borrow_mut(|trace| trace.push(what));
+}
+
+fn open(folder: &Folder) -> Arc<dyn Store> {
+    Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap())
+}
+
+fn sequence(seed: u64, store: &Arc<dyn Store>) {
+    let mut random = Random(seed);
+    TRACE.take();
+    let mut world = World::new(&mut random, seed, store);
+    trace(format!("{:?}, store: {}", world.options, world.has_store));
+    for _ in 0..STEPS {
+        world.step(&mut random);
+        world.compare();
+    }
+}
+
+/// A user's history: where it begins, and its items.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct History {
+    start: u64,
+    items: Vec<u64>,
+}
+
+impl History {
+    fn end(&self) -> u64 {
+        self.start + self.items.len() as u64
+    }
+
+    fn pages(&self) -> usize {
+        self.items.len().div_ceil(SHAPE.page_size as usize)
+    }
+
+    fn drop_page(&mut self) {
+        let leaving = self.items.len().min(SHAPE.page_size as usize);
+        self.items.drain(..leaving);
+        self.start += leaving as u64;
+    }
+}
+
+struct World {
+    cache: KvCache,
+    options: KvOptions,
+    has_store: bool,
+    pages: usize,
+    resident: BTreeMap<u64, Resident>,
+    stored: BTreeMap<u64, History>,
+    /// Everything that the user has done, as the user sees it.
+    truth: Vec<Vec<u64>>,
+    clock: u64,
+    lease: Option<Held>,
+    /// Pages that have left a history which that lease still reads.
+    lingering: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Resident {
+    history: History,
+    stamp: u64,
+}
+
+/// A lease that stays open over other steps, and what it will do.
+struct Held {
+    lease: Lease,
+    plans: Vec<Plan>,
+    pages: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Plan {
+    user: u64,
+    /// What the model sees of the cache.
+    seen: History,
+    new: Vec<u64>,
+    /// Whether there is anything to hold.
+    holds: bool,
+    changes: bool,
+    /// Whether the stored part does not fit any more.
+    cut: bool,
+}
+
+impl Plan {
+    fn new_pages(&self) -> usize {
+        (self.seen.items.len() + self.new.len()).div_ceil(SHAPE.page_size as usize) - self.seen.pages()
+    }
+}
+
+impl World {
+    fn new(random: &mut Random, seed: u64, store: &Arc<dyn Store>) -> Self {
+        let pages = 4 + random.below(12);
+        let options = KvOptions {
+            layers: SHAPE.layers,
+            heads: 1,
+            head_size: 1,
+            page_size: SHAPE.page_size,
+            element: ElementType::F32,
+            pages: Pages::Count(pages as u32),
+            model_version: format!("sequence {seed}"),
+            max_history: random.pick(&[0, 0, 20, 32]),
+            overlap: random.pick(&[Overlap::Refuse, Overlap::Trim]),
+            edited: random.pick(&[Edited::Unnoticed, Edited::Refuse, Edited::Invalidate]),
+            offload: random.pick(&[Offload::OnEviction, Offload::AtCommit, Offload::ByHand]),
+            onload_in_background: random.once_in(2),
+            onload_threads: 1,
+        };
+        let has_store = !random.once_in(4);
+        Self {
+            cache: KvCache::open(&options, has_store.then(|| Arc::clone(store))).unwrap(),
+            options,
+            has_store,
+            pages,
+            resident: BTreeMap::new(),
+            stored: BTreeMap::new(),
+            truth: vec![Vec::new(); USERS],
+            clock: 0,
+            lease: None,
+            lingering: 0,
+        }
+    }
+
+    fn step(&mut self, random: &mut Random) {
+        let user = random.below(USERS) as u64;
+        match random.below(16) {
+            0..=8 => self.prepare(random),
+            9 => self.evict(random.pick(&[Tiers::ALL, Tiers::RESIDENT, Tiers::STORE]), user, random.once_in(4)),
+            10 => self.offload(user, random.once_in(3)),
+            11 => self.prefetch(user),
+            12 | 13 => self.end_lease(random),
+            14 => self.edit(random, user),
+            _ => self.lookup(),
+        }
+    }
+
+    /// Every user's entry, as the map has it.
+    fn compare(&self) {
+        self.lookup();
+        let stats = self.cache.stats();
+        let used: usize = self.resident.values().map(|resident| resident.history.pages()).sum();
+        let leased = self.lease.as_ref().map_or(0, |held| held.pages) + self.lingering;
+        assert_eq!(stats.free_pages as usize, self.pages - used - leased, "free pages");
+        assert_eq!(stats.resident_users as usize, self.resident.len());
+        assert_eq!((stats.failed_offloads, stats.failed_onloads), (0, 0));
+    }
+
+    fn lookup(&self) {
+        for user in 0..USERS as u64 {
+            let mut expected = CachedUser::default();
+            let mut is = |history: &History, tier| {
+                expected = CachedUser { start: history.start, tokens: history.items.len() as u32, tier }
+            };
+            match (self.resident.get(&user), self.stored.get(&user)) {
+                (Some(resident), _) => is(&resident.history, Tier::Resident),
+                (None, Some(stored)) => is(stored, Tier::Store),
+                (None, None) => {}
+            }
+            assert_eq!(self.cache.lookup(&[user]), [expected], "user {user}");
+        }
+    }
+
+    fn now(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn leased(&self, user: u64) -> Option<&Plan> {
+        self.lease.as_ref()?.plans.iter().find(|plan| plan.user == user && plan.holds)
+    }
+
+    /// What the cache has of a user, wherever it is.
+    fn cached(&self, user: u64) -> History {
+        let resident = self.resident.get(&user).map(|resident| &resident.history);
+        resident.or(self.stored.get(&user)).cloned().unwrap_or_default()
+    }
+
+    /// A user does something else than what is cached.
+    fn edit(&mut self, random: &mut Random, user: u64) {
+        // No one would notice: then it is the caller's business not to do it.
+        if self.options.edited == Edited::Unnoticed || self.truth[user as usize].is_empty() {
+            return;
+        }
+        let at = random.below(self.truth[user as usize].len());
+        trace(format!("edit {user} at {at}"));
+        self.truth[user as usize][at] = random.bits();
+    }
+
+    fn prepare(&mut self, random: &mut Random) {
+        let users: BTreeSet<u64> = (0..1 + random.below(3)).map(|_| random.below(USERS) as u64).collect();
+        let mut users: Vec<u64> = users.into_iter().collect();
+        random.shuffle(&mut users);
+        let mut requests = Vec::new();
+        for &user in &users {
+            let cached = self.cached(user);
+            let new = random.pick(&[0, 1, 3, 8, 13, 30, 45]);
+            let mut start = cached.end();
+            if random.once_in(8) {
+                start += random.below(3) as u64;
+            } else if random.once_in(4) {
+                start = start.saturating_sub(random.below(20) as u64);
+            }
+            let truth = &mut self.truth[user as usize];
+            while truth.len() < (start + new) as usize {
+                truth.push(random.bits());
+            }
+            let first = match self.options.edited {
+                Edited::Unnoticed => (start + new) as usize,
+                _ if random.once_in(3) => start as usize,
+                _ => random.below(start as usize + 1),
+            };
+            requests.push((user, start, new as u32, truth[first..(start + new) as usize].to_vec()));
+        }
+        let batch: Vec<Request<'_>> = requests
+            .iter()
+            .map(|(user, start, tokens, items)| Request {
+                user: *user,
+                start: *start,
+                tokens: *tokens,
+                candidates: 1,
+                items,
+            })
+            .collect();
+        trace(format!("prepare {batch:?}"));
+        let plans = batch.iter().map(|request| self.plan(request)).collect::<Result<Vec<_>, _>>();
+        let plans = plans.and_then(|plans| self.allocate(&plans).map(|()| plans));
+        let lease = match (self.cache.prepare(&batch), plans) {
+            (Ok(lease), Ok(plans)) => (lease, plans),
+            (Err(error), Err(expected)) => {
+                assert_eq!(error.status(), expected.0, "{error}");
+                assert!(
+                    error.message().contains(&expected.1),
+                    "{error}, but expected: {}\n{batch:?}\n{:?}\n{:?} {:?}",
+                    expected.1,
+                    self.options,
+                    self.resident,
+                    self.stored
+                );
+                return;
+            }
+            (Ok(_), Err(expected)) => panic!("{batch:?} should have failed: {expected:?}"),
+            (Err(error), Ok(plans)) => panic!("{batch:?} should have worked: {error}; {plans:?}"),
+        };
+        let (lease, plans) = lease;
+        lease.wait().unwrap();
+        for (user, plan) in lease.users().zip(&plans) {
+            assert_eq!(
+                (user.user, user.start, user.cached as usize),
+                (plan.user, plan.seen.start, plan.seen.items.len())
+            );
+            assert_eq!(user.tokens as usize, plan.new.len());
+        }
+        let pages = plans.iter().map(Plan::new_pages).sum();
+        let held = Held { lease, plans, pages };
+        if self.lease.is_none() && random.once_in(3) {
+            self.check_and_append(&held);
+            self.lease = Some(held);
+            return;
+        }
+        self.check_and_append(&held);
+        self.finish(held, !random.once_in(4));
+    }
+
+    fn check_and_append(&self, held: &Held) {
+        let plan = |user: u64| held.plans.iter().find(|plan| plan.user == user).unwrap();
+        SHAPE.check(&held.lease, |user, position| plan(user).seen.items[(position - plan(user).seen.start) as usize]);
+        SHAPE.append(&held.lease, |user, position| plan(user).new[(position - plan(user).seen.end()) as usize]);
+    }
+
+    fn end_lease(&mut self, random: &mut Random) {
+        if let Some(held) = self.lease.take() {
+            self.lingering = 0;
+            // What was there before is still there.
+            let plan = |user: u64| held.plans.iter().find(|plan| plan.user == user).unwrap();
+            SHAPE.check(&held.lease, |user, position| {
+                plan(user).seen.items[(position - plan(user).seen.start) as usize]
+            });
+            self.finish(held, random.once_in(2));
+        }
+    }
+
+    fn finish(&mut self, held: Held, commit: bool) {
+        trace(format!("commit: {commit} of {:?}", held.plans.iter().map(|plan| plan.user).collect::<Vec<_>>()));
+        if !commit {
+            held.lease.abort();
+            return;
+        }
+        let written = held.lease.commit().unwrap();
+        for plan in &held.plans {
+            let now = self.now();
+            if plan.changes {
+                let mut history = plan.seen.clone();
+                history.items.extend(&plan.new);
+                while self.options.max_history > 0 && history.items.len() > self.options.max_history as usize {
+                    history.drop_page();
+                }
+                let before = self.resident.get(&plan.user).map_or(0, |resident| resident.history.pages());
+                if self.leased(plan.user).is_some() {
+                    self.lingering += before + plan.new_pages() - history.pages();
+                }
+                if history.items.is_empty() {
+                    self.resident.remove(&plan.user);
+                } else {
+                    self.resident.insert(plan.user, Resident { history, stamp: now });
+                }
+                if plan.cut {
+                    self.cut_stored(plan);
+                }
+            } else if plan.holds {
+                self.resident.get_mut(&plan.user).unwrap().stamp = now;
+            }
+        }
+        if self.options.offload == Offload::AtCommit && self.has_store {
+            for plan in held.plans.iter().filter(|plan| plan.changes) {
+                if let Some(resident) = self.resident.get(&plan.user) {
+                    self.stored.insert(plan.user, resident.history.clone());
+                }
+            }
+            written.wait().unwrap();
+        }
+    }
+
+    fn cut_stored(&mut self, plan: &Plan) {
+        let Some(stored) = self.stored.get_mut(&plan.user) else { return };
+        let end = if plan.seen.items.is_empty() { 0 } else { plan.seen.end() };
+        let kept = end.saturating_sub(stored.start) as usize;
+        if kept == 0 {
+            self.stored.remove(&plan.user);
+        } else {
+            stored.items.truncate(kept);
+        }
+    }
+
+    /// What a request does, in the simplest words there are.
+    fn plan(&self, request: &Request<'_>) -> Result<Plan, (Status, String)> {
+        let user = request.user;
+        let cached = self.cached(user);
+        let mut seen = cached.clone();
+        let mut cut = false;
+        if self.options.edited != Edited::Unnoticed {
+            let items_start = request.start + u64::from(request.tokens) - request.items.len() as u64;
+            for page in 0..seen.pages() {
+                let from = seen.start + 8 * page as u64;
+                let to = (from + 8).min(seen.end());
+                if from < items_start || to > request.start + u64::from(request.tokens) {
+                    continue;
+                }
+                let theirs = &request.items[(from - items_start) as usize..(to - items_start) as usize];
+                let ours = &seen.items[(from - seen.start) as usize..(to - seen.start) as usize];
+                if theirs != ours {
+                    if self.options.edited == Edited::Refuse {
+                        return Err((Status::InvalidArgument, format!("items from {from} to {}", to - 1)));
+                    }
+                    seen.items.truncate((from - seen.start) as usize);
+                    cut = true;
+                    break;
+                }
+            }
+        }
+        let window = self.options.max_history as usize;
+        let end = seen.end();
+        let mut new = self.truth[user as usize][request.start as usize..][..request.tokens as usize].to_vec();
+        if request.start > end {
+            if window == 0 || new.len() < window {
+                return Err((Status::InvalidArgument, format!("missing tokens from {end} to {}", request.start - 1)));
+            }
+            cut = !cached.items.is_empty();
+            seen = History { start: request.start, items: Vec::new() };
+        } else if request.start < end {
+            if self.options.overlap == Overlap::Refuse {
+                let text = format!("overlapping tokens from {} to {}", request.start, end - 1);
+                return Err((Status::InvalidArgument, text));
+            }
+            new.drain(..new.len().min((end - request.start) as usize));
+        }
+        let before = seen.start;
+        while window > 0 && seen.items.len() + new.len() > window && !seen.items.is_empty() {
+            seen.drop_page();
+        }
+        let changes = cut || seen.start != before || !new.is_empty();
+        if changes && self.leased(user).is_some_and(|plan| plan.changes) {
+            return Err((Status::Busy, "another lease".into()));
+        }
+        Ok(Plan { user, seen, new, holds: changes || !cached.items.is_empty(), changes, cut })
+    }
+
+    /// Makes room for a batch, as a cache with exact order of use would.
+    fn allocate(&mut self, plans: &[Plan]) -> Result<(), (Status, String)> {
+        let arriving: Vec<u64> = plans
+            .iter()
+            .map(|plan| plan.user)
+            .filter(|user| !self.resident.contains_key(user) && self.stored.contains_key(user))
+            .collect();
+        let needed = plans.iter().map(Plan::new_pages).sum::<usize>()
+            + arriving.iter().map(|user| self.stored[user].pages()).sum::<usize>();
+        let own = plans.iter().filter_map(|plan| self.resident.get(&plan.user));
+        let own: usize = own.map(|resident| resident.history.pages()).sum();
+        if needed + own > self.pages {
+            return Err((Status::Capacity, format!("needs {} pages and the cache has {}", needed + own, self.pages)));
+        }
+        let held = |user: &u64| self.leased(*user).is_some() || plans.iter().any(|plan| plan.user == *user);
+        let mut idle: Vec<(u64, u64)> = self
+            .resident
+            .iter()
+            .filter(|(user, _)| !held(user))
+            .map(|(&user, resident)| (resident.stamp, user))
+            .collect();
+        idle.sort_unstable();
+        let used: usize = self.resident.values().map(|resident| resident.history.pages()).sum();
+        let mut free = self.pages - used - self.lingering - self.lease.as_ref().map_or(0, |held| held.pages);
+        let evictable: usize = idle.iter().map(|(_, user)| self.resident[user].history.pages()).sum();
+        if needed > free + evictable {
+            let text = format!("{needed} more pages are needed and {} are available", free + evictable);
+            return Err((Status::Capacity, text));
+        }
+        for (_, user) in idle {
+            if free >= needed {
+                break;
+            }
+            free += self.resident[&user].history.pages();
+            self.leave(user);
+        }
+        for user in arriving {
+            let stamp = self.now();
+            self.resident.insert(user, Resident { history: self.stored[&user].clone(), stamp });
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, user: u64) {
+        let resident = self.resident.remove(&user).unwrap();
+        if self.has_store && self.options.offload != Offload::ByHand {
+            self.stored.insert(user, resident.history);
+        }
+    }
+
+    fn evict(&mut self, tiers: Tiers, user: u64, everyone: bool) {
+        trace(format!("evict {user}, everyone: {everyone}, {tiers:?}"));
+        let users: Vec<u64> = if everyone { (0..USERS as u64).collect() } else { vec![user] };
+        if !everyone && self.leased(user).is_some() {
+            let error = self.cache.evict(Users::These(&users), tiers).unwrap_err();
+            assert_eq!(error.status(), Status::Busy);
+            return;
+        }
+        let mut expected = 0;
+        for user in users.iter().copied() {
+            if self.leased(user).is_some() {
+                continue;
+            }
+            let stored = tiers.store && self.stored.remove(&user).is_some();
+            let resident = tiers.resident && self.resident.contains_key(&user);
+            expected += usize::from(stored || resident);
+            match (resident, tiers.store) {
+                (true, true) => drop(self.resident.remove(&user)),
+                (true, false) => self.leave(user),
+                (false, _) => {}
+            }
+        }
+        let whom = if everyone { Users::All } else { Users::These(&users) };
+        assert_eq!(self.cache.evict(whom, tiers).unwrap(), expected);
+    }
+
+    fn offload(&mut self, user: u64, everyone: bool) {
+        trace(format!("offload {user}, everyone: {everyone}"));
+        let users: Vec<u64> = if everyone { (0..USERS as u64).collect() } else { vec![user] };
+        let whom = if everyone { Users::All } else { Users::These(&users) };
+        if !self.has_store {
+            assert_eq!(self.cache.offload(whom).unwrap_err().status(), Status::Unsupported);
+            return;
+        }
+        let mut expected = 0;
+        for user in &users {
+            let Some(resident) = self.resident.get(user) else { continue };
+            let stored = self.stored.get(user);
+            // What has left the window since is not worth a write.
+            let current = stored.is_some_and(|stored| stored.end() == resident.history.end());
+            if !current {
+                expected += 1;
+                self.stored.insert(*user, resident.history.clone());
+            }
+        }
+        assert_eq!(self.cache.offload(whom).unwrap(), expected);
+    }
+
+    fn prefetch(&mut self, user: u64) {
+        trace(format!("prefetch {user}"));
+        let arrives = !self.resident.contains_key(&user) && self.stored.contains_key(&user);
+        // Held by a lease on nothing, or being added to from nothing.
+        let known = self.leased(user).is_some_and(|plan| plan.changes);
+        let plan = Plan { user, seen: self.cached(user), new: Vec::new(), holds: false, changes: false, cut: false };
+        let expected = usize::from(arrives && !known && self.allocate(&[plan]).is_ok());
+        assert_eq!(self.cache.prefetch(&[user]).unwrap(), expected);
+        // Until it has arrived it counts as stored.
+        if expected == 1 {
+            let request = Request { user, start: self.cached(user).end(), tokens: 0, candidates: 1, items: &[] };
+            let lease = self.cache.prepare(&[request]).unwrap();
+            lease.wait().unwrap();
+            lease.abort();
+        }
+    }
+}

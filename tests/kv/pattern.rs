@@ -1,0 +1,74 @@
+//! What the tests put into pages instead of keys and values: every row tells whose it is, and of which token.
+
+use pagoda::Lease;
+
+/// The shape of the caches under test.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub layers: u32,
+    pub page_size: u32,
+    /// Bytes of the keys, or of the values, of one token in one layer.
+    pub row: usize,
+}
+
+impl Shape {
+    /// Plays the model: appends the new tokens of every user. `item` tells what the token at a position is.
+    pub fn append(self, lease: &Lease, mut item: impl FnMut(u64, u64) -> u64) {
+        for layer in 0..self.layers {
+            self.append_layer(lease, layer, &mut item);
+        }
+    }
+
+    pub fn append_layer(self, lease: &Lease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
+        self.each(lease, layer, true, |at, half, user, position| {
+            let row = self.expected(layer, half, user, position, item(user, position));
+            // SAFETY: a row of a page that the lease may write to, which no one else looks at.
+            unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), at, row.len()) };
+        });
+    }
+
+    /// Checks every cached token that the lease shows to the model.
+    pub fn check(self, lease: &Lease, mut item: impl FnMut(u64, u64) -> u64) {
+        for layer in 0..self.layers {
+            self.check_layer(lease, layer, &mut item);
+        }
+    }
+
+    pub fn check_layer(self, lease: &Lease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
+        self.each(lease, layer, false, |at, half, user, position| {
+            // SAFETY: a row of a page that the lease may read, which no one writes to.
+            let row = unsafe { std::slice::from_raw_parts(at, self.row) };
+            let expected = self.expected(layer, half, user, position, item(user, position));
+            assert_eq!(row, expected, "user {user}, position {position}, layer {layer}, half {half}");
+        });
+    }
+
+    /// Calls `visit` with every row, of new tokens or of cached ones: where it lies, key or value, whose, which position.
+    fn each(self, lease: &Lease, layer: u32, new: bool, mut visit: impl FnMut(*mut u8, u32, u64, u64)) {
+        let pages = lease.page_ids().as_slice::<i32>().unwrap();
+        let indptr = lease.page_indptr().as_slice::<i32>().unwrap();
+        let (pool, bytes) = lease.pool(layer).unwrap().memory().unwrap();
+        let page_size = self.page_size as usize;
+        for (index, user) in lease.users().enumerate() {
+            let pages = &pages[indptr[index] as usize..indptr[index + 1] as usize];
+            let cached = user.cached as usize;
+            let tokens = if new { cached..cached + user.tokens as usize } else { 0..cached };
+            for token in tokens {
+                for half in 0..2 {
+                    let page = usize::try_from(pages[token / page_size]).unwrap();
+                    let at = ((page * 2 + half) * page_size + token % page_size) * self.row;
+                    assert!(at + self.row <= bytes);
+                    // SAFETY: inside the pool, by the line above.
+                    let at = unsafe { pool.cast::<u8>().add(at) };
+                    visit(at, half as u32, user.user, user.start + token as u64);
+                }
+            }
+        }
+    }
+
+    fn expected(self, layer: u32, half: u32, user: u64, position: u64, item: u64) -> Vec<u8> {
+        let mut state = user ^ position.rotate_left(20) ^ item.rotate_left(40) ^ u64::from(layer * 2 + half);
+        let words = std::iter::repeat_with(|| pagoda_test_support::mix(&mut state).to_le_bytes());
+        words.flatten().take(self.row).collect()
+    }
+}

@@ -1,0 +1,117 @@
+//! Eight threads at once on one small cache, every token checked: each row carries its user and its position.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pagoda::kv::{Request, Tiers, Users};
+use pagoda::store::DiskStore;
+use pagoda::{ElementType, KvCache, KvOptions, Offload, Overlap, Pages, Status, StoreOptions};
+use pagoda_test_support::{Folder, Random};
+
+use crate::pattern::Shape;
+
+const THREADS: u64 = 8;
+const STEPS: usize = 1500;
+const USERS: usize = 48;
+/// Room for about half of the users.
+const PAGES: u32 = 192;
+const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 16 };
+
+fn item(user: u64, position: u64) -> u64 {
+    user << 32 | position
+}
+
+#[test]
+fn eight_threads_hammer_one_cache() {
+    for offload in [Offload::OnEviction, Offload::AtCommit] {
+        for max_history in [0, 40] {
+            hammer(offload, max_history);
+        }
+    }
+}
+
+fn hammer(offload: Offload, max_history: u32) {
+    let folder = Folder::new();
+    let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    let options = KvOptions {
+        layers: SHAPE.layers,
+        heads: 2,
+        head_size: 2,
+        page_size: SHAPE.page_size,
+        element: ElementType::F32,
+        pages: Pages::Count(PAGES),
+        max_history,
+        offload,
+        overlap: Overlap::Trim,
+        ..KvOptions::default()
+    };
+    let cache = KvCache::open(&options, Some(Arc::new(store))).unwrap();
+    let (committed, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (cache, committed, refused) = (&cache, &committed, &refused);
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                for _ in 0..STEPS {
+                    step(cache, &mut random, committed, refused);
+                }
+            });
+        }
+    });
+    let (committed, refused) = (committed.into_inner(), refused.into_inner());
+    assert!(committed > refused, "{committed} leases were committed and {refused} refused");
+
+    // Everyone is still whole, and no page was lost.
+    for user in 0..USERS as u64 {
+        let cached = cache.lookup(&[user])[0];
+        let request = Request { user, start: cached.start + u64::from(cached.tokens), ..Request::default() };
+        SHAPE.check(&cache.prepare(&[request]).unwrap(), item);
+    }
+    cache.evict(Users::All, Tiers::ALL).unwrap();
+    let stats = cache.stats();
+    assert_eq!((stats.free_pages, stats.resident_users, stats.failed_onloads), (PAGES.into(), 0, 0), "{stats:?}");
+}
+
+fn step(cache: &KvCache, random: &mut Random, committed: &AtomicU64, refused: &AtomicU64) {
+    let user = random.below(USERS) as u64;
+    match random.below(40) {
+        0 => match cache.evict(Users::These(&[user]), random.pick(&[Tiers::ALL, Tiers::RESIDENT, Tiers::STORE])) {
+            Err(error) if error.status() == Status::Busy => {}
+            result => drop(result.unwrap()),
+        },
+        1 => drop(cache.offload(Users::These(&[user])).unwrap()),
+        2 => drop(cache.prefetch(&[user]).unwrap()),
+        3 => drop(cache.evict(Users::All, Tiers::RESIDENT).unwrap()),
+        _ => {
+            let users = [user, (user + 1 + random.below(USERS - 1) as u64) % USERS as u64];
+            let cached = cache.lookup(&users);
+            let batch = [0, 1].map(|index| {
+                let end = cached[index].start + u64::from(cached[index].tokens);
+                // A history that has grown long begins anew, so that pages keep moving.
+                let tokens = if end > 100 { 0 } else { random.below(20) as u32 };
+                Request { user: users[index], start: end, tokens, candidates: 1, items: &[] }
+            });
+            match cache.prepare(&batch[..1 + random.below(2)]) {
+                Ok(lease) => {
+                    SHAPE.check(&lease, item);
+                    SHAPE.append(&lease, item);
+                    if random.once_in(5) {
+                        lease.abort();
+                    } else {
+                        let _ = lease.commit().unwrap();
+                        committed.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Err(error) => {
+                    // Others hold a user or the pages, or have changed a history since it was looked up.
+                    let expected = [Status::Busy, Status::Capacity, Status::InvalidArgument].contains(&error.status());
+                    assert!(expected, "{error}");
+                    refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            if cached[0].start + u64::from(cached[0].tokens) > 100 {
+                let _ = cache.evict(Users::These(&users[..1]), Tiers::ALL);
+            }
+        }
+    }
+}
