@@ -2,6 +2,7 @@
 
 mod behaviour;
 mod crash;
+mod damage;
 mod model;
 mod pattern;
 mod threads;

@@ -1,0 +1,259 @@
+//! What the store can not give, and what changes behind someone's back.
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
+use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
+use pagoda::{Edited, ElementType, KvCache, KvOptions, Pages, Result, Status, StoreOptions};
+use pagoda_test_support::Folder;
+
+use crate::pattern::Shape;
+
+const SHAPE: Shape = Shape { layers: 3, page_size: 8, row: 64 };
+
+fn options() -> KvOptions {
+    KvOptions {
+        layers: SHAPE.layers,
+        heads: 4,
+        head_size: 4,
+        page_size: SHAPE.page_size,
+        element: ElementType::F32,
+        pages: Pages::Count(16),
+        ..KvOptions::default()
+    }
+}
+
+fn item(user: u64, position: u64) -> u64 {
+    user * 1000 + position
+}
+
+fn request(user: u64, start: u64, tokens: u32) -> Request<'static> {
+    Request { user, start, tokens, candidates: 1, items: &[] }
+}
+
+fn add(cache: &KvCache, request: Request<'_>, item: impl Fn(u64, u64) -> u64) {
+    let lease = cache.prepare(&[request]).unwrap();
+    SHAPE.check(&lease, &item);
+    SHAPE.append(&lease, &item);
+    let _ = lease.commit().unwrap();
+}
+
+/// A cache whose user 1 is in the store, 0..30 in one piece and 30..40 in another, of which a byte is wrong.
+fn damaged(folder: &Folder, options: &KvOptions) -> KvCache {
+    let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    let cache = KvCache::open(options, Some(Arc::new(store))).unwrap();
+    for (start, tokens) in [(0, 30), (30, 10)] {
+        let request = request(1, start, tokens);
+        let lease = cache.prepare(&[request]).unwrap();
+        SHAPE.append(&lease, item);
+        let _ = lease.commit().unwrap();
+        cache.offload(Users::All).unwrap();
+    }
+    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    let path = folder.path().join("segment-0000000001.pgd");
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    // The last layer of the last record: padding is at most 63 bytes, and a row more.
+    let at = file.metadata().unwrap().len() - 200;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+    cache
+}
+
+#[test]
+fn what_can_not_be_read_counts_as_not_cached() {
+    let folder = Folder::new();
+    let cache = damaged(&folder, &options());
+    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 40, tier: Tier::Store }]);
+    let error = cache.prepare(&[request(2, 0, 5), request(1, 40, 1)]).err().unwrap();
+    assert_eq!(error.message(), "The input sequence has missing tokens from 30 to 39 (both inclusive).");
+    assert_eq!(cache.stats().failed_onloads, 1);
+    assert_eq!(cache.lookup(&[1, 2])[1], CachedUser::default());
+    add(&cache, request(1, 30, 12), item);
+    add(&cache, request(1, 42, 1), item);
+    cache.evict(Users::All, Tiers::ALL).unwrap();
+    assert_eq!(cache.stats().free_pages, 16);
+}
+
+#[test]
+fn in_the_background_the_lease_says_so() {
+    let folder = Folder::new();
+    let cache = damaged(&folder, &KvOptions { onload_in_background: true, ..options() });
+    let lease = cache.prepare(&[request(1, 40, 4)]).unwrap();
+    // Refused if the damage has been found by now.
+    let other = cache.prepare(&[request(1, 40, 0)]).ok();
+    let error = lease.wait().unwrap_err();
+    assert_eq!(error.status(), Status::Io);
+    assert!(error.message().contains("user 1"), "{error}");
+    assert!(lease.wait_layer(2).is_err() && lease.layer_ready(0).is_err());
+    // Nobody else is given what is not there, as long as someone holds it.
+    assert_eq!(cache.prepare(&[request(1, 40, 0)]).err().unwrap().status(), Status::Busy);
+    assert_eq!(lease.commit().err().unwrap().status(), Status::Io);
+    drop(other);
+    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 30, tier: Tier::Store }]);
+    let lease = cache.prepare(&[request(1, 30, 0)]).unwrap();
+    lease.wait().unwrap();
+    SHAPE.check(&lease, item);
+}
+
+/// A store that tells the test when something is asked of it, and waits.
+struct Watched {
+    store: DiskStore,
+    history: Gate,
+    write: Gate,
+}
+
+/// Where a caller waits until the test lets it go on, once.
+#[derive(Default)]
+struct Gate {
+    closed: AtomicBool,
+    channels: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+}
+
+impl Gate {
+    /// Closes it. The first end says when someone stands before it; the other opens it.
+    fn close(&self) -> (Receiver<()>, Sender<()>) {
+        let (here, arrived) = channel();
+        let (open, opened) = channel();
+        *self.channels.lock().unwrap() = Some((here, opened));
+        self.closed.store(true, Ordering::Release);
+        (arrived, open)
+    }
+
+    fn pass(&self) {
+        if self.closed.swap(false, Ordering::AcqRel) {
+            let (here, opened) = self.channels.lock().unwrap().take().unwrap();
+            here.send(()).unwrap();
+            opened.recv().unwrap();
+        }
+    }
+}
+
+impl Store for Watched {
+    fn find(&self, key: Key) -> Option<Found> {
+        self.store.find(key)
+    }
+
+    fn history(&self, key: Key) -> Option<Box<dyn History>> {
+        let history = self.store.history(key);
+        self.history.pass();
+        history
+    }
+
+    fn write(&self, record: Record, room: Room) -> Result<Ticket> {
+        self.write.pass();
+        self.store.write(record, room)
+    }
+
+    fn cut(&self, key: Key, from: u64) -> Result<Ticket> {
+        self.store.cut(key, from)
+    }
+
+    fn users(&self, space: u64) -> Vec<u64> {
+        self.store.users(space)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.store.flush()
+    }
+}
+
+fn watched(folder: &Folder, options: &KvOptions) -> (Arc<Watched>, KvCache) {
+    let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    let store = Arc::new(Watched { store, history: Gate::default(), write: Gate::default() });
+    let cache = KvCache::open(options, Some(store.clone())).unwrap();
+    (store, cache)
+}
+
+#[test]
+fn a_history_that_changes_while_it_is_fetched_is_fetched_again() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &options());
+    add(&cache, request(1, 0, 20), item);
+    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    let (arrived, open) = store.history.close();
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| cache.prepare(&[request(1, 20, 1)]).err());
+        arrived.recv().unwrap();
+        // Its history is at hand, but now the user goes and comes back as someone else.
+        cache.evict(Users::These(&[1]), Tiers::ALL).unwrap();
+        let other = |user, position| item(user, position) + 500;
+        add(&cache, request(1, 0, 20), other);
+        cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+        open.send(()).unwrap();
+        assert_eq!(late.join().unwrap().map(|error| error.to_string()), None);
+        SHAPE.check(&cache.prepare(&[request(1, 20, 0)]).unwrap(), other);
+    });
+}
+
+#[test]
+fn what_was_removed_does_not_come_back_through_someone_slow() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &options());
+    add(&cache, request(1, 0, 20), item);
+    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    let (arrived, open) = store.history.close();
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| cache.prepare(&[request(1, 20, 1)]).err().unwrap());
+        arrived.recv().unwrap();
+        cache.evict(Users::These(&[1]), Tiers::ALL).unwrap();
+        open.send(()).unwrap();
+        assert!(late.join().unwrap().message().contains("missing tokens from 0 to 19"));
+    });
+    assert_eq!(cache.lookup(&[1]), [CachedUser::default()]);
+}
+
+#[test]
+fn an_edit_waits_for_the_copy_of_what_it_replaces() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &KvOptions { edited: Edited::Invalidate, ..options() });
+    let old: Vec<u64> = (0..24).collect();
+    let mut new = old.clone();
+    new[9] = 99;
+    let with = |start: u64, items| Request { user: 1, start, tokens: 24 - start as u32, candidates: 1, items };
+    let of = |items: &[u64]| {
+        let items = items.to_vec();
+        move |_: u64, position: u64| items[position as usize]
+    };
+    add(&cache, with(0, &old), of(&old));
+    let (arrived, open) = store.write.close();
+    std::thread::scope(|scope| {
+        let copying = scope.spawn(|| cache.offload(Users::All).unwrap());
+        arrived.recv().unwrap();
+        let editing = scope.spawn(|| add(&cache, with(8, &new), of(&new)));
+        std::thread::sleep(Duration::from_millis(100));
+        let early = editing.is_finished();
+        open.send(()).unwrap();
+        assert!(!early, "what is being copied would be stored as if it were current");
+        assert_eq!(copying.join().unwrap(), 1);
+        editing.join().unwrap();
+    });
+    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    SHAPE.check(&cache.prepare(&[with(24, &new)]).unwrap(), of(&new));
+}
+
+#[test]
+fn who_is_on_the_way_out_is_waited_for() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &options());
+    add(&cache, request(1, 0, 20), item);
+    let (arrived, open) = store.write.close();
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| cache.evict(Users::These(&[1]), Tiers::RESIDENT).unwrap());
+        arrived.recv().unwrap();
+        let back = scope.spawn(|| add(&cache, request(1, 20, 1), item));
+        let gone = scope.spawn(|| add(&cache, request(2, 0, 20), item));
+        gone.join().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let early = back.is_finished();
+        open.send(()).unwrap();
+        assert!(!early, "it is neither in the pool nor in the store");
+        assert_eq!(leaving.join().unwrap(), 1);
+        back.join().unwrap();
+    });
+    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 21, tier: Tier::Resident }]);
+}
