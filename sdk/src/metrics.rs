@@ -29,6 +29,8 @@ struct Metrics {
     open_models: Gauge,
     live_objects: Family<KindLabels, Gauge>,
     async_queue: Gauge,
+    kv_tokens: Family<SourceLabels, Counter>,
+    kv_events: Family<KindLabels, Counter>,
     store_written_bytes: Counter,
     store_read_bytes: Counter,
     store_errors: Family<KindLabels, Counter>,
@@ -44,6 +46,11 @@ struct RunLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ModelLabels {
     model: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SourceLabels {
+    source: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -66,6 +73,10 @@ impl Metrics {
         registry.register("live_objects", "Handles given out through the C interface", live_objects.clone());
         let async_queue = Gauge::default();
         registry.register("async_queue", "Asynchronous runs waiting for a thread", async_queue.clone());
+        let kv_tokens = Family::default();
+        registry.register("kv_tokens", "Tokens of prepared histories, by where they came from", kv_tokens.clone());
+        let kv_events = Family::default();
+        registry.register("kv_events", "What happened to users in caches of keys and values", kv_events.clone());
         let store_written_bytes = Counter::default();
         registry.register("store_written_bytes", "Bytes that stores wrote", store_written_bytes.clone());
         let store_read_bytes = Counter::default();
@@ -85,6 +96,8 @@ impl Metrics {
             open_models,
             live_objects,
             async_queue,
+            kv_tokens,
+            kv_events,
             store_written_bytes,
             store_read_bytes,
             store_errors,
@@ -101,6 +114,16 @@ pub(crate) fn live_objects(kind: &'static str, count: usize) {
 /// Asynchronous runs waiting for a thread.
 pub(crate) fn async_queue() -> &'static Gauge {
     &METRICS.async_queue
+}
+
+/// Tokens of prepared histories that came from `source`.
+pub(crate) fn kv_tokens(source: &'static str) -> Counter {
+    METRICS.kv_tokens.get_or_create_owned(&SourceLabels { source })
+}
+
+/// Users in caches of keys and values to whom `kind` happened.
+pub(crate) fn kv_events(kind: &'static str) -> Counter {
+    METRICS.kv_events.get_or_create_owned(&KindLabels { kind })
 }
 
 /// Bytes that stores wrote.

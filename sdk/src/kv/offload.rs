@@ -1,7 +1,6 @@
 //! Handing histories to the store, and what is stored beside them.
 
-use std::sync::atomic::Ordering;
-
+use super::table::Entry;
 use super::{Inner, Users};
 use crate::config::Edited;
 use crate::error::{Error, Result, Status};
@@ -73,7 +72,7 @@ impl Inner {
         let Some(snapshot) = snapshot else { return };
         if let Err(error) = self.write(&snapshot, Room::OrRefuse) {
             log::warn!("user {user} leaves the pool and could not be handed to the store: {error}");
-            self.counters.failed_offloads.fetch_add(1, Ordering::Relaxed);
+            self.counters.failed_offloads.add(1);
         }
     }
 
@@ -112,7 +111,7 @@ impl Inner {
 }
 
 impl Snapshot {
-    fn new(user: u64, entry: &super::Entry) -> Self {
+    fn new(user: u64, entry: &Entry) -> Self {
         Self {
             user,
             start: entry.start,

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::shape::Shape;
 use crate::error::Result;
-use crate::kv::Shape;
 use crate::tensor::Tensor;
 
 /// The pages of every layer.

@@ -1,0 +1,273 @@
+//! Preparing a batch: what each user needs, then the pages, then the lease.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::fetch::FoundHistory;
+use super::fingerprint::extend;
+use super::lease::{Held, Hold, Lease, release};
+use super::plan::{Cached, Plan, plan};
+use super::table::Entry;
+use super::{Inner, Request, busy};
+use crate::config::Edited;
+use crate::error::{Error, Result, Status};
+use crate::tensor::Tensor;
+
+/// How often a batch is prepared anew because a history could not be read, before the error is the caller's.
+const ATTEMPTS: usize = 4;
+
+/// A user of the batch whose history is still in the store.
+struct Stored {
+    found: FoundHistory,
+    /// Which user of the batch.
+    index: usize,
+}
+
+/// Prepares a batch. Everything that fails leaves the cache as it was.
+pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Lease> {
+    check(inner, batch)?;
+    let mut attempts = 0;
+    loop {
+        let Some(lease) = try_prepare(inner, batch)? else { continue };
+        if inner.onload_in_background {
+            return Ok(lease);
+        }
+        attempts += 1;
+        match lease.wait() {
+            Ok(()) => return Ok(lease),
+            // The store has dropped what it could not read: without it, things look different.
+            Err(error) if attempts == ATTEMPTS => return Err(error),
+            Err(_) => {}
+        }
+    }
+}
+
+fn check(inner: &Inner, batch: &[Request<'_>]) -> Result<()> {
+    let mut seen = HashSet::with_capacity(batch.len());
+    let mut rows = 0_u64;
+    for (index, request) in batch.iter().enumerate() {
+        if !seen.insert(request.user) {
+            let message = format!("user {} is in the batch twice", request.user);
+            return Err(Error::invalid(format!("batch[{index}].user"), message));
+        }
+        rows += u64::from(request.tokens) + u64::from(request.candidates);
+        let tokens = u64::from(request.tokens);
+        // Positions and lengths are i32 to the operators.
+        if tokens > i32::MAX as u64 || request.start.checked_add(tokens).is_none_or(|end| end > i64::MAX as u64) {
+            let message = format!("{tokens} tokens from {} on are beyond what a history can have", request.start);
+            return Err(Error::invalid(format!("batch[{index}].tokens"), message));
+        }
+        if !request.items.is_empty() && inner.rules.edited == Edited::Unnoticed {
+            let message = "this cache does not look at items: open it with edited = refuse or invalidate";
+            return Err(Error::invalid(format!("batch[{index}].items"), message));
+        }
+    }
+    if rows > i32::MAX as u64 {
+        return Err(Error::invalid("batch", format!("{rows} rows are more than the {} of one call", i32::MAX)));
+    }
+    Ok(())
+}
+
+/// As [`prepare`]; `None` if something changed meanwhile and it is to be tried again.
+fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease>> {
+    let mut users = Users { inner, held: Vec::with_capacity(batch.len()) };
+    let mut stored = Vec::new();
+    for (index, request) in batch.iter().enumerate() {
+        let held = hold(inner, request, index, &mut stored).map_err(|error| match error.argument() {
+            Some(argument) => error.clone().about(format!("batch[{index}].{argument}")),
+            None => error,
+        })?;
+        let Some(held) = held else { return Ok(None) };
+        users.held.push(held);
+    }
+
+    let page_size = inner.shape.page_size;
+    let arriving: usize = stored.iter().map(|stored| inner.pages_of(&*stored.found.history)).sum();
+    let needed = users.held.iter().map(|held| held.plan.new_pages(page_size)).sum::<usize>() + arriving;
+    let in_all = needed + users.held.iter().map(|held| held.had).sum::<usize>();
+    if in_all > inner.table.pages() {
+        let message = format!(
+            "the batch needs {in_all} pages and the cache has {}: prepare fewer users or tokens at once, or give the cache \
+             more pages",
+            inner.table.pages()
+        );
+        return Err(Error::new(Status::Capacity, message));
+    }
+    let mut pages = Pages { inner, pages: inner.allocate(needed)? };
+
+    let mut incoming = Vec::with_capacity(stored.len());
+    for Stored { found, index } in stored {
+        let held = &mut users.held[index];
+        let mut own = pages.take(inner.pages_of(&*found.history));
+        let writes = held.plan.changes();
+        let hold = |entry: &mut Entry| if writes { entry.writer = true } else { entry.readers = 1 };
+        let Some(arrives) = inner.settle(held.user, found, &mut own, hold) else {
+            inner.table.give_pages(&mut own);
+            // The others are in the pool by the time of the next attempt.
+            Inner::load(inner, incoming);
+            return Ok(None);
+        };
+        let from = held.plan.dropped_pages as usize;
+        held.pages = arrives.pages[from..from + held.plan.cached_pages(page_size)].to_vec();
+        held.hold = if writes { Hold::Writes } else { Hold::Reads };
+        held.onload = Some(Arc::clone(&arrives.onload));
+        incoming.push(arrives);
+    }
+    let counters = &inner.counters;
+    for held in &mut users.held {
+        held.new_pages = pages.take(held.plan.new_pages(page_size));
+        let from = if held.onload.is_some() { &counters.from_store } else { &counters.from_pool };
+        from.add(held.plan.cached.into());
+        counters.new.add(held.plan.tokens.into());
+    }
+    Inner::load(inner, incoming);
+    let tensors = tensors(&users.held)?;
+    let users = std::mem::take(&mut users.held);
+    Ok(Some(Lease { inner: Arc::clone(inner), users, tensors }))
+}
+
+/// Holds one user of a batch, or notes that it has to come from the store. `None`: try again.
+fn hold(inner: &Inner, request: &Request<'_>, index: usize, stored: &mut Vec<Stored>) -> Result<Option<Held>> {
+    let user = request.user;
+    let mut locked = inner.table.lock(user).wait_while(user, |entry| entry.leaving);
+    if let Some(entry) = locked.get(user) {
+        if entry.failed {
+            return Err(busy(user, "could not be read from the store and another lease still holds it: try again"));
+        }
+        let plan = plan(entry.cached(), request, inner.rules)?;
+        if plan.changes() && entry.writer {
+            return Err(busy(user, "is being added to by another lease: try again when it has ended"));
+        }
+        let from = plan.dropped_pages as usize;
+        let pages = entry.pages[from..from + plan.cached_pages(inner.shape.page_size)].to_vec();
+        let base = base_hash(entry.cached(), plan, inner.shape.page_size);
+        let (onload, had) = (entry.loading.clone(), entry.pages.len());
+        let hold = if plan.changes() { Hold::Writes } else { Hold::Reads };
+        locked.change(user, |entry| match hold {
+            Hold::Writes => entry.writer = true,
+            _ => entry.readers += 1,
+        });
+        drop(locked);
+        return Ok(Some(Held { pages, had, onload, hold, ..Held::new(inner, request, plan, base) }));
+    }
+    drop(locked);
+    if let Some(FoundHistory { history, hashes, end_hash }) = inner.stored_history(user)? {
+        let tokens = u32::try_from(history.end() - history.start()).unwrap_or(u32::MAX);
+        let cached = Cached { start: history.start(), tokens, hashes: &hashes, end_hash };
+        let plan = plan(cached, request, inner.rules)?;
+        let held = Held::new(inner, request, plan, base_hash(cached, plan, inner.shape.page_size));
+        stored.push(Stored { found: FoundHistory { history, hashes, end_hash }, index });
+        return Ok(Some(held));
+    }
+    let plan = plan(Cached::default(), request, inner.rules)?;
+    let mut held = Held::new(inner, request, plan, 0);
+    if plan.changes() {
+        let mut locked = inner.table.lock(user);
+        if locked.get(user).is_some() || inner.found(user).is_some() {
+            return Ok(None);
+        }
+        locked.insert(user, Entry { writer: true, stamp: inner.table.now(), ..Entry::default() });
+        held.hold = Hold::Writes;
+    }
+    Ok(Some(held))
+}
+
+/// The hash of the history before the new tokens. Where a history begins it may be any number: items are compared from
+/// there on.
+fn base_hash(cached: Cached<'_>, plan: Plan, page_size: u32) -> u64 {
+    match (plan.cached, plan.cut) {
+        (0, _) => 0,
+        (_, false) => cached.end_hash,
+        // Cut where a page begins.
+        (_, true) => {
+            let kept = plan.start + u64::from(plan.cached) - cached.start;
+            cached.hashes[(kept / u64::from(page_size)) as usize]
+        }
+    }
+}
+
+impl Held {
+    fn new(inner: &Inner, request: &Request<'_>, plan: Plan, base: u64) -> Self {
+        let hashes = match inner.rules.edited {
+            Edited::Unnoticed => (Vec::new(), 0),
+            _ => new_hashes(base, plan, request.items, inner.shape.page_size),
+        };
+        Self {
+            user: request.user,
+            plan,
+            candidates: request.candidates,
+            hold: Hold::Nothing,
+            had: 0,
+            pages: Vec::new(),
+            new_pages: Vec::new(),
+            hashes,
+            onload: None,
+        }
+    }
+}
+
+/// The hashes at the beginnings of new pages, and at the end.
+fn new_hashes(base: u64, plan: Plan, items: &[u64], page_size: u32) -> (Vec<u64>, u64) {
+    let mut items = &items[items.len() - plan.tokens as usize..];
+    let (mut hash, mut hashes) = (base, Vec::new());
+    let mut room = (page_size - plan.cached % page_size) % page_size;
+    loop {
+        let (now, later) = items.split_at((room as usize).min(items.len()));
+        hash = extend(hash, now);
+        if later.is_empty() {
+            return (hashes, hash);
+        }
+        hashes.push(hash);
+        (items, room) = (later, page_size);
+    }
+}
+
+/// The index tensors of a batch, in the order of [`Lease`]'s accessors.
+fn tensors(users: &[Held]) -> Result<[Arc<Tensor>; 5]> {
+    let count = users.len();
+    let pages = users.iter().map(|held| held.pages.len() + held.new_pages.len()).sum();
+    let (mut row_offsets, mut page_indptr) = (Vec::with_capacity(count + 1), Vec::with_capacity(count + 1));
+    let (mut rows, mut page_ids) = (0_i32, Vec::with_capacity(pages));
+    row_offsets.push(0);
+    page_indptr.push(0);
+    for held in users {
+        rows += (held.plan.tokens + held.candidates) as i32;
+        row_offsets.push(rows);
+        page_ids.extend(held.pages.iter().chain(&held.new_pages).map(|&page| page as i32));
+        page_indptr.push(page_ids.len() as i32);
+    }
+    let candidates: Vec<i32> = users.iter().map(|held| held.candidates as i32).collect();
+    let cached: Vec<i32> = users.iter().map(|held| held.plan.cached as i32).collect();
+    let tensor = |values: &[i32]| Tensor::from_slice(&[values.len() as i64], values).map(Arc::new);
+    Ok([tensor(&row_offsets)?, tensor(&candidates)?, tensor(&cached)?, tensor(&page_indptr)?, tensor(&page_ids)?])
+}
+
+/// Users that are held until the lease is made; whatever goes wrong before lets go of them.
+struct Users<'a> {
+    inner: &'a Inner,
+    held: Vec<Held>,
+}
+
+impl Drop for Users<'_> {
+    fn drop(&mut self) {
+        release(self.inner, &mut self.held);
+    }
+}
+
+/// Pages that have no user yet.
+struct Pages<'a> {
+    inner: &'a Inner,
+    pages: Vec<u32>,
+}
+
+impl Pages<'_> {
+    fn take(&mut self, count: usize) -> Vec<u32> {
+        self.pages.split_off(self.pages.len() - count)
+    }
+}
+
+impl Drop for Pages<'_> {
+    fn drop(&mut self) {
+        self.inner.table.give_pages(&mut self.pages);
+    }
+}

@@ -1,0 +1,76 @@
+//! The shape of keys and values, and what the options say of it.
+
+use crate::config::{Edited, KvOptions, Pages};
+use crate::error::{Error, Result};
+use crate::store::checksum;
+use crate::tensor::ElementType;
+
+/// The shape of keys and values.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) layers: u32,
+    pub(super) heads: u32,
+    pub(super) head_size: u32,
+    pub(super) page_size: u32,
+    pub(super) element: ElementType,
+}
+
+impl Shape {
+    /// Bytes of the keys, or of the values, of one token in one layer.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.heads as usize * self.head_size as usize * self.element.bits() / 8
+    }
+
+    /// Bytes of a page in all layers.
+    pub(super) fn page_bytes(&self) -> usize {
+        2 * self.layers as usize * self.page_size as usize * self.row_bytes()
+    }
+}
+
+/// The shape and the number of pages that the options ask for.
+pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
+    let KvOptions { layers, heads, head_size, page_size, element, .. } = *options;
+    // More than any model has; the bytes of a page stay countable.
+    const MOST: u32 = 1 << 13;
+    for (value, name) in [(layers, "layers"), (heads, "heads"), (head_size, "head_size")] {
+        if value == 0 || value > MOST {
+            return Err(Error::invalid(name, format!("{value} is not between 1 and {MOST}")));
+        }
+    }
+    if page_size == 0 || !page_size.is_multiple_of(8) || page_size > MOST {
+        let message = format!("{page_size} is not a multiple of 8 between 8 and {MOST}");
+        return Err(Error::invalid("page_size", message));
+    }
+    if !matches!(element, ElementType::F32 | ElementType::F16 | ElementType::Bf16) {
+        return Err(Error::invalid("element", format!("{} is none of f32, f16 and bf16", element.name())));
+    }
+    if options.onload_threads == 0 || options.onload_threads > 1024 {
+        let message = format!("{} is not between 1 and 1024", options.onload_threads);
+        return Err(Error::invalid("onload_threads", message));
+    }
+    let shape = Shape { layers, heads, head_size, page_size, element };
+    let pages = match options.pages {
+        Pages::Count(count) => u64::from(count),
+        Pages::Bytes(bytes) => bytes / shape.page_bytes() as u64,
+    };
+    // Page numbers are i32 in the index tensors.
+    match u32::try_from(pages) {
+        Ok(count) if count > 0 && count <= i32::MAX as u32 => Ok((shape, count)),
+        _ => Err(Error::invalid(
+            "pages",
+            format!("{pages} is not between 1 and {} (a page takes {} bytes)", i32::MAX, shape.page_bytes()),
+        )),
+    }
+}
+
+/// The number that stands for a model's version and everything that decides what its stored bytes mean.
+pub(super) fn space(options: &KvOptions) -> u64 {
+    let KvOptions { layers, heads, head_size, page_size, element, .. } = *options;
+    let hashed = u32::from(options.edited != Edited::Unnoticed);
+    let mut bytes = Vec::new();
+    for number in [layers, heads, head_size, page_size, element as u32, hashed] {
+        bytes.extend(number.to_le_bytes());
+    }
+    bytes.extend(options.model_version.as_bytes());
+    checksum(&bytes)
+}
