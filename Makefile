@@ -55,6 +55,7 @@ build: deps ## Build libpagoda.so, libpagoda_ops.so, the pagoda command and the 
 	@cargo build --release --workspace -q
 	@ln -sf libpagoda.so $(RELEASE)/libpagoda.so.1
 	@$(CC) $(C_FLAGS) samples/c/hello.c -o $(RELEASE)/hello-c $(LINK)
+	@$(CC) $(C_FLAGS) samples/c/remember.c -o $(RELEASE)/remember-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
 
 build-cpp: build ## Build the C++ sample into target/release.

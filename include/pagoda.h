@@ -10,7 +10,8 @@
  *   error, never a crash. Every handle is freed with the _free of its type; _free(NULL) is fine.
  * - Every function may be called from any thread.
  * - Texts are UTF-8. Dimensions are int64_t, counts size_t.
- * - Structs begin with struct_size; start from their PAGODA_..._INIT. They only ever grow at the end.
+ * - Structs begin with struct_size; start from their PAGODA_..._INIT. They only ever grow at the end. The elements of an
+ *   array of structs all have the same struct_size.
  */
 
 #ifndef PAGODA_H
@@ -25,6 +26,24 @@
 /* A pagoda_value_info to be filled in. */
 #define PAGODA_VALUE_INFO_INIT { sizeof(pagoda_value_info), 0, NULL, 0, NULL, NULL }
 
+/* Default options for opening a store. */
+#define PAGODA_STORE_OPTIONS_INIT { sizeof(pagoda_store_options), 0, 0, 0, 0 }
+
+/* A pagoda_store_info to be filled in. */
+#define PAGODA_STORE_INFO_INIT { sizeof(pagoda_store_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Options for opening a cache; layers, heads, head_size, and one of pages and bytes are still to be set. */
+#define PAGODA_KV_OPTIONS_INIT { sizeof(pagoda_kv_options), 0, 0, 0, 32, 1, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+
+/* A pagoda_kv_stats to be filled in. */
+#define PAGODA_KV_STATS_INIT { sizeof(pagoda_kv_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* A request of user 0 with nothing in it. */
+#define PAGODA_KV_REQUEST_INIT { sizeof(pagoda_kv_request), 0, 0, 0, 0, NULL, 0 }
+
+/* A pagoda_kv_leased_user to be filled in. */
+#define PAGODA_KV_LEASED_USER_INIT { sizeof(pagoda_kv_leased_user), 0, 0, 0, 0, 0 }
+
 /** The version of the binary interface. It changes only if a program built against another one would break. */
 #define PAGODA_ABI_VERSION 1
 
@@ -37,8 +56,24 @@ typedef struct pagoda_cancel pagoda_cancel;
  */
 typedef struct pagoda_error pagoda_error;
 
+/**
+ * A cache of keys and values: each user's history as pages in a pool, those of users not seen for long in a store. Any
+ * number of threads may use one handle at the same time.
+ */
+typedef struct pagoda_kv_cache pagoda_kv_cache;
+
+/** A batch's hold on its users: where their histories lie, and room for what is new. Ends with a commit or an abort. */
+typedef struct pagoda_kv_lease pagoda_kv_lease;
+
 /** An open model. Any number of threads may use one handle at the same time. */
 typedef struct pagoda_model pagoda_model;
+
+/**
+ * A store: histories in the files of a folder, which survive restarts and crashes. What is damaged there counts as not
+ * stored; it never comes back wrong. One process at a time has a store open; in it, any number of caches and threads may
+ * use one handle at the same time.
+ */
+typedef struct pagoda_store pagoda_store;
 
 /**
  * A tensor: a type, dimensions, and memory that is Pagoda's, the caller's, or ONNX Runtime's. Runs read and write
@@ -123,6 +158,204 @@ typedef void (*pagoda_run_callback)(void *user_data,
                                     pagoda_tensor *const *outputs,
                                     size_t output_count,
                                     const pagoda_error *error);
+
+/** When a write to a store counts as done. */
+typedef int32_t pagoda_durability;
+
+/** How to open a store. Start from PAGODA_STORE_OPTIONS_INIT, which sets `struct_size` and the defaults. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** When a write counts as done; default PAGODA_DURABILITY_POWER. */
+    pagoda_durability durability;
+    /**
+     * How many bytes the files may take before the users that were not used for longest leave; default 0 = no limit.
+     * While files are compacted they may take some more.
+     */
+    uint64_t max_bytes;
+    /** How long a file gets before the next one is begun; default 0 = 256 MiB, or an eighth of `max_bytes` if that is less. */
+    uint64_t segment_bytes;
+    /** How many bytes may wait to be written before a write has to wait or is refused; default 0 = 256 MiB. */
+    uint64_t queue_bytes;
+} pagoda_store_options;
+
+/**
+ * What a store has now, and what happened since it was opened. Start from PAGODA_STORE_INFO_INIT, which sets
+ * `struct_size`.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** Users stored, of all models. */
+    uint64_t users;
+    /** Pieces of their histories. */
+    uint64_t records;
+    /** Bytes of the files that are in use. */
+    uint64_t live_bytes;
+    /** Bytes of all files. */
+    uint64_t file_bytes;
+    /** Files. */
+    uint64_t segments;
+    /** Bytes that wait to be written. */
+    uint64_t queued_bytes;
+    /** Records written, removals too. */
+    uint64_t writes;
+    /** Bytes written, those of compactions too. */
+    uint64_t written_bytes;
+    /** Times the disk failed to write. */
+    uint64_t write_errors;
+    /** Records whose data was damaged. */
+    uint64_t corrupt_records;
+    /** Unfinished writes found when the store was opened. */
+    uint64_t torn_tails;
+    /** Places in files where records should have been and were not. */
+    uint64_t damaged_regions;
+    /** Users who left because damage made it uncertain what is current. */
+    uint64_t dropped_users;
+    /** 1 if the index had to be made anew when the store was opened. */
+    uint64_t index_rebuilds;
+    /** Times the index failed; it is not used again until the store is opened anew. */
+    uint64_t index_errors;
+    /** Users who left to make room. */
+    uint64_t evicted_users;
+    /** Files compacted. */
+    uint64_t compacted_segments;
+} pagoda_store_info;
+
+/** What becomes of new tokens that are cached already. */
+typedef int32_t pagoda_overlap;
+
+/** What happens when the items of a request are not those that the cached history was computed from. */
+typedef int32_t pagoda_edited;
+
+/** When histories go to the store. */
+typedef int32_t pagoda_offload;
+
+/**
+ * What a cache is for, how large it is, and how it behaves. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size`
+ * and the defaults; layers, heads, head_size, and one of pages and bytes have none.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** Layers of the model that keep keys and values. */
+    int32_t layers;
+    /** Heads of keys and values in each. */
+    int32_t heads;
+    /** The size of a head. */
+    int32_t head_size;
+    /** Tokens that a page holds, a multiple of 8; default 32. */
+    int32_t page_size;
+    /** The type of keys and values: PAGODA_TYPE_F32 (the default), _F16 or _BF16. */
+    pagoda_type type;
+    /** How many pages the pool has; 0 if `bytes` says it. */
+    int32_t pages;
+    /** The most tokens of a history that are kept; default 0 = all. Older ones leave page by page. */
+    int32_t max_history;
+    /** What becomes of new tokens that are cached already; default PAGODA_OVERLAP_REFUSE. */
+    pagoda_overlap overlap;
+    /**
+     * Whether requests bring the items of the history, and what happens when they are not those that are cached; default
+     * PAGODA_EDITED_UNNOTICED.
+     */
+    pagoda_edited edited;
+    /** When histories go to the store; default PAGODA_OFFLOAD_ON_EVICTION. */
+    pagoda_offload offload;
+    /**
+     * 1: pagoda_kv_cache_prepare returns before everything has arrived from the store, and pagoda_kv_lease_wait waits
+     * for it; 0, the default: it waits itself.
+     */
+    int32_t onload_in_background;
+    /** Threads that read the store; default 0 = 2. */
+    int32_t onload_threads;
+    /** How many bytes the pool may take, all layers together; 0 if `pages` says it. */
+    uint64_t bytes;
+    /** The version of the model, UTF-8; NULL = "". Histories that another version has stored are never seen. */
+    const char *model_version;
+    /**
+     * Where histories go that the pool has no room for; NULL: nowhere. Several caches may share one. The cache keeps the
+     * store open, also when its handle is freed.
+     */
+    const pagoda_store *store;
+} pagoda_kv_options;
+
+/** Where a user's history lies. */
+typedef int32_t pagoda_tier;
+
+/** Which tiers: a sum of the PAGODA_TIERS_... numbers. */
+typedef int32_t pagoda_tiers;
+
+/** What a cache has, and what it did since it was opened. Start from PAGODA_KV_STATS_INIT, which sets `struct_size`. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** Pages of the pool. */
+    uint64_t pages;
+    /** Those that no one has. */
+    uint64_t free_pages;
+    /** Users in the pool. */
+    uint64_t resident_users;
+    /** Their tokens. */
+    uint64_t resident_tokens;
+    /** Tokens of prepared histories that were in the pool. */
+    uint64_t tokens_from_pool;
+    /** Tokens of prepared histories that came from the store. */
+    uint64_t tokens_from_store;
+    /** Tokens that were new. */
+    uint64_t tokens_new;
+    /** Users that left the pool. */
+    uint64_t evicted_users;
+    /** Users that left the pool, or were committed, and could not be handed to the store. */
+    uint64_t failed_offloads;
+    /** Histories that could not be read from the store. */
+    uint64_t failed_onloads;
+} pagoda_kv_stats;
+
+/**
+ * What one user of a batch brings. Start from PAGODA_KV_REQUEST_INIT, which sets `struct_size`: in an array it is what
+ * tells where the next element lies, so all elements must have the same.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** How many new tokens there are. */
+    int32_t tokens;
+    /** How many candidates follow them. */
+    int32_t candidates;
+    /** The user. */
+    uint64_t user;
+    /** The position of the first new token in the user's history. */
+    int64_t start;
+    /**
+     * If the cache looks out for edited histories: the items of the history up to the last new token, of all new tokens
+     * at least, and of as many before them as are to be checked. Else NULL.
+     */
+    const uint64_t *items;
+    /** How many items there are. */
+    size_t item_count;
+} pagoda_kv_request;
+
+/** Which of the index tensors of a lease: the inputs of ai.pagoda's operators of the same names. */
+typedef int32_t pagoda_kv_tensor;
+
+/** One user in a lease. Start from PAGODA_KV_LEASED_USER_INIT, which sets `struct_size`. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** How many of its tokens are cached. */
+    int32_t cached;
+    /** How many are new; the model appends them. */
+    int32_t tokens;
+    /**
+     * How many rows at the beginning of the request were cached already, where overlaps are trimmed: they must be left
+     * out of the model's rows.
+     */
+    int32_t trimmed;
+    /** The user. */
+    uint64_t user;
+    /** The position where the history begins, as the model sees it. */
+    int64_t start;
+} pagoda_kv_leased_user;
 
 /** Success. */
 #define PAGODA_OK 0
@@ -283,6 +516,72 @@ typedef void (*pagoda_run_callback)(void *user_data,
 /** Fusions of nodes too, but not of memory layouts. */
 #define PAGODA_OPTIMIZATION_EXTENDED 3
 
+/** When the disk has it: it survives a loss of power. */
+#define PAGODA_DURABILITY_POWER 0
+
+/** When the operating system has it: it survives the end of the process, but not a loss of power. */
+#define PAGODA_DURABILITY_PROCESS 1
+
+/** As soon as it is queued: what is queued is lost with the process. */
+#define PAGODA_DURABILITY_NONE 2
+
+/** The request is refused. */
+#define PAGODA_OVERLAP_REFUSE 0
+
+/** They are cut off; pagoda_kv_lease_user tells how many. */
+#define PAGODA_OVERLAP_TRIM 1
+
+/** No one looks: requests bring no items. */
+#define PAGODA_EDITED_UNNOTICED 0
+
+/** The request is refused. */
+#define PAGODA_EDITED_REFUSE 1
+
+/** What was computed from the edited part is dropped; what came before it stays. */
+#define PAGODA_EDITED_INVALIDATE 2
+
+/** When a user is evicted to make room. */
+#define PAGODA_OFFLOAD_ON_EVICTION 0
+
+/** With every commit, in the background. */
+#define PAGODA_OFFLOAD_AT_COMMIT 1
+
+/** Only when the caller says so; what is evicted before is lost. */
+#define PAGODA_OFFLOAD_BY_HAND 2
+
+/** Nowhere. */
+#define PAGODA_TIER_NONE 0
+
+/** In the pool. */
+#define PAGODA_TIER_RESIDENT 1
+
+/** In the store, or on its way from there to the pool. */
+#define PAGODA_TIER_STORE 2
+
+/** The pool. */
+#define PAGODA_TIERS_RESIDENT 1
+
+/** The store. */
+#define PAGODA_TIERS_STORE 2
+
+/** Both. */
+#define PAGODA_TIERS_ALL 3
+
+/** Where each user's rows begin: i32 [users + 1]. */
+#define PAGODA_KV_ROW_OFFSETS 0
+
+/** How many candidates each user has: i32 [users]. */
+#define PAGODA_KV_NUM_CANDIDATES 1
+
+/** How many tokens of each user are cached: i32 [users]. */
+#define PAGODA_KV_CACHED_LEN 2
+
+/** Where each user's list of pages begins: i32 [users + 1]. */
+#define PAGODA_KV_PAGE_INDPTR 3
+
+/** Each user's pages in order of position: i32. */
+#define PAGODA_KV_PAGE_IDS 4
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -346,7 +645,7 @@ pagoda_status pagoda_abi_check(uint32_t header_version, pagoda_error **error);
 const char *pagoda_version(void);
 
 /**
- * How many objects (errors, models, tensors, cancels) the caller holds handles of: 0 if everything was freed.
+ * How many objects (errors, models, tensors, caches and so on) the caller holds handles of: 0 if everything was freed.
  *
  * Threads: any. Errors: none.
  */
@@ -613,6 +912,238 @@ pagoda_status pagoda_cancel_trigger(const pagoda_cancel *cancel, pagoda_error **
  * Ownership: takes it over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
  */
 pagoda_status pagoda_cancel_free(pagoda_cancel *cancel);
+
+/**
+ * Opens the store in a folder, or makes one there if the folder is empty or missing. `options` may be NULL.
+ *
+ * Ownership: the caller frees the store. Threads: any. Errors: BUSY if it is open already, here or in another process;
+ * INVALID_ARGUMENT, also for a folder with other things in it; UNSUPPORTED for a store of a later version; IO.
+ */
+pagoda_status pagoda_store_open(const char *path,
+                                const pagoda_store_options *options,
+                                pagoda_store **store,
+                                pagoda_error **error);
+
+/**
+ * Waits until everything that was handed to a store is as durable as it promises.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, IO if something could not be written since the
+ * last flush.
+ */
+pagoda_status pagoda_store_flush(const pagoda_store *store, pagoda_error **error);
+
+/**
+ * Gives back the space of everything that was removed or replaced, and waits for that. A store does so by itself when
+ * there is much of it.
+ *
+ * Ownership: takes nothing over. Threads: any; others may use the store meanwhile. Errors: INVALID_HANDLE, IO.
+ */
+pagoda_status pagoda_store_compact(const pagoda_store *store, pagoda_error **error);
+
+/**
+ * What a store has now, and what happened since it was opened.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL or a small
+ * struct_size.
+ */
+pagoda_status pagoda_store_stats(const pagoda_store *store, pagoda_store_info *info, pagoda_error **error);
+
+/**
+ * Frees a store. NULL is fine. Once no cache uses it any more, everything that is queued is written and the store is
+ * closed.
+ *
+ * Ownership: takes the store over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+ */
+pagoda_status pagoda_store_free(pagoda_store *store);
+
+/**
+ * Opens a cache. `options` must not be NULL, for they have the shape of the keys and values.
+ *
+ * Ownership: the caller frees the cache. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HANDLE for `options.store`,
+ * CAPACITY if there is no memory for the pool.
+ */
+pagoda_status pagoda_kv_cache_open(const pagoda_kv_options *options, pagoda_kv_cache **cache, pagoda_error **error);
+
+/**
+ * The pool of one layer, [pages, 2, page_size, heads, head_size]: an input and an output of the model, both bound to it.
+ * The pool is the same for every lease; its memory is for the model alone to read and write.
+ *
+ * Ownership: the caller frees the tensor; the memory lives until every such handle and the cache are freed. Threads:
+ * any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL or a layer that there is not.
+ */
+pagoda_status pagoda_kv_cache_pool(const pagoda_kv_cache *cache,
+                                   int32_t layer,
+                                   pagoda_tensor **pool,
+                                   pagoda_error **error);
+
+/**
+ * Where each user's cached history begins, how many tokens it has, and where it lies. Each of `starts`, `lengths` and
+ * `tiers` is NULL or has room for `user_count` elements. Changes nothing; by the time the answer is read, other threads
+ * may have changed it.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+ */
+pagoda_status pagoda_kv_cache_lookup(const pagoda_kv_cache *cache,
+                                     const uint64_t *users,
+                                     size_t user_count,
+                                     int64_t *starts,
+                                     int64_t *lengths,
+                                     pagoda_tier *tiers,
+                                     pagoda_error **error);
+
+/**
+ * Writes histories to the store and waits until they are as durable as it promises. With `users` NULL and `user_count` 0
+ * those of everyone in the pool; a list that is not NULL and empty means no one. `offloaded` gets how many users had
+ * something that was not stored.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED without a store, IO.
+ */
+pagoda_status pagoda_kv_cache_offload(const pagoda_kv_cache *cache,
+                                      const uint64_t *users,
+                                      size_t user_count,
+                                      size_t *offloaded,
+                                      pagoda_error **error);
+
+/**
+ * Removes histories from tiers. Those that leave the pool alone go to the store first, unless that is done by hand; those
+ * that leave the store are gone for good when this returns. With `users` NULL and `user_count` 0 those of everyone whom no
+ * lease holds; a list that is not NULL and empty means no one. `evicted` gets how many users had something there.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUSY if a lease holds a user of
+ * the list, IO.
+ */
+pagoda_status pagoda_kv_cache_evict(const pagoda_kv_cache *cache,
+                                    const uint64_t *users,
+                                    size_t user_count,
+                                    pagoda_tiers tiers,
+                                    size_t *evicted,
+                                    pagoda_error **error);
+
+/**
+ * Begins to bring histories from the store into the pool and returns at once, so that a request that comes soon need not
+ * wait for them. Stops where there is no more room. `started` gets how many histories are on their way.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, IO.
+ */
+pagoda_status pagoda_kv_cache_prefetch(const pagoda_kv_cache *cache,
+                                       const uint64_t *users,
+                                       size_t user_count,
+                                       size_t *started,
+                                       pagoda_error **error);
+
+/**
+ * Waits until everything that was handed to the store is as durable as it promises; without a store, not at all.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, IO if something could not be written since the
+ * last flush.
+ */
+pagoda_status pagoda_kv_cache_flush(const pagoda_kv_cache *cache, pagoda_error **error);
+
+/**
+ * What a cache has, and what it did since it was opened.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL or a small
+ * struct_size.
+ */
+pagoda_status pagoda_kv_cache_stats(const pagoda_kv_cache *cache, pagoda_kv_stats *stats, pagoda_error **error);
+
+/**
+ * Frees a cache. NULL is fine. Leases that are out stay good. What is in the pool alone is gone: hand it to the store with
+ * pagoda_kv_cache_offload first.
+ *
+ * Ownership: takes the cache over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+ */
+pagoda_status pagoda_kv_cache_free(pagoda_kv_cache *cache);
+
+/**
+ * Makes room for a batch and says where everything lies. Evicts the least recently used users if need be, and brings those
+ * of the batch back from the store. The users of the batch stay where they are until the lease ends. Any number of
+ * leases may read a user's history at the same time; one at most may add to it.
+ *
+ * Then run the model on the tensors of the lease and the pools of the cache: for each user the rows of its new tokens,
+ * then those of its candidates. A call that fails changes no history.
+ *
+ * Ownership: the caller frees the lease. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT (a gap between the cached
+ * history and the new tokens, an overlap, edited items, a user twice), CAPACITY if the pool has too few pages that no
+ * lease holds, BUSY if another lease adds to one of the histories, IO.
+ */
+pagoda_status pagoda_kv_cache_prepare(const pagoda_kv_cache *cache,
+                                      const pagoda_kv_request *requests,
+                                      size_t request_count,
+                                      pagoda_kv_lease **lease,
+                                      pagoda_error **error);
+
+/**
+ * One of the index tensors of a lease, to be an input of the model.
+ *
+ * Ownership: the caller frees the tensor, before or after the lease. Threads: any. Errors: INVALID_HANDLE,
+ * INVALID_ARGUMENT for a NULL, a number that is none of the PAGODA_KV_... tensors, or a lease that has ended.
+ */
+pagoda_status pagoda_kv_lease_tensor(const pagoda_kv_lease *lease,
+                                     pagoda_kv_tensor which,
+                                     pagoda_tensor **tensor,
+                                     pagoda_error **error);
+
+/**
+ * What a lease has of one user, by its place in the batch.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, a small struct_size,
+ * an index beyond the end, or a lease that has ended.
+ */
+pagoda_status pagoda_kv_lease_user(const pagoda_kv_lease *lease,
+                                   size_t index,
+                                   pagoda_kv_leased_user *user,
+                                   pagoda_error **error);
+
+/**
+ * Whether a layer of every user has arrived from the store: `ready` gets 1 or 0. Does not wait.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, a layer that there is
+ * not, or a lease that has ended; IO if something could not be read: the lease is of no use then, and the next one will
+ * find less in the cache.
+ */
+pagoda_status pagoda_kv_lease_ready(const pagoda_kv_lease *lease,
+                                    int32_t layer,
+                                    int32_t *ready,
+                                    pagoda_error **error);
+
+/**
+ * Waits until a layer of every user has arrived from the store; with `layer` -1 until all have. Needed before the model
+ * runs only where `options.onload_in_background` is 1.
+ *
+ * Ownership: takes nothing over. Threads: any number at once on one lease. Errors: as for pagoda_kv_lease_ready.
+ */
+pagoda_status pagoda_kv_lease_wait(const pagoda_kv_lease *lease, int32_t layer, pagoda_error **error);
+
+/**
+ * Makes the new tokens part of their histories: the model has appended them. Ends the lease; the handle is still to be
+ * freed. Where histories go to the store at commit, they are on their way when this returns; with `wait` 1 it waits until
+ * they are as durable as the store promises.
+ *
+ * Ownership: takes nothing over. Threads: any; of two that end one lease, the second is told so. Errors: INVALID_HANDLE;
+ * INVALID_ARGUMENT for a lease that has ended; IO if something could not be read from the store, and then this was an
+ * abort. With `wait` 1 also CAPACITY or IO about "wait": the tokens are committed, but the store does not have them as
+ * it should.
+ */
+pagoda_status pagoda_kv_lease_commit(const pagoda_kv_lease *lease,
+                                     int32_t wait,
+                                     pagoda_error **error);
+
+/**
+ * Ends a lease and leaves everything as it was before; the handle is still to be freed.
+ *
+ * Ownership: takes nothing over. Threads: any; waits for other threads that wait for this lease. Errors: INVALID_HANDLE,
+ * INVALID_ARGUMENT for a lease that has ended.
+ */
+pagoda_status pagoda_kv_lease_abort(const pagoda_kv_lease *lease,
+                                    pagoda_error **error);
+
+/**
+ * Frees a lease, and aborts it if it has not ended. NULL is fine.
+ *
+ * Ownership: takes the lease over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+ */
+pagoda_status pagoda_kv_lease_free(pagoda_kv_lease *lease);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -6,6 +6,7 @@ without anyone remembering it, and one that the tests can not make a good call o
 
 import ctypes
 import re
+import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SENTINEL = 0xA5
 
 INTS = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t, "int64_t": ctypes.c_int64}
+INTS["uint64_t"] = ctypes.c_uint64
 TYPES = {1: np.float32, 6: np.int32, 7: np.int64, 10: np.float16, 11: np.float64, 16: ml_dtypes.bfloat16}
 
 
@@ -113,10 +115,12 @@ class Header:
             return "handle"
         if base in self.opaque and (kind.endswith("*const *") or f"{name[:-1]}_count" in names):
             return "handles"
+        if base in self.structs and f"{name[:-1]}_count" in names:
+            return "structs"
         if base in self.structs:
             return "struct" if kind.startswith("const ") else "out struct"
         simple = {"const char *": "text", "const char *const *": "texts"}
-        simple |= {"const int64_t *": "array", "const size_t *": "lengths"}
+        simple |= {"const int64_t *": "array", "const size_t *": "lengths", "const uint64_t *": "numbers"}
         simple |= dict.fromkeys(["void *", "const void *", "char *"], "memory")
         if kind in simple:
             return simple[kind]
@@ -233,9 +237,19 @@ def texts(values):
 
 
 def good_options(threads=1):
-    options = HEADER.structs["pagoda_model_options"](intra_op_threads=threads)
-    options.struct_size, options.provider = ctypes.sizeof(options), HEADER.constants["PAGODA_PROVIDER_CPU"]
-    return options
+    return struct("pagoda_model_options", intra_op_threads=threads, provider=HEADER.constants["PAGODA_PROVIDER_CPU"])
+
+
+def struct(kind, **fields):
+    """A struct of the header, its size set; everything else is 0 unless given."""
+    made = HEADER.structs[kind](**fields)
+    made.struct_size = ctypes.sizeof(made)
+    return made
+
+
+def structs(kind, elements):
+    """An array of them."""
+    return (HEADER.structs[kind] * max(len(elements), 1))(*(struct(kind, **fields) for fields in elements))
 
 
 def graph(nodes, inputs, outputs):
@@ -259,8 +273,9 @@ class World:
     """What good calls are made of: a model, tensors, texts. One for a process."""
 
     def __init__(self, pagoda, folder):
-        self.pagoda = pagoda
+        self.pagoda, self.root = pagoda, folder
         self.log, self.released, self.finished = [], [], []
+        self.users = 100
         self.done = threading.Event()
         self.on_log = HEADER.callbacks["pagoda_log_callback"](self.logged)
         self.on_release = HEADER.callbacks["pagoda_release_callback"](lambda user_data: self.released.append(user_data))
@@ -273,6 +288,11 @@ class World:
         self.x, self.y = (self.fresh("pagoda_tensor") for _ in "xy")
         dims, words = (ctypes.c_int64 * 1)(2), texts(["pagoda", "塔"])
         self.strings = pagoda.make("pagoda_tensor_new_strings", address(words), None, 2, address(dims), 1)
+        self.store = self.fresh("pagoda_store")
+        self.cache = self.fresh("pagoda_kv_cache")
+        # What the functions that do not free are called with.
+        self.shared = {"pagoda_tensor": self.x, "pagoda_model": self.model}
+        self.shared |= {"pagoda_store": self.store, "pagoda_kv_cache": self.cache}
 
     def logged(self, user_data, level, source, message):
         self.log.append(ctypes.string_at(message).decode())
@@ -297,19 +317,41 @@ class World:
         if kind == "pagoda_tensor":
             dims = (ctypes.c_int64 * 2)(2, 2)
             return pagoda.make("pagoda_tensor_new", 1, address(dims), 2)
+        if kind == "pagoda_store":
+            path = self.folder()
+            return pagoda.make("pagoda_store_open", address(path), None)
+        if kind == "pagoda_kv_cache":
+            options = kv_options(self.store)
+            return pagoda.make("pagoda_kv_cache_open", address(options))
+        if kind == "pagoda_kv_lease":
+            # Of a user of its own, so that any number can be held at the same time.
+            self.users += 1
+            requests = structs("pagoda_kv_request", [{"user": self.users, "tokens": 3, "candidates": 2}])
+            return pagoda.make("pagoda_kv_cache_prepare", self.cache, address(requests), 1)
         assert kind == "pagoda_model", f"how is a {kind} made?"
         return pagoda.open(self.bytes)
 
+    def folder(self):
+        """The path of an empty folder."""
+        return ctypes.create_string_buffer(tempfile.mkdtemp(dir=self.root).encode())
+
     def close(self):
-        for kind, handle in [("model", self.model), ("tensor", self.x), ("tensor", self.y), ("tensor", self.strings)]:
-            self.pagoda.free(f"pagoda_{kind}", handle)
+        for kind, handle in [*self.shared.items(), ("pagoda_tensor", self.y), ("pagoda_tensor", self.strings)]:
+            self.pagoda.free(kind, handle)
+
+
+def kv_options(store=None, **fields):
+    """Options of a small cache."""
+    shape = {"layers": 2, "heads": 2, "head_size": 4, "page_size": 8, "type": 1, "pages": 64}
+    return struct("pagoda_kv_options", store=store, **shape | fields)
 
 
 def sentinels(size):
     return (ctypes.c_uint8 * size)(*[SENTINEL] * size)
 
 
-# A good value for each scalar, text, array, memory and callback, by type and name; `Call` makes the others by role.
+# A good value for each scalar, text, array, memory and callback, by type and name, or by function and name where that
+# is not enough; `Call` makes the others by role.
 GOOD = {
     "pagoda_status status": lambda world: 1,
     "uint32_t header_version": lambda world: HEADER.constants["PAGODA_ABI_VERSION"],
@@ -340,6 +382,19 @@ GOOD = {
     "pagoda_tensor ** outputs": lambda world: (ctypes.c_void_p * 1)(),
     "pagoda_tensor *const * outputs": lambda world: (ctypes.c_void_p * 1)(),
     "size_t output_count": lambda world: 1,
+    "const pagoda_store_options * options": lambda world: struct("pagoda_store_options"),
+    "const pagoda_kv_options * options": lambda world: kv_options(world.store),
+    "int32_t layer": lambda world: 1,
+    "const uint64_t * users": lambda world: (ctypes.c_uint64 * 2)(1, 2),
+    "size_t user_count": lambda world: 2,
+    "pagoda_tiers tiers": lambda world: HEADER.constants["PAGODA_TIERS_ALL"],
+    "const pagoda_kv_request * requests": lambda world: structs(
+        "pagoda_kv_request", [{"user": user, "tokens": 3, "candidates": 2} for user in (7, 8)]
+    ),
+    "size_t request_count": lambda world: 2,
+    "pagoda_kv_tensor which": lambda world: HEADER.constants["PAGODA_KV_PAGE_IDS"],
+    "int32_t wait": lambda world: 1,
+    ("pagoda_store_open", "path"): lambda world: world.folder(),
 }
 
 
@@ -362,14 +417,13 @@ class Call:
             memory = sentinels(ctypes.sizeof(HEADER.structs[parameter.kind]) + 16)
             ctypes.c_uint32.from_buffer(memory).value = ctypes.sizeof(HEADER.structs[parameter.kind])
             return memory
-        assert str(parameter) in GOOD, f"{self.function.name}: what is a good `{parameter}`? Add it to GOOD in capi.py"
-        return GOOD[str(parameter)](self.world)
+        here, anywhere = (self.function.name, parameter.name), str(parameter)
+        assert anywhere in GOOD, f"{self.function.name}: what is a good `{parameter}`? Add it to GOOD in capi.py"
+        return GOOD.get(here, GOOD[anywhere])(self.world)
 
     def handle(self, kind):
-        if kind in ("pagoda_tensor", "pagoda_model") and not self.function.name.endswith("_free"):
-            if self.function.name == "pagoda_tensor_string":
-                return self.world.strings
-            return {"pagoda_tensor": self.world.x, "pagoda_model": self.world.model}[kind]
+        if kind in self.world.shared and not self.function.name.endswith("_free"):
+            return self.world.strings if self.function.name == "pagoda_tensor_string" else self.world.shared[kind]
         return self.own(kind, self.world.fresh(kind))
 
     def own(self, kind, handle):

@@ -2,7 +2,9 @@
 neither leak nor touch memory that is not theirs."""
 
 import os
+import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,17 @@ ROOT = Path(__file__).resolve().parent.parent
 RELEASE = ROOT / "target/release"
 HELLO, MODEL = ROOT / "target/demo/hello.onnx", ROOT / "target/demo/model.onnx"
 PROGRAMS = {"hello-c": [HELLO], "demo-c": [MODEL], "demo-cpp": [MODEL], "pagoda_hpp": [HELLO, MODEL]}
+PROGRAMS["remember-c"] = [MODEL]  # and a folder
 VALGRIND = ["valgrind", "-q", "--leak-check=full", "--show-leak-kinds=definite,indirect"]
 VALGRIND += ["--errors-for-leak-kinds=definite,indirect", "--error-exitcode=9"]
 VALGRIND += [f"--suppressions={ROOT}/tests/valgrind.supp"]
 
 
-def run(program, *before, **options):
-    command = [*before, RELEASE / program, *PROGRAMS[program]]
+def run(program, *before, after=(), **options):
+    if program == "remember-c" and not after:
+        with tempfile.TemporaryDirectory() as folder:
+            return run(program, *before, after=[folder], **options)
+    command = [*before, RELEASE / program, *PROGRAMS[program], *after]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
@@ -32,6 +38,15 @@ def test_the_demo_tells_the_story():
     told = ["input   item_ids", "rows computed", "recomputed", "remembered", "The scores agree", "0 objects are left"]
     for words in told:
         assert words in text, f"{words!r} is missing in:\n{text}"
+
+
+def test_a_user_is_remembered_from_one_run_to_the_next(tmp_path):
+    texts = [run("remember-c", after=[tmp_path / "store"]).stdout for _ in range(3)]
+    told = [re.fullmatch(r"(\d+) items remembered, (\d+) computed, score (-?\d+\.\d+)\n", text) for text in texts]
+    assert [match.group(1, 2) for match in told] == [("0", "500"), ("500", "3"), ("503", "3")]
+    # The items go on where they ended, so the history makes a difference; a first run again gives the first score.
+    assert len({match[3] for match in told}) == 3
+    assert run("remember-c").stdout == texts[0]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -58,7 +73,8 @@ def test_onnx_runtime_reports_to_no_one(tmp_path):
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_the_readme_shows_the_sample():
+@pytest.mark.parametrize("name", ["hello.c", "remember.c"])
+def test_the_readme_shows_the_sample(name):
     readme = (ROOT / "README.md").read_text()
-    code = (ROOT / "samples/c/hello.c").read_text()
-    assert f"```c\n{code}```" in readme, "README.md and samples/c/hello.c differ"
+    code = (ROOT / "samples/c" / name).read_text()
+    assert f"```c\n{code}```" in readme, f"README.md and samples/c/{name} differ"

@@ -5,6 +5,7 @@
 //     auto outputs = model.run({{"x", x}}, {"y"});
 //     for (float score : outputs[0].data<float>()) ...
 //
+// - What a model remembers (Store, KvCache, KvLease) is in pagoda_kv.hpp, which comes with this one.
 // - Numbers (types, statuses, providers, log levels) are the PAGODA_... constants of pagoda.h.
 // - What fails throws pagoda::Error. No exception of a callback reaches C: what it throws is swallowed.
 // - Objects can be moved, not copied. Every one may be used from any thread; what is said of memory in pagoda.h holds.
@@ -132,6 +133,11 @@ T* make(Function function, Arguments... arguments) {
     T* made = nullptr;
     call(function, arguments..., &made);
     return made;
+}
+
+/// Throws if the library is not of this header: looked at once a process, but said each time.
+inline void check_abi() {
+    [[maybe_unused]] static const bool fits = (call(pagoda_abi_check, PAGODA_ABI_VERSION), true);
 }
 
 /// Calls a function of the user's from within C, where no exception may come out.
@@ -377,8 +383,7 @@ public:
 private:
     template <class Opener, class... Source>
     static pagoda_model* open(const Options& options, Opener opener, Source... source) {
-        // Once a process; a library that does not fit is said each time.
-        [[maybe_unused]] static const bool fits = (detail::call(pagoda_abi_check, PAGODA_ABI_VERSION), true);
+        detail::check_abi();
         pagoda_model_options c_options = PAGODA_MODEL_OPTIONS_INIT;
         c_options.provider = options.provider;
         c_options.device_id = options.device_id;
@@ -493,5 +498,7 @@ inline std::string metrics() {
 }
 
 }  // namespace pagoda
+
+#include "pagoda_kv.hpp"
 
 #endif  // PAGODA_HPP

@@ -2,8 +2,8 @@
  * A model that remembers. demo-c MODEL.onnx, with the model that samples/make_model.py writes.
  *
  * A recommender reads a user's whole history to score a few candidates. The history hardly changes between two visits,
- * so this program has the model work it out once, keeps what the model's attention needs of it (keys and values, in
- * pages of a pool), and shows that the next visit gets the same scores for a small part of the work.
+ * so this program has the model work it out once, keeps what the model's attention needs of it (keys and values) in a
+ * cache, and shows that the next visit gets the same scores for a small part of the work.
  */
 #include <math.h>
 #include <pagoda.h>
@@ -16,16 +16,23 @@
 #define CANDIDATES 10 /* items to score */
 #define ITEMS 1000    /* items that the model knows */
 #define LAYERS 2
-#define PAGE_SIZE 32
-#define PAGES ((HISTORY + NEW + PAGE_SIZE - 1) / PAGE_SIZE)
 #define ROWS (HISTORY + NEW + CANDIDATES)
 #define REPEATS 9
 
-/* What the model remembers of one user: a pool for each layer, and how many items are in it. */
+/* A model and what it remembers: a cache, and the cache's pools of keys and values, one for each layer. */
 typedef struct {
+    pagoda_model *model;
+    pagoda_kv_cache *cache;
     pagoda_tensor *pools[LAYERS];
-    int32_t length;
-} memory;
+} ranker;
+
+/* One visit of a user: items from the position `start` of the history on, then items to score. */
+typedef struct {
+    uint64_t user;
+    int64_t start;
+    int64_t *items;
+    int32_t new_items, candidates;
+} visit;
 
 /* Why the last call failed. One for the program will do, for it has one thread. */
 static pagoda_error *error;
@@ -80,22 +87,28 @@ static void print_model(const char *path, const pagoda_model *model) {
     }
 }
 
-/* An empty memory. The pools are made in the shape that the model asks for. */
-static memory memory_new(const pagoda_model *model) {
-    memory user = {{NULL}, 0};
+/* A ranker that remembers no one yet. The keys and values have the shape that the model asks for. */
+static ranker ranker_new(pagoda_model *model) {
+    ranker made = {model, NULL, {NULL}};
     size_t inputs;
     check(pagoda_model_input_count(model, &inputs, &error));
-    for (int layer = 0; layer < LAYERS; layer++) {
-        pagoda_value_info info = PAGODA_VALUE_INFO_INIT;
-        check(pagoda_model_input(model, inputs - LAYERS + layer, &info, &error));
-        int64_t dims[] = {PAGES, 2, PAGE_SIZE, info.dims[3], info.dims[4]};
-        check(pagoda_tensor_new(PAGODA_TYPE_F32, dims, 5, &user.pools[layer], &error));
-    }
-    return user;
+    pagoda_value_info pool = PAGODA_VALUE_INFO_INIT; /* of the last layer */
+    check(pagoda_model_input(model, inputs - 1, &pool, &error));
+
+    pagoda_kv_options options = PAGODA_KV_OPTIONS_INIT;
+    options.layers = LAYERS;
+    options.heads = (int32_t)pool.dims[3];
+    options.head_size = (int32_t)pool.dims[4];
+    options.bytes = 4 << 20;
+    check(pagoda_kv_cache_open(&options, &made.cache, &error));
+    for (int i = 0; i < LAYERS; i++) check(pagoda_kv_cache_pool(made.cache, i, &made.pools[i], &error));
+    return made;
 }
 
-static void memory_free(memory *user) {
-    for (int layer = 0; layer < LAYERS; layer++) pagoda_tensor_free(user->pools[layer]);
+static void ranker_free(ranker *r) {
+    for (int i = 0; i < LAYERS; i++) pagoda_tensor_free(r->pools[i]);
+    pagoda_kv_cache_free(r->cache);
+    pagoda_model_free(r->model);
 }
 
 /* A tensor with one dimension over an array of ours. */
@@ -106,50 +119,47 @@ static pagoda_tensor *borrow(pagoda_type type, void *data, size_t count, size_t 
 }
 
 /*
- * Runs the model for one user on `history` items, which are added to the memory, then `candidates` items, which are
- * not. `scores` gets one number for each of them. A server would run many users at once: the arrays of one element
- * here have one for each user.
+ * Runs the model for one visit; a server would run many at once. `scores` gets a number for each item. What is new
+ * becomes part of the user's history if `keep` says so; candidates never do.
  */
-static void run(const pagoda_model *model, memory *user, int64_t *items, int32_t history, int32_t candidates,
-                float *scores) {
-    int32_t rows = history + candidates;
-    int32_t row_offsets[] = {0, rows}, page_indptr[] = {0, PAGES}, page_ids[PAGES];
-    /* Pages lie anywhere in the pool, wherever some were free. */
-    for (int i = 0; i < PAGES; i++) page_ids[i] = PAGES - 1 - i;
+static void rank(const ranker *r, const visit *v, int keep, float *scores) {
+    pagoda_kv_request request = PAGODA_KV_REQUEST_INIT;
+    request.user = v->user;
+    request.start = v->start;
+    request.tokens = v->new_items;
+    request.candidates = v->candidates;
+    pagoda_kv_lease *lease; /* it holds the user's history, and room for what is new */
+    check(pagoda_kv_cache_prepare(r->cache, &request, 1, &lease, &error));
 
-    pagoda_tensor *made[] = {
-        borrow(PAGODA_TYPE_I64, items, rows, sizeof *items),
-        borrow(PAGODA_TYPE_I32, row_offsets, 2, sizeof(int32_t)),
-        borrow(PAGODA_TYPE_I32, &candidates, 1, sizeof(int32_t)),
-        borrow(PAGODA_TYPE_I32, &user->length, 1, sizeof(int32_t)),
-        borrow(PAGODA_TYPE_I32, page_indptr, 2, sizeof(int32_t)),
-        borrow(PAGODA_TYPE_I32, page_ids, PAGES, sizeof(int32_t)),
-        borrow(PAGODA_TYPE_F32, scores, rows, sizeof *scores),
-    };
-    const char *input_names[] = {"item_ids",    "row_offsets", "num_candidates", "cached_len",
-                                 "page_indptr", "page_ids",    "kv_pool_0",      "kv_pool_1"};
-    pagoda_tensor *inputs[] = {made[0], made[1], made[2], made[3], made[4], made[5],
-                                     user->pools[0], user->pools[1]};
+    /* The first five are the tensors of the lease, in their order in pagoda.h. */
+    const char *input_names[] = {"row_offsets", "num_candidates", "cached_len", "page_indptr",
+                                 "page_ids",    "item_ids",       "kv_pool_0",  "kv_pool_1"};
+    pagoda_tensor *inputs[8];
+    for (int i = 0; i < 5; i++) check(pagoda_kv_lease_tensor(lease, PAGODA_KV_ROW_OFFSETS + i, &inputs[i], &error));
+    size_t rows = (size_t)(v->new_items + v->candidates);
+    inputs[5] = borrow(PAGODA_TYPE_I64, v->items, rows, sizeof *v->items);
+    inputs[6] = r->pools[0];
+    inputs[7] = r->pools[1];
     /* The pools are inputs and outputs at once: the model adds the new items where the old ones lie. */
     const char *output_names[] = {"scores", "kv_pool_0_out", "kv_pool_1_out"};
-    pagoda_tensor *outputs[] = {made[6], user->pools[0], user->pools[1]};
+    pagoda_tensor *outputs[] = {borrow(PAGODA_TYPE_F32, scores, rows, sizeof *scores), r->pools[0], r->pools[1]};
 
-    check(pagoda_model_run(model, input_names, inputs, 8, output_names, outputs, 3, NULL, &error));
-    for (size_t i = 0; i < sizeof made / sizeof *made; i++) pagoda_tensor_free(made[i]);
-    user->length += history;
+    check(pagoda_model_run(r->model, input_names, inputs, 8, output_names, outputs, 3, NULL, &error));
+    check(keep ? pagoda_kv_lease_commit(lease, 0, &error) : pagoda_kv_lease_abort(lease, &error));
+    for (int i = 0; i < 6; i++) pagoda_tensor_free(inputs[i]);
+    pagoda_tensor_free(outputs[0]);
+    pagoda_kv_lease_free(lease);
 }
 
-/* Runs a few times from the same memory and returns the median time: the first run warms up and does not count. */
-static double time_ms(const pagoda_model *model, memory *user, int64_t *items, int32_t history, float *scores) {
+/* Runs a few times and returns the median time: the first run warms up and does not count. */
+static double time_ms(const ranker *r, const visit *v, float *scores) {
     double times[REPEATS], sum = 0;
     int count = 0;
-    int32_t before = user->length;
-    run(model, user, items, history, CANDIDATES, scores);
+    rank(r, v, 0, scores);
     /* Not for longer than a second: under valgrind one run takes several. */
     for (; count < REPEATS && sum < 1000; count++) {
-        user->length = before;
         double start = now_ms();
-        run(model, user, items, history, CANDIDATES, scores);
+        rank(r, v, 0, scores);
         times[count] = now_ms() - start;
         sum += times[count];
     }
@@ -197,14 +207,16 @@ int main(int argc, char **argv) {
     printf("\nA user has %d items of history and %d new ones. Which of %d candidates comes next?\n\n", HISTORY, NEW,
            CANDIDATES);
 
-    memory nothing = memory_new(model);
-    double slow = time_ms(model, &nothing, items, HISTORY + NEW, recomputed);
+    ranker r = ranker_new(model);
+    /* No one knows this user yet: everything has to be computed. */
+    visit stranger = {1, 0, items, HISTORY + NEW, CANDIDATES};
+    double slow = time_ms(&r, &stranger, recomputed);
 
-    /* What happened at earlier visits: the history came in two parts, each computed once. */
-    memory user = memory_new(model);
-    run(model, &user, items, 300, 0, remembered);
-    run(model, &user, items + 300, HISTORY - 300, 0, remembered);
-    double fast = time_ms(model, &user, items + HISTORY, NEW, remembered);
+    /* What happened at earlier visits of this one: the history came in two parts, each computed once. */
+    rank(&r, &(visit){2, 0, items, 300, 0}, 1, remembered);
+    rank(&r, &(visit){2, 300, items + 300, HISTORY - 300, 0}, 1, remembered);
+    visit known = {2, HISTORY, items + HISTORY, NEW, CANDIDATES};
+    double fast = time_ms(&r, &known, remembered);
 
     printf("                                           rows computed      time\n");
     printf("  recomputed: history, new, candidates     %13d %6.2f ms\n", ROWS, slow);
@@ -215,9 +227,7 @@ int main(int argc, char **argv) {
     int agree = apart <= 1e-4;
     printf("\nThe scores %s: they differ by at most %.0e of the largest one.\n", agree ? "agree" : "DISAGREE", apart);
 
-    memory_free(&user);
-    memory_free(&nothing);
-    pagoda_model_free(model);
+    ranker_free(&r);
     size_t alive = pagoda_live_objects();
     printf("Everything is freed: %zu objects are left.\n", alive);
     return agree && alive == 0 ? 0 : 1;

@@ -11,61 +11,62 @@
 using pagoda::Tensor;
 using Items = std::vector<std::int64_t>;
 
-constexpr int history_size = 500, new_size = 3, candidate_count = 10, page_size = 32;
+constexpr int history_size = 500, new_size = 3, candidate_count = 10;
 constexpr int row_count = history_size + new_size + candidate_count;
-constexpr int page_count = (history_size + new_size + page_size - 1) / page_size;
 
-// What the model remembers of one user: the keys and values of each layer, and of how many items they are.
-struct Memory {
-    Tensor pool_0 = Tensor::zeros<float>({page_count, 2, page_size, 2, 32});
-    Tensor pool_1 = Tensor::zeros<float>({page_count, 2, page_size, 2, 32});
-    std::int32_t length = 0;
+pagoda::KvOptions cache_options() {
+    pagoda::KvOptions options;
+    options.layers = 2;
+    options.heads = 2;
+    options.head_size = 32;
+    options.bytes = 4 << 20;
+    return options;
+}
+
+// A model and what it remembers of each user: the keys and values of each layer.
+struct Ranker {
+    pagoda::Model model;
+    pagoda::KvCache cache{cache_options()};
+    Tensor pool_0 = cache.pool(0), pool_1 = cache.pool(1);
+
+    // Returns the scores of the `candidates` after `items`, which go on at the position `start` of the user's history.
+    // They become part of it if `keep` says so.
+    std::vector<float> rank(std::uint64_t user, std::int64_t start, Items items, const Items& candidates, bool keep) {
+        const pagoda::KvLease lease =
+            cache.prepare({{user, start, std::int32_t(items.size()), std::int32_t(candidates.size()), {}}});
+        items.insert(items.end(), candidates.begin(), candidates.end());
+        // The pools are inputs and outputs at once: the model adds the new items where the old ones lie.
+        const auto outputs = model.run(
+            {{"item_ids", Tensor::from(items)}, {"row_offsets", lease.row_offsets()},
+             {"num_candidates", lease.num_candidates()}, {"cached_len", lease.cached_len()},
+             {"page_indptr", lease.page_indptr()}, {"page_ids", lease.page_ids()},
+             {"kv_pool_0", pool_0}, {"kv_pool_1", pool_1}},
+            {"scores"}, {{"kv_pool_0_out", pool_0}, {"kv_pool_1_out", pool_1}});
+        if (keep) lease.commit();  // else it is aborted
+        const auto scores = outputs[0].data<float>();
+        return {scores.end() - candidates.size(), scores.end()};
+    }
+
+    // The same a few times, for a second at most, without keeping anything; puts the median time into `ms`.
+    std::vector<float> timed(std::uint64_t user, std::int64_t start, const Items& items, const Items& candidates,
+                             double& ms) {
+        std::vector<double> times;
+        std::vector<float> scores;
+        for (double sum = 0; times.size() < 9 && sum < 1000; sum += times.back()) {
+            const auto begin = std::chrono::steady_clock::now();
+            scores = rank(user, start, items, candidates, false);
+            times.push_back(
+                std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+        }
+        std::sort(times.begin(), times.end());
+        ms = times[times.size() / 2];
+        return scores;
+    }
 };
 
-// Adds `history` to the memory and returns the scores of the `candidates`, the best guesses for what comes next.
-std::vector<float> rank(const pagoda::Model& model, Memory& user, const Items& history, const Items& candidates) {
-    Items items = history;
-    items.insert(items.end(), candidates.begin(), candidates.end());
-    std::vector<std::int32_t> pages(page_count);
-    for (int i = 0; i < page_count; ++i) pages[i] = page_count - 1 - i;  // they may lie in any order
-    const auto rows = static_cast<std::int32_t>(items.size());
-
-    const auto item_ids = Tensor::borrow<std::int64_t>({rows}, items);
-    const auto row_offsets = Tensor::from<std::int32_t>({0, rows});
-    const auto num_candidates = Tensor::from<std::int32_t>({static_cast<std::int32_t>(candidates.size())});
-    const auto cached_len = Tensor::from<std::int32_t>({user.length});
-    const auto page_indptr = Tensor::from<std::int32_t>({0, page_count});
-    const auto page_ids = Tensor::borrow<std::int32_t>({page_count}, pages);
-    // The pools are inputs and outputs at once: the model adds the new items where the old ones lie.
-    const auto outputs = model.run(
-        {{"item_ids", item_ids}, {"row_offsets", row_offsets}, {"num_candidates", num_candidates},
-         {"cached_len", cached_len}, {"page_indptr", page_indptr}, {"page_ids", page_ids},
-         {"kv_pool_0", user.pool_0}, {"kv_pool_1", user.pool_1}},
-        {"scores"}, {{"kv_pool_0_out", user.pool_0}, {"kv_pool_1_out", user.pool_1}});
-    user.length += static_cast<std::int32_t>(history.size());
-    const auto scores = outputs[0].data<float>();
-    return {scores.end() - candidates.size(), scores.end()};
-}
-
-// Ranks a few times from the same memory, for a second at most; returns the scores and puts the median time into `ms`.
-std::vector<float> timed(const pagoda::Model& model, Memory& user, const Items& history, const Items& candidates,
-                         double& ms) {
-    std::vector<double> times;
-    std::vector<float> scores;
-    const auto before = user.length;
-    for (double sum = 0; times.size() < 9 && sum < 1000; sum += times.back()) {
-        user.length = before;
-        const auto start = std::chrono::steady_clock::now();
-        scores = rank(model, user, history, candidates);
-        times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
-    }
-    std::sort(times.begin(), times.end());
-    ms = times[times.size() / 2];
-    return scores;
-}
-
 bool demo(const char* path) {
-    const pagoda::Model model(path);
+    Ranker ranker{pagoda::Model(path)};
+    const pagoda::Model& model = ranker.model;
     std::printf("%s: %zu inputs, %zu outputs, on the %s\n", path, model.inputs().size(), model.outputs().size(),
                 model.provider() == PAGODA_PROVIDER_CUDA ? "GPU" : "CPU");
 
@@ -75,13 +76,12 @@ bool demo(const char* path) {
     const Items candidates = part(history_size + new_size, row_count);
 
     double slow = 0, fast = 0;
-    Memory nothing;
-    const auto recomputed = timed(model, nothing, part(0, history_size + new_size), candidates, slow);
+    const auto recomputed = ranker.timed(1, 0, part(0, history_size + new_size), candidates, slow);
 
-    Memory user;  // the history comes in two parts, as on two earlier visits
-    rank(model, user, part(0, 300), {});
-    rank(model, user, part(300, history_size), {});
-    const auto remembered = timed(model, user, part(history_size, history_size + new_size), candidates, fast);
+    ranker.rank(2, 0, part(0, 300), {}, true);  // the history comes in two parts, as on two earlier visits
+    ranker.rank(2, 300, part(300, history_size), {}, true);
+    const auto remembered =
+        ranker.timed(2, history_size, part(history_size, history_size + new_size), candidates, fast);
 
     float apart = 0, largest = 0;
     std::printf("\n   item   recomputed   remembered\n");

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <pagoda.hpp>
@@ -40,6 +42,9 @@ static bool throws(pagoda_status code, const char* argument, Function function) 
 static_assert(!std::is_copy_constructible_v<Tensor> && std::is_nothrow_move_constructible_v<Tensor>);
 static_assert(!std::is_copy_constructible_v<Model> && std::is_nothrow_move_constructible_v<Model>);
 static_assert(!std::is_copy_constructible_v<Cancel> && std::is_nothrow_move_constructible_v<Cancel>);
+static_assert(!std::is_copy_constructible_v<Store> && std::is_nothrow_move_constructible_v<Store>);
+static_assert(!std::is_copy_constructible_v<KvCache> && std::is_nothrow_move_constructible_v<KvCache>);
+static_assert(!std::is_copy_constructible_v<KvLease> && std::is_nothrow_move_constructible_v<KvLease>);
 static_assert(!std::is_copy_assignable_v<Tensor> && std::is_nothrow_move_assignable_v<Tensor>);
 static_assert(type_of<long>() == type_of<long long>() && type_of<unsigned char>() == PAGODA_TYPE_U8);
 static_assert(std::is_convertible_v<Span<float>, Span<const float>>);
@@ -263,6 +268,122 @@ static void remembering(const std::string& path) {
     CHECK(throws(PAGODA_INVALID_ARGUMENT, "", [&] { ranked(pool_0, pool_1, 0, 9, later).get(); }));
 }
 
+// A folder of its own, and nothing of it is left afterwards.
+struct Folder {
+    std::string path = (std::filesystem::temp_directory_path() / "pagoda-XXXXXX").string();
+    Folder() { if (!mkdtemp(&path[0])) throw std::runtime_error("no folder"); }
+    ~Folder() { std::filesystem::remove_all(path); }
+};
+
+static KvOptions shape() {
+    KvOptions options;
+    options.layers = options.heads = 2;
+    options.head_size = 32;
+    options.page_size = 8;
+    options.pages = 16;
+    return options;
+}
+
+static void stores() {
+    const Folder folder;
+    StoreOptions options;
+    options.durability = PAGODA_DURABILITY_NONE;
+    {
+        const Store store(folder.path, options);
+        CHECK(throws(PAGODA_BUSY, "path", [&] { Store(folder.path); }));
+        store.flush();
+        store.compact();
+        CHECK(store.stats().users == 0 && store.stats().write_errors == 0);
+    }
+    {
+        // A cache keeps it open.
+        Store store(folder.path, options);
+        const KvCache cache(shape(), &store);
+        { const Store gone = std::move(store); }
+        CHECK(throws(PAGODA_INVALID_HANDLE, "options.store", [&] { KvCache(shape(), &store); }));
+        CHECK(throws(PAGODA_BUSY, "path", [&] { Store(folder.path); }));
+    }
+    { const Store again(folder.path); }
+    options.durability = 9;
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.durability", [&] { Store(folder.path, options); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "path", [] { Store(""); }));
+}
+
+static void caches() {
+    const Folder folder;
+    const Store store(folder.path);
+    KvOptions options = shape();
+    options.overlap = PAGODA_OVERLAP_TRIM;
+    options.edited = PAGODA_EDITED_REFUSE;
+    options.offload = PAGODA_OFFLOAD_AT_COMMIT;
+    options.model_version = "one";
+    const KvCache cache(options, &store);
+    const std::vector<std::uint64_t> items{5, 6, 7, 8}, users{1, 2}, no_one;
+
+    KvLease lease = cache.prepare({{1, 0, 3, 2, {items.data(), 3}}, {2, 0, 0, 1, {}}});
+    CHECK(lease.row_offsets().data<std::int32_t>()[1] == 5 && lease.num_candidates().data<std::int32_t>()[1] == 1);
+    CHECK(lease.cached_len().size() == 2 && lease.page_indptr().data<std::int32_t>()[2] == 1);
+    CHECK(lease.page_ids().size() == 1 && lease.ready(1));
+    lease.wait();
+    lease.wait(1);
+    CHECK(throws(PAGODA_BUSY, "", [&] { cache.prepare({{1, 0, 3, 0, {items.data(), 3}}}); }));
+    lease.commit(true);
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "lease", [&] { lease.commit(); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "lease", [&] { lease.abort(); }));
+    CHECK(store.stats().users == 1);
+
+    KvLease other = cache.prepare({{1, 2, 2, 0, items}});
+    const pagoda_kv_leased_user user = other.user(0);
+    CHECK(user.user == 1 && user.start == 0 && user.cached == 3 && user.tokens == 1 && user.trimmed == 1);
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "index", [&] { other.user(1); }));
+    lease = std::move(other);
+    CHECK(throws(PAGODA_INVALID_HANDLE, "lease", [&] { other.wait(); }));
+    lease.abort();
+    const CachedUser cached = cache.lookup(1);
+    CHECK(cached.start == 0 && cached.length == 3 && cached.tier == PAGODA_TIER_RESIDENT);
+
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "requests[1].start",
+                 [&] { cache.prepare({{2, 0, 0, 1, {}}, {1, 9, 0, 1, {}}}); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "layer", [&] { cache.pool(2); }));
+    CHECK(cache.pool(1).dims().size() == 5);
+
+    cache.flush();
+    CHECK(cache.offload_all() == 0 && cache.offload(users) == 0 && cache.offload({}) == 0);
+    CHECK(cache.evict(no_one, PAGODA_TIERS_ALL) == 0 && cache.evict({}, PAGODA_TIERS_ALL) == 0);
+    CHECK(cache.evict(users, PAGODA_TIERS_RESIDENT) == 1 && cache.stats().free_pages == 16);
+    CHECK(cache.lookup(users)[0].tier == PAGODA_TIER_STORE && cache.lookup(no_one).empty());
+    CHECK(cache.prefetch(users) == 1);
+    cache.prepare({{1, 3, 0, 1, {}}}).wait();
+    CHECK(cache.lookup(1).tier == PAGODA_TIER_RESIDENT);
+    CHECK(cache.evict_all(PAGODA_TIERS_ALL) == 1 && cache.lookup(1).tier == PAGODA_TIER_NONE);
+
+    options.pages = 0;
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.pages", [&] { KvCache{options}; }));
+    CHECK(throws(PAGODA_UNSUPPORTED, "", [] { KvCache(shape()).offload_all(); }));
+}
+
+// The pools of a cache through the model.
+static void ranking_with_a_cache(const std::string& path) {
+    const Model model(path, cpu());
+    const KvCache cache(shape());
+    Tensor pool_0 = cache.pool(0), pool_1 = cache.pool(1);
+    const auto rank = [&](std::int64_t start, const std::vector<std::int64_t>& rows) {
+        const auto tokens = static_cast<std::int32_t>(rows.size()) - 1;
+        const KvLease lease = cache.prepare({{1, start, tokens, 1, {}}});
+        const auto scores = model.run({{"item_ids", Tensor::from(rows)}, {"row_offsets", lease.row_offsets()},
+                                       {"num_candidates", lease.num_candidates()}, {"cached_len", lease.cached_len()},
+                                       {"page_indptr", lease.page_indptr()}, {"page_ids", lease.page_ids()},
+                                       {"kv_pool_0", pool_0}, {"kv_pool_1", pool_1}},
+                                      {"scores"}, {{"kv_pool_0_out", pool_0}, {"kv_pool_1_out", pool_1}});
+        lease.commit();
+        return scores.at(0).data<float>()[rows.size() - 1];
+    };
+    const float whole = rank(0, {1, 2, 3, 4, 5, 99});
+    cache.evict_all(PAGODA_TIERS_RESIDENT);
+    rank(0, {1, 2, 3, 99});
+    CHECK(std::abs(rank(3, {4, 5, 99}) - whole) < 1e-5);
+}
+
 static void logging(const std::string& path) {
     std::atomic<int> lines{0}, wrong{0};
     set_log(PAGODA_LOG_DEBUG, [&](pagoda_log_level level, std::string_view source, std::string_view message) {
@@ -299,6 +420,9 @@ int main(int argc, char** argv) {
         asynchronous(argv[1]);
         cancelling(argv[1]);
         remembering(argv[2]);
+        stores();
+        caches();
+        ranking_with_a_cache(argv[2]);
         logging(argv[1]);
         const std::string text = metrics();
         CHECK(text.find("# TYPE pagoda_") != std::string::npos && std::strlen(text.c_str()) == text.size());

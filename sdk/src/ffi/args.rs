@@ -9,6 +9,9 @@ use crate::error::{Error, Result, Status};
 const MAX_RANK: usize = 64;
 /// More than any model has inputs or outputs, for the same reason.
 const MAX_VALUES: usize = 1 << 16;
+/// More users than are asked about at once, and more items than any history has.
+const MAX_USERS: usize = 1 << 20;
+const MAX_ITEMS: usize = 1 << 28;
 /// A `struct_size` beyond this is garbage, not a later version of the struct.
 const MAX_STRUCT: usize = 4096;
 
@@ -80,11 +83,84 @@ pub(super) unsafe fn dims<'a>(dims: *const i64, rank: usize) -> Result<&'a [i64]
 /// # Safety
 /// `values` is NULL or has `count` elements.
 pub(super) unsafe fn values<'a, T>(values: *const T, count: usize, argument: &str, counted: &str) -> Result<&'a [T]> {
-    if count > MAX_VALUES {
-        return Err(Error::invalid(counted, format!("{count} are more than the {MAX_VALUES} there can be")));
-    }
+    at_most(count, MAX_VALUES, counted)?;
     // SAFETY: by contract.
     unsafe { slice(values, count, argument) }
+}
+
+/// A list of users.
+///
+/// # Safety
+/// `users` is NULL or has `count` elements.
+pub(super) unsafe fn users<'a>(users: *const u64, count: usize) -> Result<&'a [u64]> {
+    at_most(count, MAX_USERS, "user_count")?;
+    // SAFETY: by contract.
+    unsafe { slice(users, count, "users") }
+}
+
+/// The items of a history.
+///
+/// # Safety
+/// `items` is NULL or has `count` elements.
+pub(super) unsafe fn items<'a>(items: *const u64, count: usize, request: &str) -> Result<&'a [u64]> {
+    at_most(count, MAX_ITEMS, &format!("{request}.item_count"))?;
+    // SAFETY: by contract.
+    unsafe { slice(items, count, &format!("{request}.items")) }
+}
+
+fn at_most(count: usize, most: usize, counted: &str) -> Result<()> {
+    if count > most {
+        return Err(Error::invalid(counted, format!("{count} are more than the {most} there can be")));
+    }
+    Ok(())
+}
+
+/// A number that must not be negative.
+pub(super) fn count(value: i32, argument: &str) -> Result<u32> {
+    u32::try_from(value).map_err(|_| Error::invalid(argument, format!("{value} is negative")))
+}
+
+/// A truth value.
+pub(super) fn flag(value: i32, argument: &str) -> Result<bool> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Error::invalid(argument, format!("{other} is neither 0 nor 1"))),
+    }
+}
+
+/// The error of a number that has no meaning.
+pub(super) fn unknown(argument: &str, value: i32, names: &str) -> Error {
+    Error::invalid(argument, format!("{value} is none of the {names} numbers"))
+}
+
+/// An error about `part`, said of that part of an argument: "layers" becomes "options.layers".
+pub(super) fn within(argument: &str, error: Error) -> Error {
+    match error.argument() {
+        Some(part) => {
+            let named = format!("{argument}.{part}");
+            error.about(named)
+        }
+        None => error,
+    }
+}
+
+/// Where a list of results goes, if it is wanted. Nothing is written before the call has succeeded.
+///
+/// # Safety
+/// `pointer` is NULL or has room for `count` elements.
+pub(super) unsafe fn out_list<'a, T>(
+    pointer: *mut T,
+    count: usize,
+    argument: &str,
+) -> Result<Option<&'a mut [MaybeUninit<T>]>> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: by contract; a `MaybeUninit` may hold anything, so the elements can be looked at as such.
+    let checked = unsafe { slice(pointer.cast::<MaybeUninit<T>>(), count, argument)? };
+    // SAFETY: by contract they may be written to, and nothing else refers to them during the call.
+    Ok(Some(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), checked.len()) }))
 }
 
 /// An array.
@@ -143,6 +219,41 @@ pub(super) unsafe fn options<T: Versioned>(pointer: *const T, defaults: T, argum
         return Err(Error::new(Status::Unsupported, message).about(argument));
     }
     Ok(options)
+}
+
+/// An array of structs. They lie as far apart as the caller's struct is long, which the first one says and the others
+/// repeat.
+///
+/// # Safety
+/// `pointer` is NULL or points to `count` structs of the size that they say.
+pub(super) unsafe fn structs<T: Versioned>(
+    pointer: *const T,
+    count: usize,
+    defaults: T,
+    argument: &str,
+    counted: &str,
+) -> Result<Vec<T>> {
+    at_most(count, MAX_VALUES, counted)?;
+    if pointer.is_null() && count > 0 {
+        return Err(Error::invalid(argument, format!("NULL, where {count} elements are needed")));
+    }
+    let mut first = 0;
+    let read = |index: usize| {
+        let name = format!("{argument}[{index}]");
+        // SAFETY: by contract; the elements before this one had the size of the first.
+        let element = unsafe { pointer.byte_add(index * first) };
+        // SAFETY: as above.
+        let size = unsafe { struct_size(element, &name) }?;
+        if index == 0 {
+            first = size;
+        } else if size != first {
+            let message = format!("{size}, where the first element says {first}: all must have the same size");
+            return Err(Error::invalid(format!("{name}.struct_size"), message));
+        }
+        // SAFETY: as above.
+        unsafe { options(element, defaults, &name) }
+    };
+    (0..count).map(read).collect()
 }
 
 /// Where a struct goes. Nothing is written before the call has succeeded.
@@ -227,6 +338,21 @@ mod tests {
         // SAFETY: as above.
         let error = unsafe { options(given.as_ptr().cast(), DEFAULTS, "options") }.unwrap_err();
         assert_eq!(error.status(), Status::Unsupported);
+    }
+
+    #[test]
+    fn an_array_is_stepped_through_by_the_size_that_its_first_element_says() {
+        let mut given = [16_u32, 7, 9, 0, 16, 8, 10, 0];
+        // SAFETY: `given` has two structs of the 16 bytes they say.
+        let read = |given: &[u32]| unsafe { structs(given.as_ptr().cast(), 2, DEFAULTS, "all", "count") };
+        assert_eq!(
+            read(&given).unwrap().iter().map(|read| (read.old, read.new)).collect::<Vec<_>>(),
+            [(7, 9), (8, 10)]
+        );
+        let older = [8_u32, 7, 8, 8];
+        assert_eq!(read(&older).unwrap().iter().map(|read| (read.old, read.new)).collect::<Vec<_>>(), [(7, 2), (8, 2)]);
+        given[4] = 12;
+        assert_eq!(read(&given).unwrap_err().argument(), Some("all[1].struct_size"));
     }
 
     #[test]

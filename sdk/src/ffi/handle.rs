@@ -19,10 +19,14 @@ pub(super) enum Kind {
     Model = 0xA3,
     Tensor = 0xB5,
     Cancel = 0xC9,
+    Store = 0xD6,
+    KvCache = 0x9A,
+    KvLease = 0x8E,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Error, Self::Model, Self::Tensor, Self::Cancel];
+    const ALL: [Self; 7] =
+        [Self::Error, Self::Model, Self::Tensor, Self::Cancel, Self::Store, Self::KvCache, Self::KvLease];
 
     fn name(self) -> &'static str {
         match self {
@@ -30,6 +34,9 @@ impl Kind {
             Self::Model => "pagoda_model",
             Self::Tensor => "pagoda_tensor",
             Self::Cancel => "pagoda_cancel",
+            Self::Store => "pagoda_store",
+            Self::KvCache => "pagoda_kv_cache",
+            Self::KvLease => "pagoda_kv_lease",
         }
     }
 }

@@ -9,18 +9,26 @@ mod args;
 mod error;
 mod fault;
 mod handle;
+mod kv;
+mod kv_lease;
+mod kv_options;
 mod model;
 mod process;
 mod run;
+mod store;
 mod tensor;
 
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use error::*;
+pub use kv::*;
+pub use kv_lease::*;
+pub use kv_options::*;
 pub use model::*;
 pub use process::*;
 pub use run::*;
+pub use store::*;
 pub use tensor::*;
 
 use crate::error::{Error, Result};

@@ -338,9 +338,6 @@ unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOpti
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
-    let count = |value: i32, argument: &str| {
-        u32::try_from(value).map_err(|_| Error::invalid(argument, format!("{value} is negative")))
-    };
     // SAFETY: by contract.
     let (onnxruntime_path, profile_path) = unsafe {
         (
@@ -353,29 +350,21 @@ unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOpti
             PAGODA_PROVIDER_AUTO => Provider::Auto,
             PAGODA_PROVIDER_CPU => Provider::Cpu,
             PAGODA_PROVIDER_CUDA => Provider::Cuda,
-            other => return Err(unknown("options.provider", other, "PAGODA_PROVIDER_...")),
+            other => return Err(args::unknown("options.provider", other, "PAGODA_PROVIDER_...")),
         },
-        device_id: count(options.device_id, "options.device_id")?,
-        intra_op_threads: count(options.intra_op_threads, "options.intra_op_threads")?,
-        sleep_when_idle: match options.sleep_when_idle {
-            0 => false,
-            1 => true,
-            other => return Err(Error::invalid("options.sleep_when_idle", format!("{other} is neither 0 nor 1"))),
-        },
+        device_id: args::count(options.device_id, "options.device_id")?,
+        intra_op_threads: args::count(options.intra_op_threads, "options.intra_op_threads")?,
+        sleep_when_idle: args::flag(options.sleep_when_idle, "options.sleep_when_idle")?,
         optimization: match options.optimization {
             PAGODA_OPTIMIZATION_ALL => Optimization::All,
             PAGODA_OPTIMIZATION_NONE => Optimization::None,
             PAGODA_OPTIMIZATION_BASIC => Optimization::Basic,
             PAGODA_OPTIMIZATION_EXTENDED => Optimization::Extended,
-            other => return Err(unknown("options.optimization", other, "PAGODA_OPTIMIZATION_...")),
+            other => return Err(args::unknown("options.optimization", other, "PAGODA_OPTIMIZATION_...")),
         },
         onnxruntime_path: onnxruntime_path.map(Into::into),
         profile_path: profile_path.map(Into::into),
     })
-}
-
-fn unknown(argument: &str, value: i32, names: &str) -> Error {
-    Error::invalid(argument, format!("{value} is none of the {names} numbers"))
 }
 
 /// # Safety

@@ -80,7 +80,7 @@ pub extern "C" fn pagoda_version() -> *const c_char {
     reading("pagoda_version", c"".as_ptr(), || Ok(VERSION.as_ptr().cast()))
 }
 
-/// How many objects (errors, models, tensors, cancels) the caller holds handles of: 0 if everything was freed.
+/// How many objects (errors, models, tensors, caches and so on) the caller holds handles of: 0 if everything was freed.
 ///
 /// Threads: any. Errors: none.
 #[unsafe(no_mangle)]

@@ -319,7 +319,7 @@ pub extern "C" fn pagoda_tensor_free(tensor: *mut pagoda_tensor) -> pagoda_statu
     freeing("pagoda_tensor_free", || Tensor::remove(tensor, "tensor"))
 }
 
-fn element_type(number: pagoda_type) -> Result<ElementType> {
+pub(super) fn element_type(number: pagoda_type) -> Result<ElementType> {
     ElementType::from_number(number).ok_or_else(|| {
         Error::invalid("type", format!("{number} is not an element type; they are the PAGODA_TYPE_... numbers"))
     })

@@ -48,8 +48,8 @@ impl Written {
     /// Waits until what was committed is as durable as the store promises. At once, and with nothing promised, unless
     /// histories go to the store at commit.
     pub fn wait(self) -> Result<()> {
-        self.error.map_or(Ok(()), Err)?;
-        self.tickets.iter().try_for_each(Ticket::wait)
+        let results: Vec<_> = self.tickets.iter().map(Ticket::wait).collect();
+        self.error.map_or(Ok(()), Err).and(results.into_iter().collect())
     }
 }
 
@@ -140,7 +140,7 @@ impl Lease {
 
     /// Waits until everything has arrived from the store; errors as [`layer_ready`](Self::layer_ready).
     pub fn wait(&self) -> Result<()> {
-        // Of all, also after an error: nothing of a lease that ends is on its way any more.
+        // For all of them, also after an error: then nothing is on its way any more.
         let results: Vec<_> = self.onloads().map(Onload::wait_all).collect();
         results.into_iter().collect()
     }
@@ -164,7 +164,7 @@ impl Lease {
                     // What is not stored now is stored with a later commit, or when the user is evicted.
                     Err(error) => {
                         self.inner.counters.failed_offloads.add(1);
-                        written.error = Some(error);
+                        written.error.get_or_insert(error);
                     }
                 }
             }

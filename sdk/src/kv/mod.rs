@@ -184,16 +184,17 @@ impl KvCache {
     /// there is no more room.
     pub fn prefetch(&self, users: &[u64]) -> Result<usize> {
         let mut incoming = Vec::new();
-        for &user in users {
-            match self.inner.fetch(user) {
-                Ok(found) => incoming.extend(found),
-                Err(error) if error.status() == Status::Capacity => break,
-                Err(error) => return Err(error),
-            }
-        }
+        let outcome: Result<()> = users.iter().try_for_each(|&user| {
+            incoming.extend(self.inner.fetch(user)?);
+            Ok(())
+        });
         let count = incoming.len();
+        // Whoever is in the table is waited for, whatever became of the others.
         Inner::load(&self.inner, incoming);
-        Ok(count)
+        match outcome {
+            Err(error) if error.status() != Status::Capacity => Err(error),
+            _ => Ok(count),
+        }
     }
 
     /// Waits until everything that was handed to the store is as durable as it promises.

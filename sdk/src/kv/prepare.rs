@@ -28,6 +28,7 @@ pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Lease
     check(inner, batch)?;
     let mut attempts = 0;
     loop {
+        // Someone else was faster, and did something.
         let Some(lease) = try_prepare(inner, batch)? else { continue };
         if inner.onload_in_background {
             return Ok(lease);

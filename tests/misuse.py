@@ -1,0 +1,297 @@
+"""What can be wrong with a parameter: by its role, and by its name where more can be."""
+
+import ctypes
+
+from capi import HEADER, address
+
+C = HEADER.constants
+INVALID_ARGUMENT, INVALID_HANDLE = C["PAGODA_INVALID_ARGUMENT"], C["PAGODA_INVALID_HANDLE"]
+SIZE_MAX, INT_MIN, INT_MAX = 2**64 - 1, -(2**31), 2**31 - 1
+NOT_UTF8 = b"caf\xe9"
+
+# What may be NULL; the handles of _free too.
+NULL_IS_FINE = {"options", "user_data", "release", "error"}
+NULL_IS_FINE_IN = {
+    ("pagoda_model_run", "cancel"),
+    ("pagoda_model_run_async", "cancel"),
+    ("pagoda_log_set", "callback"),
+    ("pagoda_tensor_new_strings", "lengths"),
+    ("pagoda_kv_cache_lookup", "starts"),
+    ("pagoda_kv_cache_lookup", "lengths"),
+    ("pagoda_kv_cache_lookup", "tiers"),
+}
+# A cache has no shape without them.
+NULL_IS_WRONG_IN = {("pagoda_kv_cache_open", "options")}
+
+class Case:
+    def __init__(self, what, spoil, status=INVALID_ARGUMENT, argument=None):
+        self.what, self.spoil, self.status, self.argument = what, spoil, status, argument
+
+
+def fine(function, parameter):
+    freed = parameter.role == "handle" and function.name.endswith("_free")
+    here = (function.name, parameter.name)
+    named = parameter.role != "handle" and parameter.name in NULL_IS_FINE and here not in NULL_IS_WRONG_IN
+    return freed or named or here in NULL_IS_FINE_IN
+
+
+def setting(parameter, value):
+    return lambda call: call.set(parameter.name, value)
+
+
+def element(name, index, value):
+    """Puts another element into a list."""
+
+    def spoil(call):
+        call.memory[name][index] = value
+
+    return spoil
+
+
+def field(name, field, value, index=None):
+    """Sets a field of a struct, or of one in an array; memory that it points to lives as long as the call."""
+
+    def spoil(call):
+        struct = call.memory[name] if index is None else call.memory[name][index]
+        if isinstance(value, bytes):
+            call.memory[f"{name}.{field}"] = text = ctypes.create_string_buffer(value)
+            setattr(struct, field, address(text))
+        elif isinstance(struct, ctypes.Structure):
+            setattr(struct, field, value)
+        else:
+            ctypes.c_uint32.from_buffer(struct).value = value
+
+    return spoil
+
+
+# ---- what can be wrong with a parameter, by its role -------------------------------------------------------------
+
+
+def bad_handles(world, kind):
+    """Numbers that are not handles of `kind`, each with why."""
+    freed = world.fresh(kind)
+    world.pagoda.free(kind, freed)
+    yield "freed", freed
+    live = world.keep(kind)
+    for bit in [*range(8), 31, *range(32, 64)]:  # Another bit of the place in the table may make another good handle.
+        yield f"bit {bit} flipped", live ^ 1 << bit
+    for other in sorted(HEADER.opaque - {kind}):
+        yield f"a {other}", world.keep(other)
+    for forged in (1, 8, 0xDEADBEEF, SIZE_MAX):
+        yield f"forged {forged:#x}", forged
+    yield "an address", ctypes.addressof(world.heap)
+
+
+def by_role(world, function, p):
+    if p.role == "handle":
+        for what, handle in bad_handles(world, p.kind):
+            yield Case(what, setting(p, handle), INVALID_HANDLE)
+        if not fine(function, p):
+            yield Case("NULL", setting(p, None), INVALID_HANDLE)
+    elif p.role == "scalar":
+        assert str(p) in SCALARS or (function.name, p.name) in SCALARS, f"{function.name}: how can `{p}` be misused?"
+        for value, status, *argument in SCALARS.get((function.name, p.name)) or SCALARS[str(p)]:
+            yield Case(str(value), setting(p, value), status, *argument)
+    elif not fine(function, p):
+        yield Case("NULL", setting(p, None))
+    if p.role == "handles":
+        count = 2 if p.name == "inputs" else 1
+        for index in range(count):
+            for what, handle in bad_handles(world, "pagoda_tensor"):
+                yield Case(f"[{index}] {what}", element(p.name, index, handle), INVALID_HANDLE, f"{p.name}[{index}]")
+            for what, handle in world.unfit.items():
+                yield Case(f"[{index}] {what}", element(p.name, index, handle), argument=f"{p.name}[{index}]")
+        if p.name == "inputs":
+            yield Case("[1] NULL", element(p.name, 1, None), INVALID_HANDLE, "inputs[1]")
+    elif p.role == "texts":
+        for what, text in ("NULL", None), ("not UTF-8", NOT_UTF8):
+            yield Case(f"[0] {what}", element(p.name, 0, text), argument=f"{p.name}[0]")
+        if p.name.endswith("_names"):
+            not_found = C["PAGODA_NOT_FOUND"]
+            yield Case("[0] unknown", element(p.name, 0, b"nothing"), not_found, f"{p.name}[0]")
+            yield Case("[0] empty", element(p.name, 0, b""), not_found, f"{p.name}[0]")
+        if p.name == "input_names":
+            yield Case("twice", element(p.name, 1, b"x"), argument="input_names[1]")
+    elif p.role == "text":
+        yield Case("not UTF-8", setting(p, ctypes.create_string_buffer(NOT_UTF8)))
+    elif p.role == "array":
+        yield from bad_dims(function, p)
+    elif p.role == "lengths":
+        for what, lengths, at in ("too long", [SIZE_MAX, 0, 3, 1], 0), ("cuts a character", [1, 0, 2, 1], 2):
+            yield Case(what, setting(p, (ctypes.c_size_t * 4)(*lengths)), argument=f"values[{at}]")
+    elif p.role in ("struct", "out struct"):
+        size = ctypes.sizeof(HEADER.structs[p.kind])
+        for wrong in (0, 4, size - 1, 4097, 0xA5A5A5A5, 2**32 - 1):
+            yield Case(f"size {wrong}", field(p.name, "struct_size", wrong), argument=f"{p.name}.struct_size")
+    elif p.role == "structs":
+        size = ctypes.sizeof(HEADER.structs[p.kind])
+        wrongs = [(0, wrong) for wrong in (0, size - 1, 4097, 2**32 - 1)] + [(1, wrong) for wrong in (0, size + 8)]
+        for index, wrong in wrongs:
+            at = f"{p.name}[{index}].struct_size"
+            yield Case(f"[{index}] size {wrong}", field(p.name, "struct_size", wrong, index), argument=at)
+    elif p.role == "numbers":
+        yield Case("misaligned", misaligned(p.name, 4))
+
+
+def misaligned(name, offset):
+    """Moves a pointer."""
+
+    def spoil(call):
+        call.values[name] += offset
+
+    return spoil
+
+
+def bad_dims(function, p):
+    shapes = [[-1, 2], [2, -1], [-(2**63), 1], [-2, -2], [2**62, 4], [2**40, 2**40], [2**62, 4, 0], [0, 2**40, 2**40]]
+    for shape in shapes:
+
+        def spoil(call, shape=shape):
+            call.set(p.name, (ctypes.c_int64 * len(shape))(*shape))
+            call.set("rank", len(shape))
+
+        axis = next((axis for axis, dim in enumerate(shape) if dim < 0), None)
+        yield Case(str(shape), spoil, argument="dims" if axis is None else f"dims[{axis}]")
+
+
+# Scalars that can not be used: value, status, and the argument named where that is another one.
+FIRST = INVALID_ARGUMENT
+SCALARS = {
+    "uint32_t header_version": [(v, C["PAGODA_UNSUPPORTED"]) for v in (0, 2, 2**32 - 1)],
+    "pagoda_log_level level": [(v, FIRST) for v in (-1, 6, INT_MIN, INT_MAX)],
+    "pagoda_type type": [(v, FIRST) for v in (-1, 0, 27, 1000, INT_MIN)],
+    "size_t capacity": [(v, C["PAGODA_CAPACITY"]) for v in (0, 1, 10)],
+    "size_t rank": [(v, FIRST) for v in (65, 2**32, 2**63, SIZE_MAX)],
+    "size_t bytes": [(v, FIRST) for v in (0, 15)],
+    "size_t count": [(v, FIRST) for v in (0, 3, 5, SIZE_MAX)],
+    "size_t index": [(v, FIRST) for v in (2, 1000, 2**63, SIZE_MAX)],
+    "size_t size": [(0, FIRST, "bytes"), (SIZE_MAX, FIRST, "bytes"), (20, C["PAGODA_MODEL"], "bytes")],
+    "size_t input_count": [(v, FIRST) for v in (65537, 2**63, SIZE_MAX)] + [(v, FIRST, "input_names") for v in (0, 1)],
+    "size_t output_count": [(v, FIRST) for v in (65537, 2**63, SIZE_MAX)] + [(0, FIRST, "output_names")],
+    "int32_t layer": [(v, FIRST) for v in (-1, 2, INT_MIN, INT_MAX)],
+    ("pagoda_kv_lease_wait", "layer"): [(v, FIRST) for v in (-2, 2, INT_MIN, INT_MAX)],
+    "size_t user_count": [(v, FIRST) for v in (2**20 + 1, 2**63, SIZE_MAX)],
+    "size_t request_count": [(v, FIRST) for v in (65537, 2**63, SIZE_MAX)],
+    "pagoda_tiers tiers": [(v, FIRST) for v in (0, 4, -1, INT_MIN, INT_MAX)],
+    "pagoda_kv_tensor which": [(v, FIRST) for v in (-1, 5, INT_MIN, INT_MAX)],
+    "int32_t wait": [(v, FIRST) for v in (-1, 2, INT_MAX)],
+    "pagoda_status status": [],  # Every number has a name; see below.
+}
+
+
+# What the fields of options can not be.
+BAD_COUNTS, NEGATIVE = (-1, 0, 8193, INT_MIN, INT_MAX), (-1, INT_MIN)
+WRONG_OPTIONS = {
+    "pagoda_model_options": {
+        "provider": (-1, 3, INT_MIN),
+        "optimization": (-1, 4, INT_MAX),
+        "device_id": NEGATIVE,
+        "sleep_when_idle": (2, -1),
+        "intra_op_threads": (-1, INT_MIN, 1025, INT_MAX),
+        # Another ONNX Runtime than before, and no place to write to.
+        "onnxruntime_path": (NOT_UTF8, b"/nowhere/file"),
+        "profile_path": (NOT_UTF8, b"/nowhere/file"),
+    },
+    "pagoda_store_options": {"durability": (-1, 3, INT_MIN)},
+    "pagoda_kv_options": {
+        **dict.fromkeys(["layers", "heads", "head_size"], BAD_COUNTS),
+        "page_size": (-1, 0, 4, 12, INT_MAX),
+        "type": (-1, 0, 6, 11, 27, INT_MAX),
+        "pages": NEGATIVE,
+        "max_history": NEGATIVE,
+        "overlap": (-1, 2, INT_MAX),
+        "edited": (-1, 3, INT_MAX),
+        "offload": (-1, 3, INT_MAX),
+        "onload_in_background": (2, -1),
+        "onload_threads": (-1, 1025, INT_MAX),
+        "bytes": (1, 2**40, SIZE_MAX),  # beside `pages`
+        "model_version": (NOT_UTF8,),
+    },
+}
+
+
+def bad_requests(p):
+    """What one element of a batch can have wrong."""
+    items = (ctypes.c_uint64 * 8)(*range(8))
+    wrong = {"tokens": (-1, INT_MIN), "candidates": (-1, INT_MIN), "start": (-1, 1, 2**62, -(2**63)), "user": (7,)}
+    wrong |= {"item_count": (2**28 + 1, 2**63, SIZE_MAX)}
+    for name, values in wrong.items():
+        for value in values:
+            yield Case(f"[1] {name} {value}", field(p.name, name, value, 1), argument=f"{p.name}[1].{name}")
+    for what, where, count in ("not asked for", 0, 3), ("NULL", -address(items), 3), ("misaligned", 4, 3):
+
+        def spoil(call, where=where, count=count):
+            call.memory[p.name][1].items = (address(items) + where) or None
+            call.memory[p.name][1].item_count = count
+
+        yield Case(f"[1] items {what}", spoil, argument=f"{p.name}[1].items")
+
+    def later(call):  # Elements of a later version, the second with a field that this library does not know.
+        size = ctypes.sizeof(HEADER.structs[p.kind])
+        elements = [bytes(element) for element in call.memory[p.name]]
+        longer = (ctypes.c_uint8 * (2 * size + 16))(*elements[0], *bytes(8), *elements[1], *[1] * 8)
+        for at in 0, size + 8:
+            ctypes.c_uint32.from_buffer(longer, at).value = size + 8
+        call.set(p.name, longer)
+
+    yield Case("[1] a field unknown here", later, C["PAGODA_UNSUPPORTED"], f"{p.name}[1]")
+
+
+def by_name(world, function, p):
+    """What only this parameter can have wrong."""
+    if p.role == "struct":
+        for name, values in WRONG_OPTIONS[p.kind].items():
+            for value in values:
+                yield Case(f"{name} {value}", field(p.name, name, value), argument=f"options.{name}")
+
+        def later(call):  # A later version of the struct, with a field that this library does not know.
+            size = ctypes.sizeof(call.memory["options"])
+            longer = (ctypes.c_uint8 * (size + 8))(*bytes(call.memory["options"]), *[1] * 8)
+            ctypes.c_uint32.from_buffer(longer).value = size + 8
+            call.set("options", longer)
+
+        yield Case("a field unknown here", later, C["PAGODA_UNSUPPORTED"], "options")
+    if p.kind == "pagoda_kv_options":
+        for what, handle in bad_handles(world, "pagoda_store"):
+            yield Case(f"store {what}", field(p.name, "store", handle), INVALID_HANDLE, "options.store")
+        yield Case("no size", field(p.name, "pages", 0), argument="options.pages")
+    if p.kind == "pagoda_kv_request":
+        yield from bad_requests(p)
+    if (function.name, p.role) == ("pagoda_kv_cache_lookup", "out"):
+        yield Case("misaligned", misaligned(p.name, 2))
+    if str(p) == "pagoda_type type" and function.has("data"):
+        yield Case("strings", setting(p, C["PAGODA_TYPE_STRING"]))
+    if str(p) == "void * data":
+        for offset, kind in (1, "F32"), (2, "F32"), (1, "BF16"), (4, "F64"):
+
+            def moved(call, offset=offset, kind=kind):
+                call.set("bytes", 32)
+                call.set("type", C[f"PAGODA_TYPE_{kind}"])
+                call.values["data"] += offset
+
+            yield Case(f"{kind} at an address + {offset}", moved)
+    if (function.name, p.name) == ("pagoda_store_open", "path"):
+        busy = world.folder()
+        world.busy = world.pagoda.make("pagoda_store_open", address(busy), None)
+        folders = {"a file": (world.path, C["PAGODA_IO"]), "nowhere": ("/proc/nowhere", C["PAGODA_IO"])}
+        folders |= {"other things": (world.path.parent, FIRST), "empty": ("", FIRST)}
+        folders |= {"busy": (busy.value.decode(), C["PAGODA_BUSY"])}
+        for what, (path, status) in folders.items():
+            yield Case(what, setting(p, ctypes.create_string_buffer(str(path).encode())), status)
+    if (function.name, p.name) == ("pagoda_model_open", "path"):
+        files = {"a folder": (world.path.parent, FIRST), "not there": ("/nowhere/m.onnx", C["PAGODA_NOT_FOUND"])}
+        files |= {"empty": ("", C["PAGODA_INVALID_ARGUMENT"]), "not a model": (__file__, C["PAGODA_MODEL"])}
+        files |= {"an empty file": ("/dev/null", C["PAGODA_MODEL"])}
+        for what, (path, status) in files.items():
+            yield Case(what, setting(p, ctypes.create_string_buffer(str(path).encode())), status)
+    if str(p) == "const void * bytes":
+
+        def graphless(call):  # Well-formed, but a version number is all there is.
+            call.set("bytes", ctypes.create_string_buffer(b"\x08\x0a"))
+            call.set("size", 2)
+
+        yield Case("no graph", graphless, C["PAGODA_MODEL"])
+    if function.name == "pagoda_tensor_string" and p.name == "tensor":
+        yield Case("of numbers", setting(p, world.x))
+    if function.name == "pagoda_tensor_data" and p.name == "tensor":
+        yield Case("of strings", setting(p, world.strings), C["PAGODA_UNSUPPORTED"])
