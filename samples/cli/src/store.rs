@@ -46,8 +46,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let report = DiskStore::check(&folder.path)?;
             print(folder, &check_rows(&report));
             if !report.is_sound() {
-                let advice = "run `pagoda store rebuild`: it keeps what is whole and drops the rest";
-                return Err(Error::new(Status::Io, format!("{} is damaged; {advice}", folder.path.display())));
+                let advice = "what is damaged counts as not stored, and leaves when it is next read";
+                return Err(Error::new(Status::Io, format!("{} is damaged: {advice}", folder.path.display())));
             }
         }
         Command::Rebuild(folder) => {
