@@ -324,6 +324,9 @@ fn another_version_sees_nothing() {
     ] {
         assert_eq!(open(&other).lookup(&[1]), [CachedUser::default()], "{other:?}");
     }
+    let second = KvCache::open(&options(), Some(Arc::clone(&store))).err().unwrap();
+    assert_eq!(second.status(), Status::Busy, "{second}");
+    drop(first);
     assert_eq!(open(&options()).lookup(&[1]), [cached(0, 30, Tier::Store)]);
 }
 
@@ -396,6 +399,7 @@ fn options_that_can_not_be_are_refused() {
         (KvOptions { pages: Pages::Count(0), ..good.clone() }, "pages"),
         (KvOptions { pages: Pages::Bytes(100), ..good.clone() }, "pages"),
         (KvOptions { onload_threads: 0, ..good.clone() }, "onload_threads"),
+        (KvOptions { max_history: 7, ..good.clone() }, "max_history"),
     ] {
         let error = KvCache::open(&options, None).err().expect(argument);
         assert_eq!(error.argument(), Some(argument), "{error}");

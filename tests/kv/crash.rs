@@ -99,8 +99,8 @@ fn item(user: u64, position: u64) -> u64 {
 }
 
 fn open(path: &std::path::Path, durability: Durability) -> KvCache {
-    // Small segments, a small cap: rolling over, compaction and eviction happen too.
-    let store = StoreOptions { durability, segment_bytes: 1 << 20, ..StoreOptions::default() };
+    // Small segments and little patience with garbage: rolling over and compaction happen too.
+    let store = StoreOptions { durability, segment_bytes: 1 << 18, garbage_bytes: 1 << 17, ..StoreOptions::default() };
     let options = KvOptions {
         layers: SHAPE.layers,
         heads: 8,

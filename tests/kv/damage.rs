@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
 use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
-use pagoda::{Edited, ElementType, KvCache, KvOptions, Pages, Result, Status, StoreOptions};
+use pagoda::{Edited, ElementType, KvCache, KvOptions, Offload, Pages, Result, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
 use crate::pattern::Shape;
@@ -105,6 +105,8 @@ struct Watched {
     store: DiskStore,
     history: Gate,
     write: Gate,
+    /// Whose record was written last.
+    last: Mutex<Option<Key>>,
 }
 
 /// Where a caller waits until the test lets it go on, once.
@@ -134,6 +136,14 @@ impl Gate {
 }
 
 impl Store for Watched {
+    fn claim(&self, space: u64) -> bool {
+        self.store.claim(space)
+    }
+
+    fn release(&self, space: u64) {
+        self.store.release(space);
+    }
+
     fn find(&self, key: Key) -> Option<Found> {
         self.store.find(key)
     }
@@ -145,6 +155,7 @@ impl Store for Watched {
     }
 
     fn write(&self, record: Record, room: Room) -> Result<Ticket> {
+        *self.last.lock().unwrap() = Some(record.key);
         self.write.pass();
         self.store.write(record, room)
     }
@@ -164,7 +175,7 @@ impl Store for Watched {
 
 fn watched(folder: &Folder, options: &KvOptions) -> (Arc<Watched>, KvCache) {
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
-    let store = Arc::new(Watched { store, history: Gate::default(), write: Gate::default() });
+    let store = Arc::new(Watched { store, history: Gate::default(), write: Gate::default(), last: Mutex::new(None) });
     let cache = KvCache::open(options, Some(store.clone())).unwrap();
     (store, cache)
 }
@@ -256,4 +267,63 @@ fn who_is_on_the_way_out_is_waited_for() {
         back.join().unwrap();
     });
     assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 21, tier: Tier::Resident }]);
+}
+
+#[test]
+fn what_goes_from_the_store_while_more_is_written_is_written_whole() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &options());
+    add(&cache, request(1, 0, 40), item);
+    cache.offload(Users::All).unwrap();
+    add(&cache, request(1, 40, 5), item);
+    let (arrived, open) = store.write.close();
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| cache.evict(Users::All, Tiers::RESIDENT));
+        arrived.recv().unwrap();
+        // As the store does itself when its files take too much room.
+        let key = store.last.lock().unwrap().unwrap();
+        let _ = store.store.cut(key, 0).unwrap();
+        open.send(()).unwrap();
+        assert_eq!(leaving.join().unwrap().unwrap(), 1);
+    });
+    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 45, tier: Tier::Store }]);
+    SHAPE.check(&cache.prepare(&[request(1, 45, 0)]).unwrap(), item);
+}
+
+#[test]
+fn a_commit_waits_for_its_own_tokens_whoever_writes_them() {
+    let folder = Folder::new();
+    let options = KvOptions { offload: Offload::AtCommit, ..options() };
+    let (store, cache) = watched(&folder, &options);
+    let lease = cache.prepare(&[request(1, 0, 20)]).unwrap();
+    SHAPE.append(&lease, item);
+    let (arrived, open) = store.write.close();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(move || lease.commit().unwrap().wait().unwrap());
+        arrived.recv().unwrap();
+        // Committed, but not stored: no one can be told so yet, and the next who adds waits.
+        let next = scope.spawn(|| {
+            let lease = cache.prepare(&[request(1, 20, 5)]).unwrap();
+            SHAPE.append(&lease, item);
+            lease.commit().unwrap().wait().unwrap();
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let early = (first.is_finished(), next.is_finished());
+        open.send(()).unwrap();
+        assert_eq!(early, (false, false));
+        first.join().unwrap();
+        next.join().unwrap();
+    });
+    assert_eq!(cache.offload(Users::All).unwrap(), 0, "all of it is stored");
+}
+
+#[test]
+fn what_a_closed_cache_had_is_stored() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &options());
+    add(&cache, request(1, 0, 20), item);
+    drop(cache);
+    let cache = KvCache::open(&options(), Some(store)).unwrap();
+    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 20, tier: Tier::Store }]);
+    SHAPE.check(&cache.prepare(&[request(1, 20, 0)]).unwrap(), item);
 }

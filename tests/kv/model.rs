@@ -222,9 +222,14 @@ impl World {
         if self.options.edited == Edited::Unnoticed || self.truth[user as usize].is_empty() {
             return;
         }
-        let at = random.below(self.truth[user as usize].len());
+        let truth = &mut self.truth[user as usize];
+        let at = random.below(truth.len());
         trace(format!("edit {user} at {at}"));
-        self.truth[user as usize][at] = random.bits();
+        if random.once_in(2) {
+            truth[at] = random.bits();
+        } else {
+            truth.remove(at);
+        }
     }
 
     fn prepare(&mut self, random: &mut Random) {
@@ -242,6 +247,10 @@ impl World {
                 start = start.saturating_sub(random.below(20) as u64);
             }
             let truth = &mut self.truth[user as usize];
+            if self.options.edited != Edited::Unnoticed && random.once_in(3) {
+                // As much as there is: less than what is cached, if something was deleted.
+                start = start.min(truth.len() as u64);
+            }
             while truth.len() < (start + new) as usize {
                 truth.push(random.bits());
             }
@@ -376,6 +385,12 @@ impl World {
     fn plan(&self, request: &Request<'_>) -> Result<Plan, (Status, String)> {
         let user = request.user;
         let cached = self.cached(user);
+        let busy = (Status::Busy, "another lease".into());
+        if self.leased(user).is_some_and(|plan| plan.changes)
+            && (!self.resident.contains_key(&user) || request.start > cached.end())
+        {
+            return Err(busy);
+        }
         let mut seen = cached.clone();
         let mut cut = false;
         if self.options.edited != Edited::Unnoticed {
@@ -397,11 +412,27 @@ impl World {
                     break;
                 }
             }
+            let end = request.start + u64::from(request.tokens);
+            if !cut && end < seen.end() {
+                // Shorter than before: the page where it ends goes too.
+                let mut whole = 0;
+                while whole + 8 <= end.saturating_sub(seen.start) {
+                    whole += 8;
+                }
+                if self.options.edited == Edited::Refuse {
+                    let text = format!("items from {} to {}", seen.start + whole, seen.end() - 1);
+                    return Err((Status::InvalidArgument, text));
+                }
+                seen.items.truncate(whole as usize);
+                cut = true;
+            }
         }
         let window = self.options.max_history as usize;
         let end = seen.end();
         let mut new = self.truth[user as usize][request.start as usize..][..request.tokens as usize].to_vec();
-        if request.start > end {
+        if request.start < end && seen.items.is_empty() {
+            (cut, seen.start) = (true, request.start);
+        } else if request.start > end {
             if window == 0 || new.len() < window {
                 return Err((Status::InvalidArgument, format!("missing tokens from {end} to {}", request.start - 1)));
             }
@@ -420,15 +451,17 @@ impl World {
         }
         let changes = cut || seen.start != before || !new.is_empty();
         if changes && self.leased(user).is_some_and(|plan| plan.changes) {
-            return Err((Status::Busy, "another lease".into()));
+            return Err(busy);
         }
         Ok(Plan { user, seen, new, holds: changes || !cached.items.is_empty(), changes, cut })
     }
 
     /// Makes room for a batch, as a cache with exact order of use would.
     fn allocate(&mut self, plans: &[Plan]) -> Result<(), (Status, String)> {
+        // Those of whose stored history something is seen.
         let arriving: Vec<u64> = plans
             .iter()
+            .filter(|plan| !plan.seen.items.is_empty())
             .map(|plan| plan.user)
             .filter(|user| !self.resident.contains_key(user) && self.stored.contains_key(user))
             .collect();

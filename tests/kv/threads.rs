@@ -1,7 +1,7 @@
 //! Eight threads at once on one small cache, every token checked: each row carries its user and its position.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
 
 use pagoda::kv::{Request, Tiers, Users};
 use pagoda::store::DiskStore;
@@ -17,8 +17,13 @@ const USERS: usize = 48;
 const PAGES: u32 = 192;
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 16 };
 
-fn item(user: u64, position: u64) -> u64 {
-    user << 32 | position
+/// How often each user was removed from everywhere: what comes after is not what was there before. Whoever holds a lease
+/// reads it, so that it does not change meanwhile.
+type Lives = [RwLock<u64>; USERS];
+
+fn item(lives: &[RwLockReadGuard<'_, u64>], users: &[u64], user: u64, position: u64) -> u64 {
+    let life = users.iter().position(|&other| other == user).map_or(0, |index| *lives[index]);
+    life << 48 | user << 32 | position
 }
 
 #[test]
@@ -47,13 +52,14 @@ fn hammer(offload: Offload, max_history: u32) {
     };
     let cache = KvCache::open(&options, Some(Arc::new(store))).unwrap();
     let (committed, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    let lives: Lives = std::array::from_fn(|_| RwLock::new(0));
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (cache, committed, refused) = (&cache, &committed, &refused);
+            let (cache, lives, committed, refused) = (&cache, &lives, &committed, &refused);
             scope.spawn(move || {
                 let mut random = Random(thread);
                 for _ in 0..STEPS {
-                    step(cache, &mut random, committed, refused);
+                    step(cache, lives, &mut random, committed, refused);
                 }
             });
         }
@@ -65,25 +71,37 @@ fn hammer(offload: Offload, max_history: u32) {
     for user in 0..USERS as u64 {
         let cached = cache.lookup(&[user])[0];
         let request = Request { user, start: cached.start + u64::from(cached.tokens), ..Request::default() };
-        SHAPE.check(&cache.prepare(&[request]).unwrap(), item);
+        let life = [lives[user as usize].read().unwrap()];
+        SHAPE.check(&cache.prepare(&[request]).unwrap(), |user, position| item(&life, &[user], user, position));
     }
     cache.evict(Users::All, Tiers::ALL).unwrap();
     let stats = cache.stats();
     assert_eq!((stats.free_pages, stats.resident_users, stats.failed_onloads), (PAGES.into(), 0, 0), "{stats:?}");
 }
 
-fn step(cache: &KvCache, random: &mut Random, committed: &AtomicU64, refused: &AtomicU64) {
+fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU64, refused: &AtomicU64) {
     let user = random.below(USERS) as u64;
     match random.below(40) {
-        0 => match cache.evict(Users::These(&[user]), random.pick(&[Tiers::ALL, Tiers::RESIDENT, Tiers::STORE])) {
+        0 => match cache.evict(Users::These(&[user]), random.pick(&[Tiers::RESIDENT, Tiers::STORE])) {
             Err(error) if error.status() == Status::Busy => {}
             result => drop(result.unwrap()),
         },
-        1 => drop(cache.offload(Users::These(&[user])).unwrap()),
+        4 => end_life(cache, lives, user),
+        1 => {
+            if let Err(error) = cache.offload(Users::These(&[user])) {
+                // Someone else has removed it from there meanwhile.
+                assert!(error.message().contains("is in the store no more"), "{error}");
+            }
+        }
         2 => drop(cache.prefetch(&[user]).unwrap()),
         3 => drop(cache.evict(Users::All, Tiers::RESIDENT).unwrap()),
         _ => {
             let users = [user, (user + 1 + random.below(USERS - 1) as u64) % USERS as u64];
+            // In order, so that no two threads wait for each other.
+            let mut order = users;
+            order.sort_unstable();
+            let guards = order.map(|user| lives[user as usize].read().unwrap());
+            let item = |user, position| item(&guards, &order, user, position);
             let cached = cache.lookup(&users);
             let batch = [0, 1].map(|index| {
                 let end = cached[index].start + u64::from(cached[index].tokens);
@@ -109,9 +127,19 @@ fn step(cache: &KvCache, random: &mut Random, committed: &AtomicU64, refused: &A
                     refused.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            if cached[0].start + u64::from(cached[0].tokens) > 100 {
-                let _ = cache.evict(Users::These(&users[..1]), Tiers::ALL);
+            let long = cached[0].start + u64::from(cached[0].tokens) > 100;
+            drop(guards);
+            if long {
+                end_life(cache, lives, user);
             }
         }
+    }
+}
+
+/// Removes a user from everywhere; what is added after that is of another life.
+fn end_life(cache: &KvCache, lives: &Lives, user: u64) {
+    if let Ok(mut life) = lives[user as usize].try_write() {
+        cache.evict(Users::These(&[user]), Tiers::ALL).unwrap();
+        *life += 1;
     }
 }

@@ -298,8 +298,8 @@ pub unsafe extern "C" fn pagoda_kv_cache_stats(
     }
 }
 
-/// Frees a cache. NULL is fine. Leases that are out stay good. What is in the pool alone is gone: hand it to the store with
-/// pagoda_kv_cache_offload first.
+/// Frees a cache. NULL is fine. Leases that are out stay good. If there is a store, what is in the pool goes there, which is
+/// waited for, unless offload is PAGODA_OFFLOAD_BY_HAND.
 ///
 /// Ownership: takes the cache over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
 #[unsafe(no_mangle)]

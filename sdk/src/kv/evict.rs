@@ -2,23 +2,31 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Inner, Tiers, Users, busy};
-use crate::config::Offload;
 use crate::error::{Error, Result, Status};
+use crate::store::{Room, Ticket};
+
+/// How long to wait at a time for pages that others are moving, and how often.
+const MOMENT: Duration = Duration::from_millis(5);
+const PATIENCE: usize = 400;
 
 impl Inner {
     /// Takes `count` pages, evicting the least recently used users as far as need be.
     pub(super) fn allocate(&self, count: usize) -> Result<Vec<u32>> {
         let mut pages = Vec::with_capacity(count);
+        let mut patience = PATIENCE;
         loop {
-            self.table.take_pages(&mut pages, count);
-            if pages.len() == count {
+            if self.table.take_pages(&mut pages, count) {
                 return Ok(pages);
             }
             // Nothing is evicted for a request that can not be met anyhow.
-            if pages.len() + self.table.available() < count || !self.evict_least_recent() {
-                self.table.give_pages(&mut pages);
+            if pages.len() + self.table.available() >= count && self.evict_least_recent() {
+                continue;
+            }
+            // Gives back what was taken, too.
+            if !self.table.wait_for_pages(&mut pages, count, MOMENT) || patience == 0 {
                 return Err(Error::new(
                     Status::Capacity,
                     format!(
@@ -29,20 +37,23 @@ impl Inner {
                     ),
                 ));
             }
+            patience -= 1;
         }
     }
 
-    pub(super) fn evict_least_recent(&self) -> bool {
+    fn evict_least_recent(&self) -> bool {
         let Some(user) = self.table.least_recent() else { return false };
+        // A request does not wait for the disk: what the store can not take at once is lost, and counted.
+        if let Err(error) = self.save_leaving(user, Room::OrRefuse) {
+            log::warn!("user {user} leaves the pool and could not be handed to the store: {error}");
+            self.counters.failed_offloads.add(1);
+        }
         self.leave(user);
         true
     }
 
-    /// Sees a user off who is marked as leaving: to the store if the options say so, then out of the pool.
-    pub(super) fn leave(&self, user: u64) {
-        if self.offload != Offload::ByHand && self.store.is_some() {
-            self.save_leaving(user);
-        }
+    /// Takes a user who is marked as leaving out of the pool.
+    fn leave(&self, user: u64) {
         self.counters.evicted.add(1);
         self.table.lock(user).change(user, |entry| (entry.leaving, entry.tokens) = (false, 0));
     }
@@ -65,37 +76,38 @@ impl Inner {
                 (&*everyone, true)
             }
         };
-        let mut evicted = 0;
-        for &user in users {
-            match self.evict_user(user, tiers) {
-                Ok(had) => evicted += usize::from(had),
-                Err(error) if error.status() == Status::Busy && skip_leased => {}
-                Err(error) => return Err(error),
+        let (mut evicted, mut tickets) = (0, Vec::new());
+        let outcome = users.iter().try_for_each(|&user| match self.evict_user(user, tiers, &mut tickets) {
+            Ok(had) => {
+                evicted += usize::from(had);
+                Ok(())
             }
-        }
-        if tiers.store
-            && let Some(store) = &self.store
-        {
-            store.flush()?;
-        }
-        Ok(evicted)
+            Err(error) if error.status() == Status::Busy && skip_leased => Ok(()),
+            Err(error) => Err(error),
+        });
+        // What has been cut is gone for good before anyone hears of anything else.
+        let waited: Vec<_> = tickets.iter().map(Ticket::wait).collect();
+        outcome.and(waited.into_iter().collect()).map(|()| evicted)
     }
 
-    pub(super) fn not_leased(&self, user: u64) -> Result<()> {
+    fn not_leased(&self, user: u64) -> Result<()> {
         match self.table.lock(user).get(user).filter(|entry| entry.leased()) {
             Some(_) => Err(busy(user, "is held by a live lease: commit or abort it first")),
             None => Ok(()),
         }
     }
 
-    /// Evicts one user; says whether there was anything.
-    pub(super) fn evict_user(&self, user: u64, tiers: Tiers) -> Result<bool> {
+    /// Evicts one user; says whether there was anything. `tickets` gets what to wait for.
+    fn evict_user(&self, user: u64, tiers: Tiers, tickets: &mut Vec<Ticket>) -> Result<bool> {
         loop {
             let mut locked = self.table.lock(user).wait_while(user, |entry| entry.leaving || entry.copying);
             let stored = tiers.store && self.found(user).is_some();
             let Some(entry) = locked.get(user) else {
                 // Under the lock, so that no one brings it into the pool meanwhile.
-                return if stored { self.cut(user, 0).map(|()| true) } else { Ok(false) };
+                if stored {
+                    tickets.extend(self.cut(user, 0)?);
+                }
+                return Ok(stored);
             };
             if entry.leased() {
                 return Err(busy(user, "is held by a live lease: commit or abort it first"));
@@ -108,7 +120,7 @@ impl Inner {
                 continue;
             }
             if stored {
-                self.cut(user, 0)?;
+                tickets.extend(self.cut(user, 0)?);
             }
             if !tiers.resident {
                 return Ok(stored);
@@ -119,6 +131,10 @@ impl Inner {
             } else {
                 locked.change(user, |entry| entry.leaving = true);
                 drop(locked);
+                if let Err(error) = self.save_leaving(user, Room::Wait) {
+                    self.table.lock(user).change(user, |entry| entry.leaving = false);
+                    return Err(error);
+                }
                 self.leave(user);
             }
             return Ok(true);

@@ -7,7 +7,10 @@ use super::table::Entry;
 use super::{Inner, offload};
 use crate::config::Edited;
 use crate::error::{Result, Status};
-use crate::store::{Found, History};
+use crate::store::History;
+
+/// How many pieces of one history may turn out to be unreadable before it is given up.
+const ATTEMPTS: usize = 64;
 
 /// A stored history that can be used.
 pub(super) struct FoundHistory {
@@ -17,25 +20,52 @@ pub(super) struct FoundHistory {
     pub(super) end_hash: u64,
 }
 
+impl FoundHistory {
+    /// How many tokens it has.
+    pub(super) fn tokens(&self) -> u32 {
+        // No more than i32::MAX, or it would not have been found.
+        (self.history.end() - self.history.start()) as u32
+    }
+}
+
 impl Inner {
     /// A user's stored history, if it can be used.
-    pub(super) fn stored_history(&self, user: u64) -> Result<Option<FoundHistory>> {
-        let Some(store) = &self.store else { return Ok(None) };
-        // A tag that can not be read takes its piece with it, so there are ever fewer.
-        while let Some(history) = store.history(self.key(user)) {
+    pub(super) fn stored_history(&self, user: u64) -> Option<FoundHistory> {
+        let store = self.store.as_ref()?;
+        // A tag that can not be read takes its piece with it, so there is ever less; unless the store is past that too.
+        for _ in 0..ATTEMPTS {
+            let history = store.history(self.key(user))?;
+            if history.end() - history.start() > i32::MAX as u64 {
+                break;
+            }
             if self.rules.edited == Edited::Unnoticed {
-                return Ok(Some(FoundHistory { history, hashes: Vec::new(), end_hash: 0 }));
+                return Some(FoundHistory { history, hashes: Vec::new(), end_hash: 0 });
             }
             match offload::hashes(&*history, self.shape.page_size) {
-                Ok((hashes, end_hash)) => return Ok(Some(FoundHistory { history, hashes, end_hash })),
+                Ok((hashes, end_hash)) => return Some(FoundHistory { history, hashes, end_hash }),
                 Err(error) if error.status() == Status::Io => log::warn!("user {user} in the store: {error}"),
                 Err(error) => {
                     log::warn!("user {user} in the store is left out: {error}");
-                    self.cut(user, 0)?;
+                    self.forget(user);
                 }
             }
         }
-        Ok(None)
+        None
+    }
+
+    /// Removes what is stored of a user and is of no use; inference goes on if that can not be done.
+    fn forget(&self, user: u64) {
+        if let Err(error) = self.cut(user, 0) {
+            log::warn!("user {user} can not be removed from the store: {error}");
+        }
+    }
+
+    /// Whether the store has just what `seen` says of a user.
+    pub(super) fn unchanged(&self, user: u64, seen: Option<&dyn History>) -> bool {
+        match (self.found(user), seen) {
+            (Some(found), Some(seen)) => (found.start, &*found.pieces) == (seen.start(), seen.pieces()),
+            (found, seen) => found.is_none() && seen.is_none(),
+        }
     }
 
     /// Makes room in the pool for a stored history that no one holds; `None` if there is nothing to do.
@@ -43,7 +73,7 @@ impl Inner {
         if self.table.lock(user).get(user).is_some() {
             return Ok(None);
         }
-        let Some(found) = self.stored_history(user)? else { return Ok(None) };
+        let Some(found) = self.stored_history(user) else { return Ok(None) };
         let mut pages = self.allocate(self.pages_of(&*found.history))?;
         let incoming = self.settle(user, found, &mut pages, |_| ());
         self.table.give_pages(&mut pages);
@@ -64,8 +94,7 @@ impl Inner {
         hold: impl FnOnce(&mut Entry),
     ) -> Option<Incoming> {
         let mut locked = self.table.lock(user);
-        let unchanged = |found: Found| (found.start, &*found.pieces) == (history.start(), history.pieces());
-        if locked.get(user).is_some() || !self.found(user).is_some_and(unchanged) {
+        if locked.get(user).is_some() || !self.unchanged(user, Some(&*history)) {
             return None;
         }
         let onload = Arc::new(Onload::new(self.shape.layers));
@@ -116,10 +145,8 @@ impl Destination for Inner {
             log::warn!("user {user} can not be read from the store and counts as not cached: {error}");
             self.counters.failed_onloads.add(1);
             // What the store could not read it has dropped itself; anything else must not be tried for ever.
-            if error.status() != Status::Io
-                && let Err(error) = self.cut(user, 0)
-            {
-                log::warn!("user {user} can not be removed from the store: {error}");
+            if error.status() != Status::Io {
+                self.forget(user);
             }
         }
         self.table.lock(user).change(user, |entry| (entry.loading, entry.failed) = (None, result.is_err()));

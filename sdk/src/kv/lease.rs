@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::Inner;
+use super::offload::Saved;
 use super::onload::Onload;
 use super::plan::Plan;
 use crate::config::Offload;
 use crate::error::{Error, Result};
-use crate::store::{Room, Ticket};
+use crate::store::Room;
 use crate::tensor::Tensor;
 
 /// A batch's hold on its users: where their histories lie, and room for what is new.
@@ -37,10 +38,10 @@ pub struct LeasedUser {
 }
 
 /// What a commit has handed to the store.
-#[derive(Default)]
 #[must_use = "commits need not be waited for, but whoever wants to know whether they are durable must"]
 pub struct Written {
-    tickets: Vec<Ticket>,
+    inner: Arc<Inner>,
+    saved: Vec<Saved>,
     error: Option<Error>,
 }
 
@@ -48,8 +49,8 @@ impl Written {
     /// Waits until what was committed is as durable as the store promises. At once, and with nothing promised, unless
     /// histories go to the store at commit.
     pub fn wait(self) -> Result<()> {
-        let results: Vec<_> = self.tickets.iter().map(Ticket::wait).collect();
-        self.error.map_or(Ok(()), Err).and(results.into_iter().collect())
+        let waited = self.inner.wait_for(&self.saved);
+        self.error.map_or(waited, Err)
     }
 }
 
@@ -151,21 +152,23 @@ impl Lease {
     /// Fails, and is an abort, if something could not be read from the store.
     pub fn commit(mut self) -> Result<Written> {
         self.wait()?;
-        let mut written = Written::default();
-        let users = std::mem::take(&mut self.users);
-        let changed: Vec<u64> = users.iter().filter(|held| held.plan.changes()).map(|held| held.user).collect();
-        for held in users {
-            commit(&self.inner, held);
+        let inner = Arc::clone(&self.inner);
+        let save = inner.offload == Offload::AtCommit && inner.store.is_some();
+        let mut to_save = Vec::new();
+        for held in std::mem::take(&mut self.users) {
+            let user = held.user;
+            if commit(&inner, held, save) {
+                to_save.push(user);
+            }
         }
-        if self.inner.offload == Offload::AtCommit && self.inner.store.is_some() {
-            for user in changed {
-                match self.inner.save(user, Room::OrRefuse) {
-                    Ok(tickets) => written.tickets.extend(tickets),
-                    // What is not stored now is stored with a later commit, or when the user is evicted.
-                    Err(error) => {
-                        self.inner.counters.failed_offloads.add(1);
-                        written.error.get_or_insert(error);
-                    }
+        let mut written = Written { inner, saved: Vec::new(), error: None };
+        for user in to_save {
+            match self.inner.save_copying(user, Room::OrRefuse) {
+                Ok(saved) => written.saved.push(saved),
+                // What is not stored now is stored with a later commit, or when the user is evicted.
+                Err(error) => {
+                    self.inner.counters.failed_offloads.add(1);
+                    written.error.get_or_insert(error);
                 }
             }
         }
@@ -186,17 +189,21 @@ impl Drop for Lease {
     }
 }
 
-/// Makes what one user brought part of its history, and lets go of it.
-fn commit(inner: &Inner, mut held: Held) {
+/// Makes what one user brought part of its history, and lets go of it. If it changed and is to be saved, which the result
+/// tells, it is marked as copying in the same moment, so that it can not leave before.
+fn commit(inner: &Inner, mut held: Held, save: bool) -> bool {
     let Held { user, plan, .. } = held;
     if held.hold == Hold::Nothing {
-        return;
+        return false;
     }
+    let save = save && held.hold == Hold::Writes;
     let now = inner.table.now();
     let mut locked = inner.table.lock(user);
-    if plan.cut {
+    if plan.cut || save {
         // Whoever copies the old tokens must be done before the store hears that they are gone.
         locked = locked.wait_while(user, |entry| entry.copying);
+    }
+    if plan.cut {
         let from = if plan.cached == 0 { 0 } else { plan.start + u64::from(plan.cached) };
         if let Err(error) = inner.cut(user, from) {
             log::warn!("user {user}: what was edited can not be removed from the store: {error}");
@@ -206,7 +213,7 @@ fn commit(inner: &Inner, mut held: Held) {
         entry.stamp = now;
         if held.hold == Hold::Reads {
             entry.readers -= 1;
-            return;
+            return false;
         }
         entry.writer = false;
         let (from, kept) = (plan.dropped_pages as usize, held.pages.len());
@@ -229,7 +236,9 @@ fn commit(inner: &Inner, mut held: Held) {
         entry.start = plan.start + u64::from(gone);
         entry.tokens = plan.cached + plan.tokens - gone;
         entry.pages = pages;
-    });
+        entry.copying |= save && entry.tokens > 0;
+        save && entry.tokens > 0
+    })
 }
 
 /// Lets go of users and of the pages that were meant for them.

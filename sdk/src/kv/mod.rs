@@ -30,7 +30,7 @@ use table::Table;
 
 use crate::config::{KvOptions, Offload};
 use crate::error::{Error, Result, Status};
-use crate::store::{Found, Key, Store};
+use crate::store::{Found, Key, Store, Ticket};
 use crate::tensor::Tensor;
 
 /// What one user of a batch brings.
@@ -100,6 +100,9 @@ impl Tiers {
 }
 
 /// A cache of keys and values. Any number of threads may use one at the same time.
+///
+/// Dropping it stores what is in the pool, unless that is done by hand, and waits for it. Leases that are out stay good;
+/// what they commit afterwards is stored only where that is done at commit.
 pub struct KvCache {
     inner: Arc<Inner>,
 }
@@ -119,7 +122,8 @@ struct Inner {
 }
 
 impl KvCache {
-    /// Opens a cache, above a store if there is one. Several caches, also of other models, can share a store.
+    /// Opens a cache, above a store if there is one. Caches of several models or versions can share a store; a second one
+    /// of the same version and shape is refused with BUSY, for each takes what is stored for its own.
     pub fn open(options: &KvOptions, store: Option<Arc<dyn Store>>) -> Result<Self> {
         let (shape, pages) = shape::check(options)?;
         let rules = Rules {
@@ -128,15 +132,23 @@ impl KvCache {
             overlap: options.overlap,
             edited: options.edited,
         };
+        let space = shape::space(options);
+        let pool = Pool::new(shape, pages)?;
+        let readers = store.as_ref().map(|_| Readers::new(options.onload_threads)).transpose()?;
+        if store.as_ref().is_some_and(|store| !store.claim(space)) {
+            let message =
+                "another cache of this model version and shape uses the store: share that cache, or free it first";
+            return Err(Error::new(Status::Busy, message));
+        }
         let inner = Inner {
             shape,
             rules,
             offload: options.offload,
             onload_in_background: options.onload_in_background,
-            space: shape::space(options),
-            pool: Pool::new(shape, pages)?,
+            space,
+            pool,
             table: Table::new(pages),
-            readers: store.as_ref().map(|_| Readers::new(options.onload_threads)).transpose()?,
+            readers,
             store,
             counters: Counters::new(),
         };
@@ -180,8 +192,8 @@ impl KvCache {
         self.inner.evict(users, tiers)
     }
 
-    /// Begins to bring histories from the store into the pool and returns at once. Says of how many users. Stops where
-    /// there is no more room.
+    /// Begins to bring histories from the store into the pool and returns at once. Says of how many users. Evicts others
+    /// as `prepare` does, and stops where that is not enough.
     pub fn prefetch(&self, users: &[u64]) -> Result<usize> {
         let mut incoming = Vec::new();
         let outcome: Result<()> = users.iter().try_for_each(|&user| {
@@ -223,9 +235,23 @@ impl KvCache {
 
 impl Drop for KvCache {
     fn drop(&mut self) {
+        if self.inner.store.is_some()
+            && self.inner.offload != Offload::ByHand
+            && let Err(error) = self.inner.offload(Users::All)
+        {
+            log::warn!("a cache was closed and not all of it could be stored: {error}");
+        }
         // What is being read keeps the store open, and whoever drops the cache may want to open it again.
         if let Some(readers) = &self.inner.readers {
             readers.wait();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(store) = &self.store {
+            store.release(self.space);
         }
     }
 }
@@ -259,11 +285,8 @@ impl Inner {
     }
 
     /// Removes a user's tokens from a position on from the store.
-    fn cut(&self, user: u64, from: u64) -> Result<()> {
-        match &self.store {
-            Some(store) => store.cut(self.key(user), from).map(drop),
-            None => Ok(()),
-        }
+    fn cut(&self, user: u64, from: u64) -> Result<Option<Ticket>> {
+        self.store.as_ref().map(|store| store.cut(self.key(user), from)).transpose()
     }
 }
 

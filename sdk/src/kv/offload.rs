@@ -2,7 +2,7 @@
 
 use super::table::Entry;
 use super::{Inner, Users};
-use crate::config::Edited;
+use crate::config::{Edited, Offload};
 use crate::error::{Error, Result, Status};
 use crate::store::{Found, History, Piece, Record, Room, Ticket};
 
@@ -21,6 +21,16 @@ struct Snapshot {
     end_hash: u64,
 }
 
+/// What was handed to the store.
+pub(super) struct Saved {
+    user: u64,
+    /// The position after the last token.
+    end: u64,
+    tickets: Vec<Ticket>,
+    /// Whether anything had to be written.
+    written: bool,
+}
+
 /// Takes the mark of copying away, whatever happens.
 struct Copying<'a>(&'a Inner, u64);
 
@@ -32,9 +42,10 @@ impl Drop for Copying<'_> {
 
 impl Inner {
     pub(super) fn offload(&self, users: Users<'_>) -> Result<usize> {
-        let store = self.store.as_ref().ok_or_else(|| {
-            Error::new(Status::Unsupported, "this cache has no store to offload to: open it with one")
-        })?;
+        if self.store.is_none() {
+            let message = "this cache has no store to offload to: open it with one";
+            return Err(Error::new(Status::Unsupported, message));
+        }
         let everyone;
         let users = match users {
             Users::These(users) => users,
@@ -43,47 +54,83 @@ impl Inner {
                 &everyone
             }
         };
-        let mut written = 0;
-        for &user in users {
-            written += usize::from(!self.save(user, Room::Wait)?.is_empty());
-        }
-        store.flush()?;
+        let saved = users.iter().map(|&user| self.save(user, Room::Wait)).collect::<Result<Vec<_>>>()?;
+        let saved: Vec<Saved> = saved.into_iter().flatten().collect();
+        let written = saved.iter().filter(|saved| saved.written).count();
+        self.wait_for(&saved)?;
         Ok(written)
     }
 
-    /// Hands what is not stored yet of a user's history to the store.
-    pub(super) fn save(&self, user: u64, room: Room) -> Result<Vec<Ticket>> {
+    /// Hands what is not stored yet of a user's history to the store. `None` if nothing is in the pool that the store
+    /// did not give.
+    fn save(&self, user: u64, room: Room) -> Result<Option<Saved>> {
         let mut locked = self.table.lock(user).wait_while(user, |entry| entry.copying || entry.leaving);
-        let Some(entry) = locked.get(user) else { return Ok(Vec::new()) };
-        if entry.tokens == 0 || entry.loading.is_some() || entry.failed {
-            // Nothing is there, or it comes from the store.
-            return Ok(Vec::new());
-        }
-        let snapshot = Snapshot::new(user, entry);
+        // What is loading comes from the store.
+        let Some(_) = locked.get(user).filter(|entry| entry.tokens > 0 && entry.loading.is_none() && !entry.failed)
+        else {
+            return Ok(None);
+        };
         locked.change(user, |entry| entry.copying = true);
         drop(locked);
+        self.save_copying(user, room).map(Some)
+    }
+
+    /// As [`Inner::save`], of a user who is marked as copying; takes the mark away.
+    pub(super) fn save_copying(&self, user: u64, room: Room) -> Result<Saved> {
         let _copying = Copying(self, user);
+        let snapshot = self.snapshot(user);
         self.write(&snapshot, room)
     }
 
-    /// As [`Inner::save`], of a user who is marked as leaving. Does not wait: what the store can not take is lost.
-    pub(super) fn save_leaving(&self, user: u64) {
-        let snapshot = self.table.lock(user).get(user).map(|entry| Snapshot::new(user, entry));
-        let Some(snapshot) = snapshot else { return };
-        if let Err(error) = self.write(&snapshot, Room::OrRefuse) {
-            log::warn!("user {user} leaves the pool and could not be handed to the store: {error}");
-            self.counters.failed_offloads.add(1);
+    /// As [`Inner::save`], of a user who is marked as leaving, unless that is done by hand.
+    pub(super) fn save_leaving(&self, user: u64, room: Room) -> Result<()> {
+        if self.offload == Offload::ByHand || self.store.is_none() {
+            return Ok(());
+        }
+        self.write(&self.snapshot(user), room).map(drop)
+    }
+
+    fn snapshot(&self, user: u64) -> Snapshot {
+        let locked = self.table.lock(user);
+        Snapshot::new(user, locked.get(user).expect("a user that is marked is in the table"))
+    }
+
+    /// Waits until what was saved is as durable as the store promises.
+    pub(super) fn wait_for(&self, saved: &[Saved]) -> Result<()> {
+        // For all of them, also after an error.
+        let results: Vec<_> = saved.iter().flat_map(|saved| &saved.tickets).map(Ticket::wait).collect();
+        results.into_iter().collect::<Result<()>>()?;
+        for Saved { user, end, .. } in saved.iter().filter(|saved| !saved.written) {
+            // Someone else had written it; whether that went well the store knows.
+            if self.found(*user).is_none_or(|found| found.end < *end) {
+                let message = format!("user {user} is in the store no more, or could not be written: see the log");
+                return Err(Error::new(Status::Io, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a snapshot; once more in whole if what is stored went while it was copied.
+    fn write(&self, snapshot: &Snapshot, room: Room) -> Result<Saved> {
+        match self.write_from(snapshot, room, self.found(snapshot.user)) {
+            Err(error) if error.status() == Status::InvalidArgument => self.write_from(snapshot, room, None),
+            result => result,
         }
     }
 
-    fn write(&self, snapshot: &Snapshot, room: Room) -> Result<Vec<Ticket>> {
-        let Some(store) = &self.store else { return Ok(Vec::new()) };
+    fn write_from(&self, snapshot: &Snapshot, room: Room, found: Option<Found>) -> Result<Saved> {
+        let store = self.store.as_ref().expect("whoever saves has a store");
         let Snapshot { user, start, tokens, ref pages, .. } = *snapshot;
         let end = start + u64::from(tokens);
         let page_size = u64::from(self.shape.page_size);
         let most = (RECORD_BYTES / self.shape.page_bytes()).clamp(1, RECORD_PAGES) as u64 * page_size;
-        let mut at = first_to_write(self.found(user), start, end, most);
+        let mut at = first_to_write(found, start, end, most);
+        let written = at < end;
         let mut tickets = Vec::new();
+        if !written {
+            // What is stored may still be queued: removing what comes after it is done when that is.
+            tickets.push(store.cut(self.key(user), end)?);
+        }
         while at < end {
             // Records end where pages do, so that the hash there is known.
             let to = ((at - start) / page_size * page_size + start + most).min(end);
@@ -106,7 +153,7 @@ impl Inner {
             tickets.push(store.write(record, room)?);
             at = to;
         }
-        Ok(tickets)
+        Ok(Saved { user, end, tickets, written })
     }
 }
 

@@ -77,8 +77,10 @@ pub(super) fn plan(cached: Cached<'_>, request: &Request<'_>, rules: Rules) -> R
     let mut plan = Plan { start: cached.start, cut: valid < cached.end(), ..Plan::default() };
     let mut kept = valid - cached.start;
     let fills_window = rules.max_history > 0 && request.tokens >= rules.max_history;
-    if request.start > valid && fills_window {
-        // Nothing of what came before is in the window any more, so nothing is missing in it.
+    let fresh = request.start > valid && fills_window || request.start < valid && kept == 0;
+    if fresh {
+        // Nothing of what came before is in the window any more, so nothing is missing in it; or nothing of what is
+        // cached is of use, so the history may begin anew, also before it.
         (kept, plan.start, plan.cut) = (0, request.start, cached.tokens > 0);
     } else if request.start > valid {
         return Err(gap("missing", valid, request.start - 1));
@@ -143,18 +145,28 @@ fn valid_end(cached: Cached<'_>, request: &Request<'_>, rules: Rules) -> Result<
         }
         let items = &request.items[(from - items_start) as usize..(to - items_start) as usize];
         if extend(before, items) != expected {
-            if rules.edited == Edited::Invalidate {
-                return Ok(from);
-            }
-            let message = format!(
-                "the history was edited: its items from {from} to {} (both inclusive) are not those that are cached. Evict \
-                 the user and send the whole history, or open the cache with edited = invalidate",
-                to - 1
-            );
-            return Err(Error::invalid("items", message));
+            return edited(rules, from, to);
         }
     }
+    if end < cached.end() {
+        // The history has become shorter: the page in which it ends, and all after it, have items that are gone.
+        let whole = end.saturating_sub(cached.start) / page_size * page_size;
+        return edited(rules, cached.start + whole, cached.end());
+    }
     Ok(cached.end())
+}
+
+/// What is cached from `from` to before `to` is not what the history has there, or has not any more.
+fn edited(rules: Rules, from: u64, to: u64) -> Result<u64> {
+    if rules.edited == Edited::Invalidate {
+        return Ok(from);
+    }
+    let message = format!(
+        "the history was edited: its items from {from} to {} (both inclusive) are not those that are cached. Evict the user \
+         and send the whole history, or have edited histories invalidated",
+        to - 1
+    );
+    Err(Error::invalid("items", message))
 }
 
 #[cfg(test)]
@@ -222,6 +234,44 @@ mod tests {
     }
 
     #[test]
+    fn a_history_that_became_shorter_was_edited() {
+        let items: Vec<u64> = (100..130).collect();
+        let hashes: Vec<u64> = (0..3).map(|page| extend(0, &items[..page * 8])).collect();
+        let cached = Cached { start: 0, tokens: 20, hashes: &hashes, end_hash: extend(0, &items[..20]) };
+        let request = |start: u64, end: usize| Request {
+            user: 7,
+            start,
+            tokens: (end as u64 - start) as u32,
+            candidates: 0,
+            items: &items[..end],
+        };
+        let trim = Rules { overlap: Overlap::Trim, ..RULES };
+        let refuse = Rules { edited: Edited::Refuse, ..trim };
+        let invalidate = Rules { edited: Edited::Invalidate, ..trim };
+        for end in 0..20 {
+            let error = plan(cached, &request(0, end), refuse).unwrap_err();
+            assert!(error.message().contains("to 19"), "{error}");
+            let shorter = plan(cached, &request(0, end), invalidate).unwrap();
+            let kept = end as u32 / 8 * 8;
+            assert_eq!((shorter.start, shorter.cached, shorter.cut), (0, kept, true));
+            assert_eq!((shorter.trimmed, shorter.tokens), (kept, end as u32 - kept));
+        }
+        assert!(plan(cached, &request(0, 20), refuse).is_ok());
+    }
+
+    #[test]
+    fn nothing_valid_means_nothing_cached() {
+        let items: Vec<u64> = (0..80).collect();
+        let cached = Cached { start: 64, tokens: 100, hashes: &[1; 13], end_hash: 2 };
+        let request = Request { user: 7, start: 0, tokens: 80, candidates: 0, items: &items };
+        for overlap in [Overlap::Refuse, Overlap::Trim] {
+            let rules = Rules { max_history: 100, overlap, edited: Edited::Invalidate, ..RULES };
+            let anew = plan(cached, &request, rules).unwrap();
+            assert_eq!((anew.start, anew.cached, anew.tokens, anew.trimmed, anew.cut), (0, 0, 80, 0, true));
+        }
+    }
+
+    #[test]
     fn an_edit_is_found_by_page() {
         let items: Vec<u64> = (100..130).collect();
         let hashes: Vec<u64> = (0..3).map(|page| extend(0, &items[..page * 8])).collect();
@@ -237,7 +287,7 @@ mod tests {
         // Only the new items: nothing can be said of the others.
         assert!(plan(cached, &asked(20, 10, &items[20..]), refused).is_ok());
         assert!(plan(cached, &asked(20, 10, &items[21..]), refused).is_err());
-        assert!(plan(cached, &asked(0, 10, &items), refused).is_err());
+        assert!(plan(cached, &asked(0, 10, &items), refused).is_err(), "more items than tokens");
 
         for edit in 0..20 {
             let mut edited = items.clone();
@@ -249,7 +299,7 @@ mod tests {
             assert!(error.message().contains(&format!("missing tokens from {from} to 19")), "{error}");
             let again = plan(cached, &asked(from, 30 - from as u32, &edited), invalidated).unwrap();
             assert_eq!((u64::from(again.cached), again.cut), (from, true));
-            // Items that begin inside the edited page can not tell.
+            // Items that begin inside the edited page can not tell of it.
             let short = &edited[from as usize + 1..];
             assert!(plan(cached, &asked(20, 10, short), refused).is_ok());
         }

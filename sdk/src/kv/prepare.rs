@@ -135,9 +135,14 @@ fn hold(inner: &Inner, request: &Request<'_>, index: usize, stored: &mut Vec<Sto
         if entry.failed {
             return Err(busy(user, "could not be read from the store and another lease still holds it: try again"));
         }
+        let added = || busy(user, "is being added to by another lease: try again when it has ended");
+        // What the other lease adds may be what this one would miss.
+        if entry.writer && (entry.tokens == 0 || request.start > entry.cached().end()) {
+            return Err(added());
+        }
         let plan = plan(entry.cached(), request, inner.rules)?;
         if plan.changes() && entry.writer {
-            return Err(busy(user, "is being added to by another lease: try again when it has ended"));
+            return Err(added());
         }
         let from = plan.dropped_pages as usize;
         let pages = entry.pages[from..from + plan.cached_pages(inner.shape.page_size)].to_vec();
@@ -152,23 +157,26 @@ fn hold(inner: &Inner, request: &Request<'_>, index: usize, stored: &mut Vec<Sto
         return Ok(Some(Held { pages, had, onload, hold, ..Held::new(inner, request, plan, base) }));
     }
     drop(locked);
-    if let Some(FoundHistory { history, hashes, end_hash }) = inner.stored_history(user)? {
-        let tokens = u32::try_from(history.end() - history.start()).unwrap_or(u32::MAX);
-        let cached = Cached { start: history.start(), tokens, hashes: &hashes, end_hash };
-        let plan = plan(cached, request, inner.rules)?;
-        let held = Held::new(inner, request, plan, base_hash(cached, plan, inner.shape.page_size));
-        stored.push(Stored { found: FoundHistory { history, hashes, end_hash }, index });
-        return Ok(Some(held));
-    }
-    let plan = plan(Cached::default(), request, inner.rules)?;
-    let mut held = Held::new(inner, request, plan, 0);
-    if plan.changes() {
+    let found = inner.stored_history(user);
+    let cached = found.as_ref().map_or_else(Cached::default, |found| Cached {
+        start: found.history.start(),
+        tokens: found.tokens(),
+        hashes: &found.hashes,
+        end_hash: found.end_hash,
+    });
+    let plan = plan(cached, request, inner.rules)?;
+    let mut held = Held::new(inner, request, plan, base_hash(cached, plan, inner.shape.page_size));
+    if plan.cached > 0 {
+        stored.extend(found.map(|found| Stored { found, index }));
+    } else if plan.changes() {
+        // Nothing of what is stored is of use.
         let mut locked = inner.table.lock(user);
-        if locked.get(user).is_some() || inner.found(user).is_some() {
+        if locked.get(user).is_some() || !inner.unchanged(user, found.as_ref().map(|found| &*found.history)) {
             return Ok(None);
         }
         locked.insert(user, Entry { writer: true, stamp: inner.table.now(), ..Entry::default() });
-        held.hold = Hold::Writes;
+        // Its pages are not here to be dropped.
+        (held.hold, held.plan.dropped_pages) = (Hold::Writes, 0);
     }
     Ok(Some(held))
 }

@@ -41,6 +41,10 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
         let message = format!("{page_size} is not a multiple of 8 between 8 and {MOST}");
         return Err(Error::invalid("page_size", message));
     }
+    if options.max_history > 0 && options.max_history < page_size {
+        let message = format!("{} is less than a page of {page_size} tokens; 0 keeps everything", options.max_history);
+        return Err(Error::invalid("max_history", message));
+    }
     if !matches!(element, ElementType::F32 | ElementType::F16 | ElementType::Bf16) {
         return Err(Error::invalid("element", format!("{} is none of f32, f16 and bf16", element.name())));
     }

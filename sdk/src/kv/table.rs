@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::onload::Onload;
 use super::plan::Cached;
@@ -54,8 +55,13 @@ impl Entry {
         self.readers > 0 || self.writer
     }
 
+    /// Whether the tokens are on their way from or to somewhere.
+    fn moving(&self) -> bool {
+        self.copying || self.leaving || self.loading.is_some()
+    }
+
     fn held(&self) -> bool {
-        self.leased() || self.copying || self.leaving || self.loading.is_some()
+        self.leased() || self.moving()
     }
 }
 
@@ -63,9 +69,15 @@ impl Entry {
 pub(super) struct Table {
     shards: Box<[Shard]>,
     free: Mutex<Vec<u32>>,
+    /// Pages were given back.
+    given: Condvar,
     pages: usize,
     /// Pages of users that could be evicted now.
     evictable: AtomicUsize,
+    /// Pages of users that could be evicted in a moment: no lease holds them, but they are being moved.
+    moving: AtomicUsize,
+    /// Pages that someone has taken who needs more.
+    collecting: AtomicUsize,
     clock: AtomicU64,
 }
 
@@ -99,8 +111,11 @@ impl Table {
             shards: (0..SHARDS).map(shard).collect(),
             // The last is taken first.
             free: Mutex::new((0..pages).rev().collect()),
+            given: Condvar::new(),
             pages: pages as usize,
             evictable: AtomicUsize::new(0),
+            moving: AtomicUsize::new(0),
+            collecting: AtomicUsize::new(0),
             clock: AtomicU64::new(1),
         }
     }
@@ -123,16 +138,41 @@ impl Table {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Moves free pages to `to` until it has `count`, or there are none left.
-    pub(super) fn take_pages(&self, to: &mut Vec<u32>, count: usize) {
+    /// Moves free pages to `to` until it has `count`, which is true, or there are none left.
+    pub(super) fn take_pages(&self, to: &mut Vec<u32>, count: usize) -> bool {
         let mut free = self.free_list();
-        let left = free.len().saturating_sub(count - to.len());
+        let had = to.len();
+        let left = free.len().saturating_sub(count - had);
         to.extend(free.drain(left..).rev());
+        // Counted while the list is locked: a page is never neither free nor counted.
+        if to.len() == count {
+            self.collecting.fetch_sub(had, Ordering::Relaxed);
+            return true;
+        }
+        self.collecting.fetch_add(to.len() - had, Ordering::Relaxed);
+        false
+    }
+
+    /// Gives back what [`Self::take_pages`] took and was not enough. Waits for a moment if all that is needed could come
+    /// back from others who are at it; otherwise says no.
+    pub(super) fn wait_for_pages(&self, taken: &mut Vec<u32>, count: usize, moment: Duration) -> bool {
+        let mut free = self.free_list();
+        self.collecting.fetch_sub(taken.len(), Ordering::Relaxed);
+        free.append(taken);
+        self.given.notify_all();
+        let [evictable, moving, collecting] =
+            [&self.evictable, &self.moving, &self.collecting].map(|pages| pages.load(Ordering::Relaxed));
+        if free.len() + evictable + moving + collecting < count {
+            return false;
+        }
+        drop(self.given.wait_timeout(free, moment));
+        true
     }
 
     pub(super) fn give_pages(&self, pages: &mut Vec<u32>) {
         if !pages.is_empty() {
             self.free_list().append(pages);
+            self.given.notify_all();
         }
     }
 
@@ -197,12 +237,11 @@ impl Locked<'_> {
 
     /// Adds a user who is not there.
     pub(super) fn insert(&mut self, user: u64, entry: Entry) {
-        let held = entry.held();
-        let before = self.users.map.insert(user, entry);
+        // Nothing is counted of an entry without pages that someone holds, so that `change` finds the books right.
+        let empty = Entry { stamp: entry.stamp, leaving: true, ..Entry::default() };
+        let before = self.users.map.insert(user, empty);
         debug_assert!(before.is_none(), "user {user} is there already");
-        if !held {
-            self.change(user, |_| ());
-        }
+        self.change(user, |empty| *empty = entry);
     }
 
     /// Changes a user, and with it whether it can be evicted. A user whom no one holds and of whom nothing is left goes,
@@ -217,9 +256,18 @@ impl Locked<'_> {
             idle.remove(&entry.stamp);
             self.table.evictable.fetch_sub(entry.pages.len(), Ordering::Relaxed);
         }
+        if entry.moving() && !entry.leased() {
+            self.table.moving.fetch_sub(entry.pages.len(), Ordering::Relaxed);
+        }
         let result = change(entry);
-        if !entry.held() {
+        if entry.readers == 0 && !entry.moving() {
+            // A lease that adds never reads what left before it began.
             self.table.give_pages(&mut entry.dropped);
+        }
+        if entry.moving() && !entry.leased() {
+            self.table.moving.fetch_add(entry.pages.len(), Ordering::Relaxed);
+        }
+        if !entry.held() {
             if entry.tokens == 0 || entry.failed {
                 self.table.give_pages(&mut entry.pages);
                 map.remove(&user);

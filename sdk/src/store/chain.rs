@@ -67,17 +67,13 @@ pub(super) struct Plan {
 }
 
 impl<P> Chain<P> {
-    /// How a piece would join a chain; `None` if it would leave a gap.
+    /// How a piece would join a chain; `None` if something between `history_start` and it would be missing.
     pub(super) fn plan_put(chain: Option<&Self>, history_start: u64, start: u64) -> Option<Plan> {
-        let alone = Plan { prev_seq: 0, history_start: start };
-        let Some(chain) = chain else { return Some(alone) };
-        if start == history_start || start <= chain.start || history_start >= chain.end {
-            return Some(alone);
+        if start == history_start {
+            return Some(Plan { prev_seq: 0, history_start });
         }
-        if start > chain.end {
-            return None;
-        }
-        Some(Plan { prev_seq: chain.last_before(start), history_start: history_start.max(chain.start) })
+        let chain = chain.filter(|chain| chain.start <= history_start && start <= chain.end)?;
+        Some(Plan { prev_seq: chain.last_before(start), history_start })
     }
 
     /// What is left after a cut at `from`, which lies before the chain's end.

@@ -1,10 +1,11 @@
 //! The store on disk, as its users see it.
 
 use std::any::Any;
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use super::chain::{Chain, Slot};
@@ -26,6 +27,8 @@ use crate::metrics;
 pub struct DiskStore {
     inner: Arc<Inner>,
     writer: Option<JoinHandle<()>>,
+    /// The spaces that caches have taken.
+    claimed: Mutex<HashSet<u64>>,
     /// Keeps others out until the writer is done.
     _lock: Box<dyn Any + Send + Sync>,
 }
@@ -62,7 +65,7 @@ impl DiskStore {
             .name("pagoda-store".into())
             .spawn(run)
             .map_err(|error| Error::new(Status::Capacity, format!("the store's thread can not be started: {error}")))?;
-        Ok(Self { inner, writer: Some(thread), _lock: lock })
+        Ok(Self { inner, writer: Some(thread), claimed: Mutex::default(), _lock: lock })
     }
 
     /// Numbers about what is stored now and what happened since the store was opened.
@@ -117,6 +120,14 @@ impl DiskStore {
 }
 
 impl Store for DiskStore {
+    fn claim(&self, space: u64) -> bool {
+        lock(&self.claimed).insert(space)
+    }
+
+    fn release(&self, space: u64) {
+        lock(&self.claimed).remove(&space);
+    }
+
     fn find(&self, key: Key) -> Option<Found> {
         self.inner.find(key)
     }

@@ -118,14 +118,20 @@ pub enum Room {
 /// A write is visible to [`Store::find`] and [`Store::history`] as soon as the call returns, and as durable as the store
 /// promises when its [`Ticket`] says so.
 pub trait Store: Send + Sync {
+    /// Takes a space for one cache alone; false if another has it.
+    fn claim(&self, space: u64) -> bool;
+
+    /// Gives a claimed space back.
+    fn release(&self, space: u64);
+
     /// Where a user's stored history begins and ends, and in how many pieces it lies; `None` if nothing is stored.
     fn find(&self, key: Key) -> Option<Found>;
 
     /// A user's stored history, to be read. Marks the user as used.
     fn history(&self, key: Key) -> Option<Box<dyn History>>;
 
-    /// Queues a piece for writing. It must begin where the stored history ends or before that, unless it begins at its
-    /// own `history_start` and so replaces everything.
+    /// Queues a piece for writing. It begins at its own `history_start`, and so replaces everything, or the store has
+    /// everything from there to where it begins; otherwise it is refused with INVALID_ARGUMENT.
     fn write(&self, record: Record, room: Room) -> Result<Ticket>;
 
     /// Queues the removal of a user's tokens from a position on; 0 removes the user. Never refused for want of room.

@@ -43,19 +43,17 @@ pub(super) fn model_put(
     version: u64,
 ) -> bool {
     let new = vec![version; tokens as usize];
-    let (first, mut old) = model.get(&user).cloned().unwrap_or((start, Vec::new()));
-    let end = first + old.len() as u64;
-    if start > end && history_start < end && start != history_start && !old.is_empty() {
-        return false;
-    }
-    if start == history_start || start <= first || history_start >= end {
+    if start == history_start {
         model.insert(user, (start, new));
         return true;
     }
+    let Some((first, mut old)) = model.get(&user).cloned() else { return false };
+    if history_start < first || start > first + old.len() as u64 {
+        return false;
+    }
     old.truncate((start - first) as usize);
     old.extend(new);
-    let gone = history_start.saturating_sub(first);
-    model.insert(user, (first + gone, old.split_off(gone as usize)));
+    model.insert(user, (history_start, old.split_off((history_start - first) as usize)));
     true
 }
 
@@ -126,7 +124,9 @@ fn play(store: &DiskStore, model: &mut Model, random: &mut Random, steps: u64, v
         let history_start = match random.below_u64(5) {
             0 => start,
             1 => start - random.below_u64(start.min(20) + 1),
-            _ => first.min(start),
+            // What is claimed to be there before may not be.
+            2 => first.saturating_sub(random.below_u64(3)),
+            _ => first,
         };
         let tokens = 1 + random.below_u64(12) as u32;
         *version += 1;

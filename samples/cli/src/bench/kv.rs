@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pagoda::kv::{Request, Tiers, Users};
 use pagoda::store::{DiskStore, Store};
-use pagoda::{ElementType, KvCache, KvOptions, Offload, Pages, Result, StoreOptions};
+use pagoda::{ElementType, KvCache, KvOptions, Pages, Result, StoreOptions};
 use pagoda_test_support::Folder;
 
 use super::{Row, median};
@@ -31,11 +31,11 @@ pub fn measure() -> Result<Vec<Row>> {
     let mut rows = vec![
         against_goal("prepare", new_users()?, 50.0),
         against_goal("prepare cached", cached_users()?, 50.0),
-        against_goal("prepare evicting", evicting(None, Offload::ByHand, 8)?, 200.0),
+        against_goal("prepare evicting", evicting(None)?, 200.0),
     ];
     let folder = Folder::new();
     let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default())?);
-    rows.push(against_goal("prepare evicting, stored", evicting(Some(&store), Offload::AtCommit, 8)?, 200.0));
+    rows.push(against_goal("prepare evicting, stored", evicting(Some(&store))?, 200.0));
     rows.push(copying_out(&store, case("prepare evicting, to store"))?);
     rows.push(memory_per_token()?);
     Ok(rows)
@@ -96,37 +96,20 @@ fn cached_users() -> Result<f64> {
     Ok(median(times))
 }
 
-/// New users, in a pool that is full of others who all have to leave.
-fn evicting(store: Option<&Arc<dyn Store>>, offload: Offload, layers: u32) -> Result<f64> {
-    // With a store, what leaves is there already; small, for it is the bookkeeping that is measured.
-    let layers = if store.is_some() { 1 } else { layers };
-    let cache = KvCache::open(&KvOptions { offload, ..options(USERS as u32, layers) }, store.cloned())?;
-    let rounds = if store.is_some() { 20 } else { ROUNDS };
+/// New users, in a pool that is full of others who all have to leave. With a store, they are there already: one layer, for
+/// it is the bookkeeping that is measured.
+fn evicting(store: Option<&Arc<dyn Store>>) -> Result<f64> {
+    let (layers, rounds) = if store.is_some() { (1, 20) } else { (8, ROUNDS) };
+    let cache = KvCache::open(&options(USERS as u32, layers), store.cloned())?;
     let mut times = Vec::new();
     batch(&cache, 0, TOKENS)?;
-    for round in 1..=rounds {
-        cache.flush()?;
-        let time = if store.is_some() { prepare_only(&cache, round)? } else { batch(&cache, next(round), TOKENS)? };
-        times.push(time);
+    for round in 1..=rounds as u64 {
+        if store.is_some() {
+            cache.offload(Users::All)?;
+        }
+        times.push(batch(&cache, round * USERS, TOKENS)?);
     }
     Ok(median(times))
-}
-
-fn next(round: usize) -> u64 {
-    round as u64 % 2 * USERS
-}
-
-/// As `batch`, but what the commit hands to the store is not part of the eviction.
-fn prepare_only(cache: &KvCache, round: usize) -> Result<Duration> {
-    let users: Vec<u64> = (0..USERS).map(|user| round as u64 * USERS + user).collect();
-    let start = Instant::now();
-    cache.lookup(&users);
-    let requests: Vec<_> =
-        users.iter().map(|&user| Request { user, start: 0, tokens: TOKENS, candidates: 128, items: &[] }).collect();
-    let lease = cache.prepare(&requests)?;
-    let took = start.elapsed();
-    let _ = lease.commit()?;
-    Ok(took)
 }
 
 /// The same when what leaves has to be copied out first, beside the copy alone.
@@ -139,7 +122,7 @@ fn copying_out(store: &Arc<dyn Store>, case: String) -> Result<Row> {
     batch(&cache, 0, TOKENS)?;
     for round in 1..=20 {
         cache.flush()?;
-        times.push(prepare_only(&cache, round)?);
+        times.push(batch(&cache, round * USERS, TOKENS)?);
         let start = Instant::now();
         to.copy_from_slice(&from);
         copies.push(start.elapsed());
