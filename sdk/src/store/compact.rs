@@ -7,13 +7,15 @@ use super::chain::Location;
 use super::format::{Head, Kind, RecordHeader, SEGMENT_HEADER, next_record, segment_name};
 use super::inner::{Place, Segment};
 use super::persistent::Change;
-use super::writer::Writer;
+use super::writer::{Writer, remove};
 use super::{Key, lock};
 use crate::error::{Error, Result, Status};
 
 impl Writer {
     /// What has to be done after every batch.
     pub(super) fn maintain(&mut self) {
+        // It is tried again, and counted, until it works.
+        let _ = self.remove_leaving();
         if self.inner.options.max_bytes > 0 {
             self.keep_under_the_cap();
         } else {
@@ -49,8 +51,11 @@ impl Writer {
         loop {
             let (file, live) = self.inner.bytes();
             let garbage = file.saturating_sub(live);
-            if garbage <= self.inner.options.garbage_bytes || garbage <= file / 2 || garbage <= self.patience {
-                self.patience = self.patience.min(garbage);
+            if garbage <= self.inner.options.garbage_bytes || garbage <= file / 2 {
+                self.patience = 0;
+                return;
+            }
+            if garbage <= self.patience {
                 return;
             }
             let done = self.victim().is_some_and(|segment| self.compact(&segment).is_ok());
@@ -95,10 +100,12 @@ impl Writer {
     pub(super) fn compact_all(&mut self) -> Result<()> {
         self.drain();
         let segments: Vec<_> = lock(&self.inner.segments).values().cloned().collect();
+        let mut outcome = Ok(());
         for segment in segments.iter().filter(|segment| !segment.stuck.load(Relaxed) && garbage(segment) > 0) {
-            self.compact(segment)?;
+            // One that can not be compacted does not hold up the others.
+            outcome = outcome.and(self.compact(segment));
         }
-        Ok(())
+        outcome
     }
 
     /// Copies what is needed of a segment to the active one and removes it.
@@ -126,16 +133,29 @@ impl Writer {
         }
         self.sync().map_err(|error| self.give_up(error))?;
         lock(&self.inner.segments).remove(&segment.id);
+        self.leaving.insert(segment.id, segment.lowest_dead.load(Relaxed));
         self.persist(true);
-        let removed = self.inner.disk.remove(&segment_name(segment.id)).and_then(|()| self.inner.disk.sync());
-        if let Err(error) = removed {
-            segment.stuck.store(true, Relaxed);
-            lock(&self.inner.segments).insert(segment.id, segment.clone());
-            let error = self.failure("removed", segment.id, &error);
+        self.remove_leaving()?;
+        self.inner.counters.compacted_segments.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Removes compacted segments for good. The index does not name them any more, so the next opening removes what is
+    /// left of them; until they are gone no cut may leave that hides something in them.
+    fn remove_leaving(&mut self) -> Result<()> {
+        let Some((&last, _)) = self.leaving.last_key_value() else { return Ok(()) };
+        if let Err(error) = self.persistent.retract() {
             self.warn(&error);
             return Err(error);
         }
-        self.inner.counters.compacted_segments.fetch_add(1, Relaxed);
+        let disk = &self.inner.disk;
+        let removed = self.leaving.keys().try_for_each(|&id| remove(&**disk, id)).and_then(|()| disk.sync());
+        if let Err(error) = removed {
+            let error = self.failure("removed", last, &error);
+            self.warn(&error);
+            return Err(error);
+        }
+        self.leaving.clear();
         Ok(())
     }
 
@@ -151,6 +171,7 @@ impl Writer {
         let floor = self.lowest_dead_outside(segment.id);
         let end = segment.len.load(Relaxed);
         let mut at = SEGMENT_HEADER;
+        self.take_back()?;
         self.begin();
         while at < end {
             let Some(head) = segment.head(at) else {
@@ -186,7 +207,8 @@ impl Writer {
     fn lowest_dead_outside(&self, segment: u64) -> u64 {
         let segments = lock(&self.inner.segments);
         let others = segments.values().filter(|other| other.id != segment);
-        others.map(|other| other.lowest_dead.load(Relaxed)).min().unwrap_or(u64::MAX)
+        let lowest = others.map(|other| other.lowest_dead.load(Relaxed));
+        lowest.chain(self.leaving.values().copied()).min().unwrap_or(u64::MAX)
     }
 
     /// Whether a record would be missed: a put that a chain refers to, a cut that hides something.

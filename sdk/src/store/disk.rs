@@ -4,10 +4,12 @@ use std::any::Any;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, IoSlice, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use super::lock;
 use crate::error::{Error, Result, Status};
 
 /// The folder of a store. Everything that a store does to segment files goes through this.
@@ -57,6 +59,10 @@ pub trait DiskFile: Send + Sync {
     /// Cuts the file. No view of what is cut off is alive, and none is asked for again before it is written anew.
     fn truncate(&self, len: u64) -> io::Result<()>;
 
+    /// Nothing more will be written, and all is durable: gives back what only writing needs. Views stay valid, syncing has
+    /// nothing to do.
+    fn close(&self) {}
+
     /// The bytes at `offset`. They lie within what one `write_at` wrote, or within what was there when the file was
     /// opened; asking for others must be an error. They do not change while the view lives.
     fn view(&self, offset: u64, len: usize) -> io::Result<&[u8]>;
@@ -97,15 +103,14 @@ impl Disk for RealDisk {
     }
 
     fn make_folder(&self) -> io::Result<()> {
-        if self.path.is_dir() {
-            return Ok(());
-        }
+        let missing = self.path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.is_dir()).count();
         fs::create_dir_all(&self.path)?;
-        // The new name must survive a loss of power as well as what is written under it.
-        match self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            Some(parent) => File::open(parent)?.sync_all(),
-            None => Ok(()),
+        // Every new name must survive a loss of power as well as what is written under it.
+        for made in self.path.ancestors().take(missing) {
+            let parent = made.parent().filter(|parent| !parent.as_os_str().is_empty());
+            File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
         }
+        Ok(())
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -161,7 +166,8 @@ impl Disk for RealDisk {
 }
 
 struct RealFile {
-    file: File,
+    /// Until it is closed: a store has more segments than a process may have open files.
+    file: Mutex<Option<Arc<File>>>,
     /// All that the file may ever hold is mapped at once, past its end too, so that views never move.
     map: MmapRaw,
 }
@@ -171,7 +177,11 @@ impl RealFile {
         let capacity = capacity.max(file.metadata()?.len()).max(1);
         let capacity = usize::try_from(capacity).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         let map = MmapOptions::new().len(capacity).map_raw_read_only(&file)?;
-        Ok(Self { file, map })
+        Ok(Self { file: Mutex::new(Some(Arc::new(file))), map })
+    }
+
+    fn file(&self) -> io::Result<Arc<File>> {
+        lock(&self.file).clone().ok_or_else(|| io::Error::other("the segment is closed to writing"))
     }
 }
 
@@ -179,7 +189,8 @@ impl DiskFile for RealFile {
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
         let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         let mut slices = &mut slices[..];
-        let mut file = &self.file;
+        let file = self.file()?;
+        let mut file = &*file;
         file.seek(SeekFrom::Start(offset))?;
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
@@ -194,15 +205,19 @@ impl DiskFile for RealFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.file().map_or(Ok(()), |file| file.sync_data())
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
+        Ok(self.file()?.metadata()?.len())
     }
 
     fn truncate(&self, len: u64) -> io::Result<()> {
-        self.file.set_len(len)
+        self.file()?.set_len(len)
+    }
+
+    fn close(&self) {
+        *lock(&self.file) = None;
     }
 
     fn view(&self, offset: u64, len: usize) -> io::Result<&[u8]> {
@@ -217,7 +232,7 @@ impl DiskFile for RealFile {
             Ok(()) => {}
             // A kernel before 5.14 does not know this advice.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                if offset + len as u64 > self.len()? {
+                if self.len().is_ok_and(|end| offset + len as u64 > end) {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }
@@ -249,7 +264,9 @@ mod tests {
         assert_eq!(file.len().unwrap(), 100_007);
         drop(file);
         let file = disk.open("x", 0).unwrap();
+        file.close();
         assert_eq!(file.view(0, 7).unwrap(), b"abcdefg");
+        assert!(file.sync().is_ok() && file.write_at(100_007, &[b"x"]).is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The bytes of a segment file: a header, then records, each at a multiple of 64 bytes.
 
+use std::io;
+
 use twox_hash::XxHash3_64;
 
 use super::disk::DiskFile;
@@ -230,16 +232,27 @@ pub(super) struct Head<'a> {
 impl<'a> Head<'a> {
     /// The record at `offset` if there is a whole one, with a good head, before `end`. Store 0 is any store.
     pub(super) fn read(file: &'a dyn DiskFile, store: u64, segment: u64, offset: u64, end: u64) -> Option<Self> {
-        if offset.checked_add(FIXED as u64)? > end {
-            return None;
+        Self::try_read(file, store, segment, offset, end).ok().flatten()
+    }
+
+    /// As [`Head::read`], for those who must tell a file that can not be read from one that holds no record there.
+    pub(super) fn try_read(
+        file: &'a dyn DiskFile,
+        store: u64,
+        segment: u64,
+        offset: u64,
+        end: u64,
+    ) -> io::Result<Option<Self>> {
+        if offset.checked_add(FIXED as u64).is_none_or(|fixed| fixed > end) {
+            return Ok(None);
         }
-        let header = RecordHeader::decode(file.view(offset, FIXED).ok()?)?;
+        let Some(header) = RecordHeader::decode(file.view(offset, FIXED)?) else { return Ok(None) };
         let ours = (header.segment, header.offset) == (segment, offset) && (header.store == store || store == 0);
         if !ours || header.total_len() > end - offset {
-            return None;
+            return Ok(None);
         }
-        let bytes = file.view(offset, header.head_len() as usize).ok()?;
-        (head_checksum(bytes) == u64_at(bytes, 8)).then_some(Self { header, file, bytes })
+        let bytes = file.view(offset, header.head_len() as usize)?;
+        Ok((head_checksum(bytes) == u64_at(bytes, 8)).then_some(Self { header, file, bytes }))
     }
 
     pub(super) fn tag(&self) -> &'a [u8] {
@@ -257,6 +270,18 @@ impl<'a> Head<'a> {
         checked_view(self.file, from, self.header.layer_bytes, u64_at(self.bytes, FIXED + 8 * layer as usize))
     }
 
+    /// Whether every layer is what was written.
+    pub(super) fn is_whole(&self) -> io::Result<bool> {
+        for layer in 0..self.header.layers {
+            let from = self.header.offset + self.header.head_len() + u64::from(layer) * self.header.layer_bytes;
+            let bytes = self.file.view(from, self.header.layer_bytes as usize)?;
+            if layer_checksum(bytes) != u64_at(self.bytes, FIXED + 8 * layer as usize) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// All layers, one after the other, if every one of them is good.
     pub(super) fn data(&self) -> Option<&'a [u8]> {
         let good = (0..self.header.layers).all(|layer| self.layer(layer).is_some());
@@ -272,28 +297,54 @@ pub(super) fn checked_view(file: &dyn DiskFile, offset: u64, length: u64, sum: u
     (layer_checksum(bytes) == sum).then_some(bytes)
 }
 
-/// Where the next whole record after `offset` begins.
+/// Where the next whole record after `offset` begins that can be read.
 pub(super) fn next_record(file: &dyn DiskFile, store: u64, segment: u64, offset: u64, end: u64) -> Option<u64> {
+    search(file, store, segment, offset, end, |_| Ok(())).ok().flatten()
+}
+
+/// As [`next_record`], but what can not be read is an error.
+pub(super) fn try_next_record(
+    file: &dyn DiskFile,
+    store: u64,
+    segment: u64,
+    offset: u64,
+    end: u64,
+) -> io::Result<Option<u64>> {
+    search(file, store, segment, offset, end, Err)
+}
+
+fn search(
+    file: &dyn DiskFile,
+    store: u64,
+    segment: u64,
+    offset: u64,
+    end: u64,
+    unread: impl Fn(io::Error) -> io::Result<()>,
+) -> io::Result<Option<u64>> {
     const STRIDE: u64 = 1 << 20;
     let mut at = offset + ALIGNMENT;
     while at < end {
         // Large views where the file gives them: asking for each possible place on its own takes a system call.
         let length = STRIDE.min(end - at);
-        let block = file.view(at, length as usize).ok();
+        let block = file.view(at, length as usize).map(Some).or_else(|error| unread(error).map(|()| None))?;
         let mut within = 0;
         while within < length {
             let possible = block.is_none_or(|block| {
                 let here = &block[within as usize..];
                 here.len() >= 4 && here[..4] == RECORD_MAGIC.to_le_bytes()
             });
-            if possible && Head::read(file, store, segment, at + within, end).is_some() {
-                return Some(at + within);
+            if possible {
+                match Head::try_read(file, store, segment, at + within, end) {
+                    Ok(Some(_)) => return Ok(Some(at + within)),
+                    Ok(None) => {}
+                    Err(error) => unread(error)?,
+                }
             }
             within += ALIGNMENT;
         }
         at += STRIDE;
     }
-    None
+    Ok(None)
 }
 
 /// The checksum of a head, but for the checksum itself.

@@ -20,8 +20,6 @@ mod ticket;
 mod writer;
 
 #[cfg(test)]
-mod faults;
-#[cfg(test)]
 mod tests;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -12,7 +12,7 @@ use super::index::{Index, SledIndex};
 use super::inner::{Inner, Place, Segment};
 use super::persistent::{Change, Persistent};
 use super::queue::{Item, What};
-use super::recover::{File, Files, Found, list, open_files, recover, scan};
+use super::recover::{File, Files, Found, has_leftovers, list, open_files, recover, scan};
 use super::writer::{Active, Writer};
 use super::{CheckReport, INDEX, LOCK, lock};
 use crate::config::StoreOptions;
@@ -45,9 +45,13 @@ pub(super) fn open(
     let newest = files.iter().map(|file| file.id).chain(empty.iter().copied()).max().unwrap_or(0);
     let existed = newest > 0;
     let mut persistent = Persistent::new(index);
-    let loaded = persistent.load();
+    let mut loaded = persistent.load();
+    if has_leftovers(&loaded, &files) {
+        // An index from before would miss what is removed because of this one.
+        loaded = persistent.confirm(loaded);
+    }
     let known_segments = loaded.next_segment();
-    let found = recover(&*disk, store, &mut files, loaded);
+    let found = recover(&*disk, store, &mut files, loaded)?;
 
     let stamp = found.chains.values().map(|chain| chain.stamp).max().unwrap_or(0).max(found.next_seq) + 1;
     let inner = Inner::new(disk, clock, options.clone(), store, found.next_seq, stamp);
@@ -85,14 +89,17 @@ fn adopt(inner: &Inner, files: Vec<File>, options: &StoreOptions) -> (Option<Act
     let mut last = None;
     let mut previous = (0, 0);
     let mut segments = lock(&inner.segments);
+    // The process before may have been killed between making a file and making its name durable.
+    let named = files.is_empty() || inner.disk.sync().is_ok();
     for file in files {
         let segment = Arc::new(Segment::new(file.id, inner.id, file.file, file.end));
         segments.insert(file.id, segment.clone());
         previous = (file.id, file.end);
         // What was found must not be lost again, now that it is served.
-        let sound = !file.damaged && segment.file.sync().is_ok();
+        let sound = !file.damaged && segment.file.sync().is_ok() && named;
         segment.stuck.store(file.damaged, Relaxed);
-        last = (sound && file.end < options.segment_size()).then_some((segment, file.end));
+        let room = !file.closed && file.end < options.segment_size();
+        last = (sound && room).then_some((segment, file.end));
     }
     let capacity = options.segment_size();
     (last.map(|(segment, end)| Active { segment, end, synced: end, capacity }), previous)
@@ -166,7 +173,7 @@ pub(super) fn check(path: &Path) -> Result<CheckReport> {
         CheckReport { segments: files.len() as u64, torn_tails: empty.len() as u64, ..CheckReport::default() };
     let count = files.len();
     for (place, file) in files.iter().enumerate() {
-        let scan = scan(file, store, SEGMENT_HEADER, place + 1 == count);
+        let scan = scan(&disk, file, store, SEGMENT_HEADER, place + 1 == count)?;
         report.file_bytes += file.end;
         report.damaged_regions += scan.damage.len() as u64 + u64::from(file.header.is_none()) + u64::from(file.short);
         report.torn_tails += u64::from(scan.torn.is_some());

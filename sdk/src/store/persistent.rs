@@ -26,8 +26,10 @@ pub(super) enum Change {
 pub(super) struct Persistent {
     index: Box<dyn Index>,
     digest: Digest,
-    /// Whether it failed: then nothing more is done to it.
+    /// Whether it failed: then nothing more is done to it, but for removing what it says.
     broken: bool,
+    /// Whether something that is not current was left behind when it failed.
+    stale: bool,
 }
 
 /// What was found in an index.
@@ -50,7 +52,7 @@ impl Loaded {
 
 impl Persistent {
     pub(super) fn new(index: Box<dyn Index>) -> Self {
-        Self { index, digest: Digest::default(), broken: false }
+        Self { index, digest: Digest::default(), broken: false, stale: false }
     }
 
     pub(super) fn load(&mut self) -> Loaded {
@@ -76,6 +78,17 @@ impl Persistent {
                 Loaded::Good(meta, chains)
             }
             meta => Loaded::Bad(meta),
+        }
+    }
+
+    /// Makes what was loaded durable: a process that was killed may have written it and not waited. Flushing alone does
+    /// nothing where nothing was written since.
+    pub(super) fn confirm(&mut self, loaded: Loaded) -> Loaded {
+        let Loaded::Good(meta, chains) = loaded else { return loaded };
+        let again = vec![(META.to_vec(), Some(meta.encode()))];
+        match self.attempt(|this| this.index.apply(again).and_then(|()| this.index.flush())) {
+            Ok(()) => Loaded::Good(meta, chains),
+            Err(_) => Loaded::Bad(Some(meta)),
         }
     }
 
@@ -186,10 +199,20 @@ impl Persistent {
         let outcome = run(self);
         if outcome.is_err() {
             self.broken = true;
-            // What is left behind is found out when the store is opened next, if this fails too.
-            let _ = self.index.wipe();
+            // If this fails too, what it says is still a beginning of what the segments say, while they are all there.
+            self.stale = self.index.wipe().is_err();
         }
         outcome
+    }
+
+    /// Makes sure that the index on disk, if there is one, is current: an old one would miss the segments that are
+    /// removed now.
+    pub(super) fn retract(&mut self) -> Result<()> {
+        if self.stale {
+            self.index.wipe()?;
+            self.stale = false;
+        }
+        Ok(())
     }
 }
 

@@ -1,12 +1,13 @@
 //! Finding out what a store holds when it is opened.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 
 use super::Key;
 use super::chain::{Chain, Known, Location, resolve};
 use super::disk::{Disk, DiskFile};
 use super::format::{
-    Head, Kind, Opening, RecordHeader, SEGMENT_HEADER, SegmentHeader, next_record, segment_id, segment_name,
+    Head, Kind, Opening, RecordHeader, SEGMENT_HEADER, SegmentHeader, segment_id, segment_name, try_next_record,
 };
 use super::index::Meta;
 use super::persistent::Loaded;
@@ -22,6 +23,8 @@ pub(super) struct File {
     /// Whether it is shorter than the segment after it says.
     pub(super) short: bool,
     pub(super) damaged: bool,
+    /// Whether it can not be written to any more.
+    pub(super) closed: bool,
 }
 
 /// What was found.
@@ -53,15 +56,30 @@ pub(super) fn open_files(disk: &dyn Disk, capacity: u64) -> Result<Files> {
     let mut ids: Vec<u64> = list(disk)?.iter().filter_map(|name| segment_id(name)).collect();
     ids.sort_unstable();
     let mut files = Vec::with_capacity(ids.len());
-    for id in ids {
-        files.push(open_file(disk, id, capacity)?);
+    let count = ids.len();
+    for (place, id) in ids.into_iter().enumerate() {
+        let mut file = open_file(disk, id, capacity)?;
+        // All but the last are only read, and so many files can not be open at once. The last may turn out to be empty.
+        if place + 2 < count && file.file.sync().is_ok() {
+            file.file.close();
+            file.closed = true;
+        }
+        files.push(file);
     }
     let mut empty = Vec::new();
-    while let Some(last) = files.pop_if(|file| file.header.is_none() && first_record(file, 0).is_none()) {
-        empty.push(last.id);
+    while let Some(last) = files.last().filter(|file| file.header.is_none()) {
+        // A record that is not whole will be cut off: with nothing before it there is nothing in the file either.
+        if !scan(disk, last, 0, SEGMENT_HEADER, true)?.records.is_empty() {
+            break;
+        }
+        empty.extend(files.pop().map(|file| file.id));
     }
-    let header = files.iter().find_map(|file| file.header.map(|header| header.store));
-    let store = header.or_else(|| files.iter().find_map(|file| first_record(file, 0).map(|header| header.store)));
+    let mut store = files.iter().find_map(|file| file.header.map(|header| header.store));
+    for file in &files {
+        if store.is_none() {
+            store = first_record(disk, file)?.map(|header| header.store);
+        }
+    }
     let store = store.unwrap_or_else(new_store);
     if let Some(stray) = files.iter().find(|file| file.header.is_some_and(|it| it.store != store || it.id != file.id)) {
         let path = disk.path().join(segment_name(stray.id));
@@ -92,7 +110,8 @@ fn open_file(disk: &dyn Disk, id: u64, capacity: u64) -> Result<File> {
     let end = file.len().map_err(failed)?;
     let opening = match end < SEGMENT_HEADER {
         true => Opening::Damaged,
-        false => file.view(0, SEGMENT_HEADER as usize).map_or(Opening::Damaged, SegmentHeader::decode),
+        // To take an error for damage could be to throw away what is sound: the next time it may be read.
+        false => SegmentHeader::decode(file.view(0, SEGMENT_HEADER as usize).map_err(failed)?),
     };
     let header = match opening {
         Opening::Good(header) => Some(header),
@@ -103,12 +122,26 @@ fn open_file(disk: &dyn Disk, id: u64, capacity: u64) -> Result<File> {
             return Err(Error::new(Status::Unsupported, message));
         }
     };
-    Ok(File { id, file, end, header, short: false, damaged: header.is_none() })
+    Ok(File { id, file, end, header, short: false, damaged: header.is_none(), closed: false })
 }
 
-fn first_record(file: &File, store: u64) -> Option<RecordHeader> {
-    let read = |at| Head::read(&*file.file, store, file.id, at, file.end).map(|head| head.header);
-    read(SEGMENT_HEADER).or_else(|| read(next_record(&*file.file, store, file.id, SEGMENT_HEADER, file.end)?))
+fn first_record(disk: &dyn Disk, file: &File) -> Result<Option<RecordHeader>> {
+    let read = || {
+        let head = Head::try_read(&*file.file, 0, file.id, SEGMENT_HEADER, file.end)?;
+        if let Some(head) = head {
+            return Ok(Some(head.header));
+        }
+        let Some(at) = try_next_record(&*file.file, 0, file.id, SEGMENT_HEADER, file.end)? else { return Ok(None) };
+        Ok(Head::try_read(&*file.file, 0, file.id, at, file.end)?.map(|head| head.header))
+    };
+    read().map_err(|error| unread(disk, file.id, &error))
+}
+
+/// The error for a segment that can not be read. Nothing is concluded from it: what can not be read now may be sound.
+fn unread(disk: &dyn Disk, id: u64, error: &io::Error) -> Error {
+    let path = disk.path().join(segment_name(id));
+    let advice = "Check the disk; if that does not help, move the file away";
+    Error::new(Status::Io, format!("{} can not be read: {error}. {advice}", path.display()))
 }
 
 /// A number for a new store.
@@ -128,70 +161,96 @@ pub(super) struct Scan {
 
 /// Reads the heads of the records from `from` on. In the last segment, what was not known to be durable is read in full,
 /// and ends at the first record that is not whole.
-pub(super) fn scan(file: &File, store: u64, from: u64, last: bool) -> Scan {
+pub(super) fn scan(disk: &dyn Disk, file: &File, store: u64, from: u64, last: bool) -> Result<Scan> {
+    scan_file(file, store, from, last).map_err(|error| unread(disk, file.id, &error))
+}
+
+fn scan_file(file: &File, store: u64, from: u64, last: bool) -> io::Result<Scan> {
     let mut scan = Scan { records: Vec::new(), damage: Vec::new(), torn: None };
     let mut at = from;
     while at < file.end {
-        match Head::read(&*file.file, store, file.id, at, file.end) {
+        match Head::try_read(&*file.file, store, file.id, at, file.end)? {
             Some(head) => {
                 at += head.header.total_len();
                 scan.records.push(head.header);
             }
             None => {
                 scan.damage.push(at);
-                at = next_record(&*file.file, store, file.id, at, file.end).unwrap_or(file.end);
+                at = try_next_record(&*file.file, store, file.id, at, file.end)?.unwrap_or(file.end);
             }
         }
     }
     if last {
         let synced = scan.records.iter().map(|header| header.synced).max().unwrap_or(0).max(from);
-        let unsynced = scan.records.iter().filter(|header| header.offset >= synced);
-        let bad = unsynced
-            .map(|header| header.offset)
-            .find(|&at| Head::read(&*file.file, store, file.id, at, file.end).is_none_or(|head| head.data().is_none()));
+        let mut bad = None;
+        for header in scan.records.iter().filter(|header| header.offset >= synced) {
+            let head = Head::try_read(&*file.file, store, file.id, header.offset, file.end)?;
+            if !head.map_or(Ok(false), |head| head.is_whole())? {
+                bad = Some(header.offset);
+                break;
+            }
+        }
         scan.torn = bad.into_iter().chain(scan.damage.iter().copied().find(|&at| at >= synced)).min();
         if let Some(torn) = scan.torn {
             scan.records.retain(|header| header.offset < torn);
             scan.damage.retain(|&at| at < torn);
         }
     }
-    scan
+    Ok(scan)
 }
 
 /// Puts together what the index and the segments say. Torn ends of files are cut off.
-pub(super) fn recover(disk: &dyn Disk, store: u64, files: &mut Vec<File>, loaded: Loaded) -> Found {
+pub(super) fn recover(disk: &dyn Disk, store: u64, files: &mut Vec<File>, loaded: Loaded) -> Result<Found> {
     match loaded {
         Loaded::Good(meta, chains) if meta.store == store => {
             let intact = lost_by(&meta, files).is_none() && remove_leftovers(disk, &meta, files);
-            let found = if intact { from_index(store, &meta, chains, files) } else { None };
-            found.unwrap_or_else(|| from_segments(store, files, Some(&meta)))
+            let found = if intact { from_index(disk, store, &meta, chains, files)? } else { None };
+            found.map_or_else(|| from_segments(disk, store, files, Some(&meta)), Ok)
         }
-        Loaded::Bad(Some(meta)) if meta.store == store => from_segments(store, files, Some(&meta)),
-        _ => from_segments(store, files, None),
+        Loaded::Bad(Some(meta)) if meta.store == store => from_segments(disk, store, files, Some(&meta)),
+        _ => from_segments(disk, store, files, None),
     }
 }
 
 /// Every record below the result may be lost, if segments are shorter than the index saw them.
 fn lost_by(meta: &Meta, files: &[File]) -> Option<u64> {
     let ends: BTreeMap<u64, u64> = files.iter().map(|file| (file.id, file.end)).collect();
-    let short = meta.segments.iter().any(|covered| ends.get(&covered.id).is_none_or(|&end| end < covered.len));
+    let mut full = meta.segments.iter().filter(|covered| covered.len > SEGMENT_HEADER);
+    let short = full.any(|covered| ends.get(&covered.id).is_none_or(|&end| end < covered.len));
     short.then_some(meta.next_seq)
+}
+
+/// Whether there are segments that the index does not name any more.
+pub(super) fn has_leftovers(loaded: &Loaded, files: &[File]) -> bool {
+    match loaded {
+        Loaded::Good(meta, _) => {
+            let named = |file: &File| meta.segments.iter().any(|covered| covered.id == file.id);
+            files.iter().any(|file| file.id < meta.next_segment && !named(file))
+        }
+        Loaded::Bad(_) => false,
+    }
 }
 
 /// Removes segments that a compaction had emptied; their records are elsewhere, or needless.
 fn remove_leftovers(disk: &dyn Disk, meta: &Meta, files: &mut Vec<File>) -> bool {
     let named: HashSet<u64> = meta.segments.iter().map(|covered| covered.id).collect();
     let leftover = |file: &File| file.id < meta.next_segment && !named.contains(&file.id);
-    let removed = files.iter().filter(|file| leftover(file)).all(|file| disk.remove(&segment_name(file.id)).is_ok());
-    let durable = removed && (!files.iter().any(leftover) || disk.sync().is_ok());
-    if durable {
-        files.retain(|file| !leftover(file));
+    if !files.iter().any(leftover) {
+        return true;
     }
-    durable
+    // What was removed does not count, whatever becomes of the others: nobody will find it the next time.
+    files.retain(|file| !leftover(file) || disk.remove(&segment_name(file.id)).is_err());
+    !files.iter().any(leftover) && disk.sync().is_ok()
 }
 
 /// The index, and what was written since; `None` if they do not fit together.
-fn from_index(store: u64, meta: &Meta, chains: HashMap<Key, Chain<Location>>, files: &mut [File]) -> Option<Found> {
+fn from_index(
+    disk: &dyn Disk,
+    store: u64,
+    meta: &Meta,
+    chains: HashMap<Key, Chain<Location>>,
+    files: &mut [File],
+) -> Result<Option<Found>> {
     let mut found = Found { chains, next_seq: meta.next_seq, ..Found::default() };
     let ends: HashMap<u64, u64> = meta.segments.iter().map(|covered| (covered.id, covered.len)).collect();
     let inside = |slot: &super::chain::Slot<Location>| {
@@ -199,14 +258,15 @@ fn from_index(store: u64, meta: &Meta, chains: HashMap<Key, Chain<Location>>, fi
         slot.place.offset.checked_add(slot.total_len()).is_some_and(|last| last <= end)
     };
     if !found.chains.values().flat_map(|chain| &chain.slots).all(inside) {
-        return None;
+        return Ok(None);
     }
     found.dead.extend(meta.segments.iter().map(|covered| (covered.id, covered.lowest_dead)));
     let count = files.len();
     for (place, file) in files.iter_mut().enumerate() {
-        let scan = scan(file, store, ends.get(&file.id).copied().unwrap_or(SEGMENT_HEADER), place + 1 == count);
+        let from = ends.get(&file.id).copied().unwrap_or(SEGMENT_HEADER);
+        let scan = scan(disk, file, store, from, place + 1 == count)?;
         if !scan.damage.is_empty() {
-            return None;
+            return Ok(None);
         }
         found.cut_off(file, scan.torn);
         found.tail.extend(scan.records.iter().map(|header| (header.key, Known::of(header))));
@@ -225,11 +285,11 @@ fn from_index(store: u64, meta: &Meta, chains: HashMap<Key, Chain<Location>>, fi
         let records = old.as_ref().map_or_else(Vec::new, Known::of_chain).into_iter().chain(tail);
         found.settle(key, records.collect(), stamp);
     }
-    found.dropped.is_empty().then_some(found)
+    Ok(found.dropped.is_empty().then_some(found))
 }
 
 /// The segments alone.
-fn from_segments(store: u64, files: &mut [File], meta: Option<&Meta>) -> Found {
+fn from_segments(disk: &dyn Disk, store: u64, files: &mut [File], meta: Option<&Meta>) -> Result<Found> {
     let mut found = Found { rebuilt: true, next_seq: meta.map_or(1, |meta| meta.next_seq), ..Found::default() };
     // Every key whose newest known record has a lower number than this may have had a newer one.
     let mut lost = meta.and_then(|meta| lost_by(meta, files)).unwrap_or(0);
@@ -237,7 +297,7 @@ fn from_segments(store: u64, files: &mut [File], meta: Option<&Meta>) -> Found {
     let mut of_keys: HashMap<Key, Vec<Known>> = HashMap::new();
     let count = files.len();
     for (place, file) in files.iter_mut().enumerate() {
-        let scan = scan(file, store, SEGMENT_HEADER, place + 1 == count);
+        let scan = scan(disk, file, store, SEGMENT_HEADER, place + 1 == count)?;
         let regions = scan.damage.len() as u64 + u64::from(file.short);
         found.damaged_regions += regions + u64::from(file.header.is_none());
         if regions > 0 {
@@ -262,7 +322,7 @@ fn from_segments(store: u64, files: &mut [File], meta: Option<&Meta>) -> Found {
             found.dropped.push(key);
         }
     }
-    found
+    Ok(found)
 }
 
 impl Found {

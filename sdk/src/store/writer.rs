@@ -1,12 +1,13 @@
 //! The one thread that writes: batches from the queue, segment after segment.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::chain::{Known, Plan};
+use super::disk::Disk;
 use super::format::{Kind, RecordHeader, SEGMENT_HEADER, SegmentHeader, align, layer_sums, segment_name};
 use super::inner::{Inner, Place, Segment, truncate};
 use super::persistent::{Change, Persistent};
@@ -27,10 +28,17 @@ pub(super) struct Writer {
     pub(super) active: Option<Active>,
     /// The segment before the next one, and how much of it counts.
     pub(super) previous: (u64, u64),
+    /// The same when the current batch began.
+    before: (u64, u64),
     /// What the persistent index does not know yet.
     pub(super) changes: Vec<(Key, Change)>,
     /// Segments that the current batch writes to, how long they were before, and whether it made them.
     touched: Vec<(Arc<Segment>, u64, bool)>,
+    /// What failed batches left in the files: segments that they made, and others that they made longer.
+    unmade: BTreeSet<u64>,
+    uncut: Vec<(Arc<Segment>, u64)>,
+    /// Compacted segments that may still be there, and the lowest dead number in each.
+    pub(super) leaving: BTreeMap<u64, u64>,
     /// After a failed write the files say more than the memory; these cuts make up for it as soon as writing works.
     pub(super) owed: BTreeMap<Key, Owed>,
     /// What is queued for these keys with a lower number builds on something that could not be written.
@@ -64,8 +72,12 @@ impl Writer {
             persistent,
             active,
             previous,
+            before: previous,
             changes: Vec::new(),
             touched: Vec::new(),
+            unmade: BTreeSet::new(),
+            uncut: Vec::new(),
+            leaving: BTreeMap::new(),
             owed: BTreeMap::new(),
             failed: HashMap::new(),
             warned: None,
@@ -88,8 +100,11 @@ impl Writer {
         if !self.owed.is_empty() {
             self.batch(Vec::new());
         }
-        self.sync_active();
-        self.persist(true);
+        // What stays is found when the store is opened next.
+        let _ = self.take_back();
+        if self.sync_active() {
+            self.persist(true);
+        }
     }
 
     /// Writes everything that is queued now.
@@ -126,10 +141,8 @@ impl Writer {
         // The index never covers what a loss of power could take away again.
         if outcome.is_ok() {
             let rolled = before != self.inner.next_segment.load(Relaxed);
-            if self.inner.options.durability == Durability::Power {
-                self.persist(rolled);
-            } else if rolled || self.changes.len() > MAX_CHANGES {
-                self.sync_active();
+            let power = self.inner.options.durability == Durability::Power;
+            if power || (rolled || self.changes.len() > MAX_CHANGES) && self.sync_active() {
                 self.persist(rolled);
             }
         }
@@ -141,6 +154,7 @@ impl Writer {
 
     /// Writes the cuts that are owed, then the items, and makes them durable if that is promised.
     fn write_all(&mut self, items: &[Item]) -> Result<Vec<Option<RecordHeader>>> {
+        self.take_back()?;
         self.begin();
         let owed: Vec<_> =
             self.owed.iter().map(|(&key, owed)| self.cut_header(key, owed.seq, owed.from, owed.plan)).collect();
@@ -202,6 +216,7 @@ impl Writer {
 
     /// Begins a batch: after this an error takes the files back to how they are now.
     pub(super) fn begin(&mut self) {
+        self.before = self.previous;
         self.touched.clear();
         self.touched.extend(self.active.as_ref().map(|active| (active.segment.clone(), active.end, false)));
     }
@@ -211,7 +226,10 @@ impl Writer {
         if let Some(active) = &self.active {
             active.segment.len.store(active.end, Relaxed);
         }
-        self.touched.clear();
+        let active = self.active.as_ref().map(|active| active.segment.id);
+        for (segment, ..) in self.touched.drain(..).filter(|(segment, ..)| Some(segment.id) != active) {
+            segment.file.close();
+        }
     }
 
     /// Writes one record; gives its header with the place that it got.
@@ -255,11 +273,13 @@ impl Writer {
     }
 
     /// Where durability is not promised: tries to make the active segment durable, and leaves it if that fails.
-    fn sync_active(&mut self) {
-        if let Err(error) = self.sync() {
-            self.warn(&error);
+    fn sync_active(&mut self) -> bool {
+        let outcome = self.sync();
+        if let Err(error) = &outcome {
+            self.warn(error);
             self.seal();
         }
+        outcome.is_ok()
     }
 
     /// Appends no more to the active segment.
@@ -285,13 +305,11 @@ impl Writer {
             previous: self.previous.0,
             previous_len: self.previous.1,
         };
+        self.unmade.insert(id);
         let file = disk.create(&name, capacity).map_err(|error| self.failure("made", id, &error))?;
         let begun = file.write_at(0, &[&header.encode()]).and_then(|()| disk.sync());
-        if let Err(error) = begun {
-            drop(file);
-            let _ = disk.remove(&name);
-            return Err(self.failure("begun", id, &error));
-        }
+        begun.map_err(|error| self.failure("begun", id, &error))?;
+        self.unmade.remove(&id);
         let segment = Arc::new(Segment::new(id, self.inner.id, file, SEGMENT_HEADER));
         lock(&self.inner.segments).insert(id, segment.clone());
         self.touched.push((segment.clone(), SEGMENT_HEADER, true));
@@ -355,21 +373,42 @@ impl Writer {
     /// disk made of what was written to it.
     pub(super) fn abandon(&mut self) {
         if self.touched.is_empty() {
-            return self.seal();
+            self.seal();
+        } else {
+            self.previous = self.before;
         }
         self.active = None;
-        for (segment, good, made) in std::mem::take(&mut self.touched).into_iter().rev() {
+        for (segment, good, made) in std::mem::take(&mut self.touched) {
             segment.len.store(good, Relaxed);
-            if made && self.inner.disk.remove(&segment_name(segment.id)).is_ok() {
+            if made {
                 lock(&self.inner.segments).remove(&segment.id);
-                continue;
+                self.unmade.insert(segment.id);
+            } else {
+                self.previous = (segment.id, good);
+                self.uncut.push((segment, good));
             }
-            if segment.file.truncate(good).is_err() {
-                // What was written may come to light again; no cut may be taken for needless.
-                segment.bury(0);
-            }
-            self.previous = (segment.id, good);
         }
+        // What fails now is tried again before anything else is written.
+        let _ = self.take_back();
+    }
+
+    /// Takes what failed batches wrote out of the files, for good. Nothing is written before that is done: it would come
+    /// to light again when what hides it has been compacted away. New segments leave before what the one before them has
+    /// too much: their headers count on it.
+    pub(super) fn take_back(&mut self) -> Result<()> {
+        if let Some(&last) = self.unmade.last() {
+            for &id in &self.unmade {
+                remove(&*self.inner.disk, id).map_err(|error| self.failure("removed", id, &error))?;
+            }
+            self.inner.disk.sync().map_err(|error| self.failure("removed", last, &error))?;
+            self.unmade.clear();
+        }
+        while let Some((segment, good)) = self.uncut.last() {
+            let cut = segment.file.truncate(*good).and_then(|()| segment.file.sync());
+            cut.map_err(|error| self.failure("cut", segment.id, &error))?;
+            self.uncut.pop();
+        }
+        Ok(())
     }
 
     /// Brings the persistent index up to date, for good if `flush`.
@@ -407,6 +446,14 @@ impl Writer {
         let bytes = self.inner.bytes().0 as i64;
         metrics::store_file_bytes().inc_by(bytes - self.published);
         self.published = bytes;
+    }
+}
+
+/// Removes a segment that may be gone already.
+pub(super) fn remove(disk: &dyn Disk, id: u64) -> io::Result<()> {
+    match disk.remove(&segment_name(id)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -1,0 +1,10 @@
+//! The host store when things go wrong: loss of power, failing disks, damaged files, other processes, full disks.
+
+mod crash;
+mod flips;
+mod full;
+mod io;
+mod power;
+mod processes;
+mod simulated;
+mod workload;

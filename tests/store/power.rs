@@ -1,0 +1,186 @@
+//! Loss of power at every moment: what was acknowledged is there, what was cut stays cut, every byte is right.
+
+use std::collections::BTreeMap;
+
+use pagoda::store::{DiskStore, Store};
+use pagoda::{Durability, StoreOptions};
+use pagoda_test_support::Random;
+
+use crate::crash::crash;
+use crate::simulated::{Event, Recorded, Simulated};
+use crate::workload::{Past, key, open, read, step};
+
+const USERS: u64 = 5;
+
+#[test]
+fn power_lost_at_any_moment() {
+    // Segments of a few records, and garbage enough for compactions by themselves.
+    let options = StoreOptions { segment_bytes: 4096, garbage_bytes: 6000, ..StoreOptions::default() };
+    for seed in [1, 2] {
+        campaign(seed, 45, &options, 3);
+    }
+}
+
+#[test]
+fn power_lost_while_users_leave_to_make_room() {
+    let options =
+        StoreOptions { segment_bytes: 4096, max_bytes: 6000, garbage_bytes: 1 << 40, ..StoreOptions::default() };
+    let evicted = campaign(3, 40, &options, 2);
+    assert!(evicted > 3, "{evicted} users left");
+}
+
+/// Plays a script once, then looks at what every moment of it could leave on the disk. Gives how many users left.
+fn campaign(seed: u64, turns: usize, options: &StoreOptions, variants: u64) -> u64 {
+    assert_eq!(options.durability, Durability::Power);
+    let (events, pasts, evicted) = play(seed, turns, options);
+    let mut random = Random(seed * 1000);
+    let mut acknowledged = [0; USERS as usize];
+    let (mut moments, mut kept) = (0, 0);
+    for at in 0..=events.len() {
+        if let Some(Event::Acknowledged(user, state)) = at.checked_sub(1).map(|last| &events[last]) {
+            let newest = &mut acknowledged[*user as usize];
+            *newest = (*newest).max(*state);
+        }
+        for variant in 0..variants {
+            let left = crash(&events[..at], &mut random);
+            for index in indexes(&events[..at], &mut random) {
+                // The first time the process is killed, and the power is lost later.
+                let disk = if variant == 0 { Simulated::replayed(&events[..at]) } else { left.copy() };
+                let place = format!("seed {seed}, after event {at}, variant {variant}");
+                kept += reopen(&disk, index, options, &pasts, &acknowledged, &place, &mut random);
+                moments += 1;
+            }
+        }
+    }
+    println!("{moments} losses of power within {} events; {kept} users came back", events.len());
+    evicted
+}
+
+/// Several users at once, some waited for and some not.
+fn play(seed: u64, turns: usize, options: &StoreOptions) -> (Vec<Event>, Vec<Past>, u64) {
+    let disk = Simulated::slow();
+    let store = open(&disk, Recorded { pairs: BTreeMap::new(), disk: disk.clone() }, options).unwrap();
+    let mut random = Random(seed);
+    let mut pasts: Vec<_> = (0..USERS).map(|_| Past::new()).collect();
+    let mut version = 0;
+    for turn in 0..turns {
+        let mut tickets = Vec::new();
+        // Who leaves between two steps of a group would not be noticed.
+        let group = if options.max_bytes > 0 { 1 } else { 1 + random.below(4) };
+        for _ in 0..group {
+            version += 1;
+            let user = random.below_u64(USERS);
+            let past = &mut pasts[user as usize];
+            tickets.push((user, past.states.len(), step(&store, user, past, version, &mut random).unwrap()));
+        }
+        if turn % 11 == 10 {
+            store.compact().unwrap();
+        }
+        for (user, state, ticket) in tickets {
+            ticket.wait().unwrap();
+            disk.note(Event::Acknowledged(user, state));
+        }
+        if options.max_bytes > 0 {
+            notice_who_left(&store, &mut pasts);
+        }
+    }
+    let stats = store.stats();
+    assert_eq!((stats.write_errors, stats.corrupt_records, stats.index_errors), (0, 0, 0));
+    assert!(stats.compacted_segments > 3, "{stats:?}");
+    drop(store);
+    (disk.events(), pasts, stats.evicted_users)
+}
+
+fn notice_who_left(store: &DiskStore, pasts: &mut [Past]) {
+    // The second comes after all that the first has brought about.
+    store.flush().unwrap();
+    store.flush().unwrap();
+    for (user, past) in pasts.iter_mut().enumerate() {
+        if store.find(key(user as u64)).is_none() && past.now().is_some() {
+            past.states.push(None);
+        }
+    }
+}
+
+type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// What could be left of the index: something between the last that was durable and the last that was said; nothing; or
+/// something damaged.
+fn indexes(events: &[Event], random: &mut Random) -> Vec<Pairs> {
+    let mut possible = vec![Pairs::new()];
+    for event in events {
+        if let Event::Index(pairs, durable) = event {
+            if *durable {
+                possible.clear();
+            }
+            possible.push((**pairs).clone());
+        }
+    }
+    let whole = possible.swap_remove(random.below(possible.len()));
+    let mut damaged = whole.clone();
+    let place = random.below(whole.len().max(1));
+    if let Some(value) = damaged.values_mut().nth(place) {
+        let at = random.below(value.len());
+        value[at] ^= 1 << random.below(8);
+    }
+    vec![whole, Pairs::new(), damaged]
+}
+
+fn reopen(
+    disk: &Simulated,
+    pairs: Pairs,
+    options: &StoreOptions,
+    pasts: &[Past],
+    acknowledged: &[usize],
+    place: &str,
+    random: &mut Random,
+) -> u64 {
+    let had = pairs.len();
+    let place = format!("{place}, {had} pairs");
+    let store = open(disk, Recorded { pairs, disk: disk.clone() }, options)
+        .unwrap_or_else(|error| panic!("{place}: does not open: {error}"));
+    let mut found: Vec<Past> = Vec::new();
+    for (user, past) in pasts.iter().enumerate() {
+        let state = read(&store, user as u64).unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
+        let known = acknowledged[user];
+        assert!(
+            past.allows(&state, known),
+            "{place}: user {user} has {state:?}, and {:?} was acknowledged; {:?}",
+            past.states[known],
+            store.stats()
+        );
+        found.push(Past { states: vec![state], acknowledged: 0, weak: false });
+    }
+    let stats = store.stats();
+    assert_eq!((stats.dropped_users, stats.corrupt_records), (0, 0), "{place}: {stats:?}");
+    let kept = found.iter().filter(|past| past.now().is_some()).count() as u64;
+    // It works, and what it is told now survives the next loss of power.
+    // What was read once is not lost either, if nothing is written.
+    for turn in 0..random.pick(&[0, 3, 3]) {
+        let user = random.below(found.len());
+        let ticket = step(&store, user as u64, &mut found[user], 1_000_000 + turn, random).unwrap();
+        ticket.wait().unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
+        if options.max_bytes > 0 {
+            notice_who_left(&store, &mut found);
+        }
+    }
+    let lost = random.once_in(2);
+    let before = disk.events();
+    drop(store);
+    let events = if lost { before } else { disk.events() };
+    let disk = crash(&events, random);
+    let pairs = indexes(&events, random).swap_remove(random.below(2));
+    let store = open(&disk, Recorded { pairs, disk: disk.clone() }, options)
+        .unwrap_or_else(|error| panic!("{place}: does not open again: {error}"));
+    for (user, past) in found.iter().enumerate() {
+        let state = read(&store, user as u64).unwrap_or_else(|error| panic!("{place}: again: user {user}: {error}"));
+        let evicted = options.max_bytes > 0 && past.states.iter().rev().take(2).any(|other| *other == state);
+        assert!(
+            state == *past.now() || evicted,
+            "{place}: again: user {user} has {state:?} and not {:?}; {:?}",
+            past.now(),
+            store.stats()
+        );
+    }
+    kept
+}

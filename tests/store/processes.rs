@@ -1,0 +1,65 @@
+//! One store, two processes: the second is told who has it, and gets it when the first is gone.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use pagoda::store::{DiskStore, Room, Store};
+use pagoda::{Status, StoreOptions};
+use pagoda_test_support::Folder;
+
+use crate::workload::{read, record};
+
+const CHILD: &str = "PAGODA_TEST_HOLDS";
+
+#[test]
+fn a_store_that_another_process_has_is_busy_until_that_one_is_gone() {
+    for killed in [false, true] {
+        let folder = Folder::new();
+        let mut child = holder(folder.path());
+        let error = DiskStore::open(folder.path(), &StoreOptions::default()).err().expect("another has it");
+        assert_eq!(error.status(), Status::Busy);
+        let message = error.message();
+        assert!(message.contains(&folder.path().display().to_string()), "{message}");
+        assert!(message.contains(&format!("process {}", child.id())), "{message}");
+        assert_eq!(DiskStore::check(folder.path()).unwrap_err().status(), Status::Busy);
+        assert_eq!(DiskStore::rebuild(folder.path()).unwrap_err().status(), Status::Busy);
+        if killed {
+            child.kill().unwrap();
+        } else {
+            // The end of its input is its sign to close the store.
+            drop(child.stdin.take());
+        }
+        assert_eq!(child.wait().unwrap().success(), !killed);
+        let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+        assert_eq!(read(&store, 1).unwrap(), Some((0, vec![1; 10])), "what the other wrote");
+        store.write(record(1, 0, 10, 5, 2), Room::Wait).unwrap().wait().unwrap();
+    }
+}
+
+fn holder(path: &Path) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes::child", "--ignored", "--nocapture"])
+        .env(CHILD, path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // The harness says things of its own first.
+    while lines.next().expect("the child opens the store").unwrap() != "open" {}
+    // Whoever writes into a pipe that nobody reads is ended by a signal.
+    std::thread::spawn(move || lines.for_each(drop));
+    child
+}
+
+#[test]
+#[ignore = "the process that holds the store in the test above"]
+fn child() {
+    let Ok(path) = std::env::var(CHILD) else { return };
+    let store = DiskStore::open(path, &StoreOptions::default()).unwrap();
+    store.write(record(1, 0, 0, 10, 1), Room::Wait).unwrap().wait().unwrap();
+    // On a line of its own, whatever the harness has written.
+    writeln!(std::io::stdout().lock(), "\nopen").unwrap();
+    std::io::stdin().lines().for_each(drop);
+}
