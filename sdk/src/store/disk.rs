@@ -180,6 +180,35 @@ impl RealFile {
         Ok(Self { file: Mutex::new(Some(Arc::new(file))), map })
     }
 
+    /// Has the pages of a range read. Reading a mapped page that the disk can not give raises SIGBUS; asking for the pages
+    /// first gives an error.
+    fn read_in(&self, from: usize, len: usize) -> io::Result<()> {
+        // Of what is in memory, the last page tells whether someone has cut the file meanwhile.
+        let (from, len) = if self.is_resident(from, len) { (from + len - 1, 1) } else { (from, len) };
+        match self.map.advise_range(Advice::PopulateRead, from, len) {
+            // A kernel before 5.14 does not know this advice.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                let inside = self.len().is_ok_and(|end| (from + len) as u64 <= end);
+                if inside { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+            }
+            result => result,
+        }
+    }
+
+    /// Whether all pages of a range are in memory. Asking for them costs a tenth of a read of them even where they are:
+    /// the kernel looks at a record of each page that no cache holds, where this looks at the page table alone.
+    fn is_resident(&self, from: usize, len: usize) -> bool {
+        // The smallest pages there are: where they are larger, some are asked after twice.
+        const PAGE: usize = 4096;
+        let first = from / PAGE * PAGE;
+        let mut pages = vec![0_u8; (from + len - first).div_ceil(PAGE)];
+        // SAFETY: the range is inside the mapping, which is of whole pages and begins with one; there is a byte for each.
+        let asked = unsafe {
+            libc::mincore(self.map.as_mut_ptr().add(first).cast(), from + len - first, pages.as_mut_ptr().cast())
+        };
+        asked == 0 && pages.iter().all(|page| page & 1 == 1)
+    }
+
     fn file(&self) -> io::Result<Arc<File>> {
         lock(&self.file).clone().ok_or_else(|| io::Error::other("the segment is closed to writing"))
     }
@@ -227,19 +256,9 @@ impl DiskFile for RealFile {
         let inside =
             usize::try_from(offset).ok().filter(|&from| from.checked_add(len).is_some_and(|end| end <= self.map.len()));
         let from = inside.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-        // Reading a mapped page that the disk can not give raises SIGBUS; asking for the pages first gives an error.
-        match self.map.advise_range(Advice::PopulateRead, from, len) {
-            Ok(()) => {}
-            // A kernel before 5.14 does not know this advice.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                if self.len().is_ok_and(|end| offset + len as u64 > end) {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-            }
-            Err(error) => return Err(error),
-        }
-        // SAFETY: the range lies within the mapping, which lives as long as `self`, and within the file, as the advice
-        // just showed. Nobody writes to it while the slice lives: the file is only appended to, what is cut off is not
+        self.read_in(from, len)?;
+        // SAFETY: the range lies within the mapping, which lives as long as `self`, and within the file, as was just seen.
+        // Nobody writes to it while the slice lives: the file is only appended to, what is cut off is not
         // being viewed (see the trait), and the lock keeps other stores away.
         Ok(unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(from), len) })
     }
