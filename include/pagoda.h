@@ -33,7 +33,7 @@
 #define PAGODA_STORE_INFO_INIT { sizeof(pagoda_store_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Options for opening a cache; layers, heads, head_size, and one of pages and bytes are still to be set. */
-#define PAGODA_KV_OPTIONS_INIT { sizeof(pagoda_kv_options), 0, 0, 0, 32, 1, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+#define PAGODA_KV_OPTIONS_INIT { sizeof(pagoda_kv_options), 0, 0, 0, 32, 1, 0, 0, 0, 0, 0, 0, 0, 12, 0, NULL, NULL }
 
 /* A pagoda_kv_stats to be filled in. */
 #define PAGODA_KV_STATS_INIT { sizeof(pagoda_kv_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -268,6 +268,12 @@ typedef struct {
     int32_t onload_in_background;
     /** Threads that read the store; default 0 = 2. */
     int32_t onload_threads;
+    /**
+     * With PAGODA_OFFLOAD_ON_EVICTION: of how many percent of the pool the pages are kept free or stored already, so that
+     * evicting those users takes no copy. A thread in the background stores the least recently used ones as the pool
+     * fills up. Default 12; 0: none are stored before they are evicted.
+     */
+    int32_t ahead_percent;
     /** How many bytes the pool may take, all layers together; 0 if `pages` says it. */
     uint64_t bytes;
     /** The version of the model, UTF-8; NULL = "". Histories that another version has stored are never seen. */

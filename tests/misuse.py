@@ -204,6 +204,7 @@ WRONG_OPTIONS = {
         "offload": (-1, 3, INT_MAX),
         "onload_in_background": (2, -1),
         "onload_threads": (-1, 1025, INT_MAX),
+        "ahead_percent": (-1, 101, INT_MAX),
         "bytes": (1, 2**40, SIZE_MAX),  # beside `pages`
         "model_version": (NOT_UTF8,),
     },

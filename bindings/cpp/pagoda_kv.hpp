@@ -73,6 +73,7 @@ struct KvOptions {
     pagoda_offload offload = PAGODA_OFFLOAD_ON_EVICTION;  ///< When histories go to the store.
     bool onload_in_background = false;                    ///< Whether `prepare` returns before all has arrived.
     std::int32_t onload_threads = 0;                      ///< Threads that read the store; 0 = the default.
+    std::int32_t ahead_percent = 12;                      ///< How much of the pool is free or stored before it is needed.
     std::string model_version;                            ///< Histories of another version are never seen.
 };
 
@@ -228,6 +229,7 @@ private:
         c_options.offload = options.offload;
         c_options.onload_in_background = options.onload_in_background ? 1 : 0;
         c_options.onload_threads = options.onload_threads;
+        c_options.ahead_percent = options.ahead_percent;
         c_options.model_version = options.model_version.c_str();
         // To C this would mean that no store is wanted.
         if (store && !store->get()) throw Error(PAGODA_INVALID_HANDLE, "the store was moved away", "options.store");

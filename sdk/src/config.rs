@@ -126,6 +126,10 @@ pub struct KvOptions {
     pub edited: Edited,
     /// When histories go to the store.
     pub offload: Offload,
+    /// With [`Offload::OnEviction`]: of how many percent of the pool the pages are kept free or stored already, so that
+    /// evicting those users takes no copy. A thread in the background stores the least recently used ones as the pool
+    /// fills up; 0: none are stored before they are evicted.
+    pub ahead_percent: u32,
     /// Whether `prepare` returns before everything has arrived from the store; then the lease tells which layers have.
     pub onload_in_background: bool,
     /// Threads that read the store.
@@ -146,6 +150,7 @@ impl Default for KvOptions {
             overlap: Overlap::default(),
             edited: Edited::default(),
             offload: Offload::default(),
+            ahead_percent: 12,
             onload_in_background: false,
             onload_threads: 2,
         }

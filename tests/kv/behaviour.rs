@@ -348,6 +348,41 @@ fn by_hand_means_by_hand() {
 }
 
 #[test]
+fn who_is_to_leave_next_is_stored_before() {
+    let folder = Folder::new();
+    let store = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap());
+    let cache = KvCache::open(&KvOptions { ahead_percent: 50, ..options() }, Some(store.clone())).unwrap();
+    let written = |count: u64| {
+        for _ in 0..1000 {
+            if store.stats().writes >= count {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(store.stats().writes, count);
+    };
+    for user in 1..=2 {
+        add(&cache, user, 0, 32);
+    }
+    // Half of the 16 pages are free: nothing to do. The third user takes 4 of them, so one more has to be stored.
+    assert_eq!(store.stats().writes, 0);
+    add(&cache, 3, 0, 32);
+    written(1);
+    assert_eq!(cache.lookup(&[1, 2, 3]).map_tiers(), [Tier::Resident; 3]);
+    // Who is used again is not saved any more, and not the next to leave.
+    add(&cache, 1, 32, 1);
+    written(3);
+    cache.evict(Users::These(&[2, 3]), Tiers::RESIDENT).unwrap();
+    assert_eq!(store.stats().writes, 3, "they were stored already");
+    drop(cache);
+    assert_eq!(store.stats().writes, 4);
+    let cache = KvCache::open(&options(), Some(store)).unwrap();
+    for (user, end) in [(1, 33), (2, 32), (3, 32)] {
+        SHAPE.check(&cache.prepare(&[request(user, end, 0)]).unwrap(), item);
+    }
+}
+
+#[test]
 fn prefetched_users_are_resident() {
     let folder = Folder::new();
     let cache = KvCache::open(&options(), Some(store(&folder))).unwrap();
@@ -399,6 +434,7 @@ fn options_that_can_not_be_are_refused() {
         (KvOptions { pages: Pages::Count(0), ..good.clone() }, "pages"),
         (KvOptions { pages: Pages::Bytes(100), ..good.clone() }, "pages"),
         (KvOptions { onload_threads: 0, ..good.clone() }, "onload_threads"),
+        (KvOptions { ahead_percent: 101, ..good.clone() }, "ahead_percent"),
         (KvOptions { max_history: 7, ..good.clone() }, "max_history"),
     ] {
         let error = KvCache::open(&options, None).err().expect(argument);

@@ -146,6 +146,8 @@ impl World {
             offload: random.pick(&[Offload::OnEviction, Offload::AtCommit, Offload::ByHand]),
             onload_in_background: random.once_in(2),
             onload_threads: 1,
+            // Whoever is being copied in the background is passed over, and the naive map knows nothing of that.
+            ahead_percent: 0,
         };
         let has_store = !random.once_in(4);
         Self {

@@ -28,14 +28,14 @@ fn item(lives: &[RwLockReadGuard<'_, u64>], users: &[u64], user: u64, position: 
 
 #[test]
 fn eight_threads_hammer_one_cache() {
-    for offload in [Offload::OnEviction, Offload::AtCommit] {
+    for (offload, ahead_percent) in [(Offload::OnEviction, 0), (Offload::OnEviction, 60), (Offload::AtCommit, 0)] {
         for max_history in [0, 40] {
-            hammer(offload, max_history);
+            hammer(offload, ahead_percent, max_history);
         }
     }
 }
 
-fn hammer(offload: Offload, max_history: u32) {
+fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
     let folder = Folder::new();
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
     let options = KvOptions {
@@ -47,6 +47,7 @@ fn hammer(offload: Offload, max_history: u32) {
         pages: Pages::Count(PAGES),
         max_history,
         offload,
+        ahead_percent,
         overlap: Overlap::Trim,
         ..KvOptions::default()
     };

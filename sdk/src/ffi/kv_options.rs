@@ -72,6 +72,10 @@ pub struct pagoda_kv_options {
     pub onload_in_background: i32,
     /// Threads that read the store; default 0 = 2.
     pub onload_threads: i32,
+    /// With PAGODA_OFFLOAD_ON_EVICTION: of how many percent of the pool the pages are kept free or stored already, so that
+    /// evicting those users takes no copy. A thread in the background stores the least recently used ones as the pool
+    /// fills up. Default 12; 0: none are stored before they are evicted.
+    pub ahead_percent: i32,
     /// How many bytes the pool may take, all layers together; 0 if `pages` says it.
     pub bytes: u64,
     /// The version of the model, UTF-8; NULL = "". Histories that another version has stored are never seen.
@@ -106,6 +110,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         offload: PAGODA_OFFLOAD_ON_EVICTION,
         onload_in_background: 0,
         onload_threads: 0,
+        ahead_percent: KvOptions::default().ahead_percent as i32,
         bytes: 0,
         model_version: std::ptr::null(),
         store: std::ptr::null(),
@@ -143,6 +148,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
             PAGODA_OFFLOAD_BY_HAND => Offload::ByHand,
             other => return Err(args::unknown("options.offload", other, "PAGODA_OFFLOAD_...")),
         },
+        ahead_percent: args::count(options.ahead_percent, "options.ahead_percent")?,
         onload_in_background: args::flag(options.onload_in_background, "options.onload_in_background")?,
         onload_threads: match args::count(options.onload_threads, "options.onload_threads")? {
             0 => KvOptions::default().onload_threads,

@@ -19,6 +19,7 @@ impl Inner {
         let mut patience = PATIENCE;
         loop {
             if self.table.take_pages(&mut pages, count) {
+                self.wake_ahead();
                 return Ok(pages);
             }
             // Nothing is evicted for a request that can not be met anyhow.
@@ -123,6 +124,7 @@ impl Inner {
                 tickets.extend(self.cut(user, 0)?);
             }
             if !tiers.resident {
+                locked.change(user, |entry| entry.saved = false);
                 return Ok(stored);
             }
             if tiers.store {

@@ -106,6 +106,7 @@ impl Inner {
             end_hash,
             stamp: self.table.now(),
             loading: Some(Arc::clone(&onload)),
+            saved: true,
             ..Entry::default()
         };
         hold(&mut entry);

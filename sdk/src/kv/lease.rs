@@ -161,6 +161,7 @@ impl Lease {
                 to_save.push(user);
             }
         }
+        inner.wake_ahead();
         let mut written = Written { inner, saved: Vec::new(), error: None };
         for user in to_save {
             match self.inner.save_copying(user, Room::OrRefuse) {
@@ -215,7 +216,7 @@ fn commit(inner: &Inner, mut held: Held, save: bool) -> bool {
             entry.readers -= 1;
             return false;
         }
-        entry.writer = false;
+        (entry.writer, entry.saved) = (false, false);
         let (from, kept) = (plan.dropped_pages as usize, held.pages.len());
         let mut pages = std::mem::take(&mut entry.pages);
         entry.dropped.extend(pages.drain(from + kept..));

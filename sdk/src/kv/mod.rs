@@ -4,6 +4,7 @@
 //! batch, runs the model on the index tensors and pools of the [`Lease`] it gets, and [`commit`](Lease::commit)s what the
 //! model has appended.
 
+mod ahead;
 mod evict;
 mod fetch;
 mod fingerprint;
@@ -19,6 +20,7 @@ mod table;
 
 use std::sync::Arc;
 
+use ahead::{Ahead, Signal};
 pub use lease::{Lease, LeasedUser, Written};
 use onload::Readers;
 use plan::Rules;
@@ -105,6 +107,8 @@ impl Tiers {
 /// what they commit afterwards is stored only where that is done at commit.
 pub struct KvCache {
     inner: Arc<Inner>,
+    /// There if histories are stored ahead of their eviction.
+    ahead: Option<Ahead>,
 }
 
 struct Inner {
@@ -118,6 +122,7 @@ struct Inner {
     store: Option<Arc<dyn Store>>,
     /// There if there is a store.
     readers: Option<Readers>,
+    signal: Signal,
     counters: Counters,
 }
 
@@ -126,6 +131,10 @@ impl KvCache {
     /// of the same version and shape is refused with BUSY, for each takes what is stored for its own.
     pub fn open(options: &KvOptions, store: Option<Arc<dyn Store>>) -> Result<Self> {
         let (shape, pages) = shape::check(options)?;
+        let ahead = match (&store, options.offload) {
+            (Some(_), Offload::OnEviction) => (u64::from(pages) * u64::from(options.ahead_percent) / 100) as u32,
+            _ => 0,
+        };
         let rules = Rules {
             page_size: options.page_size,
             max_history: options.max_history,
@@ -147,12 +156,15 @@ impl KvCache {
             onload_in_background: options.onload_in_background,
             space,
             pool,
-            table: Table::new(pages),
+            table: Table::new(pages, ahead),
             readers,
             store,
+            signal: Signal::default(),
             counters: Counters::new(),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let inner = Arc::new(inner);
+        let ahead = (ahead > 0).then(|| Ahead::start(&inner)).transpose()?;
+        Ok(Self { inner, ahead })
     }
 
     /// The pool of one layer, `[pages, 2, page_size, heads, head_size]`: an input and an output of the model, both bound
@@ -235,6 +247,7 @@ impl KvCache {
 
 impl Drop for KvCache {
     fn drop(&mut self) {
+        self.ahead = None;
         if self.inner.store.is_some()
             && self.inner.offload != Offload::ByHand
             && let Err(error) = self.inner.offload(Users::All)

@@ -79,7 +79,10 @@ impl Inner {
     pub(super) fn save_copying(&self, user: u64, room: Room) -> Result<Saved> {
         let _copying = Copying(self, user);
         let snapshot = self.snapshot(user);
-        self.write(&snapshot, room)
+        let saved = self.write(&snapshot, room)?;
+        // A commit meanwhile has made it longer: whatever else it could have done waits for the copy.
+        self.table.lock(user).change(user, |entry| entry.saved = entry.cached().end() == saved.end);
+        Ok(saved)
     }
 
     /// As [`Inner::save`], of a user who is marked as leaving, unless that is done by hand.

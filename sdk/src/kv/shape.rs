@@ -52,6 +52,10 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
         let message = format!("{} is not between 1 and 1024", options.onload_threads);
         return Err(Error::invalid("onload_threads", message));
     }
+    if options.ahead_percent > 100 {
+        let message = format!("{} percent are more than the whole pool", options.ahead_percent);
+        return Err(Error::invalid("ahead_percent", message));
+    }
     let shape = Shape { layers, heads, head_size, page_size, element };
     let pages = match options.pages {
         Pages::Count(count) => u64::from(count),

@@ -39,6 +39,8 @@ pub(super) struct Entry {
     pub(super) leaving: bool,
     /// Set while tokens arrive from the store.
     pub(super) loading: Option<Arc<Onload>>,
+    /// Whether all of it has been handed to the store, as far as is known: whoever counts on it asks the store.
+    pub(super) saved: bool,
     /// Whether they could not be read: the user leaves as soon as no one holds it.
     pub(super) failed: bool,
     /// Pages that have left the history but may still be read by a lease.
@@ -72,8 +74,12 @@ pub(super) struct Table {
     /// Pages were given back.
     given: Condvar,
     pages: usize,
+    /// How many pages are to be free, or of users that are saved and could be evicted.
+    ahead: usize,
     /// Pages of users that could be evicted now.
     evictable: AtomicUsize,
+    /// Those of them whose users are not saved.
+    unsaved: AtomicUsize,
     /// Pages of users that could be evicted in a moment: no lease holds them, but they are being moved.
     moving: AtomicUsize,
     /// Pages that someone has taken who needs more.
@@ -87,6 +93,8 @@ struct Shard {
     changed: Condvar,
     /// The stamp of the least recently used user who can be evicted, to be looked at without the lock.
     oldest: AtomicU64,
+    /// The same of those who are not saved.
+    oldest_unsaved: AtomicU64,
 }
 
 /// The users of one shard.
@@ -95,6 +103,8 @@ pub(super) struct Users {
     map: HashMap<u64, Entry>,
     /// Those who can be evicted, by when they were used.
     idle: BTreeMap<u64, u64>,
+    /// Those of them who are not saved, if anyone saves them ahead.
+    unsaved: BTreeMap<u64, u64>,
 }
 
 /// One shard, locked.
@@ -105,15 +115,23 @@ pub(super) struct Locked<'a> {
 }
 
 impl Table {
-    pub(super) fn new(pages: u32) -> Self {
-        let shard = |_| Shard { users: Mutex::default(), changed: Condvar::new(), oldest: AtomicU64::new(NEVER) };
+    /// A table in which `ahead` of the pages are to be had without saving anyone first.
+    pub(super) fn new(pages: u32, ahead: u32) -> Self {
+        let shard = |_| Shard {
+            users: Mutex::default(),
+            changed: Condvar::new(),
+            oldest: AtomicU64::new(NEVER),
+            oldest_unsaved: AtomicU64::new(NEVER),
+        };
         Self {
             shards: (0..SHARDS).map(shard).collect(),
             // The last is taken first.
             free: Mutex::new((0..pages).rev().collect()),
             given: Condvar::new(),
             pages: pages as usize,
+            ahead: ahead as usize,
             evictable: AtomicUsize::new(0),
+            unsaved: AtomicUsize::new(0),
             moving: AtomicUsize::new(0),
             collecting: AtomicUsize::new(0),
             clock: AtomicU64::new(1),
@@ -131,6 +149,12 @@ impl Table {
     /// Pages that are free or could be made so.
     pub(super) fn available(&self) -> usize {
         self.free_pages() + self.evictable.load(Ordering::Relaxed)
+    }
+
+    /// Whether someone should be saved, so that enough pages can be had without.
+    pub(super) fn wants_saving(&self) -> bool {
+        let unsaved = self.unsaved.load(Ordering::Relaxed);
+        unsaved > 0 && self.available() < self.ahead + unsaved
     }
 
     /// A stamp later than every one before.
@@ -199,14 +223,28 @@ impl Table {
 
     /// The least recently used user who can be evicted; it is marked as leaving.
     pub(super) fn least_recent(&self) -> Option<u64> {
+        self.first(|shard| &shard.oldest, |users| &users.idle, |entry| entry.leaving = true)
+    }
+
+    /// The least recently used user who can be evicted and is not saved; it is marked as copying.
+    pub(super) fn least_recent_unsaved(&self) -> Option<u64> {
+        self.first(|shard| &shard.oldest_unsaved, |users| &users.unsaved, |entry| entry.copying = true)
+    }
+
+    fn first(
+        &self,
+        oldest: impl Fn(&Shard) -> &AtomicU64,
+        order: impl Fn(&Users) -> &BTreeMap<u64, u64>,
+        mark: impl Fn(&mut Entry),
+    ) -> Option<u64> {
         loop {
-            let oldest = |shard: &&Shard| shard.oldest.load(Ordering::Acquire);
+            let oldest = |shard: &&Shard| oldest(shard).load(Ordering::Acquire);
             let shard = self.shards.iter().min_by_key(oldest).filter(|shard| oldest(shard) != NEVER)?;
             let mut locked = self.lock_shard(shard);
             // Someone may have been faster.
-            let first = locked.users.idle.first_key_value().map(|(_, &user)| user);
+            let first = order(&locked.users).first_key_value().map(|(_, &user)| user);
             if let Some(user) = first {
-                locked.change(user, |entry| entry.leaving = true);
+                locked.change(user, &mark);
                 return Some(user);
             }
         }
@@ -250,11 +288,14 @@ impl Locked<'_> {
     /// # Panics
     /// If the user is not there: whoever changes one holds it.
     pub(super) fn change<T>(&mut self, user: u64, change: impl FnOnce(&mut Entry) -> T) -> T {
-        let Users { map, idle } = &mut *self.users;
+        let Users { map, idle, unsaved } = &mut *self.users;
         let entry = map.get_mut(&user).expect("a user that is held is in the table");
         if idle.get(&entry.stamp) == Some(&user) {
             idle.remove(&entry.stamp);
             self.table.evictable.fetch_sub(entry.pages.len(), Ordering::Relaxed);
+            if unsaved.remove(&entry.stamp).is_some() {
+                self.table.unsaved.fetch_sub(entry.pages.len(), Ordering::Relaxed);
+            }
         }
         if entry.moving() && !entry.leased() {
             self.table.moving.fetch_sub(entry.pages.len(), Ordering::Relaxed);
@@ -274,10 +315,15 @@ impl Locked<'_> {
             } else {
                 self.table.evictable.fetch_add(entry.pages.len(), Ordering::Relaxed);
                 idle.insert(entry.stamp, user);
+                if self.table.ahead > 0 && !entry.saved {
+                    self.table.unsaved.fetch_add(entry.pages.len(), Ordering::Relaxed);
+                    unsaved.insert(entry.stamp, user);
+                }
             }
         }
-        let oldest = idle.first_key_value().map_or(NEVER, |(&stamp, _)| stamp);
-        self.shard.oldest.store(oldest, Ordering::Release);
+        for (order, oldest) in [(&*idle, &self.shard.oldest), (&*unsaved, &self.shard.oldest_unsaved)] {
+            oldest.store(order.first_key_value().map_or(NEVER, |(&stamp, _)| stamp), Ordering::Release);
+        }
         self.shard.changed.notify_all();
         result
     }
@@ -300,7 +346,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_leaves_first() {
-        let table = Table::new(100);
+        let table = Table::new(100, 0);
         for user in 0..50 {
             resident(&table, user, 2);
         }
@@ -320,7 +366,7 @@ mod tests {
 
     #[test]
     fn whoever_is_held_stays() {
-        let table = Table::new(10);
+        let table = Table::new(10, 0);
         resident(&table, 1, 5);
         table.lock(1).change(1, |entry| entry.readers += 1);
         assert_eq!((table.least_recent(), table.available()), (None, 5));
@@ -328,5 +374,26 @@ mod tests {
         assert_eq!(table.available(), 5, "a lease may still read what was dropped");
         table.lock(1).change(1, |entry| entry.readers -= 1);
         assert_eq!((table.free_pages(), table.available()), (8, 10));
+    }
+
+    #[test]
+    fn enough_are_saved_and_the_least_recently_used_first() {
+        let table = Table::new(100, 30);
+        for user in 0..40 {
+            resident(&table, user, 2);
+        }
+        // 20 pages are free: 10 more are wanted.
+        for expected in 0..5 {
+            assert!(table.wants_saving());
+            assert_eq!(table.least_recent_unsaved(), Some(expected));
+            table.lock(expected).change(expected, |entry| (entry.copying, entry.saved) = (false, true));
+        }
+        assert!(!table.wants_saving());
+        assert_eq!(table.least_recent(), Some(0));
+        table.lock(0).change(0, |entry| (entry.leaving, entry.tokens) = (false, 0));
+        assert!(!table.wants_saving(), "free pages count as much as those of saved users");
+        table.lock(1).change(1, |entry| entry.saved = false);
+        assert!(table.wants_saving());
+        assert_eq!(table.least_recent_unsaved(), Some(1));
     }
 }

@@ -15,6 +15,8 @@ const USERS: u64 = 8;
 const TOKENS: u32 = 4096;
 const PAGE: u32 = 32;
 const ROUNDS: usize = 200;
+/// How often a batch comes where the time between them is used.
+const PACE: Duration = Duration::from_millis(200);
 
 /// Everything with a goal.
 pub fn measure() -> Result<Vec<Row>> {
@@ -36,6 +38,8 @@ pub fn measure() -> Result<Vec<Row>> {
     let folder = Folder::new();
     let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default())?);
     rows.push(against_goal("prepare evicting, stored", evicting(Some(&store))?, 200.0));
+    let paced = format!("prepare evicting, stored ahead, every {} ms", PACE.as_millis());
+    rows.push(against_goal(&paced, stored_ahead(&store)?, 200.0));
     rows.push(copying_out(&store, case("prepare evicting, to store"))?);
     rows.push(memory_per_token()?);
     Ok(rows)
@@ -110,6 +114,19 @@ fn evicting(store: Option<&Arc<dyn Store>>) -> Result<f64> {
         times.push(batch(&cache, round * USERS, TOKENS)?);
     }
     Ok(median(times))
+}
+
+/// The same in a larger pool whose users no one has stored by hand: they are when their turn comes.
+fn stored_ahead(store: &Arc<dyn Store>) -> Result<f64> {
+    let options = KvOptions { model_version: "ahead".into(), ahead_percent: 25, ..options(8 * USERS as u32, 1) };
+    let cache = KvCache::open(&options, Some(store.clone()))?;
+    let mut times = Vec::new();
+    for round in 0..28 {
+        times.push(batch(&cache, round * USERS, TOKENS)?);
+        std::thread::sleep(PACE);
+    }
+    // The first ones found free pages.
+    Ok(median(times.split_off(8)))
 }
 
 /// The same when what leaves has to be copied out first, beside the copy alone.
