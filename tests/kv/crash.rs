@@ -38,9 +38,11 @@ fn killed_at_any_moment() {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         // The harness says things of its own first.
         while lines.next().expect("the child opens the store").unwrap() != "open" {}
-        std::thread::sleep(Duration::from_micros(random.below(30_000) as u64));
+        // After some commits, however long those take, and then at any moment.
+        let told: Vec<_> = lines.by_ref().take(random.below(8)).collect();
+        std::thread::sleep(Duration::from_micros(random.below(10_000) as u64));
         child.kill().unwrap();
-        for line in lines {
+        for line in told.into_iter().chain(lines) {
             let line = line.unwrap();
             // A line that was cut off says nothing.
             let Some((user, end)) = line.strip_suffix('.').and_then(|line| line.split_once(' ')) else { continue };
