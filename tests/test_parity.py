@@ -297,6 +297,18 @@ def test_history_in_pieces_gives_what_history_at_once_gives(pagoda):
         assert error(whole, at_once[user].astype(np.float64)) <= TOLERANCE["f32"]
 
 
+@every_float
+@pytest.mark.parametrize("dims", [None, [None, 2, 8], ["rows", 2, 8]], ids=["no rank", "no name", "named"])
+def test_shapes_that_a_graph_leaves_open_stay_open(kind, dims):
+    """Nothing is made up for them, and what the graph says of an output stays."""
+    element, index = number_of(FLOATS[kind]), number_of(np.int32)
+    inputs = {name: (element, dims) for name in ATTENTION[:3]} | {name: (index, ["n"]) for name in ATTENTION[3:5]}
+    node = helper.make_node("HstuAttention", list(inputs), ["output"], domain="ai.pagoda", scaling_seqlen=1)
+    for said, expected in (["T", 2, 8], ["T", 2, 8]), (None, dims if dims and dims[0] else []):
+        session = python_session(graph([node], inputs, {"output": (element, said)}))
+        assert session.get_outputs()[0].shape == expected
+
+
 def test_the_operator_library_exports_one_function():
     listed = subprocess.run(["nm", "-D", "--defined-only", OPS], capture_output=True, text=True, check=True)
     assert [line.split()[-1] for line in listed.stdout.splitlines()] == ["RegisterCustomOps"]

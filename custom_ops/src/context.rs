@@ -1,8 +1,8 @@
-//! What an operator sees of ONNX Runtime: the attributes of its node, and in each call its inputs, its output and the
-//! session's threads.
+//! What an operator sees of ONNX Runtime: the attributes of its node, and in each call its inputs, its outputs and
+//! the session's threads.
 
 use std::any::Any;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use ort_sys::{OrtApi, OrtKernelContext, OrtKernelInfo, OrtStatusPtr, OrtTensorTypeAndShapeInfo, OrtValue};
 use pagoda_kernels::parallel::Parallel;
 
-use crate::op::{Input, OpError};
+use crate::op::{Input, OpError, Output};
 
 /// The attributes of a node.
 pub struct Attributes {
@@ -35,6 +35,57 @@ impl Attributes {
             Some(value) => Ok(Some(value)),
             None => self.absent(name, "a float"),
         }
+    }
+
+    /// A text, if the node has it.
+    pub fn text(&self, name: &CStr) -> Result<Option<String>, OpError> {
+        let read = |to: *mut c_char, size: &mut usize| {
+            // SAFETY: `info` is live while the kernel is made; without a buffer only the size is asked for.
+            self.succeeded(unsafe { (self.api.KernelInfoGetAttribute_string)(self.info, name.as_ptr(), to, size) })
+        };
+        let mut size = 0;
+        if !read(null_mut(), &mut size) {
+            let found = self.raw_int(name).map(|_| "an int").or(self.raw_float(name).map(|_| "a float"));
+            return found.map_or(Ok(None), |found| Err(Self::wrong_type(name, found, "a string")));
+        }
+        let mut bytes = vec![0_u8; size];
+        if !read(bytes.as_mut_ptr().cast(), &mut size) {
+            return Err(OpError::failed(format!("{}: this attribute can not be read", name.to_string_lossy())));
+        }
+        // The size counts the NUL at the end.
+        bytes.pop();
+        let not_text = |_| OpError::invalid(format!("{}: this attribute is not UTF-8", name.to_string_lossy()));
+        String::from_utf8(bytes).map(Some).map_err(not_text)
+    }
+
+    /// Whether the node has an input: a graph may leave out optional ones.
+    pub fn has_input(&self, index: usize) -> Result<bool, OpError> {
+        let (mut count, mut size) = (0, 0);
+        // SAFETY: `info` is live while the kernel is made; without a buffer only the size of the name is asked for.
+        unsafe {
+            check(self.api, (self.api.KernelInfo_GetInputCount)(self.info, &mut count))?;
+            if index >= count {
+                return Ok(false);
+            }
+            check(self.api, (self.api.KernelInfo_GetInputName)(self.info, index, null_mut(), &mut size))?;
+        }
+        // The NUL at the end is all there is of the name of one that is left out.
+        Ok(size > 1)
+    }
+
+    /// A configuration entry of the session that the node is part of, if it is set.
+    pub fn session_entry(&self, key: &CStr) -> Result<Option<String>, OpError> {
+        let mut entries = null_mut();
+        // SAFETY: `info` is live while the kernel is made; the entries are ours until they are released, once.
+        let value = unsafe {
+            check(self.api, (self.api.KernelInfo_GetConfigEntries)(self.info, &mut entries))?;
+            let value = (self.api.GetKeyValue)(entries, key.as_ptr());
+            let value = (!value.is_null()).then(|| CStr::from_ptr(value).to_str().map(str::to_owned));
+            (self.api.ReleaseKeyValuePairs)(entries);
+            value
+        };
+        let not_text = |_| OpError::invalid(format!("{}: this entry is not UTF-8", key.to_string_lossy()));
+        value.transpose().map_err(not_text)
     }
 
     fn raw_int(&self, name: &CStr) -> Option<i64> {
@@ -75,11 +126,12 @@ impl Attributes {
     }
 }
 
-/// One call of an operator: its inputs, its output, its threads.
+/// One call of an operator: its inputs, its outputs, its threads.
 pub struct Context {
     pub(crate) api: &'static OrtApi,
     pub(crate) raw: *mut OrtKernelContext,
     pub(crate) inputs: &'static [Input],
+    pub(crate) outputs: &'static [Output],
 }
 
 /// A tensor on the host, as ONNX Runtime hands it to an operator.
@@ -135,6 +187,8 @@ impl<'a> HostTensor<'a> {
 
 /// The memory of an output on the host.
 pub struct HostOutput {
+    /// The name the specification gives it.
+    pub name: &'static str,
     /// Where its elements begin. Null only if there are none.
     pub data: *mut c_void,
     bytes: usize,
@@ -143,15 +197,38 @@ pub struct HostOutput {
 impl HostOutput {
     /// Refuses inputs whose memory overlaps that of the output: a host binds memory as it likes.
     pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a HostTensor<'a>>) -> Result<(), OpError> {
-        let (start, end) = (self.data.addr(), self.data.addr() + self.bytes);
         for input in inputs {
-            let (input_start, input_end) = (input.data.addr(), input.data.addr() + input.bytes);
-            if input.bytes > 0 && input_start < end && start < input_end {
-                let message = format!("{}: its memory overlaps that of the output: bind them apart", input.name);
-                return Err(OpError::invalid(message));
-            }
+            self.check_apart(input.name, input.data.addr(), input.bytes)?;
         }
         Ok(())
+    }
+
+    /// Refuses another output whose memory overlaps.
+    pub fn apart_from_output(&self, other: &HostOutput) -> Result<(), OpError> {
+        self.check_apart(other.name, other.data.addr(), other.bytes)
+    }
+
+    fn check_apart(&self, name: &str, start: usize, bytes: usize) -> Result<(), OpError> {
+        let own = self.data.addr();
+        if bytes > 0 && start < own + self.bytes && own < start + bytes {
+            let message = format!("{name}: its memory overlaps that of the output {}: bind them apart", self.name);
+            return Err(OpError::invalid(message));
+        }
+        Ok(())
+    }
+
+    /// Its elements.
+    ///
+    /// # Safety
+    /// `T` is the element type the operator was registered with for this output and has no invalid bit patterns. Nothing
+    /// else reads or writes the output while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "the memory is ONNX Runtime's; that it is lent once is the contract")]
+    pub unsafe fn slice_mut<T>(&self) -> &mut [T] {
+        if self.bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: ONNX Runtime's tensors are contiguous, aligned for their type, and live for the whole call.
+        unsafe { std::slice::from_raw_parts_mut(self.data.cast(), self.bytes / size_of::<T>()) }
     }
 }
 
@@ -188,18 +265,32 @@ impl Context {
         Ok(Some(HostTensor { name: self.inputs[index].name, dims, data, bytes, lifetime: PhantomData }))
     }
 
-    /// The output, with room for `dims`.
-    pub fn output(&self, dims: &[usize]) -> Result<HostOutput, OpError> {
+    /// Output `index`, which the specification requires, with room for `dims`.
+    pub fn output(&self, index: usize, dims: &[usize]) -> Result<HostOutput, OpError> {
+        let name = self.outputs[index].name;
+        self.optional_output(index, dims)?
+            .ok_or_else(|| OpError::invalid(format!("{name}: this output is missing, give it a name in the graph")))
+    }
+
+    /// Output `index` with room for `dims`, or `None` where the graph leaves it out.
+    pub fn optional_output(&self, index: usize, dims: &[usize]) -> Result<Option<HostOutput>, OpError> {
         let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
-        let mut value = null_mut();
-        let mut output = HostOutput { data: null_mut(), bytes: 0 };
+        let (mut count, mut value) = (0, null_mut());
+        let mut output = HostOutput { name: self.outputs[index].name, data: null_mut(), bytes: 0 };
         // SAFETY: the context is live for the whole call and owns the value.
         unsafe {
-            self.check((self.api.KernelContext_GetOutput)(self.raw, 0, dims.as_ptr(), dims.len(), &mut value))?;
+            self.check((self.api.KernelContext_GetOutputCount)(self.raw, &mut count))?;
+            if index >= count {
+                return Ok(None);
+            }
+            self.check((self.api.KernelContext_GetOutput)(self.raw, index, dims.as_ptr(), dims.len(), &mut value))?;
+            if value.is_null() {
+                return Ok(None);
+            }
             self.check((self.api.GetTensorMutableData)(value, &mut output.data))?;
             self.check((self.api.GetTensorSizeInBytes)(value, &mut output.bytes))?;
         }
-        Ok(output)
+        Ok(Some(output))
     }
 
     fn dims(&self, value: *const OrtValue) -> Result<Vec<usize>, OpError> {
@@ -223,15 +314,20 @@ impl Context {
     }
 
     fn check(&self, status: OrtStatusPtr) -> Result<(), OpError> {
-        if status.0.is_null() {
-            return Ok(());
-        }
-        // SAFETY: the status is ours to read and to release, once.
-        unsafe {
-            let message = CStr::from_ptr((self.api.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
-            (self.api.ReleaseStatus)(status.0);
-            Err(OpError::failed(message))
-        }
+        check(self.api, status)
+    }
+}
+
+/// A status as a result.
+pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr) -> Result<(), OpError> {
+    if status.0.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the status is ours to read and to release, once.
+    unsafe {
+        let message = CStr::from_ptr((api.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
+        (api.ReleaseStatus)(status.0);
+        Err(OpError::failed(message))
     }
 }
 

@@ -8,7 +8,8 @@ use pagoda_kernels::batch::{Pages, Rows};
 
 use crate::context::{Attributes, Context};
 use crate::element::OnnxElement;
-use crate::op::{Input, OpError, Operator};
+use crate::op::{Input, OpError, Operator, Output};
+use crate::shape::{Shape, Shapes};
 
 const I32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 
@@ -35,7 +36,11 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
         Input::optional("kv_pool", T::ONNX),
         Input::optional("num_contextual", I32),
     ];
-    const OUTPUT_LIKE: usize = 0;
+    const OUTPUTS: &'static [Output] = &[Output::required("output", T::ONNX)];
+
+    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+        Ok(vec![node.input(0)?])
+    }
 
     fn new(attributes: &Attributes) -> Result<Self, OpError> {
         let scaling_seqlen = attributes.int(c"scaling_seqlen")?.ok_or_else(|| {
@@ -109,7 +114,7 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
         };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
         let checked = attention.check()?;
-        let output = context.output(&query.dims)?;
+        let output = context.output(0, &query.dims)?;
         output.apart_from([&query, &key, &value, &row_offsets, &num_candidates])?;
         output.apart_from([&cached_len, &page_indptr, &page_ids, &kv_pool, &num_contextual].into_iter().flatten())?;
         if attention.query.is_empty() {

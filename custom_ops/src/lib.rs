@@ -1,13 +1,17 @@
 //! The `ai.pagoda` operators for ONNX Runtime: they read shapes and attributes, check them, and call the kernels.
 //!
 //! Both libpagoda.so (for its own sessions) and libpagoda_ops.so (for anyone's) register the operators with
-//! [`register`]. One file an operator; `op` and `context` are the thin layer over ONNX Runtime's raw interface.
+//! [`register`]. One file an operator; `op`, `context` and `shape` are the thin layer over ONNX Runtime's raw interface.
+//! Where embedding tables come from is for the library to say: [`tables`].
 
 mod context;
 mod element;
+mod embedding_bag;
 mod hstu_attention;
 mod op;
 mod paged_kv_append;
+mod shape;
+pub mod tables;
 
 use std::ffi::CStr;
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use ort_sys::{OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtSessionOptions, OrtStatusPtr};
 use pagoda_kernels::{bf16, f16};
 
+use embedding_bag::EmbeddingBag;
 use hstu_attention::HstuAttention;
 use paged_kv_append::PagedKvAppend;
 
@@ -63,8 +68,8 @@ struct Domain {
 // SAFETY: ONNX Runtime only reads a domain, from whichever thread opens a session.
 unsafe impl Send for Domain {}
 
-/// Every operator, once for each element type.
-fn operators(api: &'static OrtApi) -> [*const OrtCustomOp; 6] {
+/// Every operator, once for each element type it is for.
+fn operators(api: &'static OrtApi) -> [*const OrtCustomOp; 7] {
     [
         op::leak::<HstuAttention<f32>>(api),
         op::leak::<HstuAttention<f16>>(api),
@@ -72,6 +77,7 @@ fn operators(api: &'static OrtApi) -> [*const OrtCustomOp; 6] {
         op::leak::<PagedKvAppend<f32>>(api),
         op::leak::<PagedKvAppend<f16>>(api),
         op::leak::<PagedKvAppend<bf16>>(api),
+        op::leak::<EmbeddingBag>(api),
     ]
 }
 

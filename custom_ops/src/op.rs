@@ -17,15 +17,19 @@ use ort_sys::{
 use pagoda_kernels::InputError;
 
 use crate::context::{Attributes, Context};
+use crate::shape::{Shape, Shapes};
 
-/// An operator of the ai.pagoda domain with one output, which has the type and shape of one of its inputs.
+/// An operator of the ai.pagoda domain.
 pub trait Operator: Sized + Send + Sync + 'static {
     /// Its name in the graph.
     const NAME: &'static CStr;
     /// Its inputs in order.
     const INPUTS: &'static [Input];
-    /// The input whose type and shape the output has.
-    const OUTPUT_LIKE: usize;
+    /// Its outputs in order.
+    const OUTPUTS: &'static [Output];
+
+    /// The types and shapes of the outputs in order, where the graph tells them. Asked before there is a session.
+    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError>;
 
     /// Reads the attributes.
     fn new(attributes: &Attributes) -> Result<Self, OpError>;
@@ -51,6 +55,28 @@ impl Input {
     }
 
     /// An input that may be left out.
+    pub const fn optional(name: &'static str, element: OnnxType) -> Self {
+        Self { name, element, optional: true }
+    }
+}
+
+/// One output of an operator.
+pub struct Output {
+    /// The name the specification gives it; error messages use it.
+    pub name: &'static str,
+    /// Its element type.
+    pub element: OnnxType,
+    /// Whether a graph may leave it out.
+    pub optional: bool,
+}
+
+impl Output {
+    /// An output that must be there.
+    pub const fn required(name: &'static str, element: OnnxType) -> Self {
+        Self { name, element, optional: false }
+    }
+
+    /// An output that may be left out.
     pub const fn optional(name: &'static str, element: OnnxType) -> Self {
         Self { name, element, optional: true }
     }
@@ -107,11 +133,11 @@ pub fn leak<O: Operator>(api: &'static OrtApi) -> *const OrtCustomOp {
         GetInputType: Some(input_type::<O>),
         GetInputTypeCount: Some(input_count::<O>),
         GetOutputType: Some(output_type::<O>),
-        GetOutputTypeCount: Some(output_count),
+        GetOutputTypeCount: Some(output_count::<O>),
         KernelCompute: None,
         KernelDestroy: Some(destroy::<O>),
         GetInputCharacteristic: Some(input_arity::<O>),
-        GetOutputCharacteristic: Some(output_arity),
+        GetOutputCharacteristic: Some(output_arity::<O>),
         GetInputMemoryType: Some(input_memory),
         GetVariadicInputMinArity: Some(no_variadic),
         GetVariadicInputHomogeneity: Some(no_variadic),
@@ -171,16 +197,19 @@ unsafe extern "system" fn input_memory(_: *const OrtCustomOp, _: usize) -> OrtMe
     OrtMemType::OrtMemTypeDefault
 }
 
-unsafe extern "system" fn output_type<O: Operator>(_: *const OrtCustomOp, _: usize) -> OnnxType {
-    O::INPUTS[O::OUTPUT_LIKE].element
+unsafe extern "system" fn output_type<O: Operator>(_: *const OrtCustomOp, index: usize) -> OnnxType {
+    O::OUTPUTS.get(index).map_or(OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, |output| output.element)
 }
 
-unsafe extern "system" fn output_count(_: *const OrtCustomOp) -> usize {
-    1
+unsafe extern "system" fn output_count<O: Operator>(_: *const OrtCustomOp) -> usize {
+    O::OUTPUTS.len()
 }
 
-unsafe extern "system" fn output_arity(_: *const OrtCustomOp, _: usize) -> Arity {
-    Arity::INPUT_OUTPUT_REQUIRED
+unsafe extern "system" fn output_arity<O: Operator>(_: *const OrtCustomOp, index: usize) -> Arity {
+    match O::OUTPUTS.get(index) {
+        Some(Output { optional: true, .. }) => Arity::INPUT_OUTPUT_OPTIONAL,
+        _ => Arity::INPUT_OUTPUT_REQUIRED,
+    }
 }
 
 unsafe extern "system" fn no_variadic(_: *const OrtCustomOp) -> c_int {
@@ -214,7 +243,7 @@ unsafe extern "system" fn create<O: Operator>(
 unsafe extern "system" fn compute<O: Operator>(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
     // SAFETY: the pointer `create` made; only shared references are ever taken, so threads may enter together.
     let kernel = unsafe { &*kernel.cast::<Kernel<O>>() };
-    let context = Context { api: kernel.api, raw: context, inputs: O::INPUTS };
+    let context = Context { api: kernel.api, raw: context, inputs: O::INPUTS, outputs: O::OUTPUTS };
     guarded(kernel.api, || kernel.operator.compute(&context))
 }
 
@@ -229,15 +258,15 @@ unsafe extern "system" fn infer_shape<O: Operator>(
 ) -> OrtStatusPtr {
     // SAFETY: the pointer `leak` made.
     let api = unsafe { (*op.cast::<Registered>()).api };
-    let mut info = null_mut();
-    // SAFETY: plain calls with live pointers; the information belongs to the context.
-    unsafe {
-        let status = (api.ShapeInferContext_GetInputTypeShape)(context, O::OUTPUT_LIKE, &mut info);
-        if !status.0.is_null() {
-            return status;
+    let node = Shapes { api, raw: context };
+    guarded(api, || {
+        for (index, shape) in O::shapes(&node)?.into_iter().enumerate() {
+            if let Some(shape) = shape {
+                node.set_output(index, &shape)?;
+            }
         }
-        (api.ShapeInferContext_SetOutputTypeShape)(context, 0, info)
-    }
+        Ok(())
+    })
 }
 
 /// Runs `body`; errors and panics become a status.

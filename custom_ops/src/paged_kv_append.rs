@@ -9,7 +9,8 @@ use pagoda_kernels::cpu;
 
 use crate::context::{Attributes, Context};
 use crate::element::OnnxElement;
-use crate::op::{Input, OpError, Operator};
+use crate::op::{Input, OpError, Operator, Output};
+use crate::shape::{Shape, Shapes};
 
 const I32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 
@@ -28,7 +29,11 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
         Input::required("page_indptr", I32),
         Input::required("page_ids", I32),
     ];
-    const OUTPUT_LIKE: usize = 0;
+    const OUTPUTS: &'static [Output] = &[Output::required("kv_pool_out", T::ONNX)];
+
+    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+        Ok(vec![node.input(0)?])
+    }
 
     fn new(_: &Attributes) -> Result<Self, OpError> {
         Ok(Self(PhantomData))
@@ -64,7 +69,7 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
         };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
         let checked = append.check()?;
-        let output = context.output(&pool.dims)?;
+        let output = context.output(0, &pool.dims)?;
         output.apart_from([&key, &value, &row_offsets, &num_candidates, &cached_len, &page_indptr, &page_ids])?;
         let len: usize = pool.dims.iter().product();
         if len == 0 {

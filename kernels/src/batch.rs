@@ -31,7 +31,7 @@ impl fmt::Display for InputError {
 
 impl std::error::Error for InputError {}
 
-fn refuse<V>(tensor: &'static str, user: Option<usize>, message: String) -> Result<V, InputError> {
+pub(crate) fn refuse<V>(tensor: &'static str, user: Option<usize>, message: String) -> Result<V, InputError> {
     Err(InputError { tensor, user, message })
 }
 

@@ -1,7 +1,7 @@
 //! The compute kernels behind Pagoda's ONNX operators.
 //!
 //! Kernels take slices and know no framework type. Each operator is a struct that describes one call
-//! ([`HstuAttention`], [`PagedKvAppend`]); its `check` refuses bad input before anything is written, and its `run`
+//! ([`HstuAttention`], [`PagedKvAppend`], [`Pool`]); its `check` refuses bad input before anything is written, and its `run`
 //! computes on the CPU with the best instruction set there is.
 //!
 //! Where to look: [`batch`] says what a call carries and what is refused; [`cpu::reference`] is the arithmetic in its
@@ -15,7 +15,9 @@ pub mod cpu;
 mod element;
 mod mask;
 pub mod parallel;
+mod pool;
 
 pub use batch::{CheckedAppend, CheckedAttention, HstuAttention, InputError, PagedKvAppend, Pages, Rows};
 pub use element::Element;
 pub use half::{bf16, f16};
+pub use pool::{Combiner, Pool, check_offsets};

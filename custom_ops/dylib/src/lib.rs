@@ -1,5 +1,8 @@
 //! libpagoda_ops.so: `RegisterCustomOps` and nothing else, so that Python's or anyone's ONNX Runtime can load the
-//! ai.pagoda operators (`SessionOptions.register_custom_ops_library` in Python).
+//! ai.pagoda operators (`SessionOptions.register_custom_ops_library` in Python). Embedding tables are those of the
+//! libpagoda.so beside it.
+
+mod tables;
 
 use std::ffi::{CStr, CString};
 
@@ -16,8 +19,11 @@ pub unsafe extern "C" fn RegisterCustomOps(options: *mut OrtSessionOptions, base
     let (base, api): (&OrtApiBase, Option<&'static OrtApi>) =
         unsafe { (&*base, (((*base).GetApi)(ORT_API_VERSION)).as_ref()) };
     match api {
-        // SAFETY: `options` is live by this function's contract.
-        Some(api) => unsafe { pagoda_custom_ops::register(api, options) },
+        Some(api) => {
+            pagoda_custom_ops::tables::set_opener(tables::open);
+            // SAFETY: `options` is live by this function's contract.
+            unsafe { pagoda_custom_ops::register(api, options) }
+        }
         None => too_old(base),
     }
 }

@@ -3,6 +3,7 @@
 mod append;
 mod attention;
 mod copy;
+mod pool;
 pub mod reference;
 mod scratch;
 pub(crate) mod simd;

@@ -1,7 +1,7 @@
 //! The operators in their plainest form: scalar, pair by pair, float64. Every other backend is tested against this.
 
 use crate::batch::check_output;
-use crate::{Element, HstuAttention, InputError, PagedKvAppend, Pages, Rows};
+use crate::{Element, HstuAttention, InputError, PagedKvAppend, Pages, Pool, Rows};
 
 /// `HstuAttention` as the specification words it.
 pub fn hstu_attention<T: Element>(op: &HstuAttention<'_, T>) -> Result<Vec<f64>, InputError> {
@@ -93,6 +93,26 @@ pub fn paged_kv_append<T: Element>(op: &PagedKvAppend<'_, T>, pool: &mut [T]) ->
 fn slot(pages: &Pages<'_>, rows: &Rows<'_>, user: usize, position: usize, which: usize) -> usize {
     let page = pages.of(user)[position / pages.page_size] as usize;
     ((page * 2 + which) * pages.page_size + position % pages.page_size) * rows.heads * rows.head_size
+}
+
+/// The pooling of `EmbeddingBag`, key by key.
+pub fn pool(op: &Pool<'_>) -> Result<Vec<f64>, InputError> {
+    let mut output = vec![0.0; op.offsets.len().saturating_sub(1) * op.dim];
+    op.check(output.len())?;
+    for (slot, out) in output.chunks_exact_mut(op.dim).enumerate() {
+        let keys = op.offsets[slot] as usize..op.offsets[slot + 1] as usize;
+        let divisor = op.combiner.divisor(keys.len());
+        for key in keys {
+            let row = op.index.map_or(key, |index| index[key] as usize);
+            for (out, number) in out.iter_mut().zip(&op.rows[row * op.dim..(row + 1) * op.dim]) {
+                *out += f64::from(*number);
+            }
+        }
+        if divisor > 0.0 {
+            out.iter_mut().for_each(|out| *out /= divisor);
+        }
+    }
+    Ok(output)
 }
 
 fn wide<T: Element>(value: T) -> f64 {

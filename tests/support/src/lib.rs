@@ -17,6 +17,8 @@ pub const I32: Element = 6;
 pub const I64: Element = 7;
 /// Text.
 pub const STRING: Element = 8;
+/// True or false.
+pub const BOOL: Element = 9;
 /// 16-bit float.
 pub const F16: Element = 10;
 /// 16-bit float with the exponent of a 32-bit one.
@@ -36,6 +38,8 @@ pub enum Attribute {
     Int(&'static str, i64),
     /// A real number.
     Float(&'static str, f32),
+    /// A text.
+    Text(&'static str, &'static str),
 }
 
 /// A graph being written.
@@ -132,6 +136,11 @@ impl Attribute {
                 put_tag(&mut bytes, 2, 5);
                 bytes.extend(value.to_le_bytes());
                 put_int(&mut bytes, 20, 1);
+            }
+            Self::Text(name, value) => {
+                put_bytes(&mut bytes, 1, name.as_bytes());
+                put_bytes(&mut bytes, 4, value.as_bytes());
+                put_int(&mut bytes, 20, 3);
             }
         }
         bytes

@@ -1,0 +1,198 @@
+//! `ai.pagoda.EmbeddingBag`.
+
+use std::ffi::{CStr, CString};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ort_sys::ONNXTensorElementDataType as OnnxType;
+use pagoda_kernels::{Combiner, Pool, check_offsets};
+
+use crate::context::{Attributes, Context};
+use crate::op::{Input, OpError, Operator, Output};
+use crate::shape::{Dim, Shape, Shapes};
+use crate::tables::{self, TableRows, Tables};
+
+const I64: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+const F32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+const BOOL: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
+
+/// Looks up the rows of keys and combines them into one vector per slot.
+pub struct EmbeddingBag {
+    name: String,
+    table: Arc<dyn TableRows>,
+    /// Open as long as a node needs one of them: others find them so, and what is done for them in the background goes on.
+    _tables: Arc<dyn Tables>,
+    dim: usize,
+    /// None: a vector for each key.
+    combiner: Option<Combiner>,
+    /// Buffers of past calls: new ones of this size would be mapped and filled by the system each time.
+    buffers: Mutex<Vec<Buffers>>,
+}
+
+/// What is looked up.
+#[derive(Default)]
+struct Buffers {
+    numbers: Vec<f32>,
+    found: Vec<bool>,
+}
+
+impl Operator for EmbeddingBag {
+    const NAME: &'static CStr = c"EmbeddingBag";
+    const INPUTS: &'static [Input] = &[Input::required("keys", I64), Input::optional("offsets", I64)];
+    const OUTPUTS: &'static [Output] = &[Output::required("vectors", F32), Output::optional("hit", BOOL)];
+
+    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+        let only = |index| -> Result<Option<Dim>, OpError> {
+            let dims: Option<[Dim; 1]> = node.input(index)?.and_then(|shape| shape.dims.try_into().ok());
+            Ok(dims.map(|[dim]| dim))
+        };
+        let keys = only(0)?;
+        let rows = match (node.text(c"combiner").as_deref(), only(1)?) {
+            (Some("none"), _) => keys.clone(),
+            (_, Some(Dim::Is(offsets))) => Some(Dim::Is((offsets - 1).max(0))),
+            (_, Some(Dim::Named(offsets))) => Some(named(&format!("{} - 1", offsets.to_string_lossy()))),
+            _ => None,
+        };
+        // How large it is will be known with the session's configuration; in a session a table is what it is.
+        let dim = node.text(c"table").map(|table| named(&format!("ai.pagoda.tables {table}")));
+        let vectors = rows.zip(dim).map(|(rows, dim)| Shape { element: F32, dims: vec![rows, dim] });
+        Ok(vec![vectors, keys.map(|keys| Shape { element: BOOL, dims: vec![keys] })])
+    }
+
+    fn new(attributes: &Attributes) -> Result<Self, OpError> {
+        let combiner = combiner(attributes)?;
+        check_offsets_input(attributes, combiner)?;
+        let name = attributes.text(c"table")?.ok_or_else(|| {
+            OpError::invalid("EmbeddingBag: the attribute table (the name of an embedding table) is missing")
+        })?;
+        let (tables, table) = bind(attributes, &name)?;
+        Ok(Self { dim: table.dim(), name, table, _tables: tables, combiner, buffers: Mutex::default() })
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), OpError> {
+        let keys = context.input(0)?;
+        let offsets = self.combiner.map(|_| context.input(1)).transpose()?;
+        let [count] = keys.shape()?;
+        // Before the outputs are asked for: a bad call must not touch a buffer that the caller bound.
+        let pooling = match (self.combiner, &offsets) {
+            (Some(combiner), Some(offsets)) => {
+                offsets.shape::<1>()?;
+                // SAFETY: the element type is that of `INPUTS`, and nothing writes to an input of a running node.
+                let offsets = unsafe { offsets.slice() };
+                check_offsets(offsets, count)?;
+                Some((combiner, offsets))
+            }
+            _ => None,
+        };
+        let rows = pooling.map_or(count, |(_, offsets)| offsets.len() - 1);
+        let vectors = context.output(0, &[rows, self.dim])?;
+        let hit = context.optional_output(1, &[count])?;
+        let inputs = || [Some(&keys), offsets.as_ref()].into_iter().flatten();
+        vectors.apart_from(inputs())?;
+        if let Some(hit) = &hit {
+            hit.apart_from(inputs())?;
+            hit.apart_from_output(&vectors)?;
+        }
+
+        let mut buffers = self.buffers().pop().unwrap_or_default();
+        // SAFETY: as above; the outputs are apart from every input and from one another. f32 has no invalid bit patterns,
+        // and of the other no reference is made.
+        unsafe {
+            self.look_up_and_pool(keys.slice(), pooling, vectors.slice_mut(), &mut buffers, context)?;
+            if let Some(hit) = &hit {
+                hit.data.cast::<bool>().copy_from_nonoverlapping(buffers.found.as_ptr(), count);
+            }
+        }
+        self.buffers().push(buffers);
+        Ok(())
+    }
+}
+
+impl EmbeddingBag {
+    fn look_up_and_pool(
+        &self,
+        keys: &[i64],
+        pooling: Option<(Combiner, &[i64])>,
+        vectors: &mut [f32],
+        Buffers { numbers, found }: &mut Buffers,
+        context: &Context,
+    ) -> Result<(), OpError> {
+        let look_up = |numbers: &mut [f32], found: &mut [bool]| {
+            let failed = |error| OpError::failed(format!("{}: {error}", about(&self.name)));
+            self.table.lookup(keys, numbers, found).map_err(failed)
+        };
+        found.clear();
+        found.resize(keys.len(), false);
+        let Some((combiner, offsets)) = pooling else {
+            return look_up(vectors, found);
+        };
+        let len = keys.len().checked_mul(self.dim).ok_or_else(|| {
+            OpError::invalid(format!("keys: {} keys with rows of {} numbers are too many", keys.len(), self.dim))
+        })?;
+        numbers.resize(len, 0.0);
+        look_up(numbers, found)?;
+        Ok(Pool { rows: numbers, dim: self.dim, index: None, offsets, combiner }.run(vectors, context)?)
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, Vec<Buffers>> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn combiner(attributes: &Attributes) -> Result<Option<Combiner>, OpError> {
+    let expected = "expected sum, mean, sqrtn or none";
+    let name = attributes
+        .text(c"combiner")?
+        .ok_or_else(|| OpError::invalid(format!("EmbeddingBag: the attribute combiner is missing, {expected}")))?;
+    match Combiner::named(&name) {
+        None if name != "none" => Err(OpError::invalid(format!("combiner: {name:?}, {expected}"))),
+        combiner => Ok(combiner),
+    }
+}
+
+/// Refuses offsets where there must be none, and their absence where they are needed.
+fn check_offsets_input(attributes: &Attributes, combiner: Option<Combiner>) -> Result<(), OpError> {
+    match (combiner, attributes.has_input(1)?) {
+        (None, true) => Err(OpError::invalid("offsets: with the combiner none there are none, leave this input out")),
+        (Some(_), false) => {
+            Err(OpError::invalid("offsets: this input is missing, and only the combiner none goes without it"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A table, and the ones that it was found among.
+type Bag = (Arc<dyn Tables>, Arc<dyn TableRows>);
+
+/// Finds a table where the session says that its tables are.
+fn bind(attributes: &Attributes, table: &str) -> Result<Bag, OpError> {
+    let about = about(table);
+    let key = tables::ENTRY;
+    let entry = attributes.session_entry(key)?.ok_or_else(|| {
+        OpError::invalid(format!(
+            "{about}: the session does not say where tables come from: open the model with tables \
+             (pagoda_model_options.embedding), or in another ONNX Runtime set the configuration entry {} of its session \
+             (add_session_config_entry in Python) to the path of their JSON configuration",
+            key.to_string_lossy()
+        ))
+    })?;
+    let failed = |error: String| match entry.starts_with('\u{1}') {
+        true => OpError::failed(format!("{about}: {error}")),
+        false => OpError::failed(format!("{about}: {} is {entry:?}: {error}", key.to_string_lossy())),
+    };
+    let tables = tables::open(&entry).map_err(failed)?;
+    let found = tables.table(table).map_err(failed)?;
+    match found.dim() {
+        0 => Err(failed("rows without numbers can not be used".to_owned())),
+        _ => Ok((tables, found)),
+    }
+}
+
+/// How errors name a table.
+fn about(table: &str) -> String {
+    format!("EmbeddingBag: table {table:?}")
+}
+
+/// A dimension with a name of ours.
+fn named(name: &str) -> Dim {
+    Dim::Named(CString::new(name.replace('\0', "\\0")).unwrap_or_default())
+}
