@@ -2,11 +2,15 @@
 
 import faulthandler
 import multiprocessing
+import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bindings/python"))
 
 # Longer than anything takes on a busy machine: what takes longer hangs.
 HANGS = 300

@@ -1,0 +1,18 @@
+"""From a trained checkpoint to a model folder: python -m pagoda.export checkpoint config.json out_dir"""
+
+from . import checkpoint as _checkpoint
+from . import config as _config
+from . import folder as _folder
+from .error import ExportError
+
+__all__ = ["ExportError", "export"]
+
+
+def export(checkpoint, config, out, force=False):
+    """Writes the model folder `out` from the weights in the file `checkpoint` and the settings in the file `config`.
+
+    Returns what the folder's pagoda.json says. Raises ExportError, and leaves nothing behind, if anything is wrong;
+    `out` may exist only if it is empty, or with `force` if it is a model folder.
+    """
+    parsed = _config.load(config)
+    return _folder.write(parsed, _checkpoint.open_file(checkpoint), out, force)
