@@ -75,7 +75,7 @@ demo: build target/demo/model.onnx ## See it work: a small HSTU model that remem
 	@$(RELEASE)/demo-c target/demo/model.onnx
 
 bench: build ## Measure everything that has a goal.
-	@for name in overhead append attention kv store; do $(RELEASE)/pagoda bench $$name; done
+	@for name in overhead append attention kv store embedding; do $(RELEASE)/pagoda bench $$name; done
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 
@@ -89,19 +89,22 @@ lint: tools
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q
 
 test-rust: deps
+	@.ci/need redis-server redis-server
+	@.ci/need openssl openssl
 	cargo test --workspace -q
 
 test-python: build-cpp target/demo/model.onnx
 	@.ci/need valgrind valgrind
 	cargo build -q
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
-	$(PY) -m pytest -q tests
+	$(PY) -m pytest -q --durations=10 tests
 
-# The unsafe code under the tools that catch it lying. Miri has no mapped files.
+# The unsafe code under the tools that catch it lying. Miri has no mapped files and no other processes.
 soak: deps ## What takes long or needs a nightly Rust: 2,000 kills, Miri, AddressSanitizer over every Rust test.
 	PAGODA_CRASH_CYCLES=2000 cargo test --test kv -- crash --nocapture
+	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture
 	cargo +nightly miri --version >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src
-	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda --lib -- --skip store::
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda --lib -- --skip store:: --skip embedding::cluster
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda-kernels --lib --test bad_input
 	ASAN_OPTIONS=allocator_may_return_null=1 RUSTFLAGS=-Zsanitizer=address \
 		cargo +nightly test --workspace --tests --target x86_64-unknown-linux-gnu

@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 /* Default options for opening a model. */
-#define PAGODA_MODEL_OPTIONS_INIT { sizeof(pagoda_model_options), 0, 0, 0, 0, 0, NULL, NULL }
+#define PAGODA_MODEL_OPTIONS_INIT { sizeof(pagoda_model_options), 0, 0, 0, 0, 0, NULL, NULL, NULL }
 
 /* A pagoda_value_info to be filled in. */
 #define PAGODA_VALUE_INFO_INIT { sizeof(pagoda_value_info), 0, NULL, 0, NULL, NULL }
@@ -44,11 +44,23 @@
 /* A pagoda_kv_leased_user to be filled in. */
 #define PAGODA_KV_LEASED_USER_INIT { sizeof(pagoda_kv_leased_user), 0, 0, 0, 0, 0 }
 
+/* Default options for a lookup. */
+#define PAGODA_LOOKUP_OPTIONS_INIT { sizeof(pagoda_lookup_options), 0, 0 }
+
+/* A pagoda_table_stats to be filled in. */
+#define PAGODA_TABLE_STATS_INIT { sizeof(pagoda_table_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
 /** The version of the binary interface. It changes only if a program built against another one would break. */
 #define PAGODA_ABI_VERSION 1
 
 /** Stops runs. One may be handed to any number of runs; once triggered it stays so. */
 typedef struct pagoda_cancel pagoda_cancel;
+
+/**
+ * Tables of embedding rows, of any number of models: a cache over host memory, a Redis Cluster, and disk, as a
+ * configuration says. Any number of threads may use one handle at the same time.
+ */
+typedef struct pagoda_embedding pagoda_embedding;
 
 /**
  * What went wrong, in words. Functions that fail hand one out through their last argument, unless that is NULL; it
@@ -99,6 +111,52 @@ typedef int32_t pagoda_type;
 /** Called once, from any thread, when Pagoda is done with memory that it was lent. */
 typedef void (*pagoda_release_callback)(void *user_data);
 
+/** What a lookup does about keys that the cache does not have. */
+typedef int32_t pagoda_miss;
+
+/** How to look up. Start from PAGODA_LOOKUP_OPTIONS_INIT, which sets `struct_size` and the defaults. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** What is done about keys that the cache does not have; default PAGODA_MISS_BY_HIT_RATE. */
+    pagoda_miss miss;
+    /** With PAGODA_MISS_WITHIN: how many microseconds are waited; default 0. */
+    uint64_t limit_us;
+} pagoda_lookup_options;
+
+/** How the rows of a slot's keys become one vector. */
+typedef int32_t pagoda_combiner;
+
+/** When lookups see a change. */
+typedef int32_t pagoda_reach;
+
+/** What a table did since it was opened. Start from PAGODA_TABLE_STATS_INIT, which sets `struct_size`. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** Lookups. */
+    uint64_t lookups;
+    /** Keys, the different ones of each lookup; where the cache had all of them, every key as it was given. */
+    uint64_t keys;
+    /** Those that the cache had. */
+    uint64_t hits;
+    /** Those that got the default vector. */
+    uint64_t defaults;
+    /** Keys that were to be inserted in the background and found no room in the queue. */
+    uint64_t dropped;
+    /** Rows that are in the cache. */
+    uint64_t cached_rows;
+    /** Rows that it has room for. */
+    uint64_t cache_rows;
+    /** Bytes of memory that the cache and the floors take, about. */
+    uint64_t memory;
+    /**
+     * For how many seconds at most a change that did not go through this process may not have been seen; negative if it
+     * may not be seen at all, because nothing refreshes the cache.
+     */
+    int64_t stale_seconds;
+} pagoda_table_stats;
+
 /** Where a model runs. */
 typedef int32_t pagoda_provider;
 
@@ -129,6 +187,11 @@ typedef struct {
     const char *onnxruntime_path;
     /** Where to write a profile of every run, in Chrome's trace format, when the model is freed; NULL = none. */
     const char *profile_path;
+    /**
+     * The tables that EmbeddingBag nodes of the graph name; NULL = none. The model keeps them open, also when the handle
+     * is freed, and those that it names also when their model is retired.
+     */
+    const pagoda_embedding *embedding;
 } pagoda_model_options;
 
 /** An input or an output of a model. Start from PAGODA_VALUE_INFO_INIT, which sets `struct_size`. */
@@ -501,6 +564,36 @@ typedef struct {
 /** Signed 2-bit integer, four a byte, the first in the low bits. */
 #define PAGODA_TYPE_I2 26
 
+/** What the table's hit_rate_threshold says: below it as PAGODA_MISS_WAIT, otherwise as PAGODA_MISS_DEFAULT. */
+#define PAGODA_MISS_BY_HIT_RATE 0
+
+/** They are fetched from the floors below, and their rows returned. */
+#define PAGODA_MISS_WAIT 1
+
+/** They get the table's default vector, and are inserted in the background. */
+#define PAGODA_MISS_DEFAULT 2
+
+/**
+ * They are fetched; those that have not arrived after `limit_us` get the default vector, and are inserted when they
+ * arrive.
+ */
+#define PAGODA_MISS_WITHIN 3
+
+/** Their sum. */
+#define PAGODA_COMBINER_SUM 0
+
+/** Their mean. */
+#define PAGODA_COMBINER_MEAN 1
+
+/** Their sum, divided by the square root of how many there are. */
+#define PAGODA_COMBINER_SQRTN 2
+
+/** When the call returns. */
+#define PAGODA_REACH_AT_ONCE 0
+
+/** When the cache is refreshed next; the floors below have it when the call returns. */
+#define PAGODA_REACH_BY_REFRESH 1
+
 /** On a GPU where there is one, else on the CPU; pagoda_model_provider says which it became and why. */
 #define PAGODA_PROVIDER_AUTO 0
 
@@ -774,6 +867,180 @@ pagoda_status pagoda_tensor_string(const pagoda_tensor *tensor,
  * Ownership: takes the tensor over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
  */
 pagoda_status pagoda_tensor_free(pagoda_tensor *tensor);
+
+/**
+ * Opens the tables of a configuration file, HugeCTR's ps.json or one with Pagoda's own words. Relative paths in it are
+ * relative to its folder.
+ *
+ * Ownership: the caller frees the tables. Threads: any. Errors: NOT_FOUND for a file that is not there; INVALID_ARGUMENT
+ * for a key or value that is not understood, which the message names; UNSUPPORTED for what there is none of; BUSY if
+ * another process has a table open; CAPACITY if there is no memory; IO.
+ */
+pagoda_status pagoda_embedding_open(const char *path,
+                                    pagoda_embedding **embedding,
+                                    pagoda_error **error);
+
+/**
+ * How much memory the tables of a configuration file will take in this process, and how much disk their files, about;
+ * nothing is opened but the headers of the tables. `memory` and `disk` are NULL or get a number of bytes.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: as pagoda_embedding_open.
+ */
+pagoda_status pagoda_embedding_estimate(const char *path, uint64_t *memory, uint64_t *disk, pagoda_error **error);
+
+/**
+ * Adds a model while others serve. `model` is JSON, an element of the configuration's `models`; relative paths in it are
+ * relative to `folder`, or to the working directory if that is NULL. Tables that another model has already are shared.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE; else as pagoda_embedding_open.
+ */
+pagoda_status pagoda_embedding_add(const pagoda_embedding *embedding,
+                                   const char *model,
+                                   const char *folder,
+                                   pagoda_error **error);
+
+/**
+ * Takes a model out of service. Its tables go when no other model has them; lookups that are under way end well.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a model that there
+ * is not.
+ */
+pagoda_status pagoda_embedding_retire(const pagoda_embedding *embedding,
+                                      const char *model,
+                                      pagoda_error **error);
+
+/**
+ * How many numbers a row of a table has. A table is named `model/table`, or `table` alone if that is no other's name.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
+ * is not.
+ */
+pagoda_status pagoda_embedding_dim(const pagoda_embedding *embedding,
+                                   const char *table,
+                                   size_t *dim,
+                                   pagoda_error **error);
+
+/**
+ * Looks keys up, any number of times each. `numbers` gets the row of each key, or the table's default vector, one after
+ * the other; `number_count` says for how many numbers there is room, key_count times what pagoda_embedding_dim says.
+ * `found` is NULL or gets a 1 for each key whose row it is and a 0 for each that got the default. `options` may be NULL.
+ * A floor that does not answer is no error: its keys get the default vector, which is counted and logged.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
+ * is not.
+ */
+pagoda_status pagoda_embedding_lookup(const pagoda_embedding *embedding,
+                                      const char *table,
+                                      const int64_t *keys,
+                                      size_t key_count,
+                                      const pagoda_lookup_options *options,
+                                      float *numbers,
+                                      size_t number_count,
+                                      uint8_t *found,
+                                      pagoda_error **error);
+
+/**
+ * Looks keys up and combines them: slot i gets one vector of the keys from `offsets[i]` on to before `offsets[i + 1]`, or
+ * zeros if there are none. `offsets` begin with 0, do not go down, and end with `key_count`; there is one more of them than
+ * slots. Everything else is as in pagoda_embedding_lookup, with a vector for each slot.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
+ * is not.
+ */
+pagoda_status pagoda_embedding_pool(const pagoda_embedding *embedding,
+                                    const char *table,
+                                    const int64_t *keys,
+                                    size_t key_count,
+                                    const int64_t *offsets,
+                                    size_t offset_count,
+                                    pagoda_combiner combiner,
+                                    const pagoda_lookup_options *options,
+                                    float *vectors,
+                                    size_t number_count,
+                                    uint8_t *found,
+                                    pagoda_error **error);
+
+/**
+ * Replaces rows or adds them, on every floor and in the cache. `numbers` has a row for each key; of a key that comes twice
+ * the last one counts. A row that has a higher version already stays; rows that the table was loaded with have version 0.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
+ * is not, UNSUPPORTED if every floor is read-only, IO if a floor could not take it: floors below that one have the change,
+ * and those above do not; call again.
+ */
+pagoda_status pagoda_embedding_upsert(const pagoda_embedding *embedding,
+                                      const char *table,
+                                      uint64_t version,
+                                      const int64_t *keys,
+                                      size_t key_count,
+                                      const float *numbers,
+                                      size_t number_count,
+                                      pagoda_reach reach,
+                                      pagoda_error **error);
+
+/**
+ * Deletes rows, on every floor and from the cache: from now on their keys get the default vector. A row that has a higher
+ * version stays.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: as pagoda_embedding_upsert.
+ */
+pagoda_status pagoda_embedding_delete(const pagoda_embedding *embedding,
+                                      const char *table,
+                                      uint64_t version,
+                                      const int64_t *keys,
+                                      size_t key_count,
+                                      pagoda_reach reach,
+                                      pagoda_error **error);
+
+/**
+ * Begins to bring keys that are expected soon into the cache and returns at once. `queued` gets how many were not there
+ * and found room in the queue.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
+ * is not.
+ */
+pagoda_status pagoda_embedding_prefetch(const pagoda_embedding *embedding,
+                                        const char *table,
+                                        const int64_t *keys,
+                                        size_t key_count,
+                                        size_t *queued,
+                                        pagoda_error **error);
+
+/**
+ * Reads what is in a table's cache again from the floors below, all of it, now. A configuration can have that done every
+ * so often (`refresh_interval`).
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
+ * is not.
+ */
+pagoda_status pagoda_embedding_refresh(const pagoda_embedding *embedding,
+                                       const char *table,
+                                       pagoda_error **error);
+
+/**
+ * Waits until everything that was to be fetched or loaded in the background is.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE.
+ */
+pagoda_status pagoda_embedding_wait(const pagoda_embedding *embedding, pagoda_error **error);
+
+/**
+ * What a table did since it was opened.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL or a small struct_size,
+ * NOT_FOUND for a table that there is not.
+ */
+pagoda_status pagoda_embedding_stats(const pagoda_embedding *embedding,
+                                     const char *table,
+                                     pagoda_table_stats *stats,
+                                     pagoda_error **error);
+
+/**
+ * Frees tables. NULL is fine. A model that is open and names some of them keeps them.
+ *
+ * Ownership: takes the tables over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+ */
+pagoda_status pagoda_embedding_free(pagoda_embedding *embedding);
 
 /**
  * Opens the model in an .onnx file. The ai.pagoda operators are there without further ado. `options` may be NULL.

@@ -5,6 +5,7 @@ without anyone remembering it, and one that the tests can not make a good call o
 """
 
 import ctypes
+import json
 import re
 import tempfile
 import threading
@@ -19,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SENTINEL = 0xA5
 
 INTS = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t, "int64_t": ctypes.c_int64}
-INTS["uint64_t"] = ctypes.c_uint64
-TYPES = {1: np.float32, 6: np.int32, 7: np.int64, 10: np.float16, 11: np.float64, 16: ml_dtypes.bfloat16}
+INTS |= {"uint64_t": ctypes.c_uint64, "uint8_t": ctypes.c_uint8}
+TYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64, 16: ml_dtypes.bfloat16}
 
 
 def number_of(dtype):
@@ -120,7 +121,8 @@ class Header:
         if base in self.structs:
             return "struct" if kind.startswith("const ") else "out struct"
         simple = {"const char *": "text", "const char *const *": "texts"}
-        simple |= {"const int64_t *": "array", "const size_t *": "lengths", "const uint64_t *": "numbers"}
+        simple |= {"const int64_t *": "array" if name == "dims" else "numbers", "const size_t *": "lengths"}
+        simple |= dict.fromkeys(["const uint64_t *", "const float *", "float *"], "numbers")
         simple |= dict.fromkeys(["void *", "const void *", "char *"], "memory")
         if kind in simple:
             return simple[kind]
@@ -288,11 +290,14 @@ class World:
         self.x, self.y = (self.fresh("pagoda_tensor") for _ in "xy")
         dims, words = (ctypes.c_int64 * 1)(2), texts(["pagoda", "塔"])
         self.strings = pagoda.make("pagoda_tensor_new_strings", address(words), None, 2, address(dims), 1)
+        self.table, self.models = write_table(Path(folder)), 0
+        self.embedding = self.fresh("pagoda_embedding")
         self.store = self.fresh("pagoda_store")
         self.cache = self.fresh("pagoda_kv_cache")
         # What the functions that do not free are called with.
         self.shared = {"pagoda_tensor": self.x, "pagoda_model": self.model}
         self.shared |= {"pagoda_store": self.store, "pagoda_kv_cache": self.cache}
+        self.shared |= {"pagoda_embedding": self.embedding}
 
     def logged(self, user_data, level, source, message):
         self.log.append(ctypes.string_at(message).decode())
@@ -328,8 +333,24 @@ class World:
             self.users += 1
             requests = structs("pagoda_kv_request", [{"user": self.users, "tokens": 3, "candidates": 2}])
             return pagoda.make("pagoda_kv_cache_prepare", self.cache, address(requests), 1)
+        if kind == "pagoda_embedding":
+            path = ctypes.create_string_buffer(str(self.table).encode())
+            return pagoda.make("pagoda_embedding_open", address(path))
         assert kind == "pagoda_model", f"how is a {kind} made?"
         return pagoda.open(self.bytes)
+
+    def new_model(self):
+        """The JSON of a model with tables, under a name that no other has."""
+        self.models += 1
+        table = str(self.table.parent / "t.npy")
+        return {**table_model("t"), "sparse_files": [table], "model": f"n{self.models}"}
+
+    def added_model(self):
+        """The name of a model that is there."""
+        model = self.new_model()
+        texts = [ctypes.create_string_buffer(text.encode()) for text in (json.dumps(model), str(self.table.parent))]
+        self.pagoda.call("pagoda_embedding_add", self.embedding, *map(address, texts))
+        return ctypes.create_string_buffer(model["model"].encode())
 
     def folder(self):
         """The path of an empty folder."""
@@ -338,6 +359,27 @@ class World:
     def close(self):
         for kind, handle in [*self.shared.items(), ("pagoda_tensor", self.y), ("pagoda_tensor", self.strings)]:
             self.pagoda.free(kind, handle)
+
+
+def table_model(*tables):
+    """The configuration of a model with these tables, each of rows of three numbers."""
+    each = len(tables)
+    return {
+        "model": "m",
+        "sparse_files": [f"{table}.npy" for table in tables],
+        "embedding_table_names": list(tables),
+        "embedding_vecsize_per_table": [3] * each,
+        "default_value_for_each_table": [[-1, -2, -3]] * each,
+        "gpucacheper": 0.5,
+    }
+
+
+def write_table(folder):
+    """A table of 4 rows with the keys 0 to 3; gives the path of a configuration."""
+    np.save(folder / "t.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
+    path = folder / "tables.json"
+    path.write_text(json.dumps({"models": [table_model("t")]}))
+    return path
 
 
 VERSIONS = []
@@ -400,6 +442,24 @@ GOOD = {
     "pagoda_kv_tensor which": lambda world: HEADER.constants["PAGODA_KV_PAGE_IDS"],
     "int32_t wait": lambda world: 1,
     ("pagoda_store_open", "path"): lambda world: world.folder(),
+    ("pagoda_embedding_open", "path"): lambda world: ctypes.create_string_buffer(str(world.table).encode()),
+    ("pagoda_embedding_estimate", "path"): lambda world: ctypes.create_string_buffer(str(world.table).encode()),
+    "const char * table": lambda world: ctypes.create_string_buffer(b"m/t"),
+    "const char * model": lambda world: ctypes.create_string_buffer(json.dumps(world.new_model()).encode()),
+    ("pagoda_embedding_retire", "model"): lambda world: world.added_model(),
+    "const char * folder": lambda world: ctypes.create_string_buffer(str(world.table.parent).encode()),
+    "const int64_t * keys": lambda world: (ctypes.c_int64 * 3)(1, -7, 1),
+    "size_t key_count": lambda world: 3,
+    "const int64_t * offsets": lambda world: (ctypes.c_int64 * 4)(0, 2, 2, 3),
+    "size_t offset_count": lambda world: 4,
+    "pagoda_combiner combiner": lambda world: HEADER.constants["PAGODA_COMBINER_MEAN"],
+    "const pagoda_lookup_options * options": lambda world: struct("pagoda_lookup_options"),
+    "float * numbers": lambda world: (ctypes.c_float * 9)(),
+    "float * vectors": lambda world: (ctypes.c_float * 9)(),
+    "const float * numbers": lambda world: (ctypes.c_float * 9)(),
+    "size_t number_count": lambda world: 9,
+    "uint64_t version": lambda world: 1,
+    "pagoda_reach reach": lambda world: HEADER.constants["PAGODA_REACH_AT_ONCE"],
 }
 
 

@@ -6,8 +6,18 @@ use std::process::Command;
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The files the header is made of, in the order a reader wants them.
-const SOURCES: [&str; 9] =
-    ["error.rs", "process.rs", "tensor.rs", "model.rs", "run.rs", "store.rs", "kv_options.rs", "kv.rs", "kv_lease.rs"];
+const SOURCES: [&str; 10] = [
+    "error.rs",
+    "process.rs",
+    "tensor.rs",
+    "embedding.rs",
+    "model.rs",
+    "run.rs",
+    "store.rs",
+    "kv_options.rs",
+    "kv.rs",
+    "kv_lease.rs",
+];
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))

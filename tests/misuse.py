@@ -1,6 +1,7 @@
 """What can be wrong with a parameter: by its role, and by its name where more can be."""
 
 import ctypes
+import json
 
 from capi import HEADER, address
 
@@ -19,6 +20,11 @@ NULL_IS_FINE_IN = {
     ("pagoda_kv_cache_lookup", "starts"),
     ("pagoda_kv_cache_lookup", "lengths"),
     ("pagoda_kv_cache_lookup", "tiers"),
+    ("pagoda_embedding_lookup", "found"),
+    ("pagoda_embedding_pool", "found"),
+    ("pagoda_embedding_estimate", "memory"),
+    ("pagoda_embedding_estimate", "disk"),
+    ("pagoda_embedding_add", "folder"),
 }
 # A cache has no shape without them.
 NULL_IS_WRONG_IN = {("pagoda_kv_cache_open", "options")}
@@ -130,7 +136,7 @@ def by_role(world, function, p):
             at = f"{p.name}[{index}].struct_size"
             yield Case(f"[{index}] size {wrong}", field(p.name, "struct_size", wrong, index), argument=at)
     elif p.role == "numbers":
-        yield Case("misaligned", misaligned(p.name, 4))
+        yield Case("misaligned", misaligned(p.name, 2))
 
 
 def misaligned(name, offset):
@@ -175,6 +181,14 @@ SCALARS = {
     "pagoda_tiers tiers": [(v, FIRST) for v in (0, 4, -1, INT_MIN, INT_MAX)],
     "pagoda_kv_tensor which": [(v, FIRST) for v in (-1, 5, INT_MIN, INT_MAX)],
     "int32_t wait": [(v, FIRST) for v in (-1, 2, INT_MAX)],
+    "size_t key_count": [(v, FIRST) for v in (2**28 + 1, 2**63, SIZE_MAX)] + [(2, FIRST, "number_count")],
+    ("pagoda_embedding_pool", "key_count"): [(v, FIRST) for v in (2**28 + 1, SIZE_MAX)] + [(2, FIRST, "offsets")],
+    **{(f"pagoda_embedding_{name}", "key_count"): [(2**28 + 1, FIRST), (SIZE_MAX, FIRST)] for name in ("delete", "prefetch")},
+    "size_t offset_count": [(0, FIRST, "number_count"), (2, FIRST, "number_count"), (SIZE_MAX, FIRST, "offsets")],
+    "size_t number_count": [(v, FIRST) for v in (0, 8, 10, SIZE_MAX)],
+    "pagoda_combiner combiner": [(v, FIRST) for v in (-1, 3, INT_MAX)],
+    "pagoda_reach reach": [(v, FIRST) for v in (-1, 2, INT_MIN)],
+    "uint64_t version": [],  # Every number is a version.
     "pagoda_status status": [],  # Every number has a name; see below.
 }
 
@@ -193,6 +207,7 @@ WRONG_OPTIONS = {
         "profile_path": (NOT_UTF8, b"/nowhere/file"),
     },
     "pagoda_store_options": {"durability": (-1, 3, INT_MIN)},
+    "pagoda_lookup_options": {"miss": (-1, 4, INT_MIN)},
     "pagoda_kv_options": {
         **dict.fromkeys(["layers", "heads", "head_size"], BAD_COUNTS),
         "page_size": (-1, 0, 4, 12, INT_MAX),
@@ -252,6 +267,9 @@ def by_name(world, function, p):
             call.set("options", longer)
 
         yield Case("a field unknown here", later, C["PAGODA_UNSUPPORTED"], "options")
+    if p.kind == "pagoda_model_options":
+        for what, handle in bad_handles(world, "pagoda_embedding"):
+            yield Case(f"embedding {what}", field(p.name, "embedding", handle), INVALID_HANDLE, "options.embedding")
     if p.kind == "pagoda_kv_options":
         for what, handle in bad_handles(world, "pagoda_store"):
             yield Case(f"store {what}", field(p.name, "store", handle), INVALID_HANDLE, "options.store")
@@ -279,6 +297,26 @@ def by_name(world, function, p):
         folders |= {"busy": (busy.value.decode(), C["PAGODA_BUSY"])}
         for what, (path, status) in folders.items():
             yield Case(what, setting(p, ctypes.create_string_buffer(str(path).encode())), status)
+    if str(p) == "const char * table":
+        for name in "nothing", "", "m/", "x/t", "/":
+            yield Case(name, setting(p, ctypes.create_string_buffer(name.encode())), C["PAGODA_NOT_FOUND"])
+    if str(p) == "const int64_t * offsets":
+        for offsets in [1, 2, 2, 3], [0, 2, 1, 3], [0, 2, 2, 2], [0, 2, 2, 4], [-1, 2, 2, 3]:
+            yield Case(str(offsets), setting(p, (ctypes.c_int64 * 4)(*offsets)))
+    if (function.name, p.name) == ("pagoda_embedding_add", "model"):
+        again = {**world.new_model(), "model": "m"}
+        wrong = {"": "model", "{": "model", "[]": "model", "{}": "model.model", json.dumps(again): "model"}
+        for text, argument in wrong.items():
+            yield Case(text[:20], setting(p, ctypes.create_string_buffer(text.encode())), argument=argument)
+        for key, value in ("sparse_files", ["nowhere.npy"]), ("gpucacheper", 7), ("nonsense", 1):
+            text = json.dumps({**world.new_model(), key: value})
+            status, at = (C["PAGODA_NOT_FOUND"], "model") if key == "sparse_files" else (FIRST, f"model.{key}")
+            yield Case(f"{key} {value}", setting(p, ctypes.create_string_buffer(text.encode())), status, at)
+    if (function.name, p.name) == ("pagoda_embedding_retire", "model"):
+        yield Case("nothing", setting(p, ctypes.create_string_buffer(b"nothing")), C["PAGODA_NOT_FOUND"])
+    if p.name == "path" and function.name in ("pagoda_embedding_open", "pagoda_embedding_estimate"):
+        yield Case("not there", setting(p, ctypes.create_string_buffer(b"/nowhere/ps.json")), C["PAGODA_NOT_FOUND"])
+        yield Case("not JSON", setting(p, ctypes.create_string_buffer(str(world.path).encode())))
     if (function.name, p.name) == ("pagoda_model_open", "path"):
         files = {"a folder": (world.path.parent, FIRST), "not there": ("/nowhere/m.onnx", C["PAGODA_NOT_FOUND"])}
         files |= {"empty": ("", C["PAGODA_INVALID_ARGUMENT"]), "not a model": (__file__, C["PAGODA_MODEL"])}

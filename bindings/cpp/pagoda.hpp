@@ -319,6 +319,7 @@ struct Options {
     pagoda_optimization optimization = PAGODA_OPTIMIZATION_ALL;  ///< How much the graph is rewritten.
     std::string onnxruntime_path;                                ///< The ONNX Runtime library; "" = look for it.
     std::string profile_path;                                    ///< Where to write a profile; "" = nowhere.
+    const pagoda_embedding* embedding = nullptr;                 ///< Tables that the graph names: Embedding::get().
 };
 
 /// An open model. Any number of threads may run one at the same time.
@@ -392,6 +393,7 @@ private:
         c_options.optimization = options.optimization;
         if (!options.onnxruntime_path.empty()) c_options.onnxruntime_path = options.onnxruntime_path.c_str();
         if (!options.profile_path.empty()) c_options.profile_path = options.profile_path.c_str();
+        c_options.embedding = options.embedding;
         return detail::make<pagoda_model>(opener, source..., &c_options);
     }
 
@@ -499,6 +501,7 @@ inline std::string metrics() {
 
 }  // namespace pagoda
 
+#include "pagoda_embedding.hpp"
 #include "pagoda_kv.hpp"
 
 #endif  // PAGODA_HPP

@@ -1,6 +1,10 @@
 //! What a caller can choose.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use pagoda_custom_ops::tables::Tables;
 
 use crate::tensor::ElementType;
 
@@ -50,6 +54,18 @@ pub struct ModelOptions {
     pub onnxruntime_path: Option<PathBuf>,
     /// Where to write a profile of every run, in Chrome's trace format, when the model is closed.
     pub profile_path: Option<PathBuf>,
+    /// The tables that EmbeddingBag nodes of its graph name. It keeps them open.
+    pub tables: Option<GraphTables>,
+}
+
+/// Embedding tables, for a graph that looks keys up: made from `Arc<Embeddings>`.
+#[derive(Clone)]
+pub struct GraphTables(pub(crate) Arc<dyn Tables>);
+
+impl fmt::Debug for GraphTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GraphTables")
+    }
 }
 
 /// When a write to a store counts as done.

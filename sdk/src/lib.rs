@@ -15,6 +15,7 @@
 //! ```
 
 pub mod config;
+pub mod embedding;
 pub mod error;
 pub mod kv;
 pub mod metrics;

@@ -35,6 +35,10 @@ struct Metrics {
     store_read_bytes: Counter,
     store_errors: Family<KindLabels, Counter>,
     store_file_bytes: Gauge,
+    embedding_lookups: Family<TableLabels, Counter>,
+    embedding_keys: Family<TableKindLabels, Counter>,
+    embedding_errors: Family<FloorLabels, Counter>,
+    embedding_stale_seconds: Family<TableLabels, Gauge>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -56,6 +60,22 @@ struct SourceLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
     kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TableLabels {
+    table: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TableKindLabels {
+    table: String,
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FloorLabels {
+    floor: &'static str,
 }
 
 impl Metrics {
@@ -89,6 +109,26 @@ impl Metrics {
         registry.register("store_errors", "What went wrong in stores, by kind", store_errors.clone());
         let store_file_bytes = Gauge::default();
         registry.register("store_file_bytes", "Bytes that the files of the open stores take", store_file_bytes.clone());
+        let embedding_lookups = Family::default();
+        registry.register("embedding_lookups", "Lookups in embedding tables", embedding_lookups.clone());
+        let embedding_keys = Family::default();
+        registry.register(
+            "embedding_keys",
+            "Keys of lookups in embedding tables, by what became of them",
+            embedding_keys.clone(),
+        );
+        let embedding_errors = Family::default();
+        registry.register(
+            "embedding_errors",
+            "Times a floor of an embedding table did not do what it was asked",
+            embedding_errors.clone(),
+        );
+        let embedding_stale_seconds = Family::default();
+        registry.register(
+            "embedding_stale_seconds",
+            "For how long at most the cache of an embedding table may have missed a change, when it was last refreshed",
+            embedding_stale_seconds.clone(),
+        );
         Self {
             registry,
             runs,
@@ -102,6 +142,10 @@ impl Metrics {
             store_read_bytes,
             store_errors,
             store_file_bytes,
+            embedding_lookups,
+            embedding_keys,
+            embedding_errors,
+            embedding_stale_seconds,
         }
     }
 }
@@ -144,6 +188,26 @@ pub(crate) fn store_error(kind: &'static str) {
 /// Bytes that the files of the open stores take.
 pub(crate) fn store_file_bytes() -> &'static Gauge {
     &METRICS.store_file_bytes
+}
+
+/// Lookups in an embedding table.
+pub(crate) fn embedding_lookups(table: &str) -> Counter {
+    METRICS.embedding_lookups.get_or_create_owned(&TableLabels { table: table.into() })
+}
+
+/// Keys of an embedding table to which `kind` happened.
+pub(crate) fn embedding_keys(table: &str, kind: &'static str) -> Counter {
+    METRICS.embedding_keys.get_or_create_owned(&TableKindLabels { table: table.into(), kind })
+}
+
+/// Counts something that a floor of an embedding table did not do.
+pub(crate) fn embedding_error(floor: &'static str) {
+    METRICS.embedding_errors.get_or_create(&FloorLabels { floor }).inc();
+}
+
+/// For how long the cache of an embedding table may have missed a change.
+pub(crate) fn embedding_stale(table: &str) -> Gauge {
+    METRICS.embedding_stale_seconds.get_or_create_owned(&TableLabels { table: table.into() })
 }
 
 /// What is counted of one model. The counters are looked up once, when it is opened, so that a run costs two atomic

@@ -284,6 +284,49 @@ static KvOptions shape() {
     return options;
 }
 
+// Rows of two numbers, the key and its negative, for the keys 1 to 4; in HugeCTR's format.
+static void write_table(const std::string& folder) {
+    std::ofstream keys(folder + "/key", std::ios::binary), rows(folder + "/emb_vector", std::ios::binary);
+    for (std::int64_t key = 1; key <= 4; ++key) {
+        const float row[] = {static_cast<float>(key), -static_cast<float>(key)};
+        keys.write(reinterpret_cast<const char*>(&key), sizeof key);
+        rows.write(reinterpret_cast<const char*>(row), sizeof row);
+    }
+}
+
+static void embedding() {
+    const Folder folder;
+    write_table(folder.path);
+    const std::string model = R"("sparse_files": ["."], "embedding_table_names": ["t"], "embedding_vecsize_per_table": [2],
+        "default_value_for_each_table": [[7, 8]], "gpucacheper": 1.0, "hit_rate_threshold": 1.0})";
+    const std::string path = folder.path + "/ps.json";
+    std::ofstream(path) << R"({"models": [{"model": "m", )" << model << "]}";
+    CHECK(Embedding::estimate(path).first > 0);
+    const Embedding tables(path);
+    CHECK(tables.dim("m/t") == 2);
+    const std::vector<std::int64_t> keys = {2, 9, 2, 4};
+    const EmbeddingRows rows = tables.lookup("t", keys, {PAGODA_MISS_WAIT, 0});
+    CHECK((rows.numbers == std::vector<float>{2, -2, 7, 8, 2, -2, 4, -4}));
+    CHECK((rows.found == std::vector<std::uint8_t>{1, 0, 1, 1}) && rows.size() == 4 && rows.row(1)[1] == 8);
+    const std::vector<std::int64_t> offsets = {0, 1, 1, 4};
+    const EmbeddingRows pooled = tables.pool("t", keys, offsets, PAGODA_COMBINER_MEAN);
+    CHECK((pooled.numbers == std::vector<float>{2, -2, 0, 0, (7.f + 2 + 4) / 3, (8.f - 2 - 4) / 3}));
+    const std::vector<float> changed = {5, 5};
+    tables.upsert("t", 1, {keys.data(), 1}, changed);
+    CHECK(tables.lookup("t", {keys.data(), 1}).numbers == changed);
+    tables.remove("t", 2, {keys.data(), 1});
+    CHECK(tables.lookup("t", {keys.data(), 1}).found[0] == 0);
+    tables.add("{\"model\": \"n\", " + model, folder.path);
+    CHECK(tables.prefetch("n/t", keys) <= 3);
+    tables.wait();
+    tables.refresh("n/t");
+    CHECK(tables.stats("t").lookups >= 3);
+    tables.retire("n");
+    CHECK(throws(PAGODA_NOT_FOUND, "table", [&] { tables.dim("n/t"); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "offsets", [&] { tables.pool("t", keys, {keys.data(), 4}, 0); }));
+    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Embedding("/nowhere/ps.json"); }));
+}
+
 static void stores() {
     const Folder folder;
     StoreOptions options;
@@ -420,6 +463,7 @@ int main(int argc, char** argv) {
         asynchronous(argv[1]);
         cancelling(argv[1]);
         remembering(argv[2]);
+        embedding();
         stores();
         caches();
         ranking_with_a_cache(argv[2]);

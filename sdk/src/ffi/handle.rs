@@ -22,11 +22,20 @@ pub(super) enum Kind {
     Store = 0xD6,
     KvCache = 0x9A,
     KvLease = 0x8E,
+    Embedding = 0xF2,
 }
 
 impl Kind {
-    const ALL: [Self; 7] =
-        [Self::Error, Self::Model, Self::Tensor, Self::Cancel, Self::Store, Self::KvCache, Self::KvLease];
+    const ALL: [Self; 8] = [
+        Self::Error,
+        Self::Model,
+        Self::Tensor,
+        Self::Cancel,
+        Self::Store,
+        Self::KvCache,
+        Self::KvLease,
+        Self::Embedding,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -37,6 +46,7 @@ impl Kind {
             Self::Store => "pagoda_store",
             Self::KvCache => "pagoda_kv_cache",
             Self::KvLease => "pagoda_kv_lease",
+            Self::Embedding => "pagoda_embedding",
         }
     }
 }

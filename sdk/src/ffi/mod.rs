@@ -6,6 +6,7 @@
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod args;
+mod embedding;
 mod error;
 mod fault;
 mod handle;

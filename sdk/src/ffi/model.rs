@@ -4,11 +4,13 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 
 use super::args::{self, Versioned};
+use super::embedding::pagoda_embedding;
 use super::error::{pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::tensor::{PAGODA_TYPE_UNDEFINED, pagoda_type};
 use super::{boundary, c_text, freeing};
 use crate::config::{ModelOptions, Optimization, Provider};
+use crate::embedding::Embeddings;
 use crate::error::{Error, Result};
 use crate::runtime::{Model, ValueInfo};
 
@@ -61,6 +63,9 @@ pub struct pagoda_model_options {
     pub onnxruntime_path: *const c_char,
     /// Where to write a profile of every run, in Chrome's trace format, when the model is freed; NULL = none.
     pub profile_path: *const c_char,
+    /// The tables that EmbeddingBag nodes of the graph name; NULL = none. The model keeps them open, also when the handle
+    /// is freed, and those that it names also when their model is retired.
+    pub embedding: *const pagoda_embedding,
 }
 
 /// An input or an output of a model. Start from PAGODA_VALUE_INFO_INIT, which sets `struct_size`.
@@ -83,7 +88,7 @@ pub struct pagoda_value_info {
 
 // SAFETY: numbers and pointers in C's layout, the size first.
 unsafe impl Versioned for pagoda_model_options {
-    const FIRST_SIZE: usize = 40;
+    const FIRST_SIZE: usize = 48;
 }
 
 // SAFETY: as above.
@@ -335,6 +340,7 @@ unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOpti
         sleep_when_idle: 0,
         onnxruntime_path: std::ptr::null(),
         profile_path: std::ptr::null(),
+        embedding: std::ptr::null(),
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -364,6 +370,10 @@ unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOpti
         },
         onnxruntime_path: onnxruntime_path.map(Into::into),
         profile_path: profile_path.map(Into::into),
+        tables: match options.embedding.is_null() {
+            true => None,
+            false => Some(Embeddings::get(options.embedding, "options.embedding")?.into()),
+        },
     })
 }
 

@@ -4,8 +4,10 @@ use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
+use pagoda_custom_ops::tables::{Bound, ENTRY};
 
 use super::api::Api;
 use super::value::ValueInfo;
@@ -73,6 +75,11 @@ impl Session {
     fn open_on(api: &'static Api, source: &Source, options: &ModelOptions, provider: Provider) -> Result<Self> {
         let built = Options::new(api)?;
         built.apply(options)?;
+        // Until the session is made: its nodes have the tables by then.
+        let tables = options.tables.as_ref().map(|tables| Bound::new(Arc::clone(&tables.0)));
+        if let Some(bound) = &tables {
+            built.set(ENTRY, bound.entry())?;
+        }
         if provider == Provider::Cuda {
             built.append_cuda(options.device_id)?;
         }
@@ -215,8 +222,7 @@ impl Options {
             api.check((table.SetIntraOpNumThreads)(self.raw, options.intra_op_threads as i32))?;
             api.check((table.SetSessionLogSeverityLevel)(self.raw, severity))?;
             if options.sleep_when_idle {
-                let (key, value) = (c"session.intra_op.allow_spinning", c"0");
-                api.check((table.AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()))?;
+                self.set(c"session.intra_op.allow_spinning", "0")?;
             }
             if let Some(path) = &options.profile_path {
                 let prefix = c_path(path, "options.profile_path")?;
@@ -224,6 +230,12 @@ impl Options {
             }
             api.check(pagoda_custom_ops::register(table, self.raw))
         }
+    }
+
+    fn set(&self, key: &CStr, value: &str) -> Result<()> {
+        let value = CString::new(value).expect("what we set has no NUL");
+        // SAFETY: the options are live and the texts are copied.
+        self.api.check(unsafe { (self.api.table().AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()) })
     }
 
     fn append_cuda(&self, device_id: u32) -> Result<()> {

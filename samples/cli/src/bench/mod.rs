@@ -2,6 +2,7 @@
 
 mod append;
 mod attention;
+mod embedding;
 mod kv;
 mod matmul;
 mod overhead;
@@ -41,6 +42,8 @@ enum Name {
     Overhead,
     /// Looking up, preparing and committing a batch in the cache of keys and values.
     Kv,
+    /// Lookups in an embedding table, against a bare gather and a map behind a lock; writes 5 GB of temporary files.
+    Embedding,
     /// The host store: reading against memcpy, appending against write and fdatasync, opening.
     Store,
 }
@@ -62,6 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Name::Append => append::measure(threads)?,
         Name::Overhead => overhead::measure()?,
         Name::Kv => kv::measure()?,
+        Name::Embedding => embedding::measure(threads)?,
         Name::Store => store::measure()?,
     };
     for row in rows {

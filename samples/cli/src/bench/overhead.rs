@@ -59,6 +59,7 @@ impl Ours {
             sleep_when_idle: 0,
             onnxruntime_path: null(),
             profile_path: null(),
+            embedding: null(),
         };
         let mut this = Self { model: null_mut(), x: null_mut(), y: null_mut() };
         let dims = [1_i64, 8];

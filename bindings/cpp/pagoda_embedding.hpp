@@ -1,0 +1,141 @@
+// Tables of embedding rows, for C++17. Part of pagoda.hpp, which includes it.
+//
+//     const pagoda::Embedding embedding("ps.json");
+//     const pagoda::EmbeddingRows rows = embedding.lookup("model/table", keys);
+
+#ifndef PAGODA_EMBEDDING_HPP
+#define PAGODA_EMBEDDING_HPP
+
+#include "pagoda.hpp"
+
+namespace pagoda {
+
+/// What a lookup does about keys that the cache does not have; pagoda_lookup_options tells more.
+struct LookupOptions {
+    pagoda_miss miss = PAGODA_MISS_BY_HIT_RATE;  ///< What is done about them.
+    std::uint64_t limit_us = 0;                  ///< With PAGODA_MISS_WITHIN: how many microseconds are waited.
+};
+
+/// What a lookup found.
+struct EmbeddingRows {
+    std::size_t dim = 0;              ///< How many numbers a row has.
+    std::vector<float> numbers;       ///< The rows, one after the other.
+    std::vector<std::uint8_t> found;  ///< For each key 1 if it was found, and 0 if it got the default vector.
+
+    /// How many rows there are.
+    std::size_t size() const noexcept { return dim == 0 ? 0 : numbers.size() / dim; }
+    /// One of the rows.
+    Span<const float> row(std::size_t index) const noexcept { return {numbers.data() + index * dim, dim}; }
+};
+
+/// Tables of embedding rows, of any number of models. A table is named "model/table", or "table" alone if that is no
+/// other's name. Any number of threads may use one at the same time.
+class Embedding {
+public:
+    /// Opens the tables of a configuration file.
+    explicit Embedding(const std::string& path) : handle_(open(path)) {}
+    /// Takes over a handle of pagoda.h.
+    explicit Embedding(pagoda_embedding* handle) noexcept : handle_(handle) {}
+
+    /// How many bytes of memory and of disk the tables of a configuration file will take, about.
+    static std::pair<std::uint64_t, std::uint64_t> estimate(const std::string& path) {
+        detail::check_abi();
+        std::pair<std::uint64_t, std::uint64_t> bytes;
+        detail::call(pagoda_embedding_estimate, path.c_str(), &bytes.first, &bytes.second);
+        return bytes;
+    }
+
+    /// Adds a model while others serve: an element of the configuration's `models`, as JSON.
+    void add(const std::string& model, const std::string& folder = {}) const {
+        detail::call(pagoda_embedding_add, get(), model.c_str(), folder.empty() ? nullptr : folder.c_str());
+    }
+    /// Takes a model out of service.
+    void retire(const std::string& model) const { detail::call(pagoda_embedding_retire, get(), model.c_str()); }
+
+    /// How many numbers a row of a table has.
+    std::size_t dim(const std::string& table) const {
+        std::size_t dim = 0;
+        detail::call(pagoda_embedding_dim, get(), table.c_str(), &dim);
+        return dim;
+    }
+
+    /// The rows of keys.
+    EmbeddingRows lookup(const std::string& table, Span<const std::int64_t> keys, LookupOptions options = {}) const {
+        EmbeddingRows rows = room(table, keys.size(), keys.size());
+        const pagoda_lookup_options c_options = c(options);
+        detail::call(pagoda_embedding_lookup, get(), table.c_str(), keys.data(), keys.size(), &c_options,
+                     rows.numbers.data(), rows.numbers.size(), rows.found.data());
+        return rows;
+    }
+
+    /// One vector for each slot, of the keys from offsets[slot] on to before offsets[slot + 1].
+    EmbeddingRows pool(const std::string& table, Span<const std::int64_t> keys, Span<const std::int64_t> offsets,
+                       pagoda_combiner combiner, LookupOptions options = {}) const {
+        EmbeddingRows rows = room(table, offsets.size() == 0 ? 0 : offsets.size() - 1, keys.size());
+        const pagoda_lookup_options c_options = c(options);
+        detail::call(pagoda_embedding_pool, get(), table.c_str(), keys.data(), keys.size(), offsets.data(),
+                     offsets.size(), combiner, &c_options, rows.numbers.data(), rows.numbers.size(),
+                     rows.found.data());
+        return rows;
+    }
+
+    /// Replaces rows or adds them; a row that has a higher version stays.
+    void upsert(const std::string& table, std::uint64_t version, Span<const std::int64_t> keys,
+                Span<const float> numbers, pagoda_reach reach = PAGODA_REACH_AT_ONCE) const {
+        detail::call(pagoda_embedding_upsert, get(), table.c_str(), version, keys.data(), keys.size(), numbers.data(),
+                     numbers.size(), reach);
+    }
+    /// Deletes rows; a row that has a higher version stays.
+    void remove(const std::string& table, std::uint64_t version, Span<const std::int64_t> keys,
+                pagoda_reach reach = PAGODA_REACH_AT_ONCE) const {
+        detail::call(pagoda_embedding_delete, get(), table.c_str(), version, keys.data(), keys.size(), reach);
+    }
+
+    /// Begins to bring keys into the cache; says how many were not there and found room in the queue.
+    std::size_t prefetch(const std::string& table, Span<const std::int64_t> keys) const {
+        std::size_t queued = 0;
+        detail::call(pagoda_embedding_prefetch, get(), table.c_str(), keys.data(), keys.size(), &queued);
+        return queued;
+    }
+    /// Reads what is in a table's cache again from the floors below.
+    void refresh(const std::string& table) const { detail::call(pagoda_embedding_refresh, get(), table.c_str()); }
+    /// Waits until everything that was to be fetched or loaded in the background is.
+    void wait() const { detail::call(pagoda_embedding_wait, get()); }
+
+    /// What a table did since it was opened.
+    pagoda_table_stats stats(const std::string& table) const {
+        pagoda_table_stats stats = PAGODA_TABLE_STATS_INIT;
+        detail::call(pagoda_embedding_stats, get(), table.c_str(), &stats);
+        return stats;
+    }
+
+    /// The handle, for functions of pagoda.h; it stays this object's.
+    const pagoda_embedding* get() const noexcept { return handle_.get(); }
+
+private:
+    static pagoda_embedding* open(const std::string& path) {
+        detail::check_abi();
+        return detail::make<pagoda_embedding>(pagoda_embedding_open, path.c_str());
+    }
+
+    EmbeddingRows room(const std::string& table, std::size_t rows, std::size_t keys) const {
+        EmbeddingRows room;
+        room.dim = dim(table);
+        room.numbers.resize(rows * room.dim);
+        room.found.resize(keys);
+        return room;
+    }
+
+    static pagoda_lookup_options c(LookupOptions options) noexcept {
+        pagoda_lookup_options c_options = PAGODA_LOOKUP_OPTIONS_INIT;
+        c_options.miss = options.miss;
+        c_options.limit_us = options.limit_us;
+        return c_options;
+    }
+
+    detail::Handle<pagoda_embedding, pagoda_embedding_free> handle_;
+};
+
+}  // namespace pagoda
+
+#endif  // PAGODA_EMBEDDING_HPP

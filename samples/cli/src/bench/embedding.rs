@@ -1,0 +1,263 @@
+//! Embedding tables: lookups beside a bare gather and a plain map, under a mixed load, and after a cold start.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::RwLock;
+use std::time::{Duration, Instant};
+
+use pagoda::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss};
+use pagoda::{Error, Result, Status};
+use pagoda_test_support::{Folder, Random};
+
+use super::{Row, median, side_by_side};
+
+const ROWS: usize = 10_000_000;
+const DIM: usize = 64;
+const BATCH: usize = 65_536;
+const EXPONENT: f64 = 1.05;
+/// How many batches are drawn beforehand: more than any cache of the processor remembers.
+const BATCHES: usize = 32;
+
+/// Everything with a goal.
+pub fn measure(threads: u32) -> Result<Vec<Row>> {
+    let folder = Folder::new();
+    write_table(folder.path())
+        .map_err(|error| Error::new(Status::Io, format!("the table can not be written: {error}")))?;
+    let config = |threshold: f64, disk: &str| {
+        EmbeddingConfig::from_json(
+            &format!(
+                r#"{{"models": [{{"model": "bench", "sparse_files": ["rows.npy"], "embedding_table_names": ["table"],
+                "embedding_vecsize_per_table": [{DIM}], "gpucacheper": 0.1, "hit_rate_threshold": {threshold},
+                "init_ec": false}}], "volatile_db": {{"type": "disabled"}},
+                "persistent_db": {{"type": "disk", "path": "disk"{disk}}}}}"#
+            ),
+            Some(folder.path()),
+        )
+    };
+    let zipf = Zipf::new();
+    let mut random = Random(7);
+    let batches: Vec<Vec<i64>> = (0..BATCHES).map(|_| zipf.batch(&mut random)).collect();
+    // Builds the table file.
+    drop(Embeddings::open(&config(1.0, "")?)?);
+    let mut rows = vec![cold_start(&config(1.0, r#", "read_only": true"#)?, &batches[0])?];
+    let embeddings = Embeddings::open(&config(0.0, r#", "read_only": true"#)?)?;
+    let table = embeddings.table("table")?;
+    // Until the cache holds what is asked for most often.
+    for batch in batches.iter().chain(&batches) {
+        look(&table, batch, &mut Room::new(), Miss::Wait)?;
+    }
+    rows.extend(all_hit(&table, &batches, threads)?);
+    rows.push(mixed(&table, &zipf)?);
+    Ok(rows)
+}
+
+/// NumPy's format, a row after the other; the number of a row is its key.
+fn write_table(folder: &Path) -> std::io::Result<()> {
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(folder.join("rows.npy"))?);
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({ROWS}, {DIM}), }}");
+    while !(10 + header.len() + 1).is_multiple_of(64) {
+        header.push(' ');
+    }
+    file.write_all(b"\x93NUMPY\x01\x00")?;
+    file.write_all(&(header.len() as u16 + 1).to_le_bytes())?;
+    writeln!(file, "{header}")?;
+    for key in 0..ROWS as i64 {
+        let row: Vec<u8> = row(key).iter().flat_map(|number| number.to_le_bytes()).collect();
+        file.write_all(&row)?;
+    }
+    file.flush()
+}
+
+fn row(key: i64) -> [f32; DIM] {
+    std::array::from_fn(|place| key as f32 + place as f32)
+}
+
+/// Draws keys, the k-th with a probability in proportion to k to the power of -1.05, scattered over the table.
+struct Zipf {
+    cumulative: Vec<f64>,
+}
+
+impl Zipf {
+    fn new() -> Self {
+        let mut sum = 0.0;
+        let mut add = |rank: usize| {
+            sum += (rank as f64 + 1.0).powf(-EXPONENT);
+            sum
+        };
+        Self { cumulative: (0..ROWS).map(&mut add).collect() }
+    }
+
+    fn batch(&self, random: &mut Random) -> Vec<i64> {
+        let all = self.cumulative[ROWS - 1];
+        let mut draw = || {
+            let at = (random.bits() >> 11) as f64 / (1_u64 << 53) as f64 * all;
+            let rank = self.cumulative.partition_point(|&sum| sum < at).min(ROWS - 1);
+            // A number that has no divisor in common with 10 million: keys that follow one another are not neighbours.
+            (rank as u64 * 7_368_787 % ROWS as u64) as i64
+        };
+        (0..BATCH).map(|_| draw()).collect()
+    }
+}
+
+/// Where rows go.
+struct Room {
+    numbers: Vec<f32>,
+    found: Vec<bool>,
+}
+
+impl Room {
+    fn new() -> Self {
+        Self { numbers: vec![0.0; BATCH * DIM], found: vec![false; BATCH] }
+    }
+}
+
+fn look(table: &EmbeddingTable, keys: &[i64], room: &mut Room, miss: Miss) -> Result<()> {
+    let (numbers, found) = (&mut room.numbers[..keys.len() * DIM], &mut room.found[..keys.len()]);
+    table.lookup(keys, numbers, found, miss)?;
+    std::hint::black_box(&room.numbers);
+    Ok(())
+}
+
+/// Opens the table and looks one batch up; its rows are on disk, or in the page cache if that has them still.
+fn cold_start(config: &EmbeddingConfig, batch: &[i64]) -> Result<Row> {
+    let mut room = Room::new();
+    let start = Instant::now();
+    let embeddings = Embeddings::open(config)?;
+    look(&embeddings.table("table")?, batch, &mut room, Miss::Wait)?;
+    let took = start.elapsed().as_secs_f64();
+    for (&key, got) in batch.iter().zip(room.numbers.chunks_exact(DIM)) {
+        if got != row(key) {
+            return Err(Error::new(Status::Internal, format!("the row of key {key} is wrong")));
+        }
+    }
+    Ok(Row {
+        bench: "embedding",
+        case: format!("disk cold start, {ROWS} rows of {DIM} f32, first {BATCH} keys"),
+        value: took,
+        unit: "s",
+        baseline: 1.0,
+        baseline_name: "goal",
+        ratio: 1.0 / took,
+    })
+}
+
+/// Keys that the cache has, beside the same rows out of one array in the same order, and out of a map behind a lock.
+fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result<Vec<Row>> {
+    let mut room = Room::new();
+    let mut hits = Vec::new();
+    for batch in batches {
+        look(table, batch, &mut room, Miss::Default)?;
+        let there: Vec<i64> = batch.iter().zip(&room.found).filter(|&(_, &found)| found).map(|(&key, _)| key).collect();
+        hits.push(there);
+    }
+    // Everyone's rows one after the other, each key once: no larger than it need be.
+    let mut places = HashMap::new();
+    let mut array: Vec<f32> = Vec::new();
+    let mut map: HashMap<u64, Box<[f32]>> = HashMap::new();
+    for &key in hits.iter().flatten() {
+        places.entry(key).or_insert_with(|| {
+            array.extend(row(key));
+            map.insert(key as u64, row(key).into());
+            array.len() / DIM - 1
+        });
+    }
+    let indices: Vec<Vec<usize>> = hits.iter().map(|keys| keys.iter().map(|key| places[key]).collect()).collect();
+    let map = RwLock::new(map);
+    let ours = |at: usize, room: &mut Room| look(table, &hits[at], room, Miss::Default);
+    let gather = |at: usize, room: &mut Room| {
+        for (to, &place) in room.numbers.chunks_exact_mut(DIM).zip(&indices[at]) {
+            to.copy_from_slice(&array[place * DIM..][..DIM]);
+        }
+        std::hint::black_box(&room.numbers);
+        Ok(())
+    };
+    let locked = |at: usize, room: &mut Room| {
+        for (to, key) in room.numbers.chunks_exact_mut(DIM).zip(&hits[at]) {
+            to.copy_from_slice(&map.read().expect("no one panics")[&(*key as u64)]);
+        }
+        std::hint::black_box(&room.numbers);
+        Ok(())
+    };
+    let count = hits.iter().map(Vec::len).sum::<usize>() as f64 / hits.len() as f64;
+    let case = |threads: u32| format!("all-hit, {DIM} f32, Zipf {EXPONENT}, {threads} threads");
+    let compare =
+        |threads: u32, theirs: &(dyn Fn(usize, &mut Room) -> Result<()> + Sync), baseline_name| -> Result<Row> {
+            let (took, baseline) =
+                side_by_side(9, || on_threads(threads, &ours, hits.len()), || on_threads(threads, theirs, hits.len()))?;
+            let speed = |took: f64| count * f64::from(threads) * ROUNDS as f64 / took * 1e-6;
+            let (value, baseline) = (speed(took), speed(baseline));
+            let ratio = value / baseline;
+            Ok(Row { bench: "embedding", case: case(threads), value, unit: "Mrow/s", baseline, baseline_name, ratio })
+        };
+    let mut rows = vec![compare(1, &gather, "gather")?, compare(1, &locked, "RwLock<HashMap>")?];
+    if threads > 1 {
+        rows.push(compare(threads, &gather, "gather")?);
+        rows.push(compare(threads, &locked, "RwLock<HashMap>")?);
+        let (two, one) = side_by_side(9, || on_threads(2, &ours, hits.len()), || on_threads(1, &ours, hits.len()))?;
+        let speed = |threads: f64, took: f64| count * threads * ROUNDS as f64 / took * 1e-6;
+        let (value, baseline) = (speed(2.0, two), speed(1.0, one));
+        let ratio = value / baseline;
+        rows.push(Row {
+            bench: "embedding",
+            case: "all-hit, scaling from 1 to 2 threads".into(),
+            value,
+            unit: "Mrow/s",
+            baseline,
+            baseline_name: "1 thread",
+            ratio,
+        });
+    }
+    Ok(rows)
+}
+
+/// Batches that each thread does in one measurement.
+const ROUNDS: usize = 8;
+
+fn on_threads(threads: u32, work: &(dyn Fn(usize, &mut Room) -> Result<()> + Sync), batches: usize) -> Result<()> {
+    let one = |thread: u32| {
+        thread_local!(static ROOM: std::cell::RefCell<Room> = std::cell::RefCell::new(Room::new()));
+        ROOM.with_borrow_mut(|room| {
+            (0..ROUNDS).try_for_each(|round| work((round + 5 * thread as usize) % batches, room))
+        })
+    };
+    if threads == 1 {
+        return one(0);
+    }
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || one(thread))).collect();
+        let own = one(0);
+        others.into_iter().map(|other| other.join().expect("it does not panic")).fold(own, Result::and)
+    })
+}
+
+/// New keys all the time, in asynchronous mode: the cache inserts in the background while it is read.
+fn mixed(table: &EmbeddingTable, zipf: &Zipf) -> Result<Row> {
+    let mut room = Room::new();
+    let mut random = Random(99);
+    let batches: Vec<Vec<i64>> = (0..400).map(|_| zipf.batch(&mut random)).collect();
+    let mut times: Vec<Duration> = Vec::new();
+    let before = table.stats();
+    for batch in &batches {
+        let start = Instant::now();
+        look(table, batch, &mut room, Miss::Default)?;
+        times.push(start.elapsed());
+    }
+    let after = table.stats();
+    if after.defaults == before.defaults {
+        return Err(Error::new(Status::Internal, "nothing was inserted meanwhile"));
+    }
+    times.sort();
+    let p99 = times[times.len() * 99 / 100].as_secs_f64() * 1e3;
+    let p50 = median(times) * 1e3;
+    Ok(Row {
+        bench: "embedding",
+        case: format!("mixed, {BATCH} keys, p99 against 2 p50"),
+        value: p99,
+        unit: "ms",
+        baseline: 2.0 * p50,
+        baseline_name: "2 p50",
+        ratio: 2.0 * p50 / p99,
+    })
+}

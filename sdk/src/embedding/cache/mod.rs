@@ -1,0 +1,270 @@
+//! The topmost floor: rows in a fixed amount of memory, found and read without a lock.
+//!
+//! A key belongs to one set of [`WAYS`] rows. A reader copies the row out and looks afterwards whether anyone has changed
+//! the set meanwhile; if so it begins again (a seqlock). Whoever changes a set locks it against others who would.
+
+mod copy;
+mod region;
+mod set;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use self::copy::{copy_bytes, copy_numbers};
+use self::region::Region;
+use self::set::{Locked, Set, WAYS};
+use super::floor::Rows;
+use super::mix::{below, mix};
+use super::{Layout, RowType};
+use crate::error::Result;
+
+/// How many keys ahead a row is asked for from memory; its set twice as many.
+const AHEAD: usize = 8;
+/// Of a row this many bytes are asked for ahead. The processor notices by itself that more of a long one follow.
+const AHEAD_BYTES: usize = 1024;
+const LINE: usize = 64;
+
+/// Rows of one table by their keys.
+pub(super) struct Cache {
+    region: Region,
+    layout: Layout,
+    rows: Apart<AtomicUsize>,
+}
+
+/// On a line of its own, so that those who change it do not take the line of the rest from those who look up.
+#[repr(align(64))]
+#[derive(Default)]
+struct Apart<T>(T);
+
+impl Cache {
+    /// A cache for `rows` rows, or a few more: it consists of whole sets. Keys are spread over the sets by chance, so a set
+    /// may evict while another has room: of `rows` different keys about one in seven finds no place.
+    pub(super) fn new(layout: Layout, rows: usize) -> Result<Self> {
+        Ok(Self { region: Region::new(layout, rows)?, layout, rows: Apart::default() })
+    }
+
+    /// What a cache for so many rows takes, in bytes.
+    pub(super) fn bytes_for(layout: Layout, rows: usize) -> u64 {
+        Region::bytes(layout, rows).saturating_add(size_of::<Self>() as u64)
+    }
+
+    /// What it takes, in bytes; the part that was never used is not resident.
+    pub(super) fn memory(&self) -> u64 {
+        Self::bytes_for(self.layout, self.capacity())
+    }
+
+    /// The most rows there can be.
+    pub(super) fn capacity(&self) -> usize {
+        self.region.places()
+    }
+
+    /// How many rows there are.
+    pub(super) fn len(&self) -> usize {
+        self.rows.0.load(Ordering::Relaxed)
+    }
+
+    /// Decodes the rows of `keys` into `numbers`, and appends the places of those that are not here to `missing`; their
+    /// numbers are left as they may be. A row counts as missing, too, if it could not be read because its set was being
+    /// changed for long.
+    ///
+    /// # Panics
+    /// If `numbers` has not the length of as many rows as there are keys.
+    pub(super) fn lookup(&self, keys: &[i64], numbers: &mut [f32], missing: &mut Vec<u32>) {
+        assert_eq!(numbers.len(), keys.len() * self.layout.dim());
+        if self.capacity() == 0 {
+            return missing.extend(0..keys.len() as u32);
+        }
+        // A row that is not f32 is copied first and decoded once it is known to be whole.
+        let mut row = match self.layout.row_type() {
+            RowType::F32 => Vec::new(),
+            RowType::F16 | RowType::I8 => vec![0; self.layout.row_bytes()],
+        };
+        let mut numbers = numbers.chunks_exact_mut(self.layout.dim());
+        self.each_ahead(keys, AHEAD_BYTES, |place, home| {
+            let numbers = numbers.next().expect("there are numbers for every key");
+            let found = home.set.read(|| {
+                let way = home.set.find(home.key)?;
+                let words = self.region.row(home.place(way));
+                match self.layout.row_type() {
+                    RowType::F32 => copy_numbers(words, numbers),
+                    RowType::F16 | RowType::I8 => copy_bytes(words, &mut row),
+                }
+                Some(way)
+            });
+            match found.flatten() {
+                Some(way) => {
+                    home.set.touch(way);
+                    if !row.is_empty() {
+                        self.layout.decode(&row, numbers);
+                    }
+                }
+                None => missing.push(place as u32),
+            }
+        });
+    }
+
+    /// Appends the places of those `keys` that are not here to `missing`. The others count as used.
+    pub(super) fn probe(&self, keys: &[i64], missing: &mut Vec<u32>) {
+        if self.capacity() == 0 {
+            return missing.extend(0..keys.len() as u32);
+        }
+        self.each_ahead(keys, 0, |place, home| match home.set.read(|| home.set.find(home.key)).flatten() {
+            Some(way) => home.set.touch(way),
+            None => missing.push(place as u32),
+        });
+    }
+
+    /// Puts rows, each in place of the least recently used one of its set if there is no room. Not put are deleted ones,
+    /// those of which `current` says no, asked while no one else can change the set, and those of which a higher version is
+    /// here.
+    pub(super) fn insert(&self, rows: &Rows<'_>, current: &dyn Fn(usize) -> bool) {
+        self.each_ahead(rows.keys, 0, |index, home| {
+            let Some(row) = rows.row(index) else { return };
+            let locked = home.set.lock();
+            if !current(index) {
+                return;
+            }
+            let version = rows.versions[index];
+            if let Some(way) = home.set.find(home.key) {
+                if self.version(home.place(way)).load(Ordering::Relaxed) <= version {
+                    locked.write(|| self.write(home.place(way), version, row));
+                }
+                return;
+            }
+            let way = locked.victim();
+            if !home.set.holds(way) {
+                self.rows.0.fetch_add(1, Ordering::Relaxed);
+            }
+            locked.put(way, home.key, || self.write(home.place(way), version, row));
+        });
+    }
+
+    /// Replaces or removes those rows that are here, unless a higher version is.
+    pub(super) fn update(&self, change: &Rows<'_>) {
+        self.each_ahead(change.keys, 0, |index, home| {
+            let locked = home.set.lock();
+            let Some(way) = home.set.find(home.key) else { return };
+            let (place, version) = (home.place(way), change.versions[index]);
+            if self.version(place).load(Ordering::Relaxed) > version {
+                return;
+            }
+            match change.row(index) {
+                Some(row) => locked.write(|| self.write(place, version, row)),
+                None => self.remove(&locked, way),
+            }
+        });
+    }
+
+    /// Appends up to about `most` keys that are here to `into`, beginning at `from`, which is then where to go on. It is 0
+    /// at first, and again when all that is here was walked over.
+    pub(super) fn keys(&self, from: &mut usize, most: usize, into: &mut Vec<i64>) {
+        let enough = into.len().saturating_add(most);
+        let sets = self.region.sets();
+        while let Some(set) = sets.get(*from)
+            && into.len() < enough
+        {
+            into.extend(set.lock().rows().map(|(_, key)| key));
+            *from += 1;
+        }
+        if *from >= sets.len() {
+            *from = 0;
+        }
+    }
+
+    /// Removes every row.
+    #[cfg(test)]
+    pub(super) fn clear(&self) {
+        for set in self.region.sets() {
+            let locked = set.lock();
+            for (way, _) in locked.rows() {
+                self.remove(&locked, way);
+            }
+        }
+    }
+
+    /// Calls `each` with every key's place and home, having asked for what it will need from memory in good time.
+    fn each_ahead<'a>(&'a self, keys: &[i64], row_bytes: usize, mut each: impl FnMut(usize, Home<'a>)) {
+        if self.capacity() == 0 {
+            return;
+        }
+        // The homes of the keys from the one that is served on, in a ring.
+        let mut homes = [self.home(0); 2 * AHEAD];
+        for step in 0..keys.len() + 2 * AHEAD {
+            let served = homes[step % (2 * AHEAD)];
+            if let Some(&later) = keys.get(step) {
+                let home = self.home(later);
+                prefetch(home.set);
+                homes[step % (2 * AHEAD)] = home;
+            }
+            if (AHEAD..keys.len() + AHEAD).contains(&step) {
+                self.prefetch_row(&homes[(step - AHEAD) % (2 * AHEAD)], row_bytes);
+            }
+            if let Some(place) = step.checked_sub(2 * AHEAD) {
+                each(place, served);
+            }
+        }
+    }
+
+    /// Asks for the row of a key, as far as `row_bytes`.
+    fn prefetch_row(&self, home: &Home<'_>, row_bytes: usize) {
+        let Some(way) = home.set.find(home.key) else { return };
+        let row = self.region.row(home.place(way));
+        for word in row[..row.len().min(row_bytes / size_of::<u64>())].iter().step_by(LINE / size_of::<u64>()) {
+            prefetch(word);
+        }
+    }
+
+    fn home(&self, key: i64) -> Home<'_> {
+        let sets = self.region.sets();
+        let set = below(mix(key, 0), sets.len());
+        Home { set: &sets[set], first: set * WAYS, key }
+    }
+
+    fn version(&self, place: usize) -> &AtomicU64 {
+        &self.region.versions()[place]
+    }
+
+    /// Writes a row. Only where [`Locked`] says.
+    fn write(&self, place: usize, version: u64, row: &[u8]) {
+        let (chunks, rest) = row.as_chunks();
+        let mut last = [0; size_of::<u64>()];
+        last[..rest.len()].copy_from_slice(rest);
+        for (word, chunk) in self.region.row(place).iter().zip(chunks.iter().chain([&last])) {
+            word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
+        }
+        self.version(place).store(version, Ordering::Relaxed);
+    }
+
+    fn remove(&self, locked: &Locked<'_>, way: usize) {
+        locked.remove(way);
+        self.rows.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Where a key belongs.
+#[derive(Clone, Copy)]
+struct Home<'a> {
+    set: &'a Set,
+    /// The place of the set's first way.
+    first: usize,
+    key: i64,
+}
+
+impl Home<'_> {
+    fn place(&self, way: usize) -> usize {
+        self.first + way
+    }
+}
+
+/// Asks for the line of the processor's cache in which something begins.
+fn prefetch<T>(what: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: asking for a line reads and writes nothing, and every x86-64 processor can.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(what).cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = what;
+}

@@ -1,0 +1,207 @@
+//! Asking many nodes at once, from a thread that waits no longer than it wants to.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use super::Wanted;
+use super::node::{Answer, Job, Node, Request, Trouble};
+use super::nodes::Nodes;
+
+/// About how much is sent or received in one go. What has arrived of a go is given on, so this is not what a time limit
+/// costs; but a connection serves one go after the other.
+const JOB_BYTES: usize = 1 << 20;
+/// How often one request may be sent.
+const MAX_TRIES: u8 = 5;
+
+/// How long to wait.
+#[derive(Clone, Copy)]
+pub(super) enum Limit {
+    /// Until then.
+    Until(Instant),
+    /// So long from one answer to the next.
+    Each(Duration),
+}
+
+/// What did not work.
+#[derive(Default)]
+pub(super) struct Failures {
+    /// The requests, by their place.
+    pub(super) requests: Vec<usize>,
+    /// Why the first of them failed.
+    pub(super) reason: String,
+}
+
+/// Sends every request to the node that has its slot, all at the same time, and hands the answers on as they come.
+/// `take` may refuse one.
+pub(super) fn exchange(
+    nodes: &Nodes,
+    requests: Vec<Request>,
+    limit: Limit,
+    take: &mut dyn FnMut(usize, Value) -> Result<(), String>,
+) -> Failures {
+    let (sender, receiver) = channel();
+    let wanted = Arc::new(AtomicBool::new(true));
+    let tries = vec![0; requests.len()];
+    let waiting = vec![true; requests.len()];
+    let requests: Vec<_> = requests.into_iter().map(Arc::new).collect();
+    let exchange = Exchange { nodes, left: requests.len(), requests, tries, waiting, sender, wanted };
+    exchange.run(&receiver, limit, take)
+}
+
+/// Sends something that nobody waits for. What can not be sent is forgotten.
+pub(super) fn tell(nodes: &Nodes, requests: Vec<Request>) {
+    let wanted = Arc::new(AtomicBool::new(true));
+    let map = nodes.map();
+    for request in requests {
+        if let Some(node) = map.node(request.slot) {
+            let _ = node.submit(Job { requests: vec![Arc::new(request)], answers: None, wanted: wanted.clone() });
+        }
+    }
+}
+
+struct Exchange<'a> {
+    nodes: &'a Nodes,
+    requests: Vec<Arc<Request>>,
+    tries: Vec<u8>,
+    waiting: Vec<bool>,
+    left: usize,
+    sender: Sender<Answer>,
+    wanted: Wanted,
+}
+
+impl Exchange<'_> {
+    fn run(
+        mut self,
+        receiver: &Receiver<Answer>,
+        limit: Limit,
+        take: &mut dyn FnMut(usize, Value) -> Result<(), String>,
+    ) -> Failures {
+        let mut failures = Failures::default();
+        if !matches!(limit, Limit::Until(end) if end <= Instant::now()) {
+            self.send_all(&mut failures);
+        }
+        let mut last = Instant::now();
+        while self.left > 0 {
+            let end = match limit {
+                Limit::Until(end) => end,
+                Limit::Each(time) => last + time,
+            };
+            let (id, answer) = match receiver.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(answer) => answer,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    self.give_up(&mut failures);
+                    break;
+                }
+            };
+            last = Instant::now();
+            let outcome = match answer {
+                Ok(value) => take(id, value).map(|()| self.done(id)),
+                Err(trouble) => self.again(id, trouble),
+            };
+            if let Err(reason) = outcome {
+                self.fail(id, reason, &mut failures);
+            }
+        }
+        failures
+    }
+
+    fn send_all(&mut self, failures: &mut Failures) {
+        let map = self.nodes.map();
+        let mut groups: Vec<(&Arc<Node>, usize, Vec<_>)> = Vec::new();
+        for request in self.requests.clone() {
+            let Some(node) = map.node(request.slot) else {
+                let reason = format!("no node that we know of has slot {}", request.slot);
+                self.fail(request.id, reason, failures);
+                continue;
+            };
+            let fits = |bytes: usize| bytes + request.bytes <= JOB_BYTES;
+            match groups.iter_mut().find(|(other, bytes, _)| Arc::ptr_eq(node, other) && fits(*bytes)) {
+                Some((_, bytes, group)) => {
+                    *bytes += request.bytes;
+                    group.push(request);
+                }
+                None => groups.push((node, request.bytes, vec![request])),
+            }
+        }
+        for (node, _, group) in groups {
+            let ids: Vec<_> = group.iter().map(|request| request.id).collect();
+            let Err(trouble) = self.send(node, group) else { continue };
+            for id in ids {
+                if let Err(reason) = self.again(id, trouble.clone()) {
+                    self.fail(id, reason, failures);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, node: &Node, requests: Vec<Arc<Request>>) -> Result<(), Trouble> {
+        for request in &requests {
+            self.tries[request.id] += 1;
+        }
+        node.submit(Job { requests, answers: Some(self.sender.clone()), wanted: self.wanted.clone() })
+    }
+
+    /// Sends a request again if that may help.
+    fn again(&mut self, id: usize, trouble: Trouble) -> Result<(), String> {
+        if self.tries[id] >= MAX_TRIES {
+            return Err(trouble.text());
+        }
+        let old = &self.requests[id];
+        let (node, asking) = match &trouble {
+            Trouble::Elsewhere { address, asking } => (self.nodes.at(address), *asking),
+            Trouble::Again(_) | Trouble::NoScript(_) => match self.nodes.map().node(old.slot) {
+                Some(node) => (Ok(node.clone()), old.asking),
+                None => return Err(trouble.text()),
+            },
+            Trouble::Failed(reason) => return Err(reason.clone()),
+        };
+        let node = node.map_err(|error| error.to_string())?;
+        let new = Request { command: old.command.clone(), asking, ..**old };
+        self.send(&node, vec![Arc::new(new)]).map_err(|trouble| trouble.text())
+    }
+
+    fn done(&mut self, id: usize) {
+        self.waiting[id] = false;
+        self.left -= 1;
+    }
+
+    fn fail(&mut self, id: usize, reason: String, failures: &mut Failures) {
+        self.done(id);
+        if failures.requests.is_empty() {
+            failures.reason = reason;
+        }
+        failures.requests.push(id);
+    }
+
+    /// Past the limit: whatever is still missing has failed.
+    fn give_up(&mut self, failures: &mut Failures) {
+        self.nodes.counters().timeouts.fetch_add(1, Relaxed);
+        for id in 0..self.requests.len() {
+            if self.waiting[id] {
+                let map = self.nodes.map();
+                let node = map.node(self.requests[id].slot).map_or("a node".into(), |node| node.address.to_string());
+                self.fail(id, format!("{node} did not answer within the time limit"), failures);
+            }
+        }
+    }
+}
+
+impl Drop for Exchange<'_> {
+    fn drop(&mut self) {
+        self.wanted.store(false, Relaxed);
+    }
+}
+
+impl Trouble {
+    fn text(&self) -> String {
+        match self {
+            Self::Elsewhere { address, .. } => format!("{address} is said to have it, and says another one has"),
+            Self::Again(reason) | Self::NoScript(reason) | Self::Failed(reason) => reason.clone(),
+        }
+    }
+}

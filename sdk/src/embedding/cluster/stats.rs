@@ -1,0 +1,36 @@
+//! What the floor counts.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What went on with a cluster since it was opened, all tables together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RedisStats {
+    /// How often a node was left alone because of failures.
+    pub trips: u64,
+    /// Lookups and writes that ran into their time limit.
+    pub timeouts: u64,
+    /// Lookups and writes that failed for some of their keys, for whatever reason.
+    pub errors: u64,
+    /// Rows that left because their partition was full.
+    pub evicted: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) trips: AtomicU64,
+    pub(super) timeouts: AtomicU64,
+    pub(super) errors: AtomicU64,
+    pub(super) evicted: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn stats(&self) -> RedisStats {
+        RedisStats {
+            trips: self.trips.load(Relaxed),
+            timeouts: self.timeouts.load(Relaxed),
+            errors: self.errors.load(Relaxed),
+            evicted: self.evicted.load(Relaxed),
+        }
+    }
+}

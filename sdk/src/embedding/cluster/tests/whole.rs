@@ -1,0 +1,191 @@
+//! Tables over a real cluster: what a lookup gives while nodes fail.
+
+use std::time::Duration;
+
+use pagoda_test_support::Random;
+
+use super::*;
+use crate::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss, Reach};
+
+const DIM: usize = 4;
+const KEYS: i64 = 2000;
+
+fn row(key: i64, version: u64) -> [f32; DIM] {
+    [key as f32, version as f32, -(key as f32), 0.5]
+}
+
+/// Tables over a cluster, over disk if there is a folder for it, in a cache that is too small to be of help.
+fn tables(servers: &Servers, folder: &Folder, disk: Option<&str>, timeout: u32) -> Embeddings {
+    tables_with(servers, folder, "m", "", "", disk, timeout)
+}
+
+fn tables_with(
+    servers: &Servers,
+    folder: &Folder,
+    model: &str,
+    before: &str,
+    after: &str,
+    disk: Option<&str>,
+    timeout: u32,
+) -> Embeddings {
+    let keys: Vec<i64> = (0..KEYS).collect();
+    let bytes: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+    let rows: Vec<u8> = keys.iter().flat_map(|&key| row(key, 0)).flat_map(f32::to_le_bytes).collect();
+    std::fs::write(folder.path().join("key"), bytes).unwrap();
+    std::fs::write(folder.path().join("emb_vector"), rows).unwrap();
+    let nodes: Vec<String> = servers.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
+    let disk =
+        disk.map_or_else(String::new, |path| format!(r#", "persistent_db": {{"type": "disk", "path": "{path}"}}"#));
+    let json = format!(
+        r#"{{"models": [{{"model": "{model}", "sparse_files": ["."], "embedding_table_names": ["t"],
+            "embedding_vecsize_per_table": [{DIM}], "cache_rows": 70, "hit_rate_threshold": 1.0}}],
+            "volatile_db": {before}{{"type": "redis_cluster", "address": "{}", "num_partitions": 24, "timeout_ms": {timeout},
+            "breaker_failures": 3, "breaker_open_ms": 200}}{after} {disk} }}"#,
+        nodes.join(";")
+    );
+    let embeddings = Embeddings::open(&EmbeddingConfig::from_json(&json, Some(folder.path())).unwrap()).unwrap();
+    embeddings.wait();
+    embeddings
+}
+
+/// Looks up some of the keys; says how many were found. Each has its own row, of some version.
+fn look(table: &EmbeddingTable, random: &mut Random, version: u64) -> (usize, usize) {
+    let keys: Vec<i64> = (0..200).map(|_| random.below(KEYS as usize) as i64).collect();
+    let (mut numbers, mut found) = (vec![f32::NAN; keys.len() * DIM], vec![false; keys.len()]);
+    table.lookup(&keys, &mut numbers, &mut found, Miss::Wait).unwrap();
+    for ((key, got), &found) in keys.iter().zip(numbers.chunks_exact(DIM)).zip(&found) {
+        let right = if found { row(*key, version) } else { [0.0; DIM] };
+        assert_eq!(got, right, "key {key}");
+    }
+    (found.iter().filter(|&&found| found).count(), keys.len())
+}
+
+#[test]
+fn a_node_that_dies_costs_no_row_that_lies_below() {
+    let (mut servers, folder) = (Servers::start(), Folder::new());
+    let embeddings = tables(&servers, &folder, Some("disk"), 2000);
+    let table = embeddings.table("t").unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 0..3 {
+            let (table, done) = (&table, &done);
+            scope.spawn(move || {
+                let mut random = Random(seed);
+                while !done.load(Relaxed) {
+                    let (found, asked) = look(table, &mut random, 0);
+                    assert_eq!(found, asked);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        servers.kill(1);
+        eventually("the node is left alone", || embeddings.redis_stats().unwrap().trips > 0);
+        std::thread::sleep(Duration::from_millis(300));
+        servers.start_one(1);
+        servers.wait_until_well();
+        done.store(true, Relaxed);
+    });
+    let mut random = Random(9);
+    eventually("the node is used again", || {
+        let before = embeddings.redis_stats().unwrap().errors;
+        look(&table, &mut random, 0);
+        embeddings.redis_stats().unwrap().errors == before
+    });
+}
+
+#[test]
+fn a_node_that_stalls_does_not_hold_up_a_lookup() {
+    let (servers, folder) = (Servers::start(), Folder::new());
+    let embeddings = tables(&servers, &folder, None, 300);
+    let table = embeddings.table("t").unwrap();
+    let mut random = Random(5);
+    assert_eq!(look(&table, &mut random, 0), (200, 200));
+    servers.signal(2, libc::SIGSTOP);
+    for _ in 0..10 {
+        let start = Instant::now();
+        let (found, _) = look(&table, &mut random, 0);
+        // What else runs on this machine may take its time; without a limit it would be for ever.
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        assert!((50..200).contains(&found), "the others' rows are found, and only they: {found}");
+    }
+    servers.signal(2, libc::SIGCONT);
+    // What did not answer was not taken for absent.
+    eventually("its rows are back", || look(&table, &mut random, 0).0 == 200);
+}
+
+#[test]
+fn what_another_process_changes_is_seen_after_a_refresh() {
+    let (servers, folder, other) = (Servers::start(), Folder::new(), Folder::new());
+    let ours = tables(&servers, &folder, None, 5000);
+    let theirs = tables(&servers, &other, None, 5000);
+    let (ours, theirs) = (ours.table("t").unwrap(), theirs.table("t").unwrap());
+    let keys: Vec<i64> = (0..KEYS).collect();
+    let changed: Vec<f32> = keys.iter().flat_map(|&key| row(key, 7)).collect();
+    let cached = |table: &EmbeddingTable| {
+        let (mut numbers, mut found) = ([0.0; DIM], [false]);
+        table.lookup(&[3], &mut numbers, &mut found, Miss::Wait).unwrap();
+        numbers
+    };
+    assert_eq!(cached(&theirs), row(3, 0));
+    ours.upsert(7, &keys, &changed, Reach::AtOnce).unwrap();
+    assert_eq!(cached(&ours), row(3, 7));
+    assert_eq!(cached(&theirs), row(3, 0), "the cache knows nothing of it");
+    theirs.refresh();
+    assert_eq!(cached(&theirs), row(3, 7));
+    let mut random = Random(1);
+    assert_eq!(look(&theirs, &mut random, 7), (200, 200));
+}
+
+#[test]
+fn a_restart_brings_back_nothing_that_was_changed() {
+    let (servers, folder) = (Servers::start(), Folder::new());
+    let embeddings = tables(&servers, &folder, None, 5000);
+    let table = embeddings.table("t").unwrap();
+    table.upsert(5, &[1, 2], &[row(1, 5), row(2, 5)].concat(), Reach::AtOnce).unwrap();
+    table.delete(5, &[3], Reach::AtOnce).unwrap();
+    let expected = |table: &EmbeddingTable| {
+        let (mut numbers, mut found) = ([0.0; 4 * DIM], [false; 4]);
+        table.lookup(&[1, 2, 3, 4], &mut numbers, &mut found, Miss::Wait).unwrap();
+        assert_eq!(found, [true, true, false, true]);
+        assert_eq!(numbers[..2 * DIM], [row(1, 5), row(2, 5)].concat());
+    };
+    expected(&table);
+    drop((embeddings, table));
+    // Another folder and another model with the same rows is the same table.
+    let (other, memory) = (Folder::new(), r#"[{"type": "hash_map"}, "#);
+    let embeddings = tables_with(&servers, &other, "another", memory, "]", None, 5000);
+    let table = embeddings.table("t").unwrap();
+    expected(&table);
+    // An older change is refused by all floors, also by those that do not hold the key.
+    table.upsert(4, &[1, 3], &[row(1, 4), row(3, 4)].concat(), Reach::AtOnce).unwrap();
+    expected(&table);
+}
+
+#[test]
+fn an_outage_leaves_no_old_row_behind() {
+    let (servers, folder) = (Servers::start(), Folder::new());
+    let (theirs, ours) = (tables(&servers, &folder, None, 5000), Folder::new());
+    let theirs = theirs.table("t").unwrap();
+    let keys: Vec<i64> = (0..KEYS).collect();
+    let rows: Vec<f32> = keys.iter().flat_map(|&key| row(key, 5)).collect();
+    theirs.upsert(5, &keys, &rows, Reach::AtOnce).unwrap();
+    let ours = tables(&servers, &ours, Some("disk"), 200);
+    let ours = ours.table("t").unwrap();
+    for node in 0..3 {
+        servers.signal(node, libc::SIGSTOP);
+    }
+    let look = |table: &EmbeddingTable| {
+        let (mut numbers, mut found) = ([0.0; DIM], [false]);
+        table.lookup(&[1234], &mut numbers, &mut found, Miss::Wait).unwrap();
+        (numbers, found)
+    };
+    let (numbers, found) = look(&ours);
+    assert!(
+        found[0] && (numbers == row(1234, 0) || numbers == row(1234, 5)),
+        "what disk has, or the cache: {numbers:?}"
+    );
+    for node in 0..3 {
+        servers.signal(node, libc::SIGCONT);
+    }
+    eventually("the newer row is seen", || look(&ours).0 == row(1234, 5));
+}

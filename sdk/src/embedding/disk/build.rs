@@ -1,0 +1,185 @@
+//! Makes a table file from a source: the records as they come, then the index, which is held in memory meanwhile.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::format::{BUCKET_BYTES, Bucket, HEADER_BYTES, Header, MAX_RECORDS, insert, is_table, seal};
+use super::lock::{Locked, open_locked};
+use super::prefetch::prefetch;
+use super::updates;
+use crate::embedding::row::{Layout, RowType};
+use crate::embedding::source::{Chunk, Source};
+use crate::error::{Error, Result, Status};
+
+/// About how many bytes are read and written at a time.
+const CHUNK_BYTES: usize = 4 << 20;
+/// How many keys ahead the place of a key in the index is asked for.
+const AHEAD: usize = 16;
+
+/// What was built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Built {
+    /// Keys in the table.
+    pub keys: u64,
+    /// Rows of the source that a later row of the same key has replaced.
+    pub duplicates: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+/// Makes the table file `path` from a source, with rows of a type that need not be the source's. A table that is there is
+/// replaced, with the updates it had, when the new one is complete and durable; nobody may have it open.
+///
+/// It takes 16 bytes of memory for each row, and at most 4,294,967,295 rows.
+pub fn build(source: &Source, path: impl AsRef<Path>, row_type: RowType) -> Result<Built> {
+    let path = path.as_ref();
+    if source.len() > MAX_RECORDS {
+        let message = format!("{} rows are more than the {MAX_RECORDS} of one table: split them", source.len());
+        return Err(Error::new(Status::Capacity, message));
+    }
+    let before = Before::look(path)?;
+    let layout = Layout::new(source.layout().dim() as u32, row_type)?;
+    let header = Header::new(layout, source.len(), new_id(), before.id);
+
+    let beside = beside(path, ".new");
+    let file = open_locked(&beside, OpenOptions::new().read(true).write(true).create(true).truncate(false), true)?;
+    let built = Builder { source, file: &file, path: &beside, header }.run().and_then(|built| {
+        let failed = |error| cannot("put in place", path, &error);
+        fs::rename(&beside, path).map_err(failed)?;
+        sync_folder(path).map_err(failed)?;
+        Ok(built)
+    });
+    match &built {
+        // The new table tells them from its own by what it has replaced.
+        Ok(_) => updates::remove(path)?,
+        Err(_) => drop(fs::remove_file(&beside)),
+    }
+    built
+}
+
+/// The table that was there, locked until the new one is in its place.
+struct Before {
+    id: u64,
+    _lock: Option<Locked>,
+}
+
+impl Before {
+    fn look(path: &Path) -> Result<Self> {
+        if !path.exists() {
+            return Ok(Self { id: 0, _lock: None });
+        }
+        let file = open_locked(path, OpenOptions::new().read(true), true)?;
+        let mut bytes = [0; HEADER_BYTES];
+        let length = file.metadata().map_err(|error| cannot("read", path, &error))?.len();
+        let known = &mut bytes[..length.min(HEADER_BYTES as u64) as usize];
+        file.read_exact_at(known, 0).map_err(|error| cannot("read", path, &error))?;
+        if !is_table(known) && !known.is_empty() {
+            let message = format!("{} is there and no table: name another file, or remove it", path.display());
+            return Err(Error::invalid("path", message));
+        }
+        Ok(Self { id: Header::decode(known, length).map_or(0, |header| header.id), _lock: Some(file) })
+    }
+}
+
+struct Builder<'a> {
+    source: &'a Source,
+    file: &'a File,
+    path: &'a Path,
+    header: Header,
+}
+
+impl Builder<'_> {
+    fn run(mut self) -> Result<Built> {
+        // What a build that was ended has left.
+        let written = |error| cannot("written", self.path, &error);
+        self.file.set_len(0).map_err(written)?;
+        let mut buckets = vec![[0; BUCKET_BYTES]; self.header.buckets as usize];
+        let duplicates = self.write_records(&mut buckets)?;
+        self.header.keys = self.header.records - duplicates;
+        for (number, bucket) in buckets.iter_mut().enumerate() {
+            seal(&self.header, number as u64, bucket);
+        }
+        self.file.write_all_at(buckets.as_flattened(), HEADER_BYTES as u64).map_err(written)?;
+        self.file.write_all_at(&self.header.encode(), 0).map_err(written)?;
+        self.file.sync_all().map_err(written)?;
+        let bytes = self.header.file_bytes().expect("it was written");
+        Ok(Built { keys: self.header.keys, duplicates, bytes })
+    }
+
+    fn write_records(&self, buckets: &mut [Bucket]) -> Result<u64> {
+        let header = &self.header;
+        let at_a_time = (CHUNK_BYTES / header.record_bytes()).max(1);
+        let mut converter = Converter { from: self.source.layout(), to: header.layout, numbers: Vec::new() };
+        let (mut number, mut duplicates, mut records) = (0, 0, Vec::new());
+        for chunk in self.source.chunks(at_a_time) {
+            let Chunk { keys, rows } = chunk?;
+            let rows = converter.convert(rows);
+            let at = header.records_at() + number * header.record_bytes() as u64;
+            records.resize(keys.len() * header.record_bytes(), 0);
+            let parts =
+                rows.chunks_exact(header.layout.row_bytes()).zip(records.chunks_exact_mut(header.record_bytes()));
+            for (place, (row, record)) in parts.enumerate() {
+                if let Some(&soon) = keys.get(place + AHEAD) {
+                    prefetch(&buckets[header.home(soon) as usize]);
+                }
+                header.encode_record(number, keys[place], row, record);
+                duplicates += u64::from(insert(header, buckets, keys[place], number));
+                number += 1;
+            }
+            self.file.write_all_at(&records, at).map_err(|error| cannot("written", self.path, &error))?;
+        }
+        Ok(duplicates)
+    }
+}
+
+struct Converter {
+    from: Layout,
+    to: Layout,
+    numbers: Vec<f32>,
+}
+
+impl Converter {
+    fn convert(&mut self, rows: Vec<u8>) -> Vec<u8> {
+        if self.from == self.to {
+            return rows;
+        }
+        let count = rows.len() / self.from.row_bytes();
+        self.numbers.resize(count * self.from.dim(), 0.0);
+        for (row, numbers) in
+            rows.chunks_exact(self.from.row_bytes()).zip(self.numbers.chunks_exact_mut(self.from.dim()))
+        {
+            self.from.decode(row, numbers);
+        }
+        let mut converted = vec![0; count * self.to.row_bytes()];
+        self.to.encode(&self.numbers, &mut converted);
+        converted
+    }
+}
+
+/// A number that no other table has.
+fn new_id() -> u64 {
+    // 0 stands for no table.
+    RandomState::new().hash_one((SystemTime::now(), std::process::id())).max(1)
+}
+
+/// A path with something added to its name.
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+/// Makes the names in a file's folder durable.
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn cannot(what: &str, path: &Path, error: &io::Error) -> Error {
+    let hint = if error.kind() == io::ErrorKind::StorageFull { ". Make room on the disk" } else { "" };
+    Error::new(Status::Io, format!("the table {} can not be {what}: {error}{hint}", path.display()))
+}

@@ -1,0 +1,302 @@
+//! Opening a table: its floors as the configuration says, and the rows that they begin with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::cache::Cache;
+use super::cluster::{Cluster, Nodes, RedisOptions, Tls};
+use super::config::{
+    CacheConfig, CacheSize, DiskConfig, EmbeddingConfig, Eviction, MemoryConfig, ModelConfig, OverflowConfig,
+    RedisConfig, Start, TableConfig,
+};
+use super::disk::{self, Disk, DiskOptions};
+use super::distinct::Distinct;
+use super::floor::Rows;
+use super::later::Later;
+use super::memory::{Memory, MemoryOptions};
+use super::origin;
+use super::overflow::Overflow;
+use super::row::Layout;
+use super::source::{Source, SourceOptions};
+use super::table::{Level, Table};
+use crate::error::{Error, Result, Status};
+use crate::store::checksum;
+
+/// How many rows are loaded at a time.
+const CHUNK: usize = 4096;
+
+/// Opens a table of a model; nothing is loaded yet.
+pub(super) fn table(
+    config: &EmbeddingConfig,
+    nodes: Option<&Arc<Nodes>>,
+    model: &ModelConfig,
+    table: &TableConfig,
+) -> Result<Table> {
+    // Before it is opened: what is replaced between the two is found out the next time.
+    let names = origin::names(&table.path)?;
+    let source = source(config, table)?;
+    let layout = layout(&source, table)?;
+    let mut floors = Vec::new();
+    let name = format!("{}/{}", model.name, table.name);
+    if let Some(memory) = &config.memory {
+        let floor = Box::new(Memory::new(layout, &memory_options(memory))?);
+        floors.push(Level { floor, keeps: memory.takes_missed, writable: true, shared: false, near: true });
+    }
+    if let Some((nodes, redis)) = nodes.zip(config.redis.as_ref()) {
+        // By what is in it, so that processes with the same table share it, whatever their models are called, and rows of a
+        // table that was trained anew are not taken for those of the old one.
+        let name = format!("{}@{:016x}", table.name, origin::sample(&table.path)?);
+        let floor = Box::new(Cluster::open(Arc::clone(nodes), &name, layout)?);
+        floors.push(Level { floor, keeps: redis.takes_missed, writable: true, shared: true, near: false });
+    }
+    if let Some(disk) = &config.disk {
+        let floor = Box::new(open_disk(disk, &source, table, layout, &names)?);
+        floors.push(Level { floor, keeps: false, writable: !disk.read_only, shared: false, near: false });
+    }
+    let cache = model.cache.as_ref().map(|cache| Cache::new(layout, cache_rows(cache, layout, source.len())));
+    if floors.is_empty() {
+        let message = "no floor is to hold the rows: leave it out for host memory, or add persistent_db";
+        return Err(Error::invalid("volatile_db", message));
+    }
+    Ok(Table::new(name, layout, cache.transpose()?, floors))
+}
+
+/// Finds the nodes of the cluster, if there is to be one.
+pub(super) fn nodes(config: &EmbeddingConfig) -> Result<Option<Arc<Nodes>>> {
+    config.redis.as_ref().map(|redis| Nodes::open(redis_options(redis, config.disk.is_some()))).transpose()
+}
+
+fn memory_options(config: &MemoryConfig) -> MemoryOptions {
+    MemoryOptions {
+        partitions: config.partitions as usize,
+        margin: margin(&config.overflow),
+        policy: policy(config.overflow.eviction),
+        target: config.overflow.keep,
+    }
+}
+
+fn redis_options(config: &RedisConfig, disk: bool) -> RedisOptions {
+    let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    RedisOptions {
+        addresses: config.nodes.iter().map(ToString::to_string).collect(),
+        user: given(&config.user),
+        password: given(config.password.reveal()),
+        tls: config.tls.as_ref().map(|tls| Tls { ca: tls.authorities.clone(), client: tls.client.clone() }),
+        partitions: config.partitions as usize,
+        margin: margin(&config.overflow),
+        policy: policy(config.overflow.eviction),
+        target: config.overflow.keep,
+        timeout: config.timeout,
+        breaker_failures: config.breaker_failures,
+        breaker_pause: config.breaker_open,
+        connections: config.connections_per_node as usize,
+        // A cluster that is down when a service starts must not keep it from starting, if the rows are on disk too.
+        lazy: disk,
+    }
+}
+
+fn margin(overflow: &OverflowConfig) -> usize {
+    overflow.rows.map_or(usize::MAX, |rows| rows as usize)
+}
+
+fn policy(eviction: Eviction) -> Overflow {
+    match eviction {
+        Eviction::Random => Overflow::Random,
+        Eviction::Oldest => Overflow::Oldest,
+        Eviction::LeastUsed => Overflow::LeastUsed,
+    }
+}
+
+fn source(config: &EmbeddingConfig, table: &TableConfig) -> Result<Source> {
+    let options =
+        SourceOptions { dim: Some(table.dim), keys_are_32_bit: !config.long_keys, ..SourceOptions::default() };
+    Source::open(&table.path, &options)
+}
+
+fn layout(source: &Source, table: &TableConfig) -> Result<Layout> {
+    Layout::new(table.dim, table.row_type.unwrap_or(source.layout().row_type()))
+}
+
+/// For how many rows a cache has room.
+fn cache_rows(cache: &CacheConfig, layout: Layout, rows: u64) -> usize {
+    match cache.size {
+        CacheSize::Share(share) => (rows as f64 * share).ceil() as usize,
+        CacheSize::Rows(rows) => rows as usize,
+        CacheSize::Bytes(bytes) => (bytes / Cache::bytes_for(layout, 1 << 16).div_ceil(1 << 16)) as usize,
+    }
+}
+
+/// Opens the table file of a table, which is built first if it is not there or was built from something else.
+fn open_disk(config: &DiskConfig, source: &Source, table: &TableConfig, layout: Layout, names: &str) -> Result<Disk> {
+    let path = table_file(config, table);
+    let note = path.with_extension("source");
+    let current = match disk::number_of(&path) {
+        Some(number) => origin::is_current(&note, number, &table.path, names, config.read_only)?,
+        None => false,
+    };
+    if !current && config.load {
+        if config.read_only {
+            let (file, from) = (path.display(), table.path.display());
+            let message =
+                format!("{file} is not there, or was not built from what is now {from}, and read_only is set");
+            let message = format!("{message}: open it once without, to build it");
+            return Err(Error::new(Status::NotFound, message).about("persistent_db.read_only"));
+        }
+        build(source, table, &path, layout)?;
+        let number = disk::number_of(&path).unwrap_or_default();
+        origin::note(&note, number, &table.path, names)?;
+    }
+    let disk = Disk::open(&DiskOptions { path: path.clone(), read_only: config.read_only })?;
+    if disk.layout() != layout {
+        let message = format!("{} has rows of {:?} and {layout:?} is wanted", path.display(), disk.layout());
+        return Err(Error::invalid(
+            "persistent_db.path",
+            format!("{message}: remove the file, so that it is built anew"),
+        ));
+    }
+    Ok(disk)
+}
+
+fn build(source: &Source, table: &TableConfig, path: &Path, layout: Layout) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)
+            .map_err(|error| Error::new(Status::Io, format!("{} can not be made: {error}", folder.display())))?;
+    }
+    if path.exists() {
+        let (path, source) = (path.display(), table.path.display());
+        log::warn!("{path} is built anew, and its updates are dropped: {source} is not what it was built from");
+    }
+    disk::build(source, path, layout.row_type()).map(drop)
+}
+
+/// Where the table file of a table lies. Models that share the table share the file.
+fn table_file(config: &DiskConfig, table: &TableConfig) -> PathBuf {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '_' };
+    let name: String = table.name.chars().map(plain).collect();
+    let which = checksum(format!("{}\0{}\0{:?}", table.name, table.path.display(), table.row_type).as_bytes());
+    config.path.join(format!("{name}-{which:016x}.table"))
+}
+
+/// Loads what the floors and the cache begin with. Where there is no disk floor, the lowest one is loaded when this returns,
+/// for the rows are nowhere else; the ones above are filled from below, in the background.
+pub(super) fn fill(
+    config: &EmbeddingConfig,
+    model: &ModelConfig,
+    table: &TableConfig,
+    opened: &Arc<Table>,
+    later: &Later,
+) -> Result<()> {
+    let source = source(config, table)?;
+    let share = |start: &Start| if start.load { (source.len() as f64 * start.share).ceil() as u64 } else { 0 };
+    let memory = config.memory.as_ref().map(|memory| share(&memory.start));
+    let redis = config.redis.as_ref().map(|redis| share(&redis.start));
+    let mut rows: Vec<u64> = memory.into_iter().chain(redis).collect();
+    if config.disk.is_none() {
+        let lowest = rows.pop().unwrap_or(0);
+        load(&source, opened, lowest)?;
+    }
+    let cached = match (&opened.cache, &model.cache) {
+        (Some(cache), Some(config)) if config.fill_at_start => (cache.capacity() as u64).min(source.len()),
+        _ => 0,
+    };
+    let ends: Vec<u64> = rows.iter().copied().chain([cached]).collect();
+    let table = Arc::downgrade(opened);
+    let mut at = 0;
+    later.steps(move || {
+        let Some((table, &end)) = table.upgrade().zip(ends.iter().filter(|&&end| end > at).min()) else { return false };
+        let count = (end - at).min(CHUNK as u64);
+        let chunk = match source.chunks_from(at, count as usize).next() {
+            Some(Ok(chunk)) => chunk,
+            Some(Err(error)) => {
+                log::warn!("table {} is not filled any further: {error}", table.name);
+                return false;
+            }
+            None => return false,
+        };
+        let keys = Distinct::of(chunk.keys.into_iter()).keys;
+        table.raise(&keys, &rows.iter().map(|&rows| at < rows).collect::<Vec<_>>(), at < cached);
+        at += count;
+        true
+    });
+    Ok(())
+}
+
+/// Puts the first `rows` rows of a source into the lowest floor.
+fn load(source: &Source, table: &Table, rows: u64) -> Result<()> {
+    let Some(level) = table.floors.last() else { return Ok(()) };
+    let mut at = 0;
+    while at < rows {
+        let count = (rows - at).min(CHUNK as u64);
+        let Some(chunk) = source.chunks_from(at, count as usize).next().transpose()? else { break };
+        let (keys, bytes) = last_of_each(chunk.keys, &chunk.rows, source.layout(), table.layout);
+        let (versions, deleted) = (vec![0; keys.len()], vec![false; keys.len()]);
+        level.floor.update(&Rows { keys: &keys, versions: &versions, rows: &bytes, deleted: &deleted })?;
+        at += count;
+    }
+    Ok(())
+}
+
+/// The different keys of a chunk with the last row of each, in another layout.
+fn last_of_each(keys: Vec<i64>, rows: &[u8], from: Layout, to: Layout) -> (Vec<i64>, Vec<u8>) {
+    let distinct = Distinct::of(keys.into_iter());
+    let mut converted = vec![0; distinct.keys.len() * to.row_bytes()];
+    let mut numbers = vec![0.0; to.dim()];
+    for (&place, row) in distinct.places.iter().zip(rows.chunks_exact(from.row_bytes())) {
+        let into = &mut converted[place as usize * to.row_bytes()..][..to.row_bytes()];
+        if from == to {
+            into.copy_from_slice(row);
+        } else {
+            from.decode(row, &mut numbers);
+            to.encode(&numbers, into);
+        }
+    }
+    (distinct.keys, converted)
+}
+
+/// What a table will take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// Which: `model/table`.
+    pub table: String,
+    /// How many rows its files have.
+    pub rows: u64,
+    /// Bytes of memory in this process, about: of the cache, and of the floor in host memory when it is full.
+    pub memory: u64,
+    /// Bytes of its table file.
+    pub disk: u64,
+}
+
+/// What the tables of a configuration will take, each table that models share once.
+pub(super) fn estimate(config: &EmbeddingConfig) -> Result<Vec<Estimate>> {
+    let mut estimates = Vec::new();
+    let mut seen: Vec<&TableConfig> = Vec::new();
+    for model in &config.models {
+        for table in &model.tables {
+            if seen.iter().any(|other| other.is_same_table(table)) {
+                continue;
+            }
+            seen.push(table);
+            let source = source(config, table)?;
+            let (layout, rows) = (layout(&source, table)?, source.len());
+            let cached = model.cache.as_ref().map_or(0, |cache| cache_rows(cache, layout, rows));
+            let cache = if model.cache.is_some() { Cache::bytes_for(layout, cached) } else { 0 };
+            let held = config.memory.as_ref().map_or(0, |memory| held_rows(memory, rows, config));
+            estimates.push(Estimate {
+                table: format!("{}/{}", model.name, table.name),
+                rows,
+                memory: cache.saturating_add(Memory::bytes_for(layout, held)),
+                disk: config.disk.as_ref().map_or(0, |_| disk::bytes_for(layout, rows)),
+            });
+        }
+    }
+    Ok(estimates)
+}
+
+/// How many rows the floor in host memory comes to hold: all that are loaded, and all that are ever found below it.
+fn held_rows(memory: &MemoryConfig, rows: u64, config: &EmbeddingConfig) -> u64 {
+    let below = config.redis.is_some() || config.disk.is_some();
+    let share = if memory.start.load { (rows as f64 * memory.start.share).ceil() as u64 } else { 0 };
+    let held = if below && memory.takes_missed { rows } else { share };
+    memory.overflow.rows.map_or(held, |most| held.min(most.saturating_mul(memory.partitions.into())))
+}

@@ -1,0 +1,156 @@
+//! Reading what is in the cache again, for rows that were changed by someone else.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::server::lock;
+use super::table::Table;
+use super::walk::{Outcome, Walked};
+use crate::metrics;
+
+/// How many keys are read at a time: updates wait that long at most.
+const STEP: usize = 4096;
+
+/// How far the refresh of a table has come.
+pub(super) struct Refreshed {
+    /// Where in the cache the next step begins.
+    at: usize,
+    /// When the pass that is under way began.
+    began: Instant,
+    /// Whether every floor has answered in it.
+    answered: bool,
+    /// When the last whole one began in which they did: whatever is in the cache is at least as new as that.
+    whole: Instant,
+    /// How often that is done; `None`: never.
+    pub(super) interval: Option<Duration>,
+}
+
+impl Refreshed {
+    /// As if everything had been read just now.
+    pub(super) fn now() -> Self {
+        Self { at: 0, began: Instant::now(), answered: true, whole: Instant::now(), interval: None }
+    }
+}
+
+impl Table {
+    /// For how long a change by someone else may have been missed; `None` if that can be for ever.
+    pub(super) fn stale(&self) -> Option<Duration> {
+        // What is in a floor above the one that others change is only read again while it is in the cache.
+        let hidden = self.floors.iter().position(|level| level.shared).is_some_and(|level| level > 0);
+        let refreshed = lock(&self.refreshed);
+        match &self.cache {
+            _ if hidden => None,
+            None => Some(Duration::ZERO),
+            Some(_) => refreshed.interval.map(|_| refreshed.whole.elapsed()),
+        }
+    }
+
+    /// Says in the metrics how stale it may be.
+    pub(super) fn tell_staleness(&self) {
+        let stale = self.stale().map_or(-1, |stale| stale.as_secs() as i64);
+        metrics::embedding_stale(&self.name).set(stale);
+    }
+
+    /// Reads the whole cache again.
+    pub(super) fn refresh_all(&self) {
+        lock(&self.refreshed).at = 0;
+        while !self.refresh_step(STEP).1 {}
+    }
+
+    /// Reads a share of the cache again, from where the last call stopped, until `stop` says so.
+    pub(super) fn refresh(&self, share: f64, stop: impl Fn() -> bool) {
+        let Some(cache) = &self.cache else { return };
+        let mut left = (cache.len() as f64 * share).ceil() as usize;
+        while !stop() {
+            let (read, whole) = self.refresh_step(STEP.min(left));
+            left = left.saturating_sub(read);
+            // The rest of a share that has come to the end would begin anew.
+            if whole || left == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Reads up to about `most` rows of the cache again. Says how many, and whether that was the last of a pass.
+    fn refresh_step(&self, most: usize) -> (usize, bool) {
+        let Some(cache) = &self.cache else { return (0, true) };
+        let mut keys = Vec::new();
+        // One step at a time, so that no one else waits for a whole refresh.
+        let mut refreshed = lock(&self.refreshed);
+        if refreshed.at == 0 {
+            (refreshed.began, refreshed.answered) = (Instant::now(), true);
+        }
+        cache.keys(&mut refreshed.at, most, &mut keys);
+        refreshed.answered &= self.refresh_keys(&keys);
+        if refreshed.at == 0 && refreshed.answered {
+            refreshed.whole = refreshed.began;
+        }
+        (keys.len(), refreshed.at == 0)
+    }
+
+    /// Reads doubtful keys again.
+    pub(super) fn settle_doubts(&self) {
+        loop {
+            let keys = self.doubtful.take(STEP);
+            if keys.is_empty() || !self.refresh_keys(&keys) || keys.len() < STEP {
+                return;
+            }
+        }
+    }
+
+    /// Reads keys again; says whether every floor has answered. Those of which one has not are doubtful.
+    fn refresh_keys(&self, keys: &[i64]) -> bool {
+        let Some(cache) = self.cache.as_ref().filter(|_| !keys.is_empty()) else { return true };
+        // No update meanwhile: what is read here would undo it.
+        let _one = self.updates.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut walked = self.find(keys, 0..self.floors.len(), None, &mut |_| ());
+        if let Some(level) = self.floors.iter().position(|level| level.shared).filter(|&level| level > 0) {
+            // Others change that floor, and those above it know nothing of it.
+            self.take_newer(keys, level, &mut walked);
+        }
+        let mut answered = true;
+        for (place, &key) in keys.iter().enumerate() {
+            if walked.doubtful[place] {
+                answered = false;
+                self.doubtful.add(key);
+            }
+        }
+        let known = walked.places(|place| walked.outcomes[place] != Outcome::Unknown && !walked.doubtful[place]);
+        let mut found = walked.gather(keys, &known);
+        for (version, _) in found.versions.iter_mut().zip(&found.deleted).filter(|&(_, &deleted)| deleted) {
+            // What no floor holds any more leaves, whatever its version was.
+            *version = u64::MAX;
+        }
+        if !known.is_empty() {
+            cache.update(&found.rows());
+        }
+        answered && !walked.outcomes.contains(&Outcome::Unknown)
+    }
+
+    /// Reads keys again from one floor on; where that has another row, no older than the one found above, it replaces it
+    /// there.
+    fn take_newer(&self, keys: &[i64], level: usize, walked: &mut Walked) {
+        let below = self.find(keys, level..self.floors.len(), None, &mut |_| ());
+        let newer = walked.places(|place| {
+            below.is_known(place)
+                && !below.doubtful[place]
+                && (!walked.is_known(place) || below.versions[place] >= walked.versions[place])
+                && below.differs(place, walked)
+        });
+        for place in 0..keys.len() {
+            walked.doubtful[place] |= below.doubtful[place];
+        }
+        for &place in &newer {
+            walked.replace(place as usize, &below);
+        }
+        if newer.is_empty() {
+            return;
+        }
+        let newer = walked.gather(keys, &newer);
+        for above in &self.floors[..level] {
+            if let Err(error) = above.floor.update(&newer.rows()) {
+                log::debug!("table {}: the {} floor was not refreshed: {error}", self.name, above.floor.name());
+            }
+        }
+    }
+}

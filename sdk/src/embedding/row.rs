@@ -1,0 +1,150 @@
+//! How the rows of a table are kept as bytes.
+
+use half::f16;
+
+use crate::error::{Error, Result};
+
+/// The most numbers of one row.
+const MAX_DIM: u32 = 1 << 16;
+
+/// How the numbers of a row are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RowType {
+    /// 4 bytes each.
+    #[default]
+    F32,
+    /// 2 bytes each.
+    F16,
+    /// 1 byte each, and a scale for the whole row: a number is the scale times a whole number from -127 to 127.
+    I8,
+}
+
+/// What every row of a table looks like, in memory, in files and on the wire: little-endian numbers one after the other;
+/// with [`RowType::I8`] the scale comes first, as an f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    dim: u32,
+    row_type: RowType,
+}
+
+impl Layout {
+    /// Rows of `dim` numbers.
+    pub fn new(dim: u32, row_type: RowType) -> Result<Self> {
+        if dim == 0 || dim > MAX_DIM {
+            return Err(Error::invalid("dim", format!("{dim} numbers a row are not between 1 and {MAX_DIM}")));
+        }
+        Ok(Self { dim, row_type })
+    }
+
+    /// How many numbers a row has.
+    pub fn dim(self) -> usize {
+        self.dim as usize
+    }
+
+    /// How they are kept.
+    pub fn row_type(self) -> RowType {
+        self.row_type
+    }
+
+    /// How many bytes a row takes.
+    pub fn row_bytes(self) -> usize {
+        match self.row_type {
+            RowType::F32 => 4 * self.dim(),
+            RowType::F16 => 2 * self.dim(),
+            RowType::I8 => 4 + self.dim(),
+        }
+    }
+
+    /// Reads the numbers of a row.
+    ///
+    /// # Panics
+    /// If `row` or `numbers` has not the length of a row.
+    pub fn decode(self, row: &[u8], numbers: &mut [f32]) {
+        assert_eq!((row.len(), numbers.len()), (self.row_bytes(), self.dim()));
+        match self.row_type {
+            RowType::F32 => {
+                for (number, bytes) in numbers.iter_mut().zip(row.as_chunks().0) {
+                    *number = f32::from_le_bytes(*bytes);
+                }
+            }
+            RowType::F16 => {
+                for (number, bytes) in numbers.iter_mut().zip(row.as_chunks().0) {
+                    *number = f16::from_le_bytes(*bytes).to_f32();
+                }
+            }
+            RowType::I8 => {
+                let (scale, row) = row.split_first_chunk().expect("a row has a scale");
+                let scale = f32::from_le_bytes(*scale);
+                for (number, byte) in numbers.iter_mut().zip(row) {
+                    *number = scale * f32::from(byte.cast_signed());
+                }
+            }
+        }
+    }
+
+    /// Writes numbers as a row; `numbers` are as many rows as `rows` has room for.
+    ///
+    /// # Panics
+    /// If they do not fit each other.
+    pub fn encode(self, numbers: &[f32], rows: &mut [u8]) {
+        assert_eq!(numbers.len() / self.dim() * self.row_bytes(), rows.len());
+        for (numbers, row) in numbers.chunks_exact(self.dim()).zip(rows.chunks_exact_mut(self.row_bytes())) {
+            self.encode_one(numbers, row);
+        }
+    }
+
+    fn encode_one(self, numbers: &[f32], row: &mut [u8]) {
+        match self.row_type {
+            RowType::F32 => {
+                for (number, bytes) in numbers.iter().zip(row.as_chunks_mut().0) {
+                    *bytes = number.to_le_bytes();
+                }
+            }
+            RowType::F16 => {
+                for (number, bytes) in numbers.iter().zip(row.as_chunks_mut().0) {
+                    *bytes = f16::from_f32(*number).to_le_bytes();
+                }
+            }
+            RowType::I8 => {
+                let largest = numbers.iter().fold(0.0_f32, |largest, number| largest.max(number.abs()));
+                let scale = largest / 127.0;
+                let (first, row) = row.split_first_chunk_mut().expect("a row has a scale");
+                *first = scale.to_le_bytes();
+                for (number, byte) in numbers.iter().zip(row) {
+                    // The cast saturates; a row of zeros divides to NaN, which it makes zero.
+                    *byte = ((number / scale).round() as i8).max(-127).cast_unsigned();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn there_and_back(row_type: RowType, numbers: &[f32]) -> Vec<f32> {
+        let layout = Layout::new(numbers.len() as u32, row_type).unwrap();
+        let mut row = vec![0; layout.row_bytes()];
+        layout.encode(numbers, &mut row);
+        let mut again = vec![f32::NAN; numbers.len()];
+        layout.decode(&row, &mut again);
+        again
+    }
+
+    #[test]
+    fn numbers_come_back_as_exactly_as_their_type_can() {
+        let numbers = [0.0, -1.0, 0.1, 127.0, -126.4];
+        assert_eq!(there_and_back(RowType::F32, &numbers), numbers);
+        assert_eq!(there_and_back(RowType::F16, &numbers), numbers.map(|number| f16::from_f32(number).to_f32()));
+        assert_eq!(there_and_back(RowType::I8, &numbers), [0.0, -1.0, 0.0, 127.0, -126.0]);
+        assert_eq!(there_and_back(RowType::I8, &[0.0; 3]), [0.0; 3]);
+        assert_eq!(there_and_back(RowType::I8, &[-254.0, 0.9]), [-254.0, 0.0]);
+    }
+
+    #[test]
+    fn a_row_without_numbers_is_refused() {
+        assert!(Layout::new(0, RowType::F32).is_err());
+        assert!(Layout::new(MAX_DIM + 1, RowType::F32).is_err());
+    }
+}

@@ -1,0 +1,71 @@
+//! One table: its cache, its floors, and what is known of its keys.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::absent::Absent;
+use super::cache::Cache;
+use super::doubtful::{Complaints, Doubtful};
+use super::floor::Floor;
+use super::refresh::Refreshed;
+use super::row::Layout;
+use super::stamps::Stamps;
+use super::stats::Counters;
+
+/// How long a key counts as absent after no floor had it.
+const ABSENT: Duration = Duration::from_secs(30);
+
+/// A table that is being served.
+pub(super) struct Table {
+    pub(super) name: String,
+    pub(super) layout: Layout,
+    pub(super) cache: Option<Cache>,
+    /// From the fastest to the largest.
+    pub(super) floors: Vec<Level>,
+    pub(super) stamps: Stamps,
+    pub(super) absent: Absent,
+    pub(super) doubtful: Doubtful,
+    pub(super) complaints: Complaints,
+    /// Held by whoever changes rows: one after the other.
+    pub(super) updates: Mutex<()>,
+    pub(super) refreshed: Mutex<Refreshed>,
+    pub(super) counters: Counters,
+}
+
+/// A floor and what it is for.
+pub(super) struct Level {
+    pub(super) floor: Box<dyn Floor>,
+    /// Whether it takes what is found below.
+    pub(super) keeps: bool,
+    /// Whether it takes changes.
+    pub(super) writable: bool,
+    /// Whether other processes change it too, and it is reached over a network.
+    pub(super) shared: bool,
+    /// Whether it is in the memory of this process.
+    pub(super) near: bool,
+}
+
+impl Table {
+    pub(super) fn new(name: String, layout: Layout, cache: Option<Cache>, floors: Vec<Level>) -> Self {
+        let counters = Counters::new(&name);
+        Self {
+            name,
+            layout,
+            cache,
+            floors,
+            stamps: Stamps::new(),
+            absent: Absent::new(ABSENT),
+            doubtful: Doubtful::default(),
+            complaints: Complaints::default(),
+            updates: Mutex::new(()),
+            refreshed: Mutex::new(Refreshed::now()),
+            counters,
+        }
+    }
+
+    /// Bytes of memory that it takes, about.
+    pub(super) fn memory(&self) -> u64 {
+        let floors: u64 = self.floors.iter().map(|level| level.floor.memory()).sum();
+        floors + self.cache.as_ref().map_or(0, Cache::memory)
+    }
+}

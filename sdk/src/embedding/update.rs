@@ -1,0 +1,115 @@
+//! Changing and deleting rows, on every floor.
+
+use std::sync::PoisonError;
+
+use half::f16;
+
+use super::distinct::Distinct;
+use super::floor::Rows;
+use super::row::RowType;
+use super::table::Table;
+use crate::error::{Error, Result, Status};
+
+/// When a change is seen by lookups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// When the call returns.
+    #[default]
+    AtOnce,
+    /// The floors below have it when the call returns; the cache when it is refreshed next.
+    ByRefresh,
+}
+
+impl Table {
+    /// Replaces rows, or adds them.
+    pub(super) fn upsert(&self, version: u64, keys: &[i64], numbers: &[f32], reach: Reach) -> Result<()> {
+        let dim = self.layout.dim();
+        if numbers.len() != keys.len() * dim {
+            let (table, given, count) = (&self.name, numbers.len(), keys.len());
+            let message = format!("{given} numbers are not {count} rows of {dim}, the size of table {table}'s rows");
+            return Err(Error::invalid("numbers", message));
+        }
+        self.check_numbers(numbers)?;
+        let row_bytes = self.layout.row_bytes();
+        let mut encoded = vec![0; keys.len() * row_bytes];
+        self.layout.encode(numbers, &mut encoded);
+        let distinct = Distinct::of(keys.iter().copied());
+        let mut rows = vec![0; distinct.keys.len() * row_bytes];
+        // Of a key that comes more than once the last row counts.
+        for (&place, row) in distinct.places.iter().zip(encoded.chunks_exact(row_bytes)) {
+            rows[place as usize * row_bytes..][..row_bytes].copy_from_slice(row);
+        }
+        self.change(&distinct.keys, version, &rows, false, reach)
+    }
+
+    /// Refuses numbers that rows of this type can not hold.
+    fn check_numbers(&self, numbers: &[f32]) -> Result<()> {
+        let (most, name) = match self.layout.row_type() {
+            RowType::F32 => return Ok(()),
+            RowType::F16 => (f16::MAX.to_f32(), "f16"),
+            RowType::I8 => (f32::MAX, "i8"),
+        };
+        match numbers.iter().find(|number| !number.is_finite() || number.abs() > most) {
+            Some(number) => {
+                let message = format!("{number} can not be kept in a row of {name}, as table {} has them", self.name);
+                Err(Error::invalid("numbers", message))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Deletes rows: from now on their keys are absent.
+    pub(super) fn delete(&self, version: u64, keys: &[i64], reach: Reach) -> Result<()> {
+        let distinct = Distinct::of(keys.iter().copied());
+        let rows = vec![0; distinct.keys.len() * self.layout.row_bytes()];
+        self.change(&distinct.keys, version, &rows, true, reach)
+    }
+
+    fn change(&self, keys: &[i64], version: u64, rows: &[u8], deleted: bool, reach: Reach) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        if !self.floors.iter().any(|level| level.writable) {
+            let message = format!("table {} is read-only: open it with read_only = false on some floor", self.name);
+            return Err(Error::new(Status::Unsupported, message));
+        }
+        let _one = self.updates.lock().unwrap_or_else(PoisonError::into_inner);
+        let _updating = self.stamps.update(keys);
+        // Whatever comes of it, no one is to think any more that they are nowhere.
+        self.absent.remove(keys);
+        let (keys, rows) = self.not_older(version, keys, rows);
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let (versions, deleted) = (vec![version; keys.len()], vec![deleted; keys.len()]);
+        let change = Rows { keys: &keys, versions: &versions, rows: &rows, deleted: &deleted };
+        // From below: if a floor fails, nothing above it says otherwise than before, and the caller can try again.
+        for level in self.floors.iter().rev().filter(|level| level.writable) {
+            level.floor.update(&change).map_err(|error| {
+                let name = level.floor.name();
+                Error::new(error.status(), format!("the {name} floor of table {}: {}", self.name, error.message()))
+            })?;
+        }
+        if let Some(cache) = self.cache.as_ref().filter(|_| reach == Reach::AtOnce) {
+            cache.update(&change);
+        }
+        Ok(())
+    }
+
+    /// Those keys, with their rows, of which no floor has a higher version. Each floor would see to that by itself, but one
+    /// that does not hold the key takes anything, and would hide what is below it.
+    fn not_older(&self, version: u64, keys: &[i64], rows: &[u8]) -> (Vec<i64>, Vec<u8>) {
+        let mut newest = vec![0; keys.len()];
+        for level in 0..self.floors.len() {
+            let held = self.find(keys, level..level + 1, None, &mut |_| ());
+            for (newest, held) in newest.iter_mut().zip(held.versions) {
+                *newest = held.max(*newest);
+            }
+        }
+        let row_bytes = self.layout.row_bytes();
+        let newer = |&(place, _): &(usize, &i64)| newest[place] <= version;
+        let places: Vec<usize> = keys.iter().enumerate().filter(newer).map(|(place, _)| place).collect();
+        let rows = places.iter().flat_map(|&place| &rows[place * row_bytes..][..row_bytes]).copied().collect();
+        (places.into_iter().map(|place| keys[place]).collect(), rows)
+    }
+}

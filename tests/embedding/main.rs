@@ -1,0 +1,7 @@
+//! Embedding tables: what lookups promise, one thing at a time, and all of it at once on many threads.
+
+mod files;
+mod floors;
+mod policies;
+mod threads;
+mod updates;

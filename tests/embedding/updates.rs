@@ -1,0 +1,203 @@
+//! Rows that change: at once, by refresh, by version; deleted ones; models that come and go.
+
+use pagoda::Status;
+use pagoda::embedding::{EmbeddingTable, Embeddings, Miss, Reach};
+use pagoda_test_support::Folder;
+
+use crate::files::{DEFAULT, DIM, config, open, row, rows, write};
+
+const CACHE: &str = r#", "gpucache": true, "cache_rows": 64, "hit_rate_threshold": 1.0"#;
+const DISK: &str = r#", "persistent_db": {"type": "disk", "path": "disk"}"#;
+/// Each combination of floors that runs without a server.
+const FLOORS: [&str; 3] = [
+    "",
+    DISK,
+    r#", "volatile_db": {"type": "parallel_hash_map", "num_partitions": 4, "initial_cache_rate": 0.2},
+         "persistent_db": {"type": "rocksdb", "path": "disk"}"#,
+];
+
+fn look(table: &EmbeddingTable, keys: &[i64]) -> Vec<f32> {
+    let (mut numbers, mut found) = (vec![f32::NAN; keys.len() * DIM], vec![false; keys.len()]);
+    table.lookup(keys, &mut numbers, &mut found, Miss::Wait).unwrap();
+    for (row, found) in numbers.chunks_exact(DIM).zip(found) {
+        assert_eq!(row != DEFAULT, found);
+    }
+    numbers
+}
+
+#[test]
+fn changes_are_seen_at_once_on_every_floor() {
+    for floors in FLOORS {
+        let folder = Folder::new();
+        let keys: Vec<i64> = (0..200).map(|key| key << 35).collect();
+        let (embeddings, table) = open(&config(&folder, &keys, CACHE, floors));
+        assert_eq!(look(&table, &keys), rows(&keys, 0));
+        let (changed, kept) = keys.split_at(100);
+        table.upsert(5, changed, &rows(changed, 5), Reach::AtOnce).unwrap();
+        table.delete(6, &changed[..10], Reach::AtOnce).unwrap();
+        table.upsert(7, &[-1], &row(-1, 7), Reach::AtOnce).unwrap();
+        let expected = |table: &EmbeddingTable| {
+            assert_eq!(look(table, &changed[10..]), rows(&changed[10..], 5), "{floors}");
+            assert_eq!(look(table, &changed[..10]), DEFAULT.repeat(10), "{floors}");
+            assert_eq!(look(table, &[-1]), row(-1, 7), "{floors}");
+            assert_eq!(look(table, kept), rows(kept, 0), "{floors}");
+        };
+        expected(&table);
+        // An older change comes too late; the same version again counts.
+        table.upsert(4, &changed[..20], &rows(&changed[..20], 4), Reach::AtOnce).unwrap();
+        table.delete(3, changed, Reach::AtOnce).unwrap();
+        table.upsert(5, changed, &rows(changed, 5), Reach::AtOnce).unwrap();
+        expected(&table);
+        drop((embeddings, table));
+        if floors.contains("disk") {
+            let (_embeddings, table) = open(&config(&folder, &keys, CACHE, floors));
+            expected(&table);
+        }
+    }
+}
+
+#[test]
+fn a_new_table_file_replaces_the_old_one_and_its_updates() {
+    let folder = Folder::new();
+    let (embeddings, table) = open(&config(&folder, &[1, 2, 3], CACHE, DISK));
+    table.upsert(9, &[1, 4], &rows(&[1, 4], 9), Reach::AtOnce).unwrap();
+    drop((embeddings, table));
+    let (_embeddings, table) = open(&config(&folder, &[1, 2, 5], CACHE, DISK));
+    assert_eq!(look(&table, &[1, 2, 5]), rows(&[1, 2, 5], 0));
+    assert_eq!(look(&table, &[3, 4]), DEFAULT.repeat(2));
+}
+
+#[test]
+fn changes_by_refresh_are_seen_when_the_cache_is_refreshed() {
+    let folder = Folder::new();
+    let (_embeddings, table) = open(&config(&folder, &[1, 2, 3], CACHE, DISK));
+    assert_eq!(look(&table, &[1, 2]), rows(&[1, 2], 0));
+    table.upsert(1, &[1, 3], &rows(&[1, 3], 1), Reach::ByRefresh).unwrap();
+    table.delete(1, &[2], Reach::ByRefresh).unwrap();
+    assert_eq!(look(&table, &[1, 2]), rows(&[1, 2], 0), "the cache knows nothing yet");
+    table.refresh();
+    assert_eq!(look(&table, &[1, 3]), rows(&[1, 3], 1));
+    assert_eq!(look(&table, &[2]), DEFAULT);
+}
+
+#[test]
+fn a_cache_refreshes_itself() {
+    let folder = Folder::new();
+    let refresh = r#", "refresh_delay": 0.05, "refresh_interval": 0.1, "cache_refresh_percentage_per_iteration": 0.5"#;
+    let (_embeddings, table) = open(&config(&folder, &[1, 2, 3], &format!("{CACHE}{refresh}"), DISK));
+    assert_eq!(look(&table, &[1]), row(1, 0));
+    table.upsert(1, &[1], &row(1, 1), Reach::ByRefresh).unwrap();
+    for _ in 0..1000 {
+        if look(&table, &[1]) == row(1, 1) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(look(&table, &[1]), row(1, 1));
+    assert!((0..10).contains(&table.stats().stale_seconds), "{:?}", table.stats());
+}
+
+#[test]
+fn read_only_tables_do_not_change() {
+    let folder = Folder::new();
+    let read_only = r#", "volatile_db": {"type": "disabled"},
+        "persistent_db": {"type": "disk", "path": "disk", "read_only": true}"#;
+    let refused = Embeddings::open(&config(&folder, &[1], CACHE, read_only)).err().expect("no one has built it");
+    assert!(refused.message().contains("open it once without"), "{refused}");
+    drop(open(&config(&folder, &[1], CACHE, DISK)));
+    let (_embeddings, table) = open(&config(&folder, &[1], CACHE, read_only));
+    assert_eq!(look(&table, &[1]), row(1, 0));
+    let refused = table.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap_err();
+    assert_eq!(refused.status(), Status::Unsupported);
+    assert_eq!(look(&table, &[1]), row(1, 0));
+    // With a floor above that takes it, it is seen; until it leaves there.
+    let (_embeddings, table) = open(&config(&folder, &[1], CACHE, &read_only.replace("disabled", "hash_map")));
+    table.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap();
+    assert_eq!(look(&table, &[1]), row(1, 1));
+}
+
+#[test]
+fn models_share_tables_and_come_and_go() {
+    let folder = Folder::new();
+    write(&folder, "u", &[7, 8]);
+    let config = config(&folder, &[1, 2], CACHE, DISK);
+    let (embeddings, table) = open(&config);
+    let mut second = config.models[0].clone();
+    second.name = "n".into();
+    second.tables[0].default = vec![9.0; DIM];
+    let mut other = second.tables[0].clone();
+    (other.name, other.path) = ("u".into(), folder.path().join("u"));
+    second.tables.push(other);
+    embeddings.add(&second).unwrap();
+    assert_eq!(embeddings.add(&second).unwrap_err().argument(), Some("model"));
+    assert_eq!(embeddings.models(), ["m", "n"]);
+    let shared = embeddings.table("n/t").unwrap();
+    table.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap();
+    assert_eq!(look(&shared, &[1]), row(1, 1), "one table");
+    let mut numbers = [0.0; DIM];
+    shared.lookup(&[55], &mut numbers, &mut [true], Miss::Wait).unwrap();
+    assert_eq!(numbers, [9.0; DIM], "each model has a default of its own");
+    assert_eq!(look(&embeddings.table("u").unwrap(), &[7, 8]), rows(&[7, 8], 0));
+    embeddings.retire("m").unwrap();
+    assert_eq!(embeddings.retire("m").unwrap_err().status(), Status::NotFound);
+    assert_eq!(embeddings.table("m/t").err().unwrap().status(), Status::NotFound);
+    assert_eq!(look(&table, &[1]), row(1, 1), "whoever has it can go on");
+    assert_eq!(look(&embeddings.table("t").unwrap(), &[1, 2])[..DIM], row(1, 1));
+    embeddings.retire("n").unwrap();
+    assert_eq!(embeddings.table("t").err().unwrap().status(), Status::NotFound);
+    drop((table, shared));
+    // All of it is closed: it can be opened again.
+    embeddings.add(&second).unwrap();
+}
+
+#[test]
+fn an_older_change_never_hides_a_newer_one() {
+    let folder = Folder::new();
+    let keys: Vec<i64> = (0..200).collect();
+    // Host memory that holds some of the rows, or hardly any.
+    let floors = r#", "volatile_db": {"type": "hash_map", "num_partitions": 1, "initial_cache_rate": 0.1,
+        "overflow_margin": 20}, "persistent_db": {"type": "disk", "path": "disk"}"#;
+    let (embeddings, table) = open(&config(&folder, &keys, CACHE, floors));
+    table.upsert(5, &keys, &rows(&keys, 5), Reach::AtOnce).unwrap();
+    drop((embeddings, table));
+    let (_embeddings, table) = open(&config(&folder, &keys, CACHE, floors));
+    table.upsert(3, &keys[..100], &rows(&keys[..100], 3), Reach::AtOnce).unwrap();
+    table.delete(4, &keys[100..], Reach::AtOnce).unwrap();
+    assert_eq!(look(&table, &keys), rows(&keys, 5));
+}
+
+#[test]
+fn the_same_table_is_the_same_however_it_is_written_down() {
+    let folder = Folder::new();
+    let (embeddings, table) = open(&config(&folder, &[1, 2], CACHE, DISK));
+    table.upsert(5, &[1], &row(1, 5), Reach::AtOnce).unwrap();
+    drop((embeddings, table));
+    // The files are written anew with what was in them.
+    for name in ["key", "emb_vector"] {
+        let path = folder.path().join("t").join(name);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let mut config = config(&folder, &[1, 2], CACHE, DISK);
+    config.models[0].tables[0].path = folder.path().join("disk/../t/.");
+    let (embeddings, table) = open(&config);
+    assert_eq!(look(&table, &[1, 2]), [row(1, 5), row(2, 0)].concat());
+    // Whoever holds a table shares it with who comes later.
+    embeddings.retire("m").unwrap();
+    embeddings.add(&config.models[0]).unwrap();
+    embeddings.table("t").unwrap().upsert(6, &[2], &row(2, 6), Reach::AtOnce).unwrap();
+    assert_eq!(look(&table, &[2]), row(2, 6));
+    assert_eq!(embeddings.tables("nothing").err().unwrap().status(), Status::NotFound);
+}
+
+#[test]
+fn numbers_that_a_row_can_not_hold_are_refused() {
+    let folder = Folder::new();
+    for (kept, number) in [("f16", 1e6), ("i8", f32::INFINITY), ("f16", f32::NAN)] {
+        let kept = format!(r#"{CACHE}, "row_type_per_table": ["{kept}"]"#);
+        let (_embeddings, table) = open(&config(&folder, &[1], &kept, ""));
+        let refused = table.upsert(1, &[1], &[0.0, number, 0.0, 0.0], Reach::AtOnce).unwrap_err();
+        assert_eq!(refused.argument(), Some("numbers"));
+    }
+}
