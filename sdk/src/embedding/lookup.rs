@@ -142,10 +142,9 @@ impl EmbeddingTable {
     /// How many different keys the cache had.
     fn distinct_hits(&self, keys: &[i64], missing: &[u32]) -> usize {
         let mut missing = missing.iter().copied().peekable();
-        let hits: Vec<i64> =
-            (0..).zip(keys).filter(|(place, _)| missing.next_if_eq(place).is_none()).map(|(_, &key)| key).collect();
+        let hits = (0..).zip(keys).filter(|(place, _)| missing.next_if_eq(place).is_none());
         // A row that was inserted or left meanwhile may be on both sides; it is counted on both.
-        Distinct::of(hits.into_iter()).keys.len()
+        Distinct::count(keys.len(), hits.map(|(_, &key)| key))
     }
 }
 

@@ -113,6 +113,10 @@ impl Room {
     }
 }
 
+fn rooms(threads: u32) -> Vec<Room> {
+    (0..threads).map(|_| Room::new()).collect()
+}
+
 fn look(table: &EmbeddingTable, keys: &[i64], room: &mut Room, miss: Miss) -> Result<()> {
     let (numbers, found) = (&mut room.numbers[..keys.len() * DIM], &mut room.found[..keys.len()]);
     table.lookup(keys, numbers, found, miss)?;
@@ -184,8 +188,9 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
     let case = |threads: u32| format!("all-hit, {DIM} f32, Zipf {EXPONENT}, {threads} threads");
     let compare =
         |threads: u32, theirs: &(dyn Fn(usize, &mut Room) -> Result<()> + Sync), baseline_name| -> Result<Row> {
-            let (took, baseline) =
-                side_by_side(9, || on_threads(threads, &ours, hits.len()), || on_threads(threads, theirs, hits.len()))?;
+            let (mut room, mut other) = (rooms(threads), rooms(threads));
+            let ours = || on_threads(&mut room, &ours, hits.len());
+            let (took, baseline) = side_by_side(9, ours, || on_threads(&mut other, theirs, hits.len()))?;
             let speed = |took: f64| count * f64::from(threads) * ROUNDS as f64 / took * 1e-6;
             let (value, baseline) = (speed(took), speed(baseline));
             let ratio = value / baseline;
@@ -195,7 +200,9 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
     if threads > 1 {
         rows.push(compare(threads, &gather, "gather")?);
         rows.push(compare(threads, &locked, "RwLock<HashMap>")?);
-        let (two, one) = side_by_side(9, || on_threads(2, &ours, hits.len()), || on_threads(1, &ours, hits.len()))?;
+        let (mut two, mut one) = (rooms(2), rooms(1));
+        let (two, one) =
+            side_by_side(9, || on_threads(&mut two, &ours, hits.len()), || on_threads(&mut one, &ours, hits.len()))?;
         let speed = |threads: f64, took: f64| count * threads * ROUNDS as f64 / took * 1e-6;
         let (value, baseline) = (speed(2.0, two), speed(1.0, one));
         let ratio = value / baseline;
@@ -215,19 +222,19 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
 /// Batches that each thread does in one measurement.
 const ROUNDS: usize = 8;
 
-fn on_threads(threads: u32, work: &(dyn Fn(usize, &mut Room) -> Result<()> + Sync), batches: usize) -> Result<()> {
-    let one = |thread: u32| {
-        thread_local!(static ROOM: std::cell::RefCell<Room> = std::cell::RefCell::new(Room::new()));
-        ROOM.with_borrow_mut(|room| {
-            (0..ROUNDS).try_for_each(|round| work((round + 5 * thread as usize) % batches, room))
-        })
-    };
-    if threads == 1 {
-        return one(0);
-    }
+/// Does the work on as many threads as there are rooms.
+fn on_threads(
+    rooms: &mut [Room],
+    work: &(dyn Fn(usize, &mut Room) -> Result<()> + Sync),
+    batches: usize,
+) -> Result<()> {
+    let one =
+        |thread: usize, room: &mut Room| (0..ROUNDS).try_for_each(|round| work((round + 5 * thread) % batches, room));
+    let (own, others) = rooms.split_first_mut().expect("there is a room");
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || one(thread))).collect();
-        let own = one(0);
+        let others = others.iter_mut().zip(1..).map(|(room, thread)| scope.spawn(move || one(thread, room)));
+        let others: Vec<_> = others.collect();
+        let own = one(0, own);
         others.into_iter().map(|other| other.join().expect("it does not panic")).fold(own, Result::and)
     })
 }
