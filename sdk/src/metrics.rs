@@ -1,6 +1,7 @@
 //! Counters of the whole process, as Prometheus text.
 
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -208,6 +209,29 @@ pub(crate) fn embedding_error(floor: &'static str) {
 /// For how long the cache of an embedding table may have missed a change.
 pub(crate) fn embedding_stale(table: &str) -> Gauge {
     METRICS.embedding_stale_seconds.get_or_create_owned(&TableLabels { table: table.into() })
+}
+
+/// A number that one object counts for itself, and that the process counts with it.
+pub(crate) struct Count {
+    own: AtomicU64,
+    all: Counter,
+}
+
+impl Count {
+    /// From 0, as a part of `all`.
+    pub(crate) fn new(all: Counter) -> Self {
+        Self { own: AtomicU64::new(0), all }
+    }
+
+    pub(crate) fn add(&self, number: u64) {
+        self.own.fetch_add(number, Ordering::Relaxed);
+        self.all.inc_by(number);
+    }
+
+    /// What the object itself has counted.
+    pub(crate) fn get(&self) -> u64 {
+        self.own.load(Ordering::Relaxed)
+    }
 }
 
 /// What is counted of one model. The counters are looked up once, when it is opened, so that a run costs two atomic

@@ -1,11 +1,7 @@
 //! What a table counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use prometheus_client::metrics::counter::Counter;
-
 use super::lookup::Looked;
-use crate::metrics;
+use crate::metrics::{self, Count};
 
 /// What a table did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,9 +38,9 @@ pub(super) struct Counters {
 
 impl Counters {
     pub(super) fn new(table: &str) -> Self {
-        let count = |kind| Count { own: AtomicU64::new(0), all: metrics::embedding_keys(table, kind) };
+        let count = |kind| Count::new(metrics::embedding_keys(table, kind));
         Self {
-            lookups: Count { own: AtomicU64::new(0), all: metrics::embedding_lookups(table) },
+            lookups: Count::new(metrics::embedding_lookups(table)),
             keys: count("asked"),
             hits: count("hit"),
             defaults: count("default"),
@@ -57,21 +53,5 @@ impl Counters {
         self.keys.add(looked.keys as u64);
         self.hits.add(looked.hits as u64);
         self.defaults.add(looked.defaults as u64);
-    }
-}
-
-pub(super) struct Count {
-    own: AtomicU64,
-    all: Counter,
-}
-
-impl Count {
-    pub(super) fn add(&self, number: u64) {
-        self.own.fetch_add(number, Ordering::Relaxed);
-        self.all.inc_by(number);
-    }
-
-    pub(super) fn get(&self) -> u64 {
-        self.own.load(Ordering::Relaxed)
     }
 }

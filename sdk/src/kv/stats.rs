@@ -1,10 +1,6 @@
 //! What a cache counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use prometheus_client::metrics::counter::Counter;
-
-use crate::metrics;
+use crate::metrics::{self, Count};
 
 /// What a cache has and what it did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +39,7 @@ pub(super) struct Counters {
 
 impl Counters {
     pub(super) fn new() -> Self {
-        let count = |all| Count { own: AtomicU64::new(0), all };
+        let count = Count::new;
         Self {
             from_pool: count(metrics::kv_tokens("pool")),
             from_store: count(metrics::kv_tokens("store")),
@@ -52,21 +48,5 @@ impl Counters {
             failed_offloads: count(metrics::kv_events("failed_offload")),
             failed_onloads: count(metrics::kv_events("failed_onload")),
         }
-    }
-}
-
-pub(super) struct Count {
-    own: AtomicU64,
-    all: Counter,
-}
-
-impl Count {
-    pub(super) fn add(&self, number: u64) {
-        self.own.fetch_add(number, Ordering::Relaxed);
-        self.all.inc_by(number);
-    }
-
-    pub(super) fn get(&self) -> u64 {
-        self.own.load(Ordering::Relaxed)
     }
 }
