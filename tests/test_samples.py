@@ -17,6 +17,9 @@ PROGRAMS["remember-c"] = [MODEL]  # and a folder
 VALGRIND = ["valgrind", "-q", "--leak-check=full", "--show-leak-kinds=definite,indirect"]
 VALGRIND += ["--errors-for-leak-kinds=definite,indirect", "--error-exitcode=9"]
 VALGRIND += [f"--suppressions={ROOT}/tests/valgrind.supp"]
+# sled's threads spin until the thread that starts them is done with the last. valgrind runs one thread at a time, and by
+# default lets a spinning one have the next turn too: that has taken ten minutes.
+VALGRIND += ["--fair-sched=yes"]
 
 
 def run(program, *before, after=(), **options):
