@@ -81,7 +81,7 @@ fn play(seed: u64, turns: usize, options: &StoreOptions) -> (Vec<Event>, Vec<Pas
             disk.note(Event::Acknowledged(user, state));
         }
         if options.max_bytes > 0 {
-            notice_who_left(&store, &mut pasts);
+            notice_who_left(&store, options, &mut pasts);
         }
     }
     let stats = store.stats();
@@ -91,10 +91,16 @@ fn play(seed: u64, turns: usize, options: &StoreOptions) -> (Vec<Event>, Vec<Pas
     (disk.events(), pasts, stats.evicted_users)
 }
 
-fn notice_who_left(store: &DiskStore, pasts: &mut [Past]) {
-    // The second comes after all that the first has brought about.
-    store.flush().unwrap();
-    store.flush().unwrap();
+fn notice_who_left(store: &DiskStore, options: &StoreOptions, pasts: &mut [Past]) {
+    // The writer lets users leave after it has told that a step is written, and flushes end meanwhile too. It is done
+    // when the files are small enough.
+    for tries in 0.. {
+        store.flush().unwrap();
+        if store.stats().file_bytes <= options.max_bytes {
+            break;
+        }
+        assert!(tries < 1000, "no room is made: {:?}", store.stats());
+    }
     for (user, past) in pasts.iter_mut().enumerate() {
         if store.find(key(user as u64)).is_none() && past.now().is_some() {
             past.states.push(None);
@@ -161,7 +167,7 @@ fn reopen(
         let ticket = step(&store, user as u64, &mut found[user], 1_000_000 + turn, random).unwrap();
         ticket.wait().unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
         if options.max_bytes > 0 {
-            notice_who_left(&store, &mut found);
+            notice_who_left(&store, options, &mut found);
         }
     }
     let lost = random.once_in(2);

@@ -25,8 +25,9 @@ impl Writer {
 
     fn keep_under_the_cap(&mut self) {
         let cap = self.inner.options.max_bytes;
-        let mut target = cap / 4 * 3;
-        // Every turn either frees something or asks for more users to leave; a disk that refuses must not hold us here.
+        let target = cap / 4 * 3;
+        let mut everything = false;
+        // A disk that refuses must not hold us here, nor others who write as fast as we remove.
         for _ in 0..64 {
             let (file, live) = self.inner.bytes();
             if file <= cap {
@@ -37,12 +38,17 @@ impl Writer {
                 self.evict(target - target / 8);
                 self.drain();
             }
-            let Some(segment) = self.victim() else { return };
-            if self.compact(&segment).is_err() {
+            // All at once: what is written meanwhile must not be more than what leaves.
+            let victims = self.victims(if everything { u64::MAX } else { file - cap });
+            if victims.is_empty() || self.compact(&victims).is_err() {
                 return;
             }
             if self.inner.bytes().0 >= file {
-                target = target / 8 * 7;
+                if everything {
+                    return;
+                }
+                // Cuts stay for as long as what they hide is in another segment.
+                everything = true;
             }
         }
     }
@@ -58,7 +64,8 @@ impl Writer {
             if garbage <= self.patience {
                 return;
             }
-            let done = self.victim().is_some_and(|segment| self.compact(&segment).is_ok());
+            let victims = self.victims(1);
+            let done = !victims.is_empty() && self.compact(&victims).is_ok();
             let left = self.inner.bytes();
             if !done || left.0 >= file {
                 // There is nothing to gain now: not again before there is a good deal more of it.
@@ -88,56 +95,73 @@ impl Writer {
         }
     }
 
-    /// The segment where most is to gain, the active one only if there is no other.
-    fn victim(&mut self) -> Option<Arc<Segment>> {
+    /// The segments where most is to gain, as many as it takes to gain so much; the active one only after all others.
+    fn victims(&mut self, gain: u64) -> Vec<Arc<Segment>> {
         let active = self.active.as_ref().map(|active| active.segment.id);
+        let mut worthy = self.worthy();
+        worthy.sort_by_key(|segment| (Some(segment.id) == active, segment.live.load(Relaxed)));
+        let mut gained = 0;
+        worthy.retain(|segment| {
+            let needed = gained < gain;
+            gained += garbage(segment);
+            needed
+        });
+        worthy
+    }
+
+    /// The segments that have something to remove.
+    fn worthy(&self) -> Vec<Arc<Segment>> {
         let segments = lock(&self.inner.segments);
         let worthy = segments.values().filter(|segment| !segment.stuck.load(Relaxed) && garbage(segment) > 0);
-        worthy.min_by_key(|segment| (Some(segment.id) == active, segment.live.load(Relaxed))).cloned()
+        worthy.cloned().collect()
     }
 
     /// Compacts every segment that has something to remove.
     pub(super) fn compact_all(&mut self) -> Result<()> {
         self.drain();
-        let segments: Vec<_> = lock(&self.inner.segments).values().cloned().collect();
         let mut outcome = Ok(());
-        for segment in segments.iter().filter(|segment| !segment.stuck.load(Relaxed) && garbage(segment) > 0) {
+        for segment in self.worthy() {
             // One that can not be compacted does not hold up the others.
-            outcome = outcome.and(self.compact(segment));
+            outcome = outcome.and(self.compact(&[segment]));
         }
         outcome
     }
 
-    /// Copies what is needed of a segment to the active one and removes it.
-    fn compact(&mut self, segment: &Arc<Segment>) -> Result<()> {
-        if self.active.as_ref().is_some_and(|active| active.segment.id == segment.id) {
+    /// Copies what is needed of segments to the active one and removes them.
+    fn compact(&mut self, victims: &[Arc<Segment>]) -> Result<()> {
+        if self.active.as_ref().is_some_and(|active| victims.iter().any(|victim| victim.id == active.segment.id)) {
             self.sync().map_err(|error| self.give_up(error))?;
             self.seal();
         }
-        let copied = self.copy(segment).map_err(|error| self.give_up(error))?;
-        let damaged = copied.damaged;
-        self.move_chains(segment, copied);
+        for segment in victims {
+            let copied = self.copy(segment).map_err(|error| self.give_up(error))?;
+            self.inner.counters.damaged_regions.fetch_add(copied.damaged, Relaxed);
+            // Records that can not be read may have replaced others: while the damage is to be seen, nobody takes those
+            // for current.
+            segment.stuck.store(copied.damaged > 0, Relaxed);
+            self.move_chains(segment, copied);
+        }
         // What took the place of records that were not copied may still be queued. It must be in the files before they
         // leave them, or what they replaced themselves would come back after a crash.
         self.drain();
-        self.inner.counters.damaged_regions.fetch_add(damaged, Relaxed);
-        if damaged > 0 || !self.owed.is_empty() || segment.live.load(Relaxed) > 0 {
-            // Records that can not be read may have replaced others: while the damage is to be seen, nobody takes those
-            // for current.
-            segment.stuck.store(damaged > 0, Relaxed);
-            let path = self.inner.disk.path().join(segment_name(segment.id));
-            return Err(Error::new(
-                Status::Io,
-                format!("{} can not be compacted: it is damaged, or the disk fails", path.display()),
-            ));
+        let (gone, kept): (Vec<_>, Vec<_>) = victims.iter().partition(|segment| {
+            self.owed.is_empty() && !segment.stuck.load(Relaxed) && segment.live.load(Relaxed) == 0
+        });
+        if !gone.is_empty() {
+            self.sync().map_err(|error| self.give_up(error))?;
+            for segment in &gone {
+                lock(&self.inner.segments).remove(&segment.id);
+                self.leaving.insert(segment.id, segment.lowest_dead.load(Relaxed));
+            }
+            self.persist(true);
+            self.remove_leaving()?;
+            self.inner.counters.compacted_segments.fetch_add(gone.len() as u64, Relaxed);
         }
-        self.sync().map_err(|error| self.give_up(error))?;
-        lock(&self.inner.segments).remove(&segment.id);
-        self.leaving.insert(segment.id, segment.lowest_dead.load(Relaxed));
-        self.persist(true);
-        self.remove_leaving()?;
-        self.inner.counters.compacted_segments.fetch_add(1, Relaxed);
-        Ok(())
+        kept.first().map_or(Ok(()), |segment| {
+            let path = self.inner.disk.path().join(segment_name(segment.id));
+            let message = format!("{} can not be compacted: it is damaged, or the disk fails", path.display());
+            Err(Error::new(Status::Io, message))
+        })
     }
 
     /// Removes compacted segments for good. The index does not name them any more, so the next opening removes what is

@@ -277,6 +277,36 @@ fn who_was_not_used_for_longest_leaves_first() {
     assert_eq!(read(&store, 99).unwrap(), Some((0, vec![1; tokens as usize])));
 }
 
+#[test]
+fn room_is_made_while_others_write_without_a_pause() {
+    let folder = Folder::new();
+    let options = StoreOptions {
+        segment_bytes: 1 << 20,
+        max_bytes: 4 << 20,
+        queue_bytes: 1 << 20,
+        durability: Durability::Process,
+        ..StoreOptions::default()
+    };
+    let store = DiskStore::open(folder.path(), &options).unwrap();
+    let largest = std::thread::scope(|scope| {
+        let write = |first: u64| {
+            let piece = record(0, 0, 0, 1024, 1);
+            for user in 0..400 {
+                store.write(Record { key: key(first + user), ..piece.clone() }, Room::Wait).unwrap();
+            }
+        };
+        let writers = [0, 1000, 2000, 3000].map(|first| scope.spawn(move || write(first)));
+        let mut largest = 0;
+        while writers.iter().any(|writer| !writer.is_finished()) {
+            largest = largest.max(store.stats().file_bytes);
+            std::thread::yield_now();
+        }
+        largest
+    });
+    // 38 MiB were written.
+    assert!(largest < 10 << 20, "{largest} bytes; {:?}", store.stats());
+}
+
 /// The file of a store that has one segment.
 fn segment(folder: &Folder) -> PathBuf {
     folder.path().join(format::segment_name(1))

@@ -107,9 +107,11 @@ impl Writer {
         }
     }
 
-    /// Writes everything that is queued now.
+    /// Writes everything that is queued now. Not what comes meanwhile: others who write without a pause would hold us
+    /// here for ever.
     pub(super) fn drain(&mut self) {
-        loop {
+        let until = self.inner.queue.next_seq();
+        while self.done < until {
             let items = self.inner.queue.now(BATCH_BYTES);
             if items.is_empty() {
                 return;
