@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::RwLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use pagoda::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss};
@@ -221,6 +222,8 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
 
 /// Batches that each thread does in one measurement.
 const ROUNDS: usize = 8;
+/// Batches done so far: a measurement goes on where the one before it ended, or the processor would remember their rows.
+static BEGUN: AtomicUsize = AtomicUsize::new(0);
 
 /// Does the work on as many threads as there are rooms.
 fn on_threads(
@@ -228,8 +231,10 @@ fn on_threads(
     work: &(dyn Fn(usize, &mut Room) -> Result<()> + Sync),
     batches: usize,
 ) -> Result<()> {
-    let one =
-        |thread: usize, room: &mut Room| (0..ROUNDS).try_for_each(|round| work((round + 5 * thread) % batches, room));
+    let first = BEGUN.fetch_add(ROUNDS, Ordering::Relaxed);
+    let one = |thread: usize, room: &mut Room| {
+        (first..first + ROUNDS).try_for_each(|round| work((round + 5 * thread) % batches, room))
+    };
     let (own, others) = rooms.split_first_mut().expect("there is a room");
     std::thread::scope(|scope| {
         let others = others.iter_mut().zip(1..).map(|(room, thread)| scope.spawn(move || one(thread, room)));

@@ -9,17 +9,19 @@ mod set;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use self::copy::{copy_bytes, copy_numbers};
 use self::region::Region;
-use self::set::{Locked, Set, WAYS};
+use self::set::{Locked, Set};
 use super::floor::Rows;
 use super::mix::{below, mix};
 use super::{Layout, RowType};
 use crate::error::Result;
 
-/// How many keys ahead a row is asked for from memory; its set twice as many.
+/// Keys are served in blocks of this many: while one is served the rows of the next are under way from memory, and the
+/// sets of the one after that. With half as many they are still under way when their turn comes, with twice as many the
+/// processor has no room to keep track of them all: either costs about a fifth.
 const AHEAD: usize = 8;
 /// Of a row this many bytes are asked for ahead. The processor notices by itself that more of a long one follow.
 const AHEAD_BYTES: usize = 1024;
@@ -84,8 +86,8 @@ impl Cache {
         self.each_ahead(keys, AHEAD_BYTES, |place, home| {
             let numbers = numbers.next().expect("there are numbers for every key");
             let found = home.set.read(|| {
-                let way = home.set.find(home.key)?;
-                let words = self.region.row(home.place(way));
+                let way = home.find()?;
+                let words = self.region.row(home.number, way);
                 match self.layout.row_type() {
                     RowType::F32 => copy_numbers(words, numbers),
                     RowType::F16 | RowType::I8 => copy_bytes(words, &mut row),
@@ -109,7 +111,7 @@ impl Cache {
         if self.capacity() == 0 {
             return missing.extend(0..keys.len() as u32);
         }
-        self.each_ahead(keys, 0, |place, home| match home.set.read(|| home.set.find(home.key)).flatten() {
+        self.each_ahead(keys, 0, |place, home| match home.set.read(|| home.find()).flatten() {
             Some(way) => home.set.touch(way),
             None => missing.push(place as u32),
         });
@@ -126,9 +128,9 @@ impl Cache {
                 return;
             }
             let version = rows.versions[index];
-            if let Some(way) = home.set.find(home.key) {
-                if self.version(home.place(way)).load(Ordering::Relaxed) <= version {
-                    locked.write(|| self.write(home.place(way), version, row));
+            if let Some(way) = home.find() {
+                if self.region.version(home.number, way).load(Ordering::Relaxed) <= version {
+                    locked.write(|| self.write(home.number, way, version, row));
                 }
                 return;
             }
@@ -136,7 +138,7 @@ impl Cache {
             if !home.set.holds(way) {
                 self.rows.0.fetch_add(1, Ordering::Relaxed);
             }
-            locked.put(way, home.key, || self.write(home.place(way), version, row));
+            locked.put(way, home.key, || self.write(home.number, way, version, row));
         });
     }
 
@@ -144,13 +146,13 @@ impl Cache {
     pub(super) fn update(&self, change: &Rows<'_>) {
         self.each_ahead(change.keys, 0, |index, home| {
             let locked = home.set.lock();
-            let Some(way) = home.set.find(home.key) else { return };
-            let (place, version) = (home.place(way), change.versions[index]);
-            if self.version(place).load(Ordering::Relaxed) > version {
+            let Some(way) = home.find() else { return };
+            let version = change.versions[index];
+            if self.region.version(home.number, way).load(Ordering::Relaxed) > version {
                 return;
             }
             match change.row(index) {
-                Some(row) => locked.write(|| self.write(place, version, row)),
+                Some(row) => locked.write(|| self.write(home.number, way, version, row)),
                 None => self.remove(&locked, way),
             }
         });
@@ -161,13 +163,11 @@ impl Cache {
     pub(super) fn keys(&self, from: &mut usize, most: usize, into: &mut Vec<i64>) {
         let enough = into.len().saturating_add(most);
         let sets = self.region.sets();
-        while let Some(set) = sets.get(*from)
-            && into.len() < enough
-        {
-            into.extend(set.lock().rows().map(|(_, key)| key));
+        while *from < sets && into.len() < enough {
+            into.extend(self.region.set(*from).lock().rows().map(|(_, key)| key));
             *from += 1;
         }
-        if *from >= sets.len() {
+        if *from >= sets {
             *from = 0;
         }
     }
@@ -175,8 +175,8 @@ impl Cache {
     /// Removes every row.
     #[cfg(test)]
     pub(super) fn clear(&self) {
-        for set in self.region.sets() {
-            let locked = set.lock();
+        for set in 0..self.region.sets() {
+            let locked = self.region.set(set).lock();
             for (way, _) in locked.rows() {
                 self.remove(&locked, way);
             }
@@ -184,56 +184,55 @@ impl Cache {
     }
 
     /// Calls `each` with every key's place and home, having asked for what it will need from memory in good time.
+    #[inline]
     fn each_ahead<'a>(&'a self, keys: &[i64], row_bytes: usize, mut each: impl FnMut(usize, Home<'a>)) {
         if self.capacity() == 0 {
             return;
         }
-        // The homes of the keys from the one that is served on, in a ring.
-        let mut homes = [self.home(0); 2 * AHEAD];
-        for step in 0..keys.len() + 2 * AHEAD {
-            let served = homes[step % (2 * AHEAD)];
-            if let Some(&later) = keys.get(step) {
-                let home = self.home(later);
+        let block = |number: usize| keys.get(number * AHEAD..).map(|keys| &keys[..keys.len().min(AHEAD)]);
+        let mut homes = [[self.home(0); AHEAD]; 3];
+        for step in 0..keys.len().div_ceil(AHEAD) + 2 {
+            for (home, &key) in homes[step % 3].iter_mut().zip(block(step).unwrap_or_default()) {
+                *home = self.home(key);
                 prefetch(home.set);
-                homes[step % (2 * AHEAD)] = home;
             }
-            if (AHEAD..keys.len() + AHEAD).contains(&step) {
-                self.prefetch_row(&homes[(step - AHEAD) % (2 * AHEAD)], row_bytes);
+            let Some(next) = step.checked_sub(1) else { continue };
+            for home in &mut homes[next % 3][..block(next).unwrap_or_default().len()] {
+                home.guess = home.find();
+                self.prefetch_row(home, row_bytes);
             }
-            if let Some(place) = step.checked_sub(2 * AHEAD) {
-                each(place, served);
+            let Some(now) = step.checked_sub(2) else { continue };
+            for (index, home) in homes[now % 3][..block(now).unwrap_or_default().len()].iter().enumerate() {
+                each(now * AHEAD + index, *home);
             }
         }
     }
 
     /// Asks for the row of a key, as far as `row_bytes`.
+    #[inline]
     fn prefetch_row(&self, home: &Home<'_>, row_bytes: usize) {
-        let Some(way) = home.set.find(home.key) else { return };
-        let row = self.region.row(home.place(way));
+        let Some(way) = home.guess else { return };
+        let row = self.region.row(home.number, way);
         for word in row[..row.len().min(row_bytes / size_of::<u64>())].iter().step_by(LINE / size_of::<u64>()) {
             prefetch(word);
         }
     }
 
+    #[inline]
     fn home(&self, key: i64) -> Home<'_> {
-        let sets = self.region.sets();
-        let set = below(mix(key, 0), sets.len());
-        Home { set: &sets[set], first: set * WAYS, key }
-    }
-
-    fn version(&self, place: usize) -> &AtomicU64 {
-        &self.region.versions()[place]
+        let number = below(mix(key, 0), self.region.sets());
+        Home { set: self.region.set(number), number, key, guess: None }
     }
 
     /// Writes a row. Only where [`Locked`] says.
-    fn write(&self, place: usize, version: u64, row: &[u8]) {
+    fn write(&self, set: usize, way: usize, version: u64, row: &[u8]) {
         let (chunks, rest) = row.as_chunks();
         let mut last = [0; size_of::<u64>()];
         last[..rest.len()].copy_from_slice(rest);
-        for (word, chunk) in self.region.row(place).iter().zip(chunks.iter().chain([&last])) {
+        for (word, chunk) in self.region.row(set, way).iter().zip(chunks.iter().chain([&last])) {
             word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
         }
-        self.version(place).store(version, Ordering::Relaxed);
+        self.region.version(set, way).store(version, Ordering::Relaxed);
     }
 
     fn remove(&self, locked: &Locked<'_>, way: usize) {
@@ -246,14 +245,18 @@ impl Cache {
 #[derive(Clone, Copy)]
 struct Home<'a> {
     set: &'a Set,
-    /// The place of the set's first way.
-    first: usize,
+    /// Which set it is.
+    number: usize,
     key: i64,
+    /// The way that held it a moment ago.
+    guess: Option<usize>,
 }
 
 impl Home<'_> {
-    fn place(&self, way: usize) -> usize {
-        self.first + way
+    /// The way that holds the key now.
+    #[inline]
+    fn find(&self) -> Option<usize> {
+        self.guess.filter(|&way| self.set.holds_key(way, self.key)).or_else(|| self.set.find(self.key))
     }
 }
 

@@ -10,13 +10,16 @@ use crate::error::{Error, Result, Status};
 
 const WORD: usize = size_of::<AtomicU64>();
 
-/// The rows of all ways of all sets, then the sets, then the versions of the rows. Everything in it is atomic, and all zeros is a set without
-/// rows.
+/// Set after set: first the set itself, then the rows of its ways, then the versions of these. What a lookup needs of a key
+/// lies together: finding another page in the processor's tables costs it about as much as the row does. Everything in it is
+/// atomic, and all zeros is a set without rows.
 pub(super) struct Region {
     map: MmapRaw,
     sets: usize,
     /// Words of a row.
     row: usize,
+    /// Bytes from one set to the next.
+    stride: usize,
 }
 
 impl Region {
@@ -33,50 +36,60 @@ impl Region {
         // there are no larger ones the cache is slower, and that is all.
         #[cfg(all(target_os = "linux", not(miri)))]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Self { map, sets: rows.div_ceil(WAYS), row: words(layout) })
+        Ok(Self { map, sets: rows.div_ceil(WAYS), row: words(layout), stride: stride(layout) })
     }
 
     /// What a region for so many rows takes.
     pub(super) fn bytes(layout: Layout, rows: usize) -> u64 {
-        let set = size_of::<Set>() + WAYS * WORD * (words(layout) + 1);
-        // A line for the gap before the sets.
-        (rows.div_ceil(WAYS) as u64).saturating_mul(set as u64).saturating_add(align_of::<Set>() as u64)
+        (rows.div_ceil(WAYS) as u64).saturating_mul(stride(layout) as u64)
     }
 
-    /// The words of one row. Its place is set times ways plus way.
+    /// How many sets there are.
     #[inline]
-    pub(super) fn row(&self, place: usize) -> &[AtomicU64] {
-        assert!(place < self.places());
-        // SAFETY: the region begins with this many rows, at a page's alignment. They are valid when zeroed, atomic, and
-        // never accessed as anything else.
-        unsafe { std::slice::from_raw_parts(self.at(place * self.row * WORD).cast(), self.row) }
+    pub(super) fn sets(&self) -> usize {
+        self.sets
     }
 
     #[inline]
-    pub(super) fn sets(&self) -> &[Set] {
-        // SAFETY: this many sets follow the rows, at the next line; as for the rows.
-        unsafe { std::slice::from_raw_parts(self.at(self.sets_at()).cast(), self.sets) }
+    pub(super) fn set(&self, set: usize) -> &Set {
+        // SAFETY: the place begins with a set, at a line's alignment; it is valid when zeroed, atomic, and never accessed as
+        // anything else.
+        unsafe { &*self.at(set).cast() }
     }
 
-    pub(super) fn versions(&self) -> &[AtomicU64] {
-        let at = self.sets_at() + self.sets * size_of::<Set>();
-        // SAFETY: this many versions follow the sets; as for the rows.
-        unsafe { std::slice::from_raw_parts(self.at(at).cast(), self.places()) }
+    /// The words of one row.
+    #[inline]
+    pub(super) fn row(&self, set: usize, way: usize) -> &[AtomicU64] {
+        assert!(way < WAYS);
+        // SAFETY: the rows follow the set, as many as there are ways; as for the set.
+        unsafe {
+            let rows = self.at(set).add(size_of::<Set>()).cast::<AtomicU64>();
+            std::slice::from_raw_parts(rows.add(way * self.row), self.row)
+        }
+    }
+
+    pub(super) fn version(&self, set: usize, way: usize) -> &AtomicU64 {
+        assert!(way < WAYS);
+        // SAFETY: the versions follow the rows, as many as there are ways; as for the set.
+        unsafe { &*self.at(set).add(size_of::<Set>()).cast::<AtomicU64>().add(WAYS * self.row + way) }
     }
 
     pub(super) fn places(&self) -> usize {
         self.sets * WAYS
     }
 
-    fn sets_at(&self) -> usize {
-        (self.places() * self.row * WORD).next_multiple_of(align_of::<Set>())
+    /// Where a set begins.
+    #[inline]
+    fn at(&self, set: usize) -> *const u8 {
+        assert!(set < self.sets);
+        // SAFETY: the region is as long as all sets.
+        unsafe { self.map.as_ptr().add(set * self.stride) }
     }
+}
 
-    fn at(&self, byte: usize) -> *const u8 {
-        debug_assert!(byte <= self.map.len());
-        // SAFETY: all that is asked for lies inside the region.
-        unsafe { self.map.as_ptr().add(byte) }
-    }
+/// Bytes of a set with its rows and their versions, in whole lines.
+fn stride(layout: Layout) -> usize {
+    (size_of::<Set>() + WAYS * WORD * (words(layout) + 1)).next_multiple_of(align_of::<Set>())
 }
 
 /// Whole words of a row.

@@ -104,7 +104,14 @@ impl Set {
         self.state.compare_exchange_weak(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
+    /// Whether a way holds the row of a key.
+    #[inline]
+    pub(super) fn holds_key(&self, way: usize, key: i64) -> bool {
+        self.keys[way].load(Ordering::Relaxed) == key && self.holds(way)
+    }
+
     /// Whether a way holds a row.
+    #[inline]
     pub(super) fn holds(&self, way: usize) -> bool {
         self.freshness(way) != 0
     }

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use pagoda_test_support::Random;
 
+use super::set::WAYS;
 use super::*;
 
 const TYPES: [RowType; 3] = [RowType::F32, RowType::F16, RowType::I8];
@@ -54,7 +56,7 @@ fn look_up(cache: &Cache, keys: &[i64]) -> Vec<Option<f32>> {
 
 /// Keys that all belong to one set of the cache.
 fn keys_of_one_set(cache: &Cache, count: usize) -> Vec<i64> {
-    (0..).filter(|&key| cache.home(key).first == 0).take(count).collect()
+    (0..).filter(|&key| cache.home(key).number == 0).take(count).collect()
 }
 
 #[test]
@@ -122,7 +124,7 @@ fn the_least_recently_used_of_a_set_leaves() {
     // In order of their coming, but for the first, which was used.
     for (step, &key) in others[..WAYS - 2].iter().enumerate() {
         insert(&cache, &[(key, 1, Some(1.0))]);
-        let rows: Vec<i64> = cache.region.sets()[0].lock().rows().map(|(_, key)| key).collect();
+        let rows: Vec<i64> = cache.region.set(0).lock().rows().map(|(_, key)| key).collect();
         assert!(!rows.contains(&first[step + 1]) && rows.contains(&first[0]), "step {step}");
     }
     // One that is used all the time never leaves.
@@ -222,9 +224,9 @@ fn memory_that_can_not_be_had_is_an_error() {
 fn keys_are_spread_evenly() {
     let cache = Cache::new(layout(1, RowType::F32), 1024 * WAYS).unwrap();
     for shift in [0, 1, 8, 16, 20, 32, 40, 48] {
-        let mut counts = vec![0_usize; cache.region.sets().len()];
+        let mut counts = vec![0_usize; cache.region.sets()];
         let keys = (0..1024 * WAYS as i64).map(|key| (key - 1000) << shift);
-        keys.for_each(|key| counts[cache.home(key).first / WAYS] += 1);
+        keys.for_each(|key| counts[cache.home(key).number] += 1);
         let overflow: usize = counts.iter().map(|count| count.saturating_sub(WAYS)).sum();
         // 15 % at random.
         assert!(overflow < 1024 * WAYS / 5, "{overflow} keys at {shift} find no place");
