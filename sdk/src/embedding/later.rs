@@ -1,7 +1,7 @@
 //! Work that no one waits for, or not for long: fetching rows on threads of our own.
 
-use std::collections::{HashSet, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
@@ -14,30 +14,6 @@ use crate::error::{Error, Result, Status};
 /// The most keys of one task: a large lookup does not keep the others waiting.
 const TASK: usize = 4096;
 
-/// Of a table and a key: whoever queues thousands of keys waits for it.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_i64(byte.into());
-        }
-    }
-
-    fn write_usize(&mut self, number: usize) {
-        self.0 = number as u64;
-    }
-
-    fn write_i64(&mut self, key: i64) {
-        self.0 = mix(key, self.0);
-    }
-}
-
 /// A bounded queue of keys to be fetched, and the threads that do it.
 pub(super) struct Later {
     shared: Arc<Shared>,
@@ -47,6 +23,7 @@ pub(super) struct Later {
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
+    pending: Pending,
     /// The most keys that may be queued.
     most: usize,
 }
@@ -54,8 +31,8 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// Keys in the queue or being fetched in the background, by table.
-    pending: HashSet<(usize, i64), BuildHasherDefault<KeyHasher>>,
+    /// Keys in the queue or being fetched in the background.
+    inserting: usize,
     /// Keys that someone waits for, and that are to be put into a floor.
     waiting: usize,
     putting: usize,
@@ -99,7 +76,8 @@ struct Replied {
 impl Later {
     /// Starts `threads` threads with room for `most` keys in their queue.
     pub(super) fn new(threads: usize, most: usize) -> Result<Self> {
-        let shared = Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new(), most });
+        let shared =
+            Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new(), pending: Pending::new(most), most });
         let mut later = Self { shared, threads: Vec::new() };
         for _ in 0..threads {
             let shared = Arc::clone(&later.shared);
@@ -192,20 +170,20 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn insert(&self, table: &Arc<Table>, keys: Vec<i64>) -> usize {
+    fn insert(&self, table: &Arc<Table>, mut keys: Vec<i64>) -> usize {
+        keys.retain(|&key| self.pending.begin(mark(Arc::as_ptr(table), key)));
         let mut queue = self.lock();
-        let identity = Arc::as_ptr(table) as usize;
-        let room = self.most.saturating_sub(queue.pending.len());
-        let mut new: Vec<i64> = keys.into_iter().filter(|&key| !queue.pending.contains(&(identity, key))).collect();
-        table.counters.dropped.add(new.len().saturating_sub(room) as u64);
-        new.truncate(room);
-        for keys in new.chunks(TASK) {
-            queue.pending.extend(keys.iter().map(|&key| (identity, key)));
-            let walk = Walk { table: Arc::downgrade(table), keys: keys.to_vec(), reply: None };
-            queue.tasks.push_back(Task::Walk(walk));
-        }
+        let dropped = keys.split_off(keys.len().min(self.most.saturating_sub(queue.inserting)));
+        queue.inserting += keys.len();
+        queue.tasks.extend(
+            keys.chunks(TASK)
+                .map(|keys| Task::Walk(Walk { table: Arc::downgrade(table), keys: keys.to_vec(), reply: None })),
+        );
+        drop(queue);
         self.changed.notify_all();
-        new.len()
+        table.counters.dropped.add(dropped.len() as u64);
+        self.pending.end(Arc::as_ptr(table), &dropped);
+        keys.len()
     }
 
     fn work(&self) {
@@ -245,13 +223,46 @@ impl Shared {
                 reply.set(|state| state.done = true);
             }
             None => {
-                let (mut queue, identity) = (self.lock(), walk.table.as_ptr() as usize);
-                for &key in &walk.keys {
-                    queue.pending.remove(&(identity, key));
-                }
+                self.pending.end(walk.table.as_ptr(), &walk.keys);
+                self.lock().inserting -= walk.keys.len();
             }
         }
     }
+}
+
+/// Which keys are on their way. Whoever looks up asks this of thousands of keys, so there is no lock, and no place for more
+/// keys than can be queued: now and then one takes the place of another, which is then fetched twice if it is asked for
+/// again.
+struct Pending(Box<[AtomicU64]>);
+
+impl Pending {
+    fn new(most: usize) -> Self {
+        let zeros = Box::<[AtomicU64]>::new_zeroed_slice(most.next_power_of_two());
+        // SAFETY: zero is a number as any other. What is never touched takes no memory this way.
+        Self(unsafe { zeros.assume_init() })
+    }
+
+    /// Marks a key as on its way, and says whether that is news.
+    fn begin(&self, mark: u64) -> bool {
+        self.place(mark).swap(mark, Ordering::Relaxed) != mark
+    }
+
+    fn end(&self, table: *const Table, keys: &[i64]) {
+        for mark in keys.iter().map(|&key| mark(table, key)) {
+            let _ = self.place(mark).compare_exchange(mark, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    fn place(&self, mark: u64) -> &AtomicU64 {
+        &self.0[mark as usize & (self.0.len() - 1)]
+    }
+}
+
+/// What stands for a key of a table; never 0. Two of the same mark are as good as never on their way at the same time, and
+/// if they are, one of them is inserted when it is asked for the next time.
+fn mark(table: *const Table, key: i64) -> u64 {
+    // Tables lie near one another, and so do keys.
+    mix(key, mix(table as i64, 3)) | 1 << 63
 }
 
 /// A panic must not end the thread; what it was about is left out.
