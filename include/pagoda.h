@@ -50,6 +50,18 @@
 /* A pagoda_table_stats to be filled in. */
 #define PAGODA_TABLE_STATS_INIT { sizeof(pagoda_table_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
+/* Default options for opening an engine. */
+#define PAGODA_ENGINE_OPTIONS_INIT { sizeof(pagoda_engine_options), 1, 64, 8192, 4096, 0, 0, 12, 1073741824, 0, 67108864, 0, NULL, NULL, NULL }
+
+/* A request of user 0 with nothing in it. */
+#define PAGODA_RANK_REQUEST_INIT { sizeof(pagoda_rank_request), 0, 0, -1, 0, 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0, NULL }
+
+/* A pagoda_rank_response to be filled in. */
+#define PAGODA_RANK_RESPONSE_INIT { sizeof(pagoda_rank_response), 0, 0, 0, 0, 0 }
+
+/* A pagoda_rank_stats to be filled in. */
+#define PAGODA_RANK_STATS_INIT { sizeof(pagoda_rank_stats), 0, 0, 0, 0, 0, 0, 0, 0 }
+
 /** The version of the binary interface. It changes only if a program built against another one would break. */
 #define PAGODA_ABI_VERSION 1
 
@@ -61,6 +73,12 @@ typedef struct pagoda_cancel pagoda_cancel;
  * configuration says. Any number of threads may use one handle at the same time.
  */
 typedef struct pagoda_embedding pagoda_embedding;
+
+/**
+ * A ranking engine: a model folder that is being served, with its tables and the keys and values of its users. Any
+ * number of threads may use one handle at the same time.
+ */
+typedef struct pagoda_engine pagoda_engine;
 
 /**
  * What went wrong, in words. Functions that fail hand one out through their last argument, unless that is NULL; it
@@ -425,6 +443,159 @@ typedef struct {
     /** The position where the history begins, as the model sees it. */
     int64_t start;
 } pagoda_kv_leased_user;
+
+/** How to open an engine. Start from PAGODA_ENGINE_OPTIONS_INIT, which sets `struct_size` and the defaults. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** How many batches run at the same time, on one set of weights, tables and caches; 1 to 256, default 1. */
+    int32_t instances;
+    /** The most requests of one batch; default 64. */
+    int32_t max_batch;
+    /** The most rows of one batch: new events, and candidates; default 8192. A request that alone has more runs alone. */
+    int32_t max_batch_rows;
+    /** The most requests that wait; more are refused with PAGODA_CAPACITY. Default 4096. */
+    int32_t queue;
+    /** How many pages of keys and values are kept in memory; default 0: `kv_bytes` says it. */
+    int32_t kv_pages;
+    /** When keys and values go to the store; default PAGODA_OFFLOAD_ON_EVICTION. */
+    pagoda_offload offload;
+    /** As in pagoda_kv_options; default 12. */
+    int32_t ahead_percent;
+    /**
+     * How many bytes of keys and values are kept in memory; default 1 GiB. With 0, and 0 pages, every request computes
+     * its whole history.
+     */
+    uint64_t kv_bytes;
+    /**
+     * How many microseconds a request waits for others to run with; default 0: not at all. Then requests run together
+     * that came while all instances were busy.
+     */
+    uint64_t max_delay_us;
+    /**
+     * Bytes for the events of users as they were sent, so that requests with only new events are served also when the
+     * keys and values of the earlier ones are gone; default 64 MiB. 0: none are remembered.
+     */
+    uint64_t remember_bytes;
+    /**
+     * Bytes for the cache of each embedding table; default 0: all of a table of up to 256 MiB, and that much of a
+     * larger one.
+     */
+    uint64_t table_cache_bytes;
+    /** Where the model runs, and on how many threads; NULL = the defaults. Its `embedding` must be NULL. */
+    const pagoda_model_options *model;
+    /** The folder of a store for keys and values, UTF-8; NULL = none. One process has it open at a time. */
+    const char *store_path;
+    /** How the store behaves; NULL = the defaults. */
+    const pagoda_store_options *store_options;
+} pagoda_engine_options;
+
+/**
+ * A request: score candidates for a user. Start from PAGODA_RANK_REQUEST_INIT, which sets `struct_size` and the
+ * defaults. Features go by their names in pagoda.json; each has one key for every event, candidate or user, -1 for
+ * none.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** 1: the time of the request is `time`; 0, the default: it is now. */
+    int32_t has_time;
+    /** The user. */
+    uint64_t user;
+    /**
+     * Which event of the user's history is the first of those that are sent; default -1: they are the whole history,
+     * and the engine works out what of it is new.
+     */
+    int64_t start;
+    /** How many events are sent; there may be none. */
+    size_t event_count;
+    /** How many features of events are sent: all that there are, or 0 if there are no events. */
+    size_t event_feature_count;
+    /** Their names. */
+    const char *const *event_features;
+    /** For each of them its keys, `event_count` of them. */
+    const int64_t *const *event_keys;
+    /** When each event was, in seconds; may be NULL if the model has no times. */
+    const int64_t *event_times;
+    /**
+     * How many features of the user are sent: all that there are, or 0 where `start` is beyond 0: then they are what
+     * they were. Sent with `start`, they are compared with those remembered; where none are, it is a gap.
+     */
+    size_t user_feature_count;
+    /** Their names. */
+    const char *const *user_features;
+    /** For each of them its key. */
+    const int64_t *user_keys;
+    /** How many candidates there are, 1 or more. */
+    size_t candidate_count;
+    /** How many features of candidates are sent: all that items have. */
+    size_t candidate_feature_count;
+    /** Their names. */
+    const char *const *candidate_features;
+    /** For each of them its keys, `candidate_count` of them. */
+    const int64_t *const *candidate_keys;
+    /** The time of the request, in seconds, if `has_time` is 1. */
+    int64_t time;
+    /**
+     * How many microseconds it may take; default 0: as long as it does. After that it ends with PAGODA_CANCELLED at
+     * once; requests that ran with it go on.
+     */
+    uint64_t timeout_us;
+    /** Ends it before that; NULL = nothing does. */
+    const pagoda_cancel *cancel;
+} pagoda_rank_request;
+
+/** How a request was answered. Start from PAGODA_RANK_RESPONSE_INIT, which sets `struct_size`. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** How many other requests ran in the same batch. */
+    uint32_t batched_with;
+    /** Rows of the history that were cached. */
+    uint64_t cached_rows;
+    /** Rows of the history that were computed. */
+    uint64_t computed_rows;
+    /** Nanoseconds from when it came to when its batch was put together. */
+    uint64_t queue_ns;
+    /** Nanoseconds that ONNX Runtime ran. */
+    uint64_t run_ns;
+} pagoda_rank_response;
+
+/**
+ * Called once when an asynchronous request has ended, on a thread of Pagoda's, or on the one that cancels it; it must
+ * not wait for other requests of the engine, which may be answered on the same thread, and may free the engine.
+ * `status` is PAGODA_OK or says why there are no scores; then `error` has the words, and is freed after the callback
+ * returns. `scores` has a score for each candidate and task, those of the first candidate first. `scores` and
+ * `response` are valid during the callback only.
+ */
+typedef void (*pagoda_rank_callback)(void *user_data,
+                                     pagoda_status status,
+                                     const float *scores,
+                                     size_t score_count,
+                                     const pagoda_rank_response *response,
+                                     const pagoda_error *error);
+
+/** What an engine did since it was opened. Start from PAGODA_RANK_STATS_INIT, which sets `struct_size`. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** Requests that were answered. */
+    uint64_t answered;
+    /** Requests that failed, for whatever reason. */
+    uint64_t failed;
+    /** Batches that ran. */
+    uint64_t batches;
+    /** Rows of histories that were cached. */
+    uint64_t cached_rows;
+    /** Rows of histories that were computed. */
+    uint64_t computed_rows;
+    /** Requests that wait now. */
+    uint64_t waiting;
+    /** Users whose events are remembered. */
+    uint64_t remembered_users;
+    /** Bytes that those take. */
+    uint64_t remembered_bytes;
+} pagoda_rank_stats;
 
 /** Success. */
 #define PAGODA_OK 0
@@ -1417,6 +1588,111 @@ pagoda_status pagoda_kv_lease_abort(const pagoda_kv_lease *lease,
  * Ownership: takes the lease over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
  */
 pagoda_status pagoda_kv_lease_free(pagoda_kv_lease *lease);
+
+/**
+ * Opens a model folder, checks all its files, and runs the model once. `options` may be NULL.
+ *
+ * Ownership: the caller frees the engine. Threads: any. Errors: NOT_FOUND for what is not there, UNSUPPORTED for a
+ * folder of another format, MODEL for files that were changed or cut and for weights that are not finite,
+ * INVALID_ARGUMENT, INVALID_HANDLE, CAPACITY, BUSY if another process has the store open, IO.
+ */
+pagoda_status pagoda_engine_open(const char *folder,
+                                 const pagoda_engine_options *options,
+                                 pagoda_engine **engine,
+                                 pagoda_error **error);
+
+/**
+ * Scores candidates and waits for it. `scores` gets a score for each candidate and task, those of the first candidate,
+ * in the order of the tasks, then those of the next; `score_count`, how many it has room for, must be candidates x
+ * tasks. `response` is NULL or gets how it went.
+ *
+ * Ownership: takes nothing over. Threads: any number at once; requests that come at the same time may run together.
+ * Errors: INVALID_HANDLE; INVALID_ARGUMENT for what can not be asked; NOT_FOUND for features that the model does not
+ * have, and about "start" for a gap: events before it are not known here, so send the whole history. CAPACITY if too
+ * many requests wait or the history is larger than the cache; CANCELLED if it was cancelled or its time is over;
+ * RUNTIME if the model fails. Whatever fails, fails alone, and leaves nothing of itself behind; only what was
+ * cancelled or out of time while it ran with others may be kept, and what fails about "score_count" because a swap
+ * changed the tasks is.
+ */
+pagoda_status pagoda_engine_rank(const pagoda_engine *engine,
+                                 const pagoda_rank_request *request,
+                                 float *scores,
+                                 size_t score_count,
+                                 pagoda_rank_response *response,
+                                 pagoda_error **error);
+
+/**
+ * Has candidates scored on a thread of Pagoda's and returns at once. What is wrong with the request itself is said at
+ * once, and then `callback` is not called. Everything that was passed may be freed as soon as this returns.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: as pagoda_engine_rank; those that are found while it runs go to
+ * the callback.
+ */
+pagoda_status pagoda_engine_rank_async(const pagoda_engine *engine,
+                                       const pagoda_rank_request *request,
+                                       pagoda_rank_callback callback,
+                                       void *user_data,
+                                       pagoda_error **error);
+
+/**
+ * Serves another model folder from now on. It is opened and run once beside the old one; requests that came before end
+ * on that, no request fails, and nothing that the old model computed is used for the new one. On an error all stays as
+ * it was.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: as pagoda_engine_open; BUSY also if the version was served a
+ * moment ago and is still being closed.
+ */
+pagoda_status pagoda_engine_swap(const pagoda_engine *engine, const char *folder, pagoda_error **error);
+
+/**
+ * Forgets users: their events, and their keys and values in the version that is served now, also those in the store.
+ * What another version left in the store is found when that is served again: forget them there too. `forgotten` gets
+ * how many were known.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUSY if a request of one of
+ * them runs now, IO.
+ */
+pagoda_status pagoda_engine_forget(const pagoda_engine *engine,
+                                   const uint64_t *users,
+                                   size_t user_count,
+                                   size_t *forgotten,
+                                   pagoda_error **error);
+
+/**
+ * How many tasks the model that is served now has: the scores of one candidate.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL.
+ */
+pagoda_status pagoda_engine_tasks(const pagoda_engine *engine, size_t *tasks, pagoda_error **error);
+
+/**
+ * The pagoda.json of the model that is served now: its features, tasks, limits and version, as JSON. With `buffer`
+ * NULL and `capacity` 0 only `length` is written: the bytes needed, with the NUL at the end.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, CAPACITY if the
+ * text does not fit; then nothing is written.
+ */
+pagoda_status pagoda_engine_info(const pagoda_engine *engine,
+                                 char *buffer,
+                                 size_t capacity,
+                                 size_t *length,
+                                 pagoda_error **error);
+
+/**
+ * What an engine did since it was opened.
+ *
+ * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+ */
+pagoda_status pagoda_engine_stats(const pagoda_engine *engine, pagoda_rank_stats *stats, pagoda_error **error);
+
+/**
+ * Frees an engine. NULL is fine. Requests that wait are answered first, and what is cached is stored if there is a
+ * store; this waits for both, unless another thread is in a call with the handle: then that one does. In a callback of
+ * the engine, what that request uses is closed after the callback returns.
+ *
+ * Ownership: takes it over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+ */
+pagoda_status pagoda_engine_free(pagoda_engine *engine);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -6,6 +6,7 @@ without anyone remembering it, and one that the tests can not make a good call o
 
 import ctypes
 import json
+import math
 import re
 import tempfile
 import threading
@@ -282,6 +283,7 @@ class World:
         self.on_log = HEADER.callbacks["pagoda_log_callback"](self.logged)
         self.on_release = HEADER.callbacks["pagoda_release_callback"](lambda user_data: self.released.append(user_data))
         self.on_done = HEADER.callbacks["pagoda_run_callback"](self.run_done)
+        self.on_ranked = HEADER.callbacks["pagoda_rank_callback"](self.rank_done)
         self.bytes = add_model()
         self.path = Path(folder) / "add.onnx"
         self.path.write_bytes(self.bytes)
@@ -294,10 +296,11 @@ class World:
         self.embedding = self.fresh("pagoda_embedding")
         self.store = self.fresh("pagoda_store")
         self.cache = self.fresh("pagoda_kv_cache")
+        self.engine = self.fresh("pagoda_engine")
         # What the functions that do not free are called with.
         self.shared = {"pagoda_tensor": self.x, "pagoda_model": self.model}
         self.shared |= {"pagoda_store": self.store, "pagoda_kv_cache": self.cache}
-        self.shared |= {"pagoda_embedding": self.embedding}
+        self.shared |= {"pagoda_embedding": self.embedding, "pagoda_engine": self.engine}
 
     def logged(self, user_data, level, source, message):
         self.log.append(ctypes.string_at(message).decode())
@@ -305,6 +308,11 @@ class World:
     def run_done(self, user_data, status, outputs, count, error):
         handles = (ctypes.c_void_p * count).from_address(outputs)[:] if count else []
         self.finished.append((status, handles))
+        self.done.set()
+
+    def rank_done(self, user_data, status, scores, count, response, error):
+        numbers = (ctypes.c_float * count).from_address(scores)[:] if count else []
+        self.finished.append((status, numbers))
         self.done.set()
 
     def set_log(self):
@@ -336,6 +344,9 @@ class World:
         if kind == "pagoda_embedding":
             path = ctypes.create_string_buffer(str(self.table).encode())
             return pagoda.make("pagoda_embedding_open", address(path))
+        if kind == "pagoda_engine":
+            folder, options = ctypes.create_string_buffer(str(ENGINE).encode()), engine_options()
+            return pagoda.make("pagoda_engine_open", address(folder), address(options))
         assert kind == "pagoda_model", f"how is a {kind} made?"
         return pagoda.open(self.bytes)
 
@@ -391,6 +402,44 @@ def kv_options(store=None, **fields):
     # Kept, for copies of the options have only its address.
     VERSIONS.append(ctypes.create_string_buffer(str(len(VERSIONS)).encode()))
     return struct("pagoda_kv_options", store=store, model_version=address(VERSIONS[-1]), **shape | fields)
+
+
+# A small model, and what requests and options point to: copies of those have only addresses.
+ENGINE = ROOT / "tests/data/engine/gather"
+POINTED_TO = []
+
+
+def pointed_to(memory):
+    POINTED_TO.append(memory)
+    return address(memory)
+
+
+def engine_options(**fields):
+    """Options of an engine on one thread with a few pages."""
+    model = pointed_to(good_options())
+    limits = {"instances": 1, "max_batch": 4, "max_batch_rows": 100, "queue": 10, "kv_pages": 64, "ahead_percent": 12}
+    return struct("pagoda_engine_options", **limits | {"model": model} | fields)
+
+
+def rank_request(user=1, **fields):
+    """A request with two events and three candidates for the model above."""
+
+    def columns(what, keys, count):
+        lists = [pointed_to((ctypes.c_int64 * len(keys[name]))(*keys[name])) for name in keys]
+        return {
+            f"{what}_count": count,
+            f"{what}_feature_count": len(keys),
+            f"{what}_features": pointed_to(texts(list(keys))),
+            f"{what}_keys": pointed_to((ctypes.c_void_p * len(lists))(*lists)),
+        }
+
+    made = columns("event", {"item": [3, 7], "genre": [1, 0], "rating": [4, 2]}, 2)
+    made |= {"event_times": pointed_to((ctypes.c_int64 * 2)(1_700_000_000, 1_700_001_000))}
+    made |= columns("candidate", {"item": [5, 6, 39], "genre": [5, 9, -1]}, 3)
+    own = {"user_feature_count": 2, "user_features": pointed_to(texts(["age", "town"]))}
+    made |= own | {"user_keys": pointed_to((ctypes.c_int64 * 2)(6, 8))}
+    made |= {"start": -1, "has_time": 1, "time": 1_700_002_000}
+    return struct("pagoda_rank_request", user=user, **made | fields)
 
 
 def sentinels(size):
@@ -459,6 +508,13 @@ GOOD = {
     "const float * numbers": lambda world: (ctypes.c_float * 9)(),
     "size_t number_count": lambda world: 9,
     "uint64_t version": lambda world: 1,
+    "const pagoda_engine_options * options": lambda world: engine_options(),
+    "const pagoda_rank_request * request": lambda world: rank_request(),
+    "pagoda_rank_callback callback": lambda world: world.on_ranked,
+    "float * scores": lambda world: (ctypes.c_float * 6)(),
+    "size_t score_count": lambda world: 6,
+    ("pagoda_engine_open", "folder"): lambda world: ctypes.create_string_buffer(str(ENGINE).encode()),
+    ("pagoda_engine_swap", "folder"): lambda world: ctypes.create_string_buffer(str(ENGINE).encode()),
     "pagoda_reach reach": lambda world: HEADER.constants["PAGODA_REACH_AT_ONCE"],
 }
 
@@ -521,12 +577,15 @@ class Call:
     def clean(self, succeeded):
         """Frees what the call made and what was made for it."""
         pagoda, function = self.world.pagoda, self.function
-        if succeeded and function.has("callback") and function.has("outputs"):
+        if succeeded and function.has("callback") and (function.has("outputs") or function.has("request")):
             assert self.world.done.wait(30), "the callback was not called"
             self.world.done.clear()
-            status, handles = self.world.finished.pop()
+            status, made = self.world.finished.pop()
             assert status == OK
-            self.owned += [("pagoda_tensor", handle) for handle in handles]
+            if function.has("outputs"):
+                self.owned += [("pagoda_tensor", handle) for handle in made]
+            else:
+                assert len(made) == 6 and all(map(math.isfinite, made))
         for parameter in function.parameters if succeeded else ():
             made = parameter.role in ("out", "handles") and parameter.type.endswith("**") and parameter.name != "error"
             if made and parameter.kind in HEADER.opaque:

@@ -6,7 +6,7 @@ use std::process::Command;
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The files the header is made of, in the order a reader wants them.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 12] = [
     "error.rs",
     "process.rs",
     "tensor.rs",
@@ -17,6 +17,8 @@ const SOURCES: [&str; 10] = [
     "kv_options.rs",
     "kv.rs",
     "kv_lease.rs",
+    "engine_options.rs",
+    "engine.rs",
 ];
 
 fn read(path: &str) -> String {

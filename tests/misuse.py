@@ -3,7 +3,7 @@
 import ctypes
 import json
 
-from capi import HEADER, address
+from capi import HEADER, POINTED_TO, address, pointed_to, struct
 
 C = HEADER.constants
 INVALID_ARGUMENT, INVALID_HANDLE = C["PAGODA_INVALID_ARGUMENT"], C["PAGODA_INVALID_HANDLE"]
@@ -25,6 +25,7 @@ NULL_IS_FINE_IN = {
     ("pagoda_embedding_estimate", "memory"),
     ("pagoda_embedding_estimate", "disk"),
     ("pagoda_embedding_add", "folder"),
+    ("pagoda_engine_rank", "response"),
 }
 # A cache has no shape without them.
 NULL_IS_WRONG_IN = {("pagoda_kv_cache_open", "options")}
@@ -189,6 +190,7 @@ SCALARS = {
     "pagoda_combiner combiner": [(v, FIRST) for v in (-1, 3, INT_MAX)],
     "pagoda_reach reach": [(v, FIRST) for v in (-1, 2, INT_MIN)],
     "uint64_t version": [],  # Every number is a version.
+    "size_t score_count": [(v, FIRST) for v in (0, 5, 7)] + [(SIZE_MAX, FIRST, "scores")],
     "pagoda_status status": [],  # Every number has a name; see below.
 }
 
@@ -208,6 +210,31 @@ WRONG_OPTIONS = {
     },
     "pagoda_store_options": {"durability": (-1, 3, INT_MIN)},
     "pagoda_lookup_options": {"miss": (-1, 4, INT_MIN)},
+    "pagoda_engine_options": {
+        "instances": (-1, 0, 257, INT_MAX),
+        **dict.fromkeys(["max_batch", "max_batch_rows", "queue"], (-1, 0, INT_MIN)),
+        "kv_pages": NEGATIVE,
+        "kv_bytes": (1, SIZE_MAX),  # beside `kv_pages`
+        "offload": (-1, 3, INT_MAX),
+        "ahead_percent": (-1, 101, INT_MAX),
+        "store_path": (NOT_UTF8, b""),
+    },
+    "pagoda_rank_request": {
+        "has_time": (2, -1),
+        "start": (-2, -(2**63)),
+        "event_count": (2**28 + 1, 2**63, SIZE_MAX),
+        "event_feature_count": (0, 65537, SIZE_MAX),
+        "event_features": (None,),
+        "event_keys": (None,),
+        "event_times": (None,),
+        "user_feature_count": (65537, SIZE_MAX),
+        "user_features": (None,),
+        "user_keys": (None,),
+        "candidate_count": (2**28 + 1, 2**63, SIZE_MAX),
+        "candidate_feature_count": (0, 65537, SIZE_MAX),
+        "candidate_features": (None,),
+        "candidate_keys": (None,),
+    },
     "pagoda_kv_options": {
         **dict.fromkeys(["layers", "heads", "head_size"], BAD_COUNTS),
         "page_size": (-1, 0, 4, 12, INT_MAX),
@@ -253,20 +280,57 @@ def bad_requests(p):
     yield Case("[1] a field unknown here", later, C["PAGODA_UNSUPPORTED"], f"{p.name}[1]")
 
 
+def bad_engine_options(p):
+    """What the options that those of an engine point to can have wrong."""
+    for name, value in ("provider", 9), ("intra_op_threads", 1025), ("struct_size", 3):
+        model = pointed_to(struct("pagoda_model_options", provider=C["PAGODA_PROVIDER_CPU"]))
+        setattr(POINTED_TO[-1], name, value)
+        yield Case(f"model.{name} {value}", field(p.name, "model", model), argument=f"options.model.{name}")
+    store = pointed_to(struct("pagoda_store_options", durability=7))
+    yield Case("durability", field(p.name, "store_options", store), argument="options.store_options.durability")
+
+
+def bad_rank_requests(world, function, p):
+    """What a request can have wrong beyond its numbers."""
+    not_found = C["PAGODA_NOT_FOUND"]
+    for what in "event", "candidate":
+        for name, status, at in (
+            (None, FIRST, f"{what}_features[0]"),
+            (NOT_UTF8, FIRST, f"{what}_features[0]"),
+            (b"nothing", not_found, f"{what}_keys"),
+        ):
+            names = [name, b"genre", b"rating"]
+            spoil = field(p.name, f"{what}_features", pointed_to((ctypes.c_char_p * 3)(*names)))
+            yield Case(f"{what}_features {name}", spoil, status, f"request.{at}")
+        lists = pointed_to((ctypes.c_void_p * 3)(None, None, None))
+        yield Case(f"{what}_keys NULL", field(p.name, f"{what}_keys", lists), argument=f"request.{what}_keys[0]")
+        odd = pointed_to((ctypes.c_void_p * 3)(*[address(POINTED_TO[0]) + 4] * 3))
+        yield Case(f"{what}_keys odd", field(p.name, f"{what}_keys", odd), argument=f"request.{what}_keys[0]")
+    waits = function.has("scores")
+    none = field(p.name, "candidate_count", 0)
+    yield Case("no candidates", none, argument="score_count" if waits else "request.candidate_keys")
+    if waits:  # The other one says it later.
+        yield Case("a gap", field(p.name, "start", 7), not_found, "request.start")
+    names = pointed_to((ctypes.c_char_p * 2)(b"nothing", b"town"))
+    yield Case("user_features", field(p.name, "user_features", names), not_found, "request.user_keys")
+    for what, handle in bad_handles(world, "pagoda_cancel"):
+        yield Case(f"cancel {what}", field(p.name, "cancel", handle), INVALID_HANDLE, "request.cancel")
+
+
 def by_name(world, function, p):
     """What only this parameter can have wrong."""
     if p.role == "struct":
         for name, values in WRONG_OPTIONS[p.kind].items():
             for value in values:
-                yield Case(f"{name} {value}", field(p.name, name, value), argument=f"options.{name}")
+                yield Case(f"{name} {value}", field(p.name, name, value), argument=f"{p.name}.{name}")
 
         def later(call):  # A later version of the struct, with a field that this library does not know.
-            size = ctypes.sizeof(call.memory["options"])
-            longer = (ctypes.c_uint8 * (size + 8))(*bytes(call.memory["options"]), *[1] * 8)
+            size = ctypes.sizeof(call.memory[p.name])
+            longer = (ctypes.c_uint8 * (size + 8))(*bytes(call.memory[p.name]), *[1] * 8)
             ctypes.c_uint32.from_buffer(longer).value = size + 8
-            call.set("options", longer)
+            call.set(p.name, longer)
 
-        yield Case("a field unknown here", later, C["PAGODA_UNSUPPORTED"], "options")
+        yield Case("a field unknown here", later, C["PAGODA_UNSUPPORTED"], p.name)
     if p.kind == "pagoda_model_options":
         for what, handle in bad_handles(world, "pagoda_embedding"):
             yield Case(f"embedding {what}", field(p.name, "embedding", handle), INVALID_HANDLE, "options.embedding")
@@ -274,6 +338,15 @@ def by_name(world, function, p):
         for what, handle in bad_handles(world, "pagoda_store"):
             yield Case(f"store {what}", field(p.name, "store", handle), INVALID_HANDLE, "options.store")
         yield Case("no size", field(p.name, "pages", 0), argument="options.pages")
+    if p.kind == "pagoda_engine_options":
+        yield from bad_engine_options(p)
+    if p.kind == "pagoda_rank_request":
+        yield from bad_rank_requests(world, function, p)
+    if p.name == "folder" and function.name in ("pagoda_engine_open", "pagoda_engine_swap"):
+        folders = {"empty": (b"", FIRST), "not there": (b"/nowhere/model", C["PAGODA_NOT_FOUND"])}
+        folders |= {"another folder": (str(world.path.parent).encode(), C["PAGODA_NOT_FOUND"])}
+        for what, (path, status) in folders.items():
+            yield Case(what, setting(p, ctypes.create_string_buffer(path)), status)
     if p.kind == "pagoda_kv_request":
         yield from bad_requests(p)
     if (function.name, p.role) == ("pagoda_kv_cache_lookup", "out"):

@@ -502,6 +502,7 @@ inline std::string metrics() {
 }  // namespace pagoda
 
 #include "pagoda_embedding.hpp"
+#include "pagoda_engine.hpp"
 #include "pagoda_kv.hpp"
 
 #endif  // PAGODA_HPP

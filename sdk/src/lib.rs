@@ -16,6 +16,7 @@
 
 pub mod config;
 pub mod embedding;
+pub mod engine;
 pub mod error;
 pub mod kv;
 pub mod metrics;
@@ -28,6 +29,7 @@ pub mod ffi;
 pub use config::{
     Durability, Edited, KvOptions, ModelOptions, Offload, Optimization, Overlap, Pages, Provider, StoreOptions,
 };
+pub use engine::{Engine, EngineOptions, ModelFolder, RankRequest, RankResponse};
 pub use error::{Error, Result, Status};
 pub use kv::{KvCache, Lease};
 pub use runtime::{Cancel, Model, ValueInfo};

@@ -40,11 +40,20 @@ struct Metrics {
     embedding_keys: Family<TableKindLabels, Counter>,
     embedding_errors: Family<FloorLabels, Counter>,
     embedding_stale_seconds: Family<TableLabels, Gauge>,
+    engine_requests: Family<StatusLabels, Counter>,
+    engine_rows: Family<KindLabels, Counter>,
+    engine_batch_requests: Histogram,
+    engine_queue_seconds: Histogram,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RunLabels {
     model: String,
+    status: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StatusLabels {
     status: &'static str,
 }
 
@@ -130,6 +139,20 @@ impl Metrics {
             "For how long at most the cache of an embedding table may have missed a change, when it was last refreshed",
             embedding_stale_seconds.clone(),
         );
+        let engine_requests = Family::default();
+        registry.register("engine_requests", "Requests of ranking engines, by how they ended", engine_requests.clone());
+        let engine_rows = Family::default();
+        registry.register(
+            "engine_rows",
+            "Rows of histories in ranking engines, by what became of them",
+            engine_rows.clone(),
+        );
+        let engine_batch_requests = Histogram::new(exponential_buckets(1.0, 2.0, 11));
+        let help = "Requests that ranking engines ran together";
+        registry.register("engine_batch_requests", help, engine_batch_requests.clone());
+        let engine_queue_seconds = Histogram::new(exponential_buckets(16e-6, 2.0, 20));
+        let help = "Time from when a request of a ranking engine came to when its batch was put together";
+        registry.register("engine_queue_seconds", help, engine_queue_seconds.clone());
         Self {
             registry,
             runs,
@@ -147,6 +170,10 @@ impl Metrics {
             embedding_keys,
             embedding_errors,
             embedding_stale_seconds,
+            engine_requests,
+            engine_rows,
+            engine_batch_requests,
+            engine_queue_seconds,
         }
     }
 }
@@ -209,6 +236,21 @@ pub(crate) fn embedding_error(floor: &'static str) {
 /// For how long the cache of an embedding table may have missed a change.
 pub(crate) fn embedding_stale(table: &str) -> Gauge {
     METRICS.embedding_stale_seconds.get_or_create_owned(&TableLabels { table: table.into() })
+}
+
+/// Requests of ranking engines that ended so.
+pub(crate) fn engine_requests(status: Status) -> Counter {
+    METRICS.engine_requests.get_or_create_owned(&StatusLabels { status: status.name() })
+}
+
+/// Rows of histories in ranking engines to which `kind` happened.
+pub(crate) fn engine_rows(kind: &'static str) -> Counter {
+    METRICS.engine_rows.get_or_create_owned(&KindLabels { kind })
+}
+
+/// How many requests ranking engines ran together, and how long each waited for that, in seconds.
+pub(crate) fn engine_batches() -> (&'static Histogram, &'static Histogram) {
+    (&METRICS.engine_batch_requests, &METRICS.engine_queue_seconds)
 }
 
 /// A number that one object counts for itself, and that the process counts with it.

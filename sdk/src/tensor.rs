@@ -317,7 +317,9 @@ impl std::fmt::Debug for Tensor {
 
 /// Memory of our own.
 struct Buffer {
+    /// The first aligned address of what was allocated.
     data: NonNull<c_void>,
+    base: NonNull<u8>,
     layout: Layout,
 }
 
@@ -328,18 +330,24 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     fn zeroed(bytes: usize) -> Result<Self> {
-        // An empty tensor gets a real address too: callers and ONNX Runtime tell "no memory" by NULL.
-        let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).map_err(|_| too_large(bytes))?;
+        // An empty tensor gets a real address too: callers and ONNX Runtime tell "no memory" by NULL. Aligned by hand:
+        // asked for aligned zeros, the allocator takes its slow way, and writes all of them; otherwise the system has
+        // large ones ready, and a pool takes memory as it is used.
+        let size = bytes.max(1).checked_add(ALIGNMENT - 1).ok_or_else(|| too_large(bytes))?;
+        let layout = Layout::from_size_align(size, 1).map_err(|_| too_large(bytes))?;
         // SAFETY: the layout's size is not 0.
-        let data = NonNull::new(unsafe { alloc_zeroed(layout) }.cast()).ok_or_else(|| too_large(bytes))?;
-        Ok(Self { data, layout })
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| too_large(bytes))?;
+        let offset = base.addr().get().next_multiple_of(ALIGNMENT) - base.addr().get();
+        // SAFETY: less than the alignment, by which more was allocated than is needed.
+        let data = unsafe { base.add(offset) }.cast();
+        Ok(Self { data, base, layout })
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this layout, freed once.
-        unsafe { dealloc(self.data.as_ptr().cast(), self.layout) };
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
 

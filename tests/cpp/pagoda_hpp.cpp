@@ -1,5 +1,5 @@
-// Proves bindings/cpp/pagoda.hpp: pagoda_hpp HELLO.onnx MODEL.onnx, with the models that samples/make_model.py writes.
-// Says what does not hold and exits with 1.
+// Proves bindings/cpp/pagoda.hpp: pagoda_hpp HELLO.onnx MODEL.onnx FOLDER, with the models that samples/make_model.py
+// writes and a model folder of tests/data/engine. Says what does not hold and exits with 1.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -446,9 +446,64 @@ static void logging(const std::string& path) {
     set_log(PAGODA_LOG_ERROR, [](auto...) {});
 }
 
+static void serving(const std::string& folder) {
+    pagoda_model_options model = PAGODA_MODEL_OPTIONS_INIT;
+    model.provider = PAGODA_PROVIDER_CPU;
+    model.intra_op_threads = 1;
+    pagoda_engine_options options = PAGODA_ENGINE_OPTIONS_INIT;
+    options.model = &model;
+    options.kv_bytes = 1 << 20;
+    const Engine engine(folder, options);
+    CHECK(engine.tasks() == 2 && engine.info().find("\"format\": 1") != std::string::npos);
+
+    RankRequest request;
+    request.user = 7;
+    request.events.keys = {{"item", {3, 7}}, {"genre", {1, 0}}, {"rating", {4, 2}}};
+    request.events.times = {1700000000, 1700001000};
+    request.user_keys = {{"age", 6}, {"town", 8}};
+    request.candidates = {{"item", {5, 6, 39}}, {"genre", {5, 2, -1}}};
+    request.time = 1700002000;
+    const Ranked cold = engine.rank(request);
+    CHECK(cold.size() == 3 && cold.tasks == 2 && cold.candidate(2)[1] > 0 && cold.candidate(2)[1] < 1);
+    CHECK(cold.response.cached_rows == 0 && cold.response.computed_rows == 6);
+    const Ranked warm = engine.rank_async(request).get();
+    CHECK(warm.size() == 3 && warm.response.cached_rows == 6 && warm.response.computed_rows == 0);
+    for (std::size_t i = 0; i < 6; ++i) CHECK(std::abs(warm.scores[i] - cold.scores[i]) < 1e-4);
+
+    RankRequest more = request;
+    more.start = 2;
+    more.events.keys = {{"item", {9}}, {"genre", {1}}, {"rating", {0}}};
+    more.events.times = {1700001500};
+    more.user_keys.clear();
+    CHECK(engine.rank(more).response.cached_rows == 6);
+    more.start = 9;
+    CHECK(throws(PAGODA_NOT_FOUND, "request.start", [&] { engine.rank(more); }));
+    CHECK(throws(PAGODA_NOT_FOUND, "request.start", [&] { engine.rank_async(more).get(); }));
+    RankRequest bad = request;
+    bad.candidates.clear();
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "request.candidate_keys", [&] { engine.rank(bad); }));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "request.candidate_keys", [&] { engine.rank_async(bad); }));
+    bad = request;
+    bad.events.keys[1].second.pop_back();
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "request.event_keys", [&] { engine.rank(bad); }));
+    const Cancel cancel;
+    cancel.trigger();
+    bad = request;
+    bad.cancel = &cancel;
+    CHECK(throws(PAGODA_CANCELLED, "", [&] { engine.rank(bad); }));
+
+    engine.swap((std::filesystem::path(folder).parent_path() / "second").string());
+    const Ranked swapped = engine.rank(request);
+    CHECK(swapped.response.cached_rows == 0 && swapped.scores[0] != cold.scores[0]);
+    const std::array<std::uint64_t, 2> users{7, 8};
+    CHECK(engine.forget(users) == 1);
+    CHECK(engine.stats().answered == 4 && engine.stats().failed == 5);
+    CHECK(throws(PAGODA_NOT_FOUND, "folder", [] { Engine("/nowhere/model"); }));
+}
+
 int main(int argc, char** argv) {
-    if (argc != 3) {
-        std::fprintf(stderr, "usage: %s HELLO.onnx MODEL.onnx\n", argv[0]);
+    if (argc != 4) {
+        std::fprintf(stderr, "usage: %s HELLO.onnx MODEL.onnx FOLDER\n", argv[0]);
         return 2;
     }
     try {
@@ -467,6 +522,7 @@ int main(int argc, char** argv) {
         stores();
         caches();
         ranking_with_a_cache(argv[2]);
+        serving(argv[3]);
         logging(argv[1]);
         const std::string text = metrics();
         CHECK(text.find("# TYPE pagoda_") != std::string::npos && std::strlen(text.c_str()) == text.size());

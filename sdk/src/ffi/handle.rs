@@ -23,10 +23,11 @@ pub(super) enum Kind {
     KvCache = 0x9A,
     KvLease = 0x8E,
     Embedding = 0xF2,
+    Engine = 0x75,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Error,
         Self::Model,
         Self::Tensor,
@@ -35,6 +36,7 @@ impl Kind {
         Self::KvCache,
         Self::KvLease,
         Self::Embedding,
+        Self::Engine,
     ];
 
     fn name(self) -> &'static str {
@@ -47,6 +49,7 @@ impl Kind {
             Self::KvCache => "pagoda_kv_cache",
             Self::KvLease => "pagoda_kv_lease",
             Self::Embedding => "pagoda_embedding",
+            Self::Engine => "pagoda_engine",
         }
     }
 }

@@ -7,6 +7,8 @@
 
 mod args;
 mod embedding;
+mod engine;
+mod engine_options;
 mod error;
 mod fault;
 mod handle;
@@ -22,6 +24,8 @@ mod tensor;
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+pub use engine::*;
+pub use engine_options::*;
 pub use error::*;
 pub use kv::*;
 pub use kv_lease::*;

@@ -330,7 +330,7 @@ pub extern "C" fn pagoda_model_free(model: *mut pagoda_model) -> pagoda_status {
 
 /// # Safety
 /// As for `pagoda_model_open`.
-unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOptions> {
+pub(super) unsafe fn read_options(options: *const pagoda_model_options) -> Result<ModelOptions> {
     let defaults = pagoda_model_options {
         struct_size: size_of::<pagoda_model_options>() as u32,
         provider: PAGODA_PROVIDER_AUTO,

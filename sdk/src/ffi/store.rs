@@ -209,7 +209,7 @@ unsafe fn folder<'a>(path: *const c_char) -> Result<&'a str> {
 
 /// # Safety
 /// As for `pagoda_store_open`.
-unsafe fn read_options(options: *const pagoda_store_options) -> Result<StoreOptions> {
+pub(super) unsafe fn read_options(options: *const pagoda_store_options) -> Result<StoreOptions> {
     let defaults = pagoda_store_options {
         struct_size: size_of::<pagoda_store_options>() as u32,
         durability: PAGODA_DURABILITY_POWER,

@@ -1,7 +1,7 @@
 //! Stopping runs from another thread.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 
 use ort_sys::OrtRunOptions;
 
@@ -13,6 +13,13 @@ use crate::error::{Error, Result, Status};
 pub struct Cancel {
     triggered: AtomicBool,
     options: OnceLock<RunOptions>,
+    watchers: Mutex<Vec<Weak<dyn Watcher>>>,
+}
+
+/// Someone who wants to hear at once that a run is to be stopped, also one that has not begun.
+pub(crate) trait Watcher: Send + Sync {
+    /// It is triggered.
+    fn cancelled(&self);
 }
 
 impl Cancel {
@@ -28,6 +35,28 @@ impl Cancel {
         if let Some(options) = self.options.get() {
             options.terminate();
         }
+        let watchers = std::mem::take(&mut *self.watchers.lock().unwrap_or_else(PoisonError::into_inner));
+        for watcher in watchers.iter().filter_map(Weak::upgrade) {
+            watcher.cancelled();
+        }
+    }
+
+    /// Tells `watcher` when it is triggered, or now if it was.
+    pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        // `trigger` sets it before it looks for watchers. The others are told by whoever triggered it.
+        if self.is_triggered() {
+            drop(watchers);
+            if let Some(watcher) = watcher.upgrade() {
+                watcher.cancelled();
+            }
+            return;
+        }
+        // One that serves many requests, one after the other, must not keep a trace of each.
+        if watchers.len() == watchers.capacity() {
+            watchers.retain(|watcher| watcher.strong_count() > 0);
+        }
+        watchers.push(watcher);
     }
 
     /// Whether it was triggered.
@@ -54,7 +83,7 @@ impl Cancel {
     }
 }
 
-pub(super) fn cancelled() -> Error {
+pub(crate) fn cancelled() -> Error {
     Error::new(Status::Cancelled, "the run was cancelled by the caller")
 }
 

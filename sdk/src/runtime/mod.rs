@@ -11,6 +11,7 @@ mod value;
 
 pub use api::onnxruntime_path;
 pub use cancel::Cancel;
+pub(crate) use cancel::{Watcher, cancelled};
 pub use model::Model;
 pub use request::Request;
 pub use value::ValueInfo;

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
 use pagoda_custom_ops::tables::{Bound, ENTRY};
@@ -16,6 +16,10 @@ use crate::error::{Error, Result, Status};
 
 /// Each waits for work by turning in circles; more than any machine has cores would take minutes to start.
 const MAX_THREADS: u32 = 1024;
+
+/// Whether a session was made. The first one adds the operators' domain to a list of the process, for which ONNX Runtime
+/// has no lock: two at the same time fail.
+static IS_DOMAIN_KNOWN: Mutex<bool> = Mutex::new(false);
 
 /// Where a model comes from.
 pub(super) enum Source<'a> {
@@ -85,6 +89,8 @@ impl Session {
         }
         let table = api.table();
         let mut raw = null_mut();
+        let known = IS_DOMAIN_KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = (!*known).then_some(known);
         let status = match source {
             Source::File(path) => {
                 let path = c_path(path, "path")?;
@@ -104,6 +110,9 @@ impl Session {
             };
             Error::new(status, error.message()).about(source.argument())
         })?;
+        if let Some(mut known) = first {
+            *known = true;
+        }
         Ok(Self { api, raw, profile: options.profile_path.clone(), provider, reason: String::new() })
     }
 

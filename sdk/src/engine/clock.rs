@@ -1,0 +1,139 @@
+//! The clock that ends requests when their time is over.
+
+use std::collections::BinaryHeap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+use super::pending::Pending;
+use crate::error::{Error, Result, Status};
+
+/// Ends requests whose time is over, of those for which no one waits.
+#[derive(Default)]
+pub(super) struct Clock {
+    state: Mutex<Dues>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Dues {
+    heap: BinaryHeap<Due>,
+    stop: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Due {
+    at: Instant,
+    pending: Weak<Pending>,
+}
+
+impl Clock {
+    /// Watches a request, if it has a time limit.
+    pub(super) fn watch(self: &Arc<Self>, pending: &Arc<Pending>) -> Result<()> {
+        let Some(at) = pending.due() else { return Ok(()) };
+        let mut state = self.lock();
+        if state.thread.is_none() {
+            let clock = Arc::clone(self);
+            let thread = Builder::new().name("pagoda-clock".into()).spawn(move || clock.run());
+            let no_thread =
+                |error| Error::new(Status::Capacity, format!("no thread to watch time limits with: {error}"));
+            state.thread = Some(thread.map_err(no_thread)?);
+        }
+        let sooner = state.push(Due { at, pending: Arc::downgrade(pending) });
+        drop(state);
+        if sooner {
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self) {
+        let thread = {
+            let mut state = self.lock();
+            state.stop = true;
+            state.thread.take()
+        };
+        self.changed.notify_one();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+
+    fn run(&self) {
+        let mut state = self.lock();
+        while !state.stop {
+            let Some(first) = state.heap.peek() else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = first.at.saturating_duration_since(Instant::now());
+            if !left.is_zero() && first.pending.strong_count() > 0 {
+                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            let due = state.heap.pop();
+            drop(state);
+            if let Some(pending) = due.and_then(|due| due.pending.upgrade()) {
+                pending.out_of_time();
+            }
+            state = self.lock();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Dues> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Dues {
+    /// Puts one in, and says whether it is the soonest.
+    fn push(&mut self, due: Due) -> bool {
+        // Those that were answered in time must not stay until it is over.
+        if self.heap.len() == self.heap.capacity() {
+            self.heap.retain(|due| due.pending.strong_count() > 0);
+        }
+        let sooner = self.heap.peek().is_none_or(|first| due.at < first.at);
+        self.heap.push(due);
+        sooner
+    }
+}
+
+/// The soonest is the largest.
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.at.cmp(&self.at)
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Due {}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn requests_that_were_answered_in_time_leave_the_clock() {
+        let (mut dues, now) = (Dues::default(), Instant::now());
+        for second in 0..10_000 {
+            dues.push(Due { at: now + Duration::from_secs(3600 + second), pending: Weak::new() });
+        }
+        assert!(dues.heap.len() < 100 && dues.heap.capacity() < 100, "{} are left", dues.heap.len());
+        assert!(dues.push(Due { at: now, pending: Weak::new() }));
+        assert!(!dues.push(Due { at: now + Duration::from_secs(1), pending: Weak::new() }));
+    }
+}

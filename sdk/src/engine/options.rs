@@ -1,0 +1,85 @@
+//! What can be chosen when an engine is opened.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::{ModelOptions, Offload, Pages, StoreOptions};
+use crate::embedding::{CacheSize, EmbeddingConfig};
+
+/// How to open an engine.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Where the model runs, and on how many threads. Its `tables` are those of the model folder.
+    pub model: ModelOptions,
+    /// How much of users' keys and values is kept in memory. `None`, or nothing: every request computes its whole
+    /// history. Models that can not keep them (`kv.cache` in pagoda.json) go without in any case.
+    pub kv: Option<Pages>,
+    /// Where keys and values go that memory has no room for, and where they are found after a restart. `None`: nowhere.
+    pub store: Option<EngineStore>,
+    /// When they go there.
+    pub offload: Offload,
+    /// As [`KvOptions::ahead_percent`](crate::KvOptions::ahead_percent).
+    pub ahead_percent: u32,
+    /// How embedding tables are kept.
+    pub tables: TableOptions,
+    /// How many batches run at the same time, on one set of weights, tables and caches; 1 to 256.
+    pub instances: u32,
+    /// The most requests of one batch; 1 or more.
+    pub max_batch: u32,
+    /// The most rows of one batch: new events, and candidates. A request that alone has more runs alone.
+    pub max_batch_rows: u32,
+    /// How long a request waits for others to run with. 0: not at all; then requests run together that came while all
+    /// instances were busy.
+    pub max_delay: Duration,
+    /// The most requests that wait; more are refused with CAPACITY.
+    pub queue: u32,
+    /// Bytes for the events of users as they were sent, a few numbers each, so that requests which bring only new
+    /// events are served also when the keys and values of the earlier ones are gone: after an eviction, or a swap. The
+    /// users who were not seen for longest are forgotten first. 0: none are remembered.
+    pub remember_events: u64,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            model: ModelOptions::default(),
+            kv: Some(Pages::Bytes(1 << 30)),
+            store: None,
+            offload: Offload::default(),
+            ahead_percent: 12,
+            tables: TableOptions::default(),
+            instances: 1,
+            max_batch: 64,
+            max_batch_rows: 8192,
+            max_delay: Duration::ZERO,
+            queue: 4096,
+            remember_events: 64 << 20,
+        }
+    }
+}
+
+/// A store under the cache of keys and values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineStore {
+    /// Its folder, which one process has open at a time.
+    pub path: PathBuf,
+    /// How it behaves.
+    pub options: StoreOptions,
+}
+
+impl EngineStore {
+    /// A store in a folder, with the options that stores have if nothing is said.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), options: StoreOptions::default() }
+    }
+}
+
+/// How the embedding tables of a model folder are kept. Tables that are in the graph have no choice.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TableOptions {
+    /// The size of the cache of each table. `None`: all of a table of up to 256 MiB, and that much of a larger one.
+    pub cache: Option<CacheSize>,
+    /// The floors under the caches, as `EmbeddingConfig` has them; its models are left aside. `None`: host memory, with
+    /// all rows.
+    pub floors: Option<EmbeddingConfig>,
+}

@@ -1,0 +1,197 @@
+//! A request on its way.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::request::RankResponse;
+use super::stats::Counters;
+use super::work::Work;
+use crate::error::{Error, Result, Status};
+use crate::runtime::{Cancel, Watcher, cancelled};
+
+/// Who is told the outcome.
+pub(super) type Callback = Box<dyn FnOnce(Result<RankResponse>) + Send>;
+
+/// A request on its way. It ends once: with its answer, or because its time is over, or because it is cancelled.
+pub(super) struct Pending {
+    pub(super) work: Work,
+    pub(super) arrived: Instant,
+    /// Whether anything can end it early.
+    pub(super) limited: bool,
+    /// Whether a callback is told the outcome, and not someone who waits for it.
+    pub(super) calls_back: bool,
+    timeout: Option<Duration>,
+    state: Mutex<State>,
+    ended: Condvar,
+    counters: Arc<Counters>,
+}
+
+struct State {
+    ended: bool,
+    /// Whether someone waits for the outcome.
+    awaited: bool,
+    outcome: Option<Result<RankResponse>>,
+    callback: Option<Callback>,
+    /// Stops the run that it is alone in.
+    stop: Option<Arc<Cancel>>,
+}
+
+impl Pending {
+    pub(super) fn new(
+        work: Work,
+        timeout: Option<Duration>,
+        limited: bool,
+        calls_back: bool,
+        counters: &Arc<Counters>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            work,
+            arrived: Instant::now(),
+            limited,
+            calls_back,
+            timeout,
+            state: Mutex::new(State { ended: false, awaited: false, outcome: None, callback: None, stop: None }),
+            ended: Condvar::new(),
+            counters: Arc::clone(counters),
+        })
+    }
+
+    /// Has `callback` told the outcome. If it has ended already, which only a cancel does so early, that is said here.
+    pub(super) fn call(&self, callback: Callback) -> Result<()> {
+        let mut state = self.lock();
+        if let Some(Err(error)) = state.outcome.take() {
+            return Err(error);
+        }
+        state.callback = Some(callback);
+        Ok(())
+    }
+
+    /// Ends it, unless it has ended.
+    pub(super) fn end(&self, outcome: Result<RankResponse>) {
+        let mut state = self.lock();
+        if state.ended {
+            return;
+        }
+        state.ended = true;
+        match &outcome {
+            Ok(_) => self.counters.answered(),
+            Err(error) => self.counters.failed(error),
+        }
+        let (stop, callback, awaited) = (state.stop.take(), state.callback.take(), state.awaited);
+        let told = match callback {
+            Some(callback) => Some((callback, outcome)),
+            None => {
+                state.outcome = Some(outcome);
+                None
+            }
+        };
+        drop(state);
+        if let Some(stop) = stop {
+            stop.trigger();
+        }
+        // Whoever has run it here need not be woken, which would be a call of the system.
+        if awaited {
+            self.ended.notify_all();
+        }
+        if let Some((callback, outcome)) = told {
+            let around = IN_CALLBACK.replace(true);
+            // A caller's panic must not end a thread of ours.
+            if catch_unwind(AssertUnwindSafe(|| callback(outcome))).is_err() {
+                log::error!("the callback of a request panicked");
+            }
+            IN_CALLBACK.set(around);
+        }
+    }
+
+    /// Ends it without telling anyone but the caller of this; false if it has ended.
+    pub(super) fn withdraw(&self, error: &Error) -> bool {
+        let mut state = self.lock();
+        if state.ended {
+            return false;
+        }
+        state.ended = true;
+        state.callback = None;
+        self.counters.failed(error);
+        true
+    }
+
+    /// Whether it has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.lock().ended
+    }
+
+    /// Waits for the outcome, no longer than its time limit.
+    pub(super) fn wait(&self) -> Result<RankResponse> {
+        let due = self.due();
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = state.outcome.take() {
+                return outcome;
+            }
+            state.awaited = true;
+            state = match due.map(|due| due.saturating_duration_since(Instant::now())) {
+                None => self.ended.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => {
+                    drop(state);
+                    self.out_of_time();
+                    self.lock()
+                }
+                Some(left) => self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+
+    /// When its time is over.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.timeout.and_then(|timeout| self.arrived.checked_add(timeout))
+    }
+
+    /// Ends it because its time is over.
+    pub(super) fn out_of_time(&self) {
+        let message = format!("the time limit of {:?} is over", self.timeout.unwrap_or_default());
+        self.end(Err(Error::new(Status::Cancelled, message).about("timeout")));
+    }
+
+    /// What stops the run that it is alone in, if anything may.
+    pub(super) fn runs_alone(&self) -> Option<Arc<Cancel>> {
+        if !self.limited {
+            return None;
+        }
+        let stop = Arc::new(Cancel::new());
+        let mut state = self.lock();
+        if state.ended {
+            stop.trigger();
+        } else {
+            state.stop = Some(Arc::clone(&stop));
+        }
+        Some(stop)
+    }
+
+    /// The run that it was alone in is over: there is nothing to stop any more.
+    pub(super) fn has_run(&self) {
+        if self.limited {
+            self.lock().stop = None;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watcher for Pending {
+    fn cancelled(&self) {
+        self.end(Err(cancelled()));
+    }
+}
+
+thread_local! {
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in the callback of a request, which is there until that returns.
+pub(super) fn in_callback() -> bool {
+    IN_CALLBACK.get()
+}

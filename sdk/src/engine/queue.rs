@@ -1,0 +1,234 @@
+//! Who is next: requests in order of arrival, one at a time of each user.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::batch::Workspace;
+use super::pending::Pending;
+use crate::error::{Error, Result, Status};
+
+/// Requests that wait, and the instances that are free.
+pub(super) struct Queue {
+    most: usize,
+    /// One of each user at most.
+    ready: VecDeque<Arc<Pending>>,
+    /// An entry for every user who has a request that is ready or runs: the requests that come after that.
+    behind: HashMap<u64, VecDeque<Arc<Pending>>>,
+    waiting: usize,
+    /// The buffers of the instances that are free.
+    idle: Vec<Workspace>,
+    running: usize,
+    /// How many runs have ended.
+    pub(super) ended: u64,
+    /// Whether the next one waits for pages that a running one has.
+    blocked: bool,
+    pub(super) stop: bool,
+}
+
+impl Queue {
+    pub(super) fn new(instances: u32, most: u32) -> Self {
+        Self {
+            most: most as usize,
+            ready: VecDeque::new(),
+            behind: HashMap::new(),
+            waiting: 0,
+            idle: (0..instances).map(|_| Workspace::default()).collect(),
+            running: 0,
+            ended: 0,
+            blocked: false,
+            stop: false,
+        }
+    }
+
+    /// How many requests wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Whether so many requests could be in the next batch.
+    pub(super) fn fills(&mut self, batch: usize) -> bool {
+        if self.ready.len() >= batch {
+            self.clean();
+        }
+        self.ready.len() >= batch
+    }
+
+    /// The one that is next, if an instance could run it.
+    pub(super) fn next(&self) -> Option<&Arc<Pending>> {
+        self.ready.front().filter(|_| !self.blocked && !self.idle.is_empty())
+    }
+
+    /// Puts a request at the end.
+    pub(super) fn push(&mut self, pending: Arc<Pending>) -> Result<()> {
+        if self.waiting >= self.most {
+            self.clean();
+        }
+        if self.waiting >= self.most {
+            let message = format!("{} requests are waiting already (options.queue): try again later", self.waiting);
+            return Err(Error::new(Status::Capacity, message));
+        }
+        self.waiting += 1;
+        match self.behind.get_mut(&pending.work.user) {
+            Some(behind) => behind.push_back(pending),
+            None => {
+                self.behind.insert(pending.work.user, VecDeque::new());
+                self.ready.push_back(pending);
+            }
+        }
+        Ok(())
+    }
+
+    /// An instance for a request that need not wait, if there is one.
+    pub(super) fn at_once(&mut self, user: u64) -> Option<Workspace> {
+        if !self.ready.is_empty() || self.behind.contains_key(&user) {
+            return None;
+        }
+        let workspace = self.idle.pop()?;
+        self.behind.insert(user, VecDeque::new());
+        self.running += 1;
+        Some(workspace)
+    }
+
+    /// A free instance.
+    pub(super) fn instance(&mut self) -> Option<Workspace> {
+        let workspace = self.idle.pop()?;
+        self.running += 1;
+        Some(workspace)
+    }
+
+    /// The next request, which is its caller's to run or to put back. `callbacks`: also if it has one.
+    pub(super) fn take(&mut self, callbacks: bool) -> Option<Arc<Pending>> {
+        if self.blocked {
+            return None;
+        }
+        while let Some(pending) = self.ready.pop_front() {
+            if !pending.has_ended() {
+                if pending.calls_back && !callbacks {
+                    self.ready.push_front(pending);
+                    return None;
+                }
+                self.waiting -= 1;
+                return Some(pending);
+            }
+            self.waiting -= 1;
+            self.done(pending.work.user);
+        }
+        None
+    }
+
+    /// Puts a request back that was taken: it is the next one again.
+    pub(super) fn put_back(&mut self, pending: Arc<Pending>) {
+        self.waiting += 1;
+        self.ready.push_front(pending);
+    }
+
+    /// Puts a request back for which there is no room now, until a run has ended. Gives it back if none is to end.
+    pub(super) fn until_room(
+        &mut self,
+        pending: Arc<Pending>,
+        ended: u64,
+        batch_holds_some: bool,
+    ) -> Option<Arc<Pending>> {
+        let others = batch_holds_some || self.running > 1;
+        if !others && self.ended == ended {
+            return Some(pending);
+        }
+        self.put_back(pending);
+        self.blocked = others;
+        None
+    }
+
+    /// The request of a user that was taken has ended: the next one of that user may follow, after whoever is there.
+    pub(super) fn done(&mut self, user: u64) {
+        let Some(behind) = self.behind.get_mut(&user) else { return };
+        match behind.pop_front() {
+            Some(next) => self.ready.push_back(next),
+            None => drop(self.behind.remove(&user)),
+        }
+    }
+
+    /// An instance is free again. `ran`: and someone was answered; otherwise whoever found no room is not to look again
+    /// at once, unless no one else runs.
+    pub(super) fn give_back(&mut self, workspace: Workspace, ran: bool) {
+        self.idle.push(workspace);
+        self.running -= 1;
+        if ran || self.running == 0 {
+            self.ended += 1;
+            self.blocked = false;
+        }
+    }
+
+    /// Drops requests that have ended while they waited.
+    fn clean(&mut self) {
+        for behind in self.behind.values_mut() {
+            behind.retain(|pending| !pending.has_ended());
+        }
+        let (gone, left): (Vec<_>, Vec<_>) = self.ready.drain(..).partition(|pending| pending.has_ended());
+        self.ready.extend(left);
+        gone.iter().for_each(|pending| self.done(pending.work.user));
+        self.waiting = self.ready.len() + self.behind.values().map(VecDeque::len).sum::<usize>();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::serving::Serving;
+    use super::super::stats::Counters;
+    use super::super::work::Work;
+    use super::super::{EngineOptions, ModelFolder, RankRequest};
+    use super::*;
+    use crate::config::{ModelOptions, Provider};
+    use crate::engine::Columns;
+
+    /// Requests of users 0 to before `count`; every other one has a callback.
+    fn requests(count: u64) -> Vec<Arc<Pending>> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/engine/gather");
+        let model = ModelOptions { provider: Provider::Cpu, ..ModelOptions::default() };
+        let options = EngineOptions { model, ..EngineOptions::default() };
+        let serving = Serving::open(ModelFolder::open(folder).unwrap(), &options, None).unwrap();
+        let one = |user| {
+            let request = RankRequest {
+                user,
+                user_keys: vec![("age".into(), 1), ("town".into(), 1)],
+                candidates: Columns::new().with("item", [1]).with("genre", [1]),
+                ..RankRequest::default()
+            };
+            let work = Work::new(&serving, &request).unwrap();
+            Pending::new(work, None, false, user % 2 == 1, &Arc::new(Counters::new()))
+        };
+        (0..count).map(one).collect()
+    }
+
+    #[test]
+    fn whoever_finds_no_room_is_left_alone_until_a_run_ends() {
+        let mut queue = Queue::new(3, 10);
+        let mut all = requests(2).into_iter();
+        let (runs, waits) = (all.next().unwrap(), all.next().unwrap());
+        let running = queue.at_once(runs.work.user).unwrap();
+        queue.push(waits).unwrap();
+        let (looks, taken) = (queue.instance().unwrap(), queue.take(true).unwrap());
+        let ended = queue.ended;
+        assert!(queue.until_room(taken, ended, false).is_none());
+        queue.give_back(looks, false);
+        assert!(queue.next().is_none() && queue.take(true).is_none() && queue.ended == ended, "nothing has changed");
+        queue.done(runs.work.user);
+        queue.give_back(running, true);
+        assert!(queue.next().is_some() && queue.waiting() == 1);
+        // Alone, and nothing has ended since: there will be no room.
+        let (_looks, taken) = (queue.instance().unwrap(), queue.take(true).unwrap());
+        let ended = queue.ended;
+        assert!(queue.until_room(taken, ended, false).is_some());
+    }
+
+    #[test]
+    fn those_with_a_callback_are_left_to_others() {
+        let mut queue = Queue::new(1, 10);
+        requests(3).into_iter().for_each(|pending| queue.push(pending).unwrap());
+        assert_eq!(queue.take(false).unwrap().work.user, 0);
+        assert!(queue.take(false).is_none() && queue.waiting() == 2);
+        assert_eq!((queue.take(true).unwrap().work.user, queue.take(false).unwrap().work.user), (1, 2));
+        assert_eq!(queue.waiting(), 0);
+    }
+}

@@ -1,0 +1,125 @@
+//! A model folder that is open: its model, its tables, and the cache of keys and values that is its own.
+
+use std::sync::Arc;
+
+use super::batch::{self, Workspace};
+use super::folder::{Lookup, ModelFolder};
+use super::history;
+use super::layout::Layout;
+use super::options::EngineOptions;
+use super::remembered::Remembered;
+use super::tables::FolderTables;
+use super::work::Work;
+use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages};
+use crate::error::{Error, Result, Status};
+use crate::kv::{KvCache, Tiers, Users};
+use crate::runtime::Model;
+use crate::store::Store;
+
+/// A version of a model, open.
+pub(super) struct Serving {
+    pub(super) folder: Arc<ModelFolder>,
+    pub(super) layout: Layout,
+    pub(super) model: Arc<Model>,
+    /// There if the tables are in files of their own.
+    pub(super) tables: Option<Arc<FolderTables>>,
+    /// Pages for keys and values; `None` if the graph has none.
+    pub(super) kv: Option<KvCache>,
+    /// Whether keys and values are kept. If not, the pages are there for the time of a run.
+    pub(super) keeps: bool,
+    /// The version, for responses.
+    pub(super) version: Arc<str>,
+}
+
+impl Serving {
+    /// Opens a folder and runs its model once.
+    pub(super) fn open(
+        folder: ModelFolder,
+        options: &EngineOptions,
+        store: Option<&Arc<dyn Store>>,
+    ) -> Result<Arc<Self>> {
+        let tables = match folder.lookup {
+            Lookup::Bag => Some(Arc::new(FolderTables::open(&folder, &options.tables)?)),
+            Lookup::Gather => None,
+        };
+        let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
+        let model_options = ModelOptions { tables: graph_tables, ..options.model.clone() };
+        let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
+        let wanted = options.kv.filter(|pages| !matches!(pages, Pages::Count(0) | Pages::Bytes(0)));
+        let keeps = folder.kv.cache && wanted.is_some();
+        let kv = folder.kv.cache.then(|| open_kv(&folder, options, wanted, store)).transpose()?;
+        if let (Some(reason), Some(_)) = (&folder.kv.reason, wanted) {
+            log::info!("keys and values of this model are not kept: {reason}");
+        }
+        let (layout, version) = (Layout::new(&folder), folder.version.as_str().into());
+        let serving = Arc::new(Self { folder: Arc::new(folder), layout, model, tables, kv, keeps, version });
+        serving.warm_up()?;
+        Ok(serving)
+    }
+
+    /// Whether a history of so many rows can be in the cache at all.
+    pub(super) fn fits(&self, rows: u64) -> bool {
+        let page = u64::from(self.folder.kv.page_size);
+        self.kv.as_ref().is_none_or(|kv| rows.div_ceil(page) <= kv.stats().pages)
+    }
+
+    /// Has the cache and its store forget a user, and says whether there was one.
+    pub(super) fn forget(&self, user: u64) -> Result<bool> {
+        let Some(kv) = self.kv.as_ref().filter(|_| self.keeps) else { return Ok(false) };
+        kv.evict(Users::These(&[user]), Tiers::ALL).map(|known| known > 0)
+    }
+
+    /// Scores one candidate without keys: finds out what only a run does, and has ONNX Runtime make ready.
+    fn warm_up(self: &Arc<Self>) -> Result<()> {
+        let none = self.layout.no_key;
+        let work = Work {
+            serving: Arc::clone(self),
+            // Nothing of it is kept.
+            user: u64::MAX,
+            start: 0,
+            events: Vec::new(),
+            total: 0,
+            user_keys: Some(vec![none; self.layout.of_user.len()]),
+            candidates: vec![none; self.layout.of_candidate.len()],
+            num_candidates: 1,
+            time: 0,
+        };
+        let mut workspace = Workspace::default();
+        let ready = history::prepare(&work, &Remembered::new(0, &[]), &mut workspace.items)?;
+        batch::run(&mut workspace, &[(&work, &ready)], None).map(drop).map_err(|error| {
+            let message = format!("the model can not be run: {error}");
+            Error::new(if error.status() == Status::Runtime { Status::Model } else { error.status() }, message)
+        })
+    }
+}
+
+fn open_kv(
+    folder: &ModelFolder,
+    options: &EngineOptions,
+    wanted: Option<Pages>,
+    store: Option<&Arc<dyn Store>>,
+) -> Result<KvCache> {
+    let layout = &folder.kv;
+    // Without a cache: room for the rows of a batch on every instance.
+    let rows = folder.limits.max_history_rows.max(options.max_batch_rows.into());
+    let room = (rows.div_ceil(u64::from(layout.page_size).max(1)) + u64::from(options.max_batch))
+        .saturating_mul(options.instances.into());
+    let kv = KvOptions {
+        layers: layout.layers,
+        heads: layout.heads,
+        head_size: layout.head_size,
+        page_size: layout.page_size,
+        element: layout.element,
+        pages: wanted.unwrap_or(Pages::Count(u32::try_from(room).unwrap_or(u32::MAX))),
+        model_version: folder.version.clone(),
+        overlap: Overlap::Trim,
+        edited: if wanted.is_some() { Edited::Invalidate } else { Edited::Unnoticed },
+        offload: options.offload,
+        ahead_percent: options.ahead_percent,
+        ..KvOptions::default()
+    };
+    KvCache::open(&kv, store.filter(|_| wanted.is_some()).cloned()).map_err(|error| match error.argument() {
+        Some("pages") => error.about("options.kv"),
+        _ => error,
+    })
+}

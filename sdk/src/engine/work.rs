@@ -1,0 +1,191 @@
+//! A request, checked against its model and turned into numbers.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::layout::Layout;
+use super::request::{Columns, RankRequest};
+use super::serving::Serving;
+use crate::error::{Error, Result, Status};
+
+/// What there is to do for one request.
+pub(super) struct Work {
+    /// The model that answers: the one that was served when the request came.
+    pub(super) serving: Arc<Serving>,
+    pub(super) user: u64,
+    /// Which event of the history is the first of `events`.
+    pub(super) start: u64,
+    /// The numbers of each event, one event after the other.
+    pub(super) events: Vec<i64>,
+    /// How many events the history has, with these.
+    pub(super) total: u64,
+    /// The user's own keys, if the request has them.
+    pub(super) user_keys: Option<Vec<i64>>,
+    /// The keys of each candidate, one candidate after the other.
+    pub(super) candidates: Vec<i64>,
+    pub(super) num_candidates: usize,
+    pub(super) time: i64,
+}
+
+impl Work {
+    /// Checks a request as far as that goes without knowing the user's history.
+    pub(super) fn new(serving: &Arc<Serving>, request: &RankRequest) -> Result<Self> {
+        let (layout, limits) = (&serving.layout, &serving.folder.limits);
+        let count = request.events.keys.rows();
+        // How many there are comes first: what is too long is not copied.
+        let start = request.start.unwrap_or(0);
+        let total = start.checked_add(count as u64).filter(|&total| total <= limits.max_history).ok_or_else(|| {
+            let message = format!(
+                "the history has {} events and this model takes {} at most (limits.max_history)",
+                u128::from(start) + count as u128,
+                limits.max_history
+            );
+            Error::invalid("events", message)
+        })?;
+        let num_candidates = request.candidates.rows();
+        if num_candidates == 0 {
+            return Err(Error::invalid("candidates", "there are none: send at least one to be scored"));
+        }
+        if num_candidates as u64 > limits.max_candidates {
+            let most = limits.max_candidates;
+            let message =
+                format!("{num_candidates} are more than the {most} that this model takes (limits.max_candidates)");
+            return Err(Error::invalid("candidates", message));
+        }
+        let events = table("events", &request.events.keys, layout, &layout.of_event, layout.width())?;
+        let events = with_times(events, count, request, layout)?;
+        let of_candidate = &layout.of_candidate;
+        let mut candidates = table("candidates", &request.candidates, layout, of_candidate, of_candidate.len())?;
+        for (place, key) in candidates.iter_mut().enumerate() {
+            let feature = &layout.features[of_candidate[place % of_candidate.len()]];
+            *key = feature.resolve(*key, layout.no_key).map_err(|error| error.about("candidates"))?;
+        }
+        let user_keys = user_keys(layout, request, start)?;
+        let work = Self {
+            serving: Arc::clone(serving),
+            user: request.user,
+            start,
+            events,
+            total,
+            user_keys,
+            candidates,
+            num_candidates,
+            time: request.time.unwrap_or_else(now),
+        };
+        work.check_keyed(request)?;
+        Ok(work)
+    }
+
+    /// Rows of the history, with what is new.
+    pub(super) fn rows(&self) -> u64 {
+        self.serving.layout.row_of(self.total)
+    }
+
+    /// Refuses keys that a keyed table without a default row does not have; of the other tables that is known already.
+    fn check_keyed(&self, request: &RankRequest) -> Result<()> {
+        let Serving { layout, folder, tables, .. } = &*self.serving;
+        let Some(tables) = tables else { return Ok(()) };
+        for feature in layout.features.iter().filter(|feature| feature.keyed) {
+            if folder.table(&feature.table).is_none_or(|table| table.default_row.is_some()) {
+                continue;
+            }
+            let own = request.user_keys.iter().find(|(name, _)| *name == feature.name).map(|(_, key)| vec![*key]);
+            let places = [
+                ("events", request.events.keys.get(&feature.name)),
+                ("candidates", request.candidates.get(&feature.name)),
+                ("user_keys", own.as_deref()),
+            ];
+            for (place, keys) in places.into_iter().filter_map(|(place, keys)| Some((place, keys?))) {
+                if let Some(key) = tables.first_unknown(&feature.table, keys, layout.no_key)? {
+                    let message = format!(
+                        "{:?} has the key {key}, which table {:?} does not have, and there is no default row: leave it \
+                         out, send {} for none, or export the table with a default_row",
+                        feature.name, feature.table, layout.no_key
+                    );
+                    return Err(Error::invalid(place, message));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts columns side by side: `width` numbers for each row, of which the first are keys of `features`.
+fn table(argument: &str, columns: &Columns, layout: &Layout, features: &[usize], width: usize) -> Result<Vec<i64>> {
+    let rows = columns.rows();
+    if columns.iter().len() == 0 {
+        return Ok(Vec::new());
+    }
+    for (index, (name, keys)) in columns.iter().enumerate() {
+        if !features.iter().any(|&feature| layout.features[feature].name == name) {
+            let names: Vec<_> = features.iter().map(|&feature| layout.features[feature].name.as_str()).collect();
+            let message = format!("{argument} have no feature {name:?}; they have {}", names.join(", "));
+            return Err(Error::new(Status::NotFound, message).about(argument));
+        }
+        if columns.iter().take(index).any(|(other, _)| other == name) {
+            return Err(Error::invalid(argument, format!("{name:?} is given twice")));
+        }
+        if keys.len() != rows {
+            let first = columns.iter().next().map_or("", |(name, _)| name);
+            let message = format!("{name:?} has {} keys and {first:?} has {rows}: give each as many", keys.len());
+            return Err(Error::invalid(argument, message));
+        }
+    }
+    let mut numbers = vec![0; rows * width];
+    for (place, &feature) in features.iter().enumerate() {
+        let feature = &layout.features[feature];
+        let keys = columns
+            .get(&feature.name)
+            .ok_or_else(|| Error::invalid(argument, format!("the keys of {:?} are missing", feature.name)))?;
+        for (row, &key) in numbers.chunks_exact_mut(width).zip(keys) {
+            // Kept as it is: another model may know it.
+            feature.resolve(key, layout.no_key).map_err(|error| error.about(argument))?;
+            row[place] = key;
+        }
+    }
+    Ok(numbers)
+}
+
+/// Puts its time after the keys of each event.
+fn with_times(mut events: Vec<i64>, count: usize, request: &RankRequest, layout: &Layout) -> Result<Vec<i64>> {
+    let times = &request.events.times;
+    if times.len() != count && (layout.timed || !times.is_empty()) {
+        let message = format!("{} times for {count} events: give each event its time", times.len());
+        return Err(Error::invalid("events.times", message));
+    }
+    if layout.timed {
+        let width = layout.width();
+        for (event, &time) in events.chunks_exact_mut(width).zip(times) {
+            event[width - 1] = time;
+        }
+    }
+    Ok(events)
+}
+
+fn user_keys(layout: &Layout, request: &RankRequest, start: u64) -> Result<Option<Vec<i64>>> {
+    if request.user_keys.is_empty() && (start > 0 || layout.of_user.is_empty()) {
+        return Ok(layout.of_user.is_empty().then(Vec::new));
+    }
+    let named = |name: &str| layout.of_user.iter().any(|&feature| layout.features[feature].name == name);
+    if let Some((name, _)) = request.user_keys.iter().find(|(name, _)| !named(name)) {
+        let message = format!("users have no feature {name:?}");
+        return Err(Error::new(Status::NotFound, message).about("user_keys"));
+    }
+    let key = |&feature: &usize| {
+        let feature = &layout.features[feature];
+        let mut given = request.user_keys.iter().filter(|(name, _)| *name == feature.name);
+        match (given.next(), given.next()) {
+            (Some((_, key)), None) => {
+                feature.resolve(*key, layout.no_key).map_err(|error| error.about("user_keys"))?;
+                Ok(*key)
+            }
+            (None, _) => Err(Error::invalid("user_keys", format!("the key of {:?} is missing", feature.name))),
+            _ => Err(Error::invalid("user_keys", format!("{:?} is given twice", feature.name))),
+        }
+    };
+    layout.of_user.iter().map(key).collect::<Result<_>>().map(Some)
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}

@@ -1,0 +1,99 @@
+"""The ranking engine through C, on models as the exporter makes them, against the formulas in float64."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from capi import Failure, address, engine_options, pointed_to, struct, texts
+from exported import BEFORE, END, HOURS, MLP, QUARTERS, WIDE, Oracle, error, made, people, settings, tensors, with_user
+
+COUNTS = [(13, 5), (0, 3), (25, 2), (1, 1), (18, 6)]
+KNOWN = {"name": "rating", "table": "ratings", "candidate_key": 3}
+MODELS = {
+    "nvidia": (settings(), 1e-5),
+    "meta": (settings("meta", block__group_norm=True), 1e-5),
+    "interleaved": (settings(interleaved=True, lookup="bag"), 1e-5),
+    "users": (with_user(settings(times=HOURS, lookup="bag"), mlp=MLP), 1e-5),
+    "wide": (settings(tokens=WIDE, times=QUARTERS, final_norm="layer_norm"), 1e-5),
+    "known action": (settings("meta", lookup="bag", tokens__action__features=[KNOWN]), 1e-5),
+    "groups": (settings(block__target_group_size=2, block__max_attn_len=9), 1e-5),
+    "f16": (settings(kv__type="f16"), 2e-3),
+    "bf16": (settings("meta", True, kv__type="bf16"), 1e-2),
+    "from the end": (settings("meta", positions=END, times=BEFORE), 1e-5),
+    "users see all": (with_user(settings(), sees_history=True), 1e-5),
+}
+
+
+class Engine:
+    def __init__(self, pagoda, folder, **options):
+        self.pagoda = pagoda
+        path, options = ctypes.create_string_buffer(str(folder).encode()), engine_options(**options)
+        self.handle = pagoda.make("pagoda_engine_open", address(path), address(options))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.pagoda.free("pagoda_engine", self.handle)
+
+    def rank(self, config, user, name, start=None):
+        """The scores for a user of `people`, and how many rows were cached and computed."""
+        tokens = config["tokens"]
+        kinds = {kind: [f["name"] for f in tokens[kind]["features"]] for kind in tokens if kind != "interleaved"}
+        events = user["events"][start or 0 :]
+        fields = self.columns("event", events, kinds["item"] + kinds.get("action", []))
+        fields |= self.columns("candidate", user["candidates"], kinds["item"])
+        fields["event_times"] = pointed_to((ctypes.c_int64 * max(len(events), 1))(*[event["time"] for event in events]))
+        own = kinds.get("user", [])
+        fields |= {"user_feature_count": len(own), "user_features": pointed_to(texts(own))}
+        fields["user_keys"] = pointed_to((ctypes.c_int64 * max(len(own), 1))(*[user["keys"][name] for name in own]))
+        fields |= {"start": -1 if start is None else start, "has_time": 1, "time": user["now"]}
+        request, response = struct("pagoda_rank_request", user=name, **fields), struct("pagoda_rank_response")
+        scores = np.full([len(user["candidates"]), len(config["head"]["tasks"])], 123, np.float32)
+        self.pagoda.call(
+            "pagoda_engine_rank", self.handle, address(request), scores.ctypes.data, scores.size, address(response)
+        )
+        return scores, response.cached_rows, response.computed_rows
+
+    @staticmethod
+    def columns(what, rows, names):
+        lists = [pointed_to((ctypes.c_int64 * max(len(rows), 1))(*[row[name] for row in rows])) for name in names]
+        return {
+            f"{what}_count": len(rows),
+            f"{what}_feature_count": len(names),
+            f"{what}_features": pointed_to(texts(names)),
+            f"{what}_keys": pointed_to((ctypes.c_void_p * len(lists))(*lists)),
+        }
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_scores_are_those_of_the_formulas(pagoda, made, model, cached):
+    config, tolerance = MODELS[model]
+    weights = tensors(config)
+    folder, oracle = made(config, weights), Oracle(config, weights)
+    with Engine(pagoda, folder, kv_pages=64 if cached else 0, remember_bytes=1 << 20) as engine:
+        for number, user in enumerate(people(config, COUNTS)):
+            expected = oracle.scores([user])
+            third = len(user["events"]) // 3
+            early = user | {"events": user["events"][:third]}
+            scores, *_ = engine.rank(config, early, number)
+            assert error(scores, oracle.scores([early])) <= tolerance
+            scores, old, _ = engine.rank(config, user, number, third or None)
+            assert error(scores, expected) <= tolerance
+            keeps = cached and model not in ("from the end", "users see all")
+            assert (old > 0) == (keeps and (third > 0 or "user" in config["tokens"]))
+            scores, old, again = engine.rank(config, user, number)
+            assert error(scores, expected) <= tolerance
+            assert (old == 0, again == 0) == ((False, True) if keeps and old + again else (True, old + again == 0))
+
+
+def test_what_is_not_known_is_said(pagoda, made):
+    config, _ = MODELS["nvidia"]
+    (user,) = people(config, [(13, 5)])
+    with Engine(pagoda, made(config, tensors(config))) as engine:
+        with pytest.raises(Failure) as failure:
+            engine.rank(config, user, 7, start=5)
+        assert failure.value.argument == "request.start" and "events 0 to 4 of user 7" in failure.value.message
+        engine.rank(config, user, 7)
+        engine.rank(config, user, 7, start=13)
