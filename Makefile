@@ -17,7 +17,7 @@ CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -Ibinding
 LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build build-cpp demo test lint test-rust test-python soak bench header clean
+.PHONY: help deps build build-cpp demo test lint test-rust test-python soak bench bench-model header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -74,8 +74,14 @@ target/demo/model.onnx: samples/make_model.py $(VENV)/.ready
 demo: build target/demo/model.onnx ## See it work: a small HSTU model that remembers, run from C.
 	@$(RELEASE)/demo-c target/demo/model.onnx
 
-bench: build ## Measure everything that has a goal.
-	@for name in overhead append attention kv store embedding; do $(RELEASE)/pagoda bench $$name; done
+target/bench/rank/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
+	@mkdir -p target/bench
+	@$(PY) samples/make_rank_model.py $(@D)
+
+bench-model: target/bench/rank/pagoda.json ## Make the model folder that `pagoda bench rank` measures.
+
+bench: build bench-model ## Measure everything that has a goal.
+	@for name in overhead append attention kv store embedding rank; do $(RELEASE)/pagoda bench $$name; done
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 

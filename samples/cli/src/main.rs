@@ -1,39 +1,90 @@
 //! The `pagoda` command.
 
 mod bench;
+mod completions;
+mod inspect;
 mod memory;
+mod output;
+mod progress;
+mod rank;
 mod store;
+mod words;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 /// Inference for models that remember.
+///
+/// Looks into model folders, ranks candidates with them, looks after stores, and measures.
 #[derive(Parser)]
-#[command(version, about)]
+#[command(version, about, after_help = EXIT_CODES, max_term_width = 120)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
 }
 
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  all went well
+  1  something failed; a line on stderr says what and what to do
+  2  the command line is not right
+
+`pagoda help <command>` has an example for each. Progress is shown on stderr if that is a terminal.";
+
 #[derive(Subcommand)]
 enum Command {
+    /// Rank candidates for users: requests in, answers out, a line each.
+    Rank(rank::Arguments),
+    /// A model folder in words: what it takes, what it gives, the memory it needs, whether its files are whole.
+    Inspect(inspect::Arguments),
     /// Measure: each row is a figure, the baseline measured in the same run, and the ratio (how many times as good).
     Bench(bench::Arguments),
     /// Look at a host store, check it, make its index anew, give space back.
     Store(store::Arguments),
+    /// Print what makes a shell complete this command's words.
+    Completions(completions::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Bench(arguments) => bench::run(&arguments),
-        Command::Store(arguments) => store::run(&arguments),
+        Command::Rank(arguments) => rank::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Store(arguments) => store::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Completions(arguments) => completions::run(&arguments).map(|()| ExitCode::SUCCESS),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pagoda: {error}");
-            ExitCode::FAILURE
+    result.unwrap_or_else(|error| {
+        // Who closes our output early, as `head` does, has seen enough.
+        if output::is_closed() {
+            return ExitCode::SUCCESS;
         }
+        eprintln!("pagoda: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_made() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        fn visit(command: &clap::Command, path: &str) {
+            for inner in command.get_subcommands().filter(|inner| inner.get_name() != "help") {
+                let path = format!("{path} {}", inner.get_name());
+                let help = inner.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains(&path), "`{path} --help` has no example");
+                visit(inner, &path);
+            }
+        }
+        visit(&Arguments::command(), "pagoda");
     }
 }

@@ -6,8 +6,14 @@ use clap::Subcommand;
 use pagoda::store::{CheckReport, DiskStore, Stats};
 use pagoda::{Error, Result, Status, StoreOptions};
 
+use crate::output;
+use crate::progress::Progress;
+
 /// What to do with which store.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Example:
+  pagoda store check /var/lib/ranker/histories || echo 'see what it says above'")]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -16,12 +22,16 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Say what the store holds.
+    #[command(after_help = "Example:\n  pagoda store stats /var/lib/ranker/histories --json")]
     Stats(Folder),
     /// Read everything and verify every checksum. Changes nothing; fails if something is damaged.
+    #[command(after_help = "Example:\n  pagoda store check /var/lib/ranker/histories")]
     Check(Folder),
     /// Throw the index away and make it anew from the data files.
+    #[command(after_help = "Example:\n  pagoda store rebuild /var/lib/ranker/histories")]
     Rebuild(Folder),
     /// Give the space of removed data back.
+    #[command(after_help = "Example:\n  pagoda store compact /var/lib/ranker/histories")]
     Compact(Folder),
 }
 
@@ -39,12 +49,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.command {
         Command::Stats(folder) => {
             let stats = open(folder)?.stats();
-            print(folder, &rows(&stats));
+            print(folder, &rows(&stats))?;
         }
         Command::Check(folder) => {
             existing(folder)?;
-            let report = DiskStore::check(&folder.path)?;
-            print(folder, &check_rows(&report));
+            let report = during("checking", folder, || DiskStore::check(&folder.path))?;
+            print(folder, &check_rows(&report))?;
             if !report.is_sound() {
                 let advice = "what is damaged counts as not stored, and leaves when it is next read";
                 return Err(Error::new(Status::Io, format!("{} is damaged: {advice}", folder.path.display())));
@@ -52,17 +62,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Rebuild(folder) => {
             existing(folder)?;
-            let stats = DiskStore::rebuild(&folder.path)?;
-            print(folder, &rows(&stats));
+            let stats = during("making the index of", folder, || DiskStore::rebuild(&folder.path))?;
+            print(folder, &rows(&stats))?;
         }
         Command::Compact(folder) => {
             let store = open(folder)?;
             let before = store.stats().file_bytes;
-            store.compact()?;
+            during("compacting", folder, || store.compact())?;
             let stats = store.stats();
             let mut rows = rows(&stats);
             rows.push(("freed_bytes", before.saturating_sub(stats.file_bytes)));
-            print(folder, &rows);
+            print(folder, &rows)?;
         }
     }
     Ok(())
@@ -70,7 +80,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn open(folder: &Folder) -> Result<DiskStore> {
     existing(folder)?;
-    DiskStore::open(&folder.path, &StoreOptions::default())
+    during("opening", folder, || DiskStore::open(&folder.path, &StoreOptions::default()))
+}
+
+/// Does the work with a word about it on the terminal.
+fn during<T>(doing: &str, folder: &Folder, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _progress = Progress::spinner(format!("{doing} {}", folder.path.display()));
+    work()
 }
 
 /// Opening makes a store where there is none, which no one wants who asks after one.
@@ -111,13 +127,10 @@ fn check_rows(report: &CheckReport) -> Rows {
     ]
 }
 
-fn print(folder: &Folder, rows: &[(&'static str, u64)]) {
+fn print(folder: &Folder, rows: &[(&'static str, u64)]) -> Result<()> {
     if folder.json {
         let fields: Vec<String> = rows.iter().map(|(name, value)| format!(r#""{name}":{value}"#)).collect();
-        println!("{{{}}}", fields.join(","));
-        return;
+        return output::line(format!("{{{}}}", fields.join(",")));
     }
-    for (name, value) in rows {
-        println!("{:<18} {value:>16}", name.replace('_', " "));
-    }
+    rows.iter().try_for_each(|(name, value)| output::line(format!("{:<18} {value:>16}", name.replace('_', " "))))
 }

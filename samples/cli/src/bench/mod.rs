@@ -7,17 +7,27 @@ mod kv;
 mod matmul;
 mod overhead;
 mod random;
+mod rank;
 mod raw;
 mod store;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use pagoda::{ElementType, Model, ModelOptions, Provider, Result, Tensor};
 use pagoda_test_support::{Attribute, Dim, Graph};
 
+use crate::output;
+use crate::progress::Progress;
+
 /// What to measure and how.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  pagoda bench attention
+  pagoda bench rank --model target/bench/rank      (after `make bench-model`)
+  pagoda bench kv --json | jq 'select(.ratio < 1)'")]
 pub struct Arguments {
     /// What to measure.
     name: Name,
@@ -30,6 +40,9 @@ pub struct Arguments {
     /// Threads for both sides; 0 = one for each core.
     #[arg(long, default_value_t = 0)]
     threads: u32,
+    /// The model folder that `rank` measures; `make bench-model` makes it.
+    #[arg(long, default_value = rank::MODEL, value_name = "FOLDER")]
+    model: PathBuf,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -46,6 +59,8 @@ enum Name {
     Embedding,
     /// The host store: reading against memcpy, appending against write and fdatasync, opening.
     Store,
+    /// The engine with a model of 8 layers: with the cache against without, 16 callers against one, its own time.
+    Rank,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,6 +75,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         threads => threads,
     };
     let Backend::Cpu = arguments.backend;
+    let name = arguments.name.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let progress = Progress::spinner(format!("measuring {name}"));
     let rows = match arguments.name {
         Name::Attention => attention::measure(threads)?,
         Name::Append => append::measure(threads)?,
@@ -67,11 +84,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Name::Kv => kv::measure()?,
         Name::Embedding => embedding::measure(threads)?,
         Name::Store => store::measure()?,
+        Name::Rank => rank::measure(threads, &arguments.model, &progress)?,
     };
-    for row in rows {
-        println!("{}", if arguments.json { row.json() } else { row.text() });
-    }
-    Ok(())
+    drop(progress);
+    rows.iter().try_for_each(|row| output::line(if arguments.json { row.json() } else { row.text() }))
 }
 
 /// How both sides of a comparison run: on as many threads, none of which gets in the way of the other side's.

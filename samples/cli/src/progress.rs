@@ -1,0 +1,86 @@
+//! What is going on, on stderr, where that is a terminal and it takes longer than a moment.
+
+use std::io::IsTerminal;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// What ends sooner than this is not worth a bar that flashes up.
+const PATIENCE: Duration = Duration::from_millis(700);
+const TICK: Duration = Duration::from_millis(100);
+
+/// A bar, or a spinner where no one knows how much there is to do; gone without a trace when this is dropped.
+pub struct Progress {
+    bar: ProgressBar,
+    ended: Arc<(Mutex<bool>, Condvar)>,
+    painter: Option<JoinHandle<()>>,
+}
+
+impl Progress {
+    /// Something of unknown length.
+    pub fn spinner(doing: impl Into<String>) -> Self {
+        Self::start(ProgressBar::new_spinner(), "{spinner} {msg} {elapsed}", doing.into())
+    }
+
+    /// `total` bytes to read.
+    pub fn bytes(doing: impl Into<String>, total: u64) -> Self {
+        let template = "{spinner} {msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left";
+        Self::start(ProgressBar::new(total), template, doing.into())
+    }
+
+    fn start(bar: ProgressBar, template: &str, doing: String) -> Self {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+        bar.set_style(ProgressStyle::with_template(template).expect("templates are constants that were tried"));
+        bar.set_message(doing);
+        let ended = Arc::new((Mutex::new(false), Condvar::new()));
+        let painter = std::io::stderr().is_terminal().then(|| {
+            let (bar, ended) = (bar.clone(), ended.clone());
+            std::thread::spawn(move || paint(&bar, &ended))
+        });
+        Self { bar, ended, painter }
+    }
+
+    /// Says what is being done now.
+    pub fn doing(&self, what: impl Into<String>) {
+        self.bar.set_message(what.into());
+    }
+
+    /// So much is done.
+    pub fn reached(&self, position: u64) {
+        self.bar.set_position(position);
+    }
+
+    /// Runs what writes to the terminal, with the bar out of its way.
+    pub fn aside<T>(&self, write: impl FnOnce() -> T) -> T {
+        self.bar.suspend(write)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        *self.ended.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.ended.1.notify_all();
+        if let Some(painter) = self.painter.take() {
+            let _ = painter.join();
+        }
+        self.bar.finish_and_clear();
+    }
+}
+
+fn paint(bar: &ProgressBar, (ended, bell): &(Mutex<bool>, Condvar)) {
+    let mut guard = ended.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut wait = PATIENCE;
+    while !*guard {
+        let waited = bell.wait_timeout(guard, wait).unwrap_or_else(PoisonError::into_inner);
+        guard = waited.0;
+        if !*guard && waited.1.timed_out() {
+            if wait == PATIENCE {
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+            }
+            bar.tick();
+            wait = TICK;
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! `pagoda rank`: requests in, answers out, a line each.
+
+mod answer;
+mod columns;
+mod json;
+mod request;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use pagoda::engine::{Columns, EngineStore, Events, SourceOf};
+use pagoda::{Engine, EngineOptions, Error, ModelFolder, ModelOptions, Offload, Pages, RankRequest, RankResponse};
+use pagoda::{Result, Status};
+
+use crate::output;
+use crate::progress::Progress;
+use crate::words::parse_bytes;
+use answer::{Answer, Failed};
+use request::{Features, Line};
+
+/// Which requests, and how to answer them.
+#[derive(clap::Args)]
+#[command(after_help = "\
+A request is a JSON object on one line. For a model with the features `movie` and `rating`:
+  {\"user\": 7, \"events\": {\"movie\": [50, 181], \"rating\": [5, 4]}, \"candidates\": [172, 210, 98]}
+`pagoda inspect` names the features of a model; sdk/docs/cli.md has all fields. With \"start\": 2 the events begin at event
+2 of the history, counted from 0; without it they are the whole history.
+
+Examples:
+  pagoda rank model --requests requests.jsonl --top 3
+  pagoda rank model --store /var/lib/ranker/histories --json < requests.jsonl > answers.jsonl
+
+Exit codes: 0 all were answered, 1 something failed (a bad line fails alone, the others are answered), 2 wrong usage.")]
+pub struct Arguments {
+    /// The model folder.
+    folder: PathBuf,
+    /// The file with the requests; `-` is standard input.
+    #[arg(long, default_value = "-", value_name = "FILE")]
+    requests: PathBuf,
+    /// How many of the best candidates to show for each task; 0 = all.
+    #[arg(long, default_value_t = 10, value_name = "K")]
+    top: usize,
+    /// One JSON object a line.
+    #[arg(long)]
+    json: bool,
+    /// Keep what was computed of histories in this folder, and go on from what is there.
+    #[arg(long, value_name = "FOLDER")]
+    store: Option<PathBuf>,
+    /// Memory for what was computed of histories, such as 512MiB; 0 = compute each history anew.
+    #[arg(long, default_value = "1GiB", value_name = "BYTES", value_parser = parse_bytes)]
+    cache: u64,
+    /// How many requests to have under way; more than one are run together.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    at_once: u32,
+    /// Threads that compute; 0 = one for each core.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    threads: u32,
+}
+
+/// Answers every request and says whether all went well.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let mut source = Source::open(arguments)?;
+    let engine = {
+        let _progress = Progress::spinner(format!("opening {}", arguments.folder.display()));
+        Engine::open(&arguments.folder, options(arguments))?
+    };
+    let mut ranking = Ranking::new(arguments, &engine);
+    let progress = source.progress();
+    let mut line = Vec::new();
+    while source.next(&mut line)? {
+        if !line.trim_ascii().is_empty() {
+            ranking.submit(source.number, &line);
+        }
+        while ranking.waiting.len() >= arguments.at_once as usize {
+            ranking.answer_next(progress.as_ref())?;
+        }
+        if let Some(progress) = &progress {
+            progress.reached(source.read);
+        }
+    }
+    while !ranking.waiting.is_empty() {
+        ranking.answer_next(progress.as_ref())?;
+    }
+    Ok(if ranking.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn options(arguments: &Arguments) -> EngineOptions {
+    EngineOptions {
+        model: ModelOptions { intra_op_threads: arguments.threads, ..ModelOptions::default() },
+        kv: (arguments.cache > 0).then_some(Pages::Bytes(arguments.cache)),
+        store: arguments.store.clone().map(EngineStore::new),
+        // What was answered is there for the next time, also if this process is ended.
+        offload: Offload::AtCommit,
+        ..EngineOptions::default()
+    }
+}
+
+/// Where requests come from.
+struct Source {
+    name: String,
+    from: Box<dyn BufRead>,
+    /// Bytes, where that is known.
+    length: Option<u64>,
+    /// Whether someone types them.
+    typed: bool,
+    /// Bytes that were read.
+    read: u64,
+    /// Of the latest line, from 1.
+    number: u64,
+}
+
+impl Source {
+    fn open(arguments: &Arguments) -> Result<Self> {
+        if arguments.requests.as_os_str() == "-" {
+            let typed = std::io::stdin().is_terminal();
+            let (name, from) = ("standard input".to_owned(), Box::new(std::io::stdin().lock()));
+            return Ok(Self { name, from, length: None, typed, read: 0, number: 0 });
+        }
+        let name = arguments.requests.display().to_string();
+        let fail = |error: std::io::Error| {
+            let status = if error.kind() == std::io::ErrorKind::NotFound { Status::NotFound } else { Status::Io };
+            Error::new(status, format!("{name} can not be read: {error}")).about("--requests")
+        };
+        let file = File::open(&arguments.requests).map_err(fail)?;
+        let about = file.metadata().map_err(fail)?;
+        let length = about.is_file().then_some(about.len());
+        Ok(Self { name, from: Box::new(BufReader::new(file)), length, typed: false, read: 0, number: 0 })
+    }
+
+    /// Reads a line; false at the end.
+    fn next(&mut self, line: &mut Vec<u8>) -> Result<bool> {
+        line.clear();
+        let read = self.from.read_until(b'\n', line);
+        let read = read.map_err(|error| {
+            Error::new(Status::Io, format!("{} can not be read after line {}: {error}", self.name, self.number))
+        })?;
+        self.read += read as u64;
+        self.number += 1;
+        Ok(read > 0)
+    }
+
+    /// No bar where someone types between its lines.
+    fn progress(&self) -> Option<Progress> {
+        match self.length {
+            Some(length) => Some(Progress::bytes("ranking", length)),
+            None => (!self.typed).then(|| Progress::spinner("ranking")),
+        }
+    }
+}
+
+/// A request that was handed over, or what is wrong with it.
+struct Waiting {
+    number: u64,
+    request: Result<Handed>,
+}
+
+/// A request that the engine has.
+struct Handed {
+    line: Line,
+    since: Instant,
+    /// The answer, and when it was there.
+    answer: Receiver<(Result<RankResponse>, Instant)>,
+}
+
+struct Ranking<'a> {
+    arguments: &'a Arguments,
+    engine: &'a Engine,
+    features: Features,
+    tasks: Vec<String>,
+    /// In the order of their lines.
+    waiting: VecDeque<Waiting>,
+    failed: bool,
+}
+
+impl<'a> Ranking<'a> {
+    fn new(arguments: &'a Arguments, engine: &'a Engine) -> Self {
+        let folder = engine.folder();
+        let tasks = folder.tasks.iter().map(|task| task.name.clone()).collect();
+        Self { arguments, engine, features: features(&folder), tasks, waiting: VecDeque::new(), failed: false }
+    }
+
+    fn submit(&mut self, number: u64, text: &[u8]) {
+        let request = self.begin(text);
+        self.waiting.push_back(Waiting { number, request });
+    }
+
+    fn begin(&self, text: &[u8]) -> Result<Handed> {
+        let text = std::str::from_utf8(text);
+        let text = text.map_err(|error| Error::invalid("request", format!("not UTF-8: {error}")))?;
+        let line = Line::parse(text.trim(), &self.features)?;
+        let request = to_request(&line);
+        let (sender, answer) = sync_channel(1);
+        let since = Instant::now();
+        if self.arguments.at_once == 1 {
+            // On this thread, without a hand-over.
+            let result = self.engine.rank(&request);
+            let _ = sender.send((result, Instant::now()));
+        } else {
+            self.engine.rank_async(&request, move |result| {
+                let _ = sender.send((result, Instant::now()));
+            })?;
+        }
+        Ok(Handed { line, since, answer })
+    }
+
+    /// Waits for the earliest and prints its answer.
+    fn answer_next(&mut self, progress: Option<&Progress>) -> Result<()> {
+        let Some(waiting) = self.waiting.pop_front() else { return Ok(()) };
+        let number = waiting.number;
+        let answered = waiting.request.and_then(|Handed { line, since, answer }| {
+            let (result, end) = answer.recv().map_err(|_| {
+                Error::new(Status::Internal, "a bug in Pagoda, please report it: a request was dropped unanswered")
+            })?;
+            Ok((line, result?, end - since))
+        });
+        let print = || match &answered {
+            Ok((line, response, took)) => self.print(number, line, response, *took),
+            Err(error) if self.arguments.json => output::json(&Failed::new(number, error)),
+            Err(error) => {
+                eprintln!("pagoda: line {number}: {error}");
+                Ok(())
+            }
+        };
+        let printed = match progress {
+            Some(progress) => progress.aside(print),
+            None => print(),
+        };
+        self.failed |= answered.is_err();
+        printed
+    }
+
+    fn print(&self, number: u64, line: &Line, response: &RankResponse, took: Duration) -> Result<()> {
+        let answer = Answer {
+            number,
+            line,
+            tasks: &self.tasks,
+            scores: &response.scores,
+            cached_rows: response.cached_rows,
+            computed_rows: response.computed_rows,
+            took,
+            top: self.arguments.top,
+        };
+        if self.arguments.json { output::json(&answer.json()) } else { output::write(answer.table().as_bytes()) }
+    }
+}
+
+fn features(folder: &ModelFolder) -> Features {
+    let of = |sources: &[SourceOf]| {
+        let names = folder.features.iter().filter(|feature| sources.contains(&feature.source));
+        names.map(|feature| feature.name.clone()).collect()
+    };
+    Features {
+        user: of(&[SourceOf::User]),
+        event: of(&[SourceOf::Item, SourceOf::Action]),
+        candidate: of(&[SourceOf::Item]),
+        timed: folder.times.is_some(),
+    }
+}
+
+fn to_request(line: &Line) -> RankRequest {
+    let columns = |from: &columns::Columns| {
+        from.iter().fold(Columns::new(), |columns, (name, keys)| columns.with(name.as_str(), keys.as_slice()))
+    };
+    RankRequest {
+        user: line.user,
+        start: line.start,
+        events: Events { keys: columns(&line.events), times: line.times.clone().unwrap_or_default() },
+        user_keys: line.user_keys.clone(),
+        candidates: columns(&line.candidates),
+        time: line.time,
+        ..RankRequest::default()
+    }
+}
