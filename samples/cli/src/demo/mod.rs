@@ -1,0 +1,88 @@
+//! `pagoda demo`: MovieLens-100K, replayed through the engine.
+
+mod auc;
+mod chart;
+mod data;
+mod print;
+mod replay;
+mod report;
+mod top;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use pagoda::engine::{Engine, EngineOptions};
+use pagoda::{Error, ModelOptions, Pages, Provider, Result, Status};
+
+use crate::output;
+use crate::progress::Progress;
+use data::Data;
+use report::Report;
+
+const EXAMPLE: &str = "\
+Example:
+  make demo                      fetch the data, export the model, and run `pagoda demo`
+  pagoda demo --user 405 --json
+
+Exit code 1 also if an AUC is further than 0.001 from that of the training framework.";
+
+/// Keys and values of every user of the test fit: the cache is to be seen at work, and not to be short of memory.
+const CACHE_BYTES: u64 = 256 << 20;
+
+/// What to replay, and for whom to recommend.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLE)]
+pub struct Arguments {
+    /// The folder that `make demo` fills (samples/movielens/prepare.py).
+    #[arg(default_value = "target/demo/movielens")]
+    folder: PathBuf,
+    /// The user to recommend movies to; by default the one with the most requests.
+    #[arg(long)]
+    user: Option<u64>,
+    /// Where to write the chart; by default latency.svg in the folder.
+    #[arg(long)]
+    chart: Option<PathBuf>,
+    /// Threads of the model; 0 = one for each core.
+    #[arg(long, default_value_t = 0)]
+    threads: u32,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Replays the test set, prints what came of it, and writes the chart.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let progress = Progress::spinner("opening the model");
+    let data = Data::read(&arguments.folder)?;
+    let folder = arguments.folder.join("model");
+    let cached = Engine::open(&folder, options(arguments, Some(Pages::Bytes(CACHE_BYTES))))?;
+    let plain = Engine::open(&folder, options(arguments, None))?;
+    let top = top::ten(&data, &cached, arguments.user)?;
+    let replay = replay::replay(&data, &cached, &plain, &progress)?;
+    let path = arguments.chart.clone().unwrap_or_else(|| arguments.folder.join("latency.svg"));
+    let report = Report::new(&data, &cached, &replay, top, path.display().to_string());
+    let svg = chart::latency(&replay.requests, &report.about());
+    std::fs::write(&path, svg)
+        .map_err(|error| Error::new(Status::Io, format!("{} can not be written: {error}", path.display())))?;
+    drop(progress);
+    if arguments.json {
+        output::json(&report)?
+    } else {
+        output::write(report.text().as_bytes())?
+    }
+    if report.agrees() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(Error::new(Status::Internal, "the scores are not those of the training framework: see the last table"))
+}
+
+/// Both engines alike, but for the cache. No thread of the one may keep a core busy while the other is measured.
+fn options(arguments: &Arguments, kv: Option<Pages>) -> EngineOptions {
+    let model = ModelOptions {
+        provider: Provider::Cpu,
+        intra_op_threads: arguments.threads,
+        sleep_when_idle: true,
+        ..ModelOptions::default()
+    };
+    EngineOptions { model, kv, ..EngineOptions::default() }
+}
