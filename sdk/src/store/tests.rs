@@ -303,8 +303,9 @@ fn room_is_made_while_others_write_without_a_pause() {
         }
         largest
     });
-    // 38 MiB were written.
-    assert!(largest < 10 << 20, "{largest} bytes; {:?}", store.stats());
+    // 38 MiB were written. Beside the cap there may be what was queued when room is made, a few times, and copies of what
+    // stays.
+    assert!(largest < 16 << 20, "{largest} bytes; {:?}", store.stats());
 }
 
 /// The file of a store that has one segment.
