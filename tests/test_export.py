@@ -249,7 +249,9 @@ def test_a_bag_model_has_its_tables_in_files(made):
         stored = load_file(folder / table["file"])
         assert set(stored) == {"rows", *(["keys"] if table["keyed"] else [])}
         assert stored["rows"].tobytes() == weights[f"tables.{table['name']}.rows"].tobytes()
-        assert about["files"][table["file"]]["bytes"] == (folder / table["file"]).stat().st_size
+        status = (folder / table["file"]).stat()
+        assert about["files"][table["file"]]["bytes"] == status.st_size
+        assert status.st_mode & 0o777 == 0o644, "others may read it, as the rest of the folder"
     assert load_file(folder / "tables/items.safetensors")["keys"].tobytes() == keys.tobytes()
     assert about["tables"][1] == {
         "name": "genres",

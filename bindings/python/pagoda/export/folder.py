@@ -54,6 +54,8 @@ def _fill(folder, config, source):
         file = f"tables/{table.name}.safetensors"
         (folder / "tables").mkdir(exist_ok=True)
         save_file({"rows": rows} | ({} if keys is None else {"keys": keys}), folder / file)
+        # safetensors lets no one else read its files; whoever serves a model is often another user.
+        (folder / file).chmod(0o644)
         files.append(file)
         read[table.name] = file
     checkpoint.refuse_unused(config, source)
