@@ -11,13 +11,14 @@ unexport CARGO_BUILD_TARGET
 VENV := target/venv
 PY := $(VENV)/bin/python
 ORT := target/onnxruntime/libonnxruntime.so.1
+NVCC := target/cuda-toolkit/nvidia/cu13/bin/nvcc
 RELEASE := target/release
 C_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror -Iinclude
 CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -Ibindings/cpp
 LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build build-cpp demo demo-c test lint test-rust test-python soak bench bench-model header clean
+.PHONY: help deps build build-cpp demo demo-c test lint test-rust test-python build-gpu test-gpu soak bench bench-model header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,7 +47,14 @@ $(ORT): $(VENV)/.ready
 	@cd target/onnxruntime && ln -s libonnxruntime.so.*.* libonnxruntime.so.1
 	@for profile in debug release; do mkdir -p target/$$profile && ln -sf ../onnxruntime/libonnxruntime.so.1 target/$$profile/; done
 
-deps: $(ORT) ## Fetch ONNX Runtime and the Python packages for tests into target/.
+# nvcc out of its wheels. Without it everything builds, for the CPU alone; cargo is to look for it again when it comes.
+$(NVCC): kernels/cuda/requirements.txt | tools
+	@echo "nvcc into target/cuda-toolkit"
+	@rm -rf target/cuda-toolkit
+	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --target target/cuda-toolkit -r $< \
+		&& touch $@ kernels/build.rs || echo "nvcc could not be fetched: building for the CPU alone" >&2
+
+deps: $(ORT) $(NVCC) ## Fetch ONNX Runtime, nvcc and the Python packages for tests into target/.
 
 # ---- build ------------------------------------------------------------------------------------------------------
 
@@ -101,7 +109,7 @@ bench: build bench-model ## Measure everything that has a goal.
 
 test: lint test-rust test-python ## Everything that has to hold.
 
-lint: tools
+lint: tools $(NVCC)
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
 		{ echo "rustfmt and clippy are missing. Install them (rustup component add rustfmt clippy) and run make again." >&2; exit 1; }
 	cargo fmt --all --check
@@ -112,12 +120,25 @@ test-rust: deps
 	@.ci/need redis-server redis-server
 	@.ci/need openssl openssl
 	cargo test --workspace -q
+	cargo test -q -p pagoda-kernels --test gpu --no-run
 
 test-python: build-cpp target/demo/model.onnx
 	@.ci/need valgrind valgrind
 	cargo build -q
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
 	$(PY) -m pytest -q --durations=10 tests
+
+# One program, to be run here or carried to a GPU host: it needs neither cargo nor anything else of this folder.
+build-gpu: deps ## Build target/gpu-test, which tests the CUDA kernels on a GPU host.
+	@program=$$(cargo test -q -p pagoda-kernels --test gpu --no-run --message-format=json | \
+		sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p') && cp "$$program" target/gpu-test
+
+# racecheck only prints: it reports the hand-over of items inside the Hopper kernel (sdk/docs/architecture.md).
+test-gpu: build-gpu ## Test the CUDA kernels on this host's GPU, under compute-sanitizer too where that is installed.
+	target/gpu-test
+	@! command -v compute-sanitizer >/dev/null || for tool in memcheck initcheck racecheck; do \
+		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append || \
+			[ $$tool = racecheck ] || exit 1; done
 
 # The unsafe code under the tools that catch it lying. Miri has no mapped files and no other processes.
 soak: deps ## What takes long or needs a nightly Rust: 2,000 kills, Miri, AddressSanitizer over every Rust test.

@@ -5,13 +5,16 @@
 //! computes on the CPU with the best instruction set there is.
 //!
 //! Where to look: [`batch`] says what a call carries and what is refused; [`cpu::reference`] is the arithmetic in its
-//! plainest form; [`cpu`] holds the fast kernels, which [`parallel`] spreads over threads.
+//! plainest form; [`cpu`] holds the fast kernels, which [`parallel`] spreads over threads; `cuda` launches those for
+//! NVIDIA's GPUs.
 
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod batch;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod element;
 mod mask;
 pub mod parallel;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Random, User, bits};
+use common::{Case, Random, User, bits, only};
 use pagoda_kernels::cpu::Isa;
 use pagoda_kernels::parallel::Threads;
 use pagoda_kernels::{Element, bf16, f16};
@@ -20,29 +20,6 @@ fn batch<T: Element>() -> Case<T> {
     case.target_group_size = 3;
     case.max_attn_len = 90;
     case
-}
-
-/// The same call with only the users named, in that order.
-fn only<T: Element>(case: &Case<T>, users: &[usize]) -> Case<T> {
-    let mut part = case.clone();
-    (part.row_offsets, part.page_indptr) = (vec![0], vec![0]);
-    (part.query, part.key, part.value) = (vec![], vec![], vec![]);
-    part.page_ids = vec![];
-    for &user in users {
-        for (to, from) in [(&mut part.query, &case.query), (&mut part.key, &case.key), (&mut part.value, &case.value)] {
-            to.extend_from_slice(case.rows_of(user, from));
-        }
-        part.row_offsets.push((part.query.len() / (case.heads * case.head_size)) as i32);
-        let pages = case.page_indptr[user] as usize..case.page_indptr[user + 1] as usize;
-        part.page_ids.extend_from_slice(&case.page_ids[pages]);
-        part.page_indptr.push(part.page_ids.len() as i32);
-    }
-    let pick = |from: &[i32]| users.iter().map(|user| from[*user]).collect::<Vec<_>>();
-    part.users = users.iter().map(|user| case.users[*user]).collect();
-    part.num_candidates = pick(&case.num_candidates);
-    part.cached_len = pick(&case.cached_len);
-    part.num_contextual = case.num_contextual.as_deref().map(pick);
-    part
 }
 
 fn for_each_kind(check: impl Fn(Isa, &dyn Fn(&[usize]) -> Vec<Vec<u32>>)) {

@@ -2,42 +2,12 @@
 
 mod common;
 
-use common::{Case, Random, User, bits, error, tolerance};
+use common::{Case, Random, User, bits, error, random_case as case, tolerance};
 use pagoda_kernels::cpu::{Isa, reference};
 use pagoda_kernels::parallel::{Serial, Threads};
 use pagoda_kernels::{Element, HstuAttention, bf16, f16};
 
 const CASES: u64 = if cfg!(miri) { 4 } else { 300 };
-
-fn case<T: Element>(seed: u64) -> Case<T> {
-    let mut random = Random(seed);
-    let small = cfg!(miri);
-    let head_size = match random.below(4) {
-        _ if small => random.pick(&[1, 5, 8, 9]),
-        0 => 1 + random.below(70),
-        1 => random.pick(&[16, 32, 64, 128, 256, 512]),
-        2 => random.pick(&[16, 32, 64]),
-        _ => random.pick(&[24, 33, 96, 100, 127, 130]),
-    };
-    // Now and then more rows than a block holds, but not with a large head: the reference is slow.
-    let most = if small { 7 } else { [20, 40, 70, 300][random.below(if head_size > 70 { 2 } else { 4 })] };
-    let users: Vec<User> = (0..random.below(5))
-        .map(|_| {
-            let mut part = || if random.below(4) == 0 { 0 } else { random.below(most) };
-            let (cached, new, candidates) = (part(), part(), part());
-            let contextual = if cached == 0 && random.below(2) == 0 { random.below(new + 1) } else { 0 };
-            User { cached, new, candidates, contextual }
-        })
-        .collect();
-    let page_size = 8 * (1 + random.below(16));
-    let heads = 1 + random.below(3);
-    let mut case = Case::new(&mut random, &users, heads, head_size, page_size);
-    case.target_group_size = random.pick(&[1, 1, 2, 3, 7, 64, i64::MAX]);
-    case.max_attn_len = random.pick(&[0, 0, 0, 1, 2, 7, 30, 100, i64::MAX]);
-    case.scaling_seqlen = random.pick(&[1, 64, 1000]);
-    case.alpha = random.pick(&[0.0, 0.0, 0.5, -0.25, 3.0]);
-    case
-}
 
 fn attention_matches<T: Element>() {
     let threads = Threads::new(2);

@@ -1,6 +1,8 @@
 //! Random calls, owned, and what tests compare them by.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod golden;
+
 use pagoda_kernels::parallel::{Parallel, Serial};
 use pagoda_kernels::{Element, HstuAttention, InputError, PagedKvAppend, Pages, Rows, cpu::Isa};
 pub use pagoda_test_support::Random;
@@ -147,6 +149,60 @@ impl<T: Element> Case<T> {
         let width = self.heads * self.head_size;
         &output[self.row_offsets[user] as usize * width..self.row_offsets[user + 1] as usize * width]
     }
+}
+
+/// A call of random shape; the same for the same seed.
+pub fn random_case<T: Element>(seed: u64) -> Case<T> {
+    let mut random = Random(seed);
+    let small = cfg!(miri);
+    let head_size = match random.below(4) {
+        _ if small => random.pick(&[1, 5, 8, 9]),
+        0 => 1 + random.below(70),
+        1 => random.pick(&[16, 32, 64, 128, 256, 512]),
+        2 => random.pick(&[16, 32, 64]),
+        _ => random.pick(&[24, 33, 96, 100, 127, 130]),
+    };
+    // Now and then more rows than a block holds, but not with a large head: the reference is slow.
+    let most = if small { 7 } else { [20, 40, 70, 300][random.below(if head_size > 70 { 2 } else { 4 })] };
+    let users: Vec<User> = (0..random.below(5))
+        .map(|_| {
+            let mut part = || if random.below(4) == 0 { 0 } else { random.below(most) };
+            let (cached, new, candidates) = (part(), part(), part());
+            let contextual = if cached == 0 && random.below(2) == 0 { random.below(new + 1) } else { 0 };
+            User { cached, new, candidates, contextual }
+        })
+        .collect();
+    let page_size = 8 * (1 + random.below(16));
+    let heads = 1 + random.below(3);
+    let mut case = Case::new(&mut random, &users, heads, head_size, page_size);
+    case.target_group_size = random.pick(&[1, 1, 2, 3, 7, 64, i64::MAX]);
+    case.max_attn_len = random.pick(&[0, 0, 0, 1, 2, 7, 30, 100, i64::MAX]);
+    case.scaling_seqlen = random.pick(&[1, 64, 1000]);
+    case.alpha = random.pick(&[0.0, 0.0, 0.5, -0.25, 3.0]);
+    case
+}
+
+/// The same call with only the users named, in that order.
+pub fn only<T: Element>(case: &Case<T>, users: &[usize]) -> Case<T> {
+    let mut part = case.clone();
+    (part.row_offsets, part.page_indptr) = (vec![0], vec![0]);
+    (part.query, part.key, part.value) = (vec![], vec![], vec![]);
+    part.page_ids = vec![];
+    for &user in users {
+        for (to, from) in [(&mut part.query, &case.query), (&mut part.key, &case.key), (&mut part.value, &case.value)] {
+            to.extend_from_slice(case.rows_of(user, from));
+        }
+        part.row_offsets.push((part.query.len() / (case.heads * case.head_size)) as i32);
+        let pages = case.page_indptr[user] as usize..case.page_indptr[user + 1] as usize;
+        part.page_ids.extend_from_slice(&case.page_ids[pages]);
+        part.page_indptr.push(part.page_ids.len() as i32);
+    }
+    let pick = |from: &[i32]| users.iter().map(|user| from[*user]).collect::<Vec<_>>();
+    part.users = users.iter().map(|user| case.users[*user]).collect();
+    part.num_candidates = pick(&case.num_candidates);
+    part.cached_len = pick(&case.cached_len);
+    part.num_contextual = case.num_contextual.as_deref().map(pick);
+    part
 }
 
 /// The relative error that the specification allows.

@@ -2,6 +2,7 @@
 
 mod append;
 mod attention;
+mod cuda;
 mod embedding;
 mod kv;
 mod matmul;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use pagoda::{ElementType, Model, ModelOptions, Provider, Result, Tensor};
+use pagoda::{ElementType, Error, Model, ModelOptions, Provider, Result, Tensor};
 use pagoda_test_support::{Attribute, Dim, Graph};
 
 use crate::output;
@@ -65,7 +66,10 @@ enum Name {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Backend {
+    /// The operators inside ONNX Runtime, on the CPU.
     Cpu,
+    /// The kernels alone, on the first GPU: `attention` and `append`.
+    Cuda,
 }
 
 /// Measures what the arguments ask for and prints it.
@@ -74,20 +78,24 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         0 => std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
         threads => threads,
     };
-    let Backend::Cpu = arguments.backend;
     let name = arguments.name.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let progress = Progress::spinner(format!("measuring {name}"));
-    let rows = match arguments.name {
-        Name::Attention => attention::measure(threads)?,
-        Name::Append => append::measure(threads)?,
-        Name::Overhead => overhead::measure()?,
-        Name::Kv => kv::measure()?,
-        Name::Embedding => embedding::measure(threads)?,
-        Name::Store => store::measure()?,
-        Name::Rank => rank::measure(threads, &arguments.model, &progress)?,
+    let rows = match (arguments.name, arguments.backend) {
+        (Name::Attention, Backend::Cuda) => cuda::attention()?,
+        (Name::Append, Backend::Cuda) => cuda::append()?,
+        (_, Backend::Cuda) => {
+            return Err(Error::invalid("backend", "cuda has the benchmarks attention and append; use --backend cpu"));
+        }
+        (Name::Attention, Backend::Cpu) => attention::measure(threads)?,
+        (Name::Append, Backend::Cpu) => append::measure(threads)?,
+        (Name::Overhead, Backend::Cpu) => overhead::measure()?,
+        (Name::Kv, Backend::Cpu) => kv::measure()?,
+        (Name::Embedding, Backend::Cpu) => embedding::measure(threads)?,
+        (Name::Store, Backend::Cpu) => store::measure()?,
+        (Name::Rank, Backend::Cpu) => rank::measure(threads, &arguments.model, &progress)?,
     };
     drop(progress);
-    rows.iter().try_for_each(|row| output::line(if arguments.json { row.json() } else { row.text() }))
+    rows.iter().try_for_each(|row| output::line(if arguments.json { row.json(arguments.backend) } else { row.text() }))
 }
 
 /// How both sides of a comparison run: on as many threads, none of which gets in the way of the other side's.
@@ -126,9 +134,10 @@ struct Row {
 }
 
 impl Row {
-    fn json(&self) -> String {
+    fn json(&self, backend: Backend) -> String {
+        let backend = if backend == Backend::Cuda { "cuda" } else { "cpu" };
         format!(
-            r#"{{"bench":"{}","case":"{}","value":{:.4},"unit":"{}","baseline":{:.4},"baseline_name":"{}","ratio":{:.3},"backend":"cpu"}}"#,
+            r#"{{"bench":"{}","case":"{}","value":{:.4},"unit":"{}","baseline":{:.4},"baseline_name":"{}","ratio":{:.3},"backend":"{backend}"}}"#,
             self.bench, self.case, self.value, self.unit, self.baseline, self.baseline_name, self.ratio
         )
     }

@@ -1,0 +1,72 @@
+// HstuAttention on Hopper (sm_90a): bf16 and f16, D = 32, 64, 128, 256.
+//
+// An item is 128 (or 192) rows of one user and head against the keys that they see. There are as many blocks as multiprocessors,
+// and each goes through its share of the items. One of its warps fetches: it finds the items, and the copy engine brings
+// queries, and tiles of keys and values page by page, into rings in shared memory, ahead of their use. Two or three warpgroups
+// of 64 rows compute: while one turns scores into weights, another has the matrix units. Under a causal mask the first rows of
+// a user see few keys and the last see all: an item from either end makes a piece, so that pieces are alike.
+//
+// Where a user brings few rows against many keys (`is_split`), the blocks of a cluster share an item's keys out among them
+// and add up their parts in a fixed order through one another's shared memory.
+
+#include "hopper_compute.cuh"
+#include "hopper_fetch.cuh"
+
+namespace pagoda {
+namespace hopper {
+
+template <class T, int D, bool SPLIT>
+__device__ void attend(const Call &call, const Maps &maps, int granule, int per) {
+    using S = Shape<D, SPLIT>;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    Ring<S> ring(shared);
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) ring.init();
+    __syncthreads();
+    if (warp >= S::COMPUTING / 32) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
+        if (warp == S::COMPUTING / 32) {
+            Fetching<S, SPLIT>{call, maps, granule, ring, per, 0, 0, 0, 0}.run();
+        } else if (SPLIT) {
+            // Idle, but a cluster waits for all of its threads.
+            for (int number = 0; ring.item(number).user.rows >= 0; number++) {
+                cluster_wait();
+                cluster_wait();
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
+        if (warp >= S::COMPUTING / 32 - 4) named_arrive(TURN, 256);
+        int at = 0;
+        for (int number = 0;; number++) {
+            Item<S> item = ring.item(number);
+            if (item.user.rows < 0) break;
+            compute<T, S, SPLIT>(call, ring, item, number, at);
+            at += item.end - item.begin;
+        }
+    }
+}
+
+}  // namespace hopper
+
+#define KERNEL(NAME, T, D)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(hopper::Shape<D, false>::THREADS, 1) hopper_##NAME(                          \
+        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int per) {          \
+        hopper::attend<T, D, false>(call, maps, granule, per);                                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __cluster_dims__(hopper::CLUSTER, 1, 1)                                                 \
+        __launch_bounds__(hopper::Shape<D, false>::THREADS, 1) hopper_split_##NAME(                                           \
+            const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule) {               \
+        hopper::attend<T, D, true>(call, maps, granule, 1);                                                            \
+    }
+
+KERNEL(f16_32, __half, 32)
+KERNEL(f16_64, __half, 64)
+KERNEL(f16_128, __half, 128)
+KERNEL(f16_256, __half, 256)
+KERNEL(bf16_32, __nv_bfloat16, 32)
+KERNEL(bf16_64, __nv_bfloat16, 64)
+KERNEL(bf16_128, __nv_bfloat16, 128)
+KERNEL(bf16_256, __nv_bfloat16, 256)
+
+}  // namespace pagoda

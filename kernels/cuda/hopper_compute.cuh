@@ -1,0 +1,263 @@
+// The warpgroups of the Hopper kernel that compute.
+#pragma once
+
+#include "hopper_ring.cuh"
+#include "wgmma.cuh"
+
+namespace pagoda {
+namespace hopper {
+
+// Zeros over the values behind the end of a tile: no weight is left for them, but 0 · NaN is NaN.
+template <class S> __device__ void clear_tail(uint32_t values, int from) {
+    constexpr int CHUNKS = S::ROW_BYTES / 16;
+    int count = (S::KEYS - from) * CHUNKS;
+    for (int i = threadIdx.x; i < count * S::BOXES; i += S::COMPUTING) {
+        uint32_t to = values + i / count * S::KEYS * S::ROW_BYTES + from * S::ROW_BYTES + i % count * 16;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+    fence_async();
+    named_wait(TAIL, S::COMPUTING);
+}
+
+// A number that is the same in the whole warp, as the compiler could not know: it goes into a uniform register, where
+// matrix instructions want to have their addresses.
+__device__ inline uint32_t uniform(uint32_t value) { return __reduce_max_sync(~0u, value); }
+
+// A warpgroup's part of an item: its sums over the item's tiles.
+template <class T, class S> struct Computing {
+    using Scores = wgmma::Multiply<T, S::KEYS>;
+    using Sums = wgmma::Multiply<T, S::PART>;
+
+    const Call &call;
+    const Ring<S> &ring;
+    const Item<S> &item;
+    int number;  // of the item
+    int at;      // which tile is next
+    float sums[S::PARTS][S::PART / 2];
+
+    __device__ void multiply_scores(float (&scores)[S::KEYS / 2], int at) const {
+        uint32_t queries = uniform(ring.queries(number) + threadIdx.x / 128 * 64 * S::ROW_BYTES);
+        uint32_t keys = uniform(ring.keys(at));
+        wgmma::fence();
+#pragma unroll
+        for (int step = 0; step < S::D / 16; step++) {
+            int box = step * 16 / S::COLUMNS, inside = step * 32 % S::ROW_BYTES;
+            Scores::ss(scores, wgmma::describe<S::ROW_BYTES>(queries + box * S::ROWS * S::ROW_BYTES + inside, 16, 8 * S::ROW_BYTES),
+                       wgmma::describe<S::ROW_BYTES>(keys + box * S::KEYS * S::ROW_BYTES + inside, 16, 8 * S::ROW_BYTES),
+                       step > 0);
+        }
+    }
+
+    __device__ void add_values(const uint32_t (&weights)[S::KEYS / 4], int at) {
+        uint32_t values = uniform(ring.values(at));
+        wgmma::fence();
+#pragma unroll
+        for (int step = 0; step < S::KEYS / 16; step++) {
+#pragma unroll
+            for (int part = 0; part < S::PARTS; part++) {
+                uint32_t from = values + part * (S::PART / S::COLUMNS) * S::KEYS * S::ROW_BYTES + step * 16 * S::ROW_BYTES;
+                Sums::rs(sums[part], &weights[step * 4],
+                         wgmma::describe<S::ROW_BYTES>(from, S::KEYS * S::ROW_BYTES, 8 * S::ROW_BYTES));
+            }
+        }
+    }
+
+    template <bool WHOLE>
+    __device__ void weigh(const float (&scores)[S::KEYS / 2], uint32_t (&weights)[S::KEYS / 4], const Tile &tile,
+                          const Seen (&seen)[2]) const {
+        float half = call.alpha * 0.5f;
+        int column = tile.position + (threadIdx.x & 3) * 2;
+#pragma unroll
+        for (int i = 0; i < S::KEYS / 4; i++) {
+            float pair[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                pair[j] = silu_of_half(scores[i * 2 + j] * half);
+                int position = column + i / 2 * 8 + j;
+                // Selected, not multiplied: a score that no one sees may be NaN.
+                if (!WHOLE && !(seen[i & 1].sees(position) & (position < tile.limit))) pair[j] = 0;
+            }
+            weights[i] = Pack<T>::of(pair[0], pair[1]);
+        }
+    }
+
+    // How many tiles, from the first on, there are up to the last that the warpgroup sees. One in between that it does not
+    // see gets weights of 0: a jump over it would make the matrix instructions wait for one another.
+    __device__ int tiles_to_see(const Reach &reach) const {
+        int end = item.end;
+        while (end > item.begin && !item.tiles.at(end - 1).template seen<S::KEYS>(reach)) end--;
+        return __shfl_sync(~0u, end, 0);
+    }
+
+    __device__ void weigh(const float (&scores)[S::KEYS / 2], uint32_t (&weights)[S::KEYS / 4], const Tile &tile,
+                          const Seen (&seen)[2], const Reach &reach) const {
+        if (tile.template whole<S::KEYS>(reach)) {
+            weigh<true>(scores, weights, tile, seen);
+        } else {
+            weigh<false>(scores, weights, tile, seen);
+        }
+    }
+
+    // The warp needs neither the queries nor the item's place in shared memory any more: every lane has read it.
+    __device__ void leave_item(bool leader) const {
+        __syncwarp();
+        if (leader) barrier_arrive(ring.item_empty(number));
+    }
+
+    // Waits for the values of a tile, and makes zeros of those that are behind its end.
+    __device__ void wait_values(const Tile &tile, int at) const {
+        barrier_wait(ring.values_full(at), ring.phase(at));
+        if (tile.limit < tile.position + S::KEYS) clear_tail<S>(ring.values(at), tile.limit - tile.position);
+    }
+
+    __device__ void run(const Seen (&seen)[2], const Reach &reach) {
+        int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+        bool leader = (threadIdx.x & 31) == 0;
+        float scores[S::KEYS / 2];
+        uint32_t weights[S::KEYS / 4];
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++) {
+#pragma unroll
+            for (int i = 0; i < S::PART / 2; i++) sums[part][i] = 0;
+        }
+        int index = item.begin, end = tiles_to_see(reach);
+        if (end > index) {
+            barrier_wait(ring.keys_full(at), ring.phase(at));
+            multiply_scores(scores, at);
+            wgmma::commit();
+            wgmma::wait();
+            wgmma::touch(scores);
+            if (leader) barrier_arrive(ring.keys_empty(at));
+            for (; index + 1 < end; index++, at++) {
+                Tile tile = item.tiles.at(index);
+                weigh(scores, weights, tile, seen, reach);
+                wait_values(tile, at);
+                barrier_wait(ring.keys_full(at + 1), ring.phase(at + 1));
+                // The warpgroups take turns with the matrix units.
+                named_wait(TURN + group, 256);
+                add_values(weights, at);
+                multiply_scores(scores, at + 1);
+                wgmma::commit();
+                named_arrive(TURN + (group + 1) % S::GROUPS, 256);
+                wgmma::wait();
+                wgmma::touch(scores);
+                if (leader) {
+                    barrier_arrive(ring.values_empty(at));
+                    barrier_arrive(ring.keys_empty(at + 1));
+                }
+            }
+            leave_item(leader);
+            Tile tile = item.tiles.at(index);
+            weigh(scores, weights, tile, seen, reach);
+            wait_values(tile, at);
+            named_wait(TURN + group, 256);
+            add_values(weights, at);
+            wgmma::commit();
+            named_arrive(TURN + (group + 1) % S::GROUPS, 256);
+            wgmma::wait();
+            if (leader) barrier_arrive(ring.values_empty(at));
+            index++;
+            at++;
+        } else {
+            leave_item(leader);
+        }
+        // The other warpgroup's: passed on.
+        for (; index < item.end; index++, at++) {
+            barrier_wait(ring.keys_full(at), ring.phase(at));
+            wait_values(item.tiles.at(index), at);
+            named_wait(TURN + group, 256);
+            named_arrive(TURN + (group + 1) % S::GROUPS, 256);
+            if (leader) {
+                barrier_arrive(ring.values_empty(at));
+                barrier_arrive(ring.keys_empty(at));
+            }
+        }
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++) wgmma::touch(sums[part]);
+    }
+
+    // The thread's columns of one of its two rows, pair by pair: `to(column, low, high)`.
+    template <class To> __device__ void each(int which, To to) const {
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++) {
+#pragma unroll
+            for (int n = 0; n < S::PART / 8; n++) {
+                to(part * S::PART + n * 8 + (threadIdx.x & 3) * 2, sums[part][n * 4 + which * 2],
+                   sums[part][n * 4 + which * 2 + 1]);
+            }
+        }
+    }
+};
+
+// The thread's first row in the block of rows; the other is 8 below.
+__device__ inline int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+
+template <class T> __device__ T *output_at(const Call &call, const User &user, int head, int row) {
+    int64_t at = static_cast<int64_t>(user.row + row) * call.heads + head;
+    return static_cast<T *>(call.output) + at * call.head_size;
+}
+
+// Adds up what the blocks of the cluster have of this block's share of the rows, in the order of the blocks.
+template <class T, class S> __device__ void add_up(const Call &call, const Ring<S> &ring, const Item<S> &item, int rank) {
+    constexpr int SHARE = S::ROWS / CLUSTER, FOURS = S::D / 4;
+    for (int unit = threadIdx.x; unit < SHARE * FOURS; unit += S::COMPUTING) {
+        int row = rank * SHARE + unit / FOURS, column = unit % FOURS * 4;
+        uint32_t from = ring.base + (row * S::SUM_STRIDE + column) * 4;
+        float4 parts[CLUSTER];
+#pragma unroll
+        for (int block = 0; block < CLUSTER; block++) parts[block] = load_from(from, block);
+        float4 sum = parts[0];
+#pragma unroll
+        for (int block = 1; block < CLUSTER; block++) {
+            sum.x += parts[block].x;
+            sum.y += parts[block].y;
+            sum.z += parts[block].z;
+            sum.w += parts[block].w;
+        }
+        if (item.first + row >= item.user.rows) continue;
+        T *to = output_at<T>(call, item.user, item.head, item.first + row) + column;
+        float scale = call.scale;
+        *reinterpret_cast<uint2 *>(to) =
+            make_uint2(Pack<T>::of(sum.x * scale, sum.y * scale), Pack<T>::of(sum.z * scale, sum.w * scale));
+    }
+}
+
+// A computing warp's part of an item; `at` is its first tile.
+template <class T, class S, bool SPLIT>
+__device__ void compute(const Call &call, const Ring<S> &ring, const Item<S> &item, int number, int at) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    int group_first = item.first + threadIdx.x / 128 * 64, last = item.user.rows - 1;
+    Reach reach = Reach::of(call, item.user, group_first, min(group_first + 63, last));
+    Seen seen[2];
+    for (int i = 0; i < 2; i++) seen[i] = seen_by(call, item.user, min(item.first + own_row() + 8 * i, last));
+    Computing<T, S> computing{call, ring, item, number, at};
+    computing.run(seen, reach);
+    if (!SPLIT) {
+        for (int i = 0; i < 2; i++) {
+            int row = item.first + own_row() + 8 * i;
+            if (row > last) continue;
+            T *to = output_at<T>(call, item.user, item.head, row);
+            computing.each(i, [&](int column, float low, float high) {
+                *reinterpret_cast<uint32_t *>(to + column) = Pack<T>::of(low * call.scale, high * call.scale);
+            });
+        }
+        return;
+    }
+    // Every warpgroup has to be done with the tiles before sums go where they were.
+    named_wait(TAIL, S::COMPUTING);
+    float *sums = reinterpret_cast<float *>(shared);
+    for (int i = 0; i < 2; i++) {
+        float *to = sums + (own_row() + 8 * i) * S::SUM_STRIDE;
+        computing.each(i, [&](int column, float low, float high) {
+            *reinterpret_cast<float2 *>(to + column) = make_float2(low, high);
+        });
+    }
+    cluster_wait();
+    add_up<T, S>(call, ring, item, blockIdx.x % CLUSTER);
+    fence_async();
+    // No block may go on, or end, while another reads its sums.
+    cluster_wait();
+}
+
+}  // namespace hopper
+}  // namespace pagoda

@@ -1,0 +1,146 @@
+//! `HstuAttention` on the GPU: which kernel, with how many blocks.
+//!
+//! How many tokens each user has is known on the device alone. So the number of blocks is the most that any offsets can
+//! ask for, and a block that finds no rows for itself ends at once.
+
+use std::ffi::c_void;
+use std::ptr::from_mut;
+
+use super::maps::{Maps, granule};
+use super::{Attention, CUstream, CudaError, Gpu, Path};
+
+/// Threads of a block of each kernel, and rows that it has; see cuda/*.cu.
+const PLAIN_THREADS: usize = 128;
+const MMA_THREADS: u32 = 128;
+const MMA_ROWS: usize = 64;
+const CLUSTER: u32 = 8;
+
+/// Items for each multiprocessor from which on the Hopper kernel gets a block for each: then the hardware's choice of who
+/// does what next is worth more than fetching ahead from one item to the next.
+const MANY_ITEMS: u32 = 8;
+
+/// Keys below which the Hopper kernel never shares a user's keys out; `is_split` of cuda/call.cuh.
+const SPLIT_KEYS: usize = 1024;
+
+/// # Safety
+/// As for [`Gpu::attention`]; the kernel takes the call.
+pub unsafe fn launch(gpu: &Gpu, path: Path, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+    // SAFETY: the caller's.
+    unsafe {
+        match path {
+            Path::Plain => plain(gpu, call, stream),
+            Path::Mma => mma(gpu, call, stream),
+            Path::Hopper => hopper(gpu, call, stream),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`launch`].
+unsafe fn plain(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+    let function = gpu.plain.function(&format!("plain_{}", call.element.name()), 0)?;
+    let warps = call.rows.total_rows * call.rows.heads;
+    let mut raw = call.raw();
+    let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
+    let blocks = blocks(warps.div_ceil(PLAIN_THREADS / 32))?;
+    // SAFETY: the kernel takes a `Call`.
+    unsafe { function.launch(blocks, PLAIN_THREADS as u32, 0, stream, &mut arguments) }
+}
+
+/// # Safety
+/// As for [`launch`].
+unsafe fn mma(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+    let head_size = call.rows.head_size;
+    let tile = if head_size == 256 { 32 } else { 64 };
+    let shared = (MMA_ROWS + 4 * tile) * head_size * 2;
+    let module = gpu.mma.as_ref().expect("the path was offered");
+    let function = module.function(&format!("mma_{}_{head_size}", call.element.name()), shared)?;
+    let mut raw = call.raw();
+    let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
+    let blocks = blocks(row_blocks(call, MMA_ROWS) * call.rows.heads)?;
+    // SAFETY: the kernel takes a `Call`.
+    unsafe { function.launch(blocks, MMA_THREADS, shared, stream, &mut arguments) }
+}
+
+/// How the Hopper kernel is compiled for a head size; `Shape` of cuda/hopper_ring.cuh.
+struct Shape {
+    rows: usize,
+    threads: u32,
+    shared: usize,
+}
+
+impl Shape {
+    fn of(head_size: usize, split: bool) -> Self {
+        let groups = if head_size <= 64 { 3 } else { 2 };
+        let tile = if head_size == 256 { 64 } else { 128 };
+        let stages = match (head_size, split) {
+            (32 | 64, true) => 6,
+            (32 | 64, false) => 4,
+            (128, true) => 3,
+            _ => 2,
+        };
+        let items = if head_size == 256 || split { 1 } else { 2 };
+        let rows = 64 * groups;
+        // Behind the queries and tiles: barriers and items.
+        let shared = (items * rows + 2 * stages * tile) * head_size * 2 + 1024;
+        Self { rows, threads: 128 * (groups as u32 + 1), shared }
+    }
+}
+
+/// # Safety
+/// As for [`launch`].
+unsafe fn hopper(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+    let module = gpu.hopper.as_ref().expect("the path was offered");
+    let name = format!("{}_{}", call.element.name(), call.rows.head_size);
+    let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, false);
+    let items = blocks(row_blocks(call, rows) * call.rows.heads)?;
+    let one_each = items >= MANY_ITEMS * gpu.multiprocessors;
+    let (mut raw, mut maps, mut granule) = (call.raw(), Maps::of(call)?, granule(call) as i32);
+    let mut per_piece = if one_each { 1 } else { 2 };
+    let mut arguments = [
+        from_mut(&mut raw).cast::<c_void>(),
+        from_mut(&mut maps).cast(),
+        from_mut(&mut granule).cast(),
+        from_mut(&mut per_piece).cast(),
+    ];
+    let whole = module.function(&format!("hopper_{name}"), shared)?;
+    let count = if one_each { items } else { items.min(gpu.multiprocessors) };
+    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s.
+    unsafe { whole.launch(count, threads, shared, stream, &mut arguments) }?;
+    let tokens = call.cache.map_or(0, |cache| cache.page_entries * cache.page_size);
+    if tokens > 0 && tokens + call.rows.total_rows >= SPLIT_KEYS {
+        let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, true);
+        let split = module.clustered(&format!("hopper_split_{name}"), shared, threads, CLUSTER)?;
+        // Clusters that do not fit onto the device at once would wait until others have done their whole share.
+        let clusters = items.min(split.clusters);
+        // SAFETY: the kernel takes a `Call`, `Maps` and an `int`.
+        unsafe { split.launch(clusters * CLUSTER, threads, shared, stream, &mut arguments[..3]) }?;
+    }
+    Ok(())
+}
+
+/// The most blocks of `rows` rows that users can have.
+fn row_blocks(call: &Attention, rows: usize) -> usize {
+    call.rows.total_rows / rows + call.rows.users.min(call.rows.total_rows)
+}
+
+fn blocks(count: usize) -> Result<u32, CudaError> {
+    i32::try_from(count)
+        .map(|count| count as u32)
+        .map_err(|_| CudaError::Unsupported(format!("{count} blocks of rows, expected up to {}", i32::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_fit_into_a_multiprocessor() {
+        for head_size in [32, 64, 128, 256] {
+            for split in [false, true] {
+                // What a block of sm_90 may have.
+                assert!(Shape::of(head_size, split).shared <= 227 * 1024, "D={head_size} split {split}");
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Calls by device addresses, their checks, and the form in which kernels get them.
+
+use super::{CUdeviceptr, CudaError};
+use crate::Element;
+
+/// The element type of a call's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Type {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an `f32`.
+    Bf16,
+}
+
+impl Type {
+    /// That of a Rust type.
+    pub fn of<T: Element>() -> Self {
+        match T::NAME {
+            "f32" => Self::F32,
+            "f16" => Self::F16,
+            _ => Self::Bf16,
+        }
+    }
+
+    /// As kernels are named.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        if self == Self::F32 { 4 } else { 2 }
+    }
+}
+
+/// How the rows `[T, H, D]` of a call are shared out among its users, as [`crate::Rows`].
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// `[B + 1]` of i32: where each user's rows begin.
+    pub row_offsets: CUdeviceptr,
+    /// `[B]` of i32: how many of each user's rows, the last ones, are candidates.
+    pub num_candidates: CUdeviceptr,
+    /// B.
+    pub users: usize,
+    /// T.
+    pub total_rows: usize,
+    /// H.
+    pub heads: usize,
+    /// D.
+    pub head_size: usize,
+}
+
+/// The users' pages, as [`crate::Pages`], and the pool that they lie in.
+#[derive(Clone, Copy, Debug)]
+pub struct Cache {
+    /// `[pool_pages, 2, page_size, H, D]`.
+    pub pool: CUdeviceptr,
+    /// `[B]` of i32: how many tokens of each user are in the cache.
+    pub cached_len: CUdeviceptr,
+    /// `[B + 1]` of i32: where each user's page list begins in `page_ids`.
+    pub page_indptr: CUdeviceptr,
+    /// Pages in order of position, i32.
+    pub page_ids: CUdeviceptr,
+    /// How many entries `page_ids` has.
+    pub page_entries: usize,
+    /// How many pages the pool has.
+    pub pool_pages: usize,
+    /// How many tokens a page holds; a multiple of 8.
+    pub page_size: usize,
+}
+
+/// One call of the operator `HstuAttention`, as [`crate::HstuAttention`].
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Of query, key, value, pool and output.
+    pub element: Type,
+    /// The rows of `query`, `key`, `value` and the output.
+    pub rows: Rows,
+    /// `[T, H, D]`.
+    pub query: CUdeviceptr,
+    /// `[T, H, D]`.
+    pub key: CUdeviceptr,
+    /// `[T, H, D]`.
+    pub value: CUdeviceptr,
+    /// `[T, H, D]`; written.
+    pub output: CUdeviceptr,
+    /// Without it no user has cached tokens.
+    pub cache: Option<Cache>,
+    /// `[B]` of i32: leading rows that see the whole history.
+    pub num_contextual: Option<CUdeviceptr>,
+    /// What scores are multiplied by; 0 stands for 1/√D.
+    pub alpha: f32,
+    /// What the sum is divided by; at least 1.
+    pub scaling_seqlen: i64,
+    /// Candidates in a group; at least 1.
+    pub target_group_size: i64,
+    /// How far back a row sees; 0 = all the way.
+    pub max_attn_len: i64,
+}
+
+/// One call of the operator `PagedKvAppend`, in place on the pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Append {
+    /// Of key, value and pool.
+    pub element: Type,
+    /// The rows of `key` and `value`.
+    pub rows: Rows,
+    /// `[T, H, D]`.
+    pub key: CUdeviceptr,
+    /// `[T, H, D]`.
+    pub value: CUdeviceptr,
+    /// Where the rows go.
+    pub cache: Cache,
+}
+
+/// What kernels get; `Call` of cuda/call.cuh, field by field.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Raw {
+    pub query: CUdeviceptr,
+    pub key: CUdeviceptr,
+    pub value: CUdeviceptr,
+    pub output: CUdeviceptr,
+    pub pool: CUdeviceptr,
+    pub row_offsets: CUdeviceptr,
+    pub num_candidates: CUdeviceptr,
+    pub cached_len: CUdeviceptr,
+    pub page_indptr: CUdeviceptr,
+    pub page_ids: CUdeviceptr,
+    pub num_contextual: CUdeviceptr,
+    pub pool_pages: i64,
+    pub group: i64,
+    pub window: i64,
+    pub users: i32,
+    pub total_rows: i32,
+    pub heads: i32,
+    pub head_size: i32,
+    pub page_size: i32,
+    pub page_entries: i32,
+    pub alpha: f32,
+    pub scale: f32,
+}
+
+impl Rows {
+    /// Checks what is known on the host; `element` bytes each.
+    fn check(&self) -> Result<(), CudaError> {
+        let Rows { users, total_rows, heads, head_size, .. } = *self;
+        if heads == 0 || head_size == 0 || [users, total_rows, heads, head_size].iter().any(|n| *n > MOST) {
+            let shape = format!("[{total_rows}, {heads}, {head_size}] with {users} users");
+            return Err(CudaError::Unsupported(format!("shape {shape}: expected 1 to {MOST} heads and elements")));
+        }
+        Ok(())
+    }
+
+    fn raw(&self) -> Raw {
+        Raw {
+            row_offsets: self.row_offsets,
+            num_candidates: self.num_candidates,
+            users: self.users as i32,
+            total_rows: self.total_rows as i32,
+            heads: self.heads as i32,
+            head_size: self.head_size as i32,
+            ..Raw::default()
+        }
+    }
+}
+
+/// The most of anything that kernels count in 32 bits.
+const MOST: usize = i32::MAX as usize - 4096;
+
+impl Cache {
+    fn check(&self) -> Result<(), CudaError> {
+        let Cache { page_size, page_entries, pool_pages, .. } = *self;
+        if page_size == 0 || !page_size.is_multiple_of(8) {
+            return Err(CudaError::Unsupported(format!("page_size {page_size}, expected a multiple of 8")));
+        }
+        if [page_size, page_entries, pool_pages].iter().any(|n| *n > MOST) {
+            let message = format!("{page_entries} page ids, {pool_pages} pages of {page_size}: expected up to {MOST}");
+            return Err(CudaError::Unsupported(message));
+        }
+        Ok(())
+    }
+
+    fn add_to(&self, raw: Raw) -> Raw {
+        Raw {
+            pool: self.pool,
+            cached_len: self.cached_len,
+            page_indptr: self.page_indptr,
+            page_ids: self.page_ids,
+            pool_pages: self.pool_pages as i64,
+            page_size: self.page_size as i32,
+            page_entries: self.page_entries as i32,
+            ..raw
+        }
+    }
+
+    /// Rows of H·D elements that the pool has.
+    pub(crate) fn pool_rows(&self) -> usize {
+        self.pool_pages * 2 * self.page_size
+    }
+}
+
+impl Attention {
+    pub(crate) fn check(&self) -> Result<(), CudaError> {
+        self.rows.check()?;
+        self.cache.map_or(Ok(()), |cache| cache.check())?;
+        if self.rows.head_size > 512 {
+            return Err(CudaError::Unsupported(format!("head size {}, expected up to 512", self.rows.head_size)));
+        }
+        let attributes = [
+            ("scaling_seqlen", self.scaling_seqlen, 1),
+            ("target_group_size", self.target_group_size, 1),
+            ("max_attn_len", self.max_attn_len, 0),
+        ];
+        for (name, value, least) in attributes {
+            if value < least {
+                return Err(CudaError::Unsupported(format!("{name} {value}, expected {least} or more")));
+            }
+        }
+        if !self.alpha.is_finite() {
+            return Err(CudaError::Unsupported(format!("alpha {}, expected a finite number", self.alpha)));
+        }
+        Ok(())
+    }
+
+    /// 16-bit elements, a head size that the kernels are compiled for, and tensors that begin at 16 bytes.
+    pub(crate) fn suits_matrix_units(&self) -> bool {
+        let pool = self.cache.map_or(0, |cache| cache.pool);
+        let addresses = [self.query, self.key, self.value, self.output, pool];
+        self.element != Type::F32
+            && [32, 64, 128, 256].contains(&self.rows.head_size)
+            && addresses.iter().all(|address| address % 16 == 0)
+    }
+
+    /// The copy engine counts rows in 32 bits, and bytes from one row to the next in 40.
+    pub(crate) fn suits_copy_engine(&self) -> bool {
+        let rows = self.cache.map_or(0, |cache| cache.pool_rows());
+        self.suits_matrix_units() && rows < MOST && self.rows.heads * self.rows.head_size < 1 << 38
+    }
+
+    pub(crate) fn raw(&self) -> Raw {
+        let head_size = self.rows.head_size as f64;
+        let raw = Raw {
+            query: self.query,
+            key: self.key,
+            value: self.value,
+            output: self.output,
+            num_contextual: self.num_contextual.unwrap_or(0),
+            group: self.target_group_size,
+            window: self.max_attn_len,
+            alpha: if self.alpha == 0.0 { (1.0 / head_size.sqrt()) as f32 } else { self.alpha },
+            scale: (1.0 / self.scaling_seqlen as f64) as f32,
+            ..self.rows.raw()
+        };
+        self.cache.map_or(raw, |cache| cache.add_to(raw))
+    }
+}
+
+impl Append {
+    pub(crate) fn check(&self) -> Result<(), CudaError> {
+        self.rows.check()?;
+        self.cache.check()
+    }
+
+    pub(crate) fn raw(&self) -> Raw {
+        self.cache.add_to(Raw { key: self.key, value: self.value, ..self.rows.raw() })
+    }
+}

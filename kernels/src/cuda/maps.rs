@@ -1,0 +1,79 @@
+//! What the copy engine of Hopper has to know of a tensor.
+
+use cudarc::driver::sys::{
+    CUtensorMap, CUtensorMapDataType_enum as DataType, CUtensorMapFloatOOBfill_enum as Fill,
+    CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
+    CUtensorMapSwizzle_enum as Swizzle, cuTensorMapEncodeTiled,
+};
+
+use super::{Attention, CUdeviceptr, CudaError, Type, asked};
+
+/// Rows of a box of queries, keys and values; `BOX` of cuda/hopper.cu.
+const BOX: usize = 64;
+
+/// The tensors of a call; `Maps` of cuda/hopper.cu.
+#[repr(C)]
+pub struct Maps {
+    query: CUtensorMap,
+    key: CUtensorMap,
+    value: CUtensorMap,
+    pool: CUtensorMap,
+}
+
+impl Maps {
+    pub fn of(call: &Attention) -> Result<Self, CudaError> {
+        let rows = call.rows.total_rows;
+        let key = map(call, call.key, rows, BOX)?;
+        Ok(Self {
+            query: map(call, call.query, rows, BOX)?,
+            key,
+            value: map(call, call.value, rows, BOX)?,
+            // Where there are no pages, no tile asks for this.
+            pool: match call.cache {
+                Some(cache) if cache.pool_pages > 0 => map(call, cache.pool, cache.pool_rows(), granule(call))?,
+                _ => key,
+            },
+        })
+    }
+}
+
+/// How many keys are fetched from a page at once: as many as divide every page, up to a box.
+pub fn granule(call: &Attention) -> usize {
+    call.cache.map_or(BOX, |cache| 1 << cache.page_size.trailing_zeros().min(BOX.trailing_zeros()))
+}
+
+/// A tensor `[rows, H, D]`, to be fetched by `height` rows of up to 128 bytes of one head.
+fn map(call: &Attention, address: CUdeviceptr, rows: usize, height: usize) -> Result<CUtensorMap, CudaError> {
+    let (heads, head_size) = (call.rows.heads, call.rows.head_size);
+    let columns = head_size.min(64);
+    let element = if call.element == Type::F16 {
+        DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+    } else {
+        DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    };
+    let swizzle = if columns == 64 { Swizzle::CU_TENSOR_MAP_SWIZZLE_128B } else { Swizzle::CU_TENSOR_MAP_SWIZZLE_64B };
+    let dims = [head_size as u64, heads as u64, rows as u64];
+    let strides = [head_size as u64 * 2, (heads * head_size) as u64 * 2];
+    let (boxed, steps) = ([columns as u32, 1, height as u32], [1_u32; 3]);
+    let mut map = CUtensorMap { opaque: [0; 16] };
+    // SAFETY: every array has as many entries as the tensor has dimensions.
+    unsafe {
+        cuTensorMapEncodeTiled(
+            &mut map,
+            element,
+            3,
+            address as *mut _,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            boxed.as_ptr(),
+            steps.as_ptr(),
+            Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(asked("describing a tensor to the copy engine"))?;
+    Ok(map)
+}

@@ -1,0 +1,181 @@
+//! The operators on NVIDIA's GPUs.
+//!
+//! A [`Gpu`] is a device with the kernels loaded onto it; [`Gpu::attention`] and [`Gpu::append`] put one call of an
+//! operator on a stream. Calls are described by device addresses, because index tensors live on the device too: nothing
+//! here waits for the GPU or allocates on it, so a launch can be captured into a CUDA graph and replayed.
+//!
+//! Whoever has the index tensors in host memory checks them first ([`crate::HstuAttention::check`]). The kernels do not
+//! trust them: whatever they hold, no kernel reads or writes outside its tensors.
+//!
+//! The kernels themselves are in `kernels/cuda`.
+
+mod append;
+mod attention;
+mod call;
+mod maps;
+mod module;
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdevice_attribute_enum as Attribute, CUresult};
+pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::{CudaContext, DriverError};
+
+pub use call::{Append, Attention, Cache, Rows, Type};
+use module::Module;
+
+/// A kernel that computes `HstuAttention`; later ones are faster and take less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Path {
+    /// Every type, D up to 512.
+    Plain,
+    /// Matrix units of sm_80 and later: f16 and bf16, D = 32, 64, 128 or 256.
+    Mma,
+    /// Warpgroup matrix units and the copy engine of sm_90a: as `Mma`.
+    Hopper,
+}
+
+/// Why a call was not launched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CudaError {
+    /// The library was built without nvcc.
+    NotBuilt,
+    /// The host has no driver of NVIDIA.
+    NoDriver,
+    /// The driver refused something.
+    Driver {
+        /// What was asked of it.
+        what: &'static str,
+        /// What it answered.
+        error: CUresult,
+    },
+    /// No kernel takes the call.
+    Unsupported(String),
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotBuilt => {
+                write!(f, "this build has no CUDA kernels: build again with nvcc (`make build` fetches it)")
+            }
+            Self::NoDriver => write!(f, "no GPU: libcuda.so.1, NVIDIA's driver, is not on this machine"),
+            Self::Driver { what, error } => write!(f, "{what}: the driver says {error:?}"),
+            Self::Unsupported(message) => f.write_str(message),
+        }
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+pub(crate) fn asked(what: &'static str) -> impl Fn(DriverError) -> CudaError {
+    move |error| CudaError::Driver { what, error: error.0 }
+}
+
+/// A GPU with the kernels on it. Any thread may use it.
+#[derive(Debug)]
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    append: Module,
+    plain: Module,
+    mma: Option<Module>,
+    hopper: Option<Module>,
+    multiprocessors: u32,
+}
+
+impl Gpu {
+    /// Opens the device of that number, in its primary context: the one that ONNX Runtime and PyTorch use too.
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        if !module::built() {
+            return Err(CudaError::NotBuilt);
+        }
+        // SAFETY: only tries to load the driver's library.
+        if !unsafe { cudarc::driver::sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        let context = CudaContext::new(ordinal).map_err(asked("opening the device"))?;
+        let attribute = |which| context.attribute(which).map_err(asked("asking for the device's attributes"));
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(Self {
+            append: Module::load(module::APPEND)?,
+            plain: Module::load(module::PLAIN)?,
+            mma: (major >= 8).then(|| Module::load(module::MMA)).transpose()?,
+            hopper: (major == 9).then(|| Module::load(module::HOPPER)).transpose()?,
+            multiprocessors: multiprocessors.max(1) as u32,
+            context,
+        })
+    }
+
+    /// The device's context, for allocations and streams.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The kernels that take a call on this device, slowest first.
+    pub fn paths(&self, call: &Attention) -> Vec<Path> {
+        let mut paths = vec![Path::Plain];
+        paths.extend((self.mma.is_some() && call.suits_matrix_units()).then_some(Path::Mma));
+        paths.extend((self.hopper.is_some() && call.suits_copy_engine()).then_some(Path::Hopper));
+        paths
+    }
+
+    /// Puts `HstuAttention` on a stream, by the fastest kernel that takes the call. Every element of the output is
+    /// written that is in some user's rows.
+    ///
+    /// # Safety
+    /// Every address of the call is one of this device, of memory as long as the call's shapes say and alive until the
+    /// stream has done this; nothing else writes it meanwhile, or touches the output.
+    pub unsafe fn attention(&self, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+        let path = *self.paths(call).last().expect("there is always a plain one");
+        // SAFETY: the caller's.
+        unsafe { self.attention_by(path, call, stream) }
+    }
+
+    /// As [`attention`](Self::attention), by the kernel given.
+    ///
+    /// # Safety
+    /// As for [`attention`](Self::attention).
+    pub unsafe fn attention_by(&self, path: Path, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+        call.check()?;
+        if !self.paths(call).contains(&path) {
+            return Err(CudaError::Unsupported(format!("the {path:?} kernel does not take {call:?} on this device")));
+        }
+        if call.rows.total_rows == 0 {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        // SAFETY: the caller's.
+        unsafe { attention::launch(self, path, call, stream) }
+    }
+
+    /// Puts `PagedKvAppend` on a stream, in place on the pool.
+    ///
+    /// # Safety
+    /// As for [`attention`](Self::attention); nothing else touches the slots that are written.
+    pub unsafe fn append(&self, call: &Append, stream: CUstream) -> Result<(), CudaError> {
+        call.check()?;
+        if call.rows.total_rows == 0 {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        // SAFETY: the caller's.
+        unsafe { append::launch(self, call, stream) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "loads the driver's library")]
+    fn a_machine_without_a_gpu_is_told_so() {
+        match Gpu::open(0) {
+            Ok(gpu) => assert!(gpu.context().name().is_ok()),
+            Err(CudaError::NotBuilt) => assert!(!module::built()),
+            Err(error) => assert!(error.to_string().contains("GPU") || error.to_string().contains("device"), "{error}"),
+        }
+    }
+}

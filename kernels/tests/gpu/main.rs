@@ -1,0 +1,69 @@
+//! The CUDA kernels against the CPU's reference, on a GPU host. One program that needs nothing beside it:
+//! `gpu [--cases N] [PART…]`, with the parts below; it ends with 1 where one fails or there is no GPU.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod device;
+mod harm;
+mod parity;
+mod pools;
+mod same_bits;
+
+use std::process::ExitCode;
+
+use pagoda_kernels::cuda::Gpu;
+
+/// What parts get.
+pub(crate) struct Context {
+    gpu: Gpu,
+    /// How many random calls of each type.
+    cases: u64,
+}
+
+type Part = (&'static str, fn(&Context));
+
+const PARTS: [Part; 9] = [
+    ("golden", parity::golden),
+    ("random", parity::random),
+    ("long", parity::long),
+    ("append", parity::append),
+    ("alone-or-together", same_bits::alone_or_together),
+    ("pages-moved", same_bits::pages_moved),
+    ("twice", same_bits::twice),
+    ("nonsense", harm::nonsense),
+    ("large-pool", pools::beyond_32_bits),
+];
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut cases = 2000;
+    if let Some(at) = arguments.iter().position(|argument| argument == "--cases") {
+        cases = arguments[at + 1].parse().expect("--cases takes a number");
+        arguments.drain(at..at + 2);
+    }
+    let gpu = match Gpu::open(0) {
+        Ok(gpu) => gpu,
+        Err(error) => {
+            eprintln!("gpu: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!("on {}", gpu.context().name().unwrap());
+    let context = Context { gpu, cases };
+    let mut failed = 0;
+    for (name, part) in PARTS {
+        if !arguments.is_empty() && !arguments.iter().any(|argument| argument == name) {
+            continue;
+        }
+        let start = std::time::Instant::now();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| part(&context)));
+        let result = result.map(|()| context.gpu.context().synchronize());
+        let good = matches!(result, Ok(Ok(())));
+        println!("{name}: {} ({:.1} s)", if good { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64());
+        if let Ok(Err(error)) = result {
+            println!("{name}: {error:?}");
+        }
+        failed += i32::from(!good);
+    }
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

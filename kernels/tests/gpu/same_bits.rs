@@ -1,0 +1,105 @@
+//! A row's bits depend on its user's own inputs and nothing else.
+
+use pagoda_kernels::{Element, bf16, f16};
+
+use crate::Context;
+use crate::common::{Case, Random, User, bits, only};
+use crate::device::OnDevice;
+
+/// Users of every kind: long and short, with and without history, and one that brings NaN.
+fn batch<T: Element>(head_size: usize) -> Case<T> {
+    let user = |cached, new, candidates| User { cached, new, candidates, contextual: 0 };
+    let users = [
+        user(130, 17, 9),
+        user(0, 170, 33),
+        user(0, 0, 0),
+        user(3000, 0, 150),
+        user(49, 1, 0),
+        user(1900, 70, 140),
+        user(700, 300, 5),
+    ];
+    let mut case = Case::new(&mut Random(11), &users, 2, head_size, 24);
+    case.target_group_size = 3;
+    let width = 2 * head_size;
+    let poisoned = case.row_offsets[4] as usize * width;
+    case.value[poisoned..poisoned + width].fill(T::from_f32(f32::NAN));
+    case
+}
+
+fn for_each_kind(check: &dyn Fn(&str, &dyn Fn(&[usize]) -> Vec<Vec<u32>>, usize), context: &Context) {
+    fn kind<T: Element>(
+        context: &Context,
+        head_size: usize,
+        check: &dyn Fn(&str, &dyn Fn(&[usize]) -> Vec<Vec<u32>>, usize),
+    ) {
+        let stream = context.gpu.context().new_stream().unwrap();
+        let case = batch::<T>(head_size);
+        for path in OnDevice::new(&case, &stream).paths(&context.gpu) {
+            let outputs = |users: &[usize]| {
+                let part = only(&case, users);
+                let output = OnDevice::new(&part, &stream).output(&context.gpu, path);
+                (0..users.len()).map(|user| bits(part.rows_of(user, &output))).collect()
+            };
+            check(&format!("{} D={head_size} {path:?}", T::NAME), &outputs, case.users.len());
+        }
+    }
+    kind::<f32>(context, 40, check);
+    for head_size in [32, 64, 128, 256] {
+        kind::<f16>(context, head_size, check);
+        kind::<bf16>(context, head_size, check);
+    }
+}
+
+pub fn alone_or_together(context: &Context) {
+    let check = |what: &str, outputs: &dyn Fn(&[usize]) -> Vec<Vec<u32>>, users: usize| {
+        let mut order: Vec<usize> = (0..users).collect();
+        let together = outputs(&order);
+        for user in 0..users {
+            assert!(outputs(&[user])[0] == together[user], "{what} user {user} alone");
+        }
+        for seed in 0..3 {
+            Random(seed).shuffle(&mut order);
+            for (user, output) in order.iter().zip(outputs(&order)) {
+                assert!(output == together[*user], "{what} order {order:?} user {user}");
+            }
+        }
+        for (user, output) in together.iter().enumerate() {
+            let nan = output.iter().any(|bits| f32::from_bits(*bits).is_nan());
+            assert!(nan == (user == 4), "{what}: user 4 alone brought NaN, not {user}");
+        }
+    };
+    for_each_kind(&check, context);
+}
+
+pub fn pages_moved(context: &Context) {
+    let stream = context.gpu.context().new_stream().unwrap();
+    for head_size in [32, 64, 128, 256] {
+        let case = batch::<bf16>(head_size);
+        let mut places: Vec<usize> = (0..case.pool_pages).collect();
+        Random(21).shuffle(&mut places);
+        let mut moved = case.clone();
+        let page = case.pool.len() / case.pool_pages;
+        for (from, &to) in places.iter().enumerate() {
+            moved.pool[to * page..(to + 1) * page].copy_from_slice(&case.pool[from * page..(from + 1) * page]);
+        }
+        moved.page_ids.iter_mut().for_each(|id| *id = places[*id as usize] as i32);
+        assert_ne!(case.page_ids, moved.page_ids);
+        let (case, moved) = (OnDevice::new(&case, &stream), OnDevice::new(&moved, &stream));
+        for path in case.paths(&context.gpu) {
+            let same = bits(&case.output(&context.gpu, path)) == bits(&moved.output(&context.gpu, path));
+            assert!(same, "D={head_size} {path:?}");
+        }
+    }
+}
+
+/// The same call again and again, beside others on other streams.
+pub fn twice(context: &Context) {
+    let check = |what: &str, outputs: &dyn Fn(&[usize]) -> Vec<Vec<u32>>, users: usize| {
+        let all: Vec<usize> = (0..users).collect();
+        let first = outputs(&all);
+        for round in 0..5 {
+            assert!(outputs(&all) == first, "{what} round {round}");
+        }
+    };
+    for_each_kind(&check, context);
+}

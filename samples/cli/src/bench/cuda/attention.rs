@@ -1,0 +1,155 @@
+//! HstuAttention in bf16, against cuBLAS's matrix product.
+
+use cudarc::driver::CudaSlice;
+use pagoda::Result;
+use pagoda_kernels::cuda::{Attention, Cache, Path, Rows, Type};
+
+use super::{Bench, ROTATE, ceiling, failed, offsets, scattered};
+use crate::bench::Row;
+
+const HEADS: usize = 4;
+const PAGE: usize = 64;
+
+/// Users that are all alike.
+struct Shape {
+    name: &'static str,
+    users: usize,
+    head_size: usize,
+    cached: usize,
+    new: usize,
+    candidates: usize,
+}
+
+const fn full(users: usize, head_size: usize, new: usize) -> Shape {
+    Shape { name: "full", users, head_size, cached: 0, new, candidates: 0 }
+}
+
+const fn delta(users: usize, head_size: usize, cached: usize, new: usize, candidates: usize) -> Shape {
+    Shape { name: "delta", users, head_size, cached, new, candidates }
+}
+
+const SHAPES: [Shape; 8] = [
+    full(16, 64, 4096),
+    full(16, 128, 1024),
+    full(16, 128, 4096),
+    full(16, 128, 8192),
+    full(16, 256, 4096),
+    delta(16, 128, 4096, 4096, 0),
+    delta(8, 128, 8128, 64, 256),
+    delta(1, 128, 3968, 128, 256),
+];
+
+/// The shapes with a goal, by the fastest kernel and by the one for every chip since sm_80.
+pub fn measure() -> Result<Vec<Row>> {
+    let bench = Bench::open()?;
+    let product = ceiling::matmul(&bench)?;
+    let mut rows = Vec::new();
+    for shape in &SHAPES {
+        let inputs = Inputs::new(&bench, shape)?;
+        for path in bench.gpu.paths(&inputs.calls[0]).into_iter().rev() {
+            if path == Path::Plain {
+                continue;
+            }
+            let seconds = bench.seconds(|run| {
+                let call = &inputs.calls[run % inputs.calls.len()];
+                // SAFETY: every tensor is as long as the shape says, and lives until the measurement has ended.
+                unsafe { bench.gpu.attention_by(path, call, bench.stream.cu_stream()) }.map_err(failed)
+            })?;
+            rows.push(shape.row(path, seconds, product));
+        }
+    }
+    Ok(rows)
+}
+
+impl Shape {
+    /// 4·D for each pair that is not masked; of a triangle half the square is counted, as in the tables of others.
+    fn flops(&self) -> f64 {
+        let (cached, new, candidates) = (self.cached as f64, self.new as f64, self.candidates as f64);
+        let pairs = new * cached + new * new / 2.0 + candidates * (cached + new);
+        4.0 * (self.users * HEADS * self.head_size) as f64 * pairs
+    }
+
+    fn row(&self, path: Path, seconds: f64, product: Option<f64>) -> Row {
+        let Shape { name, users, head_size, cached, new, candidates } = self;
+        let value = self.flops() / seconds * 1e-12;
+        let baseline = product.map_or(f64::NAN, |product| product * 1e-12);
+        let path = format!("{path:?}").to_lowercase();
+        Row {
+            bench: "attention",
+            case: format!(
+                "bf16 {name} D={head_size} C={cached} n={new} t={candidates} B={users} H={HEADS} {path} {:.4} ms",
+                seconds * 1e3
+            ),
+            value,
+            unit: "TFLOP/s",
+            baseline,
+            baseline_name: "cuBLAS bf16 8192^3",
+            ratio: value / baseline,
+        }
+    }
+}
+
+/// Several sets of tensors of one shape.
+struct Inputs {
+    calls: Vec<Attention>,
+    _tensors: Vec<CudaSlice<u16>>,
+    _indices: Vec<CudaSlice<i32>>,
+}
+
+impl Inputs {
+    fn new(bench: &Bench, shape: &Shape) -> Result<Self> {
+        let width = HEADS * shape.head_size;
+        let per_user = shape.new + shape.candidates;
+        let rows = shape.users * per_user;
+        let per_list = (shape.cached + shape.new).div_ceil(PAGE);
+        let pages = shape.users * per_list;
+        let indices = [
+            offsets(shape.users, per_user),
+            vec![shape.candidates as i32; shape.users],
+            vec![shape.cached as i32; shape.users],
+            offsets(shape.users, per_list),
+            scattered(pages),
+        ];
+        let indices = indices.iter().map(|values| bench.ints(values)).collect::<Result<Vec<_>>>()?;
+        let at = |index: usize| bench.address(&indices[index]);
+        let pool = pages * 2 * PAGE * width;
+        let sets = (ROTATE / (2 * (pool + 3 * rows * width))).clamp(1, 24);
+        let (mut calls, mut tensors) = (Vec::new(), Vec::new());
+        for set in 0..sets as u64 {
+            let mut tensor = |len: usize, seed: u64| -> Result<u64> {
+                tensors.push(bench.numbers(len, set * 10 + seed)?);
+                Ok(bench.address(tensors.last().expect("pushed just now")))
+            };
+            calls.push(Attention {
+                element: Type::Bf16,
+                rows: Rows {
+                    row_offsets: at(0),
+                    num_candidates: at(1),
+                    users: shape.users,
+                    total_rows: rows,
+                    heads: HEADS,
+                    head_size: shape.head_size,
+                },
+                query: tensor(rows * width, 1)?,
+                key: tensor(rows * width, 2)?,
+                value: tensor(rows * width, 3)?,
+                output: tensor(rows * width, 4)?,
+                cache: Some(Cache {
+                    pool: tensor(pool, 5)?,
+                    cached_len: at(2),
+                    page_indptr: at(3),
+                    page_ids: at(4),
+                    page_entries: pages,
+                    pool_pages: pages,
+                    page_size: PAGE,
+                }),
+                num_contextual: None,
+                alpha: 0.0,
+                scaling_seqlen: (shape.cached + shape.new) as i64,
+                target_group_size: 1,
+                max_attn_len: 0,
+            });
+        }
+        Ok(Self { calls, _tensors: tensors, _indices: indices })
+    }
+}
