@@ -17,29 +17,27 @@ pub(super) fn copy_numbers(words: &[AtomicU64], numbers: &mut [f32]) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn copy_lines(words: &[AtomicU64], numbers: &mut [f32]) -> usize {
-    // The compiler does not make one load of several atomic ones, and with a load a word a lookup takes about a tenth longer.
+    // The compiler does not make one load of several atomic ones, and with a load a word a lookup takes a tenth longer or more.
+    if !std::arch::is_x86_feature_detected!("avx") {
+        return 0;
+    }
     for (words, numbers) in words.as_chunks::<8>().0.iter().zip(numbers.as_chunks_mut::<16>().0) {
         // SAFETY: it reads 64 bytes of `words` and writes 64 of `numbers`. For the compiler it is eight relaxed atomic loads,
         // which may see any value that a thread has written there, and the processor's vector loads do no more than that:
-        // a line is as good as torn between any of its parts, which those who call find out afterwards. Every x86-64
-        // processor has these instructions, and it orders loads as an acquiring fence asks for. The numbers are
-        // little-endian, as in a row.
+        // a line is as good as torn between any of its parts, which those who call find out afterwards. The processor has
+        // these instructions, and it orders loads as an acquiring fence asks for. The numbers are little-endian, as in a
+        // row. The upper halves of registers are left empty, as the code around expects.
         unsafe {
             std::arch::asm!(
-                "movups {a}, [{from}]",
-                "movups {b}, [{from} + 16]",
-                "movups {c}, [{from} + 32]",
-                "movups {d}, [{from} + 48]",
-                "movups [{to}], {a}",
-                "movups [{to} + 16], {b}",
-                "movups [{to} + 32], {c}",
-                "movups [{to} + 48], {d}",
+                "vmovups ymm0, [{from}]",
+                "vmovups ymm1, [{from} + 32]",
+                "vmovups [{to}], ymm0",
+                "vmovups [{to} + 32], ymm1",
+                "vzeroupper",
                 from = in(reg) words.as_ptr(),
                 to = in(reg) numbers.as_mut_ptr(),
-                a = out(xmm_reg) _,
-                b = out(xmm_reg) _,
-                c = out(xmm_reg) _,
-                d = out(xmm_reg) _,
+                out("ymm0") _,
+                out("ymm1") _,
                 options(nostack, preserves_flags),
             );
         }
