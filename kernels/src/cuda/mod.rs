@@ -14,6 +14,7 @@ mod attention;
 mod call;
 mod maps;
 mod module;
+mod table;
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use cudarc::driver::{CudaContext, DriverError};
 
 pub use call::{Append, Attention, Cache, Rows, Type};
 use module::Module;
+pub use table::{DeviceTable, TableLookup, TablePut};
 
 /// A kernel that computes `HstuAttention`; later ones are faster and take less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,6 +81,7 @@ pub struct Gpu {
     context: Arc<CudaContext>,
     append: Module,
     plain: Module,
+    table: Module,
     mma: Option<Module>,
     hopper: Option<Module>,
     multiprocessors: u32,
@@ -101,6 +104,7 @@ impl Gpu {
         Ok(Self {
             append: Module::load(module::APPEND)?,
             plain: Module::load(module::PLAIN)?,
+            table: Module::load(module::TABLE)?,
             mma: (major >= 8).then(|| Module::load(module::MMA)).transpose()?,
             hopper: (major == 9).then(|| Module::load(module::HOPPER)).transpose()?,
             multiprocessors: multiprocessors.max(1) as u32,
@@ -162,6 +166,29 @@ impl Gpu {
         self.context.bind_to_thread().map_err(asked("making the context current"))?;
         // SAFETY: the caller's.
         unsafe { append::launch(self, call, stream) }
+    }
+
+    /// Puts a lookup in an embedding table on a stream. It may run while rows are put into the table on other streams: what
+    /// it finds is whole, as it was before or after.
+    ///
+    /// # Safety
+    /// Every address of the call is one of this device, of memory as long as the call says and alive until the stream has
+    /// done this; nothing but lookups and puts uses the table's meanwhile, and nothing else the rest of what is written.
+    pub unsafe fn table_lookup(&self, call: &TableLookup, stream: CUstream) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        // SAFETY: the caller's.
+        unsafe { table::lookup(self, call, stream) }
+    }
+
+    /// Puts on a stream that rows go into an embedding table, each in place of the least recently used one of its set if
+    /// there is no room. It may run beside lookups and other puts.
+    ///
+    /// # Safety
+    /// As for [`table_lookup`](Self::table_lookup).
+    pub unsafe fn table_put(&self, call: &TablePut, stream: CUstream) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        // SAFETY: the caller's.
+        unsafe { table::put(self, call, stream) }
     }
 }
 

@@ -8,6 +8,7 @@ mod harm;
 mod parity;
 mod pools;
 mod same_bits;
+mod table;
 
 use std::process::ExitCode;
 
@@ -22,7 +23,7 @@ pub(crate) struct Context {
 
 type Part = (&'static str, fn(&Context));
 
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 12] = [
     ("golden", parity::golden),
     ("random", parity::random),
     ("long", parity::long),
@@ -32,6 +33,9 @@ const PARTS: [Part; 9] = [
     ("twice", same_bits::twice),
     ("nonsense", harm::nonsense),
     ("large-pool", pools::beyond_32_bits),
+    ("table-found", table::found),
+    ("table-evicted", table::evicted),
+    ("table-torn", table::torn),
 ];
 
 fn main() -> ExitCode {

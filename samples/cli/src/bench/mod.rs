@@ -68,7 +68,7 @@ enum Name {
 enum Backend {
     /// The operators inside ONNX Runtime, on the CPU.
     Cpu,
-    /// The kernels alone, on the first GPU: `attention` and `append`.
+    /// The kernels alone, on the first GPU: `attention`, `append` and `embedding`.
     Cuda,
 }
 
@@ -83,8 +83,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let rows = match (arguments.name, arguments.backend) {
         (Name::Attention, Backend::Cuda) => cuda::attention()?,
         (Name::Append, Backend::Cuda) => cuda::append()?,
+        (Name::Embedding, Backend::Cuda) => cuda::embedding()?,
         (_, Backend::Cuda) => {
-            return Err(Error::invalid("backend", "cuda has the benchmarks attention and append; use --backend cpu"));
+            return Err(Error::invalid(
+                "backend",
+                "cuda has the benchmarks attention, append and embedding; use --backend cpu",
+            ));
         }
         (Name::Attention, Backend::Cpu) => attention::measure(threads)?,
         (Name::Append, Backend::Cpu) => append::measure(threads)?,

@@ -3,6 +3,7 @@
 mod append;
 mod attention;
 mod ceiling;
+mod embedding;
 
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use pagoda_test_support::Random;
 
 pub use append::measure as append;
 pub use attention::measure as attention;
+pub use embedding::measure as embedding;
 
 /// Bytes of inputs that are used in turn, so that no run finds its own in the cache: several times any chip's.
 const ROTATE: usize = 400 << 20;
