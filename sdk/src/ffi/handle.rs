@@ -143,6 +143,9 @@ impl Wrong {
 const _: () = assert!(usize::BITS == 64);
 const INDEX_BITS: u32 = 24;
 const MAX_OBJECTS: usize = 1 << INDEX_BITS;
+/// Where the count of uses begins. Its highest bit makes a handle a number that is no address: a caller's garbage collector
+/// that takes it for a pointer finds nothing there.
+const FIRST_GENERATION: u32 = 1 << 31;
 
 fn token(kind: Kind, index: u32, generation: u32) -> usize {
     (generation as usize) << 32 | (index as usize) << 8 | kind as usize
@@ -155,7 +158,7 @@ fn decode(kind: Kind, token: usize) -> Result<(usize, u32), Wrong> {
     match Kind::ALL.into_iter().find(|&known| known as usize == token & 0xFF) {
         Some(found) if found == kind => Ok((token >> 8 & (MAX_OBJECTS - 1), (token >> 32) as u32)),
         // Only a real handle of the other kind has a generation; anything else is a stray number.
-        Some(found) if token >> 32 != 0 => Err(Wrong::Kind(found)),
+        Some(found) if (token >> 32) as u32 >= FIRST_GENERATION => Err(Wrong::Kind(found)),
         _ => Err(Wrong::Forged),
     }
 }
@@ -174,7 +177,7 @@ impl<T> Table<T> {
                 return Err(Error::new(Status::Capacity, message));
             }
             None => {
-                table.slots.push(Slot { generation: 1, object: None });
+                table.slots.push(Slot { generation: FIRST_GENERATION, object: None });
                 (table.slots.len() - 1) as u32
             }
         };
@@ -214,7 +217,7 @@ impl<T> Table<T> {
 
 impl<T> Slot<T> {
     fn explain(&self, generation: u32) -> Wrong {
-        let used_before = generation != 0 && (self.generation == 0 || generation < self.generation);
+        let used_before = generation >= FIRST_GENERATION && (self.generation == 0 || generation < self.generation);
         if used_before { Wrong::Freed } else { Wrong::Forged }
     }
 }
@@ -227,6 +230,7 @@ mod tests {
     fn a_handle_is_good_until_it_is_freed() {
         let table = Table::new();
         let first = table.insert(Kind::Tensor, Arc::new(1)).unwrap();
+        assert_eq!(first >> 63, 1, "an address");
         assert_eq!(*table.get(Kind::Tensor, first).unwrap(), 1);
         assert_eq!(*table.remove(Kind::Tensor, first).unwrap(), 1);
         assert_eq!(table.get(Kind::Tensor, first).unwrap_err(), Wrong::Freed);
