@@ -51,6 +51,13 @@ __device__ inline void named_arrive(int number, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// The kernel behind this one on the stream may begin as soon as every block has come here or ended; it was launched for
+// that (`Function::follow` of src/cuda/module.rs).
+__device__ inline void let_follow() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Until the kernel before this one on the stream has ended, with all that it has written.
+__device__ inline void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // All threads of all blocks of the cluster.
 __device__ inline void cluster_wait() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

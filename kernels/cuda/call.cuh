@@ -112,6 +112,23 @@ __device__ inline Seen seen_by(const Call &call, const User &user, int row) {
     return seen;
 }
 
+// The user that has the row; the last one where offsets overlap; -1: no one has it. A whole warp asks.
+__device__ inline int user_of(const Call &call, int row) {
+    int lane = threadIdx.x & 31;
+    int found = -1;
+    for (int base = 0; base < call.users; base += 32) {
+        int user = base + lane;
+        bool has = false;
+        if (user < call.users) {
+            int first = clamped(call.row_offsets[user], 0, call.total_rows);
+            has = row >= first && row < first + rows_of(call, user);
+        }
+        unsigned those = __ballot_sync(~0u, has);
+        if (those != 0) found = base + 31 - __clz(those);
+    }
+    return found;
+}
+
 // Where the pool holds the token at `position` of a user, in rows of H·D elements; -1 where no page of the pool does.
 __device__ inline int64_t pool_row(const Call &call, const User &user, int position, int which) {
     unsigned page_size = static_cast<unsigned>(call.page_size);
@@ -128,6 +145,48 @@ enum class Kind { All, Whole, Split };
 
 __device__ inline bool is_split(int rows, int keys) { return keys >= 1024 && keys / 4 >= rows; }
 
+// A user, and what is left of an index that counts over all users.
+struct Found {
+    int user;  // -1: the index is behind the last user's
+    int64_t rest;
+    int64_t before;  // the index at which the user's begin
+    int rows;        // as `rows` gave them
+};
+
+// The user who has number `index`, where one who has `rows(user)` rows has `count(rows)` of what is counted. A whole warp
+// asks; every lane gets the answer.
+template <class Rows, class Count>
+__device__ inline Found find_user(const Call &call, int64_t index, Rows rows, Count count) {
+    int lane = threadIdx.x & 31;
+    int64_t before = 0;
+    for (int base = 0; base < call.users; base += 32) {
+        int user = base + lane, own_rows = user < call.users ? rows(user) : 0;
+        auto own = count(own_rows), sum = own;
+        for (int step = 1; step < 32; step *= 2) {
+            auto other = __shfl_up_sync(~0u, sum, step);
+            if (lane >= step) sum += other;
+        }
+        unsigned after = __ballot_sync(~0u, before + sum > index);
+        if (after != 0) {
+            int owner = __ffs(after) - 1;
+            before += __shfl_sync(~0u, sum - own, owner);
+            return {base + owner, index - before, before, __shfl_sync(~0u, own_rows, owner)};
+        }
+        before += __shfl_sync(~0u, sum, 31);
+    }
+    return {-1, 0, before, 0};
+}
+
+// The rows of a user of that kind, 0 of another's.
+template <Kind KIND> __device__ inline int rows_of_kind(const Call &call, int user) {
+    int rows = rows_of(call, user);
+    if (KIND == Kind::All) return rows;
+    const int *pages;
+    int page_count;
+    int cached = cached_of(call, user, rows, pages, page_count);
+    return is_split(rows, cached + rows) == (KIND == Kind::Split) ? rows : 0;
+}
+
 // A piece of work: some of the blocks of rows of one user.
 struct Piece {
     int user;    // -1: there is none of that number
@@ -139,35 +198,9 @@ struct Piece {
 // warp asks; every lane gets the answer.
 template <int ROWS, Kind KIND>
 __device__ inline Piece find_piece(const Call &call, int64_t index, int per) {
-    int lane = threadIdx.x & 31;
-    for (int base = 0; base < call.users; base += 32) {
-        int user = base + lane;
-        int blocks = 0;
-        if (user < call.users) {
-            int rows = rows_of(call, user);
-            blocks = (rows + ROWS - 1) / ROWS;
-            if (KIND != Kind::All) {
-                const int *pages;
-                int page_count;
-                int cached = cached_of(call, user, rows, pages, page_count);
-                if (is_split(rows, cached + rows) != (KIND == Kind::Split)) blocks = 0;
-            }
-        }
-        int count = (blocks + per - 1) / per;
-        int sum = count;
-        for (int step = 1; step < 32; step *= 2) {
-            int other = __shfl_up_sync(~0u, sum, step);
-            if (lane >= step) sum += other;
-        }
-        unsigned after = __ballot_sync(~0u, sum > index);
-        if (after != 0) {
-            int owner = __ffs(after) - 1;
-            int before = __shfl_sync(~0u, sum - count, owner);
-            return {base + owner, static_cast<int>(index - before), __shfl_sync(~0u, blocks, owner)};
-        }
-        index -= __shfl_sync(~0u, sum, 31);
-    }
-    return {-1, 0, 0};
+    auto rows = [&](int user) { return rows_of_kind<KIND>(call, user); };
+    Found found = find_user(call, index, rows, [&](int rows) { return ((rows + ROWS - 1) / ROWS + per - 1) / per; });
+    return {found.user, static_cast<int>(found.rest), (found.rows + ROWS - 1) / ROWS};
 }
 
 // x·sigmoid(x) from half of x: x·(0.5 + 0.5·tanh(x/2)), with the hardware's tanh.

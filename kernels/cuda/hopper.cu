@@ -6,8 +6,9 @@
 // of 64 rows compute: while one turns scores into weights, another has the matrix units. Under a causal mask the first rows of
 // a user see few keys and the last see all: an item from either end makes a piece, so that pieces are alike.
 //
-// Where a user brings few rows against many keys (`is_split`), the blocks of a cluster share an item's keys out among them
-// and add up their parts in a fixed order through one another's shared memory.
+// Where a user brings few rows against many keys (`is_split`), the keys of an item are cut into segments, whose sums are
+// added up in their order: by the blocks of a cluster through one another's shared memory, or, with memory for the sums,
+// by a second kernel (hopper_parts.cuh).
 
 #include "hopper_compute.cuh"
 #include "hopper_fetch.cuh"
@@ -15,19 +16,20 @@
 namespace pagoda {
 namespace hopper {
 
-template <class T, int D, bool SPLIT>
-__device__ void attend(const Call &call, const Maps &maps, int granule, int per) {
-    using S = Shape<D, SPLIT>;
+template <class T, class S>
+__device__ void attend(const Call &call, const Maps &maps, int granule, int per, float *scratch, int64_t slots) {
     extern __shared__ __align__(1024) uint8_t shared[];
     Ring<S> ring(shared);
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    // What follows works on other rows, or waits for this kernel's end.
+    let_follow();
     if (threadIdx.x == 0) ring.init();
     __syncthreads();
     if (warp >= S::COMPUTING / 32) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
         if (warp == S::COMPUTING / 32) {
-            Fetching<S, SPLIT>{call, maps, granule, ring, per, 0, 0, 0, 0}.run();
-        } else if (SPLIT) {
+            Fetching<S>{call, maps, granule, ring, per, slots}.run();
+        } else if (S::MODE == Mode::Cluster) {
             // Idle, but a cluster waits for all of its threads.
             for (int number = 0; ring.item(number).user.rows >= 0; number++) {
                 cluster_wait();
@@ -41,23 +43,33 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per)
         for (int number = 0;; number++) {
             Item<S> item = ring.item(number);
             if (item.user.rows < 0) break;
-            compute<T, S, SPLIT>(call, ring, item, number, at);
-            at += item.end - item.begin;
+            at = compute<T, S>(call, ring, item, number, at, scratch);
         }
     }
+    // When this kernel has ended, the one that it followed has too: whoever comes next relies on that.
+    if (S::SPLIT) wait_for_previous();
 }
 
 }  // namespace hopper
 
 #define KERNEL(NAME, T, D)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(hopper::Shape<D, false>::THREADS, 1) hopper_##NAME(                          \
+    extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Whole>::THREADS, 1) hopper_##NAME(       \
         const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int per) {          \
-        hopper::attend<T, D, false>(call, maps, granule, per);                                                         \
+        hopper::attend<T, hopper::Shape<D, hopper::Mode::Whole>>(call, maps, granule, per, nullptr, 0);                \
     }                                                                                                                  \
     extern "C" __global__ void __cluster_dims__(hopper::CLUSTER, 1, 1)                                                 \
-        __launch_bounds__(hopper::Shape<D, false>::THREADS, 1) hopper_split_##NAME(                                           \
+        __launch_bounds__(hopper::Shape<D, hopper::Mode::Cluster>::THREADS, 1) hopper_split_##NAME(                    \
             const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule) {               \
-        hopper::attend<T, D, true>(call, maps, granule, 1);                                                            \
+        hopper::attend<T, hopper::Shape<D, hopper::Mode::Cluster>>(call, maps, granule, 1, nullptr, 0);                \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Parts>::THREADS, 1) hopper_parts_##NAME( \
+        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, float *scratch,     \
+        int64_t slots) {                                                                                               \
+        hopper::attend<T, hopper::Shape<D, hopper::Mode::Parts>>(call, maps, granule, 1, scratch, slots);              \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) hopper_sum_##NAME(const __grid_constant__ Call call,             \
+                                                                       float *scratch, int64_t slots) {               \
+        hopper::add_parts<T, hopper::Shape<D, hopper::Mode::Parts>>(call, scratch, slots);                             \
     }
 
 KERNEL(f16_32, __half, 32)

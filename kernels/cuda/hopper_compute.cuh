@@ -1,7 +1,7 @@
 // The warpgroups of the Hopper kernel that compute.
 #pragma once
 
-#include "hopper_ring.cuh"
+#include "hopper_parts.cuh"
 #include "wgmma.cuh"
 
 namespace pagoda {
@@ -19,45 +19,43 @@ template <class S> __device__ void clear_tail(uint32_t values, int from) {
     named_wait(TAIL, S::COMPUTING);
 }
 
-// A number that is the same in the whole warp, as the compiler could not know: it goes into a uniform register, where
-// matrix instructions want to have their addresses.
-__device__ inline uint32_t uniform(uint32_t value) { return __reduce_max_sync(~0u, value); }
-
 // A warpgroup's part of an item: its sums over the item's tiles.
 template <class T, class S> struct Computing {
     using Scores = wgmma::Multiply<T, S::KEYS>;
     using Sums = wgmma::Multiply<T, S::PART>;
+    // With small heads there are few steps, and computing places anew was 1 % faster.
+    static constexpr bool ONCE = S::D > 64;
 
     const Call &call;
     const Ring<S> &ring;
     const Item<S> &item;
     int number;  // of the item
-    int at;      // which tile is next
+    int at;      // the next tile's place
     float sums[S::PARTS][S::PART / 2];
 
+    // Where the warpgroup's rows begin among the block's.
+    __device__ int rows_at() const { return S::PAIRS && item.pair ? 0 : threadIdx.x / 128 * 64; }
+
     __device__ void multiply_scores(float (&scores)[S::KEYS / 2], int at) const {
-        uint32_t queries = uniform(ring.queries(number) + threadIdx.x / 128 * 64 * S::ROW_BYTES);
-        uint32_t keys = uniform(ring.keys(at));
+        wgmma::Matrix<S::ROW_BYTES, 16, ONCE> queries(ring.queries(number) + rows_at() * S::ROW_BYTES), keys(ring.keys(at));
         wgmma::fence();
 #pragma unroll
         for (int step = 0; step < S::D / 16; step++) {
             int box = step * 16 / S::COLUMNS, inside = step * 32 % S::ROW_BYTES;
-            Scores::ss(scores, wgmma::describe<S::ROW_BYTES>(queries + box * S::ROWS * S::ROW_BYTES + inside, 16, 8 * S::ROW_BYTES),
-                       wgmma::describe<S::ROW_BYTES>(keys + box * S::KEYS * S::ROW_BYTES + inside, 16, 8 * S::ROW_BYTES),
-                       step > 0);
+            Scores::ss(scores, queries.at(box * S::ROWS * S::ROW_BYTES + inside),
+                       keys.at(box * S::KEYS * S::ROW_BYTES + inside), step > 0);
         }
     }
 
     __device__ void add_values(const uint32_t (&weights)[S::KEYS / 4], int at) {
-        uint32_t values = uniform(ring.values(at));
+        wgmma::Matrix<S::ROW_BYTES, S::KEYS * S::ROW_BYTES, ONCE> values(ring.values(at));
         wgmma::fence();
 #pragma unroll
         for (int step = 0; step < S::KEYS / 16; step++) {
 #pragma unroll
             for (int part = 0; part < S::PARTS; part++) {
-                uint32_t from = values + part * (S::PART / S::COLUMNS) * S::KEYS * S::ROW_BYTES + step * 16 * S::ROW_BYTES;
-                Sums::rs(sums[part], &weights[step * 4],
-                         wgmma::describe<S::ROW_BYTES>(from, S::KEYS * S::ROW_BYTES, 8 * S::ROW_BYTES));
+                int offset = (part * (S::PART / S::COLUMNS) * S::KEYS + step * 16) * S::ROW_BYTES;
+                Sums::rs(sums[part], &weights[step * 4], values.at(offset));
             }
         }
     }
@@ -83,9 +81,8 @@ template <class T, class S> struct Computing {
 
     // How many tiles, from the first on, there are up to the last that the warpgroup sees. One in between that it does not
     // see gets weights of 0: a jump over it would make the matrix instructions wait for one another.
-    __device__ int tiles_to_see(const Reach &reach) const {
-        int end = item.end;
-        while (end > item.begin && !item.tiles.at(end - 1).template seen<S::KEYS>(reach)) end--;
+    __device__ int tiles_to_see(const Reach &reach, int begin, int end) const {
+        while (end > begin && !item.tiles.at(end - 1).template seen<S::KEYS>(reach)) end--;
         return __shfl_sync(~0u, end, 0);
     }
 
@@ -98,11 +95,8 @@ template <class T, class S> struct Computing {
         }
     }
 
-    // The warp needs neither the queries nor the item's place in shared memory any more: every lane has read it.
-    __device__ void leave_item(bool leader) const {
-        __syncwarp();
-        if (leader) barrier_arrive(ring.item_empty(number));
-    }
+    // The thread needs neither the queries nor the item's place in shared memory any more.
+    __device__ void leave_item() const { barrier_arrive(ring.item_empty(number)); }
 
     // Waits for the values of a tile, and makes zeros of those that are behind its end.
     __device__ void wait_values(const Tile &tile, int at) const {
@@ -110,8 +104,18 @@ template <class T, class S> struct Computing {
         if (tile.limit < tile.position + S::KEYS) clear_tail<S>(ring.values(at), tile.limit - tile.position);
     }
 
+    // Waits for a tile that is another warpgroup's, and gives it back.
+    __device__ void pass(const Tile &tile, int at, bool leader) const {
+        barrier_wait(ring.keys_full(at), ring.phase(at));
+        wait_values(tile, at);
+        if (leader) {
+            barrier_arrive(ring.values_empty(at));
+            barrier_arrive(ring.keys_empty(at));
+        }
+    }
+
     __device__ void run(const Seen (&seen)[2], const Reach &reach) {
-        int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+        int turn = __shfl_sync(~0u, threadIdx.x / 128, 0);
         bool leader = (threadIdx.x & 31) == 0;
         float scores[S::KEYS / 2];
         uint32_t weights[S::KEYS / 4];
@@ -120,57 +124,67 @@ template <class T, class S> struct Computing {
 #pragma unroll
             for (int i = 0; i < S::PART / 2; i++) sums[part][i] = 0;
         }
-        int index = item.begin, end = tiles_to_see(reach);
+        // Of a pair this warpgroup has every other tile.
+        bool pair = S::PAIRS && item.pair, second = pair && turn == 1;
+        int step = pair ? 2 : 1, passed = 0;
+        int index = second ? item.second_begin : item.begin;
+        int end = tiles_to_see(reach, index, second ? item.second_end : item.end);
         if (end > index) {
+            if (second) {
+                pass(item.tiles.at(item.begin), at, leader);
+                at = ring.behind(at, 1);
+                passed = 1;
+            }
             barrier_wait(ring.keys_full(at), ring.phase(at));
             multiply_scores(scores, at);
             wgmma::commit();
             wgmma::wait();
             wgmma::touch(scores);
             if (leader) barrier_arrive(ring.keys_empty(at));
-            for (; index + 1 < end; index++, at++) {
+            for (; index + 1 < end; index++) {
                 Tile tile = item.tiles.at(index);
                 weigh(scores, weights, tile, seen, reach);
                 wait_values(tile, at);
-                barrier_wait(ring.keys_full(at + 1), ring.phase(at + 1));
+                if (pair) pass(item.tiles.at(item.index(passed + 1)), ring.behind(at, 1), leader);
+                int next = ring.behind(at, step);
+                barrier_wait(ring.keys_full(next), ring.phase(next));
                 // The warpgroups take turns with the matrix units.
-                named_wait(TURN + group, 256);
+                named_wait(TURN + turn, 256);
                 add_values(weights, at);
-                multiply_scores(scores, at + 1);
+                multiply_scores(scores, next);
                 wgmma::commit();
-                named_arrive(TURN + (group + 1) % S::GROUPS, 256);
+                named_arrive(TURN + (turn + 1) % S::GROUPS, 256);
                 wgmma::wait();
                 wgmma::touch(scores);
                 if (leader) {
                     barrier_arrive(ring.values_empty(at));
-                    barrier_arrive(ring.keys_empty(at + 1));
+                    barrier_arrive(ring.keys_empty(next));
                 }
+                at = next;
+                passed += step;
             }
-            leave_item(leader);
+            leave_item();
             Tile tile = item.tiles.at(index);
             weigh(scores, weights, tile, seen, reach);
             wait_values(tile, at);
-            named_wait(TURN + group, 256);
+            named_wait(TURN + turn, 256);
             add_values(weights, at);
             wgmma::commit();
-            named_arrive(TURN + (group + 1) % S::GROUPS, 256);
+            named_arrive(TURN + (turn + 1) % S::GROUPS, 256);
             wgmma::wait();
             if (leader) barrier_arrive(ring.values_empty(at));
             index++;
-            at++;
+            at = ring.behind(at, 1);
+            passed++;
         } else {
-            leave_item(leader);
+            leave_item();
         }
-        // The other warpgroup's: passed on.
-        for (; index < item.end; index++, at++) {
-            barrier_wait(ring.keys_full(at), ring.phase(at));
-            wait_values(item.tiles.at(index), at);
-            named_wait(TURN + group, 256);
-            named_arrive(TURN + (group + 1) % S::GROUPS, 256);
-            if (leader) {
-                barrier_arrive(ring.values_empty(at));
-                barrier_arrive(ring.keys_empty(at));
-            }
+        // The other warpgroups' are passed on, and turns with them: each has as many.
+        for (; pair ? passed < item.count() : index < item.end; index++, passed++, at = ring.behind(at, 1)) {
+            pass(item.tiles.at(pair ? item.index(passed) : index), at, leader);
+            if (pair && passed % 2 == 1) continue;
+            named_wait(TURN + turn, 256);
+            named_arrive(TURN + (turn + 1) % S::GROUPS, 256);
         }
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++) wgmma::touch(sums[part]);
@@ -189,13 +203,8 @@ template <class T, class S> struct Computing {
     }
 };
 
-// The thread's first row in the block of rows; the other is 8 below.
-__device__ inline int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
-
-template <class T> __device__ T *output_at(const Call &call, const User &user, int head, int row) {
-    int64_t at = static_cast<int64_t>(user.row + row) * call.heads + head;
-    return static_cast<T *>(call.output) + at * call.head_size;
-}
+// The thread's first row of its warpgroup's; the other is 8 below.
+__device__ inline int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
 // Adds up what the blocks of the cluster have of this block's share of the rows, in the order of the blocks.
 template <class T, class S> __device__ void add_up(const Call &call, const Ring<S> &ring, const Item<S> &item, int rank) {
@@ -206,14 +215,7 @@ template <class T, class S> __device__ void add_up(const Call &call, const Ring<
         float4 parts[CLUSTER];
 #pragma unroll
         for (int block = 0; block < CLUSTER; block++) parts[block] = load_from(from, block);
-        float4 sum = parts[0];
-#pragma unroll
-        for (int block = 1; block < CLUSTER; block++) {
-            sum.x += parts[block].x;
-            sum.y += parts[block].y;
-            sum.z += parts[block].z;
-            sum.w += parts[block].w;
-        }
+        float4 sum = add_segments(parts);
         if (item.first + row >= item.user.rows) continue;
         T *to = output_at<T>(call, item.user, item.head, item.first + row) + column;
         float scale = call.scale;
@@ -222,32 +224,45 @@ template <class T, class S> __device__ void add_up(const Call &call, const Ring<
     }
 }
 
-// A computing warp's part of an item; `at` is its first tile.
-template <class T, class S, bool SPLIT>
-__device__ void compute(const Call &call, const Ring<S> &ring, const Item<S> &item, int number, int at) {
+// A computing warp's part of an item; `at` is its first tile's place. Gives that of the next item's.
+template <class T, class S>
+__device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &item, int number, int at, float *scratch) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    int group_first = item.first + threadIdx.x / 128 * 64, last = item.user.rows - 1;
+    Computing<T, S> computing{call, ring, item, number, at};
+    int group_first = item.first + computing.rows_at(), first_row = group_first + own_row(), last = item.user.rows - 1;
     Reach reach = Reach::of(call, item.user, group_first, min(group_first + 63, last));
     Seen seen[2];
-    for (int i = 0; i < 2; i++) seen[i] = seen_by(call, item.user, min(item.first + own_row() + 8 * i, last));
-    Computing<T, S> computing{call, ring, item, number, at};
+    for (int i = 0; i < 2; i++) seen[i] = seen_by(call, item.user, min(first_row + 8 * i, last));
     computing.run(seen, reach);
-    if (!SPLIT) {
+    if (S::MODE == Mode::Whole) {
         for (int i = 0; i < 2; i++) {
-            int row = item.first + own_row() + 8 * i;
+            int row = first_row + 8 * i;
             if (row > last) continue;
             T *to = output_at<T>(call, item.user, item.head, row);
             computing.each(i, [&](int column, float low, float high) {
                 *reinterpret_cast<uint32_t *>(to + column) = Pack<T>::of(low * call.scale, high * call.scale);
             });
         }
-        return;
     }
+    if (S::MODE == Mode::Parts) {
+        // Of a pair, each segment has its half of the slot.
+        int group = threadIdx.x / 128 ^ (S::PAIRS && item.pair && item.swapped);
+        float4 *to = slot_at<S>(scratch, 0) + (item.slot * S::GROUPS + group) * (16 * S::D) + threadIdx.x % 128;
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++) {
+#pragma unroll
+            for (int n = 0; n < S::PART / 8; n++) {
+                const float *sums = &computing.sums[part][n * 4];
+                to[(part * (S::PART / 8) + n) * 128] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+            }
+        }
+    }
+    if (S::MODE != Mode::Cluster) return computing.at;
     // Every warpgroup has to be done with the tiles before sums go where they were.
     named_wait(TAIL, S::COMPUTING);
     float *sums = reinterpret_cast<float *>(shared);
     for (int i = 0; i < 2; i++) {
-        float *to = sums + (own_row() + 8 * i) * S::SUM_STRIDE;
+        float *to = sums + (computing.rows_at() + own_row() + 8 * i) * S::SUM_STRIDE;
         computing.each(i, [&](int column, float low, float high) {
             *reinterpret_cast<float2 *>(to + column) = make_float2(low, high);
         });
@@ -257,6 +272,7 @@ __device__ void compute(const Call &call, const Ring<S> &ring, const Item<S> &it
     fence_async();
     // No block may go on, or end, while another reads its sums.
     cluster_wait();
+    return computing.at;
 }
 
 }  // namespace hopper

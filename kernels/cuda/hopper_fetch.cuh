@@ -7,16 +7,20 @@ namespace pagoda {
 namespace hopper {
 
 // The fetching warp.
-template <class S, bool SPLIT> struct Fetching {
+template <class S> struct Fetching {
     const Call &call;
     const Maps &maps;
     int granule;
     const Ring<S> &ring;
     int per;           // items in a piece, 1 or 2
-    int items, tiles;  // so far
+    int64_t slots;     // Parts: how many there is memory for
+    int items, tiles;  // so far, and the next one's place
 
     int rows;          // where the stretch of keys number `lane` of the cached tiles from `known` on lies in the pool
     int known;
+    int other_rows, other_known;  // of a pair's other segment
+
+    static constexpr int UNKNOWN = INT32_MAX / 2;
 
     // Looks up where the next cached tiles lie, a stretch of `granule` keys a lane: one wait for the page table for all.
     __device__ void look_up(const Item<S> &item, int index) {
@@ -73,32 +77,39 @@ template <class S, bool SPLIT> struct Fetching {
         __syncwarp();
     }
 
-    // An item; its first pages have been looked up.
-    __device__ Item<S> item_of(const User &user, int head, int first) {
+    __device__ Item<S> item_of(const User &user, int head, int first) const {
         Item<S> item{user, head, first};
         Reach reach = Reach::of(call, user, first, min(first + S::ROWS, user.rows) - 1);
         item.tiles = Tiles<S::KEYS>::of(user, reach);
-        int64_t count = item.tiles.count();
-        int rank = blockIdx.x % CLUSTER;
-        item.begin = SPLIT ? static_cast<int>(count * rank / CLUSTER) : 0;
-        item.end = SPLIT ? static_cast<int>(count * (rank + 1) / CLUSTER) : static_cast<int>(count);
-        if (item.begin < item.end && item.tiles.at(item.begin).cached) look_up(item, item.begin);
+        item.end = item.tiles.count();
         return item;
     }
 
+    // The tiles of a segment, of all that an item has.
+    __device__ static int first_of(int64_t count, int segment) { return static_cast<int>(count * segment / SEGMENTS); }
+
     __device__ void fetch(const Item<S> &item) {
-        announce(item);
-        items++;
-        for (int index = item.begin; index < item.end; index++, tiles++) {
+        known = other_known = UNKNOWN;
+        int count = item.count();
+        for (int number = 0; number < count; number++, tiles = ring.behind(tiles, 1)) {
+            // The first tiles need not wait until the place of the item and its queries is free.
+            if (number == S::AHEAD) announce(item);
+            int index = item.index(number);
             Tile tile = item.tiles.at(index);
-            if (tile.cached && (index - known + 1) * (S::KEYS / granule) > 32) look_up(item, index);
+            bool looked_up = index >= known && (index - known + 1) * (S::KEYS / granule) <= 32;
+            if (tile.cached && !looked_up) look_up(item, index);
             fetch_tile(item, tile, index, false);
             fetch_tile(item, tile, index, true);
+            if (S::PAIRS && item.pair) {
+                int before = rows, before_known = known;
+                rows = other_rows;
+                known = other_known;
+                other_rows = before;
+                other_known = before_known;
+            }
         }
-    }
-
-    __device__ Piece find(int64_t index) const {
-        return find_piece<S::ROWS, SPLIT ? Kind::Split : Kind::Whole>(call, index / call.heads, per);
+        if (count <= S::AHEAD) announce(item);
+        items++;
     }
 
     __device__ static void wait_for_sums() {
@@ -107,21 +118,57 @@ template <class S, bool SPLIT> struct Fetching {
         cluster_wait();
     }
 
-    __device__ void run() {
-        int64_t index = SPLIT ? blockIdx.x / CLUSTER : blockIdx.x, step = SPLIT ? gridDim.x / CLUSTER : gridDim.x;
-        Piece piece = find(index);
+    __device__ void run_pieces() {
+        constexpr Kind KIND = S::SPLIT ? Kind::Split : Kind::Whole;
+        int64_t index = S::SPLIT ? blockIdx.x / CLUSTER : blockIdx.x, step = S::SPLIT ? gridDim.x / CLUSTER : gridDim.x;
+        Piece piece = find_piece<S::ROWS, KIND>(call, index / call.heads, per);
         while (piece.user >= 0) {
             User user = load_user(call, piece.user);
             int head = static_cast<int>(index % call.heads), last = piece.blocks - 1 - piece.number;
             Item<S> item = item_of(user, head, last * S::ROWS);
+            if (S::SPLIT) {
+                item.begin = item.first_of(blockIdx.x % CLUSTER);
+                item.end = item.first_of(blockIdx.x % CLUSTER + 1);
+            }
             // Sums of the item before were exchanged where this one's queries and tiles will be.
-            if (SPLIT && items > 0) wait_for_sums();
+            if (S::SPLIT && items > 0) wait_for_sums();
             fetch(item);
             if (per == 2 && piece.number != last) fetch(item_of(user, head, piece.number * S::ROWS));
             index += step;
-            piece = find(index);
+            piece = find_piece<S::ROWS, KIND>(call, index / call.heads, per);
         }
-        if (SPLIT && items > 0) wait_for_sums();
+        if (S::SPLIT && items > 0) wait_for_sums();
+    }
+
+    __device__ void run_parts() {
+        for (int64_t index = blockIdx.x; index < slots; index += gridDim.x) {
+            Found found = find_split<S>(call, index, UNIT_PARTS<S>);
+            if (found.user < 0) break;
+            User user = load_user(call, found.user);
+            Part part = Part::of<S>(user.rows, found.rest);
+            Item<S> item = item_of(user, part.head, part.block * S::ROWS);
+            item.slot = index;
+            item.begin = item.first_of(part.segment);
+            item.end = item.first_of(part.segment + 1);
+            item.pair = part.pair;
+            if (S::PAIRS && part.pair) {
+                int begin = item.end, end = item.first_of(part.segment + 2);
+                item.swapped = end - begin > item.end - item.begin;
+                item.second_begin = item.swapped ? item.begin : begin;
+                item.second_end = item.swapped ? item.end : end;
+                item.begin = item.swapped ? begin : item.begin;
+                item.end = item.swapped ? end : item.end;
+            }
+            fetch(item);
+        }
+    }
+
+    __device__ void run() {
+        if (S::MODE == Mode::Parts) {
+            run_parts();
+        } else {
+            run_pieces();
+        }
         Item<S> none{};
         none.user.rows = -1;
         announce(none);

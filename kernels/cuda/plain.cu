@@ -14,23 +14,6 @@ __device__ inline void narrow(float value, float *to) { *to = value; }
 __device__ inline void narrow(float value, __half *to) { *to = __float2half_rn(value); }
 __device__ inline void narrow(float value, __nv_bfloat16 *to) { *to = __float2bfloat16_rn(value); }
 
-// The user that has the row; the last one where offsets overlap. A whole warp asks.
-__device__ inline int user_of(const Call &call, int row) {
-    int lane = threadIdx.x & 31;
-    int found = -1;
-    for (int base = 0; base < call.users; base += 32) {
-        int user = base + lane;
-        bool has = false;
-        if (user < call.users) {
-            int first = clamped(call.row_offsets[user], 0, call.total_rows);
-            has = row >= first && row < first + rows_of(call, user);
-        }
-        unsigned those = __ballot_sync(~0u, has);
-        if (those != 0) found = base + 31 - __clz(those);
-    }
-    return found;
-}
-
 template <class T>
 __device__ void attend(const Call &call) {
     int lane = threadIdx.x & 31;

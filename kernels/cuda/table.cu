@@ -69,7 +69,7 @@ struct Put {
     const void *rows;          // [count, dim]
     const uint64_t *versions;  // null: all 0
     const uint8_t *deleted;    // rows to be removed; null: none
-    long long *row_count;      // rows that the table has
+    unsigned long long *row_count;  // rows that the table has
     int key_count;
     int count;
     int only_present;          // 1: keys that the table does not have are passed over
@@ -78,6 +78,16 @@ struct Put {
 __device__ inline uint64_t load_relaxed(const uint64_t *from) {
     uint64_t value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
+// As the others, and the line stays in the chip's cache when rows that stream by would take its place.
+__device__ inline uint64_t load_kept(const uint64_t *from) {
+    uint64_t value, policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("ld.relaxed.gpu.global.L2::cache_hint.u64 %0, [%1], %2;"
+                 : "=l"(value)
+                 : "l"(from), "l"(policy)
+                 : "memory");
     return value;
 }
 __device__ inline uint32_t load_relaxed(const uint32_t *from) {
@@ -290,7 +300,7 @@ __device__ void lookup(const Table &table, const Lookup &call) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
         uint32_t number = __shfl_sync(~0u, numbers, step * AT_ONCE + lane / READERS);
-        words[step] = load_relaxed(reinterpret_cast<const uint64_t *>(table.sets + number) + lane % READERS);
+        words[step] = load_kept(reinterpret_cast<const uint64_t *>(table.sets + number) + lane % READERS);
     }
 
     Piece<T, PIECE> pieces[2][ROUNDS];
@@ -400,6 +410,10 @@ __device__ void put(const Table &table, const Put &call, int element_bytes) {
         uint64_t version = call.versions == nullptr ? 0 : call.versions[i];
         uint64_t number = set_of(table, key);
         Set *set = table.sets + number;
+        // Under way while the set is being locked.
+        const Unit *from = static_cast<const Unit *>(call.rows) + i * row_units;
+        Unit early = {};
+        if (!deleted && lane < row_units) early = from[lane];
         if (lane == 0) {
             uint32_t state = load_relaxed(&set->state);
             while ((state & LOCKED) != 0 || atomicCAS(&set->state, state, state | LOCKED) != state) {
@@ -432,16 +446,16 @@ __device__ void put(const Table &table, const Put &call, int element_bytes) {
         __syncwarp();
         uint64_t slot = number * WAYS + way;
         if (!deleted) {
-            const Unit *from = static_cast<const Unit *>(call.rows) + i * row_units;
             Unit *to = static_cast<Unit *>(table.rows) + slot * row_units;
-            for (int64_t at = lane; at < row_units; at += LANES) to[at] = from[at];
+            if (lane < row_units) to[lane] = early;
+            for (int64_t at = lane + LANES; at < row_units; at += LANES) to[at] = from[at];
         }
         if (lane == 0) {
             if (!here) store_relaxed(reinterpret_cast<uint64_t *>(&set->keys[way]), static_cast<uint64_t>(key));
             table.versions[slot] = version;
             if (!here) make_freshest(&set->freshness, way);
             int more = (deleted ? 0 : 1) - (state & bit ? 1 : 0);
-            if (more != 0) atomicAdd(reinterpret_cast<unsigned long long *>(call.row_count), static_cast<unsigned long long>(static_cast<long long>(more)));
+            if (more != 0) atomicAdd(call.row_count, static_cast<unsigned long long>(static_cast<long long>(more)));
         }
         __syncwarp();
         if (lane == 0) {
@@ -469,7 +483,7 @@ PAGODA_LOOKUP(f16_long, (lookup_one_by_one<__half, 4>))
 PAGODA_LOOKUP(f16_odd, (lookup_one_by_one<__half, 1>))
 
 #define PAGODA_PUT(width, unit)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                                           \
         put_##width(const __grid_constant__ Table table, const __grid_constant__ Put call, int element_bytes) {         \
         put<unit>(table, call, element_bytes);                                                                          \
     }

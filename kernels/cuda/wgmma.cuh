@@ -21,14 +21,25 @@ template <int N> __device__ inline void touch(float (&sums)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// Where a matrix lies in shared memory: rows of 128 (or 64) bytes, turned about as the copy engine does it. `leading` is
-// the way from one 128 bytes of columns to the next where the matrix is turned, `stride` from 8 rows to the next 8.
-template <int ROW_BYTES>
-__device__ inline uint64_t describe(uint32_t address, uint32_t leading, uint32_t stride) {
-    constexpr uint64_t SWIZZLE = ROW_BYTES == 128 ? 1 : 2;
-    return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
-           static_cast<uint64_t>(stride >> 4) << 32 | SWIZZLE << 62;
-}
+// A number that is the same in the whole warp, as the compiler could not know: it goes into a uniform register, where
+// matrix instructions want to have their addresses.
+__device__ inline uint32_t uniform(uint32_t value) { return __reduce_max_sync(~0u, value); }
+
+// Where a matrix lies in shared memory: rows of ROW_BYTES (128 or 64) bytes, turned about as the copy engine does it.
+// LEADING is the way from one 128 bytes of columns to the next where the matrix is turned; 8 rows follow 8 rows. With ONCE
+// the description is computed once for a matrix, and places in it are further by a constant; without, for each place.
+template <int ROW_BYTES, int LEADING, bool ONCE> struct Matrix {
+    uint32_t start;  // an address, or the lower half of the description of what is there
+
+    __device__ static uint32_t describe(uint32_t address) { return (address & 0x3ffff) >> 4 | LEADING >> 4 << 16; }
+
+    __device__ explicit Matrix(uint32_t address) : start(uniform(ONCE ? describe(address) : address)) {}
+
+    __device__ uint64_t at(uint32_t offset) const {
+        constexpr uint64_t STRIDE = 8 * ROW_BYTES, SWIZZLE = ROW_BYTES == 128 ? 1 : 2;
+        return (STRIDE >> 4 | SWIZZLE << 30) << 32 | (ONCE ? start + (offset >> 4) : describe(start + offset));
+    }
+};
 
 template <class T, int N> struct Multiply;
 

@@ -16,8 +16,8 @@ pub unsafe fn launch(gpu: &Gpu, call: &Append, stream: CUstream) -> Result<(), C
     let divides = |width: usize| bytes.is_multiple_of(width) && addresses.is_multiple_of(width as u64);
     let width = [16, 4, 2].into_iter().find(|width| divides(*width)).unwrap_or(2);
     let function = gpu.append.function(&format!("append_{width}"), 0)?;
-    // A warp a row, and enough of them to keep memory busy.
-    let blocks = (call.rows.total_rows as u32).div_ceil(THREADS / 32).min(gpu.multiprocessors * 16);
+    // A warp a row.
+    let blocks = (call.rows.total_rows as u32).div_ceil(THREADS / 32);
     let (mut raw, mut element_bytes) = (call.raw(), call.element.bytes() as i32);
     let mut arguments = [from_mut(&mut raw).cast::<c_void>(), from_mut(&mut element_bytes).cast()];
     // SAFETY: the kernel takes a `Call` and an `int`.

@@ -7,7 +7,8 @@ use std::ffi::c_void;
 use std::ptr::from_mut;
 
 use super::maps::{Maps, granule};
-use super::{Attention, CUstream, CudaError, Gpu, Path};
+use super::module::{Function, Module};
+use super::{Attention, CUstream, CudaError, Gpu, Path, Scratch};
 
 /// Threads of a block of each kernel, and rows that it has; see cuda/*.cu.
 const PLAIN_THREADS: usize = 128;
@@ -22,15 +23,31 @@ const MANY_ITEMS: u32 = 8;
 /// Keys below which the Hopper kernel never shares a user's keys out; `is_split` of cuda/call.cuh.
 const SPLIT_KEYS: usize = 1024;
 
+/// Segments of a split user's keys; `SEGMENTS` of cuda/hopper_ring.cuh.
+const SEGMENTS: usize = 8;
+
+/// Scratch memory beyond which a call makes do without.
+const MOST_SCRATCH: usize = 256 << 20;
+const SUM_THREADS: usize = 256;
+
+/// Numbers that a block of the adding kernel has; `add_parts` of cuda/hopper_parts.cuh.
+const SUM_NUMBERS: usize = SUM_THREADS * 8;
+
 /// # Safety
 /// As for [`Gpu::attention`]; the kernel takes the call.
-pub unsafe fn launch(gpu: &Gpu, path: Path, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+pub unsafe fn launch(
+    gpu: &Gpu,
+    path: Path,
+    call: &Attention,
+    scratch: Option<Scratch>,
+    stream: CUstream,
+) -> Result<(), CudaError> {
     // SAFETY: the caller's.
     unsafe {
         match path {
             Path::Plain => plain(gpu, call, stream),
             Path::Mma => mma(gpu, call, stream),
-            Path::Hopper => hopper(gpu, call, stream),
+            Path::Hopper => hopper(gpu, call, scratch, stream),
         }
     }
 }
@@ -57,9 +74,64 @@ unsafe fn mma(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaE
     let function = module.function(&format!("mma_{}_{head_size}", call.element.name()), shared)?;
     let mut raw = call.raw();
     let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
-    let blocks = blocks(row_blocks(call, MMA_ROWS) * call.rows.heads)?;
+    let blocks = blocks(row_blocks(call, call.rows.total_rows, MMA_ROWS) * call.rows.heads)?;
     // SAFETY: the kernel takes a `Call`.
     unsafe { function.launch(blocks, MMA_THREADS, shared, stream, &mut arguments) }
+}
+
+/// What the parts of a call need; see [`Gpu::most_scratch_bytes`].
+pub fn scratch_bytes(call: &Attention) -> usize {
+    let bytes = Parts::of(call).bytes(call);
+    if bytes > MOST_SCRATCH { 0 } else { bytes }
+}
+
+/// Whether parts are faster than clusters: not where there is a cluster for every item, nor where most users cannot be
+/// split, because their rows are more than a quarter of the tokens that there are pages for.
+pub fn wants_scratch(gpu: &Gpu, call: &Attention) -> Result<bool, CudaError> {
+    let module = gpu.hopper.as_ref().expect("the path was offered");
+    if call.rows.total_rows > tokens(call) / 4 {
+        return Ok(false);
+    }
+    let items = row_blocks(call, rows_to_split(call), Shape::of(call.rows.head_size, true).rows) * call.rows.heads;
+    Ok(items > clustered(module, call)?.clusters as usize)
+}
+
+/// The parts that split users can have at most; cuda/hopper_parts.cuh.
+struct Parts {
+    slots: usize,
+    /// Blocks of the kernel that adds them up.
+    adding: usize,
+}
+
+impl Parts {
+    fn of(call: &Attention) -> Self {
+        let Shape { rows, .. } = Shape::of(call.rows.head_size, true);
+        // Two warpgroups share a block of rows that is half empty.
+        let (unit, unit_parts) = if rows == 128 { (64, SEGMENTS / 2) } else { (rows, SEGMENTS) };
+        let units = row_blocks(call, rows_to_split(call), unit) * call.rows.heads;
+        Self { slots: units * unit_parts, adding: units * (unit * call.rows.head_size / SUM_NUMBERS) }
+    }
+
+    fn bytes(&self, call: &Attention) -> usize {
+        self.slots * Shape::of(call.rows.head_size, true).rows * call.rows.head_size * size_of::<f32>()
+    }
+}
+
+/// The most rows that split users can have together: each brings at most a third as many as are cached.
+fn rows_to_split(call: &Attention) -> usize {
+    let tokens = tokens(call);
+    if tokens + call.rows.total_rows < SPLIT_KEYS { 0 } else { call.rows.total_rows.min(tokens / 3) }
+}
+
+/// How many tokens there are pages for.
+fn tokens(call: &Attention) -> usize {
+    call.cache.map_or(0, |cache| cache.page_entries * cache.page_size)
+}
+
+fn clustered(module: &Module, call: &Attention) -> Result<Function, CudaError> {
+    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, true);
+    let name = format!("hopper_split_{}_{}", call.element.name(), call.rows.head_size);
+    module.clustered(&name, shared, threads, CLUSTER)
 }
 
 /// How the Hopper kernel is compiled for a head size; `Shape` of cuda/hopper_ring.cuh.
@@ -89,11 +161,11 @@ impl Shape {
 
 /// # Safety
 /// As for [`launch`].
-unsafe fn hopper(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: CUstream) -> Result<(), CudaError> {
     let module = gpu.hopper.as_ref().expect("the path was offered");
     let name = format!("{}_{}", call.element.name(), call.rows.head_size);
     let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, false);
-    let items = blocks(row_blocks(call, rows) * call.rows.heads)?;
+    let items = blocks(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads)?;
     let one_each = items >= MANY_ITEMS * gpu.multiprocessors;
     let (mut raw, mut maps, mut granule) = (call.raw(), Maps::of(call)?, granule(call) as i32);
     let mut per_piece = if one_each { 1 } else { 2 };
@@ -107,21 +179,35 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), Cu
     let count = if one_each { items } else { items.min(gpu.multiprocessors) };
     // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s.
     unsafe { whole.launch(count, threads, shared, stream, &mut arguments) }?;
-    let tokens = call.cache.map_or(0, |cache| cache.page_entries * cache.page_size);
-    if tokens > 0 && tokens + call.rows.total_rows >= SPLIT_KEYS {
-        let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, true);
-        let split = module.clustered(&format!("hopper_split_{name}"), shared, threads, CLUSTER)?;
+    if rows_to_split(call) == 0 {
+        return Ok(());
+    }
+    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, true);
+    let needed = scratch_bytes(call);
+    let Some(scratch) = scratch.filter(|given| needed > 0 && given.bytes >= needed && given.address.is_multiple_of(16))
+    else {
+        let split = clustered(module, call)?;
         // Clusters that do not fit onto the device at once would wait until others have done their whole share.
         let clusters = items.min(split.clusters);
         // SAFETY: the kernel takes a `Call`, `Maps` and an `int`.
-        unsafe { split.launch(clusters * CLUSTER, threads, shared, stream, &mut arguments[..3]) }?;
-    }
-    Ok(())
+        return unsafe { split.follow(clusters * CLUSTER, threads, shared, stream, &mut arguments[..3]) };
+    };
+    let Parts { slots, adding } = Parts::of(call);
+    let (mut address, mut most) = (scratch.address, slots as i64);
+    let (address, most) = (from_mut(&mut address).cast(), from_mut(&mut most).cast());
+    let parts = module.function(&format!("hopper_parts_{name}"), shared)?;
+    let count = blocks(slots)?.min(gpu.multiprocessors);
+    let mut parts_arguments = [arguments[0], arguments[1], arguments[2], address, most];
+    // SAFETY: the kernel takes a `Call`, `Maps`, an `int`, an address and an `int64_t`.
+    unsafe { parts.follow(count, threads, shared, stream, &mut parts_arguments) }?;
+    let sum = module.function(&format!("hopper_sum_{name}"), 0)?;
+    // SAFETY: the kernel takes a `Call`, an address and an `int64_t`.
+    unsafe { sum.follow(blocks(adding)?, SUM_THREADS as u32, 0, stream, &mut [arguments[0], address, most]) }
 }
 
-/// The most blocks of `rows` rows that users can have.
-fn row_blocks(call: &Attention, rows: usize) -> usize {
-    call.rows.total_rows / rows + call.rows.users.min(call.rows.total_rows)
+/// The most blocks of `height` rows that users can have who have `rows` together.
+fn row_blocks(call: &Attention, rows: usize, height: usize) -> usize {
+    (rows + call.rows.users.min(rows) * (height - 1)) / height
 }
 
 fn blocks(count: usize) -> Result<u32, CudaError> {

@@ -103,6 +103,15 @@ pub struct Attention {
     pub max_attn_len: i64,
 }
 
+/// Memory on the device for what a call computes on its way. What it holds before does not matter.
+#[derive(Clone, Copy, Debug)]
+pub struct Scratch {
+    /// Where it begins; a multiple of 16.
+    pub address: CUdeviceptr,
+    /// How long it is.
+    pub bytes: usize,
+}
+
 /// One call of the operator `PagedKvAppend`, in place on the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Append {
@@ -147,7 +156,7 @@ pub(crate) struct Raw {
 }
 
 impl Rows {
-    /// Checks what is known on the host; `element` bytes each.
+    /// Checks what is known on the host.
     fn check(&self) -> Result<(), CudaError> {
         let Rows { users, total_rows, heads, head_size, .. } = *self;
         if heads == 0 || head_size == 0 || [users, total_rows, heads, head_size].iter().any(|n| *n > MOST) {
@@ -262,7 +271,9 @@ impl Attention {
 }
 
 impl Append {
-    pub(crate) fn check(&self) -> Result<(), CudaError> {
+    /// Checks what is known on the host. [`Gpu::append`](super::Gpu::append) does so too: this is for whoever writes to the
+    /// pool before.
+    pub fn check(&self) -> Result<(), CudaError> {
         self.rows.check()?;
         self.cache.check()
     }

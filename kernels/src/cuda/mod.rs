@@ -21,10 +21,11 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdevice_attribute_enum as Attribute, CUresult};
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
-use cudarc::driver::{CudaContext, DriverError};
+use cudarc::driver::{CudaContext, DriverError, result};
 
-pub use call::{Append, Attention, Cache, Rows, Type};
+pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
 use module::Module;
+pub use module::built;
 pub use table::{DeviceTable, TableLookup, TablePut};
 
 /// A kernel that computes `HstuAttention`; later ones are faster and take less.
@@ -137,11 +138,49 @@ impl Gpu {
         unsafe { self.attention_by(path, call, stream) }
     }
 
+    /// How much memory on the device makes a call faster, where it is given to [`attention_in`](Self::attention_in); 0
+    /// where none does. It depends on the shapes alone: B, T, H, D, the page size and how many page ids there are.
+    pub fn scratch_bytes(&self, call: &Attention) -> Result<usize, CudaError> {
+        let most = self.most_scratch_bytes(call)?;
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        Ok(if most > 0 && attention::wants_scratch(self, call)? { most } else { 0 })
+    }
+
+    /// How much memory [`attention_in`](Self::attention_in) uses where it is given that much, faster or not.
+    pub fn most_scratch_bytes(&self, call: &Attention) -> Result<usize, CudaError> {
+        call.check()?;
+        Ok(if self.paths(call).contains(&Path::Hopper) { attention::scratch_bytes(call) } else { 0 })
+    }
+
+    /// As [`attention`](Self::attention), with memory to work in, which is not used where it is less than
+    /// [`most_scratch_bytes`](Self::most_scratch_bytes). The output is the same to the bit.
+    ///
+    /// # Safety
+    /// As for [`attention`](Self::attention); nothing else touches the scratch memory until the stream has done this.
+    pub unsafe fn attention_in(&self, call: &Attention, scratch: Scratch, stream: CUstream) -> Result<(), CudaError> {
+        let path = *self.paths(call).last().expect("there is always a plain one");
+        // SAFETY: the caller's.
+        unsafe { self.attend(path, call, Some(scratch), stream) }
+    }
+
     /// As [`attention`](Self::attention), by the kernel given.
     ///
     /// # Safety
     /// As for [`attention`](Self::attention).
     pub unsafe fn attention_by(&self, path: Path, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.attend(path, call, None, stream) }
+    }
+
+    /// # Safety
+    /// As for [`attention_in`](Self::attention_in).
+    unsafe fn attend(
+        &self,
+        path: Path,
+        call: &Attention,
+        scratch: Option<Scratch>,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
         call.check()?;
         if !self.paths(call).contains(&path) {
             return Err(CudaError::Unsupported(format!("the {path:?} kernel does not take {call:?} on this device")));
@@ -151,7 +190,7 @@ impl Gpu {
         }
         self.context.bind_to_thread().map_err(asked("making the context current"))?;
         // SAFETY: the caller's.
-        unsafe { attention::launch(self, path, call, stream) }
+        unsafe { attention::launch(self, path, call, scratch, stream) }
     }
 
     /// Puts `PagedKvAppend` on a stream, in place on the pool.
@@ -189,6 +228,23 @@ impl Gpu {
         self.context.bind_to_thread().map_err(asked("making the context current"))?;
         // SAFETY: the caller's.
         unsafe { table::put(self, call, stream) }
+    }
+
+    /// Puts a copy of `bytes` bytes on a stream: `PagedKvAppend` works on one pool, so whoever has two copies first.
+    ///
+    /// # Safety
+    /// Both addresses are ones of this device, of memory as long as that and alive until the stream has done this; the two
+    /// are apart, nothing else writes them meanwhile, and nothing reads what is written.
+    pub unsafe fn copy(
+        &self,
+        to: CUdeviceptr,
+        from: CUdeviceptr,
+        bytes: usize,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        // SAFETY: the caller's.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }.map_err(asked("copying on the device"))
     }
 }
 

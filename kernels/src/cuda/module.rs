@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use cudarc::driver::result;
 use cudarc::driver::sys::{
     CUfunction, CUfunction_attribute_enum as Attribute, CUlaunchAttribute, CUlaunchAttributeID_enum, CUlaunchConfig,
-    CUmodule, CUstream, cuOccupancyMaxActiveClusters,
+    CUmodule, CUstream, cuLaunchKernelEx, cuOccupancyMaxActiveClusters,
 };
 
 use super::{CudaError, asked};
@@ -18,7 +18,7 @@ pub const TABLE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/table.fatbin"
 pub const MMA: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mma.fatbin"));
 pub const HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hopper.fatbin"));
 
-/// Whether the build had nvcc.
+/// Whether the build had nvcc: without it there are no kernels, and [`Gpu::open`](super::Gpu::open) fails.
 pub fn built() -> bool {
     !APPEND.is_empty()
 }
@@ -125,6 +125,33 @@ impl Function {
         let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
         // SAFETY: the caller's; the function's module is never unloaded.
         unsafe { result::launch_kernel(self.function, grid, block, shared as u32, stream, arguments) }
+            .map_err(asked("launching a kernel"))
+    }
+
+    /// As [`launch`](Self::launch), of a kernel that may begin before the one in front of it on the stream has ended
+    /// (`let_follow` of cuda/async.cuh). It waits for that one itself, at the latest before its own end.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch); nothing on the stream but kernels of this library stands in front.
+    pub unsafe fn follow(
+        self,
+        blocks: u32,
+        threads: u32,
+        shared: usize,
+        stream: CUstream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        // SAFETY: plain data, of which zeros are a value.
+        let (mut early, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { std::mem::zeroed() };
+        early.id = CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        early.value.programmaticStreamSerializationAllowed = 1;
+        (config.gridDimX, config.gridDimY, config.gridDimZ) = (blocks, 1, 1);
+        (config.blockDimX, config.blockDimY, config.blockDimZ) = (threads, 1, 1);
+        (config.sharedMemBytes, config.hStream) = (shared as u32, stream);
+        (config.attrs, config.numAttrs) = (&mut early, 1);
+        // SAFETY: the caller's; the configuration and its attribute live until the call has returned.
+        unsafe { cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
             .map_err(asked("launching a kernel"))
     }
 }

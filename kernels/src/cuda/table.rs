@@ -11,8 +11,8 @@ const SET_BYTES: usize = 64;
 const THREADS: u32 = 256;
 /// Keys that a block looks up; `TILE` of cuda/table.cu.
 const TILE: usize = 128;
-/// Multiprocessors have room for this many blocks; each goes on until all rows are put.
-const PUT_BLOCKS: u32 = 4;
+/// More for each multiprocessor than it has room for: each goes on until all rows are put.
+const PUT_BLOCKS: u32 = 8;
 
 /// A table, by the addresses of its memory. All of it is zeros at first: a table without rows.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use pagoda_kernels::cuda::{Append, Attention, CUdeviceptr, Cache, Gpu, Path, Rows, Type};
+use pagoda_kernels::cuda::{Append, Attention, CUdeviceptr, Cache, Gpu, Path, Rows, Scratch, Type};
 use pagoda_kernels::{Element, bf16, f16};
 
 use crate::common::Case;
@@ -139,7 +139,31 @@ impl<'a, T: Element> OnDevice<'a, T> {
         let call = Attention { output: output.address, ..call };
         // SAFETY: every tensor is as long as its shape says; the stream is waited for below.
         unsafe { gpu.attention_by(path, &call, self.stream.cu_stream()) }.unwrap();
-        elements(&output.read(&self.stream))
+        let bytes = output.read(&self.stream);
+        if path == Path::Hopper {
+            self.same_with_scratch(gpu, call, &bytes);
+        }
+        elements(&bytes)
+    }
+
+    /// With memory to work in, the output is the same to the bit, and nothing around that memory is touched.
+    fn same_with_scratch(&self, gpu: &Gpu, call: Attention, expected: &[u8]) {
+        const AROUND: usize = 1 << 12;
+        let bytes = gpu.most_scratch_bytes(&call).unwrap();
+        assert!(gpu.scratch_bytes(&call).unwrap() <= bytes);
+        if bytes == 0 {
+            return;
+        }
+        let scratch = Tensor::new(&self.stream, &vec![POISON; bytes + 2 * AROUND]);
+        let output = Tensor::new(&self.stream, &vec![POISON; expected.len()]);
+        let call = Attention { output: output.address, ..call };
+        let given = Scratch { address: scratch.address + AROUND as CUdeviceptr, bytes };
+        // SAFETY: as in `output_of`; the scratch memory is this call's own.
+        unsafe { gpu.attention_in(&call, given, self.stream.cu_stream()) }.unwrap();
+        assert!(output.read(&self.stream) == expected, "scratch changes the output");
+        let after = scratch.read(&self.stream);
+        let untouched = after[..AROUND].iter().chain(&after[AROUND + bytes..]).all(|byte| *byte == POISON);
+        assert!(untouched, "around the scratch memory");
     }
 
     /// The pool after the append.

@@ -1,7 +1,7 @@
 //! Index tensors that hold anything: no kernel leaves its tensors. What is around them is watched here; what is far away,
 //! `compute-sanitizer` watches.
 
-use pagoda_kernels::cuda::{Attention, CUdeviceptr};
+use pagoda_kernels::cuda::{Attention, CUdeviceptr, Scratch};
 use pagoda_kernels::{Element, bf16, f16};
 
 use crate::Context;
@@ -67,6 +67,19 @@ pub fn nonsense(context: &Context) {
                 let untouched = |part: &[u8]| part.iter().all(|byte| *byte == 0x5a);
                 assert!(untouched(&after[..AROUND]), "{} {path:?} seed {seed}: before the output", T::NAME);
                 assert!(untouched(&after[AROUND + len..]), "{} {path:?} seed {seed}: behind the output", T::NAME);
+            }
+            let scratch = context.gpu.most_scratch_bytes(&device.attention(0)).unwrap();
+            if scratch > 0 {
+                let guarded = Tensor::new(&stream, &vec![0x5a; len + 2 * AROUND]);
+                let memory = Tensor::new(&stream, &vec![0x5a; scratch + 2 * AROUND]);
+                let call = Attention { output: guarded.address + AROUND as CUdeviceptr, ..device.attention(0) };
+                let given = Scratch { address: memory.address + AROUND as CUdeviceptr, bytes: scratch };
+                // SAFETY: as above.
+                unsafe { context.gpu.attention_in(&call, given, stream.cu_stream()) }.unwrap();
+                for (after, inside) in [(guarded.read(&stream), len), (memory.read(&stream), scratch)] {
+                    let untouched = after[..AROUND].iter().chain(&after[AROUND + inside..]).all(|byte| *byte == 0x5a);
+                    assert!(untouched, "{} seed {seed}: around the output or the scratch memory", T::NAME);
+                }
             }
             let pool = Tensor::new(&stream, &vec![0x5a; size_of_val(&case.pool[..]) + 2 * AROUND]);
             let mut append = device.append();
