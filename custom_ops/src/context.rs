@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 use std::sync::Mutex;
 
-use ort_sys::{OrtApi, OrtKernelContext, OrtKernelInfo, OrtStatusPtr, OrtTensorTypeAndShapeInfo, OrtValue};
+use ort_sys::{OrtApi, OrtKernelContext, OrtKernelInfo, OrtMemType, OrtStatusPtr, OrtTensorTypeAndShapeInfo, OrtValue};
 use pagoda_kernels::parallel::Parallel;
 
 use crate::op::{Input, OpError, Output};
@@ -88,6 +88,22 @@ impl Attributes {
         value.transpose().map_err(not_text)
     }
 
+    /// Which device the node is on: that of the memory that its provider gives it.
+    pub fn device(&self) -> Result<usize, OpError> {
+        let (mut allocator, mut memory, mut id) = (null_mut(), std::ptr::null(), 0);
+        // SAFETY: `info` is live while the kernel is made; the allocator is ours until it is released, once, and what it
+        // says of its memory belongs to it.
+        unsafe {
+            let default = OrtMemType::OrtMemTypeDefault;
+            check(self.api, (self.api.KernelInfoGetAllocator)(self.info, default, &mut allocator))?;
+            let asked = check(self.api, (self.api.AllocatorGetInfo)(allocator, &mut memory))
+                .and_then(|()| check(self.api, (self.api.MemoryInfoGetId)(memory, &mut id)));
+            (self.api.ReleaseAllocator)(allocator);
+            asked?;
+        }
+        usize::try_from(id).map_err(|_| OpError::failed(format!("the node is on device {id}, which is none")))
+    }
+
     fn raw_int(&self, name: &CStr) -> Option<i64> {
         let mut value = 0;
         // SAFETY: `info` is live while the kernel is made.
@@ -134,8 +150,8 @@ pub struct Context {
     pub(crate) outputs: &'static [Output],
 }
 
-/// A tensor on the host, as ONNX Runtime hands it to an operator.
-pub struct HostTensor<'a> {
+/// A tensor as ONNX Runtime hands it to an operator: in the memory of the operator's provider.
+pub struct InputTensor<'a> {
     /// The name the specification gives it.
     pub name: &'static str,
     /// Its shape.
@@ -146,7 +162,7 @@ pub struct HostTensor<'a> {
     lifetime: PhantomData<&'a ()>,
 }
 
-impl<'a> HostTensor<'a> {
+impl<'a> InputTensor<'a> {
     /// Its shape, if it has `N` dimensions.
     pub fn shape<const N: usize>(&self) -> Result<[usize; N], OpError> {
         self.dims.as_slice().try_into().map_err(|_| {
@@ -170,11 +186,16 @@ impl<'a> HostTensor<'a> {
         }
     }
 
-    /// Its elements.
+    /// Where its elements begin on the GPU, for an operator of the CUDA provider.
+    pub fn address(&self) -> u64 {
+        self.data.addr() as u64
+    }
+
+    /// Its elements, for an operator of the CPU.
     ///
     /// # Safety
-    /// `T` is the element type the operator was registered with for this input, and nothing writes to the tensor
-    /// while the slice lives.
+    /// The tensor is in host memory. `T` is the element type the operator was registered with for this input, and nothing
+    /// writes to the tensor while the slice lives.
     pub unsafe fn slice<T>(&self) -> &'a [T] {
         let len = self.dims.iter().product();
         if len == 0 {
@@ -185,8 +206,8 @@ impl<'a> HostTensor<'a> {
     }
 }
 
-/// The memory of an output on the host.
-pub struct HostOutput {
+/// The memory of an output, that of the operator's provider.
+pub struct OutputTensor {
     /// The name the specification gives it.
     pub name: &'static str,
     /// Where its elements begin. Null only if there are none.
@@ -194,9 +215,9 @@ pub struct HostOutput {
     bytes: usize,
 }
 
-impl HostOutput {
+impl OutputTensor {
     /// Refuses inputs whose memory overlaps that of the output: a host binds memory as it likes.
-    pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a HostTensor<'a>>) -> Result<(), OpError> {
+    pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a InputTensor<'a>>) -> Result<(), OpError> {
         for input in inputs {
             self.check_apart(input.name, input.data.addr(), input.bytes)?;
         }
@@ -204,7 +225,7 @@ impl HostOutput {
     }
 
     /// Refuses another output whose memory overlaps.
-    pub fn apart_from_output(&self, other: &HostOutput) -> Result<(), OpError> {
+    pub fn apart_from_output(&self, other: &OutputTensor) -> Result<(), OpError> {
         self.check_apart(other.name, other.data.addr(), other.bytes)
     }
 
@@ -217,11 +238,16 @@ impl HostOutput {
         Ok(())
     }
 
-    /// Its elements.
+    /// Where its elements begin on the GPU, for an operator of the CUDA provider.
+    pub fn address(&self) -> u64 {
+        self.data.addr() as u64
+    }
+
+    /// Its elements, for an operator of the CPU.
     ///
     /// # Safety
-    /// `T` is the element type the operator was registered with for this output and has no invalid bit patterns. Nothing
-    /// else reads or writes the output while the slice lives.
+    /// The tensor is in host memory. `T` is the element type the operator was registered with for this output and has no
+    /// invalid bit patterns. Nothing else reads or writes the output while the slice lives.
     #[expect(clippy::mut_from_ref, reason = "the memory is ONNX Runtime's; that it is lent once is the contract")]
     pub unsafe fn slice_mut<T>(&self) -> &mut [T] {
         if self.bytes == 0 {
@@ -234,13 +260,13 @@ impl HostOutput {
 
 impl Context {
     /// Input `index`, which the specification requires.
-    pub fn input(&self, index: usize) -> Result<HostTensor<'_>, OpError> {
+    pub fn input(&self, index: usize) -> Result<InputTensor<'_>, OpError> {
         let name = self.inputs[index].name;
         self.optional_input(index)?.ok_or_else(|| OpError::invalid(format!("{name}: this input is missing")))
     }
 
     /// Input `index`, or `None` where the graph leaves it out.
-    pub fn optional_input(&self, index: usize) -> Result<Option<HostTensor<'_>>, OpError> {
+    pub fn optional_input(&self, index: usize) -> Result<Option<InputTensor<'_>>, OpError> {
         let mut count = 0;
         let mut value: *const OrtValue = std::ptr::null();
         // SAFETY: the context is live for the whole call.
@@ -262,21 +288,21 @@ impl Context {
             self.check((self.api.GetTensorMutableData)(value.cast_mut(), &mut data))?;
             self.check((self.api.GetTensorSizeInBytes)(value, &mut bytes))?;
         }
-        Ok(Some(HostTensor { name: self.inputs[index].name, dims, data, bytes, lifetime: PhantomData }))
+        Ok(Some(InputTensor { name: self.inputs[index].name, dims, data, bytes, lifetime: PhantomData }))
     }
 
     /// Output `index`, which the specification requires, with room for `dims`.
-    pub fn output(&self, index: usize, dims: &[usize]) -> Result<HostOutput, OpError> {
+    pub fn output(&self, index: usize, dims: &[usize]) -> Result<OutputTensor, OpError> {
         let name = self.outputs[index].name;
         self.optional_output(index, dims)?
             .ok_or_else(|| OpError::invalid(format!("{name}: this output is missing, give it a name in the graph")))
     }
 
     /// Output `index` with room for `dims`, or `None` where the graph leaves it out.
-    pub fn optional_output(&self, index: usize, dims: &[usize]) -> Result<Option<HostOutput>, OpError> {
+    pub fn optional_output(&self, index: usize, dims: &[usize]) -> Result<Option<OutputTensor>, OpError> {
         let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
         let (mut count, mut value) = (0, null_mut());
-        let mut output = HostOutput { name: self.outputs[index].name, data: null_mut(), bytes: 0 };
+        let mut output = OutputTensor { name: self.outputs[index].name, data: null_mut(), bytes: 0 };
         // SAFETY: the context is live for the whole call and owns the value.
         unsafe {
             self.check((self.api.KernelContext_GetOutputCount)(self.raw, &mut count))?;
@@ -291,6 +317,14 @@ impl Context {
             self.check((self.api.GetTensorSizeInBytes)(value, &mut output.bytes))?;
         }
         Ok(Some(output))
+    }
+
+    /// The CUDA stream of the run, for an operator of the CUDA provider.
+    pub fn stream(&self) -> Result<*mut c_void, OpError> {
+        let mut stream = null_mut();
+        // SAFETY: the context is live for the whole call.
+        self.check(unsafe { (self.api.KernelContext_GetGPUComputeStream)(self.raw, &mut stream) })?;
+        Ok(stream)
     }
 
     fn dims(&self, value: *const OrtValue) -> Result<Vec<usize>, OpError> {

@@ -3,15 +3,15 @@
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
-use ort_sys::ONNXTensorElementDataType as OnnxType;
-use pagoda_kernels::batch::{Pages, Rows};
+use pagoda_kernels::batch::Rows;
+use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
-use crate::context::{Attributes, Context};
+use crate::context::{Attributes, Context, InputTensor, OutputTensor};
+use crate::cuda::Launch;
 use crate::element::OnnxElement;
+use crate::inputs::{CacheInputs, I32, RowInputs, expect_len};
 use crate::op::{Input, OpError, Operator, Output};
 use crate::shape::{Shape, Shapes};
-
-const I32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 
 /// Attention of each user's new rows over the paged history and the rows themselves, for one element type.
 pub struct HstuAttention<T> {
@@ -61,62 +61,22 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
-        let [query, key, value] = [context.input(0)?, context.input(1)?, context.input(2)?];
-        let [row_offsets, num_candidates] = [context.input(3)?, context.input(4)?];
-        let [cached_len, page_indptr, page_ids] =
-            [context.optional_input(5)?, context.optional_input(6)?, context.optional_input(7)?];
-        let [kv_pool, num_contextual] = [context.optional_input(8)?, context.optional_input(9)?];
-
-        let [total_rows, heads, head_size] = query.shape()?;
-        for rows in [&key, &value] {
-            if rows.shape::<3>()? != [total_rows, heads, head_size] {
-                return Err(OpError::invalid(format!(
-                    "{}: shape {:?} differs from that of query, {:?}",
-                    rows.name, rows.dims, query.dims
-                )));
-            }
-        }
-        for tensor in [Some(&row_offsets), Some(&num_candidates), cached_len.as_ref(), page_indptr.as_ref()]
-            .into_iter()
-            .chain([page_ids.as_ref(), num_contextual.as_ref()])
-            .flatten()
-        {
-            tensor.shape::<1>()?;
-        }
-        // SAFETY (every `slice` below): the element types are those of `INPUTS`, and nothing writes to an input of a
-        // running node: the pool's writer, PagedKvAppend, is another node that ran before or runs after.
-        let cache = match (&cached_len, &page_indptr, &page_ids, &kv_pool) {
-            (None, None, None, None) => None,
-            (Some(cached_len), Some(page_indptr), Some(page_ids), Some(kv_pool)) => {
-                let [pool_pages, page_size] = kv_pool.pool_shape(heads, head_size)?;
-                // SAFETY: as above.
-                let (cached_len, page_indptr, page_ids, pool) =
-                    unsafe { (cached_len.slice(), page_indptr.slice(), page_ids.slice(), kv_pool.slice()) };
-                Some((Pages { cached_len, page_indptr, page_ids, pool_pages, page_size }, pool))
-            }
-            _ => {
-                return Err(OpError::invalid(
-                    "cached_len, page_indptr, page_ids and kv_pool go together: give all four or none",
-                ));
-            }
-        };
-        // SAFETY: as above.
+        let inputs = Inputs::read(context)?;
+        // SAFETY: the CPU's tensors are in host memory. The element types are those of `INPUTS`, and nothing writes to an
+        // input of a running node: the pool's writer, PagedKvAppend, is another node that ran before or runs after.
         let attention = unsafe {
-            let (row_offsets, num_candidates) = (row_offsets.slice(), num_candidates.slice());
             pagoda_kernels::HstuAttention {
-                query: query.slice::<T>(),
-                key: key.slice(),
-                value: value.slice(),
-                cache,
-                num_contextual: num_contextual.as_ref().map(|tensor| tensor.slice()),
-                ..self.with_inputs(Rows { row_offsets, num_candidates, total_rows, heads, head_size })
+                query: inputs.query.slice::<T>(),
+                key: inputs.key.slice(),
+                value: inputs.value.slice(),
+                cache: inputs.cache.as_ref().map(|cache| (cache.on_host(), cache.pool.slice())),
+                num_contextual: inputs.num_contextual.as_ref().map(|tensor| tensor.slice()),
+                ..self.with_inputs(inputs.rows.on_host())
             }
         };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
         let checked = attention.check()?;
-        let output = context.output(0, &query.dims)?;
-        output.apart_from([&query, &key, &value, &row_offsets, &num_candidates])?;
-        output.apart_from([&cached_len, &page_indptr, &page_ids, &kv_pool, &num_contextual].into_iter().flatten())?;
+        let output = inputs.output(context)?;
         if attention.query.is_empty() {
             return Ok(());
         }
@@ -124,6 +84,70 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
         // and bf16 have no invalid bit patterns, and the kernel writes every element before it is read.
         let output = unsafe { std::slice::from_raw_parts_mut(output.data.cast::<T>(), attention.query.len()) };
         Ok(checked.run(output, context)?)
+    }
+}
+
+impl<T: OnnxElement> Launch for HstuAttention<T> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+        let inputs = Inputs::read(context)?;
+        let rows = inputs.rows.on_device()?;
+        if let Some(contextual) = &inputs.num_contextual {
+            expect_len(contextual, rows.users, "one a user")?;
+        }
+        let call = cuda::Attention {
+            element: cuda::Type::of::<T>(),
+            rows,
+            query: inputs.query.address(),
+            key: inputs.key.address(),
+            value: inputs.value.address(),
+            cache: inputs.cache.as_ref().map(|cache| cache.on_device(rows.users)).transpose()?,
+            num_contextual: inputs.num_contextual.as_ref().map(InputTensor::address),
+            output: inputs.output(context)?.address(),
+            alpha: self.alpha,
+            scaling_seqlen: self.scaling_seqlen,
+            target_group_size: self.target_group_size,
+            max_attn_len: self.max_attn_len,
+        };
+        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
+        // go of them before the stream is done; what holds for other nodes holds as above. The output is apart from every
+        // input.
+        Ok(unsafe { gpu.attention(&call, stream) }?)
+    }
+}
+
+/// The inputs of a call, whose shapes fit together.
+struct Inputs<'a> {
+    query: InputTensor<'a>,
+    key: InputTensor<'a>,
+    value: InputTensor<'a>,
+    rows: RowInputs<'a>,
+    cache: Option<CacheInputs<'a>>,
+    num_contextual: Option<InputTensor<'a>>,
+}
+
+impl<'a> Inputs<'a> {
+    fn read(context: &'a Context) -> Result<Self, OpError> {
+        let [query, key, value] = [context.input(0)?, context.input(1)?, context.input(2)?];
+        let rows = RowInputs::read(context, &[&query, &key, &value])?;
+        let cache = CacheInputs::read(context, context.optional_input(8)?, &rows)?;
+        let num_contextual = context.optional_input(9)?;
+        if let Some(contextual) = &num_contextual {
+            contextual.shape::<1>()?;
+        }
+        Ok(Self { query, key, value, rows, cache, num_contextual })
+    }
+
+    /// The output, which must not lie over any of them.
+    fn output(&self, context: &Context) -> Result<OutputTensor, OpError> {
+        let output = context.output(0, &self.query.dims)?;
+        output.apart_from([&self.query, &self.key, &self.value])?;
+        output.apart_from(self.rows.tensors())?;
+        if let Some(cache) = &self.cache {
+            output.apart_from(cache.tensors())?;
+            output.apart_from([&cache.pool])?;
+        }
+        output.apart_from(&self.num_contextual)?;
+        Ok(output)
     }
 }
 

@@ -1,13 +1,16 @@
 //! The `ai.pagoda` operators for ONNX Runtime: they read shapes and attributes, check them, and call the kernels.
 //!
 //! Both libpagoda.so (for its own sessions) and libpagoda_ops.so (for anyone's) register the operators with
-//! [`register`]. One file an operator; `op`, `context` and `shape` are the thin layer over ONNX Runtime's raw interface.
-//! Where embedding tables come from is for the library to say: [`tables`].
+//! [`register`]. One file an operator; `op`, `context` and `shape` are the thin layer over ONNX Runtime's raw interface,
+//! `cuda` is what operators need to be on its CUDA provider too. Where embedding tables come from is for the library to
+//! say: [`tables`].
 
 mod context;
+mod cuda;
 mod element;
 mod embedding_bag;
 mod hstu_attention;
+mod inputs;
 mod op;
 mod paged_kv_append;
 mod shape;
@@ -19,6 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use ort_sys::{OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtSessionOptions, OrtStatusPtr};
 use pagoda_kernels::{bf16, f16};
 
+use cuda::OnCuda;
 use embedding_bag::EmbeddingBag;
 use hstu_attention::HstuAttention;
 use paged_kv_append::PagedKvAppend;
@@ -26,12 +30,26 @@ use paged_kv_append::PagedKvAppend;
 /// The domain of Pagoda's operators.
 pub const DOMAIN: &CStr = c"ai.pagoda";
 
+/// Which of ONNX Runtime's providers the operators are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Providers {
+    /// All that there are kernels for: in a session with the CUDA provider nodes run on the GPU.
+    All,
+    /// The CPU alone, in every session.
+    Cpu,
+}
+
+/// Whether this build has operators for ONNX Runtime's CUDA provider.
+pub fn has_cuda() -> bool {
+    pagoda_kernels::cuda::built()
+}
+
 /// Adds the ai.pagoda operators to session options of the ONNX Runtime behind `api`.
 ///
 /// # Safety
 /// `options` is a live session options object made by `api`.
-pub unsafe fn register(api: &'static OrtApi, options: *mut OrtSessionOptions) -> OrtStatusPtr {
-    match domain(api) {
+pub unsafe fn register(api: &'static OrtApi, options: *mut OrtSessionOptions, providers: Providers) -> OrtStatusPtr {
+    match domain(api, providers) {
         // SAFETY: `options` is live by contract; the domain lives as long as the process.
         Ok(domain) => unsafe { (api.AddCustomOpDomain)(options, domain) },
         Err(status) => status,
@@ -39,12 +57,13 @@ pub unsafe fn register(api: &'static OrtApi, options: *mut OrtSessionOptions) ->
 }
 
 /// The operator domain for one ONNX Runtime. A process may hold several (Python's is linked into its module, beside
-/// it libonnxruntime.so), and sessions keep pointers into the domain, so there is one per API table, made once and
-/// kept for the life of the process.
-fn domain(api: &'static OrtApi) -> Result<*mut OrtCustomOpDomain, OrtStatusPtr> {
+/// it libonnxruntime.so), and sessions keep pointers into the domain, so there is one per API table and choice of
+/// providers, made once and kept for the life of the process.
+fn domain(api: &'static OrtApi, providers: Providers) -> Result<*mut OrtCustomOpDomain, OrtStatusPtr> {
     static DOMAINS: Mutex<Vec<Domain>> = Mutex::new(Vec::new());
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = domains.iter().find(|known| std::ptr::eq(known.api, api)) {
+    let is_it = |known: &&Domain| std::ptr::eq(known.api, api) && known.providers == providers;
+    if let Some(known) = domains.iter().find(is_it) {
         return Ok(known.domain);
     }
     let mut domain = std::ptr::null_mut();
@@ -52,25 +71,27 @@ fn domain(api: &'static OrtApi) -> Result<*mut OrtCustomOpDomain, OrtStatusPtr> 
     // outlive the domain.
     unsafe {
         check((api.CreateCustomOpDomain)(DOMAIN.as_ptr(), &mut domain))?;
-        for op in operators(api) {
+        for op in operators(api, providers) {
             check((api.CustomOpDomain_Add)(domain, op))?;
         }
     }
-    domains.push(Domain { api, domain });
+    domains.push(Domain { api, providers, domain });
     Ok(domain)
 }
 
 struct Domain {
     api: &'static OrtApi,
+    providers: Providers,
     domain: *mut OrtCustomOpDomain,
 }
 
 // SAFETY: ONNX Runtime only reads a domain, from whichever thread opens a session.
 unsafe impl Send for Domain {}
 
-/// Every operator, once for each element type it is for.
-fn operators(api: &'static OrtApi) -> [*const OrtCustomOp; 7] {
-    [
+/// Every operator, once for each element type and provider it is for. ONNX Runtime takes those of the CUDA provider where
+/// a session has that provider; elsewhere they are never asked for anything.
+fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustomOp> {
+    let mut operators = vec![
         op::leak::<HstuAttention<f32>>(api),
         op::leak::<HstuAttention<f16>>(api),
         op::leak::<HstuAttention<bf16>>(api),
@@ -78,7 +99,19 @@ fn operators(api: &'static OrtApi) -> [*const OrtCustomOp; 7] {
         op::leak::<PagedKvAppend<f16>>(api),
         op::leak::<PagedKvAppend<bf16>>(api),
         op::leak::<EmbeddingBag>(api),
-    ]
+    ];
+    // Without kernels the nodes stay on the CPU, and ONNX Runtime copies what they need.
+    if has_cuda() && providers == Providers::All {
+        operators.extend([
+            op::leak::<OnCuda<HstuAttention<f32>>>(api),
+            op::leak::<OnCuda<HstuAttention<f16>>>(api),
+            op::leak::<OnCuda<HstuAttention<bf16>>>(api),
+            op::leak::<OnCuda<PagedKvAppend<f32>>>(api),
+            op::leak::<OnCuda<PagedKvAppend<f16>>>(api),
+            op::leak::<OnCuda<PagedKvAppend<bf16>>>(api),
+        ]);
+    }
+    operators
 }
 
 fn check(status: OrtStatusPtr) -> Result<(), OrtStatusPtr> {

@@ -23,6 +23,8 @@ use crate::shape::{Shape, Shapes};
 pub trait Operator: Sized + Send + Sync + 'static {
     /// Its name in the graph.
     const NAME: &'static CStr;
+    /// ONNX Runtime's name for where it runs.
+    const PROVIDER: &'static CStr = c"CPUExecutionProvider";
     /// Its inputs in order.
     const INPUTS: &'static [Input];
     /// Its outputs in order.
@@ -129,7 +131,7 @@ pub fn leak<O: Operator>(api: &'static OrtApi) -> *const OrtCustomOp {
         version: ORT_API_VERSION,
         CreateKernel: None,
         GetName: Some(name::<O>),
-        GetExecutionProviderType: Some(provider),
+        GetExecutionProviderType: Some(provider::<O>),
         GetInputType: Some(input_type::<O>),
         GetInputTypeCount: Some(input_count::<O>),
         GetOutputType: Some(output_type::<O>),
@@ -174,8 +176,8 @@ unsafe extern "system" fn name<O: Operator>(_: *const OrtCustomOp) -> *const c_c
     O::NAME.as_ptr()
 }
 
-unsafe extern "system" fn provider(_: *const OrtCustomOp) -> *const c_char {
-    c"CPUExecutionProvider".as_ptr()
+unsafe extern "system" fn provider<O: Operator>(_: *const OrtCustomOp) -> *const c_char {
+    O::PROVIDER.as_ptr()
 }
 
 unsafe extern "system" fn input_type<O: Operator>(_: *const OrtCustomOp, index: usize) -> OnnxType {
@@ -261,8 +263,11 @@ unsafe extern "system" fn infer_shape<O: Operator>(
     let node = Shapes { api, raw: context };
     guarded(api, || {
         for (index, shape) in O::shapes(&node)?.into_iter().enumerate() {
-            if let Some(shape) = shape {
-                node.set_output(index, &shape)?;
+            let Some(shape) = shape else { continue };
+            match node.set_output(index, &shape) {
+                // Only this says that the node leaves it out. Handed on, it would be lost: ONNX Runtime does not free it.
+                Err(_) if O::OUTPUTS[index].optional => {}
+                outcome => outcome?,
             }
         }
         Ok(())

@@ -3,16 +3,15 @@
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
-use ort_sys::ONNXTensorElementDataType as OnnxType;
-use pagoda_kernels::batch::{Pages, Rows};
 use pagoda_kernels::cpu;
+use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
-use crate::context::{Attributes, Context};
+use crate::context::{Attributes, Context, InputTensor, OutputTensor};
+use crate::cuda::Launch;
 use crate::element::OnnxElement;
+use crate::inputs::{CacheInputs, I32, RowInputs};
 use crate::op::{Input, OpError, Operator, Output};
 use crate::shape::{Shape, Shapes};
-
-const I32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 
 /// Writes each user's new history rows into the pages of one layer, for one element type.
 pub struct PagedKvAppend<T>(PhantomData<T>);
@@ -40,43 +39,25 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
-        let [pool, key, value] = [context.input(0)?, context.input(1)?, context.input(2)?];
-        let [row_offsets, num_candidates] = [context.input(3)?, context.input(4)?];
-        let [cached_len, page_indptr, page_ids] = [context.input(5)?, context.input(6)?, context.input(7)?];
-
-        let [total_rows, heads, head_size] = key.shape()?;
-        if value.shape::<3>()? != [total_rows, heads, head_size] {
-            return Err(OpError::invalid(format!(
-                "value: shape {:?} differs from that of key, {:?}",
-                value.dims, key.dims
-            )));
-        }
-        let [pool_pages, page_size] = pool.pool_shape(heads, head_size)?;
-        for tensor in [&row_offsets, &num_candidates, &cached_len, &page_indptr, &page_ids] {
-            tensor.shape::<1>()?;
-        }
-        // SAFETY: the element types are those of `INPUTS`. Nothing writes to these inputs while the node runs; no
-        // slice is made of the pool, which may be the output's buffer.
+        let inputs = Inputs::read(context)?;
+        // SAFETY: the CPU's tensors are in host memory, and the element types are those of `INPUTS`. Nothing writes to these
+        // inputs while the node runs; no slice is made of the pool, which may be the output's buffer.
         let append = unsafe {
-            let (row_offsets, num_candidates) = (row_offsets.slice(), num_candidates.slice());
-            let (cached_len, page_indptr, page_ids) = (cached_len.slice(), page_indptr.slice(), page_ids.slice());
             pagoda_kernels::PagedKvAppend {
-                rows: Rows { row_offsets, num_candidates, total_rows, heads, head_size },
-                key: key.slice::<T>(),
-                value: value.slice(),
-                pages: Pages { cached_len, page_indptr, page_ids, pool_pages, page_size },
+                rows: inputs.rows.on_host(),
+                key: inputs.key.slice::<T>(),
+                value: inputs.value.slice(),
+                pages: inputs.cache.on_host(),
             }
         };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
         let checked = append.check()?;
-        let output = context.output(0, &pool.dims)?;
-        output.apart_from([&key, &value, &row_offsets, &num_candidates, &cached_len, &page_indptr, &page_ids])?;
+        let (pool, output) = (&inputs.cache.pool, inputs.output(context)?);
         let len: usize = pool.dims.iter().product();
         if len == 0 {
             return Ok(());
         }
         if !std::ptr::eq(pool.data, output.data) {
-            output.apart_from([&pool])?;
             // SAFETY: both hold `len` elements and are apart.
             unsafe { cpu::copy(pool.slice::<T>(), std::slice::from_raw_parts_mut(output.data.cast(), len), context) };
         }
@@ -84,5 +65,58 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
         // apart from everything else.
         let output = unsafe { std::slice::from_raw_parts_mut(output.data.cast::<T>(), len) };
         Ok(checked.run(output, context)?)
+    }
+}
+
+impl<T: OnnxElement> Launch for PagedKvAppend<T> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+        let inputs = Inputs::read(context)?;
+        let rows = inputs.rows.on_device()?;
+        let (key, value) = (inputs.key.address(), inputs.value.address());
+        let cache = inputs.cache.on_device(rows.users)?;
+        let mut call = cuda::Append { element: cuda::Type::of::<T>(), rows, key, value, cache };
+        call.check()?;
+        let (pool, output) = (&inputs.cache.pool, inputs.output(context)?);
+        // SAFETY (both): tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does
+        // not let go of them before the stream is done. Nothing else touches the output, which is apart from everything but
+        // the pool, and from that too unless it is the pool.
+        let bytes = pool.dims.iter().product::<usize>() * size_of::<T>();
+        if bytes > 0 && !std::ptr::eq(pool.data, output.data) {
+            // SAFETY: as above.
+            unsafe { gpu.copy(output.address(), pool.address(), bytes, stream) }?;
+        }
+        call.cache.pool = output.address();
+        // SAFETY: as above.
+        Ok(unsafe { gpu.append(&call, stream) }?)
+    }
+}
+
+/// The inputs of a call, whose shapes fit together.
+struct Inputs<'a> {
+    key: InputTensor<'a>,
+    value: InputTensor<'a>,
+    rows: RowInputs<'a>,
+    cache: CacheInputs<'a>,
+}
+
+impl<'a> Inputs<'a> {
+    fn read(context: &'a Context) -> Result<Self, OpError> {
+        let [pool, key, value] = [context.input(0)?, context.input(1)?, context.input(2)?];
+        let rows = RowInputs::read(context, &[&key, &value])?;
+        let cache = CacheInputs::read(context, Some(pool), &rows)?.expect("there is a pool");
+        Ok(Self { key, value, rows, cache })
+    }
+
+    /// The output, which may be the pool as a whole and must not lie over anything else.
+    fn output(&self, context: &Context) -> Result<OutputTensor, OpError> {
+        let pool = &self.cache.pool;
+        let output = context.output(0, &pool.dims)?;
+        output.apart_from([&self.key, &self.value])?;
+        output.apart_from(self.rows.tensors())?;
+        output.apart_from(self.cache.tensors())?;
+        if !std::ptr::eq(pool.data, output.data) {
+            output.apart_from([pool])?;
+        }
+        Ok(output)
     }
 }

@@ -49,6 +49,10 @@ pub struct ModelOptions {
     pub sleep_when_idle: bool,
     /// How much the graph is rewritten.
     pub optimization: Optimization,
+    /// Whether the ai.pagoda operators stay on the CPU, in a model on a GPU too. Pools of keys and values that lie in host
+    /// memory are then used as they are; otherwise ONNX Runtime copies every pool to the GPU and back in each run, for which
+    /// the run has to have it to itself.
+    pub host_pools: bool,
     /// The ONNX Runtime library. `None`: the environment variable `PAGODA_ONNXRUNTIME`, then beside libpagoda.so (or
     /// the program), then the system's loader. A process uses one; the first model that is opened decides.
     pub onnxruntime_path: Option<PathBuf>,

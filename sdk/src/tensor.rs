@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};
 
@@ -150,6 +151,8 @@ pub struct Tensor {
     dims: Box<[i64]>,
     count: usize,
     storage: Storage,
+    /// Shared by those who write a part of the memory that no one else does; held alone by whoever writes all of it.
+    writers: RwLock<()>,
 }
 
 enum Storage {
@@ -178,7 +181,7 @@ impl Tensor {
         let buffer = Buffer::zeroed(bytes)?;
         let data = buffer.data;
         let storage = Storage::Numbers { data, bytes, _owner: Box::new(buffer) };
-        Ok(Self { element, dims: dims.into(), count, storage })
+        Ok(Self { element, dims: dims.into(), count, storage, writers: RwLock::default() })
     }
 
     /// A tensor with a copy of `values`.
@@ -210,7 +213,7 @@ impl Tensor {
             ));
         }
         let storage = Storage::Strings(values.into());
-        Ok(Self { element: ElementType::String, dims: dims.into(), count, storage })
+        Ok(Self { element: ElementType::String, dims: dims.into(), count, storage, writers: RwLock::default() })
     }
 
     /// A tensor over memory that someone else owns. `owner` is dropped when the tensor's last user is done with it.
@@ -226,7 +229,8 @@ impl Tensor {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
         let (count, data, bytes) = check_memory(element, dims, data, bytes)?;
-        Ok(Self { element, dims: dims.into(), count, storage: Storage::Numbers { data, bytes, _owner: owner } })
+        let storage = Storage::Numbers { data, bytes, _owner: owner };
+        Ok(Self { element, dims: dims.into(), count, storage, writers: RwLock::default() })
     }
 
     /// The type of the elements.
@@ -258,6 +262,16 @@ impl Tensor {
                 "a tensor of strings has no flat memory: read its elements one by one as strings",
             )),
         }
+    }
+
+    /// Keeps others from writing all of it, while the caller writes a part that is its own.
+    pub(crate) fn hold_part(&self) -> RwLockReadGuard<'_, ()> {
+        self.writers.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps others from writing any of it, while the caller writes all of it.
+    pub(crate) fn hold_whole(&self) -> RwLockWriteGuard<'_, ()> {
+        self.writers.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The elements.

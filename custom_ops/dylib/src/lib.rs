@@ -7,6 +7,7 @@ mod tables;
 use std::ffi::{CStr, CString};
 
 use ort_sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOptions, OrtStatusPtr};
+use pagoda_custom_ops::Providers;
 
 /// Adds the ai.pagoda operators to `options`. ONNX Runtime calls this when the library is registered.
 ///
@@ -22,7 +23,7 @@ pub unsafe extern "C" fn RegisterCustomOps(options: *mut OrtSessionOptions, base
         Some(api) => {
             pagoda_custom_ops::tables::set_opener(tables::open);
             // SAFETY: `options` is live by this function's contract.
-            unsafe { pagoda_custom_ops::register(api, options) }
+            unsafe { pagoda_custom_ops::register(api, options, Providers::All) }
         }
         None => too_old(base),
     }

@@ -8,7 +8,7 @@ use ort_sys::{
     ONNXTensorElementDataType as OnnxType, ORT_API_VERSION, OrtAllocatorType, OrtApi, OrtApiBase, OrtEnv,
     OrtLoggingLevel, OrtMemType, OrtSession, OrtStatusPtr, OrtValue,
 };
-use pagoda_custom_ops::tables;
+use pagoda_custom_ops::{Providers, tables};
 
 /// What goes in: integers, in these dimensions.
 pub struct Numbers<'a>(pub &'a str, pub &'a [i64], pub &'a [i64]);
@@ -72,7 +72,7 @@ impl Session {
                 let entry = CString::new(entry).unwrap();
                 check(api, (api.AddSessionConfigEntry)(options, tables::ENTRY.as_ptr(), entry.as_ptr()))?;
             }
-            check(api, pagoda_custom_ops::register(api, options))?;
+            check(api, pagoda_custom_ops::register(api, options, Providers::All))?;
             let made = (api.CreateSessionFromArray)(env, model.as_ptr().cast(), model.len(), options, &mut session);
             (api.ReleaseSessionOptions)(options);
             check(api, made)?;

@@ -368,6 +368,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_model_options) -> Resul
             PAGODA_OPTIMIZATION_EXTENDED => Optimization::Extended,
             other => return Err(args::unknown("options.optimization", other, "PAGODA_OPTIMIZATION_...")),
         },
+        host_pools: false,
         onnxruntime_path: onnxruntime_path.map(Into::into),
         profile_path: profile_path.map(Into::into),
         tables: match options.embedding.is_null() {

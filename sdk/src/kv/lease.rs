@@ -155,10 +155,9 @@ impl Lease {
         let inner = Arc::clone(&self.inner);
         let save = inner.offload == Offload::AtCommit && inner.store.is_some();
         let mut to_save = Vec::new();
-        for held in std::mem::take(&mut self.users) {
-            let user = held.user;
+        for held in &mut self.users {
             if commit(&inner, held, save) {
-                to_save.push(user);
+                to_save.push(held.user);
             }
         }
         inner.wake_ahead();
@@ -190,10 +189,11 @@ impl Drop for Lease {
     }
 }
 
-/// Makes what one user brought part of its history, and lets go of it. If it changed and is to be saved, which the result
-/// tells, it is marked as copying in the same moment, so that it can not leave before.
-fn commit(inner: &Inner, mut held: Held, save: bool) -> bool {
-    let Held { user, plan, .. } = held;
+/// Makes what one user brought part of its history, and lets go of it; if a panic in a store ends it before, the lease
+/// still holds the user and lets go of it as ever. If it changed and is to be saved, which the result tells, it is marked
+/// as copying in the same moment, so that it can not leave before.
+fn commit(inner: &Inner, held: &mut Held, save: bool) -> bool {
+    let Held { user, plan, .. } = *held;
     if held.hold == Hold::Nothing {
         return false;
     }
@@ -212,7 +212,7 @@ fn commit(inner: &Inner, mut held: Held, save: bool) -> bool {
     }
     locked.change(user, |entry| {
         entry.stamp = now;
-        if held.hold == Hold::Reads {
+        if std::mem::replace(&mut held.hold, Hold::Nothing) == Hold::Reads {
             entry.readers -= 1;
             return false;
         }

@@ -57,6 +57,7 @@ impl Pool {
         let row = self.shape.row_bytes();
         assert_eq!(from.len(), 2 * held * row, "a layer of {held} tokens");
         assert!(skip + count <= held, "{count} tokens after {skip} of {held}");
+        let _part = self.layers[layer as usize].hold_part();
         for half in 0..2 {
             let from = &from[(half * held + skip) * row..][..count * row];
             self.runs(layer, pages, half, first, count, |at, bytes, done| {

@@ -40,9 +40,10 @@ pub(super) fn load(path: Option<&Path>) -> Result<Loaded> {
             }
         }
     }
-    let advice = "set onnxruntime_path in the options or the variable PAGODA_ONNXRUNTIME, or put the library beside \
-                  libpagoda.so";
-    let message = format!("ONNX Runtime can not be loaded; tried {}; {advice}", tried.join(", "));
+    // Which may have no libpagoda.so: a program with Pagoda inside.
+    let us = our_file().map_or_else(|| "libpagoda.so".to_owned(), |file| file.display().to_string());
+    let advice = "set onnxruntime_path in the options or the variable PAGODA_ONNXRUNTIME, or put the library beside";
+    let message = format!("ONNX Runtime can not be loaded; tried {}; {advice} {us}", tried.join(", "));
     Err(about(Error::new(Status::NotFound, message)))
 }
 
@@ -67,16 +68,24 @@ fn candidates(path: Option<&Path>) -> Vec<PathBuf> {
     if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
         return vec![path.into()];
     }
-    let beside = beside_us().into_iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
-    beside.filter(|path| path.exists()).chain(NAMES.map(PathBuf::from)).collect()
+    let near = our_file().map(|file| folders_near(&file)).unwrap_or_default();
+    let near = near.into_iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
+    near.filter(|path| path.exists()).chain(NAMES.map(PathBuf::from)).collect()
 }
 
-/// The folder of the file this code was loaded from: libpagoda.so, or the program that it is part of.
-fn beside_us() -> Option<PathBuf> {
-    let file = file_of(beside_us as *const c_void)?;
+/// The folder of `file`; and for a program in `bin` the `lib` beside that, for so things are installed.
+fn folders_near(file: &Path) -> Vec<PathBuf> {
+    let Some(folder) = file.parent() else { return Vec::new() };
+    let lib = folder.ends_with("bin").then(|| folder.with_file_name("lib"));
+    std::iter::once(folder.to_owned()).chain(lib).collect()
+}
+
+/// The file this code was loaded from: libpagoda.so, or the program that it is part of.
+fn our_file() -> Option<PathBuf> {
+    let file = file_of(our_file as *const c_void)?;
     // A program that was found by PATH goes by its bare name.
     let file = if file.components().count() == 1 { std::env::current_exe().ok()? } else { file };
-    std::fs::canonicalize(file).ok()?.parent().map(Path::to_owned)
+    std::fs::canonicalize(file).ok()
 }
 
 /// The file that the code at `address` was loaded from.
@@ -119,4 +128,18 @@ fn bind(library: Library, path: PathBuf) -> Result<Loaded> {
     // Sessions, values and threads of the library live until the process ends: it must stay.
     std::mem::forget(library);
     Ok(Loaded { api, path, version })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn installed_programs_look_in_lib() {
+        let near = |file: &str| folders_near(Path::new(file));
+        assert_eq!(near("/opt/pagoda/bin/pagoda"), [Path::new("/opt/pagoda/bin"), Path::new("/opt/pagoda/lib")]);
+        assert_eq!(near("/opt/pagoda/lib/libpagoda.so.1"), [Path::new("/opt/pagoda/lib")]);
+        assert_eq!(near("/srv/cabin/ranker"), [Path::new("/srv/cabin")]);
+        assert!(near("/").is_empty());
+    }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use ort_sys::OrtValue;
@@ -103,7 +103,8 @@ impl Model {
     }
 
     /// Runs the model. An output with a tensor is written into it and `None` returned in its place; the others are
-    /// returned. One memory may be an input and an output at once, as pools of keys and values are.
+    /// returned. One memory may be an input and an output at once, as pools of keys and values are; on a GPU such runs wait
+    /// for one another, unless the model was opened with `host_pools`.
     ///
     /// # Safety
     /// During the run no one else writes to the tensors, or makes use of what is in those that are outputs.
@@ -165,6 +166,7 @@ impl Model {
                 cancel.options(self.api)?
             }
         };
+        let _held = self.hold(inputs, outputs);
         let values = inputs.iter().map(|(_, tensor)| Value::over(self.api, tensor)).collect::<Result<Vec<_>>>()?;
         let bound = outputs.iter().map(|(_, tensor)| tensor.map(|tensor| Value::over(self.api, tensor)).transpose());
         let bound = bound.collect::<Result<Vec<_>>>()?;
@@ -200,6 +202,23 @@ impl Model {
             tensor.map_err(|error| Error::new(error.status(), format!("output {name:?}: {}", error.message())))
         });
         tensors.collect()
+    }
+
+    /// Holds what is an input and an output at once, for the time of a run. On the CPU a run writes its own part of it, as
+    /// any number of others do. Of what ONNX Runtime copies to a GPU, all comes back: over what others wrote meanwhile.
+    fn hold<'a>(&self, inputs: &[(&str, &Tensor)], outputs: &[(&str, Option<&'a Tensor>)]) -> Vec<Held<'a>> {
+        let is_input = |tensor: &&Tensor| {
+            let inputs = || inputs.iter().filter_map(|(_, input)| bytes_of(input));
+            bytes_of(tensor).is_some_and(|range| inputs().any(|input| overlap(&range, &input)))
+        };
+        let mut shared: Vec<&Tensor> = outputs.iter().filter_map(|(_, tensor)| *tensor).filter(is_input).collect();
+        // Always in the same order, or two runs could wait for one another.
+        shared.sort_by_key(|tensor| std::ptr::from_ref(*tensor).addr());
+        let hold = |tensor: &'a Tensor| match self.session.copies_pools {
+            true => Held::Whole { _guard: tensor.hold_whole() },
+            false => Held::Part { _guard: tensor.hold_part() },
+        };
+        shared.into_iter().map(hold).collect()
     }
 
     /// Checks a call and returns the names of its inputs, then those of its outputs, as ONNX Runtime takes them.
@@ -244,6 +263,12 @@ impl Model {
         }
         Ok(names)
     }
+}
+
+/// A hold on a tensor, until it is dropped.
+enum Held<'a> {
+    Part { _guard: RwLockReadGuard<'a, ()> },
+    Whole { _guard: RwLockWriteGuard<'a, ()> },
 }
 
 type Inputs<'a> = Vec<(&'a str, &'a Tensor)>;

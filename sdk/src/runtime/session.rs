@@ -7,6 +7,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
+use pagoda_custom_ops::Providers;
 use pagoda_custom_ops::tables::{Bound, ENTRY};
 
 use super::api::Api;
@@ -43,6 +44,8 @@ pub(super) struct Session {
     raw: *mut OrtSession,
     profile: Option<PathBuf>,
     pub(super) provider: Provider,
+    /// Whether the operators are on a GPU: then ONNX Runtime copies host memory that is bound to them there and back.
+    pub(super) copies_pools: bool,
     /// Why `Provider::Auto` did not become the GPU; empty otherwise.
     pub(super) reason: String,
 }
@@ -113,7 +116,8 @@ impl Session {
         if let Some(mut known) = first {
             *known = true;
         }
-        Ok(Self { api, raw, profile: options.profile_path.clone(), provider, reason: String::new() })
+        let copies_pools = provider == Provider::Cuda && !options.host_pools && pagoda_custom_ops::has_cuda();
+        Ok(Self { api, raw, profile: options.profile_path.clone(), provider, copies_pools, reason: String::new() })
     }
 
     /// The session itself.
@@ -237,7 +241,8 @@ impl Options {
                 let prefix = c_path(path, "options.profile_path")?;
                 api.check((table.EnableProfiling)(self.raw, prefix.as_ptr()))?;
             }
-            api.check(pagoda_custom_ops::register(table, self.raw))
+            let providers = if options.host_pools { Providers::Cpu } else { Providers::All };
+            api.check(pagoda_custom_ops::register(table, self.raw, providers))
         }
     }
 
@@ -257,13 +262,15 @@ impl Options {
             .about("options.provider"));
         }
         let device = CString::new(device_id.to_string()).expect("digits have no NUL");
-        let (keys, values) = ([c"device_id".as_ptr()], [device.as_ptr()]);
+        // Products of f32 are computed in f32, as on the CPU. ONNX Runtime's default keeps 10 bits of their fractions.
+        let keys = [c"device_id".as_ptr(), c"use_tf32".as_ptr()];
+        let values = [device.as_ptr(), c"0".as_ptr()];
         let mut cuda = null_mut();
         // SAFETY: the options are live, the texts too, and the CUDA options are released whatever happens between.
         let appended = unsafe {
             api.check((table.CreateCUDAProviderOptions)(&mut cuda))?;
             let appended = api
-                .check((table.UpdateCUDAProviderOptions)(cuda, keys.as_ptr(), values.as_ptr(), 1))
+                .check((table.UpdateCUDAProviderOptions)(cuda, keys.as_ptr(), values.as_ptr(), keys.len()))
                 .and_then(|()| api.check((table.SessionOptionsAppendExecutionProvider_CUDA_V2)(self.raw, cuda)));
             (table.ReleaseCUDAProviderOptions)(cuda);
             appended

@@ -1,0 +1,67 @@
+//! Operators on ONNX Runtime's CUDA provider.
+//!
+//! Their tensors lie on the GPU, index tensors too: what those hold is not known here, and reading them back would stop the
+//! stream. So what is checked is what the host knows, attributes and shapes; the kernels clamp every index (see
+//! `pagoda_kernels::cuda`). A call waits for nothing and allocates nothing, so that it can be captured into a CUDA graph,
+//! and keeps nothing from one call to the next, so that any number may be under way on any streams.
+
+use std::ffi::CStr;
+use std::sync::{Mutex, PoisonError};
+
+use pagoda_kernels::cuda::{CUstream, CudaError, Gpu};
+
+use crate::context::{Attributes, Context};
+use crate::op::{Input, OpError, Operator, Output};
+use crate::shape::{Shape, Shapes};
+
+/// An operator that can be put on a stream of a GPU.
+pub trait Launch: Operator {
+    /// Puts one call on a stream. Entered by many threads at once.
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError>;
+}
+
+/// An operator on the CUDA provider: the same in everything but where it runs.
+pub struct OnCuda<O> {
+    operator: O,
+    gpu: &'static Gpu,
+}
+
+impl<O: Launch> Operator for OnCuda<O> {
+    const NAME: &'static CStr = O::NAME;
+    const PROVIDER: &'static CStr = c"CUDAExecutionProvider";
+    const INPUTS: &'static [Input] = O::INPUTS;
+    const OUTPUTS: &'static [Output] = O::OUTPUTS;
+
+    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+        O::shapes(node)
+    }
+
+    fn new(attributes: &Attributes) -> Result<Self, OpError> {
+        Ok(Self { operator: O::new(attributes)?, gpu: gpu(attributes.device()?)? })
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), OpError> {
+        self.operator.launch(self.gpu, context.stream()?.cast(), context)
+    }
+}
+
+/// The device of that number with the kernels on it, opened once for the whole process.
+fn gpu(ordinal: usize) -> Result<&'static Gpu, OpError> {
+    static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, gpu)) = gpus.iter().find(|(known, _)| *known == ordinal) {
+        return Ok(gpu);
+    }
+    let gpu: &'static Gpu = Box::leak(Box::new(Gpu::open(ordinal)?));
+    gpus.push((ordinal, gpu));
+    Ok(gpu)
+}
+
+impl From<CudaError> for OpError {
+    fn from(error: CudaError) -> Self {
+        match error {
+            CudaError::Unsupported(message) => Self::invalid(format!("on the GPU: {message}")),
+            other => Self::failed(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Pools that stay on the GPU, and CUDA graphs: through ONNX Runtime's C interface, for Pagoda's own has neither yet.
+
+use std::ffi::{CStr, CString};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use ort_sys::{
+    ONNXTensorElementDataType as OnnxType, ORT_API_VERSION, OrtAllocatorType, OrtApi, OrtApiBase, OrtIoBinding,
+    OrtMemType, OrtMemoryInfo, OrtSession, OrtStatusPtr, OrtValue,
+};
+use pagoda::runtime::onnxruntime_path;
+use pagoda::{Model, Provider};
+use pagoda_custom_ops::Providers;
+use pagoda_kernels::cpu::reference;
+use pagoda_kernels::cuda::Gpu;
+use pagoda_kernels::{Element, bf16, f16};
+
+use crate::common::{Case, Random, User, bits, error, tolerance};
+use crate::operators::{Inputs, Number, graph, options};
+
+#[test]
+#[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
+fn a_captured_graph_gives_what_the_indices_say_at_each_replay() {
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    check::<f32>(32);
+    check::<f16>(64);
+    check::<bf16>(128);
+}
+
+/// Two calls of the same shapes in which everything else differs.
+fn cases<T: Element>(head_size: usize) -> [Case<T>; 2] {
+    let user = |cached, new, candidates| User { cached, new, candidates, contextual: 0 };
+    let users = [[user(1500, 20, 30), user(40, 10, 5)], [user(60, 3, 12), user(1500, 15, 35)]];
+    let pages = |case: &Case<T>| case.pool_pages;
+    let first = Case::new(&mut Random(1), &users[0], 2, head_size, 32);
+    let others = (2..).map(|seed| Case::new(&mut Random(seed), &users[1], 2, head_size, 32));
+    let second = others.into_iter().find(|case| pages(case) == pages(&first)).unwrap();
+    assert_eq!((first.query.len(), first.page_ids.len()), (second.query.len(), second.page_ids.len()));
+    [first, second]
+}
+
+fn check<T: Number>(head_size: usize) {
+    let gpu = Gpu::open(0).unwrap();
+    let stream = gpu.context().new_stream().unwrap();
+    let [first, second] = cases::<T>(head_size);
+    let session = Session::open(&graph(&first));
+    let mut bound = Bound::new(&session, &first, &stream);
+    // The first run is an ordinary one, the second is captured; both are in place on the pool.
+    for (round, case) in [&first, &first, &second, &first, &second].into_iter().enumerate() {
+        bound.write(case);
+        session.run(&bound);
+        bound.expect(case, &format!("{} round {round}", T::NAME));
+    }
+    // A replay does not look at what is bound now: so this was one.
+    let elsewhere = Memory::new(&stream, &vec![0xff_u8; size_of_val(&first.query[..])]);
+    bound.bind("query", &elsewhere, T::TYPE as i32, &first.dims_of_rows());
+    bound.write(&first);
+    session.run(&bound);
+    bound.expect(&first, &format!("{} replayed", T::NAME));
+}
+
+impl<T> Case<T> {
+    fn dims_of_rows(&self) -> Vec<i64> {
+        vec![(self.query.len() / (self.heads * self.head_size)) as i64, self.heads as i64, self.head_size as i64]
+    }
+}
+
+/// A tensor on the device.
+struct Memory {
+    memory: CudaSlice<u8>,
+    address: u64,
+}
+
+impl Memory {
+    fn new(stream: &Arc<CudaStream>, content: &[u8]) -> Self {
+        let memory = stream.clone_htod(content).unwrap();
+        let address = memory.device_ptr(stream).0;
+        stream.synchronize().unwrap();
+        Self { memory, address }
+    }
+}
+
+/// The tensors of a call on the device, bound.
+struct Bound<'a> {
+    session: &'a Session,
+    stream: Arc<CudaStream>,
+    binding: *mut OrtIoBinding,
+    inputs: Vec<(&'static str, Memory)>,
+    pool: Memory,
+    output: Memory,
+}
+
+impl<'a> Bound<'a> {
+    fn new<T: Number>(session: &'a Session, case: &Case<T>, stream: &Arc<CudaStream>) -> Self {
+        let api = session.api;
+        let mut binding = null_mut();
+        // SAFETY: the session is live.
+        check_status(api, unsafe { (api.CreateIoBinding)(session.raw, &mut binding) });
+        let tensors = Inputs::new(case);
+        let memory = |tensor: &pagoda::Tensor| Memory::new(stream, tensor_bytes(tensor));
+        let inputs: Vec<_> = tensors.tensors.iter().map(|(name, tensor)| (*name, memory(tensor))).collect();
+        let (pool, output) = (memory(&tensors.pool), Memory::new(stream, bytes(&case.query)));
+        let this = Self { session, stream: Arc::clone(stream), binding, inputs, pool, output };
+        for ((name, memory), (_, tensor)) in this.inputs.iter().zip(&tensors.tensors) {
+            this.bind(name, memory, tensor.element_type() as i32, tensor.dims());
+        }
+        this.bind("kv_pool", &this.pool, T::TYPE as i32, tensors.pool.dims());
+        this.bind_output("kv_pool_out", &this.pool, T::TYPE as i32, tensors.pool.dims());
+        this.bind_output("output", &this.output, T::TYPE as i32, &case.dims_of_rows());
+        this
+    }
+
+    fn bind(&self, name: &str, memory: &Memory, element: i32, dims: &[i64]) {
+        let (api, name) = (self.session.api, CString::new(name).unwrap());
+        let value = self.session.value(memory, element, dims);
+        // SAFETY: binding, name and value are live; the binding keeps what it needs of the value.
+        check_status(api, unsafe { (api.BindInput)(self.binding, name.as_ptr(), value) });
+        // SAFETY: ours, released once.
+        unsafe { (api.ReleaseValue)(value) };
+    }
+
+    fn bind_output(&self, name: &str, memory: &Memory, element: i32, dims: &[i64]) {
+        let (api, name) = (self.session.api, CString::new(name).unwrap());
+        let value = self.session.value(memory, element, dims);
+        // SAFETY: as above.
+        check_status(api, unsafe { (api.BindOutput)(self.binding, name.as_ptr(), value) });
+        // SAFETY: as above.
+        unsafe { (api.ReleaseValue)(value) };
+    }
+
+    /// Puts the numbers of a call where those of the first are, and NaN where its output goes.
+    fn write<T: Number>(&mut self, case: &Case<T>) {
+        let tensors = Inputs::new(case);
+        for ((_, memory), (_, tensor)) in self.inputs.iter_mut().zip(&tensors.tensors) {
+            self.stream.memcpy_htod(tensor_bytes(tensor), &mut memory.memory).unwrap();
+        }
+        self.stream.memcpy_htod(tensor_bytes(&tensors.pool), &mut self.pool.memory).unwrap();
+        let nan = vec![0xff_u8; size_of_val(&case.query[..])];
+        self.stream.memcpy_htod(&nan, &mut self.output.memory).unwrap();
+        self.stream.synchronize().unwrap();
+    }
+
+    fn expect<T: Number>(&self, case: &Case<T>, what: &str) {
+        let expected = reference::hstu_attention(&case.attention()).unwrap();
+        let error = error(&self.read::<T>(&self.output), &expected);
+        assert!(error <= tolerance::<T>(), "{what}: error {error:e}");
+        let mut pool = case.pool.clone();
+        reference::paged_kv_append(&case.append(), &mut pool).unwrap();
+        assert!(bits(&self.read::<T>(&self.pool)) == bits(&pool), "{what}: the pool");
+    }
+
+    fn read<T: Number>(&self, memory: &Memory) -> Vec<T> {
+        let content = self.stream.clone_dtoh(&memory.memory).unwrap();
+        self.stream.synchronize().unwrap();
+        // SAFETY: the content is elements of this type, wherever it lies.
+        content.chunks_exact(size_of::<T>()).map(|at| unsafe { at.as_ptr().cast::<T>().read_unaligned() }).collect()
+    }
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        // SAFETY: ours, released once.
+        unsafe { (self.session.api.ReleaseIoBinding)(self.binding) };
+    }
+}
+
+/// A session on the CUDA provider that captures its runs.
+struct Session {
+    api: &'static OrtApi,
+    raw: *mut OrtSession,
+    device: *mut OrtMemoryInfo,
+}
+
+impl Session {
+    fn open(model: &[u8]) -> Self {
+        // Has Pagoda load ONNX Runtime, which tells where it is, and make the environment.
+        drop(Model::from_bytes(model, &options(Provider::Cuda)).unwrap());
+        let path = onnxruntime_path().unwrap();
+        let (mut env, mut settings, mut cuda) = (null_mut(), null_mut(), null_mut());
+        let (mut raw, mut device) = (null_mut(), null_mut());
+        let key = c"enable_cuda_graph".as_ptr();
+        // SAFETY: the library is loaded already and stays; every pointer is live for its call, and what is made is released
+        // once.
+        unsafe {
+            let library = libloading::Library::new(path).unwrap();
+            let base = *library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase\0").unwrap();
+            std::mem::forget(library);
+            let api: &'static OrtApi = &*((*base()).GetApi)(ORT_API_VERSION);
+            let level = ort_sys::OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
+            check_status(api, (api.CreateEnv)(level, c"test".as_ptr(), &mut env));
+            check_status(api, (api.CreateSessionOptions)(&mut settings));
+            check_status(api, (api.CreateCUDAProviderOptions)(&mut cuda));
+            check_status(api, (api.UpdateCUDAProviderOptions)(cuda, &key, &c"1".as_ptr(), 1));
+            check_status(api, (api.SessionOptionsAppendExecutionProvider_CUDA_V2)(settings, cuda));
+            (api.ReleaseCUDAProviderOptions)(cuda);
+            check_status(api, pagoda_custom_ops::register(api, settings, Providers::All));
+            check_status(
+                api,
+                (api.CreateSessionFromArray)(env, model.as_ptr().cast(), model.len(), settings, &mut raw),
+            );
+            (api.ReleaseSessionOptions)(settings);
+            let (kind, default) = (OrtAllocatorType::OrtDeviceAllocator, OrtMemType::OrtMemTypeDefault);
+            check_status(api, (api.CreateMemoryInfo)(c"Cuda".as_ptr(), kind, 0, default, &mut device));
+            Self { api, raw, device }
+        }
+    }
+
+    /// A value over memory of the device.
+    fn value(&self, memory: &Memory, element: i32, dims: &[i64]) -> *mut OrtValue {
+        let mut value = null_mut();
+        // SAFETY: the memory is as long as the shape says and outlives the binding; ONNX Runtime has every element type that
+        // Pagoda has, by the same numbers.
+        check_status(self.api, unsafe {
+            (self.api.CreateTensorWithDataAsOrtValue)(
+                self.device,
+                memory.address as *mut _,
+                memory.memory.len(),
+                dims.as_ptr(),
+                dims.len(),
+                std::mem::transmute::<i32, OnnxType>(element),
+                &mut value,
+            )
+        });
+        value
+    }
+
+    /// Runs, and waits for it.
+    fn run(&self, bound: &Bound) {
+        // SAFETY: session and binding are live.
+        check_status(self.api, unsafe { (self.api.RunWithBinding)(self.raw, null(), bound.binding) });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: ours, released once.
+        unsafe {
+            (self.api.ReleaseSession)(self.raw);
+            (self.api.ReleaseMemoryInfo)(self.device);
+        }
+    }
+}
+
+fn check_status(api: &OrtApi, status: OrtStatusPtr) {
+    // SAFETY: the message belongs to the status, which is not released: the test ends here.
+    assert!(status.0.is_null(), "{}", unsafe { CStr::from_ptr((api.GetErrorMessage)(status.0)) }.to_string_lossy());
+}
+
+fn tensor_bytes(tensor: &pagoda::Tensor) -> &[u8] {
+    let (data, len) = tensor.memory().unwrap();
+    // SAFETY: the memory of the tensor.
+    unsafe { std::slice::from_raw_parts(data.cast(), len) }
+}
+
+fn bytes<T>(values: &[T]) -> &[u8] {
+    // SAFETY: numbers without padding, seen as bytes.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}

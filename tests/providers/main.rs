@@ -1,0 +1,51 @@
+//! The ai.pagoda operators inside ONNX Runtime give what the reference gives, on the CPU provider and on the CUDA provider.
+//! One program that can be carried to a GPU host (`target/providers-test --include-ignored`, after `make build-gpu`): it
+//! needs ONNX Runtime, and for the engine the folder tests/data below the one that it is run in.
+
+mod captured;
+#[path = "../engine/cases.rs"]
+#[allow(dead_code, reason = "its other half is for the engine's own tests")]
+mod cases;
+#[path = "../../kernels/tests/common/mod.rs"]
+mod common;
+mod engine;
+mod operators;
+mod parity;
+
+use std::sync::RwLock;
+
+/// Taken by whatever uses the GPU. While ONNX Runtime captures a graph, allocations by any other thread of the process make
+/// the driver give the capture up.
+static GPU: RwLock<()> = RwLock::new(());
+
+/// The same tests on both providers; those on the GPU are for a host that has one.
+macro_rules! on_both {
+    ($($name:ident: $test:path;)*) => {
+        mod cpu {
+            $(#[test]
+            fn $name() {
+                $test(pagoda::Provider::Cpu);
+            })*
+        }
+        mod cuda {
+            $(#[test]
+            #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
+            fn $name() {
+                let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+                $test(pagoda::Provider::Cuda);
+            })*
+        }
+    };
+}
+
+on_both! {
+    golden_cases: crate::parity::golden;
+    random_calls: crate::parity::random;
+    long_histories: crate::parity::long;
+    without_a_cache: crate::parity::without_cache;
+    calls_at_the_same_time: crate::parity::at_the_same_time;
+    one_pool_for_all: crate::parity::one_pool_for_all;
+    nodes_run_where_the_model_does: crate::parity::nodes_run_there;
+    shapes_that_do_not_fit: crate::parity::bad_shapes;
+    scores_of_the_engine: crate::engine::scores;
+}
