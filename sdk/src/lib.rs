@@ -18,6 +18,8 @@ pub mod config;
 pub mod embedding;
 pub mod engine;
 pub mod error;
+#[doc(hidden)]
+pub mod json;
 pub mod kv;
 pub mod metrics;
 pub mod runtime;

@@ -134,3 +134,20 @@ fn user_keys() {
     check(&[("age", 1), ("town", 2), ("shoe", 1)], NotFound, "no feature \"shoe\"");
     check(&[("age", 7), ("town", 2)], InvalidArgument, "\"age\" has the key 7");
 }
+
+#[test]
+fn times_may_be_any() {
+    for model in ["gather", "bag", "uncached"] {
+        let (engine, case) = (open(model, options()), &cases(model)[0]);
+        for time in [i64::MIN, -1, 0, i64::MAX] {
+            for now in [i64::MIN, 0, i64::MAX] {
+                let mut request = RankRequest { time: Some(now), ..case.whole(case.len()) };
+                request.events.times.fill(time);
+                let response = engine.rank(&request);
+                let response = response.unwrap_or_else(|error| panic!("{model}, events at {time}, now {now}: {error}"));
+                assert!(response.scores.iter().all(|score| score.is_finite()));
+            }
+        }
+        case.check(&engine.rank(&case.whole(case.len())).unwrap(), case.len());
+    }
+}

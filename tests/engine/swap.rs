@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pagoda::engine::{Engine, EngineOptions, EngineStore, ModelFolder, RankRequest};
+use pagoda::engine::{Columns, Engine, EngineOptions, EngineStore, Events, ModelFolder, RankRequest};
 use pagoda::{Pages, Status};
 use pagoda_test_support::{Folder, Random};
 
@@ -159,4 +159,27 @@ fn the_old_model_is_freed() {
         assert!(Instant::now() < deadline, "it is still there");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+#[test]
+fn events_that_the_new_tables_do_not_have_are_refused() {
+    let engine = open("guilty", options());
+    let event = |user: u64, item: i64, start: Option<u64>, candidate: i64| RankRequest {
+        user,
+        start,
+        events: Events {
+            keys: Columns::new().with("item", [item]).with("genre", [1]).with("rating", [2]),
+            times: vec![],
+        },
+        candidates: Columns::new().with("item", [candidate]).with("genre", [1]),
+        ..RankRequest::default()
+    };
+    engine.rank(&event(7, 3, None, 4)).unwrap();
+    swap(&engine, "keyed");
+    // What was told to the version before is remembered, and is to be computed anew.
+    let known = 1_000_000_005_887;
+    let error = engine.rank(&event(7, known, Some(1), known)).unwrap_err();
+    assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("events")), "{error}");
+    assert!(error.message().contains("has the key 3, which table \"items\" does not have"), "{error}");
+    engine.rank(&event(8, known, None, known)).unwrap();
 }

@@ -34,7 +34,27 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Known::Zsh => Shell::Zsh,
         Known::Fish => Shell::Fish,
     };
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut super::Arguments::command(), "pagoda", &mut script);
+    let (mut script, mut command) = (Vec::new(), super::Arguments::command());
+    clap_complete::generate(shell, &mut command, "pagoda", &mut script);
+    if shell == Shell::Fish {
+        script.extend(words_for_fish(&command).into_bytes());
+    }
     output::write(&script)
+}
+
+/// The words that stand for themselves, as the names of benchmarks do: for fish they are left out of the script.
+fn words_for_fish(command: &clap::Command) -> String {
+    let mut lines = String::new();
+    for inner in command.get_subcommands() {
+        let words = inner.get_positionals().flat_map(clap::Arg::get_possible_values);
+        for word in words.filter(|word| !word.is_hide_set()) {
+            let help = word.get_help().map(ToString::to_string).unwrap_or_default();
+            let help = help.replace('\\', r"\\").replace('\'', r"\'");
+            let (inner, word) = (inner.get_name(), word.get_name());
+            lines += &format!(
+                "complete -c pagoda -n \"__fish_pagoda_using_subcommand {inner}\" -f -a \"{word}\" -d '{help}'\n"
+            );
+        }
+    }
+    lines
 }

@@ -19,7 +19,7 @@ use clap::{Parser, Subcommand};
 ///
 /// Looks into model folders, ranks candidates with them, looks after stores, and measures.
 #[derive(Parser)]
-#[command(version, about, after_help = EXIT_CODES, max_term_width = 120)]
+#[command(name = "pagoda", version, about, after_help = EXIT_CODES, max_term_width = 120)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -21,7 +21,7 @@ pub struct Progress {
 impl Progress {
     /// Something of unknown length.
     pub fn spinner(doing: impl Into<String>) -> Self {
-        Self::start(ProgressBar::new_spinner(), "{spinner} {msg} {elapsed}", doing.into())
+        Self::start(ProgressBar::new_spinner(), "{spinner} {msg}, {elapsed}", doing.into())
     }
 
     /// `total` bytes to read.

@@ -38,6 +38,7 @@ enum Command {
 #[derive(clap::Args)]
 struct Folder {
     /// The store's folder. No other process may have it open.
+    #[arg(value_hint = clap::ValueHint::DirPath)]
     path: PathBuf,
     /// One JSON object.
     #[arg(long)]

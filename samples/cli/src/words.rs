@@ -1,5 +1,7 @@
 //! Numbers and names as people read them.
 
+use pagoda::json::closest;
+
 /// Bytes with the unit that leaves one to three digits before the point.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -51,12 +53,6 @@ pub fn counted(number: u64, one: &str) -> String {
     format!("{} {one}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
-/// The word that was most likely meant, if one is near enough to be a slip of the pen.
-pub fn closest<'a>(found: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let near = words.into_iter().map(|word| (distance(found, word), word)).min()?;
-    (near.0 <= found.chars().count().max(near.1.chars().count()).div_ceil(3)).then_some(near.1)
-}
-
 /// `; did you mean …?`, or what there is to choose from.
 pub fn did_you_mean(found: &str, words: &[&str]) -> String {
     match closest(found, words.iter().copied()) {
@@ -73,25 +69,6 @@ pub fn list(words: &[&str]) -> String {
         Some((last, before)) if !before.is_empty() => format!("{} and {last}", before.join(", ")),
         _ => quoted.concat(),
     }
-}
-
-/// How many letters have to be changed, added, left out or swapped with their neighbour.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let changed = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut least = changed.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]
@@ -136,10 +113,6 @@ mod tests {
     #[test]
     fn slips_of_the_pen_are_understood() {
         let words = ["user", "events", "candidates", "time"];
-        for (found, meant) in [("usr", "user"), ("event", "events"), ("candiates", "candidates"), ("tiem", "time")] {
-            assert_eq!(closest(found, words), Some(meant));
-        }
-        assert_eq!(closest("colour", words), None);
         assert_eq!(did_you_mean("evnets", &words), "; did you mean `events`?");
         assert_eq!(did_you_mean("colour", &["a", "b", "c"]), "; there is `a`, `b` and `c`");
         assert_eq!(did_you_mean("colour", &[]), "; there is none");

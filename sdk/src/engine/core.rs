@@ -235,7 +235,7 @@ impl Core {
             Err(error) => {
                 // The scores are right all the same. But what is known is not what the caller has told by now.
                 log::warn!("user {user}: what was computed is not kept, and the user is forgotten: {error}");
-                if let Err(error) = serving.forget(*user) {
+                if let Err(error) = guarded(|| serving.forget(*user)) {
                     log::error!("user {user} could not be forgotten: {error}");
                 }
                 self.remembered.forget(*user);
@@ -290,3 +290,6 @@ fn run_together(workspace: &mut Workspace, batch: &[Member]) -> Result<(Vec<f32>
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| Err(Error::from_panic(payload.as_ref())))
 }
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -54,6 +54,23 @@ impl Ready {
     }
 }
 
+impl Recalled {
+    /// Another version may have been told these, whose tables had other keys.
+    fn check(&self, work: &Work) -> Result<()> {
+        let (serving, layout) = (&work.serving, &work.serving.layout);
+        for (number, feature) in layout.features.iter().enumerate().filter(|(_, feature)| feature.keyed) {
+            if let Some(column) = layout.of_event.iter().position(|&of| of == number) {
+                let keys: Vec<i64> = self.events.iter().skip(column).step_by(layout.width()).copied().collect();
+                serving.refuse_unknown("events", feature, &keys)?;
+            }
+            if let Some(column) = layout.of_user.iter().position(|&of| of == number) {
+                serving.refuse_unknown("user_keys", feature, &self.user_keys[column..=column])?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Finds out what is there of the history of a request, and makes room for what is new. `items` is a buffer.
 pub(super) fn prepare(work: &Work, remembered: &Remembered, items: &mut Vec<u64>) -> Result<Ready> {
     let serving = &work.serving;
@@ -73,7 +90,9 @@ pub(super) fn prepare(work: &Work, remembered: &Remembered, items: &mut Vec<u64>
     if user_keys.len() != layout.of_user.len() {
         return Err(Error::invalid("user_keys", "they are not known here: send them"));
     }
-    anew(work, Some(Recalled { events, user_keys }), remembered, items)
+    let recalled = Recalled { events, user_keys };
+    recalled.check(work)?;
+    anew(work, Some(recalled), remembered, items)
 }
 
 /// A history of which everything is known, from its beginning on.

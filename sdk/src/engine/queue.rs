@@ -172,36 +172,23 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use super::super::serving::Serving;
+    use super::super::core::tests::{options, request, serving};
     use super::super::stats::Counters;
     use super::super::work::Work;
-    use super::super::{EngineOptions, ModelFolder, RankRequest};
     use super::*;
-    use crate::config::{ModelOptions, Provider};
-    use crate::engine::Columns;
 
     /// Requests of users 0 to before `count`; every other one has a callback.
     fn requests(count: u64) -> Vec<Arc<Pending>> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/engine/gather");
-        let model = ModelOptions { provider: Provider::Cpu, ..ModelOptions::default() };
-        let options = EngineOptions { model, ..EngineOptions::default() };
-        let serving = Serving::open(ModelFolder::open(folder).unwrap(), &options, None).unwrap();
+        let serving = serving(&options(), None);
         let one = |user| {
-            let request = RankRequest {
-                user,
-                user_keys: vec![("age".into(), 1), ("town".into(), 1)],
-                candidates: Columns::new().with("item", [1]).with("genre", [1]),
-                ..RankRequest::default()
-            };
-            let work = Work::new(&serving, &request).unwrap();
+            let work = Work::new(&serving, &request(user, &[])).unwrap();
             Pending::new(work, None, false, user % 2 == 1, &Arc::new(Counters::new()))
         };
         (0..count).map(one).collect()
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "opens a model")]
     fn whoever_finds_no_room_is_left_alone_until_a_run_ends() {
         let mut queue = Queue::new(3, 10);
         let mut all = requests(2).into_iter();
@@ -223,6 +210,27 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "opens a model")]
+    fn two_that_find_no_room_do_not_wait_for_one_another() {
+        let mut queue = Queue::new(2, 10);
+        requests(2).into_iter().for_each(|pending| queue.push(pending).unwrap());
+        // Each has taken one before the other has put its own back, so each sees someone who runs.
+        let looks: Vec<_> = (0..2).map(|_| (queue.instance().unwrap(), queue.take(true).unwrap())).collect();
+        let ended = queue.ended;
+        let workspaces: Vec<_> = looks
+            .into_iter()
+            .map(|(workspace, taken)| {
+                assert!(queue.until_room(taken, ended, false).is_none());
+                workspace
+            })
+            .collect();
+        assert!(queue.next().is_none());
+        workspaces.into_iter().for_each(|workspace| queue.give_back(workspace, false));
+        assert!(queue.next().is_some() && queue.waiting() == 2, "nothing runs, so nothing is to be waited for");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "opens a model")]
     fn those_with_a_callback_are_left_to_others() {
         let mut queue = Queue::new(1, 10);
         requests(3).into_iter().for_each(|pending| queue.push(pending).unwrap());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::batch::{self, Workspace};
 use super::folder::{Lookup, ModelFolder};
 use super::history;
-use super::layout::Layout;
+use super::layout::{Keys, Layout};
 use super::options::EngineOptions;
 use super::remembered::Remembered;
 use super::tables::FolderTables;
@@ -43,7 +43,9 @@ impl Serving {
             Lookup::Gather => None,
         };
         let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
-        let model_options = ModelOptions { tables: graph_tables, ..options.model.clone() };
+        // Its pools are in host memory, and several instances run on them at the same time.
+        let host_pools = options.model.host_pools || folder.kv.cache;
+        let model_options = ModelOptions { tables: graph_tables, host_pools, ..options.model.clone() };
         let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
         let wanted = options.kv.filter(|pages| !matches!(pages, Pages::Count(0) | Pages::Bytes(0)));
         let keeps = folder.kv.cache && wanted.is_some();
@@ -61,6 +63,23 @@ impl Serving {
     pub(super) fn fits(&self, rows: u64) -> bool {
         let page = u64::from(self.folder.kv.page_size);
         self.kv.as_ref().is_none_or(|kv| rows.div_ceil(page) <= kv.stats().pages)
+    }
+
+    /// Refuses keys that a keyed table without a default row does not have; of the other tables that is known without
+    /// asking them.
+    pub(super) fn refuse_unknown(&self, place: &str, feature: &Keys, keys: &[i64]) -> Result<()> {
+        let Some(tables) = self.tables.as_ref().filter(|_| feature.keyed && !keys.is_empty()) else { return Ok(()) };
+        if self.folder.table(&feature.table).is_none_or(|table| table.default_row.is_some()) {
+            return Ok(());
+        }
+        let no_key = self.layout.no_key;
+        let Some(key) = tables.first_unknown(&feature.table, keys, no_key)? else { return Ok(()) };
+        let message = format!(
+            "{:?} has the key {key}, which table {:?} does not have, and there is no default row: leave it out, send \
+             {no_key} for none, or export the table with a default_row",
+            feature.name, feature.table
+        );
+        Err(Error::invalid(place, message))
     }
 
     /// Has the cache and its store forget a user, and says whether there was one.

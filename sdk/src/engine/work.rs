@@ -81,29 +81,18 @@ impl Work {
         self.serving.layout.row_of(self.total)
     }
 
-    /// Refuses keys that a keyed table without a default row does not have; of the other tables that is known already.
+    /// Refuses keys that no table has; see [`Serving::refuse_unknown`].
     fn check_keyed(&self, request: &RankRequest) -> Result<()> {
-        let Serving { layout, folder, tables, .. } = &*self.serving;
-        let Some(tables) = tables else { return Ok(()) };
-        for feature in layout.features.iter().filter(|feature| feature.keyed) {
-            if folder.table(&feature.table).is_none_or(|table| table.default_row.is_some()) {
-                continue;
-            }
+        let serving = &self.serving;
+        for feature in serving.layout.features.iter().filter(|feature| feature.keyed) {
             let own = request.user_keys.iter().find(|(name, _)| *name == feature.name).map(|(_, key)| vec![*key]);
             let places = [
                 ("events", request.events.keys.get(&feature.name)),
                 ("candidates", request.candidates.get(&feature.name)),
                 ("user_keys", own.as_deref()),
             ];
-            for (place, keys) in places.into_iter().filter_map(|(place, keys)| Some((place, keys?))) {
-                if let Some(key) = tables.first_unknown(&feature.table, keys, layout.no_key)? {
-                    let message = format!(
-                        "{:?} has the key {key}, which table {:?} does not have, and there is no default row: leave it \
-                         out, send {} for none, or export the table with a default_row",
-                        feature.name, feature.table, layout.no_key
-                    );
-                    return Err(Error::invalid(place, message));
-                }
+            for (place, keys) in places {
+                serving.refuse_unknown(place, feature, keys.unwrap_or_default())?;
             }
         }
         Ok(())

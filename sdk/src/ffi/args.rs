@@ -1,6 +1,6 @@
 //! Reading arguments: every one is checked before anything is done, and every error names it.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
 
 use crate::error::{Error, Result, Status};
@@ -23,6 +23,36 @@ pub(super) unsafe fn out<'a, T>(pointer: *mut T, argument: &str) -> Result<&'a m
     // SAFETY: by contract; a `MaybeUninit` may hold anything.
     unsafe { pointer.cast::<MaybeUninit<T>>().as_mut() }
         .ok_or_else(|| Error::invalid(argument, "NULL, where the result is to be written"))
+}
+
+/// Writes a text to a caller's buffer, and its length with the NUL at the end; to a buffer that is NULL, with a capacity of
+/// 0, the length alone.
+///
+/// # Safety
+/// `buffer` is NULL or has room for `capacity` bytes; `length` is NULL or may be written to.
+pub(super) unsafe fn write_text(
+    buffer: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+    text: impl FnOnce() -> CString,
+) -> Result<()> {
+    // SAFETY: by contract.
+    let out_length = unsafe { out(length, "length")? };
+    if buffer.is_null() && capacity > 0 {
+        return Err(Error::invalid("buffer", format!("NULL, where {capacity} bytes are announced")));
+    }
+    let text = text();
+    let needed = text.as_bytes_with_nul().len();
+    if !buffer.is_null() {
+        if capacity < needed {
+            let message = format!("{capacity} bytes are too few for a text of {needed}");
+            return Err(Error::new(Status::Capacity, message).about("capacity"));
+        }
+        // SAFETY: the text has so many bytes, and the buffer room for them.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, needed) };
+    }
+    out_length.write(needed);
+    Ok(())
 }
 
 /// A text.

@@ -10,7 +10,7 @@ use super::error::{ErrorObject, PAGODA_OK, pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::{boundary, c_text, freeing};
 use crate::engine::{Engine, RankResponse};
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Result};
 
 /// A ranking engine: a model folder that is being served, with its tables and the keys and values of its users. Any
 /// number of threads may use one handle at the same time.
@@ -298,21 +298,8 @@ pub unsafe extern "C" fn pagoda_engine_info(
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
         boundary("pagoda_engine_info", error, || {
-            let (engine, out_length) = (Engine::get(engine, "engine")?, args::out(length, "length")?);
-            if buffer.is_null() && capacity > 0 {
-                return Err(Error::invalid("buffer", format!("NULL, where {capacity} bytes are announced")));
-            }
-            let text = c_text(engine.folder().json());
-            let needed = text.as_bytes_with_nul().len();
-            if !buffer.is_null() {
-                if capacity < needed {
-                    let message = format!("{capacity} bytes are too few for a text of {needed}");
-                    return Err(Error::new(Status::Capacity, message).about("capacity"));
-                }
-                std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, needed);
-            }
-            out_length.write(needed);
-            Ok(())
+            let engine = Engine::get(engine, "engine")?;
+            args::write_text(buffer, capacity, length, || c_text(engine.folder().json()))
         })
     }
 }

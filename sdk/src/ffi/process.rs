@@ -106,22 +106,10 @@ pub unsafe extern "C" fn pagoda_metrics_text(
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
         boundary("pagoda_metrics_text", error, || {
-            let out_length = args::out(length, "length")?;
-            if buffer.is_null() && capacity > 0 {
-                return Err(Error::invalid("buffer", format!("NULL, where {capacity} bytes are announced")));
-            }
-            handle::report_live();
-            let text = c_text(&metrics::text());
-            let needed = text.as_bytes_with_nul().len();
-            if !buffer.is_null() {
-                if capacity < needed {
-                    let message = format!("{capacity} bytes are too few for a text of {needed}");
-                    return Err(Error::new(Status::Capacity, message).about("capacity"));
-                }
-                std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, needed);
-            }
-            out_length.write(needed);
-            Ok(())
+            args::write_text(buffer, capacity, length, || {
+                handle::report_live();
+                c_text(&metrics::text())
+            })
         })
     }
 }

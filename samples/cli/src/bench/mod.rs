@@ -42,7 +42,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 0)]
     threads: u32,
     /// The model folder that `rank` measures; `make bench-model` makes it.
-    #[arg(long, default_value = rank::MODEL, value_name = "FOLDER")]
+    #[arg(long, default_value = rank::MODEL, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     model: PathBuf,
 }
 

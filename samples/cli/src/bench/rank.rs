@@ -20,6 +20,8 @@ const ACTIONS: usize = 8;
 const CALLERS: usize = 16;
 /// Requests of each caller in one measurement.
 const VISITS: usize = 8;
+/// Batches that run at the same time: each on its share of the threads, so that none waits for another's.
+const INSTANCES: u32 = 2;
 /// How long a request waits for the other callers' next ones.
 const DELAY: Duration = Duration::from_millis(2);
 /// Microseconds that the engine may take for itself.
@@ -146,11 +148,19 @@ fn cached_against_recompute(folder: &Path, threads: u32) -> Result<Row> {
 fn callers_against_one(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 512;
     const CANDIDATES: usize = 8;
-    const ROUNDS: usize = 9;
+    const ROUNDS: usize = 15;
     let kv = Some(Pages::Bytes(512 << 20));
     let lone = open(folder, threads, kv)?;
-    let gathering = EngineOptions { max_batch: CALLERS as u32, max_delay: DELAY, ..EngineOptions::default() };
-    let engine = Engine::open(folder, EngineOptions { model: options(threads), kv, ..gathering })?;
+    let cores = if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, |n| n.get() as u32) };
+    let gathering = EngineOptions {
+        model: options((cores / INSTANCES).max(1)),
+        kv,
+        instances: INSTANCES,
+        max_batch: CALLERS as u32 / INSTANCES,
+        max_delay: DELAY,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::open(folder, gathering)?;
     let users = |first: u64| (0..CALLERS as u64).map(move |at| User::new(first + at, at, EVENTS));
     let (mut together, mut alone) = (users(0).collect::<Vec<_>>(), users(1000).collect::<Vec<_>>());
     together.iter().try_for_each(|user| user.warm(&engine))?;

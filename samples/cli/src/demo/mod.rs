@@ -34,7 +34,7 @@ const CACHE_BYTES: u64 = 256 << 20;
 #[command(after_help = EXAMPLE)]
 pub struct Arguments {
     /// The folder that `make demo` fills (samples/movielens/prepare.py).
-    #[arg(default_value = "target/demo/movielens")]
+    #[arg(default_value = "target/demo/movielens", value_hint = clap::ValueHint::DirPath)]
     folder: PathBuf,
     /// The user to recommend movies to; by default the one with the most requests.
     #[arg(long)]

@@ -22,6 +22,7 @@ Examples:
   pagoda inspect model --json | jq .memory")]
 pub struct Arguments {
     /// The model folder, as `python -m pagoda.export` writes it.
+    #[arg(value_hint = clap::ValueHint::DirPath)]
     folder: PathBuf,
     /// Say how much memory the histories of so many users take.
     #[arg(long, default_value_t = 1000, value_name = "N")]

@@ -1,8 +1,8 @@
 //! Keys by feature, out of JSON: errors name the place and what was found there.
 
+use pagoda::json::Json;
 use pagoda::{Error, Result};
 
-use super::json::Json;
 use crate::words::{did_you_mean, list};
 
 /// Keys, feature by feature.

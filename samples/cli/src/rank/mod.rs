@@ -2,7 +2,6 @@
 
 mod answer;
 mod columns;
-mod json;
 mod request;
 
 use std::collections::VecDeque;
@@ -38,9 +37,10 @@ Examples:
 Exit codes: 0 all were answered, 1 something failed (a bad line fails alone, the others are answered), 2 wrong usage.")]
 pub struct Arguments {
     /// The model folder.
+    #[arg(value_hint = clap::ValueHint::DirPath)]
     folder: PathBuf,
     /// The file with the requests; `-` is standard input.
-    #[arg(long, default_value = "-", value_name = "FILE")]
+    #[arg(long, default_value = "-", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     requests: PathBuf,
     /// How many of the best candidates to show for each task; 0 = all.
     #[arg(long, default_value_t = 10, value_name = "K")]
@@ -49,7 +49,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Keep what was computed of histories in this folder, and go on from what is there.
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     store: Option<PathBuf>,
     /// Memory for what was computed of histories, such as 512MiB; 0 = compute each history anew.
     #[arg(long, default_value = "1GiB", value_name = "BYTES", value_parser = parse_bytes)]

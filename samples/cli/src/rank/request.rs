@@ -1,9 +1,9 @@
 //! A request as a line of JSON, checked against what the model has, so that the error names what was written.
 
+use pagoda::json::Json;
 use pagoda::{Error, Result};
 
 use super::columns::{Columns, columns, complete, from_rows, numbers, once, same_length, whole};
-use super::json::Json;
 use crate::words::did_you_mean;
 
 const FIELDS: [&str; 6] = ["user", "user_keys", "events", "start", "candidates", "time"];

@@ -5,10 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::address::{self, Address};
-use super::json::Json;
 use super::reader::{Field, Keys, Object};
 use super::{Batch, DiskConfig, Eviction, MemoryConfig, OverflowConfig, RedisConfig, Secret, Start, TlsConfig};
 use crate::error::Result;
+use crate::json::Json;
 
 /// The most partitions in Redis: a lookup sends a command for each that it touches.
 const REDIS_PARTITIONS: u32 = 4096;

@@ -4,7 +4,6 @@
 
 mod address;
 mod floors;
-mod json;
 mod models;
 mod reader;
 mod tables;
@@ -19,7 +18,7 @@ use std::time::Duration;
 
 use super::row::RowType;
 use crate::error::{Error, Result, Status};
-use json::Json;
+use crate::json::Json;
 use reader::{Field, Keys, Object};
 
 pub use address::Address;

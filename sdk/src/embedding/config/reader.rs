@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use super::json::Json;
 use crate::error::{Error, Result, Status};
+use crate::json::{Json, closest};
 
 /// Which keys an object may have.
 pub(super) struct Keys {
@@ -235,66 +235,12 @@ fn one_of(words: impl Iterator<Item = &'static str>) -> String {
     }
 }
 
-/// The word that was probably meant: at most two letters wrong, missing, too many or swapped.
-fn closest(found: &str, words: impl Iterator<Item = &'static str>) -> Option<&'static str> {
-    let found: Vec<char> = found.chars().collect();
-    let near = words.map(|word| (distance(&found, &word.chars().collect::<Vec<_>>()), word));
-    near.filter(|(distance, _)| *distance <= 2 && *distance < found.len())
-        .min_by_key(|(distance, _)| *distance)
-        .map(|near| near.1)
-}
-
-/// How many letters must be put in, taken out, replaced or swapped with the next to make one word the other.
-fn distance(one: &[char], other: &[char]) -> usize {
-    // Nobody asks how far apart two words of such different lengths are, and the found one may be of any length.
-    if one.len().abs_diff(other.len()) > 2 {
-        return usize::MAX;
-    }
-    let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
-    for i in 1..=one.len() {
-        let mut row = vec![i];
-        for j in 1..=other.len() {
-            let replaced = rows[i - 1][j - 1] + usize::from(one[i - 1] != other[j - 1]);
-            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[one.len()][other.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn field(value: &Json) -> Field<'_> {
         Field::new("x", value)
-    }
-
-    #[test]
-    fn the_nearest_word_is_found() {
-        let words = ["persistent_db", "volatile_db", "models", "type"];
-        let near = |found| closest(found, words.into_iter());
-        assert_eq!(near("peristent_db"), Some("persistent_db"));
-        assert_eq!(near("vloatile_dbs"), Some("volatile_db"));
-        assert_eq!(near("tpye"), Some("type"));
-        assert_eq!(near("mod"), None);
-        assert_eq!(near("ty"), None);
-        assert_eq!(near(""), None);
-    }
-
-    #[test]
-    fn distances_count_what_was_typed_wrong() {
-        let between = |one: &str, other: &str| distance(&Vec::from_iter(one.chars()), &Vec::from_iter(other.chars()));
-        assert_eq!(between("abc", "abc"), 0);
-        assert_eq!(between("abc", "acb"), 1);
-        assert_eq!(between("abc", "bc"), 1);
-        assert_eq!(between("abc", "axcd"), 2);
-        assert_eq!(between("", "ab"), 2);
-        assert_eq!(between("abc", ""), usize::MAX);
     }
 
     #[test]
