@@ -40,6 +40,8 @@ public:
 
     /// The status, e.g. PAGODA_INVALID_ARGUMENT.
     pagoda_status code() const noexcept { return code_; }
+    /// Its name, e.g. "INVALID_ARGUMENT".
+    const char* name() const noexcept { return pagoda_status_name(code_); }
     /// Which argument of the C function was at fault, e.g. "inputs[1]"; "" if none was.
     const std::string& argument() const noexcept { return argument_; }
 
@@ -137,7 +139,7 @@ T* make(Function function, Arguments... arguments) {
 
 /// Throws if the library is not of this header: looked at once a process, but said each time.
 inline void check_abi() {
-    [[maybe_unused]] static const bool fits = (call(pagoda_abi_check, PAGODA_ABI_VERSION), true);
+    [[maybe_unused]] static const bool fits = (call(pagoda_abi_check, std::uint32_t{PAGODA_ABI_VERSION}), true);
 }
 
 /// Calls a function of the user's from within C, where no exception may come out.
@@ -404,13 +406,13 @@ private:
     }
 
     template <class Count, class Get>
-    std::vector<ValueInfo> infos(Count count, Get get) const {
+    std::vector<ValueInfo> infos(Count count, Get one) const {
         std::size_t size = 0;
         detail::call(count, handle_.get(), &size);
         std::vector<ValueInfo> result;
         for (std::size_t i = 0; i < size; ++i) {
             pagoda_value_info info = PAGODA_VALUE_INFO_INIT;
-            detail::call(get, handle_.get(), i, &info);
+            detail::call(one, handle_.get(), i, &info);
             result.push_back({info.name, info.type, info.dims != nullptr, {info.dims, info.dims + info.rank},
                               {info.symbols, info.symbols + info.rank}});
         }
@@ -486,6 +488,12 @@ inline void set_log(pagoda_log_level level, Log log) {
     detail::call(pagoda_log_set, level, next ? callback : nullptr, static_cast<void*>(next.get()));
     current.log = std::move(next);
 }
+
+/// The version of the library, e.g. "0.1.0".
+inline const char* version() noexcept { return pagoda_version(); }
+
+/// How many objects of Pagoda's are alive in the process: 0 when everything is gone.
+inline std::size_t live_objects() noexcept { return pagoda_live_objects(); }
 
 /// The metrics of the process as Prometheus text.
 inline std::string metrics() {

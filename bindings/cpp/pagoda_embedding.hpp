@@ -62,10 +62,15 @@ public:
     /// The rows of keys.
     EmbeddingRows lookup(const std::string& table, Span<const std::int64_t> keys, LookupOptions options = {}) const {
         EmbeddingRows rows = room(table, keys.size(), keys.size());
+        lookup_into(table, keys, rows.numbers, rows.found.data(), options);
+        return rows;
+    }
+    /// The same into memory of the caller: keys x dim numbers, and nothing or for each key whether it was found.
+    void lookup_into(const std::string& table, Span<const std::int64_t> keys, Span<float> numbers,
+                     std::uint8_t* found = nullptr, LookupOptions options = {}) const {
         const pagoda_lookup_options c_options = c(options);
         detail::call(pagoda_embedding_lookup, get(), table.c_str(), keys.data(), keys.size(), &c_options,
-                     rows.numbers.data(), rows.numbers.size(), rows.found.data());
-        return rows;
+                     numbers.data(), numbers.size(), found);
     }
 
     /// One vector for each slot, of the keys from offsets[slot] on to before offsets[slot + 1].

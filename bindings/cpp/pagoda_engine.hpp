@@ -150,16 +150,16 @@ public:
         auto future = waiting->promise.get_future();
         const pagoda_rank_callback done = [](void* to, pagoda_status status, const float* scores, std::size_t count,
                                              const pagoda_rank_response* response, const pagoda_error* error) {
-            const std::unique_ptr<Waiting> waiting(static_cast<Waiting*>(to));
+            const std::unique_ptr<Waiting> self(static_cast<Waiting*>(to));
             try {
                 if (status != PAGODA_OK) throw detail::to_error(status, error);
                 Ranked ranked;
                 ranked.scores.assign(scores, scores + count);
-                ranked.tasks = waiting->candidates == 0 ? 0 : count / waiting->candidates;
+                ranked.tasks = self->candidates == 0 ? 0 : count / self->candidates;
                 ranked.response = *response;
-                waiting->promise.set_value(std::move(ranked));
+                self->promise.set_value(std::move(ranked));
             } catch (...) {
-                waiting->promise.set_exception(std::current_exception());
+                self->promise.set_exception(std::current_exception());
             }
         };
         detail::call(pagoda_engine_rank_async, get(), c_request.get(), done, static_cast<void*>(waiting.get()));

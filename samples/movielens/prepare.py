@@ -4,6 +4,7 @@ model/            the trained weights beside this file, exported
 evaluation.jsonl  a line for each user of the test: their events, and the moments of dataset.py at which they are
                   asked about: [how many events are known, how many follow in that second, the second, [others]]
 movies.json       titles by number
+visits.txt        a few visits of one user, and movies to rank at each: what the samples called `rank` read
 trained.json      what training found out, as it stands beside this file
 """
 
@@ -28,15 +29,17 @@ def prepare(data, out, trained=HERE / "trained.json"):
     movies, users = dataset.read_movies(data), dataset.read_events(data)
     all_movies = np.array(sorted(movies))
     split = json.loads(trained.read_text())["split"]
-    lines, count = [], 0
+    lines, count, asked = [], 0, []
     for user in users:
         moments = dataset.moments(user, split["time"], all_movies, split["seed"], split["others"])
         if moments:
             lines.append(json.dumps(line(user, moments), separators=(",", ":")))
             count += len(moments)
+            asked.append((user, moments))
     out.mkdir(parents=True, exist_ok=True)
     titles = {number: titled(movie) for number, movie in movies.items()}
     (out / "movies.json").write_text(json.dumps(titles, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    (out / "visits.txt").write_text(visits(asked, titles, split["seed"]), encoding="utf-8")
     shutil.copyfile(trained, out / "trained.json")
     # Last, for by this file make knows that all is there.
     (out / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
@@ -51,6 +54,22 @@ def line(user, moments):
         "times": user.times.tolist(),
         "moments": [[moment.events, moment.rated, moment.time, moment.others.tolist()] for moment in moments],
     }
+
+
+def visits(asked, titles, seed, most=4, candidates=100):
+    """Of the users who come that often, the one with the longest history: it is the first visit, and each later one
+    brings what was rated since. To be ranked are movies that the user has not rated by the last."""
+    most = min(most, max(len(moments) for _, moments in asked))
+    user, moments = max((one for one in asked if len(one[1]) >= most), key=lambda one: one[1][0].events)
+    ends = [moment.events for moment in moments[:most]]
+    text = [f"user {user.user}"]
+    for begin, end in zip([0, *ends], ends):
+        text.append(f"visit {end - begin}")
+        text += [f"{movie} {rating}" for movie, rating in zip(user.movies[begin:end], user.ratings[begin:end])]
+    left = np.setdiff1d(np.array(sorted(titles)), user.movies[: ends[-1]])
+    drawn = dataset.draw(left, candidates, seed, user.user)
+    text += [f"candidates {len(drawn)}", *(f"{movie} {titles[movie]}" for movie in drawn.tolist())]
+    return "\n".join(text) + "\n"
 
 
 def titled(movie):

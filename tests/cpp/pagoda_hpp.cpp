@@ -1,5 +1,6 @@
 // Proves bindings/cpp/pagoda.hpp: pagoda_hpp HELLO.onnx MODEL.onnx FOLDER, with the models that samples/make_model.py
 // writes and a model folder of tests/data/engine. Says what does not hold and exits with 1.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -182,6 +183,7 @@ static void errors(const std::string& path) {
     Options options = cpu();
     options.device_id = -1;
     CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.device_id", [&] { Model(path, options); }));
+    CHECK(std::string(Error(PAGODA_CANCELLED, "").name()) == "CANCELLED" && std::strlen(version()) >= 5);
 }
 
 static void strings() {
@@ -308,6 +310,10 @@ static void embedding() {
     const EmbeddingRows rows = tables.lookup("t", keys, {PAGODA_MISS_WAIT, 0});
     CHECK((rows.numbers == std::vector<float>{2, -2, 7, 8, 2, -2, 4, -4}));
     CHECK((rows.found == std::vector<std::uint8_t>{1, 0, 1, 1}) && rows.size() == 4 && rows.row(1)[1] == 8);
+    std::array<float, 8> into{};
+    tables.lookup_into("t", keys, into);
+    CHECK(std::equal(into.begin(), into.end(), rows.numbers.begin()));
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "number_count", [&] { tables.lookup_into("t", keys, {into.data(), 7}); }));
     const std::vector<std::int64_t> offsets = {0, 1, 1, 4};
     const EmbeddingRows pooled = tables.pool("t", keys, offsets, PAGODA_COMBINER_MEAN);
     CHECK((pooled.numbers == std::vector<float>{2, -2, 0, 0, (7.f + 2 + 4) / 3, (8.f - 2 - 4) / 3}));
@@ -533,8 +539,8 @@ int main(int argc, char** argv) {
     // A future was dropped: its tensor goes when the run is done. And the error of an asynchronous run goes a moment
     // after the future is ready.
     using std::chrono::milliseconds;
-    for (int i = 0; i < 500 && pagoda_live_objects() != 0; ++i) std::this_thread::sleep_for(milliseconds(10));
-    CHECK(pagoda_live_objects() == 0);
+    for (int i = 0; i < 500 && live_objects() != 0; ++i) std::this_thread::sleep_for(milliseconds(10));
+    CHECK(live_objects() == 0);
     std::printf(failures == 0 ? "pagoda.hpp: all well\n" : "pagoda.hpp: %d failures\n", failures);
     return failures == 0 ? 0 : 1;
 }
