@@ -1,0 +1,51 @@
+/* What Go can not say itself: structs from their PAGODA_..._INIT, and callbacks that end in Go. */
+#ifndef PAGODA_GO_BRIDGE_H
+#define PAGODA_GO_BRIDGE_H
+
+/* The copy beside this file, not one that is installed: the Go code was written against it. */
+#include "include/pagoda.h"
+
+#define PAGODA_GO_INIT(type, value) \
+    static inline type type##_init(void) { \
+        type it = value; \
+        return it; \
+    }
+
+PAGODA_GO_INIT(pagoda_model_options, PAGODA_MODEL_OPTIONS_INIT)
+PAGODA_GO_INIT(pagoda_value_info, PAGODA_VALUE_INFO_INIT)
+PAGODA_GO_INIT(pagoda_store_options, PAGODA_STORE_OPTIONS_INIT)
+PAGODA_GO_INIT(pagoda_store_info, PAGODA_STORE_INFO_INIT)
+PAGODA_GO_INIT(pagoda_kv_options, PAGODA_KV_OPTIONS_INIT)
+PAGODA_GO_INIT(pagoda_kv_stats, PAGODA_KV_STATS_INIT)
+PAGODA_GO_INIT(pagoda_kv_request, PAGODA_KV_REQUEST_INIT)
+PAGODA_GO_INIT(pagoda_kv_leased_user, PAGODA_KV_LEASED_USER_INIT)
+PAGODA_GO_INIT(pagoda_lookup_options, PAGODA_LOOKUP_OPTIONS_INIT)
+PAGODA_GO_INIT(pagoda_table_stats, PAGODA_TABLE_STATS_INIT)
+PAGODA_GO_INIT(pagoda_engine_options, PAGODA_ENGINE_OPTIONS_INIT)
+PAGODA_GO_INIT(pagoda_rank_request, PAGODA_RANK_REQUEST_INIT)
+PAGODA_GO_INIT(pagoda_rank_response, PAGODA_RANK_RESPONSE_INIT)
+PAGODA_GO_INIT(pagoda_rank_stats, PAGODA_RANK_STATS_INIT)
+
+/* `bytes` has a type here: for a void * cgo looks at all of the object that it points into, which may have pointers. */
+static inline pagoda_status pagoda_go_model_open_memory(const uint8_t *bytes, size_t count,
+                                                        const pagoda_model_options *options, pagoda_model **model,
+                                                        pagoda_error **error) {
+    return pagoda_model_open_memory(bytes, count, options, model, error);
+}
+
+/* Functions of pagoda.h that take a callback. `held` is a cgo.Handle of what the callback needs. */
+
+/* `data` is a number for the same reason; it is pinned. */
+pagoda_status pagoda_go_tensor_borrow(pagoda_type type, const int64_t *dims, size_t rank, uintptr_t data, size_t bytes,
+                                      uintptr_t held, pagoda_tensor **tensor, pagoda_error **error);
+/* `names` is those of the inputs, then of the outputs, each with its NUL. With `held` 0 it waits, and puts new outputs
+ * into `outputs`. */
+pagoda_status pagoda_go_model_run(const pagoda_model *model, const char *names, pagoda_tensor *const *inputs,
+                                  size_t input_count, pagoda_tensor **outputs, size_t output_count,
+                                  const pagoda_cancel *cancel, uintptr_t held, pagoda_error **error);
+pagoda_status pagoda_go_engine_rank_async(const pagoda_engine *engine, const pagoda_rank_request *request,
+                                          uintptr_t held, pagoda_error **error);
+/* With `held` 0 nothing is logged. */
+pagoda_status pagoda_go_log_set(pagoda_log_level level, uintptr_t held, pagoda_error **error);
+
+#endif

@@ -1,0 +1,243 @@
+package pagoda_test
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"pagoda"
+)
+
+func openEngine(t testing.TB, options *pagoda.EngineOptions) *pagoda.Engine {
+	t.Helper()
+	options.Model = cpu()
+	if options.KVPages == 0 {
+		options.KVBytes = 1 << 20
+	}
+	it := must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", options))
+	t.Cleanup(func() { ok(t, it.Close()) })
+	return it
+}
+
+func request() *pagoda.RankRequest {
+	return &pagoda.RankRequest{
+		User:       7,
+		Events:     pagoda.Columns{"item": {3, 7}, "genre": {1, 0}, "rating": {4, 2}},
+		Times:      []int64{1700000000, 1700001000},
+		UserKeys:   map[string]int64{"age": 6, "town": 8},
+		Candidates: pagoda.Columns{"item": {5, 6, 39}, "genre": {5, 2, -1}},
+		Time:       time.Unix(1700002000, 0),
+	}
+}
+
+func near(t *testing.T, got, want []float32) {
+	t.Helper()
+	for i := range want {
+		if len(got) != len(want) || math.Abs(float64(got[i]-want[i])) > 1e-4 {
+			t.Fatalf("%v, not %v", got, want)
+		}
+	}
+}
+
+func TestEngine(t *testing.T) {
+	engine := openEngine(t, &pagoda.EngineOptions{Store: t.TempDir(), StoreOptions: &pagoda.StoreOptions{
+		Durability: pagoda.DurabilityNone,
+	}})
+	equal(t, "tasks", must[int](t)(engine.Tasks()), 2)
+	var info struct{ Format int }
+	ok(t, json.Unmarshal([]byte(must[string](t)(engine.Info())), &info))
+	equal(t, "format", info.Format, 1)
+
+	cold := must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
+	equal(t, "tasks", cold.Tasks, 2)
+	equal(t, "scores", len(cold.Scores), 6)
+	equal(t, "cached", cold.CachedRows, 0)
+	equal(t, "computed", cold.ComputedRows, 6)
+	if click := cold.Candidate(2)[1]; click <= 0 || click >= 1 || cold.Ran <= 0 {
+		t.Errorf("%+v", cold)
+	}
+	for _, c := range []context.Context{ctx, t.Context()} {
+		warm := must[*pagoda.Ranking](t)(engine.Rank(c, request()))
+		equal(t, "cached", warm.CachedRows, 6)
+		near(t, warm.Scores, cold.Scores)
+		later := <-must[<-chan pagoda.RankResult](t)(engine.RankAsync(c, request()))
+		ok(t, later.Err)
+		equal(t, "cached", later.Ranking.CachedRows, 6)
+		equal(t, "tasks", later.Ranking.Tasks, 2)
+		near(t, later.Ranking.Scores, cold.Scores)
+	}
+
+	more := request()
+	more.Start, more.UserKeys, more.Times = 2, nil, []int64{1700001500}
+	more.Events = pagoda.Columns{"item": {9}, "genre": {1}, "rating": {0}}
+	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, more)).CachedRows, 6)
+	none := request()
+	none.Start, none.UserKeys, none.Times, none.Events = 3, nil, nil, nil
+	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, none)).CachedRows, 8)
+
+	ok(t, engine.Swap(ctx, data+"/second"))
+	swapped := must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
+	if swapped.CachedRows != 0 || slices.Equal(swapped.Scores, cold.Scores) {
+		t.Errorf("%+v", swapped)
+	}
+	fails(t, engine.Swap(t.Context(), "/nowhere"), pagoda.ErrNotFound, "folder")
+	equal(t, "forgotten", must[int](t)(engine.Forget(ctx, 7, 8)), 1)
+	equal(t, "forgotten", must[int](t)(engine.Forget(t.Context())), 0)
+	stats := must[pagoda.EngineStats](t)(engine.Stats())
+	if stats.Answered != 8 || stats.Failed != 0 || stats.RememberedUsers != 0 {
+		t.Errorf("%+v", stats)
+	}
+}
+
+// The scores of tests/data/engine/make.py, of histories that grow.
+func TestScoresAreThoseOfTheReference(t *testing.T) {
+	var users []struct {
+		Keys       map[string]int64
+		Events     pagoda.Columns
+		Times      []int64
+		Candidates pagoda.Columns
+		Now        int64
+		Steps      []struct {
+			Events int64
+			Scores []float32
+		}
+	}
+	ok(t, json.Unmarshal([]byte(read(t, data+"/gather.json")), &users))
+	engine := openEngine(t, &pagoda.EngineOptions{})
+	for number, user := range users {
+		start := int64(0)
+		for _, step := range user.Steps {
+			r := &pagoda.RankRequest{User: uint64(number), Start: start, Events: pagoda.Columns{}, Candidates: user.Candidates}
+			for name, keys := range user.Events {
+				r.Events[name] = keys[start:step.Events]
+			}
+			r.Times, r.Time = user.Times[start:step.Events], time.Unix(user.Now, 0)
+			if start == 0 {
+				r.UserKeys = user.Keys
+			}
+			near(t, must[*pagoda.Ranking](t)(engine.Rank(ctx, r)).Scores, step.Scores)
+			start = step.Events
+		}
+	}
+	if len(users) < 2 || len(users[0].Steps) < 3 {
+		t.Errorf("there are %d users", len(users))
+	}
+}
+
+func TestRequestsThatCanNotBe(t *testing.T) {
+	engine := openEngine(t, &pagoda.EngineOptions{KVPages: 64})
+	type r = pagoda.RankRequest
+	for _, c := range []struct {
+		change   func(*r)
+		code     pagoda.Code
+		argument string
+	}{
+		{func(r *r) { r.Candidates = nil }, pagoda.ErrInvalidArgument, "request.candidate_keys"},
+		{func(r *r) { r.Candidates["x\x00"] = []int64{1, 2, 3} }, pagoda.ErrInvalidArgument, "request.candidate_keys"},
+		{func(r *r) { r.Events["genre"] = nil }, pagoda.ErrInvalidArgument, "request.event_keys"},
+		{func(r *r) { r.Times = r.Times[:1] }, pagoda.ErrInvalidArgument, "request.event_times"},
+		{func(r *r) { r.Timeout = -time.Second }, pagoda.ErrInvalidArgument, "request.timeout_us"},
+		{func(r *r) { r.Start = -2 }, pagoda.ErrInvalidArgument, "request.start"},
+		{func(r *r) { r.UserKeys["shoe"] = 1 }, pagoda.ErrNotFound, "request.user_keys"},
+	} {
+		bad := request()
+		c.change(bad)
+		_, err := engine.Rank(ctx, bad)
+		fails(t, err, c.code, c.argument)
+		_, err = engine.RankAsync(t.Context(), bad)
+		fails(t, err, c.code, c.argument)
+	}
+	gap := request()
+	gap.Start = 9
+	_, err := engine.Rank(ctx, gap)
+	fails(t, err, pagoda.ErrNotFound, "request.start")
+	fails(t, (<-must[<-chan pagoda.RankResult](t)(engine.RankAsync(ctx, gap))).Err, pagoda.ErrNotFound, "request.start")
+	_, err = engine.Rank(ctx, nil)
+	fails(t, err, pagoda.ErrInvalidArgument, "request")
+	_, err = engine.Rank(nil, request()) //nolint:staticcheck // that is what is tested
+	fails(t, err, pagoda.ErrInvalidArgument, "ctx")
+
+	for argument, options := range map[string]*pagoda.EngineOptions{
+		"options.instances":      {Instances: -1},
+		"options.kv_bytes":       {KVBytes: -2},
+		"options.remember_bytes": {RememberBytes: -2},
+		"options.max_delay_us":   {MaxDelay: -1},
+		"options.model.provider": {Model: &pagoda.ModelOptions{Provider: 9}},
+		"options.store_path":     {Store: "a\x00b"},
+	} {
+		_, err := pagoda.OpenEngine(ctx, data+"/gather", options)
+		fails(t, err, pagoda.ErrInvalidArgument, argument)
+	}
+	_, err = pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVPages: 1, KVBytes: 1 << 20})
+	fails(t, err, pagoda.ErrInvalidArgument, "options.kv_bytes")
+	_, err = pagoda.OpenEngine(ctx, "/nowhere/model", nil)
+	fails(t, err, pagoda.ErrNotFound, "folder")
+}
+
+func TestAnEngineWithoutMemory(t *testing.T) {
+	engine := must[*pagoda.Engine](t)(pagoda.OpenEngine(t.Context(), data+"/gather",
+		&pagoda.EngineOptions{KVBytes: pagoda.None, RememberBytes: pagoda.None, Model: cpu()}))
+	defer engine.Close()
+	must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
+	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, request())).CachedRows, 0)
+	equal(t, "remembered", must[pagoda.EngineStats](t)(engine.Stats()).RememberedBytes, 0)
+}
+
+// Requests that wait for others to run with, which do not come.
+func TestAContextEndsRankings(t *testing.T) {
+	engine := openEngine(t, &pagoda.EngineOptions{MaxDelay: time.Minute})
+	begin := time.Now()
+	soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	_, err := engine.Rank(soon, request())
+	isDone(t, err, context.DeadlineExceeded)
+
+	soon, cancel = context.WithCancel(ctx)
+	result := must[<-chan pagoda.RankResult](t)(engine.RankAsync(soon, request()))
+	time.Sleep(20 * time.Millisecond)
+	cancel()
+	isDone(t, (<-result).Err, context.Canceled)
+
+	limited := request()
+	for _, limited.Timeout = range []time.Duration{20 * time.Millisecond, time.Nanosecond} {
+		_, err = engine.Rank(ctx, limited)
+		fails(t, err, pagoda.ErrCancelled, "request.timeout_us")
+	}
+	if took := time.Since(begin); took > 30*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+func TestManyGoroutinesRank(t *testing.T) {
+	engine := openEngine(t, &pagoda.EngineOptions{Instances: 2})
+	want := must[*pagoda.Ranking](t)(engine.Rank(ctx, request())).Scores
+	var group sync.WaitGroup
+	for user := range uint64(8) {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			mine := request()
+			mine.User = user
+			for range 50 {
+				c, cancel := context.WithTimeout(ctx, time.Minute)
+				ranking, err := engine.Rank(c, mine)
+				cancel()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for i, score := range ranking.Scores {
+					if math.Abs(float64(score-want[i])) > 1e-4 {
+						t.Errorf("%v, not %v", ranking.Scores, want)
+						return
+					}
+				}
+			}
+		}()
+	}
+	group.Wait()
+}

@@ -1,0 +1,155 @@
+package pagoda_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"math"
+
+	"pagoda"
+)
+
+func Example() {
+	ctx := context.Background()
+	model, err := pagoda.Open(ctx, "../../target/demo/hello.onnx", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer model.Close()
+	x, err := pagoda.NewTensor([]int64{2, 4}, []float32{1, 2, 3, 4, 0, 0, 0, 0})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Close()
+	outputs, err := model.Run(ctx, pagoda.Tensors{"x": x}, "y")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer outputs[0].Close()
+	y, err := pagoda.Values[float32](outputs[0])
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%.4f\n", y[3:])
+	// Output: [0.3333 0.3333 0.3333]
+}
+
+func ExampleEngine_Rank() {
+	ctx := context.Background()
+	engine, err := pagoda.OpenEngine(ctx, "../../tests/data/engine/gather", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer engine.Close()
+	// The whole history at first, then only what is new.
+	for _, request := range []pagoda.RankRequest{
+		{
+			User:     7,
+			UserKeys: map[string]int64{"age": 6, "town": 8},
+			Events:   pagoda.Columns{"item": {3, 7}, "genre": {1, 0}, "rating": {4, 2}},
+			Times:    []int64{1700000000, 1700001000},
+		},
+		{
+			User:   7,
+			Start:  2,
+			Events: pagoda.Columns{"item": {9}, "genre": {1}, "rating": {0}},
+			Times:  []int64{1700001500},
+		},
+	} {
+		request.Candidates = pagoda.Columns{"item": {5, 6, 39}, "genre": {5, 2, -1}}
+		ranking, err := engine.Rank(ctx, &request)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(len(ranking.Scores), "scores,", ranking.CachedRows, "rows remembered,", ranking.ComputedRows, "computed")
+	}
+	// Output:
+	// 6 scores, 0 rows remembered, 6 computed
+	// 6 scores, 6 rows remembered, 2 computed
+}
+
+func ExampleModel_RunAsync() {
+	ctx := context.Background()
+	model, err := pagoda.Open(ctx, "../../target/demo/hello.onnx", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer model.Close()
+	x, err := pagoda.NewTensor([]int64{1, 4}, make([]float32, 4))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Close()
+	result, err := model.RunAsync(ctx, pagoda.Tensors{"x": x}, nil, "y")
+	if err != nil {
+		log.Fatal(err)
+	}
+	r := <-result
+	if r.Err != nil {
+		log.Fatal(r.Err)
+	}
+	defer r.Outputs[0].Close()
+	fmt.Println(r.Outputs[0].Dims())
+	// Output: [1 3] <nil>
+}
+
+func ExampleKVCache() {
+	ctx := context.Background()
+	cache, err := pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Layers: 2, Heads: 2, HeadSize: 32, Pages: 16})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cache.Close()
+	lease, err := cache.Prepare(ctx, pagoda.KVRequest{User: 7, Tokens: 500, Candidates: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer lease.Close()
+	// Here the model runs on lease.Tensor(...) and cache.Pool(...).
+	if err := lease.Commit(ctx, false); err != nil {
+		log.Fatal(err)
+	}
+	users, err := cache.Lookup(7, 8)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(users[0].Length, users[1].Length)
+	// Output: 500 0
+}
+
+func ExampleError() {
+	_, err := pagoda.Open(context.Background(), "nowhere.onnx", nil)
+	var e *pagoda.Error
+	if errors.Is(err, pagoda.ErrNotFound) && errors.As(err, &e) {
+		fmt.Println(e.Argument, "is at fault")
+	}
+	// Output: path is at fault
+}
+
+func ExampleSetLog() {
+	levels := map[pagoda.LogLevel]slog.Level{
+		pagoda.LogError: slog.LevelError, pagoda.LogWarn: slog.LevelWarn, pagoda.LogInfo: slog.LevelInfo,
+	}
+	err := pagoda.SetLog(pagoda.LogInfo, func(level pagoda.LogLevel, source, message string) {
+		slog.Log(context.Background(), levels[level], message, "source", source)
+	})
+	fmt.Println(err, pagoda.SetLog(pagoda.LogOff, nil))
+	// Output: <nil> <nil>
+}
+
+func ExampleView() {
+	zeros, err := pagoda.Zeros(pagoda.F32, 2, 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer zeros.Close()
+	memory, err := pagoda.View[float32](zeros)
+	if err != nil {
+		log.Fatal(err)
+	}
+	memory[3] = math.Pi
+	fmt.Println(pagoda.Values[float32](zeros))
+	// Output: [0 0 0 3.1415927] <nil>
+}

@@ -1,0 +1,362 @@
+package pagoda
+
+// #include "bridge.h"
+import "C"
+
+import (
+	"context"
+	"runtime"
+	"unsafe"
+)
+
+// Overlap is what becomes of new tokens that are cached already.
+type Overlap int32
+
+// What becomes of new tokens that are cached already.
+const (
+	OverlapRefuse Overlap = C.PAGODA_OVERLAP_REFUSE // The request is refused.
+	OverlapTrim   Overlap = C.PAGODA_OVERLAP_TRIM   // They are cut off; [KVLease.User] tells how many.
+)
+
+// Edited is what happens when the items of a request are not those that the cached history was computed from.
+type Edited int32
+
+// What happens when a history was edited.
+const (
+	EditedUnnoticed  Edited = C.PAGODA_EDITED_UNNOTICED  // No one looks: requests bring no items.
+	EditedRefuse     Edited = C.PAGODA_EDITED_REFUSE     // The request is refused.
+	EditedInvalidate Edited = C.PAGODA_EDITED_INVALIDATE // What was computed from the edited part is dropped.
+)
+
+// Offload is when histories go to the store.
+type Offload int32
+
+// When histories go to the store.
+const (
+	OffloadOnEviction Offload = C.PAGODA_OFFLOAD_ON_EVICTION // When a user is evicted to make room.
+	OffloadAtCommit   Offload = C.PAGODA_OFFLOAD_AT_COMMIT   // With every commit, in the background.
+	OffloadByHand     Offload = C.PAGODA_OFFLOAD_BY_HAND     // Only when the caller says so.
+)
+
+// Tier is where a user's history lies.
+type Tier int32
+
+// Where a user's history lies.
+const (
+	TierNone     Tier = C.PAGODA_TIER_NONE     // Nowhere.
+	TierResident Tier = C.PAGODA_TIER_RESIDENT // In the pool.
+	TierStore    Tier = C.PAGODA_TIER_STORE    // In the store, or on its way from there to the pool.
+)
+
+// Tiers is several places where histories lie.
+type Tiers int32
+
+// Places where histories lie.
+const (
+	TiersResident Tiers = C.PAGODA_TIERS_RESIDENT // The pool.
+	TiersStore    Tiers = C.PAGODA_TIERS_STORE    // The store.
+	TiersAll      Tiers = C.PAGODA_TIERS_ALL      // Both.
+)
+
+// KVOptions is what a cache is for, how large it is, and how it behaves. Layers, Heads, HeadSize, and one of Pages and
+// Bytes have no default.
+type KVOptions struct {
+	// Layers of the model keep keys and values; each has so many Heads of HeadSize.
+	Layers, Heads, HeadSize int32
+	// PageSize is how many tokens a page holds, a multiple of 8; 0: 32.
+	PageSize int32
+	// Type is that of keys and values: F32, F16 or BF16; 0: F32.
+	Type Type
+	// Pages is how many pages the pool has; 0: Bytes says it.
+	Pages int32
+	// Bytes is how much the pool may take, all layers together; 0: Pages says it.
+	Bytes uint64
+	// MaxHistory is the most tokens of a history that are kept; 0: all. Older ones leave page by page.
+	MaxHistory int32
+	// Overlap is what becomes of new tokens that are cached already.
+	Overlap Overlap
+	// Edited is whether requests bring the items of the history, and what happens when they are not those cached.
+	Edited Edited
+	// Offload is when histories go to the store.
+	Offload Offload
+	// OnloadInBackground has [KVCache.Prepare] return before everything has come from the store; see [KVLease.Wait].
+	OnloadInBackground bool
+	// OnloadThreads read the store; 0: 2.
+	OnloadThreads int32
+	// AheadPercent is how much of the pool is kept free or stored already, with OffloadOnEviction; 0: 12, or [None].
+	AheadPercent int32
+	// ModelVersion is the version of the model. Histories that another version has stored are never seen.
+	ModelVersion string
+	// Store is where histories go that the pool has no room for; nil: nowhere. The cache keeps it open.
+	Store *Store
+}
+
+func (o *KVOptions) toC(l *lent) (*C.pagoda_kv_options, error) {
+	c := C.pagoda_kv_options_init()
+	c.layers, c.heads, c.head_size = C.int32_t(o.Layers), C.int32_t(o.Heads), C.int32_t(o.HeadSize)
+	if o.PageSize != 0 {
+		c.page_size = C.int32_t(o.PageSize)
+	}
+	if o.Type != Undefined {
+		c._type = C.pagoda_type(o.Type)
+	}
+	c.pages = C.int32_t(o.Pages)
+	c.bytes = C.uint64_t(o.Bytes)
+	c.max_history = C.int32_t(o.MaxHistory)
+	c.overlap = C.pagoda_overlap(o.Overlap)
+	c.edited = C.pagoda_edited(o.Edited)
+	c.offload = C.pagoda_offload(o.Offload)
+	c.onload_in_background = flag(o.OnloadInBackground)
+	c.onload_threads = C.int32_t(o.OnloadThreads)
+	orNone(&c.ahead_percent, o.AheadPercent)
+	var err error
+	if c.model_version, err = l.optional(o.ModelVersion, "options.model_version"); err != nil {
+		return nil, err
+	}
+	if o.Store != nil {
+		if c.store, err = o.Store.handle("options.store"); err != nil {
+			return nil, err
+		}
+	}
+	return &c, nil
+}
+
+// orNone sets an option: 0 leaves the default, None is C's 0.
+func orNone[Option ~int32 | ~uint64, Value int32 | int64](option *Option, value Value) {
+	switch value {
+	case 0:
+	case None:
+		*option = 0
+	default:
+		*option = Option(value)
+	}
+}
+
+// KVStats is what a cache has, and what it did since it was opened.
+type KVStats struct {
+	Pages           uint64 // Pages of the pool.
+	FreePages       uint64 // Those that no one has.
+	ResidentUsers   uint64 // Users in the pool.
+	ResidentTokens  uint64 // Their tokens.
+	TokensFromPool  uint64 // Tokens of prepared histories that were in the pool.
+	TokensFromStore uint64 // Tokens of prepared histories that came from the store.
+	TokensNew       uint64 // Tokens that were new.
+	EvictedUsers    uint64 // Users that left the pool.
+	FailedOffloads  uint64 // Users that could not be handed to the store.
+	FailedOnloads   uint64 // Histories that could not be read from the store.
+}
+
+// CachedUser is what a cache has of a user.
+type CachedUser struct {
+	// Start is the position where the cached history begins.
+	Start int64
+	// Length is how many tokens it has.
+	Length int64
+	// Tier is where it lies.
+	Tier Tier
+}
+
+// KVRequest is what one user of a batch brings.
+type KVRequest struct {
+	// User is the user.
+	User uint64
+	// Start is the position of the first new token in the user's history.
+	Start int64
+	// Tokens is how many new tokens there are.
+	Tokens int32
+	// Candidates is how many candidates follow them.
+	Candidates int32
+	// Items is for caches that look out for edited histories: the items up to the last new token, of all new tokens at
+	// least, and of as many before them as are to be checked.
+	Items []uint64
+}
+
+// KVCache is a cache of keys and values: each user's history as pages in a pool, those of users not seen for long in a
+// store.
+type KVCache struct{ object *object }
+
+var cacheKind = &kind{"cache", func(token uintptr) C.pagoda_status {
+	return C.pagoda_kv_cache_free(cacheHandle(token))
+}}
+
+func cacheHandle(token uintptr) *C.pagoda_kv_cache {
+	return *(**C.pagoda_kv_cache)(unsafe.Pointer(&token))
+}
+
+// OpenKVCache opens a cache.
+func OpenKVCache(ctx context.Context, options *KVOptions) (*KVCache, error) {
+	if err := loaded(); err != nil {
+		return nil, err
+	}
+	options, made := copied(options), callers()
+	return await(ctx, func() (*KVCache, error) {
+		var l lent
+		defer l.Unpin()
+		cOptions, err := options.toC(&l)
+		if err != nil {
+			return nil, err
+		}
+		var handle *C.pagoda_kv_cache
+		var failure *C.pagoda_error
+		err = check(C.pagoda_kv_cache_open(cOptions, &handle, &failure), &failure)
+		runtime.KeepAlive(options)
+		if err != nil {
+			return nil, err
+		}
+		c := new(KVCache)
+		c.object = own(c, cacheKind, *(*uintptr)(unsafe.Pointer(&handle)), made)
+		return c, nil
+	}, func(c *KVCache) { c.Close() })
+}
+
+// Pool is the pool of one layer, [pages, 2, page size, heads, head size]: an input and an output of the model. Its
+// memory is for the model alone to read and write, and lives as long as the tensor.
+func (c *KVCache) Pool(layer int) (*Tensor, error) {
+	handle, err := c.handle()
+	if err != nil {
+		return nil, err
+	}
+	defer runtime.KeepAlive(c)
+	var pool *C.pagoda_tensor
+	var failure *C.pagoda_error
+	if err := check(C.pagoda_kv_cache_pool(handle, number(layer), &pool, &failure), &failure); err != nil {
+		return nil, err
+	}
+	return newTensor(pool, callers()), nil
+}
+
+// number is an int for C, where too large and too small ones are what C has no use for either.
+func number(value int) C.int32_t { return C.int32_t(max(min(value, 1<<31-1), -1<<31)) }
+
+// Lookup is what the cache has of users. By the time the answer is read, others may have changed it.
+func (c *KVCache) Lookup(users ...uint64) ([]CachedUser, error) {
+	handle, err := c.handle()
+	if err != nil {
+		return nil, err
+	}
+	defer runtime.KeepAlive(c)
+	starts, lengths := make([]C.int64_t, len(users)), make([]C.int64_t, len(users))
+	tiers := make([]C.pagoda_tier, len(users))
+	var failure *C.pagoda_error
+	if err := check(C.pagoda_kv_cache_lookup(handle, cUsers(users), C.size_t(len(users)), first(starts), first(lengths),
+		first(tiers), &failure), &failure); err != nil {
+		return nil, err
+	}
+	found := make([]CachedUser, len(users))
+	for i := range found {
+		found[i] = CachedUser{int64(starts[i]), int64(lengths[i]), Tier(tiers[i])}
+	}
+	return found, nil
+}
+
+func cUsers(users []uint64) *C.uint64_t { return (*C.uint64_t)(first(users)) }
+
+// Offload writes the histories of users to the store, and waits until they are as durable as it promises. It returns
+// how many users had something that was not stored.
+func (c *KVCache) Offload(ctx context.Context, users ...uint64) (int, error) {
+	return c.offload(ctx, cUsers(lasting(ctx, users)), len(users))
+}
+
+// OffloadAll is [KVCache.Offload] for everyone in the pool.
+func (c *KVCache) OffloadAll(ctx context.Context) (int, error) { return c.offload(ctx, nil, 0) }
+
+func (c *KVCache) offload(ctx context.Context, users *C.uint64_t, count int) (int, error) {
+	return c.count(ctx, func(handle *C.pagoda_kv_cache, done *C.size_t, failure **C.pagoda_error) C.pagoda_status {
+		return C.pagoda_kv_cache_offload(handle, users, C.size_t(count), done, failure)
+	})
+}
+
+// Evict removes the histories of users from tiers. Those that leave the pool alone go to the store first, unless that
+// is done by hand; those that leave the store are gone for good. It returns how many users had something there.
+func (c *KVCache) Evict(ctx context.Context, tiers Tiers, users ...uint64) (int, error) {
+	return c.evict(ctx, tiers, cUsers(lasting(ctx, users)), len(users))
+}
+
+// EvictAll is [KVCache.Evict] for everyone whom no lease holds.
+func (c *KVCache) EvictAll(ctx context.Context, tiers Tiers) (int, error) {
+	return c.evict(ctx, tiers, nil, 0)
+}
+
+func (c *KVCache) evict(ctx context.Context, tiers Tiers, users *C.uint64_t, count int) (int, error) {
+	return c.count(ctx, func(handle *C.pagoda_kv_cache, done *C.size_t, failure **C.pagoda_error) C.pagoda_status {
+		return C.pagoda_kv_cache_evict(handle, users, C.size_t(count), C.pagoda_tiers(tiers), done, failure)
+	})
+}
+
+// Prefetch begins to bring histories from the store into the pool and returns at once, with how many are on their way.
+func (c *KVCache) Prefetch(users ...uint64) (int, error) {
+	return c.count(context.Background(),
+		func(handle *C.pagoda_kv_cache, done *C.size_t, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_kv_cache_prefetch(handle, cUsers(users), C.size_t(len(users)), done, failure)
+		})
+}
+
+func (c *KVCache) count(ctx context.Context,
+	call func(*C.pagoda_kv_cache, *C.size_t, **C.pagoda_error) C.pagoda_status) (int, error) {
+	return await(ctx, func() (int, error) {
+		handle, err := c.handle()
+		if err != nil {
+			return 0, err
+		}
+		defer runtime.KeepAlive(c)
+		var done C.size_t
+		var failure *C.pagoda_error
+		err = check(call(handle, &done, &failure), &failure)
+		return int(done), err
+	}, nil)
+}
+
+// Flush waits until everything that was handed to the store is as durable as it promises; without a store, not at all.
+func (c *KVCache) Flush(ctx context.Context) error {
+	return awaitError(ctx, func() error {
+		handle, err := c.handle()
+		if err != nil {
+			return err
+		}
+		defer runtime.KeepAlive(c)
+		var failure *C.pagoda_error
+		return check(C.pagoda_kv_cache_flush(handle, &failure), &failure)
+	})
+}
+
+// Stats is what the cache has, and what it did since it was opened.
+func (c *KVCache) Stats() (KVStats, error) {
+	handle, err := c.handle()
+	if err != nil {
+		return KVStats{}, err
+	}
+	defer runtime.KeepAlive(c)
+	s := C.pagoda_kv_stats_init()
+	var failure *C.pagoda_error
+	if err := check(C.pagoda_kv_cache_stats(handle, &s, &failure), &failure); err != nil {
+		return KVStats{}, err
+	}
+	return KVStats{
+		Pages:           uint64(s.pages),
+		FreePages:       uint64(s.free_pages),
+		ResidentUsers:   uint64(s.resident_users),
+		ResidentTokens:  uint64(s.resident_tokens),
+		TokensFromPool:  uint64(s.tokens_from_pool),
+		TokensFromStore: uint64(s.tokens_from_store),
+		TokensNew:       uint64(s.tokens_new),
+		EvictedUsers:    uint64(s.evicted_users),
+		FailedOffloads:  uint64(s.failed_offloads),
+		FailedOnloads:   uint64(s.failed_onloads),
+	}, nil
+}
+
+// Close lets go of the cache. If there is a store, what is in the pool goes there, which is waited for, unless that is
+// done by hand. Leases that are out stay good.
+func (c *KVCache) Close() error { return c.it().close() }
+
+func (c *KVCache) it() *object {
+	if c == nil {
+		return nil
+	}
+	return c.object
+}
+
+func (c *KVCache) handle() (*C.pagoda_kv_cache, error) {
+	token, err := c.it().get("cache")
+	return cacheHandle(token), err
+}

@@ -1,0 +1,245 @@
+package pagoda
+
+// #include "bridge.h"
+import "C"
+
+import (
+	"context"
+	"runtime"
+	"unsafe"
+)
+
+// Provider is where a model runs.
+type Provider int32
+
+// Where a model runs.
+const (
+	ProviderAuto Provider = C.PAGODA_PROVIDER_AUTO // On a GPU where there is one, else on the CPU.
+	ProviderCPU  Provider = C.PAGODA_PROVIDER_CPU  // On the CPU.
+	ProviderCUDA Provider = C.PAGODA_PROVIDER_CUDA // On an NVIDIA GPU, or not at all.
+)
+
+// Optimization is how much ONNX Runtime rewrites the graph when a model is opened.
+type Optimization int32
+
+// How much the graph is rewritten.
+const (
+	OptimizationAll      Optimization = C.PAGODA_OPTIMIZATION_ALL      // Everything that ONNX Runtime can do.
+	OptimizationNone     Optimization = C.PAGODA_OPTIMIZATION_NONE     // Nothing.
+	OptimizationBasic    Optimization = C.PAGODA_OPTIMIZATION_BASIC    // What keeps the graph standard ONNX.
+	OptimizationExtended Optimization = C.PAGODA_OPTIMIZATION_EXTENDED // Fusions too, but not of memory layouts.
+)
+
+// ModelOptions is how to open a model.
+type ModelOptions struct {
+	// Provider is where it runs.
+	Provider Provider
+	// DeviceID is which GPU.
+	DeviceID int32
+	// Threads work on one run; 0: one for each core.
+	Threads int32
+	// Optimization is how much the graph is rewritten.
+	Optimization Optimization
+	// SleepWhenIdle has the threads sleep while there is nothing to do. Otherwise they look out for work for a while
+	// after each run, which takes cores from everything else in the process.
+	SleepWhenIdle bool
+	// ONNXRuntime is the path of the ONNX Runtime library; "": it is looked for. A process uses one; the first model
+	// decides.
+	ONNXRuntime string
+	// Profile is where a profile of every run is written when the model is closed; "": nowhere.
+	Profile string
+	// Embedding has the tables that EmbeddingBag nodes of the graph name. The model keeps them open.
+	Embedding *Embedding
+}
+
+// Model is an open model.
+type Model struct{ object *object }
+
+var modelKind = &kind{"model", func(token uintptr) C.pagoda_status {
+	return C.pagoda_model_free(modelHandle(token))
+}}
+
+func modelHandle(token uintptr) *C.pagoda_model { return *(**C.pagoda_model)(unsafe.Pointer(&token)) }
+
+// Open opens the model in an .onnx file. The ai.pagoda operators are there without further ado.
+func Open(ctx context.Context, path string, options *ModelOptions) (*Model, error) {
+	cPath, err := text(path, "path")
+	if err != nil {
+		return nil, err
+	}
+	return openModel(ctx, options, func(options *C.pagoda_model_options, handle **C.pagoda_model,
+		failure **C.pagoda_error) C.pagoda_status {
+		return C.pagoda_model_open(cPath, options, handle, failure)
+	})
+}
+
+// OpenBytes opens a model from the bytes of an .onnx file; they are copied.
+func OpenBytes(ctx context.Context, bytes []byte, options *ModelOptions) (*Model, error) {
+	bytes = lasting(ctx, bytes)
+	return openModel(ctx, options, func(options *C.pagoda_model_options, handle **C.pagoda_model,
+		failure **C.pagoda_error) C.pagoda_status {
+		return C.pagoda_go_model_open_memory((*C.uint8_t)(first(bytes)), C.size_t(len(bytes)), options, handle, failure)
+	})
+}
+
+func openModel(ctx context.Context, options *ModelOptions,
+	open func(*C.pagoda_model_options, **C.pagoda_model, **C.pagoda_error) C.pagoda_status) (*Model, error) {
+	if err := loaded(); err != nil {
+		return nil, err
+	}
+	options, made := copied(options), callers()
+	return await(ctx, func() (*Model, error) {
+		var l lent
+		defer l.Unpin()
+		cOptions, err := options.toC(&l)
+		if err != nil {
+			return nil, err
+		}
+		var handle *C.pagoda_model
+		var failure *C.pagoda_error
+		if err := check(open(cOptions, &handle, &failure), &failure); err != nil {
+			return nil, err
+		}
+		m := new(Model)
+		m.object = own(m, modelKind, *(*uintptr)(unsafe.Pointer(&handle)), made)
+		runtime.KeepAlive(options)
+		return m, nil
+	}, func(m *Model) { m.Close() })
+}
+
+// copied is a copy of options, which the caller may change as soon as a call returns.
+func copied[T any](options *T) *T {
+	it := new(T)
+	if options != nil {
+		*it = *options
+	}
+	return it
+}
+
+func (o *ModelOptions) toC(l *lent) (*C.pagoda_model_options, error) {
+	c := C.pagoda_model_options_init()
+	c.provider = C.pagoda_provider(o.Provider)
+	c.device_id = C.int32_t(o.DeviceID)
+	c.intra_op_threads = C.int32_t(o.Threads)
+	c.optimization = C.pagoda_optimization(o.Optimization)
+	c.sleep_when_idle = flag(o.SleepWhenIdle)
+	var err error
+	if c.onnxruntime_path, err = l.optional(o.ONNXRuntime, "options.onnxruntime_path"); err != nil {
+		return nil, err
+	}
+	if c.profile_path, err = l.optional(o.Profile, "options.profile_path"); err != nil {
+		return nil, err
+	}
+	if o.Embedding != nil {
+		if c.embedding, err = o.Embedding.handle("options.embedding"); err != nil {
+			return nil, err
+		}
+	}
+	return &c, nil
+}
+
+func flag(on bool) C.int32_t {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+// Provider is where the model runs, and why [ProviderAuto] became the CPU; "" if it did not or was not asked for.
+func (m *Model) Provider() (provider Provider, reason string, err error) {
+	handle, err := m.hold()
+	if err != nil {
+		return 0, "", err
+	}
+	defer m.object.mu.RUnlock()
+	var found C.pagoda_provider
+	var why *C.char
+	var failure *C.pagoda_error
+	if err := check(C.pagoda_model_provider(handle, &found, &why, &failure), &failure); err != nil {
+		return 0, "", err
+	}
+	return Provider(found), C.GoString(why), nil
+}
+
+// ValueInfo is an input or an output of a model.
+type ValueInfo struct {
+	// Name is its name.
+	Name string
+	// Type is the type of its elements; [Undefined] if it is not a tensor.
+	Type Type
+	// Dims is its dimensions, -1 where one is free; nil if the model does not even say how many there are.
+	Dims []int64
+	// Symbols is for each dimension the name of its symbol; "" where it is fixed or has none.
+	Symbols []string
+}
+
+// Inputs is what goes in.
+func (m *Model) Inputs() ([]ValueInfo, error) {
+	return m.infos(
+		func(handle *C.pagoda_model, count *C.size_t, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_model_input_count(handle, count, failure)
+		},
+		func(handle *C.pagoda_model, i C.size_t, info *C.pagoda_value_info, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_model_input(handle, i, info, failure)
+		})
+}
+
+// Outputs is what comes out.
+func (m *Model) Outputs() ([]ValueInfo, error) {
+	return m.infos(
+		func(handle *C.pagoda_model, count *C.size_t, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_model_output_count(handle, count, failure)
+		},
+		func(handle *C.pagoda_model, i C.size_t, info *C.pagoda_value_info, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_model_output(handle, i, info, failure)
+		})
+}
+
+func (m *Model) infos(count func(*C.pagoda_model, *C.size_t, **C.pagoda_error) C.pagoda_status,
+	info func(*C.pagoda_model, C.size_t, *C.pagoda_value_info, **C.pagoda_error) C.pagoda_status) ([]ValueInfo, error) {
+	handle, err := m.hold()
+	if err != nil {
+		return nil, err
+	}
+	defer m.object.mu.RUnlock()
+	var n C.size_t
+	var failure *C.pagoda_error
+	if err := check(count(handle, &n, &failure), &failure); err != nil {
+		return nil, err
+	}
+	infos := make([]ValueInfo, n)
+	for i := range infos {
+		c := C.pagoda_value_info_init()
+		if err := check(info(handle, C.size_t(i), &c, &failure), &failure); err != nil {
+			return nil, err
+		}
+		infos[i] = ValueInfo{Name: C.GoString(c.name), Type: Type(c._type)}
+		if c.dims != nil {
+			infos[i].Dims = append([]int64{}, unsafe.Slice((*int64)(c.dims), c.rank)...)
+			for _, symbol := range unsafe.Slice(c.symbols, c.rank) {
+				infos[i].Symbols = append(infos[i].Symbols, C.GoString(symbol))
+			}
+		}
+	}
+	return infos, nil
+}
+
+// Close lets go of the model. Runs that are under way go on to their end.
+func (m *Model) Close() error { return m.it().close() }
+
+func (m *Model) it() *object {
+	if m == nil {
+		return nil
+	}
+	return m.object
+}
+
+func (m *Model) handle() (*C.pagoda_model, error) {
+	token, err := m.it().get("model")
+	return modelHandle(token), err
+}
+
+func (m *Model) hold() (*C.pagoda_model, error) {
+	token, err := m.it().hold("model")
+	return modelHandle(token), err
+}
