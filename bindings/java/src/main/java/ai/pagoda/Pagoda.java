@@ -1,0 +1,90 @@
+package ai.pagoda;
+
+import java.util.Objects;
+
+/** What concerns the whole process: the library's version, its log and its metrics. */
+public final class Pagoda {
+    /** Whether this thread is in a log handler. */
+    private static final ThreadLocal<Boolean> LOGGING = new ThreadLocal<>();
+
+    static {
+        Native.load();
+    }
+
+    private Pagoda() {}
+
+    /**
+     * The version of the library.
+     *
+     * @return the version, e.g. {@code 0.1.0}
+     */
+    public static String version() {
+        return Native.string(versionText());
+    }
+
+    /**
+     * The version of the library's binary interface. Whether it is that of this jar was checked when it was loaded.
+     *
+     * @return the version
+     */
+    public static native int abiVersion();
+
+    /**
+     * How many objects the process holds: 0 if everything was closed.
+     *
+     * @return the number
+     */
+    public static native long liveObjects();
+
+    /**
+     * The metrics of the process as Prometheus text.
+     *
+     * @return the text
+     */
+    public static String metrics() {
+        return Native.string(metricsText());
+    }
+
+    /**
+     * Has the log of Pagoda and of ONNX Runtime sent to a handler, from any thread. When this returns, the handler of
+     * before is not running and will not be called again. Without a handler nothing is logged.
+     *
+     * @param level up to which level
+     * @param handler gets the lines; {@code null} stops the log
+     * @throws IllegalStateException within a handler
+     */
+    public static void log(LogLevel level, LogHandler handler) {
+        Objects.requireNonNull(level, "level");
+        outsideHandler();
+        setLog(level.number, handler);
+    }
+
+    /** pagoda.h would wait for itself. */
+    static void outsideHandler() {
+        if (LOGGING.get() != null) {
+            throw new IllegalStateException("a log handler must neither set the log nor open models: do it elsewhere");
+        }
+    }
+
+    /** Called by the native part. What a handler throws goes no further. */
+    private static void logged(LogHandler handler, int level, byte[] source, byte[] message) {
+        LOGGING.set(true);
+        try {
+            handler.line(LogLevel.values()[level], Native.string(source), Native.string(message));
+        } catch (Throwable error) {
+            System.getLogger("ai.pagoda").log(System.Logger.Level.WARNING, "a log handler failed", error);
+        } finally {
+            LOGGING.remove();
+        }
+    }
+
+    static native byte[] statusName(int status);
+
+    static native byte[] typeName(int type);
+
+    private static native byte[] versionText();
+
+    private static native byte[] metricsText();
+
+    private static synchronized native void setLog(int level, LogHandler handler);
+}

@@ -1,0 +1,120 @@
+package ai.pagoda;
+
+import java.time.Duration;
+import java.util.Arrays;
+
+/** The answer to a request: a score for each candidate and task, and how it went. */
+public final class Ranked {
+    private final int tasks;
+    private final float[] scores;
+    private final long[] response;
+
+    /** The response has its fields in the order of pagoda.h. */
+    Ranked(int tasks, float[] scores, long[] response) {
+        this.tasks = tasks;
+        this.scores = scores;
+        this.response = response;
+    }
+
+    /**
+     * How many candidates there are.
+     *
+     * @return the number
+     */
+    public int size() {
+        return tasks == 0 ? 0 : scores.length / tasks;
+    }
+
+    /**
+     * How many scores a candidate has.
+     *
+     * @return the number
+     */
+    public int tasks() {
+        return tasks;
+    }
+
+    /**
+     * All scores: those of the first candidate in the order of the tasks, then those of the next.
+     *
+     * @return the scores, not a copy
+     */
+    public float[] scores() {
+        return scores;
+    }
+
+    /**
+     * The scores of one candidate.
+     *
+     * @param candidate which
+     * @return a copy of them, in the order of the tasks
+     */
+    public float[] candidate(int candidate) {
+        check(candidate, size(), "candidate");
+        return Arrays.copyOfRange(scores, candidate * tasks, (candidate + 1) * tasks);
+    }
+
+    /**
+     * One score.
+     *
+     * @param candidate of which candidate
+     * @param task for which task
+     * @return the score
+     */
+    public float score(int candidate, int task) {
+        check(candidate, size(), "candidate");
+        check(task, tasks, "task");
+        return scores[candidate * tasks + task];
+    }
+
+    /**
+     * How many other requests ran in the same batch.
+     *
+     * @return the number
+     */
+    public int batchedWith() {
+        return (int) response[0];
+    }
+
+    /**
+     * Rows of the history that were cached.
+     *
+     * @return the number
+     */
+    public long cachedRows() {
+        return response[1];
+    }
+
+    /**
+     * Rows of the history that were computed.
+     *
+     * @return the number
+     */
+    public long computedRows() {
+        return response[2];
+    }
+
+    /**
+     * How long it was from when it came to when its batch was put together.
+     *
+     * @return the time
+     */
+    public Duration queueTime() {
+        return Duration.ofNanos(response[3]);
+    }
+
+    /**
+     * How long ONNX Runtime ran.
+     *
+     * @return the time
+     */
+    public Duration runTime() {
+        return Duration.ofNanos(response[4]);
+    }
+
+    private static void check(int index, int count, String name) {
+        if (index < 0 || index >= count) {
+            throw new IndexOutOfBoundsException(name + ": there is no number " + index + ", only 0 to " + (count - 1));
+        }
+    }
+}

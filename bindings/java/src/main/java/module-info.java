@@ -1,0 +1,4 @@
+/** Pagoda: inference for models that remember. */
+module ai.pagoda {
+    exports ai.pagoda;
+}

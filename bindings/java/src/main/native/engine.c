@@ -1,0 +1,203 @@
+/* ai.pagoda.Engine */
+#include "common.h"
+
+#include "ai_pagoda_Engine.h"
+
+static jmethodID done; /* of Engine.Ranking */
+
+bool find_ranking(JNIEnv *env) {
+    jclass ranking = (*env)->FindClass(env, "ai/pagoda/Engine$Ranking");
+    if (ranking) done = (*env)->GetMethodID(env, ranking, "done", "(Ljava/lang/Throwable;[F[J)V");
+    return done != NULL;
+}
+
+NATIVE(jlong, Engine, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray numbers, jlongArray model,
+                            jbyteArray onnxruntime, jbyteArray profile, jbyteArray store, jlongArray store_numbers) {
+    call call = CALL;
+    size_t count;
+    pagoda_engine *engine = NULL;
+    pagoda_engine_options options = PAGODA_ENGINE_OPTIONS_INIT;
+    const pagoda_model_options of_model = model_options(&call, model, onnxruntime, profile);
+    const pagoda_store_options of_store = store_options(&call, store_numbers);
+    const int64_t *from = longs(&call, numbers, &count);
+    const char *path = text(&call, folder);
+    options.model = &of_model;
+    options.store_path = text(&call, store);
+    options.store_options = &of_store;
+    if (!call.failed) {
+        take32(&from, &options.instances);
+        take32(&from, &options.max_batch);
+        take32(&from, &options.max_batch_rows);
+        take32(&from, &options.queue);
+        take32(&from, &options.kv_pages);
+        take32(&from, &options.offload);
+        take32(&from, &options.ahead_percent);
+        take64(&from, &options.kv_bytes);
+        take64(&from, &options.max_delay_us);
+        take64(&from, &options.remember_bytes);
+        take64(&from, &options.table_cache_bytes);
+        check(&call, pagoda_engine_open(path, &options, &engine, &call.error));
+    }
+    end(&call);
+    return HANDLE(engine);
+}
+
+/* The lists of `features` features, `count` keys each, that lie one after the other; `at` moves behind them. */
+static const int64_t **columns(call *call, const int64_t **at, size_t features, size_t count) {
+    const int64_t **starts = room(call, features, sizeof *starts);
+    for (size_t i = 0; starts && i < features; i++, *at += count) starts[i] = *at;
+    return starts;
+}
+
+/* A request as RankRequest.Packed lays it out. */
+static pagoda_rank_request unpacked(call *call, jlongArray numbers, jbyteArray names, jlong cancel) {
+    pagoda_rank_request request = PAGODA_RANK_REQUEST_INIT;
+    size_t count;
+    const int64_t *at = longs(call, numbers, &count);
+    const char *name = text(call, names);
+    if (call->failed) return request;
+    request.user = (uint64_t)at[0];
+    request.start = at[1];
+    request.event_count = (size_t)at[2];
+    request.event_feature_count = (size_t)at[3];
+    const bool event_times = at[4] != 0;
+    request.user_feature_count = (size_t)at[5];
+    request.candidate_count = (size_t)at[6];
+    request.candidate_feature_count = (size_t)at[7];
+    request.has_time = (int32_t)at[8];
+    request.time = at[9];
+    request.timeout_us = (uint64_t)at[10];
+    request.cancel = AS(pagoda_cancel, cancel);
+    at += 11;
+    request.event_keys = columns(call, &at, request.event_feature_count, request.event_count);
+    request.event_times = event_times ? at : NULL;
+    at += event_times ? request.event_count : 0;
+    request.user_keys = at;
+    at += request.user_feature_count;
+    request.candidate_keys = columns(call, &at, request.candidate_feature_count, request.candidate_count);
+    request.event_features = texts(call, &name, request.event_feature_count);
+    request.user_features = texts(call, &name, request.user_feature_count);
+    request.candidate_features = texts(call, &name, request.candidate_feature_count);
+    return request;
+}
+
+/* The fields of a response for Ranked. */
+typedef struct {
+    jlong fields[5];
+} response;
+
+static response response_of(const pagoda_rank_response *from) {
+    return (response){{from->batched_with, (jlong)from->cached_rows, (jlong)from->computed_rows,
+                       (jlong)from->queue_ns, (jlong)from->run_ns}};
+}
+
+NATIVE(void, Engine, rank)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, jbyteArray names, jlong cancel,
+                           jfloatArray scores, jlongArray answer) {
+    call call = CALL;
+    const pagoda_rank_request request = unpacked(&call, numbers, names, cancel);
+    pagoda_rank_response how = PAGODA_RANK_RESPONSE_INIT;
+    const size_t count = (size_t)(*env)->GetArrayLength(env, scores);
+    float *made = room(&call, count, sizeof *made);
+    if (!call.failed && check(&call, pagoda_engine_rank(AS(pagoda_engine, handle), &request, made, count, &how,
+                                                        &call.error))) {
+        const response all = response_of(&how);
+        (*env)->SetFloatArrayRegion(env, scores, 0, (jsize)count, made);
+        (*env)->SetLongArrayRegion(env, answer, 0, 5, all.fields);
+    }
+    end(&call);
+}
+
+static void tell(JNIEnv *env, jobject ranking, pagoda_status status, const float *scores, size_t count,
+                 const pagoda_rank_response *how, const pagoda_error *error) {
+    jthrowable failure = NULL;
+    jfloatArray made = NULL;
+    jlongArray answer = NULL;
+    if (status != PAGODA_OK) {
+        failure = to_exception(env, status, error);
+    } else {
+        const response all = response_of(how);
+        made = (*env)->NewFloatArray(env, (jsize)count);
+        if (made) (*env)->SetFloatArrayRegion(env, made, 0, (jsize)count, scores);
+        answer = made ? to_longs(env, all.fields, 5) : NULL;
+    }
+    if (!failure && !answer) {
+        /* No memory, which is what is told then. */
+        failure = (*env)->ExceptionOccurred(env);
+        (*env)->ExceptionClear(env);
+    }
+    (*env)->CallVoidMethod(env, ranking, done, failure, made, answer);
+}
+
+static void ended(void *ranking, pagoda_status status, const float *scores, size_t count,
+                  const pagoda_rank_response *how, const pagoda_error *error) {
+    JNIEnv *env = enter();
+    if (!env) return;
+    tell(env, ranking, status, scores, count, how, error);
+    (*env)->DeleteGlobalRef(env, ranking);
+    leave(env);
+}
+
+NATIVE(void, Engine, rankAsync)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, jbyteArray names, jlong cancel,
+                                jobject ranking) {
+    call call = CALL;
+    const pagoda_rank_request request = unpacked(&call, numbers, names, cancel);
+    jobject kept = call.failed ? NULL : (*env)->NewGlobalRef(env, ranking);
+    if (kept && !check(&call, pagoda_engine_rank_async(AS(pagoda_engine, handle), &request, ended, kept, &call.error)))
+        (*env)->DeleteGlobalRef(env, kept);
+    end(&call);
+}
+
+NATIVE(void, Engine, swap)(JNIEnv *env, SELF, jlong handle, jbyteArray folder) {
+    call call = CALL;
+    const char *path = text(&call, folder);
+    if (!call.failed) check(&call, pagoda_engine_swap(AS(pagoda_engine, handle), path, &call.error));
+    end(&call);
+}
+
+NATIVE(jlong, Engine, forget)(JNIEnv *env, SELF, jlong handle, jlongArray users) {
+    call call = CALL;
+    size_t count, forgotten = 0;
+    const uint64_t *all = (const uint64_t *)longs(&call, users, &count);
+    if (!call.failed)
+        check(&call, pagoda_engine_forget(AS(pagoda_engine, handle), all, count, &forgotten, &call.error));
+    end(&call);
+    return (jlong)forgotten;
+}
+
+NATIVE(jlong, Engine, tasks)(JNIEnv *env, SELF, jlong handle) {
+    call call = CALL;
+    size_t tasks = 0;
+    check(&call, pagoda_engine_tasks(AS(pagoda_engine, handle), &tasks, &call.error));
+    end(&call);
+    return (jlong)tasks;
+}
+
+NATIVE(jbyteArray, Engine, info)(JNIEnv *env, SELF, jlong handle) {
+    call call = CALL;
+    size_t length = 0;
+    jbyteArray info = NULL;
+    const pagoda_engine *engine = AS(pagoda_engine, handle);
+    if (check(&call, pagoda_engine_info(engine, NULL, 0, &length, &call.error))) {
+        /* A swap may put a longer one in its place. */
+        size_t capacity = length + 65536;
+        char *buffer = room(&call, capacity, 1);
+        if (buffer && check(&call, pagoda_engine_info(engine, buffer, capacity, &length, &call.error)))
+            info = to_bytes(env, buffer, length - 1);
+    }
+    end(&call);
+    return info;
+}
+
+NATIVE(jlongArray, Engine, stats)(JNIEnv *env, SELF, jlong handle) {
+    call call = CALL;
+    pagoda_rank_stats stats = PAGODA_RANK_STATS_INIT;
+    jlongArray numbers = NULL;
+    if (check(&call, pagoda_engine_stats(AS(pagoda_engine, handle), &stats, &call.error)))
+        numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
+    end(&call);
+    return numbers;
+}
+
+NATIVE(void, Engine, free)(__attribute__((unused)) JNIEnv *env, SELF, jlong handle) {
+    pagoda_engine_free(AS(pagoda_engine, handle));
+}

@@ -1,0 +1,312 @@
+package ai.pagoda;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicReference;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+class EngineTest extends Support {
+    private static EngineOptions options() {
+        return new EngineOptions().model(cpu()).kvPages(64);
+    }
+
+    /** A user of tests/data/engine, with the scores of the float64 oracle after some of its events. */
+    @SuppressWarnings("unchecked")
+    record User(Map<String, Object> about) {
+        static List<User> of(String name) throws IOException {
+            List<Object> all = (List<Object>) Json.read(Files.readString(FOLDERS.resolve(name + ".json")));
+            return all.stream().map(one -> new User((Map<String, Object>) one)).toList();
+        }
+
+        static long[] longs(Object list, int from, int to) {
+            return ((List<Double>) list).subList(from, to).stream().mapToLong(Double::longValue).toArray();
+        }
+
+        RankRequest request(long user, int from, int to) {
+            RankRequest request = new RankRequest(user).time(((Double) about.get("now")).longValue());
+            ((Map<String, Object>) about.get("events")).forEach(
+                    (name, keys) -> request.events(name, longs(keys, from, to)));
+            request.eventTimes(longs(about.get("times"), from, to));
+            ((Map<String, Object>) about.get("keys")).forEach(
+                    (name, key) -> request.userKey(name, ((Double) key).longValue()));
+            ((Map<String, Object>) about.get("candidates")).forEach(
+                    (name, keys) -> request.candidates(name, longs(keys, 0, ((List<?>) keys).size())));
+            return from == 0 ? request : request.start(from);
+        }
+
+        List<Map<String, Object>> steps() {
+            return (List<Map<String, Object>>) about.get("steps");
+        }
+
+        static int events(Map<String, Object> step) {
+            return ((Double) step.get("events")).intValue();
+        }
+
+        static void right(Map<String, Object> step, Ranked ranked) {
+            List<Double> expected = (List<Double>) step.get("scores");
+            assertEquals(expected.size(), ranked.scores().length);
+            for (int i = 0; i < expected.size(); i++) {
+                assertEquals(expected.get(i), ranked.scores()[i], 2e-5 * Math.max(1, Math.abs(expected.get(i))));
+            }
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"gather", "bag", "keyed", "uncached"})
+    void scoresAreTheOracles(String name) throws Exception {
+        try (Engine engine = Engine.open(FOLDERS.resolve(name), options())) {
+            int user = 0;
+            for (User one : User.of(name)) {
+                int sent = 0;
+                for (Map<String, Object> step : one.steps()) {
+                    int events = User.events(step);
+                    // Only what is new, the second time on.
+                    User.right(step, engine.rank(one.request(user, sent, events)));
+                    User.right(step, engine.rankAsync(one.request(user, 0, events)).get(20, TimeUnit.SECONDS));
+                    sent = events;
+                }
+                user++;
+            }
+            RankStats stats = engine.stats();
+            assertEquals(0, stats.failed());
+            assertTrue(stats.answered() > 40 && (name.equals("uncached") || stats.cachedRows() > stats.computedRows()));
+        }
+    }
+
+    @Test
+    void remembers() throws Exception {
+        User user = User.of("gather").get(0);
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options())) {
+            Ranked first = engine.rank(user.request(7, 0, 20));
+            assertEquals(0, first.cachedRows());
+            assertEquals(42, first.computedRows());
+            Ranked second = engine.rank(user.request(7, 20, 23));
+            assertEquals(42, second.cachedRows());
+            assertEquals(6, second.computedRows());
+            assertEquals(0, second.batchedWith());
+            assertTrue(second.runTime().toNanos() > 0 && second.queueTime().toNanos() >= 0);
+            assertEquals(5, second.size());
+            assertEquals(2, second.tasks());
+            assertArrayEquals(new float[] {second.score(4, 0), second.score(4, 1)}, second.candidate(4));
+            assertThrows(IndexOutOfBoundsException.class, () -> second.score(5, 0));
+            assertThrows(IndexOutOfBoundsException.class, () -> second.score(0, 2));
+            assertEquals(1, engine.forget(7, 8));
+            fails(Status.NOT_FOUND, "request.start", () -> engine.rank(user.request(7, 20, 23)));
+        }
+    }
+
+    @Test
+    void swaps() throws Exception {
+        User user = User.of("gather").get(1);
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options())) {
+            assertEquals(2, engine.tasks());
+            String info = engine.info();
+            assertTrue(info.contains("\"tasks\""), info);
+            float[] before = engine.rank(user.request(1, 0, 9)).scores();
+            engine.swap(FOLDERS.resolve("second"));
+            assertNotEquals(info, engine.info());
+            Ranked after = engine.rank(user.request(1, 0, 9));
+            assertTrue(!Arrays.equals(before, after.scores()));
+            User.right(User.of("second").get(1).steps().get(4), after);
+            fails(Status.NOT_FOUND, "folder", () -> engine.swap(Path.of("/nowhere")));
+            assertThrows(NullPointerException.class, () -> engine.swap(null));
+        }
+    }
+
+    @Test
+    void keepsWhatItKnowsInAStore(@TempDir Path folder) throws Exception {
+        User user = User.of("gather").get(0);
+        EngineOptions options = options().store(folder.resolve("store"),
+                new StoreOptions().durability(Durability.PROCESS))
+                .offload(Offload.AT_COMMIT).aheadPercent(0);
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options)) {
+            engine.rank(user.request(7, 0, 20));
+            fails(Status.BUSY, "", () -> Engine.open(FOLDERS.resolve("gather"), options));
+        }
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options)) {
+            assertTrue(engine.rank(user.request(7, 0, 23)).cachedRows() > 0);
+        }
+    }
+
+    @Test
+    void optionsArrive() {
+        Path folder = FOLDERS.resolve("gather");
+        fails(Status.INVALID_ARGUMENT, "options.instances", () -> Engine.open(folder, options().instances(300)));
+        fails(Status.INVALID_ARGUMENT, "options.max_batch", () -> Engine.open(folder, options().maxBatch(-1)));
+        fails(Status.INVALID_ARGUMENT, "options.max_batch_rows", () -> Engine.open(folder, options().maxBatchRows(-1)));
+        fails(Status.INVALID_ARGUMENT, "options.queue", () -> Engine.open(folder, options().queue(-1)));
+        fails(Status.INVALID_ARGUMENT, "options.ahead_percent", () -> Engine.open(folder, options().aheadPercent(101)));
+        fails(Status.INVALID_ARGUMENT, "options.model.device_id",
+                () -> Engine.open(folder, options().model(cpu().deviceId(-1))));
+        assertThrows(IllegalArgumentException.class, () -> options().kvBytes(-1));
+        assertThrows(IllegalArgumentException.class, () -> options().maxDelay(Duration.ofSeconds(-1)));
+        try (Engine engine = Engine.open(folder,
+                options().kvPages(0).kvBytes(0).rememberBytes(0).tableCacheBytes(1 << 20))) {
+            assertEquals(0, engine.stats().rememberedUsers());
+        }
+    }
+
+    @Test
+    void endsEarly() throws Exception {
+        User user = User.of("gather").get(1);
+        // Whoever comes waits for others, who never come.
+        EngineOptions slow = options().maxDelay(Duration.ofSeconds(60));
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), slow); Cancel cancel = new Cancel()) {
+            fails(Status.CANCELLED, "request.timeout_us",
+                    () -> engine.rank(user.request(1, 0, 9).timeout(Duration.ofMillis(20))));
+            CompletableFuture<Ranked> timed = engine.rankAsync(user.request(1, 0, 9).timeout(Duration.ofMillis(20)));
+            assertEquals(Status.CANCELLED, status(assertThrows(ExecutionException.class, timed::get)));
+
+            CompletableFuture<Ranked> future = engine.rankAsync(user.request(1, 0, 9));
+            CompletableFuture<Integer> dependent = future.thenApply(Ranked::size);
+            Thread.sleep(30);
+            assertTrue(!future.isDone());
+            assertTrue(future.cancel(true));
+            assertTrue(future.isCancelled());
+            assertThrows(CompletionException.class, dependent::join);
+            // The request itself has ended too.
+            eventually(() -> engine.stats().failed() == 3, () -> engine.stats().toString());
+            CompletableFuture<Ranked> late = engine.rankAsync(user.request(1, 0, 9));
+            late.orTimeout(20, TimeUnit.MILLISECONDS);
+            Throwable cause = assertThrows(ExecutionException.class, late::get).getCause();
+            assertEquals(TimeoutException.class, cause.getClass());
+            eventually(() -> engine.stats().failed() == 4, () -> engine.stats().toString());
+
+            CompletableFuture<Ranked> shared = engine.rankAsync(user.request(1, 0, 9).cancel(cancel));
+            cancel.trigger();
+            assertEquals(Status.CANCELLED, status(assertThrows(ExecutionException.class, shared::get)));
+            fails(Status.CANCELLED, "", () -> engine.rank(user.request(1, 0, 9).cancel(cancel)));
+        }
+    }
+
+    /** What C is told of is there, whatever another thread does to the request meanwhile. */
+    @Test
+    void aRequestThatChangesIsPackedWhole() throws Exception {
+        AtomicReference<RankRequest> shared = new AtomicReference<>(new RankRequest(1));
+        AtomicBoolean over = new AtomicBoolean();
+        Thread changing = new Thread(() -> {
+            while (!over.get()) {
+                RankRequest request = new RankRequest(1);
+                shared.set(request);
+                for (int i = 0; i < 50; i++) {
+                    request.events("e" + i, 1, 2).userKey("u" + i, 3).candidates("c" + i, 4, 5, 6);
+                }
+                request.eventTimes(7, 8);
+            }
+        });
+        changing.start();
+        try {
+            long end = System.nanoTime() + 1_000_000_000L;
+            while (System.nanoTime() < end) {
+                RankRequest.Packed packed;
+                try {
+                    packed = shared.get().pack();
+                } catch (PagodaException error) {
+                    // Times, and no events yet.
+                    assertEquals("request.event_times", error.argument());
+                    continue;
+                }
+                long[] n = packed.numbers;
+                long keys = n[3] * n[2] + n[4] * n[2] + n[5] + n[7] * n[6];
+                assertEquals(RankRequest.Packed.HEAD + keys, n.length, () -> Arrays.toString(n));
+                int names = 0;
+                for (byte letter : packed.names) {
+                    names += letter == 0 ? 1 : 0;
+                }
+                assertEquals(n[3] + n[5] + n[7], names);
+            }
+        } finally {
+            over.set(true);
+            changing.join();
+        }
+    }
+
+    /** Three hundred years are more than there are nanoseconds in a long. */
+    @Test
+    void longTimesAreCutShort() throws Exception {
+        User user = User.of("gather").get(1);
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options())) {
+            for (Duration timeout : List.of(Duration.ofDays(365 * 300), Duration.ofSeconds(Long.MAX_VALUE))) {
+                assertEquals(3, engine.rank(user.request(1, 0, 9).timeout(timeout)).size());
+            }
+        }
+        Duration longest = Duration.ofSeconds(Long.MAX_VALUE / 1_000_000 - 1, 999_999_999);
+        assertEquals(Long.MAX_VALUE / 1_000_000 * 1_000_000 - 1, Native.micros(longest, "timeout"));
+        assertEquals(Long.MAX_VALUE, Native.micros(longest.plusNanos(1), "timeout"));
+        assertEquals(1, Native.micros(Duration.ofNanos(1999), "timeout"));
+        options().maxDelay(Duration.ofDays(365 * 300));
+        Miss.within(Duration.ofDays(365 * 300));
+        assertThrows(IllegalArgumentException.class, () -> new RankRequest(1).timeout(Duration.ofNanos(-1)));
+    }
+
+    private static Status status(ExecutionException error) {
+        return ((PagodaException) error.getCause()).status();
+    }
+
+    @Test
+    void misuseIsAnException() throws Exception {
+        User user = User.of("gather").get(1);
+        fails(Status.NOT_FOUND, "folder", () -> Engine.open(Path.of("/nowhere")));
+        assertThrows(NullPointerException.class, () -> Engine.open(null));
+        assertThrows(NullPointerException.class, () -> Engine.open(FOLDERS.resolve("gather"), null));
+        Engine engine = Engine.open(FOLDERS.resolve("gather"), options());
+        fails(Status.INVALID_ARGUMENT, "request.candidate_keys", () -> engine.rank(new RankRequest(1)));
+        fails(Status.INVALID_ARGUMENT, "request.event_keys",
+                () -> engine.rank(user.request(1, 0, 9).events("rating", 1, 2)));
+        fails(Status.INVALID_ARGUMENT, "request.event_times",
+                () -> engine.rank(user.request(1, 0, 9).eventTimes(1, 2)));
+        fails(Status.INVALID_ARGUMENT, "request.candidate_keys",
+                () -> engine.rankAsync(user.request(1, 0, 9).candidates("item", 1)));
+        fails(Status.NOT_FOUND, "request.candidate_keys",
+                () -> engine.rankAsync(user.request(1, 0, 9).candidates("colour", 1, 2, 3)));
+        assertThrows(IllegalArgumentException.class, () -> new RankRequest(1).start(-1));
+        assertThrows(IllegalArgumentException.class,
+                () -> engine.rank(user.request(1, 0, 9).candidates("a\0", 1, 2, 3)));
+        assertThrows(NullPointerException.class, () -> engine.rank(null));
+        assertThrows(NullPointerException.class, () -> engine.rankAsync(null));
+        assertThrows(NullPointerException.class, () -> new RankRequest(1).events(null, 1));
+        assertThrows(NullPointerException.class, () -> new RankRequest(1).events("item", (long[]) null));
+        assertThrows(NullPointerException.class, () -> engine.forget((long[]) null));
+        Cancel closed = new Cancel();
+        closed.close();
+        fails(Status.INVALID_HANDLE, "", closed::trigger);
+        fails(Status.INVALID_HANDLE, "", () -> engine.rank(user.request(1, 0, 9).cancel(closed)));
+        fails(Status.INVALID_HANDLE, "", () -> engine.rankAsync(user.request(1, 0, 9).cancel(closed)));
+        engine.close();
+        engine.close();
+        fails(Status.INVALID_HANDLE, "", () -> engine.rank(user.request(1, 0, 9)));
+        fails(Status.INVALID_HANDLE, "", () -> engine.rankAsync(user.request(1, 0, 9)));
+        fails(Status.INVALID_HANDLE, "", engine::info);
+        fails(Status.INVALID_HANDLE, "", engine::stats);
+        fails(Status.INVALID_HANDLE, "", () -> engine.forget(1));
+        fails(Status.INVALID_HANDLE, "", () -> engine.swap(FOLDERS.resolve("gather")));
+    }
+
+    /** What the program hangs on a future may close the engine. */
+    @Test
+    void closesInADependent() throws Exception {
+        Engine engine = Engine.open(FOLDERS.resolve("gather"), options());
+        engine.rankAsync(User.of("gather").get(1).request(1, 0, 9)).thenRun(engine::close).get(20, TimeUnit.SECONDS);
+        fails(Status.INVALID_HANDLE, "", engine::tasks);
+    }
+}
