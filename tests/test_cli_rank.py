@@ -210,6 +210,7 @@ def test_completions_load():
     asked = 'COMP_WORDS=(pagoda ins); COMP_CWORD=1; _pagoda pagoda ins pagoda; echo "${COMPREPLY[@]}"'
     found = subprocess.run(["bash", "-c", f"{done.stdout}\n{asked}"], capture_output=True, text=True, check=True)
     assert found.stdout == "inspect\n"
+    assert "__fish_pagoda_using_subcommand bench\" -f -a \"attention\"" in pagoda("completions", "fish").stdout
 
 
 def test_the_benchmark_says_how_to_make_its_model(tmp_path):

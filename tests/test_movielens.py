@@ -30,6 +30,10 @@ TRAINED = json.loads((HERE / "trained.json").read_text())
 
 @pytest.fixture
 def data(tmp_path):
+    return made_up(tmp_path / "data")
+
+
+def made_up(folder):
     """Ratings of a few users, several in one second as in the real ones, in no order."""
     random, lines = np.random.default_rng(5), []
     for user in range(1, USERS + 1):
@@ -37,7 +41,6 @@ def data(tmp_path):
         for movie in random.choice(np.arange(1, MOVIES + 1), random.integers(1, 40), replace=False):
             lines.append(f"{user}\t{movie}\t{random.integers(1, 6)}\t{begin + random.integers(0, SECONDS // 2)}")
     random.shuffle(lines)
-    folder = tmp_path / "data"
     folder.mkdir()
     (folder / "ml-100k.inter").write_text(
         "user_id:token\titem_id:token\trating:float\ttimestamp:float\n" + "\n".join(lines) + "\n"
@@ -174,6 +177,31 @@ def test_prepared_files_hold_what_the_data_says(data, tmp_path):
             assert len(others) == 4 and not set(others) & set(line["movies"][: events + rated])
     titles = json.loads((tmp_path / "out/movies.json").read_text(encoding="utf-8"))
     assert titles["1"] == "Movie n° 1 (1951)" and titles["7"] == "Movie n° 7" and len(titles) == len(movies)
+
+
+def test_visits_are_a_users_history_in_order(data, tmp_path):
+    users = dataset.read_events(data)
+    trained = tmp_path / "trained.json"
+    split = {"time": dataset.split_time(users), "seed": 3, "others": 4}
+    trained.write_text(json.dumps({"split": split}))
+    prepare.prepare(data, tmp_path / "out", trained)
+    lines = (tmp_path / "out/visits.txt").read_text(encoding="utf-8").splitlines()
+    (user,) = [user for user in users if lines[0] == f"user {user.user}"]
+    visits = []
+    for line in lines[1 : lines.index(next(line for line in lines if line.startswith("candidates ")))]:
+        if line.startswith("visit "):
+            visits.append((int(line.split()[1]), []))
+        else:
+            visits[-1][1].append(tuple(map(int, line.split())))
+    assert len(visits) == 4 and all(count == len(events) > 0 for count, events in visits)
+    sent = [event for _, events in visits for event in events]
+    assert sent == list(zip(user.movies.tolist(), user.ratings.tolist()))[: len(sent)]
+    # The first visit is everything from before the test, and the longest.
+    assert user.times[len(visits[0][1]) - 1] < split["time"] and visits[0][0] == max(count for count, _ in visits)
+    at = lines.index(f"candidates {len(lines) - 2 - len(visits) - len(sent)}")
+    numbers = [int(line.split()[0]) for line in lines[at + 1 :]]
+    assert len(set(numbers)) == len(numbers) > 20 and not set(numbers) & {movie for movie, _ in sent}
+    assert lines[at + 1] == f"{numbers[0]} " + prepare.titled(dataset.read_movies(data)[numbers[0]])
 
 
 def test_a_fetched_file_that_is_another_is_refused(tmp_path):

@@ -1,0 +1,356 @@
+"""What `make install` installs, after it was moved elsewhere: programs in every language build against it as the samples
+say, run without anything of this repository, and print the same to the byte. The data is made up, the model MovieLens'."""
+
+import filecmp
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+
+import numpy as np
+import pytest
+from capi import EXPORTS, ROOT
+from exported import Oracle
+from pagoda.export import export
+from safetensors.numpy import load_file
+from test_movielens import CONFIG, HERE, dataset, made_up, prepare
+
+# What is in the repository is tested: a language that is missing from the machine is a failure, not a test less.
+LANGUAGES = [name for name in ("go", "java") if (ROOT / "samples" / name).is_dir()]
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+# make hands its own settings down to what it starts.
+BUILD = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PAGODA_"))}
+
+
+def call(*command, code=0, env=None, **options):
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, encoding="utf-8", env=env, **options)
+    assert done.returncode == code, f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def build(*command, **environment):
+    return call(*command, env=BUILD | {name: str(value) for name, value in environment.items()}).stdout
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    return tmp_path_factory.mktemp("install")
+
+
+@pytest.fixture(scope="module")
+def prefix(here):
+    """Installed by way of DESTDIR, as packages are made, and then moved."""
+    targets = ["install", "install-java"] if "java" in LANGUAGES else ["install"]
+    build("make", "-s", "-C", ROOT, *targets, f"DESTDIR={here}/root", "PREFIX=/opt/pagoda")
+    return (here / "root/opt/pagoda").rename(here / "moved")
+
+
+@pytest.fixture(scope="module")
+def folder(here):
+    """What the samples read."""
+    data, out = made_up(here / "data"), here / "movielens"
+    users = dataset.read_events(data)
+    trained = here / "trained.json"
+    trained.write_text(json.dumps({"split": {"time": dataset.split_time(users), "seed": 3, "others": 4}}))
+    prepare.prepare(data, out, trained)
+    export(HERE / "weights.safetensors", HERE / "config.json", out / "model")
+    return out
+
+
+# ---- the programs ------------------------------------------------------------------------------------------------
+
+
+class Programs:
+    """Each is built when it is first asked for: a command, and what it needs in its environment to run."""
+
+    def __init__(self, prefix, here):
+        self.prefix, self.here, self.made = prefix, here, {}
+
+    def __call__(self, name):
+        if name not in self.made:
+            place = self.here / name
+            place.mkdir()
+            self.made[name] = getattr(self, name.replace("-", "_"))(place)
+        return self.made[name]
+
+    def flags(self, *options):
+        return build("pkg-config", *options, "pagoda", PKG_CONFIG_PATH=self.prefix / "lib/pkgconfig").split()
+
+    def c(self, place):
+        rpath = f"-Wl,-rpath,{self.flags('--variable=libdir')[0]}"
+        flags = [*WARNINGS, *self.flags("--cflags", "--libs"), rpath]
+        build("cc", "-std=c11", ROOT / "samples/c/rank.c", "-o", place / "rank", *flags)
+        return [place / "rank"], {}
+
+    def c_static(self, place):
+        libraries = [flag.replace("-lpagoda", "-l:libpagoda.a") for flag in self.flags("--static", "--libs")]
+        build("cc", "-std=c11", ROOT / "samples/c/rank.c", "-o", place / "rank", *self.flags("--cflags"), *libraries)
+        assert "libpagoda" not in build("readelf", "-d", place / "rank")
+        return [place / "rank"], self.onnxruntime()
+
+    def gxx(self, place):
+        return self.cmake(place, ROOT / "samples/cpp", "g++"), {}
+
+    def clang(self, place):
+        return self.cmake(place, ROOT / "samples/cpp", "clang++"), {}
+
+    def cmake_static(self, place):
+        text = (ROOT / "samples/cpp/CMakeLists.txt").read_text().replace("pagoda::pagoda", "pagoda::static")
+        shutil.copy(ROOT / "samples/cpp/rank.cpp", place)
+        (place / "CMakeLists.txt").write_text(text)
+        return self.cmake(place / "build", place, "g++"), self.onnxruntime()
+
+    def cmake(self, place, source, compiler):
+        settings = [f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_CXX_COMPILER={compiler}"]
+        build("cmake", "-S", source, "-B", place, *settings, f"-DCMAKE_CXX_FLAGS={' '.join(WARNINGS)}")
+        build("cmake", "--build", place)
+        return [place / "rank"]
+
+    def rust(self, place):
+        # `make test` has built it.
+        shutil.copy(ROOT / "target/debug/examples/rank", place)
+        return [place / "rank"], self.onnxruntime()
+
+    def go(self, place):
+        # As it was installed, with the binding that its go.mod names.
+        for folder in ["samples/go", "bindings/go"]:
+            shutil.copytree(self.prefix / "share/doc/pagoda" / folder, place / folder)
+        self.go_build(place / "samples/go", place / "rank")
+        return [place / "rank"], {}
+
+    def go_build(self, place, program):
+        paths = {"PKG_CONFIG_PATH": self.prefix / "lib/pkgconfig", "CGO_LDFLAGS": f"-Wl,-rpath,{self.prefix}/lib"}
+        build("go", "-C", place, "build", "-o", program, ".", **paths)
+
+    def java(self, place):
+        jar = self.prefix / "share/java/pagoda.jar"
+        build("javac", "-Xlint:all", "-Werror", "-cp", jar, "-d", place, *(ROOT / "samples/java").rglob("*.java"))
+        (main,) = [path.stem for path in (ROOT / "samples/java").rglob("*.java")]
+        return [shutil.which("java"), "-cp", f"{jar}:{place}", main], {}
+
+    def onnxruntime(self):
+        """Programs that have Pagoda inside look for ONNX Runtime beside themselves, not in the prefix."""
+        return {"PAGODA_ONNXRUNTIME": str(self.prefix / "lib/libonnxruntime.so.1")}
+
+
+ALL = ["c", "c-static", "gxx", "clang", "cmake-static", "rust", *LANGUAGES]
+
+
+@pytest.fixture(scope="module")
+def programs(prefix, here):
+    return Programs(prefix, here)
+
+
+def run(program, *arguments, code=0, **more):
+    command, environment = program
+    return call(*command, *arguments, code=code, env=environment | more, cwd="/")
+
+
+def test_the_ranking_is_right(programs, folder):
+    """Of the C sample, by the formulas in float64; all others have to print the same."""
+    lines = (folder / "visits.txt").read_text(encoding="utf-8").splitlines()
+    begins = [at for at, line in enumerate(lines) if re.match("visit|candidates", line)]
+    visits = [lines[begin + 1 : end] for begin, end in zip(begins, begins[1:])]
+    candidates = [line.split(" ", 1) for line in lines[begins[-1] + 1 :]]
+    expected, known = ["U" + lines[0][1:]], 0
+    for number, visit in enumerate(visits, 1):
+        expected.append(f"  visit {number}: {len(visit)} new events, {known} rows remembered, {len(visit)} computed")
+        known += len(visit)
+    expected.append(f"Top ten of {len(candidates)} movies:")
+    pairs = [map(int, line.split()) for visit in visits for line in visit]
+    events = [{"movie": movie, "rating": rating, "time": 0} for movie, rating in pairs]
+    asked = {"keys": {}, "events": events, "candidates": [{"movie": int(movie)} for movie, _ in candidates], "now": 0}
+    scores = Oracle(CONFIG, load_file(HERE / "weights.safetensors")).scores([asked])[:, 0]
+    printed = run(programs("c"), folder).stdout.splitlines()
+    assert printed[: len(expected)] == expected and len(printed) == len(expected) + 10
+    for place, (at, line) in enumerate(zip(np.argsort(-scores, kind="stable"), printed[len(expected) :]), 1):
+        number, score, title = re.fullmatch(r"  ([ \d]\d)\. (0\.\d{6})  (.*)", line).groups()
+        assert (int(number), title) == (place, candidates[at][1]) and abs(float(score) - scores[at]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_language_prints_the_same(programs, folder, name):
+    done = run(programs(name), folder)
+    assert done.stdout == run(programs("c"), folder).stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_fails_is_said(programs, here, folder, name):
+    wrong = run(programs(name), code=2)
+    assert wrong.stdout == "" and "usage: " in wrong.stderr.lower()
+    nowhere = run(programs(name), "/nowhere", code=1)
+    assert nowhere.stdout == "" and "/nowhere" in nowhere.stderr
+    half = here / f"half-{name}"
+    half.mkdir()
+    shutil.copy(folder / "visits.txt", half)
+    no_model = run(programs(name), half, code=1)
+    assert no_model.stdout == "" and str(half / "model") in no_model.stderr
+    (half / "visits.txt").write_text("user 1\nvisit 2\n5 5\n")
+    cut = run(programs(name), half, code=1)
+    assert cut.stdout == "" and "visits.txt" in cut.stderr
+    lost = run(programs(name), folder, code=1, PAGODA_ONNXRUNTIME="/nowhere.so")
+    assert lost.stdout == "" and "/nowhere.so" in lost.stderr and "PAGODA_ONNXRUNTIME" in lost.stderr
+
+
+# ---- the README --------------------------------------------------------------------------------------------------
+
+AROUND = {
+    "c": ("main.c", "#include <pagoda.h>\n#include <stdio.h>\nint main(void) {\n%s}\n"),
+    "cpp": ("main.cpp", "#include <cstdio>\n#include <pagoda.hpp>\nint main() {\n%s}\n"),
+    "go": (
+        "main.go",
+        'package main\nimport ("context"; "fmt"; "pagoda")\nfunc run(ctx context.Context) error {\n%sreturn nil\n}\n'
+        "func main() { if err := run(context.Background()); err != nil { panic(err) } }\n",
+    ),
+    "java": (
+        "Main.java",
+        "import ai.pagoda.*;\nimport java.nio.file.Path;\nimport java.util.Locale;\n"
+        "public class Main {\npublic static void main(String[] arguments) {\n%s}\n}\n",
+    ),
+    "rust": (
+        "main.rs",
+        "use pagoda::engine::{Columns, Engine, EngineOptions, Events, RankRequest};\n"
+        "fn main() -> pagoda::Result<()> {\n%sOk(())\n}\n",
+    ),
+}
+
+
+def from_readme(language, place, programs):
+    """The README's lines with what a program has around them, built; what runs it."""
+    name, around = AROUND[language]
+    section = (ROOT / "README.md").read_text().split("## In your language\n")[1].split("\n## ")[0]
+    (code,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    (place / name).write_text(around % code)
+    prefix, program = programs.prefix, place / "main"
+    flags = [*programs.flags("--cflags", "--libs"), f"-Wl,-rpath,{prefix}/lib"]
+    if language == "c":
+        build("cc", "-std=c11", *WARNINGS, place / name, "-o", program, *flags)
+    elif language == "cpp":
+        build("c++", "-std=c++17", *WARNINGS, place / name, "-o", program, *flags)
+    elif language == "go":
+        binding = f"require pagoda v0.0.0\nreplace pagoda => {ROOT}/bindings/go\n"
+        (place / "go.mod").write_text(f"module m\ngo 1.24\n{binding}")
+        programs.go_build(place, program)
+    elif language == "java":
+        jar = prefix / "share/java/pagoda.jar"
+        build("javac", "-cp", jar, "-d", place, place / name)
+        return [shutil.which("java"), "-cp", f"{jar}:{place}", "Main"], {}
+    else:
+        crate = ROOT / "target/debug"
+        found = ["--extern", f"pagoda={crate}/libpagoda.rlib", "-L", f"dependency={crate}/deps"]
+        build("rustc", "--edition=2024", "-Dwarnings", place / name, "-o", program, *found)
+        return [program], programs.onnxruntime()
+    return [program], {}
+
+
+@pytest.mark.parametrize("language", [name for name in AROUND if name not in ("go", "java") or name in LANGUAGES])
+def test_the_lines_of_the_readme_rank(programs, folder, tmp_path, language):
+    command, environment = from_readme(language, tmp_path, programs)
+    done = call(*command, env=environment, cwd=folder)
+    events = [{"movie": 17, "rating": 5, "time": 0}, {"movie": 4, "rating": 3, "time": 0}]
+    asked = {"keys": {}, "events": events, "candidates": [{"movie": movie} for movie in (8, 15, 16)], "now": 0}
+    scores = Oracle(CONFIG, load_file(HERE / "weights.safetensors")).scores([asked])[:, 0]
+    assert np.allclose([float(line) for line in done.stdout.split()], scores, atol=1e-4) and done.stderr == ""
+
+
+# ---- what is installed -------------------------------------------------------------------------------------------
+
+
+def symbols(*arguments):
+    lines = call("nm", "--format=posix", *arguments).stdout.splitlines()
+    return sorted(line.split()[0] for line in lines if " " in line)
+
+
+def test_the_libraries_have_the_names_of_the_list_and_no_other(prefix):
+    version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+    lib = prefix / "lib"
+    assert os.readlink(lib / "libpagoda.so") == "libpagoda.so.1"
+    assert os.readlink(lib / "libpagoda.so.1") == f"libpagoda.so.1.{version}"
+    assert "[libpagoda.so.1]" in call("readelf", "-d", lib / "libpagoda.so").stdout
+    assert symbols("-D", "--defined-only", lib / "libpagoda.so") == EXPORTS
+    assert symbols("--extern-only", "--defined-only", lib / "libpagoda.a") == EXPORTS
+
+
+def test_nothing_leads_back_to_where_it_was_built_or_installed(prefix, here):
+    texts = [path for end in ("*.pc", "*.cmake") for path in prefix.rglob(end)]
+    assert len(texts) == 3
+    for path in texts:
+        text = path.read_text()
+        assert str(ROOT) not in text and "/opt/pagoda" not in text and "@" not in text, path
+    for path in (prefix / "lib").glob("*.so"):
+        assert "PATH" not in re.sub(r"\[\$ORIGIN\]|.*\$ORIGIN.*", "", call("readelf", "-d", path).stdout), path
+    assert not [path for path in prefix.rglob("*") if path.is_symlink() and not path.exists()]
+
+
+def test_the_command_finds_onnx_runtime(prefix, folder):
+    line = json.dumps({"user": 1, "events": {"movie": [5], "rating": [4]}, "candidates": [7, 8]})
+    for environment, command in [({}, prefix / "bin/pagoda"), ({"PATH": str(prefix / "bin")}, "pagoda")]:
+        found = shutil.which(command, path=environment.get("PATH"))
+        asked = [command, "rank", folder / "model", "--json"]
+        done = subprocess.run(asked, executable=found, env=environment, input=line, text=True, capture_output=True)
+        assert done.returncode == 0 and json.loads(done.stdout)["computed_rows"] == 1, done.stderr
+
+
+def test_a_missing_onnx_runtime_is_told(programs, prefix, here, folder):
+    bare = here / "bare"
+    shutil.copytree(prefix / "lib", bare / "lib", copy_function=os.link, symlinks=True)
+    for path in (bare / "lib").glob("libonnxruntime*"):
+        path.unlink()
+    # Which the loader looks at before the program's own RUNPATH.
+    done = run(programs("c"), folder, code=1, LD_LIBRARY_PATH=str(bare / "lib"))
+    assert "ONNX Runtime can not be loaded" in done.stderr and f"beside {bare}/lib/libpagoda.so.1." in done.stderr
+    alone, _ = programs("c-static")
+    done = run((alone, {}), folder, code=1)
+    assert "ONNX Runtime can not be loaded" in done.stderr and f"beside {alone[0]}" in done.stderr
+
+
+VERSIONS = [("", True), ("0.1", True), ("0.1.0 EXACT", True), ("0.1.1", False), ("0.2", False), ("1.0", False)]
+
+
+@pytest.mark.parametrize("asked, found", VERSIONS)
+def test_cmake_takes_a_version_that_fits(prefix, tmp_path, asked, found):
+    begin = "cmake_minimum_required(VERSION 3.16)\nproject(p C)\n"
+    (tmp_path / "CMakeLists.txt").write_text(f"{begin}find_package(Pagoda {asked})\nmessage(found=${{Pagoda_FOUND}})\n")
+    done = call("cmake", "-S", tmp_path, "-B", tmp_path / "b", f"-DCMAKE_PREFIX_PATH={prefix}", env=BUILD)
+    assert f"found={int(found)}" in done.stderr
+
+
+def test_licences_are_passed_on(prefix):
+    doc = prefix / "share/doc/pagoda"
+    assert "Apache License" in (doc / "LICENSE").read_text() and "MIT" in (doc / "LICENSE.onnxruntime").read_text()
+    notices = (doc / "NOTICES.rust").read_text()
+    for crate in "sled", "ring", "clap", "redis":
+        assert re.search(rf"^{crate} \d+\.\d+\.\d+: ", notices, re.MULTILINE), crate
+    # A dependency of tests alone.
+    assert "cbindgen" not in notices
+
+
+def test_shells_complete_the_command(prefix):
+    share = prefix / "share"
+    bash = share / "bash-completion/completions/pagoda"
+    for path in bash, share / "zsh/site-functions/_pagoda", share / "fish/vendor_completions.d/pagoda.fish":
+        assert "completions" in path.read_text()
+    call("bash", "-n", bash)
+
+
+def test_uninstall_leaves_no_file(here, prefix):
+    shutil.copytree(prefix, here / "other/p", copy_function=os.link, symlinks=True)
+    build("make", "-s", "-C", ROOT, "uninstall", f"DESTDIR={here}/other", "PREFIX=/p")
+    assert [path for path in (here / "other").rglob("*") if not path.is_dir()] == []
+
+
+def test_dist_is_what_is_installed(prefix, tmp_path):
+    """To the byte, though it was put together another time; and with nothing of who did it and when."""
+    build("make", "-s", "-C", ROOT, "dist")
+    (path,) = (ROOT / "target/dist").glob("*.tar.gz")
+    top, time = path.name.removesuffix(".tar.gz"), int(build("git", "-C", ROOT, "log", "-1", "--format=%ct"))
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+        archive.extractall(tmp_path, filter="data")
+    assert [member.name for member in members] == sorted(member.name for member in members)
+    assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, time)}
+    assert {member.name.split("/")[0] for member in members} == {top}
+    for file in [file for file in (tmp_path / top).rglob("*") if file.is_file()]:
+        assert filecmp.cmp(file, prefix / file.relative_to(tmp_path / top), shallow=False), file
