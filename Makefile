@@ -110,7 +110,7 @@ java-tools:
 	@.ci/need mvn maven
 
 build-java: $(JNI) ## Build libpagoda_jni.so into target/release, and target/java/pagoda.jar.
-	@mvn -q -B -f bindings/java package -Dmaven.test.skip
+	@mvn -B -ntp -f bindings/java package -Dmaven.test.skip > target/build-java.log 2>&1 || { cat target/build-java.log; exit 1; }
 
 header: ## Make include/pagoda.h anew from sdk/src/ffi, and its copy for Go.
 	@PAGODA_BLESS=1 cargo test -q --test header the_header_is_current
