@@ -253,8 +253,9 @@ target/bench/rank/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 
 bench-model: target/bench/rank/pagoda.json ## Make the model folder that `pagoda bench rank` measures.
 
-bench: build bench-model ## Measure everything that has a goal.
+bench: build-go bench-model target/demo/model.onnx ## Measure everything that has a goal.
 	@for name in overhead append attention kv store embedding rank; do $(RELEASE)/pagoda bench $$name; done
+	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainCgo .
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 
@@ -282,15 +283,13 @@ test-python: build-cpp target/demo/model.onnx $(if $(wildcard samples/go),tools-
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
 	$(PY) -m pytest -q --durations=10 tests
 
-# -count=1: go does not see that libpagoda.so has changed, and would say what it said before. What a call costs is not
-# what it costs under the race detector.
+# -count=1: go does not see that libpagoda.so has changed, and would say what it said before.
 test-go: build-go target/demo/model.onnx ## The Go binding: formatted, vetted, tested under the race detector.
 	@unformatted=$$($$($(GO) env GOROOT)/bin/gofmt -l bindings/go samples/go); [ -z "$$unformatted" ] || \
 		{ echo "gofmt would change: $$unformatted" >&2; exit 1; }
 	cd samples/go && $(WITH_GO) vet ./...
 	cd bindings/go && $(WITH_GO) vet ./...
 	cd bindings/go && $(WITH_GO) test -count=1 -race ./...
-	cd bindings/go && $(WITH_GO) test -count=1 -run PlainCgo .
 
 # -Xcheck:jni only prints what it finds, so it is looked for.
 test-java: $(JNI) target/demo/model.onnx ## Test the Java binding: JUnit under -Xcheck:jni, javadoc.
