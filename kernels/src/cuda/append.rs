@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
+use super::call::copy_width;
 use super::{Append, CUstream, CudaError, Gpu};
 
 const THREADS: u32 = 256;
@@ -11,10 +12,7 @@ const THREADS: u32 = 256;
 /// As for [`Gpu::append`].
 pub unsafe fn launch(gpu: &Gpu, call: &Append, stream: CUstream) -> Result<(), CudaError> {
     let bytes = call.rows.heads * call.rows.head_size * call.element.bytes();
-    let addresses = call.key | call.value | call.cache.pool;
-    // The widest copies that a row and every address are a multiple of.
-    let divides = |width: usize| bytes.is_multiple_of(width) && addresses.is_multiple_of(width as u64);
-    let width = [16, 4, 2].into_iter().find(|width| divides(*width)).unwrap_or(2);
+    let width = copy_width(bytes, call.key | call.value | call.cache.pool);
     let function = gpu.append.function(&format!("append_{width}"), 0)?;
     // A warp a row.
     let blocks = (call.rows.total_rows as u32).div_ceil(THREADS / 32);

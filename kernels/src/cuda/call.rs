@@ -180,7 +180,14 @@ impl Rows {
 }
 
 /// The most of anything that kernels count in 32 bits.
-const MOST: usize = i32::MAX as usize - 4096;
+pub(crate) const MOST: usize = i32::MAX as usize - 4096;
+
+/// The widest copies, in bytes, that kernels are compiled for and that rows of so many bytes and all `addresses`, put
+/// together by or, are a multiple of.
+pub(crate) fn copy_width(row_bytes: usize, addresses: CUdeviceptr) -> usize {
+    let divides = |width: usize| row_bytes.is_multiple_of(width) && addresses.is_multiple_of(width as u64);
+    [16, 4, 2].into_iter().find(|width| divides(*width)).unwrap_or(2)
+}
 
 impl Cache {
     fn check(&self) -> Result<(), CudaError> {
@@ -280,5 +287,17 @@ impl Append {
 
     pub(crate) fn raw(&self) -> Raw {
         self.cache.add_to(Raw { key: self.key, value: self.value, ..self.rows.raw() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_as_wide_as_rows_and_addresses_allow() {
+        for (bytes, addresses, width) in [(32, 0, 16), (32, 64 | 4, 4), (20, 16, 4), (6, 16, 2), (32, 2, 2)] {
+            assert_eq!(copy_width(bytes, addresses), width, "{bytes} {addresses}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
+use super::call::{MOST, copy_width};
 use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type};
 
 /// Rows of a set; `WAYS` of cuda/table.cu.
@@ -48,9 +49,11 @@ impl DeviceTable {
     }
 
     fn check(&self) -> Result<(), CudaError> {
-        if self.set_count == 0 || self.dim == 0 || self.dim > MOST {
+        // Kernels have the number of a set in 32 bits.
+        if !(1..=u32::MAX as usize).contains(&self.set_count) || !(1..=MOST).contains(&self.dim) {
             let shape = format!("{} sets of rows of {}", self.set_count, self.dim);
-            return Err(CudaError::Unsupported(format!("{shape}: expected 1 or more, and rows of up to {MOST}")));
+            let message = format!("{shape}: expected 1 to {} sets, and rows of 1 to {MOST}", u32::MAX);
+            return Err(CudaError::Unsupported(message));
         }
         if self.element == Type::Bf16 {
             return Err(CudaError::Unsupported("a table of bf16, expected f32 or f16".into()));
@@ -68,9 +71,6 @@ impl DeviceTable {
         }
     }
 }
-
-/// The most of anything that kernels count in 32 bits.
-const MOST: usize = i32::MAX as usize - 4096;
 
 /// A lookup of keys, any number of times each.
 #[derive(Clone, Copy, Debug)]
@@ -218,9 +218,7 @@ pub unsafe fn put(gpu: &Gpu, call: &TablePut, stream: CUstream) -> Result<(), Cu
     };
     let mut element_bytes = call.table.element.bytes() as i32;
     let bytes = call.table.dim * call.table.element.bytes();
-    let addresses = call.rows | call.table.rows;
-    let divides = |width: usize| bytes.is_multiple_of(width) && addresses.is_multiple_of(width as u64);
-    let width = [16, 4, 2].into_iter().find(|width| divides(*width)).unwrap_or(2);
+    let width = copy_width(bytes, call.rows | call.table.rows);
     let function = gpu.table.function(&format!("put_{width}"), 0)?;
     let mut table = call.table.raw();
     let mut arguments =
@@ -228,4 +226,27 @@ pub unsafe fn put(gpu: &Gpu, call: &TablePut, stream: CUstream) -> Result<(), Cu
     let blocks = (call.count as u32).div_ceil(THREADS / 32).min(gpu.multiprocessors * PUT_BLOCKS);
     // SAFETY: the kernel takes a `Table`, a `Put` and an `int`.
     unsafe { function.launch(blocks, THREADS, 0, stream, &mut arguments) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_that_no_kernel_takes_are_refused() {
+        let good = DeviceTable { sets: 0, rows: 0, versions: 0, set_count: 1, dim: 1, element: Type::F16 };
+        assert!(good.check().is_ok());
+        let most = u32::MAX as usize;
+        assert!(DeviceTable { set_count: most, dim: MOST, ..good }.check().is_ok());
+        for (bad, words) in [
+            (DeviceTable { set_count: 0, ..good }, "0 sets of rows of 1"),
+            (DeviceTable { set_count: most + 1, ..good }, "4294967296 sets"),
+            (DeviceTable { dim: 0, ..good }, "rows of 0"),
+            (DeviceTable { dim: MOST + 1, ..good }, "rows of 1 to"),
+            (DeviceTable { element: Type::Bf16, ..good }, "expected f32 or f16"),
+        ] {
+            let error = bad.check().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
 }
