@@ -6,7 +6,6 @@
 //! and keeps nothing from one call to the next, so that any number may be under way on any streams.
 
 use std::ffi::CStr;
-use std::sync::{Mutex, PoisonError};
 
 use pagoda_kernels::cuda::{CUstream, CudaError, Gpu};
 
@@ -37,24 +36,12 @@ impl<O: Launch> Operator for OnCuda<O> {
     }
 
     fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        Ok(Self { operator: O::new(attributes)?, gpu: gpu(attributes.device()?)? })
+        Ok(Self { operator: O::new(attributes)?, gpu: Gpu::shared(attributes.device()?)? })
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
         self.operator.launch(self.gpu, context.stream()?.cast(), context)
     }
-}
-
-/// The device of that number with the kernels on it, opened once for the whole process.
-fn gpu(ordinal: usize) -> Result<&'static Gpu, OpError> {
-    static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
-    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, gpu)) = gpus.iter().find(|(known, _)| *known == ordinal) {
-        return Ok(gpu);
-    }
-    let gpu: &'static Gpu = Box::leak(Box::new(Gpu::open(ordinal)?));
-    gpus.push((ordinal, gpu));
-    Ok(gpu)
 }
 
 impl From<CudaError> for OpError {

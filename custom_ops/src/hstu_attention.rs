@@ -111,7 +111,12 @@ impl<T: OnnxElement> Launch for HstuAttention<T> {
         // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
         // go of them before the stream is done; what holds for other nodes holds as above. The output is apart from every
         // input.
-        Ok(unsafe { gpu.attention(&call, stream) }?)
+        unsafe {
+            if let Some(cache) = &call.cache {
+                cuda::hold_for_arrivals(cache.pool, stream)?;
+            }
+            Ok(gpu.attention(&call, stream)?)
+        }
     }
 }
 

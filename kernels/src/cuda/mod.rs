@@ -10,23 +10,29 @@
 //! The kernels themselves are in `kernels/cuda`.
 
 mod append;
+mod arrivals;
 mod attention;
 mod call;
 mod maps;
+mod memory;
 mod module;
 mod table;
+mod tokens;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUdevice_attribute_enum as Attribute, CUresult};
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaContext, DriverError, result};
 
+pub use arrivals::{Arrivals, hold_for_arrivals};
 pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
+pub use memory::{DeviceMemory, Event, PinnedMemory, SideStream};
 use module::Module;
 pub use module::built;
 pub use table::{DeviceTable, TableLookup, TablePut};
+pub use tokens::Tokens;
 
 /// A kernel that computes `HstuAttention`; later ones are faster and take less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,6 +78,13 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
+impl CudaError {
+    /// Whether there was no memory for it: less may fit.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Driver { error: CUresult::CUDA_ERROR_OUT_OF_MEMORY, .. })
+    }
+}
+
 pub(crate) fn asked(what: &'static str) -> impl Fn(DriverError) -> CudaError {
     move |error| CudaError::Driver { what, error: error.0 }
 }
@@ -83,6 +96,7 @@ pub struct Gpu {
     append: Module,
     plain: Module,
     table: Module,
+    tokens: Module,
     mma: Option<Module>,
     hopper: Option<Module>,
     multiprocessors: u32,
@@ -106,11 +120,39 @@ impl Gpu {
             append: Module::load(module::APPEND)?,
             plain: Module::load(module::PLAIN)?,
             table: Module::load(module::TABLE)?,
+            tokens: Module::load(module::TOKENS)?,
             mma: (major >= 8).then(|| Module::load(module::MMA)).transpose()?,
             hopper: (major == 9).then(|| Module::load(module::HOPPER)).transpose()?,
             multiprocessors: multiprocessors.max(1) as u32,
             context,
         })
+    }
+
+    /// The device of that number, opened once for the whole process.
+    pub fn shared(ordinal: usize) -> Result<&'static Self, CudaError> {
+        static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
+        let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, gpu)) = gpus.iter().find(|(known, _)| *known == ordinal) {
+            return Ok(gpu);
+        }
+        let gpu: &'static Self = Box::leak(Box::new(Self::open(ordinal)?));
+        gpus.push((ordinal, gpu));
+        Ok(gpu)
+    }
+
+    /// Its number.
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    /// Bytes of memory on the device that no one has.
+    pub fn free_bytes(&self) -> Result<usize, CudaError> {
+        self.bind()?;
+        result::mem_get_info().map(|(free, _)| free).map_err(asked("asking how much memory is free"))
+    }
+
+    fn bind(&self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(asked("making the context current"))
     }
 
     /// The device's context, for allocations and streams.
@@ -142,7 +184,7 @@ impl Gpu {
     /// where none does. It depends on the shapes alone: B, T, H, D, the page size and how many page ids there are.
     pub fn scratch_bytes(&self, call: &Attention) -> Result<usize, CudaError> {
         let most = self.most_scratch_bytes(call)?;
-        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        self.bind()?;
         Ok(if most > 0 && attention::wants_scratch(self, call)? { most } else { 0 })
     }
 
@@ -188,7 +230,7 @@ impl Gpu {
         if call.rows.total_rows == 0 {
             return Ok(());
         }
-        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        self.bind()?;
         // SAFETY: the caller's.
         unsafe { attention::launch(self, path, call, scratch, stream) }
     }
@@ -202,7 +244,7 @@ impl Gpu {
         if call.rows.total_rows == 0 {
             return Ok(());
         }
-        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        self.bind()?;
         // SAFETY: the caller's.
         unsafe { append::launch(self, call, stream) }
     }
@@ -214,7 +256,7 @@ impl Gpu {
     /// Every address of the call is one of this device, of memory as long as the call says and alive until the stream has
     /// done this; nothing but lookups and puts uses the table's meanwhile, and nothing else the rest of what is written.
     pub unsafe fn table_lookup(&self, call: &TableLookup, stream: CUstream) -> Result<(), CudaError> {
-        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        self.bind()?;
         // SAFETY: the caller's.
         unsafe { table::lookup(self, call, stream) }
     }
@@ -225,9 +267,29 @@ impl Gpu {
     /// # Safety
     /// As for [`table_lookup`](Self::table_lookup).
     pub unsafe fn table_put(&self, call: &TablePut, stream: CUstream) -> Result<(), CudaError> {
-        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        self.bind()?;
         // SAFETY: the caller's.
         unsafe { table::put(self, call, stream) }
+    }
+
+    /// Puts on a stream that tokens of a user are packed, out of their pages.
+    ///
+    /// # Safety
+    /// As for [`attention`](Self::attention).
+    pub unsafe fn pack(&self, tokens: &Tokens, stream: CUstream) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's.
+        unsafe { tokens::launch(self, "pack", tokens, stream) }
+    }
+
+    /// Puts on a stream that packed tokens of a user go into their pages.
+    ///
+    /// # Safety
+    /// As for [`append`](Self::append).
+    pub unsafe fn unpack(&self, tokens: &Tokens, stream: CUstream) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's.
+        unsafe { tokens::launch(self, "unpack", tokens, stream) }
     }
 
     /// Puts a copy of `bytes` bytes on a stream: `PagedKvAppend` works on one pool, so whoever has two copies first.
@@ -242,7 +304,7 @@ impl Gpu {
         bytes: usize,
         stream: CUstream,
     ) -> Result<(), CudaError> {
-        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        self.bind()?;
         // SAFETY: the caller's.
         unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }.map_err(asked("copying on the device"))
     }

@@ -15,6 +15,7 @@ use super::{CudaError, asked};
 pub const APPEND: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/append.fatbin"));
 pub const PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin"));
 pub const TABLE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/table.fatbin"));
+pub const TOKENS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tokens.fatbin"));
 pub const MMA: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mma.fatbin"));
 pub const HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hopper.fatbin"));
 
