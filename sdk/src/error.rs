@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use pagoda_kernels::cuda::CudaError;
+
 /// The result of everything that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -136,6 +138,17 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<CudaError> for Error {
+    fn from(error: CudaError) -> Self {
+        let status = match &error {
+            CudaError::NotBuilt | CudaError::NoDriver | CudaError::Unsupported(_) => Status::Unsupported,
+            error if error.is_out_of_memory() => Status::Capacity,
+            CudaError::Driver { .. } => Status::Runtime,
+        };
+        Self::new(status, error.to_string())
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,12 +1,13 @@
-//! Tensors: an element type, dimensions, and memory that is ours, the caller's, or ONNX Runtime's.
+//! Tensors: an element type, dimensions, and memory that is ours, the caller's, or ONNX Runtime's; of the host, or of a GPU.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};
+use pagoda_kernels::cuda::{DeviceMemory, Gpu};
 
 use crate::error::{Error, Result, Status};
 
@@ -158,6 +159,8 @@ pub struct Tensor {
 enum Storage {
     /// Numbers. The owner frees the memory, or calls back whoever lent it.
     Numbers { data: NonNull<c_void>, bytes: usize, _owner: Box<dyn Any + Send + Sync> },
+    /// Numbers on a GPU, from the byte `at` on.
+    Device { memory: Arc<DeviceMemory>, at: usize, bytes: usize },
     /// Texts.
     Strings(Box<[String]>),
 }
@@ -181,6 +184,28 @@ impl Tensor {
         let buffer = Buffer::zeroed(bytes)?;
         let data = buffer.data;
         let storage = Storage::Numbers { data, bytes, _owner: Box::new(buffer) };
+        Ok(Self { element, dims: dims.into(), count, storage, writers: RwLock::default() })
+    }
+
+    /// A tensor of zeros on a GPU.
+    pub fn zeros_on(gpu: &'static Gpu, element: ElementType, dims: &[i64]) -> Result<Self> {
+        let (_, bytes) = size_of_tensor(element, dims)?;
+        if element == ElementType::String {
+            return Err(Error::invalid("type", "a GPU has no strings: keep them in host memory"));
+        }
+        let memory = DeviceMemory::zeroed(gpu, bytes).map_err(|error| {
+            let error = Error::from(error);
+            Error::new(error.status(), format!("a tensor of {bytes} bytes: {}", error.message())).about("dims")
+        })?;
+        Self::on_device(element, dims, &Arc::new(memory), 0)
+    }
+
+    /// A tensor over a part of memory on a GPU, from the byte `at` on, a multiple of 16.
+    pub(crate) fn on_device(element: ElementType, dims: &[i64], memory: &Arc<DeviceMemory>, at: usize) -> Result<Self> {
+        let (count, bytes) = size_of_tensor(element, dims)?;
+        let fits = at.checked_add(bytes).is_some_and(|end| end <= memory.bytes());
+        assert!(at.is_multiple_of(16) && fits, "{bytes} bytes at {at} of {}", memory.bytes());
+        let storage = Storage::Device { memory: Arc::clone(memory), at, bytes };
         Ok(Self { element, dims: dims.into(), count, storage, writers: RwLock::default() })
     }
 
@@ -253,15 +278,77 @@ impl Tensor {
         self.count == 0
     }
 
-    /// The memory of a tensor of numbers: where it begins and how many bytes it has.
+    /// The GPU it is on, if it is on one.
+    pub fn device(&self) -> Option<u32> {
+        match &self.storage {
+            Storage::Device { memory, .. } => Some(memory.gpu().ordinal() as u32),
+            _ => None,
+        }
+    }
+
+    /// The memory of a tensor of numbers in host memory: where it begins and how many bytes it has.
     pub fn memory(&self) -> Result<(*mut c_void, usize)> {
         match &self.storage {
+            Storage::Device { memory, .. } => {
+                let message = format!("this tensor is on GPU {}, not in host memory", memory.gpu().ordinal());
+                Err(Error::new(Status::Unsupported, format!("{message}: copy what you need from it")))
+            }
+            _ => self.place(),
+        }
+    }
+
+    /// As [`memory`](Self::memory), on whatever device it is.
+    pub(crate) fn place(&self) -> Result<(*mut c_void, usize)> {
+        match &self.storage {
             Storage::Numbers { data, bytes, .. } => Ok((data.as_ptr(), *bytes)),
+            Storage::Device { memory, at, bytes } => {
+                Ok((std::ptr::without_provenance_mut(memory.address() as usize + at), *bytes))
+            }
             Storage::Strings(_) => Err(Error::new(
                 Status::Unsupported,
                 "a tensor of strings has no flat memory: read its elements one by one as strings",
             )),
         }
+    }
+
+    /// Copies bytes out of a tensor of numbers, wherever it is, from the byte `from` on.
+    ///
+    /// # Safety
+    /// No run writes there meanwhile.
+    pub unsafe fn copy_out(&self, from: usize, to: &mut [u8]) -> Result<()> {
+        self.check_inside(from, to.len())?;
+        if let Storage::Device { memory, at, .. } = &self.storage {
+            // SAFETY: the caller's.
+            return Ok(unsafe { memory.read(at + from, to) }?);
+        }
+        let at = self.memory()?.0.cast::<u8>().wrapping_add(from);
+        // SAFETY: inside the memory, by the check above; by contract no one writes there.
+        unsafe { std::ptr::copy_nonoverlapping(at, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into a tensor of numbers, wherever it is, from the byte `to` on.
+    ///
+    /// # Safety
+    /// No one else reads or writes there meanwhile.
+    pub unsafe fn copy_in(&self, to: usize, from: &[u8]) -> Result<()> {
+        self.check_inside(to, from.len())?;
+        if let Storage::Device { memory, at, .. } = &self.storage {
+            // SAFETY: the caller's.
+            return Ok(unsafe { memory.write(at + to, from) }?);
+        }
+        let at = self.memory()?.0.cast::<u8>().wrapping_add(to);
+        // SAFETY: inside the memory, by the check above; by contract no one else is there.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at, from.len()) };
+        Ok(())
+    }
+
+    fn check_inside(&self, at: usize, len: usize) -> Result<()> {
+        let bytes = self.place()?.1;
+        if at.checked_add(len).is_none_or(|end| end > bytes) {
+            return Err(Error::invalid("bytes", format!("{len} bytes at {at} of a tensor of {bytes}")));
+        }
+        Ok(())
     }
 
     /// Keeps others from writing all of it, while the caller writes a part that is its own.
@@ -304,7 +391,7 @@ impl Tensor {
     pub fn as_strings(&self) -> Result<&[String]> {
         match &self.storage {
             Storage::Strings(strings) => Ok(strings),
-            Storage::Numbers { .. } => Err(Error::new(
+            Storage::Numbers { .. } | Storage::Device { .. } => Err(Error::new(
                 Status::InvalidArgument,
                 format!("this is a tensor of {}, not of strings", self.element.name()),
             )),
@@ -434,8 +521,6 @@ fn check_memory(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
@@ -483,6 +568,20 @@ mod tests {
         assert_eq!(tensor.element_type(), ElementType::Bool);
         assert_eq!(tensor.to_bools().unwrap(), [true, false, true]);
         assert!(Tensor::from_slice(&[1], &[1_u8]).unwrap().to_bools().is_err());
+    }
+
+    #[test]
+    fn bytes_are_copied_out_and_in() {
+        let tensor = Tensor::from_slice(&[4], &[1_u8, 2, 3, 4]).unwrap();
+        let mut bytes = [0; 2];
+        // SAFETY: no one else has the tensor.
+        unsafe {
+            tensor.copy_in(1, &[8, 9]).unwrap();
+            tensor.copy_out(2, &mut bytes).unwrap();
+            assert!(tensor.copy_out(3, &mut bytes).is_err() && tensor.copy_in(usize::MAX, &[0, 0]).is_err());
+        }
+        assert_eq!((tensor.as_slice::<u8>().unwrap(), bytes), (&[1, 8, 9, 4][..], [9, 3 + 1]));
+        assert_eq!(tensor.device(), None);
     }
 
     #[test]

@@ -82,6 +82,11 @@ impl Model {
         &self.session.reason
     }
 
+    /// Whether the ai.pagoda operators run on a GPU: pools are best in its memory then.
+    pub fn operators_on_gpu(&self) -> bool {
+        self.session.operators_on_gpu
+    }
+
     /// The version of the ONNX Runtime library it runs on.
     pub fn onnxruntime_version(&self) -> &str {
         &self.api.version
@@ -103,8 +108,8 @@ impl Model {
     }
 
     /// Runs the model. An output with a tensor is written into it and `None` returned in its place; the others are
-    /// returned. One memory may be an input and an output at once, as pools of keys and values are; on a GPU such runs wait
-    /// for one another, unless the model was opened with `host_pools`.
+    /// returned. One memory may be an input and an output at once, as pools of keys and values are; if it is host memory and
+    /// the model on a GPU, such runs wait for one another, unless the model was opened with `host_pools`.
     ///
     /// # Safety
     /// During the run no one else writes to the tensors, or makes use of what is in those that are outputs.
@@ -214,7 +219,7 @@ impl Model {
         let mut shared: Vec<&Tensor> = outputs.iter().filter_map(|(_, tensor)| *tensor).filter(is_input).collect();
         // Always in the same order, or two runs could wait for one another.
         shared.sort_by_key(|tensor| std::ptr::from_ref(*tensor).addr());
-        let hold = |tensor: &'a Tensor| match self.session.copies_pools {
+        let hold = |tensor: &'a Tensor| match self.session.operators_on_gpu && tensor.device().is_none() {
             true => Held::Whole { _guard: tensor.hold_whole() },
             false => Held::Part { _guard: tensor.hold_part() },
         };
@@ -299,7 +304,7 @@ fn once(names: &[*const c_char], info: &ValueInfo, what: &str, index: usize) -> 
 
 /// The addresses of a tensor of numbers that has any.
 fn bytes_of(tensor: &Tensor) -> Option<Range<usize>> {
-    let (data, bytes) = tensor.memory().ok()?;
+    let (data, bytes) = tensor.place().ok()?;
     (bytes > 0).then(|| data.addr()..data.addr() + bytes)
 }
 

@@ -44,8 +44,9 @@ pub(super) struct Session {
     raw: *mut OrtSession,
     profile: Option<PathBuf>,
     pub(super) provider: Provider,
-    /// Whether the operators are on a GPU: then ONNX Runtime copies host memory that is bound to them there and back.
-    pub(super) copies_pools: bool,
+    /// Whether the ai.pagoda operators are on a GPU: then ONNX Runtime copies host memory that is bound to them there and
+    /// back.
+    pub(super) operators_on_gpu: bool,
     /// Why `Provider::Auto` did not become the GPU; empty otherwise.
     pub(super) reason: String,
 }
@@ -116,8 +117,8 @@ impl Session {
         if let Some(mut known) = first {
             *known = true;
         }
-        let copies_pools = provider == Provider::Cuda && !options.host_pools && pagoda_custom_ops::has_cuda();
-        Ok(Self { api, raw, profile: options.profile_path.clone(), provider, copies_pools, reason: String::new() })
+        let operators_on_gpu = provider == Provider::Cuda && !options.host_pools && pagoda_custom_ops::has_cuda();
+        Ok(Self { api, raw, profile: options.profile_path.clone(), provider, operators_on_gpu, reason: String::new() })
     }
 
     /// The session itself.

@@ -3,7 +3,10 @@
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::null_mut;
 
-use ort_sys::{ONNXTensorElementDataType as OnnxType, ONNXType, OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue};
+use ort_sys::{
+    ONNXTensorElementDataType as OnnxType, ONNXType, OrtAllocatorType, OrtMemType, OrtTensorTypeAndShapeInfo,
+    OrtTypeInfo, OrtValue,
+};
 
 use super::api::Api;
 use crate::error::{Error, Result, Status};
@@ -114,13 +117,26 @@ impl Value {
                 return Ok(value);
             }
         }
-        let (data, bytes) = tensor.memory()?;
-        // SAFETY: the memory belongs to the tensor, which outlives the value by contract.
-        unsafe {
-            let (dims, rank) = (dims.as_ptr(), dims.len());
-            let status = (table.CreateTensorWithDataAsOrtValue)(api.host, data, bytes, dims, rank, element, &mut raw);
-            api.check(status)?;
-        }
+        let (data, bytes) = tensor.place()?;
+        let (dims, rank) = (dims.as_ptr(), dims.len());
+        // SAFETY: the memory belongs to the tensor, which outlives the value by contract. ONNX Runtime copies what it is
+        // told of the memory, and what is made here for that is released whatever happens between.
+        let status = unsafe {
+            match tensor.device() {
+                None => (table.CreateTensorWithDataAsOrtValue)(api.host, data, bytes, dims, rank, element, &mut raw),
+                Some(device) => {
+                    let mut memory = null_mut();
+                    let (kind, default) = (OrtAllocatorType::OrtDeviceAllocator, OrtMemType::OrtMemTypeDefault);
+                    let name = c"Cuda".as_ptr();
+                    api.check((table.CreateMemoryInfo)(name, kind, device as i32, default, &mut memory))?;
+                    let made =
+                        (table.CreateTensorWithDataAsOrtValue)(memory, data, bytes, dims, rank, element, &mut raw);
+                    (table.ReleaseMemoryInfo)(memory);
+                    made
+                }
+            }
+        };
+        api.check(status)?;
         Ok(Self { api, raw })
     }
 
