@@ -299,11 +299,13 @@ test-java: $(JNI) target/demo/model.onnx ## Test the Java binding: JUnit under -
 	@javac -Xlint:all -Werror -cp target/java/pagoda.jar -d target/java/samples samples/java/Rank.java
 
 # Two programs, to be run here or carried to a GPU host: they do not need cargo.
-build-gpu: deps ## Build target/gpu-test (the CUDA kernels) and target/providers-test (the operators in ONNX Runtime).
+build-gpu: deps ## Build target/gpu-test (the CUDA kernels), target/kv-test and target/providers-test (in ONNX Runtime).
 	@program=$$(cargo test -q -p pagoda-kernels --test gpu --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p') && cp "$$program" target/gpu-test
 	@program=$$(cargo test -q --test providers --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/providers-[^"]*\)".*/\1/p') && cp "$$program" target/providers-test
+	@program=$$(cargo test -q --test kv --no-run --message-format=json | \
+		sed -n 's/.*"executable":"\([^"]*\/kv-[^"]*\)".*/\1/p') && cp "$$program" target/kv-test
 
 # ONNX Runtime with its CUDA provider, as of tests/requirements.txt. cuBLAS, cuDNN and the like are for the host to have.
 ORT_GPU := target/onnxruntime-gpu/onnxruntime/capi/libonnxruntime.so.1
@@ -315,6 +317,7 @@ $(ORT_GPU): tests/requirements.txt | tools
 
 test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under compute-sanitizer too where that is installed.
 	target/gpu-test
+	PAGODA_TEST_GPU=0 PAGODA_KV_SEQUENCES=400 PAGODA_CRASH_CYCLES=5 target/kv-test
 	PAGODA_ONNXRUNTIME=$(ORT_GPU) target/providers-test --include-ignored
 	@! command -v compute-sanitizer >/dev/null || for tool in memcheck initcheck racecheck; do \
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append \

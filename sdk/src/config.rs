@@ -136,6 +136,8 @@ pub struct KvOptions {
     pub element: ElementType,
     /// How many pages are resident.
     pub pages: Pages,
+    /// Where they lie.
+    pub place: Place,
     /// The version of the model. Entries of another version are never seen.
     pub model_version: String,
     /// The most tokens of a history that are kept; 0 = all. Older ones leave page by page.
@@ -165,6 +167,7 @@ impl Default for KvOptions {
             page_size: 32,
             element: ElementType::F32,
             pages: Pages::Count(0),
+            place: Place::default(),
             model_version: String::new(),
             max_history: 0,
             overlap: Overlap::default(),
@@ -184,6 +187,18 @@ pub enum Pages {
     Count(u32),
     /// As many pages as fit into so many bytes, all layers together.
     Bytes(u64),
+    /// As many pages as fit into so many percent of the memory that is free on the GPU where they lie.
+    Percent(u32),
+}
+
+/// Where the pages of a cache lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// In host memory.
+    #[default]
+    Host,
+    /// On the GPU of that number.
+    Cuda(u32),
 }
 
 /// What becomes of new tokens that are cached already.

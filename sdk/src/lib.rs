@@ -29,7 +29,7 @@ pub mod tensor;
 pub mod ffi;
 
 pub use config::{
-    Durability, Edited, KvOptions, ModelOptions, Offload, Optimization, Overlap, Pages, Provider, StoreOptions,
+    Durability, Edited, KvOptions, ModelOptions, Offload, Optimization, Overlap, Pages, Place, Provider, StoreOptions,
 };
 pub use engine::{Engine, EngineOptions, ModelFolder, RankRequest, RankResponse};
 pub use error::{Error, Result, Status};

@@ -7,12 +7,13 @@ use pagoda::store::{DiskStore, Store};
 use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Overlap, Pages, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
-use crate::pattern::Shape;
+use crate::pattern::{Shape, place};
 
 const SHAPE: Shape = Shape { layers: 3, page_size: 8, row: 2 * 4 * 2 };
 
 fn options() -> KvOptions {
     KvOptions {
+        place: place(),
         layers: SHAPE.layers,
         heads: 2,
         head_size: 4,

@@ -10,7 +10,7 @@ use pagoda::store::DiskStore;
 use pagoda::{Durability, ElementType, KvCache, KvOptions, Offload, Pages, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
-use crate::pattern::Shape;
+use crate::pattern::{Shape, place};
 
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 128 };
 const USERS: u64 = 8;
@@ -104,6 +104,7 @@ fn open(path: &std::path::Path, durability: Durability) -> KvCache {
     // Small segments and little patience with garbage: rolling over and compaction happen too.
     let store = StoreOptions { durability, segment_bytes: 1 << 18, garbage_bytes: 1 << 17, ..StoreOptions::default() };
     let options = KvOptions {
+        place: place(),
         layers: SHAPE.layers,
         heads: 8,
         head_size: 4,

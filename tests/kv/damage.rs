@@ -11,12 +11,13 @@ use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket}
 use pagoda::{Edited, ElementType, KvCache, KvOptions, Offload, Pages, Result, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
-use crate::pattern::Shape;
+use crate::pattern::{Shape, place};
 
 const SHAPE: Shape = Shape { layers: 3, page_size: 8, row: 64 };
 
 fn options() -> KvOptions {
     KvOptions {
+        place: place(),
         layers: SHAPE.layers,
         heads: 4,
         head_size: 4,

@@ -9,8 +9,9 @@ use pagoda::store::{DiskStore, Store};
 use pagoda::{Edited, ElementType, KvCache, KvOptions, Lease, Offload, Overlap, Pages, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
-use crate::pattern::Shape;
+use crate::pattern::{Shape, place};
 
+/// Unless `PAGODA_KV_SEQUENCES` says otherwise.
 const SEQUENCES: u64 = 10_000;
 const STEPS: usize = 25;
 /// The store is closed and opened again after so many sequences, which it then has the leftovers of.
@@ -22,7 +23,8 @@ const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 4 };
 fn ten_thousand_random_sequences() {
     let folder = Folder::new();
     let mut store = open(&folder);
-    for seed in 0..SEQUENCES {
+    let sequences = std::env::var("PAGODA_KV_SEQUENCES").map_or(SEQUENCES, |number| number.parse().expect("a number"));
+    for seed in 0..sequences {
         if seed % REOPEN == REOPEN - 1 {
             drop(store);
             store = open(&folder);
@@ -133,6 +135,7 @@ impl World {
     fn new(random: &mut Random, seed: u64, store: &Arc<dyn Store>) -> Self {
         let pages = 4 + random.below(12);
         let options = KvOptions {
+            place: place(),
             layers: SHAPE.layers,
             heads: 1,
             head_size: 1,

@@ -1,6 +1,11 @@
 //! What the tests put into pages instead of keys and values: every row tells whose it is, and of which token.
 
-use pagoda::Lease;
+use pagoda::{Lease, Place};
+
+/// Where the caches under test lie: on the GPU whose number is in `PAGODA_TEST_GPU`, or in host memory.
+pub fn place() -> Place {
+    std::env::var("PAGODA_TEST_GPU").map_or(Place::Host, |number| Place::Cuda(number.parse().expect("a number")))
+}
 
 /// The shape of the caches under test.
 #[derive(Clone, Copy, Debug)]
@@ -20,10 +25,11 @@ impl Shape {
     }
 
     pub fn append_layer(self, lease: &Lease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
-        self.each(lease, layer, true, |at, half, user, position| {
+        let pool = lease.pool(layer).unwrap();
+        self.each(lease, true, |at, half, user, position| {
             let row = self.expected(layer, half, user, position, item(user, position));
             // SAFETY: a row of a page that the lease may write to, which no one else looks at.
-            unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), at, row.len()) };
+            unsafe { pool.copy_in(at, &row) }.unwrap();
         });
     }
 
@@ -35,19 +41,32 @@ impl Shape {
     }
 
     pub fn check_layer(self, lease: &Lease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
-        self.each(lease, layer, false, |at, half, user, position| {
-            // SAFETY: a row of a page that the lease may read, which no one writes to.
-            let row = unsafe { std::slice::from_raw_parts(at, self.row) };
+        let pool = lease.pool(layer).unwrap();
+        // A copy from a GPU takes its time, whatever its size: there all of it at once.
+        let mut all = Vec::new();
+        if pool.device().is_some() {
+            all.resize(pool.len() * pool.element_type().bits() / 8, 0);
+            // SAFETY: what others write meanwhile is not looked at.
+            unsafe { pool.copy_out(0, &mut all) }.unwrap();
+        }
+        let mut row = vec![0; self.row];
+        self.each(lease, false, |at, half, user, position| {
+            if all.is_empty() {
+                // SAFETY: a row of a page that the lease may read, which no one writes to.
+                unsafe { pool.copy_out(at, &mut row) }.unwrap();
+            } else {
+                row.copy_from_slice(&all[at..][..self.row]);
+            }
             let expected = self.expected(layer, half, user, position, item(user, position));
             assert_eq!(row, expected, "user {user}, position {position}, layer {layer}, half {half}");
         });
     }
 
-    /// Calls `visit` with every row, of new tokens or of cached ones: where it lies, key or value, whose, which position.
-    fn each(self, lease: &Lease, layer: u32, new: bool, mut visit: impl FnMut(*mut u8, u32, u64, u64)) {
+    /// Calls `visit` with every row, of new tokens or of cached ones: its place in the pool, key or value, whose, which
+    /// position.
+    fn each(self, lease: &Lease, new: bool, mut visit: impl FnMut(usize, u32, u64, u64)) {
         let pages = lease.page_ids().as_slice::<i32>().unwrap();
         let indptr = lease.page_indptr().as_slice::<i32>().unwrap();
-        let (pool, bytes) = lease.pool(layer).unwrap().memory().unwrap();
         let page_size = self.page_size as usize;
         for (index, user) in lease.users().enumerate() {
             let pages = &pages[indptr[index] as usize..indptr[index + 1] as usize];
@@ -57,9 +76,6 @@ impl Shape {
                 for half in 0..2 {
                     let page = usize::try_from(pages[token / page_size]).unwrap();
                     let at = ((page * 2 + half) * page_size + token % page_size) * self.row;
-                    assert!(at + self.row <= bytes);
-                    // SAFETY: inside the pool, by the line above.
-                    let at = unsafe { pool.cast::<u8>().add(at) };
                     visit(at, half as u32, user.user, user.start + token as u64);
                 }
             }

@@ -8,7 +8,7 @@ use pagoda::store::DiskStore;
 use pagoda::{ElementType, KvCache, KvOptions, Offload, Overlap, Pages, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
-use crate::pattern::Shape;
+use crate::pattern::{Shape, place};
 
 const THREADS: u64 = 8;
 const STEPS: usize = 1500;
@@ -39,6 +39,7 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
     let folder = Folder::new();
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
     let options = KvOptions {
+        place: place(),
         layers: SHAPE.layers,
         heads: 2,
         head_size: 2,

@@ -110,10 +110,10 @@ fn anew(work: &Work, recalled: Option<Recalled>, remembered: &Remembered, items:
     let request =
         Request { user: work.user, start: 0, tokens: rows as u32, candidates: work.num_candidates as u32, items };
     let before = if serving.keeps { end(kv, work.user) } else { 0 };
-    let lease = match kv.prepare(&[request]) {
+    let lease = match kv.prepare_for_run(&[request]) {
         // All of it is known here, so what it replaces may go first.
         Err(error) if is_crowded(work, before, &error) => {
-            kv.evict(Users::These(&[work.user]), Tiers::ALL).and_then(|_| kv.prepare(&[request]))
+            kv.evict(Users::These(&[work.user]), Tiers::ALL).and_then(|_| kv.prepare_for_run(&[request]))
         }
         lease => lease,
     };
@@ -158,7 +158,7 @@ fn continued(work: &Work, kv: &KvCache, remembered: &Remembered, items: &mut Vec
     }
     let tokens = (work.rows() - first_row) as u32;
     let candidates = work.num_candidates as u32;
-    let lease = match kv.prepare(&[Request { user: work.user, start: first_row, tokens, candidates, items }]) {
+    let lease = match kv.prepare_for_run(&[Request { user: work.user, start: first_row, tokens, candidates, items }]) {
         Ok(lease) => lease,
         // What is cached ends before, or is not the same.
         Err(error) if error.status() == Status::InvalidArgument => return Ok(None),

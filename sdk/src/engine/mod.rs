@@ -78,7 +78,7 @@ impl Engine {
     pub fn open(folder: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
         check(&options)?;
         let folder = ModelFolder::open(folder)?;
-        let store = options.store.as_ref().map(|store| {
+        let store = options.store.as_ref().map(|store| -> Result<_> {
             let opened = DiskStore::open(&store.path, &store.options)?;
             Ok(Arc::new(opened) as Arc<dyn Store>)
         });

@@ -10,7 +10,7 @@ use super::options::EngineOptions;
 use super::remembered::Remembered;
 use super::tables::FolderTables;
 use super::work::Work;
-use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages};
+use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages, Place};
 use crate::error::{Error, Result, Status};
 use crate::kv::{KvCache, Tiers, Users};
 use crate::runtime::Model;
@@ -43,13 +43,12 @@ impl Serving {
             Lookup::Gather => None,
         };
         let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
-        // Its pools are in host memory, and several instances run on them at the same time.
-        let host_pools = options.model.host_pools || folder.kv.cache;
-        let model_options = ModelOptions { tables: graph_tables, host_pools, ..options.model.clone() };
+        let model_options = ModelOptions { tables: graph_tables, ..options.model.clone() };
         let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
+        let place = if model.operators_on_gpu() { Place::Cuda(options.model.device_id) } else { Place::Host };
         let wanted = options.kv.filter(|pages| !matches!(pages, Pages::Count(0) | Pages::Bytes(0)));
         let keeps = folder.kv.cache && wanted.is_some();
-        let kv = folder.kv.cache.then(|| open_kv(&folder, options, wanted, store)).transpose()?;
+        let kv = folder.kv.cache.then(|| open_kv(&folder, options, wanted, place, store)).transpose()?;
         if let (Some(reason), Some(_)) = (&folder.kv.reason, wanted) {
             log::info!("keys and values of this model are not kept: {reason}");
         }
@@ -116,6 +115,7 @@ fn open_kv(
     folder: &ModelFolder,
     options: &EngineOptions,
     wanted: Option<Pages>,
+    place: Place,
     store: Option<&Arc<dyn Store>>,
 ) -> Result<KvCache> {
     let layout = &folder.kv;
@@ -130,6 +130,7 @@ fn open_kv(
         page_size: layout.page_size,
         element: layout.element,
         pages: wanted.unwrap_or(Pages::Count(u32::try_from(room).unwrap_or(u32::MAX))),
+        place,
         model_version: folder.version.clone(),
         overlap: Overlap::Trim,
         edited: if wanted.is_some() { Edited::Invalidate } else { Edited::Unnoticed },

@@ -7,7 +7,7 @@ use super::args::{self, Versioned};
 use super::handle::Object;
 use super::store::pagoda_store;
 use super::tensor::{PAGODA_TYPE_F32, element_type, pagoda_type};
-use crate::config::{Edited, KvOptions, Offload, Overlap, Pages};
+use crate::config::{Edited, KvOptions, Offload, Overlap, Pages, Place};
 use crate::error::{Error, Result};
 use crate::store::{DiskStore, Store};
 
@@ -129,6 +129,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         page_size: args::count(options.page_size, "options.page_size")?,
         element: element_type(options.r#type).map_err(|error| args::within("options", error))?,
         pages: read_pages(&options)?,
+        place: Place::Host,
         model_version: model_version.into(),
         max_history: args::count(options.max_history, "options.max_history")?,
         overlap: match options.overlap {

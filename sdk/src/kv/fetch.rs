@@ -127,7 +127,7 @@ impl Inner {
 }
 
 impl Destination for Inner {
-    fn arrived(&self, incoming: &Incoming, piece: usize, layer: u32, bytes: &[u8]) {
+    fn arrived(&self, incoming: &Incoming, piece: usize, layer: u32, bytes: &[u8]) -> Result<()> {
         let history = &*incoming.history;
         let piece = &history.pieces()[piece];
         // The history may begin inside its first piece.
@@ -137,8 +137,12 @@ impl Destination for Inner {
         // Of a piece that was cut, less counts than is there.
         let held = (bytes.len() / (2 * self.shape.row_bytes()), skip as usize);
         // SAFETY: the user is marked as loading: whoever holds its pages waits for this layer before it reads, and writes
-        // to other tokens only.
-        unsafe { self.pool.write(layer, &incoming.pages, first as usize, count as usize, bytes, held) };
+        // to other tokens only. The history, whose bytes these are, lives until `settled` has returned.
+        unsafe { self.pool.write(layer, &incoming.pages, first as usize, count as usize, bytes, held) }
+    }
+
+    fn settled(&self) -> Result<()> {
+        self.pool.settle()
     }
 
     fn complete(&self, user: u64, result: Result<()>) {

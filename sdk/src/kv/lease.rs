@@ -146,6 +146,13 @@ impl Lease {
         results.into_iter().collect()
     }
 
+    /// Waits until everything has arrived from the store, or is on its way to a GPU; errors as
+    /// [`layer_ready`](Self::layer_ready).
+    pub(super) fn wait_on_its_way(&self) -> Result<()> {
+        let results: Vec<_> = self.onloads().map(Onload::wait_on_its_way).collect();
+        results.into_iter().collect()
+    }
+
     /// Makes the new tokens part of their histories: the model has appended them. What goes to the store at commit is on
     /// its way when this returns; [`Written::wait`] waits for it.
     ///

@@ -5,6 +5,7 @@
 //! model has appended.
 
 mod ahead;
+mod device;
 mod evict;
 mod fetch;
 mod fingerprint;
@@ -25,6 +26,7 @@ pub use lease::{Lease, LeasedUser, Written};
 use onload::Readers;
 use plan::Rules;
 use pool::Pool;
+use prepare::Until;
 use shape::Shape;
 use stats::Counters;
 pub use stats::KvStats;
@@ -142,7 +144,7 @@ impl KvCache {
             edited: options.edited,
         };
         let space = shape::space(options);
-        let pool = Pool::new(shape, pages)?;
+        let pool = Pool::new(shape, pages, options.place)?;
         let readers = store.as_ref().map(|_| Readers::new(options.onload_threads)).transpose()?;
         if store.as_ref().is_some_and(|store| !store.claim(space)) {
             let message =
@@ -188,7 +190,13 @@ impl KvCache {
     ///
     /// Any number of leases may read a user's history at the same time; one at most may add to it.
     pub fn prepare(&self, batch: &[Request<'_>]) -> Result<Lease> {
-        prepare::prepare(&self.inner, batch)
+        prepare::prepare(&self.inner, batch, Until::Arrived)
+    }
+
+    /// As [`prepare`](Self::prepare), for a run on the GPU that the pages are on: returns as soon as what has to come back
+    /// from the store is on its way, and each layer's operators wait for their own. In host memory the same as `prepare`.
+    pub fn prepare_for_run(&self, batch: &[Request<'_>]) -> Result<Lease> {
+        prepare::prepare(&self.inner, batch, Until::OnItsWay)
     }
 
     /// Writes histories to the store and waits until they are as durable as it promises. Says how many users had

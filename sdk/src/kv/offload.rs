@@ -142,7 +142,7 @@ impl Inner {
             for layer in 0..self.shape.layers {
                 // SAFETY: the tokens are below the user's length, and the user is marked as copying or leaving, so its
                 // pages stay its own.
-                unsafe { self.pool.read(layer, pages, (at - start) as usize, count, &mut data) };
+                unsafe { self.pool.read(layer, pages, (at - start) as usize, count, &mut data) }?;
             }
             let record = Record {
                 key: self.key(user),

@@ -37,6 +37,11 @@ impl Onload {
         progress.error.clone().map_or(Ok(progress.ready[layer as usize]), Err)
     }
 
+    /// Waits until every layer has arrived, or is on its way to a GPU where operators wait for it.
+    pub(super) fn wait_on_its_way(&self) -> Result<()> {
+        self.wait_until(|progress| progress.unread == 0)
+    }
+
     /// Waits until a layer has arrived.
     pub(super) fn wait(&self, layer: u32) -> Result<()> {
         self.wait_until(|progress| progress.error.is_some() || progress.ready[layer as usize])
@@ -65,6 +70,7 @@ impl Onload {
             Err(error) => progress.error = Some(error),
         }
         progress.unread -= 1;
+        self.changed.notify_all();
         (progress.unread == 0).then(|| progress.error.clone().map_or(Ok(()), Err))
     }
 
@@ -85,8 +91,11 @@ pub(super) struct Incoming {
 
 /// Where tokens arrive.
 pub(super) trait Destination: Send + Sync {
-    /// Puts one layer of a piece in its place.
-    fn arrived(&self, incoming: &Incoming, piece: usize, layer: u32, bytes: &[u8]);
+    /// Puts one layer of a piece in its place, or on its way there.
+    fn arrived(&self, incoming: &Incoming, piece: usize, layer: u32, bytes: &[u8]) -> Result<()>;
+
+    /// Waits until what is on its way is there, and the bytes are needed no more.
+    fn settled(&self) -> Result<()>;
 
     /// Every layer is there, or the history could not be read.
     fn complete(&self, user: u64, result: Result<()>);
@@ -166,7 +175,7 @@ fn work(tasks: &Mutex<Receiver<Task>>, pending: &Pending) {
             let pieces = incoming.history.pieces().len();
             for piece in 0..pieces {
                 let bytes = incoming.history.layer(piece, layer)?;
-                destination.arrived(&incoming, piece, layer, bytes);
+                destination.arrived(&incoming, piece, layer, bytes)?;
             }
             Ok(())
         };
@@ -174,7 +183,9 @@ fn work(tasks: &Mutex<Receiver<Task>>, pending: &Pending) {
         let read = || std::panic::catch_unwind(read).unwrap_or_else(|panic| Err(Error::from_panic(panic.as_ref())));
         let onload = Arc::clone(&incoming.onload);
         if let Some(result) = onload.run(layer, read) {
-            destination.complete(incoming.user, result);
+            // Also after an error: the layers before it may be on their way still.
+            let settled = destination.settled();
+            destination.complete(incoming.user, result.and(settled));
         }
         // Before anyone learns that it is done: whoever closes the cache then closes its store with it.
         drop((destination, incoming));

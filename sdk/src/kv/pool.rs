@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
+use pagoda_kernels::cuda::{CUdeviceptr, Gpu};
+
+use super::device::{Mover, Stretch};
 use super::shape::Shape;
+use crate::config::Place;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -12,15 +16,30 @@ use crate::tensor::Tensor;
 /// user's length are only read, and tokens above it are written by the one lease, or the one onload, that holds them.
 /// Models that run on a lease keep to the same rule, so no token is ever written and read, or written twice, at once.
 pub(super) struct Pool {
+    /// There if the pages are on a GPU. Before the pages themselves, so that nothing is on its way when they go.
+    mover: Option<Mover>,
     layers: Vec<Arc<Tensor>>,
     shape: Shape,
 }
 
 impl Pool {
-    pub(super) fn new(shape: Shape, pages: u32) -> Result<Self> {
+    pub(super) fn new(shape: Shape, pages: u32, place: Place) -> Result<Self> {
         let dims = [i64::from(pages), 2, shape.page_size.into(), shape.heads.into(), shape.head_size.into()];
-        let layers = (0..shape.layers).map(|_| Tensor::zeros(shape.element, &dims).map(Arc::new));
-        Ok(Self { layers: layers.collect::<Result<_>>()?, shape })
+        let Place::Cuda(device) = place else {
+            let layers = (0..shape.layers).map(|_| Tensor::zeros(shape.element, &dims).map(Arc::new));
+            return Ok(Self { layers: layers.collect::<Result<_>>()?, shape, mover: None });
+        };
+        let gpu = Gpu::shared(device as usize)?;
+        let layers = (0..shape.layers).map(|_| Tensor::zeros_on(gpu, shape.element, &dims).map(Arc::new));
+        let layers: Vec<_> = layers.collect::<Result<_>>().map_err(|error| error.about("pages"))?;
+        let addresses = layers.iter().map(|layer| layer.place().map(|(at, _)| at.addr() as CUdeviceptr));
+        let mover = Mover::new(gpu, shape, pages, &addresses.collect::<Result<Vec<_>>>()?)?;
+        Ok(Self { layers, shape, mover: Some(mover) })
+    }
+
+    /// Waits until everything that was written is in its pages: on a GPU it is only on its way there when `write` returns.
+    pub(super) fn settle(&self) -> Result<()> {
+        self.mover.as_ref().map_or(Ok(()), Mover::wait)
     }
 
     pub(super) fn layer(&self, layer: u32) -> Option<&Arc<Tensor>> {
@@ -31,20 +50,32 @@ impl Pool {
     ///
     /// # Safety
     /// The tokens lie below the length of a user who can not lose these pages during the call.
-    pub(super) unsafe fn read(&self, layer: u32, pages: &[u32], first: usize, count: usize, to: &mut Vec<u8>) {
+    pub(super) unsafe fn read(
+        &self,
+        layer: u32,
+        pages: &[u32],
+        first: usize,
+        count: usize,
+        to: &mut Vec<u8>,
+    ) -> Result<()> {
+        if let Some(mover) = &self.mover {
+            // SAFETY: the caller's.
+            return unsafe { mover.read(&self.layers[layer as usize], Stretch { pages, first, count }, to) };
+        }
         for half in 0..2 {
             self.runs(layer, pages, half, first, count, |at, bytes, _| {
                 // SAFETY: `runs` stays inside the pool, and by contract no one writes there.
                 to.extend_from_slice(unsafe { std::slice::from_raw_parts(at, bytes) });
             });
         }
+        Ok(())
     }
 
     /// Writes `count` tokens from `from`, which has the keys, then the values, of `held` tokens, of which the first `skip`
     /// are left out. `pages` gets them from token `first` on.
     ///
     /// # Safety
-    /// The tokens are the caller's alone during the call.
+    /// The tokens are the caller's alone, and `from` lives, until [`settle`](Self::settle) has returned.
     pub(super) unsafe fn write(
         &self,
         layer: u32,
@@ -53,10 +84,15 @@ impl Pool {
         count: usize,
         from: &[u8],
         (held, skip): (usize, usize),
-    ) {
+    ) -> Result<()> {
         let row = self.shape.row_bytes();
         assert_eq!(from.len(), 2 * held * row, "a layer of {held} tokens");
         assert!(skip + count <= held, "{count} tokens after {skip} of {held}");
+        if let Some(mover) = &self.mover {
+            let stretch = Stretch { pages, first, count };
+            // SAFETY: the caller's.
+            return unsafe { mover.write(&self.layers[layer as usize], layer, stretch, from, (held, skip)) };
+        }
         let _part = self.layers[layer as usize].hold_part();
         for half in 0..2 {
             let from = &from[(half * held + skip) * row..][..count * row];
@@ -66,6 +102,7 @@ impl Pool {
                 unsafe { std::ptr::copy_nonoverlapping(from[done..][..bytes].as_ptr(), at, bytes) };
             });
         }
+        Ok(())
     }
 
     /// Calls `each` with every run of tokens that lies in one piece: where it begins, its bytes, and how many bytes came
@@ -103,26 +140,26 @@ mod tests {
     #[test]
     fn tokens_come_out_as_they_went_in() {
         let shape = Shape { layers: 2, heads: 1, head_size: 3, page_size: 8, element: ElementType::F16 };
-        let pool = Pool::new(shape, 5).unwrap();
+        let pool = Pool::new(shape, 5, Place::Host).unwrap();
         let row = shape.row_bytes();
         let pages = [4, 0, 2];
         // 21 tokens, of which the first 2 are left out, into the slots from 3 on.
         let from: Vec<u8> = (0..2 * 21 * row).map(|n| n as u8).collect();
         // SAFETY: no one else has this pool.
-        unsafe { pool.write(1, &pages, 3, 19, &from, (21, 2)) };
+        unsafe { pool.write(1, &pages, 3, 19, &from, (21, 2)) }.unwrap();
         let mut all = Vec::new();
         // SAFETY: as above.
-        unsafe { pool.read(1, &pages, 3, 19, &mut all) };
+        unsafe { pool.read(1, &pages, 3, 19, &mut all) }.unwrap();
         assert_eq!(all[..19 * row], from[2 * row..21 * row]);
         assert_eq!(all[19 * row..], from[(21 + 2) * row..]);
         // The other layer and the other slots are as they were.
         let mut rest = Vec::new();
         // SAFETY: as above.
-        unsafe { pool.read(0, &pages, 0, 24, &mut rest) };
+        unsafe { pool.read(0, &pages, 0, 24, &mut rest) }.unwrap();
         // SAFETY: as above.
-        unsafe { pool.read(1, &pages, 0, 3, &mut rest) };
+        unsafe { pool.read(1, &pages, 0, 3, &mut rest) }.unwrap();
         // SAFETY: as above.
-        unsafe { pool.read(1, &[1, 3], 0, 16, &mut rest) };
+        unsafe { pool.read(1, &[1, 3], 0, 16, &mut rest) }.unwrap();
         assert!(rest.iter().all(|&byte| byte == 0));
     }
 }

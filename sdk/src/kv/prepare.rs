@@ -23,8 +23,17 @@ struct Stored {
     index: usize,
 }
 
+/// Until when a batch waits for what comes from the store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// Until it is in its pages.
+    Arrived,
+    /// Until a run on the pages' GPU finds it there.
+    OnItsWay,
+}
+
 /// Prepares a batch. Everything that fails leaves the cache as it was.
-pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Lease> {
+pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>], until: Until) -> Result<Lease> {
     check(inner, batch)?;
     let mut attempts = 0;
     loop {
@@ -34,7 +43,8 @@ pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Lease
             return Ok(lease);
         }
         attempts += 1;
-        match lease.wait() {
+        let waited = if until == Until::OnItsWay { lease.wait_on_its_way() } else { lease.wait() };
+        match waited {
             Ok(()) => return Ok(lease),
             // The store has dropped what it could not read: without it, things look different.
             Err(error) if attempts == ATTEMPTS => return Err(error),

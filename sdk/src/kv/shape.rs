@@ -1,6 +1,8 @@
 //! The shape of keys and values, and what the options say of it.
 
-use crate::config::{Edited, KvOptions, Pages};
+use pagoda_kernels::cuda::Gpu;
+
+use crate::config::{Edited, KvOptions, Pages, Place};
 use crate::error::{Error, Result};
 use crate::store::checksum;
 use crate::tensor::ElementType;
@@ -60,6 +62,7 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
     let pages = match options.pages {
         Pages::Count(count) => u64::from(count),
         Pages::Bytes(bytes) => bytes / shape.page_bytes() as u64,
+        Pages::Percent(percent) => free_bytes(options.place, percent)? / shape.page_bytes() as u64,
     };
     // Page numbers are i32 in the index tensors.
     match u32::try_from(pages) {
@@ -69,6 +72,19 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
             format!("{pages} is not between 1 and {} (a page takes {} bytes)", i32::MAX, shape.page_bytes()),
         )),
     }
+}
+
+/// So many percent of the memory that is free on a GPU.
+fn free_bytes(place: Place, percent: u32) -> Result<u64> {
+    let Place::Cuda(device) = place else {
+        let message = format!("{percent} percent of the host's memory: what is free there changes, say how many bytes");
+        return Err(Error::invalid("pages", message));
+    };
+    if percent == 0 || percent > 100 {
+        return Err(Error::invalid("pages", format!("{percent} percent is not between 1 and 100")));
+    }
+    let free = Gpu::shared(device as usize)?.free_bytes()? as u64;
+    Ok(free / 100 * u64::from(percent))
 }
 
 /// The number that stands for a model's version and everything that decides what its stored bytes mean.
