@@ -53,6 +53,9 @@ pub struct ModelOptions {
     /// memory are then used as they are; otherwise ONNX Runtime copies every pool to the GPU and back in each run, for which
     /// the run has to have it to itself.
     pub host_pools: bool,
+    /// On a GPU: whether runs can be captured into CUDA graphs, as those of an engine are. Every node of the model has to be
+    /// there then. Without effect on the CPU.
+    pub cuda_graphs: bool,
     /// The ONNX Runtime library. `None`: the environment variable `PAGODA_ONNXRUNTIME`, then beside libpagoda.so (or
     /// the program), then the system's loader. A process uses one; the first model that is opened decides.
     pub onnxruntime_path: Option<PathBuf>,

@@ -42,6 +42,7 @@ struct Metrics {
     embedding_stale_seconds: Family<TableLabels, Gauge>,
     engine_requests: Family<StatusLabels, Counter>,
     engine_rows: Family<KindLabels, Counter>,
+    engine_graph_batches: Family<KindLabels, Counter>,
     engine_batch_requests: Histogram,
     engine_queue_seconds: Histogram,
 }
@@ -147,6 +148,9 @@ impl Metrics {
             "Rows of histories in ranking engines, by what became of them",
             engine_rows.clone(),
         );
+        let engine_graph_batches = Family::default();
+        let help = "Batches of ranking engines with CUDA graphs, by whether one had their shape";
+        registry.register("engine_graph_batches", help, engine_graph_batches.clone());
         let engine_batch_requests = Histogram::new(exponential_buckets(1.0, 2.0, 11));
         let help = "Requests that ranking engines ran together";
         registry.register("engine_batch_requests", help, engine_batch_requests.clone());
@@ -172,6 +176,7 @@ impl Metrics {
             embedding_stale_seconds,
             engine_requests,
             engine_rows,
+            engine_graph_batches,
             engine_batch_requests,
             engine_queue_seconds,
         }
@@ -241,6 +246,11 @@ pub(crate) fn embedding_stale(table: &str) -> Gauge {
 /// Requests of ranking engines that ended so.
 pub(crate) fn engine_requests(status: Status) -> Counter {
     METRICS.engine_requests.get_or_create_owned(&StatusLabels { status: status.name() })
+}
+
+/// Batches of ranking engines with CUDA graphs that ran in such a way.
+pub(crate) fn engine_graph_batches(kind: &'static str) -> Counter {
+    METRICS.engine_graph_batches.get_or_create_owned(&KindLabels { kind })
 }
 
 /// Rows of histories in ranking engines to which `kind` happened.

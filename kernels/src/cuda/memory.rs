@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
     cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2,
 };
 
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked};
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 
 /// Memory on a device.
 #[derive(Debug)]
@@ -23,6 +23,7 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// Allocates `bytes` bytes, all 0.
     pub fn zeroed(gpu: &'static Gpu, bytes: usize) -> Result<Self, CudaError> {
+        let _guard = no_capture();
         gpu.bind()?;
         // The driver gives nothing for 0 bytes.
         // SAFETY: the context is current; the memory is freed once, below.
@@ -55,6 +56,7 @@ impl DeviceMemory {
     /// Nothing on the device writes there meanwhile.
     pub unsafe fn read(&self, from: usize, to: &mut [u8]) -> Result<(), CudaError> {
         self.inside(from, to.len())?;
+        let _guard = no_capture();
         self.gpu.bind()?;
         // SAFETY: inside the memory, by the check; the caller's.
         unsafe { result::memcpy_dtoh_sync(to, self.address + from as CUdeviceptr) }
@@ -67,6 +69,7 @@ impl DeviceMemory {
     /// Nothing on the device reads or writes there meanwhile.
     pub unsafe fn write(&self, to: usize, from: &[u8]) -> Result<(), CudaError> {
         self.inside(to, from.len())?;
+        let _guard = no_capture();
         self.gpu.bind()?;
         // SAFETY: inside the memory, by the check; the caller's.
         unsafe { result::memcpy_htod_sync(self.address + to as CUdeviceptr, from) }
@@ -83,6 +86,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        let _guard = no_capture();
         // SAFETY: ours, freed once; whoever put work on it waited for that.
         let _ = self.gpu.bind().map(|()| unsafe { result::free_sync(self.address) });
     }
@@ -104,6 +108,7 @@ unsafe impl Sync for PinnedMemory {}
 impl PinnedMemory {
     /// Allocates `bytes` bytes, all 0.
     pub fn zeroed(gpu: &'static Gpu, bytes: usize) -> Result<Self, CudaError> {
+        let _guard = no_capture();
         gpu.bind()?;
         // SAFETY: the context is current; the memory is freed once, below.
         let data = unsafe { result::malloc_host(bytes.max(1), 0) }.map_err(asked("allocating pinned host memory"))?;
@@ -126,6 +131,7 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
+        let _guard = no_capture();
         // SAFETY: ours, freed once; whoever put work on it waited for that.
         let _ = self.gpu.bind().map(|()| unsafe { result::free_host(self.data.as_ptr().cast()) });
     }
@@ -146,6 +152,7 @@ unsafe impl Sync for SideStream {}
 impl SideStream {
     /// Makes one.
     pub fn new(gpu: &'static Gpu) -> Result<Self, CudaError> {
+        let _guard = no_capture();
         gpu.bind()?;
         let raw = stream::create(stream::StreamKind::NonBlocking).map_err(asked("making a stream"))?;
         Ok(Self { gpu, raw })
@@ -161,6 +168,7 @@ impl SideStream {
     /// # Safety
     /// There are `bytes` bytes at either place, alive and left alone until the stream has done this.
     pub unsafe fn upload(&self, to: CUdeviceptr, from: *const u8, bytes: usize) -> Result<(), CudaError> {
+        let _guard = no_capture();
         self.gpu.bind()?;
         // SAFETY: the caller's.
         unsafe { cuMemcpyHtoDAsync_v2(to, from.cast::<c_void>(), bytes, self.raw) }
@@ -173,6 +181,7 @@ impl SideStream {
     /// # Safety
     /// As for [`upload`](Self::upload).
     pub unsafe fn download(&self, to: *mut u8, from: CUdeviceptr, bytes: usize) -> Result<(), CudaError> {
+        let _guard = no_capture();
         self.gpu.bind()?;
         // SAFETY: the caller's.
         unsafe { cuMemcpyDtoHAsync_v2(to.cast::<c_void>(), from, bytes, self.raw) }
@@ -182,6 +191,7 @@ impl SideStream {
 
     /// Waits until everything on it is done.
     pub fn wait(&self) -> Result<(), CudaError> {
+        let _guard = no_capture();
         self.gpu.bind()?;
         // SAFETY: the stream is live.
         unsafe { stream::synchronize(self.raw) }.map_err(asked("waiting for a stream"))
@@ -190,6 +200,7 @@ impl SideStream {
 
 impl Drop for SideStream {
     fn drop(&mut self) {
+        let _guard = no_capture();
         // SAFETY: ours, destroyed once; the driver lets what is on it end.
         let _ = self.gpu.bind().map(|()| unsafe { stream::destroy(self.raw) });
     }

@@ -13,6 +13,7 @@ mod append;
 mod arrivals;
 mod attention;
 mod call;
+mod capture;
 mod maps;
 mod memory;
 mod module;
@@ -28,6 +29,7 @@ use cudarc::driver::{CudaContext, DriverError, result};
 
 pub use arrivals::{Arrivals, hold_for_arrivals};
 pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
+pub use capture::{capture, no_capture};
 pub use memory::{DeviceMemory, Event, PinnedMemory, SideStream};
 use module::Module;
 pub use module::built;
@@ -112,6 +114,7 @@ impl Gpu {
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
         }
+        let _hold = no_capture();
         let context = CudaContext::new(ordinal).map_err(asked("opening the device"))?;
         let attribute = |which| context.attribute(which).map_err(asked("asking for the device's attributes"));
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;

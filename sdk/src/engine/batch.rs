@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use super::graphs::Fixed;
 use super::history::Ready;
+use super::inputs::{Dim, Input, Numbers, Sizes, borrowed};
+use super::serving::Serving;
 use super::work::Work;
 use crate::error::{Error, Result, Status};
 use crate::runtime::Cancel;
-use crate::tensor::{Scalar, Tensor};
+use crate::tensor::Tensor;
 
 /// The buffers of an instance, kept from one run to the next.
 #[derive(Default)]
@@ -50,48 +53,12 @@ pub(super) fn run<'a>(
     workspace.scores.clear();
     workspace.scores.resize(workspace.candidate_rows.len() * tasks, 0.0);
 
-    let (inputs, outputs) = (&serving.folder.inputs, &serving.folder.outputs);
-    let mut tensors = Vec::with_capacity(serving.folder.features.len() + 10);
-    for (feature, keys) in serving.folder.features.iter().zip(&workspace.keys) {
-        tensors.push((feature.input.as_str(), over(keys)?));
-    }
-    for (name, numbers) in [(&inputs.positions, &workspace.positions), (&inputs.times, &workspace.times)] {
-        if let Some(name) = name {
-            tensors.push((name, over(numbers)?));
-        }
-    }
-    tensors.push((&inputs.candidate_rows, over(&workspace.candidate_rows)?));
-    let numbers = [
-        (Some(&inputs.row_offsets), &workspace.row_offsets),
-        (Some(&inputs.num_candidates), &workspace.num_candidates),
-        (inputs.num_contextual.as_ref(), &workspace.num_contextual),
-        (inputs.cached_len.as_ref(), &workspace.cached_len),
-        (inputs.page_indptr.as_ref(), &workspace.page_indptr),
-        (inputs.page_ids.as_ref(), &workspace.page_ids),
-    ];
-    for (name, numbers) in numbers {
-        if let Some(name) = name {
-            tensors.push((name, over(numbers)?));
-        }
-    }
-    let rows = workspace.candidate_rows.len() as i64;
-    // SAFETY: the buffer outlives the tensor, and no one else has it.
-    let scores = unsafe { borrowed(&[rows, tasks as i64], workspace.scores.as_mut_ptr(), workspace.scores.len()) }?;
-    let mut fed: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
-    let mut bound: Vec<(&str, Option<&Tensor>)> = vec![(&outputs.scores, Some(&scores))];
-    if let Some(kv) = &serving.kv {
-        for (layer, (name_in, name_out)) in (0..).zip(inputs.kv_pools.iter().zip(&outputs.kv_pools)) {
-            let pool = kv.pool(layer)?;
-            fed.push((name_in, pool));
-            bound.push((name_out, Some(pool)));
-        }
-    }
+    let mut scores = std::mem::take(&mut workspace.scores);
     let begun = Instant::now();
-    // SAFETY: the buffers are this run's alone. Of the pools it writes only pages that its leases hold, beyond what
-    // others may read.
-    unsafe { serving.model.run_bound(&fed, &bound, cancel) }?;
+    let ran = run_model(workspace, serving, &mut scores, cancel);
     let took = begun.elapsed();
-    drop((tensors, scores));
+    workspace.scores = scores;
+    ran?;
     if let Some(bad) = workspace.scores.iter().find(|score| !score.is_finite()) {
         let message = format!("the model gave the score {bad}: its weights are damaged, or too large for its numbers");
         return Err(Error::new(Status::Runtime, message));
@@ -99,7 +66,79 @@ pub(super) fn run<'a>(
     Ok(Ran { scores: &workspace.scores, took })
 }
 
+/// Runs the model on what the workspace holds, as a CUDA graph where there is one for it.
+fn run_model(workspace: &Workspace, serving: &Serving, scores: &mut [f32], cancel: Option<&Cancel>) -> Result<()> {
+    let (names, outputs, tasks) = (&serving.folder.inputs, &serving.folder.outputs, serving.folder.tasks.len());
+    let inputs = workspace.inputs(serving);
+    let pools = || names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str));
+    if let Some(graphs) = &serving.graphs {
+        let found = graphs.find(&workspace.sizes());
+        serving.count_graph(found.is_some());
+        if let Some(shape) = found {
+            let (model, kv) = (&serving.model, serving.kv.as_ref());
+            let fixed = Fixed { model, kv, pools: pools().collect(), scores: &outputs.scores, tasks };
+            // SAFETY: as below.
+            return unsafe { graphs.run(shape, &inputs, &fixed, scores) };
+        }
+    }
+    let tensors = inputs.iter().map(|input| input.numbers.tensor()).collect::<Result<Vec<_>>>()?;
+    let rows = workspace.candidate_rows.len() as i64;
+    // SAFETY: the buffer outlives the tensor, and no one else has it.
+    let scores = unsafe { borrowed(&[rows, tasks as i64], scores.as_mut_ptr(), scores.len()) }?;
+    let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
+    let mut bound: Vec<(&str, Option<&Tensor>)> = vec![(&outputs.scores, Some(&scores))];
+    if let Some(kv) = &serving.kv {
+        for (layer, (name_in, name_out)) in (0..).zip(pools()) {
+            let pool = kv.pool(layer)?;
+            fed.push((name_in, pool));
+            bound.push((name_out, Some(pool)));
+        }
+    }
+    // SAFETY: the buffers are this run's alone. Of the pools it writes only pages that its leases hold, beyond what
+    // others may read.
+    unsafe { serving.model.run_bound(&fed, &bound, cancel) }.map(drop)
+}
+
 impl Workspace {
+    /// What the model is given, but for the pools.
+    fn inputs<'a>(&'a self, serving: &'a Serving) -> Vec<Input<'a>> {
+        let names = &serving.folder.inputs;
+        let mut inputs = Vec::with_capacity(serving.folder.features.len() + 10);
+        for (feature, keys) in serving.folder.features.iter().zip(&self.keys) {
+            let dim = Dim::Rows(serving.layout.no_key);
+            inputs.push(Input { name: &feature.input, numbers: Numbers::I64(keys), dim });
+        }
+        let candidates = Some(&names.candidate_rows);
+        let longs = [
+            (names.positions.as_ref(), &self.positions, Dim::Rows(0)),
+            (names.times.as_ref(), &self.times, Dim::Rows(0)),
+            (candidates, &self.candidate_rows, Dim::Candidates),
+        ];
+        let shorts = [
+            (Some(&names.row_offsets), &self.row_offsets, Dim::Bounds),
+            (Some(&names.num_candidates), &self.num_candidates, Dim::Users),
+            (names.num_contextual.as_ref(), &self.num_contextual, Dim::Users),
+            (names.cached_len.as_ref(), &self.cached_len, Dim::Users),
+            (names.page_indptr.as_ref(), &self.page_indptr, Dim::Bounds),
+            (names.page_ids.as_ref(), &self.page_ids, Dim::Pages),
+        ];
+        let longs = longs.into_iter().map(|(name, numbers, dim)| (name, Numbers::I64(numbers), dim));
+        let shorts = shorts.into_iter().map(|(name, numbers, dim)| (name, Numbers::I32(numbers), dim));
+        let named =
+            longs.chain(shorts).filter_map(|(name, numbers, dim)| name.map(|name| Input { name, numbers, dim }));
+        inputs.extend(named);
+        inputs
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            users: self.num_candidates.len(),
+            rows: self.positions.len(),
+            candidates: self.candidate_rows.len(),
+            pages: self.page_ids.len(),
+        }
+    }
+
     fn clear(&mut self, features: usize) {
         self.keys.resize_with(features, Vec::new);
         self.keys
@@ -152,17 +191,4 @@ impl Workspace {
         self.page_indptr.push(self.page_ids.len() as i32);
         Ok(())
     }
-}
-
-/// A tensor over a buffer, to be read.
-fn over<T: Scalar>(numbers: &[T]) -> Result<Tensor> {
-    // SAFETY: an input is not written to, and the tensors of a run are gone before its buffers change.
-    unsafe { borrowed(&[numbers.len() as i64], numbers.as_ptr().cast_mut(), numbers.len()) }
-}
-
-/// # Safety
-/// The memory outlives the tensor, and is written by no one else while a run uses it.
-unsafe fn borrowed<T: Scalar>(dims: &[i64], data: *mut T, len: usize) -> Result<Tensor> {
-    // SAFETY: by contract; the memory has so many elements.
-    unsafe { Tensor::from_memory(T::TYPE, dims, data.cast(), len * size_of::<T>(), Box::new(())) }
 }

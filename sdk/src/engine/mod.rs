@@ -21,7 +21,9 @@ mod batch;
 mod clock;
 mod core;
 mod folder;
+mod graphs;
 mod history;
+mod inputs;
 mod layout;
 mod options;
 mod pending;
@@ -42,7 +44,7 @@ pub use folder::{
     Feature, FolderFile, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence,
     SourceOf, Task, Times,
 };
-pub use options::{EngineOptions, EngineStore, TableOptions};
+pub use options::{EngineOptions, EngineStore, GraphShape, TableOptions};
 pub use request::{Columns, Events, RankRequest, RankResponse};
 pub use stats::EngineStats;
 

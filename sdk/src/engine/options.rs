@@ -28,6 +28,10 @@ pub struct EngineOptions {
     pub max_batch: u32,
     /// The most rows of one batch: new events, and candidates. A request that alone has more runs alone.
     pub max_batch_rows: u32,
+    /// On a GPU: shapes of batches that are captured into CUDA graphs, each when it is first used, and replayed from then on,
+    /// which spares the time that launching every kernel takes. A batch takes the first that it fits into, in the order
+    /// of their rows, and is filled up to it; one that fits into none runs without a graph, and is counted. Empty: none.
+    pub graphs: Vec<GraphShape>,
     /// How long a request waits for others to run with. 0: not at all; then requests run together that came while all
     /// instances were busy.
     pub max_delay: Duration,
@@ -51,11 +55,25 @@ impl Default for EngineOptions {
             instances: 1,
             max_batch: 64,
             max_batch_rows: 8192,
+            graphs: Vec::new(),
             max_delay: Duration::ZERO,
             queue: 4096,
             remember_events: 64 << 20,
         }
     }
+}
+
+/// The shape of batches that share a CUDA graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphShape {
+    /// The most users.
+    pub users: u32,
+    /// The most rows of all of them: new events, and candidates.
+    pub rows: u32,
+    /// The most candidates of all of them; 0: as many as rows.
+    pub candidates: u32,
+    /// The most pages of all of them; 0: as many as each user's longest history takes, and no more than there are.
+    pub pages: u32,
 }
 
 /// A store under the cache of keys and values.

@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use super::batch::{self, Workspace};
 use super::folder::{Lookup, ModelFolder};
+use super::graphs::Graphs;
 use super::history;
 use super::layout::{Keys, Layout};
 use super::options::EngineOptions;
 use super::remembered::Remembered;
 use super::tables::FolderTables;
 use super::work::Work;
-use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages, Place};
+use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages, Place, Provider};
 use crate::error::{Error, Result, Status};
 use crate::kv::{KvCache, Tiers, Users};
+use crate::metrics;
 use crate::runtime::Model;
 use crate::store::Store;
 
@@ -25,6 +27,8 @@ pub(super) struct Serving {
     pub(super) tables: Option<Arc<FolderTables>>,
     /// Pages for keys and values; `None` if the graph has none.
     pub(super) kv: Option<KvCache>,
+    /// There if batches are captured into CUDA graphs.
+    pub(super) graphs: Option<Graphs>,
     /// Whether keys and values are kept. If not, the pages are there for the time of a run.
     pub(super) keeps: bool,
     /// The version, for responses.
@@ -43,7 +47,8 @@ impl Serving {
             Lookup::Gather => None,
         };
         let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
-        let model_options = ModelOptions { tables: graph_tables, ..options.model.clone() };
+        let cuda_graphs = options.model.cuda_graphs || !options.graphs.is_empty();
+        let model_options = ModelOptions { tables: graph_tables, cuda_graphs, ..options.model.clone() };
         let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
         let place = if model.operators_on_gpu() { Place::Cuda(options.model.device_id) } else { Place::Host };
         let wanted = options.kv.filter(|pages| !matches!(pages, Pages::Count(0) | Pages::Bytes(0)));
@@ -53,7 +58,13 @@ impl Serving {
             log::info!("keys and values of this model are not kept: {reason}");
         }
         let (layout, version) = (Layout::new(&folder), folder.version.as_str().into());
-        let serving = Arc::new(Self { folder: Arc::new(folder), layout, model, tables, kv, keeps, version });
+        let graphs = (!options.graphs.is_empty() && model.provider() == Provider::Cuda).then(|| {
+            let (history, page) = (folder.limits.max_history_rows, u64::from(folder.kv.page_size).max(1));
+            let pages = kv.as_ref().map_or(1, |kv| kv.stats().pages);
+            Graphs::new(options.model.device_id, &options.graphs, history.div_ceil(page) + 1, pages)
+        });
+        let graphs = graphs.transpose()?;
+        let serving = Arc::new(Self { folder: Arc::new(folder), layout, model, tables, kv, graphs, keeps, version });
         serving.warm_up()?;
         Ok(serving)
     }
@@ -85,6 +96,11 @@ impl Serving {
     pub(super) fn forget(&self, user: u64) -> Result<bool> {
         let Some(kv) = self.kv.as_ref().filter(|_| self.keeps) else { return Ok(false) };
         kv.evict(Users::These(&[user]), Tiers::ALL).map(|known| known > 0)
+    }
+
+    /// A batch ran as a graph, or fitted into none.
+    pub(super) fn count_graph(&self, replayed: bool) {
+        metrics::engine_graph_batches(if replayed { "graph" } else { "other" }).inc();
     }
 
     /// Scores one candidate without keys: finds out what only a run does, and has ONNX Runtime make ready.

@@ -172,6 +172,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
             cache: (options.table_cache_bytes > 0).then_some(CacheSize::Bytes(options.table_cache_bytes)),
             floors: None,
         },
+        graphs: Vec::new(),
         instances: args::count(options.instances, "options.instances")?,
         max_batch: args::count(options.max_batch, "options.max_batch")?,
         max_batch_rows: args::count(options.max_batch_rows, "options.max_batch_rows")?,

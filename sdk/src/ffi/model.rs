@@ -369,6 +369,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_model_options) -> Resul
             other => return Err(args::unknown("options.optimization", other, "PAGODA_OPTIMIZATION_...")),
         },
         host_pools: false,
+        cuda_graphs: false,
         onnxruntime_path: onnxruntime_path.map(Into::into),
         profile_path: profile_path.map(Into::into),
         tables: match options.embedding.is_null() {

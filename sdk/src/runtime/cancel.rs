@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 use ort_sys::OrtRunOptions;
 
 use super::api::Api;
+use super::options::{NO_GRAPH, RunOptions};
 use crate::error::{Error, Result, Status};
 
 /// Stops the runs it is handed to. One may serve any number of runs; once triggered it stays so.
@@ -72,50 +73,17 @@ impl Cancel {
     pub(super) fn options(&self, api: &'static Api) -> Result<*mut OrtRunOptions> {
         if self.options.get().is_none() {
             // Two runs may both come here; one's options are kept and the other's released.
-            let _ = self.options.set(RunOptions::new(api)?);
+            let _ = self.options.set(RunOptions::new(api, NO_GRAPH)?);
         }
         let options = self.options.get().expect("set above");
         // `trigger` may have looked for the options just before they were there.
         if self.is_triggered() {
             options.terminate();
         }
-        Ok(options.raw)
+        Ok(options.raw())
     }
 }
 
 pub(crate) fn cancelled() -> Error {
     Error::new(Status::Cancelled, "the run was cancelled by the caller")
-}
-
-struct RunOptions {
-    api: &'static Api,
-    raw: *mut OrtRunOptions,
-}
-
-// SAFETY: ONNX Runtime reads the options from many threads; setting the terminate flag meanwhile is what it is for.
-unsafe impl Send for RunOptions {}
-// SAFETY: as above.
-unsafe impl Sync for RunOptions {}
-
-impl RunOptions {
-    fn new(api: &'static Api) -> Result<Self> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the out pointer is live.
-        api.check(unsafe { (api.table().CreateRunOptions)(&mut raw) })?;
-        Ok(Self { api, raw })
-    }
-
-    fn terminate(&self) {
-        // SAFETY: `raw` lives as long as `self`.
-        if let Err(error) = self.api.check(unsafe { (self.api.table().RunOptionsSetTerminate)(self.raw) }) {
-            log::error!("a run could not be cancelled: {error}");
-        }
-    }
-}
-
-impl Drop for RunOptions {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, released once; no run uses it, for a run holds its `Cancel`.
-        unsafe { (self.api.table().ReleaseRunOptions)(self.raw) };
-    }
 }

@@ -3,8 +3,10 @@
 mod api;
 mod cancel;
 mod executor;
+mod graph;
 mod library;
 mod model;
+mod options;
 mod request;
 mod session;
 mod value;
@@ -12,6 +14,7 @@ mod value;
 pub use api::onnxruntime_path;
 pub use cancel::Cancel;
 pub(crate) use cancel::{Watcher, cancelled};
+pub(crate) use graph::Graph;
 pub use model::Model;
 pub use request::Request;
 pub use value::ValueInfo;

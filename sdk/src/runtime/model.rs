@@ -7,11 +7,13 @@ use std::ptr::null_mut;
 use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
-use ort_sys::OrtValue;
+use ort_sys::{OrtRunOptions, OrtValue};
+use pagoda_kernels::cuda::no_capture;
 
 use super::api::{self, Api};
 use super::cancel::{Cancel, cancelled};
 use super::executor;
+use super::options::RunOptions;
 use super::request::Request;
 use super::session::{Session, Source};
 use super::value::{Value, ValueInfo};
@@ -122,11 +124,19 @@ impl Model {
         let start = Instant::now();
         // SAFETY: by contract.
         let result = unsafe { self.run_uncounted(inputs, outputs, cancel) };
-        match &result {
+        self.count(start, &result);
+        result
+    }
+
+    pub(super) fn count<T>(&self, start: Instant, result: &Result<T>) {
+        match result {
             Ok(_) => self.metrics.succeeded(start.elapsed()),
             Err(error) => self.metrics.failed(error),
         }
-        result
+    }
+
+    pub(super) fn api(&self) -> &'static Api {
+        self.api
     }
 
     /// Has the model run on a thread of Pagoda's and `done` called there with what [`Model::run_bound`] returns. What
@@ -165,7 +175,8 @@ impl Model {
         let names = self.resolve(inputs, outputs)?;
         let (input_names, output_names) = names.split_at(inputs.len());
         let options = match cancel {
-            None => null_mut(),
+            // A session that captures would take every run for one to be captured.
+            None => self.session.uncaptured.as_ref().map_or(null_mut(), RunOptions::raw),
             Some(cancel) => {
                 cancel.check()?;
                 cancel.options(self.api)?
@@ -178,27 +189,16 @@ impl Model {
         let raw_inputs: Vec<*const OrtValue> = values.iter().map(|value| value.raw().cast_const()).collect();
         let mut raw_outputs: Vec<*mut OrtValue> =
             bound.iter().map(|value| value.as_ref().map_or(null_mut(), Value::raw)).collect();
-        // SAFETY: the session, the names and the values live for the whole call, and the lengths are those of the
-        // lists. Sessions may be run from many threads at once.
-        let status = unsafe {
-            (self.api.table().Run)(
-                self.session.raw(),
-                options,
-                input_names.as_ptr(),
-                raw_inputs.as_ptr(),
-                raw_inputs.len(),
-                output_names.as_ptr(),
-                output_names.len(),
-                raw_outputs.as_mut_ptr(),
-            )
-        };
+        let _hold = (self.session.provider == Provider::Cuda).then(no_capture);
+        // SAFETY: the session, the names and the values live for the whole call.
+        let ran = unsafe { self.run_raw(options, input_names, &raw_inputs, output_names, &mut raw_outputs) };
         let made: Vec<Option<Value>> = raw_outputs
             .into_iter()
             .zip(&bound)
             // SAFETY: what was not bound and is not NULL was made by this run and is ours.
             .map(|(raw, bound)| (bound.is_none() && !raw.is_null()).then(|| unsafe { Value::from_raw(self.api, raw) }))
             .collect();
-        self.api.check(status).map_err(|error| match cancel {
+        ran.map_err(|error| match cancel {
             Some(cancel) if cancel.is_triggered() => cancelled(),
             _ => error,
         })?;
@@ -207,6 +207,34 @@ impl Model {
             tensor.map_err(|error| Error::new(error.status(), format!("output {name:?}: {}", error.message())))
         });
         tensors.collect()
+    }
+
+    /// Runs the session.
+    ///
+    /// # Safety
+    /// Everything is live for the whole call, and there are as many values as names.
+    pub(super) unsafe fn run_raw(
+        &self,
+        options: *const OrtRunOptions,
+        input_names: &[*const c_char],
+        inputs: &[*const OrtValue],
+        output_names: &[*const c_char],
+        outputs: &mut [*mut OrtValue],
+    ) -> Result<()> {
+        debug_assert!(input_names.len() == inputs.len() && output_names.len() == outputs.len());
+        // SAFETY: by contract. Sessions may be run from many threads at once.
+        self.api.check(unsafe {
+            (self.api.table().Run)(
+                self.session.raw(),
+                options,
+                input_names.as_ptr(),
+                inputs.as_ptr(),
+                inputs.len(),
+                output_names.as_ptr(),
+                output_names.len(),
+                outputs.as_mut_ptr(),
+            )
+        })
     }
 
     /// Holds what is an input and an output at once, for the time of a run. On the CPU a run writes its own part of it, as
@@ -227,7 +255,11 @@ impl Model {
     }
 
     /// Checks a call and returns the names of its inputs, then those of its outputs, as ONNX Runtime takes them.
-    fn resolve(&self, inputs: &[(&str, &Tensor)], outputs: &[(&str, Option<&Tensor>)]) -> Result<Vec<*const c_char>> {
+    pub(super) fn resolve(
+        &self,
+        inputs: &[(&str, &Tensor)],
+        outputs: &[(&str, Option<&Tensor>)],
+    ) -> Result<Vec<*const c_char>> {
         let mut names = Vec::with_capacity(inputs.len() + outputs.len());
         for (index, (name, tensor)) in inputs.iter().enumerate() {
             let info = find(&self.inputs, name, "input", index)?;

@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
 use pagoda_custom_ops::Providers;
 use pagoda_custom_ops::tables::{Bound, ENTRY};
+use pagoda_kernels::cuda::no_capture;
 
 use super::api::Api;
+use super::options::{NO_GRAPH, RunOptions};
 use super::value::ValueInfo;
 use crate::config::{ModelOptions, Optimization, Provider};
 use crate::error::{Error, Result, Status};
@@ -47,6 +49,8 @@ pub(super) struct Session {
     /// Whether the ai.pagoda operators are on a GPU: then ONNX Runtime copies host memory that is bound to them there and
     /// back.
     pub(super) operators_on_gpu: bool,
+    /// For runs that are not captured, in a session that captures others.
+    pub(super) uncaptured: Option<RunOptions>,
     /// Why `Provider::Auto` did not become the GPU; empty otherwise.
     pub(super) reason: String,
 }
@@ -89,9 +93,10 @@ impl Session {
             built.set(ENTRY, bound.entry())?;
         }
         if provider == Provider::Cuda {
-            built.append_cuda(options.device_id)?;
+            built.append_cuda(options.device_id, options.cuda_graphs)?;
         }
         let table = api.table();
+        let _hold = (provider == Provider::Cuda).then(no_capture);
         let mut raw = null_mut();
         let known = IS_DOMAIN_KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let first = (!*known).then_some(known);
@@ -118,7 +123,13 @@ impl Session {
             *known = true;
         }
         let operators_on_gpu = provider == Provider::Cuda && !options.host_pools && pagoda_custom_ops::has_cuda();
-        Ok(Self { api, raw, profile: options.profile_path.clone(), provider, operators_on_gpu, reason: String::new() })
+        let profile = options.profile_path.clone();
+        let mut session =
+            Self { api, raw, profile, provider, operators_on_gpu, uncaptured: None, reason: String::new() };
+        if options.cuda_graphs && provider == Provider::Cuda {
+            session.uncaptured = Some(RunOptions::new(api, NO_GRAPH)?);
+        }
+        Ok(session)
     }
 
     /// The session itself.
@@ -175,6 +186,7 @@ impl Drop for Session {
         {
             log::error!("the profile could not be written to {}: {error}", wanted.display());
         }
+        let _hold = (self.provider == Provider::Cuda).then(no_capture);
         // SAFETY: ours, released once; a run holds the session, so none is under way.
         unsafe { (self.api.table().ReleaseSession)(self.raw) };
     }
@@ -253,7 +265,7 @@ impl Options {
         self.api.check(unsafe { (self.api.table().AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()) })
     }
 
-    fn append_cuda(&self, device_id: u32) -> Result<()> {
+    fn append_cuda(&self, device_id: u32, graphs: bool) -> Result<()> {
         let (api, table) = (self.api, self.api.table());
         if !available_providers(api)?.iter().any(|name| name == "CUDAExecutionProvider") {
             return Err(Error::new(
@@ -264,8 +276,9 @@ impl Options {
         }
         let device = CString::new(device_id.to_string()).expect("digits have no NUL");
         // Products of f32 are computed in f32, as on the CPU. ONNX Runtime's default keeps 10 bits of their fractions.
-        let keys = [c"device_id".as_ptr(), c"use_tf32".as_ptr()];
-        let values = [device.as_ptr(), c"0".as_ptr()];
+        let graphs = if graphs { c"1" } else { c"0" };
+        let keys = [c"device_id".as_ptr(), c"use_tf32".as_ptr(), c"enable_cuda_graph".as_ptr()];
+        let values = [device.as_ptr(), c"0".as_ptr(), graphs.as_ptr()];
         let mut cuda = null_mut();
         // SAFETY: the options are live, the texts too, and the CUDA options are released whatever happens between.
         let appended = unsafe {

@@ -1,0 +1,172 @@
+//! CUDA graphs of an engine: batches of some shapes, captured when one first comes, and replayed.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pagoda_kernels::cuda::{DeviceMemory, Gpu};
+
+use super::inputs::{Input, Sizes};
+use super::options::GraphShape;
+use crate::error::{Error, Result};
+use crate::kv::KvCache;
+use crate::runtime::{Graph, Model};
+use crate::tensor::{ElementType, Tensor};
+
+/// Tensors begin at multiples of this.
+const ALIGNMENT: usize = 256;
+
+/// The graphs of one model on a GPU.
+pub(super) struct Graphs {
+    device: u32,
+    /// In the order in which they are looked through, each with the number of its graph.
+    shapes: Vec<Sizes>,
+    /// What was captured, for each shape. Behind one lock: ONNX Runtime replays one graph at a time.
+    bound: Mutex<Vec<Option<Bound>>>,
+}
+
+/// A shape with its tensors on the GPU.
+struct Bound {
+    graph: Graph,
+    /// The inputs one after the other, as they go there.
+    staging: Vec<u8>,
+    /// Where each input begins.
+    places: Vec<usize>,
+    inputs: Arc<DeviceMemory>,
+    scores: Arc<Tensor>,
+}
+
+/// What is bound beside the inputs of a batch.
+pub(super) struct Fixed<'a> {
+    pub(super) model: &'a Arc<Model>,
+    pub(super) kv: Option<&'a KvCache>,
+    /// The names of each layer's pool, as it goes in and comes out.
+    pub(super) pools: Vec<(&'a str, &'a str)>,
+    pub(super) scores: &'a str,
+    pub(super) tasks: usize,
+}
+
+impl Graphs {
+    /// For the shapes that were asked for; `history_pages` is how many a user's longest history takes, `pages` how many there
+    /// are.
+    pub(super) fn new(device: u32, shapes: &[GraphShape], history_pages: u64, pages: u64) -> Result<Self> {
+        let mut sizes = Vec::with_capacity(shapes.len());
+        for (index, shape) in shapes.iter().enumerate() {
+            let GraphShape { users, rows, candidates, pages: wanted } = *shape;
+            if users == 0 || rows == 0 || candidates > rows {
+                let message = format!(
+                    "{users} users, {rows} rows, {candidates} candidates: expected 1 or more users and \
+                     rows, and no more candidates than rows"
+                );
+                return Err(Error::invalid(format!("options.graphs[{index}]"), message));
+            }
+            let most = history_pages.saturating_mul(users.into()).min(pages).max(1);
+            sizes.push(Sizes {
+                users: users as usize,
+                rows: rows as usize,
+                candidates: if candidates == 0 { rows } else { candidates } as usize,
+                pages: if wanted == 0 { most as usize } else { wanted as usize },
+            });
+        }
+        sizes.sort_by_key(|size| (size.rows, size.users, size.candidates, size.pages));
+        sizes.dedup();
+        let bound = Mutex::new(sizes.iter().map(|_| None).collect());
+        Ok(Self { device, shapes: sizes, bound })
+    }
+
+    /// The first shape that a batch fits into.
+    pub(super) fn find(&self, batch: &Sizes) -> Option<usize> {
+        self.shapes.iter().position(|shape| shape.fits(batch))
+    }
+
+    /// Runs a batch as the graph of a shape and writes its scores.
+    ///
+    /// # Safety
+    /// As for [`Model::run_bound`], of the pools.
+    pub(super) unsafe fn run(
+        &self,
+        shape: usize,
+        inputs: &[Input<'_>],
+        fixed: &Fixed<'_>,
+        scores: &mut [f32],
+    ) -> Result<()> {
+        let mut all = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let sizes = self.shapes[shape];
+        let bound = match &mut all[shape] {
+            Some(bound) => bound,
+            none => none.insert(Bound::new(self.device, shape as i32, &sizes, inputs, fixed)?),
+        };
+        let Bound { graph, staging, places, inputs: memory, scores: on_device } = bound;
+        for (input, place) in inputs.iter().zip(places) {
+            let (len, width) = (sizes.of(input.dim), input.numbers.element().bits() / 8);
+            input.numbers.write(input.dim, len, &mut staging[*place..][..len * width]);
+        }
+        // SAFETY: only runs under this lock use the memory, and each is waited for; of the pools the caller's. Scores are
+        // plain numbers, seen as bytes.
+        unsafe {
+            memory.write(0, staging)?;
+            graph.run()?;
+            let bytes = std::slice::from_raw_parts_mut(scores.as_mut_ptr().cast::<u8>(), size_of_val(scores));
+            on_device.copy_out(0, bytes)
+        }
+    }
+}
+
+impl Bound {
+    fn new(device: u32, number: i32, sizes: &Sizes, inputs: &[Input<'_>], fixed: &Fixed<'_>) -> Result<Self> {
+        let gpu = Gpu::shared(device as usize)?;
+        let mut bytes = 0_usize;
+        let mut places = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            places.push(bytes);
+            bytes += (sizes.of(input.dim) * input.numbers.element().bits() / 8).next_multiple_of(ALIGNMENT);
+        }
+        let memory = Arc::new(DeviceMemory::zeroed(gpu, bytes)?);
+        let mut fed = Vec::with_capacity(inputs.len() + fixed.pools.len());
+        for (input, &place) in inputs.iter().zip(&places) {
+            let dims = [sizes.of(input.dim) as i64];
+            let tensor = Tensor::on_device(input.numbers.element(), &dims, &memory, place)?;
+            fed.push((input.name, Arc::new(tensor)));
+        }
+        let dims = [sizes.candidates as i64, fixed.tasks as i64];
+        let scores = Arc::new(Tensor::zeros_on(gpu, ElementType::F32, &dims)?);
+        let mut made = vec![(fixed.scores, Arc::clone(&scores))];
+        if let Some(kv) = fixed.kv {
+            for (layer, (name_in, name_out)) in (0..).zip(&fixed.pools) {
+                let pool = kv.pool(layer)?;
+                fed.push((name_in, Arc::clone(pool)));
+                made.push((name_out, Arc::clone(pool)));
+            }
+        }
+        let graph = Graph::bind(fixed.model, number, &fed, &made)?;
+        Ok(Self { graph, staging: vec![0; bytes], places, inputs: memory, scores })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(users: u32, rows: u32, candidates: u32, pages: u32) -> GraphShape {
+        GraphShape { users, rows, candidates, pages }
+    }
+
+    #[test]
+    fn the_first_shape_that_fits_is_taken() {
+        let graphs = Graphs::new(0, &[shape(8, 100, 0, 0), shape(1, 20, 10, 0), shape(8, 100, 0, 0)], 4, 20).unwrap();
+        let batch = |users, rows, candidates, pages| graphs.find(&Sizes { users, rows, candidates, pages });
+        assert_eq!(graphs.shapes.len(), 2);
+        assert_eq!(batch(1, 20, 10, 4), Some(0));
+        for (users, rows, candidates, pages) in [(2, 20, 10, 4), (1, 21, 10, 4), (1, 20, 11, 4), (1, 20, 10, 5)] {
+            assert_eq!(batch(users, rows, candidates, pages), Some(1), "{users} {rows} {candidates} {pages}");
+        }
+        // No more pages than there are.
+        assert_eq!((batch(8, 100, 100, 20), batch(8, 100, 100, 21)), (Some(1), None));
+    }
+
+    #[test]
+    fn shapes_that_hold_nothing_are_refused() {
+        for bad in [shape(0, 1, 0, 0), shape(1, 0, 0, 0), shape(1, 4, 5, 0)] {
+            let error = Graphs::new(0, &[shape(1, 1, 0, 0), bad], 4, 20).err().expect("it is refused");
+            assert_eq!(error.argument(), Some("options.graphs[1]"), "{error}");
+        }
+    }
+}

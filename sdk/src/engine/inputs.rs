@@ -1,0 +1,144 @@
+//! The numbers that a run is given, by the names that the model has for them.
+
+use crate::error::Result;
+use crate::tensor::{ElementType, Scalar, Tensor};
+
+/// One input of a run.
+pub(super) struct Input<'a> {
+    pub(super) name: &'a str,
+    pub(super) numbers: Numbers<'a>,
+    pub(super) dim: Dim,
+}
+
+/// What there is one of for each number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dim {
+    /// Rows; those that fill a shape up have this number.
+    Rows(i64),
+    Candidates,
+    Users,
+    /// Users, and one more: where each one's part begins, and the last one's ends.
+    Bounds,
+    Pages,
+}
+
+/// How many there are of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) users: usize,
+    pub(super) rows: usize,
+    pub(super) candidates: usize,
+    pub(super) pages: usize,
+}
+
+impl Sizes {
+    pub(super) fn of(&self, dim: Dim) -> usize {
+        match dim {
+            Dim::Rows(_) => self.rows,
+            Dim::Candidates => self.candidates,
+            Dim::Users => self.users,
+            Dim::Bounds => self.users + 1,
+            Dim::Pages => self.pages,
+        }
+    }
+
+    /// Whether a batch can be filled up to this.
+    pub(super) fn fits(&self, batch: &Self) -> bool {
+        batch.users <= self.users
+            && batch.rows <= self.rows
+            && batch.candidates <= self.candidates
+            && batch.pages <= self.pages
+    }
+}
+
+/// The numbers of an input, in a buffer of an instance.
+#[derive(Clone, Copy)]
+pub(super) enum Numbers<'a> {
+    I32(&'a [i32]),
+    I64(&'a [i64]),
+}
+
+impl Numbers<'_> {
+    pub(super) fn element(&self) -> ElementType {
+        match self {
+            Self::I32(_) => ElementType::I32,
+            Self::I64(_) => ElementType::I64,
+        }
+    }
+
+    /// A tensor over them, to be read. It must be gone before they change.
+    pub(super) fn tensor(&self) -> Result<Tensor> {
+        match self {
+            Self::I32(numbers) => over(numbers),
+            Self::I64(numbers) => over(numbers),
+        }
+    }
+
+    /// Writes them, filled up to `len`.
+    pub(super) fn write(&self, dim: Dim, len: usize, to: &mut [u8]) {
+        match self {
+            Self::I32(numbers) => {
+                let fill = match dim {
+                    Dim::Bounds => numbers.last().copied().unwrap_or(0),
+                    Dim::Pages => -1,
+                    _ => 0,
+                };
+                let all = numbers.iter().copied().chain(std::iter::repeat(fill)).take(len);
+                all.zip(to.chunks_exact_mut(4)).for_each(|(number, to)| to.copy_from_slice(&number.to_le_bytes()));
+            }
+            Self::I64(numbers) => {
+                let fill = if let Dim::Rows(fill) = dim { fill } else { 0 };
+                let all = numbers.iter().copied().chain(std::iter::repeat(fill)).take(len);
+                all.zip(to.chunks_exact_mut(8)).for_each(|(number, to)| to.copy_from_slice(&number.to_le_bytes()));
+            }
+        }
+    }
+}
+
+fn over<T: Scalar>(numbers: &[T]) -> Result<Tensor> {
+    // SAFETY: an input is not written to, and the tensors of a run are gone before its buffers change.
+    unsafe { borrowed(&[numbers.len() as i64], numbers.as_ptr().cast_mut(), numbers.len()) }
+}
+
+/// # Safety
+/// The memory outlives the tensor, and is written by no one else while a run uses it.
+pub(super) unsafe fn borrowed<T: Scalar>(dims: &[i64], data: *mut T, len: usize) -> Result<Tensor> {
+    // SAFETY: by contract; the memory has so many elements.
+    unsafe { Tensor::from_memory(T::TYPE, dims, data.cast(), len * size_of::<T>(), Box::new(())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fills_a_shape_up_belongs_to_no_one() {
+        let written = |numbers: Numbers<'_>, dim, len| {
+            let width = if numbers.element() == ElementType::I32 { 4 } else { 8 };
+            let mut bytes = vec![0xff; len * width];
+            numbers.write(dim, len, &mut bytes);
+            bytes
+        };
+        let i32s = |numbers: &[i32]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+        let i64s = |numbers: &[i64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(written(Numbers::I32(&[0, 5]), Dim::Bounds, 4), i32s(&[0, 5, 5, 5]));
+        assert_eq!(written(Numbers::I32(&[7]), Dim::Users, 3), i32s(&[7, 0, 0]));
+        assert_eq!(written(Numbers::I32(&[7]), Dim::Pages, 2), i32s(&[7, -1]));
+        assert_eq!(written(Numbers::I64(&[3]), Dim::Rows(-9), 2), i64s(&[3, -9]));
+        assert_eq!(written(Numbers::I64(&[3]), Dim::Candidates, 2), i64s(&[3, 0]));
+    }
+
+    #[test]
+    fn a_batch_fits_where_nothing_is_more() {
+        let shape = Sizes { users: 2, rows: 10, candidates: 5, pages: 3 };
+        assert!(shape.fits(&shape) && shape.fits(&Sizes { users: 0, rows: 0, candidates: 0, pages: 0 }));
+        for more in [
+            Sizes { users: 3, ..shape },
+            Sizes { rows: 11, ..shape },
+            Sizes { candidates: 6, ..shape },
+            Sizes { pages: 4, ..shape },
+        ] {
+            assert!(!shape.fits(&more), "{more:?}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! CUDA graphs: runs that are bound once, captured the first time and replayed from then on.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use ort_sys::OrtValue;
+use pagoda_kernels::cuda::{capture, no_capture};
+
+use super::model::Model;
+use super::options::RunOptions;
+use super::value::Value;
+use crate::error::{Error, Result, Status};
+use crate::tensor::Tensor;
+
+/// A run of a model on tensors that stay where they are on its GPU. What they hold may change between runs.
+pub(crate) struct Graph {
+    model: Arc<Model>,
+    options: RunOptions,
+    /// Of the inputs, then of the outputs.
+    names: Vec<*const c_char>,
+    inputs: Vec<Value>,
+    outputs: Vec<Value>,
+    captured: AtomicBool,
+    _tensors: Vec<Arc<Tensor>>,
+}
+
+// SAFETY: the names are the model's and never change; who runs when is the contract of `run`.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Binds every input and output of a run; `number` is that of no other graph of the model.
+    pub(crate) fn bind(
+        model: &Arc<Model>,
+        number: i32,
+        inputs: &[(&str, Arc<Tensor>)],
+        outputs: &[(&str, Arc<Tensor>)],
+    ) -> Result<Self> {
+        let tensors: Vec<_> = inputs.iter().chain(outputs).map(|(_, tensor)| Arc::clone(tensor)).collect();
+        if let Some(elsewhere) = tensors.iter().find(|tensor| tensor.device().is_none()) {
+            return Err(Error::new(Status::Internal, format!("{elsewhere:?} is not on the GPU")));
+        }
+        let api = model.api();
+        let borrowed: Vec<_> = inputs.iter().map(|(name, tensor)| (*name, &**tensor)).collect();
+        let bound: Vec<_> = outputs.iter().map(|(name, tensor)| (*name, Some(&**tensor))).collect();
+        let values = |list: &[(&str, Arc<Tensor>)]| -> Result<Vec<_>> {
+            list.iter().map(|(_, tensor)| Value::over(api, tensor)).collect()
+        };
+        Ok(Self {
+            options: RunOptions::new(api, number)?,
+            names: model.resolve(&borrowed, &bound)?,
+            inputs: values(inputs)?,
+            outputs: values(outputs)?,
+            captured: AtomicBool::new(false),
+            model: Arc::clone(model),
+            _tensors: tensors,
+        })
+    }
+
+    /// Runs, and waits for it. The first time takes longer: the run is done, and captured.
+    ///
+    /// # Safety
+    /// As for [`Model::run_bound`]; no other graph of the model runs meanwhile.
+    pub(crate) unsafe fn run(&self) -> Result<()> {
+        let start = Instant::now();
+        let captured = self.captured.load(Ordering::Acquire);
+        let hold = if captured { no_capture() } else { capture() };
+        let (input_names, output_names) = self.names.split_at(self.inputs.len());
+        let inputs: Vec<*const OrtValue> = self.inputs.iter().map(|value| value.raw().cast_const()).collect();
+        let mut outputs: Vec<*mut OrtValue> = self.outputs.iter().map(Value::raw).collect();
+        // SAFETY: as for an ordinary run.
+        let result =
+            unsafe { self.model.run_raw(self.options.raw(), input_names, &inputs, output_names, &mut outputs) };
+        drop(hold);
+        if result.is_ok() {
+            self.captured.store(true, Ordering::Release);
+        }
+        self.model.count(start, &result);
+        result
+    }
+}
