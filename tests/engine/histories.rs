@@ -1,10 +1,10 @@
 //! Histories that are edited, shortened, late, or have a gap.
 
 use pagoda::engine::{EngineOptions, EngineStore, RankRequest, RankResponse};
-use pagoda::{Pages, Status};
+use pagoda::{Engine, Pages, Status};
 use pagoda_test_support::Folder;
 
-use crate::cases::{cases, close, edited, open, options};
+use crate::cases::{cases, close, edited, folder, open, options};
 
 /// What an engine says that has seen nothing before.
 fn fresh(model: &str, request: &RankRequest) -> RankResponse {
@@ -237,4 +237,25 @@ fn remembered_events_take_little() {
     assert_eq!(stats.remembered_users, users.len() as u64);
     // Three keys and a time each, and a little for each user.
     assert!(stats.remembered_bytes <= (events * 4 * 8 + users.len() * 256) as u64, "{stats:?}");
+}
+
+#[test]
+fn what_left_the_pool_comes_back_from_host_memory() {
+    // Those with a page, at least, to come back.
+    let all: Vec<_> = cases("gather").into_iter().filter(|case| case.len() > 5).collect();
+    assert!(all.len() > 1);
+    let engine = open("gather", EngineOptions { host_bytes: 1 << 20, remember_events: 0, ..options() });
+    for case in &all {
+        engine.rank(&case.whole(case.len() - 1)).unwrap();
+    }
+    let users: Vec<u64> = all.iter().map(|case| case.user).collect();
+    assert_eq!((engine.unload(&users).unwrap(), engine.unload(&users).unwrap()), (users.len(), 0));
+    for case in &all {
+        let response = engine.rank(&case.whole(case.len())).unwrap();
+        assert!(response.cached_rows > 0, "user {}", case.user);
+        case.check(&response, case.len());
+    }
+    assert!(engine.kv_stats().unwrap().tokens_from_store > 0);
+    let error = Engine::open(folder("gather"), EngineOptions { host_bytes: u64::MAX, ..options() }).err().unwrap();
+    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("options.host_bytes")), "{error}");
 }

@@ -48,15 +48,18 @@ pub use options::{EngineOptions, EngineStore, GraphShape, TableOptions};
 pub use request::{Columns, Events, RankRequest, RankResponse};
 pub use stats::EngineStats;
 
+use pagoda_kernels::cuda::Gpu;
+
 use self::core::Core;
 use self::pending::{Pending, in_callback};
 use self::serving::Serving;
 use self::work::Work;
+use crate::config::Provider;
 use crate::embedding::TableStats;
 use crate::error::{Error, Result, Status};
-use crate::kv::KvStats;
+use crate::kv::{KvStats, Tiers, Users};
 use crate::runtime::{Model, Watcher, cancelled};
-use crate::store::{DiskStore, Store};
+use crate::store::{DiskStore, HostStore, Store};
 
 /// A model folder that is being served. Any number of threads may use one at the same time.
 ///
@@ -84,7 +87,7 @@ impl Engine {
             let opened = DiskStore::open(&store.path, &store.options)?;
             Ok(Arc::new(opened) as Arc<dyn Store>)
         });
-        let store = store.transpose()?;
+        let store = above(store.transpose()?, &options)?;
         let serving = Serving::open(folder, &options, store.as_ref())?;
         let core = Arc::new(Core::new(options, store, serving));
         let mut engine = Self { core, workers: Vec::new(), swapping: Mutex::new(()), retiring: Mutex::new(Vec::new()) };
@@ -189,6 +192,17 @@ impl Engine {
         }
     }
 
+    /// Has keys and values of users leave the pool for the host's memory and the store, as they do when others need the
+    /// room; without either they are gone. Says how many had any there. A user who has a request that runs now is an error
+    /// (BUSY).
+    pub fn unload(&self, users: &[u64]) -> Result<usize> {
+        let serving = self.core.current();
+        match serving.kv.as_ref().filter(|_| serving.keeps) {
+            Some(kv) => kv.evict(Users::These(users), Tiers::RESIDENT),
+            None => Ok(0),
+        }
+    }
+
     /// Forgets users: their events, and their keys and values in the version that is served now, also those in the
     /// store. What another version left in the store is found when that is served again: forget them there too. Says
     /// how many were known. A user who has a request that runs now is an error (BUSY).
@@ -252,6 +266,23 @@ impl Drop for Engine {
         }
         self.core.clock.stop();
     }
+}
+
+/// The host's memory above the store, if there is to be any.
+fn above(store: Option<Arc<dyn Store>>, options: &EngineOptions) -> Result<Option<Arc<dyn Store>>> {
+    if options.host_bytes == 0 {
+        return Ok(store);
+    }
+    let gpu = match options.model.provider {
+        Provider::Cpu => None,
+        Provider::Cuda => Some(Gpu::shared(options.model.device_id as usize)?),
+        Provider::Auto => Gpu::shared(options.model.device_id as usize).ok(),
+    };
+    let host = HostStore::new(options.host_bytes, gpu, store).map_err(|error| match error.argument() {
+        Some("bytes") => error.about("options.host_bytes"),
+        _ => error,
+    })?;
+    Ok(Some(Arc::new(host)))
 }
 
 fn check(options: &EngineOptions) -> Result<()> {

@@ -160,6 +160,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
     Ok(EngineOptions {
         model: model.map_err(|error| deeper(error, "options.model"))?,
         kv,
+        host_bytes: 0,
         store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
         offload: match options.offload {
             PAGODA_OFFLOAD_ON_EVICTION => Offload::OnEviction,

@@ -1,7 +1,7 @@
 //! The host store: histories on disk that survive restarts, crashes and full disks.
 //!
-//! What the caches above see is the [`Store`] trait; [`DiskStore`] is the one there is. `sdk/docs/store.md` describes the
-//! files.
+//! What the caches above see is the [`Store`] trait; [`DiskStore`] is the one on disk, whose files `sdk/docs/store.md`
+//! describes, [`HostStore`] one in host memory that can stand above it.
 
 mod chain;
 mod compact;
@@ -9,6 +9,7 @@ mod compact;
 pub mod disk;
 mod disk_store;
 mod format;
+mod host;
 #[doc(hidden)]
 pub mod index;
 mod inner;
@@ -29,6 +30,7 @@ use crate::error::Result;
 pub use crate::config::{Durability, StoreOptions};
 pub use disk_store::{CheckReport, DiskStore, Stats};
 pub(crate) use format::checksum;
+pub use host::HostStore;
 pub use ticket::Ticket;
 
 /// The names of what lies in a store's folder beside the segments.

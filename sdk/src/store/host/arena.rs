@@ -1,0 +1,127 @@
+//! One stretch of host memory, given out in blocks.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use pagoda_kernels::cuda::{Gpu, PinnedMemory};
+
+use crate::error::{Error, Result, Status};
+use crate::store::lock;
+use crate::tensor::{ElementType, Tensor};
+
+/// What blocks begin at multiples of, and are long.
+const GRAIN: usize = 4096;
+
+/// The memory, and which of it no one has.
+pub(super) struct Arena {
+    memory: Memory,
+    /// Where each free stretch begins, and how long it is; no two touch.
+    free: Mutex<BTreeMap<usize, usize>>,
+}
+
+enum Memory {
+    /// A GPU copies from it by itself.
+    Pinned(PinnedMemory),
+    Plain(Tensor),
+}
+
+/// A part of the memory, free again when it is dropped.
+pub(super) struct Block {
+    arena: Arc<Arena>,
+    at: usize,
+    bytes: usize,
+}
+
+impl Arena {
+    /// Takes `bytes` bytes, pinned for a GPU if there is one.
+    pub(super) fn new(bytes: u64, gpu: Option<&'static Gpu>) -> Result<Arc<Self>> {
+        let too_large = || Error::new(Status::Capacity, format!("no memory for {bytes} bytes")).about("bytes");
+        let bytes = usize::try_from(bytes).map_err(|_| too_large())? / GRAIN * GRAIN;
+        let memory = match gpu {
+            Some(gpu) => {
+                Memory::Pinned(PinnedMemory::zeroed(gpu, bytes).map_err(|error| Error::from(error).about("bytes"))?)
+            }
+            None => Memory::Plain(Tensor::zeros(ElementType::U8, &[bytes as i64]).map_err(|_| too_large())?),
+        };
+        let free = if bytes > 0 { BTreeMap::from([(0, bytes)]) } else { BTreeMap::new() };
+        Ok(Arc::new(Self { memory, free: Mutex::new(free) }))
+    }
+
+    /// A block with a copy of `data`, in the first place where it fits; `None` if there is none.
+    pub(super) fn take(self: &Arc<Self>, data: &[u8]) -> Option<Block> {
+        let bytes = data.len().next_multiple_of(GRAIN);
+        let mut free = lock(&self.free);
+        let (&at, &len) = free.iter().find(|(_, len)| **len >= bytes)?;
+        free.remove(&at);
+        if len > bytes {
+            free.insert(at + bytes, len - bytes);
+        }
+        drop(free);
+        let block = Block { arena: Arc::clone(self), at, bytes: data.len() };
+        // SAFETY: the block is inside the memory and no one else's.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start().add(at), data.len()) };
+        Some(block)
+    }
+
+    fn start(&self) -> *mut u8 {
+        match &self.memory {
+            Memory::Pinned(memory) => memory.data(),
+            Memory::Plain(tensor) => tensor.memory().expect("bytes in host memory").0.cast(),
+        }
+    }
+
+    /// Bytes that no one has.
+    pub(super) fn free_bytes(&self) -> usize {
+        lock(&self.free).values().sum()
+    }
+}
+
+impl Block {
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: inside the memory, written before anyone had the block, and by no one since.
+        unsafe { std::slice::from_raw_parts(self.arena.start().add(self.at), self.bytes) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let mut free = lock(&self.arena.free);
+        let (mut at, mut len) = (self.at, self.bytes.next_multiple_of(GRAIN));
+        if let Some(behind) = free.remove(&(at + len)) {
+            len += behind;
+        }
+        if let Some((&before, &before_len)) = free.range(..at).next_back()
+            && before + before_len == at
+        {
+            free.remove(&before);
+            (at, len) = (before, before_len + len);
+        }
+        if len > 0 {
+            free.insert(at, len);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_is_whole_again() {
+        let arena = Arena::new(10 * GRAIN as u64 + 5, None).unwrap();
+        let data: Vec<u8> = (0..3 * GRAIN).map(|n| n as u8).collect();
+        let mut blocks: Vec<_> = (1..=3).map(|n| arena.take(&data[..n * GRAIN - 1]).unwrap()).collect();
+        assert_eq!(arena.free_bytes(), 4 * GRAIN);
+        assert!(arena.take(&vec![0; 5 * GRAIN]).is_none());
+        for (n, block) in (1..).zip(&blocks) {
+            assert_eq!(block.bytes(), &data[..n * GRAIN - 1]);
+        }
+        // In an order in which each touches what is free in another way.
+        blocks.swap_remove(0);
+        blocks.swap_remove(0);
+        drop(blocks);
+        assert_eq!(*lock(&arena.free), BTreeMap::from([(0, 10 * GRAIN)]));
+        assert!(arena.take(&[]).is_some_and(|block| block.bytes().is_empty()));
+        assert_eq!(*lock(&arena.free), BTreeMap::from([(0, 10 * GRAIN)]));
+    }
+}

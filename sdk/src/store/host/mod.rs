@@ -1,0 +1,257 @@
+//! Histories in host memory: a store of bounded size, alone or above another one.
+//!
+//! What it has of a user is what was last written, whole; whoever was used least recently leaves it for others. With a
+//! store below, everything goes there too, and what is not here is found there. For a GPU the memory is pinned, so that
+//! histories go from it to the GPU without anyone's help.
+
+mod arena;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use arena::{Arena, Block};
+use pagoda_kernels::cuda::Gpu;
+
+use super::{Found, History, Key, Piece, Record, Room, Store, Ticket, lock};
+use crate::error::{Error, Result, Status};
+
+/// Numbers of pieces have this bit here and nowhere else: a piece here is never taken for one of the store below.
+const HERE: u64 = 1 << 63;
+
+/// A store in host memory. Calls about one user come one after the other, as a cache makes them.
+pub struct HostStore {
+    arena: Arc<Arena>,
+    below: Option<Arc<dyn Store>>,
+    users: Mutex<Users>,
+}
+
+#[derive(Default)]
+struct Users {
+    all: HashMap<Key, User>,
+    /// Who was used when, least recently first.
+    by_use: BTreeMap<u64, Key>,
+    clock: u64,
+    pieces: u64,
+    claimed: HashSet<u64>,
+}
+
+/// A history that is here.
+struct User {
+    start: u64,
+    pieces: Vec<Held>,
+    used: u64,
+}
+
+#[derive(Clone)]
+struct Held {
+    piece: Piece,
+    data: Arc<Data>,
+}
+
+struct Data {
+    layers: u32,
+    tag: Vec<u8>,
+    block: Block,
+}
+
+impl User {
+    fn end(&self) -> u64 {
+        self.pieces.last().map_or(self.start, |held| held.piece.start + u64::from(held.piece.tokens))
+    }
+
+    /// Leaves out what is at a position or behind it.
+    fn cut(&mut self, from: u64) {
+        self.pieces.retain(|held| held.piece.start < from);
+        if let Some(Held { piece, .. }) = self.pieces.last_mut() {
+            piece.tokens = piece.tokens.min((from - piece.start) as u32);
+        }
+    }
+}
+
+impl HostStore {
+    /// Takes `bytes` bytes of memory, pinned for a GPU if there is one.
+    pub fn new(bytes: u64, gpu: Option<&'static Gpu>, below: Option<Arc<dyn Store>>) -> Result<Self> {
+        Ok(Self { arena: Arena::new(bytes, gpu)?, below, users: Mutex::default() })
+    }
+
+    /// Bytes that no history has.
+    pub fn free_bytes(&self) -> u64 {
+        self.arena.free_bytes() as u64
+    }
+
+    /// A block with a copy of `data`, for which others than `key` leave if need be.
+    fn take(&self, key: Key, data: &[u8]) -> Option<Block> {
+        loop {
+            if let Some(block) = self.arena.take(data) {
+                return Some(block);
+            }
+            let mut users = lock(&self.users);
+            let (_, &oldest) = users.by_use.iter().find(|(_, user)| **user != key)?;
+            let gone = users.remove(oldest);
+            drop(users);
+            // Whoever reads it still keeps its blocks: then there may be nothing to gain, and the next one goes.
+            drop(gone);
+        }
+    }
+
+    /// Puts a piece here; says whether it could be.
+    fn keep(&self, record: &Record) -> bool {
+        let Record { key, history_start, start, tokens, layers, .. } = *record;
+        let follows = |user: &User| user.start <= history_start && history_start < start && user.end() >= start;
+        let whole = start == history_start;
+        if !whole && !lock(&self.users).all.get(&key).is_some_and(follows) {
+            return false;
+        }
+        let Some(block) = self.take(key, &record.data) else { return false };
+        let data = Arc::new(Data { layers, tag: record.tag.clone(), block });
+        let mut users = lock(&self.users);
+        // Someone may have made room for itself meanwhile.
+        if !whole && !users.all.get(&key).is_some_and(follows) {
+            return false;
+        }
+        users.pieces += 1;
+        let piece = Piece { start, tokens, bytes: record.data.len() as u64, id: HERE | users.pieces };
+        let mut user = users.remove(key).unwrap_or(User { start: history_start, pieces: Vec::new(), used: 0 });
+        user.cut(if whole { 0 } else { start });
+        user.start = history_start;
+        user.pieces.retain(|held| held.piece.start + u64::from(held.piece.tokens) > history_start);
+        user.pieces.push(Held { piece, data });
+        users.insert(key, user);
+        true
+    }
+}
+
+impl Users {
+    fn remove(&mut self, key: Key) -> Option<User> {
+        let user = self.all.remove(&key)?;
+        self.by_use.remove(&user.used);
+        Some(user)
+    }
+
+    fn insert(&mut self, key: Key, mut user: User) {
+        self.clock += 1;
+        user.used = self.clock;
+        self.by_use.insert(user.used, key);
+        self.all.insert(key, user);
+    }
+}
+
+impl Store for HostStore {
+    fn claim(&self, space: u64) -> bool {
+        let mine = lock(&self.users).claimed.insert(space);
+        let free = mine && self.below.as_ref().is_none_or(|below| below.claim(space));
+        if mine && !free {
+            lock(&self.users).claimed.remove(&space);
+        }
+        free
+    }
+
+    fn release(&self, space: u64) {
+        if let Some(below) = &self.below {
+            below.release(space);
+        }
+        lock(&self.users).claimed.remove(&space);
+    }
+
+    fn find(&self, key: Key) -> Option<Found> {
+        if let Some(user) = lock(&self.users).all.get(&key) {
+            let pieces = user.pieces.iter().map(|held| held.piece.clone()).collect();
+            return Some(Found { start: user.start, end: user.end(), pieces });
+        }
+        self.below.as_ref()?.find(key)
+    }
+
+    fn history(&self, key: Key) -> Option<Box<dyn History>> {
+        let mut users = lock(&self.users);
+        if let Some(user) = users.remove(key) {
+            let (pieces, data) = user.pieces.iter().map(|held| (held.piece.clone(), Arc::clone(&held.data))).unzip();
+            let history = HostHistory { start: user.start, end: user.end(), pieces, data };
+            users.insert(key, user);
+            return Some(Box::new(history));
+        }
+        drop(users);
+        self.below.as_ref()?.history(key)
+    }
+
+    fn write(&self, record: Record, room: Room) -> Result<Ticket> {
+        let Some(below) = &self.below else {
+            if self.keep(&record) {
+                return Ok(Ticket::ready(Ok(())));
+            }
+            let Record { key: Key { user, .. }, history_start, start, .. } = record;
+            if start != history_start && lock(&self.users).all.get(&record.key).is_none_or(|user| user.end() < start) {
+                let message =
+                    format!("user {user}: tokens {history_start} to {start} are not stored, so none can follow");
+                return Err(Error::invalid("record", message));
+            }
+            let message =
+                format!("{} bytes of user {user} do not fit into the host's memory for histories", record.data.len());
+            return Err(Error::new(Status::Capacity, message));
+        };
+        if !self.keep(&record) {
+            lock(&self.users).remove(record.key);
+        }
+        let key = record.key;
+        // What the store below refuses must not be here either: whoever asks would count on it.
+        below.write(record, room).inspect_err(|_| drop(lock(&self.users).remove(key)))
+    }
+
+    fn cut(&self, key: Key, from: u64) -> Result<Ticket> {
+        let mut users = lock(&self.users);
+        if let Some(mut user) = users.remove(key) {
+            user.cut(from);
+            if from > user.start && !user.pieces.is_empty() {
+                users.insert(key, user);
+            }
+        }
+        drop(users);
+        self.below.as_ref().map_or_else(|| Ok(Ticket::ready(Ok(()))), |below| below.cut(key, from))
+    }
+
+    fn users(&self, space: u64) -> Vec<u64> {
+        let here = lock(&self.users).all.keys().filter(|key| key.space == space).map(|key| key.user).collect();
+        let Some(below) = &self.below else { return here };
+        let mut all: HashSet<u64> = here.into_iter().collect();
+        all.extend(below.users(space));
+        all.into_iter().collect()
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.below.as_ref().map_or(Ok(()), |below| below.flush())
+    }
+}
+
+/// A history that is here, as it was when it was asked for.
+struct HostHistory {
+    start: u64,
+    end: u64,
+    pieces: Vec<Piece>,
+    data: Vec<Arc<Data>>,
+}
+
+impl History for HostHistory {
+    fn start(&self) -> u64 {
+        self.start
+    }
+
+    fn end(&self) -> u64 {
+        self.end
+    }
+
+    fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    fn tag(&self, piece: usize) -> Result<Vec<u8>> {
+        Ok(self.data[piece].tag.clone())
+    }
+
+    fn layer(&self, piece: usize, layer: u32) -> Result<&[u8]> {
+        let Data { layers, block, .. } = &*self.data[piece];
+        let bytes = block.bytes().len() / *layers as usize;
+        Ok(&block.bytes()[layer as usize * bytes..][..bytes])
+    }
+}
+
+#[cfg(test)]
+mod tests;

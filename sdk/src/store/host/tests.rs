@@ -1,0 +1,101 @@
+use super::*;
+use crate::store::tests::{key, record};
+use crate::store::{DiskStore, StoreOptions};
+
+const SPACE: u64 = 7;
+
+/// What is stored of a user, layer by layer.
+fn read(store: &dyn Store, user: u64) -> Option<(u64, u64, Vec<Vec<u8>>)> {
+    let history = store.history(key(user))?;
+    let pieces = 0..history.pieces().len();
+    let layers = pieces.flat_map(|piece| (0..3).map(move |layer| (piece, layer)));
+    let read = layers.map(|(piece, layer)| history.layer(piece, layer).unwrap().to_vec()).collect();
+    Some((history.start(), history.end(), read))
+}
+
+/// The same calls on a store in memory and on one on disk leave the same behind.
+#[test]
+fn it_keeps_what_a_store_on_disk_keeps() {
+    let folder = pagoda_test_support::Folder::new();
+    let disk = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    let host = HostStore::new(16 << 20, None, None).unwrap();
+    let mut random = pagoda_test_support::Random(3);
+    for version in 0..3000 {
+        let user = random.below(5) as u64;
+        let found = disk.find(key(user));
+        assert_eq!(
+            host.find(key(user)).map(|found| (found.start, found.end)),
+            found.as_ref().map(|f| (f.start, f.end))
+        );
+        let (start, end) = found.map_or((0, 0), |found| (found.start, found.end));
+        match random.below(4) {
+            0 => {
+                let from = random.below(end as usize + 2) as u64;
+                host.cut(key(user), from).unwrap();
+                disk.cut(key(user), from).unwrap();
+            }
+            kind => {
+                let history_start = if kind == 1 { start } else { start + random.below(3) as u64 };
+                let from = history_start + random.below((end.saturating_sub(history_start) + 3) as usize) as u64;
+                let record = record(user, history_start, from, 1 + random.below(6) as u32, version);
+                let (ours, theirs) = (host.write(record.clone(), Room::Wait), disk.write(record, Room::Wait));
+                assert_eq!(ours.is_ok(), theirs.is_ok(), "{:?} {:?}", ours.err(), theirs.err());
+            }
+        }
+        disk.flush().unwrap();
+        assert_eq!(read(&host, user), read(&disk, user), "user {user} after {version}");
+    }
+}
+
+#[test]
+fn who_was_used_least_recently_makes_room() {
+    let one = record(1, 0, 0, 4, 0).data.len();
+    assert!(one <= 4096);
+    let host = HostStore::new(3 * 4096, None, None).unwrap();
+    for user in 1..=3 {
+        host.write(record(user, 0, 0, 4, 0), Room::Wait).unwrap();
+    }
+    drop(host.history(key(1)));
+    host.write(record(4, 0, 0, 4, 0), Room::Wait).unwrap();
+    let mut there = host.users(key(1).space);
+    there.sort_unstable();
+    assert_eq!(there, [1, 3, 4]);
+    // A history that is being read stays readable when its user has left.
+    let history = host.history(key(3)).unwrap();
+    let before = history.layer(0, 0).unwrap().to_vec();
+    for user in 5..9 {
+        let _ = host.write(record(user, 0, 0, 4, 0), Room::Wait);
+    }
+    assert!(host.find(key(3)).is_none());
+    assert_eq!(history.layer(0, 0).unwrap(), before);
+    let error = host.write(record(9, 0, 0, 9999, 0), Room::Wait).unwrap_err();
+    assert_eq!(error.status(), Status::Capacity, "{error}");
+}
+
+#[test]
+fn what_leaves_is_found_below() {
+    let folder = pagoda_test_support::Folder::new();
+    let disk: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap());
+    let host = HostStore::new(2 * 4096, None, Some(Arc::clone(&disk))).unwrap();
+    assert!(host.claim(SPACE) && !host.claim(SPACE) && !disk.claim(SPACE));
+    for user in 1..=4 {
+        host.write(record(user, 0, 0, 4, user), Room::Wait).unwrap();
+    }
+    host.flush().unwrap();
+    for user in 1..=4 {
+        assert_eq!(read(&host, user), read(&*disk, user));
+        assert!(read(&host, user).is_some());
+    }
+    let here = |user| host.find(key(user)).unwrap().pieces[0].id & HERE != 0;
+    assert_eq!([1, 2, 3, 4].map(here), [false, false, true, true]);
+    // Tokens that follow what is below only: they are there, and not here.
+    host.write(record(1, 0, 4, 2, 9), Room::Wait).unwrap();
+    assert!(!here(1) && host.find(key(1)).unwrap().end == 6);
+    host.cut(key(3), 0).unwrap();
+    assert!(host.find(key(3)).is_none());
+    let mut users = host.users(key(1).space);
+    users.sort_unstable();
+    assert_eq!(users, [1, 2, 4]);
+    host.release(SPACE);
+    assert!(disk.claim(SPACE));
+}
