@@ -22,7 +22,7 @@ LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build build-cpp build-go build-java demo demo-c test lint test-rust test-python test-go test-java \
-	build-gpu test-gpu soak bench bench-model header clean
+	build-gpu test-gpu soak bench bench-model bench-model-gpu header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -252,6 +252,12 @@ target/bench/rank/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 	@$(PY) samples/make_rank_model.py $(@D)
 
 bench-model: target/bench/rank/pagoda.json ## Make the model folder that `pagoda bench rank` measures.
+
+target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
+	@mkdir -p target/bench
+	@$(PY) samples/make_rank_model.py $(@D) gpu-$*
+
+bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make those of `pagoda bench rank --backend cuda`.
 
 bench: build-go bench-model target/demo/model.onnx ## Measure everything that has a goal.
 	@for name in overhead append attention kv store embedding rank; do $(RELEASE)/pagoda bench $$name; done

@@ -68,7 +68,7 @@ enum Name {
 enum Backend {
     /// The operators inside ONNX Runtime, on the CPU.
     Cpu,
-    /// The kernels alone, on the first GPU: `attention`, `append` and `embedding`.
+    /// On the first GPU: the kernels alone of `attention`, `append` and `embedding`, the engine of `rank`.
     Cuda,
 }
 
@@ -84,10 +84,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         (Name::Attention, Backend::Cuda) => cuda::attention()?,
         (Name::Append, Backend::Cuda) => cuda::append()?,
         (Name::Embedding, Backend::Cuda) => cuda::embedding()?,
+        (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model, &progress)?,
         (_, Backend::Cuda) => {
             return Err(Error::invalid(
                 "backend",
-                "cuda has the benchmarks attention, append and embedding; use --backend cpu",
+                "cuda has the benchmarks attention, append, embedding and rank; use --backend cpu",
             ));
         }
         (Name::Attention, Backend::Cpu) => attention::measure(threads)?,

@@ -1,9 +1,10 @@
-//! The operators' kernels on a GPU, against what the same GPU can do at most.
+//! The operators' kernels on a GPU, against what the same GPU can do at most; and the engine there.
 
 mod append;
 mod attention;
 mod ceiling;
 mod embedding;
+mod rank;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use pagoda_test_support::Random;
 pub use append::measure as append;
 pub use attention::measure as attention;
 pub use embedding::measure as embedding;
+pub use rank::measure as rank;
 
 /// Bytes of inputs that are used in turn, so that no run finds its own in the cache: several times any chip's.
 const ROTATE: usize = 400 << 20;

@@ -1,0 +1,201 @@
+//! The engine on a GPU, with models of a size that is served there.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use pagoda::engine::{Columns, Events, GraphShape};
+use pagoda::{Engine, EngineOptions, Error, ModelOptions, Pages, Provider, RankRequest, RankResponse, Result, Status};
+use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory, SideStream};
+use pagoda_test_support::Random;
+
+use super::super::{Row, median};
+use super::failed;
+use crate::progress::Progress;
+
+const ITEMS: usize = 10_000;
+const ACTIONS: usize = 8;
+const CANDIDATES: usize = 256;
+const USERS: usize = 8;
+const ROUNDS: usize = 60;
+/// Rounds in which histories come back from the host.
+const ONLOADS: usize = 12;
+/// Microseconds of the host for a batch beside ONNX Runtime's.
+const HOST_GOAL: f64 = 100.0;
+
+/// A model, what its users have in the cache, and what they bring.
+#[derive(Clone, Copy)]
+struct Case {
+    folder: &'static str,
+    what: &'static str,
+    cached: usize,
+    new: usize,
+    /// Bytes of the keys and values of a token, all layers together.
+    token_bytes: usize,
+}
+
+const LARGE: Case =
+    Case { folder: "gpu-1024", what: "8 layers, E=1024, 4x256", cached: 3968, new: 128, token_bytes: 8 * 2 * 1024 * 2 };
+const LONG: Case =
+    Case { folder: "gpu-512", what: "8 layers, E=512, 4x128", cached: 8128, new: 64, token_bytes: 8 * 2 * 512 * 2 };
+
+/// Everything with a goal; the models are beside that of the CPU.
+pub fn measure(model: &Path, progress: &Progress) -> Result<Vec<Row>> {
+    let folder = |case: &Case| model.with_file_name(case.folder);
+    let mut rows = Vec::new();
+    progress.doing(format!("measuring rank: {}, one user", LARGE.what));
+    rows.push(Bench::open(&folder(&LARGE), LARGE, 1)?.compute(0.45)?.0);
+    progress.doing(format!("measuring rank: {}, {USERS} users", LARGE.what));
+    let bench = Bench::open(&folder(&LARGE), LARGE, USERS)?;
+    let (row, host) = bench.compute(1.4)?;
+    let compute = row.value * 1e-3;
+    rows.extend([row, host]);
+    progress.doing("measuring rank: histories from pinned memory");
+    rows.push(bench.onload(compute)?);
+    drop(bench);
+    progress.doing(format!("measuring rank: {}, {USERS} users", LONG.what));
+    rows.push(Bench::open(&folder(&LONG), LONG, USERS)?.compute(1.0)?.0);
+    Ok(rows)
+}
+
+/// An engine whose users have their histories in the cache.
+struct Bench {
+    engine: Engine,
+    case: Case,
+    users: usize,
+}
+
+impl Bench {
+    fn open(folder: &PathBuf, case: Case, users: usize) -> Result<Self> {
+        if !folder.join("pagoda.json").is_file() {
+            let message = format!("{} is not a model folder: `make bench-model-gpu` makes it", folder.display());
+            return Err(Error::new(Status::NotFound, message).about("--model"));
+        }
+        let rows = users * (case.new + CANDIDATES);
+        let bytes = (users * (case.cached + case.new + 64) * case.token_bytes) as u64;
+        let options = EngineOptions {
+            model: ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() },
+            // Room for two of everyone: what a history is replaced by is there beside it.
+            kv: Some(Pages::Bytes(bytes * 2)),
+            host_bytes: bytes * 2,
+            max_batch: users as u32,
+            max_delay: Duration::from_millis(20),
+            graphs: vec![GraphShape {
+                users: users as u32,
+                rows: rows as u32,
+                candidates: (users * CANDIDATES) as u32,
+                pages: 0,
+            }],
+            ..EngineOptions::default()
+        };
+        let bench = Self { engine: Engine::open(folder, options)?, case, users };
+        for user in 0..users as u64 {
+            bench.engine.rank(&bench.request(user, 0, case.cached, 1, 0))?;
+        }
+        Ok(bench)
+    }
+
+    /// Asks with the events from `start` on. They are the same for the same user up to what is cached, and others in each
+    /// round behind it: so there is always as much new.
+    fn request(&self, user: u64, start: usize, end: usize, candidates: usize, round: u64) -> RankRequest {
+        let mut random = Random(user ^ if start == 0 { 0 } else { (round + 1) << 32 });
+        let mut keys = |count: usize, below: usize| (0..count).map(|_| random.below(below) as i64).collect::<Vec<_>>();
+        let events = end - start;
+        let columns = Columns::new().with("item", keys(events, ITEMS)).with("action", keys(events, ACTIONS));
+        RankRequest {
+            user,
+            start: (start > 0).then_some(start as u64),
+            events: Events { keys: columns, times: Vec::new() },
+            candidates: Columns::new().with("item", keys(candidates, ITEMS)),
+            ..RankRequest::default()
+        }
+    }
+
+    /// Everyone's request of a round, as one batch: how long it took from the first request to the last answer.
+    fn batch(&self, round: u64) -> Result<(Duration, RankResponse)> {
+        let Case { cached, new, .. } = self.case;
+        let requests: Vec<_> =
+            (0..self.users as u64).map(|user| self.request(user, cached, cached + new, CANDIDATES, round)).collect();
+        let (send, receive) = channel();
+        let begun = Instant::now();
+        for request in &requests {
+            let send = send.clone();
+            self.engine.rank_async(request, move |response| drop(send.send(response)))?;
+        }
+        let mut responses = Vec::with_capacity(self.users);
+        for _ in 0..self.users {
+            responses.push(receive.recv().map_err(failed)??);
+        }
+        let took = begun.elapsed();
+        for response in &responses {
+            let (computed, others) = (response.computed_rows, response.batched_with);
+            if computed != new as u64 || others + 1 != self.users {
+                let message = format!("a request computed {computed} rows, expected {new}, with {others} others");
+                return Err(Error::new(Status::Internal, message));
+            }
+        }
+        Ok((took, responses.swap_remove(0)))
+    }
+
+    fn row(&self, what: &str, value: f64, unit: &'static str, baseline: f64, baseline_name: &'static str) -> Row {
+        let Case { what: model, cached, new, .. } = self.case;
+        Row {
+            bench: "rank",
+            case: format!("bf16 {model}, {cached}+{new}+{CANDIDATES}, B={}{what}", self.users),
+            value,
+            unit,
+            baseline,
+            baseline_name,
+            ratio: baseline / value,
+        }
+    }
+
+    /// The run, from the inputs in host memory to the scores there; and what the engine takes beside it.
+    fn compute(&self, goal: f64) -> Result<(Row, Row)> {
+        let (mut runs, mut rest) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            let (took, response) = self.batch(round as u64)?;
+            // The first ones are captured.
+            if round > 4 {
+                runs.push(response.run_time);
+                rest.push(took.saturating_sub(response.run_time));
+            }
+        }
+        let row = self.row("", median(runs) * 1e3, "ms", goal, "goal");
+        Ok((row, self.row(", host", median(rest) * 1e6, "us", HOST_GOAL, "goal")))
+    }
+
+    /// The same when every history has to come from pinned memory first, beside the larger of what either takes alone.
+    fn onload(&self, compute: f64) -> Result<Row> {
+        let users: Vec<u64> = (0..self.users as u64).collect();
+        let mut times = Vec::new();
+        for round in 0..ONLOADS {
+            if self.engine.unload(&users)? != self.users {
+                return Err(Error::new(Status::Internal, "not everyone was in the pool"));
+            }
+            times.push(self.batch(1000 + round as u64)?.0);
+        }
+        let bytes = self.users * self.case.cached * self.case.token_bytes;
+        let transfer = bytes as f64 / copy_speed()?;
+        let value = median(times) * 1e3;
+        Ok(self.row(", onload", value, "ms", compute.max(transfer) * 1e3, "larger of compute, copy"))
+    }
+}
+
+/// Bytes a second from pinned memory to the GPU, in large copies.
+fn copy_speed() -> Result<f64> {
+    const BYTES: usize = 256 << 20;
+    let gpu = Gpu::shared(0).map_err(failed)?;
+    let (host, device) = (PinnedMemory::zeroed(gpu, BYTES), DeviceMemory::zeroed(gpu, BYTES));
+    let (host, device, stream) =
+        (host.map_err(failed)?, device.map_err(failed)?, SideStream::new(gpu).map_err(failed)?);
+    let mut times = Vec::new();
+    for _ in 0..9 {
+        let begun = Instant::now();
+        // SAFETY: both are as long as that, and the copy is waited for.
+        unsafe { stream.upload(device.address(), host.data(), BYTES) }.map_err(failed)?;
+        stream.wait().map_err(failed)?;
+        times.push(begun.elapsed());
+    }
+    Ok(BYTES as f64 / median(times))
+}
