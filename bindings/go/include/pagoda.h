@@ -33,7 +33,7 @@
 #define PAGODA_STORE_INFO_INIT { sizeof(pagoda_store_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Options for opening a cache; layers, heads, head_size, and one of pages and bytes are still to be set. */
-#define PAGODA_KV_OPTIONS_INIT { sizeof(pagoda_kv_options), 0, 0, 0, 32, 1, 0, 0, 0, 0, 0, 0, 0, 12, 0, NULL, NULL }
+#define PAGODA_KV_OPTIONS_INIT { sizeof(pagoda_kv_options), 0, 0, 0, 32, 1, 0, 0, 0, 0, 0, 0, 0, 12, 0, NULL, NULL, -1, 0 }
 
 /* A pagoda_kv_stats to be filled in. */
 #define PAGODA_KV_STATS_INIT { sizeof(pagoda_kv_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -51,7 +51,7 @@
 #define PAGODA_TABLE_STATS_INIT { sizeof(pagoda_table_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Default options for opening an engine. */
-#define PAGODA_ENGINE_OPTIONS_INIT { sizeof(pagoda_engine_options), 1, 64, 8192, 4096, 0, 0, 12, 1073741824, 0, 67108864, 0, NULL, NULL, NULL }
+#define PAGODA_ENGINE_OPTIONS_INIT { sizeof(pagoda_engine_options), 1, 64, 8192, 4096, 0, 0, 12, 1073741824, 0, 67108864, 0, NULL, NULL, NULL, NULL, 0, 0, 0 }
 
 /* A request of user 0 with nothing in it. */
 #define PAGODA_RANK_REQUEST_INIT { sizeof(pagoda_rank_request), 0, 0, -1, 0, 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0, NULL }
@@ -364,6 +364,10 @@ typedef struct {
      * store open, also when its handle is freed.
      */
     const pagoda_store *store;
+    /** The GPU whose memory the pool is in; default -1: it is in host memory. pagoda_tensor_data refuses tensors on a GPU. */
+    int32_t device;
+    /** How many percent of the memory that is free on that GPU the pool may take; default 0: `pages` or `bytes` says it. */
+    int32_t percent;
 } pagoda_kv_options;
 
 /** Where a user's history lies. */
@@ -488,6 +492,25 @@ typedef struct {
     const char *store_path;
     /** How the store behaves; NULL = the defaults. */
     const pagoda_store_options *store_options;
+    /**
+     * On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on; NULL = none.
+     * UTF-8, separated by commas, each the most users, the most rows, and, if they are fewer, the most candidates: "1x384,
+     * 8x3072x2048". A batch takes the first that it fits into, in the order of their rows; one that fits into none runs
+     * without. Every node of the model has to be on the GPU.
+     */
+    const char *cuda_graphs;
+    /**
+     * Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default 0:
+     * none.
+     */
+    uint64_t host_bytes;
+    /**
+     * With a model on a GPU: how many percent of the memory that is free there are for keys and values; default 0:
+     * `kv_pages` or `kv_bytes` says it, and both are 0 otherwise.
+     */
+    int32_t kv_percent;
+    /** 0. */
+    int32_t reserved;
 } pagoda_engine_options;
 
 /**
@@ -1016,7 +1039,8 @@ pagoda_status pagoda_tensor_dims(const pagoda_tensor *tensor, const int64_t **di
  * The memory of a tensor, to read or to write while no run uses it.
  *
  * Ownership: the memory belongs to the tensor and lives until it is freed. Threads: any, but who reads and who writes
- * when is for the caller to order. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, UNSUPPORTED for strings.
+ * when is for the caller to order. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, UNSUPPORTED for strings and for
+ * tensors on a GPU.
  */
 pagoda_status pagoda_tensor_data(const pagoda_tensor *tensor, void **data, size_t *bytes, pagoda_error **error);
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::config::{ModelOptions, Offload, Pages, StoreOptions};
 use crate::embedding::{CacheSize, EmbeddingConfig};
+use crate::error::{Error, Result};
 
 /// How to open an engine.
 #[derive(Clone, Debug)]
@@ -80,6 +81,29 @@ pub struct GraphShape {
     pub pages: u32,
 }
 
+impl GraphShape {
+    /// Reads shapes, separated by commas, each as users x rows, or users x rows x candidates, or all four:
+    /// `1x384, 8x3072x2048`.
+    pub fn parse(text: &str) -> Result<Vec<Self>> {
+        text.split(',').map(str::trim).filter(|shape| !shape.is_empty()).map(Self::parse_one).collect()
+    }
+
+    fn parse_one(text: &str) -> Result<Self> {
+        let numbers: Vec<Option<u32>> = text.split('x').map(|number| number.trim().parse().ok()).collect();
+        let shape = |users, rows, candidates, pages| Self { users, rows, candidates, pages };
+        match numbers[..] {
+            [Some(users), Some(rows)] => Ok(shape(users, rows, 0, 0)),
+            [Some(users), Some(rows), Some(candidates)] => Ok(shape(users, rows, candidates, 0)),
+            [Some(users), Some(rows), Some(candidates), Some(pages)] => Ok(shape(users, rows, candidates, pages)),
+            _ => {
+                let message =
+                    format!("{text:?} is no shape: users x rows, or users x rows x candidates, as 8x3072x2048");
+                Err(Error::invalid("graphs", message))
+            }
+        }
+    }
+}
+
 /// A store under the cache of keys and values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineStore {
@@ -104,4 +128,23 @@ pub struct TableOptions {
     /// The floors under the caches, as `EmbeddingConfig` has them; its models are left aside. `None`: host memory, with
     /// all rows.
     pub floors: Option<EmbeddingConfig>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_read() {
+        let shape = |users, rows, candidates, pages| GraphShape { users, rows, candidates, pages };
+        assert_eq!(GraphShape::parse("").unwrap(), []);
+        assert_eq!(
+            GraphShape::parse("1x2, 3 x 4x5,6x7x8x9,").unwrap(),
+            [shape(1, 2, 0, 0), shape(3, 4, 5, 0), shape(6, 7, 8, 9)]
+        );
+        for bad in ["1", "1x", "axb", "1x-2", "1x2x3x4x5", "1x2;3x4", "1x99999999999"] {
+            let error = GraphShape::parse(bad).unwrap_err();
+            assert_eq!(error.argument(), Some("graphs"), "{bad}");
+        }
+    }
 }

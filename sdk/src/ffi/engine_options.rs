@@ -11,7 +11,7 @@ use super::run::pagoda_cancel;
 use super::store::{self, pagoda_store_options};
 use crate::config::{Offload, Pages};
 use crate::embedding::CacheSize;
-use crate::engine::{Columns, EngineOptions, EngineStore, Events, RankRequest, TableOptions};
+use crate::engine::{Columns, EngineOptions, EngineStore, Events, GraphShape, RankRequest, TableOptions};
 use crate::error::{Error, Result};
 use crate::runtime::Cancel;
 
@@ -56,6 +56,19 @@ pub struct pagoda_engine_options {
     pub store_path: *const c_char,
     /// How the store behaves; NULL = the defaults.
     pub store_options: *const pagoda_store_options,
+    /// On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on; NULL = none.
+    /// UTF-8, separated by commas, each the most users, the most rows, and, if they are fewer, the most candidates: "1x384,
+    /// 8x3072x2048". A batch takes the first that it fits into, in the order of their rows; one that fits into none runs
+    /// without. Every node of the model has to be on the GPU.
+    pub cuda_graphs: *const c_char,
+    /// Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default 0:
+    /// none.
+    pub host_bytes: u64,
+    /// With a model on a GPU: how many percent of the memory that is free there are for keys and values; default 0:
+    /// `kv_pages` or `kv_bytes` says it, and both are 0 otherwise.
+    pub kv_percent: i32,
+    /// 0.
+    pub reserved: i32,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
@@ -138,11 +151,25 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
         model: std::ptr::null(),
         store_path: std::ptr::null(),
         store_options: std::ptr::null(),
+        cuda_graphs: std::ptr::null(),
+        host_bytes: 0,
+        kv_percent: 0,
+        reserved: 0,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
+    if options.reserved != 0 {
+        return Err(Error::invalid("options.reserved", format!("{}, where it is 0 so far", options.reserved)));
+    }
+    let percent = args::count(options.kv_percent, "options.kv_percent")?;
     let kv = match (args::count(options.kv_pages, "options.kv_pages")?, options.kv_bytes) {
+        (0, 0) if percent > 0 => Some(Pages::Percent(percent)),
         (0, 0) => None,
+        (pages, bytes) if percent > 0 => {
+            let message =
+                format!("{percent}, where kv_pages is {pages} and kv_bytes {bytes}: set one, and the others to 0");
+            return Err(Error::invalid("options.kv_percent", message));
+        }
         (0, bytes) => Some(Pages::Bytes(bytes)),
         (pages, 0) => Some(Pages::Count(pages)),
         (pages, bytes) => {
@@ -157,10 +184,13 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
     // SAFETY: by contract.
     let store_path = unsafe { args::optional_text(options.store_path, "options.store_path")? };
     let store_options = store_options.map_err(|error| deeper(error, "options.store_options"))?;
+    // SAFETY: by contract.
+    let graphs = unsafe { args::optional_text(options.cuda_graphs, "options.cuda_graphs")? };
+    let graphs = graphs.map(GraphShape::parse).transpose().map_err(|error| error.about("options.cuda_graphs"))?;
     Ok(EngineOptions {
         model: model.map_err(|error| deeper(error, "options.model"))?,
         kv,
-        host_bytes: 0,
+        host_bytes: options.host_bytes,
         store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
         offload: match options.offload {
             PAGODA_OFFLOAD_ON_EVICTION => Offload::OnEviction,
@@ -173,7 +203,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
             cache: (options.table_cache_bytes > 0).then_some(CacheSize::Bytes(options.table_cache_bytes)),
             floors: None,
         },
-        graphs: Vec::new(),
+        graphs: graphs.unwrap_or_default(),
         instances: args::count(options.instances, "options.instances")?,
         max_batch: args::count(options.max_batch, "options.max_batch")?,
         max_batch_rows: args::count(options.max_batch_rows, "options.max_batch_rows")?,

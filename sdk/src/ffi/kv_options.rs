@@ -83,6 +83,10 @@ pub struct pagoda_kv_options {
     /// Where histories go that the pool has no room for; NULL: nowhere. Several caches may share one. The cache keeps the
     /// store open, also when its handle is freed.
     pub store: *const pagoda_store,
+    /// The GPU whose memory the pool is in; default -1: it is in host memory. pagoda_tensor_data refuses tensors on a GPU.
+    pub device: i32,
+    /// How many percent of the memory that is free on that GPU the pool may take; default 0: `pages` or `bytes` says it.
+    pub percent: i32,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
@@ -114,6 +118,8 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         bytes: 0,
         model_version: std::ptr::null(),
         store: std::ptr::null(),
+        device: -1,
+        percent: 0,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -129,7 +135,10 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         page_size: args::count(options.page_size, "options.page_size")?,
         element: element_type(options.r#type).map_err(|error| args::within("options", error))?,
         pages: read_pages(&options)?,
-        place: Place::Host,
+        place: match options.device {
+            -1 => Place::Host,
+            device => Place::Cuda(args::count(device, "options.device")?),
+        },
         model_version: model_version.into(),
         max_history: args::count(options.max_history, "options.max_history")?,
         overlap: match options.overlap {
@@ -164,7 +173,13 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
 }
 
 fn read_pages(options: &pagoda_kv_options) -> Result<Pages> {
+    let percent = args::count(options.percent, "options.percent")?;
     match (args::count(options.pages, "options.pages")?, options.bytes) {
+        (0, 0) if percent > 0 => Ok(Pages::Percent(percent)),
+        (pages, bytes) if percent > 0 => {
+            let message = format!("{percent}, where pages is {pages} and bytes {bytes}: set one, and the others to 0");
+            Err(Error::invalid("options.percent", message))
+        }
         (0, 0) => Err(Error::invalid("options.pages", "0, and bytes is 0 too: set one of them, the size of the pool")),
         (0, bytes) => Ok(Pages::Bytes(bytes)),
         (pages, 0) => Ok(Pages::Count(pages)),
@@ -180,6 +195,7 @@ pub(super) fn about_options(options: &KvOptions, error: Error) -> Error {
     match (error.argument(), options.pages) {
         (Some("element"), _) => error.about("options.type"),
         (Some("pages"), Pages::Bytes(_)) => error.about("options.bytes"),
+        (Some("pages"), Pages::Percent(_)) => error.about("options.percent"),
         _ => args::within("options", error),
     }
 }

@@ -256,7 +256,8 @@ pub unsafe extern "C" fn pagoda_tensor_dims(
 /// The memory of a tensor, to read or to write while no run uses it.
 ///
 /// Ownership: the memory belongs to the tensor and lives until it is freed. Threads: any, but who reads and who writes
-/// when is for the caller to order. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, UNSUPPORTED for strings.
+/// when is for the caller to order. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, UNSUPPORTED for strings and for
+/// tensors on a GPU.
 ///
 /// # Safety
 /// `data`, `bytes` and `error` may be written to.
