@@ -1,7 +1,7 @@
 //! The compute kernels behind Pagoda's ONNX operators.
 //!
 //! Kernels take slices and know no framework type. Each operator is a struct that describes one call
-//! ([`HstuAttention`], [`PagedKvAppend`], [`Pool`]); its `check` refuses bad input before anything is written, and its `run`
+//! ([`HstuAttention`], [`PagedKvAppend`], [`Pool`], those of [`dense`]); its `check` refuses bad input before anything is written, and its `run`
 //! computes on the CPU with the best instruction set there is.
 //!
 //! Where to look: [`batch`] says what a call carries and what is refused; [`cpu::reference`] is the arithmetic in its
@@ -15,12 +15,14 @@ pub mod batch;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod dense;
 mod element;
 mod mask;
 pub mod parallel;
 mod pool;
 
 pub use batch::{CheckedAppend, CheckedAttention, HstuAttention, InputError, PagedKvAppend, Pages, Rows};
+pub use dense::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu};
 pub use element::Element;
 pub use half::{bf16, f16};
 pub use pool::{Combiner, Pool, check_offsets};

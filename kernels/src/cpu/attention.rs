@@ -403,7 +403,7 @@ fn in_tile(position: i64, start: i64) -> usize {
 
 /// Splits `rows` rows into groups of 4, 2 or 1 vectors, with at most one vector not full.
 #[inline(always)]
-fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
+pub(super) fn groups<S: Simd>(rows: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let needed = (rows - start).div_ceil(S::LANES);

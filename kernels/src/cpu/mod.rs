@@ -3,7 +3,9 @@
 mod append;
 mod attention;
 mod copy;
+mod dense;
 mod pool;
+mod product;
 pub mod reference;
 mod scratch;
 pub(crate) mod simd;
@@ -13,7 +15,7 @@ use std::sync::OnceLock;
 
 pub use copy::copy;
 
-/// An instruction set that the attention kernel is compiled for; later ones are faster.
+/// An instruction set that kernels are compiled for; later ones are faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// What every CPU of the architecture has.

@@ -1,7 +1,10 @@
 //! The operators in their plainest form: scalar, pair by pair, float64. Every other backend is tested against this.
 
 use crate::batch::check_output;
-use crate::{Element, HstuAttention, InputError, PagedKvAppend, Pages, Pool, Rows};
+use crate::{
+    Element, GateNorm, HstuAttention, HstuGate, HstuNorm, HstuOutput, HstuProject, InputError, PagedKvAppend, Pages,
+    Pool, Rows,
+};
 
 /// `HstuAttention` as the specification words it.
 pub fn hstu_attention<T: Element>(op: &HstuAttention<'_, T>) -> Result<Vec<f64>, InputError> {
@@ -113,6 +116,86 @@ pub fn pool(op: &Pool<'_>) -> Result<Vec<f64>, InputError> {
         }
     }
     Ok(output)
+}
+
+/// `HstuNorm`.
+pub fn hstu_norm<T: Element>(op: &HstuNorm<'_, T>) -> Result<Vec<f64>, InputError> {
+    op.check(op.rows * op.width)?;
+    let mut output = Vec::new();
+    for row in rows(op.x, op.rows) {
+        let normed = normed(row, op.epsilon);
+        output.extend(
+            normed.iter().zip(op.weight).zip(op.bias).map(|((x, weight), bias)| x * wide(*weight) + wide(*bias)),
+        );
+    }
+    Ok(output)
+}
+
+/// `HstuProject`: u, v, q and k.
+pub fn hstu_project<T: Element>(op: &HstuProject<'_, T>) -> Result<[Vec<f64>; 4], InputError> {
+    op.check([op.rows * op.part(); 4])?;
+    let mut outputs: [Vec<f64>; 4] = Default::default();
+    for row in rows(op.x, op.rows) {
+        for (column, sum) in product(row, op.weight, 4 * op.part()).into_iter().enumerate() {
+            let sum = sum + op.bias.map_or(0.0, |bias| wide(bias[column]));
+            let which = column / op.part();
+            let silu = which < op.silu.outputs();
+            outputs[which].push(if silu { sum / (1.0 + (-sum).exp()) } else { sum });
+        }
+    }
+    Ok(outputs)
+}
+
+/// `HstuGate`.
+pub fn hstu_gate<T: Element>(op: &HstuGate<'_, T>) -> Result<Vec<f64>, InputError> {
+    op.check(op.rows * op.width() * if op.concat { 3 } else { 1 })?;
+    let group = op.norm == GateNorm::Group;
+    let mut output = Vec::new();
+    for (attended, u) in rows(op.attended, op.rows).zip(rows(op.u, op.rows)) {
+        if op.concat {
+            output.extend(u.iter().chain(attended).map(|value| wide(*value)));
+        }
+        let together = if group { op.head_size } else { op.width() };
+        let normed = attended.chunks(together.max(1)).flat_map(|part| normed(part, op.epsilon));
+        output.extend(normed.zip(u).enumerate().map(|(at, (x, u))| {
+            let learned = if group { at / op.head_size } else { at };
+            (x * wide(op.weight[learned]) + wide(op.bias[learned])) * wide(*u)
+        }));
+    }
+    Ok(output)
+}
+
+/// `HstuOutput`.
+pub fn hstu_output<T: Element>(op: &HstuOutput<'_, T>) -> Result<Vec<f64>, InputError> {
+    op.check(op.rows * op.width)?;
+    let mut output = Vec::new();
+    for row in rows(op.y, op.rows) {
+        for (column, sum) in product(row, op.weight, op.width).into_iter().enumerate() {
+            let bias = op.bias.map_or(0.0, |bias| wide(bias[column]));
+            let residual = op.residual.map_or(0.0, |residual| wide(residual[output.len()]));
+            output.push(sum + bias + residual);
+        }
+    }
+    Ok(output)
+}
+
+/// So many rows, which may have no columns.
+fn rows<T>(tensor: &[T], count: usize) -> impl Iterator<Item = &[T]> {
+    let width = tensor.len().checked_div(count).unwrap_or(0);
+    (0..count).map(move |row| &tensor[row * width..(row + 1) * width])
+}
+
+/// A row times each of the rows of a weight.
+fn product<T: Element>(row: &[T], weight: &[T], columns: usize) -> Vec<f64> {
+    rows(weight, columns).map(|weight| row.iter().zip(weight).map(|(x, w)| wide(*x) * wide(*w)).sum()).collect()
+}
+
+/// The row less its mean, over its standard deviation.
+fn normed<T: Element>(row: &[T], epsilon: f32) -> Vec<f64> {
+    let count = row.len() as f64;
+    let mean = row.iter().map(|x| wide(*x)).sum::<f64>() / count;
+    let variance = row.iter().map(|x| (wide(*x) - mean).powi(2)).sum::<f64>() / count;
+    row.iter().map(|x| (wide(*x) - mean) / (variance + f64::from(epsilon)).sqrt()).collect()
 }
 
 fn wide<T: Element>(value: T) -> f64 {

@@ -27,7 +27,7 @@ impl Buffer {
     }
 }
 
-/// The buffers of the attention kernel; their layouts stand where they are used.
+/// The buffers of the kernels; their layouts stand where they are used.
 #[derive(Default)]
 pub(super) struct Scratch {
     pub queries: Buffer,

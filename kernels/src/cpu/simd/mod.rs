@@ -1,4 +1,4 @@
-//! The few vector operations that the attention kernel is written in, and who implements them.
+//! The few vector operations that the kernels are written in, and who implements them.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -7,6 +7,8 @@ pub(crate) mod avx512;
 pub(crate) mod portable;
 
 use half::f16;
+
+use super::Isa;
 
 /// Vectors of `f32` in one instruction set.
 ///
@@ -37,6 +39,50 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn narrow_f16(v: Self::V, to: *mut f16);
 }
 
+/// Tasks that are compiled for every instruction set.
+pub(crate) trait Work: Sync {
+    /// # Safety
+    /// The CPU has the instructions of `S`; the rest is the implementation's to say.
+    unsafe fn run<S: Simd>(&self, task: usize);
+}
+
+/// Runs one task with the instructions of a set.
+///
+/// # Safety
+/// The CPU has them; what `W` asks for.
+pub(crate) unsafe fn run_on<W: Work>(isa: Isa, work: &W, task: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        match isa {
+            Isa::Portable => work.run::<portable::Portable>(task),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => run_avx2(work, task),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => run_avx512(work, task),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("not available"),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`run_on`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn run_avx2<W: Work>(work: &W, task: usize) {
+    // SAFETY: the caller's; the features are enabled here.
+    unsafe { work.run::<avx2::Avx2>(task) }
+}
+
+/// # Safety
+/// As for [`run_on`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx2,fma,f16c")]
+unsafe fn run_avx512<W: Work>(work: &W, task: usize) {
+    // SAFETY: the caller's; the features are enabled here.
+    unsafe { work.run::<avx512::Avx512>(task) }
+}
+
 /// 2^f for f in [0, 1] as a polynomial, relative error 7.5e-8 (minimax); lowest power first.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const EXP2_FROM_0: [f32; 6] =
@@ -52,7 +98,6 @@ pub(crate) const MAX_EXPONENT: f32 = 126.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Isa;
 
     /// # Safety
     /// As for [`Simd`].

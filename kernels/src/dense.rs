@@ -1,0 +1,246 @@
+//! What one call of the dense operators of an HSTU block carries, and every check of it.
+//!
+//! Rows are on their own here: what a row comes out as depends on nothing but the row and the weights. Statistics and sums
+//! are in f32, the sum of a product in the order of its columns; each output is rounded once.
+
+use crate::batch::refuse;
+use crate::{Element, InputError};
+
+/// One call of the operator `HstuNorm`: layer norm.
+#[derive(Clone, Copy, Debug)]
+pub struct HstuNorm<'a, T> {
+    /// R.
+    pub rows: usize,
+    /// E.
+    pub width: usize,
+    /// `[R, E]`.
+    pub x: &'a [T],
+    /// `[E]`.
+    pub weight: &'a [T],
+    /// `[E]`.
+    pub bias: &'a [T],
+    /// What is added to the variance.
+    pub epsilon: f32,
+}
+
+/// One call of the operator `HstuProject`: u, v, q and k of every row.
+#[derive(Clone, Copy, Debug)]
+pub struct HstuProject<'a, T> {
+    /// R.
+    pub rows: usize,
+    /// E.
+    pub width: usize,
+    /// H.
+    pub heads: usize,
+    /// D.
+    pub head_size: usize,
+    /// `[R, E]`.
+    pub x: &'a [T],
+    /// `[4·H·D, E]`: the rows that make u, then those for v, q and k.
+    pub weight: &'a [T],
+    /// `[4·H·D]`.
+    pub bias: Option<&'a [T]>,
+    /// Which of the four go through SiLU.
+    pub silu: Silu,
+}
+
+/// Which outputs of `HstuProject` go through SiLU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Silu {
+    /// All four, as NVIDIA's models have it.
+    All,
+    /// u alone, as Meta's have it.
+    U,
+}
+
+impl Silu {
+    /// The one with this name: `all` or `u`.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "all" => Some(Self::All),
+            "u" => Some(Self::U),
+            _ => None,
+        }
+    }
+
+    /// How many of the four outputs, from the first on.
+    pub(crate) fn outputs(self) -> usize {
+        if self == Self::All { 4 } else { 1 }
+    }
+}
+
+/// One call of the operator `HstuGate`: what was attended, normed, times u.
+#[derive(Clone, Copy, Debug)]
+pub struct HstuGate<'a, T> {
+    /// R.
+    pub rows: usize,
+    /// H.
+    pub heads: usize,
+    /// D.
+    pub head_size: usize,
+    /// `[R, H, D]`.
+    pub attended: &'a [T],
+    /// `[R, H·D]`.
+    pub u: &'a [T],
+    /// `[H·D]`, of a norm by group `[H]`.
+    pub weight: &'a [T],
+    /// As the weight.
+    pub bias: &'a [T],
+    /// What is added to the variance.
+    pub epsilon: f32,
+    /// What is normed together.
+    pub norm: GateNorm,
+    /// Whether u and what was attended stand in front: `[R, 3·H·D]` instead of `[R, H·D]`.
+    pub concat: bool,
+}
+
+/// What `HstuGate` norms together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GateNorm {
+    /// All of a row.
+    Layer,
+    /// Each head on its own, with one weight and one bias for all of a head.
+    Group,
+}
+
+impl GateNorm {
+    /// The one with this name: `layer` or `group`.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "layer" => Some(Self::Layer),
+            "group" => Some(Self::Group),
+            _ => None,
+        }
+    }
+}
+
+/// One call of the operator `HstuOutput`: the projection back to the width of the model, and the residual.
+#[derive(Clone, Copy, Debug)]
+pub struct HstuOutput<'a, T> {
+    /// R.
+    pub rows: usize,
+    /// K.
+    pub inner: usize,
+    /// E.
+    pub width: usize,
+    /// `[R, K]`.
+    pub y: &'a [T],
+    /// `[E, K]`.
+    pub weight: &'a [T],
+    /// `[E]`.
+    pub bias: Option<&'a [T]>,
+    /// `[R, E]`.
+    pub residual: Option<&'a [T]>,
+}
+
+impl<T: Element> HstuNorm<'_, T> {
+    /// Refuses everything that would make an access stray, for an output of `output` elements. Writes nothing.
+    pub fn check(&self, output: usize) -> Result<(), InputError> {
+        let Self { rows, width, .. } = *self;
+        check_epsilon(self.epsilon)?;
+        expect("x", self.x.len(), &[rows, width])?;
+        expect("weight", self.weight.len(), &[width])?;
+        expect("bias", self.bias.len(), &[width])?;
+        expect("y", output, &[rows, width])
+    }
+}
+
+impl<T: Element> HstuProject<'_, T> {
+    /// W: the elements of u, and of v, q and k each.
+    pub fn part(&self) -> usize {
+        self.heads * self.head_size
+    }
+
+    /// Refuses everything that would make an access stray, for outputs of so many elements. Writes nothing.
+    pub fn check(&self, outputs: [usize; 4]) -> Result<(), InputError> {
+        let Self { rows, width, heads, head_size, .. } = *self;
+        expect("x", self.x.len(), &[rows, width])?;
+        expect("weight", self.weight.len(), &[4, heads, head_size, width])?;
+        if let Some(bias) = self.bias {
+            expect("bias", bias.len(), &[4, heads, head_size])?;
+        }
+        for (name, len) in ["u", "v", "q", "k"].into_iter().zip(outputs) {
+            expect(name, len, &[rows, heads, head_size])?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: Element> HstuGate<'_, T> {
+    /// W.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_size
+    }
+
+    /// Refuses everything that would make an access stray, for an output of `output` elements. Writes nothing.
+    pub fn check(&self, output: usize) -> Result<(), InputError> {
+        let Self { rows, heads, head_size, .. } = *self;
+        check_epsilon(self.epsilon)?;
+        expect("attended", self.attended.len(), &[rows, heads, head_size])?;
+        expect("u", self.u.len(), &[rows, heads, head_size])?;
+        let learned = if self.norm == GateNorm::Group { heads } else { self.width() };
+        expect("weight", self.weight.len(), &[learned])?;
+        expect("bias", self.bias.len(), &[learned])?;
+        expect("y", output, &[rows, if self.concat { 3 } else { 1 }, heads, head_size])
+    }
+}
+
+impl<T: Element> HstuOutput<'_, T> {
+    /// Refuses everything that would make an access stray, for an output of `output` elements. Writes nothing.
+    pub fn check(&self, output: usize) -> Result<(), InputError> {
+        let Self { rows, inner, width, .. } = *self;
+        expect("y", self.y.len(), &[rows, inner])?;
+        expect("weight", self.weight.len(), &[width, inner])?;
+        if let Some(bias) = self.bias {
+            expect("bias", bias.len(), &[width])?;
+        }
+        if let Some(residual) = self.residual {
+            expect("residual", residual.len(), &[rows, width])?;
+        }
+        expect("output", output, &[rows, width])
+    }
+}
+
+/// Refuses an epsilon that no norm can have.
+pub fn check_epsilon(epsilon: f32) -> Result<(), InputError> {
+    if !epsilon.is_finite() || epsilon < 0.0 {
+        return refuse("epsilon", None, format!("{epsilon}, expected a number of at least 0"));
+    }
+    Ok(())
+}
+
+fn expect(tensor: &'static str, len: usize, shape: &[usize]) -> Result<(), InputError> {
+    let elements = shape.iter().try_fold(1_usize, |product, dim| product.checked_mul(*dim));
+    if elements != Some(len) {
+        return refuse(tensor, None, format!("{len} elements do not make the shape {shape:?}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_of_another_length_are_refused_by_name() {
+        let numbers = [0.0_f32; 64];
+        let output = HstuOutput {
+            rows: 2,
+            inner: 3,
+            width: 4,
+            y: &numbers[..6],
+            weight: &numbers[..12],
+            bias: Some(&numbers[..4]),
+            residual: Some(&numbers[..8]),
+        };
+        assert_eq!(output.check(8), Ok(()));
+        let refused = |call: HstuOutput<'_, f32>, len| call.check(len).unwrap_err().to_string();
+        assert!(refused(HstuOutput { y: &numbers[..5], ..output }, 8).starts_with("y: 5 elements"));
+        assert!(refused(HstuOutput { weight: &numbers[..11], ..output }, 8).starts_with("weight: 11"));
+        assert!(refused(HstuOutput { bias: Some(&numbers[..3]), ..output }, 8).starts_with("bias: 3"));
+        assert!(refused(HstuOutput { residual: Some(&[]), ..output }, 8).starts_with("residual: 0"));
+        assert!(refused(output, 7).starts_with("output: 7"));
+        assert!(refused(HstuOutput { inner: usize::MAX, ..output }, 8).contains("do not make the shape"));
+        assert!(check_epsilon(f32::NAN).is_err() && check_epsilon(-1e-5).is_err() && check_epsilon(0.0).is_ok());
+    }
+}
