@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Each file with the chips that it is compiled for: machine code, and PTX for chips that come later.
-const FILES: [(&str, &[&str]); 6] = [
+const FILES: [(&str, &[&str]); 7] = [
     ("append", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
     ("plain", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
     ("table", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
     ("tokens", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
+    ("dense", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
     ("mma", &["arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80"]),
     ("hopper", &["arch=compute_90a,code=sm_90a"]),
 ];

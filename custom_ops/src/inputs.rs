@@ -1,11 +1,13 @@
-//! What the operators of a paged cache have in common: users' rows, and the pages that they lie in. Shapes are checked here,
+//! What operators have in common: users' rows and the pages that they lie in, shapes, and attributes. Shapes are checked here,
 //! whatever the provider; what indices hold is checked by the kernels of the CPU, and clamped by those of the GPU.
+
+use std::ffi::CStr;
 
 use ort_sys::ONNXTensorElementDataType as OnnxType;
 use pagoda_kernels::batch::{Pages, Rows};
 use pagoda_kernels::cuda;
 
-use crate::context::{Context, InputTensor};
+use crate::context::{Attributes, Context, InputTensor};
 use crate::op::OpError;
 
 /// The type of index tensors.
@@ -145,4 +147,37 @@ pub fn expect_len(tensor: &InputTensor<'_>, len: usize, why: &str) -> Result<(),
         return Err(OpError::invalid(format!("{}: {found} numbers, expected {len}, {why}", tensor.name)));
     }
     Ok(())
+}
+
+/// Refuses a tensor of another shape.
+pub fn expect_shape(tensor: &InputTensor<'_>, shape: &[usize]) -> Result<(), OpError> {
+    if tensor.dims != shape {
+        return Err(OpError::invalid(format!("{}: shape {:?}, expected {shape:?}", tensor.name, tensor.dims)));
+    }
+    Ok(())
+}
+
+/// An attribute that has to be there and at least 1.
+pub fn positive(attributes: &Attributes, operator: &str, name: &CStr) -> Result<usize, OpError> {
+    let found = attributes.int(name)?;
+    let fits = |value: i64| usize::try_from(value).ok().filter(|value| (1..=i32::MAX as usize).contains(value));
+    found.and_then(fits).ok_or_else(|| {
+        let (name, found) = (name.to_string_lossy(), found.map_or("missing".into(), |value| value.to_string()));
+        OpError::invalid(format!("{operator}: the attribute {name} is {found}, expected an int of at least 1"))
+    })
+}
+
+/// An attribute that has to be there and one of the names that `choose` knows.
+pub fn named<V>(
+    attributes: &Attributes,
+    operator: &str,
+    name: &CStr,
+    known: &str,
+    choose: impl Fn(&str) -> Option<V>,
+) -> Result<V, OpError> {
+    let found = attributes.text(name)?;
+    found.as_deref().and_then(choose).ok_or_else(|| {
+        let (name, found) = (name.to_string_lossy(), found.as_deref().unwrap_or("missing"));
+        OpError::invalid(format!("{operator}: the attribute {name} is {found}, expected {known}"))
+    })
 }

@@ -10,6 +10,10 @@ mod cuda;
 mod element;
 mod embedding_bag;
 mod hstu_attention;
+mod hstu_gate;
+mod hstu_norm;
+mod hstu_output;
+mod hstu_project;
 mod inputs;
 mod op;
 mod paged_kv_append;
@@ -25,6 +29,10 @@ use pagoda_kernels::{bf16, f16};
 use cuda::OnCuda;
 use embedding_bag::EmbeddingBag;
 use hstu_attention::HstuAttention;
+use hstu_gate::HstuGate;
+use hstu_norm::HstuNorm;
+use hstu_output::HstuOutput;
+use hstu_project::HstuProject;
 use paged_kv_append::PagedKvAppend;
 
 /// The domain of Pagoda's operators.
@@ -98,6 +106,18 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
         op::leak::<PagedKvAppend<f32>>(api),
         op::leak::<PagedKvAppend<f16>>(api),
         op::leak::<PagedKvAppend<bf16>>(api),
+        op::leak::<HstuNorm<f32>>(api),
+        op::leak::<HstuNorm<f16>>(api),
+        op::leak::<HstuNorm<bf16>>(api),
+        op::leak::<HstuProject<f32>>(api),
+        op::leak::<HstuProject<f16>>(api),
+        op::leak::<HstuProject<bf16>>(api),
+        op::leak::<HstuGate<f32>>(api),
+        op::leak::<HstuGate<f16>>(api),
+        op::leak::<HstuGate<bf16>>(api),
+        op::leak::<HstuOutput<f32>>(api),
+        op::leak::<HstuOutput<f16>>(api),
+        op::leak::<HstuOutput<bf16>>(api),
         op::leak::<EmbeddingBag>(api),
     ];
     // Without kernels the nodes stay on the CPU, and ONNX Runtime copies what they need.
@@ -109,6 +129,18 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
             op::leak::<OnCuda<PagedKvAppend<f32>>>(api),
             op::leak::<OnCuda<PagedKvAppend<f16>>>(api),
             op::leak::<OnCuda<PagedKvAppend<bf16>>>(api),
+            op::leak::<OnCuda<HstuNorm<f32>>>(api),
+            op::leak::<OnCuda<HstuNorm<f16>>>(api),
+            op::leak::<OnCuda<HstuNorm<bf16>>>(api),
+            op::leak::<OnCuda<HstuProject<f32>>>(api),
+            op::leak::<OnCuda<HstuProject<f16>>>(api),
+            op::leak::<OnCuda<HstuProject<bf16>>>(api),
+            op::leak::<OnCuda<HstuGate<f32>>>(api),
+            op::leak::<OnCuda<HstuGate<f16>>>(api),
+            op::leak::<OnCuda<HstuGate<bf16>>>(api),
+            op::leak::<OnCuda<HstuOutput<f32>>>(api),
+            op::leak::<OnCuda<HstuOutput<f16>>>(api),
+            op::leak::<OnCuda<HstuOutput<bf16>>>(api),
         ]);
     }
     operators

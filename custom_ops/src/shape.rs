@@ -89,6 +89,19 @@ impl Shapes {
         }
     }
 
+    /// An attribute of the node that is an integer.
+    pub fn int(&self, name: &CStr) -> Option<i64> {
+        let api = self.api;
+        let (mut attribute, mut value, mut size) = (null(), 0_i64, 0);
+        // SAFETY: the context is live for the whole call and owns the attribute; there is room for one integer.
+        unsafe {
+            check(api, (api.ShapeInferContext_GetAttribute)(self.raw, name.as_ptr(), &mut attribute)).ok()?;
+            let (kind, to) = (OrtOpAttrType::ORT_OP_ATTR_INT, (&raw mut value).cast());
+            check(api, (api.ReadOpAttr)(attribute, kind, to, size_of::<i64>(), &mut size)).ok()?;
+        }
+        Some(value)
+    }
+
     /// Tells ONNX Runtime the type and shape of an output. The type too: operators of one name for several types are one to
     /// it here, and it is the first of them that is asked.
     pub(crate) fn set_output(&self, index: usize, Shape { element, dims }: &Shape) -> Result<(), OpError> {

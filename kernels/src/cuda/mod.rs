@@ -1,7 +1,7 @@
 //! The operators on NVIDIA's GPUs.
 //!
-//! A [`Gpu`] is a device with the kernels loaded onto it; [`Gpu::attention`] and [`Gpu::append`] put one call of an
-//! operator on a stream. Calls are described by device addresses, because index tensors live on the device too: nothing
+//! A [`Gpu`] is a device with the kernels loaded onto it; [`Gpu::attention`], [`Gpu::append`] and those of the dense
+//! operators put one call of an operator on a stream. Calls are described by device addresses, because index tensors live on the device too: nothing
 //! here waits for the GPU or allocates on it, so a launch can be captured into a CUDA graph and replayed.
 //!
 //! Whoever has the index tensors in host memory checks them first ([`crate::HstuAttention::check`]). The kernels do not
@@ -14,6 +14,7 @@ mod arrivals;
 mod attention;
 mod call;
 mod capture;
+mod dense;
 mod maps;
 mod memory;
 mod module;
@@ -31,6 +32,7 @@ pub use arrivals::{Arrivals, hold_for_arrivals};
 pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
 pub use capture::{capture, no_capture};
 pub use memory::{DeviceMemory, Event, PinnedMemory, SideStream};
+pub use dense::{DensePath, Gate, Norm, Output, Project};
 use module::Module;
 pub use module::built;
 pub use table::{DeviceTable, TableLookup, TablePut};
@@ -99,6 +101,7 @@ pub struct Gpu {
     plain: Module,
     table: Module,
     tokens: Module,
+    dense: Module,
     mma: Option<Module>,
     hopper: Option<Module>,
     multiprocessors: u32,
@@ -124,6 +127,7 @@ impl Gpu {
             plain: Module::load(module::PLAIN)?,
             table: Module::load(module::TABLE)?,
             tokens: Module::load(module::TOKENS)?,
+            dense: Module::load(module::DENSE)?,
             mma: (major >= 8).then(|| Module::load(module::MMA)).transpose()?,
             hopper: (major == 9).then(|| Module::load(module::HOPPER)).transpose()?,
             multiprocessors: multiprocessors.max(1) as u32,

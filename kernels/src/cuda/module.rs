@@ -16,6 +16,7 @@ pub const APPEND: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/append.fatbi
 pub const PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin"));
 pub const TABLE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/table.fatbin"));
 pub const TOKENS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tokens.fatbin"));
+pub const DENSE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dense.fatbin"));
 pub const MMA: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mma.fatbin"));
 pub const HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hopper.fatbin"));
 

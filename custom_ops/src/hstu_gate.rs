@@ -1,0 +1,139 @@
+//! `ai.pagoda.HstuGate`.
+
+use std::ffi::CStr;
+use std::marker::PhantomData;
+
+use pagoda_kernels::GateNorm;
+use pagoda_kernels::cuda::{self, CUstream, Gpu};
+use pagoda_kernels::dense::check_epsilon;
+
+use crate::context::{Attributes, Context, InputTensor, OutputTensor};
+use crate::cuda::Launch;
+use crate::element::OnnxElement;
+use crate::inputs::{expect_shape, named};
+use crate::op::{Input, OpError, Operator, Output};
+use crate::shape::{Dim, Shape, Shapes};
+
+/// What was attended, normed, times u, for one element type.
+pub struct HstuGate<T> {
+    epsilon: f32,
+    norm: GateNorm,
+    concat: bool,
+    element: PhantomData<T>,
+}
+
+impl<T: OnnxElement> Operator for HstuGate<T> {
+    const NAME: &'static CStr = c"HstuGate";
+    const INPUTS: &'static [Input] = &[
+        Input::required("attended", T::ONNX),
+        Input::required("u", T::ONNX),
+        Input::required("weight", T::ONNX),
+        Input::required("bias", T::ONNX),
+    ];
+    const OUTPUTS: &'static [Output] = &[Output::required("y", T::ONNX)];
+
+    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+        let Some(u) = node.input(1)? else { return Ok(vec![]) };
+        match (node.int(c"concat").unwrap_or(0), &u.dims[..]) {
+            (1, [rows, Dim::Is(width)]) => {
+                Ok(vec![Some(Shape { element: u.element, dims: vec![rows.clone(), Dim::Is(3 * width)] })])
+            }
+            (0, [_, _]) => Ok(vec![Some(u)]),
+            _ => Ok(vec![]),
+        }
+    }
+
+    fn new(attributes: &Attributes) -> Result<Self, OpError> {
+        let epsilon = attributes.float(c"epsilon")?.unwrap_or(1e-5);
+        check_epsilon(epsilon)?;
+        let norm = named(attributes, "HstuGate", c"norm", "layer or group", GateNorm::named)?;
+        let concat = match attributes.int(c"concat")?.unwrap_or(0) {
+            0 => false,
+            1 => true,
+            other => {
+                return Err(OpError::invalid(format!("HstuGate: the attribute concat is {other}, expected 0 or 1")));
+            }
+        };
+        Ok(Self { epsilon, norm, concat, element: PhantomData })
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), OpError> {
+        let inputs = Inputs::read(context, self.norm)?;
+        let output = inputs.output(context, self.concat)?;
+        let [rows, heads, head_size] = inputs.attended.shape()?;
+        // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
+        // writes to an input of a running node, and the output is apart from all of them.
+        unsafe {
+            let call = pagoda_kernels::HstuGate::<T> {
+                rows,
+                heads,
+                head_size,
+                attended: inputs.attended.slice(),
+                u: inputs.u.slice(),
+                weight: inputs.weight.slice(),
+                bias: inputs.bias.slice(),
+                epsilon: self.epsilon,
+                norm: self.norm,
+                concat: self.concat,
+            };
+            Ok(call.run(output.slice_mut(), context)?)
+        }
+    }
+}
+
+impl<T: OnnxElement> Launch for HstuGate<T> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+        let inputs = Inputs::read(context, self.norm)?;
+        let [rows, heads, head_size] = inputs.attended.shape()?;
+        let call = cuda::Gate {
+            element: cuda::Type::of::<T>(),
+            rows,
+            heads,
+            head_size,
+            attended: inputs.attended.address(),
+            u: inputs.u.address(),
+            weight: inputs.weight.address(),
+            bias: inputs.bias.address(),
+            y: inputs.output(context, self.concat)?.address(),
+            epsilon: self.epsilon,
+            norm: self.norm,
+            concat: self.concat,
+        };
+        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
+        // go of them before the stream is done. The output is apart from every input.
+        Ok(unsafe { gpu.gate(&call, stream) }?)
+    }
+}
+
+/// The inputs of a call, whose shapes fit together.
+struct Inputs<'a> {
+    attended: InputTensor<'a>,
+    u: InputTensor<'a>,
+    weight: InputTensor<'a>,
+    bias: InputTensor<'a>,
+}
+
+impl<'a> Inputs<'a> {
+    fn read(context: &'a Context, norm: GateNorm) -> Result<Self, OpError> {
+        let inputs = Self {
+            attended: context.input(0)?,
+            u: context.input(1)?,
+            weight: context.input(2)?,
+            bias: context.input(3)?,
+        };
+        let [rows, heads, head_size] = inputs.attended.shape()?;
+        expect_shape(&inputs.u, &[rows, heads * head_size])?;
+        let learned = if norm == GateNorm::Group { heads } else { heads * head_size };
+        expect_shape(&inputs.weight, &[learned])?;
+        expect_shape(&inputs.bias, &[learned])?;
+        Ok(inputs)
+    }
+
+    /// The output, which must not lie over any of them.
+    fn output(&self, context: &Context, concat: bool) -> Result<OutputTensor, OpError> {
+        let [rows, width] = self.u.shape()?;
+        let output = context.output(0, &[rows, if concat { 3 * width } else { width }])?;
+        output.apart_from([&self.attended, &self.u, &self.weight, &self.bias])?;
+        Ok(output)
+    }
+}

@@ -1,0 +1,48 @@
+// What one call of the dense operators carries, as the launchers (src/cuda/dense.rs) lay it out.
+#pragma once
+
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace pagoda {
+namespace dense {
+
+// HstuNorm and HstuGate. A unit is what is normed together: a row, or one head of it. Mirrored by `RawNorm`.
+struct Norm {
+    const void *x;       // [rows, groups, size]
+    const void *u;       // as x; null: nothing is gated
+    const void *weight;  // of a row: [size]; by group: [groups]
+    const void *bias;
+    void *y;
+    int64_t units;
+    int size;            // elements of a unit
+    int groups;          // units of a row
+    int by_group;
+    int concat;          // u and x stand in front in y
+    float epsilon;
+};
+
+// HstuProject and HstuOutput: x [rows, depth] times weightᵀ ([columns, depth]). Mirrored by `RawProduct`.
+struct Product {
+    const void *x;
+    const void *weight;
+    const void *bias;      // [columns]; null: none
+    const void *residual;  // [rows, columns]; null: none
+    void *outputs[4];      // [rows, part] each
+    int rows;
+    int depth;
+    int columns;
+    int part;
+    int silu;              // columns from the first on that go through SiLU
+};
+
+__device__ inline float wide(float value) { return value; }
+__device__ inline float wide(__half value) { return __half2float(value); }
+__device__ inline float wide(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline void narrow(float value, float *to) { *to = value; }
+__device__ inline void narrow(float value, __half *to) { *to = __float2half_rn(value); }
+__device__ inline void narrow(float value, __nv_bfloat16 *to) { *to = __float2bfloat16_rn(value); }
+
+}  // namespace dense
+}  // namespace pagoda

@@ -1,0 +1,399 @@
+//! The dense operators of an HSTU block on the GPU: their calls by device addresses, and which kernel takes them.
+
+use std::ffi::c_void;
+use std::ptr::from_mut;
+
+use super::module::Function;
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type, asked};
+use crate::{GateNorm, Silu};
+
+/// What sizes may be: kernels count in 32 bits.
+const MOST: usize = i32::MAX as usize - 4096;
+
+/// Rows and columns of a block of the plain product, and its threads; cuda/dense.cu.
+const PLAIN_TILE: usize = 64;
+const PLAIN_THREADS: u32 = 256;
+
+/// Warps of a block of the norms, where there are many.
+const NORM_WARPS: usize = 4;
+
+/// One call of the operator `HstuNorm`, as [`crate::HstuNorm`].
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// Of every tensor.
+    pub element: Type,
+    /// R.
+    pub rows: usize,
+    /// E.
+    pub width: usize,
+    /// `[R, E]`.
+    pub x: CUdeviceptr,
+    /// `[E]`.
+    pub weight: CUdeviceptr,
+    /// `[E]`.
+    pub bias: CUdeviceptr,
+    /// `[R, E]`.
+    pub y: CUdeviceptr,
+    /// What is added to the variance.
+    pub epsilon: f32,
+}
+
+/// One call of the operator `HstuProject`, as [`crate::HstuProject`].
+#[derive(Clone, Copy, Debug)]
+pub struct Project {
+    /// Of every tensor.
+    pub element: Type,
+    /// R.
+    pub rows: usize,
+    /// E.
+    pub width: usize,
+    /// W = H·D.
+    pub part: usize,
+    /// `[R, E]`.
+    pub x: CUdeviceptr,
+    /// `[4·W, E]`.
+    pub weight: CUdeviceptr,
+    /// `[4·W]`.
+    pub bias: Option<CUdeviceptr>,
+    /// u, v, q and k: `[R, W]` each.
+    pub outputs: [CUdeviceptr; 4],
+    /// Which of them go through SiLU.
+    pub silu: Silu,
+}
+
+/// One call of the operator `HstuGate`, as [`crate::HstuGate`].
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
+    /// Of every tensor.
+    pub element: Type,
+    /// R.
+    pub rows: usize,
+    /// H.
+    pub heads: usize,
+    /// D.
+    pub head_size: usize,
+    /// `[R, H, D]`.
+    pub attended: CUdeviceptr,
+    /// `[R, H·D]`.
+    pub u: CUdeviceptr,
+    /// `[H·D]`, of a norm by group `[H]`.
+    pub weight: CUdeviceptr,
+    /// As the weight.
+    pub bias: CUdeviceptr,
+    /// `[R, H·D]`, or `[R, 3·H·D]` with `concat`.
+    pub y: CUdeviceptr,
+    /// What is added to the variance.
+    pub epsilon: f32,
+    /// What is normed together.
+    pub norm: GateNorm,
+    /// Whether u and what was attended stand in front.
+    pub concat: bool,
+}
+
+/// One call of the operator `HstuOutput`, as [`crate::HstuOutput`].
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// Of every tensor.
+    pub element: Type,
+    /// R.
+    pub rows: usize,
+    /// K.
+    pub inner: usize,
+    /// E.
+    pub width: usize,
+    /// `[R, K]`.
+    pub y: CUdeviceptr,
+    /// `[E, K]`.
+    pub weight: CUdeviceptr,
+    /// `[E]`.
+    pub bias: Option<CUdeviceptr>,
+    /// `[R, E]`.
+    pub residual: Option<CUdeviceptr>,
+    /// `[R, E]`.
+    pub output: CUdeviceptr,
+}
+
+/// A kernel that multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DensePath {
+    /// Every type and shape.
+    Plain,
+}
+
+/// `Norm` of cuda/dense.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawNorm {
+    x: CUdeviceptr,
+    u: CUdeviceptr,
+    weight: CUdeviceptr,
+    bias: CUdeviceptr,
+    y: CUdeviceptr,
+    units: i64,
+    size: i32,
+    groups: i32,
+    by_group: i32,
+    concat: i32,
+    epsilon: f32,
+}
+
+/// `Product` of cuda/dense.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct RawProduct {
+    pub x: CUdeviceptr,
+    pub weight: CUdeviceptr,
+    pub bias: CUdeviceptr,
+    pub residual: CUdeviceptr,
+    pub outputs: [CUdeviceptr; 4],
+    pub rows: i32,
+    pub depth: i32,
+    pub columns: i32,
+    pub part: i32,
+    pub silu: i32,
+}
+
+impl Project {
+    fn raw(&self) -> Result<RawProduct, CudaError> {
+        let columns = self.part.saturating_mul(4);
+        check_sizes(&[("rows", self.rows), ("E", self.width), ("4·W", columns)])?;
+        Ok(RawProduct {
+            x: self.x,
+            weight: self.weight,
+            bias: self.bias.unwrap_or(0),
+            residual: 0,
+            outputs: self.outputs,
+            rows: self.rows as i32,
+            depth: self.width as i32,
+            columns: columns as i32,
+            part: self.part as i32,
+            silu: (self.silu.outputs() * self.part) as i32,
+        })
+    }
+}
+
+impl Output {
+    fn raw(&self) -> Result<RawProduct, CudaError> {
+        check_sizes(&[("rows", self.rows), ("K", self.inner), ("E", self.width)])?;
+        Ok(RawProduct {
+            x: self.y,
+            weight: self.weight,
+            bias: self.bias.unwrap_or(0),
+            residual: self.residual.unwrap_or(0),
+            outputs: [self.output, 0, 0, 0],
+            rows: self.rows as i32,
+            depth: self.inner as i32,
+            columns: self.width as i32,
+            part: self.width as i32,
+            silu: 0,
+        })
+    }
+}
+
+impl Gpu {
+    /// Puts `HstuNorm` on a stream.
+    ///
+    /// # Safety
+    /// Every address of the call is one of this device, of memory as long as the call's shapes say and alive until the
+    /// stream has done this; nothing else writes it meanwhile, or touches the output, which is apart from every input.
+    pub unsafe fn norm(&self, call: &Norm, stream: CUstream) -> Result<(), CudaError> {
+        let raw = RawNorm {
+            x: call.x,
+            u: 0,
+            weight: call.weight,
+            bias: call.bias,
+            y: call.y,
+            units: call.rows as i64,
+            size: 0,
+            groups: 1,
+            by_group: 0,
+            concat: 0,
+            epsilon: call.epsilon,
+        };
+        // SAFETY: the caller's.
+        unsafe { self.normed(raw, call.width, call.element, stream) }
+    }
+
+    /// Puts `HstuGate` on a stream.
+    ///
+    /// # Safety
+    /// As for [`norm`](Self::norm).
+    pub unsafe fn gate(&self, call: &Gate, stream: CUstream) -> Result<(), CudaError> {
+        let by_group = call.norm == GateNorm::Group;
+        let (groups, size) = if by_group { (call.heads, call.head_size) } else { (1, call.heads * call.head_size) };
+        check_sizes(&[("rows", call.rows), ("heads", groups)])?;
+        let raw = RawNorm {
+            x: call.attended,
+            u: call.u,
+            weight: call.weight,
+            bias: call.bias,
+            y: call.y,
+            units: (call.rows * groups) as i64,
+            size: 0,
+            groups: groups as i32,
+            by_group: i32::from(by_group),
+            concat: i32::from(call.concat),
+            epsilon: call.epsilon,
+        };
+        // SAFETY: the caller's.
+        unsafe { self.normed(raw, size, call.element, stream) }
+    }
+
+    /// Puts `HstuProject` on a stream, by the fastest kernel that takes the call.
+    ///
+    /// # Safety
+    /// As for [`norm`](Self::norm); the outputs are apart from one another.
+    pub unsafe fn project(&self, call: &Project, stream: CUstream) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.multiplied(None, call.raw()?, call.element, stream) }
+    }
+
+    /// As [`project`](Self::project), by the kernel given.
+    ///
+    /// # Safety
+    /// As for [`project`](Self::project).
+    pub unsafe fn project_by(&self, path: DensePath, call: &Project, stream: CUstream) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.multiplied(Some(path), call.raw()?, call.element, stream) }
+    }
+
+    /// Puts `HstuOutput` on a stream, by the fastest kernel that takes the call.
+    ///
+    /// # Safety
+    /// As for [`norm`](Self::norm).
+    pub unsafe fn output(&self, call: &Output, stream: CUstream) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.multiplied(None, call.raw()?, call.element, stream) }
+    }
+
+    /// As [`output`](Self::output), by the kernel given.
+    ///
+    /// # Safety
+    /// As for [`output`](Self::output).
+    pub unsafe fn output_by(&self, path: DensePath, call: &Output, stream: CUstream) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.multiplied(Some(path), call.raw()?, call.element, stream) }
+    }
+
+    /// The kernels that take a call of `HstuProject` on this device, slowest first.
+    pub fn project_paths(&self, call: &Project) -> Result<Vec<DensePath>, CudaError> {
+        Ok(self.product_paths(&call.raw()?, call.element))
+    }
+
+    /// The kernels that take a call of `HstuOutput` on this device, slowest first.
+    pub fn output_paths(&self, call: &Output) -> Result<Vec<DensePath>, CudaError> {
+        Ok(self.product_paths(&call.raw()?, call.element))
+    }
+
+    fn product_paths(&self, _call: &RawProduct, _element: Type) -> Vec<DensePath> {
+        vec![DensePath::Plain]
+    }
+
+    /// # Safety
+    /// As for [`norm`](Self::norm).
+    unsafe fn normed(&self, mut raw: RawNorm, size: usize, element: Type, stream: CUstream) -> Result<(), CudaError> {
+        check_sizes(&[("rows", raw.units as usize), ("columns", size)])?;
+        raw.size = size as i32;
+        if raw.units == 0 || size == 0 {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        let learned = if raw.by_group == 1 { 0 } else { raw.weight | raw.bias };
+        let vectors = vectors(size, element, raw.x | raw.u | raw.y | learned);
+        let function = self.dense.function(&format!("norm_{}_{vectors}", element.name()), 0)?;
+        let units = raw.units as usize;
+        let warps = if units >= NORM_WARPS * 4 * self.multiprocessors as usize { NORM_WARPS } else { 1 };
+        let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
+        let (blocks, threads) = (units.div_ceil(warps) as u32, 32 * warps as u32);
+        // SAFETY: the kernel takes a `Norm`, and waits for the kernel before it on chips that let it begin earlier.
+        unsafe { self.launch_dense(function, blocks, threads, 0, stream, &mut arguments) }
+    }
+
+    /// On Hopper a kernel begins while the one before it ends; all of them wait for it before they touch memory.
+    ///
+    /// # Safety
+    /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu.
+    unsafe fn launch_dense(
+        &self,
+        function: Function,
+        blocks: u32,
+        threads: u32,
+        shared: usize,
+        stream: CUstream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's; on Hopper the kernels wait for whatever stands in front of them.
+        unsafe {
+            if self.hopper.is_some() {
+                function.follow(blocks, threads, shared, stream, arguments)
+            } else {
+                function.launch(blocks, threads, shared, stream, arguments)
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`norm`](Self::norm).
+    unsafe fn multiplied(
+        &self,
+        path: Option<DensePath>,
+        mut raw: RawProduct,
+        element: Type,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        let paths = self.product_paths(&raw, element);
+        let path = path.unwrap_or(*paths.last().expect("there is always a plain one"));
+        if !paths.contains(&path) {
+            return Err(CudaError::Unsupported(format!(
+                "the {path:?} kernel does not take this product on this device"
+            )));
+        }
+        if raw.rows == 0 || raw.columns == 0 {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        let function = self.dense.function(&format!("product_{}", element.name()), 0)?;
+        let tiles = (raw.rows as usize).div_ceil(PLAIN_TILE) * (raw.columns as usize).div_ceil(PLAIN_TILE);
+        check_sizes(&[("tiles", tiles)])?;
+        let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
+        // SAFETY: the kernel takes a `Product`; as above.
+        unsafe { self.launch_dense(function, tiles as u32, PLAIN_THREADS, 0, stream, &mut arguments) }
+    }
+}
+
+fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), CudaError> {
+    match sizes.iter().find(|(_, size)| *size > MOST) {
+        Some((name, size)) => Err(CudaError::Unsupported(format!("{name} {size}, expected up to {MOST}"))),
+        None => Ok(()),
+    }
+}
+
+/// How many vectors of 16 bytes each lane of a warp has of so many elements: what kernels are compiled for. 0 where they do
+/// not lie so, or are more.
+fn vectors(size: usize, element: Type, addresses: CUdeviceptr) -> usize {
+    let bytes = size * element.bytes();
+    if !bytes.is_multiple_of(16) || !addresses.is_multiple_of(16) {
+        return 0;
+    }
+    [1, 2, 4, 8].into_iter().find(|vectors| bytes <= vectors * 32 * 16).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warp_holds_what_lies_in_vectors() {
+        for (size, element, addresses, expected) in [
+            (1024, Type::Bf16, 0, 4),
+            (512, Type::F16, 32, 2),
+            (8, Type::Bf16, 0, 1),
+            (1024, Type::F32, 0, 8),
+            (1028, Type::F32, 0, 0),
+            (4, Type::Bf16, 0, 0),
+            (512, Type::Bf16, 8, 0),
+        ] {
+            assert_eq!(vectors(size, element, addresses), expected, "{size} {element:?} {addresses}");
+        }
+    }
+}
