@@ -11,7 +11,7 @@ from .section import Section
 NAMES = ("pagoda", "nvidia-native", "nvidia-fused", "nvidia-inference", "meta")
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh")
 NORMS = ("layer_norm", "swish_layer_norm")
-KV_TYPES = ("f32", "f16", "bf16")
+TYPES = ("f32", "f16", "bf16")
 NO_KEY = -1
 
 
@@ -112,6 +112,8 @@ class Config:
     checkpoint: Checkpoint
     embedding_size: int
     block: Block
+    compute: str  # the type that blocks compute in
+    fused: bool  # whether blocks consist of Pagoda's operators alone
     kv_type: str
     page_size: int
     tables: dict[str, Table]
@@ -171,7 +173,18 @@ def parse(value, folder=Path()):
     size = top.integer("embedding_size")
     block = _block(top.section("block"))
     kv = top.section("kv", {})
-    kv_type, page_size = kv.text("type", "f32", of=KV_TYPES), kv.integer("page_size", 32, least=8)
+    compute, fused = top.text("compute", "f32", of=TYPES), top.flag("fused", True)
+    if compute != "f32" and not fused:
+        raise ExportError(
+            f"{top.path('fused')} is false and {top.path('compute')} is {compute}: ONNX's own operators have no kernels "
+            "of that type on the CPU. Say true, or compute in f32"
+        )
+    kv_type, page_size = kv.text("type", compute, of=TYPES), kv.integer("page_size", 32, least=8)
+    if compute not in ("f32", kv_type):
+        raise ExportError(
+            f"{kv.path('type')} is {kv_type} and {top.path('compute')} is {compute}: keys and values are then of that "
+            "type too. Leave the first out, or make them agree"
+        )
     if page_size % 8:
         raise ExportError(f"{kv.path('page_size')} is {page_size}: it has to be a multiple of 8, such as 16 or 32")
     kv.done()
@@ -205,6 +218,8 @@ def parse(value, folder=Path()):
         checkpoint=_checkpoint(top.section("checkpoint", {})),
         embedding_size=size,
         block=block,
+        compute=compute,
+        fused=fused,
         kv_type=kv_type,
         page_size=page_size,
         tables=tables,

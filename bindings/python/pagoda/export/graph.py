@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -10,7 +11,8 @@ from .config import NO_KEY
 from .error import ExportError
 
 OPSET, IR_VERSION, DOMAIN = 17, 8, "ai.pagoda"
-KV_TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 # protobuf's limit is 2 GiB for all of the graph.
 LARGEST = 2**31 - 2**24
 
@@ -34,9 +36,10 @@ class Graph:
         self.nodes.append(helper.make_node(op, inputs, [output], domain=domain, **attributes))
         return output
 
-    def split(self, x, parts):
-        names = [f"Split_{len(self.nodes)}_{part}" for part in range(parts)]
-        self.nodes.append(helper.make_node("Split", [x], names, axis=1))
+    def nodes_of(self, op, inputs, parts, domain="", **attributes):
+        """A node with several outputs."""
+        names = [f"{op}_{len(self.nodes)}_{part}" for part in range(parts)]
+        self.nodes.append(helper.make_node(op, inputs, names, domain=domain, **attributes))
         return names
 
     def constant(self, name, array):
@@ -209,13 +212,62 @@ class Graph:
 
     # ---- blocks --------------------------------------------------------------------------------------------------
 
+    def blocks(self, x):
+        block = self.fused_block if self.config.fused else self.block
+        kind = TYPES[self.config.compute]
+        if kind != TensorProto.FLOAT:
+            x = self.node("Cast", [x], to=kind)
+        for layer in range(self.config.block.layers):
+            x = block(x, layer)
+        return x if kind == TensorProto.FLOAT else self.node("Cast", [x], to=TensorProto.FLOAT)
+
+    def fused_block(self, x, layer):
+        """The same as `block`, by five operators."""
+        config, block, at = self.config, self.config.block, f"layers.{layer}"
+        nvidia = block.flavour == "nvidia"
+        normed = [x, *self.learned(f"{at}.input_norm", config.embedding_size)]
+        normed = self.node("HstuNorm", normed, domain=DOMAIN, epsilon=block.epsilon)
+        uvqk = [normed, *self.computed(f"{at}.uvqk.weight", f"{at}.uvqk.bias")]
+        silu = "all" if nvidia else "u"
+        u, v, q, k = self.nodes_of("HstuProject", uvqk, 4, DOMAIN, heads=block.heads, silu=silu)
+        attended = self.attention(q, k, v, layer)
+        if layer == block.layers - 1:
+            # From here on every row is on its own, and only candidates are scored.
+            u, attended, x = (self.node("Gather", [rows, "candidate_rows"]) for rows in (u, attended, x))
+        gate = [attended, u, *self.learned(f"{at}.output_norm", block.heads if block.group_norm else block.width)]
+        norm = "group" if block.group_norm else "layer"
+        y = self.node("HstuGate", gate, domain=DOMAIN, epsilon=block.epsilon, norm=norm, concat=int(not nvidia))
+        output = [y, *self.computed(f"{at}.output.weight", f"{at}.output.bias")]
+        return self.node("HstuOutput", [*output, x] if block.residual else output, domain=DOMAIN)
+
+    def computed(self, *names):
+        """Weights of a block in the type that it computes in; those that there are not are left out."""
+        return [self.typed(name, self.weights[name]) if name in self.weights else "" for name in names]
+
+    def learned(self, at, width):
+        """The scale and the bias of a norm in the type that blocks compute in."""
+        scale = self.weights.get(f"{at}.weight", np.ones(width, np.float32))
+        bias = self.weights.get(f"{at}.bias", np.zeros(width, np.float32))
+        return [self.typed(f"{at}.weight", scale), self.typed(f"{at}.bias", bias)]
+
+    def typed(self, name, array):
+        with np.errstate(over="ignore"):
+            typed = array.astype(NUMPY[self.config.compute])
+        if not np.isfinite(typed.astype(np.float32)).all():
+            raise ExportError(
+                f"{name} has numbers that are not finite in {self.config.compute}, the largest {np.abs(array).max():g}: "
+                "use compute bf16 or f32"
+            )
+        return self.constant(name, typed)
+
     def block(self, x, layer):
         config, block, at = self.config, self.config.block, f"layers.{layer}"
         nvidia = block.flavour == "nvidia"
         uvqk = self.linear(self.norm(x, f"{at}.input_norm", config.embedding_size, block.epsilon), f"{at}.uvqk")
-        u, v, q, k = self.split(self.silu(uvqk) if nvidia else uvqk, 4)
+        u, v, q, k = self.nodes_of("Split", [self.silu(uvqk) if nvidia else uvqk], 4, axis=1)
         u = u if nvidia else self.silu(u)
-        attended = self.attention(q, k, v, layer)
+        q, k, v = (self.node("Reshape", [rows, self.shape(0, block.heads, block.head_size)]) for rows in (q, k, v))
+        attended = self.node("Reshape", [self.attention(q, k, v, layer), self.shape(0, block.width)])
         if layer == block.layers - 1:
             # From here on every row is on its own, and only candidates are scored.
             u, attended, x = (self.node("Gather", [rows, "candidate_rows"]) for rows in (u, attended, x))
@@ -230,9 +282,9 @@ class Graph:
         return self.node("Add", [y, x]) if block.residual else y
 
     def attention(self, q, k, v, layer):
-        block, kind = self.config.block, KV_TYPES[self.config.kv_type]
-        q, k, v = (self.node("Reshape", [rows, self.shape(0, block.heads, block.head_size)]) for rows in (q, k, v))
-        if kind != TensorProto.FLOAT:
+        """Of q, k and v [T, heads, head size]; the result is of the type that blocks compute in too."""
+        block, kind, own = self.config.block, TYPES[self.config.kv_type], TYPES[self.config.compute]
+        if kind != own:
             q, k, v = (self.node("Cast", [rows], to=kind) for rows in (q, k, v))
         inputs = [q, k, v, "row_offsets", "num_candidates"]
         if self.config.not_cacheable is None:
@@ -249,9 +301,7 @@ class Graph:
             "max_attn_len": block.max_attn_len,
         }
         output = self.node("HstuAttention", inputs, domain=DOMAIN, **attributes)
-        if kind != TensorProto.FLOAT:
-            output = self.node("Cast", [output], to=TensorProto.FLOAT)
-        return self.node("Reshape", [output, self.shape(0, block.width)])
+        return output if kind == own else self.node("Cast", [output], to=own)
 
     def head(self, x):
         config = self.config
@@ -291,12 +341,10 @@ def build(config, weights, tables):
     graph.input("candidate_rows", i64, "S")
     outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["S", len(config.tasks)])]
     for layer in range(config.block.layers if cached else 0):
-        pool = KV_TYPES[config.kv_type], "pages", 2, config.page_size, config.block.heads, config.block.head_size
+        pool = TYPES[config.kv_type], "pages", 2, config.page_size, config.block.heads, config.block.head_size
         graph.input(f"kv_pool_{layer}", *pool)
         outputs.append(helper.make_tensor_value_info(f"kv_pool_{layer}_out", pool[0], pool[1:]))
-    for layer in range(config.block.layers):
-        x = graph.block(x, layer)
-    graph.head(x)
+    graph.head(graph.blocks(x))
 
     size = sum(array.nbytes for array in graph.constants.values())
     if size > LARGEST:

@@ -1,0 +1,116 @@
+"""Models of the fused operators compute what those of ONNX's own operators do, and may compute in half precision."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from exported import (
+    BATCHES,
+    END,
+    HOURS,
+    RAGGED,
+    Engine,
+    check,
+    error,
+    made,  # noqa: F401  (a fixture)
+    people,
+    settings,
+    tensors,
+    with_user,
+)
+from pagoda.export import ExportError
+from pagoda.export.config import parse
+
+VARIANTS = {
+    "nvidia": settings(),
+    "meta": settings("meta", True),
+    "no residual": settings(block__residual=False),
+    "no bias": settings("meta", block__uvqk_bias=False),
+    "nothing learned": settings(block__input_norm_learned=False, block__output_norm_learned=False),
+    "nothing learned, no bias, no residual": settings(
+        block__input_norm_learned=False,
+        block__output_norm_learned=False,
+        block__uvqk_bias=False,
+        block__residual=False,
+    ),
+    "group norm": settings("meta", block__group_norm=True),
+    "odd sizes": settings("meta", block__heads=3, block__head_size=5, block__group_norm=True),
+    "one head": settings(block__heads=1, block__head_size=40, block__layers=1),
+    "epsilon": settings("meta", block__epsilon=0.1),
+    "not cached": with_user(settings("meta", positions=END, times=HOURS), sees_history=True),
+    "half the keys": settings(kv__type="bf16"),
+}
+
+
+def scores(made, config, weights, counts):
+    users = people(config, counts)
+    return Engine(made(config, weights), users).run()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fused_and_not_fused_give_the_same_scores(made, variant):
+    config = VARIANTS[variant]
+    weights = tensors(config)
+    for counts in RAGGED, BATCHES["no candidates"], BATCHES["nobody"]:
+        fused = scores(made, config | {"fused": True}, weights, counts)
+        plain = scores(made, config | {"fused": False}, weights, counts)
+        # Keys are rounded to bf16, where the last bit of an f32 may decide.
+        assert error(fused, plain) <= (2e-2 if "half" in variant else 1e-5)
+
+
+@pytest.mark.parametrize("compute, tolerance", [("f16", 6e-3), ("bf16", 5e-2)])
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant != "half the keys"])
+def test_blocks_may_compute_in_half_precision(made, variant, compute, tolerance):
+    config = VARIANTS[variant] | {"compute": compute}
+    folder = check(made, config, {"ragged": RAGGED, "nobody": [], "no candidates": [(5, 0)]}, tolerance)
+    assert json.loads((folder / "pagoda.json").read_text())["kv"]["type"] == compute
+    # Half of the bytes: the weights of blocks are stored so.
+    kinds = {tensor.name: tensor.data_type for tensor in onnx.load(folder / "model.onnx").graph.initializer}
+    half = {"f16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}[compute]
+    assert all((kind == half) == name.startswith("layers.") for name, kind in kinds.items())
+
+
+def test_a_block_is_of_five_operators(made):
+    config = settings(block__layers=3)
+    nodes = Counter(node.op_type for node in onnx.load(made(config, tensors(config)) / "model.onnx").graph.node)
+    of_block = "HstuNorm", "HstuProject", "PagedKvAppend", "HstuAttention", "HstuGate", "HstuOutput"
+    assert [nodes[name] for name in of_block] == [3] * 6
+    assert not nodes["Split"] and not nodes["LayerNormalization"]
+    plain = config | {"fused": False}
+    nodes = Counter(node.op_type for node in onnx.load(made(plain, tensors(config)) / "model.onnx").graph.node)
+    assert nodes["Split"] == 3 and not nodes["HstuProject"]
+
+
+def test_scores_do_not_depend_on_who_else_is_in_the_batch(made):
+    config = settings("meta", compute="bf16")
+    folder, users = made(config, tensors(config)), people(config, [(9, 3), (30, 40), (2, 1)])
+    together = Engine(folder, users).run()
+    alone = [Engine(folder, [user]).run() for user in users]
+    assert np.array_equal(together, np.concatenate(alone))
+
+
+BAD = {
+    "compute f64": ({"compute": "f64"}, r"config\.compute is 'f64': it has to be one of f32, f16, bf16"),
+    "not fused": ({"compute": "bf16", "fused": False}, r"config\.fused is false and config\.compute is bf16"),
+    "fused 1": ({"fused": 1}, r"config\.fused is 1: it has to be true or false"),
+    "other keys": ({"compute": "bf16", "kv__type": "f16"}, r"config\.kv\.type is f16 and config\.compute is bf16"),
+    "f32 keys": ({"compute": "f16", "kv__type": "f32"}, r"config\.kv\.type is f32 and config\.compute is f16"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_does_not_go_together_is_refused(what):
+    changes, message = BAD[what]
+    with pytest.raises(ExportError, match=message):
+        parse(settings(**changes))
+
+
+def test_weights_that_half_precision_can_not_hold_are_refused(made):
+    config = settings(compute="f16")
+    weights = tensors(config)
+    weights["layers.1.output.weight"][3, 2] = 1e5
+    with pytest.raises(ExportError, match=r"layers\.1\.output\.weight has numbers that are not finite in f16.*100000"):
+        made(config, weights)
+    made(config | {"compute": "bf16"}, weights)
