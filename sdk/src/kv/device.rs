@@ -2,31 +2,42 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pagoda_kernels::cuda::{Arrivals, CUdeviceptr, DeviceMemory, Gpu, PinnedMemory, SideStream, Tokens};
+use pagoda_kernels::cuda::{Arrivals, CUdeviceptr, DeviceMemory, Event, Gpu, PinnedMemory, SideStream, Tokens};
 
 use super::shape::Shape;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// Bytes that travel at a time: enough to keep the link to the host busy.
-const AT_A_TIME: usize = 8 << 20;
+/// Bytes that come in at a time, and that go out: enough to keep the link to the host busy.
+const INCOMING: usize = 32 << 20;
+const OUTGOING: usize = 8 << 20;
 
 /// Moves tokens between the pools of a GPU and the host.
 pub(super) struct Mover {
     gpu: &'static Gpu,
     shape: Shape,
     pages: usize,
-    /// Everything that comes in does so in one order: whoever waits for the last of a layer has what came before it too.
-    incoming: Mutex<Lane>,
+    incoming: Mutex<Incoming>,
+    /// Has what came in on either lane in the order in which it was put there: whoever waits for the last of a layer has what
+    /// came before it too.
+    order: SideStream,
     arrivals: Vec<Arrivals>,
     /// Those that no one is using, each with memory of the host for what comes out.
     outgoing: Mutex<Vec<(Lane, PinnedMemory)>>,
+}
+
+/// Lanes that take turns, so that tokens come in on one while those of the other go into their pages.
+struct Incoming {
+    lanes: [(Lane, Event); 2],
+    next: usize,
 }
 
 /// A stream with memory for tokens, and behind it for the numbers of their pages.
 struct Lane {
     stream: SideStream,
     memory: DeviceMemory,
+    /// How many tokens there is memory for.
+    tokens: usize,
 }
 
 /// Tokens in the pages of a user: from which on, and how many.
@@ -37,11 +48,24 @@ pub(super) struct Stretch<'a> {
     pub(super) count: usize,
 }
 
+/// A piece of a user's history in one layer, as the store has it.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a> {
+    /// The keys, then the values, of `held` tokens.
+    pub(super) bytes: &'a [u8],
+    pub(super) held: usize,
+    /// How many of them are left out at the beginning, and how many there are then.
+    pub(super) skip: usize,
+    pub(super) count: usize,
+}
+
 impl Mover {
     pub(super) fn new(gpu: &'static Gpu, shape: Shape, pages: u32, layers: &[CUdeviceptr]) -> Result<Self> {
         let arrivals = layers.iter().map(|&pool| Arrivals::new(gpu, pool)).collect::<Result<_, _>>()?;
-        let incoming = Mutex::new(Lane::new(gpu, shape)?);
-        Ok(Self { gpu, shape, pages: pages as usize, incoming, arrivals, outgoing: Mutex::default() })
+        let lane = || -> Result<_> { Ok((Lane::new(gpu, shape, INCOMING)?, Event::new(gpu)?)) };
+        let incoming = Mutex::new(Incoming { lanes: [lane()?, lane()?], next: 0 });
+        let (order, outgoing) = (SideStream::new(gpu)?, Mutex::default());
+        Ok(Self { gpu, shape, pages: pages as usize, incoming, order, arrivals, outgoing })
     }
 
     /// Appends the keys, then the values, of tokens to `to`, and waits until they are there.
@@ -52,7 +76,11 @@ impl Mover {
         let free = lock(&self.outgoing).pop();
         let lane = match free {
             Some(lane) => lane,
-            None => (Lane::new(self.gpu, self.shape)?, PinnedMemory::zeroed(self.gpu, self.at_a_time().1)?),
+            None => {
+                let lane = Lane::new(self.gpu, self.shape, OUTGOING)?;
+                let bytes = lane.tokens * 2 * self.shape.row_bytes();
+                (lane, PinnedMemory::zeroed(self.gpu, bytes)?)
+            }
         };
         // SAFETY: the caller's.
         let read = unsafe { self.read_by(&lane, pool, stretch, to) };
@@ -75,7 +103,7 @@ impl Mover {
         to.resize(base + 2 * stretch.count * row, 0);
         let mut done = 0;
         while done < stretch.count {
-            let count = (stretch.count - done).min(self.at_a_time().0);
+            let count = (stretch.count - done).min(lane.tokens);
             // SAFETY: the lane is ours and the stream is waited for before its memory is used again; of the pool the
             // caller's. What was packed is inside the memory of either side.
             unsafe {
@@ -96,50 +124,56 @@ impl Mover {
         Ok(())
     }
 
-    /// Has tokens go into their pages and returns as soon as they are on their way; operators wait for them. `from` has the
-    /// keys, then the values, of `held` tokens, of which the first `skip` are left out.
+    /// Has tokens go into their pages, from `first` on, and returns as soon as they are on their way; operators wait for them.
+    /// The parts follow one another.
     ///
     /// # Safety
-    /// As for [`Pool::write`](super::pool::Pool::write), until [`wait`](Self::wait) has returned; so long `from` lives.
+    /// As for [`Pool::write`](super::pool::Pool::write), until [`wait`](Self::wait) has returned; so long the bytes live.
     pub(super) unsafe fn write(
         &self,
         pool: &Tensor,
         layer: u32,
-        stretch: Stretch<'_>,
-        from: &[u8],
-        (held, skip): (usize, usize),
+        (pages, first): (&[u32], usize),
+        parts: &[Part<'_>],
     ) -> Result<()> {
         let row = self.shape.row_bytes();
-        let lane = lock(&self.incoming);
+        let mut incoming = lock(&self.incoming);
+        let Incoming { lanes, next } = &mut *incoming;
+        let (lane, event) = &lanes[*next];
+        *next = (*next + 1) % lanes.len();
+        let all: usize = parts.iter().map(|part| part.count).sum();
         let mut done = 0;
-        while done < stretch.count {
-            let count = (stretch.count - done).min(self.at_a_time().0);
-            // SAFETY: what is on the stream before is done with the lane's memory when this begins; both halves are inside
-            // `from`, which the caller keeps; of the pool the caller's.
+        while done < all {
+            let count = (all - done).min(lane.tokens);
+            // SAFETY: what is on the stream before is done with the lane's memory when this begins; both halves of each part
+            // are inside its bytes, which the caller keeps; of the pool the caller's.
             unsafe {
-                let tokens = self.tokens(&lane, pool, Stretch { first: stretch.first + done, count, ..stretch })?;
-                for half in 0..2 {
-                    let from = &from[(half * held + skip + done) * row..][..count * row];
-                    let to = lane.memory.address() + (half * count * row) as CUdeviceptr;
-                    lane.stream.upload(to, from.as_ptr(), from.len())?;
+                let tokens = self.tokens(lane, pool, Stretch { pages, first: first + done, count })?;
+                let mut before = 0;
+                for part in parts {
+                    // The part's tokens among those of this turn.
+                    let (from, to) = (done.max(before), (done + count).min(before + part.count));
+                    for half in (0..2).filter(|_| from < to) {
+                        let bytes =
+                            &part.bytes[(half * part.held + part.skip + from - before) * row..][..(to - from) * row];
+                        let place = lane.memory.address() + ((half * count + from - done) * row) as CUdeviceptr;
+                        lane.stream.upload(place, bytes.as_ptr(), bytes.len())?;
+                    }
+                    before += part.count;
                 }
                 self.gpu.unpack(&tokens, lane.stream.raw())?;
             }
             done += count;
         }
-        Ok(self.arrivals[layer as usize].mark(&lane.stream)?)
+        event.record(&lane.stream)?;
+        // SAFETY: the event lives as long as the streams do.
+        unsafe { event.hold(self.order.raw()) }?;
+        Ok(self.arrivals[layer as usize].mark(&self.order)?)
     }
 
     /// Waits until everything that came in is in its pages.
     pub(super) fn wait(&self) -> Result<()> {
-        Ok(lock(&self.incoming).stream.wait()?)
-    }
-
-    /// How many tokens travel at a time, and their bytes.
-    fn at_a_time(&self) -> (usize, usize) {
-        let token = 2 * self.shape.row_bytes();
-        let count = (AT_A_TIME / token).max(1);
-        (count, count * token)
+        Ok(self.order.wait()?)
     }
 
     /// Tokens packed at the beginning of a lane's memory; the numbers of their pages are put behind them.
@@ -150,7 +184,7 @@ impl Mover {
         let page_size = self.shape.page_size as usize;
         let (from, to) = (stretch.first / page_size, (stretch.first + stretch.count).div_ceil(page_size));
         let pages: Vec<u8> = stretch.pages[from..to].iter().flat_map(|page| page.to_le_bytes()).collect();
-        let behind = lane.memory.address() + self.at_a_time().1.next_multiple_of(16) as CUdeviceptr;
+        let behind = lane.memory.address() + lane.behind(self.shape) as CUdeviceptr;
         // SAFETY: there is room for as many pages as tokens that travel at a time can lie in. Memory that is not pinned is
         // read before this returns.
         unsafe { lane.stream.upload(behind, pages.as_ptr(), pages.len()) }?;
@@ -178,12 +212,18 @@ impl Drop for Mover {
 }
 
 impl Lane {
-    fn new(gpu: &'static Gpu, shape: Shape) -> Result<Self> {
-        let token = 2 * shape.row_bytes();
-        let count = (AT_A_TIME / token).max(1);
-        let pages = count / shape.page_size as usize + 2;
-        let bytes = (count * token).next_multiple_of(16) + pages * size_of::<u32>();
-        Ok(Self { stream: SideStream::new(gpu)?, memory: DeviceMemory::zeroed(gpu, bytes)? })
+    /// With memory for so many bytes of tokens, or for one.
+    fn new(gpu: &'static Gpu, shape: Shape, bytes: usize) -> Result<Self> {
+        let tokens = (bytes / (2 * shape.row_bytes())).max(1);
+        let pages = tokens / shape.page_size as usize + 2;
+        let stream = SideStream::new(gpu)?;
+        let bytes = (tokens * 2 * shape.row_bytes()).next_multiple_of(16) + pages * size_of::<u32>();
+        Ok(Self { stream, memory: DeviceMemory::zeroed(gpu, bytes)?, tokens })
+    }
+
+    /// Where the numbers of pages are in its memory.
+    fn behind(&self, shape: Shape) -> usize {
+        (self.tokens * 2 * shape.row_bytes()).next_multiple_of(16)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::device::Part;
 use super::onload::{Destination, Incoming, Onload};
 use super::table::Entry;
 use super::{Inner, offload};
@@ -127,18 +128,19 @@ impl Inner {
 }
 
 impl Destination for Inner {
-    fn arrived(&self, incoming: &Incoming, piece: usize, layer: u32, bytes: &[u8]) -> Result<()> {
+    fn arrived(&self, incoming: &Incoming, layer: u32, pieces: &[&[u8]]) -> Result<()> {
         let history = &*incoming.history;
-        let piece = &history.pieces()[piece];
-        // The history may begin inside its first piece.
-        let skip = history.start().saturating_sub(piece.start);
-        let first = piece.start + skip - history.start();
-        let count = u64::from(piece.tokens) - skip;
-        // Of a piece that was cut, less counts than is there.
-        let held = (bytes.len() / (2 * self.shape.row_bytes()), skip as usize);
+        let parts = history.pieces().iter().zip(pieces).map(|(piece, &bytes)| {
+            // The history may begin inside its first piece.
+            let skip = history.start().saturating_sub(piece.start) as usize;
+            // Of a piece that was cut, less counts than is there.
+            let held = bytes.len() / (2 * self.shape.row_bytes());
+            Part { bytes, held, skip, count: piece.tokens as usize - skip }
+        });
+        let parts: Vec<_> = parts.collect();
         // SAFETY: the user is marked as loading: whoever holds its pages waits for this layer before it reads, and writes
         // to other tokens only. The history, whose bytes these are, lives until `settled` has returned.
-        unsafe { self.pool.write(layer, &incoming.pages, first as usize, count as usize, bytes, held) }
+        unsafe { self.pool.write(layer, &incoming.pages, 0, &parts) }
     }
 
     fn settled(&self) -> Result<()> {

@@ -91,8 +91,8 @@ pub(super) struct Incoming {
 
 /// Where tokens arrive.
 pub(super) trait Destination: Send + Sync {
-    /// Puts one layer of a piece in its place, or on its way there.
-    fn arrived(&self, incoming: &Incoming, piece: usize, layer: u32, bytes: &[u8]) -> Result<()>;
+    /// Puts one layer of all pieces in its place, or on its way there.
+    fn arrived(&self, incoming: &Incoming, layer: u32, pieces: &[&[u8]]) -> Result<()>;
 
     /// Waits until what is on its way is there, and the bytes are needed no more.
     fn settled(&self) -> Result<()>;
@@ -172,12 +172,9 @@ fn work(tasks: &Mutex<Receiver<Task>>, pending: &Pending) {
         let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Task { destination, incoming, layer }) = task else { return };
         let read = || {
-            let pieces = incoming.history.pieces().len();
-            for piece in 0..pieces {
-                let bytes = incoming.history.layer(piece, layer)?;
-                destination.arrived(&incoming, piece, layer, bytes)?;
-            }
-            Ok(())
+            let pieces = 0..incoming.history.pieces().len();
+            let pieces = pieces.map(|piece| incoming.history.layer(piece, layer)).collect::<Result<Vec<_>>>()?;
+            destination.arrived(&incoming, layer, &pieces)
         };
         let read = std::panic::AssertUnwindSafe(read);
         let read = || std::panic::catch_unwind(read).unwrap_or_else(|panic| Err(Error::from_panic(panic.as_ref())));

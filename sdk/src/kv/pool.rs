@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pagoda_kernels::cuda::{CUdeviceptr, Gpu};
 
-use super::device::{Mover, Stretch};
+use super::device::{Mover, Part, Stretch};
 use super::shape::Shape;
 use crate::config::Place;
 use crate::error::Result;
@@ -71,36 +71,32 @@ impl Pool {
         Ok(())
     }
 
-    /// Writes `count` tokens from `from`, which has the keys, then the values, of `held` tokens, of which the first `skip`
-    /// are left out. `pages` gets them from token `first` on.
+    /// Writes tokens; `pages` gets them from token `first` on, the parts one behind the other.
     ///
     /// # Safety
-    /// The tokens are the caller's alone, and `from` lives, until [`settle`](Self::settle) has returned.
-    pub(super) unsafe fn write(
-        &self,
-        layer: u32,
-        pages: &[u32],
-        first: usize,
-        count: usize,
-        from: &[u8],
-        (held, skip): (usize, usize),
-    ) -> Result<()> {
+    /// The tokens are the caller's alone, and the bytes live, until [`settle`](Self::settle) has returned.
+    pub(super) unsafe fn write(&self, layer: u32, pages: &[u32], first: usize, parts: &[Part<'_>]) -> Result<()> {
         let row = self.shape.row_bytes();
-        assert_eq!(from.len(), 2 * held * row, "a layer of {held} tokens");
-        assert!(skip + count <= held, "{count} tokens after {skip} of {held}");
+        for Part { bytes, held, skip, count } in parts {
+            assert_eq!(bytes.len(), 2 * held * row, "a layer of {held} tokens");
+            assert!(skip + count <= *held, "{count} tokens after {skip} of {held}");
+        }
         if let Some(mover) = &self.mover {
-            let stretch = Stretch { pages, first, count };
             // SAFETY: the caller's.
-            return unsafe { mover.write(&self.layers[layer as usize], layer, stretch, from, (held, skip)) };
+            return unsafe { mover.write(&self.layers[layer as usize], layer, (pages, first), parts) };
         }
         let _part = self.layers[layer as usize].hold_part();
-        for half in 0..2 {
-            let from = &from[(half * held + skip) * row..][..count * row];
-            self.runs(layer, pages, half, first, count, |at, bytes, done| {
-                // SAFETY: `runs` stays inside the pool, and by contract no one else touches it there; `from` is not part
-                // of a pool.
-                unsafe { std::ptr::copy_nonoverlapping(from[done..][..bytes].as_ptr(), at, bytes) };
-            });
+        let mut first = first;
+        for &Part { bytes, held, skip, count } in parts {
+            for half in 0..2 {
+                let from = &bytes[(half * held + skip) * row..][..count * row];
+                self.runs(layer, pages, half, first, count, |at, bytes, done| {
+                    // SAFETY: `runs` stays inside the pool, and by contract no one else touches it there; `from` is not
+                    // part of a pool.
+                    unsafe { std::ptr::copy_nonoverlapping(from[done..][..bytes].as_ptr(), at, bytes) };
+                });
+            }
+            first += count;
         }
         Ok(())
     }
@@ -146,7 +142,7 @@ mod tests {
         // 21 tokens, of which the first 2 are left out, into the slots from 3 on.
         let from: Vec<u8> = (0..2 * 21 * row).map(|n| n as u8).collect();
         // SAFETY: no one else has this pool.
-        unsafe { pool.write(1, &pages, 3, 19, &from, (21, 2)) }.unwrap();
+        unsafe { pool.write(1, &pages, 3, &[Part { bytes: &from, held: 21, skip: 2, count: 19 }]) }.unwrap();
         let mut all = Vec::new();
         // SAFETY: as above.
         unsafe { pool.read(1, &pages, 3, 19, &mut all) }.unwrap();
