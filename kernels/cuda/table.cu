@@ -1,62 +1,23 @@
-// Rows of an embedding table in device memory, by their keys: looked up without a lock while others put rows.
-//
-// As in host memory (sdk/src/embedding/cache): a key belongs to one set of seven rows. A reader copies the row and looks
-// afterwards whether anyone has changed the set meanwhile; if so it begins again. Whoever changes a set locks it against
-// others who would.
+// Looking keys up in an embedding table, row by row, and putting rows into it.
 
-#include <cstdint>
-#include <cuda_fp16.h>
+#include "table.cuh"
 
 namespace pagoda {
 
-constexpr int WAYS = 7;
-constexpr int LANES = 32;
-// Lanes that read a set together, a word each.
-constexpr int READERS = 8;
-// Keys that a warp looks up at once.
-constexpr int AT_ONCE = LANES / READERS;
-// Times that it does: while the rows of one step are stored those of the next are under way from memory.
+// Times that a warp looks up as many keys as it does at once: while the rows of one step are stored those of the next are
+// under way from memory.
 constexpr int STEPS = 4;
-constexpr int THREADS = 256;
 // Keys of a block.
 constexpr int TILE = THREADS / LANES * AT_ONCE * STEPS;
 
-// The state of a set: flags, which ways hold a row, and above that a count of changes. A reader would have to sleep
-// through exactly 2^23 of them to be deceived.
-constexpr uint32_t LOCKED = 1;
-constexpr uint32_t WRITING = 2;
-constexpr int PRESENT_SHIFT = 2;
-constexpr uint32_t PRESENT = (1u << WAYS) - 1;
-constexpr uint32_t CHANGE = 1u << (PRESENT_SHIFT + WAYS);
-
-// How often a reader tries before it counts the row as missing; a change takes less than that.
-constexpr int PATIENCE = 200;
-
-// Four bits a way: used since the last row was put into the set. Every row that is put makes the others less fresh.
-constexpr uint32_t FRESH = 15;
-
-struct alignas(64) Set {
-    uint32_t state;
-    uint32_t freshness;
-    int64_t keys[WAYS];
-};
-static_assert(sizeof(Set) == READERS * sizeof(uint64_t));
-
 // The structs here are mirrored in src/cuda/table.rs; keep them alike.
-struct Table {
-    Set *sets;
-    void *rows;          // [sets, WAYS, dim]
-    uint64_t *versions;  // [sets, WAYS]
-    uint64_t set_count;
-    int dim;
-};
-
 struct Lookup {
     const int64_t *keys;
     float *output;             // [count, dim]
     const float *default_row;  // what a missing key gets; null: its output is left as it is
     uint8_t *found;            // null: no one asks
     int *missing;              // the places of missing keys, in no order
+    int64_t *missing_keys;     // the keys there, in the same order; null: no one asks
     int *missing_count;
     unsigned long long *progress;  // 0 before and after
     int count;
@@ -74,110 +35,6 @@ struct Put {
     int count;
     int only_present;          // 1: keys that the table does not have are passed over
 };
-
-__device__ inline uint64_t load_relaxed(const uint64_t *from) {
-    uint64_t value;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-    return value;
-}
-// As the others, and the line stays in the chip's cache when rows that stream by would take its place.
-__device__ inline uint64_t load_kept(const uint64_t *from) {
-    uint64_t value, policy;
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("ld.relaxed.gpu.global.L2::cache_hint.u64 %0, [%1], %2;"
-                 : "=l"(value)
-                 : "l"(from), "l"(policy)
-                 : "memory");
-    return value;
-}
-__device__ inline uint32_t load_relaxed(const uint32_t *from) {
-    uint32_t value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-    return value;
-}
-__device__ inline void store_relaxed(uint32_t *to, uint32_t value) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
-}
-__device__ inline void store_relaxed(uint64_t *to, uint64_t value) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
-}
-
-// Elements of a row that someone may be writing: four of them, or one.
-template <class T, int COUNT> struct Piece;
-
-template <> struct Piece<float, 4> {
-    uint32_t bits[4];
-    __device__ void load(const float *from) {
-        asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
-                     : "l"(from)
-                     : "memory");
-    }
-    __device__ uint32_t mixed() const { return bits[0] ^ bits[1] ^ bits[2] ^ bits[3]; }
-    __device__ void store(float *to) const {
-        __stcs(reinterpret_cast<uint4 *>(to), make_uint4(bits[0], bits[1], bits[2], bits[3]));
-    }
-};
-
-template <> struct Piece<__half, 4> {
-    uint32_t bits[2];
-    __device__ void load(const __half *from) {
-        asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
-                     : "=r"(bits[0]), "=r"(bits[1])
-                     : "l"(from)
-                     : "memory");
-    }
-    __device__ uint32_t mixed() const { return bits[0] ^ bits[1]; }
-    __device__ void store(float *to) const {
-        float2 low = __half22float2(*reinterpret_cast<const __half2 *>(&bits[0]));
-        float2 high = __half22float2(*reinterpret_cast<const __half2 *>(&bits[1]));
-        __stcs(reinterpret_cast<float4 *>(to), make_float4(low.x, low.y, high.x, high.y));
-    }
-};
-
-template <> struct Piece<float, 1> {
-    uint32_t bits;
-    __device__ void load(const float *from) { bits = load_relaxed(reinterpret_cast<const uint32_t *>(from)); }
-    __device__ void store(float *to) const { *to = __uint_as_float(bits); }
-};
-
-template <> struct Piece<__half, 1> {
-    uint16_t bits;
-    __device__ void load(const __half *from) {
-        asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
-    }
-    __device__ void store(float *to) const { *to = __half2float(__ushort_as_half(bits)); }
-};
-
-// Spreads keys evenly over the sets, those that follow one another too.
-__device__ inline uint64_t set_of(const Table &table, int64_t key) {
-    uint64_t keyed = static_cast<uint64_t>(key) ^ 0x9E3779B97F4A7C15ull;
-    uint64_t bits = __umul64hi(keyed, 0xD6E8FEB86659FD93ull) ^ (keyed * 0xD6E8FEB86659FD93ull);
-    return __umul64hi(bits, table.set_count);
-}
-
-// The way that has a key, of a set whose words the eight lanes of a group hold; -1: none. `state` is the set's.
-__device__ inline int way_of(uint64_t word, int64_t key, uint32_t state, int lane) {
-    int member = lane % READERS;
-    uint32_t present = state >> PRESENT_SHIFT & PRESENT;
-    bool has = member > 0 && word == static_cast<uint64_t>(key) && (present >> (member - 1) & 1);
-    uint32_t those = __ballot_sync(~0u, has) >> (lane & ~(READERS - 1)) & ((1u << READERS) - 1);
-    return __ffs(those) - 2 < 0 ? -1 : __ffs(those) - 2;
-}
-
-// The fields of a set's first word.
-__device__ inline uint32_t state_of(uint64_t head) { return static_cast<uint32_t>(head); }
-__device__ inline uint32_t freshness_of(uint64_t head) { return static_cast<uint32_t>(head >> 32); }
-
-// Whether nothing of a set has changed between two looks at its state.
-__device__ inline bool unchanged(uint32_t before, uint32_t now) {
-    return (before & WRITING) == 0 && ((before ^ now) & ~LOCKED) == 0;
-}
-
-// Written only where it is news, so that those who read the same rows do not disturb one another.
-__device__ inline void touch(Set *set, uint32_t freshness, int way) {
-    if ((freshness >> (4 * way) & FRESH) != FRESH) atomicOr(&set->freshness, FRESH << (4 * way));
-}
 
 // A warp copies the row of one key, however long it takes; whether it is there.
 template <class T, int PIECE>
@@ -251,7 +108,10 @@ struct Rest {
             }
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < missing; i += THREADS) call.missing[before + i] = places[i];
+        for (int i = threadIdx.x; i < missing; i += THREADS) {
+            call.missing[before + i] = places[i];
+            if (call.missing_keys != nullptr) call.missing_keys[before + i] = __ldg(call.keys + places[i]);
+        }
         if (call.default_row == nullptr) return;
         for (int i = threadIdx.x / LANES; i < missing; i += THREADS / LANES) {
             float *to = call.output + static_cast<int64_t>(places[i]) * table.dim;

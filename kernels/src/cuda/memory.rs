@@ -118,6 +118,11 @@ impl PinnedMemory {
         Ok(Self { gpu, data, bytes })
     }
 
+    /// Where it begins, for the device: the same as for the host.
+    pub fn address(&self) -> CUdeviceptr {
+        self.data.as_ptr().addr() as CUdeviceptr
+    }
+
     /// Where it begins.
     pub fn data(&self) -> *mut u8 {
         self.data.as_ptr()
@@ -242,11 +247,8 @@ impl Event {
         self.gpu.bind()?;
         // SAFETY: the caller's.
         unsafe {
-            let captured = stream::is_capturing(stream).map_err(asked("asking whether a graph is captured"))?;
-            let kind = match captured {
-                Capture::CU_STREAM_CAPTURE_STATUS_ACTIVE => Wait::CU_EVENT_WAIT_EXTERNAL,
-                _ => Wait::CU_EVENT_WAIT_DEFAULT,
-            };
+            let captured = self.gpu.is_capturing(stream)?;
+            let kind = if captured { Wait::CU_EVENT_WAIT_EXTERNAL } else { Wait::CU_EVENT_WAIT_DEFAULT };
             stream::wait_event(stream, self.raw, kind).map_err(asked("waiting for an event"))
         }
     }
@@ -256,5 +258,62 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: ours, destroyed once.
         let _ = self.gpu.bind().map(|()| unsafe { event::destroy(self.raw) });
+    }
+}
+
+impl Gpu {
+    /// Reads numbers from the device after what stands on the stream, and waits for it.
+    ///
+    /// # Safety
+    /// The address and the stream are of this device, the memory there is as long as `into`, and `T` has no invalid bit
+    /// patterns.
+    pub unsafe fn read<T: Copy>(&self, from: CUdeviceptr, into: &mut [T], stream: CUstream) -> Result<(), CudaError> {
+        let _guard = no_capture();
+        self.bind()?;
+        if !into.is_empty() {
+            // SAFETY: the caller's; it is waited for below.
+            unsafe { result::memcpy_dtoh_async(into, from, stream) }.map_err(asked("copying from the device"))?;
+        }
+        // SAFETY: the caller's.
+        unsafe { self.wait(stream) }
+    }
+
+    /// Writes numbers to the device after what stands on the stream, and waits for it.
+    ///
+    /// # Safety
+    /// The address and the stream are of this device, and the memory there is as long as `from`; nothing else uses it
+    /// meanwhile.
+    pub unsafe fn write<T: Copy>(&self, to: CUdeviceptr, from: &[T], stream: CUstream) -> Result<(), CudaError> {
+        let _guard = no_capture();
+        self.bind()?;
+        if !from.is_empty() {
+            // SAFETY: the caller's; it is waited for below.
+            unsafe { result::memcpy_htod_async(to, from, stream) }.map_err(asked("copying to the device"))?;
+        }
+        // SAFETY: the caller's.
+        unsafe { self.wait(stream) }
+    }
+
+    /// Waits until a stream has done everything that stands on it.
+    ///
+    /// # Safety
+    /// The stream is one of this device.
+    pub unsafe fn wait(&self, stream: CUstream) -> Result<(), CudaError> {
+        let _guard = no_capture();
+        self.bind()?;
+        // SAFETY: the caller's.
+        unsafe { result::stream::synchronize(stream) }.map_err(asked("waiting for the stream"))
+    }
+
+    /// Whether what is put on a stream goes into a CUDA graph, where no one can wait for it.
+    ///
+    /// # Safety
+    /// The stream is one of this device.
+    pub unsafe fn is_capturing(&self, stream: CUstream) -> Result<bool, CudaError> {
+        self.bind()?;
+        // SAFETY: the caller's.
+        let status =
+            unsafe { result::stream::is_capturing(stream) }.map_err(asked("asking whether a stream is captured"))?;
+        Ok(status != Capture::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 }

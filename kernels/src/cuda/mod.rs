@@ -12,11 +12,14 @@
 mod append;
 mod arrivals;
 mod attention;
+mod bag;
 mod call;
 mod capture;
 mod dense;
+mod held;
 mod maps;
 mod memory;
+mod missing;
 mod module;
 mod table;
 mod tokens;
@@ -29,10 +32,13 @@ pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaContext, DriverError, result};
 
 pub use arrivals::{Arrivals, hold_for_arrivals};
+pub use bag::{GivenRows, Slots, TableBag};
 pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
 pub use capture::{capture, no_capture};
 pub use dense::{DensePath, Gate, Norm, Output, Project};
+pub use held::{BagCall, HeldTable, HostRows};
 pub use memory::{DeviceMemory, Event, PinnedMemory, SideStream};
+pub use missing::BagScratch;
 use module::Module;
 pub use module::built;
 pub use table::{DeviceTable, TableLookup, TablePut};
@@ -99,6 +105,7 @@ pub struct Gpu {
     context: Arc<CudaContext>,
     append: Module,
     plain: Module,
+    bag: Module,
     table: Module,
     tokens: Module,
     dense: Module,
@@ -125,6 +132,7 @@ impl Gpu {
         Ok(Self {
             append: Module::load(module::APPEND)?,
             plain: Module::load(module::PLAIN)?,
+            bag: Module::load(module::BAG)?,
             table: Module::load(module::TABLE)?,
             tokens: Module::load(module::TOKENS)?,
             dense: Module::load(module::DENSE)?,
@@ -266,6 +274,16 @@ impl Gpu {
         self.bind()?;
         // SAFETY: the caller's.
         unsafe { table::lookup(self, call, stream) }
+    }
+
+    /// As [`table_lookup`](Self::table_lookup), and combines the rows into a vector for each slot of keys, in one launch.
+    ///
+    /// # Safety
+    /// As for [`table_lookup`](Self::table_lookup).
+    pub unsafe fn table_bag(&self, call: &TableBag, stream: CUstream) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        // SAFETY: the caller's.
+        unsafe { bag::launch(self, call, stream) }
     }
 
     /// Puts on a stream that rows go into an embedding table, each in place of the least recently used one of its set if

@@ -14,6 +14,7 @@ use super::{CudaError, asked};
 
 pub const APPEND: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/append.fatbin"));
 pub const PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin"));
+pub const BAG: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bag.fatbin"));
 pub const TABLE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/table.fatbin"));
 pub const TOKENS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tokens.fatbin"));
 pub const DENSE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dense.fatbin"));

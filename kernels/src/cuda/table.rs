@@ -6,10 +6,10 @@ use std::ptr::from_mut;
 use super::call::{MOST, copy_width};
 use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type};
 
-/// Rows of a set; `WAYS` of cuda/table.cu.
-const WAYS: usize = 7;
-const SET_BYTES: usize = 64;
-const THREADS: u32 = 256;
+/// Rows of a set; `WAYS` of cuda/table.cuh.
+pub(super) const WAYS: usize = 7;
+pub(super) const SET_BYTES: usize = 64;
+pub(super) const THREADS: u32 = 256;
 /// Keys that a block looks up; `TILE` of cuda/table.cu.
 const TILE: usize = 128;
 /// More for each multiprocessor than it has room for: each goes on until all rows are put.
@@ -48,7 +48,7 @@ impl DeviceTable {
         self.set_count * WAYS
     }
 
-    fn check(&self) -> Result<(), CudaError> {
+    pub(super) fn check(&self) -> Result<(), CudaError> {
         // Kernels have the number of a set in 32 bits.
         if !(1..=u32::MAX as usize).contains(&self.set_count) || !(1..=MOST).contains(&self.dim) {
             let shape = format!("{} sets of rows of {}", self.set_count, self.dim);
@@ -61,7 +61,7 @@ impl DeviceTable {
         Ok(())
     }
 
-    fn raw(&self) -> RawTable {
+    pub(super) fn raw(&self) -> RawTable {
         RawTable {
             sets: self.sets,
             rows: self.rows,
@@ -89,6 +89,8 @@ pub struct TableLookup {
     pub found: Option<CUdeviceptr>,
     /// `[count]` of i32: the places of missing keys, in no order.
     pub missing: CUdeviceptr,
+    /// `[count]` of i64: the keys there, in the same order.
+    pub missing_keys: Option<CUdeviceptr>,
     /// An i32: how many there are.
     pub missing_count: CUdeviceptr,
     /// A number of 64 bits of this lookup's own: 0 before it, and after it again.
@@ -122,10 +124,10 @@ pub struct TablePut {
     pub only_present: bool,
 }
 
-/// `Table` of cuda/table.cu, field by field; so are those below.
+/// `Table` of cuda/table.cuh, field by field; so are those below, of cuda/table.cu.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct RawTable {
+pub(super) struct RawTable {
     sets: CUdeviceptr,
     rows: CUdeviceptr,
     versions: CUdeviceptr,
@@ -140,6 +142,7 @@ struct RawLookup {
     default_row: CUdeviceptr,
     found: CUdeviceptr,
     missing: CUdeviceptr,
+    missing_keys: CUdeviceptr,
     missing_count: CUdeviceptr,
     progress: CUdeviceptr,
     count: i32,
@@ -159,7 +162,7 @@ struct RawPut {
     only_present: i32,
 }
 
-fn counted(count: usize) -> Result<i32, CudaError> {
+pub(super) fn counted(count: usize) -> Result<i32, CudaError> {
     let message = || CudaError::Unsupported(format!("{count} keys in one call, expected up to {MOST}"));
     i32::try_from(count).ok().filter(|_| count <= MOST).ok_or_else(message)
 }
@@ -174,6 +177,7 @@ pub unsafe fn lookup(gpu: &Gpu, call: &TableLookup, stream: CUstream) -> Result<
         default_row: call.default_row.unwrap_or(0),
         found: call.found.unwrap_or(0),
         missing: call.missing,
+        missing_keys: call.missing_keys.unwrap_or(0),
         missing_count: call.missing_count,
         progress: call.progress,
         count: counted(call.count)?,

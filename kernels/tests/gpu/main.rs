@@ -1,10 +1,12 @@
 //! The CUDA kernels against the CPU's reference, on a GPU host. One program that needs nothing beside it:
 //! `gpu [--cases N] [PART…]`, with the parts below; it ends with 1 where one fails or there is no GPU.
 
+mod bag;
 #[path = "../common/mod.rs"]
 mod common;
 mod device;
 mod harm;
+mod held;
 mod parity;
 mod pools;
 mod same_bits;
@@ -16,14 +18,14 @@ use pagoda_kernels::cuda::Gpu;
 
 /// What parts get.
 pub(crate) struct Context {
-    gpu: Gpu,
+    gpu: &'static Gpu,
     /// How many random calls of each type.
     cases: u64,
 }
 
 type Part = (&'static str, fn(&Context));
 
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 17] = [
     ("golden", parity::golden),
     ("random", parity::random),
     ("long", parity::long),
@@ -36,6 +38,11 @@ const PARTS: [Part; 12] = [
     ("table-found", table::found),
     ("table-evicted", table::evicted),
     ("table-torn", table::torn),
+    ("bag-parity", bag::parity),
+    ("bag-nonsense", bag::nonsense),
+    ("held-changed", held::changed),
+    ("held-raced", held::raced),
+    ("held-captured", held::captured),
 ];
 
 fn main() -> ExitCode {
@@ -46,7 +53,7 @@ fn main() -> ExitCode {
         arguments.drain(at..at + 2);
     }
     let gpu = match Gpu::open(0) {
-        Ok(gpu) => gpu,
+        Ok(gpu) => Box::leak(Box::new(gpu)),
         Err(error) => {
             eprintln!("gpu: {error}");
             return ExitCode::FAILURE;

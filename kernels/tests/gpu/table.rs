@@ -78,6 +78,7 @@ impl Table {
         let (there, progress) = (tensor(bytes(keys)), tensor(&[0; 8]));
         let (output, found) = (tensor(&vec![0xff; keys.len() * dim * 4]), tensor(&vec![0xff; keys.len()]));
         let (missing, count) = (tensor(&vec![0xff; keys.len() * 4]), tensor(&[0xff; 4]));
+        let missing_keys = tensor(&vec![0xff; keys.len() * 8]);
         let default = tensor(bytes(&vec![DEFAULT; dim]));
         let call = TableLookup {
             table: self.table,
@@ -87,6 +88,7 @@ impl Table {
             default_row: Some(default.address),
             found: Some(found.address),
             missing: missing.address,
+            missing_keys: Some(missing_keys.address),
             missing_count: count.address,
             progress: progress.address,
         };
@@ -95,11 +97,14 @@ impl Table {
         let words = |tensor: &Tensor| -> Vec<[u8; 4]> { tensor.read(&self.stream).as_chunks().0.to_vec() };
         assert_eq!(progress.read(&self.stream), [0; 8]);
         let count = i32::from_le_bytes(words(&count)[0]) as usize;
+        let missing: Vec<i32> = words(&missing)[..count].iter().map(|word| i32::from_le_bytes(*word)).collect();
+        let listed = missing_keys.read(&self.stream);
+        assert!(bytes(&missing.iter().map(|&place| keys[place as usize]).collect::<Vec<_>>()) == &listed[..8 * count]);
         let numbers: Vec<f32> = words(&output).into_iter().map(f32::from_le_bytes).collect();
         Looked {
             rows: numbers.chunks_exact(dim).map(<[f32]>::to_vec).collect(),
             found: found.read(&self.stream).into_iter().map(|found| found == 1).collect(),
-            missing: words(&missing)[..count].iter().map(|word| i32::from_le_bytes(*word)).collect(),
+            missing,
         }
     }
 
