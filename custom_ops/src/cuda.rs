@@ -3,7 +3,8 @@
 //! Their tensors lie on the GPU, index tensors too: what those hold is not known here, and reading them back would stop the
 //! stream. So what is checked is what the host knows, attributes and shapes; the kernels clamp every index (see
 //! `pagoda_kernels::cuda`). A call waits for nothing and allocates nothing, so that it can be captured into a CUDA graph,
-//! and keeps nothing from one call to the next, so that any number may be under way on any streams.
+//! and keeps nothing from one call to the next, so that any number may be under way on any streams. `EmbeddingBag` is the
+//! exception: it refuses to be captured, for what its table lacks the host has to bring.
 
 use std::ffi::CStr;
 
@@ -15,6 +16,11 @@ use crate::shape::{Shape, Shapes};
 
 /// An operator that can be put on a stream of a GPU.
 pub trait Launch: Operator {
+    /// Takes on the device what every call needs there, when the session is opened.
+    fn prepare(&mut self, _gpu: &'static Gpu) -> Result<(), OpError> {
+        Ok(())
+    }
+
     /// Puts one call on a stream. Entered by many threads at once.
     fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError>;
 }
@@ -36,7 +42,9 @@ impl<O: Launch> Operator for OnCuda<O> {
     }
 
     fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        Ok(Self { operator: O::new(attributes)?, gpu: Gpu::shared(attributes.device()?)? })
+        let (mut operator, gpu) = (O::new(attributes)?, Gpu::shared(attributes.device()?)?);
+        operator.prepare(gpu)?;
+        Ok(Self { operator, gpu })
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {

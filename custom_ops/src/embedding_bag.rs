@@ -4,12 +4,15 @@ use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ort_sys::ONNXTensorElementDataType as OnnxType;
+use pagoda_kernels::cuda::{CUstream, Gpu, Slots};
+use pagoda_kernels::parallel::{Parallel, Serial};
 use pagoda_kernels::{Combiner, Pool, check_offsets};
 
-use crate::context::{Attributes, Context};
+use crate::context::{Attributes, Context, InputTensor, OutputTensor};
+use crate::cuda::Launch;
 use crate::op::{Input, OpError, Operator, Output};
 use crate::shape::{Dim, Shape, Shapes};
-use crate::tables::{self, TableRows, Tables};
+use crate::tables::{self, DeviceBag, DeviceRows, TableRows, Tables};
 
 const I64: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 const F32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
@@ -19,6 +22,8 @@ const BOOL: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
 pub struct EmbeddingBag {
     name: String,
     table: Arc<dyn TableRows>,
+    /// On the CUDA provider: those of its rows that are kept on the device, if any are.
+    on_device: Option<Arc<dyn DeviceRows>>,
     /// Open as long as a node needs one of them: others find them so, and what is done for them in the background goes on.
     _tables: Arc<dyn Tables>,
     dim: usize,
@@ -65,7 +70,8 @@ impl Operator for EmbeddingBag {
             OpError::invalid("EmbeddingBag: the attribute table (the name of an embedding table) is missing")
         })?;
         let (tables, table) = bind(attributes, &name)?;
-        Ok(Self { dim: table.dim(), name, table, _tables: tables, combiner, buffers: Mutex::default() })
+        let dim = table.dim();
+        Ok(Self { name, table, on_device: None, _tables: tables, dim, combiner, buffers: Mutex::default() })
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
@@ -84,14 +90,7 @@ impl Operator for EmbeddingBag {
             _ => None,
         };
         let rows = pooling.map_or(count, |(_, offsets)| offsets.len() - 1);
-        let vectors = context.output(0, &[rows, self.dim])?;
-        let hit = context.optional_output(1, &[count])?;
-        let inputs = || [Some(&keys), offsets.as_ref()].into_iter().flatten();
-        vectors.apart_from(inputs())?;
-        if let Some(hit) = &hit {
-            hit.apart_from(inputs())?;
-            hit.apart_from_output(&vectors)?;
-        }
+        let (vectors, hit) = self.outputs(context, rows, &keys, offsets.as_ref())?;
 
         let mut buffers = self.buffers().pop().unwrap_or_default();
         // SAFETY: as above; the outputs are apart from every input and from one another. f32 has no invalid bit patterns,
@@ -107,18 +106,108 @@ impl Operator for EmbeddingBag {
     }
 }
 
+impl Launch for EmbeddingBag {
+    fn prepare(&mut self, gpu: &'static Gpu) -> Result<(), OpError> {
+        self.on_device = self.table.on_device(gpu).map_err(|error| self.failed(&error))?;
+        Ok(())
+    }
+
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+        // SAFETY: it is the stream of the node's device.
+        if unsafe { gpu.is_capturing(stream) }? {
+            return Err(OpError::invalid(format!(
+                "{}: this operator can not be captured into a CUDA graph, for the host brings the rows that are missing: \
+                 open the model without CUDA graphs",
+                about(&self.name)
+            )));
+        }
+        let Some(on_device) = &self.on_device else { return self.through_host(gpu, stream, context) };
+        let keys = context.input(0)?;
+        let offsets = self.combiner.map(|_| context.input(1)).transpose()?;
+        let [count] = keys.shape()?;
+        let slots = match (self.combiner, &offsets) {
+            (Some(combiner), Some(offsets)) => {
+                let [len] = offsets.shape()?;
+                let none = || OpError::invalid("offsets: 0 offsets, expected one more than rows");
+                Some(Slots { offsets: offsets.address(), count: len.checked_sub(1).ok_or_else(none)?, combiner })
+            }
+            _ => None,
+        };
+        let rows = slots.map_or(count, |slots| slots.count);
+        let (vectors, hit) = self.outputs(context, rows, &keys, offsets.as_ref())?;
+        let (vectors, hit) = (vectors.address(), hit.map(|hit| hit.address()));
+        let call = DeviceBag { keys: keys.address(), count, slots, vectors, hit };
+        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
+        // go of them before the stream is done. The outputs are apart from everything else.
+        unsafe { on_device.bag(&call, stream) }.map_err(|error| self.failed(&error))
+    }
+}
+
 impl EmbeddingBag {
+    /// The outputs, which must not lie over the inputs or each other.
+    fn outputs(
+        &self,
+        context: &Context,
+        rows: usize,
+        keys: &InputTensor<'_>,
+        offsets: Option<&InputTensor<'_>>,
+    ) -> Result<(OutputTensor, Option<OutputTensor>), OpError> {
+        let vectors = context.output(0, &[rows, self.dim])?;
+        let hit = context.optional_output(1, &keys.dims)?;
+        let inputs = || [Some(keys), offsets].into_iter().flatten();
+        vectors.apart_from(inputs())?;
+        if let Some(hit) = &hit {
+            hit.apart_from(inputs())?;
+            hit.apart_from_output(&vectors)?;
+        }
+        Ok((vectors, hit))
+    }
+
+    /// A call on the CUDA provider whose table keeps nothing on the device: keys and vectors go through host memory.
+    fn through_host(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+        let read = |input: &InputTensor<'_>| -> Result<Vec<i64>, OpError> {
+            let [len] = input.shape()?;
+            let mut numbers = vec![0; len];
+            // SAFETY: the tensor is on the device, so long, and lives for the whole call.
+            unsafe { gpu.read(input.address(), &mut numbers, stream) }?;
+            Ok(numbers)
+        };
+        let keys = context.input(0)?;
+        let offsets = self.combiner.map(|_| context.input(1)).transpose()?;
+        let (given, slots) = (read(&keys)?, offsets.as_ref().map(read).transpose()?);
+        if let Some(slots) = &slots {
+            check_offsets(slots, given.len())?;
+        }
+        let pooling = self.combiner.zip(slots.as_deref());
+        let rows = pooling.map_or(given.len(), |(_, slots)| slots.len() - 1);
+        let (vectors, hit) = self.outputs(context, rows, &keys, offsets.as_ref())?;
+        let mut buffers = Buffers::default();
+        let mut made = vec![0.0_f32; rows * self.dim];
+        self.look_up_and_pool(&given, pooling, &mut made, &mut buffers, &Serial)?;
+        // SAFETY: the outputs are on the device, as long as their shapes say, and apart from everything else.
+        unsafe {
+            gpu.write(vectors.address(), &made, stream)?;
+            if let Some(hit) = &hit {
+                gpu.write(hit.address(), &buffers.found, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&self, error: &str) -> OpError {
+        OpError::failed(format!("{}: {error}", about(&self.name)))
+    }
+
     fn look_up_and_pool(
         &self,
         keys: &[i64],
         pooling: Option<(Combiner, &[i64])>,
         vectors: &mut [f32],
         Buffers { numbers, found }: &mut Buffers,
-        context: &Context,
+        threads: &dyn Parallel,
     ) -> Result<(), OpError> {
         let look_up = |numbers: &mut [f32], found: &mut [bool]| {
-            let failed = |error| OpError::failed(format!("{}: {error}", about(&self.name)));
-            self.table.lookup(keys, numbers, found).map_err(failed)
+            self.table.lookup(keys, numbers, found).map_err(|error| self.failed(&error))
         };
         found.clear();
         found.resize(keys.len(), false);
@@ -130,7 +219,7 @@ impl EmbeddingBag {
         })?;
         numbers.resize(len, 0.0);
         look_up(numbers, found)?;
-        Ok(Pool { rows: numbers, dim: self.dim, index: None, offsets, combiner }.run(vectors, context)?)
+        Ok(Pool { rows: numbers, dim: self.dim, index: None, offsets, combiner }.run(vectors, threads)?)
     }
 
     fn buffers(&self) -> MutexGuard<'_, Vec<Buffers>> {

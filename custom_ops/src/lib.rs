@@ -141,6 +141,7 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
             op::leak::<OnCuda<HstuOutput<f32>>>(api),
             op::leak::<OnCuda<HstuOutput<f16>>>(api),
             op::leak::<OnCuda<HstuOutput<bf16>>>(api),
+            op::leak::<OnCuda<EmbeddingBag>>(api),
         ]);
     }
     operators

@@ -6,6 +6,8 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use pagoda_kernels::cuda::{CUdeviceptr, CUstream, Gpu, Slots};
+
 /// The session's configuration entry that names its tables.
 pub const ENTRY: &CStr = c"ai.pagoda.tables";
 
@@ -23,6 +25,37 @@ pub trait TableRows: Send + Sync {
     /// Looks up keys, among which may be duplicates: `numbers`, which has room for a row of each, gets the row or the
     /// table's default, `found` whether it was there.
     fn lookup(&self, keys: &[i64], numbers: &mut [f32], found: &mut [bool]) -> Result<(), String>;
+
+    /// The rows that are kept on a GPU, for nodes of the CUDA provider. `None`: none are; then their keys are read back, and
+    /// looked up here.
+    fn on_device(&self, _gpu: &'static Gpu) -> Result<Option<Arc<dyn DeviceRows>>, String> {
+        Ok(None)
+    }
+}
+
+/// The rows of a table that are kept on a GPU. Any number of threads call at the same time.
+pub trait DeviceRows: Send + Sync {
+    /// Looks keys up and combines their rows, on a stream.
+    ///
+    /// # Safety
+    /// Every address of the call is one of the rows' device, of memory as long as the call says and alive until the stream
+    /// has done this; nothing else writes it meanwhile, or touches what is written. The stream is not being captured.
+    unsafe fn bag(&self, call: &DeviceBag, stream: CUstream) -> Result<(), String>;
+}
+
+/// A lookup by the addresses of its tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceBag {
+    /// `[count]` of i64, among which may be duplicates.
+    pub keys: CUdeviceptr,
+    /// How many keys.
+    pub count: usize,
+    /// Which keys make a slot, and how they are combined; without it there is a slot for each key.
+    pub slots: Option<Slots>,
+    /// `[slots, dim]` of f32, written.
+    pub vectors: CUdeviceptr,
+    /// `[count]` of bool, written: which keys were found.
+    pub hit: Option<CUdeviceptr>,
 }
 
 /// Opens the tables that a session's configuration entry `ai.pagoda.tables` names.
