@@ -40,6 +40,7 @@ struct Metrics {
     embedding_keys: Family<TableKindLabels, Counter>,
     embedding_errors: Family<FloorLabels, Counter>,
     embedding_stale_seconds: Family<TableLabels, Gauge>,
+    embedding_device_rows: Family<TableLabels, Gauge>,
     engine_requests: Family<StatusLabels, Counter>,
     engine_rows: Family<KindLabels, Counter>,
     engine_graph_batches: Family<KindLabels, Counter>,
@@ -140,6 +141,12 @@ impl Metrics {
             "For how long at most the cache of an embedding table may have missed a change, when it was last refreshed",
             embedding_stale_seconds.clone(),
         );
+        let embedding_device_rows = Family::default();
+        registry.register(
+            "embedding_device_rows",
+            "Rows of an embedding table in the caches on GPUs",
+            embedding_device_rows.clone(),
+        );
         let engine_requests = Family::default();
         registry.register("engine_requests", "Requests of ranking engines, by how they ended", engine_requests.clone());
         let engine_rows = Family::default();
@@ -174,6 +181,7 @@ impl Metrics {
             embedding_keys,
             embedding_errors,
             embedding_stale_seconds,
+            embedding_device_rows,
             engine_requests,
             engine_rows,
             engine_graph_batches,
@@ -236,6 +244,11 @@ pub(crate) fn embedding_keys(table: &str, kind: &'static str) -> Counter {
 /// Counts something that a floor of an embedding table did not do.
 pub(crate) fn embedding_error(floor: &'static str) {
     METRICS.embedding_errors.get_or_create(&FloorLabels { floor }).inc();
+}
+
+/// Rows of an embedding table in the caches on GPUs.
+pub(crate) fn embedding_device_rows(table: &str) -> Gauge {
+    METRICS.embedding_device_rows.get_or_create_owned(&TableLabels { table: table.into() })
 }
 
 /// For how long the cache of an embedding table may have missed a change.

@@ -134,7 +134,7 @@ impl EmbeddingTable {
     }
 
     /// Whether the hit rate is below the threshold; exactly at it, it is not.
-    fn below_threshold(&self, hits: usize, keys: usize) -> bool {
+    pub(super) fn below_threshold(&self, hits: usize, keys: usize) -> bool {
         // In this form 7 hits of 10 keys are at a threshold of 0.7, which 0.7 * 10 would not be sure to say.
         (hits as f64 / keys as f64) < self.hit_rate_threshold
     }

@@ -7,6 +7,7 @@ mod absent;
 mod cache;
 mod cluster;
 mod config;
+mod device;
 mod disk;
 mod distinct;
 mod doubtful;

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use pagoda_custom_ops::tables::{TableRows, Tables};
+use pagoda_custom_ops::tables::{DeviceRows, TableRows, Tables};
 pub use pagoda_kernels::Combiner;
+use pagoda_kernels::cuda::Gpu;
 use pagoda_kernels::parallel::Serial;
 use pagoda_kernels::{InputError, Pool, check_offsets};
 
+use super::device::DeviceView;
 use super::lookup::{Looked, Miss};
 use super::server::Embeddings;
 use super::view::EmbeddingTable;
@@ -47,6 +49,19 @@ impl EmbeddingTable {
     }
 }
 
+impl EmbeddingTable {
+    /// What a graph on a GPU reads, if it is cached there; keys that are `no_key` are none.
+    pub(crate) fn device_rows(
+        &self,
+        gpu: &'static Gpu,
+        miss: Miss,
+        no_key: Option<i64>,
+    ) -> std::result::Result<Option<Arc<dyn DeviceRows>>, String> {
+        let rows = DeviceView::open(self, gpu, miss, no_key).map_err(|error| error.to_string())?;
+        Ok(rows.map(|rows| Arc::new(rows) as Arc<dyn DeviceRows>))
+    }
+}
+
 fn refused(error: InputError) -> Error {
     Error::invalid(error.tensor, error.to_string())
 }
@@ -72,5 +87,9 @@ impl TableRows for EmbeddingTable {
 
     fn lookup(&self, keys: &[i64], numbers: &mut [f32], found: &mut [bool]) -> std::result::Result<(), String> {
         Self::lookup(self, keys, numbers, found, Miss::ByHitRate).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn on_device(&self, gpu: &'static Gpu) -> std::result::Result<Option<Arc<dyn DeviceRows>>, String> {
+        self.device_rows(gpu, Miss::ByHitRate, None)
     }
 }

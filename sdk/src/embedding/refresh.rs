@@ -13,7 +13,9 @@ const STEP: usize = 4096;
 
 /// How far the refresh of a table has come.
 pub(super) struct Refreshed {
-    /// Where in the cache the next step begins.
+    /// In which cache the next step is: 0 for the one in host memory, from 1 on those on devices.
+    cache: usize,
+    /// Where in it the next step begins.
     at: usize,
     /// When the pass that is under way began.
     began: Instant,
@@ -28,7 +30,7 @@ pub(super) struct Refreshed {
 impl Refreshed {
     /// As if everything had been read just now.
     pub(super) fn now() -> Self {
-        Self { at: 0, began: Instant::now(), answered: true, whole: Instant::now(), interval: None }
+        Self { cache: 0, at: 0, began: Instant::now(), answered: true, whole: Instant::now(), interval: None }
     }
 }
 
@@ -45,22 +47,28 @@ impl Table {
         }
     }
 
-    /// Says in the metrics how stale it may be.
+    /// Says in the metrics how stale it may be, and how much of it is on devices.
     pub(super) fn tell_staleness(&self) {
         let stale = self.stale().map_or(-1, |stale| stale.as_secs() as i64);
         metrics::embedding_stale(&self.name).set(stale);
+        let rows: usize = self.devices.live().iter().map(|device| device.len()).sum();
+        metrics::embedding_device_rows(&self.name).set(rows as i64);
     }
 
-    /// Reads the whole cache again.
+    /// Reads the whole cache again, and those on devices.
     pub(super) fn refresh_all(&self) {
-        lock(&self.refreshed).at = 0;
+        {
+            let mut refreshed = lock(&self.refreshed);
+            (refreshed.cache, refreshed.at) = (0, 0);
+        }
         while !self.refresh_step(STEP).1 {}
     }
 
     /// Reads a share of the cache again, from where the last call stopped, until `stop` says so.
     pub(super) fn refresh(&self, share: f64, stop: impl Fn() -> bool) {
         let Some(cache) = &self.cache else { return };
-        let mut left = (cache.len() as f64 * share).ceil() as usize;
+        let rows = cache.len() + self.devices.live().iter().map(|device| device.len()).sum::<usize>();
+        let mut left = (rows as f64 * share).ceil() as usize;
         while !stop() {
             let (read, whole) = self.refresh_step(STEP.min(left));
             left = left.saturating_sub(read);
@@ -73,19 +81,41 @@ impl Table {
 
     /// Reads up to about `most` rows of the cache again. Says how many, and whether that was the last of a pass.
     fn refresh_step(&self, most: usize) -> (usize, bool) {
-        let Some(cache) = &self.cache else { return (0, true) };
-        let mut keys = Vec::new();
+        if self.cache.is_none() {
+            return (0, true);
+        }
         // One step at a time, so that no one else waits for a whole refresh.
         let mut refreshed = lock(&self.refreshed);
-        if refreshed.at == 0 {
+        if (refreshed.cache, refreshed.at) == (0, 0) {
             (refreshed.began, refreshed.answered) = (Instant::now(), true);
         }
-        cache.keys(&mut refreshed.at, most, &mut keys);
+        let keys = self.next_keys(&mut refreshed, most);
         refreshed.answered &= self.refresh_keys(&keys);
-        if refreshed.at == 0 && refreshed.answered {
+        let whole = (refreshed.cache, refreshed.at) == (0, 0);
+        if whole && refreshed.answered {
             refreshed.whole = refreshed.began;
         }
-        (keys.len(), refreshed.at == 0)
+        (keys.len(), whole)
+    }
+
+    /// Up to about `most` keys of the caches, one cache after the other.
+    fn next_keys(&self, refreshed: &mut Refreshed, most: usize) -> Vec<i64> {
+        let mut keys = Vec::new();
+        let (device, places) = self.devices.at(refreshed.cache.wrapping_sub(1));
+        match (refreshed.cache, &self.cache, device) {
+            (0, Some(cache), _) => cache.keys(&mut refreshed.at, most, &mut keys),
+            (1.., _, Some(device)) => {
+                if let Err(error) = device.keys(&mut refreshed.at, most, &mut keys) {
+                    (refreshed.at, refreshed.answered) = (0, false);
+                    self.complain("device", &error.to_string());
+                }
+            }
+            _ => refreshed.at = 0,
+        }
+        if refreshed.at == 0 {
+            refreshed.cache = if refreshed.cache < places { refreshed.cache + 1 } else { 0 };
+        }
+        keys
     }
 
     /// Reads doubtful keys again.
@@ -123,6 +153,12 @@ impl Table {
         }
         if !known.is_empty() {
             cache.update(&found.rows());
+            for device in self.devices.live() {
+                if let Err(error) = device.update(&found.rows()) {
+                    answered = false;
+                    self.complain("device", &error.to_string());
+                }
+            }
         }
         answered && !walked.outcomes.contains(&Outcome::Unknown)
     }

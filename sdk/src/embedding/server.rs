@@ -142,6 +142,7 @@ impl Embeddings {
                 default: table.default.as_slice().into(),
                 hit_rate_threshold: cache.map_or(1.0, |cache| cache.hit_rate_threshold),
                 cached: cache.is_some(),
+                devices: model.devices.as_slice().into(),
             };
             tables.push((table.name, view));
         }
@@ -216,6 +217,10 @@ impl Embeddings {
 
     /// Waits until everything that was to be inserted in the background is, or was dropped.
     pub fn wait(&self) {
+        let tables: Vec<_> = lock(&self.shared.known).iter().filter_map(|known| known.table.upgrade()).collect();
+        for device in tables.iter().flat_map(|table| table.devices.live()) {
+            device.wait();
+        }
         self.shared.later.wait();
     }
 

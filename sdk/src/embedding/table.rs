@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::absent::Absent;
 use super::cache::Cache;
+use super::device::Devices;
 use super::doubtful::{Complaints, Doubtful};
 use super::floor::Floor;
 use super::refresh::Refreshed;
@@ -20,6 +21,8 @@ pub(super) struct Table {
     pub(super) name: String,
     pub(super) layout: Layout,
     pub(super) cache: Option<Cache>,
+    /// Beside it, where graphs run on GPUs: what is put there is put here too.
+    pub(super) devices: Devices,
     /// From the fastest to the largest.
     pub(super) floors: Vec<Level>,
     pub(super) stamps: Stamps,
@@ -52,6 +55,7 @@ impl Table {
             name,
             layout,
             cache,
+            devices: Devices::default(),
             floors,
             stamps: Stamps::new(),
             absent: Absent::new(ABSENT),

@@ -90,8 +90,14 @@ impl Table {
                 Error::new(error.status(), format!("the {name} floor of table {}: {}", self.name, error.message()))
             })?;
         }
-        if let Some(cache) = self.cache.as_ref().filter(|_| reach == Reach::AtOnce) {
+        if reach == Reach::ByRefresh {
+            return Ok(());
+        }
+        if let Some(cache) = &self.cache {
             cache.update(&change);
+        }
+        for device in self.devices.live() {
+            device.update(&change)?;
         }
         Ok(())
     }

@@ -20,6 +20,8 @@ pub struct EmbeddingTable {
     pub(super) hit_rate_threshold: f64,
     /// Whether the model uses the cache that the table may have for another's sake.
     pub(super) cached: bool,
+    /// The GPUs that the model may run on; none: any.
+    pub(super) devices: Arc<[u32]>,
 }
 
 impl EmbeddingTable {
@@ -55,11 +57,16 @@ impl EmbeddingTable {
     }
 
     /// Begins to bring keys that are expected soon into the cache and returns at once. Says how many were not there and
-    /// found room in the queue.
+    /// found room in the queue; with a cache on a GPU all of them count as not there.
     pub fn prefetch(&self, keys: &[i64]) -> usize {
         let Some(cache) = &self.table.cache else { return 0 };
         let mut missing = Vec::new();
-        cache.probe(keys, &mut missing);
+        if self.table.devices.live().is_empty() {
+            cache.probe(keys, &mut missing);
+        } else {
+            // What a device has no one knows here.
+            missing.extend(0..keys.len() as u32);
+        }
         let missing = super::distinct::Distinct::of(missing.iter().map(|&place| keys[place as usize]));
         self.later.insert(&self.table, missing.keys)
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::floor::{Floor, Rows};
+use super::floor::Rows;
 use super::later::Later;
 use super::table::{Level, Table};
 use crate::metrics;
@@ -186,7 +186,7 @@ impl Table {
             left.retain(|&place| !walked.is_known(place as usize));
             if let Err(error) = outcome {
                 silent = true;
-                self.complain(&**floor, &error.to_string());
+                self.complain(floor.name(), &error.to_string());
                 for &place in left.iter().filter(|_| *shared) {
                     walked.doubtful[place as usize] = true;
                 }
@@ -218,18 +218,30 @@ impl Table {
         let floor = &*self.floors[level].floor;
         let found = walked.gather(keys, &places);
         if let Err(error) = floor.put(&found.rows(), &self.current(keys, walked, &places)) {
-            self.complain(floor, &error.to_string());
+            self.complain(floor.name(), &error.to_string());
         }
     }
 
-    /// Puts what was found into the cache. What is doubtful is noted, to be read again soon.
+    /// Puts what was found into the cache, and into those on devices. What is doubtful is noted, to be read again soon.
     fn cache_found(&self, keys: &[i64], walked: &Walked) {
-        let Some(cache) = &self.cache else { return };
+        let devices = self.devices.live();
+        if self.cache.is_none() && devices.is_empty() {
+            return;
+        }
         let found = walked.places(|place| {
             walked.outcomes[place] == Outcome::Found && (!walked.doubtful[place] || self.doubtful.add(keys[place]))
         });
-        if !found.is_empty() {
-            cache.insert(&walked.gather(keys, &found).rows(), &self.current(keys, walked, &found));
+        if found.is_empty() {
+            return;
+        }
+        let (gathered, current) = (walked.gather(keys, &found), self.current(keys, walked, &found));
+        if let Some(cache) = &self.cache {
+            cache.insert(&gathered.rows(), &current);
+        }
+        for device in devices {
+            if let Err(error) = device.insert(&gathered.rows(), &current) {
+                self.complain("device", &error.to_string());
+            }
         }
     }
 
@@ -242,10 +254,10 @@ impl Table {
     }
 
     /// Counts that a floor did not do what it was asked, and says so now and then.
-    fn complain(&self, floor: &dyn Floor, error: &str) {
-        metrics::embedding_error(floor.name());
+    pub(super) fn complain(&self, floor: &'static str, error: &str) {
+        metrics::embedding_error(floor);
         if self.complaints.now() {
-            log::warn!("table {}: the {} floor: {error}", self.name, floor.name());
+            log::warn!("table {}: the {floor} floor: {error}", self.name);
         }
     }
 }

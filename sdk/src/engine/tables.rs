@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pagoda_custom_ops::tables::{TableRows, Tables};
+use pagoda_custom_ops::tables::{DeviceRows, TableRows, Tables};
+use pagoda_kernels::cuda::Gpu;
 
 use super::folder::{FolderTable, ModelFolder};
 use super::options::TableOptions;
@@ -165,5 +166,9 @@ impl TableRows for Rows {
 
     fn lookup(&self, keys: &[i64], numbers: &mut [f32], found: &mut [bool]) -> std::result::Result<(), String> {
         self.look_up(keys, numbers, found).map_err(|error| error.to_string())
+    }
+
+    fn on_device(&self, gpu: &'static Gpu) -> std::result::Result<Option<Arc<dyn DeviceRows>>, String> {
+        self.table.device_rows(gpu, Miss::Wait, Some(self.no_key))
     }
 }

@@ -102,7 +102,7 @@ pub struct ModelConfig {
     pub cache: Option<CacheConfig>,
     /// The most samples of one request (`max_batch_size`). `None`: not said.
     pub max_batch: Option<u64>,
-    /// On which GPUs it runs (`deployed_device_list`).
+    /// On which GPUs graphs may have its tables in a cache (`deployed_device_list`); none: on any.
     pub devices: Vec<u32>,
     /// The dense model (`dense_file`).
     pub dense_file: Option<PathBuf>,
