@@ -2,6 +2,7 @@
 //! One program that can be carried to a GPU host (`target/providers-test --include-ignored`, after `make build-gpu`): it
 //! needs ONNX Runtime, and for the engine the folder tests/data below the one that it is run in.
 
+mod bag;
 mod captured;
 #[path = "../engine/cases.rs"]
 #[allow(dead_code, reason = "its other half is for the engine's own tests")]
@@ -9,6 +10,9 @@ mod cases;
 #[path = "../../kernels/tests/common/mod.rs"]
 mod common;
 mod engine;
+#[path = "../embedding/files.rs"]
+#[allow(dead_code, reason = "its other half is for the tests of the embedding tables")]
+mod files;
 mod operators;
 mod parity;
 
@@ -47,5 +51,10 @@ on_both! {
     one_pool_for_all: crate::parity::one_pool_for_all;
     nodes_run_where_the_model_does: crate::parity::nodes_run_there;
     shapes_that_do_not_fit: crate::parity::bad_shapes;
+    vectors_of_keys: crate::bag::vectors;
+    missing_rows_by_the_threshold: crate::bag::threshold;
+    changed_rows: crate::bag::changes;
+    one_cache_for_all_sessions: crate::bag::sharing;
+    rows_that_leave_while_others_are_looked_up: crate::bag::racing;
     scores_of_the_engine: crate::engine::scores;
 }

@@ -3,7 +3,8 @@
 use cudarc::driver::sys::CUevent_flags_enum as Flags;
 use cudarc::driver::{CudaSlice, DeviceRepr};
 use pagoda::Result;
-use pagoda_kernels::cuda::{DeviceTable, TableLookup, TablePut, Type};
+use pagoda_kernels::Combiner;
+use pagoda_kernels::cuda::{DeviceTable, Slots, TableBag, TableLookup, TablePut, Type};
 use pagoda_test_support::Random;
 
 use super::{Bench, ceiling, failed};
@@ -15,6 +16,8 @@ const ROWS: usize = 2_000_000;
 const ROOM: usize = 2_600_000;
 /// Of twenty keys one is missing.
 const MISSING: usize = 20;
+/// Keys of a slot, where rows are combined.
+const IN_SLOT: usize = 8;
 /// Different batches of keys, used in turn.
 const BATCHES: usize = 4;
 
@@ -23,7 +26,8 @@ pub fn measure() -> Result<Vec<Row>> {
     let bench = Bench::open()?;
     let copy = ceiling::copy(&bench)?;
     let table = Resident::new(&bench)?;
-    let rows = [65_536, 262_144, 1_048_576].map(|count| [table.lookup(count, copy), table.insert(count, copy)]);
+    let rows = [65_536, 262_144, 1_048_576]
+        .map(|count| [table.lookup(count, copy), table.insert(count, copy), table.pool(count, copy)]);
     rows.into_iter().flatten().collect()
 }
 
@@ -86,6 +90,7 @@ impl<'a> Resident<'a> {
             default_row: None,
             found: None,
             missing: address + 4,
+            missing_keys: None,
             missing_count: address,
             progress: self.bench.address(&progress),
         };
@@ -110,8 +115,8 @@ impl<'a> Resident<'a> {
         unsafe { self.bench.gpu.table_put(&call, stream(self.bench)) }.map_err(failed)
     }
 
-    /// Finds and copies rows, lists those that are missing, and notes which were used.
-    fn lookup(&self, count: usize, copy: f64) -> Result<Row> {
+    /// Batches of different keys, and how many of each are there.
+    fn batches(&self, count: usize) -> Result<(Vec<CudaSlice<i64>>, usize)> {
         let mut random = Random(count as u64);
         let hits = count - count / MISSING;
         let mut batches = Vec::new();
@@ -123,13 +128,50 @@ impl<'a> Resident<'a> {
             random.shuffle(&mut keys);
             batches.push(self.sent(&keys)?);
         }
+        Ok((batches, hits))
+    }
+
+    /// Finds and copies rows, lists those that are missing, and notes which were used.
+    fn lookup(&self, count: usize, copy: f64) -> Result<Row> {
+        let (batches, hits) = self.batches(count)?;
         let looked = self.looked(&batches[0], count)?;
         let seconds = self.bench.seconds(|run| {
             let call = TableLookup { keys: self.bench.address(&batches[run % BATCHES]), ..looked.call };
             // SAFETY: as long as the call says, until the measurement has ended.
             unsafe { self.bench.gpu.table_lookup(&call, stream(self.bench)) }.map_err(failed)
         })?;
-        Ok(row(format!("lookup, {count} keys, 95 % hits"), seconds, hits, copy))
+        Ok(row(format!("lookup, {count} keys, 95 % hits"), seconds, 2 * hits, copy))
+    }
+
+    /// As `lookup`, and the rows of each slot become one.
+    fn pool(&self, count: usize, copy: f64) -> Result<Row> {
+        let (batches, hits) = self.batches(count)?;
+        let slots = count / IN_SLOT;
+        let offsets = self.sent(&(0..=slots).map(|slot| (slot * IN_SLOT) as i64).collect::<Vec<_>>())?;
+        let default_row = self.sent(&[0.0_f32; DIM])?;
+        let looked = self.looked(&batches[0], count)?;
+        let TableLookup { table, output, missing, missing_count, progress, .. } = looked.call;
+        let mut call = TableBag {
+            table,
+            keys: 0,
+            count,
+            slots: Some(Slots { offsets: self.bench.address(&offsets), count: slots, combiner: Combiner::Mean }),
+            vectors: output,
+            default_row: self.bench.address(&default_row),
+            found: None,
+            missing,
+            missing_keys: None,
+            missing_count,
+            progress,
+            given: None,
+            no_key: None,
+        };
+        let seconds = self.bench.seconds(|run| {
+            call.keys = self.bench.address(&batches[run % BATCHES]);
+            // SAFETY: as above.
+            unsafe { self.bench.gpu.table_bag(&call, stream(self.bench)) }.map_err(failed)
+        })?;
+        Ok(row(format!("mean of {IN_SLOT}, {count} keys, 95 % hits"), seconds, hits + slots, copy))
     }
 
     /// Puts rows of keys that are not there, right after a lookup.
@@ -150,7 +192,7 @@ impl<'a> Resident<'a> {
             times.push(f64::from(start.elapsed_ms(&event()?).map_err(failed)?) * 1e-3);
         }
         times.sort_by(f64::total_cmp);
-        Ok(row(format!("insert, {new} rows"), times[times.len() / 2], new, copy))
+        Ok(row(format!("insert, {new} rows"), times[times.len() / 2], 2 * new, copy))
     }
 }
 
@@ -166,9 +208,9 @@ fn stream(bench: &Bench) -> pagoda_kernels::cuda::CUstream {
     bench.stream.cu_stream()
 }
 
+/// What took so long to read or write so many rows.
 fn row(case: String, seconds: f64, rows: usize, copy: f64) -> Row {
-    // Rows are read and written.
-    let baseline = (rows * DIM * 4 * 2) as f64 / copy;
+    let baseline = (rows * DIM * 4) as f64 / copy;
     Row {
         bench: "embedding",
         case: format!("{case}, {DIM} f32"),
