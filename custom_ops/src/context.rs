@@ -73,6 +73,26 @@ impl Attributes {
         Ok(size > 1)
     }
 
+    /// Whether an input is part of the model: then it never changes, and no other node writes it.
+    pub fn is_constant(&self, index: usize) -> Result<bool, OpError> {
+        let (mut constant, mut value) = (0, std::ptr::null());
+        // SAFETY: `info` is live while the kernel is made, and keeps the value.
+        let asked =
+            unsafe { (self.api.KernelInfoGetConstantInput_tensor)(self.info, index, &mut constant, &mut value) };
+        check(self.api, asked)?;
+        Ok(constant != 0)
+    }
+
+    /// Whether all of these are, but for those that the graph leaves out.
+    pub fn are_constant(&self, inputs: &[usize]) -> Result<bool, OpError> {
+        for &index in inputs {
+            if self.has_input(index)? && !self.is_constant(index)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// A configuration entry of the session that the node is part of, if it is set.
     pub fn session_entry(&self, key: &CStr) -> Result<Option<String>, OpError> {
         let mut entries = null_mut();

@@ -19,6 +19,8 @@ pub struct HstuGate<T> {
     epsilon: f32,
     norm: GateNorm,
     concat: bool,
+    /// Whether weight and bias are part of the model.
+    constant: bool,
     element: PhantomData<T>,
 }
 
@@ -54,7 +56,8 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
                 return Err(OpError::invalid(format!("HstuGate: the attribute concat is {other}, expected 0 or 1")));
             }
         };
-        Ok(Self { epsilon, norm, concat, element: PhantomData })
+        let constant = attributes.are_constant(&[2, 3])?;
+        Ok(Self { epsilon, norm, concat, constant, element: PhantomData })
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
@@ -98,6 +101,7 @@ impl<T: OnnxElement> Launch for HstuGate<T> {
             epsilon: self.epsilon,
             norm: self.norm,
             concat: self.concat,
+            constant: self.constant,
         };
         // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
         // go of them before the stream is done. The output is apart from every input.

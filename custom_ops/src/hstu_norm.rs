@@ -16,6 +16,8 @@ use crate::shape::{Shape, Shapes};
 /// Layer norm of every row, for one element type.
 pub struct HstuNorm<T> {
     epsilon: f32,
+    /// Whether weight and bias are part of the model.
+    constant: bool,
     element: PhantomData<T>,
 }
 
@@ -32,7 +34,8 @@ impl<T: OnnxElement> Operator for HstuNorm<T> {
     fn new(attributes: &Attributes) -> Result<Self, OpError> {
         let epsilon = attributes.float(c"epsilon")?.unwrap_or(1e-5);
         check_epsilon(epsilon)?;
-        Ok(Self { epsilon, element: PhantomData })
+        let constant = attributes.are_constant(&[1, 2])?;
+        Ok(Self { epsilon, constant, element: PhantomData })
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
@@ -68,6 +71,7 @@ impl<T: OnnxElement> Launch for HstuNorm<T> {
             bias: inputs.bias.address(),
             y: inputs.output(context)?.address(),
             epsilon: self.epsilon,
+            constant: self.constant,
         };
         // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
         // go of them before the stream is done. The output is apart from every input.

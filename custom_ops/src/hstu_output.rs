@@ -13,7 +13,11 @@ use crate::op::{Input, OpError, Operator, Output};
 use crate::shape::{Shape, Shapes};
 
 /// The projection back to the width of the model, and the residual, for one element type.
-pub struct HstuOutput<T>(PhantomData<T>);
+pub struct HstuOutput<T> {
+    /// Whether weight and bias are part of the model.
+    constant: bool,
+    element: PhantomData<T>,
+}
 
 impl<T: OnnxElement> Operator for HstuOutput<T> {
     const NAME: &'static CStr = c"HstuOutput";
@@ -35,8 +39,8 @@ impl<T: OnnxElement> Operator for HstuOutput<T> {
         }
     }
 
-    fn new(_: &Attributes) -> Result<Self, OpError> {
-        Ok(Self(PhantomData))
+    fn new(attributes: &Attributes) -> Result<Self, OpError> {
+        Ok(Self { constant: attributes.are_constant(&[1, 2])?, element: PhantomData })
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
@@ -73,6 +77,7 @@ impl<T: OnnxElement> Launch for HstuOutput<T> {
             bias: inputs.bias.as_ref().map(InputTensor::address),
             residual: inputs.residual.as_ref().map(InputTensor::address),
             output: inputs.output(context)?.address(),
+            constant: self.constant,
         };
         // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
         // go of them before the stream is done. The output is apart from every input.

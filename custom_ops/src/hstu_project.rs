@@ -17,6 +17,8 @@ use crate::shape::{Dim, Shape, Shapes};
 pub struct HstuProject<T> {
     heads: usize,
     silu: Silu,
+    /// Whether weight and bias are part of the model.
+    constant: bool,
     element: PhantomData<T>,
 }
 
@@ -51,7 +53,8 @@ impl<T: OnnxElement> Operator for HstuProject<T> {
     fn new(attributes: &Attributes) -> Result<Self, OpError> {
         let heads = positive(attributes, "HstuProject", c"heads")?;
         let silu = named(attributes, "HstuProject", c"silu", "all or u", Silu::named)?;
-        Ok(Self { heads, silu, element: PhantomData })
+        let constant = attributes.are_constant(&[1, 2])?;
+        Ok(Self { heads, silu, constant, element: PhantomData })
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
@@ -90,6 +93,7 @@ impl<T: OnnxElement> Launch for HstuProject<T> {
             bias: inputs.bias.as_ref().map(InputTensor::address),
             outputs: outputs.map(|output| output.address()),
             silu: self.silu,
+            constant: self.constant,
         };
         // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
         // go of them before the stream is done. The outputs are apart from every input and from one another.

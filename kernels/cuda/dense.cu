@@ -21,10 +21,31 @@ __device__ inline float sum_of_warp(float value) {
     return value;
 }
 
-// Sixteen bytes of elements.
-template <class T> struct alignas(16) Vector {
-    static constexpr int COUNT = 16 / sizeof(T);
-    T at[COUNT];
+// Sixteen bytes of elements, to be opened when they are needed: open they take twice the registers.
+template <class T> struct Vector {
+    static constexpr int COUNT = 8;
+    uint4 words;
+
+    __device__ void open(float (&to)[COUNT]) const {
+        uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 two = unpack<T>(pairs[i]);
+            to[2 * i] = two.x, to[2 * i + 1] = two.y;
+        }
+    }
+    __device__ static Vector of(const float (&from)[COUNT]) {
+        return {{Pack<T>::of(from[0], from[1]), Pack<T>::of(from[2], from[3]), Pack<T>::of(from[4], from[5]),
+                 Pack<T>::of(from[6], from[7])}};
+    }
+};
+
+template <> struct Vector<float> {
+    static constexpr int COUNT = 4;
+    float4 words;
+
+    __device__ void open(float (&to)[COUNT]) const { to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w; }
+    __device__ static Vector of(const float (&from)[COUNT]) { return {{from[0], from[1], from[2], from[3]}}; }
 };
 
 // Where a unit goes in the output.
@@ -40,91 +61,119 @@ template <class T> struct Places {
     }
 };
 
-// A warp has a unit, VECTORS vectors of it in each lane, so that memory is gone through once. VECTORS = 0: of any size and
-// anywhere, by reading it again and again.
-template <class T, int VECTORS> __device__ void norm(const Norm &call) {
-    using V = Vector<T>;
+// Over the WARPS warps that have a unit; if several, they are a block. `shared` is for this sum alone.
+template <int WARPS> __device__ float sum_of_unit(float value, float *shared) {
+    value = sum_of_warp(value);
+    if (WARPS == 1) return value;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = shared[0];
+#pragma unroll
+    for (int warp = 1; warp < WARPS; warp++) value += shared[warp];
+    return value;
+}
+
+// A unit of any size and anywhere, by reading it again and again. A warp has it.
+template <class T> __device__ void norm_of_any(const Norm &call) {
     int lane = threadIdx.x % 32;
     int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     begin();
     if (unit >= call.units) return;
-    int64_t row = unit / call.groups;
     int group = static_cast<int>(unit % call.groups);
     const T *x = static_cast<const T *>(call.x) + unit * call.size;
     const T *u = call.u == nullptr ? nullptr : static_cast<const T *>(call.u) + unit * call.size;
     const T *weight = static_cast<const T *>(call.weight), *bias = static_cast<const T *>(call.bias);
-    Places<T> to = Places<T>::of(call, row, group);
-    float count = static_cast<float>(call.size);
+    Places<T> to = Places<T>::of(call, unit / call.groups, group);
+    float count = static_cast<float>(call.size), sum = 0, squares = 0;
+    for (int i = lane; i < call.size; i += 32) sum += wide(x[i]);
+    float mean = sum_of_warp(sum) / count;
+    for (int i = lane; i < call.size; i += 32) squares = fmaf(wide(x[i]) - mean, wide(x[i]) - mean, squares);
+    float scale = rsqrtf(sum_of_warp(squares) / count + call.epsilon);
+    for (int i = lane; i < call.size; i += 32) {
+        int learned = call.by_group ? group : i;
+        float value = fmaf((wide(x[i]) - mean) * scale, wide(weight[learned]), wide(bias[learned]));
+        if (u != nullptr) value *= wide(u[i]);
+        if (to.u != nullptr) to.u[i] = u[i], to.x[i] = x[i];
+        narrow(value, to.y + i);
+    }
+}
 
-    if constexpr (VECTORS == 0) {
-        float sum = 0, squares = 0;
-        for (int i = lane; i < call.size; i += 32) sum += wide(x[i]);
-        float mean = sum_of_warp(sum) / count;
-        for (int i = lane; i < call.size; i += 32) {
-            float off = wide(x[i]) - mean;
-            squares = fmaf(off, off, squares);
+// WARPS warps have a unit, VECTORS vectors of it in each lane, so that memory is gone through once. Several warps are a block.
+template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call) {
+    using V = Vector<T>;
+    constexpr int LANES = 32 * WARPS;
+    // Where a lane has one vector, what is learned comes while the kernel before this one ends, if that one does not write it.
+    // Where it has more there are no registers for that.
+    constexpr bool EARLY = VECTORS == 1;
+    __shared__ float shared[2][WARPS];
+    int lane = threadIdx.x % LANES;
+    uint32_t unit = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
+    uint32_t row = call.groups == 1 ? unit : unit / static_cast<uint32_t>(call.groups);
+    int group = static_cast<int>(unit - row * call.groups);
+    bool gated = call.u != nullptr;
+    if (unit >= call.units) return begin();
+    int64_t first = static_cast<int64_t>(unit) * call.size;
+    const V *x = reinterpret_cast<const V *>(static_cast<const T *>(call.x) + first);
+    const V *u = reinterpret_cast<const V *>(static_cast<const T *>(call.u) + first);
+    Places<T> to = Places<T>::of(call, row, group);
+    auto has = [&](int v) { return (v * LANES + lane) * V::COUNT < call.size; };
+    V mine[VECTORS], gates[VECTORS], weights[VECTORS], biases[VECTORS];
+    float all_weight = 0, all_bias = 0;
+    auto learned = [&](int v) {
+        if (call.by_group) {
+            all_weight = wide(static_cast<const T *>(call.weight)[group]);
+            all_bias = wide(static_cast<const T *>(call.bias)[group]);
+        } else {
+            weights[v] = static_cast<const V *>(call.weight)[v * LANES + lane];
+            biases[v] = static_cast<const V *>(call.bias)[v * LANES + lane];
         }
-        float scale = rsqrtf(sum_of_warp(squares) / count + call.epsilon);
-        for (int i = lane; i < call.size; i += 32) {
-            int learned = call.by_group ? group : i;
-            float value = fmaf((wide(x[i]) - mean) * scale, wide(weight[learned]), wide(bias[learned]));
-            if (u != nullptr) value *= wide(u[i]);
-            if (to.u != nullptr) to.u[i] = u[i], to.x[i] = x[i];
-            narrow(value, to.y + i);
+    };
+    bool early = EARLY && call.constant;
+    if (early && has(0)) learned(0);
+    begin();
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        if (has(v)) mine[v] = x[v * LANES + lane];
+        if (has(v) && gated) gates[v] = u[v * LANES + lane];
+    }
+    // Several sums, so that one addition need not wait for the one before it.
+    float count = static_cast<float>(call.size), sums[4] = {}, squares[4] = {};
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        float values[V::COUNT];
+        if (!has(v)) continue;
+        mine[v].open(values);
+#pragma unroll
+        for (int i = 0; i < V::COUNT; i++) sums[i % 4] += values[i];
+    }
+    float mean = sum_of_unit<WARPS>(sums[0] + sums[1] + (sums[2] + sums[3]), shared[0]) / count;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        float values[V::COUNT];
+        if (!has(v)) continue;
+        mine[v].open(values);
+#pragma unroll
+        for (int i = 0; i < V::COUNT; i++) squares[i % 4] = fmaf(values[i] - mean, values[i] - mean, squares[i % 4]);
+    }
+    float variance = sum_of_unit<WARPS>(squares[0] + squares[1] + (squares[2] + squares[3]), shared[1]) / count;
+    float scale = rsqrtf(variance + call.epsilon);
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        float y[V::COUNT], weight[V::COUNT], bias[V::COUNT], gate[V::COUNT];
+        if (!has(v)) continue;
+        if (!early) learned(v);
+        mine[v].open(y);
+        if (!call.by_group) weights[v].open(weight), biases[v].open(bias);
+        if (gated) gates[v].open(gate);
+#pragma unroll
+        for (int i = 0; i < V::COUNT; i++) {
+            float by = call.by_group ? all_weight : weight[i], add = call.by_group ? all_bias : bias[i];
+            y[i] = fmaf((y[i] - mean) * scale, by, add);
+            if (gated) y[i] *= gate[i];
         }
-        return;
-    } else {
-        V mine[VECTORS], gate[VECTORS];
-        float sum = 0, squares = 0;
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            int at = v * 32 + lane;
-            if (at * V::COUNT >= call.size) continue;
-            mine[v] = reinterpret_cast<const V *>(x)[at];
-            if (u != nullptr) gate[v] = reinterpret_cast<const V *>(u)[at];
-        }
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            if ((v * 32 + lane) * V::COUNT >= call.size) continue;
-#pragma unroll
-            for (int i = 0; i < V::COUNT; i++) sum += wide(mine[v].at[i]);
-        }
-        float mean = sum_of_warp(sum) / count;
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            if ((v * 32 + lane) * V::COUNT >= call.size) continue;
-#pragma unroll
-            for (int i = 0; i < V::COUNT; i++) {
-                float off = wide(mine[v].at[i]) - mean;
-                squares = fmaf(off, off, squares);
-            }
-        }
-        float scale = rsqrtf(sum_of_warp(squares) / count + call.epsilon);
-        float all_weight = 0, all_bias = 0;
-        if (call.by_group) all_weight = wide(weight[group]), all_bias = wide(bias[group]);
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            int at = v * 32 + lane;
-            if (at * V::COUNT >= call.size) continue;
-            V weights, biases, y;
-            if (!call.by_group) {
-                weights = reinterpret_cast<const V *>(weight)[at];
-                biases = reinterpret_cast<const V *>(bias)[at];
-            }
-#pragma unroll
-            for (int i = 0; i < V::COUNT; i++) {
-                float w = call.by_group ? all_weight : wide(weights.at[i]);
-                float b = call.by_group ? all_bias : wide(biases.at[i]);
-                float value = fmaf((wide(mine[v].at[i]) - mean) * scale, w, b);
-                if (u != nullptr) value *= wide(gate[v].at[i]);
-                narrow(value, &y.at[i]);
-            }
-            if (to.u != nullptr) {
-                reinterpret_cast<V *>(to.u)[at] = gate[v];
-                reinterpret_cast<V *>(to.x)[at] = mine[v];
-            }
-            reinterpret_cast<V *>(to.y)[at] = y;
-        }
+        int at = v * LANES + lane;
+        if (to.u != nullptr) reinterpret_cast<V *>(to.u)[at] = gates[v], reinterpret_cast<V *>(to.x)[at] = mine[v];
+        reinterpret_cast<V *>(to.y)[at] = V::of(y);
     }
 }
 
@@ -184,17 +233,23 @@ template <class T> __device__ void multiply(const Product &call) {
 
 }  // namespace dense
 
-#define NORM(NAME, T, VECTORS)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(128) norm_##NAME##_##VECTORS(const __grid_constant__ dense::Norm call) { \
-        dense::norm<T, VECTORS>(call);                                                                                 \
+#define NORM(NAME, T, WARPS, VECTORS, THREADS, BLOCKS)                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_##NAME##_##WARPS##_##VECTORS(                   \
+        const __grid_constant__ dense::Norm call) {                                                                    \
+        dense::norm<T, WARPS, VECTORS>(call);                                                                          \
     }
 
+// Warps, vectors, threads, blocks that are to fit onto a multiprocessor.
 #define KERNELS(NAME, T)                                                                                               \
-    NORM(NAME, T, 0)                                                                                                   \
-    NORM(NAME, T, 1)                                                                                                   \
-    NORM(NAME, T, 2)                                                                                                   \
-    NORM(NAME, T, 4)                                                                                                   \
-    NORM(NAME, T, 8)                                                                                                   \
+    NORM(NAME, T, 1, 1, 128, 8)                                                                                        \
+    NORM(NAME, T, 1, 2, 128, 6)                                                                                        \
+    NORM(NAME, T, 1, 4, 128, 6)                                                                                        \
+    NORM(NAME, T, 4, 1, 128, 8)                                                                                        \
+    NORM(NAME, T, 4, 2, 128, 4)                                                                                        \
+    NORM(NAME, T, 4, 4, 128, 2)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(128) norm_##NAME##_any(const __grid_constant__ dense::Norm call) {    \
+        dense::norm_of_any<T>(call);                                                                                   \
+    }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(256) product_##NAME(const __grid_constant__ dense::Product call) {    \
         dense::multiply<T>(call);                                                                                      \
     }

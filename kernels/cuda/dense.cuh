@@ -1,9 +1,7 @@
 // What one call of the dense operators carries, as the launchers (src/cuda/dense.rs) lay it out.
 #pragma once
 
-#include <cstdint>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "call.cuh"
 
 namespace pagoda {
 namespace dense {
@@ -20,6 +18,7 @@ struct Norm {
     int groups;          // units of a row
     int by_group;
     int concat;          // u and x stand in front in y
+    int constant;        // nothing on the stream writes weight and bias
     float epsilon;
 };
 
@@ -35,6 +34,7 @@ struct Product {
     int columns;
     int part;
     int silu;              // columns from the first on that go through SiLU
+    int constant;          // nothing on the stream writes weight and bias
 };
 
 __device__ inline float wide(float value) { return value; }
@@ -43,6 +43,14 @@ __device__ inline float wide(__nv_bfloat16 value) { return __bfloat162float(valu
 __device__ inline void narrow(float value, float *to) { *to = value; }
 __device__ inline void narrow(float value, __half *to) { *to = __float2half_rn(value); }
 __device__ inline void narrow(float value, __nv_bfloat16 *to) { *to = __float2bfloat16_rn(value); }
+
+template <class T> __device__ float2 unpack(uint32_t pair);
+template <> __device__ inline float2 unpack<__half>(uint32_t pair) {
+    return __half22float2(*reinterpret_cast<__half2 *>(&pair));
+}
+template <> __device__ inline float2 unpack<__nv_bfloat16>(uint32_t pair) {
+    return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&pair));
+}
 
 }  // namespace dense
 }  // namespace pagoda

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::from_mut;
 
 use super::module::Function;
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type, asked};
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type, asked, dense_hopper};
 use crate::{GateNorm, Silu};
 
 /// What sizes may be: kernels count in 32 bits.
@@ -14,7 +14,10 @@ const MOST: usize = i32::MAX as usize - 4096;
 const PLAIN_TILE: usize = 64;
 const PLAIN_THREADS: u32 = 256;
 
-/// Warps of a block of the norms, where there are many.
+/// From so many on, what is normed together gets a warp each, and several of them a block.
+const MANY_UNITS: usize = 1024;
+
+/// Warps of a block of the norms.
 const NORM_WARPS: usize = 4;
 
 /// One call of the operator `HstuNorm`, as [`crate::HstuNorm`].
@@ -36,6 +39,8 @@ pub struct Norm {
     pub y: CUdeviceptr,
     /// What is added to the variance.
     pub epsilon: f32,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
 }
 
 /// One call of the operator `HstuProject`, as [`crate::HstuProject`].
@@ -59,6 +64,8 @@ pub struct Project {
     pub outputs: [CUdeviceptr; 4],
     /// Which of them go through SiLU.
     pub silu: Silu,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
 }
 
 /// One call of the operator `HstuGate`, as [`crate::HstuGate`].
@@ -88,6 +95,8 @@ pub struct Gate {
     pub norm: GateNorm,
     /// Whether u and what was attended stand in front.
     pub concat: bool,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
 }
 
 /// One call of the operator `HstuOutput`, as [`crate::HstuOutput`].
@@ -111,6 +120,8 @@ pub struct Output {
     pub residual: Option<CUdeviceptr>,
     /// `[R, E]`.
     pub output: CUdeviceptr,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
 }
 
 /// A kernel that multiplies.
@@ -118,6 +129,9 @@ pub struct Output {
 pub enum DensePath {
     /// Every type and shape.
     Plain,
+    /// Warpgroup matrix units and the copy engine of sm_90a: f16 and bf16, sizes that are multiples of 8, and of 32 for each
+    /// of several outputs.
+    Hopper,
 }
 
 /// `Norm` of cuda/dense.cuh.
@@ -134,6 +148,7 @@ struct RawNorm {
     groups: i32,
     by_group: i32,
     concat: i32,
+    constant: i32,
     epsilon: f32,
 }
 
@@ -151,6 +166,7 @@ pub(super) struct RawProduct {
     pub columns: i32,
     pub part: i32,
     pub silu: i32,
+    pub constant: i32,
 }
 
 impl Project {
@@ -168,6 +184,7 @@ impl Project {
             columns: columns as i32,
             part: self.part as i32,
             silu: (self.silu.outputs() * self.part) as i32,
+            constant: i32::from(self.constant),
         })
     }
 }
@@ -186,6 +203,7 @@ impl Output {
             columns: self.width as i32,
             part: self.width as i32,
             silu: 0,
+            constant: i32::from(self.constant),
         })
     }
 }
@@ -208,6 +226,7 @@ impl Gpu {
             groups: 1,
             by_group: 0,
             concat: 0,
+            constant: i32::from(call.constant),
             epsilon: call.epsilon,
         };
         // SAFETY: the caller's.
@@ -233,6 +252,7 @@ impl Gpu {
             groups: groups as i32,
             by_group: i32::from(by_group),
             concat: i32::from(call.concat),
+            constant: i32::from(call.constant),
             epsilon: call.epsilon,
         };
         // SAFETY: the caller's.
@@ -285,8 +305,10 @@ impl Gpu {
         Ok(self.product_paths(&call.raw()?, call.element))
     }
 
-    fn product_paths(&self, _call: &RawProduct, _element: Type) -> Vec<DensePath> {
-        vec![DensePath::Plain]
+    fn product_paths(&self, call: &RawProduct, element: Type) -> Vec<DensePath> {
+        let mut paths = vec![DensePath::Plain];
+        paths.extend((self.dense_hopper.is_some() && dense_hopper::takes(call, element)).then_some(DensePath::Hopper));
+        paths
     }
 
     /// # Safety
@@ -299,12 +321,12 @@ impl Gpu {
         }
         self.context.bind_to_thread().map_err(asked("making the context current"))?;
         let learned = if raw.by_group == 1 { 0 } else { raw.weight | raw.bias };
-        let vectors = vectors(size, element, raw.x | raw.u | raw.y | learned);
-        let function = self.dense.function(&format!("norm_{}_{vectors}", element.name()), 0)?;
         let units = raw.units as usize;
-        let warps = if units >= NORM_WARPS * 4 * self.multiprocessors as usize { NORM_WARPS } else { 1 };
+        let form = form_of(units, size * element.bytes(), raw.x | raw.u | raw.y | learned);
+        let (warps, form) = form.map_or((1, "any".into()), |(warps, vectors)| (warps, format!("{warps}_{vectors}")));
+        let function = self.dense.function(&format!("norm_{}_{form}", element.name()), 0)?;
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
-        let (blocks, threads) = (units.div_ceil(warps) as u32, 32 * warps as u32);
+        let (blocks, threads) = (units.div_ceil(NORM_WARPS / warps) as u32, 32 * NORM_WARPS as u32);
         // SAFETY: the kernel takes a `Norm`, and waits for the kernel before it on chips that let it begin earlier.
         unsafe { self.launch_dense(function, blocks, threads, 0, stream, &mut arguments) }
     }
@@ -313,7 +335,7 @@ impl Gpu {
     ///
     /// # Safety
     /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu.
-    unsafe fn launch_dense(
+    pub(super) unsafe fn launch_dense(
         &self,
         function: Function,
         blocks: u32,
@@ -352,6 +374,10 @@ impl Gpu {
             return Ok(());
         }
         self.context.bind_to_thread().map_err(asked("making the context current"))?;
+        if path == DensePath::Hopper {
+            // SAFETY: the caller's.
+            return unsafe { dense_hopper::launch(self, raw, element, stream) };
+        }
         let function = self.dense.function(&format!("product_{}", element.name()), 0)?;
         let tiles = (raw.rows as usize).div_ceil(PLAIN_TILE) * (raw.columns as usize).div_ceil(PLAIN_TILE);
         check_sizes(&[("tiles", tiles)])?;
@@ -368,14 +394,15 @@ fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), CudaError> {
     }
 }
 
-/// How many vectors of 16 bytes each lane of a warp has of so many elements: what kernels are compiled for. 0 where they do
-/// not lie so, or are more.
-fn vectors(size: usize, element: Type, addresses: CUdeviceptr) -> usize {
-    let bytes = size * element.bytes();
+/// How many warps have what is normed together, and how many vectors of 16 bytes each lane has of it: what kernels are
+/// compiled for. None where it does not lie so, or is more.
+fn form_of(units: usize, bytes: usize, addresses: CUdeviceptr) -> Option<(usize, usize)> {
     if !bytes.is_multiple_of(16) || !addresses.is_multiple_of(16) {
-        return 0;
+        return None;
     }
-    [1, 2, 4, 8].into_iter().find(|vectors| bytes <= vectors * 32 * 16).unwrap_or(0)
+    // Where there are few, several warps for each have it sooner; where there are many, starting their blocks takes longer.
+    let known = [(1, 1), (1, 2), if units < MANY_UNITS { (4, 1) } else { (1, 4) }, (4, 2), (4, 4)];
+    known.into_iter().find(|(warps, vectors)| bytes <= warps * vectors * 32 * 16)
 }
 
 #[cfg(test)]
@@ -383,17 +410,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warp_holds_what_lies_in_vectors() {
-        for (size, element, addresses, expected) in [
-            (1024, Type::Bf16, 0, 4),
-            (512, Type::F16, 32, 2),
-            (8, Type::Bf16, 0, 1),
-            (1024, Type::F32, 0, 8),
-            (1028, Type::F32, 0, 0),
-            (4, Type::Bf16, 0, 0),
-            (512, Type::Bf16, 8, 0),
+    fn what_is_normed_lies_in_vectors() {
+        for (units, bytes, addresses, expected) in [
+            (5000, 16, 0, Some((1, 1))),
+            (5000, 1024, 32, Some((1, 2))),
+            (384, 2048, 0, Some((4, 1))),
+            (5000, 2048, 0, Some((1, 4))),
+            (384, 4096, 0, Some((4, 2))),
+            (384, 8192, 0, Some((4, 4))),
+            (384, 8208, 0, None),
+            (384, 8, 0, None),
+            (384, 1024, 8, None),
         ] {
-            assert_eq!(vectors(size, element, addresses), expected, "{size} {element:?} {addresses}");
+            assert_eq!(form_of(units, bytes, addresses), expected, "{units} {bytes} {addresses}");
         }
     }
 }

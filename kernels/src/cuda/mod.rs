@@ -17,6 +17,7 @@ mod call;
 mod capture;
 mod dense;
 mod held;
+mod dense_hopper;
 mod maps;
 mod memory;
 mod missing;
@@ -111,6 +112,7 @@ pub struct Gpu {
     dense: Module,
     mma: Option<Module>,
     hopper: Option<Module>,
+    dense_hopper: Option<Module>,
     multiprocessors: u32,
 }
 
@@ -138,6 +140,7 @@ impl Gpu {
             dense: Module::load(module::DENSE)?,
             mma: (major >= 8).then(|| Module::load(module::MMA)).transpose()?,
             hopper: (major == 9).then(|| Module::load(module::HOPPER)).transpose()?,
+            dense_hopper: (major == 9).then(|| Module::load(module::DENSE_HOPPER)).transpose()?,
             multiprocessors: multiprocessors.max(1) as u32,
             context,
         })

@@ -20,6 +20,7 @@ pub const TOKENS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tokens.fatbi
 pub const DENSE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dense.fatbin"));
 pub const MMA: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mma.fatbin"));
 pub const HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hopper.fatbin"));
+pub const DENSE_HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dense_hopper.fatbin"));
 
 /// Whether the build had nvcc: without it there are no kernels, and [`Gpu::open`](super::Gpu::open) fails.
 pub fn built() -> bool {
