@@ -4,6 +4,9 @@
 mod bag;
 #[path = "../common/mod.rs"]
 mod common;
+mod dense;
+#[path = "../dense_cases/mod.rs"]
+mod dense_cases;
 mod device;
 mod harm;
 mod held;
@@ -25,7 +28,7 @@ pub(crate) struct Context {
 
 type Part = (&'static str, fn(&Context));
 
-const PARTS: [Part; 17] = [
+const PARTS: &[Part] = &[
     ("golden", parity::golden),
     ("random", parity::random),
     ("long", parity::long),
@@ -43,6 +46,9 @@ const PARTS: [Part; 17] = [
     ("held-changed", held::changed),
     ("held-raced", held::raced),
     ("held-captured", held::captured),
+    ("dense-random", dense::random),
+    ("dense-widths", dense::widths),
+    ("dense-same-bits", dense::same_bits),
 ];
 
 fn main() -> ExitCode {
@@ -62,7 +68,7 @@ fn main() -> ExitCode {
     println!("on {}", gpu.context().name().unwrap());
     let context = Context { gpu, cases };
     let mut failed = 0;
-    for (name, part) in PARTS {
+    for &(name, part) in PARTS {
         if !arguments.is_empty() && !arguments.iter().any(|argument| argument == name) {
             continue;
         }

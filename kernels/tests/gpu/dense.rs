@@ -1,0 +1,274 @@
+//! The dense operators: what the reference gives, whatever the kernel, and the same bits whatever else is in the batch.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use pagoda_kernels::cuda::{self, CUdeviceptr, DensePath, Gpu, Type};
+use pagoda_kernels::{Element, bf16, f16};
+use pagoda_test_support::Random;
+
+use crate::Context;
+use crate::dense_cases::{Gate, Norm, Numbers, Output, Project, error, tolerance};
+use crate::device::{Tensor, bytes, elements};
+
+/// What outputs and what lies around them hold beforehand: NaN in every type.
+const POISON: u8 = 0xff;
+const AROUND: usize = 1 << 12;
+
+/// Memory for an output, and memory around it that must stay as it is.
+struct Written {
+    memory: Tensor,
+    len: usize,
+}
+
+impl Written {
+    fn new<T>(stream: &Arc<CudaStream>, elements: usize) -> Self {
+        let len = elements * size_of::<T>();
+        Self { memory: Tensor::new(stream, &vec![POISON; len + 2 * AROUND]), len }
+    }
+
+    fn address(&self) -> CUdeviceptr {
+        self.memory.address + AROUND as CUdeviceptr
+    }
+
+    fn read<T: Element>(&self, stream: &Arc<CudaStream>) -> Vec<T> {
+        let all = self.memory.read(stream);
+        let around = all[..AROUND].iter().chain(&all[AROUND + self.len..]);
+        assert!(around.into_iter().all(|byte| *byte == POISON), "written outside the output");
+        elements(&all[AROUND..AROUND + self.len])
+    }
+}
+
+struct Device<'a> {
+    gpu: &'a Gpu,
+    stream: Arc<CudaStream>,
+}
+
+impl Device<'_> {
+    fn tensor<T: Element>(&self, values: &[T]) -> Tensor {
+        Tensor::new(&self.stream, bytes(values))
+    }
+
+    fn norm<T: Element>(&self, case: &Norm<T>, constant: bool) -> Vec<T> {
+        let [x, weight, bias] = [&case.x, &case.weight, &case.bias].map(|values| self.tensor(values));
+        let y = Written::new::<T>(&self.stream, case.rows * case.width);
+        let call = cuda::Norm {
+            element: Type::of::<T>(),
+            rows: case.rows,
+            width: case.width,
+            x: x.address,
+            weight: weight.address,
+            bias: bias.address,
+            y: y.address(),
+            epsilon: case.call().epsilon,
+            constant,
+        };
+        // SAFETY: as long as the call says; waited for by the read.
+        unsafe { self.gpu.norm(&call, self.stream.cu_stream()) }.unwrap();
+        y.read(&self.stream)
+    }
+
+    fn gate<T: Element>(&self, case: &Gate<T>, constant: bool) -> Vec<T> {
+        let [attended, u, weight, bias] =
+            [&case.attended, &case.u, &case.weight, &case.bias].map(|values| self.tensor(values));
+        let y = Written::new::<T>(&self.stream, case.output_len());
+        let call = cuda::Gate {
+            element: Type::of::<T>(),
+            rows: case.rows,
+            heads: case.heads,
+            head_size: case.head_size,
+            attended: attended.address,
+            u: u.address,
+            weight: weight.address,
+            bias: bias.address,
+            y: y.address(),
+            epsilon: case.call().epsilon,
+            norm: case.norm,
+            concat: case.concat,
+            constant,
+        };
+        // SAFETY: as above.
+        unsafe { self.gpu.gate(&call, self.stream.cu_stream()) }.unwrap();
+        y.read(&self.stream)
+    }
+
+    /// The outputs of every kernel that takes some rows of the case.
+    fn project<T: Element>(&self, case: &Project<T>, first: usize, rows: usize) -> Vec<(DensePath, [Vec<T>; 4])> {
+        let part = case.heads * case.head_size;
+        let (x, weight) = (self.tensor(case.rows(first, rows).x), self.tensor(&case.weight));
+        let bias = case.bias.as_ref().map(|bias| self.tensor(bias));
+        let mut call = cuda::Project {
+            element: Type::of::<T>(),
+            rows,
+            width: case.width,
+            part,
+            x: x.address,
+            weight: weight.address,
+            bias: bias.as_ref().map(|bias| bias.address),
+            outputs: [0; 4],
+            silu: case.silu,
+            constant: rows.is_multiple_of(2),
+        };
+        let paths = self.gpu.project_paths(&call).unwrap();
+        let run = |path| {
+            let outputs = [(); 4].map(|()| Written::new::<T>(&self.stream, rows * part));
+            call.outputs = outputs.each_ref().map(Written::address);
+            // SAFETY: as above.
+            unsafe { self.gpu.project_by(path, &call, self.stream.cu_stream()) }.unwrap();
+            (path, outputs.map(|output| output.read(&self.stream)))
+        };
+        paths.into_iter().map(run).collect()
+    }
+
+    /// As `project`.
+    fn output<T: Element>(&self, case: &Output<T>, first: usize, rows: usize) -> Vec<(DensePath, Vec<T>)> {
+        let some = case.rows(first, rows);
+        let (y, weight) = (self.tensor(some.y), self.tensor(some.weight));
+        let [bias, residual] = [some.bias, some.residual].map(|tensor| tensor.map(|values| self.tensor(values)));
+        let address = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.address);
+        let mut call = cuda::Output {
+            element: Type::of::<T>(),
+            rows,
+            inner: case.inner,
+            width: case.width,
+            y: y.address,
+            weight: weight.address,
+            bias: address(&bias),
+            residual: address(&residual),
+            output: 0,
+            constant: rows.is_multiple_of(2),
+        };
+        let paths = self.gpu.output_paths(&call).unwrap();
+        let run = |path| {
+            let output = Written::new::<T>(&self.stream, rows * case.width);
+            call.output = output.address();
+            // SAFETY: as above.
+            unsafe { self.gpu.output_by(path, &call, self.stream.cu_stream()) }.unwrap();
+            (path, output.read(&self.stream))
+        };
+        paths.into_iter().map(run).collect()
+    }
+}
+
+fn device(context: &Context) -> Device<'_> {
+    Device { gpu: &context.gpu, stream: context.gpu.context().new_stream().unwrap() }
+}
+
+/// Random calls of every operator in every type, by every kernel that takes them.
+pub fn random(context: &Context) {
+    fn every<T: Element>(device: &Device<'_>, cases: u64) -> [usize; 2] {
+        let (mut random, mut by_path) = (Random(11), [0; 2]);
+        for case in 0..cases {
+            let rows = random.pick(&[0, 1, 2, 63, 64, 65, 127, 129, 200]);
+            // Every second case has sizes that the fast kernels take.
+            let of = if random.once_in(2) { 8 } else { 1 };
+            let (width, heads) = (of * (1 + random.below(160 / of)), 1 + random.below(4));
+            let head_size = if of == 8 { random.pick(&[8, 16, 32, 64, 96]) } else { 1 + random.below(70) };
+            let inner = of * (1 + random.below(200 / of));
+            let mut numbers = Numbers(Random(case + 1000));
+            let what = format!("{} case {case}: {rows} rows, E={width} H={heads} D={head_size} K={inner}", T::NAME);
+
+            let norm = Norm::<T>::new(&mut numbers, rows, width);
+            let off = error(&device.norm(&norm, of == 8), &norm.expected());
+            assert!(off <= tolerance::<T>(), "norm {what}: {off:e}");
+            let gate = Gate::<T>::new(&mut numbers, rows, heads, head_size);
+            let off = error(&device.gate(&gate, of == 8), &gate.expected());
+            assert!(off <= tolerance::<T>(), "gate {what} {:?} {}: {off:e}", gate.norm, gate.concat);
+
+            let project = Project::<T>::new(&mut numbers, rows, width, heads, head_size);
+            let expected = project.expected();
+            for (path, outputs) in device.project(&project, 0, rows) {
+                for (output, expected) in outputs.iter().zip(&expected) {
+                    let off = error(output, expected);
+                    assert!(off <= tolerance::<T>(), "project {path:?} {what}: {off:e}");
+                }
+                by_path[path as usize] += 1;
+            }
+            let output = Output::<T>::new(&mut numbers, rows, inner, width);
+            let expected = output.expected();
+            for (path, output) in device.output(&output, 0, rows) {
+                let off = error(&output, &expected);
+                assert!(off <= tolerance::<T>(), "output {path:?} {what}: {off:e}");
+                by_path[path as usize] += 1;
+            }
+        }
+        by_path
+    }
+    let device = device(context);
+    let cases = context.cases.div_ceil(10).min(200);
+    for (name, [plain, hopper]) in [
+        ("f32", every::<f32>(&device, cases)),
+        ("f16", every::<f16>(&device, cases)),
+        ("bf16", every::<bf16>(&device, cases)),
+    ] {
+        println!("  {name}: {plain} products by the plain kernel, {hopper} by Hopper's");
+    }
+}
+
+/// Norms as wide as there are kernels for, for few rows and for many.
+pub fn widths(context: &Context) {
+    fn every<T: Element>(device: &Device<'_>) {
+        for width in [8, 136, 256, 264, 512, 1000, 1024, 1032, 2048, 2056, 4096, 4104] {
+            for rows in [3, 1100] {
+                // The reference takes its time.
+                if rows * width > 1 << 21 {
+                    continue;
+                }
+                let mut numbers = Numbers(Random(width as u64));
+                let norm = Norm::<T>::new(&mut numbers, rows, width);
+                let off = error(&device.norm(&norm, true), &norm.expected());
+                assert!(off <= tolerance::<T>(), "norm {} {rows} rows, E={width}: {off:e}", T::NAME);
+                let gate = Gate::<T>::new(&mut numbers, rows, 8, width / 8);
+                let off = error(&device.gate(&gate, true), &gate.expected());
+                assert!(off <= tolerance::<T>(), "gate {} {rows} rows, W={width} {:?}: {off:e}", T::NAME, gate.norm);
+            }
+        }
+    }
+    let device = device(context);
+    every::<f32>(&device);
+    every::<f16>(&device);
+    every::<bf16>(&device);
+}
+
+/// Sizes at which every shape of tile is chosen: what the plain kernel gives, and rows that come out to the bit as they do
+/// alone or in another batch, by another shape.
+pub fn same_bits(context: &Context) {
+    fn every<T: Element>(device: &Device<'_>) {
+        let close = |a: &[T], b: &[T]| {
+            let wide: Vec<f64> = b.iter().map(|value| f64::from(value.to_f32())).collect();
+            error(a, &wide) <= tolerance::<T>()
+        };
+        for (rows, width, heads, head_size) in
+            [(3000, 128, 4, 256), (2560, 64, 4, 128), (700, 192, 3, 32), (390, 256, 8, 64)]
+        {
+            let what = format!("{} {rows} rows, E={width} H={heads} D={head_size}", T::NAME);
+            let mut numbers = Numbers(Random(rows as u64));
+            let project = Project::<T>::new(&mut numbers, rows, width, heads, head_size);
+            let output = Output::<T>::new(&mut numbers, rows, heads * head_size, width);
+            let part = heads * head_size;
+            let (projects, outputs) = (device.project(&project, 0, rows), device.output(&output, 0, rows));
+            for ((_, one), (_, other)) in projects.iter().zip(&projects[1..]) {
+                assert!(one.iter().zip(other).all(|(one, other)| close(other, one)), "project {what}");
+            }
+            for ((_, one), (_, other)) in outputs.iter().zip(&outputs[1..]) {
+                assert!(close(other, one), "output {what}");
+            }
+            for (first, count) in [(0, rows), (0, 1), (rows - 1, 1), (5, 64), (77, 200), (131, 257)] {
+                for ((path, whole), (_, some)) in projects.iter().zip(device.project(&project, first, count)) {
+                    for (some, whole) in some.iter().zip(whole) {
+                        let whole = &whole[first * part..(first + count) * part];
+                        assert!(bytes(some) == bytes(whole), "project {path:?} {what}: {count} rows from {first}");
+                    }
+                }
+                for ((path, whole), (_, some)) in outputs.iter().zip(device.output(&output, first, count)) {
+                    let whole = &whole[first * width..(first + count) * width];
+                    assert!(bytes(&some) == bytes(whole), "output {path:?} {what}: {count} rows from {first}");
+                }
+            }
+        }
+    }
+    let device = device(context);
+    every::<f16>(&device);
+    every::<bf16>(&device);
+    every::<f32>(&device);
+}
