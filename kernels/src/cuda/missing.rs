@@ -31,7 +31,7 @@ const KEYS_AT: usize = 16;
 
 impl BagScratch {
     /// With room for lookups of so many keys.
-    pub fn new(gpu: &Gpu, room: usize) -> Result<Self, CudaError> {
+    pub fn new(gpu: &'static Gpu, room: usize) -> Result<Self, CudaError> {
         // Whoever waits in the background is not to keep a core busy.
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         Ok(Self {
@@ -79,7 +79,7 @@ impl BagScratch {
     /// The stream is one of the device, and no lookup is under way with this.
     pub unsafe fn give(
         &mut self,
-        gpu: &Gpu,
+        gpu: &'static Gpu,
         places: &[i32],
         rows: &[f32],
         dim: usize,

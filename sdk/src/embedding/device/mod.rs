@@ -109,7 +109,7 @@ struct Scratches(Mutex<Vec<BagScratch>>);
 
 impl Scratches {
     /// One with room for so many keys.
-    fn take(&self, gpu: &Gpu, keys: usize) -> std::result::Result<BagScratch, CudaError> {
+    fn take(&self, gpu: &'static Gpu, keys: usize) -> std::result::Result<BagScratch, CudaError> {
         let mut kept = lock(&self.0);
         if let Some(place) = kept.iter().position(|scratch| scratch.room() >= keys) {
             return Ok(kept.swap_remove(place));
