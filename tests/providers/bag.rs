@@ -152,34 +152,23 @@ fn on_host(table: &EmbeddingTable, keys: &[i64], pooling: Option<(&[i64], Combin
 mod directly {
     use super::On;
 
-    #[test]
-    #[ignore = "needs a GPU"]
-    fn vectors_of_keys() {
-        super::vectors(On::Device);
+    macro_rules! directly {
+        ($($name:ident: $test:path;)*) => {
+            $(#[test]
+            #[ignore = "needs a GPU"]
+            fn $name() {
+                let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+                $test(On::Device);
+            })*
+        };
     }
 
-    #[test]
-    #[ignore = "needs a GPU"]
-    fn missing_rows_by_the_threshold() {
-        super::threshold(On::Device);
-    }
-
-    #[test]
-    #[ignore = "needs a GPU"]
-    fn changed_rows() {
-        super::changes(On::Device);
-    }
-
-    #[test]
-    #[ignore = "needs a GPU"]
-    fn one_cache_for_all() {
-        super::sharing(On::Device);
-    }
-
-    #[test]
-    #[ignore = "needs a GPU"]
-    fn rows_that_leave_while_others_are_looked_up() {
-        super::racing(On::Device);
+    directly! {
+        vectors_of_keys: super::vectors;
+        missing_rows_by_the_threshold: super::threshold;
+        changed_rows: super::changes;
+        one_cache_for_all: super::sharing;
+        rows_that_leave_while_others_are_looked_up: super::racing;
     }
 }
 

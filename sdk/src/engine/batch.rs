@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::graphs::Fixed;
+use super::graphs::{Fixed, Graphs};
 use super::history::Ready;
 use super::inputs::{Dim, Input, Numbers, Sizes, borrowed};
 use super::serving::Serving;
@@ -81,6 +81,7 @@ fn run_model(workspace: &Workspace, serving: &Serving, scores: &mut [f32], cance
             return unsafe { graphs.run(shape, &inputs, &fixed, scores) };
         }
     }
+    let _no_graph = serving.graphs.as_ref().map(Graphs::none);
     let tensors = inputs.iter().map(|input| input.numbers.tensor()).collect::<Result<Vec<_>>>()?;
     let rows = workspace.candidate_rows.len() as i64;
     // SAFETY: the buffer outlives the tensor, and no one else has it.
@@ -156,31 +157,17 @@ impl Workspace {
     /// Adds the rows of one request.
     fn add(&mut self, work: &Work, ready: &Ready) -> Result<()> {
         let layout = &work.serving.layout;
-        let (user_keys, events, rows) = (ready.user_keys(work), ready.events(work), work.rows());
-        let resolve = |feature: usize, key: i64| layout.features[feature].resolve(key, layout.no_key);
-        let mut failed = None;
-        for row in ready.cached..rows {
-            self.keys.iter_mut().for_each(|keys| keys.push(layout.no_key));
-            let at = self.positions.len();
-            let keys = &mut self.keys;
-            let time = layout.history_row(row, user_keys, events, |feature, key| match resolve(feature, key) {
-                Ok(key) => keys[feature][at] = key,
-                Err(error) => failed = Some(error),
-            });
-            self.positions.push(row as i64);
-            self.times.push(time);
-        }
-        if let Some(error) = failed {
-            return Err(error.about("events"));
-        }
-        for candidate in work.candidates.chunks_exact(layout.of_candidate.len()) {
-            self.keys.iter_mut().for_each(|keys| keys.push(layout.no_key));
-            let (at, keys) = (self.positions.len(), &mut self.keys);
-            layout.candidate_row(candidate, |feature, key| keys[feature][at] = key);
-            self.candidate_rows.push(at as i64);
-            self.positions.push(rows as i64);
-            self.times.push(work.time);
-        }
+        let (at, rows) = (self.positions.len(), ready.cached..work.rows());
+        let new = (rows.end - rows.start) as usize;
+        let all = at + new + work.num_candidates;
+        self.keys.iter_mut().for_each(|keys| keys.resize(all, layout.no_key));
+        let history = layout.history_rows(rows.clone(), ready.user_keys(work), ready.events(work));
+        history.put(at, &mut self.keys, &mut self.times).map_err(|error| error.about("events"))?;
+        layout.candidate_rows(&work.candidates, at + new, &mut self.keys);
+        self.times.resize(all, work.time);
+        self.positions.extend(rows.start as i64..rows.end as i64);
+        self.positions.resize(all, rows.end as i64);
+        self.candidate_rows.extend((at + new) as i64..all as i64);
         self.row_offsets.push(self.positions.len() as i32);
         self.num_candidates.push(work.num_candidates as i32);
         self.num_contextual.push(layout.begin_rows() as i32);

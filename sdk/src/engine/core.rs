@@ -72,12 +72,7 @@ impl Core {
         let at_once = self.options.max_delay.is_zero() && !pending.limited;
         let workspace = if at_once { queue.at_once(pending.work.user) } else { None };
         match workspace {
-            None => {
-                let pushed = queue.push(Arc::clone(pending));
-                drop(queue);
-                self.changed.notify_one();
-                pushed
-            }
+            None => self.push(queue, Arc::clone(pending)),
             Some(workspace) => {
                 let ended = queue.ended;
                 drop(queue);
@@ -89,8 +84,18 @@ impl Core {
 
     /// Puts a request at the end of the queue.
     pub(super) fn queue(&self, pending: Arc<Pending>) -> Result<()> {
-        let pushed = self.lock().push(pending);
-        self.changed.notify_one();
+        self.push(self.lock(), pending)
+    }
+
+    fn push(&self, mut queue: MutexGuard<'_, Queue>, pending: Arc<Pending>) -> Result<()> {
+        // Whoever is first in the queue has woken a thread, which waits for others to run with: it is not woken again for
+        // each of them, but by the last that fits in.
+        let attended = !self.options.max_delay.is_zero() && queue.next().is_some();
+        let pushed = queue.push(pending);
+        if !attended || queue.fills(self.options.max_batch as usize) {
+            drop(queue);
+            self.changed.notify_one();
+        }
         pushed
     }
 

@@ -1,6 +1,6 @@
 //! CUDA graphs of an engine: batches of some shapes, captured when one first comes, and replayed.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use pagoda_kernels::cuda::{DeviceMemory, Gpu};
 
@@ -19,8 +19,9 @@ pub(super) struct Graphs {
     device: u32,
     /// In the order in which they are looked through, each with the number of its graph.
     shapes: Vec<Sizes>,
-    /// What was captured, for each shape. Behind one lock: ONNX Runtime replays one graph at a time.
-    bound: Mutex<Vec<Option<Bound>>>,
+    /// What was captured, for each shape. Behind one lock: a replay has the model to itself. Memory that a graph works in was
+    /// given back to ONNX Runtime when it was captured, and other runs get it.
+    bound: RwLock<Vec<Option<Bound>>>,
 }
 
 /// A shape with its tensors on the GPU.
@@ -68,13 +69,18 @@ impl Graphs {
         }
         sizes.sort_by_key(|size| (size.rows, size.users, size.candidates, size.pages));
         sizes.dedup();
-        let bound = Mutex::new(sizes.iter().map(|_| None).collect());
+        let bound = RwLock::new(sizes.iter().map(|_| None).collect());
         Ok(Self { device, shapes: sizes, bound })
     }
 
     /// The first shape that a batch fits into.
     pub(super) fn find(&self, batch: &Sizes) -> Option<usize> {
         self.shapes.iter().position(|shape| shape.fits(batch))
+    }
+
+    /// Keeps graphs from running, for the time of another run.
+    pub(super) fn none(&self) -> impl Sized + '_ {
+        self.bound.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs a batch as the graph of a shape and writes its scores.
@@ -88,7 +94,7 @@ impl Graphs {
         fixed: &Fixed<'_>,
         scores: &mut [f32],
     ) -> Result<()> {
-        let mut all = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.bound.write().unwrap_or_else(PoisonError::into_inner);
         let sizes = self.shapes[shape];
         let bound = match &mut all[shape] {
             Some(bound) => bound,

@@ -1,5 +1,7 @@
 //! How requests of one model become rows: what pagoda.json says of features, by number instead of by name.
 
+use std::ops::Range;
+
 use super::folder::{ModelFolder, SourceOf};
 use crate::error::{Error, Result, Status};
 
@@ -135,10 +137,23 @@ impl Layout {
         time
     }
 
-    /// The same for the row of a candidate.
-    pub(super) fn candidate_row(&self, numbers: &[i64], mut put: impl FnMut(usize, i64)) {
+    /// Rows of a history, to be put into columns.
+    pub(super) fn history_rows<'a>(
+        &'a self,
+        rows: Range<u64>,
+        user: &'a [i64],
+        (first, events): (u64, &'a [i64]),
+    ) -> HistoryRows<'a> {
+        HistoryRows { layout: self, rows, user, first, events }
+    }
+
+    /// Puts the keys of candidates into the columns of their features, from the place `at` on.
+    pub(super) fn candidate_rows(&self, candidates: &[i64], at: usize, columns: &mut [Vec<i64>]) {
         for cell in &self.candidate {
-            put(cell.feature, cell.key_in(numbers));
+            let to = &mut columns[cell.feature][at..];
+            for (to, numbers) in to.iter_mut().zip(candidates.chunks_exact(self.of_candidate.len())) {
+                *to = cell.key_in(numbers);
+            }
         }
     }
 
@@ -150,6 +165,50 @@ impl Layout {
             hash = mix(hash ^ key as u64);
         });
         if self.timed { mix(hash ^ time as u64) } else { hash }
+    }
+}
+
+/// Rows of one user's history.
+pub(super) struct HistoryRows<'a> {
+    layout: &'a Layout,
+    rows: Range<u64>,
+    user: &'a [i64],
+    /// The event that `events` begins with.
+    first: u64,
+    events: &'a [i64],
+}
+
+impl HistoryRows<'_> {
+    /// Puts the keys of each row's cells into the columns of their features, from the place `at` on, and adds its time. A
+    /// feature after the other: a row at a time takes several times as long.
+    pub(super) fn put(&self, at: usize, columns: &mut [Vec<i64>], times: &mut Vec<i64>) -> Result<()> {
+        let Self { layout, rows, .. } = self;
+        let (begin, step, width) = (layout.begin_rows(), layout.event_rows(), layout.width());
+        let place = |row: u64| at + (row - rows.start) as usize;
+        for row in rows.start..rows.end.min(begin) {
+            for cell in &layout.begin[row as usize] {
+                let key = layout.features[cell.feature].resolve(cell.key_in(self.user), layout.no_key)?;
+                columns[cell.feature][place(row)] = key;
+            }
+            times.push(0);
+        }
+        let from = rows.start.max(begin);
+        if from >= rows.end {
+            return Ok(());
+        }
+        let numbers = |row: u64| &self.events[((row - begin) / step - self.first) as usize * width..][..width];
+        for (part, cells) in (0..).zip(&layout.event) {
+            // The first row from there on that is this part of an event.
+            let own = from + (part + step - (from - begin) % step) % step;
+            for cell in cells {
+                let (feature, column) = (&layout.features[cell.feature], &mut columns[cell.feature]);
+                for row in (own..rows.end).step_by(step as usize) {
+                    column[place(row)] = feature.resolve(cell.key_in(numbers(row)), layout.no_key)?;
+                }
+            }
+        }
+        times.extend((from..rows.end).map(|row| numbers(row)[width - 1]));
+        Ok(())
     }
 }
 

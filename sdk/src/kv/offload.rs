@@ -6,8 +6,6 @@ use crate::config::{Edited, Offload};
 use crate::error::{Error, Result, Status};
 use crate::store::{Found, History, Piece, Record, Room, Ticket};
 
-/// The most bytes of one record: large enough to be written and read at full speed, small enough to be held in memory.
-const RECORD_BYTES: usize = 16 << 20;
 /// The most pages of one record: the hashes of this many fit into its tag.
 const RECORD_PAGES: usize = 4096;
 
@@ -126,7 +124,7 @@ impl Inner {
         let Snapshot { user, start, tokens, ref pages, .. } = *snapshot;
         let end = start + u64::from(tokens);
         let page_size = u64::from(self.shape.page_size);
-        let most = (RECORD_BYTES / self.shape.page_bytes()).clamp(1, RECORD_PAGES) as u64 * page_size;
+        let most = (store.record_bytes() / self.shape.page_bytes()).clamp(1, RECORD_PAGES) as u64 * page_size;
         let mut at = first_to_write(found, start, end, most);
         let written = at < end;
         let mut tickets = Vec::new();

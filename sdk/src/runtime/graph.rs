@@ -28,6 +28,8 @@ pub(crate) struct Graph {
 
 // SAFETY: the names are the model's and never change; who runs when is the contract of `run`.
 unsafe impl Send for Graph {}
+// SAFETY: as above.
+unsafe impl Sync for Graph {}
 
 impl Graph {
     /// Binds every input and output of a run; `number` is that of no other graph of the model.
@@ -61,7 +63,8 @@ impl Graph {
     /// Runs, and waits for it. The first time takes longer: the run is done, and captured.
     ///
     /// # Safety
-    /// As for [`Model::run_bound`]; no other graph of the model runs meanwhile.
+    /// As for [`Model::run_bound`]; the model does not run in any other way meanwhile: what a graph works in was given back
+    /// when it was captured, and another run gets it.
     pub(crate) unsafe fn run(&self) -> Result<()> {
         let start = Instant::now();
         let captured = self.captured.load(Ordering::Acquire);

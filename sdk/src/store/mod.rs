@@ -140,6 +140,11 @@ pub trait Store: Send + Sync {
     /// The users of a space, in no order.
     fn users(&self, space: u64) -> Vec<u64>;
 
+    /// The most bytes of data that a record should have: enough to be written and read at full speed.
+    fn record_bytes(&self) -> usize {
+        16 << 20
+    }
+
     /// Waits until everything queued before is as durable as the store promises, and says whether any of it failed since
     /// the last flush.
     fn flush(&self) -> Result<()>;

@@ -216,6 +216,11 @@ impl Store for HostStore {
         all.into_iter().collect()
     }
 
+    fn record_bytes(&self) -> usize {
+        // A history in one piece goes to a GPU in few and large copies.
+        self.below.as_ref().map_or(256 << 20, |below| below.record_bytes())
+    }
+
     fn flush(&self) -> Result<()> {
         self.below.as_ref().map_or(Ok(()), |below| below.flush())
     }
