@@ -7,8 +7,8 @@
 // a user see few keys and the last see all: an item from either end makes a piece, so that pieces are alike.
 //
 // Where a user brings few rows against many keys (`is_split`), the keys of an item are cut into segments, whose sums are
-// added up in their order: by the blocks of a cluster through one another's shared memory, or, with memory for the sums,
-// by a second kernel (hopper_parts.cuh).
+// added up in their order: by the blocks of a cluster through one another's shared memory, or, where there are more items
+// than clusters, in device memory (hopper_parts.cuh).
 
 #include "hopper_compute.cuh"
 #include "hopper_fetch.cuh"
@@ -17,9 +17,10 @@ namespace pagoda {
 namespace hopper {
 
 template <class T, class S>
-__device__ void attend(const Call &call, const Maps &maps, int granule, int per, float *scratch, int64_t slots) {
+__device__ void attend(const Call &call, const Maps &maps, int granule, int per, void *scratch, int64_t slots) {
     extern __shared__ __align__(1024) uint8_t shared[];
     Ring<S> ring(shared);
+    Common common(scratch, slots, S::GROUPS);
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     // What follows works on other rows, or waits for this kernel's end.
     let_follow();
@@ -28,7 +29,9 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
     if (warp >= S::COMPUTING / 32) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
         if (warp == S::COMPUTING / 32) {
-            Fetching<S>{call, maps, granule, ring, per, slots}.run();
+            Fetching<S>{call, maps, granule, ring, per, common}.run();
+        } else if (S::MODE == Mode::Parts) {
+            if (warp == S::COMPUTING / 32 + 1) Fetching<S>{call, maps, granule, ring, per, common}.plan_parts();
         } else if (S::MODE == Mode::Cluster) {
             // Idle, but a cluster waits for all of its threads.
             for (int number = 0; ring.item(number).user.rows >= 0; number++) {
@@ -43,7 +46,7 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
         for (int number = 0;; number++) {
             Item<S> item = ring.item(number);
             if (item.user.rows < 0) break;
-            at = compute<T, S>(call, ring, item, number, at, scratch);
+            at = compute<T, S>(call, ring, item, number, at, common);
         }
     }
     // When this kernel has ended, the one that it followed has too: whoever comes next relies on that.
@@ -54,7 +57,9 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
 
 #define KERNEL(NAME, T, D)                                                                                             \
     extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Whole>::THREADS, 1) hopper_##NAME(       \
-        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int per) {          \
+        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int per,            \
+        void *scratch, int64_t slots) {                                                                                \
+        hopper::Common(scratch, slots, hopper::Shape<D, hopper::Mode::Parts>::GROUPS).clear();                         \
         hopper::attend<T, hopper::Shape<D, hopper::Mode::Whole>>(call, maps, granule, per, nullptr, 0);                \
     }                                                                                                                  \
     extern "C" __global__ void __cluster_dims__(hopper::CLUSTER, 1, 1)                                                 \
@@ -63,13 +68,9 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
         hopper::attend<T, hopper::Shape<D, hopper::Mode::Cluster>>(call, maps, granule, 1, nullptr, 0);                \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Parts>::THREADS, 1) hopper_parts_##NAME( \
-        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, float *scratch,     \
+        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, void *scratch,      \
         int64_t slots) {                                                                                               \
         hopper::attend<T, hopper::Shape<D, hopper::Mode::Parts>>(call, maps, granule, 1, scratch, slots);              \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) hopper_sum_##NAME(const __grid_constant__ Call call,             \
-                                                                       float *scratch, int64_t slots) {               \
-        hopper::add_parts<T, hopper::Shape<D, hopper::Mode::Parts>>(call, scratch, slots);                             \
     }
 
 KERNEL(f16_32, __half, 32)

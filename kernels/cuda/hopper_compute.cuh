@@ -34,7 +34,7 @@ template <class T, class S> struct Computing {
     float sums[S::PARTS][S::PART / 2];
 
     // Where the warpgroup's rows begin among the block's.
-    __device__ int rows_at() const { return S::PAIRS && item.pair ? 0 : threadIdx.x / 128 * 64; }
+    __device__ static int rows_at() { return threadIdx.x / 128 * 64; }
 
     __device__ void multiply_scores(float (&scores)[S::KEYS / 2], int at) const {
         wgmma::Matrix<S::ROW_BYTES, 16, ONCE> queries(ring.queries(number) + rows_at() * S::ROW_BYTES), keys(ring.keys(at));
@@ -100,21 +100,12 @@ template <class T, class S> struct Computing {
 
     // Waits for the values of a tile, and makes zeros of those that are behind its end.
     __device__ void wait_values(const Tile &tile, int at) const {
-        barrier_wait(ring.values_full(at), ring.phase(at));
+        barrier_wait(ring.values_full(at), ring.values_phase(at));
         if (tile.limit < tile.position + S::KEYS) clear_tail<S>(ring.values(at), tile.limit - tile.position);
     }
 
-    // Waits for a tile that is another warpgroup's, and gives it back.
-    __device__ void pass(const Tile &tile, int at, bool leader) const {
-        barrier_wait(ring.keys_full(at), ring.phase(at));
-        wait_values(tile, at);
-        if (leader) {
-            barrier_arrive(ring.values_empty(at));
-            barrier_arrive(ring.keys_empty(at));
-        }
-    }
-
-    __device__ void run(const Seen (&seen)[2], const Reach &reach) {
+    // Goes through the item's tiles; of a part, `between()` is called behind the last tile of the first segment.
+    template <class Between> __device__ void run(const Seen (&seen)[2], const Reach &reach, Between between) {
         int turn = __shfl_sync(~0u, threadIdx.x / 128, 0);
         bool leader = (threadIdx.x & 31) == 0;
         float scores[S::KEYS / 2];
@@ -124,17 +115,8 @@ template <class T, class S> struct Computing {
 #pragma unroll
             for (int i = 0; i < S::PART / 2; i++) sums[part][i] = 0;
         }
-        // Of a pair this warpgroup has every other tile.
-        bool pair = S::PAIRS && item.pair, second = pair && turn == 1;
-        int step = pair ? 2 : 1, passed = 0;
-        int index = second ? item.second_begin : item.begin;
-        int end = tiles_to_see(reach, index, second ? item.second_end : item.end);
+        int index = item.begin, end = tiles_to_see(reach, index, item.end);
         if (end > index) {
-            if (second) {
-                pass(item.tiles.at(item.begin), at, leader);
-                at = ring.behind(at, 1);
-                passed = 1;
-            }
             barrier_wait(ring.keys_full(at), ring.phase(at));
             multiply_scores(scores, at);
             wgmma::commit();
@@ -145,8 +127,7 @@ template <class T, class S> struct Computing {
                 Tile tile = item.tiles.at(index);
                 weigh(scores, weights, tile, seen, reach);
                 wait_values(tile, at);
-                if (pair) pass(item.tiles.at(item.index(passed + 1)), ring.behind(at, 1), leader);
-                int next = ring.behind(at, step);
+                int next = ring.behind(at, 2);
                 barrier_wait(ring.keys_full(next), ring.phase(next));
                 // The warpgroups take turns with the matrix units.
                 named_wait(TURN + turn, 256);
@@ -160,8 +141,8 @@ template <class T, class S> struct Computing {
                     barrier_arrive(ring.values_empty(at));
                     barrier_arrive(ring.keys_empty(next));
                 }
+                if (S::MODE == Mode::Parts && index + 1 == item.middle) between();
                 at = next;
-                passed += step;
             }
             leave_item();
             Tile tile = item.tiles.at(index);
@@ -174,15 +155,18 @@ template <class T, class S> struct Computing {
             wgmma::wait();
             if (leader) barrier_arrive(ring.values_empty(at));
             index++;
-            at = ring.behind(at, 1);
-            passed++;
+            at = ring.behind(at, 2);
         } else {
             leave_item();
         }
         // The other warpgroups' are passed on, and turns with them: each has as many.
-        for (; pair ? passed < item.count() : index < item.end; index++, passed++, at = ring.behind(at, 1)) {
-            pass(item.tiles.at(pair ? item.index(passed) : index), at, leader);
-            if (pair && passed % 2 == 1) continue;
+        for (; index < item.end; index++, at = ring.behind(at, 2)) {
+            barrier_wait(ring.keys_full(at), ring.phase(at));
+            wait_values(item.tiles.at(index), at);
+            if (leader) {
+                barrier_arrive(ring.values_empty(at));
+                barrier_arrive(ring.keys_empty(at));
+            }
             named_wait(TURN + turn, 256);
             named_arrive(TURN + (turn + 1) % S::GROUPS, 256);
         }
@@ -226,15 +210,23 @@ template <class T, class S> __device__ void add_up(const Call &call, const Ring<
 
 // A computing warp's part of an item; `at` is its first tile's place. Gives that of the next item's.
 template <class T, class S>
-__device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &item, int number, int at, float *scratch) {
+__device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &item, int number, int at,
+                       const Common &common) {
     extern __shared__ __align__(1024) uint8_t shared[];
     Computing<T, S> computing{call, ring, item, number, at};
     int group_first = item.first + computing.rows_at(), first_row = group_first + own_row(), last = item.user.rows - 1;
     Reach reach = Reach::of(call, item.user, group_first, min(group_first + 63, last));
     Seen seen[2];
     for (int i = 0; i < 2; i++) seen[i] = seen_by(call, item.user, min(first_row + 8 * i, last));
-    computing.run(seen, reach);
-    if (S::MODE == Mode::Whole) {
+    bool complete = S::MODE == Mode::Whole;
+    if (S::MODE == Mode::Parts) {
+        Slot<S> slot(common, item);
+        computing.run(seen, reach, [&] { slot.put(computing.sums); });
+        if (group_first <= last) complete = slot.add(ring, computing.sums);
+    } else {
+        computing.run(seen, reach, [] {});
+    }
+    if (complete) {
         for (int i = 0; i < 2; i++) {
             int row = first_row + 8 * i;
             if (row > last) continue;
@@ -242,19 +234,6 @@ __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &ite
             computing.each(i, [&](int column, float low, float high) {
                 *reinterpret_cast<uint32_t *>(to + column) = Pack<T>::of(low * call.scale, high * call.scale);
             });
-        }
-    }
-    if (S::MODE == Mode::Parts) {
-        // Of a pair, each segment has its half of the slot.
-        int group = threadIdx.x / 128 ^ (S::PAIRS && item.pair && item.swapped);
-        float4 *to = slot_at<S>(scratch, 0) + (item.slot * S::GROUPS + group) * (16 * S::D) + threadIdx.x % 128;
-#pragma unroll
-        for (int part = 0; part < S::PARTS; part++) {
-#pragma unroll
-            for (int n = 0; n < S::PART / 8; n++) {
-                const float *sums = &computing.sums[part][n * 4];
-                to[(part * (S::PART / 8) + n) * 128] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-            }
         }
     }
     if (S::MODE != Mode::Cluster) return computing.at;

@@ -1,7 +1,7 @@
 // The warp of the Hopper kernel that finds the items and has the copy engine bring what they need.
 #pragma once
 
-#include "hopper_ring.cuh"
+#include "hopper_parts.cuh"
 
 namespace pagoda {
 namespace hopper {
@@ -13,12 +13,11 @@ template <class S> struct Fetching {
     int granule;
     const Ring<S> &ring;
     int per;           // items in a piece, 1 or 2
-    int64_t slots;     // Parts: how many there is memory for
+    const Common &common;
     int items, tiles;  // so far, and the next one's place
 
     int rows;          // where the stretch of keys number `lane` of the cached tiles from `known` on lies in the pool
     int known;
-    int other_rows, other_known;  // of a pair's other segment
 
     static constexpr int UNKNOWN = INT32_MAX / 2;
 
@@ -52,7 +51,11 @@ template <class S> struct Fetching {
     __device__ void fetch_tile(const Item<S> &item, const Tile &tile, int index, bool values) const {
         uint32_t memory = values ? ring.values(tiles) : ring.keys(tiles);
         uint32_t full = values ? ring.values_full(tiles) : ring.keys_full(tiles);
-        barrier_wait(values ? ring.values_empty(tiles) : ring.keys_empty(tiles), ring.phase(tiles) ^ 1);
+        if (values) {
+            barrier_wait(ring.values_empty(tiles), ring.values_phase(tiles) ^ 1);
+        } else {
+            barrier_wait(ring.keys_empty(tiles), ring.phase(tiles) ^ 1);
+        }
         if ((threadIdx.x & 31) == 0) barrier_expect(full, S::TILE_BYTES);
         __syncwarp();
         each_box(item, tile, index, values, [&](const CUtensorMap *map, uint32_t offset, int column, int row) {
@@ -85,30 +88,30 @@ template <class S> struct Fetching {
         return item;
     }
 
-    // The tiles of a segment, of all that an item has.
-    __device__ static int first_of(int64_t count, int segment) { return static_cast<int>(count * segment / SEGMENTS); }
+    // Leaves some segments of an item's tiles. They are cut where the user's keys are, whatever the rows of the item see of
+    // them: so it does not matter with which others a row is in an item.
+    __device__ void cut(Item<S> &item, int segment, int count) const {
+        Segments<S> segments(call, item.user);
+        item.begin = segments.first_of(item.tiles, segment);
+        item.middle = segments.first_of(item.tiles, segment + 1);
+        item.end = segments.first_of(item.tiles, segment + count);
+    }
 
     __device__ void fetch(const Item<S> &item) {
-        known = other_known = UNKNOWN;
-        int count = item.count();
-        for (int number = 0; number < count; number++, tiles = ring.behind(tiles, 1)) {
-            // The first tiles need not wait until the place of the item and its queries is free.
-            if (number == S::AHEAD) announce(item);
-            int index = item.index(number);
+        known = UNKNOWN;
+        int count = item.end - item.begin;
+        announce(item);
+        for (int number = 0; number < count; number++, tiles = ring.behind(tiles, 2)) {
+            int index = item.begin + number;
             Tile tile = item.tiles.at(index);
             bool looked_up = index >= known && (index - known + 1) * (S::KEYS / granule) <= 32;
             if (tile.cached && !looked_up) look_up(item, index);
             fetch_tile(item, tile, index, false);
             fetch_tile(item, tile, index, true);
-            if (S::PAIRS && item.pair) {
-                int before = rows, before_known = known;
-                rows = other_rows;
-                known = other_known;
-                other_rows = before;
-                other_known = before_known;
-            }
+            // Early enough for the plan to be there in time, and no earlier: others may be free sooner.
+            if (S::MODE == Mode::Parts && number == count / 2) let_plan();
         }
-        if (count <= S::AHEAD) announce(item);
+        if (S::MODE == Mode::Parts && count == 0) let_plan();
         items++;
     }
 
@@ -126,10 +129,7 @@ template <class S> struct Fetching {
             User user = load_user(call, piece.user);
             int head = static_cast<int>(index % call.heads), last = piece.blocks - 1 - piece.number;
             Item<S> item = item_of(user, head, last * S::ROWS);
-            if (S::SPLIT) {
-                item.begin = item.first_of(blockIdx.x % CLUSTER);
-                item.end = item.first_of(blockIdx.x % CLUSTER + 1);
-            }
+            if (S::SPLIT) cut(item, blockIdx.x % CLUSTER, 1);
             // Sums of the item before were exchanged where this one's queries and tiles will be.
             if (S::SPLIT && items > 0) wait_for_sums();
             fetch(item);
@@ -140,26 +140,43 @@ template <class S> struct Fetching {
         if (S::SPLIT && items > 0) wait_for_sums();
     }
 
+    // Every lane, as every lane has read the plan before.
+    __device__ void let_plan() const { barrier_arrive(ring.may_plan()); }
+
     __device__ void run_parts() {
-        for (int64_t index = blockIdx.x; index < slots; index += gridDim.x) {
-            Found found = find_split<S>(call, index, UNIT_PARTS<S>);
-            if (found.user < 0) break;
-            User user = load_user(call, found.user);
-            Part part = Part::of<S>(user.rows, found.rest);
-            Item<S> item = item_of(user, part.head, part.block * S::ROWS);
-            item.slot = index;
-            item.begin = item.first_of(part.segment);
-            item.end = item.first_of(part.segment + 1);
-            item.pair = part.pair;
-            if (S::PAIRS && part.pair) {
-                int begin = item.end, end = item.first_of(part.segment + 2);
-                item.swapped = end - begin > item.end - item.begin;
-                item.second_begin = item.swapped ? item.begin : begin;
-                item.second_end = item.swapped ? item.end : end;
-                item.begin = item.swapped ? begin : item.begin;
-                item.end = item.swapped ? end : item.end;
-            }
+        let_plan();
+        for (;;) {
+            barrier_wait(ring.planned(), items & 1);
+            Item<S> item = ring.items[S::ITEMS];
+            if (item.user.rows < 0) break;
             fetch(item);
+        }
+    }
+
+    // What another warp does for the fetching one: it finds the next item while this one's tiles are fetched.
+    __device__ void plan_parts() const {
+        Parts<S> parts(call);
+        // The first part is that of the block's own number, which needs no wait.
+        bool first = true;
+        Item<S> item{};
+        for (int number = 0; item.user.rows >= 0; number++) {
+            barrier_wait(ring.may_plan(), number & 1);
+            Part part;
+            do {
+                part = parts.at(call, first ? blockIdx.x : gridDim.x + common.take());
+                first = false;
+                // More than there is memory for: offsets that no call should have.
+            } while (part.user >= 0 && part.slot >= common.slots);
+            item.user.rows = -1;
+            if (part.user >= 0) {
+                item = item_of(load_user(call, part.user), part.head, part.block * S::ROWS);
+                item.slot = part.slot;
+                cut(item, part.number * 2, 2);
+            }
+            if ((threadIdx.x & 31) == 0) {
+                ring.items[S::ITEMS] = item;
+                barrier_arrive(ring.planned());
+            }
         }
     }
 

@@ -1,9 +1,8 @@
 // How the work over the keys of users that are split is shared out where their sums are added up in device memory.
 //
-// A part is one segment of the keys of a block of rows, for one head: a block's work, which leaves its sums in the slot
-// of its number. Where the last block of rows has rows for one of two warpgroups alone, they take a segment each, and two
-// segments make a part: so a user has 4 parts a head for every 64 rows begun, and all are as much work. Another kernel
-// adds up the segments.
+// A part is two segments of the keys of a block of rows, one behind the other, for one head. Every block begins with one and
+// takes others by a counter. A warpgroup leaves the sums of its 64 rows over the first segment in the part's slot and adds
+// those over the second; the last to come of the parts of the same rows adds up the slots and writes the output.
 #pragma once
 
 #include "hopper_ring.cuh"
@@ -11,98 +10,220 @@
 namespace pagoda {
 namespace hopper {
 
-// Rows, and parts of each head for so many rows.
-template <class S> constexpr int UNIT = S::PAIRS ? 64 : S::ROWS;
-template <class S> constexpr int UNIT_PARTS = S::PAIRS ? SEGMENTS / 2 : SEGMENTS;
+constexpr int A_BLOCK = SEGMENTS / 2;  // parts of a block of rows
 
-template <class S> __device__ int units_of(int rows) { return (rows + UNIT<S> - 1) / UNIT<S>; }
+// How many of a block's parts, the last ones, are taken in the order of their size, whole blocks of rows first: the less is
+// left to do when some find nothing more.
+constexpr int LAST_PARTS = 2;
 
-// The split user who has that number where each has `each` for each unit of rows and each head.
-template <class S> __device__ Found find_split(const Call &call, int64_t index, int each) {
-    return find_user(
-        call, index, [&](int user) { return rows_of_kind<Kind::Split>(call, user); },
-        [&](int rows) { return static_cast<int64_t>(units_of<S>(rows)) * call.heads * each; });
-}
+// What the blocks share in device memory, one behind the other: how many parts were taken; how many parts of each
+// warpgroup's rows are done; the slots, which have the sums of a part each. All but the sums is 0 at the beginning.
+struct Common {
+    int *next;
+    int *done;
+    float *sums;
+    int64_t slots;  // 0: there is no memory
 
-struct Part {
-    int head;
-    int block;    // of rows
-    int segment;  // of a pair the first of two
-    bool pair;
-
-    // The part of that number of a user. Parts that read the same keys follow one another.
-    template <class S> __device__ static Part of(int rows, int64_t number) {
-        int units = units_of<S>(rows), blocks = S::PAIRS ? units / 2 : units;
-        int64_t a_head = static_cast<int64_t>(units) * UNIT_PARTS<S>;
-        int head = static_cast<int>(number / a_head), rest = static_cast<int>(number % a_head);
-        if (!S::PAIRS) return {head, rest % blocks, rest / blocks, false};
-        int two = rest / units, unit = rest % units;
-        if (unit == 2 * blocks) return {head, blocks, 2 * two, true};
-        return {head, unit % blocks, 2 * two + unit / blocks, false};
+    __device__ Common(void *scratch, int64_t slots, int groups) : slots(slots) {
+        next = static_cast<int *>(scratch);
+        done = next + 4;
+        sums = reinterpret_cast<float *>(done + (slots / A_BLOCK * groups + 3) / 4 * 4);
     }
 
-    // Which of a user's slots has the sums of a segment of a unit of rows, in units.
-    template <class S> __device__ static int64_t slot_of(int rows, int head, int unit, int segment) {
-        int units = units_of<S>(rows), blocks = S::PAIRS ? units / 2 : units;
-        int64_t first = static_cast<int64_t>(units) * UNIT_PARTS<S> * head;
-        if (!S::PAIRS) return first + segment * blocks + unit;
-        first += segment / 2 * units;
-        if (unit == 2 * blocks) return (first + unit) * 2 + segment % 2;
-        return (first + segment % 2 * blocks + unit / 2) * 2 + unit % 2;
+    // Makes the zeros, by all threads of a kernel.
+    __device__ void clear() const {
+        int64_t count = slots > 0 ? reinterpret_cast<int *>(sums) - next : 0, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+        for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) next[i] = 0;
+    }
+
+    // A number that no one has got. A whole warp asks. The kernel before made the zeros.
+    __device__ int64_t take() const {
+        wait_for_previous();
+        return __shfl_sync(~0u, (threadIdx.x & 31) == 0 ? atomicAdd(next, 1) : 0, 0);
     }
 };
 
-// The order in which segments are added up, everywhere.
-__device__ inline float4 add_segments(const float4 (&parts)[SEGMENTS]) {
-    float4 sum = parts[0];
-#pragma unroll
-    for (int segment = 1; segment < SEGMENTS; segment++) {
-        sum.x += parts[segment].x;
-        sum.y += parts[segment].y;
-        sum.z += parts[segment].z;
-        sum.w += parts[segment].w;
+// Where the keys of a user are cut. Pages, and behind them the user's own rows, are counted in stretches of SEGMENT_KEYS
+// keys; the segments have as many, from the first on that any row sees.
+template <class S> struct Segments {
+    int cached, first, count;
+
+    __device__ Segments(const Call &call, const User &user) {
+        int seen = Reach::of(call, user, 0, user.rows - 1).first;
+        cached = up(user.cached);
+        first = seen < user.cached ? seen / S::SEGMENT_KEYS : cached + (seen - user.cached) / S::SEGMENT_KEYS;
+        count = cached + up(user.rows) - first;
     }
+
+    __device__ static int up(int keys) { return (keys + S::SEGMENT_KEYS - 1) / S::SEGMENT_KEYS; }
+
+    // How many of the tiles that some rows look at come before a segment.
+    __device__ int first_of(const Tiles<S::KEYS> &tiles, int segment) const {
+        constexpr int EACH = S::SEGMENT_KEYS / S::KEYS;
+        int at = first + static_cast<int>(static_cast<int64_t>(count) * segment / SEGMENTS);
+        int paged = min(at, cached) * EACH, own = max(at - cached, 0) * EACH;
+        return clamped(paged - tiles.cached_first, 0, tiles.cached_count) +
+               clamped(own - tiles.fresh_first, 0, tiles.fresh_count) +
+               clamped(own - tiles.candidate_first, 0, tiles.candidate_count);
+    }
+};
+
+struct Part {
+    int user;  // -1: there is none of that number
+    int head, block, number;
+    int64_t slot;
+};
+
+// All parts of a call, in their order: the first ones of all blocks of rows, then the second ones, of each the whole blocks
+// first and then the users' last ones, which have fewer rows.
+template <class S> struct Parts {
+    int64_t whole, last;  // blocks of rows, of all heads
+
+    __device__ explicit Parts(const Call &call) {
+        whole = find<true>(call, INT64_MAX).before;
+        last = find<false>(call, INT64_MAX).before;
+    }
+
+    template <bool WHOLE> __device__ static Found find(const Call &call, int64_t index) {
+        return find_user(
+            call, index, [&](int user) { return rows_of_kind<Kind::Split>(call, user); },
+            [&](int rows) {
+                return static_cast<int64_t>(WHOLE ? rows / S::ROWS : rows % S::ROWS > 0) * call.heads;
+            });
+    }
+
+    __device__ Part at(const Call &call, int64_t index) const {
+        constexpr int BEFORE = A_BLOCK - LAST_PARTS;
+        int64_t blocks = whole + last;
+        if (index >= A_BLOCK * blocks) return {-1};
+        int64_t number = index / blocks, block = index % blocks;
+        bool is_whole = block < whole;
+        if (!is_whole) block -= whole;
+        if (number >= BEFORE) {
+            block = index - BEFORE * blocks;
+            is_whole = block < LAST_PARTS * whole;
+            if (!is_whole) block -= LAST_PARTS * whole;
+            int64_t each = is_whole ? whole : last;
+            number = BEFORE + block / each;
+            block %= each;
+        }
+        Found found = is_whole ? find<true>(call, block) : find<false>(call, block);
+        int full = found.rows / S::ROWS;
+        int head = static_cast<int>(is_whole ? found.rest / full : found.rest);
+        int of_user = static_cast<int>(is_whole ? found.rest % full : full);
+        int64_t slot = (is_whole ? block : whole + block) * A_BLOCK + number;
+        return {found.user, head, of_user, static_cast<int>(number), slot};
+    }
+};
+
+// The same everywhere, and as the L2 cache adds: it takes tiny numbers for 0.
+__device__ inline float add(float a, float b) {
+    float sum;
+    asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
     return sum;
 }
 
-// In a unit of a slot a thread's sums of eight columns are together: a pair of them in each of its two rows, for 128
-// threads side by side; then those of the next columns.
-template <class S> __device__ float4 *slot_at(float *scratch, int64_t unit) {
-    return reinterpret_cast<float4 *>(scratch + unit * (UNIT<S> * S::D));
+__device__ inline void add_to(float4 &sum, const float4 &other) {
+    sum = make_float4(add(sum.x, other.x), add(sum.y, other.y), add(sum.z, other.z), add(sum.w, other.w));
 }
 
-// Adds up the segments of a unit of rows. Each block has some of its sums, each thread of them two fours.
-template <class T, class S> __device__ void add_parts(const Call &call, float *scratch, int64_t slots) {
-    constexpr int FOURS = 2, A_BLOCK = 256 * FOURS, BLOCKS = UNIT<S> * S::D / 4 / A_BLOCK;
-    Found found = find_split<S>(call, blockIdx.x / BLOCKS, 1);
-    User user = load_user(call, max(found.user, 0));
-    int units = units_of<S>(user.rows);
-    wait_for_previous();
-    if (found.user < 0) return;
-    // More than there is memory for: offsets that no call should have.
-    if ((found.before + static_cast<int64_t>(units) * call.heads) * UNIT_PARTS<S> > slots) return;
-    int head = static_cast<int>(found.rest / units), unit = static_cast<int>(found.rest % units);
-    int64_t before = found.before * UNIT_PARTS<S> * (S::PAIRS ? 2 : 1);
-    int first = blockIdx.x % BLOCKS * A_BLOCK + threadIdx.x;
-    float4 parts[FOURS][SEGMENTS];
+// The order in which sums are added up, everywhere: those of two segments first.
+__device__ inline float4 add_parts(const float4 (&parts)[A_BLOCK]) {
+    float4 sum = parts[0];
 #pragma unroll
-    for (int segment = 0; segment < SEGMENTS; segment++) {
-        const float4 *from = slot_at<S>(scratch, before + Part::slot_of<S>(user.rows, head, unit, segment)) + first;
-#pragma unroll
-        for (int i = 0; i < FOURS; i++) parts[i][segment] = __ldcs(from + i * 256);
-    }
-#pragma unroll
-    for (int i = 0; i < FOURS; i++) {
-        float4 sum = add_segments(parts[i]);
-        int at = first + i * 256, group = at / (16 * S::D), inside = at % (16 * S::D), thread = inside % 128;
-        int row = unit * UNIT<S> + group * 64 + thread / 32 * 16 + thread % 32 / 4;
-        T *to = output_at<T>(call, user, head, row) + inside / 128 * 8 + (thread & 3) * 2;
-        float scale = call.scale;
-        if (row < user.rows) *reinterpret_cast<uint32_t *>(to) = Pack<T>::of(sum.x * scale, sum.y * scale);
-        to += static_cast<int64_t>(8) * call.heads * S::D;
-        if (row + 8 < user.rows) *reinterpret_cast<uint32_t *>(to) = Pack<T>::of(sum.z * scale, sum.w * scale);
-    }
+    for (int part = 1; part < A_BLOCK; part++) add_to(sum, parts[part]);
+    return sum;
 }
+
+__device__ inline float4 add_segments(const float4 (&segments)[SEGMENTS]) {
+    float4 parts[A_BLOCK];
+#pragma unroll
+    for (int part = 0; part < A_BLOCK; part++) {
+        parts[part] = segments[2 * part];
+        add_to(parts[part], segments[2 * part + 1]);
+    }
+    return add_parts(parts);
+}
+
+// What a warpgroup has of a slot. There a thread's sums of eight columns are together, a pair of them in each of its two rows,
+// for 128 threads side by side; then those of the next columns.
+template <class S> struct Slot {
+    static constexpr int FOURS = S::D / 8, A_SLOT = 16 * S::D * S::GROUPS;
+
+    float4 *own;   // the thread's
+    int part;      // of the block of rows
+    int *done;
+    bool put_any;  // there are sums in it
+
+    __device__ Slot(const Common &common, const Item<S> &item) : put_any(false) {
+        int group = threadIdx.x / 128;
+        own = reinterpret_cast<float4 *>(common.sums) + item.slot * A_SLOT + group * (16 * S::D) + threadIdx.x % 128;
+        part = static_cast<int>(item.slot % A_BLOCK);
+        done = common.done + item.slot / A_BLOCK * S::GROUPS + group;
+    }
+
+    template <class Each> __device__ static void each(float (&sums)[S::PARTS][S::PART / 2], Each each) {
+#pragma unroll
+        for (int n = 0; n < FOURS; n++) each(n, &sums[n / (S::PART / 8)][n % (S::PART / 8) * 4]);
+    }
+
+    // Leaves the sums here, and zeros in their place.
+    __device__ void put(float (&sums)[S::PARTS][S::PART / 2]) {
+        each(sums, [&](int n, float *four) {
+            __stcg(own + n * 128, make_float4(four[0], four[1], four[2], four[3]));
+            four[0] = four[1] = four[2] = four[3] = 0;
+        });
+        put_any = true;
+    }
+
+    // Adds the sums. True where the other parts are there already: then they become those of all.
+    __device__ bool add(const Ring<S> &ring, float (&sums)[S::PARTS][S::PART / 2]) const {
+        each(sums, [&](int n, const float *four) {
+            if (put_any) {
+                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(own + n * 128), "f"(four[0]),
+                             "f"(four[1]), "f"(four[2]), "f"(four[3])
+                             : "memory");
+            } else {
+                float4 sum = make_float4(four[0], four[1], four[2], four[3]);
+                add_to(sum, make_float4(0, 0, 0, 0));
+                __stcg(own + n * 128, sum);
+            }
+        });
+        int group = threadIdx.x / 128;
+        named_wait(ARRIVED + group, 128);
+        if (threadIdx.x % 128 == 0) {
+            int before;
+            // The kernel before made the zeros.
+            wait_for_previous();
+            asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(done) : "memory");
+            ring.arrived[group] = before;
+        }
+        named_wait(ARRIVED + group, 128);
+        if (ring.arrived[group] != A_BLOCK - 1) return false;
+        add_up(sums);
+        return true;
+    }
+
+    // The sums of all parts of the thread's rows.
+    __device__ void add_up(float (&sums)[S::PARTS][S::PART / 2]) const {
+        constexpr int AT_ONCE = 4;
+        const float4 *first = own - part * A_SLOT;
+#pragma unroll
+        for (int n = 0; n < FOURS; n += AT_ONCE) {
+            float4 parts[AT_ONCE][A_BLOCK];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE * A_BLOCK; i++) {
+                parts[i / A_BLOCK][i % A_BLOCK] = __ldcg(first + i % A_BLOCK * A_SLOT + (n + i / A_BLOCK) * 128);
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                float4 sum = add_parts(parts[i]);
+                float *four = &sums[(n + i) / (S::PART / 8)][(n + i) % (S::PART / 8) * 4];
+                four[0] = sum.x, four[1] = sum.y, four[2] = sum.z, four[3] = sum.w;
+            }
+        }
+    }
+};
 
 }  // namespace hopper
 }  // namespace pagoda

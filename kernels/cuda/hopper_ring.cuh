@@ -11,13 +11,14 @@ namespace hopper {
 constexpr int BOX = 64;      // rows of a box of queries, keys or values; of pages it is the call's
 constexpr int SEGMENTS = 8;  // of the keys of a user that is split
 constexpr int CLUSTER = SEGMENTS;
+constexpr int BARRIER_BYTES = 256;  // of shared memory
 constexpr int OUTSIDE = INT32_MAX - 1024;  // a row that no tensor has: the copy engine gives zeros
 
-// Barriers by number; 0 is __syncthreads. TURN has one for each warpgroup that computes.
-constexpr int TAIL = 1, TURN = 2;
+// Barriers by number; 0 is __syncthreads. TURN and ARRIVED have one for each warpgroup that computes.
+constexpr int TAIL = 1, TURN = 2, ARRIVED = 5;
 
-// What a block does: all keys of an item; a segment of them, adding up with the other blocks of its cluster; a segment of
-// them, leaving its sums in device memory for another kernel to add up.
+// What a block does: all keys of an item; a segment of them, adding up with the other blocks of its cluster; two segments of
+// them, adding up with others in device memory.
 enum class Mode { Whole, Cluster, Parts };
 
 struct Maps {
@@ -29,23 +30,24 @@ template <int D_, Mode MODE_> struct Shape {
     static constexpr Mode MODE = MODE_;
     static constexpr bool SPLIT = MODE != Mode::Whole;
     // Warpgroups that compute. With small heads the weights take as long as the products: a third one fills the gaps, and
-    // there are registers for it.
-    static constexpr int GROUPS = D <= 64 ? 3 : 2;
+    // there are registers for it. Parts have a third one for D = 128 too, with tiles of half the keys so that it fits: the more
+    // rows share a tile, the less has to come out of the L2 cache, which gives no more than two warpgroups ask for.
+    static constexpr int GROUPS = D <= 64 || (D == 128 && MODE == Mode::Parts) ? 3 : 2;
     static constexpr int ROWS = 64 * GROUPS;
     static constexpr int COMPUTING = 128 * GROUPS;         // threads
-    static constexpr int THREADS = COMPUTING + 128;        // the fetching warp has three idle ones beside it
+    static constexpr int THREADS = COMPUTING + 128;        // one warp of the last four fetches, another plans
     // A block begins with 65,536 shared out among its threads, rounded down to 8 for each; a warpgroup that asks for more
-    // than the others have left waits for ever.
-    static constexpr int REGISTERS = GROUPS == 3 ? 160 : 232;
-    static constexpr int FETCHING_REGISTERS = GROUPS == 3 ? 32 : 40;
+    // than the others have left waits for ever. What the computing ones can spare, those that fetch and plan make use of.
+    static constexpr int REGISTERS = GROUPS == 2 ? 232 : D == 128 ? 152 : 160;
+    static constexpr int FETCHING_REGISTERS = GROUPS == 2 ? 40 : D == 128 ? 56 : 32;
     static_assert(GROUPS * REGISTERS + FETCHING_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8), "registers");
-    // Whether the two warpgroups take a segment each where there are rows for one of them alone.
-    static constexpr bool PAIRS = MODE == Mode::Parts && GROUPS == 2;
-    static constexpr int KEYS = D == 256 ? 64 : 128;       // of a tile
-    // Tiles on their way at once. Few blocks look at a split user's pages, so they come from far away: more of them.
-    static constexpr int STAGES = D <= 64 ? (SPLIT ? 6 : 4) : D == 128 && SPLIT ? 3 : 2;
-    static constexpr int ITEMS = D == 256 || SPLIT ? 1 : 2;  // whose queries are in shared memory at once
-    static constexpr int AHEAD = MODE == Mode::Parts ? STAGES - 1 : 0;  // tiles fetched before queries
+    static constexpr int KEYS = D == 256 || (D == 128 && GROUPS == 3) ? 64 : 128;  // of a tile
+    static constexpr int SEGMENT_KEYS = D == 256 ? 64 : 128;  // segments begin at multiples, whatever the tiles are
+    // Tiles of keys or values in shared memory at once, in turn. Few blocks look at a split user's pages, so they come from far
+    // away: more of them.
+    static constexpr int BUFFERS = D <= 64 ? (MODE == Mode::Whole ? 8 : MODE == Mode::Cluster ? 12 : 10)
+                                   : D == 256 ? 5 : MODE == Mode::Whole ? 4 : MODE == Mode::Cluster ? 6 : 8;
+    static constexpr int ITEMS = D == 256 || MODE == Mode::Cluster ? 1 : 2;  // whose queries are in shared memory at once
     static constexpr int COLUMNS = D < 64 ? D : 64;        // of a box
     static constexpr int BOXES = D / COLUMNS;
     static constexpr int ROW_BYTES = COLUMNS * 2;
@@ -53,10 +55,10 @@ template <int D_, Mode MODE_> struct Shape {
     static constexpr int TILE_BYTES = KEYS * D * 2;
     static constexpr int PARTS = D / (D < 128 ? D : 128);  // the sums of a row are computed 128 at a time
     static constexpr int PART = D / PARTS;
-    static constexpr int DATA_BYTES = ITEMS * QUERY_BYTES + 2 * STAGES * TILE_BYTES;
+    static constexpr int DATA_BYTES = ITEMS * QUERY_BYTES + BUFFERS * TILE_BYTES;
     static constexpr int SUM_STRIDE = D + 8;               // floats from row to row where blocks exchange sums
-    static_assert(ROWS * SUM_STRIDE * 4 <= DATA_BYTES, "sums are exchanged where tiles were");
-    static_assert((4 * STAGES + 2 * ITEMS) * 8 <= 256, "items come behind the barriers");
+    static_assert(MODE != Mode::Cluster || ROWS * SUM_STRIDE * 4 <= DATA_BYTES, "sums are exchanged where tiles were");
+    static_assert((2 * BUFFERS + 2 * ITEMS + 2) * 8 + GROUPS * 4 <= BARRIER_BYTES, "items come behind the barriers");
 };
 
 // One block of rows against some of its tiles.
@@ -66,25 +68,9 @@ template <class S> struct Item {
     int first;       // row of the user
     Tiles<S::KEYS> tiles;
     int begin, end;  // the tiles that are this block's
-    int64_t slot;    // Parts: where the sums go, in blocks of ROWS rows
-    // Pairs: the first warpgroup has the tiles above and the second has these, both for the same 64 rows. The second's
-    // are as many or one less, and they come by turns.
-    bool pair;
-    bool swapped;    // the first warpgroup has the later segment
-    int second_begin, second_end;
-
-    // The first tile of a segment, of all that the rows look at.
-    __device__ int first_of(int segment) const {
-        return static_cast<int>(static_cast<int64_t>(tiles.count()) * segment / SEGMENTS);
-    }
-    // How many tiles the block goes through, and which the one of that number is.
-    __device__ int count() const {
-        return end - begin + (S::PAIRS && pair ? second_end - second_begin : 0);
-    }
-    __device__ int index(int number) const {
-        if (!S::PAIRS || !pair) return begin + number;
-        return (number & 1 ? second_begin : begin) + number / 2;
-    }
+    // Parts: the first tile of the second segment, and where the sums go.
+    int middle;
+    int64_t slot;
 };
 
 template <class T> __device__ T *output_at(const Call &call, const User &user, int head, int row) {
@@ -95,49 +81,57 @@ template <class T> __device__ T *output_at(const Call &call, const User &user, i
 // The rings in shared memory: of items with their queries, which count up from 0, and of tiles.
 template <class S> struct Ring {
     uint32_t base, barriers;
-    Item<S> *items;
+    int *arrived;    // Parts: how many parts of the same rows were done before, of each warpgroup
+    Item<S> *items;  // ITEMS of them, and behind them the one that is planned
 
     __device__ explicit Ring(uint8_t *shared) {
         base = shared_address(shared);
         barriers = base + S::DATA_BYTES;
-        items = reinterpret_cast<Item<S> *>(shared + S::DATA_BYTES + 256);
+        arrived = reinterpret_cast<int *>(shared + S::DATA_BYTES + BARRIER_BYTES) - S::GROUPS;
+        items = reinterpret_cast<Item<S> *>(shared + S::DATA_BYTES + BARRIER_BYTES);
     }
 
     __device__ uint32_t queries(int item) const { return base + item % S::ITEMS * S::QUERY_BYTES; }
-    // Places of tiles count up from 0, and begin again where that saves a division.
-    static constexpr bool WRAPS = (S::STAGES & (S::STAGES - 1)) != 0;
-    __device__ static int behind(int tile, int by) {
-        int next = tile + by;
-        return WRAPS && next >= 2 * S::STAGES ? next - 2 * S::STAGES : next;
+    // Places of tiles count up from 0, keys and values in turn, and begin again where that saves a division. Where the buffers
+    // are an even number, values have the one behind their keys'.
+    static constexpr bool WRAPS = (S::BUFFERS & (S::BUFFERS - 1)) != 0, EVEN = S::BUFFERS % 2 == 0;
+    __device__ static int behind(int place, int by) {
+        int next = place + by;
+        return WRAPS && next >= 2 * S::BUFFERS ? next - 2 * S::BUFFERS : next;
     }
-    __device__ static int stage(int tile) {
-        return WRAPS ? (tile >= S::STAGES ? tile - S::STAGES : tile) : tile % S::STAGES;
+    __device__ static int buffer(int place) {
+        return WRAPS ? (place >= S::BUFFERS ? place - S::BUFFERS : place) : place % S::BUFFERS;
     }
-    __device__ static int phase(int tile) { return WRAPS ? tile >= S::STAGES : tile / S::STAGES & 1; }
+    __device__ static int phase(int place) { return WRAPS ? place >= S::BUFFERS : place / S::BUFFERS & 1; }
 
-    __device__ uint32_t keys(int tile) const {
-        return base + S::ITEMS * S::QUERY_BYTES + stage(tile) * 2 * S::TILE_BYTES;
-    }
-    __device__ uint32_t values(int tile) const { return keys(tile) + S::TILE_BYTES; }
     __device__ uint32_t barrier(int number) const { return barriers + number * 8; }
-    __device__ uint32_t keys_full(int tile) const { return barrier(stage(tile)); }
-    __device__ uint32_t values_full(int tile) const { return barrier(S::STAGES + stage(tile)); }
-    __device__ uint32_t keys_empty(int tile) const { return barrier(2 * S::STAGES + stage(tile)); }
-    __device__ uint32_t values_empty(int tile) const { return barrier(3 * S::STAGES + stage(tile)); }
-    __device__ uint32_t item_full(int item) const { return barrier(4 * S::STAGES + item % S::ITEMS); }
-    __device__ uint32_t item_empty(int item) const { return barrier(4 * S::STAGES + S::ITEMS + item % S::ITEMS); }
+    __device__ uint32_t keys(int at) const { return base + S::ITEMS * S::QUERY_BYTES + buffer(at) * S::TILE_BYTES; }
+    __device__ uint32_t keys_full(int at) const { return barrier(buffer(at)); }
+    __device__ uint32_t keys_empty(int at) const { return barrier(S::BUFFERS + buffer(at)); }
+    // Of the values whose keys' place this is.
+    __device__ uint32_t values(int at) const { return EVEN ? keys(at) + S::TILE_BYTES : keys(behind(at, 1)); }
+    __device__ uint32_t values_full(int at) const { return EVEN ? keys_full(at) + 8 : keys_full(behind(at, 1)); }
+    __device__ uint32_t values_empty(int at) const { return EVEN ? keys_empty(at) + 8 : keys_empty(behind(at, 1)); }
+    __device__ static int values_phase(int at) { return phase(EVEN ? at : behind(at, 1)); }
+    __device__ uint32_t item_full(int item) const { return barrier(2 * S::BUFFERS + item % S::ITEMS); }
+    __device__ uint32_t item_empty(int item) const { return barrier(2 * S::BUFFERS + S::ITEMS + item % S::ITEMS); }
+    // Parts: the next item is planned, and there is room for a plan.
+    __device__ uint32_t planned() const { return barrier(2 * S::BUFFERS + 2 * S::ITEMS); }
+    __device__ uint32_t may_plan() const { return barrier(2 * S::BUFFERS + 2 * S::ITEMS + 1); }
     __device__ static int item_phase(int item) { return item / S::ITEMS & 1; }
 
     __device__ void init() const {
-        for (int stage = 0; stage < S::STAGES; stage++) {
-            barrier_init(keys_full(stage), 1);
-            barrier_init(values_full(stage), 1);
-            barrier_init(keys_empty(stage), S::COMPUTING / 32);
-            barrier_init(values_empty(stage), S::COMPUTING / 32);
+        for (int place = 0; place < S::BUFFERS; place++) {
+            barrier_init(keys_full(place), 1);
+            barrier_init(keys_empty(place), S::COMPUTING / 32);
         }
         for (int item = 0; item < S::ITEMS; item++) {
             barrier_init(item_full(item), 1);
             barrier_init(item_empty(item), S::COMPUTING);
+        }
+        if (S::MODE == Mode::Parts) {
+            barrier_init(planned(), 1);
+            barrier_init(may_plan(), 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

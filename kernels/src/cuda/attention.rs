@@ -23,15 +23,11 @@ const MANY_ITEMS: u32 = 8;
 /// Keys below which the Hopper kernel never shares a user's keys out; `is_split` of cuda/call.cuh.
 const SPLIT_KEYS: usize = 1024;
 
-/// Segments of a split user's keys; `SEGMENTS` of cuda/hopper_ring.cuh.
-const SEGMENTS: usize = 8;
+/// Parts of a block of rows; `A_BLOCK` of cuda/hopper_parts.cuh.
+const PARTS: usize = 4;
 
 /// Scratch memory beyond which a call makes do without.
 const MOST_SCRATCH: usize = 256 << 20;
-const SUM_THREADS: usize = 256;
-
-/// Numbers that a block of the adding kernel has; `add_parts` of cuda/hopper_parts.cuh.
-const SUM_NUMBERS: usize = SUM_THREADS * 8;
 
 /// # Safety
 /// As for [`Gpu::attention`]; the kernel takes the call.
@@ -81,8 +77,18 @@ unsafe fn mma(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaE
 
 /// What the parts of a call need; see [`Gpu::most_scratch_bytes`].
 pub fn scratch_bytes(call: &Attention) -> usize {
-    let bytes = Parts::of(call).bytes(call);
-    if bytes > MOST_SCRATCH { 0 } else { bytes }
+    let slots = slots(call);
+    let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
+    // Counters in front: one for all, and one for the 64 rows of each warpgroup; `Common` of cuda/hopper_parts.cuh.
+    let counters = 4 + (slots / PARTS * (rows / 64)).next_multiple_of(4);
+    let bytes = (counters + slots * rows * call.rows.head_size) * size_of::<f32>();
+    if slots == 0 || bytes > MOST_SCRATCH { 0 } else { bytes }
+}
+
+/// The parts that split users can have at most.
+fn slots(call: &Attention) -> usize {
+    let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
+    row_blocks(call, rows_to_split(call), rows) * call.rows.heads * PARTS
 }
 
 /// Whether parts are faster than clusters: not where there is a cluster for every item, nor where most users cannot be
@@ -92,29 +98,9 @@ pub fn wants_scratch(gpu: &Gpu, call: &Attention) -> Result<bool, CudaError> {
     if call.rows.total_rows > tokens(call) / 4 {
         return Ok(false);
     }
-    let items = row_blocks(call, rows_to_split(call), Shape::of(call.rows.head_size, true).rows) * call.rows.heads;
+    let items =
+        row_blocks(call, rows_to_split(call), Shape::of(call.rows.head_size, Mode::Cluster).rows) * call.rows.heads;
     Ok(items > clustered(module, call)?.clusters as usize)
-}
-
-/// The parts that split users can have at most; cuda/hopper_parts.cuh.
-struct Parts {
-    slots: usize,
-    /// Blocks of the kernel that adds them up.
-    adding: usize,
-}
-
-impl Parts {
-    fn of(call: &Attention) -> Self {
-        let Shape { rows, .. } = Shape::of(call.rows.head_size, true);
-        // Two warpgroups share a block of rows that is half empty.
-        let (unit, unit_parts) = if rows == 128 { (64, SEGMENTS / 2) } else { (rows, SEGMENTS) };
-        let units = row_blocks(call, rows_to_split(call), unit) * call.rows.heads;
-        Self { slots: units * unit_parts, adding: units * (unit * call.rows.head_size / SUM_NUMBERS) }
-    }
-
-    fn bytes(&self, call: &Attention) -> usize {
-        self.slots * Shape::of(call.rows.head_size, true).rows * call.rows.head_size * size_of::<f32>()
-    }
 }
 
 /// The most rows that split users can have together: each brings at most a third as many as are cached.
@@ -129,9 +115,17 @@ fn tokens(call: &Attention) -> usize {
 }
 
 fn clustered(module: &Module, call: &Attention) -> Result<Function, CudaError> {
-    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, true);
+    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, Mode::Cluster);
     let name = format!("hopper_split_{}_{}", call.element.name(), call.rows.head_size);
     module.clustered(&name, shared, threads, CLUSTER)
+}
+
+/// What the Hopper kernel does with the keys of an item; `Mode` of cuda/hopper_ring.cuh.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mode {
+    Whole,
+    Cluster,
+    Parts,
 }
 
 /// How the Hopper kernel is compiled for a head size; `Shape` of cuda/hopper_ring.cuh.
@@ -142,19 +136,22 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(head_size: usize, split: bool) -> Self {
-        let groups = if head_size <= 64 { 3 } else { 2 };
-        let tile = if head_size == 256 { 64 } else { 128 };
-        let stages = match (head_size, split) {
-            (32 | 64, true) => 6,
-            (32 | 64, false) => 4,
-            (128, true) => 3,
-            _ => 2,
+    fn of(head_size: usize, mode: Mode) -> Self {
+        let groups = if head_size <= 64 || (head_size == 128 && mode == Mode::Parts) { 3 } else { 2 };
+        let tile = if head_size == 256 || (head_size == 128 && groups == 3) { 64 } else { 128 };
+        let buffers = match (head_size, mode) {
+            (32 | 64, Mode::Whole) => 8,
+            (32 | 64, Mode::Cluster) => 12,
+            (32 | 64, Mode::Parts) => 10,
+            (128, Mode::Cluster) => 6,
+            (128, Mode::Whole) => 4,
+            (128, Mode::Parts) => 8,
+            _ => 5,
         };
-        let items = if head_size == 256 || split { 1 } else { 2 };
+        let items = if head_size == 256 || mode == Mode::Cluster { 1 } else { 2 };
         let rows = 64 * groups;
         // Behind the queries and tiles: barriers and items.
-        let shared = (items * rows + 2 * stages * tile) * head_size * 2 + 1024;
+        let shared = (items * rows + buffers * tile) * head_size * 2 + 1024;
         Self { rows, threads: 128 * (groups as u32 + 1), shared }
     }
 }
@@ -164,45 +161,44 @@ impl Shape {
 unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: CUstream) -> Result<(), CudaError> {
     let module = gpu.hopper.as_ref().expect("the path was offered");
     let name = format!("{}_{}", call.element.name(), call.rows.head_size);
-    let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, false);
+    let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, Mode::Whole);
     let items = blocks(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads)?;
     let one_each = items >= MANY_ITEMS * gpu.multiprocessors;
+    let needed = scratch_bytes(call);
+    let scratch = scratch.filter(|given| needed > 0 && given.bytes >= needed && given.address.is_multiple_of(16));
+    let slots = scratch.map_or(0, |_| slots(call));
     let (mut raw, mut maps, mut granule) = (call.raw(), Maps::of(call)?, granule(call) as i32);
     let mut per_piece = if one_each { 1 } else { 2 };
+    let (mut address, mut most) = (scratch.map_or(0, |given| given.address), slots as i64);
     let mut arguments = [
         from_mut(&mut raw).cast::<c_void>(),
         from_mut(&mut maps).cast(),
         from_mut(&mut granule).cast(),
         from_mut(&mut per_piece).cast(),
+        from_mut(&mut address).cast(),
+        from_mut(&mut most).cast(),
     ];
     let whole = module.function(&format!("hopper_{name}"), shared)?;
     let count = if one_each { items } else { items.min(gpu.multiprocessors) };
-    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s.
+    // SAFETY: the kernel takes a `Call`, `Maps`, two `int`s, an address and an `int64_t`.
     unsafe { whole.launch(count, threads, shared, stream, &mut arguments) }?;
     if rows_to_split(call) == 0 {
         return Ok(());
     }
-    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, true);
-    let needed = scratch_bytes(call);
-    let Some(scratch) = scratch.filter(|given| needed > 0 && given.bytes >= needed && given.address.is_multiple_of(16))
-    else {
+    if slots == 0 {
+        let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, Mode::Cluster);
         let split = clustered(module, call)?;
         // Clusters that do not fit onto the device at once would wait until others have done their whole share.
         let clusters = items.min(split.clusters);
         // SAFETY: the kernel takes a `Call`, `Maps` and an `int`.
         return unsafe { split.follow(clusters * CLUSTER, threads, shared, stream, &mut arguments[..3]) };
-    };
-    let Parts { slots, adding } = Parts::of(call);
-    let (mut address, mut most) = (scratch.address, slots as i64);
-    let (address, most) = (from_mut(&mut address).cast(), from_mut(&mut most).cast());
+    }
+    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, Mode::Parts);
     let parts = module.function(&format!("hopper_parts_{name}"), shared)?;
+    let [raw, maps, granule, _, address, most] = arguments;
     let count = blocks(slots)?.min(gpu.multiprocessors);
-    let mut parts_arguments = [arguments[0], arguments[1], arguments[2], address, most];
     // SAFETY: the kernel takes a `Call`, `Maps`, an `int`, an address and an `int64_t`.
-    unsafe { parts.follow(count, threads, shared, stream, &mut parts_arguments) }?;
-    let sum = module.function(&format!("hopper_sum_{name}"), 0)?;
-    // SAFETY: the kernel takes a `Call`, an address and an `int64_t`.
-    unsafe { sum.follow(blocks(adding)?, SUM_THREADS as u32, 0, stream, &mut [arguments[0], address, most]) }
+    unsafe { parts.follow(count, threads, shared, stream, &mut [raw, maps, granule, address, most]) }
 }
 
 /// The most blocks of `height` rows that users can have who have `rows` together.
@@ -223,9 +219,9 @@ mod tests {
     #[test]
     fn shapes_fit_into_a_multiprocessor() {
         for head_size in [32, 64, 128, 256] {
-            for split in [false, true] {
+            for mode in [Mode::Whole, Mode::Cluster, Mode::Parts] {
                 // What a block of sm_90 may have.
-                assert!(Shape::of(head_size, split).shared <= 227 * 1024, "D={head_size} split {split}");
+                assert!(Shape::of(head_size, mode).shared <= 227 * 1024, "D={head_size} {mode:?}");
             }
         }
     }
