@@ -2,9 +2,10 @@
 //!
 //! Their tensors lie on the GPU, index tensors too: what those hold is not known here, and reading them back would stop the
 //! stream. So what is checked is what the host knows, attributes and shapes; the kernels clamp every index (see
-//! `pagoda_kernels::cuda`). A call waits for nothing and allocates nothing, so that it can be captured into a CUDA graph,
-//! and keeps nothing from one call to the next, so that any number may be under way on any streams. `EmbeddingBag` is the
-//! exception: it refuses to be captured, for what its table lacks the host has to bring.
+//! `pagoda_kernels::cuda`). A call waits for nothing, and memory to work in comes out of ONNX Runtime's arena, which has it since
+//! the first run of the same shapes: so it can be captured into a CUDA graph. It keeps nothing from one call to the next, so
+//! that any number may be under way on any streams. `EmbeddingBag` is the exception: it refuses to be captured, for what its
+//! table lacks the host has to bring.
 
 use std::ffi::CStr;
 

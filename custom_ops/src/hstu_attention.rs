@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use pagoda_kernels::batch::Rows;
-use pagoda_kernels::cuda::{self, CUstream, Gpu};
+use pagoda_kernels::cuda::{self, CUstream, Gpu, Scratch};
 
 use crate::context::{Attributes, Context, InputTensor, OutputTensor};
 use crate::cuda::Launch;
@@ -108,15 +108,23 @@ impl<T: OnnxElement> Launch for HstuAttention<T> {
             target_group_size: self.target_group_size,
             max_attn_len: self.max_attn_len,
         };
+        let scratch = context.scratch(gpu.scratch_bytes(&call)?)?;
         // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
         // go of them before the stream is done; what holds for other nodes holds as above. The output is apart from every
-        // input.
+        // input. Scratch memory is this call's until the stream has done it.
         unsafe {
             if let Some(cache) = &call.cache {
                 cuda::hold_for_arrivals(cache.pool, stream)?;
             }
-            Ok(gpu.attention(&call, stream)?)
+            match &scratch {
+                Some(memory) => {
+                    let given = Scratch { address: memory.address(), bytes: memory.bytes() };
+                    gpu.attention_in(&call, given, stream)?;
+                }
+                None => gpu.attention(&call, stream)?,
+            }
         }
+        Ok(())
     }
 }
 

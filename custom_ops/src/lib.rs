@@ -17,6 +17,7 @@ mod hstu_project;
 mod inputs;
 mod op;
 mod paged_kv_append;
+mod scratch;
 mod shape;
 pub mod tables;
 

@@ -23,15 +23,29 @@ use crate::operators::{Inputs, Number, graph, options};
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn a_captured_graph_gives_what_the_indices_say_at_each_replay() {
     let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-    check::<f32>(32);
-    check::<f16>(64);
-    check::<bf16>(128);
+    let few = [[user(1500, 20, 30), user(40, 10, 5)], [user(60, 3, 12), user(1500, 15, 35)]];
+    check::<f32, _>(&few, 32);
+    check::<f16, _>(&few, 64);
+    check::<bf16, _>(&few, 128);
+}
+
+/// More users with long histories than there are clusters of blocks for: the operator asks for memory to work in.
+#[test]
+#[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
+fn a_captured_graph_has_its_memory_to_work_in() {
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let many = [[user(1100, 4, 9); 10], [user(1090, 6, 7); 10]];
+    check::<f16, _>(&many, 64);
+    check::<bf16, _>(&many, 128);
+    check::<bf16, _>(&many, 256);
+}
+
+fn user(cached: usize, new: usize, candidates: usize) -> User {
+    User { cached, new, candidates, contextual: 0 }
 }
 
 /// Two calls of the same shapes in which everything else differs.
-fn cases<T: Element>(head_size: usize) -> [Case<T>; 2] {
-    let user = |cached, new, candidates| User { cached, new, candidates, contextual: 0 };
-    let users = [[user(1500, 20, 30), user(40, 10, 5)], [user(60, 3, 12), user(1500, 15, 35)]];
+fn cases<T: Element, const N: usize>(users: &[[User; N]; 2], head_size: usize) -> [Case<T>; 2] {
     let pages = |case: &Case<T>| case.pool_pages;
     let first = Case::new(&mut Random(1), &users[0], 2, head_size, 32);
     let others = (2..).map(|seed| Case::new(&mut Random(seed), &users[1], 2, head_size, 32));
@@ -40,10 +54,10 @@ fn cases<T: Element>(head_size: usize) -> [Case<T>; 2] {
     [first, second]
 }
 
-fn check<T: Number>(head_size: usize) {
+fn check<T: Number, const N: usize>(users: &[[User; N]; 2], head_size: usize) {
     let gpu = Gpu::open(0).unwrap();
     let stream = gpu.context().new_stream().unwrap();
-    let [first, second] = cases::<T>(head_size);
+    let [first, second] = cases::<T, N>(users, head_size);
     let session = Session::open(&graph(&first));
     let mut bound = Bound::new(&session, &first, &stream);
     // The first run is an ordinary one, the second is captured; both are in place on the pool.
