@@ -28,7 +28,7 @@ const fn delta(users: usize, head_size: usize, cached: usize, new: usize, candid
     Shape { name: "delta", users, head_size, cached, new, candidates }
 }
 
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 10] = [
     full(16, 64, 4096),
     full(16, 128, 1024),
     full(16, 128, 4096),
@@ -37,6 +37,8 @@ const SHAPES: [Shape; 8] = [
     delta(16, 128, 4096, 4096, 0),
     delta(8, 128, 8128, 64, 256),
     delta(1, 128, 3968, 128, 256),
+    delta(8, 256, 3968, 128, 256),
+    delta(1, 256, 3968, 128, 256),
 ];
 
 /// The shapes with a goal, by the fastest kernel and by the one for every chip since sm_80.
