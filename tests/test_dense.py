@@ -131,7 +131,7 @@ BAD = {
     "heads of 7": ("HstuProject", PROJECT, {"heads": 7, "silu": "u"}, r"weight: 96 rows, expected a multiple of 4 "),
     "no silu": ("HstuProject", PROJECT, {"heads": H}, r"the attribute silu is missing, expected all or u"),
     "other silu": ("HstuProject", PROJECT, {"heads": H, "silu": "v"}, r"the attribute silu is v, expected all or u"),
-    "deep": ("HstuProject", PROJECT | {"weight": (4 * W, E + 1)}, HEADS, r"weight: shape \[96, 25\], expected \[96, 24"),
+    "deep": ("HstuProject", PROJECT | {"weight": (4 * W, 25)}, HEADS, r"weight: shape \[96, 25\], expected \[96, 24"),
     "four": ("HstuProject", PROJECT | {"bias": (W,)}, HEADS, r"bias: shape \[24\], expected \[96\]"),
     "u": ("HstuGate", GATE | {"u": (4, W)}, LAYER, r"u: shape \[4, 24\], expected \[5, 24\]"),
     "by group": ("HstuGate", GATE, {"norm": "group"}, r"weight: shape \[24\], expected \[3\]"),

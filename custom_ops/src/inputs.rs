@@ -1,5 +1,5 @@
-//! What operators have in common: users' rows and the pages that they lie in, shapes, and attributes. Shapes are checked here,
-//! whatever the provider; what indices hold is checked by the kernels of the CPU, and clamped by those of the GPU.
+//! What operators have in common: users' rows and the pages that they lie in, shapes, and attributes. Shapes are checked
+//! here, whatever the provider; what indices hold is checked by the kernels of the CPU, and clamped by those of the GPU.
 
 use std::ffi::CStr;
 

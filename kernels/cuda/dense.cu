@@ -1,5 +1,5 @@
-// The dense operators of an HSTU block: the norms, one warp for what is normed together, and the products in the plainest way
-// that is not slow, for f32 and for chips and shapes that dense_hopper.cu does not take.
+// The dense operators of an HSTU block: the norms, a warp or several for what is normed together, and the products in the
+// plainest way that is not slow, for f32 and for chips and shapes that dense_hopper.cu does not take.
 
 #include "async.cuh"
 #include "dense.cuh"
@@ -44,7 +44,9 @@ template <> struct Vector<float> {
     static constexpr int COUNT = 4;
     float4 words;
 
-    __device__ void open(float (&to)[COUNT]) const { to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w; }
+    __device__ void open(float (&to)[COUNT]) const {
+        to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+    }
     __device__ static Vector of(const float (&from)[COUNT]) { return {{from[0], from[1], from[2], from[3]}}; }
 };
 
@@ -98,12 +100,13 @@ template <class T> __device__ void norm_of_any(const Norm &call) {
     }
 }
 
-// WARPS warps have a unit, VECTORS vectors of it in each lane, so that memory is gone through once. Several warps are a block.
+// WARPS warps have a unit, VECTORS vectors of it in each lane, so that memory is gone through once. Several warps are a
+// block.
 template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call) {
     using V = Vector<T>;
     constexpr int LANES = 32 * WARPS;
-    // Where a lane has one vector, what is learned comes while the kernel before this one ends, if that one does not write it.
-    // Where it has more there are no registers for that.
+    // Where a lane has one vector, what is learned comes while the kernel before this one ends, if that one does not write
+    // it. Where it has more there are no registers for that.
     constexpr bool EARLY = VECTORS == 1;
     __shared__ float shared[2][WARPS];
     int lane = threadIdx.x % LANES;
@@ -177,7 +180,8 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
     }
 }
 
-constexpr int TILE = 64, DEEP = 16, EACH = 4;  // rows and columns of a block, depth of a step, rows and columns of a thread
+// Rows and columns of a block, depth of a step, rows and columns of a thread.
+constexpr int TILE = 64, DEEP = 16, EACH = 4;
 
 // A block has TILE × TILE of the output. A thread adds up its products in the order of the depth.
 template <class T> __device__ void multiply(const Product &call) {

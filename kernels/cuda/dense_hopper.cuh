@@ -1,12 +1,13 @@
 // The products of the dense operators on Hopper (sm_90a): bf16 and f16.
 //
-// There are as many blocks as multiprocessors, or as tiles of the output if those are fewer, and each goes through its share
-// of the tiles. One of its warps fetches: the copy engine brings boxes of x and of the weight, 64 deep, into a ring in shared
-// memory, ahead of their use and from one tile to the next. The other warpgroups compute: all of them one tile, each 64 rows
-// of it; or by turns, a tile each, so that one has the matrix units while another turns its sums into the output.
+// There are as many blocks as multiprocessors, or as tiles of the output if those are fewer, and each goes through its
+// share of the tiles. One of its warps fetches: the copy engine brings boxes of x and of the weight, 64 deep, into a ring
+// in shared memory, ahead of their use and from one tile to the next. The other warpgroups compute: all of them one tile,
+// each 64 rows of it; or by turns, a tile each, so that one has the matrix units while another turns its sums into the
+// output.
 //
-// Every element is summed up in the order of the depth by one thread's matrix instructions, whatever the tile: which shape a
-// call gets does not change a bit.
+// Every element is summed up in the order of the depth by one thread's matrix instructions, whatever the tile: which shape
+// a call gets does not change a bit.
 #pragma once
 
 #include "async.cuh"
@@ -52,8 +53,8 @@ template <int GROUPS_, int COLUMNS_, int STAGES_, bool TURNS_, bool SMALL_> stru
 
 __device__ inline void fetch_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int row) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-        "l"(map), "r"(barrier), "r"(column), "r"(row)
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
+            "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row)
         : "memory");
 }
 

@@ -1,5 +1,5 @@
-// The warpgroup matrix instructions that products of the dense operators use: 64 rows, N columns, 16 deep, both sides from
-// shared memory, rows of 128 bytes turned about as the copy engine does it. The rest is in wgmma.cuh.
+// The warpgroup matrix instructions that products of the dense operators use: 64 rows, N columns, 16 deep, both sides
+// from shared memory, rows of 128 bytes turned about as the copy engine does it. The rest is in wgmma.cuh.
 #pragma once
 
 #include "wgmma.cuh"
@@ -32,7 +32,8 @@ template <class T, int N> struct Multiply;
 #define PAGODA_N4 PAGODA_N3 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define PAGODA_N5 PAGODA_N4 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define PAGODA_N6 PAGODA_N5 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define PAGODA_N7 PAGODA_N6 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define PAGODA_N7                                                                                                      \
+    PAGODA_N6 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define PAGODA_N8                                                                                                      \
     PAGODA_N7 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 

@@ -2,7 +2,7 @@
 
 use super::copy::CHUNK_BYTES;
 use super::product::Product;
-use super::scratch;
+use super::scratch::Scratch;
 use super::simd::{Simd, Work, run_on};
 use super::{Isa, Shared};
 use crate::parallel::{Parallel, run_once};
@@ -110,7 +110,7 @@ fn expect_available(isa: Isa) {
 trait Rows: Sync {
     /// # Safety
     /// The CPU has the instructions of `S`; no one else does this row.
-    unsafe fn row<S: Simd>(&self, row: usize);
+    unsafe fn row<S: Simd>(&self, row: usize, scratch: &mut Scratch);
 }
 
 struct Chunks<R> {
@@ -121,10 +121,10 @@ struct Chunks<R> {
 
 impl<R: Rows> Work for Chunks<R> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(&self, task: usize) {
+    unsafe fn run<S: Simd>(&self, task: usize, scratch: &mut Scratch) {
         for row in task * self.chunk..self.rows.min((task + 1) * self.chunk) {
             // SAFETY: the caller's; a row is in one task.
-            unsafe { self.each.row::<S>(row) };
+            unsafe { self.each.row::<S>(row, scratch) };
         }
     }
 }
@@ -147,22 +147,20 @@ struct NormRows<'a, T> {
 
 impl<T: Element> Rows for NormRows<'_, T> {
     #[inline(always)]
-    unsafe fn row<S: Simd>(&self, row: usize) {
+    unsafe fn row<S: Simd>(&self, row: usize, scratch: &mut Scratch) {
         let HstuNorm { width, x, weight, bias, epsilon, .. } = *self.op;
-        scratch::with(|scratch| {
-            let line = &mut scratch.row.at_least(2 * width)[..2 * width];
-            let (line, learned) = line.split_at_mut(width);
-            // SAFETY: the caller's; the output has a row of `width` for each row of x.
-            unsafe {
-                T::widen::<S>(&x[row * width..(row + 1) * width], line);
-                norm(line, epsilon);
-                T::widen::<S>(weight, learned);
-                line.iter_mut().zip(&*learned).for_each(|(value, weight)| *value *= weight);
-                T::widen::<S>(bias, learned);
-                line.iter_mut().zip(&*learned).for_each(|(value, bias)| *value += bias);
-                T::narrow::<S>(line, std::slice::from_raw_parts_mut(self.y.pointer().add(row * width), width));
-            }
-        });
+        let line = &mut scratch.row.at_least(2 * width)[..2 * width];
+        let (line, learned) = line.split_at_mut(width);
+        // SAFETY: the caller's; the output has a row of `width` for each row of x.
+        unsafe {
+            T::widen::<S>(&x[row * width..(row + 1) * width], line);
+            norm(line, epsilon);
+            T::widen::<S>(weight, learned);
+            line.iter_mut().zip(&*learned).for_each(|(value, weight)| *value *= weight);
+            T::widen::<S>(bias, learned);
+            line.iter_mut().zip(&*learned).for_each(|(value, bias)| *value += bias);
+            T::narrow::<S>(line, std::slice::from_raw_parts_mut(self.y.pointer().add(row * width), width));
+        }
     }
 }
 
@@ -173,7 +171,7 @@ struct GateRows<'a, T> {
 
 impl<T: Element> Rows for GateRows<'_, T> {
     #[inline(always)]
-    unsafe fn row<S: Simd>(&self, row: usize) {
+    unsafe fn row<S: Simd>(&self, row: usize, scratch: &mut Scratch) {
         let (op, width) = (self.op, self.op.width());
         let (attended, u) = (&op.attended[row * width..][..width], &op.u[row * width..][..width]);
         let out_width = if op.concat { 3 * width } else { width };
@@ -187,30 +185,28 @@ impl<T: Element> Rows for GateRows<'_, T> {
         } else {
             y
         };
-        scratch::with(|scratch| {
-            let line = &mut scratch.row.at_least(2 * width)[..2 * width];
-            let (line, other) = line.split_at_mut(width);
-            // SAFETY: the caller's instructions.
-            unsafe {
-                T::widen::<S>(attended, line);
-                if op.norm == GateNorm::Group {
-                    for (head, part) in line.chunks_exact_mut(op.head_size).enumerate() {
-                        norm(part, op.epsilon);
-                        let (weight, bias) = (op.weight[head].to_f32(), op.bias[head].to_f32());
-                        part.iter_mut().for_each(|value| *value = *value * weight + bias);
-                    }
-                } else {
-                    norm(line, op.epsilon);
-                    T::widen::<S>(op.weight, other);
-                    line.iter_mut().zip(&*other).for_each(|(value, weight)| *value *= weight);
-                    T::widen::<S>(op.bias, other);
-                    line.iter_mut().zip(&*other).for_each(|(value, bias)| *value += bias);
+        let line = &mut scratch.row.at_least(2 * width)[..2 * width];
+        let (line, other) = line.split_at_mut(width);
+        // SAFETY: the caller's instructions.
+        unsafe {
+            T::widen::<S>(attended, line);
+            if op.norm == GateNorm::Group {
+                for (head, part) in line.chunks_exact_mut(op.head_size).enumerate() {
+                    norm(part, op.epsilon);
+                    let (weight, bias) = (op.weight[head].to_f32(), op.bias[head].to_f32());
+                    part.iter_mut().for_each(|value| *value = *value * weight + bias);
                 }
-                T::widen::<S>(u, other);
-                line.iter_mut().zip(&*other).for_each(|(value, u)| *value *= u);
-                T::narrow::<S>(line, y);
+            } else {
+                norm(line, op.epsilon);
+                T::widen::<S>(op.weight, other);
+                line.iter_mut().zip(&*other).for_each(|(value, weight)| *value *= weight);
+                T::widen::<S>(op.bias, other);
+                line.iter_mut().zip(&*other).for_each(|(value, bias)| *value += bias);
             }
-        });
+            T::widen::<S>(u, other);
+            line.iter_mut().zip(&*other).for_each(|(value, u)| *value *= u);
+            T::narrow::<S>(line, y);
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::attention::groups;
-use super::scratch::{self, Scratch};
+use super::scratch::Scratch;
 use super::simd::{Simd, Work, run_on};
 use super::{Isa, Shared};
 use crate::Element;
@@ -74,26 +74,24 @@ struct Turn<'a, T> {
 
 impl<T: Element> Work for Turn<'_, T> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(&self, task: usize) {
+    unsafe fn run<S: Simd>(&self, task: usize, scratch: &mut Scratch) {
         let Product { depth, x, .. } = *self.product;
         let rows = self.product.row_block(task);
-        scratch::with(|scratch| {
-            let row = &mut scratch.row.at_least(depth)[..depth];
-            for (group, vectors) in groups::<S>(rows.len()) {
-                let (first, lanes) = (rows.start + group.start, vectors * S::LANES);
-                for lane in 0..group.len() {
-                    // SAFETY: the caller's instructions. Every group before this one is full, so the lanes of this one
-                    // fit in front of those of the next, or of the end.
-                    unsafe {
-                        T::widen::<S>(&x[(first + lane) * depth..(first + lane + 1) * depth], row);
-                        let to = self.to.pointer().add(first * depth + lane);
-                        for (k, value) in row.iter().enumerate() {
-                            *to.add(k * lanes) = *value;
-                        }
+        let row = &mut scratch.row.at_least(depth)[..depth];
+        for (group, vectors) in groups::<S>(rows.len()) {
+            let (first, lanes) = (rows.start + group.start, vectors * S::LANES);
+            for lane in 0..group.len() {
+                // SAFETY: the caller's instructions. Every group before this one is full, so the lanes of this one fit in
+                // front of those of the next, or of the end.
+                unsafe {
+                    T::widen::<S>(&x[(first + lane) * depth..(first + lane + 1) * depth], row);
+                    let to = self.to.pointer().add(first * depth + lane);
+                    for (k, value) in row.iter().enumerate() {
+                        *to.add(k * lanes) = *value;
                     }
                 }
             }
-        });
+        }
     }
 }
 
@@ -105,13 +103,13 @@ struct Multiply<'a, T> {
 
 impl<T: Element> Work for Multiply<'_, T> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(&self, task: usize) {
+    unsafe fn run<S: Simd>(&self, task: usize, scratch: &mut Scratch) {
         let blocks = self.product.rows.div_ceil(ROWS);
         let rows = self.product.row_block(task % blocks);
         let first = task / blocks * COLUMNS;
         let columns = first..self.product.columns.min(first + COLUMNS);
         // SAFETY: the caller's.
-        scratch::with(|scratch| unsafe { self.block::<S>(rows, columns, scratch) });
+        unsafe { self.block::<S>(rows, columns, scratch) };
     }
 }
 
@@ -134,8 +132,13 @@ impl<T: Element> Multiply<'_, T> {
             let deep = DEPTH.min(depth - start);
             for (line, column) in columns.clone().enumerate() {
                 let at = column * depth + start;
-                // SAFETY: the caller's instructions.
-                unsafe { T::widen::<S>(&weight[at..at + deep], &mut tile[line * DEPTH..][..deep]) };
+                // SAFETY: the caller's instructions; what is asked for ahead may be anywhere.
+                unsafe {
+                    T::widen::<S>(&weight[at..at + deep], &mut tile[line * DEPTH..][..deep]);
+                    // Rows of the weight are far from one another, so the CPU does not see by itself what comes next.
+                    let next = weight.as_ptr().wrapping_add(at + DEPTH).cast::<u8>();
+                    (0..DEPTH * size_of::<T>()).step_by(64).for_each(|byte| S::prefetch(next.wrapping_add(byte)));
+                }
             }
             for (group, vectors) in groups::<S>(rows.len()) {
                 let lanes = vectors * S::LANES;

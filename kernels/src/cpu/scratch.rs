@@ -12,7 +12,7 @@ const LINE: usize = 16;
 
 /// `f32`s that start on a cache line. What they hold at first is whatever they held last.
 #[derive(Default)]
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     lines: Vec<Line>,
 }
 
@@ -29,7 +29,7 @@ impl Buffer {
 
 /// The buffers of the kernels; their layouts stand where they are used.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     pub queries: Buffer,
     pub outputs: Buffer,
     pub weights: Buffer,

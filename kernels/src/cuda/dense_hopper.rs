@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
     CUtensorMapSwizzle_enum as Swizzle, cuTensorMapEncodeTiled,
 };
 
-use super::dense::RawProduct;
+use super::dense_call::RawProduct;
 use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type, asked};
 
 /// Elements of the depth that a box has; `DEPTH` of cuda/dense_hopper.cuh.

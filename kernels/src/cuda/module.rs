@@ -136,7 +136,8 @@ impl Function {
     /// (`let_follow` of cuda/async.cuh). It waits for that one itself, at the latest before its own end.
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch); nothing on the stream but kernels of this library stands in front.
+    /// As for [`launch`](Self::launch); nothing on the stream but kernels of this library stands in front, unless the kernel
+    /// waits before it reads or writes what others do.
     pub unsafe fn follow(
         self,
         blocks: u32,

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use pagoda_kernels::cuda::{self, CUdeviceptr, DensePath, Gpu, Type};
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{Element, GateNorm, Silu, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
@@ -230,8 +231,8 @@ pub fn widths(context: &Context) {
     every::<bf16>(&device);
 }
 
-/// Sizes at which every shape of tile is chosen: what the plain kernel gives, and rows that come out to the bit as they do
-/// alone or in another batch, by another shape.
+/// Sizes at which various shapes of tile are chosen: what the plain kernel gives, and rows that come out to the bit as
+/// they do alone or in another batch, by another shape.
 pub fn same_bits(context: &Context) {
     fn every<T: Element>(device: &Device<'_>) {
         let close = |a: &[T], b: &[T]| {
@@ -271,4 +272,103 @@ pub fn same_bits(context: &Context) {
     every::<f16>(&device);
     every::<bf16>(&device);
     every::<f32>(&device);
+}
+
+/// A layer's dense part in a CUDA graph, behind a copy: every replay follows what was copied. A kernel of it begins while
+/// the one before ends, and the first of them behind something that is no kernel.
+pub fn captured(context: &Context) {
+    let (rows, width, heads, head_size) = (200, 256, 4, 64);
+    let device = device(context);
+    let (stream, part) = (&device.stream, heads * head_size);
+    let mut numbers = Numbers(Random(3));
+    let inputs = [1.0, 2.0].map(|scale| numbers.tensor::<bf16>(rows * width, scale));
+    let weight = |numbers: &mut Numbers, len: usize, scale: f32| device.tensor(&numbers.tensor::<bf16>(len, scale));
+    let [scale, bias, gate_scale, gate_bias] = [width, width, part, part].map(|len| weight(&mut numbers, len, 1.0));
+    let (uvqk, back) = (weight(&mut numbers, 4 * part * width, 0.1), weight(&mut numbers, width * part, 0.1));
+    let given = inputs.each_ref().map(|values| device.tensor(values));
+    let x = Written::new::<bf16>(stream, rows * width);
+    let [normed, output] = [(); 2].map(|()| Written::new::<bf16>(stream, rows * width));
+    let [u, v, q, k, y] = [(); 5].map(|()| Written::new::<bf16>(stream, rows * part));
+    let (element, constant, silu) = (Type::Bf16, true, Silu::All);
+    let (norm, concat) = (GateNorm::Layer, false);
+    let layer = || {
+        let raw = stream.cu_stream();
+        let call = cuda::Norm {
+            element,
+            rows,
+            width,
+            x: x.address(),
+            weight: scale.address,
+            bias: bias.address,
+            y: normed.address(),
+            epsilon: 1e-5,
+            constant,
+        };
+        // SAFETY: as above.
+        unsafe { context.gpu.norm(&call, raw) }.unwrap();
+        let outputs = [&u, &v, &q, &k].map(Written::address);
+        let (x_address, weight) = (normed.address(), uvqk.address);
+        let call =
+            cuda::Project { element, rows, width, part, x: x_address, weight, bias: None, outputs, silu, constant };
+        // SAFETY: as above.
+        unsafe { context.gpu.project(&call, raw) }.unwrap();
+        let call = cuda::Gate {
+            element,
+            rows,
+            heads,
+            head_size,
+            attended: v.address(),
+            u: u.address(),
+            weight: gate_scale.address,
+            bias: gate_bias.address,
+            y: y.address(),
+            epsilon: 1e-5,
+            norm,
+            concat,
+            constant,
+        };
+        // SAFETY: as above.
+        unsafe { context.gpu.gate(&call, raw) }.unwrap();
+        let call = cuda::Output {
+            element,
+            rows,
+            inner: part,
+            width,
+            y: y.address(),
+            weight: back.address,
+            bias: None,
+            residual: Some(x.address()),
+            output: output.address(),
+            constant,
+        };
+        // SAFETY: as above.
+        unsafe { context.gpu.output(&call, raw) }.unwrap();
+    };
+    let size = rows * width * size_of::<bf16>();
+    let copy = |from: &Tensor| {
+        // SAFETY: both are as long as that, and apart.
+        unsafe { context.gpu.copy(x.address(), from.address, size, stream.cu_stream()) }.unwrap();
+    };
+    let expected = given.each_ref().map(|from| {
+        copy(from);
+        layer();
+        output.read::<bf16>(stream)
+    });
+    assert!(expected[0] != expected[1]);
+    let current = device.tensor(&inputs[0]);
+    stream.synchronize().unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    // Twice: a copy stands behind a kernel too, and must not come before that has read what it overwrites.
+    for _ in 0..2 {
+        copy(&current);
+        layer();
+    }
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).unwrap().unwrap();
+    for replay in 0..6 {
+        // SAFETY: as above.
+        unsafe { context.gpu.copy(current.address, given[replay % 2].address, size, stream.cu_stream()) }.unwrap();
+        graph.launch().unwrap();
+        assert!(output.read::<bf16>(stream) == expected[replay % 2], "replay {replay}");
+    }
 }

@@ -49,6 +49,7 @@ const PARTS: &[Part] = &[
     ("dense-random", dense::random),
     ("dense-widths", dense::widths),
     ("dense-same-bits", dense::same_bits),
+    ("dense-captured", dense::captured),
 ];
 
 fn main() -> ExitCode {

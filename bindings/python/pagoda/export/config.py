@@ -176,8 +176,8 @@ def parse(value, folder=Path()):
     compute, fused = top.text("compute", "f32", of=TYPES), top.flag("fused", True)
     if compute != "f32" and not fused:
         raise ExportError(
-            f"{top.path('fused')} is false and {top.path('compute')} is {compute}: ONNX's own operators have no kernels "
-            "of that type on the CPU. Say true, or compute in f32"
+            f"{top.path('fused')} is false and {top.path('compute')} is {compute}: ONNX's own operators have no "
+            "kernels of that type on the CPU. Say true, or compute in f32"
         )
     kv_type, page_size = kv.text("type", compute, of=TYPES), kv.integer("page_size", 32, least=8)
     if compute not in ("f32", kv_type):

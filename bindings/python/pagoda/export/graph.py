@@ -255,8 +255,8 @@ class Graph:
             typed = array.astype(NUMPY[self.config.compute])
         if not np.isfinite(typed.astype(np.float32)).all():
             raise ExportError(
-                f"{name} has numbers that are not finite in {self.config.compute}, the largest {np.abs(array).max():g}: "
-                "use compute bf16 or f32"
+                f"{name} has numbers that are not finite in {self.config.compute}, the largest "
+                f"{np.abs(array).max():g}: use compute bf16 or f32"
             )
         return self.constant(name, typed)
 

@@ -9,6 +9,7 @@ pub(crate) mod portable;
 use half::f16;
 
 use super::Isa;
+use super::scratch::{self, Scratch};
 
 /// Vectors of `f32` in one instruction set.
 ///
@@ -43,44 +44,45 @@ pub unsafe trait Simd: Copy + 'static {
 pub(crate) trait Work: Sync {
     /// # Safety
     /// The CPU has the instructions of `S`; the rest is the implementation's to say.
-    unsafe fn run<S: Simd>(&self, task: usize);
+    unsafe fn run<S: Simd>(&self, task: usize, scratch: &mut Scratch);
 }
 
-/// Runs one task with the instructions of a set.
+/// Runs one task with the instructions of a set. The scratch memory is lent out here, because what is in a closure does not
+/// get the instructions of the function around it.
 ///
 /// # Safety
 /// The CPU has them; what `W` asks for.
 pub(crate) unsafe fn run_on<W: Work>(isa: Isa, work: &W, task: usize) {
     // SAFETY: the caller's.
-    unsafe {
+    scratch::with(|scratch| unsafe {
         match isa {
-            Isa::Portable => work.run::<portable::Portable>(task),
+            Isa::Portable => work.run::<portable::Portable>(task, scratch),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => run_avx2(work, task),
+            Isa::Avx2 => run_avx2(work, task, scratch),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => run_avx512(work, task),
+            Isa::Avx512 => run_avx512(work, task, scratch),
             #[cfg(not(target_arch = "x86_64"))]
             _ => unreachable!("not available"),
         }
-    }
+    });
 }
 
 /// # Safety
 /// As for [`run_on`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn run_avx2<W: Work>(work: &W, task: usize) {
+unsafe fn run_avx2<W: Work>(work: &W, task: usize, scratch: &mut Scratch) {
     // SAFETY: the caller's; the features are enabled here.
-    unsafe { work.run::<avx2::Avx2>(task) }
+    unsafe { work.run::<avx2::Avx2>(task, scratch) }
 }
 
 /// # Safety
 /// As for [`run_on`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx2,fma,f16c")]
-unsafe fn run_avx512<W: Work>(work: &W, task: usize) {
+unsafe fn run_avx512<W: Work>(work: &W, task: usize, scratch: &mut Scratch) {
     // SAFETY: the caller's; the features are enabled here.
-    unsafe { work.run::<avx512::Avx512>(task) }
+    unsafe { work.run::<avx512::Avx512>(task, scratch) }
 }
 
 /// 2^f for f in [0, 1] as a polynomial, relative error 7.5e-8 (minimax); lowest power first.

@@ -1,0 +1,203 @@
+//! Calls of the dense operators of an HSTU block by device addresses, and the form in which kernels get them.
+
+use super::{CUdeviceptr, CudaError, Type};
+use crate::{GateNorm, Silu};
+
+/// What sizes may be: kernels count in 32 bits.
+const MOST: usize = i32::MAX as usize - 4096;
+
+/// One call of the operator `HstuNorm`, as [`crate::HstuNorm`].
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// Of every tensor.
+    pub element: Type,
+    /// R.
+    pub rows: usize,
+    /// E.
+    pub width: usize,
+    /// `[R, E]`.
+    pub x: CUdeviceptr,
+    /// `[E]`.
+    pub weight: CUdeviceptr,
+    /// `[E]`.
+    pub bias: CUdeviceptr,
+    /// `[R, E]`.
+    pub y: CUdeviceptr,
+    /// What is added to the variance.
+    pub epsilon: f32,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
+}
+
+/// One call of the operator `HstuProject`, as [`crate::HstuProject`].
+#[derive(Clone, Copy, Debug)]
+pub struct Project {
+    /// Of every tensor.
+    pub element: Type,
+    /// R.
+    pub rows: usize,
+    /// E.
+    pub width: usize,
+    /// W = H·D.
+    pub part: usize,
+    /// `[R, E]`.
+    pub x: CUdeviceptr,
+    /// `[4·W, E]`.
+    pub weight: CUdeviceptr,
+    /// `[4·W]`.
+    pub bias: Option<CUdeviceptr>,
+    /// u, v, q and k: `[R, W]` each.
+    pub outputs: [CUdeviceptr; 4],
+    /// Which of them go through SiLU.
+    pub silu: Silu,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
+}
+
+/// One call of the operator `HstuGate`, as [`crate::HstuGate`].
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
+    /// Of every tensor.
+    pub element: Type,
+    /// R.
+    pub rows: usize,
+    /// H.
+    pub heads: usize,
+    /// D.
+    pub head_size: usize,
+    /// `[R, H, D]`.
+    pub attended: CUdeviceptr,
+    /// `[R, H·D]`.
+    pub u: CUdeviceptr,
+    /// `[H·D]`, of a norm by group `[H]`.
+    pub weight: CUdeviceptr,
+    /// As the weight.
+    pub bias: CUdeviceptr,
+    /// `[R, H·D]`, or `[R, 3·H·D]` with `concat`.
+    pub y: CUdeviceptr,
+    /// What is added to the variance.
+    pub epsilon: f32,
+    /// What is normed together.
+    pub norm: GateNorm,
+    /// Whether u and what was attended stand in front.
+    pub concat: bool,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
+}
+
+/// One call of the operator `HstuOutput`, as [`crate::HstuOutput`].
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// Of every tensor.
+    pub element: Type,
+    /// R.
+    pub rows: usize,
+    /// K.
+    pub inner: usize,
+    /// E.
+    pub width: usize,
+    /// `[R, K]`.
+    pub y: CUdeviceptr,
+    /// `[E, K]`.
+    pub weight: CUdeviceptr,
+    /// `[E]`.
+    pub bias: Option<CUdeviceptr>,
+    /// `[R, E]`.
+    pub residual: Option<CUdeviceptr>,
+    /// `[R, E]`.
+    pub output: CUdeviceptr,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
+}
+
+/// A kernel that multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DensePath {
+    /// Every type and shape.
+    Plain,
+    /// Warpgroup matrix units and the copy engine of sm_90a: f16 and bf16, sizes that are multiples of 8, and of 32 for each
+    /// of several outputs.
+    Hopper,
+}
+
+/// `Norm` of cuda/dense.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct RawNorm {
+    pub x: CUdeviceptr,
+    pub u: CUdeviceptr,
+    pub weight: CUdeviceptr,
+    pub bias: CUdeviceptr,
+    pub y: CUdeviceptr,
+    pub units: i64,
+    pub size: i32,
+    pub groups: i32,
+    pub by_group: i32,
+    pub concat: i32,
+    pub constant: i32,
+    pub epsilon: f32,
+}
+
+/// `Product` of cuda/dense.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct RawProduct {
+    pub x: CUdeviceptr,
+    pub weight: CUdeviceptr,
+    pub bias: CUdeviceptr,
+    pub residual: CUdeviceptr,
+    pub outputs: [CUdeviceptr; 4],
+    pub rows: i32,
+    pub depth: i32,
+    pub columns: i32,
+    pub part: i32,
+    pub silu: i32,
+    pub constant: i32,
+}
+
+impl Project {
+    pub(super) fn raw(&self) -> Result<RawProduct, CudaError> {
+        let columns = self.part.saturating_mul(4);
+        check_sizes(&[("rows", self.rows), ("E", self.width), ("4·W", columns)])?;
+        Ok(RawProduct {
+            x: self.x,
+            weight: self.weight,
+            bias: self.bias.unwrap_or(0),
+            residual: 0,
+            outputs: self.outputs,
+            rows: self.rows as i32,
+            depth: self.width as i32,
+            columns: columns as i32,
+            part: self.part as i32,
+            silu: (self.silu.outputs() * self.part) as i32,
+            constant: i32::from(self.constant),
+        })
+    }
+}
+
+impl Output {
+    pub(super) fn raw(&self) -> Result<RawProduct, CudaError> {
+        check_sizes(&[("rows", self.rows), ("K", self.inner), ("E", self.width)])?;
+        Ok(RawProduct {
+            x: self.y,
+            weight: self.weight,
+            bias: self.bias.unwrap_or(0),
+            residual: self.residual.unwrap_or(0),
+            outputs: [self.output, 0, 0, 0],
+            rows: self.rows as i32,
+            depth: self.inner as i32,
+            columns: self.width as i32,
+            part: self.width as i32,
+            silu: 0,
+            constant: i32::from(self.constant),
+        })
+    }
+}
+
+/// Refuses what kernels can not count.
+pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), CudaError> {
+    match sizes.iter().find(|(_, size)| *size > MOST) {
+        Some((name, size)) => Err(CudaError::Unsupported(format!("{name} {size}, expected up to {MOST}"))),
+        None => Ok(()),
+    }
+}
