@@ -32,7 +32,7 @@
 /* A pagoda_store_info to be filled in. */
 #define PAGODA_STORE_INFO_INIT { sizeof(pagoda_store_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Options for opening a cache; layers, heads, head_size, and one of pages and bytes are still to be set. */
+/* Options for opening a cache; layers, heads, head_size, and one of pages, bytes and percent are still to be set. */
 #define PAGODA_KV_OPTIONS_INIT { sizeof(pagoda_kv_options), 0, 0, 0, 32, 1, 0, 0, 0, 0, 0, 0, 0, 12, 0, NULL, NULL, -1, 0 }
 
 /* A pagoda_kv_stats to be filled in. */
@@ -231,8 +231,9 @@ typedef struct {
 /**
  * Called once when an asynchronous run is done, on a thread of Pagoda's; what it does holds up other asynchronous
  * runs. `status` is PAGODA_OK or says why there are no outputs; then `error` has the words. `error` is freed after
- * the callback returns, and counts as a live object until then. `outputs` is the list of the call, with a new tensor where it had NULL: those belong to the callback,
- * which frees them or keeps them. The list itself is valid during the callback only.
+ * the callback returns, and counts as a live object until then. `outputs` is the list of the call, with a new tensor
+ * where it had NULL: those belong to the callback, which frees them or keeps them. The list itself is valid during the
+ * callback only.
  */
 typedef void (*pagoda_run_callback)(void *user_data,
                                     pagoda_status status,
@@ -314,7 +315,7 @@ typedef int32_t pagoda_offload;
 
 /**
  * What a cache is for, how large it is, and how it behaves. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size`
- * and the defaults; layers, heads, head_size, and one of pages and bytes have none.
+ * and the defaults; layers, heads, head_size, and one of pages, bytes and percent have none.
  */
 typedef struct {
     /** The size of this struct. */
@@ -364,9 +365,15 @@ typedef struct {
      * store open, also when its handle is freed.
      */
     const pagoda_store *store;
-    /** The GPU whose memory the pool is in; default -1: it is in host memory. pagoda_tensor_data refuses tensors on a GPU. */
+    /**
+     * The GPU whose memory the pool is in; default -1: it is in host memory. pagoda_tensor_data refuses tensors on a
+     * GPU.
+     */
     int32_t device;
-    /** How many percent of the memory that is free on that GPU the pool may take; default 0: `pages` or `bytes` says it. */
+    /**
+     * How many percent of the memory that is free on that GPU the pool may take; default 0: `pages` or `bytes` says
+     * it.
+     */
     int32_t percent;
 } pagoda_kv_options;
 
@@ -460,7 +467,10 @@ typedef struct {
     int32_t max_batch_rows;
     /** The most requests that wait; more are refused with PAGODA_CAPACITY. Default 4096. */
     int32_t queue;
-    /** How many pages of keys and values are kept in memory; default 0: `kv_bytes` says it. */
+    /**
+     * How many pages of keys and values are kept in memory; default 0: `kv_bytes` says it. Where this says it, set
+     * `kv_bytes` to 0, which it is not by itself.
+     */
     int32_t kv_pages;
     /** When keys and values go to the store; default PAGODA_OFFLOAD_ON_EVICTION. */
     pagoda_offload offload;
@@ -493,20 +503,20 @@ typedef struct {
     /** How the store behaves; NULL = the defaults. */
     const pagoda_store_options *store_options;
     /**
-     * On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on; NULL = none.
-     * UTF-8, separated by commas, each the most users, the most rows, and, if they are fewer, the most candidates: "1x384,
-     * 8x3072x2048". A batch takes the first that it fits into, in the order of their rows; one that fits into none runs
-     * without. Every node of the model has to be on the GPU.
+     * On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on; NULL =
+     * none. UTF-8, separated by commas, each the most users, the most rows, and, if they are fewer, the most
+     * candidates: "1x384, 8x3072x2048". A batch takes the first that it fits into, in the order of their rows; one that
+     * fits into none runs without. Every node of the model has to be on the GPU. Elsewhere they are read, and not used.
      */
     const char *cuda_graphs;
     /**
-     * Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default 0:
-     * none.
+     * Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default
+     * 0: none.
      */
     uint64_t host_bytes;
     /**
      * With a model on a GPU: how many percent of the memory that is free there are for keys and values; default 0:
-     * `kv_pages` or `kv_bytes` says it, and both are 0 otherwise.
+     * `kv_pages` or `kv_bytes` says it. Where this says it, set `kv_bytes` to 0, which it is not by itself.
      */
     int32_t kv_percent;
     /** 0. */
@@ -945,16 +955,14 @@ const char *pagoda_version(void);
 size_t pagoda_live_objects(void);
 
 /**
- * The metrics of the process as Prometheus text (to be served as "application/openmetrics-text; version=1.0.0"). With `buffer` NULL and `capacity` 0 only `length` is written: the
- * bytes needed, with the NUL at the end. The text may have grown by the next call: leave some room.
+ * The metrics of the process as Prometheus text (to be served as "application/openmetrics-text; version=1.0.0"). With
+ * `buffer` NULL and `capacity` 0 only `length` is written: the bytes needed, with the NUL at the end. The text may have
+ * grown by the next call: leave some room.
  *
  * Ownership: takes nothing over. Threads: any. Errors: INVALID_ARGUMENT for a NULL, CAPACITY if the text does not fit;
  * then nothing is written.
  */
-pagoda_status pagoda_metrics_text(char *buffer,
-                                  size_t capacity,
-                                  size_t *length,
-                                  pagoda_error **error);
+pagoda_status pagoda_metrics_text(char *buffer, size_t capacity, size_t *length, pagoda_error **error);
 
 /**
  * Has the log of Pagoda and of ONNX Runtime sent to `callback`, up to `level`; NULL stops it. Without a callback nothing
@@ -1428,7 +1436,7 @@ pagoda_status pagoda_store_free(pagoda_store *store);
  * Opens a cache. `options` must not be NULL, for they have the shape of the keys and values.
  *
  * Ownership: the caller frees the cache. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HANDLE for `options.store`,
- * CAPACITY if there is no memory for the pool.
+ * CAPACITY if there is no memory for the pool, UNSUPPORTED if there is no GPU `options.device`.
  */
 pagoda_status pagoda_kv_cache_open(const pagoda_kv_options *options, pagoda_kv_cache **cache, pagoda_error **error);
 

@@ -71,7 +71,7 @@ pub enum CudaError {
         /// What it answered.
         error: CUresult,
     },
-    /// No kernel takes the call.
+    /// No kernel takes the call, or there is no such device.
     Unsupported(String),
 }
 
@@ -128,7 +128,12 @@ impl Gpu {
             return Err(CudaError::NoDriver);
         }
         let _hold = no_capture();
-        let context = CudaContext::new(ordinal).map_err(asked("opening the device"))?;
+        let context = CudaContext::new(ordinal).map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
+                CudaError::Unsupported(format!("there is no GPU {ordinal} on this machine: nvidia-smi -L lists them"))
+            }
+            _ => asked("opening the device")(error),
+        })?;
         let attribute = |which| context.attribute(which).map_err(asked("asking for the device's attributes"));
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;

@@ -156,6 +156,7 @@ fn open_kv(
     };
     KvCache::open(&kv, store.filter(|_| wanted.is_some()).cloned()).map_err(|error| match error.argument() {
         Some("pages") => error.about("options.kv"),
+        Some("place") => error.about("options.model.device_id"),
         _ => error,
     })
 }

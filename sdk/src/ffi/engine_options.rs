@@ -32,7 +32,8 @@ pub struct pagoda_engine_options {
     pub max_batch_rows: i32,
     /// The most requests that wait; more are refused with PAGODA_CAPACITY. Default 4096.
     pub queue: i32,
-    /// How many pages of keys and values are kept in memory; default 0: `kv_bytes` says it.
+    /// How many pages of keys and values are kept in memory; default 0: `kv_bytes` says it. Where this says it, set
+    /// `kv_bytes` to 0, which it is not by itself.
     pub kv_pages: i32,
     /// When keys and values go to the store; default PAGODA_OFFLOAD_ON_EVICTION.
     pub offload: pagoda_offload,
@@ -56,16 +57,16 @@ pub struct pagoda_engine_options {
     pub store_path: *const c_char,
     /// How the store behaves; NULL = the defaults.
     pub store_options: *const pagoda_store_options,
-    /// On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on; NULL = none.
-    /// UTF-8, separated by commas, each the most users, the most rows, and, if they are fewer, the most candidates: "1x384,
-    /// 8x3072x2048". A batch takes the first that it fits into, in the order of their rows; one that fits into none runs
-    /// without. Every node of the model has to be on the GPU.
+    /// On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on; NULL =
+    /// none. UTF-8, separated by commas, each the most users, the most rows, and, if they are fewer, the most
+    /// candidates: "1x384, 8x3072x2048". A batch takes the first that it fits into, in the order of their rows; one that
+    /// fits into none runs without. Every node of the model has to be on the GPU. Elsewhere they are read, and not used.
     pub cuda_graphs: *const c_char,
-    /// Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default 0:
-    /// none.
+    /// Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default
+    /// 0: none.
     pub host_bytes: u64,
     /// With a model on a GPU: how many percent of the memory that is free there are for keys and values; default 0:
-    /// `kv_pages` or `kv_bytes` says it, and both are 0 otherwise.
+    /// `kv_pages` or `kv_bytes` says it. Where this says it, set `kv_bytes` to 0, which it is not by itself.
     pub kv_percent: i32,
     /// 0.
     pub reserved: i32,
@@ -228,8 +229,10 @@ fn deeper(error: Error, argument: &str) -> Error {
 pub(super) fn about_options(options: &EngineOptions, error: Error) -> Error {
     match (error.argument(), options.kv) {
         (Some("options.kv"), Some(Pages::Bytes(_))) => error.about("options.kv_bytes"),
+        (Some("options.kv"), Some(Pages::Percent(_))) => error.about("options.kv_percent"),
         (Some("options.kv"), _) => error.about("options.kv_pages"),
         (Some("options.model.tables"), _) => error.about("options.model.embedding"),
+        (Some(shape), _) if shape.starts_with("options.graphs[") => error.about("options.cuda_graphs"),
         (Some("ahead_percent"), _) => error.about("options.ahead_percent"),
         (Some("options.intra_op_threads" | "options.profile_path" | "options.provider"), _) => {
             deeper(error, "options.model")

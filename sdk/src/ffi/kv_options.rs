@@ -40,7 +40,7 @@ pub const PAGODA_OFFLOAD_AT_COMMIT: pagoda_offload = 1;
 pub const PAGODA_OFFLOAD_BY_HAND: pagoda_offload = 2;
 
 /// What a cache is for, how large it is, and how it behaves. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size`
-/// and the defaults; layers, heads, head_size, and one of pages and bytes have none.
+/// and the defaults; layers, heads, head_size, and one of pages, bytes and percent have none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_kv_options {
@@ -83,9 +83,11 @@ pub struct pagoda_kv_options {
     /// Where histories go that the pool has no room for; NULL: nowhere. Several caches may share one. The cache keeps the
     /// store open, also when its handle is freed.
     pub store: *const pagoda_store,
-    /// The GPU whose memory the pool is in; default -1: it is in host memory. pagoda_tensor_data refuses tensors on a GPU.
+    /// The GPU whose memory the pool is in; default -1: it is in host memory. pagoda_tensor_data refuses tensors on a
+    /// GPU.
     pub device: i32,
-    /// How many percent of the memory that is free on that GPU the pool may take; default 0: `pages` or `bytes` says it.
+    /// How many percent of the memory that is free on that GPU the pool may take; default 0: `pages` or `bytes` says
+    /// it.
     pub percent: i32,
 }
 
@@ -194,6 +196,7 @@ fn read_pages(options: &pagoda_kv_options) -> Result<Pages> {
 pub(super) fn about_options(options: &KvOptions, error: Error) -> Error {
     match (error.argument(), options.pages) {
         (Some("element"), _) => error.about("options.type"),
+        (Some("place"), _) => error.about("options.device"),
         (Some("pages"), Pages::Bytes(_)) => error.about("options.bytes"),
         (Some("pages"), Pages::Percent(_)) => error.about("options.percent"),
         _ => args::within("options", error),

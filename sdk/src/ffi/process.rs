@@ -88,8 +88,9 @@ pub extern "C" fn pagoda_live_objects() -> usize {
     reading("pagoda_live_objects", 0, || Ok(handle::live()))
 }
 
-/// The metrics of the process as Prometheus text (to be served as "application/openmetrics-text; version=1.0.0"). With `buffer` NULL and `capacity` 0 only `length` is written: the
-/// bytes needed, with the NUL at the end. The text may have grown by the next call: leave some room.
+/// The metrics of the process as Prometheus text (to be served as "application/openmetrics-text; version=1.0.0"). With
+/// `buffer` NULL and `capacity` 0 only `length` is written: the bytes needed, with the NUL at the end. The text may have
+/// grown by the next call: leave some room.
 ///
 /// Ownership: takes nothing over. Threads: any. Errors: INVALID_ARGUMENT for a NULL, CAPACITY if the text does not fit;
 /// then nothing is written.

@@ -21,8 +21,9 @@ pub struct pagoda_cancel {
 
 /// Called once when an asynchronous run is done, on a thread of Pagoda's; what it does holds up other asynchronous
 /// runs. `status` is PAGODA_OK or says why there are no outputs; then `error` has the words. `error` is freed after
-/// the callback returns, and counts as a live object until then. `outputs` is the list of the call, with a new tensor where it had NULL: those belong to the callback,
-/// which frees them or keeps them. The list itself is valid during the callback only.
+/// the callback returns, and counts as a live object until then. `outputs` is the list of the call, with a new tensor
+/// where it had NULL: those belong to the callback, which frees them or keeps them. The list itself is valid during the
+/// callback only.
 pub type pagoda_run_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,

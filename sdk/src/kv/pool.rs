@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use pagoda_kernels::cuda::{CUdeviceptr, Gpu};
+use pagoda_kernels::cuda::CUdeviceptr;
 
 use super::device::{Mover, Part, Stretch};
-use super::shape::Shape;
+use super::shape::{Shape, gpu_of_pool};
 use crate::config::Place;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -29,7 +29,7 @@ impl Pool {
             let layers = (0..shape.layers).map(|_| Tensor::zeros(shape.element, &dims).map(Arc::new));
             return Ok(Self { layers: layers.collect::<Result<_>>()?, shape, mover: None });
         };
-        let gpu = Gpu::shared(device as usize)?;
+        let gpu = gpu_of_pool(device)?;
         let layers = (0..shape.layers).map(|_| Tensor::zeros_on(gpu, shape.element, &dims).map(Arc::new));
         let layers: Vec<_> = layers.collect::<Result<_>>().map_err(|error| error.about("pages"))?;
         let addresses = layers.iter().map(|layer| layer.place().map(|(at, _)| at.addr() as CUdeviceptr));

@@ -83,8 +83,13 @@ fn free_bytes(place: Place, percent: u32) -> Result<u64> {
     if percent == 0 || percent > 100 {
         return Err(Error::invalid("pages", format!("{percent} percent is not between 1 and 100")));
     }
-    let free = Gpu::shared(device as usize)?.free_bytes()? as u64;
+    let free = gpu_of_pool(device)?.free_bytes()? as u64;
     Ok(free / 100 * u64::from(percent))
+}
+
+/// The GPU that a pool is to be on.
+pub(super) fn gpu_of_pool(device: u32) -> Result<&'static Gpu> {
+    Gpu::shared(device as usize).map_err(|error| Error::from(error).about("place"))
 }
 
 /// The number that stands for a model's version and everything that decides what its stored bytes mean.
