@@ -398,7 +398,7 @@ VERSIONS = []
 
 def kv_options(store=None, **fields):
     """Options of a small cache, of a version of its own: a second of the same would not be let to the store."""
-    shape = {"layers": 2, "heads": 2, "head_size": 4, "page_size": 8, "type": 1, "pages": 64}
+    shape = {"layers": 2, "heads": 2, "head_size": 4, "page_size": 8, "type": 1, "pages": 64, "device": -1}
     # Kept, for copies of the options have only its address.
     VERSIONS.append(ctypes.create_string_buffer(str(len(VERSIONS)).encode()))
     return struct("pagoda_kv_options", store=store, model_version=address(VERSIONS[-1]), **shape | fields)

@@ -9,6 +9,8 @@ C = HEADER.constants
 INVALID_ARGUMENT, INVALID_HANDLE = C["PAGODA_INVALID_ARGUMENT"], C["PAGODA_INVALID_HANDLE"]
 SIZE_MAX, INT_MIN, INT_MAX = 2**64 - 1, -(2**31), 2**31 - 1
 NOT_UTF8 = b"caf\xe9"
+# A number that no machine has a GPU of.
+NO_GPU = 4096
 
 # What may be NULL; the handles of _free too.
 NULL_IS_FINE = {"options", "user_data", "release", "error"}
@@ -67,6 +69,16 @@ def field(name, field, value, index=None):
             setattr(struct, field, value)
         else:
             ctypes.c_uint32.from_buffer(struct).value = value
+
+    return spoil
+
+
+def instead(name, **values):
+    """Sets several fields of a struct."""
+
+    def spoil(call):
+        for at, value in values.items():
+            setattr(call.memory[name], at, value)
 
     return spoil
 
@@ -215,9 +227,12 @@ WRONG_OPTIONS = {
         **dict.fromkeys(["max_batch", "max_batch_rows", "queue"], (-1, 0, INT_MIN)),
         "kv_pages": NEGATIVE,
         "kv_bytes": (1, SIZE_MAX),  # beside `kv_pages`
+        "kv_percent": (-1, 1, 101, INT_MIN),  # beside `kv_pages`
         "offload": (-1, 3, INT_MAX),
         "ahead_percent": (-1, 101, INT_MAX),
         "store_path": (NOT_UTF8, b""),
+        "cuda_graphs": (NOT_UTF8, b"nonsense", b"8", b"8x", b"8x-1", b"1x2x3x4x5", b"1x2;3x4"),
+        "reserved": (1, -1),
     },
     "pagoda_rank_request": {
         "has_time": (2, -1),
@@ -249,6 +264,8 @@ WRONG_OPTIONS = {
         "ahead_percent": (-1, 101, INT_MAX),
         "bytes": (1, 2**40, SIZE_MAX),  # beside `pages`
         "model_version": (NOT_UTF8,),
+        "device": (-2, INT_MIN),
+        "percent": (-1, 1, 101, INT_MIN),  # beside `pages`
     },
 }
 
@@ -288,6 +305,9 @@ def bad_engine_options(p):
         yield Case(f"model.{name} {value}", field(p.name, "model", model), argument=f"options.model.{name}")
     store = pointed_to(struct("pagoda_store_options", durability=7))
     yield Case("durability", field(p.name, "store_options", store), argument="options.store_options.durability")
+    too_much = field(p.name, "host_bytes", SIZE_MAX)
+    yield Case(f"host_bytes {SIZE_MAX}", too_much, C["PAGODA_CAPACITY"], "options.host_bytes")
+    yield Case("percent of the host", instead(p.name, kv_pages=0, kv_percent=50), argument="options.kv_percent")
 
 
 def bad_rank_requests(world, function, p):
@@ -338,6 +358,10 @@ def by_name(world, function, p):
         for what, handle in bad_handles(world, "pagoda_store"):
             yield Case(f"store {what}", field(p.name, "store", handle), INVALID_HANDLE, "options.store")
         yield Case("no size", field(p.name, "pages", 0), argument="options.pages")
+        yield Case("percent of the host", instead(p.name, pages=0, percent=50), argument="options.percent")
+        for size in {"pages": 64, "percent": 0}, {"pages": 0, "percent": 50}:
+            spoil = instead(p.name, device=NO_GPU, **size)
+            yield Case(f"device {NO_GPU} {size}", spoil, C["PAGODA_UNSUPPORTED"], "options.device")
     if p.kind == "pagoda_engine_options":
         yield from bad_engine_options(p)
     if p.kind == "pagoda_rank_request":

@@ -97,3 +97,28 @@ def test_what_is_not_known_is_said(pagoda, made):
         assert failure.value.argument == "request.start" and "events 0 to 4 of user 7" in failure.value.message
         engine.rank(config, user, 7)
         engine.rank(config, user, 7, start=13)
+
+
+@pytest.mark.parametrize("host_bytes", [1 << 20, 0])
+def test_what_left_the_pool_comes_back_from_host_memory(pagoda, made, host_bytes):
+    config, tolerance = MODELS["nvidia"]
+    weights = tensors(config)
+    users, oracle = people(config, [(24, 3)] * 8), Oracle(config, weights)
+    # Room for two of them: by the time that one comes back, the others have had its pages.
+    options = {"kv_pages": 8, "host_bytes": host_bytes, "remember_bytes": 0}
+    with Engine(pagoda, made(config, weights), **options) as engine:
+        for came in False, True:
+            for number, user in enumerate(users):
+                scores, cached, _ = engine.rank(config, user, number)
+                assert error(scores, oracle.scores([user])) <= tolerance
+                assert (cached > 0) == (came and host_bytes > 0), number
+
+
+def test_graphs_are_read_and_left_alone_on_the_cpu(pagoda, made):
+    config, tolerance = MODELS["nvidia"]
+    weights = tensors(config)
+    (user,) = people(config, [(13, 5)])
+    shapes = ctypes.create_string_buffer(b"1x384, 8x3072x2048")
+    with Engine(pagoda, made(config, weights), cuda_graphs=address(shapes)) as engine:
+        scores, *_ = engine.rank(config, user, 7)
+    assert error(scores, Oracle(config, weights).scores([user])) <= tolerance

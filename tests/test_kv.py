@@ -31,7 +31,7 @@ class Cache:
 
     def __init__(self, pagoda, store=None, **options):
         self.pagoda = pagoda
-        shape = {"layers": LAYERS, "heads": HEADS, "head_size": HEAD_SIZE, "page_size": 8, "type": 1}
+        shape = {"layers": LAYERS, "heads": HEADS, "head_size": HEAD_SIZE, "page_size": 8, "type": 1, "device": -1}
         self.options = struct("pagoda_kv_options", store=store, **shape | {"pages": 64} | options)
         self.handle = pagoda.make("pagoda_kv_cache_open", address(self.options))
         self.pools = [pagoda.make("pagoda_kv_cache_pool", self.handle, layer) for layer in range(LAYERS)]

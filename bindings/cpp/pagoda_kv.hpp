@@ -57,8 +57,8 @@ private:
     detail::Handle<pagoda_store, pagoda_store_free> handle_;
 };
 
-/// What a cache is for and how it behaves; pagoda_kv_options tells more. The first three, and one of `pages` and
-/// `bytes`, must be set.
+/// What a cache is for and how it behaves; pagoda_kv_options tells more. The first three, and one of `pages`, `bytes`
+/// and `percent`, must be set.
 struct KvOptions {
     std::int32_t layers = 0;                              ///< Layers that keep keys and values.
     std::int32_t heads = 0;                               ///< Heads in each.
@@ -75,6 +75,8 @@ struct KvOptions {
     std::int32_t onload_threads = 0;                      ///< Threads that read the store; 0 = the default.
     std::int32_t ahead_percent = 12;                      ///< How much of the pool is free or stored before it is needed.
     std::string model_version;                            ///< Histories of another version are never seen.
+    std::int32_t device = -1;                             ///< The GPU whose memory the pool is in; -1: host memory.
+    std::int32_t percent = 0;                             ///< On a GPU: percent of its free memory, not `pages`.
 };
 
 /// What one user of a batch brings.
@@ -231,6 +233,8 @@ private:
         c_options.onload_threads = options.onload_threads;
         c_options.ahead_percent = options.ahead_percent;
         c_options.model_version = options.model_version.c_str();
+        c_options.device = options.device;
+        c_options.percent = options.percent;
         // To C this would mean that no store is wanted.
         if (store && !store->get()) throw Error(PAGODA_INVALID_HANDLE, "the store was moved away", "options.store");
         c_options.store = store ? store->get() : nullptr;

@@ -24,9 +24,19 @@ type EngineOptions struct {
 	Queue int32
 	// KVPages is how many pages of keys and values are kept in memory; 0: KVBytes says it.
 	KVPages int32
-	// KVBytes is how many bytes of keys and values are kept in memory; 0: 1 GiB, or what KVPages says. With [None]
-	// every request computes its whole history.
+	// KVBytes is how many bytes of keys and values are kept in memory; 0: 1 GiB, or what KVPages or KVPercent says. With
+	// [None] every request computes its whole history.
 	KVBytes int64
+	// KVPercent is how many percent of the memory that is free on the GPU of the model are for keys and values; 0: KVBytes
+	// says it.
+	KVPercent int32
+	// HostBytes is for keys and values that have left the pool: bytes of host memory, pinned where the model can be on a
+	// GPU; 0: none.
+	HostBytes uint64
+	// CUDAGraphs is, on a GPU, shapes of batches that are captured into CUDA graphs when first used and replayed from then
+	// on; "": none. They are separated by commas, each the most users, the most rows, and, if they are fewer, the most
+	// candidates: "1x384, 8x3072x2048". Every node of the model has to be on the GPU.
+	CUDAGraphs string
 	// Offload is when keys and values go to the store.
 	Offload Offload
 	// AheadPercent is as in [KVOptions]; 0: 12, or [None].
@@ -54,9 +64,11 @@ func (o *EngineOptions) toC(l *lent) (*C.pagoda_engine_options, error) {
 			*option.to = C.int32_t(option.value)
 		}
 	}
-	if o.KVPages != 0 {
-		c.kv_pages, c.kv_bytes = C.int32_t(o.KVPages), 0
+	c.kv_pages, c.kv_percent = C.int32_t(o.KVPages), C.int32_t(o.KVPercent)
+	if o.KVPages != 0 || o.KVPercent != 0 {
+		c.kv_bytes = 0
 	}
+	c.host_bytes = C.uint64_t(o.HostBytes)
 	orNone(&c.ahead_percent, o.AheadPercent)
 	c.offload = C.pagoda_offload(o.Offload)
 	c.table_cache_bytes = C.uint64_t(o.TableCacheBytes)
@@ -78,6 +90,9 @@ func (o *EngineOptions) toC(l *lent) (*C.pagoda_engine_options, error) {
 			return nil, err
 		}
 		l.Pin(c.model)
+	}
+	if c.cuda_graphs, err = l.optional(o.CUDAGraphs, "options.cuda_graphs"); err != nil {
+		return nil, err
 	}
 	if c.store_path, err = l.optional(o.Store, "options.store_path"); err != nil {
 		return nil, err

@@ -168,12 +168,19 @@ func TestRequestsThatCanNotBe(t *testing.T) {
 		"options.max_delay_us":   {MaxDelay: -1},
 		"options.model.provider": {Model: &pagoda.ModelOptions{Provider: 9}},
 		"options.store_path":     {Store: "a\x00b"},
+		"options.cuda_graphs":    {CUDAGraphs: "nonsense"},
+		"options.kv_percent":     {KVPercent: 50, Model: cpu()},
+		"options.kv_pages":       {KVPages: -1},
 	} {
 		_, err := pagoda.OpenEngine(ctx, data+"/gather", options)
 		fails(t, err, pagoda.ErrInvalidArgument, argument)
 	}
 	_, err = pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVPages: 1, KVBytes: 1 << 20})
 	fails(t, err, pagoda.ErrInvalidArgument, "options.kv_bytes")
+	_, err = pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVPercent: 1, KVBytes: 1 << 20})
+	fails(t, err, pagoda.ErrInvalidArgument, "options.kv_percent")
+	_, err = pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{HostBytes: math.MaxUint64, Model: cpu()})
+	fails(t, err, pagoda.ErrCapacity, "options.host_bytes")
 	_, err = pagoda.OpenEngine(ctx, "/nowhere/model", nil)
 	fails(t, err, pagoda.ErrNotFound, "folder")
 }
@@ -185,6 +192,34 @@ func TestAnEngineWithoutMemory(t *testing.T) {
 	must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
 	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, request())).CachedRows, 0)
 	equal(t, "remembered", must[pagoda.EngineStats](t)(engine.Stats()).RememberedBytes, 0)
+}
+
+// A pool with room for two of them: by the time that one comes back, the others have had its pages.
+func TestWhatLeftThePoolComesBackFromHostMemory(t *testing.T) {
+	long := request()
+	long.Events, long.Times = pagoda.Columns{}, nil
+	for i := range int64(20) {
+		for name, key := range map[string]int64{"item": i, "genre": i % 6, "rating": i % 5} {
+			long.Events[name] = append(long.Events[name], key)
+		}
+		long.Times = append(long.Times, 1700000000+i)
+	}
+	for _, hostBytes := range []uint64{1 << 20, 0} {
+		engine := openEngine(t, &pagoda.EngineOptions{
+			KVPages: 14, HostBytes: hostBytes, RememberBytes: pagoda.None, CUDAGraphs: "1x384, 8x3072x2048",
+		})
+		var scores []float32
+		for _, came := range []bool{false, true} {
+			for long.User = 1; long.User <= 6; long.User++ {
+				ranking := must[*pagoda.Ranking](t)(engine.Rank(ctx, long))
+				equal(t, "cached", ranking.CachedRows > 0, came && hostBytes > 0)
+				if scores == nil {
+					scores = ranking.Scores
+				}
+				near(t, ranking.Scores, scores)
+			}
+		}
+	}
 }
 
 // Requests that wait for others to run with, which do not come.

@@ -72,6 +72,8 @@ func TestEverythingOfTheHeaderIsUsed(t *testing.T) {
 
 func TestEveryFieldOfTheHeaderIsUsed(t *testing.T) {
 	code := sources(t)
+	// How large a struct is the INIT says, and that what is reserved is 0.
+	given := map[string]bool{"struct_size": true, "reserved": true}
 	structs := regexp.MustCompile(`(?s)typedef struct \{(.*?)\} (pagoda_\w+);`)
 	comments := regexp.MustCompile(`(?s)/\*.*?\*/`)
 	count := 0
@@ -79,7 +81,7 @@ func TestEveryFieldOfTheHeaderIsUsed(t *testing.T) {
 		body := comments.ReplaceAllString(match[1], "")
 		for _, field := range regexp.MustCompile(`(\w+);`).FindAllStringSubmatch(body, -1) {
 			count++
-			if name := field[1]; name != "struct_size" && !regexp.MustCompile(`\._?`+name+`\b`).MatchString(code) {
+			if name := field[1]; !given[name] && !regexp.MustCompile(`\._?`+name+`\b`).MatchString(code) {
 				t.Errorf("%s.%s is not used", match[2], name)
 			}
 		}

@@ -58,8 +58,8 @@ const (
 	TiersAll      Tiers = C.PAGODA_TIERS_ALL      // Both.
 )
 
-// KVOptions is what a cache is for, how large it is, and how it behaves. Layers, Heads, HeadSize, and one of Pages and
-// Bytes have no default.
+// KVOptions is what a cache is for, how large it is, and how it behaves. Layers, Heads, HeadSize, and one of Pages, Bytes
+// and Percent have no default.
 type KVOptions struct {
 	// Layers of the model keep keys and values; each has so many Heads of HeadSize.
 	Layers, Heads, HeadSize int32
@@ -67,10 +67,16 @@ type KVOptions struct {
 	PageSize int32
 	// Type is that of keys and values: F32, F16 or BF16; 0: F32.
 	Type Type
-	// Pages is how many pages the pool has; 0: Bytes says it.
+	// Pages is how many pages the pool has; 0: Bytes or Percent says it.
 	Pages int32
-	// Bytes is how much the pool may take, all layers together; 0: Pages says it.
+	// Bytes is how much the pool may take, all layers together; 0: Pages or Percent says it.
 	Bytes uint64
+	// Percent is how much the pool may take of the memory that is free on its GPU; 0: Pages or Bytes says it.
+	Percent int32
+	// OnGPU has the pool in the memory of a GPU, not in that of the host. Its tensors have no [Values] and no [View].
+	OnGPU bool
+	// DeviceID is which GPU, with OnGPU.
+	DeviceID int32
 	// MaxHistory is the most tokens of a history that are kept; 0: all. Older ones leave page by page.
 	MaxHistory int32
 	// Overlap is what becomes of new tokens that are cached already.
@@ -102,6 +108,10 @@ func (o *KVOptions) toC(l *lent) (*C.pagoda_kv_options, error) {
 	}
 	c.pages = C.int32_t(o.Pages)
 	c.bytes = C.uint64_t(o.Bytes)
+	c.percent = C.int32_t(o.Percent)
+	if err := o.device(&c); err != nil {
+		return nil, err
+	}
 	c.max_history = C.int32_t(o.MaxHistory)
 	c.overlap = C.pagoda_overlap(o.Overlap)
 	c.edited = C.pagoda_edited(o.Edited)
@@ -119,6 +129,19 @@ func (o *KVOptions) toC(l *lent) (*C.pagoda_kv_options, error) {
 		}
 	}
 	return &c, nil
+}
+
+// device says where the pool lies. To C -1 is the host, which must not come of a mistake.
+func (o *KVOptions) device(c *C.pagoda_kv_options) error {
+	switch {
+	case o.DeviceID < 0:
+		return fail(ErrInvalidArgument, "options.device", "%d is no GPU: DeviceID is 0 or more", o.DeviceID)
+	case o.OnGPU:
+		c.device = C.int32_t(o.DeviceID)
+	case o.DeviceID != 0:
+		return fail(ErrInvalidArgument, "options.device", "%d, where the pool is in host memory: set OnGPU too", o.DeviceID)
+	}
+	return nil
 }
 
 // orNone sets an option: 0 leaves the default, None is C's 0.

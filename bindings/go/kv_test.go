@@ -153,6 +153,19 @@ func TestCaches(t *testing.T) {
 	options.Pages = 0
 	_, err = pagoda.OpenKVCache(ctx, options)
 	fails(t, err, pagoda.ErrInvalidArgument, "options.pages")
+	options.Percent = 50
+	_, err = pagoda.OpenKVCache(ctx, options)
+	fails(t, err, pagoda.ErrInvalidArgument, "options.percent")
+	// 4096 is a number that no machine has a GPU of.
+	for _, c := range []struct {
+		onGPU    bool
+		deviceID int32
+		code     pagoda.Code
+	}{{true, 4096, pagoda.ErrUnsupported}, {false, 4096, pagoda.ErrInvalidArgument}, {true, -1, pagoda.ErrInvalidArgument}} {
+		options.OnGPU, options.DeviceID = c.onGPU, c.deviceID
+		_, err = pagoda.OpenKVCache(ctx, options)
+		fails(t, err, c.code, "options.device")
+	}
 	options = shape()
 	options.AheadPercent = 101
 	_, err = pagoda.OpenKVCache(ctx, options)

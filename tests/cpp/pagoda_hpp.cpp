@@ -408,6 +408,13 @@ static void caches() {
 
     options.pages = 0;
     CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.pages", [&] { KvCache{options}; }));
+    options.percent = 50;
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.percent", [&] { KvCache{options}; }));
+    options.device = -2;
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.device", [&] { KvCache{options}; }));
+    // A number that no machine has a GPU of.
+    options.device = 4096;
+    CHECK(throws(PAGODA_UNSUPPORTED, "options.device", [&] { KvCache{options}; }));
     CHECK(throws(PAGODA_UNSUPPORTED, "", [] { KvCache(shape()).offload_all(); }));
 }
 
@@ -452,14 +459,18 @@ static void logging(const std::string& path) {
     set_log(PAGODA_LOG_ERROR, [](auto...) {});
 }
 
-static void serving(const std::string& folder) {
-    pagoda_model_options model = PAGODA_MODEL_OPTIONS_INIT;
+static pagoda_engine_options engine_options() {
+    static pagoda_model_options model = PAGODA_MODEL_OPTIONS_INIT;
     model.provider = PAGODA_PROVIDER_CPU;
     model.intra_op_threads = 1;
     pagoda_engine_options options = PAGODA_ENGINE_OPTIONS_INIT;
     options.model = &model;
     options.kv_bytes = 1 << 20;
-    const Engine engine(folder, options);
+    return options;
+}
+
+static void serving(const std::string& folder) {
+    const Engine engine(folder, engine_options());
     CHECK(engine.tasks() == 2 && engine.info().find("\"format\": 1") != std::string::npos);
 
     RankRequest request;
@@ -507,6 +518,54 @@ static void serving(const std::string& folder) {
     CHECK(throws(PAGODA_NOT_FOUND, "folder", [] { Engine("/nowhere/model"); }));
 }
 
+static void options_of_engines(const std::string& folder) {
+    pagoda_engine_options options = engine_options();
+    options.cuda_graphs = "nonsense";
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.cuda_graphs", [&] { Engine(folder, options); }));
+    options.cuda_graphs = "1x384, 8x3072x2048";
+    { const Engine without_a_gpu(folder, options); }
+    options.kv_percent = 50;
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.kv_percent", [&] { Engine(folder, options); }));
+    options.kv_bytes = 0;
+    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.kv_percent", [&] { Engine(folder, options); }));
+    options = engine_options();
+    options.host_bytes = UINT64_MAX;
+    CHECK(throws(PAGODA_CAPACITY, "options.host_bytes", [&] { Engine(folder, options); }));
+}
+
+// A pool with room for two of them: by the time that one comes back, the others have had its pages.
+static void host_memory(const std::string& folder) {
+    RankRequest request;
+    request.events.keys = {{"item", {}}, {"genre", {}}, {"rating", {}}};
+    for (std::int64_t i = 0; i < 20; ++i) {
+        const std::int64_t keys[] = {i, i % 6, i % 5};
+        for (std::size_t feature = 0; feature < 3; ++feature) {
+            request.events.keys[feature].second.push_back(keys[feature]);
+        }
+        request.events.times.push_back(1700000000 + i);
+    }
+    request.user_keys = {{"age", 6}, {"town", 8}};
+    request.candidates = {{"item", {5}}, {"genre", {5}}};
+    request.time = 1700002000;
+    for (const std::uint64_t host_bytes : {1 << 20, 0}) {
+        pagoda_engine_options options = engine_options();
+        options.kv_bytes = 0;
+        options.kv_pages = 14;
+        options.host_bytes = host_bytes;
+        options.remember_bytes = 0;
+        const Engine engine(folder, options);
+        std::vector<float> scores;
+        for (const bool came : {false, true}) {
+            for (request.user = 1; request.user <= 6; ++request.user) {
+                const Ranked ranked = engine.rank(request);
+                CHECK((ranked.response.cached_rows > 0) == (came && host_bytes > 0));
+                if (scores.empty()) scores = ranked.scores;
+                for (std::size_t i = 0; i < scores.size(); ++i) CHECK(std::abs(ranked.scores[i] - scores[i]) < 1e-4);
+            }
+        }
+    }
+}
+
 int main(int argc, char** argv) {
     if (argc != 4) {
         std::fprintf(stderr, "usage: %s HELLO.onnx MODEL.onnx FOLDER\n", argv[0]);
@@ -529,6 +588,8 @@ int main(int argc, char** argv) {
         caches();
         ranking_with_a_cache(argv[2]);
         serving(argv[3]);
+        options_of_engines(argv[3]);
+        host_memory(argv[3]);
         logging(argv[1]);
         const std::string text = metrics();
         CHECK(text.find("# TYPE pagoda_") != std::string::npos && std::strlen(text.c_str()) == text.size());

@@ -12,7 +12,8 @@ bool find_ranking(JNIEnv *env) {
 }
 
 NATIVE(jlong, Engine, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray numbers, jlongArray model,
-                            jbyteArray onnxruntime, jbyteArray profile, jbyteArray store, jlongArray store_numbers) {
+                            jbyteArray onnxruntime, jbyteArray profile, jbyteArray graphs, jbyteArray store,
+                            jlongArray store_numbers) {
     call call = CALL;
     size_t count;
     pagoda_engine *engine = NULL;
@@ -22,6 +23,7 @@ NATIVE(jlong, Engine, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray num
     const int64_t *from = longs(&call, numbers, &count);
     const char *path = text(&call, folder);
     options.model = &of_model;
+    options.cuda_graphs = text(&call, graphs);
     options.store_path = text(&call, store);
     options.store_options = &of_store;
     if (!call.failed) {
@@ -36,6 +38,8 @@ NATIVE(jlong, Engine, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray num
         take64(&from, &options.max_delay_us);
         take64(&from, &options.remember_bytes);
         take64(&from, &options.table_cache_bytes);
+        take64(&from, &options.host_bytes);
+        take32(&from, &options.kv_percent);
         check(&call, pagoda_engine_open(path, &options, &engine, &call.error));
     }
     end(&call);

@@ -26,6 +26,8 @@ NATIVE(jlong, KvCache, open)(JNIEnv *env, SELF, jlongArray numbers, jbyteArray m
         take32(&from, &options.onload_threads);
         take32(&from, &options.ahead_percent);
         take64(&from, &options.bytes);
+        take32(&from, &options.device);
+        take32(&from, &options.percent);
         options.store = AS(pagoda_store, *from);
         check(&call, pagoda_kv_cache_open(&options, &cache, &call.error));
     }

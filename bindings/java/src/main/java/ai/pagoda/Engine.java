@@ -41,7 +41,8 @@ public final class Engine extends NativeObject {
         ModelOptions model = Objects.requireNonNull(options, "options").model();
         try {
             return new Engine(open(text, options.numbers(), model.numbers(), model.onnxruntimeText(),
-                    model.profileText(), options.storeText(), options.storeOptions().numbers()));
+                    model.profileText(), options.cudaGraphsText(), options.storeText(),
+                    options.storeOptions().numbers()));
         } finally {
             Reference.reachabilityFence(model);
         }
@@ -169,7 +170,7 @@ public final class Engine extends NativeObject {
     }
 
     private static native long open(byte[] folder, long[] numbers, long[] model, byte[] onnxruntime, byte[] profile,
-            byte[] store, long[] storeNumbers);
+            byte[] cudaGraphs, byte[] store, long[] storeNumbers);
 
     private native void rank(long handle, long[] numbers, byte[] names, long cancel, float[] scores, long[] response);
 

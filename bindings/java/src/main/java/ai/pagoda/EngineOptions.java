@@ -17,6 +17,9 @@ public final class EngineOptions {
     private long maxDelayUs = Native.UNSET;
     private long rememberBytes = Native.UNSET;
     private long tableCacheBytes = Native.UNSET;
+    private long hostBytes = Native.UNSET;
+    private long kvPercent = Native.UNSET;
+    private String cudaGraphs;
     private ModelOptions model = new ModelOptions();
     private Path store;
     private StoreOptions storeOptions = new StoreOptions();
@@ -76,6 +79,43 @@ public final class EngineOptions {
      */
     public EngineOptions kvPages(int kvPages) {
         this.kvPages = kvPages;
+        return this;
+    }
+
+    /**
+     * With a model on a GPU: how many percent of the memory that is free there are for keys and values, instead of
+     * {@link #kvBytes}; default 0: that says it.
+     *
+     * @param kvPercent how many
+     * @return these options
+     */
+    public EngineOptions kvPercent(int kvPercent) {
+        this.kvPercent = kvPercent;
+        return this;
+    }
+
+    /**
+     * Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default
+     * 0: none.
+     *
+     * @param hostBytes how many
+     * @return these options
+     */
+    public EngineOptions hostBytes(long hostBytes) {
+        this.hostBytes = Native.unsigned(hostBytes, "hostBytes");
+        return this;
+    }
+
+    /**
+     * On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on;
+     * default: none. They are separated by commas, each the most users, the most rows, and, if they are fewer, the
+     * most candidates: {@code "1x384, 8x3072x2048"}. Every node of the model has to be on the GPU.
+     *
+     * @param cudaGraphs the shapes
+     * @return these options
+     */
+    public EngineOptions cudaGraphs(String cudaGraphs) {
+        this.cudaGraphs = Objects.requireNonNull(cudaGraphs, "cudaGraphs");
         return this;
     }
 
@@ -175,10 +215,14 @@ public final class EngineOptions {
 
     /** In the order that engine.c reads them. */
     long[] numbers() {
-        // To C both together are a contradiction, and the bytes have a default.
-        long bytes = kvPages > 0 && kvBytes == Native.UNSET ? 0 : kvBytes;
+        // To C two of them together are a contradiction, and the bytes have a default.
+        long bytes = (kvPages > 0 || kvPercent > 0) && kvBytes == Native.UNSET ? 0 : kvBytes;
         return new long[] {instances, maxBatch, maxBatchRows, queue, kvPages, offload, aheadPercent, bytes, maxDelayUs,
-                rememberBytes, tableCacheBytes};
+                rememberBytes, tableCacheBytes, hostBytes, kvPercent};
+    }
+
+    byte[] cudaGraphsText() {
+        return Native.textOrNull(cudaGraphs, "cudaGraphs");
     }
 
     ModelOptions model() {

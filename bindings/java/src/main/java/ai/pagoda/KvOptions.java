@@ -3,8 +3,8 @@ package ai.pagoda;
 import java.util.Objects;
 
 /**
- * What a cache is for, how large it is, and how it behaves. Layers, heads, the size of a head, and one of pages and
- * bytes must be set; what else is not set stays at its default.
+ * What a cache is for, how large it is, and how it behaves. Layers, heads, the size of a head, and one of pages, bytes
+ * and percent must be set; what else is not set stays at its default.
  */
 public final class KvOptions {
     private long layers = Native.UNSET;
@@ -21,6 +21,8 @@ public final class KvOptions {
     private long onloadThreads = Native.UNSET;
     private long aheadPercent = Native.UNSET;
     private long bytes = Native.UNSET;
+    private long device = Native.UNSET;
+    private long percent = Native.UNSET;
     private String modelVersion;
     private Store store;
 
@@ -83,7 +85,7 @@ public final class KvOptions {
     }
 
     /**
-     * How many pages the pool has, if {@link #bytes} does not say it.
+     * How many pages the pool has, if neither {@link #bytes} nor {@link #percent} says it.
      *
      * @param pages how many
      * @return these options
@@ -94,13 +96,37 @@ public final class KvOptions {
     }
 
     /**
-     * How many bytes the pool may take, all layers together, if {@link #pages} does not say it.
+     * How many bytes the pool may take, all layers together, if neither {@link #pages} nor {@link #percent} says it.
      *
      * @param bytes how many
      * @return these options
      */
     public KvOptions bytes(long bytes) {
         this.bytes = Native.unsigned(bytes, "bytes");
+        return this;
+    }
+
+    /**
+     * How many percent of the memory that is free on its {@link #device} the pool may take, if neither {@link #pages}
+     * nor {@link #bytes} says it.
+     *
+     * @param percent how many
+     * @return these options
+     */
+    public KvOptions percent(int percent) {
+        this.percent = percent;
+        return this;
+    }
+
+    /**
+     * The GPU whose memory the pool is in; default -1: it is in host memory. That of a GPU is for the model alone:
+     * {@link Tensor#buffer} and its kin refuse it.
+     *
+     * @param device which
+     * @return these options
+     */
+    public KvOptions device(int device) {
+        this.device = device;
         return this;
     }
 
@@ -210,7 +236,8 @@ public final class KvOptions {
     /** In the order that kv.c reads them. */
     long[] numbers() {
         return new long[] {layers, heads, headSize, pageSize, type, pages, maxHistory, overlap, edited, offload,
-                onloadInBackground, onloadThreads, aheadPercent, bytes, store == null ? 0 : store.handle()};
+                onloadInBackground, onloadThreads, aheadPercent, bytes, device, percent,
+                store == null ? 0 : store.handle()};
     }
 
     byte[] modelVersionText() {

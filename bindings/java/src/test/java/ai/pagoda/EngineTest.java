@@ -148,6 +148,25 @@ class EngineTest extends Support {
         }
     }
 
+    /** A pool with room for two of them: by the time that one comes back, the others have had its pages. */
+    @ParameterizedTest
+    @ValueSource(longs = {1 << 20, 0})
+    void whatLeftThePoolComesBackFromHostMemory(long hostBytes) throws Exception {
+        User user = User.of("gather").get(0);
+        Map<String, Object> last = user.steps().get(user.steps().size() - 1);
+        EngineOptions options = options().kvPages(14).hostBytes(hostBytes).rememberBytes(0)
+                .cudaGraphs("1x384, 8x3072x2048");
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options)) {
+            for (boolean came : new boolean[] {false, true}) {
+                for (int number = 1; number <= 6; number++) {
+                    Ranked ranked = engine.rank(user.request(number, 0, User.events(last)));
+                    assertEquals(came && hostBytes > 0, ranked.cachedRows() > 0, "user " + number);
+                    User.right(last, ranked);
+                }
+            }
+        }
+    }
+
     @Test
     void optionsArrive() {
         Path folder = FOLDERS.resolve("gather");
@@ -158,6 +177,14 @@ class EngineTest extends Support {
         fails(Status.INVALID_ARGUMENT, "options.ahead_percent", () -> Engine.open(folder, options().aheadPercent(101)));
         fails(Status.INVALID_ARGUMENT, "options.model.device_id",
                 () -> Engine.open(folder, options().model(cpu().deviceId(-1))));
+        fails(Status.INVALID_ARGUMENT, "options.cuda_graphs",
+                () -> Engine.open(folder, options().cudaGraphs("nonsense")));
+        fails(Status.INVALID_ARGUMENT, "options.kv_percent", () -> Engine.open(folder, options().kvPercent(50)));
+        fails(Status.INVALID_ARGUMENT, "options.kv_percent",
+                () -> Engine.open(folder, options().kvPages(0).kvPercent(50)));
+        fails(Status.CAPACITY, "options.host_bytes", () -> Engine.open(folder, options().hostBytes(Long.MAX_VALUE)));
+        assertThrows(IllegalArgumentException.class, () -> options().hostBytes(-1));
+        assertThrows(NullPointerException.class, () -> options().cudaGraphs(null));
         assertThrows(IllegalArgumentException.class, () -> options().kvBytes(-1));
         assertThrows(IllegalArgumentException.class, () -> options().maxDelay(Duration.ofSeconds(-1)));
         try (Engine engine = Engine.open(folder,

@@ -65,7 +65,7 @@ class HeaderTest {
         return sources.toString();
     }
 
-    /** Those of statistics are looked at below. */
+    /** Those of statistics are looked at below; what is reserved is 0. */
     @Test
     void everyFieldOfOptionsAndRequestsIsUsed() throws IOException {
         Set<String> used = matches("(?:\\.|->)(\\w+)", sources());
@@ -75,7 +75,7 @@ class HeaderTest {
         for (; struct.find(); structs++) {
             if (!STATISTICS.containsKey(struct.group(2))) {
                 for (String field : matches("(\\w+);", struct.group(1))) {
-                    if (!field.equals("struct_size") && !used.contains(field)) {
+                    if (!Set.of("struct_size", "reserved").contains(field) && !used.contains(field)) {
                         missing.add(struct.group(2) + "." + field);
                     }
                 }

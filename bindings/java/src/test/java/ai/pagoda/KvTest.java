@@ -138,6 +138,12 @@ class KvTest extends Support {
         fails(Status.INVALID_ARGUMENT, "options.max_history", () -> KvCache.open(shape().maxHistory(-1)));
         fails(Status.INVALID_ARGUMENT, "options.onload_threads", () -> KvCache.open(shape().onloadThreads(-1)));
         fails(Status.INVALID_ARGUMENT, "options.ahead_percent", () -> KvCache.open(shape().aheadPercent(101)));
+        fails(Status.INVALID_ARGUMENT, "options.percent", () -> KvCache.open(shape().percent(50)));
+        fails(Status.INVALID_ARGUMENT, "options.percent", () -> KvCache.open(shape().pages(0).percent(50)));
+        fails(Status.INVALID_ARGUMENT, "options.device", () -> KvCache.open(shape().device(-2)));
+        // A number that no machine has a GPU of.
+        fails(Status.UNSUPPORTED, "options.device", () -> KvCache.open(shape().device(4096)));
+        KvCache.open(shape().device(-1)).close();
         StoreInfo plain = filled(folder.resolve("plain"), new StoreOptions());
         assertEquals(List.of(1L, 0L, 20L), List.of(plain.segments(), plain.evictedUsers(), plain.users()));
         assertTrue(filled(folder.resolve("segments"), new StoreOptions().segmentBytes(1 << 16)).segments() > 3);
