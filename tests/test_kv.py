@@ -346,6 +346,17 @@ def test_requests_of_a_later_header_are_stepped_over(pagoda, cache):
     pagoda.free("pagoda_kv_lease", lease)
 
 
+def test_options_of_the_first_header_are_of_host_memory(pagoda):
+    # They ended before `device`, which is 0 here as any memory behind them may be.
+    options = capi.kv_options(device=0)
+    options.struct_size = HEADER.structs["pagoda_kv_options"].device.offset
+    cache = pagoda.make("pagoda_kv_cache_open", address(options))
+    pool = pagoda.make("pagoda_kv_cache_pool", cache, 0)
+    assert pagoda.read(pool).shape == (64, 2, 8, 2, 4)
+    pagoda.free("pagoda_tensor", pool)
+    pagoda.free("pagoda_kv_cache", cache)
+
+
 def test_a_batch_of_no_one_is_fine(pagoda, cache):
     lease = pagoda.make("pagoda_kv_cache_prepare", cache.handle, None, 0)
     pagoda.call("pagoda_kv_lease_commit", lease, 1)

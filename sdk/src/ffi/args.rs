@@ -321,7 +321,8 @@ impl<T: Versioned> OutStruct<T> {
 unsafe fn struct_size<T: Versioned>(pointer: *const T, argument: &str) -> Result<usize> {
     // SAFETY: by contract; a caller's struct may lie anyhow.
     let size = unsafe { pointer.cast::<u32>().read_unaligned() } as usize;
-    if size < T::FIRST_SIZE || size > MAX_STRUCT {
+    // A size that the struct never had would end within a field.
+    if size < T::FIRST_SIZE || size > MAX_STRUCT || !size.is_multiple_of(align_of::<T>()) {
         return Err(Error::invalid(
             format!("{argument}.struct_size"),
             format!("{size} is not the size of this struct ({}): start from its PAGODA_..._INIT", size_of::<T>()),
@@ -356,6 +357,16 @@ mod tests {
         // SAFETY: `given` has at least the 8 bytes it says.
         let read = unsafe { options(&raw const given, DEFAULTS, "options") }.unwrap();
         assert_eq!((read.old, read.new), (7, 2));
+    }
+
+    #[test]
+    fn a_size_that_ends_within_a_field_is_refused() {
+        for size in [9, 10, 11, 13] {
+            let given = [size, 7, 9, 0];
+            // SAFETY: `given` has the bytes it says, and more.
+            let error = unsafe { options(given.as_ptr().cast(), DEFAULTS, "options") }.unwrap_err();
+            assert_eq!(error.argument(), Some("options.struct_size"), "{size}");
+        }
     }
 
     #[test]
