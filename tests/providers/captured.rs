@@ -37,7 +37,6 @@ fn a_captured_graph_has_its_memory_to_work_in() {
     let many = [[user(1100, 4, 9); 10], [user(1090, 6, 7); 10]];
     check::<f16, _>(&many, 64);
     check::<bf16, _>(&many, 128);
-    check::<bf16, _>(&many, 256);
 }
 
 fn user(cached: usize, new: usize, candidates: usize) -> User {
@@ -60,18 +59,20 @@ fn check<T: Number, const N: usize>(users: &[[User; N]; 2], head_size: usize) {
     let [first, second] = cases::<T, N>(users, head_size);
     let session = Session::open(&graph(&first));
     let mut bound = Bound::new(&session, &first, &stream);
+    let [first, second] = [&first, &second].map(|case| (case, reference::hstu_attention(&case.attention()).unwrap()));
     // The first run is an ordinary one, the second is captured; both are in place on the pool.
-    for (round, case) in [&first, &first, &second, &first, &second].into_iter().enumerate() {
+    for (round, (case, expected)) in [&first, &first, &second, &first, &second].into_iter().enumerate() {
         bound.write(case);
         session.run(&bound);
-        bound.expect(case, &format!("{} round {round}", T::NAME));
+        bound.expect(case, expected, &format!("{} round {round}", T::NAME));
     }
+    let (first, expected) = first;
     // A replay does not look at what is bound now: so this was one.
     let elsewhere = Memory::new(&stream, &vec![0xff_u8; size_of_val(&first.query[..])]);
     bound.bind("query", &elsewhere, T::TYPE as i32, &first.dims_of_rows());
-    bound.write(&first);
+    bound.write(first);
     session.run(&bound);
-    bound.expect(&first, &format!("{} replayed", T::NAME));
+    bound.expect(first, &expected, &format!("{} replayed", T::NAME));
 }
 
 impl<T> Case<T> {
@@ -155,9 +156,8 @@ impl<'a> Bound<'a> {
         self.stream.synchronize().unwrap();
     }
 
-    fn expect<T: Number>(&self, case: &Case<T>, what: &str) {
-        let expected = reference::hstu_attention(&case.attention()).unwrap();
-        let error = error(&self.read::<T>(&self.output), &expected);
+    fn expect<T: Number>(&self, case: &Case<T>, expected: &[f64], what: &str) {
+        let error = error(&self.read::<T>(&self.output), expected);
         assert!(error <= tolerance::<T>(), "{what}: error {error:e}");
         let mut pool = case.pool.clone();
         reference::paged_kv_append(&case.append(), &mut pool).unwrap();
