@@ -5,14 +5,11 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
-use cudarc::driver::sys::{
-    CUtensorMap, CUtensorMapDataType_enum as DataType, CUtensorMapFloatOOBfill_enum as Fill,
-    CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
-    CUtensorMapSwizzle_enum as Swizzle, cuTensorMapEncodeTiled,
-};
+use cudarc::driver::sys::CUtensorMap;
 
 use super::dense_call::RawProduct;
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type, asked};
+use super::maps::describe;
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type};
 
 /// Elements of the depth that a box has; `DEPTH` of cuda/dense_hopper.cuh.
 const DEPTH: usize = 64;
@@ -153,35 +150,7 @@ fn map(
     [rows, columns]: [usize; 2],
     [height, width]: [usize; 2],
 ) -> Result<CUtensorMap, CudaError> {
-    let element = if element == Type::F16 {
-        DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-    } else {
-        DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-    };
-    let swizzle = if width == 64 { Swizzle::CU_TENSOR_MAP_SWIZZLE_128B } else { Swizzle::CU_TENSOR_MAP_SWIZZLE_64B };
-    let (dims, strides) = ([columns as u64, rows as u64], [columns as u64 * 2]);
-    let (boxed, steps) = ([width as u32, height as u32], [1_u32; 2]);
-    let mut map = CUtensorMap { opaque: [0; 16] };
-    // SAFETY: every array has as many entries as the tensor has dimensions.
-    unsafe {
-        cuTensorMapEncodeTiled(
-            &mut map,
-            element,
-            2,
-            address as *mut _,
-            dims.as_ptr(),
-            strides.as_ptr(),
-            boxed.as_ptr(),
-            steps.as_ptr(),
-            Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
-            Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    }
-    .result()
-    .map_err(asked("describing a tensor to the copy engine"))?;
-    Ok(map)
+    describe(element, address, [columns, rows], [width, height])
 }
 
 #[cfg(test)]

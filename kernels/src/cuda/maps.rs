@@ -45,23 +45,33 @@ pub fn granule(call: &Attention) -> usize {
 /// A tensor `[rows, H, D]`, to be fetched by `height` rows of up to 128 bytes of one head.
 fn map(call: &Attention, address: CUdeviceptr, rows: usize, height: usize) -> Result<CUtensorMap, CudaError> {
     let (heads, head_size) = (call.rows.heads, call.rows.head_size);
-    let columns = head_size.min(64);
-    let element = if call.element == Type::F16 {
+    describe(call.element, address, [head_size, heads, rows], [head_size.min(64), 1, height])
+}
+
+/// Describes a tensor of 16-bit numbers without gaps, innermost dimension first, to be fetched by boxes that are 64 or 32
+/// numbers wide.
+pub fn describe<const N: usize>(
+    element: Type,
+    address: CUdeviceptr,
+    dims: [usize; N],
+    boxed: [usize; N],
+) -> Result<CUtensorMap, CudaError> {
+    let element = if element == Type::F16 {
         DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
     } else {
         DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
     };
-    let swizzle = if columns == 64 { Swizzle::CU_TENSOR_MAP_SWIZZLE_128B } else { Swizzle::CU_TENSOR_MAP_SWIZZLE_64B };
-    let dims = [head_size as u64, heads as u64, rows as u64];
-    let strides = [head_size as u64 * 2, (heads * head_size) as u64 * 2];
-    let (boxed, steps) = ([columns as u32, 1, height as u32], [1_u32; 3]);
+    let swizzle = if boxed[0] == 64 { Swizzle::CU_TENSOR_MAP_SWIZZLE_128B } else { Swizzle::CU_TENSOR_MAP_SWIZZLE_64B };
+    let (dims, boxed, steps) = (dims.map(|dim| dim as u64), boxed.map(|dim| dim as u32), [1_u32; N]);
+    // Of every dimension but the innermost.
+    let strides: Vec<u64> = (1..N).map(|outer| dims[..outer].iter().product::<u64>() * 2).collect();
     let mut map = CUtensorMap { opaque: [0; 16] };
-    // SAFETY: every array has as many entries as the tensor has dimensions.
+    // SAFETY: every array has as many entries as the tensor has dimensions; of strides there is one less.
     unsafe {
         cuTensorMapEncodeTiled(
             &mut map,
             element,
-            3,
+            N as u32,
             address as *mut _,
             dims.as_ptr(),
             strides.as_ptr(),
