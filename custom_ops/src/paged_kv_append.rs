@@ -83,7 +83,10 @@ impl<T: OnnxElement> Launch for PagedKvAppend<T> {
         let bytes = pool.dims.iter().product::<usize>() * size_of::<T>();
         if bytes > 0 && !std::ptr::eq(pool.data, output.data) {
             // SAFETY: as above.
-            unsafe { gpu.copy(output.address(), pool.address(), bytes, stream) }?;
+            unsafe {
+                cuda::hold_for_arrivals(pool.address(), stream)?;
+                gpu.copy(output.address(), pool.address(), bytes, stream)?;
+            }
         }
         call.cache.pool = output.address();
         // SAFETY: as above.

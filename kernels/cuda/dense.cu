@@ -247,7 +247,6 @@ template <class T> __device__ void multiply(const Product &call) {
 #define KERNELS(NAME, T)                                                                                               \
     NORM(NAME, T, 1, 1, 128, 8)                                                                                        \
     NORM(NAME, T, 1, 2, 128, 6)                                                                                        \
-    NORM(NAME, T, 1, 4, 128, 6)                                                                                        \
     NORM(NAME, T, 4, 1, 128, 8)                                                                                        \
     NORM(NAME, T, 4, 2, 128, 4)                                                                                        \
     NORM(NAME, T, 4, 4, 128, 2)                                                                                        \

@@ -1,4 +1,4 @@
-//! Pools that stay on the GPU, and CUDA graphs: through ONNX Runtime's C interface, for Pagoda's own has neither yet.
+//! Pools that stay on the GPU, and CUDA graphs: through ONNX Runtime's C interface, for what Pagoda's own puts on top.
 
 use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut};

@@ -12,9 +12,6 @@ use crate::GateNorm;
 const PLAIN_TILE: usize = 64;
 const PLAIN_THREADS: u32 = 256;
 
-/// From so many on, what is normed together gets a warp each, and several of them a block.
-const MANY_UNITS: usize = 1024;
-
 /// Warps of a block of the norms.
 const NORM_WARPS: usize = 4;
 
@@ -132,7 +129,7 @@ impl Gpu {
         self.context.bind_to_thread().map_err(asked("making the context current"))?;
         let learned = if raw.by_group == 1 { 0 } else { raw.weight | raw.bias };
         let units = raw.units as usize;
-        let form = form_of(units, size * element.bytes(), raw.x | raw.u | raw.y | learned);
+        let form = form_of(size * element.bytes(), raw.x | raw.u | raw.y | learned);
         let (warps, form) = form.map_or((1, "any".into()), |(warps, vectors)| (warps, format!("{warps}_{vectors}")));
         let function = self.dense.function(&format!("norm_{}_{form}", element.name()), 0)?;
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
@@ -199,12 +196,12 @@ impl Gpu {
 
 /// How many warps have what is normed together, and how many vectors of 16 bytes each lane has of it: what kernels are
 /// compiled for. None where it does not lie so, or is more.
-fn form_of(units: usize, bytes: usize, addresses: CUdeviceptr) -> Option<(usize, usize)> {
+fn form_of(bytes: usize, addresses: CUdeviceptr) -> Option<(usize, usize)> {
     if !bytes.is_multiple_of(16) || !addresses.is_multiple_of(16) {
         return None;
     }
-    // Where there are few, several warps for each have it sooner; where there are many, starting their blocks takes longer.
-    let known = [(1, 1), (1, 2), if units < MANY_UNITS { (4, 1) } else { (1, 4) }, (4, 2), (4, 4)];
+    // By the size alone: another form adds up in another order, and what is in the batch beside must not change a bit.
+    let known = [(1, 1), (1, 2), (4, 1), (4, 2), (4, 4)];
     known.into_iter().find(|(warps, vectors)| bytes <= warps * vectors * 32 * 16)
 }
 
@@ -214,18 +211,17 @@ mod tests {
 
     #[test]
     fn what_is_normed_lies_in_vectors() {
-        for (units, bytes, addresses, expected) in [
-            (5000, 16, 0, Some((1, 1))),
-            (5000, 1024, 32, Some((1, 2))),
-            (384, 2048, 0, Some((4, 1))),
-            (5000, 2048, 0, Some((1, 4))),
-            (384, 4096, 0, Some((4, 2))),
-            (384, 8192, 0, Some((4, 4))),
-            (384, 8208, 0, None),
-            (384, 8, 0, None),
-            (384, 1024, 8, None),
+        for (bytes, addresses, expected) in [
+            (16, 0, Some((1, 1))),
+            (1024, 32, Some((1, 2))),
+            (2048, 0, Some((4, 1))),
+            (4096, 0, Some((4, 2))),
+            (8192, 0, Some((4, 4))),
+            (8208, 0, None),
+            (8, 0, None),
+            (1024, 8, None),
         ] {
-            assert_eq!(form_of(units, bytes, addresses), expected, "{units} {bytes} {addresses}");
+            assert_eq!(form_of(bytes, addresses), expected, "{bytes} {addresses}");
         }
     }
 }

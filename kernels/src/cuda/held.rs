@@ -10,7 +10,7 @@ use super::bag::{MOST_ROW_BYTES, Slots, TableBag};
 use super::memory::{DeviceMemory, PinnedMemory};
 use super::missing::BagScratch;
 use super::table::{DeviceTable, SET_BYTES, TableLookup, TablePut, WAYS};
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type, asked};
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type, asked, no_capture};
 
 /// How much memory rows go through on their way to the device.
 const STAGED_BYTES: usize = 8 << 20;
@@ -151,6 +151,8 @@ impl HeldTable {
         let row_bytes = self.table.dim * self.table.element.bytes();
         let (count, HostRows { versions, deleted, .. }) = (rows.keys.len(), rows);
         assert_eq!((rows.rows.len(), versions.len(), deleted.len()), (count * row_bytes, count, count));
+        // First: whoever has the lock asks for it too, and must not wait for someone who waits for the lock.
+        let _hold = no_capture();
         let staging = self.lock();
         let room = staging.host.bytes() / staged_bytes(row_bytes);
         let mut left = 0..count;
@@ -219,6 +221,7 @@ impl HeldTable {
     /// at first, and again when all that is here was walked over.
     pub fn keys(&self, from: &mut usize, most: usize, into: &mut Vec<i64>) -> Result<(), CudaError> {
         let enough = into.len().saturating_add(most);
+        let _hold = no_capture();
         // No one else puts rows meanwhile: what is read of a set is whole.
         let _alone = self.lock();
         while *from < self.table.set_count && into.len() < enough {

@@ -73,7 +73,10 @@ impl DeviceMemory {
         self.gpu.bind()?;
         // SAFETY: inside the memory, by the check; the caller's.
         unsafe { result::memcpy_htod_sync(self.address + to as CUdeviceptr, from) }
-            .map_err(asked("copying to the device"))
+            .map_err(asked("copying to the device"))?;
+        // Of memory that is not pinned the copy may return as soon as it has read it.
+        // SAFETY: the stream that copies which wait are on is always there.
+        unsafe { stream::synchronize(stream::null()) }.map_err(asked("copying to the device"))
     }
 
     fn inside(&self, at: usize, len: usize) -> Result<(), CudaError> {
@@ -303,6 +306,13 @@ impl Gpu {
         self.bind()?;
         // SAFETY: the caller's.
         unsafe { result::stream::synchronize(stream) }.map_err(asked("waiting for the stream"))
+    }
+
+    /// Waits until everything that was put on any stream is done.
+    pub fn let_all_end(&self) -> Result<(), CudaError> {
+        let _guard = no_capture();
+        self.bind()?;
+        result::ctx::synchronize().map_err(asked("waiting for the device"))
     }
 
     /// Whether what is put on a stream goes into a CUDA graph, where no one can wait for it.

@@ -5,7 +5,7 @@ use cudarc::driver::{CudaEvent, result};
 
 use super::bag::GivenRows;
 use super::memory::{DeviceMemory, PinnedMemory};
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked};
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 
 /// What one lookup at a time needs beside its tensors: where it lists what is missing, which the host reads afterwards.
 #[derive(Debug)]
@@ -50,6 +50,7 @@ impl BagScratch {
 
     /// Waits until the lookup is done.
     pub fn wait(&self) -> Result<(), CudaError> {
+        let _hold = no_capture();
         self.done.synchronize().map_err(asked("waiting for a lookup"))
     }
 

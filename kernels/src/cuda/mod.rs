@@ -155,6 +155,8 @@ impl Gpu {
     /// The device of that number, opened once for the whole process.
     pub fn shared(ordinal: usize) -> Result<&'static Self, CudaError> {
         static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
+        // First: opening one asks for it too, and must not wait for someone who waits for the list.
+        let _hold = no_capture();
         let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, gpu)) = gpus.iter().find(|(known, _)| *known == ordinal) {
             return Ok(gpu);

@@ -96,10 +96,9 @@ impl Table {
         if let Some(cache) = &self.cache {
             cache.update(&change);
         }
-        for device in self.devices.live() {
-            device.update(&change)?;
-        }
-        Ok(())
+        // Of all of them, also after an error.
+        let updated: Vec<_> = self.devices.live().into_iter().map(|device| device.update(&change)).collect();
+        updated.into_iter().collect()
     }
 
     /// Those keys, with their rows, of which no floor has a higher version. Each floor would see to that by itself, but one

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::graphs::{Fixed, Graphs};
+use super::graphs::Fixed;
 use super::history::Ready;
 use super::inputs::{Dim, Input, Numbers, Sizes, borrowed};
 use super::serving::Serving;
@@ -72,16 +72,16 @@ fn run_model(workspace: &Workspace, serving: &Serving, scores: &mut [f32], cance
     let inputs = workspace.inputs(serving);
     let pools = || names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str));
     if let Some(graphs) = &serving.graphs {
-        let found = graphs.find(&workspace.sizes());
-        serving.count_graph(found.is_some());
-        if let Some(shape) = found {
-            let (model, kv) = (&serving.model, serving.kv.as_ref());
-            let fixed = Fixed { model, kv, pools: pools().collect(), scores: &outputs.scores, tasks };
-            // SAFETY: as below.
-            return unsafe { graphs.run(shape, &inputs, &fixed, scores) };
+        let (model, kv) = (&serving.model, serving.kv.as_ref());
+        let fixed = Fixed { model, kv, pools: pools().collect(), scores: &outputs.scores, tasks };
+        // SAFETY: as below.
+        let run = |shape| unsafe { graphs.run(shape, &inputs, &fixed, scores) };
+        let ran = graphs.find(&workspace.sizes()).map_or(Ok(false), run)?;
+        serving.count_graph(ran);
+        if ran {
+            return Ok(());
         }
     }
-    let _no_graph = serving.graphs.as_ref().map(Graphs::none);
     let tensors = inputs.iter().map(|input| input.numbers.tensor()).collect::<Result<Vec<_>>>()?;
     let rows = workspace.candidate_rows.len() as i64;
     // SAFETY: the buffer outlives the tensor, and no one else has it.

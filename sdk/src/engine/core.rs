@@ -136,6 +136,10 @@ impl Core {
         let mut users: Vec<u64> = outcomes.iter().map(|(pending, _)| pending.work.user).collect();
         users.extend(batch.iter().map(|member| member.pending.work.user));
         let ran = !batch.is_empty() || !outcomes.is_empty();
+        // Whoever is first in the queue now came while another was, and woke no one.
+        if self.lock().next().is_some() {
+            self.changed.notify_one();
+        }
         if !batch.is_empty() {
             self.run(&mut workspace, batch, &mut outcomes);
         }

@@ -1,6 +1,6 @@
 //! CUDA graphs of an engine: batches of some shapes, captured when one first comes, and replayed.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pagoda_kernels::cuda::{DeviceMemory, Gpu};
 
@@ -19,9 +19,17 @@ pub(super) struct Graphs {
     device: u32,
     /// In the order in which they are looked through, each with the number of its graph.
     shapes: Vec<Sizes>,
-    /// What was captured, for each shape. Behind one lock: a replay has the model to itself. Memory that a graph works in was
-    /// given back to ONNX Runtime when it was captured, and other runs get it.
-    bound: RwLock<Vec<Option<Bound>>>,
+    /// What was captured, for each shape. Behind one lock: a replay has the model to itself anyhow.
+    bound: Mutex<Vec<Slot>>,
+}
+
+/// What became of a shape.
+enum Slot {
+    /// No batch had it.
+    New,
+    Bound(Box<Bound>),
+    /// It could not be captured; what has it runs without a graph.
+    Failed,
 }
 
 /// A shape with its tensors on the GPU.
@@ -69,7 +77,7 @@ impl Graphs {
         }
         sizes.sort_by_key(|size| (size.rows, size.users, size.candidates, size.pages));
         sizes.dedup();
-        let bound = RwLock::new(sizes.iter().map(|_| None).collect());
+        let bound = Mutex::new(sizes.iter().map(|_| Slot::New).collect());
         Ok(Self { device, shapes: sizes, bound })
     }
 
@@ -78,12 +86,8 @@ impl Graphs {
         self.shapes.iter().position(|shape| shape.fits(batch))
     }
 
-    /// Keeps graphs from running, for the time of another run.
-    pub(super) fn none(&self) -> impl Sized + '_ {
-        self.bound.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs a batch as the graph of a shape and writes its scores.
+    /// Runs a batch as the graph of a shape and writes its scores; false if there is no graph because it could not be
+    /// captured.
     ///
     /// # Safety
     /// As for [`Model::run_bound`], of the pools.
@@ -93,25 +97,21 @@ impl Graphs {
         inputs: &[Input<'_>],
         fixed: &Fixed<'_>,
         scores: &mut [f32],
-    ) -> Result<()> {
-        let mut all = self.bound.write().unwrap_or_else(PoisonError::into_inner);
-        let sizes = self.shapes[shape];
-        let bound = match &mut all[shape] {
-            Some(bound) => bound,
-            none => none.insert(Bound::new(self.device, shape as i32, &sizes, inputs, fixed)?),
-        };
-        let Bound { graph, staging, places, inputs: memory, scores: on_device } = bound;
-        for (input, place) in inputs.iter().zip(places) {
-            let (len, width) = (sizes.of(input.dim), input.numbers.element().bits() / 8);
-            input.numbers.write(input.dim, len, &mut staging[*place..][..len * width]);
+    ) -> Result<bool> {
+        let mut all = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let (sizes, slot) = (self.shapes[shape], &mut all[shape]);
+        if let Slot::New = slot {
+            *slot = Slot::Bound(Box::new(Bound::new(self.device, shape as i32, &sizes, inputs, fixed)?));
         }
-        // SAFETY: only runs under this lock use the memory, and each is waited for; of the pools the caller's. Scores are
-        // plain numbers, seen as bytes.
-        unsafe {
-            memory.write(0, staging)?;
-            graph.run()?;
-            let bytes = std::slice::from_raw_parts_mut(scores.as_mut_ptr().cast::<u8>(), size_of_val(scores));
-            on_device.copy_out(0, bytes)
+        let Slot::Bound(bound) = slot else { return Ok(false) };
+        // SAFETY: the caller's; the memory is used under this lock alone.
+        match unsafe { bound.run(&sizes, inputs, scores) } {
+            Err(error) if !bound.graph.is_captured() => {
+                log::warn!("batches of {sizes:?} run without a CUDA graph, which could not be captured: {error}");
+                *slot = Slot::Failed;
+                Ok(false)
+            }
+            ran => ran.map(|()| true),
         }
     }
 }
@@ -144,6 +144,22 @@ impl Bound {
         }
         let graph = Graph::bind(fixed.model, number, &fed, &made)?;
         Ok(Self { graph, staging: vec![0; bytes], places, inputs: memory, scores })
+    }
+
+    /// # Safety
+    /// As for [`Graphs::run`]; no one else uses this meanwhile.
+    unsafe fn run(&mut self, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
+        for (input, place) in inputs.iter().zip(&self.places) {
+            let (len, width) = (sizes.of(input.dim), input.numbers.element().bits() / 8);
+            input.numbers.write(input.dim, len, &mut self.staging[*place..][..len * width]);
+        }
+        // SAFETY: the caller's; each run is waited for. Scores are plain numbers, seen as bytes.
+        unsafe {
+            self.inputs.write(0, &self.staging)?;
+            self.graph.run()?;
+            let bytes = std::slice::from_raw_parts_mut(scores.as_mut_ptr().cast::<u8>(), size_of_val(scores));
+            self.scores.copy_out(0, bytes)
+        }
     }
 }
 

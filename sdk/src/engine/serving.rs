@@ -25,10 +25,10 @@ pub(super) struct Serving {
     pub(super) model: Arc<Model>,
     /// There if the tables are in files of their own.
     pub(super) tables: Option<Arc<FolderTables>>,
+    /// There if batches are captured into CUDA graphs. Before the pages, which they have events of.
+    pub(super) graphs: Option<Graphs>,
     /// Pages for keys and values; `None` if the graph has none.
     pub(super) kv: Option<KvCache>,
-    /// There if batches are captured into CUDA graphs.
-    pub(super) graphs: Option<Graphs>,
     /// Whether keys and values are kept. If not, the pages are there for the time of a run.
     pub(super) keeps: bool,
     /// The version, for responses.
@@ -58,6 +58,11 @@ impl Serving {
             log::info!("keys and values of this model are not kept: {reason}");
         }
         let (layout, version) = (Layout::new(&folder), folder.version.as_str().into());
+        if !options.graphs.is_empty() && model.provider() == Provider::Cuda && !model.operators_on_gpu() {
+            let message =
+                "the ai.pagoda operators of this model are on the CPU (host_pools): CUDA graphs need them on the GPU";
+            return Err(Error::new(Status::Unsupported, message).about("options.graphs"));
+        }
         let graphs = (!options.graphs.is_empty() && model.provider() == Provider::Cuda).then(|| {
             let (history, page) = (folder.limits.max_history_rows, u64::from(folder.kv.page_size).max(1));
             let pages = kv.as_ref().map_or(1, |kv| kv.stats().pages);

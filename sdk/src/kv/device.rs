@@ -136,11 +136,31 @@ impl Mover {
         (pages, first): (&[u32], usize),
         parts: &[Part<'_>],
     ) -> Result<()> {
-        let row = self.shape.row_bytes();
         let mut incoming = lock(&self.incoming);
         let Incoming { lanes, next } = &mut *incoming;
         let (lane, event) = &lanes[*next];
         *next = (*next + 1) % lanes.len();
+        // SAFETY: the caller's.
+        let written = unsafe { self.write_by(lane, pool, (pages, first), parts) }.and_then(|()| {
+            event.record(&lane.stream)?;
+            // SAFETY: the event lives as long as the streams do.
+            unsafe { event.hold(self.order.raw()) }?;
+            Ok(self.arrivals[layer as usize].mark(&self.order)?)
+        });
+        // What is on the lane already is waited for here, as no one else knows of it.
+        written.inspect_err(|_| drop(lane.stream.wait()))
+    }
+
+    /// # Safety
+    /// As for [`write`](Self::write).
+    unsafe fn write_by(
+        &self,
+        lane: &Lane,
+        pool: &Tensor,
+        (pages, first): (&[u32], usize),
+        parts: &[Part<'_>],
+    ) -> Result<()> {
+        let row = self.shape.row_bytes();
         let all: usize = parts.iter().map(|part| part.count).sum();
         let mut done = 0;
         while done < all {
@@ -165,10 +185,7 @@ impl Mover {
             }
             done += count;
         }
-        event.record(&lane.stream)?;
-        // SAFETY: the event lives as long as the streams do.
-        unsafe { event.hold(self.order.raw()) }?;
-        Ok(self.arrivals[layer as usize].mark(&self.order)?)
+        Ok(())
     }
 
     /// Waits until everything that came in is in its pages.

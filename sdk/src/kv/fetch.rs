@@ -151,8 +151,9 @@ impl Destination for Inner {
         if let Err(error) = &result {
             log::warn!("user {user} can not be read from the store and counts as not cached: {error}");
             self.counters.failed_onloads.add(1);
-            // What the store could not read it has dropped itself; anything else must not be tried for ever.
-            if error.status() != Status::Io {
+            // What the store could not read it has dropped itself, and a GPU that fails says nothing of what is stored; what
+            // does not fit must not be tried for ever.
+            if error.status() == Status::Internal {
                 self.forget(user);
             }
         }

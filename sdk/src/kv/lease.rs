@@ -125,8 +125,10 @@ impl Lease {
     /// lease is of no use, and the next one will find less in the cache.
     pub fn layer_ready(&self, layer: u32) -> Result<bool> {
         self.inner.layer(layer)?;
+        let on_gpu = self.inner.pool.is_on_gpu();
         for onload in self.onloads() {
-            if !onload.ready(layer)? {
+            // On a GPU no one is told of the layers one by one, but for the operators there.
+            if !(if on_gpu { onload.is_complete() } else { onload.ready(layer) })? {
                 return Ok(false);
             }
         }
@@ -136,6 +138,9 @@ impl Lease {
     /// Waits until a layer of every user has arrived from the store; errors as [`layer_ready`](Self::layer_ready).
     pub fn wait_layer(&self, layer: u32) -> Result<()> {
         self.inner.layer(layer)?;
+        if self.inner.pool.is_on_gpu() {
+            return self.wait();
+        }
         self.onloads().try_for_each(|onload| onload.wait(layer))
     }
 

@@ -31,7 +31,7 @@ impl Onload {
         }
     }
 
-    /// Whether a layer has arrived.
+    /// Whether a layer has arrived, or is on its way to a GPU.
     pub(super) fn ready(&self, layer: u32) -> Result<bool> {
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         progress.error.clone().map_or(Ok(progress.ready[layer as usize]), Err)
@@ -42,7 +42,13 @@ impl Onload {
         self.wait_until(|progress| progress.unread == 0)
     }
 
-    /// Waits until a layer has arrived.
+    /// Whether every layer has arrived, and the table knows.
+    pub(super) fn is_complete(&self) -> Result<bool> {
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.error.clone().map_or(Ok(progress.left == 0), Err)
+    }
+
+    /// Waits until a layer has arrived, or is on its way to a GPU.
     pub(super) fn wait(&self, layer: u32) -> Result<()> {
         self.wait_until(|progress| progress.error.is_some() || progress.ready[layer as usize])
     }

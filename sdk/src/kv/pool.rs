@@ -37,6 +37,10 @@ impl Pool {
         Ok(Self { layers, shape, mover: Some(mover) })
     }
 
+    pub(super) fn is_on_gpu(&self) -> bool {
+        self.mover.is_some()
+    }
+
     /// Waits until everything that was written is in its pages: on a GPU it is only on its way there when `write` returns.
     pub(super) fn settle(&self) -> Result<()> {
         self.mover.as_ref().map_or(Ok(()), Mover::wait)

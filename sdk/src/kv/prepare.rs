@@ -46,9 +46,9 @@ pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>], until: Until) -
         let waited = if until == Until::OnItsWay { lease.wait_on_its_way() } else { lease.wait() };
         match waited {
             Ok(()) => return Ok(lease),
-            // The store has dropped what it could not read: without it, things look different.
+            // The store has dropped what it could not read: without it, things look different, once everyone is done with it.
             Err(error) if attempts == ATTEMPTS => return Err(error),
-            Err(_) => {}
+            Err(_) => drop(lease.wait()),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! CUDA graphs: runs that are bound once, captured the first time and replayed from then on.
 
 use std::ffi::c_char;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use ort_sys::OrtValue;
@@ -60,24 +60,29 @@ impl Graph {
         })
     }
 
+    /// Whether it has run.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Acquire)
+    }
+
     /// Runs, and waits for it. The first time takes longer: the run is done, and captured.
     ///
     /// # Safety
-    /// As for [`Model::run_bound`]; the model does not run in any other way meanwhile: what a graph works in was given back
-    /// when it was captured, and another run gets it.
+    /// As for [`Model::run_bound`]; no one else writes to the tensors of the graph meanwhile.
     pub(crate) unsafe fn run(&self) -> Result<()> {
         let start = Instant::now();
-        let captured = self.captured.load(Ordering::Acquire);
-        let hold = if captured { no_capture() } else { capture() };
+        let alone = self.model.replaying().write().unwrap_or_else(PoisonError::into_inner);
+        let hold = if self.is_captured() { no_capture() } else { capture() };
         let (input_names, output_names) = self.names.split_at(self.inputs.len());
         let inputs: Vec<*const OrtValue> = self.inputs.iter().map(|value| value.raw().cast_const()).collect();
         let mut outputs: Vec<*mut OrtValue> = self.outputs.iter().map(Value::raw).collect();
         // SAFETY: as for an ordinary run.
         let result =
             unsafe { self.model.run_raw(self.options.raw(), input_names, &inputs, output_names, &mut outputs) };
-        drop(hold);
-        if result.is_ok() {
-            self.captured.store(true, Ordering::Release);
+        drop((hold, alone));
+        match &result {
+            Ok(()) => self.captured.store(true, Ordering::Release),
+            Err(_) => self.model.let_it_end(),
         }
         self.model.count(start, &result);
         result

@@ -4,11 +4,11 @@ use std::ffi::c_char;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use ort_sys::{OrtRunOptions, OrtValue};
-use pagoda_kernels::cuda::no_capture;
+use pagoda_kernels::cuda::{Gpu, no_capture};
 
 use super::api::{self, Api};
 use super::cancel::{Cancel, cancelled};
@@ -139,6 +139,11 @@ impl Model {
         self.api
     }
 
+    /// Held alone by a run that replays a graph.
+    pub(super) fn replaying(&self) -> &RwLock<()> {
+        &self.session.replaying
+    }
+
     /// Has the model run on a thread of Pagoda's and `done` called there with what [`Model::run_bound`] returns. What
     /// is wrong with the request itself is said at once, and `done` is then not called.
     pub fn run_async(
@@ -189,6 +194,7 @@ impl Model {
         let raw_inputs: Vec<*const OrtValue> = values.iter().map(|value| value.raw().cast_const()).collect();
         let mut raw_outputs: Vec<*mut OrtValue> =
             bound.iter().map(|value| value.as_ref().map_or(null_mut(), Value::raw)).collect();
+        let _shared = self.session.replaying.read().unwrap_or_else(PoisonError::into_inner);
         let _hold = (self.session.provider == Provider::Cuda).then(no_capture);
         // SAFETY: the session, the names and the values live for the whole call.
         let ran = unsafe { self.run_raw(options, input_names, &raw_inputs, output_names, &mut raw_outputs) };
@@ -198,6 +204,9 @@ impl Model {
             // SAFETY: what was not bound and is not NULL was made by this run and is ours.
             .map(|(raw, bound)| (bound.is_none() && !raw.is_null()).then(|| unsafe { Value::from_raw(self.api, raw) }))
             .collect();
+        if ran.is_err() {
+            self.let_it_end();
+        }
         ran.map_err(|error| match cancel {
             Some(cancel) if cancel.is_triggered() => cancelled(),
             _ => error,
@@ -235,6 +244,16 @@ impl Model {
                 outputs.as_mut_ptr(),
             )
         })
+    }
+
+    /// After a run that failed: waits for what it had put on a GPU, which ONNX Runtime may not have waited for. Whoever has lent
+    /// it memory gives that to others next.
+    pub(super) fn let_it_end(&self) {
+        if let Some(gpu) = self.session.device.and_then(|device| Gpu::shared(device as usize).ok())
+            && let Err(error) = gpu.let_all_end()
+        {
+            log::error!("a run failed, and what it had begun on the GPU too: {error}");
+        }
     }
 
     /// Holds what is an input and an output at once, for the time of a run. On the CPU a run writes its own part of it, as

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
 use pagoda_custom_ops::Providers;
@@ -49,6 +49,11 @@ pub(super) struct Session {
     /// Whether the ai.pagoda operators are on a GPU: then ONNX Runtime copies host memory that is bound to them there and
     /// back.
     pub(super) operators_on_gpu: bool,
+    /// The GPU, if it runs on one.
+    pub(super) device: Option<u32>,
+    /// Held alone by a run that replays a graph: the memory that a graph works in was given back when it was captured, and other
+    /// runs get it.
+    pub(super) replaying: RwLock<()>,
     /// For runs that are not captured, in a session that captures others.
     pub(super) uncaptured: Option<RunOptions>,
     /// Why `Provider::Auto` did not become the GPU; empty otherwise.
@@ -124,8 +129,18 @@ impl Session {
         }
         let operators_on_gpu = provider == Provider::Cuda && !options.host_pools && pagoda_custom_ops::has_cuda();
         let profile = options.profile_path.clone();
-        let mut session =
-            Self { api, raw, profile, provider, operators_on_gpu, uncaptured: None, reason: String::new() };
+        let device = (provider == Provider::Cuda).then_some(options.device_id);
+        let mut session = Self {
+            api,
+            raw,
+            profile,
+            provider,
+            operators_on_gpu,
+            device,
+            replaying: RwLock::default(),
+            uncaptured: None,
+            reason: String::new(),
+        };
         if options.cuda_graphs && provider == Provider::Cuda {
             session.uncaptured = Some(RunOptions::new(api, NO_GRAPH)?);
         }

@@ -70,6 +70,14 @@ impl Arena {
         }
     }
 
+    /// How long it is.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.memory {
+            Memory::Pinned(memory) => memory.bytes(),
+            Memory::Plain(tensor) => tensor.len(),
+        }
+    }
+
     /// Bytes that no one has.
     pub(super) fn free_bytes(&self) -> usize {
         lock(&self.free).values().sum()

@@ -79,40 +79,48 @@ impl HostStore {
         self.arena.free_bytes() as u64
     }
 
-    /// A block with a copy of `data`, for which others than `key` leave if need be.
-    fn take(&self, key: Key, data: &[u8]) -> Option<Block> {
+    /// Memory with a copy of what a record holds, if it can be here: the user's history is, up to where it begins, and there
+    /// is room, for which whoever was used least recently leaves.
+    fn reserve(&self, record: &Record) -> Option<Block> {
+        let key = record.key;
+        if !self.follows(&lock(&self.users), record) || record.data.len() > self.arena.bytes() {
+            return None;
+        }
         loop {
-            if let Some(block) = self.arena.take(data) {
+            if let Some(block) = self.arena.take(&record.data) {
                 return Some(block);
             }
             let mut users = lock(&self.users);
-            let (_, &oldest) = users.by_use.iter().find(|(_, user)| **user != key)?;
-            let gone = users.remove(oldest);
+            // What it replaces goes first.
+            let replaced = record.start == record.history_start && users.all.contains_key(&key);
+            let next = || users.by_use.values().copied().find(|user| *user != key);
+            let gone = if replaced { key } else { next()? };
+            let gone = users.remove(gone);
             drop(users);
             // Whoever reads it still keeps its blocks: then there may be nothing to gain, and the next one goes.
             drop(gone);
         }
     }
 
-    /// Puts a piece here; says whether it could be.
-    fn keep(&self, record: &Record) -> bool {
+    /// Whether a record replaces everything, or goes on where what is here has it.
+    fn follows(&self, users: &Users, &Record { key, history_start, start, .. }: &Record) -> bool {
+        let follows = |user: &User| user.start <= history_start && user.end() >= start;
+        start == history_start || (start > history_start && users.all.get(&key).is_some_and(follows))
+    }
+
+    /// Puts a record here, in memory that was reserved for it; says whether it could be.
+    fn keep(&self, record: &Record, block: Block) -> bool {
         let Record { key, history_start, start, tokens, layers, .. } = *record;
-        let follows = |user: &User| user.start <= history_start && history_start < start && user.end() >= start;
-        let whole = start == history_start;
-        if !whole && !lock(&self.users).all.get(&key).is_some_and(follows) {
-            return false;
-        }
-        let Some(block) = self.take(key, &record.data) else { return false };
         let data = Arc::new(Data { layers, tag: record.tag.clone(), block });
         let mut users = lock(&self.users);
         // Someone may have made room for itself meanwhile.
-        if !whole && !users.all.get(&key).is_some_and(follows) {
+        if !self.follows(&users, record) {
             return false;
         }
         users.pieces += 1;
-        let piece = Piece { start, tokens, bytes: record.data.len() as u64, id: HERE | users.pieces };
+        let piece = Piece { start, tokens, bytes: data.block.bytes().len() as u64, id: HERE | users.pieces };
         let mut user = users.remove(key).unwrap_or(User { start: history_start, pieces: Vec::new(), used: 0 });
-        user.cut(if whole { 0 } else { start });
+        user.cut(if start == history_start { 0 } else { start });
         user.start = history_start;
         user.pieces.retain(|held| held.piece.start + u64::from(held.piece.tokens) > history_start);
         user.pieces.push(Held { piece, data });
@@ -154,11 +162,21 @@ impl Store for HostStore {
     }
 
     fn find(&self, key: Key) -> Option<Found> {
-        if let Some(user) = lock(&self.users).all.get(&key) {
-            let pieces = user.pieces.iter().map(|held| held.piece.clone()).collect();
-            return Some(Found { start: user.start, end: user.end(), pieces });
+        let mut users = lock(&self.users);
+        let Some(user) = users.all.get(&key) else {
+            drop(users);
+            return self.below.as_ref()?.find(key);
+        };
+        if let Some(below) = &self.below {
+            let found = below.find(key);
+            // What was written below is to be found there at once. If it is not, it went: then it must not count as stored.
+            if found.as_ref().is_none_or(|found| found.end < user.end()) {
+                drop(users.remove(key));
+                return found;
+            }
         }
-        self.below.as_ref()?.find(key)
+        let pieces = user.pieces.iter().map(|held| held.piece.clone()).collect();
+        Some(Found { start: user.start, end: user.end(), pieces })
     }
 
     fn history(&self, key: Key) -> Option<Box<dyn History>> {
@@ -174,26 +192,30 @@ impl Store for HostStore {
     }
 
     fn write(&self, record: Record, room: Room) -> Result<Ticket> {
+        let block = self.reserve(&record);
         let Some(below) = &self.below else {
-            if self.keep(&record) {
+            if block.is_some_and(|block| self.keep(&record, block)) {
                 return Ok(Ticket::ready(Ok(())));
             }
             let Record { key: Key { user, .. }, history_start, start, .. } = record;
-            if start != history_start && lock(&self.users).all.get(&record.key).is_none_or(|user| user.end() < start) {
+            if !self.follows(&lock(&self.users), &record) {
                 let message =
                     format!("user {user}: tokens {history_start} to {start} are not stored, so none can follow");
                 return Err(Error::invalid("record", message));
             }
-            let message =
-                format!("{} bytes of user {user} do not fit into the host's memory for histories", record.data.len());
+            let bytes = record.data.len();
+            let message = format!("{bytes} bytes of user {user} do not fit into the host's memory for histories");
             return Err(Error::new(Status::Capacity, message));
         };
-        if !self.keep(&record) {
-            lock(&self.users).remove(record.key);
+        let (key, about) = (record.key, Record { data: Vec::new(), tag: record.tag.clone(), ..record });
+        let Record { data, .. } = record;
+        let written = below.write(Record { data, ..about.clone() }, room);
+        // Only when it is below, too: what is there no more counts as stored here neither.
+        let kept = written.is_ok() && block.is_some_and(|block| self.keep(&about, block));
+        if !kept {
+            drop(lock(&self.users).remove(key));
         }
-        let key = record.key;
-        // What the store below refuses must not be here either: whoever asks would count on it.
-        below.write(record, room).inspect_err(|_| drop(lock(&self.users).remove(key)))
+        written
     }
 
     fn cut(&self, key: Key, from: u64) -> Result<Ticket> {

@@ -68,8 +68,12 @@ fn who_was_used_least_recently_makes_room() {
     }
     assert!(host.find(key(3)).is_none());
     assert_eq!(history.layer(0, 0).unwrap(), before);
+    drop(history);
+    host.write(record(8, 0, 0, 4, 0), Room::Wait).unwrap();
+    let before = host.users(key(1).space).len();
     let error = host.write(record(9, 0, 0, 9999, 0), Room::Wait).unwrap_err();
     assert_eq!(error.status(), Status::Capacity, "{error}");
+    assert_eq!(host.users(key(1).space).len(), before, "no one leaves for what can not fit");
 }
 
 #[test]
@@ -96,6 +100,9 @@ fn what_leaves_is_found_below() {
     let mut users = host.users(key(1).space);
     users.sort_unstable();
     assert_eq!(users, [1, 2, 4]);
+    // What went below, as when the disk fails, counts as stored no more.
+    disk.cut(key(4), 0).unwrap();
+    assert!(host.find(key(4)).is_none() && host.history(key(4)).is_none());
     host.release(SPACE);
     assert!(disk.claim(SPACE));
 }
