@@ -1,9 +1,11 @@
 //! The dense operators against the reference, over random shapes and every instruction set and type; bits that do not depend
 //! on the rest of the batch.
 
+mod common;
 mod dense_cases;
 
-use dense_cases::{Gate, Norm, Numbers, Output, Project, error, tolerance};
+use common::{error, tolerance};
+use dense_cases::{Gate, Norm, Numbers, Output, Project};
 use pagoda_kernels::cpu::Isa;
 use pagoda_kernels::parallel::{Serial, Threads};
 use pagoda_kernels::{Element, bf16, f16};

@@ -1,7 +1,7 @@
 //! The engine on either provider: scores as the oracle has them, from histories that grow, for users at the same time.
 
 use pagoda::engine::{EngineOptions, GraphShape};
-use pagoda::{ModelFolder, ModelOptions, Provider, RankResponse};
+use pagoda::{Engine, ModelFolder, ModelOptions, Provider, RankResponse};
 
 use crate::cases::{cases, close, folder, open, options};
 
@@ -13,20 +13,24 @@ pub fn scores(provider: Provider) {
             max_batch: 2,
             ..options()
         };
-        let engine = &open(model, options);
-        std::thread::scope(|scope| {
-            for case in cases(model) {
-                scope.spawn(move || {
-                    let mut before = 0;
-                    for step in case.steps() {
-                        let response = engine.rank(&case.request(before, step)).unwrap();
-                        close(&response.scores, &case.expected(step), 1e-5);
-                        before = step;
-                    }
-                });
-            }
-        });
+        replay(&open(model, options), model);
     }
+}
+
+/// Everyone's history as it grows, each on a thread of its own: scores as the oracle has them.
+fn replay(engine: &Engine, model: &str) {
+    std::thread::scope(|scope| {
+        for case in cases(model) {
+            scope.spawn(move || {
+                let mut before = 0;
+                for step in case.steps() {
+                    let response = engine.rank(&case.request(before, step)).unwrap();
+                    close(&response.scores, &case.expected(step), 1e-5);
+                    before = step;
+                }
+            });
+        }
+    });
 }
 
 fn on_gpu(graphs: &[GraphShape]) -> EngineOptions {
@@ -40,19 +44,7 @@ fn on_gpu(graphs: &[GraphShape]) -> EngineOptions {
 fn scores_by_graphs_of_larger_shapes() {
     let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     let shapes = [(1, 10), (2, 16)].map(|(users, rows)| GraphShape { users, rows, candidates: 0, pages: 0 });
-    let engine = &open("gather", on_gpu(&shapes));
-    std::thread::scope(|scope| {
-        for case in cases("gather") {
-            scope.spawn(move || {
-                let mut before = 0;
-                for step in case.steps() {
-                    let response = engine.rank(&case.request(before, step)).unwrap();
-                    close(&response.scores, &case.expected(step), 1e-5);
-                    before = step;
-                }
-            });
-        }
-    });
+    replay(&open("gather", on_gpu(&shapes)), "gather");
     let metrics = pagoda::metrics::text();
     for kind in ["graph", "other"] {
         let line = format!("pagoda_engine_graph_batches_total{{kind=\"{kind}\"}} ");

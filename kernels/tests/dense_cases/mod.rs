@@ -4,28 +4,6 @@ use pagoda_kernels::cpu::reference;
 use pagoda_kernels::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu};
 use pagoda_test_support::Random;
 
-/// What outputs may be off by, as ‖out − ref‖ / ‖ref‖.
-pub fn tolerance<T: Element>() -> f64 {
-    match T::NAME {
-        "f32" => 1e-5,
-        "f16" => 2e-3,
-        _ => 1e-2,
-    }
-}
-
-/// ‖out − expected‖ / ‖expected‖; what is not a number is infinitely off.
-pub fn error<T: Element>(output: &[T], expected: &[f64]) -> f64 {
-    assert_eq!(output.len(), expected.len());
-    let square = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
-    let off = square(&mut output.iter().zip(expected).map(|(out, expected)| f64::from(out.to_f32()) - expected));
-    let all = square(&mut expected.iter().copied());
-    match off {
-        0.0 => 0.0,
-        _ if off.is_nan() => f64::INFINITY,
-        _ => (off / all).sqrt(),
-    }
-}
-
 /// A source of tensors.
 pub struct Numbers(pub Random);
 

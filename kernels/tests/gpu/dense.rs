@@ -9,7 +9,8 @@ use pagoda_kernels::{Element, GateNorm, Silu, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
-use crate::dense_cases::{Gate, Norm, Numbers, Output, Project, error, tolerance};
+use crate::common::{error, tolerance};
+use crate::dense_cases::{Gate, Norm, Numbers, Output, Project};
 use crate::device::{Tensor, bytes, elements};
 
 /// What outputs and what lies around them hold beforehand: NaN in every type.
