@@ -136,8 +136,8 @@ impl Core {
         let mut users: Vec<u64> = outcomes.iter().map(|(pending, _)| pending.work.user).collect();
         users.extend(batch.iter().map(|member| member.pending.work.user));
         let ran = !batch.is_empty() || !outcomes.is_empty();
-        // Whoever is first in the queue now came while another was, and woke no one.
-        if self.lock().next().is_some() {
+        // Whoever is first in the queue now came while another was, and woke no one (`push`).
+        if !self.options.max_delay.is_zero() && self.lock().next().is_some() {
             self.changed.notify_one();
         }
         if !batch.is_empty() {

@@ -194,7 +194,8 @@ impl Model {
         let raw_inputs: Vec<*const OrtValue> = values.iter().map(|value| value.raw().cast_const()).collect();
         let mut raw_outputs: Vec<*mut OrtValue> =
             bound.iter().map(|value| value.as_ref().map_or(null_mut(), Value::raw)).collect();
-        let _shared = self.session.replaying.read().unwrap_or_else(PoisonError::into_inner);
+        let replays = self.session.uncaptured.is_some();
+        let _shared = replays.then(|| self.session.replaying.read().unwrap_or_else(PoisonError::into_inner));
         let _hold = (self.session.provider == Provider::Cuda).then(no_capture);
         // SAFETY: the session, the names and the values live for the whole call.
         let ran = unsafe { self.run_raw(options, input_names, &raw_inputs, output_names, &mut raw_outputs) };
