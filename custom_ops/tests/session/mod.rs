@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ort_sys::{
     ONNXTensorElementDataType as OnnxType, ORT_API_VERSION, OrtAllocatorType, OrtApi, OrtApiBase, OrtEnv,
@@ -73,7 +73,11 @@ impl Session {
                 check(api, (api.AddSessionConfigEntry)(options, tables::ENTRY.as_ptr(), entry.as_ptr()))?;
             }
             check(api, pagoda_custom_ops::register(api, options, Providers::All))?;
+            // The first one adds the operators' domain to a list of the process, for which ONNX Runtime has no lock.
+            static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+            let one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
             let made = (api.CreateSessionFromArray)(env, model.as_ptr().cast(), model.len(), options, &mut session);
+            drop(one);
             (api.ReleaseSessionOptions)(options);
             check(api, made)?;
         }
