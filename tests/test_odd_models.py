@@ -45,6 +45,14 @@ def append():
     return graph([node], inputs, {"kv_pool_out": POOL})
 
 
+def layer():
+    """Attention that appends too."""
+    inputs = ROWS | INDICES | PAGES | {"kv_pool": POOL}
+    outputs = {"output": (FLOAT, ["T", 1, 4]), "kv_pool_out": POOL}
+    node = helper.make_node("HstuAttention", list(inputs), list(outputs), domain="ai.pagoda", scaling_seqlen=1)
+    return graph([node], inputs, outputs)
+
+
 def rows(users=1, count=5):
     random = np.random.default_rng(7)
     made = {name: random.standard_normal([users * count, 1, 4], np.float32) for name in ROWS}
@@ -129,6 +137,28 @@ def test_a_pool_that_overlaps_itself_is_refused(pagoda, opened):
     assert np.array_equal(pool[1, 0, :3], given["key"][:3])
 
 
+def test_the_pool_of_attention_lies_over_the_pool_or_nothing(pagoda, opened):
+    model = opened(layer())
+    memory = np.zeros(200, np.float32)
+    pool, shifted = memory[:128].reshape(2, 2, 8, 1, 4), memory[64:192].reshape(2, 2, 8, 1, 4)
+    pages = {"cached_len": np.int32([0]), "page_indptr": np.int32([0, 1]), "page_ids": np.int32([1])}
+    output, given = np.full([5, 1, 4], 9, np.float32), rows()
+    inputs = given | pages | {"kv_pool": pool}
+    failure = refused(pagoda, model, inputs, {"output": output, "kv_pool_out": shifted})
+    assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and "kv_pool: its memory overlaps" in failure.message
+    for name in "query", "key", "value":
+        # Twenty numbers that lie where the output pool begins.
+        over = inputs | {"kv_pool": np.zeros_like(pool), name: memory[64:84].reshape(5, 1, 4)}
+        failure = refused(pagoda, model, over, {"output": output, "kv_pool_out": shifted})
+        assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and f"{name}: its memory overlaps" in failure.message
+    failure = refused(pagoda, model, inputs, {"output": memory[:20].reshape(5, 1, 4), "kv_pool_out": pool})
+    assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and "overlap" in failure.message
+    assert not memory.any() and (output == 9).all()
+    pagoda.run(model, inputs, {"output": output, "kv_pool_out": pool})
+    assert np.array_equal(pool[1, 0, :3], given["key"][:3])
+    assert np.array_equal(output, result(pagoda, opened(attention(scaling_seqlen=1)), given, "output"))
+
+
 def test_two_outputs_over_one_memory_are_refused(pagoda, opened):
     value = (FLOAT, [2])
     nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
@@ -164,3 +194,12 @@ def test_no_users_and_no_rows_are_fine(pagoda, opened):
     assert result(pagoda, model, nobody, "output").shape == (0, 1, 4)
     silent = nobody | {"row_offsets": np.zeros(4, np.int32), "num_candidates": np.zeros(3, np.int32)}
     assert result(pagoda, model, silent, "output").shape == (0, 1, 4)
+
+
+def test_a_layer_without_rows_hands_its_pool_on(pagoda, opened):
+    """Nothing to append is no reason to leave the output pool unwritten."""
+    model, nobody = opened(layer()), rows(users=0)
+    pages = {"cached_len": np.int32([]), "page_indptr": np.int32([0]), "page_ids": np.int32([])}
+    for count in 0, 2:
+        pool = np.arange(count * 64, dtype=np.float32).reshape(count, 2, 8, 1, 4)
+        assert np.array_equal(result(pagoda, model, nobody | pages | {"kv_pool": pool}, "kv_pool_out"), pool)

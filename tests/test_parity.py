@@ -126,6 +126,20 @@ def append_model(inputs):
     return model(inputs, APPEND, "PagedKvAppend", "kv_pool_out", "kv_pool")
 
 
+def layer_model(inputs, attributes, appends):
+    """A layer that attends and remembers, by two nodes or by an attention that appends too."""
+    contextual = ["num_contextual"] if "num_contextual" in inputs else []
+    if appends:
+        outputs, nodes = ["output", "kv_pool_out"], []
+        names = [*ATTENTION, *contextual]
+    else:
+        outputs, nodes = ["output"], [helper.make_node("PagedKvAppend", APPEND, ["kv_pool_out"], domain="ai.pagoda")]
+        names = [*ATTENTION[:-1], "kv_pool_out", *contextual]
+    nodes.append(helper.make_node("HstuAttention", names, outputs, domain="ai.pagoda", **attributes))
+    fed, made = used(inputs, [*ATTENTION, *contextual]), {"output": inputs["query"], "kv_pool_out": inputs["kv_pool"]}
+    return graph(nodes, *described(fed, made))
+
+
 def python_session(model):
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -217,19 +231,73 @@ def test_append_in_place_writes_the_new_rows_and_nothing_else(pagoda, path):
         assert pool.tobytes() == expected.tobytes()
 
 
+@every_case
+@every_float
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+def test_attention_that_appends_gives_what_two_nodes_give_to_the_bit(pagoda, path, kind, in_place):
+    tensors, attributes = load(path)
+    inputs = rounded(tensors, kind)
+    before, results = inputs["kv_pool"].tobytes(), []
+    for appends in False, True:
+        made = layer_model(inputs, attributes, appends)
+        for run in in_python, lambda *arguments: in_pagoda(pagoda, *arguments):
+            fed = used(inputs, [*ATTENTION, "num_contextual"]) | {"kv_pool": inputs["kv_pool"].copy()}
+            output = np.full_like(inputs["query"], 123)
+            pool = fed["kv_pool"] if in_place else np.full_like(fed["kv_pool"], 123)
+            run(made, fed, {"output": output, "kv_pool_out": pool})
+            results.append((output.tobytes(), pool.tobytes()))
+            assert in_place or fed["kv_pool"].tobytes() == before, "the input was written to"
+    assert results == [results[0]] * 4
+    assert results[0][1] == appended(inputs).tobytes()
+
+
+@pytest.mark.parametrize("outputs", [["output"], ["output", ""]], ids=["left out", "without a name"])
+def test_attention_whose_second_output_has_no_name_appends_nothing(pagoda, outputs):
+    tensors, attributes = load(ROOT / "tests/data/golden/cached_ragged.safetensors")
+    inputs = rounded(tensors, "f32")
+    node = helper.make_node("HstuAttention", ATTENTION, outputs, domain="ai.pagoda", **attributes)
+    made = graph([node], *described(used(inputs, ATTENTION), {"output": inputs["query"]}))
+    before = inputs["kv_pool"].tobytes()
+    output = in_both(pagoda, made, used(inputs, ATTENTION), "output", inputs["query"])
+    assert error(output, tensors["expected_output"]) <= TOLERANCE["f32"]
+    assert inputs["kv_pool"].tobytes() == before
+
+
+@pytest.mark.parametrize("missing", [PAGES + ["kv_pool"], *([name] for name in PAGES + ["kv_pool"])], ids=" ".join)
+def test_attention_that_appends_needs_a_cache(pagoda, missing):
+    tensors, attributes = load(ROOT / "tests/data/golden/cached_ragged.safetensors")
+    inputs = rounded(tensors, "f32")
+    names = ["" if name in missing else name for name in ATTENTION]
+    node = helper.make_node("HstuAttention", names, ["output", "kv_pool_out"], domain="ai.pagoda", **attributes)
+    outputs = {"output": inputs["query"], "kv_pool_out": inputs["kv_pool"]}
+    made = graph([node], *described(used(inputs, names), outputs))
+    message = f"kv_pool_out: this output takes the inputs .*, and {missing[0]} is missing"
+    with pytest.raises(Exception, match=message):
+        python_session(made)
+    with pytest.raises(capi.Failure, match=message):
+        pagoda.open(made)
+
+
 BAD = {
     "a page beyond the pool": ("page_ids", lambda t: t.__setitem__(slice(None), 99), ["page_ids", "user 0", "page 99"]),
     "a page that is not allocated": ("page_ids", lambda t: t.__setitem__(1, -1), ["page_ids", "user 0", "page -1"]),
     "offsets going down": ("row_offsets", lambda t: t.__setitem__(1, t[2] + 1), ["row_offsets", "user 1", "goes down"]),
     "a negative length": ("cached_len", lambda t: t.__setitem__(1, -5), ["cached_len", "user 1", "-5"]),
     "too many candidates": ("num_candidates", lambda t: t.__setitem__(0, 999), ["num_candidates", "user 0", "999"]),
+    "a slot of two users": ("page_ids", lambda t: t.__setitem__(slice(None), 0), ["page_ids", "written twice"]),
     "contextual beside cached": ("num_contextual", lambda t: t.__setitem__(1, 1), ["num_contextual", "user 1", "1 c"]),
 }
 
 
+# What only one of the two refuses.
+OF_ATTENTION, OF_APPEND = "contextual beside cached", "a slot of two users"
+
+
 @pytest.mark.parametrize(
     "operator, what",
-    [("HstuAttention", what) for what in BAD] + [("PagedKvAppend", what) for what in BAD if "contextual" not in what],
+    [("HstuAttention", what) for what in BAD if what != OF_APPEND]
+    + [("PagedKvAppend", what) for what in BAD if what != OF_ATTENTION]
+    + [("both in one", what) for what in BAD],
 )
 def test_a_bad_input_is_refused_by_name_and_nothing_is_written(pagoda, operator, what):
     tensors, attributes = load(ROOT / "tests/data/golden/cached_ragged.safetensors")
@@ -237,25 +305,35 @@ def test_a_bad_input_is_refused_by_name_and_nothing_is_written(pagoda, operator,
     inputs["num_contextual"] = np.zeros_like(inputs["cached_len"])
     # Users 0 and 1 read from the cache and bring history of their own: whatever is spoilt below matters.
     inputs["cached_len"][:2] = np.maximum(inputs["cached_len"][:2], 1)
-    attention = operator == "HstuAttention"
-    made = attention_model(inputs, attributes) if attention else append_model(inputs)
-    name, like = ("output", inputs["query"]) if attention else ("kv_pool_out", inputs["kv_pool"])
+    likes = {"output": inputs["query"], "kv_pool_out": inputs["kv_pool"]}
+    fed = used(inputs, [*ATTENTION, "num_contextual"])
+    if operator == "both in one":
+        made = layer_model(inputs, attributes, appends=True)
+    elif operator == "HstuAttention":
+        made = attention_model(inputs, attributes)
+        del likes["kv_pool_out"]
+    else:
+        made, fed = append_model(inputs), used(inputs, APPEND)
+        del likes["output"]
     tensor, spoil, words = BAD[what]
-    fed = used(inputs, [*ATTENTION, "num_contextual"] if attention else APPEND)
-    in_both(pagoda, made, fed, name, like)
+    outputs = {name: np.full_like(like, 123) for name, like in likes.items()}
+    in_python(made, fed, outputs)
+    in_pagoda(pagoda, made, fed, outputs)
     spoil(inputs[tensor])
-    output = np.full_like(like, 123)
+    for output in outputs.values():
+        output.fill(123)
     with pytest.raises(RuntimeError):  # With bound outputs Python's ONNX Runtime does not say what kind it was.
-        in_python(made, fed, {name: output})
+        in_python(made, fed, outputs)
     with pytest.raises(InvalidArgument) as from_python:
         python_session(made).run(None, fed)
     with pytest.raises(capi.Failure) as from_pagoda:
-        in_pagoda(pagoda, made, fed, {name: output})
+        in_pagoda(pagoda, made, fed, outputs)
     assert from_pagoda.value.status == capi.PAGODA_INVALID_ARGUMENT
     for word in words:
         assert word in str(from_python.value)
         assert word in from_pagoda.value.message
-    assert (output == 123).all()
+    for output in outputs.values():
+        assert (output == 123).all()
 
 
 def test_history_in_pieces_gives_what_history_at_once_gives(pagoda):
@@ -307,6 +385,17 @@ def test_shapes_that_a_graph_leaves_open_stay_open(kind, dims):
     for said, expected in (["T", 2, 8], ["T", 2, 8]), (None, dims if dims and dims[0] else []):
         session = python_session(graph([node], inputs, {"output": (element, said)}))
         assert session.get_outputs()[0].shape == expected
+
+
+@every_float
+def test_the_second_output_of_attention_has_the_shape_of_the_pool(kind):
+    element, index = number_of(FLOATS[kind]), number_of(np.int32)
+    inputs = {name: (element, ["T", 2, 8]) for name in ATTENTION[:3]}
+    inputs |= {name: (index, ["n"]) for name in ATTENTION[3:8]} | {"kv_pool": (element, ["pages", 2, 16, 2, 8])}
+    outputs = {"output": (element, None), "kv_pool_out": (element, None)}
+    node = helper.make_node("HstuAttention", ATTENTION, list(outputs), domain="ai.pagoda", scaling_seqlen=1)
+    output, pool = python_session(graph([node], inputs, outputs)).get_outputs()
+    assert (output.shape, pool.shape) == (["T", 2, 8], ["pages", 2, 16, 2, 8])
 
 
 def test_the_operator_library_exports_one_function():

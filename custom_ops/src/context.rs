@@ -73,6 +73,20 @@ impl Attributes {
         Ok(size > 1)
     }
 
+    /// Whether the node has an output: a graph may leave out optional ones.
+    pub fn has_output(&self, index: usize) -> Result<bool, OpError> {
+        let (mut count, mut size) = (0, 0);
+        // SAFETY: as above.
+        unsafe {
+            check(self.api, (self.api.KernelInfo_GetOutputCount)(self.info, &mut count))?;
+            if index >= count {
+                return Ok(false);
+            }
+            check(self.api, (self.api.KernelInfo_GetOutputName)(self.info, index, null_mut(), &mut size))?;
+        }
+        Ok(size > 1)
+    }
+
     /// Whether an input is part of the model: then it never changes, and no other node writes it.
     pub fn is_constant(&self, index: usize) -> Result<bool, OpError> {
         let (mut constant, mut value) = (0, std::ptr::null());

@@ -5,6 +5,7 @@
 //! `cuda` is what operators need to be on its CUDA provider too. Where embedding tables come from is for the library to
 //! say: [`tables`].
 
+mod append;
 mod context;
 mod cuda;
 mod element;

@@ -3,10 +3,10 @@
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
-use pagoda_kernels::cpu;
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
+use crate::append::AppendInputs;
+use crate::context::{Attributes, Context, InputTensor};
 use crate::cuda::Launch;
 use crate::element::OnnxElement;
 use crate::inputs::{CacheInputs, I32, RowInputs};
@@ -40,31 +40,15 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
+        let append = inputs.append();
         // SAFETY: the CPU's tensors are in host memory, and the element types are those of `INPUTS`. Nothing writes to these
-        // inputs while the node runs; no slice is made of the pool, which may be the output's buffer.
-        let append = unsafe {
-            pagoda_kernels::PagedKvAppend {
-                rows: inputs.rows.on_host(),
-                key: inputs.key.slice::<T>(),
-                value: inputs.value.slice(),
-                pages: inputs.cache.on_host(),
-            }
-        };
+        // inputs while the node runs, but this call to the pool.
+        let call = unsafe { append.on_host::<T>() };
         // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
-        let checked = append.check()?;
-        let (pool, output) = (&inputs.cache.pool, inputs.output(context)?);
-        let len: usize = pool.dims.iter().product();
-        if len == 0 {
-            return Ok(());
-        }
-        if !std::ptr::eq(pool.data, output.data) {
-            // SAFETY: both hold `len` elements and are apart.
-            unsafe { cpu::copy(pool.slice::<T>(), std::slice::from_raw_parts_mut(output.data.cast(), len), context) };
-        }
-        // SAFETY: the output holds `len` elements, all of them written: by the copy, or because it is the input; it is
-        // apart from everything else.
-        let output = unsafe { std::slice::from_raw_parts_mut(output.data.cast::<T>(), len) };
-        Ok(checked.run(output, context)?)
+        let checked = call.check()?;
+        let output = append.output(context, 0)?;
+        // SAFETY: as above; f32, f16 and bf16 have no invalid bit patterns.
+        unsafe { append.write(&checked, &output, context) }
     }
 }
 
@@ -76,21 +60,16 @@ impl<T: OnnxElement> Launch for PagedKvAppend<T> {
         let cache = inputs.cache.on_device(rows.users)?;
         let mut call = cuda::Append { element: cuda::Type::of::<T>(), rows, key, value, cache };
         call.check()?;
-        let (pool, output) = (&inputs.cache.pool, inputs.output(context)?);
-        // SAFETY (both): tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does
-        // not let go of them before the stream is done. Nothing else touches the output, which is apart from everything but
-        // the pool, and from that too unless it is the pool.
-        let bytes = pool.dims.iter().product::<usize>() * size_of::<T>();
-        if bytes > 0 && !std::ptr::eq(pool.data, output.data) {
-            // SAFETY: as above.
-            unsafe {
-                cuda::hold_for_arrivals(pool.address(), stream)?;
-                gpu.copy(output.address(), pool.address(), bytes, stream)?;
-            }
-        }
+        let append = inputs.append();
+        let output = append.output(context, 0)?;
         call.cache.pool = output.address();
-        // SAFETY: as above.
-        Ok(unsafe { gpu.append(&call, stream) }?)
+        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
+        // go of them before the stream is done. Nothing else touches the output, which is apart from everything but the pool,
+        // and from that too unless it is the pool.
+        unsafe {
+            append.copy_on_device::<T>(gpu, &output, stream)?;
+            Ok(gpu.append(&call, stream)?)
+        }
     }
 }
 
@@ -110,16 +89,7 @@ impl<'a> Inputs<'a> {
         Ok(Self { key, value, rows, cache })
     }
 
-    /// The output, which may be the pool as a whole and must not lie over anything else.
-    fn output(&self, context: &Context) -> Result<OutputTensor, OpError> {
-        let pool = &self.cache.pool;
-        let output = context.output(0, &pool.dims)?;
-        output.apart_from([&self.key, &self.value])?;
-        output.apart_from(self.rows.tensors())?;
-        output.apart_from(self.cache.tensors())?;
-        if !std::ptr::eq(pool.data, output.data) {
-            output.apart_from([pool])?;
-        }
-        Ok(output)
+    fn append(&self) -> AppendInputs<'_> {
+        AppendInputs { key: &self.key, value: &self.value, rows: &self.rows, cache: &self.cache }
     }
 }

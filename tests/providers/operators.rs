@@ -1,4 +1,4 @@
-//! A model of both operators, and its runs.
+//! Models of both operators, and their runs.
 
 use pagoda::tensor::Scalar;
 use pagoda::{Model, ModelOptions, Provider, Result, Tensor};
@@ -15,8 +15,29 @@ impl<T: Element + Scalar> Number for T {}
 const ROWS: [&str; 2] = ["row_offsets", "num_candidates"];
 const PAGES: [&str; 3] = ["cached_len", "page_indptr", "page_ids"];
 
+/// The graphs of a case in which each operator has a node of its own, and in which one node does both.
+pub fn graphs<T: Number>(case: &Case<T>) -> [(&'static str, Vec<u8>); 2] {
+    [("two nodes", graph(case)), ("one node", one_node(case))]
+}
+
 /// `output` is the attention over the pool as it was before, `kv_pool_out` the pool afterwards.
 pub fn graph<T: Number>(case: &Case<T>) -> Vec<u8> {
+    let mut append = vec!["kv_pool", "key", "value"];
+    append.extend(ROWS.iter().chain(&PAGES));
+    tensors(case)
+        .node("ai.pagoda.HstuAttention", &attention_inputs(case), &["output"], &attributes(case))
+        .node("ai.pagoda.PagedKvAppend", &append, &["kv_pool_out"], &[])
+        .to_bytes()
+}
+
+/// The same by an attention that appends too.
+fn one_node<T: Number>(case: &Case<T>) -> Vec<u8> {
+    let outputs = ["output", "kv_pool_out"];
+    tensors(case).node("ai.pagoda.HstuAttention", &attention_inputs(case), &outputs, &attributes(case)).to_bytes()
+}
+
+/// A graph with inputs and outputs, and no nodes yet.
+fn tensors<T: Number>(case: &Case<T>) -> Graph {
     let element = T::TYPE as i32;
     let rows = || [Dim::Any("rows"), Dim::Any("heads"), Dim::Any("size")];
     let pool = || [Dim::Any("pages"), Dim::Is(2), Dim::Any("slots"), Dim::Any("heads"), Dim::Any("size")];
@@ -27,20 +48,17 @@ pub fn graph<T: Number>(case: &Case<T>) -> Vec<u8> {
     for (name, dim) in ROWS.iter().chain(&PAGES).zip(["users+1", "users", "users", "users+1", "entries"]) {
         graph = graph.input(name, I32, &[Dim::Any(dim)]);
     }
-    let mut attention = vec!["query", "key", "value"];
-    attention.extend(ROWS.iter().chain(&PAGES).chain(&["kv_pool"]));
     if case.num_contextual.is_some() {
         graph = graph.input("num_contextual", I32, &[Dim::Any("users")]);
-        attention.push("num_contextual");
     }
-    let mut append = vec!["kv_pool", "key", "value"];
-    append.extend(ROWS.iter().chain(&PAGES));
-    graph
-        .output("output", element, &rows())
-        .output("kv_pool_out", element, &pool())
-        .node("ai.pagoda.HstuAttention", &attention, &["output"], &attributes(case))
-        .node("ai.pagoda.PagedKvAppend", &append, &["kv_pool_out"], &[])
-        .to_bytes()
+    graph.output("output", element, &rows()).output("kv_pool_out", element, &pool())
+}
+
+fn attention_inputs<T>(case: &Case<T>) -> Vec<&'static str> {
+    let mut inputs = vec!["query", "key", "value"];
+    inputs.extend(ROWS.iter().chain(&PAGES).chain(&["kv_pool"]));
+    inputs.extend(case.num_contextual.as_ref().map(|_| "num_contextual"));
+    inputs
 }
 
 pub fn attributes<T>(case: &Case<T>) -> [Attribute; 4] {

@@ -9,7 +9,7 @@ use pagoda_test_support::{Dim, Folder, Graph, I32};
 
 use crate::common::golden::{Golden, rounded};
 use crate::common::{self, Case, Random, User, bits, error, only, tolerance};
-use crate::operators::{Inputs, Number, attributes, graph, options};
+use crate::operators::{Inputs, Number, attributes, graph, graphs, options};
 
 /// Runs a case with the pools apart and in place, and compares both with the reference.
 fn check<T: Number>(case: &Case<T>, provider: Provider, what: &str) {
@@ -19,10 +19,17 @@ fn check<T: Number>(case: &Case<T>, provider: Provider, what: &str) {
 
 fn check_with<T: Number>(case: &Case<T>, expected: &[f64], provider: Provider, what: &str) {
     let what = format!("{what} {} D={} {:?}", T::NAME, case.head_size, case.users);
-    let model = Model::from_bytes(&graph(case), &options(provider)).unwrap();
-    assert_eq!(model.provider(), provider);
+    let outputs = graphs(case).map(|(nodes, graph)| {
+        let model = Model::from_bytes(&graph, &options(provider)).unwrap();
+        assert_eq!(model.provider(), provider);
+        check_model(&model, case, expected, &format!("{what} {nodes}"))
+    });
+    assert!(bits(&outputs[0]) == bits(&outputs[1]), "{what}: one node and two");
+}
+
+fn check_model<T: Number>(model: &Model, case: &Case<T>, expected: &[f64], what: &str) -> Vec<T> {
     let inputs = Inputs::new(case);
-    let (output, pool) = inputs.run::<T>(&model).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let (output, pool) = inputs.run::<T>(model).unwrap_or_else(|error| panic!("{what}: {error}"));
     let error = error(&output, expected);
     assert!(error <= tolerance::<T>(), "{what}: error {error:e}");
     let mut appended = case.pool.clone();
@@ -30,10 +37,11 @@ fn check_with<T: Number>(case: &Case<T>, expected: &[f64], provider: Provider, w
     assert!(bits(&pool) == bits(&appended), "{what}: the pool");
     // Twice: the rows that are there already are written again.
     for round in 0..2 {
-        assert!(bits(&inputs.run_in_place::<T>(&model).unwrap()) == bits(&output), "{what}: in place, round {round}");
+        assert!(bits(&inputs.run_in_place::<T>(model).unwrap()) == bits(&output), "{what}: in place, round {round}");
         let pool = inputs.pool.as_slice::<T>().unwrap();
         assert!(bits(pool) == bits(&appended), "{what}: the pool in place, round {round}");
     }
+    output
 }
 
 pub fn golden(provider: Provider) {
@@ -166,19 +174,19 @@ pub fn one_pool_for_all(provider: Provider) {
     let mut expected = case.pool.clone();
     reference::paged_kv_append(&case.append(), &mut expected).unwrap();
     let rounds = if provider == Provider::Cpu { 2 } else { 20 };
-    for host_pools in [false, true] {
+    for ((nodes, graph), host_pools) in graphs(&case).iter().flat_map(|graph| [(graph, false), (graph, true)]) {
         let options = ModelOptions { host_pools, ..options(provider) };
-        let model = Model::from_bytes(&graph(&case), &options).unwrap();
+        let model = Model::from_bytes(graph, &options).unwrap();
         for round in 0..rounds {
             let pool = Inputs::new(&case).pool;
             spread(users.len() as u64, |user| {
                 let part = only(&case, &[user as usize]);
                 let output = Inputs::new(&part).run_in_place_on::<bf16>(&model, &pool).unwrap();
                 let error = error(&output, &reference::hstu_attention(&part.attention()).unwrap());
-                assert!(error <= tolerance::<bf16>(), "user {user} host_pools {host_pools}: error {error:e}");
+                assert!(error <= tolerance::<bf16>(), "user {user} {nodes} host_pools {host_pools}: error {error:e}");
             });
             let same = bits(pool.as_slice::<bf16>().unwrap()) == bits(&expected);
-            assert!(same, "round {round} host_pools {host_pools}: rows are lost");
+            assert!(same, "round {round} {nodes} host_pools {host_pools}: rows are lost");
         }
     }
 }
@@ -217,18 +225,23 @@ pub fn bad_shapes(provider: Provider) {
     let users = [User { cached: 9, new: 3, candidates: 2, contextual: 1 }, User { contextual: 0, ..User::default() }];
     let mut case = Case::<f32>::new(&mut Random(11), &users, 2, 8, 8);
     case.num_contextual = Some(vec![0, 0]);
-    let model = Model::from_bytes(&graph(&case), &options(provider)).unwrap();
+    for (nodes, graph) in graphs(&case) {
+        bad_shapes_of(&Model::from_bytes(&graph, &options(provider)).unwrap(), &case, nodes);
+    }
+}
+
+fn bad_shapes_of(model: &Model, case: &Case<f32>, nodes: &str) {
     let refused = |name: &str, tensor: Tensor, words: &[&str]| {
-        let mut inputs = Inputs::new(&case);
+        let mut inputs = Inputs::new(case);
         *inputs.tensors.iter_mut().map(|(at, tensor)| (*at, tensor)).find(|(at, _)| *at == name).unwrap().1 = tensor;
-        let error = inputs.run::<f32>(&model).unwrap_err();
+        let error = inputs.run::<f32>(model).unwrap_err();
         for word in words {
-            assert!(error.message().contains(word), "{name}: {error}");
+            assert!(error.message().contains(word), "{nodes} {name}: {error}");
         }
     };
     let ints = |len: i64| Tensor::zeros(ElementType::I32, &[len]).unwrap();
     let rows = |dims: &[i64]| Tensor::zeros(ElementType::F32, dims).unwrap();
-    Inputs::new(&case).run::<f32>(&model).unwrap();
+    Inputs::new(case).run::<f32>(model).unwrap();
     refused("row_offsets", ints(2), &["row_offsets", "2", "3"]);
     refused("cached_len", ints(3), &["cached_len", "3", "2"]);
     refused("page_indptr", ints(2), &["page_indptr", "2", "3"]);

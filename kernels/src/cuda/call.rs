@@ -91,6 +91,8 @@ pub struct Attention {
     pub output: CUdeviceptr,
     /// Without it no user has cached tokens.
     pub cache: Option<Cache>,
+    /// The new history rows go into the pool too, as [`Append`] has them; needs a cache.
+    pub append: bool,
     /// `[B]` of i32: leading rows that see the whole history.
     pub num_contextual: Option<CUdeviceptr>,
     /// What scores are multiplied by; 0 stands for 1/√D.
@@ -225,6 +227,10 @@ impl Attention {
     pub(crate) fn check(&self) -> Result<(), CudaError> {
         self.rows.check()?;
         self.cache.map_or(Ok(()), |cache| cache.check())?;
+        if self.append && self.cache.is_none() {
+            let message = "append without a cache: expected one for the new history rows to go into";
+            return Err(CudaError::Unsupported(message.to_owned()));
+        }
         if self.rows.head_size > 512 {
             return Err(CudaError::Unsupported(format!("head size {}, expected up to 512", self.rows.head_size)));
         }
@@ -242,6 +248,12 @@ impl Attention {
             return Err(CudaError::Unsupported(format!("alpha {}, expected a finite number", self.alpha)));
         }
         Ok(())
+    }
+
+    /// The call's append, if it has one.
+    pub(crate) fn appended(&self) -> Option<Append> {
+        let Attention { element, rows, key, value, .. } = *self;
+        self.cache.filter(|_| self.append).map(|cache| Append { element, rows, key, value, cache })
     }
 
     /// 16-bit elements, a head size that the kernels are compiled for, and tensors that begin at 16 bytes.
@@ -299,5 +311,37 @@ mod tests {
         for (bytes, addresses, width) in [(32, 0, 16), (32, 64 | 4, 4), (20, 16, 4), (6, 16, 2), (32, 2, 2)] {
             assert_eq!(copy_width(bytes, addresses), width, "{bytes} {addresses}");
         }
+    }
+
+    #[test]
+    fn an_append_needs_a_cache_and_is_of_the_calls_own_rows() {
+        let rows = Rows { row_offsets: 16, num_candidates: 32, users: 2, total_rows: 3, heads: 1, head_size: 8 };
+        let mut call = Attention {
+            element: Type::F16,
+            rows,
+            query: 48,
+            key: 64,
+            value: 80,
+            output: 96,
+            cache: None,
+            append: true,
+            num_contextual: None,
+            alpha: 0.0,
+            scaling_seqlen: 1,
+            target_group_size: 1,
+            max_attn_len: 0,
+        };
+        let refused = call.check().unwrap_err().to_string();
+        assert!(refused.contains("append without a cache"), "{refused}");
+        let (pool, cached_len, page_indptr, page_ids) = (112, 128, 144, 160);
+        let sizes = Cache { pool, cached_len, page_indptr, page_ids, page_entries: 4, pool_pages: 5, page_size: 8 };
+        call.cache = Some(sizes);
+        call.check().unwrap();
+        let append = call.appended().unwrap();
+        append.check().unwrap();
+        assert_eq!((append.key, append.value, append.cache.pool, append.rows.total_rows), (64, 80, 112, 3));
+        assert_eq!(append.element, Type::F16);
+        call.append = false;
+        assert!(call.appended().is_none());
     }
 }

@@ -195,11 +195,11 @@ impl Gpu {
     }
 
     /// Puts `HstuAttention` on a stream, by the fastest kernel that takes the call. Every element of the output is
-    /// written that is in some user's rows.
+    /// written that is in some user's rows. A call that appends does what [`append`](Self::append) does first.
     ///
     /// # Safety
     /// Every address of the call is one of this device, of memory as long as the call's shapes say and alive until the
-    /// stream has done this; nothing else writes it meanwhile, or touches the output.
+    /// stream has done this; nothing else writes it meanwhile, or touches the output, or what is appended.
     pub unsafe fn attention(&self, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
         let path = *self.paths(call).last().expect("there is always a plain one");
         // SAFETY: the caller's.
@@ -257,7 +257,12 @@ impl Gpu {
             return Ok(());
         }
         self.bind()?;
-        // SAFETY: the caller's.
+        // SAFETY (both): the caller's.
+        if let Some(append) = call.appended() {
+            // SAFETY: as above.
+            unsafe { append::launch(self, &append, stream) }?;
+        }
+        // SAFETY: as above.
         unsafe { attention::launch(self, path, call, scratch, stream) }
     }
 

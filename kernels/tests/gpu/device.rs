@@ -111,6 +111,7 @@ impl<'a, T: Element> OnDevice<'a, T> {
             value: self.value.address,
             output,
             cache: Some(self.cache()),
+            append: false,
             num_contextual: self.case.num_contextual.as_ref().map(|_| self.indices[5].address),
             alpha: self.case.alpha,
             scaling_seqlen: self.case.scaling_seqlen,
@@ -144,6 +145,14 @@ impl<'a, T: Element> OnDevice<'a, T> {
             self.same_with_scratch(gpu, call, &bytes);
         }
         elements(&bytes)
+    }
+
+    /// The output and the pool of a call that appends too, on a pool of its own.
+    pub fn output_and_pool(&self, gpu: &Gpu, path: Path) -> (Vec<T>, Vec<T>) {
+        let pool = Tensor::new(&self.stream, bytes(&self.case.pool));
+        let cache = Some(Cache { pool: pool.address, ..self.cache() });
+        let output = self.output_of(gpu, path, Attention { cache, append: true, ..self.attention(0) });
+        (output, elements(&pool.read(&self.stream)))
     }
 
     /// With memory to work in, the output is the same to the bit, and nothing around that memory is touched.

@@ -1,7 +1,10 @@
 //! Index tensors that hold anything: no kernel leaves its tensors. What is around them is watched here; what is far away,
 //! `compute-sanitizer` watches.
 
-use pagoda_kernels::cuda::{Attention, CUdeviceptr, Scratch};
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use pagoda_kernels::cuda::{Attention, CUdeviceptr, Cache, Scratch};
 use pagoda_kernels::{Element, bf16, f16};
 
 use crate::Context;
@@ -9,6 +12,30 @@ use crate::common::{Case, Random, User};
 use crate::device::{OnDevice, Tensor, bytes};
 
 const AROUND: usize = 1 << 16;
+const AROUND_IS: u8 = 0x5a;
+
+/// A tensor with memory around it that no one may write.
+struct Guarded {
+    stream: Arc<CudaStream>,
+    memory: Tensor,
+}
+
+impl Guarded {
+    fn new(stream: &Arc<CudaStream>, content: &[u8]) -> Self {
+        let around = [AROUND_IS; AROUND];
+        Self { stream: stream.clone(), memory: Tensor::new(stream, &[&around, content, &around].concat()) }
+    }
+
+    /// Where the tensor begins.
+    fn inside(&self) -> CUdeviceptr {
+        self.memory.address + AROUND as CUdeviceptr
+    }
+
+    fn untouched_around(&self) -> bool {
+        let after = self.memory.read(&self.stream);
+        after[..AROUND].iter().chain(&after[after.len() - AROUND..]).all(|byte| *byte == AROUND_IS)
+    }
+}
 
 fn nonsense_in<T: Element>(random: &mut Random, case: &mut Case<T>) {
     let value = |random: &mut Random| match random.below(6) {
@@ -58,38 +85,37 @@ pub fn nonsense(context: &Context) {
             nonsense_in(&mut random, &mut case);
             let device = OnDevice::new(&case, &stream);
             let len = size_of_val(&case.query[..]);
-            for path in device.paths(&context.gpu) {
-                let guarded = Tensor::new(&stream, &vec![0x5a; len + 2 * AROUND]);
-                let call = Attention { output: guarded.address + AROUND as CUdeviceptr, ..device.attention(0) };
-                // SAFETY: the tensors are as long as the shapes say; the stream is waited for by the read.
-                unsafe { context.gpu.attention_by(path, &call, stream.cu_stream()) }.unwrap();
-                let after = guarded.read(&stream);
-                let untouched = |part: &[u8]| part.iter().all(|byte| *byte == 0x5a);
-                assert!(untouched(&after[..AROUND]), "{} {path:?} seed {seed}: before the output", T::NAME);
-                assert!(untouched(&after[AROUND + len..]), "{} {path:?} seed {seed}: behind the output", T::NAME);
-            }
+            let guarded = |content: &[u8]| Guarded::new(&stream, content);
+            let poisoned = |len: usize| guarded(&vec![AROUND_IS; len]);
             let scratch = context.gpu.most_scratch_bytes(&device.attention(0)).unwrap();
-            if scratch > 0 {
-                let guarded = Tensor::new(&stream, &vec![0x5a; len + 2 * AROUND]);
-                let memory = Tensor::new(&stream, &vec![0x5a; scratch + 2 * AROUND]);
-                let call = Attention { output: guarded.address + AROUND as CUdeviceptr, ..device.attention(0) };
-                let given = Scratch { address: memory.address + AROUND as CUdeviceptr, bytes: scratch };
-                // SAFETY: as above.
-                unsafe { context.gpu.attention_in(&call, given, stream.cu_stream()) }.unwrap();
-                for (after, inside) in [(guarded.read(&stream), len), (memory.read(&stream), scratch)] {
-                    let untouched = after[..AROUND].iter().chain(&after[AROUND + inside..]).all(|byte| *byte == 0x5a);
-                    assert!(untouched, "{} seed {seed}: around the output or the scratch memory", T::NAME);
+            for append in [false, true] {
+                let (output, pool, memory) = (poisoned(len), guarded(bytes(&case.pool)), poisoned(scratch));
+                let cache = Some(Cache { pool: pool.inside(), ..device.cache() });
+                let call = Attention { output: output.inside(), cache, append, ..device.attention(0) };
+                let unharmed = |what: &str| {
+                    let all = [("output", &output), ("pool", &pool), ("scratch memory", &memory)];
+                    for (name, _) in all.into_iter().filter(|(_, guarded)| !guarded.untouched_around()) {
+                        panic!("{} {what} append {append} seed {seed}: around the {name}", T::NAME);
+                    }
+                };
+                for path in device.paths(&context.gpu) {
+                    // SAFETY: the tensors are as long as the shapes say; the stream is waited for by the read.
+                    unsafe { context.gpu.attention_by(path, &call, stream.cu_stream()) }.unwrap();
+                    unharmed(&format!("{path:?}"));
+                }
+                if scratch > 0 {
+                    let given = Scratch { address: memory.inside(), bytes: scratch };
+                    // SAFETY: as above.
+                    unsafe { context.gpu.attention_in(&call, given, stream.cu_stream()) }.unwrap();
+                    unharmed("with scratch memory");
                 }
             }
-            let pool = Tensor::new(&stream, &vec![0x5a; size_of_val(&case.pool[..]) + 2 * AROUND]);
+            let pool = guarded(bytes(&case.pool));
             let mut append = device.append();
-            append.cache.pool = pool.address + AROUND as CUdeviceptr;
+            append.cache.pool = pool.inside();
             // SAFETY: as above.
             unsafe { context.gpu.append(&append, stream.cu_stream()) }.unwrap();
-            let after = pool.read(&stream);
-            let end = after.len() - AROUND;
-            let untouched = after[..AROUND].iter().chain(&after[end..]).all(|byte| *byte == 0x5a);
-            assert!(untouched, "{} append seed {seed}: around the pool", T::NAME);
+            assert!(pool.untouched_around(), "{} append seed {seed}: around the pool", T::NAME);
             assert_eq!(bytes(&case.key).len(), len, "seed {seed}");
         }
     }

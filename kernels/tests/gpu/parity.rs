@@ -31,7 +31,8 @@ fn spread(seeds: u64, check: impl Fn(u64) + Sync) {
     });
 }
 
-/// Compares every path with what is expected; the worst errors by path.
+/// Compares every path with what is expected; the worst errors by path. A call that appends too gives the same output to the
+/// bit, and the pool that an append on its own gives.
 fn compare<T: Element>(
     context: &Context,
     case: &Case<T>,
@@ -41,8 +42,14 @@ fn compare<T: Element>(
 ) {
     let stream = context.gpu.context().new_stream().unwrap();
     let device = OnDevice::new(case, &stream);
+    let mut appended = case.pool.clone();
+    reference::paged_kv_append(&case.append(), &mut appended).unwrap();
     for path in device.paths(&context.gpu) {
-        let error = error(&device.output(&context.gpu, path), expected);
+        let output = device.output(&context.gpu, path);
+        let (also, pool) = device.output_and_pool(&context.gpu, path);
+        assert!(bits(&also) == bits(&output), "{what} {} {path:?}: appending too changes the output", T::NAME);
+        assert!(bits(&pool) == bits(&appended), "{what} {} {path:?}: the pool", T::NAME);
+        let error = error(&output, expected);
         assert!(
             error <= tolerance::<T>(),
             "{what} {} {path:?} error {error:e}: D={} H={} page {} group {} window {} alpha {} {:?}",

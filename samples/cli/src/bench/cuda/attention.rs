@@ -158,6 +158,7 @@ impl Inputs {
                     pool_pages: pages,
                     page_size: PAGE,
                 }),
+                append: false,
                 num_contextual: None,
                 alpha: 0.0,
                 scaling_seqlen: (shape.cached + shape.new) as i64,
