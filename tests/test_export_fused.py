@@ -75,14 +75,17 @@ def test_blocks_may_compute_in_half_precision(made, variant, compute, tolerance)
 def test_a_block_is_of_five_operators(made):
     config = settings(block__layers=3)
     fused = config | {"fused": True}
-    nodes = Counter(node.op_type for node in onnx.load(made(fused, tensors(config)) / "model.onnx").graph.node)
-    of_block = "HstuNorm", "HstuProject", "PagedKvAppend", "HstuAttention", "HstuGate", "HstuOutput"
-    assert [nodes[name] for name in of_block] == [3] * 6
-    assert not nodes["Split"] and not nodes["LayerNormalization"]
+    graph = onnx.load(made(fused, tensors(config)) / "model.onnx").graph
+    nodes = Counter(node.op_type for node in graph.node)
+    of_block = "HstuNorm", "HstuProject", "HstuAttention", "HstuGate", "HstuOutput"
+    assert [nodes[name] for name in of_block] == [3] * 5
+    assert not nodes["Split"] and not nodes["LayerNormalization"] and not nodes["PagedKvAppend"]
+    attention = [node for node in graph.node if node.op_type == "HstuAttention"]
+    assert [node.output[1] for node in attention] == [f"kv_pool_{layer}_out" for layer in range(3)]
     # In f32 ONNX's own, unless it is said.
     for plain in config, config | {"fused": False}:
         nodes = Counter(node.op_type for node in onnx.load(made(plain, tensors(config)) / "model.onnx").graph.node)
-        assert nodes["Split"] == 3 and not nodes["HstuProject"]
+        assert nodes["Split"] == nodes["PagedKvAppend"] == 3 and not nodes["HstuProject"]
 
 
 def test_scores_do_not_depend_on_who_else_is_in_the_batch(made):

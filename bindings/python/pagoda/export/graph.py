@@ -288,10 +288,12 @@ class Graph:
             q, k, v = (self.node("Cast", [rows], to=kind) for rows in (q, k, v))
         inputs = [q, k, v, "row_offsets", "num_candidates"]
         if self.config.not_cacheable is None:
-            pages = ["cached_len", "page_indptr", "page_ids"]
-            written = [f"kv_pool_{layer}", k, v, "row_offsets", "num_candidates", *pages]
-            # The pool after the append, so that the two operators have an order.
-            inputs += [*pages, self.node("PagedKvAppend", written, f"kv_pool_{layer}_out", DOMAIN)]
+            pool, pages = f"kv_pool_{layer}", ["cached_len", "page_indptr", "page_ids"]
+            if not self.config.fused:
+                written = [pool, k, v, "row_offsets", "num_candidates", *pages]
+                # The pool after the append, so that the two operators have an order.
+                pool = self.node("PagedKvAppend", written, f"kv_pool_{layer}_out", DOMAIN)
+            inputs += [*pages, pool]
         elif self.config.user_sees_history:
             inputs += ["", "", "", "", "num_contextual"]
         attributes = {
@@ -301,6 +303,9 @@ class Graph:
             "max_attn_len": block.max_attn_len,
         }
         output = self.node("HstuAttention", inputs, domain=DOMAIN, **attributes)
+        if self.config.fused and self.config.not_cacheable is None:
+            # With its second output the operator appends too.
+            self.nodes[-1].output.append(f"kv_pool_{layer}_out")
         return output if kind == own else self.node("Cast", [output], to=own)
 
     def head(self, x):
