@@ -39,6 +39,11 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap *map, uint32_t ba
         : "memory");
 }
 
+// Asks for the description of a tensor, which is needed before the first box.
+__device__ inline void prefetch_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Between ordinary accesses to shared memory and those of the matrix units or the copy engine.
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -8,40 +8,62 @@
 //
 // Where a user brings few rows against many keys (`is_split`), the keys of an item are cut into segments, whose sums are
 // added up in their order: by the blocks of a cluster through one another's shared memory, or, where there are more items
-// than clusters, in device memory (hopper_parts.cuh).
+// than clusters, in device memory (hopper_parts.cuh). Where most users are split, one kernel does these and the others.
+//
+// Warps that have nothing else to do append the new rows to the pages, where the call asks for it.
 
+#include "append.cuh"
 #include "hopper_compute.cuh"
 #include "hopper_fetch.cuh"
 
 namespace pagoda {
 namespace hopper {
 
+// The rows that are new go into their pages, a warp a row, by warps that are idle: `idle` of each block, of which this is
+// number `warp`.
+__device__ inline void append_beside(const Call &call, int warp, int idle) {
+    int64_t step = static_cast<int64_t>(gridDim.x) * idle;
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * idle + warp; row < call.total_rows; row += step) {
+        append_row<uint4>(call, static_cast<int>(row), 2);
+    }
+}
+
 template <class T, class S>
-__device__ void attend(const Call &call, const Maps &maps, int granule, int per, void *scratch, int64_t slots) {
+__device__ void attend(const Call &call, const Maps &maps, int granule, int per, int duties, const Common &common) {
+    constexpr int FETCHING = S::COMPUTING / 32, FIRST_IDLE = FETCHING + (S::MODE == Mode::Parts ? 2 : 1);
     extern __shared__ __align__(1024) uint8_t shared[];
     Ring<S> ring(shared);
-    Common common(scratch, slots, S::GROUPS);
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     // What follows works on other rows, or waits for this kernel's end.
     let_follow();
-    if (threadIdx.x == 0) ring.init();
+    if (threadIdx.x == 0) {
+        for (const CUtensorMap *map : {&maps.query, &maps.key, &maps.value, &maps.pool}) prefetch_map(map);
+        ring.init();
+    }
+    bool alone = S::MODE == Mode::Parts || (S::MODE == Mode::Cluster && (duties & ALONE) != 0);
+    if (alone) wait_for_previous();
     __syncthreads();
-    if (warp >= S::COMPUTING / 32) {
+    if (warp >= FETCHING) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
-        if (warp == S::COMPUTING / 32) {
-            Fetching<S>{call, maps, granule, ring, per, common}.run();
+        if (warp >= FIRST_IDLE && (duties & APPENDS) != 0) {
+            append_beside(call, warp - FIRST_IDLE, FETCHING + 4 - FIRST_IDLE);
+        }
+        if (warp == FETCHING) {
+            Fetching<S>{call, maps, granule, ring, per, duties, common}.run();
         } else if (S::MODE == Mode::Parts) {
-            if (warp == S::COMPUTING / 32 + 1) Fetching<S>{call, maps, granule, ring, per, common}.plan_parts();
+            if (warp == FETCHING + 1) Fetching<S>{call, maps, granule, ring, per, duties, common}.plan_parts();
         } else if (S::MODE == Mode::Cluster) {
             // Idle, but a cluster waits for all of its threads.
-            for (int number = 0; ring.item(number).user.rows >= 0; number++) {
+            for (int number = 0;; number++) {
+                Item<S> item = ring.item(number);
+                if (item.user.rows < 0 || item.slot < 0) break;
                 cluster_wait();
                 cluster_wait();
             }
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
-        if (warp >= S::COMPUTING / 32 - 4) named_arrive(TURN, 256);
+        if (warp >= FETCHING - 4) named_arrive(TURN, 256);
         int at = 0;
         for (int number = 0;; number++) {
             Item<S> item = ring.item(number);
@@ -57,20 +79,21 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
 
 #define KERNEL(NAME, T, D)                                                                                             \
     extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Whole>::THREADS, 1) hopper_##NAME(       \
-        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int per,            \
-        void *scratch, int64_t slots) {                                                                                \
-        hopper::Common(scratch, slots, hopper::Shape<D, hopper::Mode::Parts>::GROUPS).clear();                         \
-        hopper::attend<T, hopper::Shape<D, hopper::Mode::Whole>>(call, maps, granule, per, nullptr, 0);                \
+        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int per, int duties) { \
+        hopper::Common none(nullptr, nullptr, 0);                                                                      \
+        hopper::attend<T, hopper::Shape<D, hopper::Mode::Whole>>(call, maps, granule, per, duties, none);              \
     }                                                                                                                  \
     extern "C" __global__ void __cluster_dims__(hopper::CLUSTER, 1, 1)                                                 \
         __launch_bounds__(hopper::Shape<D, hopper::Mode::Cluster>::THREADS, 1) hopper_split_##NAME(                    \
-            const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule) {               \
-        hopper::attend<T, hopper::Shape<D, hopper::Mode::Cluster>>(call, maps, granule, 1, nullptr, 0);                \
+            const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int duties) {   \
+        hopper::Common none(nullptr, nullptr, 0);                                                                      \
+        hopper::attend<T, hopper::Shape<D, hopper::Mode::Cluster>>(call, maps, granule, 1, duties, none);              \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Parts>::THREADS, 1) hopper_parts_##NAME( \
-        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, void *scratch,      \
-        int64_t slots) {                                                                                               \
-        hopper::attend<T, hopper::Shape<D, hopper::Mode::Parts>>(call, maps, granule, 1, scratch, slots);              \
+        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int duties,         \
+        unsigned *counters, void *scratch, int64_t slots) {                                                            \
+        hopper::Common common(counters, scratch, slots);                                                               \
+        hopper::attend<T, hopper::Shape<D, hopper::Mode::Parts>>(call, maps, granule, 1, duties, common);              \
     }
 
 KERNEL(f16_32, __half, 32)

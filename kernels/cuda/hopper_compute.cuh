@@ -218,11 +218,11 @@ __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &ite
     Reach reach = Reach::of(call, item.user, group_first, min(group_first + 63, last));
     Seen seen[2];
     for (int i = 0; i < 2; i++) seen[i] = seen_by(call, item.user, min(first_row + 8 * i, last));
-    bool complete = S::MODE == Mode::Whole;
+    bool complete = S::MODE == Mode::Whole || item.slot < 0;
     if (S::MODE == Mode::Parts) {
         Slot<S> slot(common, item);
         computing.run(seen, reach, [&] { slot.put(computing.sums); });
-        if (group_first <= last) complete = slot.add(ring, computing.sums);
+        if (!complete && group_first <= last) complete = slot.add(ring, computing.sums);
     } else {
         computing.run(seen, reach, [] {});
     }
@@ -236,7 +236,7 @@ __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &ite
             });
         }
     }
-    if (S::MODE != Mode::Cluster) return computing.at;
+    if (S::MODE != Mode::Cluster || complete) return computing.at;
     // Every warpgroup has to be done with the tiles before sums go where they were.
     named_wait(TAIL, S::COMPUTING);
     float *sums = reinterpret_cast<float *>(shared);

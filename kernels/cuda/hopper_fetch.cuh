@@ -13,6 +13,7 @@ template <class S> struct Fetching {
     int granule;
     const Ring<S> &ring;
     int per;           // items in a piece, 1 or 2
+    int duties;
     const Common &common;
     int items, tiles;  // so far, and the next one's place
 
@@ -82,6 +83,7 @@ template <class S> struct Fetching {
 
     __device__ Item<S> item_of(const User &user, int head, int first) const {
         Item<S> item{user, head, first};
+        item.slot = -1;
         Reach reach = Reach::of(call, user, first, min(first + S::ROWS, user.rows) - 1);
         item.tiles = Tiles<S::KEYS>::of(user, reach);
         item.end = item.tiles.count();
@@ -95,6 +97,7 @@ template <class S> struct Fetching {
         item.begin = segments.first_of(item.tiles, segment);
         item.middle = segments.first_of(item.tiles, segment + 1);
         item.end = segments.first_of(item.tiles, segment + count);
+        item.slot = 0;
     }
 
     __device__ void fetch(const Item<S> &item) {
@@ -121,23 +124,24 @@ template <class S> struct Fetching {
         cluster_wait();
     }
 
-    __device__ void run_pieces() {
-        constexpr Kind KIND = S::SPLIT ? Kind::Split : Kind::Whole;
-        int64_t index = S::SPLIT ? blockIdx.x / CLUSTER : blockIdx.x, step = S::SPLIT ? gridDim.x / CLUSTER : gridDim.x;
+    // The pieces of split users, of which every block of a cluster has its segment; or those of the others, a block each.
+    template <bool SPLIT> __device__ void run_pieces() {
+        constexpr Kind KIND = SPLIT ? Kind::Split : Kind::Whole;
+        int64_t index = SPLIT ? blockIdx.x / CLUSTER : blockIdx.x, step = SPLIT ? gridDim.x / CLUSTER : gridDim.x;
         Piece piece = find_piece<S::ROWS, KIND>(call, index / call.heads, per);
         while (piece.user >= 0) {
             User user = load_user(call, piece.user);
             int head = static_cast<int>(index % call.heads), last = piece.blocks - 1 - piece.number;
             Item<S> item = item_of(user, head, last * S::ROWS);
-            if (S::SPLIT) cut(item, blockIdx.x % CLUSTER, 1);
+            if (SPLIT) cut(item, blockIdx.x % CLUSTER, 1);
             // Sums of the item before were exchanged where this one's queries and tiles will be.
-            if (S::SPLIT && items > 0) wait_for_sums();
+            if (SPLIT && items > 0) wait_for_sums();
             fetch(item);
             if (per == 2 && piece.number != last) fetch(item_of(user, head, piece.number * S::ROWS));
             index += step;
             piece = find_piece<S::ROWS, KIND>(call, index / call.heads, per);
         }
-        if (S::SPLIT && items > 0) wait_for_sums();
+        if (SPLIT && items > 0) wait_for_sums();
     }
 
     // Every lane, as every lane has read the plan before.
@@ -170,21 +174,23 @@ template <class S> struct Fetching {
             item.user.rows = -1;
             if (part.user >= 0) {
                 item = item_of(load_user(call, part.user), part.head, part.block * S::ROWS);
+                if (part.slot >= 0) cut(item, part.number * 2, 2);
                 item.slot = part.slot;
-                cut(item, part.number * 2, 2);
             }
             if ((threadIdx.x & 31) == 0) {
                 ring.items[S::ITEMS] = item;
                 barrier_arrive(ring.planned());
             }
         }
+        common.end();
     }
 
     __device__ void run() {
         if (S::MODE == Mode::Parts) {
             run_parts();
         } else {
-            run_pieces();
+            if (S::MODE == Mode::Cluster) run_pieces<true>();
+            if (S::MODE == Mode::Whole || (duties & ALONE) != 0) run_pieces<false>();
         }
         Item<S> none{};
         none.user.rows = -1;

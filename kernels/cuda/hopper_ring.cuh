@@ -21,6 +21,10 @@ constexpr int TAIL = 1, TURN = 2, ARRIVED = 5;
 // them, adding up with others in device memory.
 enum class Mode { Whole, Cluster, Parts };
 
+// What a kernel does beside: it appends the new rows to the pages; it is the call's only one, so that it has the users who are
+// not split too. Parts always are.
+constexpr int APPENDS = 1, ALONE = 2;
+
 struct Maps {
     CUtensorMap query, key, value, pool;
 };
@@ -68,7 +72,7 @@ template <class S> struct Item {
     int first;       // row of the user
     Tiles<S::KEYS> tiles;
     int begin, end;  // the tiles that are this block's
-    // Parts: the first tile of the second segment, and where the sums go.
+    // Parts: the first tile of the second segment, and where the sums go. Of one with all of its tiles: 0, and -1.
     int middle;
     int64_t slot;
 };

@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
+use super::counters;
 use super::maps::{Maps, granule};
 use super::module::{Function, Module};
 use super::{Attention, CUstream, CudaError, Gpu, Path, Scratch};
@@ -25,6 +26,10 @@ const SPLIT_KEYS: usize = 1024;
 
 /// Parts of a block of rows; `A_BLOCK` of cuda/hopper_parts.cuh.
 const PARTS: usize = 4;
+
+/// What a kernel does beside; cuda/hopper_ring.cuh.
+const APPENDS: i32 = 1;
+const ALONE: i32 = 2;
 
 /// Scratch memory beyond which a call makes do without.
 const MOST_SCRATCH: usize = 256 << 20;
@@ -79,10 +84,10 @@ unsafe fn mma(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaE
 pub fn scratch_bytes(call: &Attention) -> usize {
     let slots = slots(call);
     let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
-    // Counters in front: one for all, and one for the 64 rows of each warpgroup; `Common` of cuda/hopper_parts.cuh.
-    let counters = 4 + (slots / PARTS * (rows / 64)).next_multiple_of(4);
-    let bytes = (counters + slots * rows * call.rows.head_size) * size_of::<f32>();
-    if slots == 0 || bytes > MOST_SCRATCH { 0 } else { bytes }
+    let bytes = slots * rows * call.rows.head_size * size_of::<f32>();
+    // One for the 64 rows of each warpgroup behind those for all; `Common` of cuda/hopper_parts.cuh.
+    let counters = (4 + slots / PARTS * (rows / 64)) * size_of::<u32>();
+    if bytes > MOST_SCRATCH || counters > counters::BYTES { 0 } else { bytes }
 }
 
 /// The parts that split users can have at most.
@@ -91,16 +96,20 @@ fn slots(call: &Attention) -> usize {
     row_blocks(call, rows_to_split(call), rows) * call.rows.heads * PARTS
 }
 
-/// Whether parts are faster than clusters: not where there is a cluster for every item, nor where most users cannot be
-/// split, because their rows are more than a quarter of the tokens that there are pages for.
+/// Whether parts are faster than clusters: not where there is a cluster for every item, nor where most users are not split.
 pub fn wants_scratch(gpu: &Gpu, call: &Attention) -> Result<bool, CudaError> {
     let module = gpu.hopper.as_ref().expect("the path was offered");
-    if call.rows.total_rows > tokens(call) / 4 {
-        return Ok(false);
-    }
-    let items =
-        row_blocks(call, rows_to_split(call), Shape::of(call.rows.head_size, Mode::Cluster).rows) * call.rows.heads;
-    Ok(items > clustered(module, call)?.clusters as usize)
+    Ok(mostly_split(call) && clustered_items(call) > clustered(module, call)?.clusters as usize)
+}
+
+/// Not where most users cannot be split, because their rows are more than a quarter of the tokens that there are pages for.
+fn mostly_split(call: &Attention) -> bool {
+    rows_to_split(call) > 0 && call.rows.total_rows <= tokens(call) / 4
+}
+
+/// The items that split users can have at most where clusters do them.
+fn clustered_items(call: &Attention) -> usize {
+    row_blocks(call, rows_to_split(call), Shape::of(call.rows.head_size, Mode::Cluster).rows) * call.rows.heads
 }
 
 /// The most rows that split users can have together: each brings at most a third as many as are cached.
@@ -156,49 +165,60 @@ impl Shape {
     }
 }
 
+/// One kernel where most users are split: in parts where there is memory for that, else in clusters if there is one for every
+/// item. Otherwise one for the users who are not, and then one for those who are, if there can be any.
+///
 /// # Safety
 /// As for [`launch`].
 unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: CUstream) -> Result<(), CudaError> {
     let module = gpu.hopper.as_ref().expect("the path was offered");
     let name = format!("{}_{}", call.element.name(), call.rows.head_size);
-    let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, Mode::Whole);
-    let items = blocks(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads)?;
-    let one_each = items >= MANY_ITEMS * gpu.multiprocessors;
+    let appends = if call.append { APPENDS } else { 0 };
+    let (mut raw, mut maps, mut granule) = (call.raw(), Maps::of(call)?, granule(call) as i32);
+    let (raw, maps, granule) =
+        (from_mut(&mut raw).cast::<c_void>(), from_mut(&mut maps).cast(), from_mut(&mut granule).cast());
     let needed = scratch_bytes(call);
     let scratch = scratch.filter(|given| needed > 0 && given.bytes >= needed && given.address.is_multiple_of(16));
-    let slots = scratch.map_or(0, |_| slots(call));
-    let (mut raw, mut maps, mut granule) = (call.raw(), Maps::of(call)?, granule(call) as i32);
-    let mut per_piece = if one_each { 1 } else { 2 };
-    let (mut address, mut most) = (scratch.map_or(0, |given| given.address), slots as i64);
-    let mut arguments = [
-        from_mut(&mut raw).cast::<c_void>(),
-        from_mut(&mut maps).cast(),
-        from_mut(&mut granule).cast(),
-        from_mut(&mut per_piece).cast(),
-        from_mut(&mut address).cast(),
-        from_mut(&mut most).cast(),
-    ];
-    let whole = module.function(&format!("hopper_{name}"), shared)?;
-    let count = if one_each { items } else { items.min(gpu.multiprocessors) };
-    // SAFETY: the kernel takes a `Call`, `Maps`, two `int`s, an address and an `int64_t`.
-    unsafe { whole.launch(count, threads, shared, stream, &mut arguments) }?;
-    if rows_to_split(call) == 0 {
-        return Ok(());
+    if let Some((scratch, mut counters)) = scratch.and_then(|scratch| Some((scratch, gpu.counters.of(stream)?))) {
+        let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, Mode::Parts);
+        let parts = module.function(&format!("hopper_parts_{name}"), shared)?;
+        let slots = slots(call);
+        let count = slots.max(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads);
+        let count = blocks(count)?.min(gpu.multiprocessors);
+        let (mut duties, mut address, mut most) = (appends | ALONE, scratch.address, slots as i64);
+        let arguments = &mut [
+            raw,
+            maps,
+            granule,
+            from_mut(&mut duties).cast(),
+            from_mut(&mut counters).cast(),
+            from_mut(&mut address).cast(),
+            from_mut(&mut most).cast(),
+        ];
+        // SAFETY: the kernel takes a `Call`, `Maps`, two `int`s, two addresses and an `int64_t`; it waits before it reads.
+        return unsafe { parts.follow(count, threads, shared, stream, arguments) };
     }
-    if slots == 0 {
-        let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, Mode::Cluster);
-        let split = clustered(module, call)?;
-        // Clusters that do not fit onto the device at once would wait until others have done their whole share.
-        let clusters = items.min(split.clusters);
-        // SAFETY: the kernel takes a `Call`, `Maps` and an `int`.
-        return unsafe { split.follow(clusters * CLUSTER, threads, shared, stream, &mut arguments[..3]) };
+    let split = if rows_to_split(call) > 0 { Some(clustered(module, call)?) } else { None };
+    let alone = split.filter(|split| mostly_split(call) && clustered_items(call) <= split.clusters as usize).is_some();
+    let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, Mode::Whole);
+    let items = blocks(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads)?;
+    if !alone {
+        let one_each = items >= MANY_ITEMS * gpu.multiprocessors;
+        let whole = module.function(&format!("hopper_{name}"), shared)?;
+        let count = if one_each { items } else { items.min(gpu.multiprocessors) };
+        let (mut per_piece, mut duties) = (if one_each { 1 } else { 2 }, appends);
+        let arguments = &mut [raw, maps, granule, from_mut::<i32>(&mut per_piece).cast(), from_mut(&mut duties).cast()];
+        // SAFETY: the kernel takes a `Call`, `Maps` and three `int`s.
+        unsafe { whole.launch(count, threads, shared, stream, arguments) }?;
     }
-    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, Mode::Parts);
-    let parts = module.function(&format!("hopper_parts_{name}"), shared)?;
-    let [raw, maps, granule, _, address, most] = arguments;
-    let count = blocks(slots)?.min(gpu.multiprocessors);
-    // SAFETY: the kernel takes a `Call`, `Maps`, an `int`, an address and an `int64_t`.
-    unsafe { parts.follow(count, threads, shared, stream, &mut [raw, maps, granule, address, most]) }
+    let Some(split) = split else { return Ok(()) };
+    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, Mode::Cluster);
+    // Clusters that do not fit onto the device at once would wait until others have done their whole share.
+    let clusters = items.min(split.clusters);
+    let mut duties = if alone { appends | ALONE } else { 0 };
+    let arguments = &mut [raw, maps, granule, from_mut(&mut duties).cast()];
+    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads, or comes behind one that did.
+    unsafe { split.follow(clusters * CLUSTER, threads, shared, stream, arguments) }
 }
 
 /// The most blocks of `height` rows that users can have who have `rows` together.

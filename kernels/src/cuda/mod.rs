@@ -15,6 +15,7 @@ mod attention;
 mod bag;
 mod call;
 mod capture;
+mod counters;
 mod dense;
 mod dense_call;
 mod dense_hopper;
@@ -115,6 +116,7 @@ pub struct Gpu {
     hopper: Option<Module>,
     dense_hopper: Option<Module>,
     multiprocessors: u32,
+    counters: counters::Counters,
 }
 
 impl Gpu {
@@ -148,6 +150,7 @@ impl Gpu {
             hopper: (major == 9).then(|| Module::load(module::HOPPER)).transpose()?,
             dense_hopper: (major == 9).then(|| Module::load(module::DENSE_HOPPER)).transpose()?,
             multiprocessors: multiprocessors.max(1) as u32,
+            counters: counters::Counters::default(),
             context,
         })
     }
@@ -195,7 +198,7 @@ impl Gpu {
     }
 
     /// Puts `HstuAttention` on a stream, by the fastest kernel that takes the call. Every element of the output is
-    /// written that is in some user's rows. A call that appends does what [`append`](Self::append) does first.
+    /// written that is in some user's rows. A call that appends does what [`append`](Self::append) does, too.
     ///
     /// # Safety
     /// Every address of the call is one of this device, of memory as long as the call's shapes say and alive until the
@@ -258,7 +261,7 @@ impl Gpu {
         }
         self.bind()?;
         // SAFETY (both): the caller's.
-        if let Some(append) = call.appended() {
+        if let Some(append) = call.appended().filter(|_| path != Path::Hopper) {
             // SAFETY: as above.
             unsafe { append::launch(self, &append, stream) }?;
         }
