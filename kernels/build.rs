@@ -12,6 +12,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("table", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
     ("tokens", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
     ("dense", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
+    ("ends", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
     ("mma", &["arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80"]),
     ("hopper", &["arch=compute_90a,code=sm_90a"]),
     ("dense_hopper", &["arch=compute_90a,code=sm_90a"]),

@@ -2,11 +2,9 @@
 
 import ml_dtypes
 import numpy as np
-import onnxruntime as ort
+import one_node
 import pytest
-from capi import number_of
-from exported import OPS, error, layer_norm, silu
-from onnx import helper
+from exported import error, layer_norm, silu
 
 TYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 TOLERANCES = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
@@ -15,37 +13,15 @@ W = H * D
 
 
 def session(op, inputs, outputs, kind, **attributes):
-    """A model of one node; what is None is left out."""
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(TYPES[kind]))
-    names = [name if array is not None else "" for name, array in inputs.items()]
-    node = helper.make_node(op, names, list(outputs), domain="ai.pagoda", **attributes)
-    rows = next(iter(inputs.values())).shape[0]
-    made = [
-        helper.make_tensor_value_info(name, element, ["T" if dim == rows else dim for dim in array.shape])
-        for name, array in inputs.items()
-        if array is not None
-    ]
-    ends = [helper.make_tensor_value_info(name, element, None) for name in outputs]
-    graph = helper.make_graph([node], "one", made, ends)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.pagoda", 1)]
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.register_custom_ops_library(str(OPS))
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    """A model of one node, all of whose tensors are of one type; what is None is left out."""
+    return one_node.session(op, inputs, dict.fromkeys(outputs, TYPES[kind]), **attributes)
 
 
 def run(op, inputs, outputs, kind, **attributes):
-    """Outputs by name, of these shapes, through memory of our own: numpy's bf16 goes no other way."""
+    """Outputs by name, of these shapes."""
     inputs = {name: array if array is None else np.asarray(array, TYPES[kind]) for name, array in inputs.items()}
     made = {name: np.full(shape, np.nan, TYPES[kind]) for name, shape in outputs.items()}
-    opened = session(op, inputs, outputs, kind, **attributes)
-    binding = opened.io_binding()
-    for bind, arrays in (binding.bind_input, inputs), (binding.bind_output, made):
-        for name, array in arrays.items():
-            if array is not None:
-                bind(name, "cpu", 0, number_of(array.dtype), array.shape, array.ctypes.data)
-    opened.run_with_iobinding(binding)
+    one_node.run(op, inputs, made, **attributes)
     return [array.astype(np.float64) for array in made.values()]
 
 

@@ -40,6 +40,8 @@ VARIANTS = {
     "one head": settings(block__heads=1, block__head_size=40, block__layers=1),
     "epsilon": settings("meta", block__epsilon=0.1),
     "not cached": with_user(settings("meta", positions=END, times=HOURS), sees_history=True),
+    "no final norm": settings(final_norm="none"),
+    "layer norm at the end": settings("meta", final_norm="layer_norm"),
     "half the keys": settings(kv__type="bf16"),
 }
 
@@ -86,6 +88,15 @@ def test_a_block_is_of_five_operators(made):
     for plain in config, config | {"fused": False}:
         nodes = Counter(node.op_type for node in onnx.load(made(plain, tensors(config)) / "model.onnx").graph.node)
         assert nodes["Split"] == nodes["PagedKvAppend"] == 3 and not nodes["HstuProject"]
+
+
+def test_the_length_at_the_end_is_of_one_operator(made):
+    for changes in {"fused": True}, {"compute": "bf16"}:
+        config = settings(**changes)
+        nodes = Counter(node.op_type for node in onnx.load(made(config, tensors(config)) / "model.onnx").graph.node)
+        assert nodes["HstuUnit"] == 1 and not nodes["ReduceL2"]
+    nodes = Counter(node.op_type for node in onnx.load(made(settings(), tensors(config)) / "model.onnx").graph.node)
+    assert nodes["ReduceL2"] == 1 and not nodes["HstuUnit"]
 
 
 def test_scores_do_not_depend_on_who_else_is_in_the_batch(made):

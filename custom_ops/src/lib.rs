@@ -15,6 +15,7 @@ mod hstu_gate;
 mod hstu_norm;
 mod hstu_output;
 mod hstu_project;
+mod hstu_unit;
 mod inputs;
 mod op;
 mod paged_kv_append;
@@ -35,6 +36,7 @@ use hstu_gate::HstuGate;
 use hstu_norm::HstuNorm;
 use hstu_output::HstuOutput;
 use hstu_project::HstuProject;
+use hstu_unit::HstuUnit;
 use paged_kv_append::PagedKvAppend;
 
 /// The domain of Pagoda's operators.
@@ -120,6 +122,9 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
         op::leak::<HstuOutput<f32>>(api),
         op::leak::<HstuOutput<f16>>(api),
         op::leak::<HstuOutput<bf16>>(api),
+        op::leak::<HstuUnit<f32>>(api),
+        op::leak::<HstuUnit<f16>>(api),
+        op::leak::<HstuUnit<bf16>>(api),
         op::leak::<EmbeddingBag>(api),
     ];
     // Without kernels the nodes stay on the CPU, and ONNX Runtime copies what they need.
@@ -143,6 +148,9 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
             op::leak::<OnCuda<HstuOutput<f32>>>(api),
             op::leak::<OnCuda<HstuOutput<f16>>>(api),
             op::leak::<OnCuda<HstuOutput<bf16>>>(api),
+            op::leak::<OnCuda<HstuUnit<f32>>>(api),
+            op::leak::<OnCuda<HstuUnit<f16>>>(api),
+            op::leak::<OnCuda<HstuUnit<bf16>>>(api),
             op::leak::<OnCuda<EmbeddingBag>>(api),
         ]);
     }

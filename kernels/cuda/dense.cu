@@ -1,54 +1,10 @@
 // The dense operators of an HSTU block: the norms, a warp or several for what is normed together, and the products in the
 // plainest way that is not slow, for f32 and for chips and shapes that dense_hopper.cu does not take.
 
-#include "async.cuh"
-#include "dense.cuh"
+#include "rows.cuh"
 
 namespace pagoda {
 namespace dense {
-
-// Chips before sm_90 begin a kernel when the one before it has ended, and the launcher asks for nothing else there.
-__device__ inline void begin() {
-#if __CUDA_ARCH__ >= 900
-    let_follow();
-    wait_for_previous();
-#endif
-}
-
-__device__ inline float sum_of_warp(float value) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
-}
-
-// Sixteen bytes of elements, to be opened when they are needed: open they take twice the registers.
-template <class T> struct Vector {
-    static constexpr int COUNT = 8;
-    uint4 words;
-
-    __device__ void open(float (&to)[COUNT]) const {
-        uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float2 two = unpack<T>(pairs[i]);
-            to[2 * i] = two.x, to[2 * i + 1] = two.y;
-        }
-    }
-    __device__ static Vector of(const float (&from)[COUNT]) {
-        return {{Pack<T>::of(from[0], from[1]), Pack<T>::of(from[2], from[3]), Pack<T>::of(from[4], from[5]),
-                 Pack<T>::of(from[6], from[7])}};
-    }
-};
-
-template <> struct Vector<float> {
-    static constexpr int COUNT = 4;
-    float4 words;
-
-    __device__ void open(float (&to)[COUNT]) const {
-        to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
-    }
-    __device__ static Vector of(const float (&from)[COUNT]) { return {{from[0], from[1], from[2], from[3]}}; }
-};
 
 // Where a unit goes in the output.
 template <class T> struct Places {
@@ -62,18 +18,6 @@ template <class T> struct Places {
         return {y, y + width, y + 2 * width};
     }
 };
-
-// Over the WARPS warps that have a unit; if several, they are a block. `shared` is for this sum alone.
-template <int WARPS> __device__ float sum_of_unit(float value, float *shared) {
-    value = sum_of_warp(value);
-    if (WARPS == 1) return value;
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = shared[0];
-#pragma unroll
-    for (int warp = 1; warp < WARPS; warp++) value += shared[warp];
-    return value;
-}
 
 // A unit of any size and anywhere, by reading it again and again. A warp has it.
 template <class T> __device__ void norm_of_any(const Norm &call) {

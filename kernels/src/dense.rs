@@ -209,7 +209,7 @@ pub fn check_epsilon(epsilon: f32) -> Result<(), InputError> {
     Ok(())
 }
 
-fn expect(tensor: &'static str, len: usize, shape: &[usize]) -> Result<(), InputError> {
+pub(crate) fn expect(tensor: &'static str, len: usize, shape: &[usize]) -> Result<(), InputError> {
     let elements = shape.iter().try_fold(1_usize, |product, dim| product.checked_mul(*dim));
     if elements != Some(len) {
         return refuse(tensor, None, format!("{len} elements do not make the shape {shape:?}"));

@@ -107,7 +107,7 @@ fn expect_available(isa: Isa) {
 }
 
 /// Something that is done row by row, each of which writes its own part of the output.
-trait Rows: Sync {
+pub(super) trait Rows: Sync {
     /// # Safety
     /// The CPU has the instructions of `S`; no one else does this row.
     unsafe fn row<S: Simd>(&self, row: usize, scratch: &mut Scratch);
@@ -129,7 +129,7 @@ impl<R: Rows> Work for Chunks<R> {
     }
 }
 
-fn by_rows(isa: Isa, rows: usize, width: usize, each: impl Rows, parallel: &dyn Parallel) {
+pub(super) fn by_rows(isa: Isa, rows: usize, width: usize, each: impl Rows, parallel: &dyn Parallel) {
     expect_available(isa);
     if width == 0 {
         return;
@@ -221,7 +221,7 @@ fn norm(row: &mut [f32], epsilon: f32) {
 }
 
 #[inline(always)]
-fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+pub(super) fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut sums = [0.0; SUMS];
     let (chunks, rest) = row.as_chunks::<SUMS>();
     for chunk in chunks {

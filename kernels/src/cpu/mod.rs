@@ -4,6 +4,7 @@ mod append;
 mod attention;
 mod copy;
 mod dense;
+mod ends;
 mod pool;
 mod product;
 pub mod reference;

@@ -2,8 +2,8 @@
 
 use crate::batch::check_output;
 use crate::{
-    Element, GateNorm, HstuAttention, HstuGate, HstuNorm, HstuOutput, HstuProject, InputError, PagedKvAppend, Pages,
-    Pool, Rows,
+    Element, GateNorm, HstuAttention, HstuGate, HstuNorm, HstuOutput, HstuProject, HstuUnit, InputError, PagedKvAppend,
+    Pages, Pool, Rows,
 };
 
 /// `HstuAttention` as the specification words it.
@@ -175,6 +175,17 @@ pub fn hstu_output<T: Element>(op: &HstuOutput<'_, T>) -> Result<Vec<f64>, Input
             let residual = op.residual.map_or(0.0, |residual| wide(residual[output.len()]));
             output.push(sum + bias + residual);
         }
+    }
+    Ok(output)
+}
+
+/// `HstuUnit`.
+pub fn hstu_unit<T: Element>(op: &HstuUnit<'_, T>) -> Result<Vec<f64>, InputError> {
+    op.check(op.rows * op.width)?;
+    let mut output = Vec::new();
+    for row in rows(op.x, op.rows) {
+        let length = row.iter().map(|x| wide(*x).powi(2)).sum::<f64>().sqrt().max(f64::from(op.epsilon));
+        output.extend(row.iter().map(|x| wide(*x) / length));
     }
     Ok(output)
 }

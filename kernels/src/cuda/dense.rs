@@ -13,7 +13,7 @@ const PLAIN_TILE: usize = 64;
 const PLAIN_THREADS: u32 = 256;
 
 /// Warps of a block of the norms.
-const NORM_WARPS: usize = 4;
+pub(super) const NORM_WARPS: usize = 4;
 
 impl Gpu {
     /// Puts `HstuNorm` on a stream.
@@ -141,7 +141,7 @@ impl Gpu {
     /// On Hopper a kernel begins while the one before it ends; all of them wait for it before they touch memory.
     ///
     /// # Safety
-    /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu.
+    /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu or cuda/ends.cu.
     pub(super) unsafe fn launch_dense(
         &self,
         function: Function,
@@ -196,7 +196,7 @@ impl Gpu {
 
 /// How many warps have what is normed together, and how many vectors of 16 bytes each lane has of it: what kernels are
 /// compiled for. None where it does not lie so, or is more.
-fn form_of(bytes: usize, addresses: CUdeviceptr) -> Option<(usize, usize)> {
+pub(super) fn form_of(bytes: usize, addresses: CUdeviceptr) -> Option<(usize, usize)> {
     if !bytes.is_multiple_of(16) || !addresses.is_multiple_of(16) {
         return None;
     }

@@ -19,6 +19,7 @@ mod counters;
 mod dense;
 mod dense_call;
 mod dense_hopper;
+mod ends;
 mod held;
 mod maps;
 mod memory;
@@ -39,6 +40,7 @@ pub use bag::{GivenRows, Slots, TableBag};
 pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
 pub use capture::{capture, no_capture};
 pub use dense_call::{DensePath, Gate, Norm, Output, Project};
+pub use ends::Unit;
 pub use held::{BagCall, HeldTable, HostRows};
 pub use memory::{DeviceMemory, Event, PinnedMemory, SideStream};
 pub use missing::BagScratch;
@@ -112,6 +114,7 @@ pub struct Gpu {
     table: Module,
     tokens: Module,
     dense: Module,
+    ends: Module,
     mma: Option<Module>,
     hopper: Option<Module>,
     dense_hopper: Option<Module>,
@@ -146,6 +149,7 @@ impl Gpu {
             table: Module::load(module::TABLE)?,
             tokens: Module::load(module::TOKENS)?,
             dense: Module::load(module::DENSE)?,
+            ends: Module::load(module::ENDS)?,
             mma: (major >= 8).then(|| Module::load(module::MMA)).transpose()?,
             hopper: (major == 9).then(|| Module::load(module::HOPPER)).transpose()?,
             dense_hopper: (major == 9).then(|| Module::load(module::DENSE_HOPPER)).transpose()?,

@@ -18,6 +18,7 @@ pub const BAG: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bag.fatbin"));
 pub const TABLE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/table.fatbin"));
 pub const TOKENS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tokens.fatbin"));
 pub const DENSE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dense.fatbin"));
+pub const ENDS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ends.fatbin"));
 pub const MMA: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mma.fatbin"));
 pub const HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hopper.fatbin"));
 pub const DENSE_HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dense_hopper.fatbin"));

@@ -4,42 +4,15 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use pagoda_kernels::cuda::{self, CUdeviceptr, DensePath, Gpu, Type};
+use pagoda_kernels::cuda::{self, DensePath, Gpu, Type};
 use pagoda_kernels::{Element, GateNorm, Silu, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
 use crate::common::{error, tolerance};
 use crate::dense_cases::{Gate, Norm, Numbers, Output, Project};
-use crate::device::{Tensor, bytes, elements};
-
-/// What outputs and what lies around them hold beforehand: NaN in every type.
-const POISON: u8 = 0xff;
-const AROUND: usize = 1 << 12;
-
-/// Memory for an output, and memory around it that must stay as it is.
-struct Written {
-    memory: Tensor,
-    len: usize,
-}
-
-impl Written {
-    fn new<T>(stream: &Arc<CudaStream>, elements: usize) -> Self {
-        let len = elements * size_of::<T>();
-        Self { memory: Tensor::new(stream, &vec![POISON; len + 2 * AROUND]), len }
-    }
-
-    fn address(&self) -> CUdeviceptr {
-        self.memory.address + AROUND as CUdeviceptr
-    }
-
-    fn read<T: Element>(&self, stream: &Arc<CudaStream>) -> Vec<T> {
-        let all = self.memory.read(stream);
-        let around = all[..AROUND].iter().chain(&all[AROUND + self.len..]);
-        assert!(around.into_iter().all(|byte| *byte == POISON), "written outside the output");
-        elements(&all[AROUND..AROUND + self.len])
-    }
-}
+use crate::device::{Tensor, bytes};
+use crate::written::Written;
 
 struct Device<'a> {
     gpu: &'a Gpu,

@@ -8,12 +8,16 @@ mod dense;
 #[path = "../dense_cases/mod.rs"]
 mod dense_cases;
 mod device;
+mod ends;
+#[path = "../ends_cases/mod.rs"]
+mod ends_cases;
 mod harm;
 mod held;
 mod parity;
 mod pools;
 mod same_bits;
 mod table;
+mod written;
 
 use std::process::ExitCode;
 
@@ -50,6 +54,7 @@ const PARTS: &[Part] = &[
     ("dense-widths", dense::widths),
     ("dense-same-bits", dense::same_bits),
     ("dense-captured", dense::captured),
+    ("ends-unit", ends::unit),
 ];
 
 fn main() -> ExitCode {

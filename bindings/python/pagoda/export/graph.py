@@ -213,13 +213,14 @@ class Graph:
     # ---- blocks --------------------------------------------------------------------------------------------------
 
     def blocks(self, x):
+        """The layers, of rows in f32; what comes out is of the type that they compute in."""
         block = self.fused_block if self.config.fused else self.block
         kind = TYPES[self.config.compute]
         if kind != TensorProto.FLOAT:
             x = self.node("Cast", [x], to=kind)
         for layer in range(self.config.block.layers):
             x = block(x, layer)
-        return x if kind == TensorProto.FLOAT else self.node("Cast", [x], to=TensorProto.FLOAT)
+        return x
 
     def fused_block(self, x, layer):
         """The same as `block`, by five operators."""
@@ -308,14 +309,23 @@ class Graph:
             self.nodes[-1].output.append(f"kv_pool_{layer}_out")
         return output if kind == own else self.node("Cast", [output], to=own)
 
-    def head(self, x):
+    def final_norm(self, x):
+        """In f32, of rows of the type that blocks compute in."""
         config = self.config
+        if config.final_norm == "l2" and config.fused:
+            return self.node("HstuUnit", [x], domain=DOMAIN, epsilon=1e-6)
+        if config.compute != "f32":
+            x = self.node("Cast", [x], to=TensorProto.FLOAT)
         if config.final_norm == "l2":
             length = self.node("ReduceL2", [x], axes=[1], keepdims=1)
             x = self.node("Div", [x, self.node("Max", [length, self.number(1e-6)])])
         elif config.final_norm == "layer_norm":
             x = self.norm(x, "final_norm", config.embedding_size, 1e-5)
-        x = self.mlp(x, "head", config.head)
+        return x
+
+    def head(self, x):
+        config = self.config
+        x = self.mlp(self.final_norm(x), "head", config.head)
         kinds = [task.activation for task in config.tasks]
         if set(kinds) == {"none"}:
             return self.node("Identity", [x], "scores")
