@@ -90,13 +90,17 @@ def test_a_block_is_of_five_operators(made):
         assert nodes["Split"] == nodes["PagedKvAppend"] == 3 and not nodes["HstuProject"]
 
 
-def test_the_length_at_the_end_is_of_one_operator(made):
-    for changes in {"fused": True}, {"compute": "bf16"}:
+def test_what_is_around_the_layers_is_of_few_operators(made):
+    def nodes(**changes):
         config = settings(**changes)
-        nodes = Counter(node.op_type for node in onnx.load(made(config, tensors(config)) / "model.onnx").graph.node)
-        assert nodes["HstuUnit"] == 1 and not nodes["ReduceL2"]
-    nodes = Counter(node.op_type for node in onnx.load(made(settings(), tensors(config)) / "model.onnx").graph.node)
-    assert nodes["ReduceL2"] == 1 and not nodes["HstuUnit"]
+        return Counter(node.op_type for node in onnx.load(made(config, tensors(config)) / "model.onnx").graph.node)
+
+    for changes in {"fused": True}, {"compute": "bf16"}, {"compute": "f16", "block__residual": False}:
+        fused = nodes(**changes)
+        assert fused["HstuUnit"] == fused["HstuSelect"] == 1
+        assert not fused["ReduceL2"]
+    plain = nodes()
+    assert plain["ReduceL2"] == 1 and not plain["HstuUnit"] and not plain["HstuSelect"]
 
 
 def test_scores_do_not_depend_on_who_else_is_in_the_batch(made):

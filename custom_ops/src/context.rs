@@ -77,6 +77,7 @@ impl Attributes {
     pub fn has_output(&self, index: usize) -> Result<bool, OpError> {
         let (mut count, mut size) = (0, 0);
         // SAFETY: as above.
+        // SAFETY: as in `has_input`.
         unsafe {
             check(self.api, (self.api.KernelInfo_GetOutputCount)(self.info, &mut count))?;
             if index >= count {

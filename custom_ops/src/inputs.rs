@@ -13,6 +13,9 @@ use crate::op::OpError;
 /// The type of index tensors.
 pub const I32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 
+/// The type of keys, positions and numbers of rows.
+pub const I64: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+
 /// How the rows of a call are shared out among its users.
 pub struct RowInputs<'a> {
     row_offsets: InputTensor<'a>,

@@ -15,6 +15,7 @@ mod hstu_gate;
 mod hstu_norm;
 mod hstu_output;
 mod hstu_project;
+mod hstu_select;
 mod hstu_unit;
 mod inputs;
 mod op;
@@ -36,6 +37,7 @@ use hstu_gate::HstuGate;
 use hstu_norm::HstuNorm;
 use hstu_output::HstuOutput;
 use hstu_project::HstuProject;
+use hstu_select::HstuSelect;
 use hstu_unit::HstuUnit;
 use paged_kv_append::PagedKvAppend;
 
@@ -122,6 +124,9 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
         op::leak::<HstuOutput<f32>>(api),
         op::leak::<HstuOutput<f16>>(api),
         op::leak::<HstuOutput<bf16>>(api),
+        op::leak::<HstuSelect<f32>>(api),
+        op::leak::<HstuSelect<f16>>(api),
+        op::leak::<HstuSelect<bf16>>(api),
         op::leak::<HstuUnit<f32>>(api),
         op::leak::<HstuUnit<f16>>(api),
         op::leak::<HstuUnit<bf16>>(api),
@@ -148,6 +153,9 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
             op::leak::<OnCuda<HstuOutput<f32>>>(api),
             op::leak::<OnCuda<HstuOutput<f16>>>(api),
             op::leak::<OnCuda<HstuOutput<bf16>>>(api),
+            op::leak::<OnCuda<HstuSelect<f32>>>(api),
+            op::leak::<OnCuda<HstuSelect<f16>>>(api),
+            op::leak::<OnCuda<HstuSelect<bf16>>>(api),
             op::leak::<OnCuda<HstuUnit<f32>>>(api),
             op::leak::<OnCuda<HstuUnit<f16>>>(api),
             op::leak::<OnCuda<HstuUnit<bf16>>>(api),

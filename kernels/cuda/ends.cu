@@ -1,4 +1,4 @@
-// The operators around the layers of a model: what stands at its end, rows of unit length.
+// The operators around the layers of a model: rows of candidates, and at its end rows of unit length.
 
 #include "ends.cuh"
 #include "rows.cuh"
@@ -68,6 +68,32 @@ template <class T, int WARPS, int VECTORS> __device__ void unit(const Unit &call
     }
 }
 
+// A warp has a row of one of the tensors. A row that there is not comes out as zeros.
+template <class Unit> __device__ void select(const Select &call) {
+    constexpr int LANES = 32, AT_ONCE = 4;
+    int lane = threadIdx.x % LANES;
+    uint32_t warp = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES, parts = call.part_count;
+    uint32_t to_row = warp / parts;
+    dense::begin();
+    if (to_row >= call.count) return;
+    const auto &part = call.parts[warp - to_row * parts];
+    int64_t row = call.index[to_row];
+    bool inside = row >= 0 && row < call.rows;
+    const Unit *from = static_cast<const Unit *>(part.from) + (inside ? row : 0) * part.units;
+    Unit *to = static_cast<Unit *>(part.to) + static_cast<int64_t>(to_row) * part.units;
+    for (int64_t first = lane; first < part.units; first += AT_ONCE * LANES) {
+        Unit some[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            some[i] = inside && first + i * LANES < part.units ? from[first + i * LANES] : Unit{};
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (first + i * LANES < part.units) to[first + i * LANES] = some[i];
+        }
+    }
+}
+
 }  // namespace ends
 
 #define UNIT(NAME, T, WARPS, VECTORS)                                                                                  \
@@ -85,6 +111,16 @@ template <class T, int WARPS, int VECTORS> __device__ void unit(const Unit &call
     extern "C" __global__ void __launch_bounds__(128) unit_##NAME##_any(const __grid_constant__ ends::Unit call) {     \
         ends::unit_of_any<T>(call);                                                                                    \
     }
+
+extern "C" __global__ void __launch_bounds__(128) select_16(const __grid_constant__ ends::Select call) {
+    ends::select<uint4>(call);
+}
+extern "C" __global__ void __launch_bounds__(128) select_4(const __grid_constant__ ends::Select call) {
+    ends::select<uint32_t>(call);
+}
+extern "C" __global__ void __launch_bounds__(128) select_2(const __grid_constant__ ends::Select call) {
+    ends::select<uint16_t>(call);
+}
 
 KERNELS(f32, float)
 KERNELS(f16, __half)

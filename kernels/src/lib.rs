@@ -25,6 +25,6 @@ mod pool;
 pub use batch::{CheckedAppend, CheckedAttention, HstuAttention, InputError, PagedKvAppend, Pages, Rows};
 pub use dense::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu};
 pub use element::Element;
-pub use ends::HstuUnit;
+pub use ends::{HstuSelect, HstuUnit};
 pub use half::{bf16, f16};
 pub use pool::{Combiner, Pool, check_offsets};

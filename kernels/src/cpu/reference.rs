@@ -2,8 +2,8 @@
 
 use crate::batch::check_output;
 use crate::{
-    Element, GateNorm, HstuAttention, HstuGate, HstuNorm, HstuOutput, HstuProject, HstuUnit, InputError, PagedKvAppend,
-    Pages, Pool, Rows,
+    Element, GateNorm, HstuAttention, HstuGate, HstuNorm, HstuOutput, HstuProject, HstuSelect, HstuUnit, InputError,
+    PagedKvAppend, Pages, Pool, Rows,
 };
 
 /// `HstuAttention` as the specification words it.
@@ -188,6 +188,15 @@ pub fn hstu_unit<T: Element>(op: &HstuUnit<'_, T>) -> Result<Vec<f64>, InputErro
         output.extend(row.iter().map(|x| wide(*x) / length));
     }
     Ok(output)
+}
+
+/// `HstuSelect`, tensor by tensor.
+pub fn hstu_select<T: Element>(op: &HstuSelect<'_, T>) -> Result<Vec<Vec<T>>, InputError> {
+    let outputs: Vec<usize> = op.tensors.iter().map(|(width, _)| op.index.len() * width).collect();
+    op.check(&outputs)?;
+    let row = |row: i64, width: usize, tensor: &[T]| tensor[row as usize * width..(row as usize + 1) * width].to_vec();
+    let select = |(width, tensor): &(usize, &[T])| op.index.iter().flat_map(|at| row(*at, *width, tensor)).collect();
+    Ok(op.tensors.iter().map(select).collect())
 }
 
 /// So many rows, which may have no columns.

@@ -40,7 +40,7 @@ pub use bag::{GivenRows, Slots, TableBag};
 pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
 pub use capture::{capture, no_capture};
 pub use dense_call::{DensePath, Gate, Norm, Output, Project};
-pub use ends::Unit;
+pub use ends::{Select, Selected, Unit};
 pub use held::{BagCall, HeldTable, HostRows};
 pub use memory::{DeviceMemory, Event, PinnedMemory, SideStream};
 pub use missing::BagScratch;

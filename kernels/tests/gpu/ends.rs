@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use pagoda_kernels::cuda::{self, Gpu, Type};
+use pagoda_kernels::cuda::{self, CUdeviceptr, Gpu, Selected, Type};
 use pagoda_kernels::{Element, HstuUnit, bf16, f16};
 use pagoda_test_support::Random;
 
@@ -11,7 +11,7 @@ use crate::Context;
 use crate::common::{error, tolerance};
 use crate::dense_cases::Numbers;
 use crate::device::{Tensor, bytes};
-use crate::ends_cases::Unit;
+use crate::ends_cases::{Select, Unit};
 use crate::written::Written;
 
 struct Device<'a> {
@@ -36,6 +36,28 @@ impl<'a> Device<'a> {
         unsafe { self.gpu.unit(&call, self.stream.cu_stream()) }.unwrap();
         y.read(&self.stream)
     }
+
+    /// Rows of tensors that begin `shift` bytes behind where memory does.
+    fn select<T: Element>(&self, case: &Select<T>, shift: usize) -> Vec<Vec<T>> {
+        let index = self.tensor(&case.index);
+        let shifted = |values: &[T]| self.tensor(&[&vec![0_u8; shift], bytes(values)].concat());
+        let from: Vec<Tensor> = case.tensors.iter().map(|(_, tensor)| shifted(tensor)).collect();
+        let written = |(width, _): &(usize, Vec<T>)| Written::new::<T>(&self.stream, case.index.len() * width);
+        let to: Vec<Written> = case.tensors.iter().map(written).collect();
+        let places = case.tensors.iter().zip(&from).zip(&to);
+        let parts: Vec<Selected> = places
+            .map(|(((width, _), from), to)| Selected {
+                width: *width,
+                from: from.address + shift as CUdeviceptr,
+                to: to.address(),
+            })
+            .collect();
+        let (element, rows, count) = (Type::of::<T>(), case.rows, case.index.len());
+        let call = cuda::Select { element, rows, index: index.address, count, parts: &parts };
+        // SAFETY: as above.
+        unsafe { self.gpu.select(&call, self.stream.cu_stream()) }.unwrap();
+        to.iter().map(|to| to.read(&self.stream)).collect()
+    }
 }
 
 /// Rows as wide as there are kernels for, and others, for few rows and for many.
@@ -58,4 +80,50 @@ pub fn unit(context: &Context) {
     every::<f32>(&device);
     every::<f16>(&device);
     every::<bf16>(&device);
+}
+
+/// Rows of one tensor, of two and of three, of any width and anywhere.
+pub fn select(context: &Context) {
+    fn every<T: Element>(device: &Device<'_>, cases: u64) {
+        let mut random = Random(17);
+        for case in 0..cases {
+            let (rows, count) = (1 + random.below(300), random.pick(&[0, 1, 5, 64, 333]));
+            let of = random.pick(&[1, 2, 8]);
+            let widths: Vec<usize> = (0..1 + random.below(3)).map(|_| of * random.below(1 + 2100 / of)).collect();
+            let select = Select::<T>::new(&mut Numbers(Random(case)), rows, count, &widths);
+            let shift = random.pick(&[0, size_of::<T>(), 16]);
+            for (got, expected) in device.select(&select, shift).iter().zip(select.expected()) {
+                let what = format!("{} {rows} rows, {count} of them, {widths:?}, {shift} behind", T::NAME);
+                assert!(bytes(got) == bytes(&expected), "{what}");
+            }
+        }
+    }
+    let (device, cases) = (Device::new(context), context.cases.div_ceil(20).min(100));
+    every::<f32>(&device, cases);
+    every::<f16>(&device, cases);
+    every::<bf16>(&device, cases);
+}
+
+/// Rows that there are not: zeros, and nothing else comes out otherwise.
+pub fn select_nonsense(context: &Context) {
+    let device = Device::new(context);
+    for rows in [1, 40] {
+        let mut select = Select::<bf16>::new(&mut Numbers(Random(4)), rows, 60, &[64, 7]);
+        let expected = select.expected();
+        let nonsense = [-1, i64::MIN, i64::MAX, rows as i64, 1 << 32, -(1 << 40)];
+        for (at, row) in nonsense.into_iter().enumerate() {
+            select.index[at * 7] = row;
+        }
+        for (((width, _), got), expected) in select.tensors.iter().zip(device.select(&select, 0)).zip(expected) {
+            for (at, (got, expected)) in got.chunks_exact(*width).zip(expected.chunks_exact(*width)).enumerate() {
+                let none = at % 7 == 0 && at / 7 < nonsense.len();
+                let good = if none { got.iter().all(|value| value.to_f32() == 0.0) } else { got == expected };
+                assert!(good, "{rows} rows, W={width}: row {at}");
+            }
+        }
+    }
+    let mut nothing = Select::<f32> { rows: 0, index: vec![0, -1, 3], tensors: vec![(4, vec![])] };
+    assert_eq!(device.select(&nothing, 0), [vec![0.0; 12]]);
+    nothing.index.clear();
+    assert_eq!(device.select(&nothing, 0), [vec![]]);
 }

@@ -55,6 +55,8 @@ const PARTS: &[Part] = &[
     ("dense-same-bits", dense::same_bits),
     ("dense-captured", dense::captured),
     ("ends-unit", ends::unit),
+    ("ends-select", ends::select),
+    ("ends-select-nonsense", ends::select_nonsense),
 ];
 
 fn main() -> ExitCode {

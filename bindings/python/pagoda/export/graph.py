@@ -234,7 +234,9 @@ class Graph:
         attended = self.attention(q, k, v, layer)
         if layer == block.layers - 1:
             # From here on every row is on its own, and only candidates are scored.
-            u, attended, x = (self.node("Gather", [rows, "candidate_rows"]) for rows in (u, attended, x))
+            taken = [u, attended, x] if block.residual else [u, attended]
+            u, attended, *rest = self.nodes_of("HstuSelect", ["candidate_rows", *taken], len(taken), DOMAIN)
+            x = rest[0] if rest else None
         gate = [attended, u, *self.learned(f"{at}.output_norm", block.heads if block.group_norm else block.width)]
         norm = "group" if block.group_norm else "layer"
         y = self.node("HstuGate", gate, domain=DOMAIN, epsilon=block.epsilon, norm=norm, concat=int(not nvidia))
