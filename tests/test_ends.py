@@ -5,6 +5,7 @@ import numpy as np
 import one_node
 import pytest
 from exported import error
+from onnx import helper
 
 TYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 F32 = np.dtype(np.float32)
@@ -41,8 +42,51 @@ def test_select(kind, parts, count):
         assert np.array_equal(made[f"{name}_rows"].astype(np.float32), tensor[index].astype(np.float32))
 
 
+def looked_up(table, index, below, beyond):
+    """What Clip and Gather give."""
+    last = len(table) - 1
+    return table[np.where(index < 0, below % len(table), np.minimum(index, last if beyond else last - 1))]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 37])
+@pytest.mark.parametrize("tables, learned", [(1, ""), (3, "p"), (3, "pt"), (8, "t")])
+@pytest.mark.parametrize("kind", TYPES)
+def test_embed(kind, tables, learned, rows):
+    random = np.random.default_rng(tables)
+
+    def index(count):
+        odd = np.array([-1, -1, -2, count - 2, count - 1, count, 2**62, -(2**62)])
+        return np.where(random.random(rows) < 0.3, random.choice(odd, rows), random.integers(0, count, rows))
+
+    sizes = [2, 40, 7, 11, 5, 3, 90, 13][:tables]
+    pairs = {f"table_{n}": numbers("f32", size, E, seed=n) for n, size in enumerate(sizes)}
+    keys = {f"keys_{n}": index(size) for n, size in enumerate(sizes)}
+    inputs = {name: None for name in ("positions_table", "positions", "times_table", "times")}
+    if "p" in learned:
+        inputs |= {"positions_table": numbers("f32", 12, E), "positions": index(12)}
+    if "t" in learned:
+        inputs |= {"times_table": numbers("f32", 1, E), "times": index(1)}
+    for n in range(tables):
+        inputs |= {f"table_{n}": pairs[f"table_{n}"], f"keys_{n}": keys[f"keys_{n}"]}
+    y = np.full((rows, E), np.nan, TYPES[kind])
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(TYPES[kind]))
+    one_node.run("HstuEmbed", inputs, {"y": y}, scale=np.sqrt(E), to=to)
+    # One operator after the other in f32 and then a cast: the same to the bit.
+    x = looked_up(inputs["table_0"], inputs["keys_0"], -1, False)
+    for n in range(1, tables):
+        x = x + looked_up(inputs[f"table_{n}"], inputs[f"keys_{n}"], -1, False)
+    x = x * np.float32(np.sqrt(E))
+    for name in "positions", "times":
+        if inputs[name] is not None:
+            x = x + looked_up(inputs[f"{name}_table"], inputs[name], 0, True)
+    assert x.dtype == np.float32
+    assert np.array_equal(y.astype(np.float32), x.astype(TYPES[kind]).astype(np.float32))
+
+
 UNIT = {"x": np.ones((5, E), np.float32)}
 SELECT = {"index": np.array([1, 4]), "a": np.ones((5, E), np.float32), "b": np.ones((5, 2), np.float32)}
+EMBED = {"positions_table": UNIT["x"], "positions": np.arange(5), "times_table": None, "times": None}
+EMBED |= {"table_0": UNIT["x"], "keys_0": np.arange(5), "table_1": UNIT["x"], "keys_1": np.arange(5)}
 BAD = {
     "unit of 3": ("HstuUnit", {"x": np.ones((5, 2, 12), np.float32)}, {}, r"x: 2 dimensions expected, got 3"),
     "epsilon": ("HstuUnit", UNIT, {"epsilon": -1.0}, r"epsilon: -1, expected a number of at least 0"),
@@ -51,11 +95,19 @@ BAD = {
     "below": ("HstuSelect", SELECT | {"index": np.array([-1])}, {}, r"index: row -1 at 0, expected rows of the 5 "),
     "2-d index": ("HstuSelect", SELECT | {"index": np.array([[1]])}, {}, r"index: 1 dimensions expected, got 2"),
     "fewer rows": ("HstuSelect", SELECT | {"b": np.ones((4, 2), np.float32)}, {}, r"b: shape \[4, 2\], expected \[5,"),
-    "a scalar": ("HstuSelect", SELECT | {"b": np.ones((), np.float32)}, {}, r"b: shape \[\], expected \[5, \.\.\.\] as"),
+    "a scalar": ("HstuSelect", SELECT | {"b": np.ones((), np.float32)}, {}, r"b: shape \[\], expected \[5, \.\.\.\]"),
     "no b": ("HstuSelect", SELECT | {"b": None}, {}, r"the input b and the output b_rows go together"),
     "c for nothing": ("HstuSelect", SELECT | {"c": UNIT["x"]}, {}, r"the input c and the output c_rows go together"),
+    "no table": ("HstuEmbed", EMBED | {"table_1": None}, {}, r"table_1 and keys_1 go together: give both or none"),
+    "no positions": ("HstuEmbed", EMBED | {"positions": None}, {}, r"positions_table and positions go together"),
+    "fewer keys": ("HstuEmbed", EMBED | {"keys_1": np.arange(4)}, {}, r"keys_1: 4 numbers, expected 5, one a row"),
+    "other width": ("HstuEmbed", EMBED | {"table_1": UNIT["x"][:, 1:]}, {}, r"table_1: shape \[5, 23\], expected 2 or"),
+    "1 row": ("HstuEmbed", EMBED | {"table_0": UNIT["x"][:1]}, {}, r"table_0: shape \[1, 24\], expected 2 or more"),
+    "0 rows": ("HstuEmbed", EMBED | {"positions_table": UNIT["x"][:0]}, {}, r"positions_table: shape \[0, 24\], exp"),
+    "scale": ("HstuEmbed", EMBED, {"scale": float("nan")}, r"scale: NaN, expected a finite number"),
+    "to": ("HstuEmbed", EMBED, {"to": 7}, r"the attribute to is 7, expected the type of the output"),
 }
-OUTPUTS = {"HstuUnit": {"y": F32}, "HstuSelect": {"a_rows": F32, "b_rows": F32}}
+OUTPUTS = {"HstuUnit": {"y": F32}, "HstuEmbed": {"y": F32}, "HstuSelect": {"a_rows": F32, "b_rows": F32}}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -72,3 +124,7 @@ def test_shapes_are_known_before_a_run():
     inputs = {"index": np.arange(6), "a": numbers("f16", 9, E), "b": numbers("f16", 9, 3, 5)}
     made = one_node.session("HstuSelect", inputs, {"a_rows": np.float16, "b_rows": np.float16}).get_outputs()
     assert [(y.shape, y.type) for y in made] == [(["T", E], "tensor(float16)"), (["T", 3, 5], "tensor(float16)")]
+    inputs = {name: None for name in ("positions_table", "positions", "times_table", "times")}
+    inputs |= {"table_0": numbers("f32", 9, E), "keys_0": np.arange(6)}
+    [y] = one_node.session("HstuEmbed", inputs, {"y": np.float16}, to=helper.TensorProto.FLOAT16).get_outputs()
+    assert (y.shape, y.type) == ([6, E], "tensor(float16)")

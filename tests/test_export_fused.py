@@ -8,9 +8,12 @@ import onnx
 import pytest
 from exported import (
     BATCHES,
+    BEFORE,
     END,
     HOURS,
+    QUARTERS,
     RAGGED,
+    WIDE,
     Engine,
     check,
     error,
@@ -39,6 +42,12 @@ VARIANTS = {
     "odd sizes": settings("meta", block__heads=3, block__head_size=5, block__group_norm=True),
     "one head": settings(block__heads=1, block__head_size=40, block__layers=1),
     "epsilon": settings("meta", block__epsilon=0.1),
+    "scaled": settings(scale_embeddings=True, positions=None, times=QUARTERS),
+    "nothing but keys": settings("meta", positions=None),
+    "with a user": with_user(settings(scale_embeddings=True)),
+    "from the end": settings("meta", positions=END),
+    "seconds before": settings("meta", times=BEFORE),
+    "more than a sum": settings(tokens=WIDE),
     "not cached": with_user(settings("meta", positions=END, times=HOURS), sees_history=True),
     "no final norm": settings(final_norm="none"),
     "layer norm at the end": settings("meta", final_norm="layer_norm"),
@@ -97,10 +106,13 @@ def test_what_is_around_the_layers_is_of_few_operators(made):
 
     for changes in {"fused": True}, {"compute": "bf16"}, {"compute": "f16", "block__residual": False}:
         fused = nodes(**changes)
-        assert fused["HstuUnit"] == fused["HstuSelect"] == 1
-        assert not fused["ReduceL2"]
+        assert fused["HstuEmbed"] == fused["HstuUnit"] == fused["HstuSelect"] == 1
+        assert not fused["ReduceL2"] and not fused["Gather"] and not fused["Cast"]
     plain = nodes()
-    assert plain["ReduceL2"] == 1 and not plain["HstuUnit"] and not plain["HstuSelect"]
+    assert plain["ReduceL2"] == 1 and not plain["HstuEmbed"] and not plain["HstuUnit"] and not plain["HstuSelect"]
+    # What is more than a sum out of tables in the graph is of ONNX's own operators.
+    for changes in {"tokens": WIDE}, {"tokens__item__mlp": [{"linear": 16}]}, {"lookup": "bag"}:
+        assert not nodes(fused=True, **changes)["HstuEmbed"]
 
 
 def test_scores_do_not_depend_on_who_else_is_in_the_batch(made):

@@ -11,6 +11,7 @@ mod cuda;
 mod element;
 mod embedding_bag;
 mod hstu_attention;
+mod hstu_embed;
 mod hstu_gate;
 mod hstu_norm;
 mod hstu_output;
@@ -33,6 +34,7 @@ use pagoda_kernels::{bf16, f16};
 use cuda::OnCuda;
 use embedding_bag::EmbeddingBag;
 use hstu_attention::HstuAttention;
+use hstu_embed::HstuEmbed;
 use hstu_gate::HstuGate;
 use hstu_norm::HstuNorm;
 use hstu_output::HstuOutput;
@@ -124,6 +126,9 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
         op::leak::<HstuOutput<f32>>(api),
         op::leak::<HstuOutput<f16>>(api),
         op::leak::<HstuOutput<bf16>>(api),
+        op::leak::<HstuEmbed<f32>>(api),
+        op::leak::<HstuEmbed<f16>>(api),
+        op::leak::<HstuEmbed<bf16>>(api),
         op::leak::<HstuSelect<f32>>(api),
         op::leak::<HstuSelect<f16>>(api),
         op::leak::<HstuSelect<bf16>>(api),
@@ -153,6 +158,9 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
             op::leak::<OnCuda<HstuOutput<f32>>>(api),
             op::leak::<OnCuda<HstuOutput<f16>>>(api),
             op::leak::<OnCuda<HstuOutput<bf16>>>(api),
+            op::leak::<OnCuda<HstuEmbed<f32>>>(api),
+            op::leak::<OnCuda<HstuEmbed<f16>>>(api),
+            op::leak::<OnCuda<HstuEmbed<bf16>>>(api),
             op::leak::<OnCuda<HstuSelect<f32>>>(api),
             op::leak::<OnCuda<HstuSelect<f16>>>(api),
             op::leak::<OnCuda<HstuSelect<bf16>>>(api),

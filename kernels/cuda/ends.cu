@@ -1,4 +1,4 @@
-// The operators around the layers of a model: rows of candidates, and at its end rows of unit length.
+// The operators around the layers of a model: rows out of embedding tables, rows of candidates, rows of unit length.
 
 #include "ends.cuh"
 #include "rows.cuh"
@@ -68,6 +68,79 @@ template <class T, int WARPS, int VECTORS> __device__ void unit(const Unit &call
     }
 }
 
+// Below 0 there is no key, which is the last row; keys beyond the table have the one before it.
+__device__ inline const float *of_key(const Lookup &lookup, int64_t row, int width) {
+    int64_t key = lookup.index[row], last = lookup.rows - 1;
+    return lookup.table + (key < 0 ? last : key < last ? key : last - 1) * width;
+}
+
+__device__ inline const float *of_bucket(const Lookup &lookup, int64_t row, int width) {
+    int64_t bucket = lookup.index[row], last = lookup.rows - 1;
+    return lookup.table + (bucket < 0 ? 0 : bucket < last ? bucket : last) * width;
+}
+
+template <int COUNT> __device__ inline void read(const float *from, float (&to)[COUNT]) {
+    if constexpr (COUNT % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4) {
+            float4 four = *reinterpret_cast<const float4 *>(from + i);
+            to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) to[i] = from[i];
+    }
+}
+
+// A thread has COUNT elements of a row. Sums are in the order of the tables, and rounded at every step as one operator
+// after the other would: nothing is contracted into a multiplication.
+template <class T, int COUNT> __device__ void embed(const Embed &call) {
+    constexpr int AT_ONCE = 4;
+    uint32_t each = call.width / COUNT, number = blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t row = number / each, column = (number - row * each) * COUNT;
+    dense::begin();
+    if (row >= call.rows) return;
+    float sums[COUNT], learned[2][COUNT];
+#pragma unroll
+    for (int l = 0; l < 2; l++) {
+        if (l < call.learned_count) read<COUNT>(of_bucket(call.learned[l], row, call.width) + column, learned[l]);
+    }
+    for (int first = 0; first < call.table_count; first += AT_ONCE) {
+        float some[AT_ONCE][COUNT];
+        // All of them are asked for before the first is needed.
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; t++) {
+            if (first + t < call.table_count) {
+                read<COUNT>(of_key(call.tables[first + t], row, call.width) + column, some[t]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; t++) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                if (first + t == 0) sums[i] = some[t][i];
+                else if (first + t < call.table_count) sums[i] = __fadd_rn(sums[i], some[t][i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sums[i] = __fmul_rn(sums[i], call.scale);
+#pragma unroll
+    for (int l = 0; l < 2; l++) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if (l < call.learned_count) sums[i] = __fadd_rn(sums[i], learned[l][i]);
+        }
+    }
+    T *y = static_cast<T *>(call.y) + static_cast<int64_t>(row) * call.width + column;
+    if constexpr (COUNT == dense::Vector<T>::COUNT) {
+        *reinterpret_cast<dense::Vector<T> *>(y) = dense::Vector<T>::of(sums);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) dense::narrow(sums[i], y + i);
+    }
+}
+
 // A warp has a row of one of the tensors. A row that there is not comes out as zeros.
 template <class Unit> __device__ void select(const Select &call) {
     constexpr int LANES = 32, AT_ONCE = 4;
@@ -110,6 +183,12 @@ template <class Unit> __device__ void select(const Select &call) {
     UNIT(NAME, T, 4, 4)                                                                                                \
     extern "C" __global__ void __launch_bounds__(128) unit_##NAME##_any(const __grid_constant__ ends::Unit call) {     \
         ends::unit_of_any<T>(call);                                                                                    \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128) embed_##NAME##_16(const __grid_constant__ ends::Embed call) {    \
+        ends::embed<T, dense::Vector<T>::COUNT>(call);                                                                 \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128) embed_##NAME##_any(const __grid_constant__ ends::Embed call) {   \
+        ends::embed<T, 1>(call);                                                                                       \
     }
 
 extern "C" __global__ void __launch_bounds__(128) select_16(const __grid_constant__ ends::Select call) {

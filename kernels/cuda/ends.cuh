@@ -15,6 +15,25 @@ struct Unit {
     float epsilon;
 };
 
+// A row of a table for each row of the output. Mirrored by `RawLookup`.
+struct Lookup {
+    const float *table;    // [rows, width]
+    const int64_t *index;
+    int64_t rows;
+};
+
+// HstuEmbed. Mirrored by `RawEmbed`.
+struct Embed {
+    Lookup tables[8];
+    Lookup learned[2];
+    void *y;               // [rows, width]
+    int64_t rows;
+    int width;
+    int table_count;
+    int learned_count;
+    float scale;
+};
+
 // HstuSelect. Rows go as bytes, in units of what kernels copy at once. Mirrored by `RawSelect`.
 struct Select {
     const int64_t *index;  // [count]

@@ -1,7 +1,7 @@
 //! The compute kernels behind Pagoda's ONNX operators.
 //!
 //! Kernels take slices and know no framework type. Each operator is a struct that describes one call
-//! ([`HstuAttention`], [`PagedKvAppend`], [`Pool`], those of [`dense`] and [`ends`]); its `check` refuses bad input before
+//! ([`HstuAttention`], [`PagedKvAppend`], [`Pool`], those of [`dense`] and [`ends`], [`HstuEmbed`]); its `check` refuses bad input before
 //! anything is written, and its `run` computes on the CPU with the best instruction set there is.
 //!
 //! Where to look: [`batch`] says what a call carries and what is refused; [`cpu::reference`] is the arithmetic in its
@@ -17,6 +17,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod dense;
 mod element;
+pub mod embed;
 pub mod ends;
 mod mask;
 pub mod parallel;
@@ -25,6 +26,7 @@ mod pool;
 pub use batch::{CheckedAppend, CheckedAttention, HstuAttention, InputError, PagedKvAppend, Pages, Rows};
 pub use dense::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu};
 pub use element::Element;
+pub use embed::{HstuEmbed, Lookup};
 pub use ends::{HstuSelect, HstuUnit};
 pub use half::{bf16, f16};
 pub use pool::{Combiner, Pool, check_offsets};

@@ -7,7 +7,7 @@ mod ends_cases;
 
 use common::{error, tolerance};
 use dense_cases::Numbers;
-use ends_cases::{Select, Unit};
+use ends_cases::{Embed, Select, Unit};
 use pagoda_kernels::cpu::Isa;
 use pagoda_kernels::parallel::{Serial, Threads};
 use pagoda_kernels::{Element, HstuUnit, bf16, f16};
@@ -52,6 +52,30 @@ fn selects<T: Element>() {
             assert_eq!(wide(made), wide(&expected), "{} {rows} rows, {count} of them, {widths:?}", T::NAME);
         }
     }
+}
+
+fn embeds<T: Element>() {
+    let mut random = Random(9);
+    for case in 0..40 {
+        let (rows, width) = (random.pick(&ROWS), 1 + random.below(100));
+        let (tables, learned) = (1 + random.below(8), random.below(3));
+        let embed = Embed::new(&mut Numbers(Random(case)), rows, width, tables, learned);
+        let what = format!("{} {rows} rows, E={width}, {tables} tables and {learned}", T::NAME);
+        let bits = |values: &[T]| values.iter().map(|value| value.to_f32().to_bits()).collect::<Vec<_>>();
+        for isa in Isa::available() {
+            let mut y = vec![T::from_f32(f32::NAN); rows * width];
+            embed.with(|call| call.run_with(isa, &mut y, &Threads::new(3))).unwrap();
+            assert!(error(&y, &embed.expected()) <= tolerance::<T>(), "{isa:?} {what}");
+            assert_eq!(bits(&y), bits(&embed.rounded()), "{isa:?} {what}");
+        }
+    }
+}
+
+#[test]
+fn embedded_rows_are_sums_in_the_order_of_the_tables() {
+    embeds::<f32>();
+    embeds::<f16>();
+    embeds::<bf16>();
 }
 
 #[test]

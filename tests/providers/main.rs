@@ -9,6 +9,13 @@ mod captured;
 mod cases;
 #[path = "../../kernels/tests/common/mod.rs"]
 mod common;
+#[path = "../../kernels/tests/dense_cases/mod.rs"]
+#[allow(dead_code, reason = "its other half is for the tests of the kernels")]
+mod dense_cases;
+mod ends;
+#[path = "../../kernels/tests/ends_cases/mod.rs"]
+#[allow(dead_code, reason = "its other half is for the tests of the kernels")]
+mod ends_cases;
 mod engine;
 #[path = "../embedding/files.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the embedding tables")]
@@ -56,5 +63,6 @@ on_both! {
     changed_rows: crate::bag::changes;
     one_cache_for_all_sessions: crate::bag::sharing;
     rows_that_leave_while_others_are_looked_up: crate::bag::racing;
+    around_the_layers: crate::ends::from_keys_to_lengths;
     scores_of_the_engine: crate::engine::scores;
 }

@@ -4,6 +4,7 @@ mod append;
 mod attention;
 mod copy;
 mod dense;
+mod embed;
 mod ends;
 mod pool;
 mod product;

@@ -2,8 +2,8 @@
 
 use crate::batch::check_output;
 use crate::{
-    Element, GateNorm, HstuAttention, HstuGate, HstuNorm, HstuOutput, HstuProject, HstuSelect, HstuUnit, InputError,
-    PagedKvAppend, Pages, Pool, Rows,
+    Element, GateNorm, HstuAttention, HstuEmbed, HstuGate, HstuNorm, HstuOutput, HstuProject, HstuSelect, HstuUnit,
+    InputError, PagedKvAppend, Pages, Pool, Rows,
 };
 
 /// `HstuAttention` as the specification words it.
@@ -188,6 +188,17 @@ pub fn hstu_unit<T: Element>(op: &HstuUnit<'_, T>) -> Result<Vec<f64>, InputErro
         output.extend(row.iter().map(|x| wide(*x) / length));
     }
     Ok(output)
+}
+
+/// `HstuEmbed`.
+pub fn hstu_embed(op: &HstuEmbed<'_>) -> Result<Vec<f64>, InputError> {
+    op.check(op.rows * op.width)?;
+    let number = |row: usize, column: usize| {
+        let sum: f64 = op.tables.iter().map(|lookup| f64::from(lookup.of_key(row, op.width)[column])).sum();
+        let learned = op.learned.iter().map(|lookup| f64::from(lookup.of_bucket(row, op.width)[column]));
+        sum * f64::from(op.scale) + learned.sum::<f64>()
+    };
+    Ok((0..op.rows).flat_map(|row| (0..op.width).map(move |column| (row, column))).map(|(r, c)| number(r, c)).collect())
 }
 
 /// `HstuSelect`, tensor by tensor.

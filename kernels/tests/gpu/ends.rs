@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use pagoda_kernels::cuda::{self, CUdeviceptr, Gpu, Selected, Type};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use pagoda_kernels::cuda::{self, CUdeviceptr, Gpu, Lookup, Selected, Type};
 use pagoda_kernels::{Element, HstuUnit, bf16, f16};
 use pagoda_test_support::Random;
 
@@ -11,7 +12,7 @@ use crate::Context;
 use crate::common::{error, tolerance};
 use crate::dense_cases::Numbers;
 use crate::device::{Tensor, bytes};
-use crate::ends_cases::{Select, Unit};
+use crate::ends_cases::{Embed, Select, Unit};
 use crate::written::Written;
 
 struct Device<'a> {
@@ -34,6 +35,36 @@ impl<'a> Device<'a> {
         let call = cuda::Unit { element: Type::of::<T>(), rows, width, x: x.address, y: y.address(), epsilon };
         // SAFETY: as long as the call says; waited for by the read.
         unsafe { self.gpu.unit(&call, self.stream.cu_stream()) }.unwrap();
+        y.read(&self.stream)
+    }
+
+    fn embed<T: Element>(&self, case: &Embed) -> Vec<T> {
+        let on_device = |lookups: &[(Vec<f32>, Vec<i64>)]| -> Vec<[Tensor; 2]> {
+            lookups.iter().map(|(table, index)| [self.tensor(table), self.tensor(index)]).collect()
+        };
+        let calls = |there: &[[Tensor; 2]], lookups: &[(Vec<f32>, Vec<i64>)]| -> Vec<Lookup> {
+            let both = there.iter().zip(lookups);
+            let rows = |values: &Vec<f32>| values.len() / case.width;
+            both.map(|([table, index], (values, _))| Lookup {
+                table: table.address,
+                rows: rows(values),
+                index: index.address,
+            })
+            .collect()
+        };
+        let (tables, learned) = (on_device(&case.tables), on_device(&case.learned));
+        let y = Written::new::<T>(&self.stream, case.rows * case.width);
+        let call = cuda::Embed {
+            element: Type::of::<T>(),
+            rows: case.rows,
+            width: case.width,
+            tables: &calls(&tables, &case.tables),
+            scale: case.scale,
+            learned: &calls(&learned, &case.learned),
+            y: y.address(),
+        };
+        // SAFETY: as above.
+        unsafe { self.gpu.embed(&call, self.stream.cu_stream()) }.unwrap();
         y.read(&self.stream)
     }
 
@@ -126,4 +157,80 @@ pub fn select_nonsense(context: &Context) {
     assert_eq!(device.select(&nothing, 0), [vec![0.0; 12]]);
     nothing.index.clear();
     assert_eq!(device.select(&nothing, 0), [vec![]]);
+}
+
+/// Every number of tables, of any width, with keys that are in none of them: to the bit what one step after the other
+/// gives.
+pub fn embed(context: &Context) {
+    fn every<T: Element>(device: &Device<'_>, cases: u64) {
+        let mut random = Random(23);
+        for case in 0..cases {
+            let (rows, of) = (random.pick(&[0, 1, 3, 64, 301]), random.pick(&[1, 4, 8]));
+            let (width, tables, learned) = (of * (1 + random.below(1100 / of)), 1 + random.below(8), random.below(3));
+            let embed = Embed::new(&mut Numbers(Random(case)), rows, width, tables, learned);
+            let what = format!("{} {rows} rows, E={width}, {tables} tables and {learned}", T::NAME);
+            assert!(bytes(&device.embed::<T>(&embed)) == bytes(&embed.rounded::<T>()), "{what}");
+        }
+    }
+    let (device, cases) = (Device::new(context), context.cases.div_ceil(20).min(100));
+    every::<f32>(&device, cases);
+    every::<f16>(&device, cases);
+    every::<bf16>(&device, cases);
+}
+
+/// The three in a CUDA graph, behind a copy of keys: every replay follows what was copied. A kernel of it begins while the
+/// one before ends, and the first of them behind something that is no kernel.
+pub fn captured(context: &Context) {
+    let (rows, width, count) = (90, 256, 40);
+    let device = Device::new(context);
+    let (stream, raw) = (&device.stream, device.stream.cu_stream());
+    let mut numbers = Numbers(Random(3));
+    let case = Embed::new(&mut numbers, rows, width, 1, 0);
+    let (table, table_rows) = (device.tensor(&case.tables[0].0), case.tables[0].0.len() / width);
+    let given = [1, 2].map(|of| (0..rows as i64).map(|row| row % (3 * of)).collect::<Vec<_>>());
+    let given = given.map(|keys| device.tensor(&keys));
+    let index = device.tensor(&(0..count as i64).map(|at| at * 2).collect::<Vec<_>>());
+    let keys = device.tensor(&vec![0_i64; rows]);
+    let x = Written::new::<bf16>(stream, rows * width);
+    let some = Written::new::<bf16>(stream, count * width);
+    let y = Written::new::<f32>(stream, count * width);
+    let element = Type::Bf16;
+    let three = || {
+        let tables = &[Lookup { table: table.address, rows: table_rows, index: keys.address }];
+        let embed = cuda::Embed { element, rows, width, tables, scale: 1.5, learned: &[], y: x.address() };
+        let parts = &[Selected { width, from: x.address(), to: some.address() }];
+        let select = cuda::Select { element, rows, index: index.address, count, parts };
+        let unit = cuda::Unit { element, rows: count, width, x: some.address(), y: y.address(), epsilon: 1e-6 };
+        // SAFETY: as above.
+        unsafe {
+            context.gpu.embed(&embed, raw).unwrap();
+            context.gpu.select(&select, raw).unwrap();
+            context.gpu.unit(&unit, raw).unwrap();
+        }
+    };
+    let copy = |to: &Tensor, from: &Tensor| {
+        // SAFETY: both are as long as that, and apart.
+        unsafe { context.gpu.copy(to.address, from.address, rows * size_of::<i64>(), raw) }.unwrap();
+    };
+    let expected = given.each_ref().map(|from| {
+        copy(&keys, from);
+        three();
+        y.read::<f32>(stream)
+    });
+    assert!(expected[0] != expected[1]);
+    let current = device.tensor(&vec![0_i64; rows]);
+    stream.synchronize().unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    // Twice: a copy stands behind a kernel too, and must not come before that has read what it overwrites.
+    for _ in 0..2 {
+        copy(&keys, &current);
+        three();
+    }
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).unwrap().unwrap();
+    for replay in 0..6 {
+        copy(&current, &given[replay % 2]);
+        graph.launch().unwrap();
+        assert!(y.read::<f32>(stream) == expected[replay % 2], "replay {replay}");
+    }
 }

@@ -57,6 +57,8 @@ const PARTS: &[Part] = &[
     ("ends-unit", ends::unit),
     ("ends-select", ends::select),
     ("ends-select-nonsense", ends::select_nonsense),
+    ("ends-embed", ends::embed),
+    ("ends-captured", ends::captured),
 ];
 
 fn main() -> ExitCode {

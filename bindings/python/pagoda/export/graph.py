@@ -15,6 +15,8 @@ TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorPro
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 # protobuf's limit is 2 GiB for all of the graph.
 LARGEST = 2**31 - 2**24
+# HstuEmbed takes no more.
+MOST_TABLES = 8
 
 
 def key_input(feature):
@@ -116,6 +118,40 @@ class Graph:
 
     # ---- from keys to rows ---------------------------------------------------------------------------------------
 
+    def rows(self):
+        """What goes into the first layer, in the type that blocks compute in."""
+        if self.is_sum():
+            return self.embedded()
+        kinds = [self.token(kind, token) for kind, token in self.config.tokens.items()]
+        x = self.encoded(self.node("Sum", kinds) if len(kinds) > 1 else kinds[0])
+        kind = TYPES[self.config.compute]
+        return x if kind == TensorProto.FLOAT else self.node("Cast", [x], to=kind)
+
+    def is_sum(self):
+        """Whether a row is nothing but a sum of rows of few tables in the graph, and Pagoda's operators are wanted."""
+        config, tokens = self.config, self.config.tokens.values()
+        plain = all(not token.mlp and (token.combine == "sum" or len(token.features) == 1) for token in tokens)
+        return config.fused and config.lookup == "gather" and plain and len(config.features) <= MOST_TABLES
+
+    def embedded(self):
+        """The same as `encoded` of every `token`, by one operator."""
+        config, inputs = self.config, [""] * 4
+        if config.positions:
+            # What is counted from the start is clipped by the operator.
+            own = config.positions.counted == "from_start"
+            index = self.input("positions", TensorProto.INT64, "T") if own else self.position_index()
+            inputs[:2] = self.weight("positions.weight"), index
+        if config.times:
+            inputs[2:] = self.weight("times.weight"), self.time_index()
+        for feature in config.features:
+            inputs += [self.table(feature), key_input(feature)]
+        scale = math.sqrt(config.embedding_size) if config.scale_embeddings else 1.0
+        return self.node("HstuEmbed", inputs, domain=DOMAIN, scale=scale, to=TYPES[config.compute])
+
+    def table(self, feature):
+        """The table, then the default row for keys beyond it, then zeros for no key."""
+        return self.constant(f"tables.{feature.table}", self.tables[feature.table])
+
     def token(self, kind, token):
         """What the features of one kind give each row: zeros where the row has none of them."""
         vectors = [self.lookup(feature) for feature in token.features]
@@ -142,10 +178,10 @@ class Graph:
             rows = self.node("EmbeddingBag", [keys], domain=DOMAIN, table=table.name, combiner="none")
             absent = self.node("Unsqueeze", [self.absent(feature), self.axis(1)])
             return self.node("Where", [absent, self.number(0.0), rows])
-        # The table, then the default row for keys beyond it, then zeros: -1 is the last row in ONNX as well.
+        # No key, -1, is the last row in ONNX as well.
         limits = [self.number(NO_KEY, np.int64), self.number(table.rows, np.int64)]
         index = self.node("Clip", [keys, *limits])
-        return self.node("Gather", [self.constant(f"tables.{table.name}", self.tables[table.name]), index])
+        return self.node("Gather", [self.table(feature), index])
 
     def encoded(self, x):
         """Rows with what is learned of positions and times added."""
@@ -213,11 +249,8 @@ class Graph:
     # ---- blocks --------------------------------------------------------------------------------------------------
 
     def blocks(self, x):
-        """The layers, of rows in f32; what comes out is of the type that they compute in."""
+        """The layers; what goes in and what comes out is of the type that they compute in."""
         block = self.fused_block if self.config.fused else self.block
-        kind = TYPES[self.config.compute]
-        if kind != TensorProto.FLOAT:
-            x = self.node("Cast", [x], to=kind)
         for layer in range(self.config.block.layers):
             x = block(x, layer)
         return x
@@ -345,8 +378,7 @@ def build(config, weights, tables):
     cached = config.not_cacheable is None
     for feature in config.features:
         graph.input(key_input(feature), i64, "T")
-    kinds = [graph.token(kind, token) for kind, token in config.tokens.items()]
-    x = graph.encoded(graph.node("Sum", kinds) if len(kinds) > 1 else kinds[0])
+    x = graph.rows()
     graph.input("row_offsets", i32, "B+1")
     graph.input("num_candidates", i32, "B")
     if cached:
