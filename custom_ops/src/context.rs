@@ -76,7 +76,6 @@ impl Attributes {
     /// Whether the node has an output: a graph may leave out optional ones.
     pub fn has_output(&self, index: usize) -> Result<bool, OpError> {
         let (mut count, mut size) = (0, 0);
-        // SAFETY: as above.
         // SAFETY: as in `has_input`.
         unsafe {
             check(self.api, (self.api.KernelInfo_GetOutputCount)(self.info, &mut count))?;
