@@ -156,7 +156,7 @@ pub fn select_nonsense(context: &Context) {
     let mut nothing = Select::<f32> { rows: 0, index: vec![0, -1, 3], tensors: vec![(4, vec![])] };
     assert_eq!(device.select(&nothing, 0), [vec![0.0; 12]]);
     nothing.index.clear();
-    assert_eq!(device.select(&nothing, 0), [vec![]]);
+    assert_eq!(device.select(&nothing, 0), [Vec::<f32>::new()]);
 }
 
 /// Every number of tables, of any width, with keys that are in none of them: to the bit what one step after the other
