@@ -142,7 +142,7 @@ template <class T, int COUNT> __device__ void embed(const Embed &call) {
 }
 
 // A warp has a row of one of the tensors. A row that there is not comes out as zeros.
-template <class Unit> __device__ void select(const Select &call) {
+template <class Word> __device__ void select(const Select &call) {
     constexpr int LANES = 32, AT_ONCE = 4;
     int lane = threadIdx.x % LANES;
     uint32_t warp = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES, parts = call.part_count;
@@ -152,13 +152,13 @@ template <class Unit> __device__ void select(const Select &call) {
     const auto &part = call.parts[warp - to_row * parts];
     int64_t row = call.index[to_row];
     bool inside = row >= 0 && row < call.rows;
-    const Unit *from = static_cast<const Unit *>(part.from) + (inside ? row : 0) * part.units;
-    Unit *to = static_cast<Unit *>(part.to) + static_cast<int64_t>(to_row) * part.units;
+    const Word *from = static_cast<const Word *>(part.from) + (inside ? row : 0) * part.units;
+    Word *to = static_cast<Word *>(part.to) + static_cast<int64_t>(to_row) * part.units;
     for (int64_t first = lane; first < part.units; first += AT_ONCE * LANES) {
-        Unit some[AT_ONCE];
+        Word some[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            some[i] = inside && first + i * LANES < part.units ? from[first + i * LANES] : Unit{};
+            some[i] = inside && first + i * LANES < part.units ? from[first + i * LANES] : Word{};
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {

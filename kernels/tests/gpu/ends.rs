@@ -169,7 +169,9 @@ pub fn embed(context: &Context) {
             let (width, tables, learned) = (of * (1 + random.below(1100 / of)), 1 + random.below(8), random.below(3));
             let embed = Embed::new(&mut Numbers(Random(case)), rows, width, tables, learned);
             let what = format!("{} {rows} rows, E={width}, {tables} tables and {learned}", T::NAME);
-            assert!(bytes(&device.embed::<T>(&embed)) == bytes(&embed.rounded::<T>()), "{what}");
+            let got = device.embed::<T>(&embed);
+            assert!(bytes(&got) == bytes(&embed.rounded::<T>()), "{what}");
+            assert!(error(&got, &embed.expected()) <= tolerance::<T>(), "{what}");
         }
     }
     let (device, cases) = (Device::new(context), context.cases.div_ceil(20).min(100));
