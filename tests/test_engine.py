@@ -19,6 +19,8 @@ MODELS = {
     "groups": (settings(block__target_group_size=2, block__max_attn_len=9), 1e-5),
     "f16": (settings(kv__type="f16"), 2e-3),
     "bf16": (settings("meta", True, kv__type="bf16"), 1e-2),
+    "fused": (with_user(settings(scale_embeddings=True, fused=True)), 1e-5),
+    "computed in f16": (settings("meta", True, compute="f16"), 6e-3),
     "from the end": (settings("meta", positions=END, times=BEFORE), 1e-5),
     "users see all": (with_user(settings(), sees_history=True), 1e-5),
 }
