@@ -1,12 +1,14 @@
 // PagedKvAppend in place: the new history rows of every user go into their pages, as bytes.
 
 #include "append.cuh"
+#include "async.cuh"
 
 namespace pagoda {
 
 // A warp has a row.
 template <class Unit>
 __device__ void append(const Call &call, int element_bytes) {
+    begin();
     int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     if (row < call.total_rows) append_row<Unit>(call, static_cast<int>(row), element_bytes);
 }

@@ -63,6 +63,15 @@ __device__ inline void let_follow() { asm volatile("griddepcontrol.launch_depend
 // Until the kernel before this one on the stream has ended, with all that it has written.
 __device__ inline void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// The beginning of a kernel that waits with all it does; the next one on the stream may come here meanwhile. Chips before sm_90
+// begin a kernel when the one before it has ended, and the launcher asks for nothing else there.
+__device__ inline void begin() {
+#if __CUDA_ARCH__ >= 900
+    let_follow();
+    wait_for_previous();
+#endif
+}
+
 // All threads of all blocks of the cluster.
 __device__ inline void cluster_wait() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -16,7 +16,7 @@ __device__ inline float length_of(float squares, float epsilon) {
 template <class T> __device__ void unit_of_any(const Unit &call) {
     int lane = threadIdx.x % 32;
     int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-    dense::begin();
+    begin();
     if (row >= call.rows) return;
     const T *x = static_cast<const T *>(call.x) + row * call.size;
     float *y = call.y + row * call.size, squares = 0;
@@ -32,7 +32,7 @@ template <class T, int WARPS, int VECTORS> __device__ void unit(const Unit &call
     __shared__ float shared[WARPS];
     int lane = threadIdx.x % LANES;
     uint32_t row = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
-    dense::begin();
+    begin();
     if (row >= call.rows) return;
     int64_t first = static_cast<int64_t>(row) * call.size;
     const V *x = reinterpret_cast<const V *>(static_cast<const T *>(call.x) + first);
@@ -98,7 +98,7 @@ template <class T, int COUNT> __device__ void embed(const Embed &call) {
     constexpr int AT_ONCE = 4;
     uint32_t each = call.width / COUNT, number = blockIdx.x * blockDim.x + threadIdx.x;
     uint32_t row = number / each, column = (number - row * each) * COUNT;
-    dense::begin();
+    begin();
     if (row >= call.rows) return;
     float sums[COUNT], learned[2][COUNT];
 #pragma unroll
@@ -147,7 +147,7 @@ template <class Word> __device__ void select(const Select &call) {
     int lane = threadIdx.x % LANES;
     uint32_t warp = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES, parts = call.part_count;
     uint32_t to_row = warp / parts;
-    dense::begin();
+    begin();
     if (to_row >= call.count) return;
     const auto &part = call.parts[warp - to_row * parts];
     int64_t row = call.index[to_row];

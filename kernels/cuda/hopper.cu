@@ -56,7 +56,9 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
             // Idle, but a cluster waits for all of its threads.
             for (int number = 0;; number++) {
                 Item<S> item = ring.item(number);
-                if (item.user.rows < 0 || item.slot < 0) break;
+                barrier_arrive(ring.item_empty(number));
+                if (item.user.rows < 0) break;
+                if (item.slot < 0) continue;
                 cluster_wait();
                 cluster_wait();
             }

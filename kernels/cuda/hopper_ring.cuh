@@ -131,7 +131,8 @@ template <class S> struct Ring {
         }
         for (int item = 0; item < S::ITEMS; item++) {
             barrier_init(item_full(item), 1);
-            barrier_init(item_empty(item), S::COMPUTING);
+            // In clusters the warps that are idle look at items too.
+            barrier_init(item_empty(item), S::COMPUTING + (S::MODE == Mode::Cluster ? 96 : 0));
         }
         if (S::MODE == Mode::Parts) {
             barrier_init(planned(), 1);

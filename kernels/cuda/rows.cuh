@@ -1,5 +1,5 @@
-// What kernels that go over rows have in common: when they begin, vectors of elements, and sums over a unit, which is
-// what is added up together: a row, or one head of it.
+// What kernels that go over rows have in common: vectors of elements, and sums over a unit, which is what is added up
+// together: a row, or one head of it.
 #pragma once
 
 #include "async.cuh"
@@ -7,14 +7,6 @@
 
 namespace pagoda {
 namespace dense {
-
-// Chips before sm_90 begin a kernel when the one before it has ended, and the launcher asks for nothing else there.
-__device__ inline void begin() {
-#if __CUDA_ARCH__ >= 900
-    let_follow();
-    wait_for_previous();
-#endif
-}
 
 __device__ inline float sum_of_warp(float value) {
 #pragma unroll

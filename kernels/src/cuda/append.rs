@@ -18,6 +18,6 @@ pub unsafe fn launch(gpu: &Gpu, call: &Append, stream: CUstream) -> Result<(), C
     let blocks = (call.rows.total_rows as u32).div_ceil(THREADS / 32);
     let (mut raw, mut element_bytes) = (call.raw(), call.element.bytes() as i32);
     let mut arguments = [from_mut(&mut raw).cast::<c_void>(), from_mut(&mut element_bytes).cast()];
-    // SAFETY: the kernel takes a `Call` and an `int`.
-    unsafe { function.launch(blocks, THREADS, 0, stream, &mut arguments) }
+    // SAFETY: the kernel takes a `Call` and an `int`, and waits for the kernel before it on chips that let it begin earlier.
+    unsafe { gpu.launch_early(function, blocks, THREADS, 0, stream, &mut arguments) }
 }

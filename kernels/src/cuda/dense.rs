@@ -135,14 +135,14 @@ impl Gpu {
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
         let (blocks, threads) = (units.div_ceil(NORM_WARPS / warps) as u32, 32 * NORM_WARPS as u32);
         // SAFETY: the kernel takes a `Norm`, and waits for the kernel before it on chips that let it begin earlier.
-        unsafe { self.launch_dense(function, blocks, threads, 0, stream, &mut arguments) }
+        unsafe { self.launch_early(function, blocks, threads, 0, stream, &mut arguments) }
     }
 
     /// On Hopper a kernel begins while the one before it ends; all of them wait for it before they touch memory.
     ///
     /// # Safety
-    /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu or cuda/ends.cu.
-    pub(super) unsafe fn launch_dense(
+    /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu, cuda/ends.cu or cuda/append.cu.
+    pub(super) unsafe fn launch_early(
         &self,
         function: Function,
         blocks: u32,
@@ -190,7 +190,7 @@ impl Gpu {
         check_sizes(&[("tiles", tiles)])?;
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
         // SAFETY: the kernel takes a `Product`; as above.
-        unsafe { self.launch_dense(function, tiles as u32, PLAIN_THREADS, 0, stream, &mut arguments) }
+        unsafe { self.launch_early(function, tiles as u32, PLAIN_THREADS, 0, stream, &mut arguments) }
     }
 }
 

@@ -110,7 +110,7 @@ pub unsafe fn launch(gpu: &Gpu, mut call: RawProduct, element: Type, stream: CUs
     let blocks = tile.tiles(&call).min(multiprocessors) as u32;
     let mut arguments = [from_mut(&mut call).cast::<c_void>(), from_mut(&mut maps).cast()];
     // SAFETY: the kernel takes a `Product` and `Maps`, and waits for the kernel before it.
-    unsafe { gpu.launch_dense(function, blocks, tile.threads() as u32, tile.shared(), stream, &mut arguments) }
+    unsafe { gpu.launch_early(function, blocks, tile.threads() as u32, tile.shared(), stream, &mut arguments) }
 }
 
 fn choose(call: &RawProduct, multiprocessors: usize) -> &'static Tile {

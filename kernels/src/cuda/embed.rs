@@ -125,7 +125,7 @@ impl Gpu {
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
         // SAFETY: the kernel takes an `Embed`, and waits for the kernel before it on chips that let it begin earlier.
         unsafe {
-            self.launch_dense(function, threads.div_ceil(THREADS) as u32, THREADS as u32, 0, stream, &mut arguments)
+            self.launch_early(function, threads.div_ceil(THREADS) as u32, THREADS as u32, 0, stream, &mut arguments)
         }
     }
 }

@@ -116,7 +116,7 @@ impl Gpu {
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
         let blocks = (count * parts.len()).div_ceil(NORM_WARPS) as u32;
         // SAFETY: the kernel takes a `Select`, and waits for the kernel before it on chips that let it begin earlier.
-        unsafe { self.launch_dense(function, blocks, 32 * NORM_WARPS as u32, 0, stream, &mut arguments) }
+        unsafe { self.launch_early(function, blocks, 32 * NORM_WARPS as u32, 0, stream, &mut arguments) }
     }
 
     /// Puts `HstuUnit` on a stream.
@@ -137,6 +137,6 @@ impl Gpu {
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
         let (blocks, threads) = (rows.div_ceil(NORM_WARPS / warps) as u32, 32 * NORM_WARPS as u32);
         // SAFETY: the kernel takes a `Unit`, and waits for the kernel before it on chips that let it begin earlier.
-        unsafe { self.launch_dense(function, blocks, threads, 0, stream, &mut arguments) }
+        unsafe { self.launch_early(function, blocks, threads, 0, stream, &mut arguments) }
     }
 }
