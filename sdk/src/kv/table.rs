@@ -70,7 +70,7 @@ impl Entry {
 /// Every resident user and every page.
 pub(super) struct Table {
     shards: Box<[Shard]>,
-    free: Mutex<Vec<u32>>,
+    free: Mutex<Free>,
     /// Pages were given back.
     given: Condvar,
     pages: usize,
@@ -85,6 +85,13 @@ pub(super) struct Table {
     /// Pages that someone has taken who needs more.
     collecting: AtomicUsize,
     clock: AtomicU64,
+}
+
+/// The pages that no one has.
+struct Free {
+    pages: Vec<u32>,
+    /// Who waits for some: no one is woken where no one does, which would be a call of the system.
+    waiting: usize,
 }
 
 struct Shard {
@@ -105,6 +112,8 @@ pub(super) struct Users {
     idle: BTreeMap<u64, u64>,
     /// Those of them who are not saved, if anyone saves them ahead.
     unsaved: BTreeMap<u64, u64>,
+    /// Who waits for a change; see [`Free::waiting`].
+    waiting: usize,
 }
 
 /// One shard, locked.
@@ -126,7 +135,7 @@ impl Table {
         Self {
             shards: (0..SHARDS).map(shard).collect(),
             // The last is taken first.
-            free: Mutex::new((0..pages).rev().collect()),
+            free: Mutex::new(Free { pages: (0..pages).rev().collect(), waiting: 0 }),
             given: Condvar::new(),
             pages: pages as usize,
             ahead: ahead as usize,
@@ -143,7 +152,7 @@ impl Table {
     }
 
     pub(super) fn free_pages(&self) -> usize {
-        self.free_list().len()
+        self.free_list().pages.len()
     }
 
     /// Pages that are free or could be made so.
@@ -166,8 +175,8 @@ impl Table {
     pub(super) fn take_pages(&self, to: &mut Vec<u32>, count: usize) -> bool {
         let mut free = self.free_list();
         let had = to.len();
-        let left = free.len().saturating_sub(count - had);
-        to.extend(free.drain(left..).rev());
+        let left = free.pages.len().saturating_sub(count - had);
+        to.extend(free.pages.drain(left..).rev());
         // Counted while the list is locked: a page is never neither free nor counted.
         if to.len() == count {
             self.collecting.fetch_sub(had, Ordering::Relaxed);
@@ -182,21 +191,21 @@ impl Table {
     pub(super) fn wait_for_pages(&self, taken: &mut Vec<u32>, count: usize, moment: Duration) -> bool {
         let mut free = self.free_list();
         self.collecting.fetch_sub(taken.len(), Ordering::Relaxed);
-        free.append(taken);
-        self.given.notify_all();
+        free.give(taken, &self.given);
         let [evictable, moving, collecting] =
             [&self.evictable, &self.moving, &self.collecting].map(|pages| pages.load(Ordering::Relaxed));
-        if free.len() + evictable + moving + collecting < count {
+        if free.pages.len() + evictable + moving + collecting < count {
             return false;
         }
-        drop(self.given.wait_timeout(free, moment));
+        free.waiting += 1;
+        let (mut free, _) = self.given.wait_timeout(free, moment).unwrap_or_else(PoisonError::into_inner);
+        free.waiting -= 1;
         true
     }
 
     pub(super) fn give_pages(&self, pages: &mut Vec<u32>) {
         if !pages.is_empty() {
-            self.free_list().append(pages);
-            self.given.notify_all();
+            self.free_list().give(pages, &self.given);
         }
     }
 
@@ -255,8 +264,17 @@ impl Table {
         Locked { table: self, shard, users }
     }
 
-    fn free_list(&self) -> MutexGuard<'_, Vec<u32>> {
+    fn free_list(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Free {
+    fn give(&mut self, pages: &mut Vec<u32>, given: &Condvar) {
+        self.pages.append(pages);
+        if self.waiting > 0 {
+            given.notify_all();
+        }
     }
 }
 
@@ -267,9 +285,11 @@ impl Locked<'_> {
 
     /// Waits as long as the user is there and `busy`.
     pub(super) fn wait_while(self, user: u64, busy: impl Fn(&Entry) -> bool) -> Self {
-        let Self { table, shard, users } = self;
+        let Self { table, shard, mut users } = self;
         let waiting = |users: &mut Users| users.map.get(&user).is_some_and(&busy);
-        let users = shard.changed.wait_while(users, waiting).unwrap_or_else(PoisonError::into_inner);
+        users.waiting += 1;
+        let mut users = shard.changed.wait_while(users, waiting).unwrap_or_else(PoisonError::into_inner);
+        users.waiting -= 1;
         Self { table, shard, users }
     }
 
@@ -288,7 +308,7 @@ impl Locked<'_> {
     /// # Panics
     /// If the user is not there: whoever changes one holds it.
     pub(super) fn change<T>(&mut self, user: u64, change: impl FnOnce(&mut Entry) -> T) -> T {
-        let Users { map, idle, unsaved } = &mut *self.users;
+        let Users { map, idle, unsaved, waiting } = &mut *self.users;
         let entry = map.get_mut(&user).expect("a user that is held is in the table");
         if idle.get(&entry.stamp) == Some(&user) {
             idle.remove(&entry.stamp);
@@ -324,7 +344,9 @@ impl Locked<'_> {
         for (order, oldest) in [(&*idle, &self.shard.oldest), (&*unsaved, &self.shard.oldest_unsaved)] {
             oldest.store(order.first_key_value().map_or(NEVER, |(&stamp, _)| stamp), Ordering::Release);
         }
-        self.shard.changed.notify_all();
+        if *waiting > 0 {
+            self.shard.changed.notify_all();
+        }
         result
     }
 }
