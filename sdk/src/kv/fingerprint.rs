@@ -10,7 +10,20 @@ const BASE: u64 = 0x1656_67B1_9E37_79F9 % PRIME;
 
 /// The hash of a history that goes on after `before` with `items`.
 pub(super) fn extend(before: u64, items: &[u64]) -> u64 {
-    items.iter().fold(before, |hash, &item| add(multiply(hash, BASE), 1 + spread(item) % (PRIME - 1)))
+    reduce(items.iter().fold(before, |hash, &item| follow(hash, 1 + spread(item) % (PRIME - 1))))
+}
+
+/// A number that is `hash` times the base plus `item` modulo the prime: not the smallest one, for which every item
+/// would wait a little longer for the one before. Below 2^63 if both are, as the base is below 3/4 of the prime.
+fn follow(hash: u64, item: u64) -> u64 {
+    let sum = u128::from(hash) * u128::from(BASE) + u128::from(item);
+    (sum as u64 & PRIME) + (sum >> 61) as u64
+}
+
+/// The smallest number that is the same modulo the prime.
+fn reduce(hash: u64) -> u64 {
+    let hash = (hash & PRIME) + (hash >> 61);
+    if hash >= PRIME { hash - PRIME } else { hash }
 }
 
 /// Spreads an item's bits, so that items that follow a pattern do not make hashes that cancel out.
@@ -18,17 +31,6 @@ fn spread(item: u64) -> u64 {
     let item = (item ^ (item >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     let item = (item ^ (item >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     item ^ (item >> 32)
-}
-
-fn multiply(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    add((product as u64) & PRIME, (product >> 61) as u64)
-}
-
-fn add(a: u64, b: u64) -> u64 {
-    let sum = a + b;
-    let sum = (sum & PRIME) + (sum >> 61);
-    if sum >= PRIME { sum - PRIME } else { sum }
 }
 
 #[cfg(test)]
@@ -67,12 +69,21 @@ mod tests {
 
     #[test]
     fn arithmetic_is_modulo_the_prime() {
-        for a in [0, 1, 2, BASE, PRIME - 1] {
-            for b in [0, 1, 3, BASE, PRIME - 1] {
-                let exact = |value: u128| (value % u128::from(PRIME)) as u64;
-                assert_eq!(multiply(a, b), exact(u128::from(a) * u128::from(b)));
-                assert_eq!(add(a, b), exact(u128::from(a) + u128::from(b)));
+        const { assert!(BASE < PRIME / 4 * 3) };
+        let most = (1 << 63) - 1;
+        for hash in [0, 1, 2, BASE, PRIME - 1, PRIME, PRIME + 1, 2 * PRIME, most] {
+            for item in [0, 1, 3, BASE, PRIME - 1] {
+                let exact = (u128::from(hash) * u128::from(BASE) + u128::from(item)) % u128::from(PRIME);
+                assert_eq!(u128::from(reduce(follow(hash, item))), exact, "{hash} {item}");
+                assert!(follow(hash, item) <= most, "{hash} {item}");
             }
         }
+    }
+
+    #[test]
+    fn hashes_are_what_they_were() {
+        // They are stored: what was written by an older version must be found.
+        assert_eq!(extend(0, &[1, 2, 3, u64::MAX]), 0x1598_ad07_3209_43f2);
+        assert_eq!(extend(PRIME - 1, &(0..1000).collect::<Vec<_>>()), 0x188b_9bbe_015d_8ab2);
     }
 }
