@@ -173,7 +173,7 @@ impl Workspace {
         self.num_contextual.push(layout.begin_rows() as i32);
         self.cached_len.push(ready.cached as i32);
         if let Some(lease) = &ready.lease {
-            self.page_ids.extend_from_slice(lease.page_ids().as_slice()?);
+            self.page_ids.extend(lease.pages().map(|page| page as i32));
         }
         self.page_indptr.push(self.page_ids.len() as i32);
         Ok(())

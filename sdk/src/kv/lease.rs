@@ -1,6 +1,6 @@
 //! Leases: a batch's hold on its users, from `prepare` to `commit`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::Inner;
 use super::offload::Saved;
@@ -17,8 +17,8 @@ use crate::tensor::Tensor;
 pub struct Lease {
     pub(super) inner: Arc<Inner>,
     pub(super) users: Vec<Held>,
-    /// In the order of the functions that give them.
-    pub(super) tensors: [Arc<Tensor>; 5],
+    /// In the order of the functions that give them; made when one is asked for.
+    pub(super) tensors: OnceLock<[Arc<Tensor>; 5]>,
 }
 
 /// One user in a lease.
@@ -82,27 +82,27 @@ pub(super) enum Hold {
 impl Lease {
     /// Where each user's rows begin: i32 `[users + 1]`.
     pub fn row_offsets(&self) -> &Arc<Tensor> {
-        &self.tensors[0]
+        &self.tensors()[0]
     }
 
     /// How many candidates each user has: i32 `[users]`.
     pub fn num_candidates(&self) -> &Arc<Tensor> {
-        &self.tensors[1]
+        &self.tensors()[1]
     }
 
     /// How many tokens of each user are cached: i32 `[users]`.
     pub fn cached_len(&self) -> &Arc<Tensor> {
-        &self.tensors[2]
+        &self.tensors()[2]
     }
 
     /// Where each user's list of pages begins: i32 `[users + 1]`.
     pub fn page_indptr(&self) -> &Arc<Tensor> {
-        &self.tensors[3]
+        &self.tensors()[3]
     }
 
     /// Each user's pages in order of position: i32.
     pub fn page_ids(&self) -> &Arc<Tensor> {
-        &self.tensors[4]
+        &self.tensors()[4]
     }
 
     /// The pool of one layer, to be bound as an input and an output.
@@ -190,6 +190,15 @@ impl Lease {
     /// Leaves everything as it was before.
     pub fn abort(self) {}
 
+    /// Each user's pages in order of position.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = u32> + '_ {
+        self.users.iter().flat_map(|held| held.pages.iter().chain(&held.new_pages).copied())
+    }
+
+    fn tensors(&self) -> &[Arc<Tensor>; 5] {
+        self.tensors.get_or_init(|| tensors(&self.users))
+    }
+
     fn onloads(&self) -> impl Iterator<Item = &Onload> {
         self.users.iter().filter_map(|held| held.onload.as_deref())
     }
@@ -199,6 +208,29 @@ impl Drop for Lease {
     fn drop(&mut self) {
         release(&self.inner, &mut self.users);
     }
+}
+
+/// The index tensors of a batch, in the order of [`Lease`]'s functions.
+fn tensors(users: &[Held]) -> [Arc<Tensor>; 5] {
+    let count = users.len();
+    let pages = users.iter().map(|held| held.pages.len() + held.new_pages.len()).sum();
+    let (mut row_offsets, mut page_indptr) = (Vec::with_capacity(count + 1), Vec::with_capacity(count + 1));
+    let (mut rows, mut page_ids) = (0_i32, Vec::with_capacity(pages));
+    row_offsets.push(0);
+    page_indptr.push(0);
+    for held in users {
+        rows += (held.plan.tokens + held.candidates) as i32;
+        row_offsets.push(rows);
+        page_ids.extend(held.pages.iter().chain(&held.new_pages).map(|&page| page as i32));
+        page_indptr.push(page_ids.len() as i32);
+    }
+    let candidates: Vec<i32> = users.iter().map(|held| held.candidates as i32).collect();
+    let cached: Vec<i32> = users.iter().map(|held| held.plan.cached as i32).collect();
+    let tensor = |values: &[i32]| {
+        let made = Tensor::from_slice(&[values.len() as i64], values);
+        Arc::new(made.expect("there is memory for what was a list a moment ago"))
+    };
+    [tensor(&row_offsets), tensor(&candidates), tensor(&cached), tensor(&page_indptr), tensor(&page_ids)]
 }
 
 /// Makes what one user brought part of its history, and lets go of it; if a panic in a store ends it before, the lease

@@ -1,7 +1,7 @@
 //! Preparing a batch: what each user needs, then the pages, then the lease.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::fetch::FoundHistory;
 use super::fingerprint::extend;
@@ -11,7 +11,6 @@ use super::table::Entry;
 use super::{Inner, Request, busy};
 use crate::config::Edited;
 use crate::error::{Error, Result, Status};
-use crate::tensor::Tensor;
 
 /// How often a batch is prepared anew because a history could not be read, before the error is the caller's.
 const ATTEMPTS: usize = 4;
@@ -54,10 +53,10 @@ pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>], until: Until) -
 }
 
 fn check(inner: &Inner, batch: &[Request<'_>]) -> Result<()> {
-    let mut seen = HashSet::with_capacity(batch.len());
+    let mut seen = HashSet::new();
     let mut rows = 0_u64;
     for (index, request) in batch.iter().enumerate() {
-        if !seen.insert(request.user) {
+        if batch.len() > 1 && !seen.insert(request.user) {
             let message = format!("user {} is in the batch twice", request.user);
             return Err(Error::invalid(format!("batch[{index}].user"), message));
         }
@@ -132,9 +131,8 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease
         counters.new.add(held.plan.tokens.into());
     }
     Inner::load(inner, incoming);
-    let tensors = tensors(&users.held)?;
     let users = std::mem::take(&mut users.held);
-    Ok(Some(Lease { inner: Arc::clone(inner), users, tensors }))
+    Ok(Some(Lease { inner: Arc::clone(inner), users, tensors: OnceLock::new() }))
 }
 
 /// Holds one user of a batch, or notes that it has to come from the store. `None`: try again.
@@ -239,26 +237,6 @@ fn new_hashes(base: u64, plan: Plan, items: &[u64], page_size: u32) -> (Vec<u64>
         hashes.push(hash);
         (items, room) = (later, page_size);
     }
-}
-
-/// The index tensors of a batch, in the order of [`Lease`]'s accessors.
-fn tensors(users: &[Held]) -> Result<[Arc<Tensor>; 5]> {
-    let count = users.len();
-    let pages = users.iter().map(|held| held.pages.len() + held.new_pages.len()).sum();
-    let (mut row_offsets, mut page_indptr) = (Vec::with_capacity(count + 1), Vec::with_capacity(count + 1));
-    let (mut rows, mut page_ids) = (0_i32, Vec::with_capacity(pages));
-    row_offsets.push(0);
-    page_indptr.push(0);
-    for held in users {
-        rows += (held.plan.tokens + held.candidates) as i32;
-        row_offsets.push(rows);
-        page_ids.extend(held.pages.iter().chain(&held.new_pages).map(|&page| page as i32));
-        page_indptr.push(page_ids.len() as i32);
-    }
-    let candidates: Vec<i32> = users.iter().map(|held| held.candidates as i32).collect();
-    let cached: Vec<i32> = users.iter().map(|held| held.plan.cached as i32).collect();
-    let tensor = |values: &[i32]| Tensor::from_slice(&[values.len() as i64], values).map(Arc::new);
-    Ok([tensor(&row_offsets)?, tensor(&candidates)?, tensor(&cached)?, tensor(&page_indptr)?, tensor(&page_ids)?])
 }
 
 /// Users that are held until the lease is made; whatever goes wrong before lets go of them.
