@@ -205,7 +205,7 @@ impl Core {
         let others = batch.len() - 1;
         match run_together(workspace, &batch) {
             Ok((scores, took)) => {
-                let mut rest = scores.as_slice();
+                let mut rest = scores;
                 for member in batch {
                     let work = &member.pending.work;
                     let (own, after) = rest.split_at(work.num_candidates * work.serving.folder.tasks.len());
@@ -220,7 +220,7 @@ impl Core {
                 log::warn!("a batch of {} requests failed and is run one by one: {error}", others + 1);
                 for member in batch {
                     match run_together(workspace, std::slice::from_ref(&member)) {
-                        Ok((scores, took)) => outcomes.push(self.settle(member, scores, (formed, took), 0)),
+                        Ok((scores, took)) => outcomes.push(self.settle(member, scores.to_vec(), (formed, took), 0)),
                         Err(error) => outcomes.push((member.pending, Err(error))),
                     }
                 }
@@ -283,14 +283,13 @@ impl Core {
 }
 
 /// Runs requests together and returns their scores.
-fn run_together(workspace: &mut Workspace, batch: &[Member]) -> Result<(Vec<f32>, Duration)> {
+fn run_together<'a>(workspace: &'a mut Workspace, batch: &[Member]) -> Result<(&'a [f32], Duration)> {
     let cancel = match batch {
         [alone] => alone.pending.runs_alone(),
         _ => None,
     };
     let requests: Vec<_> = batch.iter().map(|member| (&member.pending.work, &member.ready)).collect();
-    let ran =
-        guarded(|| batch::run(workspace, &requests, cancel.as_deref()).map(|ran| (ran.scores.to_vec(), ran.took)));
+    let ran = guarded(|| batch::run(workspace, &requests, cancel.as_deref()).map(|ran| (ran.scores, ran.took)));
     batch.iter().for_each(|member| member.pending.has_run());
     ran
 }

@@ -47,9 +47,12 @@ impl Queue {
 
     /// Whether so many requests could be in the next batch.
     pub(super) fn fills(&mut self, batch: usize) -> bool {
-        if self.ready.len() >= batch {
-            self.clean();
+        let mut waiting = self.ready.iter().filter(|pending| !pending.has_ended());
+        // Only as many are looked at as it takes, unless some have ended meanwhile.
+        if self.ready.len() < batch || waiting.nth(batch - 1).is_some() {
+            return self.ready.len() >= batch;
         }
+        self.clean();
         self.ready.len() >= batch
     }
 
