@@ -59,7 +59,9 @@ pub(super) fn run<'a>(
     let took = begun.elapsed();
     workspace.scores = scores;
     ran?;
-    if let Some(bad) = workspace.scores.iter().find(|score| !score.is_finite()) {
+    // Without a way out of the loop several are looked at in one step.
+    let finite = workspace.scores.iter().fold(true, |all, score| all & score.is_finite());
+    if !finite && let Some(bad) = workspace.scores.iter().find(|score| !score.is_finite()) {
         let message = format!("the model gave the score {bad}: its weights are damaged, or too large for its numbers");
         return Err(Error::new(Status::Runtime, message));
     }
@@ -162,9 +164,12 @@ impl Workspace {
         let all = at + new + work.num_candidates;
         self.keys.iter_mut().for_each(|keys| keys.resize(all, layout.no_key));
         let history = layout.history_rows(rows.clone(), ready.user_keys(work), ready.events(work));
-        history.put(at, &mut self.keys, &mut self.times).map_err(|error| error.about("events"))?;
+        history.put(at, &mut self.keys).map_err(|error| error.about("events"))?;
         layout.candidate_rows(&work.candidates, at + new, &mut self.keys);
-        self.times.resize(all, work.time);
+        if work.serving.folder.inputs.times.is_some() {
+            history.times(&mut self.times);
+            self.times.resize(all, work.time);
+        }
         self.positions.extend(rows.start as i64..rows.end as i64);
         self.positions.resize(all, rows.end as i64);
         self.candidate_rows.extend((at + new) as i64..all as i64);

@@ -105,7 +105,7 @@ fn anew(work: &Work, recalled: Option<Recalled>, remembered: &Remembered, items:
     // Without a cache there is nothing to compare with.
     if serving.keeps {
         let (user_keys, events) = (ready.user_keys(work), ready.events(work));
-        items.extend((0..rows).map(|row| serving.layout.fingerprint(row, user_keys, events)));
+        serving.layout.history_rows(0..rows, user_keys, events).fingerprints(items);
     }
     let request =
         Request { user: work.user, start: 0, tokens: rows as u32, candidates: work.num_candidates as u32, items };
@@ -147,13 +147,13 @@ fn continued(work: &Work, kv: &KvCache, remembered: &Remembered, items: &mut Vec
         Some(mut events) if from > 0 || user_keys.len() == layout.of_user.len() => {
             events.extend_from_slice(&work.events);
             let rows = if from == 0 { 0 } else { layout.row_of(from) }..work.rows();
-            items.extend(rows.map(|row| layout.fingerprint(row, user_keys, (from, &events))));
+            layout.history_rows(rows, user_keys, (from, &events)).fingerprints(items);
         }
         // Nothing tells whether what is cached of the same events is what they are now.
         _ if before > first_row => return Ok(None),
         _ => {
             let rows = first_row..work.rows();
-            items.extend(rows.map(|row| layout.fingerprint(row, user_keys, (work.start, &work.events))));
+            layout.history_rows(rows, user_keys, (work.start, &work.events)).fingerprints(items);
         }
     }
     let tokens = (work.rows() - first_row) as u32;

@@ -114,30 +114,7 @@ impl Layout {
         row.saturating_sub(self.begin_rows()) / self.event_rows()
     }
 
-    /// Calls `put` with the feature and the key of every cell of a history's row. `events` has the numbers of the
-    /// events from `first` on.
-    pub(super) fn history_row(
-        &self,
-        row: u64,
-        user: &[i64],
-        (first, events): (u64, &[i64]),
-        mut put: impl FnMut(usize, i64),
-    ) -> i64 {
-        let (cells, numbers, time) = match row.checked_sub(self.begin_rows()) {
-            None => (&self.begin[row as usize], user, 0),
-            Some(row) => {
-                let (event, part) = (row / self.event_rows() - first, row % self.event_rows());
-                let numbers = &events[event as usize * self.width()..][..self.width()];
-                (&self.event[part as usize], numbers, numbers[self.width() - 1])
-            }
-        };
-        for cell in cells {
-            put(cell.feature, cell.key_in(numbers));
-        }
-        time
-    }
-
-    /// Rows of a history, to be put into columns.
+    /// Rows of a history; `events` are those from `first` on.
     pub(super) fn history_rows<'a>(
         &'a self,
         rows: Range<u64>,
@@ -145,6 +122,11 @@ impl Layout {
         (first, events): (u64, &'a [i64]),
     ) -> HistoryRows<'a> {
         HistoryRows { layout: self, rows, user, first, events }
+    }
+
+    /// Which of the rows of its event a row is.
+    fn part_at(&self, row: u64) -> u64 {
+        (row - self.begin_rows()) % self.event_rows()
     }
 
     /// Puts the keys of candidates into the columns of their features, from the place `at` on.
@@ -155,16 +137,6 @@ impl Layout {
                 *to = cell.key_in(numbers);
             }
         }
-    }
-
-    /// A number that tells a row from others: whatever the model makes of it goes into it.
-    pub(super) fn fingerprint(&self, row: u64, user: &[i64], events: (u64, &[i64])) -> u64 {
-        let mut hash = 0x9E37_79B9_7F4A_7C15;
-        let time = self.history_row(row, user, events, |feature, key| {
-            hash = mix(hash ^ feature as u64);
-            hash = mix(hash ^ key as u64);
-        });
-        if self.timed { mix(hash ^ time as u64) } else { hash }
     }
 }
 
@@ -178,41 +150,96 @@ pub(super) struct HistoryRows<'a> {
     events: &'a [i64],
 }
 
-impl HistoryRows<'_> {
-    /// Puts the keys of each row's cells into the columns of their features, from the place `at` on, and adds its time. A
-    /// feature after the other: a row at a time takes several times as long.
-    pub(super) fn put(&self, at: usize, columns: &mut [Vec<i64>], times: &mut Vec<i64>) -> Result<()> {
+impl<'a> HistoryRows<'a> {
+    /// Adds a number for each row that tells it from others: whatever the model makes of it goes into it. A feature
+    /// after the other, as in [`Self::put`].
+    pub(super) fn fingerprints(&self, to: &mut Vec<u64>) {
         let Self { layout, rows, .. } = self;
-        let (begin, step, width) = (layout.begin_rows(), layout.event_rows(), layout.width());
+        for row in rows.start..rows.end.min(layout.begin_rows()) {
+            let cells = layout.begin[row as usize].iter();
+            let hash = cells.fold(SEED, |hash, cell| cell.mixed_into(hash, self.user));
+            to.push(if layout.timed { mix(hash) } else { hash });
+        }
+        let Some((from, width)) = self.of_events() else { return };
+        let at = to.len();
+        to.resize(at + (rows.end - from) as usize, SEED);
+        let step = layout.event_rows() as usize;
+        for (own, cell) in self.cells_from(from) {
+            let hashes = to[at + (own - from) as usize..].iter_mut().step_by(step);
+            for (hash, numbers) in hashes.zip(self.numbers_from(own).chunks_exact(width)) {
+                *hash = cell.mixed_into(*hash, numbers);
+            }
+        }
+        if layout.timed {
+            let mut times = Vec::new();
+            self.times(&mut times);
+            for (hash, time) in to[at..].iter_mut().zip(&times[times.len() - (rows.end - from) as usize..]) {
+                *hash = mix(*hash ^ *time as u64);
+            }
+        }
+    }
+
+    /// Puts the keys of each row's cells into the columns of their features, from the place `at` on. A feature after
+    /// the other: a row at a time takes several times as long.
+    pub(super) fn put(&self, at: usize, columns: &mut [Vec<i64>]) -> Result<()> {
+        let Self { layout, rows, .. } = self;
         let place = |row: u64| at + (row - rows.start) as usize;
-        for row in rows.start..rows.end.min(begin) {
+        for row in rows.start..rows.end.min(layout.begin_rows()) {
             for cell in &layout.begin[row as usize] {
                 let key = layout.features[cell.feature].resolve(cell.key_in(self.user), layout.no_key)?;
                 columns[cell.feature][place(row)] = key;
             }
-            times.push(0);
         }
-        let from = rows.start.max(begin);
-        if from >= rows.end {
-            return Ok(());
-        }
-        let numbers = |row: u64| &self.events[((row - begin) / step - self.first) as usize * width..][..width];
-        for (part, cells) in (0..).zip(&layout.event) {
-            // The first row from there on that is this part of an event.
-            let own = from + (part + step - (from - begin) % step) % step;
-            for cell in cells {
-                let (feature, column) = (&layout.features[cell.feature], &mut columns[cell.feature]);
-                for row in (own..rows.end).step_by(step as usize) {
-                    column[place(row)] = feature.resolve(cell.key_in(numbers(row)), layout.no_key)?;
-                }
+        let Some((from, width)) = self.of_events() else { return Ok(()) };
+        for (own, cell) in self.cells_from(from) {
+            let feature = &layout.features[cell.feature];
+            let column = columns[cell.feature][place(own)..place(rows.end)].iter_mut();
+            let numbers = self.numbers_from(own).chunks_exact(width);
+            for (to, numbers) in column.step_by(layout.event_rows() as usize).zip(numbers) {
+                *to = feature.resolve(cell.key_in(numbers), layout.no_key)?;
             }
         }
-        times.extend((from..rows.end).map(|row| numbers(row)[width - 1]));
         Ok(())
+    }
+
+    /// Adds each row's time.
+    pub(super) fn times(&self, to: &mut Vec<i64>) {
+        let Self { layout, rows, .. } = self;
+        to.extend((rows.start..rows.end.min(layout.begin_rows())).map(|_| 0));
+        let Some((from, width)) = self.of_events() else { return };
+        let (step, before) = (layout.event_rows() as usize, layout.part_at(from) as usize);
+        let numbers = self.numbers_from(from).chunks_exact(width);
+        let times = numbers.flat_map(|numbers| std::iter::repeat_n(numbers[width - 1], step));
+        to.extend(times.skip(before).take((rows.end - from) as usize));
+    }
+
+    /// The first row that is an event's, if there is one, and how many numbers an event has.
+    fn of_events(&self) -> Option<(u64, usize)> {
+        let from = self.rows.start.max(self.layout.begin_rows());
+        (from < self.rows.end).then(|| (from, self.layout.width()))
+    }
+
+    /// The cells of events' rows, each with the first row from `from` on that has it.
+    fn cells_from(&self, from: u64) -> impl Iterator<Item = (u64, &'a Cell)> {
+        let (layout, end, step) = (self.layout, self.rows.end, self.layout.event_rows());
+        let own = move |part: u64| from + (part + step - layout.part_at(from)) % step;
+        let parts = (0..).map(own).zip(&layout.event).filter(move |(own, _)| *own < end);
+        parts.flat_map(|(own, cells)| cells.iter().map(move |cell| (own, cell)))
+    }
+
+    /// The numbers of the event that a row is of, and of all after it: who goes on from there needs no division for
+    /// each row, which takes longer than all else that is done with it.
+    fn numbers_from(&self, row: u64) -> &'a [i64] {
+        &self.events[(self.layout.event_at(row) - self.first) as usize * self.layout.width()..]
     }
 }
 
 impl Cell {
+    /// The hash of a row, with this.
+    fn mixed_into(&self, hash: u64, numbers: &[i64]) -> u64 {
+        mix(mix(hash ^ self.feature as u64) ^ self.key_in(numbers) as u64)
+    }
+
     fn key_in(&self, numbers: &[i64]) -> i64 {
         match self.key {
             From::Column(column) => numbers[column],
@@ -234,6 +261,19 @@ impl Keys {
         }
     }
 
+    /// Whether each of `keys` can be looked up, or the default for it.
+    pub(super) fn check(&self, keys: &[i64], no_key: i64) -> Result<()> {
+        if self.keyed || self.default.is_some() {
+            return Ok(());
+        }
+        // Without a way out of the loop several are looked at in one step.
+        let known = |&key: &i64| (key == no_key) | ((key >= 0) & (key < self.rows));
+        if keys.iter().fold(true, |all, key| all & known(key)) {
+            return Ok(());
+        }
+        keys.iter().try_for_each(|&key| self.resolve(key, no_key).map(drop))
+    }
+
     /// The key to look up for `key`: itself, or the default where the table has no such row.
     pub(super) fn resolve(&self, key: i64, no_key: i64) -> Result<i64> {
         if self.keyed || key == no_key || (0..self.rows).contains(&key) {
@@ -250,9 +290,52 @@ impl Keys {
     }
 }
 
+/// The hash of a row before its first cell.
+const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
+
 /// Spreads the bits of a number.
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 31)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     number ^ (number >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::core::tests::{options, serving};
+    use super::*;
+
+    /// Stored histories are told by these numbers: they are the same whoever computes them, and from wherever on.
+    #[test]
+    #[cfg_attr(miri, ignore = "opens a model")]
+    fn a_row_is_told_by_its_cells_and_its_time() {
+        let serving = serving(&options(), None);
+        let layout = &serving.layout;
+        assert!(layout.timed && layout.begin_rows() > 0 && layout.event_rows() > 1, "a model with everything");
+        let (user, width): (Vec<i64>, _) = ((1..).take(layout.of_user.len()).collect(), layout.width());
+        let events: Vec<i64> = (10..).take(5 * width).collect();
+        let rows = layout.row_of(5);
+        let one = |row: u64| {
+            let numbers = row.checked_sub(layout.begin_rows()).map(|row| {
+                let (event, part) = (row / layout.event_rows(), row % layout.event_rows());
+                (&layout.event[part as usize], &events[event as usize * width..][..width])
+            });
+            let (cells, numbers) = numbers.unwrap_or_else(|| (&layout.begin[row as usize], &user));
+            let time = if row < layout.begin_rows() { 0 } else { numbers[width - 1] };
+            let hash = cells.iter().fold(0x9E37_79B9_7F4A_7C15, |hash, cell| {
+                mix(mix(hash ^ cell.feature as u64) ^ cell.key_in(numbers) as u64)
+            });
+            (mix(hash ^ time as u64), time)
+        };
+        for start in 0..rows {
+            // From the event on that the first row is of.
+            let first = layout.event_at(start);
+            let tail = layout.history_rows(start..rows, &user, (first, &events[first as usize * width..]));
+            let (mut hashes, mut times) = (Vec::new(), Vec::new());
+            tail.fingerprints(&mut hashes);
+            tail.times(&mut times);
+            let expected: (Vec<u64>, Vec<i64>) = (start..rows).map(one).unzip();
+            assert_eq!((hashes, times), expected, "from {start} on");
+        }
+    }
 }

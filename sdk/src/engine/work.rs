@@ -56,9 +56,11 @@ impl Work {
         let events = with_times(events, count, request, layout)?;
         let of_candidate = &layout.of_candidate;
         let mut candidates = table("candidates", &request.candidates, layout, of_candidate, of_candidate.len())?;
-        for (place, key) in candidates.iter_mut().enumerate() {
-            let feature = &layout.features[of_candidate[place % of_candidate.len()]];
-            *key = feature.resolve(*key, layout.no_key).map_err(|error| error.about("candidates"))?;
+        for (place, &feature) in of_candidate.iter().enumerate() {
+            let feature = &layout.features[feature];
+            for key in candidates.iter_mut().skip(place).step_by(of_candidate.len()) {
+                *key = feature.resolve(*key, layout.no_key).map_err(|error| error.about("candidates"))?;
+            }
         }
         let user_keys = user_keys(layout, request, start)?;
         let work = Self {
@@ -126,9 +128,9 @@ fn table(argument: &str, columns: &Columns, layout: &Layout, features: &[usize],
         let keys = columns
             .get(&feature.name)
             .ok_or_else(|| Error::invalid(argument, format!("the keys of {:?} are missing", feature.name)))?;
+        feature.check(keys, layout.no_key).map_err(|error| error.about(argument))?;
         for (row, &key) in numbers.chunks_exact_mut(width).zip(keys) {
             // Kept as it is: another model may know it.
-            feature.resolve(key, layout.no_key).map_err(|error| error.about(argument))?;
             row[place] = key;
         }
     }
