@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};
-use pagoda_kernels::cuda::{DeviceMemory, Gpu};
+use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory};
 
 use crate::error::{Error, Result, Status};
 
@@ -161,6 +161,8 @@ enum Storage {
     Numbers { data: NonNull<c_void>, bytes: usize, _owner: Box<dyn Any + Send + Sync> },
     /// Numbers on a GPU, from the byte `at` on.
     Device { memory: Arc<DeviceMemory>, at: usize, bytes: usize },
+    /// Numbers in host memory that a GPU reaches by the same address, and that count as being on it.
+    Pinned { memory: PinnedMemory, bytes: usize },
     /// Texts.
     Strings(Box<[String]>),
 }
@@ -206,6 +208,14 @@ impl Tensor {
         let fits = at.checked_add(bytes).is_some_and(|end| end <= memory.bytes());
         assert!(at.is_multiple_of(16) && fits, "{bytes} bytes at {at} of {}", memory.bytes());
         let storage = Storage::Device { memory: Arc::clone(memory), at, bytes };
+        Ok(Self { element, dims: dims.into(), count, storage, writers: RwLock::default() })
+    }
+
+    /// A tensor of zeros in host memory that a GPU writes to by itself: on that GPU to a run, and to be read here as
+    /// soon as the run has ended.
+    pub(crate) fn zeros_pinned(gpu: &'static Gpu, element: ElementType, dims: &[i64]) -> Result<Self> {
+        let (count, bytes) = size_of_tensor(element, dims)?;
+        let storage = Storage::Pinned { memory: PinnedMemory::zeroed(gpu, bytes)?, bytes };
         Ok(Self { element, dims: dims.into(), count, storage, writers: RwLock::default() })
     }
 
@@ -282,7 +292,8 @@ impl Tensor {
     pub fn device(&self) -> Option<u32> {
         match &self.storage {
             Storage::Device { memory, .. } => Some(memory.gpu().ordinal() as u32),
-            _ => None,
+            Storage::Pinned { memory, .. } => Some(memory.gpu().ordinal() as u32),
+            Storage::Numbers { .. } | Storage::Strings(_) => None,
         }
     }
 
@@ -304,6 +315,7 @@ impl Tensor {
             Storage::Device { memory, at, bytes } => {
                 Ok((std::ptr::without_provenance_mut(memory.address() as usize + at), *bytes))
             }
+            Storage::Pinned { memory, bytes } => Ok((memory.data().cast(), *bytes)),
             Storage::Strings(_) => Err(Error::new(
                 Status::Unsupported,
                 "a tensor of strings has no flat memory: read its elements one by one as strings",
@@ -391,7 +403,7 @@ impl Tensor {
     pub fn as_strings(&self) -> Result<&[String]> {
         match &self.storage {
             Storage::Strings(strings) => Ok(strings),
-            Storage::Numbers { .. } | Storage::Device { .. } => Err(Error::new(
+            Storage::Numbers { .. } | Storage::Device { .. } | Storage::Pinned { .. } => Err(Error::new(
                 Status::InvalidArgument,
                 format!("this is a tensor of {}, not of strings", self.element.name()),
             )),

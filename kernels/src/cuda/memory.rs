@@ -131,6 +131,11 @@ impl PinnedMemory {
         self.data.as_ptr()
     }
 
+    /// The device that reaches it.
+    pub fn gpu(&self) -> &'static Gpu {
+        self.gpu
+    }
+
     /// How long it is.
     pub fn bytes(&self) -> usize {
         self.bytes

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pagoda_kernels::cuda::{DeviceMemory, Gpu};
+use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory, SideStream};
 
 use super::inputs::{Input, Sizes};
 use super::options::GraphShape;
@@ -35,11 +35,14 @@ enum Slot {
 /// A shape with its tensors on the GPU.
 struct Bound {
     graph: Graph,
-    /// The inputs one after the other, as they go there.
-    staging: Vec<u8>,
+    /// The inputs one after the other, as they go there: in memory that the GPU copies from by itself.
+    staging: PinnedMemory,
+    /// On which they go.
+    stream: SideStream,
     /// Where each input begins.
     places: Vec<usize>,
     inputs: Arc<DeviceMemory>,
+    /// In host memory, where the last of the model's kernels writes them: there is nothing to be copied after a run.
     scores: Arc<Tensor>,
 }
 
@@ -133,7 +136,7 @@ impl Bound {
             fed.push((input.name, Arc::new(tensor)));
         }
         let dims = [sizes.candidates as i64, fixed.tasks as i64];
-        let scores = Arc::new(Tensor::zeros_on(gpu, ElementType::F32, &dims)?);
+        let scores = Arc::new(Tensor::zeros_pinned(gpu, ElementType::F32, &dims)?);
         let mut made = vec![(fixed.scores, Arc::clone(&scores))];
         if let Some(kv) = fixed.kv {
             for (layer, (name_in, name_out)) in (0..).zip(&fixed.pools) {
@@ -143,23 +146,27 @@ impl Bound {
             }
         }
         let graph = Graph::bind(fixed.model, number, &fed, &made)?;
-        Ok(Self { graph, staging: vec![0; bytes], places, inputs: memory, scores })
+        let (staging, stream) = (PinnedMemory::zeroed(gpu, bytes)?, SideStream::new(gpu)?);
+        Ok(Self { graph, staging, stream, places, inputs: memory, scores })
     }
 
     /// # Safety
     /// As for [`Graphs::run`]; no one else uses this meanwhile.
     unsafe fn run(&mut self, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
+        // SAFETY: as long as that, and `&mut self` is the only access: every copy was waited for.
+        let staging = unsafe { std::slice::from_raw_parts_mut(self.staging.data(), self.staging.bytes()) };
         for (input, place) in inputs.iter().zip(&self.places) {
-            let (len, width) = (sizes.of(input.dim), input.numbers.element().bits() / 8);
-            input.numbers.write(input.dim, len, &mut self.staging[*place..][..len * width]);
+            let bytes = sizes.of(input.dim) * input.numbers.element().bits() / 8;
+            input.numbers.write(input.dim, &mut staging[*place..][..bytes]);
         }
-        // SAFETY: the caller's; each run is waited for. Scores are plain numbers, seen as bytes.
-        unsafe {
-            self.inputs.write(0, &self.staging)?;
-            self.graph.run()?;
-            let bytes = std::slice::from_raw_parts_mut(scores.as_mut_ptr().cast::<u8>(), size_of_val(scores));
-            self.scores.copy_out(0, bytes)
-        }
+        // SAFETY: both are as long as that, and left alone until it was waited for, below.
+        let copied = unsafe { self.stream.upload(self.inputs.address(), self.staging.data(), self.staging.bytes()) };
+        // Whatever became of the copy, nothing of it is under way after this.
+        self.stream.wait().and(copied)?;
+        // SAFETY: the caller's.
+        unsafe { self.graph.run() }?;
+        scores.copy_from_slice(&self.scores.as_slice()?[..scores.len()]);
+        Ok(())
     }
 }
 

@@ -74,8 +74,8 @@ impl Numbers<'_> {
         }
     }
 
-    /// Writes them, filled up to `len`.
-    pub(super) fn write(&self, dim: Dim, len: usize, to: &mut [u8]) {
+    /// Writes them, and fills up what is left; there is room for all.
+    pub(super) fn write(&self, dim: Dim, to: &mut [u8]) {
         match self {
             Self::I32(numbers) => {
                 let fill = match dim {
@@ -83,16 +83,23 @@ impl Numbers<'_> {
                     Dim::Pages => -1,
                     _ => 0,
                 };
-                let all = numbers.iter().copied().chain(std::iter::repeat(fill)).take(len);
-                all.zip(to.chunks_exact_mut(4)).for_each(|(number, to)| to.copy_from_slice(&number.to_le_bytes()));
+                put(numbers, fill.to_ne_bytes(), to);
             }
             Self::I64(numbers) => {
                 let fill = if let Dim::Rows(fill) = dim { fill } else { 0 };
-                let all = numbers.iter().copied().chain(std::iter::repeat(fill)).take(len);
-                all.zip(to.chunks_exact_mut(8)).for_each(|(number, to)| to.copy_from_slice(&number.to_le_bytes()));
+                put(numbers, fill.to_ne_bytes(), to);
             }
         }
     }
+}
+
+/// Copies numbers of `N` bytes each, and `fill` as often as there is room for it after them.
+fn put<T: Scalar, const N: usize>(numbers: &[T], fill: [u8; N], to: &mut [u8]) {
+    // SAFETY: plain numbers, seen as bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) };
+    let (own, rest) = to.split_at_mut(bytes.len());
+    own.copy_from_slice(bytes);
+    rest.chunks_exact_mut(N).for_each(|to| to.copy_from_slice(&fill));
 }
 
 fn over<T: Scalar>(numbers: &[T]) -> Result<Tensor> {
@@ -113,10 +120,10 @@ mod tests {
 
     #[test]
     fn what_fills_a_shape_up_belongs_to_no_one() {
-        let written = |numbers: Numbers<'_>, dim, len| {
+        let written = |numbers: Numbers<'_>, dim, len: usize| {
             let width = if numbers.element() == ElementType::I32 { 4 } else { 8 };
             let mut bytes = vec![0xff; len * width];
-            numbers.write(dim, len, &mut bytes);
+            numbers.write(dim, &mut bytes);
             bytes
         };
         let i32s = |numbers: &[i32]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
