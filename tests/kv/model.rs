@@ -14,6 +14,8 @@ use crate::pattern::{Shape, place};
 /// Unless `PAGODA_KV_SEQUENCES` says otherwise.
 const SEQUENCES: u64 = 10_000;
 const STEPS: usize = 25;
+/// Of the one sequence that is long.
+const MANY_STEPS: usize = 10_000;
 /// The store is closed and opened again after so many sequences, which it then has the leftovers of.
 const REOPEN: u64 = 500;
 const USERS: usize = 6;
@@ -29,11 +31,37 @@ fn ten_thousand_random_sequences() {
             drop(store);
             store = open(&folder);
         }
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| sequence(seed, &store)));
-        if let Err(panic) = result {
-            eprintln!("sequence {seed} failed; it did:\n{}", TRACE.take().join("\n"));
-            std::panic::resume_unwind(panic);
+        told(seed, || sequence(seed, &store));
+    }
+}
+
+/// One cache for all of them, with a pool of a few pages above a store: whatever adds up over time shows.
+#[test]
+fn ten_thousand_steps_of_one_cache() {
+    let folder = Folder::new();
+    let store = open(&folder);
+    // Of the ways in which a cache can be, one in which users leave for the store by themselves.
+    let fits = |world: &World| world.has_store && world.options.offload == Offload::OnEviction;
+    let mut worlds = (0..).map(|seed| (seed, World::new(&mut Random(seed), seed, &store)));
+    let (seed, mut world) = worlds.find(|(_, world)| fits(world)).unwrap();
+    let mut random = Random(seed);
+    told(seed, || {
+        trace(format!("{:?}", world.options));
+        for _ in 0..MANY_STEPS {
+            world.step(&mut random);
+            world.compare();
         }
+        let stats = world.cache.stats();
+        assert!(stats.evicted_users > 100 && stats.tokens_from_store > 1000, "{stats:?}: pages have moved");
+    });
+}
+
+/// Says what a sequence has done, if it fails.
+fn told(seed: u64, sequence: impl FnOnce()) {
+    if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(sequence)) {
+        let did = TRACE.take();
+        eprintln!("sequence {seed} failed; it did, last:\n{}", did[did.len().saturating_sub(100)..].join("\n"));
+        std::panic::resume_unwind(panic);
     }
 }
 
