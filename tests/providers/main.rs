@@ -20,6 +20,7 @@ mod engine;
 #[path = "../embedding/files.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the embedding tables")]
 mod files;
+mod moving;
 mod operators;
 mod parity;
 
@@ -65,4 +66,6 @@ on_both! {
     rows_that_leave_while_others_are_looked_up: crate::bag::racing;
     around_the_layers: crate::ends::from_keys_to_lengths;
     scores_of_the_engine: crate::engine::scores;
+    histories_that_come_back: crate::moving::come_back;
+    histories_that_leave_while_others_run: crate::moving::racing;
 }
