@@ -18,7 +18,7 @@ pub fn scores(provider: Provider) {
 }
 
 /// Everyone's history as it grows, each on a thread of its own: scores as the oracle has them.
-fn replay(engine: &Engine, model: &str) {
+pub fn replay(engine: &Engine, model: &str) {
     std::thread::scope(|scope| {
         for case in cases(model) {
             scope.spawn(move || {

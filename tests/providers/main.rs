@@ -20,6 +20,7 @@ mod engine;
 #[path = "../embedding/files.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the embedding tables")]
 mod files;
+mod memory;
 mod moving;
 mod operators;
 mod parity;

@@ -7,7 +7,7 @@ use pagoda_kernels::cuda::CUdeviceptr;
 use super::device::{Mover, Part, Stretch};
 use super::shape::{Shape, gpu_of_pool};
 use crate::config::Place;
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use crate::tensor::Tensor;
 
 /// The pages of every layer.
@@ -22,6 +22,18 @@ pub(super) struct Pool {
     shape: Shape,
 }
 
+/// Why there are no pages on a GPU.
+fn no_room(error: Error) -> Error {
+    let error = match error.status() {
+        Status::Capacity => {
+            let message = format!("{}: give the cache fewer pages, or free memory of the GPU", error.message());
+            Error::new(Status::Capacity, message)
+        }
+        _ => error,
+    };
+    error.about("pages")
+}
+
 impl Pool {
     pub(super) fn new(shape: Shape, pages: u32, place: Place) -> Result<Self> {
         let dims = [i64::from(pages), 2, shape.page_size.into(), shape.heads.into(), shape.head_size.into()];
@@ -31,7 +43,7 @@ impl Pool {
         };
         let gpu = gpu_of_pool(device)?;
         let layers = (0..shape.layers).map(|_| Tensor::zeros_on(gpu, shape.element, &dims).map(Arc::new));
-        let layers: Vec<_> = layers.collect::<Result<_>>().map_err(|error| error.about("pages"))?;
+        let layers: Vec<_> = layers.collect::<Result<_>>().map_err(no_room)?;
         let addresses = layers.iter().map(|layer| layer.place().map(|(at, _)| at.addr() as CUdeviceptr));
         let mover = Mover::new(gpu, shape, pages, &addresses.collect::<Result<Vec<_>>>()?)?;
         Ok(Self { layers, shape, mover: Some(mover) })

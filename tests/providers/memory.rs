@@ -1,0 +1,90 @@
+//! Memory of the GPU that runs out: an error that says so, and what is smaller goes on as before.
+
+use pagoda::engine::EngineOptions;
+use pagoda::{ElementType, Engine, KvCache, KvOptions, Model, ModelOptions, Pages, Place, Provider, Status};
+use pagoda_kernels::cpu::reference;
+use pagoda_kernels::cuda::{DeviceMemory, Gpu};
+
+use crate::cases::{folder, open, options};
+use crate::common::{Case, Random, User, error, tolerance};
+use crate::operators::{self, Inputs, graph};
+
+const MEBIBYTE: usize = 1 << 20;
+const GIBIBYTE: usize = 1 << 30;
+
+/// Takes the memory of the GPU up to about so many bytes, until it is dropped.
+fn take_all_but(left: usize) -> Vec<DeviceMemory> {
+    let gpu = Gpu::shared(0).unwrap();
+    let (mut taken, mut size) = (Vec::new(), 64 * GIBIBYTE);
+    while size >= 8 * MEBIBYTE {
+        let fits = gpu.free_bytes().unwrap() >= left + size;
+        match fits.then(|| DeviceMemory::zeroed(gpu, size)) {
+            Some(Ok(memory)) => taken.push(memory),
+            _ => size /= 2,
+        }
+    }
+    taken
+}
+
+fn on_gpu(pages: Pages) -> EngineOptions {
+    let model = ModelOptions { provider: Provider::Cuda, ..options().model };
+    EngineOptions { model, kv: Some(pages), ..options() }
+}
+
+#[test]
+#[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
+fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _taken = take_all_but(GIBIBYTE);
+    let pool = |bytes: usize| {
+        let options = KvOptions {
+            layers: 2,
+            heads: 4,
+            head_size: 128,
+            page_size: 64,
+            element: ElementType::F32,
+            pages: Pages::Bytes(bytes as u64),
+            place: Place::Cuda(0),
+            ..KvOptions::default()
+        };
+        KvCache::open(&options, None)
+    };
+    let error = pool(8 * GIBIBYTE).err().expect("there is no room for it");
+    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("pages")), "{error}");
+    let layer = (4 * GIBIBYTE).to_string();
+    assert!(error.message().contains(&layer) && error.message().contains("fewer pages"), "{error}");
+    assert!(pool(256 * MEBIBYTE).is_ok());
+
+    let refused = Engine::open(folder("gather"), on_gpu(Pages::Bytes(4 * GIBIBYTE as u64)));
+    let error = refused.err().expect("there is no room for it");
+    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("options.kv")), "{error}");
+    crate::engine::replay(&open("gather", on_gpu(Pages::Count(256))), "gather");
+}
+
+#[test]
+#[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
+fn a_batch_that_does_not_fit_fails_alone() {
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let case = |candidates| {
+        Case::<f32>::new(&mut Random(1), &[User { cached: 40, new: 10, candidates, contextual: 0 }], 2, 64, 32)
+    };
+    let small = case(5);
+    let model = Model::from_bytes(&graph(&small), &operators::options(Provider::Cuda)).unwrap();
+    let (inputs, expected) = (Inputs::new(&small), reference::hstu_attention(&small.attention()).unwrap());
+    let check = || {
+        let (output, _) = inputs.run::<f32>(&model).unwrap();
+        assert!(error(&output, &expected) <= tolerance::<f32>());
+    };
+    check();
+    let taken = take_all_but(16 * MEBIBYTE);
+    // The queries alone are 30 MB.
+    let large = Inputs::new(&case(60_000));
+    for _ in 0..2 {
+        let error = large.run::<f32>(&model).expect_err("there is no room for it");
+        assert!([Status::Runtime, Status::Capacity].contains(&error.status()), "{error}");
+        assert!(error.message().contains("memory"), "{error}");
+        check();
+    }
+    drop(taken);
+    check();
+}
