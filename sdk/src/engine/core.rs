@@ -1,6 +1,7 @@
 //! What the threads of an engine share, and how they answer requests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,10 @@ use super::work::Work;
 use crate::error::{Error, Result, Status};
 use crate::store::Store;
 
+/// How long whoever waits for others to run with looks out for the next one before it sleeps: those that belong together
+/// come within microseconds, and to be woken takes longer.
+const LOOK_OUT: Duration = Duration::from_micros(20);
+
 /// What the threads of an engine share.
 pub(super) struct Core {
     pub(super) options: EngineOptions,
@@ -27,6 +32,8 @@ pub(super) struct Core {
     pub(super) counters: Arc<Counters>,
     pub(super) clock: Arc<Clock>,
     queue: Mutex<Queue>,
+    /// How many requests were put into the queue.
+    pushed: AtomicU64,
     /// A request may be next, or an instance is free.
     changed: Condvar,
 }
@@ -45,6 +52,7 @@ impl Core {
         Self {
             remembered: Remembered::new(options.remember_events, &serving.layout.signature),
             queue: Mutex::new(Queue::new(options.instances, options.queue)),
+            pushed: AtomicU64::new(0),
             options,
             store,
             serving: RwLock::new(serving),
@@ -68,8 +76,9 @@ impl Core {
     /// that something may end early: whoever runs a batch can not leave it.
     pub(super) fn run_or_queue(&self, pending: &Arc<Pending>) -> Result<()> {
         let mut queue = self.lock();
-        // Whoever is to wait for others does so in the queue.
-        let at_once = self.options.max_delay.is_zero() && !pending.limited;
+        // Whoever is to wait for others does so in the queue. A caller's thread would have to capture graphs of its own.
+        let graphs = pending.work.serving.graphs.is_some();
+        let at_once = self.options.max_delay.is_zero() && !pending.limited && !graphs;
         let workspace = if at_once { queue.at_once(pending.work.user) } else { None };
         match workspace {
             None => self.push(queue, Arc::clone(pending)),
@@ -92,6 +101,7 @@ impl Core {
         // each of them, but by the last that fits in.
         let attended = !self.options.max_delay.is_zero() && queue.next().is_some();
         let pushed = queue.push(pending);
+        self.pushed.fetch_add(1, Ordering::Relaxed);
         if !attended || queue.fills(self.options.max_batch as usize) {
             drop(queue);
             self.changed.notify_one();
@@ -101,7 +111,7 @@ impl Core {
 
     /// Runs batches until the engine is closed and no request waits.
     pub(super) fn work(&self) {
-        let mut queue = self.lock();
+        let (mut queue, mut looked_out) = (self.lock(), None);
         loop {
             let Some(first) = queue.next() else {
                 if queue.stop && queue.waiting() == 0 {
@@ -112,6 +122,14 @@ impl Core {
             };
             let left = self.options.max_delay.saturating_sub(first.arrived.elapsed());
             if !left.is_zero() && !queue.stop && !queue.fills(self.options.max_batch as usize) {
+                let pushed = Some(self.pushed.load(Ordering::Relaxed));
+                if looked_out != pushed {
+                    drop(queue);
+                    self.look_out(pushed, left.min(LOOK_OUT));
+                    // All may be otherwise by now.
+                    (queue, looked_out) = (self.lock(), pushed);
+                    continue;
+                }
                 queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
@@ -119,6 +137,15 @@ impl Core {
             drop(queue);
             self.serve(workspace, None);
             queue = self.lock();
+        }
+    }
+
+    /// Waits for a request to follow the `pushed` ones, without sleeping.
+    fn look_out(&self, pushed: Option<u64>, time: Duration) {
+        let begun = Instant::now();
+        while Some(self.pushed.load(Ordering::Relaxed)) == pushed && begun.elapsed() < time {
+            // Whoever wants to run here may be the one that is looked out for.
+            std::thread::yield_now();
         }
     }
 
