@@ -120,13 +120,16 @@ impl Bench {
         let begun = Instant::now();
         for request in &requests {
             let send = send.clone();
-            self.engine.rank_async(request, move |response| drop(send.send(response)))?;
+            // When it is answered: that this thread has to be woken for it is not the engine's.
+            self.engine.rank_async(request, move |response| drop(send.send((Instant::now(), response))))?;
         }
-        let mut responses = Vec::with_capacity(self.users);
+        let (mut responses, mut answered) = (Vec::with_capacity(self.users), begun);
         for _ in 0..self.users {
-            responses.push(receive.recv().map_err(failed)??);
+            let (at, response) = receive.recv().map_err(failed)?;
+            responses.push(response?);
+            answered = answered.max(at);
         }
-        let took = begun.elapsed();
+        let took = answered - begun;
         for response in &responses {
             let (computed, others) = (response.computed_rows, response.batched_with);
             if computed != new as u64 || others + 1 != self.users {
