@@ -104,7 +104,13 @@ impl Graphs {
         let mut all = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         let (sizes, slot) = (self.shapes[shape], &mut all[shape]);
         if let Slot::New = slot {
-            *slot = Slot::Bound(Box::new(Bound::new(self.device, shape as i32, &sizes, inputs, fixed)?));
+            *slot = match Bound::new(self.device, shape as i32, &sizes, inputs, fixed) {
+                Ok(bound) => Slot::Bound(Box::new(bound)),
+                Err(error) => {
+                    log::warn!("batches of {sizes:?} run without a CUDA graph, for which there is no room: {error}");
+                    Slot::Failed
+                }
+            };
         }
         let Slot::Bound(bound) = slot else { return Ok(false) };
         // SAFETY: the caller's; the memory is used under this lock alone.

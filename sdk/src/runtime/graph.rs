@@ -1,8 +1,9 @@
-//! CUDA graphs: runs that are bound once, captured the first time and replayed from then on.
+//! CUDA graphs: runs that are bound once, captured by each thread the first time and replayed from then on.
 
+use std::collections::HashSet;
 use std::ffi::c_char;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use ort_sys::OrtValue;
@@ -22,7 +23,8 @@ pub(crate) struct Graph {
     names: Vec<*const c_char>,
     inputs: Vec<Value>,
     outputs: Vec<Value>,
-    captured: AtomicBool,
+    /// Who has captured it: ONNX Runtime has a graph for each thread that runs.
+    captured: Mutex<HashSet<ThreadId>>,
     _tensors: Vec<Arc<Tensor>>,
 }
 
@@ -54,18 +56,18 @@ impl Graph {
             names: model.resolve(&borrowed, &bound)?,
             inputs: values(inputs)?,
             outputs: values(outputs)?,
-            captured: AtomicBool::new(false),
+            captured: Mutex::default(),
             model: Arc::clone(model),
             _tensors: tensors,
         })
     }
 
-    /// Whether it has run.
+    /// Whether it has run on this thread.
     pub(crate) fn is_captured(&self) -> bool {
-        self.captured.load(Ordering::Acquire)
+        self.captured.lock().unwrap_or_else(PoisonError::into_inner).contains(&thread::current().id())
     }
 
-    /// Runs, and waits for it. The first time takes longer: the run is done, and captured.
+    /// Runs, and waits for it. The first time on a thread takes longer: the run is done, and captured.
     ///
     /// # Safety
     /// As for [`Model::run_bound`]; no one else writes to the tensors of the graph meanwhile.
@@ -81,7 +83,9 @@ impl Graph {
             unsafe { self.model.run_raw(self.options.raw(), input_names, &inputs, output_names, &mut outputs) };
         drop((hold, alone));
         match &result {
-            Ok(()) => self.captured.store(true, Ordering::Release),
+            Ok(()) => {
+                self.captured.lock().unwrap_or_else(PoisonError::into_inner).insert(thread::current().id());
+            }
             Err(_) => self.model.let_it_end(),
         }
         self.model.count(start, &result);
