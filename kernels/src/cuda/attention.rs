@@ -85,9 +85,13 @@ pub fn scratch_bytes(call: &Attention) -> usize {
     let slots = slots(call);
     let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
     let bytes = slots * rows * call.rows.head_size * size_of::<f32>();
-    // One for the 64 rows of each warpgroup behind those for all; `Common` of cuda/hopper_parts.cuh.
-    let counters = (4 + slots / PARTS * (rows / 64)) * size_of::<u32>();
-    if bytes > MOST_SCRATCH || counters > counters::BYTES { 0 } else { bytes }
+    if bytes > MOST_SCRATCH || counter_bytes(call) > counters::BYTES { 0 } else { bytes }
+}
+
+/// One for the 64 rows of each warpgroup behind those for all; `Common` of cuda/hopper_parts.cuh.
+fn counter_bytes(call: &Attention) -> usize {
+    let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
+    (4 + slots(call) / PARTS * (rows / 64)) * size_of::<u32>()
 }
 
 /// The parts that split users can have at most.
@@ -179,7 +183,8 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
         (from_mut(&mut raw).cast::<c_void>(), from_mut(&mut maps).cast(), from_mut(&mut granule).cast());
     let needed = scratch_bytes(call);
     let scratch = scratch.filter(|given| needed > 0 && given.bytes >= needed && given.address.is_multiple_of(16));
-    if let Some((scratch, mut counters)) = scratch.and_then(|scratch| Some((scratch, gpu.counters.of(stream)?))) {
+    let counters = scratch.and_then(|_| gpu.counters.of(stream, counter_bytes(call)));
+    if let Some((scratch, mut counters)) = scratch.zip(counters) {
         let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, Mode::Parts);
         let parts = module.function(&format!("hopper_parts_{name}"), shared)?;
         let slots = slots(call);
@@ -217,7 +222,8 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
     let clusters = items.min(split.clusters);
     let mut duties = if alone { appends | ALONE } else { 0 };
     let arguments = &mut [raw, maps, granule, from_mut(&mut duties).cast()];
-    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads, or comes behind one that did.
+    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads, or
+    // comes behind the kernel above, which must be an ordinary launch for that: it begins when all before it has ended.
     unsafe { split.follow(clusters * CLUSTER, threads, shared, stream, arguments) }
 }
 

@@ -1,8 +1,9 @@
 //! The operators on NVIDIA's GPUs.
 //!
 //! A [`Gpu`] is a device with the kernels loaded onto it; [`Gpu::attention`], [`Gpu::append`] and those of the dense
-//! operators put one call of an operator on a stream. Calls are described by device addresses, because index tensors live on the device too: nothing
-//! here waits for the GPU or allocates on it, so a launch can be captured into a CUDA graph and replayed.
+//! operators put one call of an operator on a stream. Calls are described by device addresses, because index tensors live on
+//! the device too: nothing here waits for the GPU, or allocates on it but counters in the first call of a stream, so a launch can
+//! be captured into a CUDA graph and replayed.
 //!
 //! Whoever has the index tensors in host memory checks them first ([`crate::HstuAttention::check`]). The kernels do not
 //! trust them: whatever they hold, no kernel reads or writes outside its tensors.
