@@ -131,18 +131,18 @@ impl<'a, T: Element> OnDevice<'a, T> {
 
     /// The attention's output, written over poison.
     pub fn output(&self, gpu: &Gpu, path: Path) -> Vec<T> {
-        self.output_of(gpu, path, self.attention(0))
+        self.output_of(gpu, path, self.attention(0), None)
     }
 
-    /// As `output`, of a call that is like this one's.
-    pub fn output_of(&self, gpu: &Gpu, path: Path, call: Attention) -> Vec<T> {
+    /// As `output`, of a call that is like this one's; of one that appends with the pool that it appends to.
+    pub fn output_of(&self, gpu: &Gpu, path: Path, call: Attention, pool: Option<&Tensor>) -> Vec<T> {
         let output = Tensor::new(&self.stream, &vec![POISON; size_of_val(&self.case.query[..])]);
         let call = Attention { output: output.address, ..call };
         // SAFETY: every tensor is as long as its shape says; the stream is waited for below.
         unsafe { gpu.attention_by(path, &call, self.stream.cu_stream()) }.unwrap();
         let bytes = output.read(&self.stream);
         if path == Path::Hopper {
-            self.same_with_scratch(gpu, call, &bytes);
+            self.same_with_scratch(gpu, call, &bytes, pool.map(|pool| pool.read(&self.stream)));
         }
         elements(&bytes)
     }
@@ -151,27 +151,33 @@ impl<'a, T: Element> OnDevice<'a, T> {
     pub fn output_and_pool(&self, gpu: &Gpu, path: Path) -> (Vec<T>, Vec<T>) {
         let pool = Tensor::new(&self.stream, bytes(&self.case.pool));
         let cache = Some(Cache { pool: pool.address, ..self.cache() });
-        let output = self.output_of(gpu, path, Attention { cache, append: true, ..self.attention(0) });
+        let output = self.output_of(gpu, path, Attention { cache, append: true, ..self.attention(0) }, Some(&pool));
         (output, elements(&pool.read(&self.stream)))
     }
 
     /// With memory to work in, the output is the same to the bit, and nothing around that memory is touched.
-    fn same_with_scratch(&self, gpu: &Gpu, call: Attention, expected: &[u8]) {
+    fn same_with_scratch(&self, gpu: &Gpu, call: Attention, expected: &[u8], given_pool: Option<Vec<u8>>) {
         const AROUND: usize = 1 << 12;
-        let bytes = gpu.most_scratch_bytes(&call).unwrap();
-        assert!(gpu.scratch_bytes(&call).unwrap() <= bytes);
-        if bytes == 0 {
+        let most = gpu.most_scratch_bytes(&call).unwrap();
+        assert!(gpu.scratch_bytes(&call).unwrap() <= most);
+        if most == 0 {
             return;
         }
-        let scratch = Tensor::new(&self.stream, &vec![POISON; bytes + 2 * AROUND]);
+        let scratch = Tensor::new(&self.stream, &vec![POISON; most + 2 * AROUND]);
         let output = Tensor::new(&self.stream, &vec![POISON; expected.len()]);
-        let call = Attention { output: output.address, ..call };
-        let given = Scratch { address: scratch.address + AROUND as CUdeviceptr, bytes };
+        // A pool of its own again: the one that was given has the rows that this call is to append.
+        let pool = Tensor::new(&self.stream, bytes(&self.case.pool));
+        let cache = if call.append { Some(Cache { pool: pool.address, ..self.cache() }) } else { call.cache };
+        let call = Attention { output: output.address, cache, ..call };
+        let given = Scratch { address: scratch.address + AROUND as CUdeviceptr, bytes: most };
         // SAFETY: as in `output_of`; the scratch memory is this call's own.
         unsafe { gpu.attention_in(&call, given, self.stream.cu_stream()) }.unwrap();
         assert!(output.read(&self.stream) == expected, "scratch changes the output");
+        if let Some(before) = given_pool {
+            assert!(pool.read(&self.stream) == before, "scratch changes the pool");
+        }
         let after = scratch.read(&self.stream);
-        let untouched = after[..AROUND].iter().chain(&after[AROUND + bytes..]).all(|byte| *byte == POISON);
+        let untouched = after[..AROUND].iter().chain(&after[AROUND + most..]).all(|byte| *byte == POISON);
         assert!(untouched, "around the scratch memory");
     }
 

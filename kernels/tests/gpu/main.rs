@@ -11,6 +11,7 @@ mod device;
 mod ends;
 #[path = "../ends_cases/mod.rs"]
 mod ends_cases;
+mod followed;
 mod harm;
 mod held;
 mod parity;
@@ -40,6 +41,7 @@ const PARTS: &[Part] = &[
     ("alone-or-together", same_bits::alone_or_together),
     ("pages-moved", same_bits::pages_moved),
     ("twice", same_bits::twice),
+    ("followed", followed::followed),
     ("nonsense", harm::nonsense),
     ("large-pool", pools::beyond_32_bits),
     ("table-found", table::found),

@@ -37,7 +37,7 @@ pub fn beyond_32_bits(context: &Context) {
     let cache = Cache { pool: address, pool_pages: large_pages, ..large.cache() };
     for path in small.paths(&context.gpu) {
         let call = Attention { cache: Some(cache), ..large.attention(0) };
-        let (near, far) = (small.output(&context.gpu, path), large.output_of(&context.gpu, path, call));
+        let (near, far) = (small.output(&context.gpu, path), large.output_of(&context.gpu, path, call, None));
         assert!(bits(&near) == bits(&far), "{path:?}");
     }
     let near = small.appended(&context.gpu);
