@@ -68,6 +68,14 @@ impl<T: OnnxElement> Operator for HstuEmbed<T> {
                 "HstuEmbed: the attribute to is {to}, expected the type of the output: 1, 10 or 16 for f32, f16 or bf16"
             )));
         }
+        for (pair, inputs) in Self::INPUTS.chunks_exact(2).enumerate() {
+            let [table, index] = [attributes.has_input(2 * pair)?, attributes.has_input(2 * pair + 1)?];
+            if table != index {
+                let (given, missing) = if table { (0, 1) } else { (1, 0) };
+                let [given, missing] = [inputs[given].name, inputs[missing].name];
+                return Err(OpError::invalid(format!("HstuEmbed: {given} without {missing}: give both or none")));
+            }
+        }
         Ok(Self { scale, element: PhantomData })
     }
 
