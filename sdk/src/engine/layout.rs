@@ -114,13 +114,17 @@ impl Layout {
         row.saturating_sub(self.begin_rows()) / self.event_rows()
     }
 
-    /// Rows of a history; `events` are those from `first` on.
+    /// Rows of a history; `events` are those from `first` on, all that the rows are of.
     pub(super) fn history_rows<'a>(
         &'a self,
         rows: Range<u64>,
         user: &'a [i64],
         (first, events): (u64, &'a [i64]),
     ) -> HistoryRows<'a> {
+        if rows.start.max(self.begin_rows()) < rows.end {
+            let known = first + (events.len() / self.width()) as u64;
+            assert!(self.event_at(rows.end - 1) < known, "rows up to {} of {known} events", rows.end);
+        }
         HistoryRows { layout: self, rows, user, first, events }
     }
 
@@ -337,5 +341,9 @@ mod tests {
             let expected: (Vec<u64>, Vec<i64>) = (start..rows).map(one).unzip();
             assert_eq!((hashes, times), expected, "from {start} on");
         }
+        // What an older version has stored must be found.
+        let mut hashes = Vec::new();
+        layout.history_rows(0..rows, &user, (0, &events)).fingerprints(&mut hashes);
+        assert_eq!((hashes[0], hashes[hashes.len() - 1]), (0xb46b8adc202df9ad, 0xb0c77a88c088f1e1));
     }
 }
