@@ -134,7 +134,7 @@ class Graph:
         return config.fused and config.lookup == "gather" and plain and len(config.features) <= MOST_TABLES
 
     def embedded(self):
-        """The same as `encoded` of every `token`, by one operator."""
+        """The same as `encoded` of every `token`, added up one table after the other, by one operator."""
         config, inputs = self.config, [""] * 4
         if config.positions:
             # What is counted from the start is clipped by the operator.
