@@ -71,9 +71,7 @@ impl<T: OnnxElement> Operator for HstuEmbed<T> {
         for (pair, inputs) in Self::INPUTS.chunks_exact(2).enumerate() {
             let [table, index] = [attributes.has_input(2 * pair)?, attributes.has_input(2 * pair + 1)?];
             if table != index {
-                let (given, missing) = if table { (0, 1) } else { (1, 0) };
-                let [given, missing] = [inputs[given].name, inputs[missing].name];
-                return Err(OpError::invalid(format!("HstuEmbed: {given} without {missing}: give both or none")));
+                return Err(OpError::invalid(format!("HstuEmbed: {}", together(inputs))));
             }
         }
         Ok(Self { scale, element: PhantomData })
@@ -162,8 +160,7 @@ impl<'a> Pair<'a> {
             (None, None) => return Ok(None),
             (Some(table), Some(index)) => (table, index),
             _ => {
-                let [table, index] = [first, first + 1].map(|input| context.inputs[input].name);
-                return Err(OpError::invalid(format!("{table} and {index} go together: give both or none")));
+                return Err(OpError::invalid(together(&context.inputs[first..first + 2])));
             }
         };
         let [found, elements] = table.shape()?;
@@ -192,4 +189,9 @@ impl<'a> Pair<'a> {
         let (table, rows, index) = (self.table.address(), self.table.dims[0], self.index.address());
         cuda::Lookup { table, rows, index }
     }
+}
+
+/// What is wrong where only one of a table and its index is given.
+fn together(pair: &[Input]) -> String {
+    format!("{} and {} go together: give both or none", pair[0].name, pair[1].name)
 }
