@@ -72,6 +72,10 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
             if (item.user.rows < 0) break;
             at = compute<T, S>(call, ring, item, number, at, common);
         }
+        if (S::MODE == Mode::Parts) {
+            Slot<S>::meet();
+            Slot<S>::tell(common, ring);
+        }
     }
     // When this kernel has ended, the one that it followed has too: whoever comes next relies on that.
     if (S::SPLIT) wait_for_previous();

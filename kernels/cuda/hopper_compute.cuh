@@ -104,8 +104,10 @@ template <class T, class S> struct Computing {
         if (tile.limit < tile.position + S::KEYS) clear_tail<S>(ring.values(at), tile.limit - tile.position);
     }
 
-    // Goes through the item's tiles; of a part, `between()` is called behind the last tile of the first segment.
-    template <class Between> __device__ void run(const Seen (&seen)[2], const Reach &reach, Between between) {
+    // Goes through the item's tiles. Of a part, `pause(index)` is called behind the tile number `when`, and gives the next such.
+    // Gives the last one.
+    template <class Pause>
+    __device__ int run(const Seen (&seen)[2], const Reach &reach, int when, Pause pause) {
         int turn = __shfl_sync(~0u, threadIdx.x / 128, 0);
         bool leader = (threadIdx.x & 31) == 0;
         float scores[S::KEYS / 2];
@@ -141,7 +143,7 @@ template <class T, class S> struct Computing {
                     barrier_arrive(ring.values_empty(at));
                     barrier_arrive(ring.keys_empty(next));
                 }
-                if (S::MODE == Mode::Parts && index + 1 == item.middle) between();
+                if (S::MODE == Mode::Parts && index == when) when = pause(index);
                 at = next;
             }
             leave_item();
@@ -172,6 +174,7 @@ template <class T, class S> struct Computing {
         }
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++) wgmma::touch(sums[part]);
+        return when;
     }
 
     // The thread's columns of one of its two rows, pair by pair: `to(column, low, high)`.
@@ -220,11 +223,31 @@ __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &ite
     for (int i = 0; i < 2; i++) seen[i] = seen_by(call, item.user, min(first_row + 8 * i, last));
     bool complete = S::MODE == Mode::Whole || item.slot < 0;
     if (S::MODE == Mode::Parts) {
-        Slot<S> slot(common, item);
-        computing.run(seen, reach, [&] { slot.put(computing.sums); });
-        if (!complete && group_first <= last) complete = slot.add(ring, computing.sums);
+        // What the part before has written has arrived by then.
+        constexpr int EARLY = 2;
+        Slot<S> slot{common, ring, static_cast<int>(item.slot)};
+        bool any = group_first <= last;
+        if (!any) {
+            // Others may wait for what this warpgroup, which does nothing now, has left before.
+            slot.meet();
+            slot.tell(common, ring);
+        }
+        int when = item.begin + EARLY;
+        if (item.middle > item.begin) when = min(when, item.middle - 1);
+        when = computing.run(seen, reach, when, [&](int index) {
+            const Item<S> &now = ring.items[number % S::ITEMS];
+            int last_of_first = now.middle - 1, early = now.begin + EARLY, late = last_of_first - 1;
+            if (index <= early) {
+                if (index < early) slot.meet();
+                slot.tell(common, ring);
+            }
+            if (index == late && slot.second()) slot.look(false);
+            if (index == last_of_first) return slot.put(computing.sums, late >= early);
+            return index < late ? late : last_of_first;
+        });
+        if (!complete && any) complete = slot.leave(computing.sums, when);
     } else {
-        computing.run(seen, reach, [] {});
+        computing.run(seen, reach, 0, [](int) { return 0; });
     }
     if (complete) {
         for (int i = 0; i < 2; i++) {

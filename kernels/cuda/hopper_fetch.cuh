@@ -111,8 +111,10 @@ template <class S> struct Fetching {
             if (tile.cached && !looked_up) look_up(item, index);
             fetch_tile(item, tile, index, false);
             fetch_tile(item, tile, index, true);
-            // Early enough for the plan to be there in time, and no earlier: others may be free sooner.
-            if (S::MODE == Mode::Parts && number == count / 2) let_plan();
+            // Early enough for the plan to be there in time, and no earlier: others may be free sooner. Surely they are where this
+            // block has begun with the second part of a half, whose first one others have just begun too.
+            bool behind = items == 0 && item.slot % A_BLOCK >= 2;
+            if (S::MODE == Mode::Parts && number == (behind ? count - 1 : count / 2)) let_plan();
         }
         if (S::MODE == Mode::Parts && count == 0) let_plan();
         items++;
@@ -159,22 +161,20 @@ template <class S> struct Fetching {
 
     // What another warp does for the fetching one: it finds the next item while this one's tiles are fetched.
     __device__ void plan_parts() const {
+        // On its way while parts are counted.
+        unsigned index = common.take();
         Parts<S> parts(call);
-        // The first part is that of the block's own number, which needs no wait.
-        bool first = true;
         Item<S> item{};
         for (int number = 0; item.user.rows >= 0; number++) {
             barrier_wait(ring.may_plan(), number & 1);
-            Part part;
-            do {
-                part = parts.at(call, first ? blockIdx.x : gridDim.x + common.take());
-                first = false;
-                // More than there is memory for: offsets that no call should have.
-            } while (part.user >= 0 && part.slot >= common.slots);
+            if (number > 0) index = common.take();
+            Part part = parts.at(call, __shfl_sync(~0u, index, 0));
+            // More than there is memory for: offsets that no call should have.
+            while (part.user >= 0 && part.slot >= common.slots) part = parts.at(call, __shfl_sync(~0u, common.take(), 0));
             item.user.rows = -1;
             if (part.user >= 0) {
                 item = item_of(load_user(call, part.user), part.head, part.block * S::ROWS);
-                if (part.slot >= 0) cut(item, part.number * 2, 2);
+                if (part.slot >= 0) cut(item, part.number % 2 * (SEGMENTS / 2) + part.number / 2 * 2, 2);
                 item.slot = part.slot;
             }
             if ((threadIdx.x & 31) == 0) {

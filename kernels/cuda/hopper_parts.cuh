@@ -1,8 +1,10 @@
 // How the work over the keys of users that are split is shared out where their sums are added up in device memory.
 //
-// A part is two segments of the keys of a block of rows, one behind the other, for one head; an item of a user who is not split
-// is taken as a part too, with all keys. Every block begins with one and takes others by a counter. A warpgroup leaves the sums of its 64 rows over the first segment in the part's slot and adds
-// those over the second; the last to come of the parts of the same rows adds up the slots and writes the output.
+// A part is two segments of the keys of a block of rows, one behind the other, for one head: the first two or the last two of
+// either half of the segments. An item of a user who is not split is taken as a part too, with all keys. Blocks take parts in
+// their order, by a counter. The sums of a half are added up in its slot, by the L2 cache: a warpgroup leaves those of its 64
+// rows over the first segment there and adds those over the second; who has the other part of that half, which is taken later,
+// adds his. Whoever completes the second half does not, but reads both and writes the output.
 #pragma once
 
 #include "hopper_ring.cuh"
@@ -10,28 +12,30 @@
 namespace pagoda {
 namespace hopper {
 
-constexpr int A_BLOCK = SEGMENTS / 2;  // parts of a block of rows
+constexpr int A_BLOCK = SEGMENTS / 2;  // parts of a block of rows: the first of either half, then the second ones
+
+// What is done of a warpgroup's rows: the first part of the first half, and of the second one; all of a half.
+constexpr unsigned FIRST_DONE = 1, HALF_DONE = 4;
 
 // How many of a block's parts, the last ones, are taken in the order of their size, whole blocks of rows first: the less is
 // left to do when some find nothing more.
 constexpr int LAST_PARTS = 2;
 
-// What the blocks share in device memory: counters, which are 0 before and after a call, and the slots, which have the sums of
-// a part each.
+// What the blocks share in device memory: counters, which are 0 before and after a call, and as many slots as parts. Those of a
+// block's first two parts have the sums of the halves; the others are used where a second part is done with a segment before the
+// first part is.
 struct Common {
     unsigned *next;   // how many items were taken
     unsigned *ended;  // how many blocks have found nothing more to do
-    unsigned *done;   // how many parts of each warpgroup's rows are done
+    unsigned *done;   // what is done of each warpgroup's rows
     float *sums;
     int64_t slots;
 
     __device__ Common(unsigned *counters, void *scratch, int64_t slots)
         : next(counters), ended(counters + 1), done(counters + 4), sums(static_cast<float *>(scratch)), slots(slots) {}
 
-    // A number that no one has got. A whole warp asks.
-    __device__ int64_t take() const {
-        return __shfl_sync(~0u, (threadIdx.x & 31) == 0 ? atomicAdd(next, 1u) : 0u, 0);
-    }
+    // A number that no one has got, for the first lane of a warp. Who has a smaller one is running already: one may wait for him.
+    __device__ unsigned take() const { return (threadIdx.x & 31) == 0 ? atomicAdd(next, 1u) : 0u; }
 
     // The block takes no more; the last one to say so leaves zeros. A whole warp says so.
     __device__ void end() const {
@@ -138,101 +142,196 @@ __device__ inline float add(float a, float b) {
     return sum;
 }
 
-__device__ inline void add_to(float4 &sum, const float4 &other) {
-    sum = make_float4(add(sum.x, other.x), add(sum.y, other.y), add(sum.z, other.z), add(sum.w, other.w));
+__device__ inline float4 add(const float4 &a, const float4 &b) {
+    return make_float4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
 }
 
-// The order in which sums are added up, everywhere: those of two segments first.
-__device__ inline float4 add_parts(const float4 (&parts)[A_BLOCK]) {
-    float4 sum = parts[0];
-#pragma unroll
-    for (int part = 1; part < A_BLOCK; part++) add_to(sum, parts[part]);
-    return sum;
-}
-
+// The order in which sums are added up, everywhere: those of a half's segments one after the other, then those of the halves.
 __device__ inline float4 add_segments(const float4 (&segments)[SEGMENTS]) {
-    float4 parts[A_BLOCK];
+    constexpr int A_HALF = SEGMENTS / 2;
+    float4 halves[2];
 #pragma unroll
-    for (int part = 0; part < A_BLOCK; part++) {
-        parts[part] = segments[2 * part];
-        add_to(parts[part], segments[2 * part + 1]);
+    for (int half = 0; half < 2; half++) {
+        halves[half] = segments[half * A_HALF];
+#pragma unroll
+        for (int segment = 1; segment < A_HALF; segment++) {
+            halves[half] = add(halves[half], segments[half * A_HALF + segment]);
+        }
     }
-    return add_parts(parts);
+    return add(halves[0], halves[1]);
 }
 
-// What a warpgroup has of a slot. There a thread's sums of eight columns are together, a pair of them in each of its two rows,
-// for 128 threads side by side; then those of the next columns.
+// What a warpgroup knows of its part, and does with its sums in the slots. There a thread's sums of eight columns are together, a
+// pair of them in each of its two rows, for 128 threads side by side; then those of the next columns. Little is kept in
+// registers, of which the loop over the tiles has none to spare.
 template <class S> struct Slot {
     static constexpr int FOURS = S::D / 8, A_SLOT = 16 * S::D * S::GROUPS;
+    using Sums = float[S::PARTS][S::PART / 2];
 
-    float4 *own;   // the thread's
-    int part;      // of the block of rows
-    unsigned *done;
-    bool put_any;  // there are sums in it
+    const Common &common;
+    const Ring<S> &ring;
+    int part;
 
-    __device__ Slot(const Common &common, const Item<S> &item) : put_any(false) {
-        int group = threadIdx.x / 128;
-        own = reinterpret_cast<float4 *>(common.sums) + item.slot * A_SLOT + group * (16 * S::D) + threadIdx.x % 128;
-        part = static_cast<int>(item.slot % A_BLOCK);
-        done = common.done + item.slot / A_BLOCK * S::GROUPS + group;
+    // Where the first segment's sums are, instead of the number of the tile behind which they will be put there.
+    static constexpr int IN_PLACE = -1, ASIDE = -2;
+    static constexpr float NONE = -0.f;  // whatever it is added to stays as it is
+
+    __device__ bool second() const { return part % A_BLOCK >= 2; }
+    __device__ unsigned first_done() const { return FIRST_DONE << part % 2; }
+
+    __device__ static int group() { return threadIdx.x / 128; }
+    __device__ static void meet() { named_wait(ARRIVED + group(), 128); }
+
+    __device__ static unsigned *done(const Common &common, int part) {
+        return common.done + part / A_BLOCK * S::GROUPS + group();
     }
 
-    template <class Each> __device__ static void each(float (&sums)[S::PARTS][S::PART / 2], Each each) {
+    // Where the thread's sums are in a slot.
+    __device__ float4 *at(int slot) const {
+        return reinterpret_cast<float4 *>(common.sums) + static_cast<int64_t>(slot) * A_SLOT + group() * (16 * S::D) +
+               threadIdx.x % 128;
+    }
+
+    // Those of the part's half, and of the other.
+    __device__ float4 *of_half() const { return at(part & ~2); }
+    __device__ float4 *of_other() const { return at(part & ~2 ^ 1); }
+
+    // Tells the others of the part that was left in its slot before, if there is one, when all of the warpgroup have met since.
+    // Not at once: who tells waits until what was written has arrived.
+    __device__ static void tell(const Common &common, const Ring<S> &ring) {
+        if (threadIdx.x % 128 != 0) return;
+        int &untold = ring.untold[group()];
+        if (untold >= 0) {
+            asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(done(common, untold)), "r"(FIRST_DONE << untold % 2)
+                         : "memory");
+        }
+        untold = -1;
+    }
+
+    template <class Each> __device__ static void each(Sums &sums, Each each) {
 #pragma unroll
         for (int n = 0; n < FOURS; n++) each(n, &sums[n / (S::PART / 8)][n % (S::PART / 8) * 4]);
     }
 
-    // Leaves the sums here, and zeros in their place.
-    __device__ void put(float (&sums)[S::PARTS][S::PART / 2]) {
-        each(sums, [&](int n, float *four) {
-            __stcg(own + n * 128, make_float4(four[0], four[1], four[2], four[3]));
-            four[0] = four[1] = four[2] = four[3] = 0;
-        });
-        put_any = true;
+    __device__ static void add_at(float4 *to, float4 four) {
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(four.x), "f"(four.y),
+                     "f"(four.z), "f"(four.w)
+                     : "memory");
     }
 
-    // Adds the sums. True where the other parts are there already: then they become those of all.
-    __device__ bool add(const Ring<S> &ring, float (&sums)[S::PARTS][S::PART / 2]) const {
-        each(sums, [&](int n, const float *four) {
-            if (put_any) {
-                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(own + n * 128), "f"(four[0]),
-                             "f"(four[1]), "f"(four[2]), "f"(four[3])
-                             : "memory");
-            } else {
-                float4 sum = make_float4(four[0], four[1], four[2], four[3]);
-                add_to(sum, make_float4(0, 0, 0, 0));
-                __stcg(own + n * 128, sum);
-            }
-        });
-        int group = threadIdx.x / 128;
-        named_wait(ARRIVED + group, 128);
-        if (threadIdx.x % 128 == 0) {
-            int before;
-            // The last one leaves 0.
-            asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(done), "n"(A_BLOCK - 1) : "memory");
-            ring.arrived[group] = before;
+    __device__ static float4 load(const float4 *from) {
+        float4 four;
+        asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+                     : "l"(from)
+                     : "memory");
+        return four;
+    }
+
+    __device__ static float4 as_four(const float *four) { return make_float4(four[0], four[1], four[2], four[3]); }
+
+    // Asks what is done of the warpgroup's rows; all of its threads know when they have met. With `wait`: when the first part of
+    // the half is.
+    __device__ void look(bool wait) const {
+        if (threadIdx.x % 128 != 0) return;
+        unsigned what;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(what) : "l"(done(common, part)) : "memory");
+        } while (wait && (what & first_done()) == 0);
+        ring.done[group()] = what;
+    }
+
+    __device__ bool is_done(unsigned what) const { return (ring.done[group()] & what) != 0; }
+
+    // Leaves the first segment's sums, and zeros in their place. Gives where they are.
+    __device__ int put(Sums &sums, bool looked) const {
+        if (second() && looked) meet();
+        bool adds = second() && looked && is_done(first_done());
+        float4 *to = adds ? of_half() : at(part);
+        if (adds) {
+            each(sums, [&](int n, const float *four) { add_at(to + n * 128, as_four(four)); });
+        } else {
+            each(sums, [&](int n, const float *four) { __stcg(to + n * 128, as_four(four)); });
         }
-        named_wait(ARRIVED + group, 128);
-        if (ring.arrived[group] != A_BLOCK - 1) return false;
+        each(sums, [&](int, float *four) { four[0] = four[1] = four[2] = four[3] = 0; });
+        return second() && !adds ? ASIDE : IN_PLACE;
+    }
+
+    // Adds the second segment's. True where the other half is there already: then the sums become those of both.
+    __device__ bool leave(Sums &sums, int where) const {
+        float4 *to = of_half();
+        if (where >= 0) {
+            meet();
+            tell(common, ring);
+            // As if zeros had been put, or were added.
+            each(sums, [&](int, float *four) {
+                for (int i = 0; i < 4; i++) four[i] = add(four[i], 0);
+            });
+        }
+        if (!second()) {
+            if (where == IN_PLACE) {
+                each(sums, [&](int n, const float *four) { add_at(to + n * 128, as_four(four)); });
+            } else {
+                each(sums, [&](int n, const float *four) { __stcg(to + n * 128, as_four(four)); });
+            }
+            if (threadIdx.x % 128 == 0) ring.untold[group()] = part;
+            return false;
+        }
+        if (where != IN_PLACE) {
+            meet();
+            look(true);
+            meet();
+        }
+        if (where == ASIDE) add_aside();
+        if (!is_done(HALF_DONE)) {
+            each(sums, [&](int n, float *four) {
+                add_at(to + n * 128, as_four(four));
+                four[0] = four[1] = four[2] = four[3] = NONE;
+            });
+            meet();
+            if (threadIdx.x % 128 == 0) {
+                asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
+                             : "=r"(ring.done[group()])
+                             : "l"(done(common, part)), "r"(HALF_DONE)
+                             : "memory");
+            }
+            meet();
+            if (!is_done(HALF_DONE)) return false;
+        }
+        // For the next call.
+        if (threadIdx.x % 128 == 0) *done(common, part) = 0;
         add_up(sums);
         return true;
     }
 
-    // The sums of all parts of the thread's rows.
-    __device__ void add_up(float (&sums)[S::PARTS][S::PART / 2]) const {
+    // Adds the first segment's sums, which were put aside, where they belong.
+    __device__ void add_aside() const {
         constexpr int AT_ONCE = 4;
-        const float4 *first = own - part * A_SLOT;
+        const float4 *from = at(part);
+        float4 *to = of_half();
 #pragma unroll
         for (int n = 0; n < FOURS; n += AT_ONCE) {
-            float4 parts[AT_ONCE][A_BLOCK];
+            float4 fours[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE * A_BLOCK; i++) {
-                parts[i / A_BLOCK][i % A_BLOCK] = __ldcg(first + i % A_BLOCK * A_SLOT + (n + i / A_BLOCK) * 128);
-            }
+            for (int i = 0; i < AT_ONCE; i++) fours[i] = load(from + (n + i) * 128);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) add_at(to + (n + i) * 128, fours[i]);
+        }
+    }
+
+    // Adds those of both halves to the sums.
+    __device__ void add_up(Sums &sums) const {
+        constexpr int AT_ONCE = 4;
+        const float4 *half = of_half(), *other = of_other();
+#pragma unroll
+        for (int n = 0; n < FOURS; n += AT_ONCE) {
+            float4 halves[AT_ONCE][2];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE * 2; i++) halves[i / 2][i % 2] = load((i % 2 == 0 ? half : other) + (n + i / 2) * 128);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                float4 sum = add_parts(parts[i]);
                 float *four = &sums[(n + i) / (S::PART / 8)][(n + i) % (S::PART / 8) * 4];
+                float4 sum = add(add(halves[i][0], as_four(four)), halves[i][1]);
                 four[0] = sum.x, four[1] = sum.y, four[2] = sum.z, four[3] = sum.w;
             }
         }

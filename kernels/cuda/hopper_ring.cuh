@@ -62,7 +62,7 @@ template <int D_, Mode MODE_> struct Shape {
     static constexpr int DATA_BYTES = ITEMS * QUERY_BYTES + BUFFERS * TILE_BYTES;
     static constexpr int SUM_STRIDE = D + 8;               // floats from row to row where blocks exchange sums
     static_assert(MODE != Mode::Cluster || ROWS * SUM_STRIDE * 4 <= DATA_BYTES, "sums are exchanged where tiles were");
-    static_assert((2 * BUFFERS + 2 * ITEMS + 2) * 8 + GROUPS * 4 <= BARRIER_BYTES, "items come behind the barriers");
+    static_assert((2 * BUFFERS + 2 * ITEMS + 2) * 8 + 2 * GROUPS * 4 <= BARRIER_BYTES, "items come behind the barriers");
 };
 
 // One block of rows against some of its tiles.
@@ -85,13 +85,15 @@ template <class T> __device__ T *output_at(const Call &call, const User &user, i
 // The rings in shared memory: of items with their queries, which count up from 0, and of tiles.
 template <class S> struct Ring {
     uint32_t base, barriers;
-    int *arrived;    // Parts: how many parts of the same rows were done before, of each warpgroup
+    // Parts: what is done of each warpgroup's rows, and of which part it has to tell the others.
+    int *done, *untold;
     Item<S> *items;  // ITEMS of them, and behind them the one that is planned
 
     __device__ explicit Ring(uint8_t *shared) {
         base = shared_address(shared);
         barriers = base + S::DATA_BYTES;
-        arrived = reinterpret_cast<int *>(shared + S::DATA_BYTES + BARRIER_BYTES) - S::GROUPS;
+        done = reinterpret_cast<int *>(shared + S::DATA_BYTES + BARRIER_BYTES) - 2 * S::GROUPS;
+        untold = done + S::GROUPS;
         items = reinterpret_cast<Item<S> *>(shared + S::DATA_BYTES + BARRIER_BYTES);
     }
 
@@ -137,6 +139,7 @@ template <class S> struct Ring {
         if (S::MODE == Mode::Parts) {
             barrier_init(planned(), 1);
             barrier_init(may_plan(), 32);
+            for (int group = 0; group < S::GROUPS; group++) untold[group] = -1;
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

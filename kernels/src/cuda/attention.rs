@@ -100,10 +100,17 @@ fn slots(call: &Attention) -> usize {
     row_blocks(call, rows_to_split(call), rows) * call.rows.heads * PARTS
 }
 
-/// Whether parts are faster than clusters: not where there is a cluster for every item, nor where most users are not split.
+/// Whether parts are faster than clusters: not where there are few items, nor where most users are not split.
 pub fn wants_scratch(gpu: &Gpu, call: &Attention) -> Result<bool, CudaError> {
     let module = gpu.hopper.as_ref().expect("the path was offered");
-    Ok(mostly_split(call) && clustered_items(call) > clustered(module, call)?.clusters as usize)
+    Ok(mostly_split(call) && !few_items(call, clustered(module, call)?.clusters))
+}
+
+/// Whether all items are soon done by so many clusters: there is one for each, or, where heads are large, there are at most two
+/// and a half (parts that all run at once have to wait for one another).
+fn few_items(call: &Attention, clusters: u32) -> bool {
+    let halves = if call.rows.head_size == 256 { 5 } else { 2 };
+    2 * clustered_items(call) <= halves * clusters as usize
 }
 
 /// Not where most users cannot be split, because their rows are more than a quarter of the tokens that there are pages for.
@@ -169,8 +176,8 @@ impl Shape {
     }
 }
 
-/// One kernel where most users are split: in parts where there is memory for that, else in clusters if there is one for every
-/// item. Otherwise one for the users who are not, and then one for those who are, if there can be any.
+/// One kernel where most users are split: in parts where there is memory for that, else in clusters if there are few items.
+/// Otherwise one for the users who are not, and then one for those who are, if there can be any.
 ///
 /// # Safety
 /// As for [`launch`].
@@ -204,7 +211,7 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
         return unsafe { parts.follow(count, threads, shared, stream, arguments) };
     }
     let split = if rows_to_split(call) > 0 { Some(clustered(module, call)?) } else { None };
-    let alone = split.filter(|split| mostly_split(call) && clustered_items(call) <= split.clusters as usize).is_some();
+    let alone = split.filter(|split| mostly_split(call) && few_items(call, split.clusters)).is_some();
     let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, Mode::Whole);
     let items = blocks(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads)?;
     if !alone {
