@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory, SideStream};
+use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory};
 
 use super::inputs::{Input, Sizes};
 use super::options::GraphShape;
@@ -37,8 +37,6 @@ struct Bound {
     graph: Graph,
     /// The inputs one after the other, as they go there: in memory that the GPU copies from by itself.
     staging: PinnedMemory,
-    /// On which they go.
-    stream: SideStream,
     /// Where each input begins.
     places: Vec<usize>,
     inputs: Arc<DeviceMemory>,
@@ -152,25 +150,22 @@ impl Bound {
             }
         }
         let graph = Graph::bind(fixed.model, number, &fed, &made)?;
-        let (staging, stream) = (PinnedMemory::zeroed(gpu, bytes)?, SideStream::new(gpu)?);
-        Ok(Self { graph, staging, stream, places, inputs: memory, scores })
+        let staging = PinnedMemory::zeroed(gpu, bytes)?;
+        Ok(Self { graph, staging, places, inputs: memory, scores })
     }
 
     /// # Safety
     /// As for [`Graphs::run`]; no one else uses this meanwhile.
     unsafe fn run(&mut self, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
-        // SAFETY: as long as that, and `&mut self` is the only access: every copy was waited for.
+        // SAFETY: as long as that, and `&mut self` is the only access: every run was waited for.
         let staging = unsafe { std::slice::from_raw_parts_mut(self.staging.data(), self.staging.bytes()) };
         for (input, place) in inputs.iter().zip(&self.places) {
             let bytes = sizes.of(input.dim) * input.numbers.element().bits() / 8;
             input.numbers.write(input.dim, &mut staging[*place..][..bytes]);
         }
-        // SAFETY: both are as long as that, and left alone until it was waited for, below.
-        let copied = unsafe { self.stream.upload(self.inputs.address(), self.staging.data(), self.staging.bytes()) };
-        // Whatever became of the copy, nothing of it is under way after this.
-        self.stream.wait().and(copied)?;
-        // SAFETY: the caller's.
-        unsafe { self.graph.run() }?;
+        let (to, from, bytes) = (self.inputs.address(), self.staging.data(), self.staging.bytes());
+        // SAFETY: the caller's; both memories are as long as that, and left alone until the run has ended, well or not.
+        unsafe { self.graph.run(|stream| stream.upload(to, from, bytes)) }?;
         scores.copy_from_slice(&self.scores.as_slice()?[..scores.len()]);
         Ok(())
     }

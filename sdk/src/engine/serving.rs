@@ -17,6 +17,7 @@ use crate::kv::{KvCache, Tiers, Users};
 use crate::metrics;
 use crate::runtime::Model;
 use crate::store::Store;
+use crate::tensor::ElementType;
 
 /// A version of a model, open.
 pub(super) struct Serving {
@@ -48,7 +49,9 @@ impl Serving {
         };
         let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
         let cuda_graphs = options.model.cuda_graphs || !options.graphs.is_empty();
-        let model_options = ModelOptions { tables: graph_tables, cuda_graphs, ..options.model.clone() };
+        // What the blocks have rounded to fewer bits loses nothing by it.
+        let tf32 = options.model.tf32 || folder.compute != ElementType::F32;
+        let model_options = ModelOptions { tables: graph_tables, cuda_graphs, tf32, ..options.model.clone() };
         let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
         let place = if model.operators_on_gpu() { Place::Cuda(options.model.device_id) } else { Place::Host };
         let wanted = options.kv.filter(|pages| !matches!(pages, Pages::Count(0) | Pages::Bytes(0)));

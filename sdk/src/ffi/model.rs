@@ -370,6 +370,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_model_options) -> Resul
         },
         host_pools: false,
         cuda_graphs: false,
+        tf32: false,
         onnxruntime_path: onnxruntime_path.map(Into::into),
         profile_path: profile_path.map(Into::into),
         tables: match options.embedding.is_null() {

@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use ort_sys::OrtValue;
-use pagoda_kernels::cuda::{capture, no_capture};
+use pagoda_kernels::cuda::{CudaError, SideStream, capture, no_capture};
 
 use super::model::Model;
 use super::options::RunOptions;
@@ -41,6 +41,12 @@ impl Graph {
         inputs: &[(&str, Arc<Tensor>)],
         outputs: &[(&str, Arc<Tensor>)],
     ) -> Result<Self> {
+        if model.stream().is_none() {
+            return Err(Error::new(
+                Status::Internal,
+                "a model that was not opened for graphs, or without the GPU's own driver",
+            ));
+        }
         let tensors: Vec<_> = inputs.iter().chain(outputs).map(|(_, tensor)| Arc::clone(tensor)).collect();
         if let Some(elsewhere) = tensors.iter().find(|tensor| tensor.device().is_none()) {
             return Err(Error::new(Status::Internal, format!("{elsewhere:?} is not on the GPU")));
@@ -67,20 +73,23 @@ impl Graph {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner).contains(&thread::current().id())
     }
 
-    /// Runs, and waits for it. The first time on a thread takes longer: the run is done, and captured.
+    /// Runs behind what `before` puts on the stream, and waits for it. The first time on a thread takes longer: the run is done,
+    /// and captured.
     ///
     /// # Safety
     /// As for [`Model::run_bound`]; no one else writes to the tensors of the graph meanwhile.
-    pub(crate) unsafe fn run(&self) -> Result<()> {
+    pub(crate) unsafe fn run(&self, before: impl FnOnce(&SideStream) -> Result<(), CudaError>) -> Result<()> {
         let start = Instant::now();
         let alone = self.model.replaying().write().unwrap_or_else(PoisonError::into_inner);
         let hold = if self.is_captured() { no_capture() } else { capture() };
         let (input_names, output_names) = self.names.split_at(self.inputs.len());
         let inputs: Vec<*const OrtValue> = self.inputs.iter().map(|value| value.raw().cast_const()).collect();
         let mut outputs: Vec<*mut OrtValue> = self.outputs.iter().map(Value::raw).collect();
-        // SAFETY: as for an ordinary run.
-        let result =
-            unsafe { self.model.run_raw(self.options.raw(), input_names, &inputs, output_names, &mut outputs) };
+        let stream = self.model.stream().expect("one binds where there is one");
+        let result = before(stream).map_err(Error::from).and_then(|()| {
+            // SAFETY: as for an ordinary run.
+            unsafe { self.model.run_raw(self.options.raw(), input_names, &inputs, output_names, &mut outputs) }
+        });
         drop((hold, alone));
         match &result {
             Ok(()) => {

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use ort_sys::{OrtRunOptions, OrtValue};
-use pagoda_kernels::cuda::{Gpu, no_capture};
+use pagoda_kernels::cuda::{Gpu, SideStream, no_capture};
 
 use super::api::{self, Api};
 use super::cancel::{Cancel, cancelled};
@@ -142,6 +142,11 @@ impl Model {
     /// Held alone by a run that replays a graph.
     pub(super) fn replaying(&self) -> &RwLock<()> {
         &self.session.replaying
+    }
+
+    /// The stream that graphs are replayed on.
+    pub(super) fn stream(&self) -> Option<&SideStream> {
+        self.session.stream.as_ref()
     }
 
     /// Has the model run on a thread of Pagoda's and `done` called there with what [`Model::run_bound`] returns. What

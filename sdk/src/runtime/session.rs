@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
 use pagoda_custom_ops::Providers;
 use pagoda_custom_ops::tables::{Bound, ENTRY};
-use pagoda_kernels::cuda::no_capture;
+use pagoda_kernels::cuda::{Gpu, SideStream, no_capture};
 
 use super::api::Api;
 use super::options::{NO_GRAPH, RunOptions};
@@ -56,6 +56,8 @@ pub(super) struct Session {
     pub(super) replaying: RwLock<()>,
     /// For runs that are not captured, in a session that captures others.
     pub(super) uncaptured: Option<RunOptions>,
+    /// The stream of all runs, of a session that captures.
+    pub(super) stream: Option<SideStream>,
     /// Why `Provider::Auto` did not become the GPU; empty otherwise.
     pub(super) reason: String,
 }
@@ -97,8 +99,12 @@ impl Session {
         if let Some(bound) = &tables {
             built.set(ENTRY, bound.entry())?;
         }
+        let mut stream = None;
         if provider == Provider::Cuda {
-            built.append_cuda(options.device_id, options.cuda_graphs)?;
+            // Without one ONNX Runtime would make its own.
+            let gpu = options.cuda_graphs.then(|| Gpu::shared(options.device_id as usize));
+            stream = gpu.and_then(Result::ok).map(SideStream::new).transpose()?;
+            built.append_cuda(options, stream.as_ref())?;
         }
         let table = api.table();
         let _hold = (provider == Provider::Cuda).then(no_capture);
@@ -139,6 +145,7 @@ impl Session {
             device,
             replaying: RwLock::default(),
             uncaptured: None,
+            stream,
             reason: String::new(),
         };
         if options.cuda_graphs && provider == Provider::Cuda {
@@ -280,7 +287,8 @@ impl Options {
         self.api.check(unsafe { (self.api.table().AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()) })
     }
 
-    fn append_cuda(&self, device_id: u32, graphs: bool) -> Result<()> {
+    /// All runs are on the stream, if there is one: it outlives the session.
+    fn append_cuda(&self, options: &ModelOptions, stream: Option<&SideStream>) -> Result<()> {
         let (api, table) = (self.api, self.api.table());
         if !available_providers(api)?.iter().any(|name| name == "CUDAExecutionProvider") {
             return Err(Error::new(
@@ -289,17 +297,21 @@ impl Options {
             )
             .about("options.provider"));
         }
-        let device = CString::new(device_id.to_string()).expect("digits have no NUL");
-        // Products of f32 are computed in f32, as on the CPU. ONNX Runtime's default keeps 10 bits of their fractions.
-        let graphs = if graphs { c"1" } else { c"0" };
+        let device = CString::new(options.device_id.to_string()).expect("digits have no NUL");
+        let flag = |on| if on { c"1".as_ptr() } else { c"0".as_ptr() };
         let keys = [c"device_id".as_ptr(), c"use_tf32".as_ptr(), c"enable_cuda_graph".as_ptr()];
-        let values = [device.as_ptr(), c"0".as_ptr(), graphs.as_ptr()];
+        let values = [device.as_ptr(), flag(options.tf32), flag(options.cuda_graphs)];
         let mut cuda = null_mut();
         // SAFETY: the options are live, the texts too, and the CUDA options are released whatever happens between.
         let appended = unsafe {
             api.check((table.CreateCUDAProviderOptions)(&mut cuda))?;
+            let key = c"user_compute_stream".as_ptr();
             let appended = api
                 .check((table.UpdateCUDAProviderOptions)(cuda, keys.as_ptr(), values.as_ptr(), keys.len()))
+                .and_then(|()| match stream {
+                    Some(own) => api.check((table.UpdateCUDAProviderOptionsWithValue)(cuda, key, own.raw().cast())),
+                    None => Ok(()),
+                })
                 .and_then(|()| api.check((table.SessionOptionsAppendExecutionProvider_CUDA_V2)(self.raw, cuda)));
             (table.ReleaseCUDAProviderOptions)(cuda);
             appended

@@ -91,6 +91,7 @@ def _manifest(config, table_files):
     return {
         "model": "model.onnx",
         "block": block.flavour,
+        "compute": config.compute,
         "embedding_size": config.embedding_size,
         "lookup": config.lookup,
         "no_key": NO_KEY,

@@ -24,6 +24,12 @@ impl<'a> At<'a> {
         Ok(Self { place, value })
     }
 
+    /// What stands under a key that folders of older versions do not have.
+    pub(super) fn find(&self, key: &str) -> Result<Option<Self>> {
+        let known = self.value.as_object().is_some_and(|object| object.contains_key(key));
+        known.then(|| self.get(key)).transpose()
+    }
+
     /// The same, unless it is null.
     pub(super) fn given(self) -> Option<Self> {
         (!self.value.is_null()).then_some(self)

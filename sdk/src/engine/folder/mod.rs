@@ -22,6 +22,8 @@ pub struct ModelFolder {
     pub model: String,
     /// Whose blocks the model is made of: `nvidia` or `meta`.
     pub block: String,
+    /// What the blocks compute in.
+    pub compute: ElementType,
     /// How many numbers a row has.
     pub embedding_size: u32,
     /// Where the tables are.

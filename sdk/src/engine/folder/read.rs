@@ -33,6 +33,7 @@ pub(super) fn read(folder: &Path, text: &str) -> Result<ModelFolder> {
         version: top.get("version")?.text()?.to_owned(),
         model: file_name(&top.get("model")?)?,
         block: top.get("block")?.text()?.to_owned(),
+        compute: top.find("compute")?.map_or(Ok(ElementType::F32), |at| at.choice(&TYPES))?,
         embedding_size: top.get("embedding_size")?.count()?,
         lookup: top.get("lookup")?.choice(&[("bag", Lookup::Bag), ("gather", Lookup::Gather)])?,
         no_key: top.get("no_key")?.key()?,
