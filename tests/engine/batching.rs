@@ -107,6 +107,27 @@ fn requests_of_one_user_follow_one_another() {
 }
 
 #[test]
+fn those_who_come_one_by_one_run_together() {
+    let users = cases("gather");
+    // Others are free, and do not begin a batch of their own.
+    let engine = open("gather", EngineOptions { instances: 3, max_batch: 4, max_delay: LONG, ..options() });
+    for _ in 0..2 {
+        let mut outcomes = Vec::new();
+        for case in &users[..4] {
+            outcomes.extend(send(&engine, &[case.whole(case.len())]));
+            // Longer than anyone looks out without sleeping.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        for (case, outcome) in users.iter().zip(&outcomes) {
+            let response = wait(outcome).unwrap();
+            assert_eq!(response.batched_with, 3);
+            case.check(&response, case.len());
+        }
+    }
+    assert_eq!(engine.stats().batches, 2);
+}
+
+#[test]
 fn two_of_one_user_are_not_in_one_batch() {
     let users = cases("gather");
     let engine = full("gather", 2);
