@@ -195,7 +195,8 @@ typedef struct {
     pagoda_optimization optimization;
     /**
      * 1: those threads sleep while there is nothing to do; 0, the default: they look out for work for a while after
-     * each run, which wakes them sooner and takes cores from everything else in the process, other models too.
+     * each run, which wakes them sooner and takes cores from everything else in the process, other models too. So do the
+     * threads of an engine.
      */
     int32_t sleep_when_idle;
     /**

@@ -45,8 +45,8 @@ pub struct ModelOptions {
     /// Threads that work on one run; 0 = one for each core.
     pub intra_op_threads: u32,
     /// Whether those threads sleep while there is nothing to do. Otherwise they look out for work for a while after each
-    /// run, which wakes them sooner and takes cores from everything else in the process, other models too. An engine's own
-    /// threads do as these.
+    /// run, which wakes them sooner and takes cores from everything else in the process, other models too. So do the threads of
+    /// an engine.
     pub sleep_when_idle: bool,
     /// How much the graph is rewritten.
     pub optimization: Optimization,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pagoda::engine::{Columns, Engine, EngineOptions, Events, RankRequest, RankResponse};
-use pagoda::{Error, Pages, Status};
+use pagoda::{Error, ModelOptions, Pages, Status};
 use pagoda_test_support::Random;
 
 use crate::cases::{cases, close, open, options};
@@ -125,6 +125,23 @@ fn those_who_come_one_by_one_run_together() {
         }
     }
     assert_eq!(engine.stats().batches, 2);
+}
+
+#[test]
+fn whoever_comes_while_a_thread_looks_out_or_sleeps_is_served() {
+    let users = cases("gather");
+    let model = ModelOptions { sleep_when_idle: false, ..options().model };
+    for instances in [1, 3] {
+        let engine = open("gather", EngineOptions { model: model.clone(), instances, ..options() });
+        for pause in [0, 50, 190, 210, 1000].repeat(8) {
+            std::thread::sleep(Duration::from_micros(pause));
+            let outcomes = send(&engine, &[users[0].whole(users[0].len()), users[1].whole(users[1].len())]);
+            for (case, outcome) in users.iter().zip(&outcomes) {
+                case.check(&wait(outcome).unwrap(), case.len());
+            }
+        }
+        assert_eq!(engine.stats().failed, 0);
+    }
 }
 
 #[test]

@@ -23,8 +23,8 @@ use crate::store::Store;
 /// come within microseconds, and to be woken takes longer.
 const LOOK_OUT: Duration = Duration::from_micros(20);
 
-/// How long a thread that has answered someone looks out for the next one before it sleeps, unless threads are to sleep.
-const IDLE: Duration = Duration::from_micros(200);
+/// How long a thread that has answered looks out for the next request before it sleeps, unless threads are to sleep.
+const LOOK_ON: Duration = Duration::from_micros(200);
 
 /// What the threads of an engine share.
 pub(super) struct Core {
@@ -39,8 +39,6 @@ pub(super) struct Core {
     pushed: AtomicU64,
     /// A request may be next, or an instance is free.
     changed: Condvar,
-    /// There are as many as fit into the batch that is being put together, or it is to run as it is.
-    filled: Condvar,
 }
 
 /// A request of a batch.
@@ -64,7 +62,6 @@ impl Core {
             counters: Arc::new(Counters::new()),
             clock: Arc::default(),
             changed: Condvar::new(),
-            filled: Condvar::new(),
         }
     }
 
@@ -105,46 +102,51 @@ impl Core {
     fn push(&self, mut queue: MutexGuard<'_, Queue>, pending: Arc<Pending>) -> Result<()> {
         // Whoever is first in the queue has woken a thread, which waits for others to run with: it is not woken again for
         // each of them, but by the last that fits in.
-        let attended = !self.options.max_delay.is_zero() && (queue.filling.is_some() || queue.next().is_some());
+        let attended = !self.options.max_delay.is_zero() && queue.next().is_some();
         let pushed = queue.push(pending);
         self.pushed.fetch_add(1, Ordering::Relaxed);
-        if !attended {
+        if !attended || queue.fills(self.options.max_batch as usize) {
             drop(queue);
             self.changed.notify_one();
-        } else if queue.fills(self.options.max_batch as usize) {
-            drop(queue);
-            self.filled.notify_one();
         }
         pushed
     }
 
     /// Runs batches until the engine is closed and no request waits.
     pub(super) fn work(&self) {
-        // No one has run yet, so no one is expected.
-        let (mut queue, mut looked_out) = (self.lock(), Some(0));
+        let (mut queue, mut looked_out, mut expects) = (self.lock(), None, false);
         loop {
-            if queue.next().is_none() {
+            let Some(first) = queue.next() else {
                 if queue.stop && queue.waiting() == 0 {
                     return;
                 }
-                let pushed = Some(self.pushed.load(Ordering::Relaxed));
-                if looked_out == pushed || queue.waiting() > 0 || self.options.model.sleep_when_idle {
-                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                } else {
+                if std::mem::take(&mut expects) && queue.waiting() == 0 {
+                    let pushed = Some(self.pushed.load(Ordering::Relaxed));
                     drop(queue);
-                    self.look_out(pushed, IDLE);
-                    (queue, looked_out) = (self.lock(), pushed);
+                    self.look_out(pushed, LOOK_ON);
+                    queue = self.lock();
+                } else {
+                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }
+                continue;
+            };
+            let left = self.options.max_delay.saturating_sub(first.arrived.elapsed());
+            if !left.is_zero() && !queue.stop && !queue.fills(self.options.max_batch as usize) {
+                let pushed = Some(self.pushed.load(Ordering::Relaxed));
+                if looked_out != pushed {
+                    drop(queue);
+                    self.look_out(pushed, left.min(LOOK_OUT));
+                    // All may be otherwise by now.
+                    (queue, looked_out) = (self.lock(), pushed);
+                    continue;
+                }
+                queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
             let Some(workspace) = queue.instance() else { continue };
-            if !self.options.max_delay.is_zero() {
-                // No one else begins a batch meanwhile: who comes now belongs to this one.
-                queue.filling = Some(0);
-            }
             drop(queue);
             self.serve(workspace, None);
-            queue = self.lock();
+            (queue, expects) = (self.lock(), !self.options.model.sleep_when_idle);
         }
     }
 
@@ -161,25 +163,19 @@ impl Core {
     pub(super) fn stop(&self) {
         self.lock().stop = true;
         self.changed.notify_all();
-        self.filled.notify_all();
     }
 
     /// Puts a batch together, runs it, and says what came of it. `first` is the request of a caller whose thread this
     /// is, with the number of runs that had ended when it came.
     fn serve(&self, mut workspace: Workspace, first: Option<(Arc<Pending>, u64)>) {
         let mut outcomes = Vec::new();
-        let mut batch = self.gather(&mut workspace, first, &mut outcomes);
-        let gone = self.drop_ended(&mut batch);
+        let batch = self.gather(&mut workspace, first, &mut outcomes);
         let mut users: Vec<u64> = outcomes.iter().map(|(pending, _)| pending.work.user).collect();
         users.extend(batch.iter().map(|member| member.pending.work.user));
-        let ran = !batch.is_empty() || !outcomes.is_empty() || gone;
-        if !self.options.max_delay.is_zero() {
-            let mut queue = self.lock();
-            queue.filling = None;
-            // Whoever is first in the queue now came while another was, and woke no one (`push`).
-            if queue.next().is_some() {
-                self.changed.notify_one();
-            }
+        let ran = !batch.is_empty() || !outcomes.is_empty();
+        // Whoever is first in the queue now came while another was, and woke no one (`push`).
+        if !self.options.max_delay.is_zero() && self.lock().next().is_some() {
+            self.changed.notify_one();
         }
         if !batch.is_empty() {
             self.run(&mut workspace, batch, &mut outcomes);
@@ -198,15 +194,14 @@ impl Core {
         }
     }
 
-    /// Takes requests as long as they fit into one batch, and finds out what is there of their histories: of the first while
-    /// others are yet to come.
+    /// Takes requests as long as they fit into one batch, and finds out what is there of their histories.
     fn gather(
         &self,
         workspace: &mut Workspace,
         first: Option<(Arc<Pending>, u64)>,
         failed: &mut Vec<Outcome>,
     ) -> Vec<Member> {
-        let mut batch = Vec::<Member>::new();
+        let (mut batch, mut rows) = (Vec::<Member>::new(), 0);
         // A caller may hold a lock that the callback of another one takes.
         let callbacks = first.is_none();
         let mut next = first.or_else(|| self.take(callbacks));
@@ -219,8 +214,7 @@ impl Core {
             let prepared = guarded(|| history::prepare(work, &self.remembered, &mut workspace.items));
             match prepared {
                 Ok(ready) => {
-                    let others: u64 = batch.iter().map(|member| member.ready.rows(&member.pending.work)).sum();
-                    let rows = others + ready.rows(work);
+                    rows += ready.rows(work);
                     if !batch.is_empty() && rows > self.options.max_batch_rows.into() {
                         drop(ready);
                         self.put_back(pending);
@@ -236,50 +230,9 @@ impl Core {
                 }
                 Err(error) => failed.push((pending, Err(error))),
             }
-            next = self.take_another(callbacks, &mut batch, failed.len());
+            next = if batch.len() < self.options.max_batch as usize { self.take(callbacks) } else { None };
         }
         batch
-    }
-
-    /// The next request for a batch, if there is room for it: whoever is there, or comes as long as the first one may wait. Those
-    /// that have failed were to be in the batch too, and are not waited for again.
-    fn take_another(&self, callbacks: bool, batch: &mut Vec<Member>, failed: usize) -> Option<(Arc<Pending>, u64)> {
-        let (most, mut looked_out) = (self.options.max_batch as usize, None);
-        loop {
-            self.drop_ended(batch);
-            if batch.len() >= most {
-                return None;
-            }
-            let mut queue = self.lock();
-            if let Some(taken) = queue.take(callbacks) {
-                return Some((taken, queue.ended));
-            }
-            let waited = batch.first().map(|first| first.pending.arrived.elapsed());
-            let left = waited.map_or(Duration::ZERO, |waited| self.options.max_delay.saturating_sub(waited));
-            let collected = batch.len() + failed;
-            if queue.filling.is_none() || queue.is_blocked() || queue.stop || collected >= most || left.is_zero() {
-                return None;
-            }
-            queue.filling = Some(collected);
-            let pushed = Some(self.pushed.load(Ordering::Relaxed));
-            if looked_out == pushed {
-                drop(self.filled.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner));
-            } else {
-                drop(queue);
-                self.look_out(pushed, left.min(LOOK_OUT));
-                looked_out = pushed;
-            }
-        }
-    }
-
-    /// Lets those of a batch go that have ended while others were waited for. Gives whether there were any.
-    fn drop_ended(&self, batch: &mut Vec<Member>) -> bool {
-        let ended: Vec<_> = batch.extract_if(.., |member| member.pending.has_ended()).collect();
-        if !ended.is_empty() {
-            let mut queue = self.lock();
-            ended.iter().for_each(|member| queue.done(member.pending.work.user));
-        }
-        !ended.is_empty()
     }
 
     /// Runs a batch; if that fails, its requests one by one, so that only those fail that can not be run.

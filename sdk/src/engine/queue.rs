@@ -18,8 +18,6 @@ pub(super) struct Queue {
     /// The buffers of the instances that are free.
     idle: Vec<Workspace>,
     running: usize,
-    /// How many requests are in the batch that is being put together, if there is one that waits for others.
-    pub(super) filling: Option<usize>,
     /// How many runs have ended.
     pub(super) ended: u64,
     /// Whether the next one waits for pages that a running one has.
@@ -36,7 +34,6 @@ impl Queue {
             waiting: 0,
             idle: (0..instances).map(|_| Workspace::default()).collect(),
             running: 0,
-            filling: None,
             ended: 0,
             blocked: false,
             stop: false,
@@ -48,9 +45,8 @@ impl Queue {
         self.waiting
     }
 
-    /// Whether there are as many requests as the batch takes that is being put together, or would be next.
+    /// Whether so many requests could be in the next batch.
     pub(super) fn fills(&mut self, batch: usize) -> bool {
-        let batch = batch.saturating_sub(self.filling.unwrap_or(0)).max(1);
         let mut waiting = self.ready.iter().filter(|pending| !pending.has_ended());
         // Only as many are looked at as it takes, unless some have ended meanwhile.
         if self.ready.len() < batch || waiting.nth(batch - 1).is_some() {
@@ -62,12 +58,7 @@ impl Queue {
 
     /// The one that is next, if an instance could run it.
     pub(super) fn next(&self) -> Option<&Arc<Pending>> {
-        self.ready.front().filter(|_| !self.blocked && self.filling.is_none() && !self.idle.is_empty())
-    }
-
-    /// Whether the next one waits for pages that a running one has.
-    pub(super) fn is_blocked(&self) -> bool {
-        self.blocked
+        self.ready.front().filter(|_| !self.blocked && !self.idle.is_empty())
     }
 
     /// Puts a request at the end.

@@ -56,7 +56,8 @@ pub struct pagoda_model_options {
     /// How much the graph is rewritten; default PAGODA_OPTIMIZATION_ALL.
     pub optimization: pagoda_optimization,
     /// 1: those threads sleep while there is nothing to do; 0, the default: they look out for work for a while after
-    /// each run, which wakes them sooner and takes cores from everything else in the process, other models too.
+    /// each run, which wakes them sooner and takes cores from everything else in the process, other models too. So do the
+    /// threads of an engine.
     pub sleep_when_idle: i32,
     /// The ONNX Runtime library, UTF-8. NULL: the environment variable PAGODA_ONNXRUNTIME, then libonnxruntime.so.1 or
     /// libonnxruntime.so beside libpagoda.so, then the system's loader. A process uses one; the first model decides.

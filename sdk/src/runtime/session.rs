@@ -99,13 +99,7 @@ impl Session {
         if let Some(bound) = &tables {
             built.set(ENTRY, bound.entry())?;
         }
-        let mut stream = None;
-        if provider == Provider::Cuda {
-            // Without one ONNX Runtime would make its own.
-            let gpu = options.cuda_graphs.then(|| Gpu::shared(options.device_id as usize));
-            stream = gpu.and_then(Result::ok).map(SideStream::new).transpose()?;
-            built.append_cuda(options, stream.as_ref())?;
-        }
+        let stream = if provider == Provider::Cuda { built.append_cuda(options)? } else { None };
         let table = api.table();
         let _hold = (provider == Provider::Cuda).then(no_capture);
         let mut raw = null_mut();
@@ -287,8 +281,8 @@ impl Options {
         self.api.check(unsafe { (self.api.table().AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()) })
     }
 
-    /// All runs are on the stream, if there is one: it outlives the session.
-    fn append_cuda(&self, options: &ModelOptions, stream: Option<&SideStream>) -> Result<()> {
+    /// Gives the stream that all runs are on, for a session that captures: it must outlive the session.
+    fn append_cuda(&self, options: &ModelOptions) -> Result<Option<SideStream>> {
         let (api, table) = (self.api, self.api.table());
         if !available_providers(api)?.iter().any(|name| name == "CUDAExecutionProvider") {
             return Err(Error::new(
@@ -297,6 +291,9 @@ impl Options {
             )
             .about("options.provider"));
         }
+        // Without one ONNX Runtime makes its own.
+        let gpu = options.cuda_graphs.then(|| Gpu::shared(options.device_id as usize));
+        let stream = gpu.and_then(Result::ok).map(SideStream::new).transpose()?;
         let device = CString::new(options.device_id.to_string()).expect("digits have no NUL");
         let flag = |on| if on { c"1".as_ptr() } else { c"0".as_ptr() };
         let keys = [c"device_id".as_ptr(), c"use_tf32".as_ptr(), c"enable_cuda_graph".as_ptr()];
@@ -308,7 +305,7 @@ impl Options {
             let key = c"user_compute_stream".as_ptr();
             let appended = api
                 .check((table.UpdateCUDAProviderOptions)(cuda, keys.as_ptr(), values.as_ptr(), keys.len()))
-                .and_then(|()| match stream {
+                .and_then(|()| match &stream {
                     Some(own) => api.check((table.UpdateCUDAProviderOptionsWithValue)(cuda, key, own.raw().cast())),
                     None => Ok(()),
                 })
@@ -316,7 +313,7 @@ impl Options {
             (table.ReleaseCUDAProviderOptions)(cuda);
             appended
         };
-        appended.map_err(|error| {
+        appended.map(|()| stream).map_err(|error| {
             Error::new(Status::Unsupported, format!("the GPU can not be used: {}", error.message()))
                 .about("options.provider")
         })
