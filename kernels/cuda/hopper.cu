@@ -7,7 +7,7 @@
 // a user see few keys and the last see all: an item from either end makes a piece, so that pieces are alike.
 //
 // Where a user brings few rows against many keys (`is_split`), the keys of an item are cut into segments, whose sums are
-// added up in their order: by the blocks of a cluster through one another's shared memory, or, where there are more items
+// added up in a fixed order: by the blocks of a cluster through one another's shared memory, or, where there are many more items
 // than clusters, in device memory (hopper_parts.cuh). Where most users are split, one kernel does these and the others.
 //
 // Warps that have nothing else to do append the new rows to the pages, where the call asks for it.

@@ -193,7 +193,7 @@ template <class T, class S> struct Computing {
 // The thread's first row of its warpgroup's; the other is 8 below.
 __device__ inline int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
-// Adds up what the blocks of the cluster have of this block's share of the rows, in the order of the blocks.
+// Adds up what the blocks of the cluster have of this block's share of the rows.
 template <class T, class S> __device__ void add_up(const Call &call, const Ring<S> &ring, const Item<S> &item, int rank) {
     constexpr int SHARE = S::ROWS / CLUSTER, FOURS = S::D / 4;
     for (int unit = threadIdx.x; unit < SHARE * FOURS; unit += S::COMPUTING) {

@@ -4,7 +4,7 @@
 // either half of the segments. An item of a user who is not split is taken as a part too, with all keys. Blocks take parts in
 // their order, by a counter. The sums of a half are added up in its slot, by the L2 cache: a warpgroup leaves those of its 64
 // rows over the first segment there and adds those over the second; who has the other part of that half, which is taken later,
-// adds his. Whoever completes the second half does not, but reads both and writes the output.
+// adds his. Whoever completes the second half reads both and writes the output; if he knows in time, without adding before.
 #pragma once
 
 #include "hopper_ring.cuh"
@@ -22,8 +22,8 @@ constexpr unsigned FIRST_DONE = 1, HALF_DONE = 4;
 constexpr int LAST_PARTS = 2;
 
 // What the blocks share in device memory: counters, which are 0 before and after a call, and as many slots as parts. Those of a
-// block's first two parts have the sums of the halves; the others are used where a second part is done with a segment before the
-// first part is.
+// block's first two parts have the sums of the halves; the others are used where a second part is done with a segment before it
+// knows that the first part is done.
 struct Common {
     unsigned *next;   // how many items were taken
     unsigned *ended;  // how many blocks have found nothing more to do
@@ -146,6 +146,11 @@ __device__ inline float4 add(const float4 &a, const float4 &b) {
     return make_float4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
 }
 
+// With the same sign of 0 whatever zeros were added before.
+__device__ inline float4 add_halves(const float4 &one, const float4 &other) {
+    return add(add(one, other), make_float4(0, 0, 0, 0));
+}
+
 // The order in which sums are added up, everywhere: those of a half's segments one after the other, then those of the halves.
 __device__ inline float4 add_segments(const float4 (&segments)[SEGMENTS]) {
     constexpr int A_HALF = SEGMENTS / 2;
@@ -158,7 +163,7 @@ __device__ inline float4 add_segments(const float4 (&segments)[SEGMENTS]) {
             halves[half] = add(halves[half], segments[half * A_HALF + segment]);
         }
     }
-    return add(halves[0], halves[1]);
+    return add_halves(halves[0], halves[1]);
 }
 
 // What a warpgroup knows of its part, and does with its sums in the slots. There a thread's sums of eight columns are together, a
@@ -172,8 +177,8 @@ template <class S> struct Slot {
     const Ring<S> &ring;
     int part;
 
-    // Where the first segment's sums are, instead of the number of the tile behind which they will be put there.
-    static constexpr int IN_PLACE = -1, ASIDE = -2;
+    // Where the first segment's sums were put; anything else is the number of the tile behind which they will be, or of none.
+    static constexpr int IN_PLACE = INT32_MIN, ASIDE = INT32_MIN + 1;
     static constexpr float NONE = -0.f;  // whatever it is added to stays as it is
 
     __device__ bool second() const { return part % A_BLOCK >= 2; }
@@ -257,13 +262,13 @@ template <class S> struct Slot {
         return second() && !adds ? ASIDE : IN_PLACE;
     }
 
-    // Adds the second segment's. True where the other half is there already: then the sums become those of both.
+    // Adds what is left. True where the other half is there already: then the sums become those of both.
     __device__ bool leave(Sums &sums, int where) const {
         float4 *to = of_half();
-        if (where >= 0) {
+        if (where > ASIDE) {
             meet();
             tell(common, ring);
-            // As if zeros had been put, or were added.
+            // One of the segments has no tiles: as if zeros had been put, or were added.
             each(sums, [&](int, float *four) {
                 for (int i = 0; i < 4; i++) four[i] = add(four[i], 0);
             });
@@ -331,7 +336,7 @@ template <class S> struct Slot {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 float *four = &sums[(n + i) / (S::PART / 8)][(n + i) % (S::PART / 8) * 4];
-                float4 sum = add(add(halves[i][0], as_four(four)), halves[i][1]);
+                float4 sum = add_halves(add(halves[i][0], as_four(four)), halves[i][1]);
                 four[0] = sum.x, four[1] = sum.y, four[2] = sum.z, four[3] = sum.w;
             }
         }

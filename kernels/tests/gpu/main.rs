@@ -37,6 +37,7 @@ const PARTS: &[Part] = &[
     ("golden", parity::golden),
     ("random", parity::random),
     ("long", parity::long),
+    ("windows", parity::windows),
     ("append", parity::append),
     ("alone-or-together", same_bits::alone_or_together),
     ("pages-moved", same_bits::pages_moved),

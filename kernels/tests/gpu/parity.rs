@@ -153,6 +153,35 @@ pub fn long(context: &Context) {
     print(worst);
 }
 
+/// Windows much shorter than what is cached: later rows see nothing of the first segments, whose parts then have tiles of their
+/// second segment alone, or none.
+pub fn windows(context: &Context) {
+    let worst = Mutex::default();
+    fn check<T: Element>(context: &Context, worst: &Mutex<Vec<(String, f64)>>) {
+        let known = [(256, 8192, 512), (128, 8192, 768), (64, 8192, 1024), (256, 16_384, 1600), (128, 16_384, 1900)];
+        spread(known.len() as u64 + context.cases / 40, |seed| {
+            let mut random = Random(seed ^ 0x817d);
+            let cached = 2000 + random.below(7000);
+            let drawn = (random.pick(&[32, 64, 128, 256]), cached, 1 + random.below(cached / 4));
+            let (head_size, cached, new) = known.get(seed as usize).copied().unwrap_or(drawn);
+            let candidates = if seed < known.len() as u64 { 0 } else { random.below(40) };
+            let user = User { cached, new, candidates, contextual: 0 };
+            let mut case = Case::<T>::new(&mut random, &[user], 1, head_size, 64);
+            case.max_attn_len = match known.get(seed as usize) {
+                Some((64, ..)) => 4096,
+                Some(_) => 2048,
+                None => 1 + random.below(cached / 2) as i64,
+            };
+            case.scaling_seqlen = 4096;
+            let expected = reference::hstu_attention(&case.attention()).unwrap();
+            compare(context, &case, &expected, &format!("window seed {seed}"), worst);
+        });
+    }
+    check::<f16>(context, &worst);
+    check::<bf16>(context, &worst);
+    print(worst);
+}
+
 pub fn append(context: &Context) {
     fn check<T: Element>(context: &Context) {
         spread(context.cases, |seed| {
