@@ -49,7 +49,7 @@ impl Serving {
         };
         let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
         let cuda_graphs = options.model.cuda_graphs || !options.graphs.is_empty();
-        // What comes out of such blocks is known to fewer bits than a product of TF32 keeps.
+        // What comes out of such blocks is known to no more bits than a product of TF32 keeps.
         let tf32 = options.model.tf32 || folder.compute != ElementType::F32;
         let model_options = ModelOptions { tables: graph_tables, cuda_graphs, tf32, ..options.model.clone() };
         let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);

@@ -42,10 +42,9 @@ impl Graph {
         outputs: &[(&str, Arc<Tensor>)],
     ) -> Result<Self> {
         if model.stream().is_none() {
-            return Err(Error::new(
-                Status::Internal,
-                "a model that was not opened for graphs, or without the GPU's own driver",
-            ));
+            let message = "this model has no stream to replay graphs on: open it with `cuda_graphs`, on a GPU whose driver \
+                           this process can load (libcuda.so.1)";
+            return Err(Error::new(Status::Unsupported, message));
         }
         let tensors: Vec<_> = inputs.iter().chain(outputs).map(|(_, tensor)| Arc::clone(tensor)).collect();
         if let Some(elsewhere) = tensors.iter().find(|tensor| tensor.device().is_none()) {
