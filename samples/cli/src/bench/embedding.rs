@@ -12,7 +12,7 @@ use pagoda::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss};
 use pagoda::{Error, Result, Status};
 use pagoda_test_support::{Folder, Random};
 
-use super::{Row, median, side_by_side};
+use super::{Row, in_turns, median};
 
 const ROWS: usize = 10_000_000;
 const DIM: usize = 64;
@@ -114,6 +114,9 @@ impl Room {
     }
 }
 
+/// What is done with the keys of one batch.
+type Work<'a> = &'a (dyn Fn(usize, &mut Room) -> Result<()> + Sync);
+
 fn rooms(threads: u32) -> Vec<Room> {
     (0..threads).map(|_| Room::new()).collect()
 }
@@ -185,37 +188,30 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
         std::hint::black_box(&room.numbers);
         Ok(())
     };
-    let count = hits.iter().map(Vec::len).sum::<usize>() as f64 / hits.len() as f64;
-    let case = |threads: u32| format!("all-hit, {DIM} f32, Zipf {EXPONENT}, {threads} threads");
-    let compare =
-        |threads: u32, theirs: &(dyn Fn(usize, &mut Room) -> Result<()> + Sync), baseline_name| -> Result<Row> {
-            let (mut room, mut other) = (rooms(threads), rooms(threads));
-            let ours = || on_threads(&mut room, &ours, hits.len());
-            let (took, baseline) = side_by_side(9, ours, || on_threads(&mut other, theirs, hits.len()))?;
-            let speed = |took: f64| count * f64::from(threads) * ROUNDS as f64 / took * 1e-6;
-            let (value, baseline) = (speed(took), speed(baseline));
-            let ratio = value / baseline;
-            Ok(Row { bench: "embedding", case: case(threads), value, unit: "Mrow/s", baseline, baseline_name, ratio })
-        };
-    let mut rows = vec![compare(1, &gather, "gather")?, compare(1, &locked, "RwLock<HashMap>")?];
+    let mut cases: Vec<(u32, Work<'_>)> = vec![(1, &ours), (1, &gather), (1, &locked)];
     if threads > 1 {
-        rows.push(compare(threads, &gather, "gather")?);
-        rows.push(compare(threads, &locked, "RwLock<HashMap>")?);
-        let (mut two, mut one) = (rooms(2), rooms(1));
-        let (two, one) =
-            side_by_side(9, || on_threads(&mut two, &ours, hits.len()), || on_threads(&mut one, &ours, hits.len()))?;
-        let speed = |threads: f64, took: f64| count * threads * ROUNDS as f64 / took * 1e-6;
-        let (value, baseline) = (speed(2.0, two), speed(1.0, one));
-        let ratio = value / baseline;
-        rows.push(Row {
-            bench: "embedding",
-            case: "all-hit, scaling from 1 to 2 threads".into(),
-            value,
-            unit: "Mrow/s",
-            baseline,
-            baseline_name: "1 thread",
-            ratio,
-        });
+        cases.extend([(threads, &ours as Work<'_>), (threads, &gather), (threads, &locked), (2, &ours)]);
+    }
+    // All in turns: what a machine is slower at one time than at another, each of them sees.
+    let run = |(threads, work)| {
+        let (mut rooms, batches) = (rooms(threads), hits.len());
+        move || on_threads(&mut rooms, work, batches)
+    };
+    let times = in_turns(15, &mut cases.iter().copied().map(run).collect::<Vec<_>>())?;
+    let count = hits.iter().map(Vec::len).sum::<usize>() as f64 / hits.len() as f64;
+    let speed = |at: usize| count * f64::from(cases[at].0) * ROUNDS as f64 / times[at] * 1e-6;
+    let row = |case: String, ours: usize, theirs: usize, baseline_name| {
+        let (value, baseline) = (speed(ours), speed(theirs));
+        Row { bench: "embedding", case, value, unit: "Mrow/s", baseline, baseline_name, ratio: value / baseline }
+    };
+    let mut rows = Vec::new();
+    for ours in (0..cases.len() - 2).step_by(3) {
+        let case = format!("all-hit, {DIM} f32, Zipf {EXPONENT}, {} threads", cases[ours].0);
+        rows.push(row(case.clone(), ours, ours + 1, "gather"));
+        rows.push(row(case, ours, ours + 2, "RwLock<HashMap>"));
+    }
+    if threads > 1 {
+        rows.push(row("all-hit, scaling from 1 to 2 threads".into(), cases.len() - 1, 0, "1 thread"));
     }
     Ok(rows)
 }
@@ -226,11 +222,7 @@ const ROUNDS: usize = 8;
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 
 /// Does the work on as many threads as there are rooms.
-fn on_threads(
-    rooms: &mut [Room],
-    work: &(dyn Fn(usize, &mut Room) -> Result<()> + Sync),
-    batches: usize,
-) -> Result<()> {
+fn on_threads(rooms: &mut [Room], work: Work<'_>, batches: usize) -> Result<()> {
     let first = BEGUN.fetch_add(ROUNDS, Ordering::Relaxed);
     let one = |thread: usize, room: &mut Room| {
         (first..first + ROUNDS).try_for_each(|round| work((round + 5 * thread) % batches, room))

@@ -161,12 +161,19 @@ fn side_by_side(
     mut measured: impl FnMut() -> Result<()>,
     mut baseline: impl FnMut() -> Result<()>,
 ) -> Result<(f64, f64)> {
-    let mut times = (Vec::new(), Vec::new());
+    let times = in_turns(rounds, &mut [&mut measured as &mut dyn FnMut() -> Result<()>, &mut baseline])?;
+    Ok((times[0], times[1]))
+}
+
+/// Times each of `all` in turn, round after round, so that all see the same machine, and returns the median of each.
+fn in_turns(rounds: usize, all: &mut [impl FnMut() -> Result<()>]) -> Result<Vec<f64>> {
+    let mut times = vec![Vec::new(); all.len()];
     for _ in 0..rounds {
-        times.0.extend(burst(&mut measured)?);
-        times.1.extend(burst(&mut baseline)?);
+        for (work, times) in all.iter_mut().zip(&mut times) {
+            times.extend(burst(work)?);
+        }
     }
-    Ok((median(times.0), median(times.1)))
+    Ok(times.into_iter().map(median).collect())
 }
 
 /// A few runs one after the other; the first, which wakes threads and warms caches, is not counted.
