@@ -3,15 +3,16 @@
 //! A key belongs to one set of [`WAYS`] rows. A reader copies the row out and looks afterwards whether anyone has changed
 //! the set meanwhile; if so it begins again (a seqlock). Whoever changes a set locks it against others who would.
 
-mod copy;
+mod lines;
 mod region;
 mod set;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use self::copy::{copy_bytes, copy_numbers};
+use self::lines::{Best, Lines, Words, copy_bytes, copy_numbers};
 use self::region::Region;
 use self::set::{Locked, Set};
 use super::floor::Rows;
@@ -20,9 +21,9 @@ use super::{Layout, RowType};
 use crate::error::Result;
 
 /// Keys are served in blocks of this many: while one is served the rows of the next are under way from memory, and the
-/// sets of the one after that. With half as many they are still under way when their turn comes, with twice as many the
+/// sets of the one after that. With a third as many they are still under way when their turn comes, with a third more the
 /// processor has no room to keep track of them all: either costs about a fifth.
-const AHEAD: usize = 8;
+const AHEAD: usize = 12;
 /// Of a row this many bytes are asked for ahead. The processor notices by itself that more of a long one follow.
 const AHEAD_BYTES: usize = 1024;
 const LINE: usize = 64;
@@ -73,33 +74,58 @@ impl Cache {
     /// # Panics
     /// If `numbers` has not the length of as many rows as there are keys.
     pub(super) fn lookup(&self, keys: &[i64], numbers: &mut [f32], missing: &mut Vec<u32>) {
+        match Best::here() {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Best::Whole(lines) => self.lookup_by(lines, keys, numbers, missing),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Best::Halves(lines) => self.lookup_by(lines, keys, numbers, missing),
+            Best::Words(lines) => self.lookup_by(lines, keys, numbers, missing),
+        }
+    }
+
+    fn lookup_by(&self, lines: impl Lines, keys: &[i64], numbers: &mut [f32], missing: &mut Vec<u32>) {
+        let layout = self.layout;
+        match layout.row_type() {
+            RowType::F32 => {
+                let copy = |words: &[AtomicU64], numbers: &mut [f32]| copy_numbers(lines, words, numbers);
+                self.lookup_with(lines, keys, numbers, missing, copy, |_| ());
+            }
+            // Copied first, and decoded once it is known to be whole.
+            RowType::F16 | RowType::I8 => {
+                let row = RefCell::new(vec![0; layout.row_bytes()]);
+                let copy = |words: &[AtomicU64], _: &mut [f32]| copy_bytes(words, &mut row.borrow_mut());
+                self.lookup_with(lines, keys, numbers, missing, copy, |numbers| layout.decode(&row.borrow(), numbers));
+            }
+        }
+    }
+
+    /// `copy` may be called with a row that is being changed; `copied` with the numbers of one that was not.
+    #[inline]
+    fn lookup_with(
+        &self,
+        lines: impl Lines,
+        keys: &[i64],
+        numbers: &mut [f32],
+        missing: &mut Vec<u32>,
+        copy: impl Fn(&[AtomicU64], &mut [f32]),
+        copied: impl Fn(&mut [f32]),
+    ) {
         assert_eq!(numbers.len(), keys.len() * self.layout.dim());
         if self.capacity() == 0 {
             return missing.extend(0..keys.len() as u32);
         }
-        // A row that is not f32 is copied first and decoded once it is known to be whole.
-        let mut row = match self.layout.row_type() {
-            RowType::F32 => Vec::new(),
-            RowType::F16 | RowType::I8 => vec![0; self.layout.row_bytes()],
-        };
         let mut numbers = numbers.chunks_exact_mut(self.layout.dim());
-        self.each_ahead(keys, AHEAD_BYTES, |place, home| {
+        self.each_ahead(lines, keys, AHEAD_BYTES, |place, home| {
             let numbers = numbers.next().expect("there are numbers for every key");
             let found = home.set.read(|| {
-                let way = home.find()?;
-                let words = self.region.row(home.number, way);
-                match self.layout.row_type() {
-                    RowType::F32 => copy_numbers(words, numbers),
-                    RowType::F16 | RowType::I8 => copy_bytes(words, &mut row),
-                }
+                let way = home.find(lines)?;
+                copy(self.region.row(home.number, way), numbers);
                 Some(way)
             });
             match found.flatten() {
                 Some(way) => {
                     home.set.touch(way);
-                    if !row.is_empty() {
-                        self.layout.decode(&row, numbers);
-                    }
+                    copied(numbers);
                 }
                 None => missing.push(place as u32),
             }
@@ -111,7 +137,7 @@ impl Cache {
         if self.capacity() == 0 {
             return missing.extend(0..keys.len() as u32);
         }
-        self.each_ahead(keys, 0, |place, home| match home.set.read(|| home.find()).flatten() {
+        self.each_ahead(Words, keys, 0, |place, home| match home.set.read(|| home.find(Words)).flatten() {
             Some(way) => home.set.touch(way),
             None => missing.push(place as u32),
         });
@@ -121,14 +147,14 @@ impl Cache {
     /// those of which `current` says no, asked while no one else can change the set, and those of which a higher version is
     /// here.
     pub(super) fn insert(&self, rows: &Rows<'_>, current: &dyn Fn(usize) -> bool) {
-        self.each_ahead(rows.keys, 0, |index, home| {
+        self.each_ahead(Words, rows.keys, 0, |index, home| {
             let Some(row) = rows.row(index) else { return };
             let locked = home.set.lock();
             if !current(index) {
                 return;
             }
             let version = rows.versions[index];
-            if let Some(way) = home.find() {
+            if let Some(way) = home.find(Words) {
                 if self.region.version(home.number, way).load(Ordering::Relaxed) <= version {
                     locked.write(|| self.write(home.number, way, version, row));
                 }
@@ -144,9 +170,9 @@ impl Cache {
 
     /// Replaces or removes those rows that are here, unless a higher version is.
     pub(super) fn update(&self, change: &Rows<'_>) {
-        self.each_ahead(change.keys, 0, |index, home| {
+        self.each_ahead(Words, change.keys, 0, |index, home| {
             let locked = home.set.lock();
-            let Some(way) = home.find() else { return };
+            let Some(way) = home.find(Words) else { return };
             let version = change.versions[index];
             if self.region.version(home.number, way).load(Ordering::Relaxed) > version {
                 return;
@@ -183,12 +209,20 @@ impl Cache {
         }
     }
 
-    /// Calls `each` with every key's place and home, having asked for what it will need from memory in good time.
+    /// Calls `each` with every key's place and home, having asked for what it will need from memory in good time: of a row
+    /// up to `row_bytes`.
     #[inline]
-    fn each_ahead<'a>(&'a self, keys: &[i64], row_bytes: usize, mut each: impl FnMut(usize, Home<'a>)) {
+    fn each_ahead<'a>(
+        &'a self,
+        lines: impl Lines,
+        keys: &[i64],
+        row_bytes: usize,
+        mut each: impl FnMut(usize, Home<'a>),
+    ) {
         if self.capacity() == 0 {
             return;
         }
+        let ahead = self.layout.row_bytes().min(row_bytes).div_ceil(size_of::<u64>());
         let block = |number: usize| keys.get(number * AHEAD..).map(|keys| &keys[..keys.len().min(AHEAD)]);
         let mut homes = [[self.home(0); AHEAD]; 3];
         for step in 0..keys.len().div_ceil(AHEAD) + 2 {
@@ -198,23 +232,15 @@ impl Cache {
             }
             let Some(next) = step.checked_sub(1) else { continue };
             for home in &mut homes[next % 3][..block(next).unwrap_or_default().len()] {
-                home.guess = home.find();
-                self.prefetch_row(home, row_bytes);
+                home.guess = home.set.find(lines, home.key);
+                let Some(way) = home.guess else { continue };
+                let row = &self.region.row(home.number, way)[..ahead];
+                row.iter().step_by(LINE / size_of::<u64>()).for_each(prefetch);
             }
             let Some(now) = step.checked_sub(2) else { continue };
             for (index, home) in homes[now % 3][..block(now).unwrap_or_default().len()].iter().enumerate() {
                 each(now * AHEAD + index, *home);
             }
-        }
-    }
-
-    /// Asks for the row of a key, as far as `row_bytes`.
-    #[inline]
-    fn prefetch_row(&self, home: &Home<'_>, row_bytes: usize) {
-        let Some(way) = home.guess else { return };
-        let row = self.region.row(home.number, way);
-        for word in row[..row.len().min(row_bytes / size_of::<u64>())].iter().step_by(LINE / size_of::<u64>()) {
-            prefetch(word);
         }
     }
 
@@ -255,8 +281,8 @@ struct Home<'a> {
 impl Home<'_> {
     /// The way that holds the key now.
     #[inline]
-    fn find(&self) -> Option<usize> {
-        self.guess.filter(|&way| self.set.holds_key(way, self.key)).or_else(|| self.set.find(self.key))
+    fn find(&self, lines: impl Lines) -> Option<usize> {
+        self.guess.filter(|&way| self.set.holds_key(way, self.key)).or_else(|| self.set.find(lines, self.key))
     }
 }
 

@@ -4,6 +4,8 @@ use std::hint;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering, fence};
 use std::thread;
 
+use super::lines::Lines;
+
 /// Rows of a set: as many keys as fit into one line of the processor's cache beside the rest. A line more a lookup costs
 /// more than a few ways more would find.
 pub(super) const WAYS: usize = 7;
@@ -58,8 +60,8 @@ impl Set {
 
     /// The way that holds a key.
     #[inline]
-    pub(super) fn find(&self, key: i64) -> Option<usize> {
-        let mut found = self.ways_with(key);
+    pub(super) fn find(&self, lines: impl Lines, key: i64) -> Option<usize> {
+        let mut found = lines.ways_with(self, key);
         // A way that lost its row still has the key.
         while found != 0 {
             let way = found.trailing_zeros() as usize;
@@ -71,54 +73,18 @@ impl Set {
         None
     }
 
-    /// The ways that have a key, as bits.
+    /// The ways that have a key, as bits; looked at one by one.
     #[inline]
-    fn ways_with(&self, key: i64) -> u32 {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has the instructions.
-            return unsafe { self.ways_with_avx2(key) };
-        }
-        self.ways_with_by_one(key)
-    }
-
-    fn ways_with_by_one(&self, key: i64) -> u32 {
+    pub(super) fn ways_with(&self, key: i64) -> u32 {
         let same = |way: usize| u32::from(self.keys[way].load(Ordering::Relaxed) == key) << way;
         (0..WAYS).fold(0, |found, way| found | same(way))
     }
 
-    /// All keys at once, which the compiler does not make of atomic loads: that is a tenth of a lookup.
-    ///
-    /// # Safety
-    /// The processor must have AVX2.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    /// The ways among the words of a set, as bits: the first word is no key.
     #[inline]
-    unsafe fn ways_with_avx2(&self, key: i64) -> u32 {
+    pub(super) fn ways_of_words(words: u32) -> u32 {
         const { assert!(size_of::<Self>() == 64 && std::mem::offset_of!(Self, keys) == 8) };
-        let (low, high): (u32, u32);
-        // SAFETY: it reads the 64 bytes of the set. For the compiler these are relaxed atomic loads: the processor's vector
-        // loads do not tear a word that lies within its line. The upper halves of registers are left empty, as the code
-        // around expects.
-        unsafe {
-            std::arch::asm!(
-                "vmovq xmm0, {key}",
-                "vpbroadcastq ymm0, xmm0",
-                "vpcmpeqq ymm1, ymm0, [{set}]",
-                "vpcmpeqq ymm0, ymm0, [{set} + 32]",
-                "vmovmskpd {low:e}, ymm1",
-                "vmovmskpd {high:e}, ymm0",
-                "vzeroupper",
-                key = in(reg) key,
-                set = in(reg) self,
-                low = lateout(reg) low,
-                high = lateout(reg) high,
-                out("ymm0") _,
-                out("ymm1") _,
-                options(nostack, preserves_flags, readonly),
-            );
-        }
-        // The first word is no key.
-        (low | high << 4) >> 1
+        words >> 1
     }
 
     /// Remembers that a way was used. Written only where it is news, so that readers of the same rows do not take the line
@@ -142,6 +108,11 @@ impl Set {
             if spin.is_multiple_of(SPINS) { thread::yield_now() } else { hint::spin_loop() }
         }
         Locked(self)
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_keys(state: u32, keys: [i64; WAYS]) -> Self {
+        Self { state: AtomicU32::new(state), freshness: AtomicU32::new(0), keys: keys.map(AtomicI64::new) }
     }
 
     #[cfg(test)]
@@ -232,24 +203,5 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         let state = self.0.state.load(Ordering::Relaxed);
         self.0.state.store(state & !LOCKED, Ordering::Release);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_keys_at_once_and_one_by_one_are_the_same() {
-        // What is no key, the state and the freshness, has the bits of one.
-        let set = Set {
-            state: AtomicU32::new(5),
-            freshness: AtomicU32::new(0),
-            keys: [5, 1, -1, 5, i64::MIN, 1 << 32, 5].map(AtomicI64::new),
-        };
-        for (key, ways) in [(5, 0b100_1001), (1, 0b10), (-1, 0b100), (i64::MIN, 0b1_0000), (1 << 32, 0b10_0000), (0, 0)]
-        {
-            assert_eq!((set.ways_with(key), set.ways_with_by_one(key)), (ways, ways));
-        }
     }
 }

@@ -1,0 +1,299 @@
+//! Reading a row, or the keys of a set, a line of the processor's cache at once, while someone may be writing it.
+//!
+//! The compiler does not make one load of several atomic ones. With a load a word a lookup takes a quarter longer, with half
+//! a line at a time a tenth.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::set::Set;
+
+/// How lines are read. A value of such a type is there only if the processor has the instructions.
+pub(super) trait Lines: Copy {
+    /// Copies an even number of numbers, as many as it can, and tells how many.
+    fn copy(self, words: &[AtomicU64], numbers: &mut [f32]) -> usize;
+
+    /// The ways of a set that have a key, as bits.
+    fn ways_with(self, set: &Set, key: i64) -> u32;
+}
+
+/// What this processor has.
+#[derive(Clone, Copy)]
+pub(super) enum Best {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    Whole(Whole),
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    Halves(Halves),
+    Words(Words),
+}
+
+impl Best {
+    #[inline]
+    pub(super) fn here() -> Self {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if let Some(whole) = Whole::here() {
+            return Self::Whole(whole);
+        } else if let Some(halves) = Halves::here() {
+            return Self::Halves(halves);
+        }
+        Self::Words(Words)
+    }
+}
+
+/// A word at a time, on any processor.
+#[derive(Clone, Copy)]
+pub(super) struct Words;
+
+impl Lines for Words {
+    fn copy(self, _: &[AtomicU64], _: &mut [f32]) -> usize {
+        0
+    }
+
+    #[inline]
+    fn ways_with(self, set: &Set, key: i64) -> u32 {
+        set.ways_with(key)
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(super) use self::x86_64::{Halves, Whole};
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86_64 {
+    use std::arch::{asm, is_x86_feature_detected};
+    use std::sync::atomic::AtomicU64;
+
+    use super::{Lines, Set};
+
+    /// A line at a time, by AVX-512.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Whole(());
+
+    impl Whole {
+        #[inline]
+        pub(super) fn here() -> Option<Self> {
+            is_x86_feature_detected!("avx512f").then_some(Self(()))
+        }
+    }
+
+    impl Lines for Whole {
+        #[inline]
+        fn copy(self, words: &[AtomicU64], numbers: &mut [f32]) -> usize {
+            let done = numbers.len() / 16 * 16;
+            let ((fours, words), (to_fours, to)) =
+                (words[..done / 2].as_chunks::<32>(), numbers[..done].as_chunks_mut::<64>());
+            for (words, numbers) in fours.iter().zip(to_fours) {
+                // SAFETY: it reads 256 bytes of `words` and writes 256 of `numbers`. For the compiler it is 32 relaxed
+                // atomic loads, which may see any value that a thread has written there, and the processor's vector loads do
+                // no more than that: a line is as good as torn between any of its parts, which those who call find out
+                // afterwards. The processor has the instructions, and it orders loads as an acquiring fence asks for. The
+                // numbers are little-endian, as in a row. The registers are among those whose use needs no cleaning up.
+                unsafe {
+                    asm!(
+                        "vmovups zmm16, [{from}]",
+                        "vmovups zmm17, [{from} + 64]",
+                        "vmovups zmm18, [{from} + 128]",
+                        "vmovups zmm19, [{from} + 192]",
+                        "vmovups [{to}], zmm16",
+                        "vmovups [{to} + 64], zmm17",
+                        "vmovups [{to} + 128], zmm18",
+                        "vmovups [{to} + 192], zmm19",
+                        from = in(reg) words.as_ptr(),
+                        to = in(reg) numbers.as_mut_ptr(),
+                        out("zmm16") _,
+                        out("zmm17") _,
+                        out("zmm18") _,
+                        out("zmm19") _,
+                        options(nostack, preserves_flags),
+                    );
+                }
+            }
+            for (words, numbers) in words.as_chunks::<8>().0.iter().zip(to.as_chunks_mut::<16>().0) {
+                // SAFETY: as above, 64 bytes.
+                unsafe {
+                    asm!(
+                        "vmovups zmm16, [{from}]",
+                        "vmovups [{to}], zmm16",
+                        from = in(reg) words.as_ptr(),
+                        to = in(reg) numbers.as_mut_ptr(),
+                        out("zmm16") _,
+                        options(nostack, preserves_flags),
+                    );
+                }
+            }
+            done
+        }
+
+        #[inline]
+        fn ways_with(self, set: &Set, key: i64) -> u32 {
+            let words: u32;
+            // SAFETY: it reads the 64 bytes of the set. For the compiler these are relaxed atomic loads: the processor's
+            // vector loads do not tear a word that lies within its line. As above.
+            unsafe {
+                asm!(
+                    "vpbroadcastq zmm16, {key}",
+                    "vpcmpeqq k1, zmm16, [{set}]",
+                    "kmovw {words:e}, k1",
+                    key = in(reg) key,
+                    set = in(reg) set,
+                    words = lateout(reg) words,
+                    out("zmm16") _,
+                    out("k1") _,
+                    options(nostack, preserves_flags, readonly),
+                );
+            }
+            Set::ways_of_words(words)
+        }
+    }
+
+    /// Half a line at a time, by AVX2.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Halves(());
+
+    impl Halves {
+        #[inline]
+        pub(super) fn here() -> Option<Self> {
+            is_x86_feature_detected!("avx2").then_some(Self(()))
+        }
+    }
+
+    impl Lines for Halves {
+        #[inline]
+        fn copy(self, words: &[AtomicU64], numbers: &mut [f32]) -> usize {
+            for (words, numbers) in words.as_chunks::<8>().0.iter().zip(numbers.as_chunks_mut::<16>().0) {
+                // SAFETY: as for a whole line. The upper halves of registers are left empty, as the code around expects.
+                unsafe {
+                    asm!(
+                        "vmovups ymm0, [{from}]",
+                        "vmovups ymm1, [{from} + 32]",
+                        "vmovups [{to}], ymm0",
+                        "vmovups [{to} + 32], ymm1",
+                        "vzeroupper",
+                        from = in(reg) words.as_ptr(),
+                        to = in(reg) numbers.as_mut_ptr(),
+                        out("ymm0") _,
+                        out("ymm1") _,
+                        options(nostack, preserves_flags),
+                    );
+                }
+            }
+            numbers.len() / 16 * 16
+        }
+
+        #[inline]
+        fn ways_with(self, set: &Set, key: i64) -> u32 {
+            let (low, high): (u32, u32);
+            // SAFETY: as for a whole line, and as above.
+            unsafe {
+                asm!(
+                    "vmovq xmm0, {key}",
+                    "vpbroadcastq ymm0, xmm0",
+                    "vpcmpeqq ymm1, ymm0, [{set}]",
+                    "vpcmpeqq ymm0, ymm0, [{set} + 32]",
+                    "vmovmskpd {low:e}, ymm1",
+                    "vmovmskpd {high:e}, ymm0",
+                    "vzeroupper",
+                    key = in(reg) key,
+                    set = in(reg) set,
+                    low = lateout(reg) low,
+                    high = lateout(reg) high,
+                    out("ymm0") _,
+                    out("ymm1") _,
+                    options(nostack, preserves_flags, readonly),
+                );
+            }
+            Set::ways_of_words(low | high << 4)
+        }
+    }
+}
+
+/// Copies a row of f32.
+///
+/// # Panics
+/// If it has not as many numbers.
+#[inline]
+pub(super) fn copy_numbers(lines: impl Lines, words: &[AtomicU64], numbers: &mut [f32]) {
+    assert_eq!(words.len(), numbers.len().div_ceil(2));
+    let done = lines.copy(words, numbers);
+    if done < numbers.len() {
+        copy_words(&words[done / 2..], &mut numbers[done..]);
+    }
+}
+
+fn copy_words(words: &[AtomicU64], numbers: &mut [f32]) {
+    let numbers_of = |word: &AtomicU64| {
+        let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        [[bytes[0], bytes[1], bytes[2], bytes[3]], [bytes[4], bytes[5], bytes[6], bytes[7]]].map(f32::from_le_bytes)
+    };
+    let (pairs, rest) = numbers.as_chunks_mut();
+    for (pair, word) in pairs.iter_mut().zip(words) {
+        *pair = numbers_of(word);
+    }
+    if let ([number], Some(word)) = (rest, words.last()) {
+        *number = numbers_of(word)[0];
+    }
+}
+
+/// Copies a row of any type.
+pub(super) fn copy_bytes(words: &[AtomicU64], row: &mut [u8]) {
+    let (chunks, rest) = row.as_chunks_mut();
+    for (chunk, word) in chunks.iter_mut().zip(words) {
+        *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    if let (false, Some(word)) = (rest.is_empty(), words.last()) {
+        rest.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..rest.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls `each` with every way of reading that this processor has.
+    macro_rules! with_all {
+        ($each:expr) => {
+            $each(&|words, numbers| copy_numbers(Words, words, numbers), &|set, key| Words.ways_with(set, key));
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            {
+                if let Some(whole) = Whole::here() {
+                    $each(&|words, numbers| copy_numbers(whole, words, numbers), &|set, key| whole.ways_with(set, key));
+                }
+                if let Some(halves) = Halves::here() {
+                    $each(&|words, numbers| copy_numbers(halves, words, numbers), &|set, key| {
+                        halves.ways_with(set, key)
+                    });
+                }
+            }
+        };
+    }
+
+    type Copies<'a> = &'a dyn Fn(&[AtomicU64], &mut [f32]);
+    type Finds<'a> = &'a dyn Fn(&Set, i64) -> u32;
+
+    #[test]
+    fn lines_and_words_are_copied_the_same() {
+        for count in 0..100_usize {
+            let words: Vec<AtomicU64> = (0..count as u64)
+                .map(|word| u64::from((word as f32).to_bits()) | u64::from((word as f32 + 0.5).to_bits()) << 32)
+                .map(|word| AtomicU64::new(u64::from_ne_bytes(word.to_le_bytes())))
+                .collect();
+            for numbers in [2 * count, (2 * count).saturating_sub(1)] {
+                let expected: Vec<f32> = (0..numbers).map(|number| number as f32 / 2.0).collect();
+                with_all!(|copy: Copies<'_>, _: Finds<'_>| {
+                    let mut copied = vec![f32::NAN; numbers];
+                    copy(&words, &mut copied);
+                    assert_eq!(copied, expected);
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn all_keys_at_once_and_one_by_one_are_the_same() {
+        // What is no key, the state and the freshness, has the bits of one.
+        let set = Set::with_keys(5, [5, 1, -1, 5, i64::MIN, 1 << 32, 5]);
+        for (key, ways) in [(5, 0b100_1001), (1, 0b10), (-1, 0b100), (i64::MIN, 0b1_0000), (1 << 32, 0b10_0000), (0, 0)]
+        {
+            with_all!(|_: Copies<'_>, find: Finds<'_>| assert_eq!(find(&set, key), ways, "{key}"));
+        }
+    }
+}
