@@ -162,10 +162,14 @@ impl Workspace {
         let (at, rows) = (self.positions.len(), ready.cached..work.rows());
         let new = (rows.end - rows.start) as usize;
         let all = at + new + work.num_candidates;
-        self.keys.iter_mut().for_each(|keys| keys.resize(all, layout.no_key));
         let history = layout.history_rows(rows.clone(), ready.user_keys(work), ready.events(work));
-        history.put(at, &mut self.keys).map_err(|error| error.about("events"))?;
-        layout.candidate_rows(&work.candidates, at + new, &mut self.keys);
+        if let Some(own) = ready.own(work).and_then(|own| own.keys_from(rows.start)) {
+            self.keys.iter_mut().zip(own).for_each(|(keys, own)| keys.extend_from_slice(own));
+        } else {
+            self.keys.iter_mut().for_each(|keys| keys.resize(all, layout.no_key));
+            history.put(at, &mut self.keys).map_err(|error| error.about("events"))?;
+            layout.candidate_rows(&work.candidates, at + new, &mut self.keys);
+        }
         if work.serving.folder.inputs.times.is_some() {
             history.times(&mut self.times);
             self.times.resize(all, work.time);
@@ -182,5 +186,58 @@ impl Workspace {
         }
         self.page_indptr.push(self.page_ids.len() as i32);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::core::tests::{options, request, serving};
+    use super::super::history::prepare;
+    use super::super::remembered::{Remembered, Sent};
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "opens a model")]
+    fn rows_that_were_made_ahead_are_those_that_a_batch_makes() {
+        let serving = serving(&options(), None);
+        let remembered = Remembered::new(1 << 20, &serving.layout.signature);
+        // Behind another one's rows.
+        let added = |work: &Work| {
+            let mut workspace = Workspace::default();
+            let ready = prepare(work, &remembered, &mut workspace.items).unwrap();
+            workspace.clear(serving.layout.features.len());
+            workspace.keys.iter_mut().for_each(|keys| keys.push(7));
+            workspace.positions.push(7);
+            workspace.times.push(7);
+            workspace.add(work, &ready).unwrap();
+            let Workspace { items, keys, positions, times, candidate_rows, row_offsets, .. } = workspace;
+            ((items, keys, positions, times, candidate_rows, row_offsets), ready)
+        };
+        // Whole; what is new; some of it again; some of it otherwise; whole again; nothing new.
+        let steps: [(u64, &[i64], bool); 6] = [
+            (0, &[3, 4, 5, 6, 7], false),
+            (5, &[8, 9], true),
+            (6, &[9, 10, 11], true),
+            (7, &[2, 3, 4], true),
+            (0, &[3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5], false),
+            (11, &[], true),
+        ];
+        for (start, items, keys_left_out) in steps {
+            let mut request = request(1, items);
+            request.start = (start > 0).then_some(start);
+            if keys_left_out {
+                request.user_keys.clear();
+            }
+            let [now, ahead] = [(); 2].map(|()| Work::new(&serving, &request).unwrap());
+            assert!(ahead.is_to_be_made());
+            ahead.make_ahead();
+            assert!(!ahead.is_to_be_made() && ahead.own.get().is_some_and(Option::is_some));
+            let (made_now, _) = added(&now);
+            let (made_ahead, ready) = added(&ahead);
+            assert_eq!(made_now, made_ahead, "from {start} on");
+            assert!(items.is_empty() || !made_now.0.is_empty(), "histories are compared");
+            ready.commit().unwrap();
+            remembered.note(&Sent::new(&ahead), &serving.layout.signature);
+        }
     }
 }

@@ -132,6 +132,12 @@ impl Core {
             };
             let left = self.options.max_delay.saturating_sub(first.arrived.elapsed());
             if !left.is_zero() && !queue.stop && !queue.fills(self.options.max_batch as usize) {
+                if let Some(pending) = queue.to_make().map(Arc::clone) {
+                    drop(queue);
+                    pending.work.make_ahead();
+                    queue = self.lock();
+                    continue;
+                }
                 let pushed = Some(self.pushed.load(Ordering::Relaxed));
                 if looked_out != pushed {
                     drop(queue);

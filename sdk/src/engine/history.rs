@@ -1,5 +1,6 @@
 //! What of a user's history is there and what has to be computed.
 
+use super::own::Own;
 use super::remembered::{Remembered, Sent};
 use super::work::Work;
 use crate::error::{Error, Result, Status};
@@ -38,6 +39,11 @@ impl Ready {
             Some(recalled) => (0, &recalled.events),
             None => (work.start, &work.events),
         }
+    }
+
+    /// The rows of the request, if they were made ahead and are those that the model is given.
+    pub(super) fn own<'a>(&self, work: &'a Work) -> Option<&'a Own> {
+        work.own.get()?.as_ref().filter(|_| self.recalled.is_none())
     }
 
     /// Rows that the model is given.
@@ -104,8 +110,13 @@ fn anew(work: &Work, recalled: Option<Recalled>, remembered: &Remembered, items:
     items.clear();
     // Without a cache there is nothing to compare with.
     if serving.keeps {
-        let (user_keys, events) = (ready.user_keys(work), ready.events(work));
-        serving.layout.history_rows(0..rows, user_keys, events).fingerprints(items);
+        match ready.own(work) {
+            Some(own) => items.extend_from_slice(own.items()),
+            None => {
+                let (user_keys, events) = (ready.user_keys(work), ready.events(work));
+                serving.layout.history_rows(0..rows, user_keys, events).fingerprints(items);
+            }
+        }
     }
     let request =
         Request { user: work.user, start: 0, tokens: rows as u32, candidates: work.num_candidates as u32, items };
@@ -144,13 +155,16 @@ fn continued(work: &Work, kv: &KvCache, remembered: &Remembered, items: &mut Vec
     let user_keys = work.user_keys.as_ref().unwrap_or(&tail.keys);
     items.clear();
     match tail.events {
-        Some(mut events) if from > 0 || user_keys.len() == layout.of_user.len() => {
-            events.extend_from_slice(&work.events);
-            let rows = if from == 0 { 0 } else { layout.row_of(from) }..work.rows();
+        Some(events) if from > 0 || user_keys.len() == layout.of_user.len() => {
+            let rows = if from == 0 { 0 } else { layout.row_of(from) }..first_row;
             layout.history_rows(rows, user_keys, (from, &events)).fingerprints(items);
         }
         // Nothing tells whether what is cached of the same events is what they are now.
         _ if before > first_row => return Ok(None),
+        _ => {}
+    }
+    match work.own.get() {
+        Some(Some(own)) => items.extend_from_slice(own.items()),
         _ => {
             let rows = first_row..work.rows();
             layout.history_rows(rows, user_keys, (work.start, &work.events)).fingerprints(items);

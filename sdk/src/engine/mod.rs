@@ -26,6 +26,7 @@ mod history;
 mod inputs;
 mod layout;
 mod options;
+mod own;
 mod pending;
 mod queue;
 mod remembered;

@@ -56,6 +56,11 @@ impl Queue {
         self.ready.len() >= batch
     }
 
+    /// One of those that could be in the next batch whose rows are to be made ahead.
+    pub(super) fn to_make(&self) -> Option<&Arc<Pending>> {
+        self.ready.iter().find(|pending| pending.work.is_to_be_made())
+    }
+
     /// The one that is next, if an instance could run it.
     pub(super) fn next(&self) -> Option<&Arc<Pending>> {
         self.ready.front().filter(|_| !self.blocked && !self.idle.is_empty())

@@ -196,12 +196,11 @@ impl User {
             self.numbers.clear();
         }
         let at = (sent.start - self.first) as usize * sent.width;
-        let overlap = (self.numbers.len() - at).min(sent.events.len());
-        if self.numbers[at..at + overlap] != sent.events[..overlap] {
+        let known = &self.numbers[at..];
+        // What is known beyond what was sent stays if that is the same.
+        if known.len() <= sent.events.len() || known[..sent.events.len()] != *sent.events {
             self.numbers.truncate(at);
             self.numbers.extend_from_slice(sent.events);
-        } else {
-            self.numbers.extend_from_slice(&sent.events[overlap..]);
         }
         if self.numbers.capacity() / 2 > self.numbers.len() {
             self.numbers.shrink_to_fit();

@@ -1,6 +1,6 @@
 //! A model folder that is open: its model, its tables, and the cache of keys and values that is its own.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::batch::{self, Workspace};
 use super::folder::{Lookup, ModelFolder};
@@ -125,6 +125,7 @@ impl Serving {
             candidates: vec![none; self.layout.of_candidate.len()],
             num_candidates: 1,
             time: 0,
+            own: OnceLock::new(),
         };
         let mut workspace = Workspace::default();
         let ready = history::prepare(&work, &Remembered::new(0, &[]), &mut workspace.items)?;

@@ -1,9 +1,11 @@
 //! A request, checked against its model and turned into numbers.
 
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::layout::Layout;
+use super::own::Own;
 use super::request::{Columns, RankRequest};
 use super::serving::Serving;
 use crate::error::{Error, Result, Status};
@@ -25,6 +27,8 @@ pub(super) struct Work {
     pub(super) candidates: Vec<i64>,
     pub(super) num_candidates: usize,
     pub(super) time: i64,
+    /// Its rows, if there was time to make them ahead.
+    pub(super) own: OnceLock<Option<Own>>,
 }
 
 impl Work {
@@ -73,6 +77,7 @@ impl Work {
             candidates,
             num_candidates,
             time: request.time.unwrap_or_else(now),
+            own: OnceLock::new(),
         };
         work.check_keyed(request)?;
         Ok(work)
@@ -81,6 +86,17 @@ impl Work {
     /// Rows of the history, with what is new.
     pub(super) fn rows(&self) -> u64 {
         self.serving.layout.row_of(self.total)
+    }
+
+    /// Makes the rows ahead, for those who run it; whoever waits for other requests has the time.
+    pub(super) fn make_ahead(&self) {
+        // What panics here panics again where it becomes the error of this request.
+        self.own.get_or_init(|| catch_unwind(AssertUnwindSafe(|| Own::of(self))).ok().flatten());
+    }
+
+    /// Whether no one has tried to make the rows ahead.
+    pub(super) fn is_to_be_made(&self) -> bool {
+        self.own.get().is_none()
     }
 
     /// Refuses keys that no table has; see [`Serving::refuse_unknown`].

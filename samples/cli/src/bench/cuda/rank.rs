@@ -1,7 +1,7 @@
 //! The engine on a GPU, with models of a size that is served there.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use pagoda::engine::{Columns, Events, GraphShape};
@@ -116,20 +116,25 @@ impl Bench {
         let Case { cached, new, .. } = self.case;
         let requests: Vec<_> =
             (0..self.users as u64).map(|user| self.request(user, cached, cached + new, CANDIDATES, round)).collect();
-        let (send, receive) = channel();
+        let users = self.users;
+        let answers = Arc::new((Mutex::new(Vec::with_capacity(users)), Condvar::new()));
         let begun = Instant::now();
         for request in &requests {
-            let send = send.clone();
-            // When it is answered: that this thread has to be woken for it is not the engine's.
-            self.engine.rank_async(request, move |response| drop(send.send((Instant::now(), response))))?;
+            let answers = Arc::clone(&answers);
+            self.engine.rank_async(request, move |response| {
+                // When it is answered: that this thread has to be woken for it is not the engine's. So the last one does.
+                let at = Instant::now();
+                let mut all = answers.0.lock().expect("no one panics");
+                all.push((at, response));
+                if all.len() == users {
+                    answers.1.notify_one();
+                }
+            })?;
         }
-        let (mut responses, mut answered) = (Vec::with_capacity(self.users), begun);
-        for _ in 0..self.users {
-            let (at, response) = receive.recv().map_err(failed)?;
-            responses.push(response?);
-            answered = answered.max(at);
-        }
-        let took = answered - begun;
+        let all = answers.0.lock().map_err(failed)?;
+        let mut all = answers.1.wait_while(all, |all| all.len() < users).map_err(failed)?;
+        let took = all.iter().map(|(at, _)| *at).max().unwrap_or(begun) - begun;
+        let mut responses = all.drain(..).map(|(_, response)| response).collect::<Result<Vec<_>>>()?;
         for response in &responses {
             let (computed, others) = (response.computed_rows, response.batched_with);
             if computed != new as u64 || others + 1 != self.users {

@@ -1,0 +1,44 @@
+//! What can be made of a request while it waits for others: the rows that it brings.
+
+use super::work::Work;
+
+/// The rows that a request brings, which depend on nothing else.
+pub(super) struct Own {
+    /// Which row of the history is the first.
+    first: u64,
+    /// What tells each row of the history from others; none where nothing is kept.
+    items: Vec<u64>,
+    /// The keys of each feature: those of the history's rows, then those of the candidates.
+    keys: Vec<Vec<i64>>,
+}
+
+impl Own {
+    /// `None` where a key can not be looked up: who adds the rows to a batch says so.
+    pub(super) fn of(work: &Work) -> Option<Self> {
+        let layout = &work.serving.layout;
+        let first = if work.start == 0 { 0 } else { layout.row_of(work.start) };
+        let user_keys = work.user_keys.as_deref().unwrap_or_default();
+        let history = layout.history_rows(first..work.rows(), user_keys, (work.start, &work.events));
+        let mut items = Vec::new();
+        if work.serving.keeps {
+            history.fingerprints(&mut items);
+        }
+        let rows = (work.rows() - first) as usize;
+        let mut keys = vec![vec![layout.no_key; rows + work.num_candidates]; layout.features.len()];
+        history.put(0, &mut keys).ok()?;
+        layout.candidate_rows(&work.candidates, rows, &mut keys);
+        Some(Self { first, items, keys })
+    }
+
+    /// What tells each row of the history from others.
+    pub(super) fn items(&self) -> &[u64] {
+        &self.items
+    }
+
+    /// The keys of each feature from a row of the history on, those of the candidates after them; `None` if that row is not
+    /// the request's.
+    pub(super) fn keys_from(&self, row: u64) -> Option<impl Iterator<Item = &[i64]>> {
+        let before = row.checked_sub(self.first)? as usize;
+        Some(self.keys.iter().map(move |keys| &keys[before..]))
+    }
+}
