@@ -213,14 +213,16 @@ mod tests {
             let Workspace { items, keys, positions, times, candidate_rows, row_offsets, .. } = workspace;
             ((items, keys, positions, times, candidate_rows, row_offsets), ready)
         };
-        // Whole; what is new; some of it again; some of it otherwise; whole again; nothing new.
-        let steps: [(u64, &[i64], bool); 6] = [
+        // Whole; what is new; some of it again; some of it otherwise, for which what came before is recalled; whole again;
+        // nothing new; otherwise where a page begins.
+        let steps: [(u64, &[i64], bool); 7] = [
             (0, &[3, 4, 5, 6, 7], false),
             (5, &[8, 9], true),
             (6, &[9, 10, 11], true),
-            (7, &[2, 3, 4], true),
-            (0, &[3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5], false),
-            (11, &[], true),
+            (8, &[2, 3, 4], true),
+            (0, &[3, 4, 5, 6, 7, 8, 9, 10, 2, 3, 4, 5], false),
+            (12, &[], true),
+            (7, &[5, 5], true),
         ];
         for (start, items, keys_left_out) in steps {
             let mut request = request(1, items);
@@ -229,12 +231,11 @@ mod tests {
                 request.user_keys.clear();
             }
             let [now, ahead] = [(); 2].map(|()| Work::new(&serving, &request).unwrap());
-            assert!(ahead.is_to_be_made());
             ahead.make_ahead();
-            assert!(!ahead.is_to_be_made() && ahead.own.get().is_some_and(Option::is_some));
             let (made_now, _) = added(&now);
             let (made_ahead, ready) = added(&ahead);
             assert_eq!(made_now, made_ahead, "from {start} on");
+            assert_eq!(ready.own(&ahead).is_none(), start == 8, "its own rows are used unless it takes others");
             assert!(items.is_empty() || !made_now.0.is_empty(), "histories are compared");
             ready.commit().unwrap();
             remembered.note(&Sent::new(&ahead), &serving.layout.signature);

@@ -132,9 +132,11 @@ impl Core {
             };
             let left = self.options.max_delay.saturating_sub(first.arrived.elapsed());
             if !left.is_zero() && !queue.stop && !queue.fills(self.options.max_batch as usize) {
-                if let Some(pending) = queue.to_make().map(Arc::clone) {
+                if let Some(pending) = queue.to_make() {
                     drop(queue);
                     pending.work.make_ahead();
+                    // This may be the last to have it, and all that it has takes time to let go of.
+                    drop(pending);
                     queue = self.lock();
                     continue;
                 }

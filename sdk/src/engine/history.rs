@@ -43,7 +43,7 @@ impl Ready {
 
     /// The rows of the request, if they were made ahead and are those that the model is given.
     pub(super) fn own<'a>(&self, work: &'a Work) -> Option<&'a Own> {
-        work.own.get()?.as_ref().filter(|_| self.recalled.is_none())
+        work.own.get().filter(|_| self.recalled.is_none())
     }
 
     /// Rows that the model is given.
@@ -164,8 +164,8 @@ fn continued(work: &Work, kv: &KvCache, remembered: &Remembered, items: &mut Vec
         _ => {}
     }
     match work.own.get() {
-        Some(Some(own)) => items.extend_from_slice(own.items()),
-        _ => {
+        Some(own) => items.extend_from_slice(own.items()),
+        None => {
             let rows = first_row..work.rows();
             layout.history_rows(rows, user_keys, (work.start, &work.events)).fingerprints(items);
         }

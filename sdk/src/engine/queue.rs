@@ -56,9 +56,9 @@ impl Queue {
         self.ready.len() >= batch
     }
 
-    /// One of those that could be in the next batch whose rows are to be made ahead.
-    pub(super) fn to_make(&self) -> Option<&Arc<Pending>> {
-        self.ready.iter().find(|pending| pending.work.is_to_be_made())
+    /// One of those that could be in the next batch whose rows are to be made ahead, by the caller.
+    pub(super) fn to_make(&self) -> Option<Arc<Pending>> {
+        self.ready.iter().find(|pending| pending.work.is_to_be_made() && !pending.has_ended()).map(Arc::clone)
     }
 
     /// The one that is next, if an instance could run it.

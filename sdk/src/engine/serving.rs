@@ -126,6 +126,7 @@ impl Serving {
             num_candidates: 1,
             time: 0,
             own: OnceLock::new(),
+            is_made: false.into(),
         };
         let mut workspace = Workspace::default();
         let ready = history::prepare(&work, &Remembered::new(0, &[]), &mut workspace.items)?;

@@ -1,6 +1,7 @@
 //! A request, checked against its model and turned into numbers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -28,7 +29,9 @@ pub(super) struct Work {
     pub(super) num_candidates: usize,
     pub(super) time: i64,
     /// Its rows, if there was time to make them ahead.
-    pub(super) own: OnceLock<Option<Own>>,
+    pub(super) own: OnceLock<Own>,
+    /// Whether someone makes them, or has.
+    pub(super) is_made: AtomicBool,
 }
 
 impl Work {
@@ -78,6 +81,7 @@ impl Work {
             num_candidates,
             time: request.time.unwrap_or_else(now),
             own: OnceLock::new(),
+            is_made: AtomicBool::new(false),
         };
         work.check_keyed(request)?;
         Ok(work)
@@ -88,15 +92,17 @@ impl Work {
         self.serving.layout.row_of(self.total)
     }
 
+    /// Whether its rows are to be made ahead; who asks is to do it.
+    pub(super) fn is_to_be_made(&self) -> bool {
+        !self.is_made.swap(true, Ordering::Relaxed)
+    }
+
     /// Makes the rows ahead, for those who run it; whoever waits for other requests has the time.
     pub(super) fn make_ahead(&self) {
         // What panics here panics again where it becomes the error of this request.
-        self.own.get_or_init(|| catch_unwind(AssertUnwindSafe(|| Own::of(self))).ok().flatten());
-    }
-
-    /// Whether no one has tried to make the rows ahead.
-    pub(super) fn is_to_be_made(&self) -> bool {
-        self.own.get().is_none()
+        if let Ok(own) = catch_unwind(AssertUnwindSafe(|| Own::of(self))) {
+            let _ = self.own.set(own);
+        }
     }
 
     /// Refuses keys that no table has; see [`Serving::refuse_unknown`].

@@ -160,7 +160,7 @@ mod x86_64 {
         #[inline]
         fn copy(self, words: &[AtomicU64], numbers: &mut [f32]) -> usize {
             for (words, numbers) in words.as_chunks::<8>().0.iter().zip(numbers.as_chunks_mut::<16>().0) {
-                // SAFETY: as for a whole line. The upper halves of registers are left empty, as the code around expects.
+                // SAFETY: as for a whole line. The upper halves of all registers are left empty, as the code around expects.
                 unsafe {
                     asm!(
                         "vmovups ymm0, [{from}]",
@@ -172,6 +172,20 @@ mod x86_64 {
                         to = in(reg) numbers.as_mut_ptr(),
                         out("ymm0") _,
                         out("ymm1") _,
+                        out("ymm2") _,
+                        out("ymm3") _,
+                        out("ymm4") _,
+                        out("ymm5") _,
+                        out("ymm6") _,
+                        out("ymm7") _,
+                        out("ymm8") _,
+                        out("ymm9") _,
+                        out("ymm10") _,
+                        out("ymm11") _,
+                        out("ymm12") _,
+                        out("ymm13") _,
+                        out("ymm14") _,
+                        out("ymm15") _,
                         options(nostack, preserves_flags),
                     );
                 }
@@ -198,6 +212,20 @@ mod x86_64 {
                     high = lateout(reg) high,
                     out("ymm0") _,
                     out("ymm1") _,
+                    out("ymm2") _,
+                    out("ymm3") _,
+                    out("ymm4") _,
+                    out("ymm5") _,
+                    out("ymm6") _,
+                    out("ymm7") _,
+                    out("ymm8") _,
+                    out("ymm9") _,
+                    out("ymm10") _,
+                    out("ymm11") _,
+                    out("ymm12") _,
+                    out("ymm13") _,
+                    out("ymm14") _,
+                    out("ymm15") _,
                     options(nostack, preserves_flags, readonly),
                 );
             }

@@ -286,7 +286,7 @@ fn random_operations_agree_with_a_plain_map() {
 #[test]
 fn threads_see_whole_rows() {
     // As many versions as the numbers of a type can tell apart.
-    for (row_type, dim, versions) in [(RowType::F32, 67, 4096), (RowType::F16, 131, 8)] {
+    for (row_type, dim, versions) in [(RowType::F32, 83, 4096), (RowType::F16, 131, 8)] {
         let load = Load {
             cache: Cache::new(layout(dim, row_type), KEYS / 2).unwrap(),
             versions,

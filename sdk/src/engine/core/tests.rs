@@ -83,6 +83,27 @@ fn a_request_that_is_put_back_wakes_another_instance() {
     });
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
+fn rows_are_made_while_a_request_waits_for_others() {
+    let core = core(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, None);
+    let [first, second] = [1, 2].map(|user| pending(&core, &request(user, &[3, 4, 5])));
+    std::thread::scope(|scope| {
+        scope.spawn(|| core.work());
+        core.queue(Arc::clone(&first)).unwrap();
+        let begun = Instant::now();
+        while first.work.own.get().is_none() && begun.elapsed() < LONG / 2 {
+            std::thread::yield_now();
+        }
+        let (made, waiting) = (first.work.own.get().is_some(), core.waiting());
+        core.queue(Arc::clone(&second)).unwrap();
+        core.stop();
+        assert!(made, "it waits, and nothing is done about it");
+        assert_eq!(waiting, 1, "it is not another's turn before the batch is full");
+        assert_eq!(first.wait().unwrap().batched_with, 1);
+    });
+}
+
 /// A store that panics when something is to be removed: in the middle of a commit that replaces events.
 struct Failing {
     store: DiskStore,
