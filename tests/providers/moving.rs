@@ -40,9 +40,13 @@ fn again(engine: &Engine, case: &Case, events: usize) -> RankResponse {
     engine.rank(&case.request(events, events)).unwrap()
 }
 
-fn comes_back(options: EngineOptions) {
-    let engine = open("gather", options);
-    for case in cases("gather") {
+fn comes_back(options: &EngineOptions) {
+    ["gather", "half"].into_iter().for_each(|model| check_back(model, options.clone()));
+}
+
+fn check_back(model: &str, options: EngineOptions) {
+    let engine = open(model, options);
+    for case in cases(model) {
         for step in case.steps().into_iter().filter(|&step| step > 0) {
             engine.rank(&case.whole(step)).unwrap();
             let resident = again(&engine, &case, step);
@@ -116,7 +120,7 @@ fn forget(engine: &Engine, user: u64) {
 }
 
 pub fn come_back(provider: Provider) {
-    comes_back(above_host(provider, 256, &[]));
+    comes_back(&above_host(provider, 256, &[]));
 }
 
 pub fn racing(provider: Provider) {
@@ -130,7 +134,7 @@ const SHAPE: GraphShape = GraphShape { users: 1, rows: 64, candidates: 0, pages:
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn histories_that_come_back_into_a_graph() {
     let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-    comes_back(above_host(Provider::Cuda, 256, &[SHAPE]));
+    comes_back(&above_host(Provider::Cuda, 256, &[SHAPE]));
 }
 
 #[test]

@@ -28,10 +28,10 @@ def small(**changes):
     return config
 
 
-def narrow(config):
+def even(config):
     """User tables as wide as the others here."""
     for table in config["tables"].values():
-        table["dim"] = 8
+        table["dim"] = config["embedding_size"]
     return config
 
 
@@ -91,10 +91,17 @@ def seal(folder, model):
 
 
 # One model with its tables in the graph and in files, and the same trained anew.
-config = narrow(with_user(small(interleaved=True, times=HOURS)))
+config = even(with_user(small(interleaved=True, times=HOURS)))
 users = people(config, USERS)
 for name, lookup, seed in ("gather", "gather", 1), ("bag", "bag", 1), ("second", "gather", 5):
     cases(name, config | {"lookup": lookup}, make(name, config | {"lookup": lookup}, seed), users)
+
+# The same with layers of Pagoda's operators, and a wider one whose layers compute in bf16.
+fused = config | {"fused": True}
+cases("fused", fused, make("fused", fused), users)
+wide = {"embedding_size": 64, "block__heads": 2, "block__head_size": 32}
+half = even(with_user(small(interleaved=True, times=HOURS, compute="bf16", **wide)))
+cases("half", half, make("half", half), users)
 
 # Keys that are not the numbers of rows.
 config = small(flavour="meta", lookup="bag", tables__items__keyed=True)
