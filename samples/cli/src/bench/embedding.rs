@@ -193,16 +193,25 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
     if threads > 1 {
         cases.extend([(threads, &ours as Work<'_>), (threads, &gather), (threads, &locked), (2, &ours)]);
     }
-    // All in turns: what a machine is slower at one time than at another, each of them sees.
+    // All in turns, and those of a round compared: a machine may be slower at one time than at another.
     // Into the same memory, some of which may be slower than other.
     let (rooms, batches) = (&RefCell::new(rooms(threads.max(2))), hits.len());
     let run = |(threads, work)| move || on_threads(&mut rooms.borrow_mut()[..threads as usize], work, batches);
     let times = in_turns(15, &mut cases.iter().copied().map(run).collect::<Vec<_>>())?;
     let count = hits.iter().map(Vec::len).sum::<usize>() as f64 / hits.len() as f64;
-    let speed = |at: usize| count * f64::from(cases[at].0) * ROUNDS as f64 / times[at] * 1e-6;
+    let speeds = |at: usize| -> Vec<f64> {
+        let rows = count * f64::from(cases[at].0) * ROUNDS as f64;
+        times[at].iter().map(|&round| rows / median(round) * 1e-6).collect()
+    };
+    let middle = |mut numbers: Vec<f64>| {
+        numbers.sort_by(f64::total_cmp);
+        numbers[numbers.len() / 2]
+    };
     let row = |case: String, ours: usize, theirs: usize, baseline_name| {
-        let (value, baseline) = (speed(ours), speed(theirs));
-        Row { bench: "embedding", case, value, unit: "Mrow/s", baseline, baseline_name, ratio: value / baseline }
+        let (ours, theirs) = (speeds(ours), speeds(theirs));
+        let ratio = middle(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect());
+        let (value, baseline) = (middle(ours), middle(theirs));
+        Row { bench: "embedding", case, value, unit: "Mrow/s", baseline, baseline_name, ratio }
     };
     let mut rows = Vec::new();
     for ours in (0..cases.len() - 2).step_by(3) {

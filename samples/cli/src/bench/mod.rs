@@ -162,22 +162,24 @@ fn side_by_side(
     mut baseline: impl FnMut() -> Result<()>,
 ) -> Result<(f64, f64)> {
     let times = in_turns(rounds, &mut [&mut measured as &mut dyn FnMut() -> Result<()>, &mut baseline])?;
-    Ok((times[0], times[1]))
+    Ok((median(times[0].concat()), median(times[1].concat())))
 }
 
-/// Times each of `all` in turn, round after round, so that all see the same machine, and returns the median of each.
-fn in_turns(rounds: usize, all: &mut [impl FnMut() -> Result<()>]) -> Result<Vec<f64>> {
+/// Times each of `all` in turn, round after round, so that all see the same machine, and returns the times of each by round.
+fn in_turns(rounds: usize, all: &mut [impl FnMut() -> Result<()>]) -> Result<Vec<Vec<Burst>>> {
     let mut times = vec![Vec::new(); all.len()];
     for _ in 0..rounds {
         for (work, times) in all.iter_mut().zip(&mut times) {
-            times.extend(burst(work)?);
+            times.push(burst(work)?);
         }
     }
-    Ok(times.into_iter().map(median).collect())
+    Ok(times)
 }
 
+type Burst = [Duration; 5];
+
 /// A few runs one after the other; the first, which wakes threads and warms caches, is not counted.
-fn burst(work: &mut impl FnMut() -> Result<()>) -> Result<[Duration; 5]> {
+fn burst(work: &mut impl FnMut() -> Result<()>) -> Result<Burst> {
     work()?;
     let mut times = [Duration::ZERO; 5];
     for time in &mut times {
@@ -188,7 +190,8 @@ fn burst(work: &mut impl FnMut() -> Result<()>) -> Result<[Duration; 5]> {
     Ok(times)
 }
 
-fn median(mut times: Vec<Duration>) -> f64 {
+fn median(times: impl Into<Vec<Duration>>) -> f64 {
+    let mut times = times.into();
     times.sort();
     times[times.len() / 2].as_secs_f64()
 }
