@@ -81,6 +81,7 @@ impl Set {
     }
 
     /// The ways among the words of a set, as bits: the first word is no key.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     pub(super) fn ways_of_words(words: u32) -> u32 {
         const { assert!(size_of::<Self>() == 64 && std::mem::offset_of!(Self, keys) == 8) };
