@@ -145,6 +145,22 @@ mod x86_64 {
         }
     }
 
+    /// Leaves the upper halves of all registers empty, as the code around expects: so all of them change.
+    macro_rules! asm_of_halves {
+        ($($instruction:literal,)* $($name:ident = $kind:ident($class:ident) $value:expr,)*) => {
+            asm!(
+                $($instruction,)*
+                "vzeroupper",
+                $($name = $kind($class) $value,)*
+                out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+                out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+                out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+                out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
+
     /// Half a line at a time, by AVX2.
     #[derive(Clone, Copy)]
     pub(in super::super) struct Halves(());
@@ -160,33 +176,15 @@ mod x86_64 {
         #[inline]
         fn copy(self, words: &[AtomicU64], numbers: &mut [f32]) -> usize {
             for (words, numbers) in words.as_chunks::<8>().0.iter().zip(numbers.as_chunks_mut::<16>().0) {
-                // SAFETY: as for a whole line. The upper halves of all registers are left empty, as the code around expects.
+                // SAFETY: as for a whole line.
                 unsafe {
-                    asm!(
+                    asm_of_halves!(
                         "vmovups ymm0, [{from}]",
                         "vmovups ymm1, [{from} + 32]",
                         "vmovups [{to}], ymm0",
                         "vmovups [{to} + 32], ymm1",
-                        "vzeroupper",
                         from = in(reg) words.as_ptr(),
                         to = in(reg) numbers.as_mut_ptr(),
-                        out("ymm0") _,
-                        out("ymm1") _,
-                        out("ymm2") _,
-                        out("ymm3") _,
-                        out("ymm4") _,
-                        out("ymm5") _,
-                        out("ymm6") _,
-                        out("ymm7") _,
-                        out("ymm8") _,
-                        out("ymm9") _,
-                        out("ymm10") _,
-                        out("ymm11") _,
-                        out("ymm12") _,
-                        out("ymm13") _,
-                        out("ymm14") _,
-                        out("ymm15") _,
-                        options(nostack, preserves_flags),
                     );
                 }
             }
@@ -196,37 +194,19 @@ mod x86_64 {
         #[inline]
         fn ways_with(self, set: &Set, key: i64) -> u32 {
             let (low, high): (u32, u32);
-            // SAFETY: as for a whole line, and as above.
+            // SAFETY: as for a whole line.
             unsafe {
-                asm!(
+                asm_of_halves!(
                     "vmovq xmm0, {key}",
                     "vpbroadcastq ymm0, xmm0",
                     "vpcmpeqq ymm1, ymm0, [{set}]",
                     "vpcmpeqq ymm0, ymm0, [{set} + 32]",
                     "vmovmskpd {low:e}, ymm1",
                     "vmovmskpd {high:e}, ymm0",
-                    "vzeroupper",
                     key = in(reg) key,
                     set = in(reg) set,
                     low = lateout(reg) low,
                     high = lateout(reg) high,
-                    out("ymm0") _,
-                    out("ymm1") _,
-                    out("ymm2") _,
-                    out("ymm3") _,
-                    out("ymm4") _,
-                    out("ymm5") _,
-                    out("ymm6") _,
-                    out("ymm7") _,
-                    out("ymm8") _,
-                    out("ymm9") _,
-                    out("ymm10") _,
-                    out("ymm11") _,
-                    out("ymm12") _,
-                    out("ymm13") _,
-                    out("ymm14") _,
-                    out("ymm15") _,
-                    options(nostack, preserves_flags, readonly),
                 );
             }
             Set::ways_of_words(low | high << 4)
