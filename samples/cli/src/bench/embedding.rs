@@ -193,8 +193,8 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
     if threads > 1 {
         cases.extend([(threads, &ours as Work<'_>), (threads, &gather), (threads, &locked), (2, &ours)]);
     }
-    // All in turns, and those of a round compared: a machine may be slower at one time than at another.
-    // Into the same memory, some of which may be slower than other.
+    // All in turns, and those of a round compared: a machine may be slower at one time than at another. Into the same memory,
+    // some of which may be slower than other.
     let (rooms, batches) = (&RefCell::new(rooms(threads.max(2))), hits.len());
     let run = |(threads, work)| move || on_threads(&mut rooms.borrow_mut()[..threads as usize], work, batches);
     let times = in_turns(15, &mut cases.iter().copied().map(run).collect::<Vec<_>>())?;

@@ -176,6 +176,7 @@ fn in_turns(rounds: usize, all: &mut [impl FnMut() -> Result<()>]) -> Result<Vec
     Ok(times)
 }
 
+/// The times of a few runs one after the other.
 type Burst = [Duration; 5];
 
 /// A few runs one after the other; the first, which wakes threads and warms caches, is not counted.
