@@ -1,9 +1,10 @@
 // HstuAttention on Hopper (sm_90a): bf16 and f16, D = 32, 64, 128, 256.
 //
-// An item is 128 (or 192) rows of one user and head against the keys that they see. There are as many blocks as multiprocessors,
+// An item is 128 (192, 64) rows of one user and head against the keys that they see. There are as many blocks as multiprocessors,
 // and each goes through its share of the items. One of its warps fetches: it finds the items, and the copy engine brings
 // queries, and tiles of keys and values page by page, into rings in shared memory, ahead of their use. Two or three warpgroups
-// of 64 rows compute: while one turns scores into weights, another has the matrix units. Under a causal mask the first rows of
+// of 64 rows compute: while one turns scores into weights, another has the matrix units (in clusters one of them computes, which
+// multiplies the next scores meanwhile). Under a causal mask the first rows of
 // a user see few keys and the last see all: an item from either end makes a piece, so that pieces are alike.
 //
 // Where a user brings few rows against many keys (`is_split`), the keys of an item are cut into segments, whose sums are
@@ -44,7 +45,7 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
     if (alone) wait_for_previous();
     __syncthreads();
     if (warp >= FETCHING) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
+        if (S::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
         if (warp >= FIRST_IDLE && (duties & APPENDS) != 0) {
             append_beside(call, warp - FIRST_IDLE, FETCHING + 4 - FIRST_IDLE);
         }
@@ -64,8 +65,10 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
             }
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
-        if (warp >= FETCHING - 4) named_arrive(TURN, 256);
+        if (S::GROUPS > 1) {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
+            if (warp >= FETCHING - 4) named_arrive(TURN, 256);
+        }
         int at = 0;
         for (int number = 0;; number++) {
             Item<S> item = ring.item(number);
@@ -97,8 +100,8 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Parts>::THREADS, 1) hopper_parts_##NAME( \
         const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int duties,         \
-        unsigned *counters, void *scratch, int64_t slots) {                                                            \
-        hopper::Common common(counters, scratch, slots);                                                               \
+        unsigned *counters, void *scratch, int64_t blocks) {                                                            \
+        hopper::Common common(counters, scratch, blocks);                                                               \
         hopper::attend<T, hopper::Shape<D, hopper::Mode::Parts>>(call, maps, granule, 1, duties, common);              \
     }
 

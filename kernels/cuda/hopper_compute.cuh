@@ -104,58 +104,69 @@ template <class T, class S> struct Computing {
         if (tile.limit < tile.position + S::KEYS) clear_tail<S>(ring.values(at), tile.limit - tile.position);
     }
 
-    // Goes through the item's tiles. Of a part, `pause(index)` is called behind the tile number `when`, and gives the next such.
-    // Gives the last one.
-    template <class Pause>
-    __device__ int run(const Seen (&seen)[2], const Reach &reach, int when, Pause pause) {
-        int turn = __shfl_sync(~0u, threadIdx.x / 128, 0);
-        bool leader = (threadIdx.x & 31) == 0;
-        float scores[S::KEYS / 2];
-        uint32_t weights[S::KEYS / 4];
+    __device__ void clear() {
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++) {
 #pragma unroll
             for (int i = 0; i < S::PART / 2; i++) sums[part][i] = 0;
         }
+    }
+
+    __device__ static void take(int turn) {
+        if (S::GROUPS > 1) named_wait(TURN + turn, 256);
+    }
+    __device__ static void pass(int turn) {
+        if (S::GROUPS > 1) named_arrive(TURN + (turn + 1) % S::GROUPS, 256);
+    }
+    __device__ static void arrive(uint32_t barrier) {
+        if ((threadIdx.x & 31) == 0) barrier_arrive(barrier);
+    }
+
+    // Goes through the item's tiles. Of a part, `pause(index)` is called behind the tile number `when`, and gives the next such.
+    // Gives the last one.
+    template <class Pause> __device__ int run(const Seen (&seen)[2], const Reach &reach, int when, Pause pause) {
+        int turn = __shfl_sync(~0u, threadIdx.x / 128, 0);
         int index = item.begin, end = tiles_to_see(reach, index, item.end);
         if (end > index) {
+            // One warpgroup has scores of two tiles: while it turns those of one into weights, those of the next are multiplied.
+            // Several take turns with the matrix units instead.
+            constexpr bool ALONE = S::GROUPS == 1;
+            float scores[S::KEYS / 2], others[ALONE ? S::KEYS / 2 : 1];
             barrier_wait(ring.keys_full(at), ring.phase(at));
             multiply_scores(scores, at);
             wgmma::commit();
             wgmma::wait();
             wgmma::touch(scores);
-            if (leader) barrier_arrive(ring.keys_empty(at));
-            for (; index + 1 < end; index++) {
-                Tile tile = item.tiles.at(index);
-                weigh(scores, weights, tile, seen, reach);
-                wait_values(tile, at);
-                int next = ring.behind(at, 2);
-                barrier_wait(ring.keys_full(next), ring.phase(next));
-                // The warpgroups take turns with the matrix units.
-                named_wait(TURN + turn, 256);
-                add_values(weights, at);
-                multiply_scores(scores, next);
-                wgmma::commit();
-                named_arrive(TURN + (turn + 1) % S::GROUPS, 256);
-                wgmma::wait();
-                wgmma::touch(scores);
-                if (leader) {
-                    barrier_arrive(ring.values_empty(at));
-                    barrier_arrive(ring.keys_empty(next));
+            arrive(ring.keys_empty(at));
+            if constexpr (ALONE) {
+                for (; index + 2 < end; index += 2) {
+                    step_alone(scores, others, index, seen, reach);
+                    step_alone(others, scores, index + 1, seen, reach);
                 }
-                if (S::MODE == Mode::Parts && index == when) when = pause(index);
-                at = next;
+                if (index + 1 < end) {
+                    step_alone(scores, others, index, seen, reach);
+#pragma unroll
+                    for (int i = 0; i < S::KEYS / 2; i++) scores[i] = others[i];
+                    index++;
+                }
+            } else {
+                while (index + 1 < end) {
+                    int stop = S::MODE == Mode::Parts ? min(when, end - 2) : end - 2;
+                    for (; index <= stop; index++) step(scores, index, turn, seen, reach);
+                    if (S::MODE == Mode::Parts && stop == when) when = pause(stop);
+                }
             }
             leave_item();
+            uint32_t weights[S::KEYS / 4];
             Tile tile = item.tiles.at(index);
             weigh(scores, weights, tile, seen, reach);
             wait_values(tile, at);
-            named_wait(TURN + turn, 256);
+            take(turn);
             add_values(weights, at);
             wgmma::commit();
-            named_arrive(TURN + (turn + 1) % S::GROUPS, 256);
+            pass(turn);
             wgmma::wait();
-            if (leader) barrier_arrive(ring.values_empty(at));
+            arrive(ring.values_empty(at));
             index++;
             at = ring.behind(at, 2);
         } else {
@@ -165,16 +176,54 @@ template <class T, class S> struct Computing {
         for (; index < item.end; index++, at = ring.behind(at, 2)) {
             barrier_wait(ring.keys_full(at), ring.phase(at));
             wait_values(item.tiles.at(index), at);
-            if (leader) {
-                barrier_arrive(ring.values_empty(at));
-                barrier_arrive(ring.keys_empty(at));
-            }
-            named_wait(TURN + turn, 256);
-            named_arrive(TURN + (turn + 1) % S::GROUPS, 256);
+            arrive(ring.values_empty(at));
+            arrive(ring.keys_empty(at));
+            take(turn);
+            pass(turn);
         }
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++) wgmma::touch(sums[part]);
         return when;
+    }
+
+    // Adds the values of a tile and multiplies the next one's scores, in one turn.
+    __device__ void step(float (&scores)[S::KEYS / 2], int index, int turn, const Seen (&seen)[2], const Reach &reach) {
+        uint32_t weights[S::KEYS / 4];
+        Tile tile = item.tiles.at(index);
+        weigh(scores, weights, tile, seen, reach);
+        wait_values(tile, at);
+        int next = ring.behind(at, 2);
+        barrier_wait(ring.keys_full(next), ring.phase(next));
+        take(turn);
+        add_values(weights, at);
+        multiply_scores(scores, next);
+        wgmma::commit();
+        pass(turn);
+        wgmma::wait();
+        wgmma::touch(scores);
+        arrive(ring.values_empty(at));
+        arrive(ring.keys_empty(next));
+        at = next;
+    }
+
+    // The same without turns.
+    __device__ void step_alone(float (&scores)[S::KEYS / 2], float (&next_scores)[S::KEYS / 2], int index,
+                               const Seen (&seen)[2], const Reach &reach) {
+        uint32_t weights[S::KEYS / 4];
+        Tile tile = item.tiles.at(index);
+        int next = ring.behind(at, 2);
+        barrier_wait(ring.keys_full(next), ring.phase(next));
+        multiply_scores(next_scores, next);
+        wgmma::commit();
+        weigh(scores, weights, tile, seen, reach);
+        wait_values(tile, at);
+        add_values(weights, at);
+        wgmma::commit();
+        wgmma::wait();
+        wgmma::touch(next_scores);
+        arrive(ring.values_empty(at));
+        arrive(ring.keys_empty(next));
+        at = next;
     }
 
     // The thread's columns of one of its two rows, pair by pair: `to(column, low, high)`.
@@ -222,30 +271,51 @@ __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &ite
     Seen seen[2];
     for (int i = 0; i < 2; i++) seen[i] = seen_by(call, item.user, min(first_row + 8 * i, last));
     bool complete = S::MODE == Mode::Whole || item.slot < 0;
+    computing.clear();
     if (S::MODE == Mode::Parts) {
-        // What the part before has written has arrived by then.
-        constexpr int EARLY = 2;
-        Slot<S> slot{common, ring, static_cast<int>(item.slot)};
-        bool any = group_first <= last;
+        // Behind the third tile what the part before has written has arrived, and every warpgroup has begun with this one: they take
+        // turns. When two more are to come it is time to ask what others have done; not before one has said that one has begun.
+        auto early = [](const Item<S> &now) { return now.begin + 2; };
+        auto late = [](const Item<S> &now) { return max(now.end - 3, now.begin + 2); };
+        // Looked up again and again: the loop over the tiles has no registers to spare.
+        auto now = [&]() -> const Item<S> & { return ring.record(number); };
+        auto slot = [&] { return Slot<S>{common, ring, now().slot, now().role}; };
+        auto next = [&](int index) {
+            int next = NO_END;
+            for (int at : {early(now()), now().ends[0] - 1, now().ends[1] - 1, now().ends[2] - 1, late(now())}) {
+                if (at > index) next = min(next, at);
+            }
+            return next;
+        };
+        bool any = group_first <= last, parted = !complete && any;
         if (!any) {
             // Others may wait for what this warpgroup, which does nothing now, has left before.
-            slot.meet();
-            slot.tell(common, ring);
+            Slot<S>::meet();
+            Slot<S>::tell(common, ring);
         }
-        int when = item.begin + EARLY;
-        if (item.middle > item.begin) when = min(when, item.middle - 1);
-        when = computing.run(seen, reach, when, [&](int index) {
-            const Item<S> &now = ring.items[number % S::ITEMS];
-            int last_of_first = now.middle - 1, early = now.begin + EARLY, late = last_of_first - 1;
-            if (index <= early) {
-                if (index < early) slot.meet();
-                slot.tell(common, ring);
+        for (int i = 0; parted && i < SEGMENTS - 1; i++) {
+            if (now().ends[i] == now().begin) slot().put(computing.sums, i);
+        }
+        int when = computing.run(seen, reach, next(item.begin - 1), [&](int index) {
+            Slot<S>::tell(common, ring);
+            if (index == early(now())) slot().say_taken();
+            for (int i = 0; i < SEGMENTS - 1; i++) {
+                if (index == now().ends[i] - 1) slot().put(computing.sums, i);
             }
-            if (index == late && slot.second()) slot.look(false);
-            if (index == last_of_first) return slot.put(computing.sums, late >= early);
-            return index < late ? late : last_of_first;
+            if (index == late(now()) && now().slot >= 0) slot().look_early();
+            return next(index);
         });
-        if (!complete && any) complete = slot.leave(computing.sums, when);
+        // What the warpgroup had too few tiles for.
+        bool looked = when >= NO_END - 1;
+        if (when <= early(now())) {
+            Slot<S>::meet();
+            Slot<S>::tell(common, ring);
+        }
+        for (int i = 0; parted && !looked && i < SEGMENTS - 1; i++) {
+            int end = now().ends[i];
+            if (end != NO_END && end > now().begin && end > when) slot().put(computing.sums, i);
+        }
+        if (parted) complete = slot().leave(computing.sums, looked);
     } else {
         computing.run(seen, reach, 0, [](int) { return 0; });
     }

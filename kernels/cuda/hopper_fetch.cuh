@@ -68,7 +68,7 @@ template <class S> struct Fetching {
     __device__ void announce(const Item<S> &item) const {
         barrier_wait(ring.item_empty(items), ring.item_phase(items) ^ 1);
         if ((threadIdx.x & 31) == 0) {
-            ring.items[items % S::ITEMS] = item;
+            ring.record(items) = item;
             bool any = item.user.rows >= 0;
             barrier_expect(ring.item_full(items), any ? S::QUERY_BYTES : 0);
             for (int box = 0; any && box < S::BOXES; box++) {
@@ -95,7 +95,9 @@ template <class S> struct Fetching {
     __device__ void cut(Item<S> &item, int segment, int count) const {
         Segments<S> segments(call, item.user);
         item.begin = segments.first_of(item.tiles, segment);
-        item.middle = segments.first_of(item.tiles, segment + 1);
+        for (int i = 0; i < SEGMENTS - 1; i++) {
+            item.ends[i] = i + 1 < count ? segments.first_of(item.tiles, segment + i + 1) : NO_END;
+        }
         item.end = segments.first_of(item.tiles, segment + count);
         item.slot = 0;
     }
@@ -112,8 +114,8 @@ template <class S> struct Fetching {
             fetch_tile(item, tile, index, false);
             fetch_tile(item, tile, index, true);
             // Early enough for the plan to be there in time, and no earlier: others may be free sooner. Surely they are where this
-            // block has begun with the second part of a half, whose first one others have just begun too.
-            bool behind = items == 0 && item.slot % A_BLOCK >= 2;
+            // block has a run, or has begun with the second part of a half, whose first one others have just begun too.
+            bool behind = item.role >= Role::Run || (items == 0 && item.role == Role::Second);
             if (S::MODE == Mode::Parts && number == (behind ? count - 1 : count / 2)) let_plan();
         }
         if (S::MODE == Mode::Parts && count == 0) let_plan();
@@ -153,7 +155,7 @@ template <class S> struct Fetching {
         let_plan();
         for (;;) {
             barrier_wait(ring.planned(), items & 1);
-            Item<S> item = ring.items[S::ITEMS];
+            Item<S> item = ring.plan();
             if (item.user.rows < 0) break;
             fetch(item);
         }
@@ -170,15 +172,18 @@ template <class S> struct Fetching {
             if (number > 0) index = common.take();
             Part part = parts.at(call, __shfl_sync(~0u, index, 0));
             // More than there is memory for: offsets that no call should have.
-            while (part.user >= 0 && part.slot >= common.slots) part = parts.at(call, __shfl_sync(~0u, common.take(), 0));
+            while (part.user >= 0 && part.number >= common.blocks) part = parts.at(call, __shfl_sync(~0u, common.take(), 0));
             item.user.rows = -1;
             if (part.user >= 0) {
                 item = item_of(load_user(call, part.user), part.head, part.block * S::ROWS);
-                if (part.slot >= 0) cut(item, part.number % 2 * (SEGMENTS / 2) + part.number / 2 * 2, 2);
-                item.slot = part.slot;
+                if (part.number >= 0) {
+                    cut(item, part.segment, part.count);
+                    item.role = part.role;
+                    item.slot = part.number * 2 + (part.segment + part.count - 1) / 2;
+                }
             }
             if ((threadIdx.x & 31) == 0) {
-                ring.items[S::ITEMS] = item;
+                ring.plan() = item;
                 barrier_arrive(ring.planned());
             }
         }

@@ -1,10 +1,14 @@
 // How the work over the keys of users that are split is shared out where their sums are added up in device memory.
 //
-// A part is two segments of the keys of a block of rows, one behind the other, for one head: the first two or the last two of
-// either half of the segments. An item of a user who is not split is taken as a part too, with all keys. Blocks take parts in
-// their order, by a counter. The sums of a half are added up in its slot, by the L2 cache: a warpgroup leaves those of its 64
-// rows over the first segment there and adds those over the second; who has the other part of that half, which is taken later,
-// adds his. Whoever completes the second half reads both and writes the output; if he knows in time, without adding before.
+// A part is some segments of the keys of a block of rows, for one head; an item of a user who is not split is taken as a part too,
+// with all keys. Blocks take parts in their order, by a counter. The sums of a half of the segments are added up in its slot, by
+// the L2 cache, and whoever comes last reads both halves and writes the output.
+//
+// Where there are few blocks of rows for the chip, a part is one segment: a warpgroup leaves its sums over a half's first segment in
+// the slot, and who has the second one, which is taken later, adds his; if he knows in time that the other half is done he adds up
+// without leaving his. Otherwise one part has a run of all segments but the last, or of all: it leaves the sums of one and goes on
+// with the next, with the same queries and without a gap in the tiles. The last segments are for those who find no run. Who has a
+// run may wait for the last segment of it only if that was begun: it is taken after the run. Otherwise whoever has it waits.
 #pragma once
 
 #include "hopper_ring.cuh"
@@ -12,27 +16,25 @@
 namespace pagoda {
 namespace hopper {
 
-constexpr int A_BLOCK = SEGMENTS / 2;  // parts of a block of rows: the first of either half, then the second ones
-
-// What is done of a warpgroup's rows: the first part of the first half, and of the second one; all of a half.
-constexpr unsigned FIRST_DONE = 1, HALF_DONE = 4;
+// What is known of a warpgroup's rows: the first part of the first half is done, and of the second one; all of a half; of a block
+// with a run, that the part behind it is taken, or that the run has ended before.
+constexpr unsigned FIRST_DONE = 1, HALF_DONE = 4, TAKEN = 8, ENDED = 16;
 
 // How many of a block's parts, the last ones, are taken in the order of their size, whole blocks of rows first: the less is
 // left to do when some find nothing more.
 constexpr int LAST_PARTS = 2;
 
-// What the blocks share in device memory: counters, which are 0 before and after a call, and as many slots as parts. Those of a
-// block's first two parts have the sums of the halves; the others are used where a second part is done with a segment before it
-// knows that the first part is done.
+// What the blocks share in device memory: counters, which are 0 before and after a call, and slots, a half of a block of rows
+// each.
 struct Common {
     unsigned *next;   // how many items were taken
     unsigned *ended;  // how many blocks have found nothing more to do
     unsigned *done;   // what is done of each warpgroup's rows
     float *sums;
-    int64_t slots;
+    int64_t blocks;   // of rows that there is memory for
 
-    __device__ Common(unsigned *counters, void *scratch, int64_t slots)
-        : next(counters), ended(counters + 1), done(counters + 4), sums(static_cast<float *>(scratch)), slots(slots) {}
+    __device__ Common(unsigned *counters, void *scratch, int64_t blocks)
+        : next(counters), ended(counters + 1), done(counters + 4), sums(static_cast<float *>(scratch)), blocks(blocks) {}
 
     // A number that no one has got, for the first lane of a warp. Who has a smaller one is running already: one may wait for him.
     __device__ unsigned take() const { return (threadIdx.x & 31) == 0 ? atomicAdd(next, 1u) : 0u; }
@@ -70,68 +72,112 @@ template <class S> struct Segments {
 
 struct Part {
     int user;  // -1: there is none of that number
-    int head, block, number;
-    int64_t slot;  // -1: all keys
+    int head, block;
+    int number;  // of the block, over all users and heads; -1: all keys
+    Role role;
+    int segment, count;
 };
 
 // All parts of a call, in their order: the blocks of rows of users who are not split; the first parts of all others, then the
-// second ones, of each the whole blocks first and then the users' last ones, which have fewer rows. (With the parts of a block
-// one behind the other those who add up in the middle of a call are late with what they take next: 10 % slower.)
+// second ones, or the runs and then the last segments; of each the whole blocks first and then the users' last ones, which have
+// fewer rows. (With parts of one segment of a block one behind the other those who add up in the middle of a call are late with
+// what they take next: 10 % slower.)
 template <class S> struct Parts {
-    int own_whole, own_split;    // rows of user number `lane`, as one who is not split and as one who is
-    int64_t alone, whole, last;  // blocks of rows, of all heads
+    enum Blocks { ALONE, WHOLE, LAST };  // of users who are not split; of others, whole ones and their last
 
-    __device__ explicit Parts(const Call &call) {
-        int lane = threadIdx.x & 31;
-        bool any = lane < call.users;
-        own_whole = any ? rows_of_kind<Kind::Whole>(call, lane) : 0;
-        own_split = any ? rows_of_kind<Kind::Split>(call, lane) : 0;
-        alone = find_alone(call, INT64_MAX).before;
-        whole = find<true>(call, INT64_MAX).before;
-        last = find<false>(call, INT64_MAX).before;
-    }
+    int rows;                // of user number `lane`, those of one who is split as their complement
+    int alone, whole, last;  // how many there are, of one head
+    int run;                 // segments that one has behind one another
 
-    __device__ Found find_alone(const Call &call, int64_t index) const {
-        return find_user(
-            call, index, [&](int user) { return user < 32 ? own_whole : rows_of_kind<Kind::Whole>(call, user); },
-            [&](int rows) { return static_cast<int64_t>((rows + S::ROWS - 1) / S::ROWS) * call.heads; });
-    }
-
-    template <bool WHOLE> __device__ Found find(const Call &call, int64_t index) const {
-        return find_user(
-            call, index, [&](int user) { return user < 32 ? own_split : rows_of_kind<Kind::Split>(call, user); },
-            [&](int rows) {
-                return static_cast<int64_t>(WHOLE ? rows / S::ROWS : rows % S::ROWS > 0) * call.heads;
-            });
-    }
-
-    __device__ Part at(const Call &call, int64_t index) const {
-        constexpr int BEFORE = A_BLOCK - LAST_PARTS;
-        if (index < alone) {
-            Found found = find_alone(call, index);
-            int blocks = (found.rows + S::ROWS - 1) / S::ROWS, rest = static_cast<int>(found.rest);
-            // Those with the most keys first.
-            return {found.user, rest / blocks, blocks - 1 - rest % blocks, 0, -1};
+    __device__ explicit Parts(const Call &call) : rows(rows_of(call, threadIdx.x & 31)), alone(0), whole(0), last(0) {
+        for (int base = 0; base < call.users; base += 32) {
+            int own = base == 0 ? rows : rows_of(call, base + (threadIdx.x & 31));
+            alone += __reduce_add_sync(~0u, blocks<ALONE>(own));
+            whole += __reduce_add_sync(~0u, blocks<WHOLE>(own));
+            last += __reduce_add_sync(~0u, blocks<LAST>(own));
         }
-        index -= alone;
-        int64_t blocks = whole + last;
-        if (index >= A_BLOCK * blocks) return {-1};
-        int64_t number = index / blocks, block = index % blocks;
-        bool is_whole = block < whole;
-        if (!is_whole) block -= whole;
-        if (number >= BEFORE) {
-            block = index - BEFORE * blocks;
-            is_whole = block < LAST_PARTS * whole;
-            if (!is_whole) block -= LAST_PARTS * whole;
-            int64_t each = is_whole ? whole : last;
-            number = BEFORE + block / each;
-            block %= each;
+        // As many as take no longer than one at a time would: then there are SEGMENTS * all / gridDim.x rounds of them, rounded up.
+        unsigned all = (whole + last) * call.heads, each = (all + gridDim.x - 1) / gridDim.x;
+        auto fits = [&](unsigned segments) { return (segments * each - 1) * gridDim.x < SEGMENTS * all; };
+        run = all == 0 ? 1 : fits(SEGMENTS) ? SEGMENTS : fits(SEGMENTS - 1) ? SEGMENTS - 1 : 1;
+    }
+
+    __device__ static int rows_of(const Call &call, int user) {
+        if (user >= call.users) return 0;
+        const int *pages;
+        int page_count, rows = pagoda::rows_of(call, user), cached = cached_of(call, user, rows, pages, page_count);
+        return is_split(rows, cached + rows) ? ~rows : rows;
+    }
+
+    template <Blocks WHICH> __device__ static int blocks(int rows) {
+        unsigned all = rows < 0 ? ~rows : rows;
+        if (WHICH == ALONE) return rows < 0 ? 0 : (all + S::ROWS - 1) / S::ROWS;
+        return rows >= 0 ? 0 : WHICH == WHOLE ? all / S::ROWS : all % S::ROWS > 0;
+    }
+
+    // The block `index` of those of a kind; there is one.
+    template <Blocks WHICH> __device__ Part find(const Call &call, unsigned index) const {
+        unsigned lane = threadIdx.x & 31, before = 0;
+        for (int base = 0;; base += 32) {
+            int own = base == 0 ? rows : rows_of(call, base + lane);
+            unsigned each = blocks<WHICH>(own), sum = each * call.heads;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                unsigned other = __shfl_up_sync(~0u, sum, step);
+                if (lane >= step) sum += other;
+            }
+            unsigned after = __ballot_sync(~0u, before + sum > index);
+            if (after == 0) {
+                before += __shfl_sync(~0u, sum, 31);
+                continue;
+            }
+            int owner = __ffs(after) - 1;
+            each = __shfl_sync(~0u, each, owner);
+            unsigned rest = index - before - __shfl_sync(~0u, sum, owner) + each * call.heads, head = rest / each;
+            Part part{base + owner, static_cast<int>(head), static_cast<int>(rest - head * each), -1};
+            // Of those who are not split the blocks with the most keys come first.
+            if (WHICH == ALONE) part.block = each - 1 - part.block;
+            if (WHICH == LAST) part.block = ~__shfl_sync(~0u, own, owner) / S::ROWS;
+            if (WHICH != ALONE) part.number = static_cast<int>(index + (WHICH == LAST ? whole * call.heads : 0));
+            return part;
         }
-        Found found = is_whole ? find<true>(call, block) : find<false>(call, block);
-        int full = found.rows / S::ROWS, rest = static_cast<int>(found.rest);
-        int64_t slot = (is_whole ? block : whole + block) * A_BLOCK + number;
-        if (!is_whole) return {found.user, rest, full, static_cast<int>(number), slot};
-        return {found.user, rest / full, rest % full, static_cast<int>(number), slot};
+    }
+
+    __device__ Part at(const Call &call, unsigned index) const {
+        constexpr int BEFORE = SEGMENTS - LAST_PARTS;
+        unsigned wholes = whole * call.heads, lasts = last * call.heads, all = wholes + lasts;
+        if (index < alone * call.heads) return find<ALONE>(call, index);
+        index -= alone * call.heads;
+        int number = 0;
+        if (run > 1) {
+            for (; number < SEGMENTS - run + 1 && index >= all; number++) index -= all;
+            if (number > SEGMENTS - run) return {-1};
+        } else if (index < BEFORE * all) {
+            for (; index >= all; number++) index -= all;
+        } else {
+            // The last ones in the order of their size.
+            index -= BEFORE * all;
+            number = BEFORE;
+            if (index < LAST_PARTS * wholes) {
+                for (; index >= wholes; number++) index -= wholes;
+            } else {
+                index -= LAST_PARTS * wholes;
+                for (; number < SEGMENTS && index >= lasts; number++) index -= lasts;
+                if (number == SEGMENTS) return {-1};
+                index += wholes;
+            }
+        }
+        Part part = index < wholes ? find<WHOLE>(call, index) : find<LAST>(call, index - wholes);
+        if (run > 1) {
+            part.role = run == SEGMENTS ? Role::All : number == 0 ? Role::Run : Role::Last;
+            part.segment = number == 0 ? 0 : run;
+            part.count = number == 0 ? run : 1;
+        } else {
+            part.role = number < 2 ? Role::First : Role::Second;
+            part.segment = number % 2 * 2 + number / 2;
+            part.count = 1;
+        }
+        return part;
     }
 };
 
@@ -175,21 +221,17 @@ template <class S> struct Slot {
 
     const Common &common;
     const Ring<S> &ring;
-    int part;
+    int slot;
+    Role role;
 
-    // Where the first segment's sums were put; anything else is the number of the tile behind which they will be, or of none.
-    static constexpr int IN_PLACE = INT32_MIN, ASIDE = INT32_MIN + 1;
     static constexpr float NONE = -0.f;  // whatever it is added to stays as it is
 
-    __device__ bool second() const { return part % A_BLOCK >= 2; }
-    __device__ unsigned first_done() const { return FIRST_DONE << part % 2; }
+    __device__ unsigned first_done() const { return FIRST_DONE << slot % 2; }
 
     __device__ static int group() { return threadIdx.x / 128; }
     __device__ static void meet() { named_wait(ARRIVED + group(), 128); }
 
-    __device__ static unsigned *done(const Common &common, int part) {
-        return common.done + part / A_BLOCK * S::GROUPS + group();
-    }
+    __device__ static unsigned *done(const Common &common, int slot) { return common.done + slot / 2 * S::GROUPS + group(); }
 
     // Where the thread's sums are in a slot.
     __device__ float4 *at(int slot) const {
@@ -197,12 +239,8 @@ template <class S> struct Slot {
                threadIdx.x % 128;
     }
 
-    // Those of the part's half, and of the other.
-    __device__ float4 *of_half() const { return at(part & ~2); }
-    __device__ float4 *of_other() const { return at(part & ~2 ^ 1); }
-
     // Tells the others of the part that was left in its slot before, if there is one, when all of the warpgroup have met since.
-    // Not at once: who tells waits until what was written has arrived.
+    // Not at once where that can be helped: who tells waits until what was written has arrived.
     __device__ static void tell(const Common &common, const Ring<S> &ring) {
         if (threadIdx.x % 128 != 0) return;
         int &untold = ring.untold[group()];
@@ -241,93 +279,104 @@ template <class S> struct Slot {
         if (threadIdx.x % 128 != 0) return;
         unsigned what;
         do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(what) : "l"(done(common, part)) : "memory");
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(what) : "l"(done(common, slot)) : "memory");
         } while (wait && (what & first_done()) == 0);
         ring.done[group()] = what;
     }
 
-    __device__ bool is_done(unsigned what) const { return (ring.done[group()] & what) != 0; }
-
-    // Leaves the first segment's sums, and zeros in their place. Gives where they are.
-    __device__ int put(Sums &sums, bool looked) const {
-        if (second() && looked) meet();
-        bool adds = second() && looked && is_done(first_done());
-        float4 *to = adds ? of_half() : at(part);
-        if (adds) {
-            each(sums, [&](int n, const float *four) { add_at(to + n * 128, as_four(four)); });
-        } else {
-            each(sums, [&](int n, const float *four) { __stcg(to + n * 128, as_four(four)); });
-        }
-        each(sums, [&](int, float *four) { four[0] = four[1] = four[2] = four[3] = 0; });
-        return second() && !adds ? ASIDE : IN_PLACE;
+    // The same, and says something.
+    __device__ void look_and_say(unsigned what) const {
+        if (threadIdx.x % 128 != 0) return;
+        asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
+                     : "=r"(ring.done[group()])
+                     : "l"(done(common, slot)), "r"(what)
+                     : "memory");
     }
 
-    // Adds what is left. True where the other half is there already: then the sums become those of both.
-    __device__ bool leave(Sums &sums, int where) const {
-        float4 *to = of_half();
-        if (where > ASIDE) {
-            meet();
-            tell(common, ring);
-            // One of the segments has no tiles: as if zeros had been put, or were added.
-            each(sums, [&](int, float *four) {
-                for (int i = 0; i < 4; i++) four[i] = add(four[i], 0);
-            });
+    // The end of a run, unless the segment behind it is taken.
+    __device__ void look_and_end() const {
+        if (threadIdx.x % 128 != 0) return;
+        asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], 0, %2;"
+                     : "=r"(ring.done[group()])
+                     : "l"(done(common, slot)), "r"(ENDED)
+                     : "memory");
+    }
+
+    // When every warpgroup of the block has begun with the part: nothing keeps it from its end any more, and others may wait for it.
+    __device__ void say_taken() const {
+        if (role != Role::Last || threadIdx.x % 128 != 0) return;
+        asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(done(common, slot)), "r"(TAKEN) : "memory");
+    }
+
+    // In time for `leave`.
+    __device__ void look_early() const {
+        if (role == Role::Second || role == Role::Last) look(false);
+        if (role == Role::Run) look_and_end();
+    }
+
+    __device__ bool is_done(unsigned what) const { return (ring.done[group()] & what) != 0; }
+
+    // Leaves the sums of a run's segment that is not its last, and zeros in their place.
+    __device__ void put(Sums &sums, int segment) const {
+        float4 *to = at(slot & ~1 | segment / 2);
+        if (segment % 2 == 0) {
+            each(sums, [&](int n, const float *four) { __stcg(to + n * 128, as_four(four)); });
+        } else {
+            each(sums, [&](int n, const float *four) { add_at(to + n * 128, as_four(four)); });
         }
-        if (!second()) {
-            if (where == IN_PLACE) {
-                each(sums, [&](int n, const float *four) { add_at(to + n * 128, as_four(four)); });
-            } else {
-                each(sums, [&](int n, const float *four) { __stcg(to + n * 128, as_four(four)); });
+        each(sums, [&](int, float *four) { four[0] = four[1] = four[2] = four[3] = 0; });
+    }
+
+    // Leaves the sums. True where the others' are all there already: then they become those of all.
+    __device__ bool leave(Sums &sums, bool looked) const {
+        float4 *to = at(slot);
+        bool second = role != Role::First, joined = role != Role::Second;
+        if (role == Role::Run || role == Role::Last) {
+            if (!looked && role == Role::Run) look_and_end();
+            if (!looked && role == Role::Last) look_and_say(TAKEN);
+            meet();
+            second = is_done(role == Role::Run ? TAKEN : ENDED);
+        }
+        if (!second) {
+            each(sums, [&](int n, const float *four) { __stcg(to + n * 128, as_four(four)); });
+            if (threadIdx.x % 128 == 0) ring.untold[group()] = slot;
+            if (role != Role::First) {
+                // At once: the block's other warpgroup may be the second, and wait for one whose other warpgroup waits for this.
+                meet();
+                tell(common, ring);
             }
-            if (threadIdx.x % 128 == 0) ring.untold[group()] = part;
             return false;
         }
-        if (where != IN_PLACE) {
+        if (role != Role::All) {
             meet();
-            look(true);
+            bool there = looked && is_done(first_done());
+            // No one looks again before all have seen this.
             meet();
-        }
-        if (where == ASIDE) add_aside();
-        if (!is_done(HALF_DONE)) {
-            each(sums, [&](int n, float *four) {
-                add_at(to + n * 128, as_four(four));
-                four[0] = four[1] = four[2] = four[3] = NONE;
-            });
-            meet();
-            if (threadIdx.x % 128 == 0) {
-                asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
-                             : "=r"(ring.done[group()])
-                             : "l"(done(common, part)), "r"(HALF_DONE)
-                             : "memory");
+            if (!there) {
+                look(true);
+                meet();
             }
-            meet();
-            if (!is_done(HALF_DONE)) return false;
+            if (!joined && !is_done(HALF_DONE)) {
+                each(sums, [&](int n, float *four) {
+                    add_at(to + n * 128, as_four(four));
+                    four[0] = four[1] = four[2] = four[3] = NONE;
+                });
+                meet();
+                look_and_say(HALF_DONE);
+                meet();
+                if (!is_done(HALF_DONE)) return false;
+            }
+            // For the next call.
+            if (threadIdx.x % 128 == 0) *done(common, slot) = 0;
         }
-        // For the next call.
-        if (threadIdx.x % 128 == 0) *done(common, part) = 0;
         add_up(sums);
         return true;
     }
 
-    // Adds the first segment's sums, which were put aside, where they belong.
-    __device__ void add_aside() const {
-        constexpr int AT_ONCE = 4;
-        const float4 *from = at(part);
-        float4 *to = of_half();
-#pragma unroll
-        for (int n = 0; n < FOURS; n += AT_ONCE) {
-            float4 fours[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) fours[i] = load(from + (n + i) * 128);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) add_at(to + (n + i) * 128, fours[i]);
-        }
-    }
-
     // Adds those of both halves to the sums.
     __device__ void add_up(Sums &sums) const {
-        constexpr int AT_ONCE = 4;
-        const float4 *half = of_half(), *other = of_other();
+        constexpr int AT_ONCE = 8;
+        const float4 *half = at(slot), *other = at(slot ^ 1);
 #pragma unroll
         for (int n = 0; n < FOURS; n += AT_ONCE) {
             float4 halves[AT_ONCE][2];

@@ -9,21 +9,25 @@ namespace pagoda {
 namespace hopper {
 
 constexpr int BOX = 64;      // rows of a box of queries, keys or values; of pages it is the call's
-constexpr int SEGMENTS = 8;  // of the keys of a user that is split
+constexpr int SEGMENTS = 4;  // of the keys of a user that is split
 constexpr int CLUSTER = SEGMENTS;
+constexpr int NO_END = INT32_MAX;  // of a segment that a part does not have
 constexpr int BARRIER_BYTES = 256;  // of shared memory
 constexpr int OUTSIDE = INT32_MAX - 1024;  // a row that no tensor has: the copy engine gives zeros
 
 // Barriers by number; 0 is __syncthreads. TURN and ARRIVED have one for each warpgroup that computes.
 constexpr int TAIL = 1, TURN = 2, ARRIVED = 5;
 
-// What a block does: all keys of an item; a segment of them, adding up with the other blocks of its cluster; two segments of
-// them, adding up with others in device memory.
+// What a block does: all keys of an item; a segment of them, adding up with the other blocks of its cluster, or with others in
+// device memory.
 enum class Mode { Whole, Cluster, Parts };
 
 // What a kernel does beside: it appends the new rows to the pages; it is the call's only one, so that it has the users who are
 // not split too. Parts always are.
 constexpr int APPENDS = 1, ALONE = 2;
+
+// Which segments of a block's keys a part has: the first of a half or the second, or a run of all but the last, that one, or all.
+enum class Role { First, Second, Last, Run, All };
 
 struct Maps {
     CUtensorMap query, key, value, pool;
@@ -35,8 +39,9 @@ template <int D_, Mode MODE_> struct Shape {
     static constexpr bool SPLIT = MODE != Mode::Whole;
     // Warpgroups that compute. With small heads the weights take as long as the products: a third one fills the gaps, and
     // there are registers for it. Parts have a third one for D = 128 too, with tiles of half the keys so that it fits: the more
-    // rows share a tile, the less has to come out of the L2 cache, which gives no more than two warpgroups ask for.
-    static constexpr int GROUPS = D <= 64 || (D == 128 && MODE == Mode::Parts) ? 3 : 2;
+    // rows share a tile, the less has to come out of the L2 cache, which gives no more than two warpgroups ask for. Clusters have
+    // one: there are few rows, and the fewer a block has, the more blocks there are for them.
+    static constexpr int GROUPS = MODE == Mode::Cluster ? 1 : D <= 64 || (D == 128 && MODE == Mode::Parts) ? 3 : 2;
     static constexpr int ROWS = 64 * GROUPS;
     static constexpr int COMPUTING = 128 * GROUPS;         // threads
     static constexpr int THREADS = COMPUTING + 128;        // one warp of the last four fetches, another plans
@@ -44,13 +49,14 @@ template <int D_, Mode MODE_> struct Shape {
     // than the others have left waits for ever. What the computing ones can spare, those that fetch and plan make use of.
     static constexpr int REGISTERS = GROUPS == 2 ? 232 : D == 128 ? 152 : 160;
     static constexpr int FETCHING_REGISTERS = GROUPS == 2 ? 40 : D == 128 ? 56 : 32;
-    static_assert(GROUPS * REGISTERS + FETCHING_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8), "registers");
+    static_assert(GROUPS == 1 || GROUPS * REGISTERS + FETCHING_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8),
+                  "registers");
     static constexpr int KEYS = D == 256 || (D == 128 && GROUPS == 3) ? 64 : 128;  // of a tile
     static constexpr int SEGMENT_KEYS = D == 256 ? 64 : 128;  // segments begin at multiples, whatever the tiles are
     // Tiles of keys or values in shared memory at once, in turn. Few blocks look at a split user's pages, so they come from far
     // away: more of them.
     static constexpr int BUFFERS = D <= 64 ? (MODE == Mode::Whole ? 8 : MODE == Mode::Cluster ? 12 : 10)
-                                   : D == 256 ? 5 : MODE == Mode::Whole ? 4 : MODE == Mode::Cluster ? 6 : 8;
+                                   : MODE == Mode::Cluster ? 6 : D == 256 ? 5 : MODE == Mode::Whole ? 4 : 8;
     static constexpr int ITEMS = D == 256 || MODE == Mode::Cluster ? 1 : 2;  // whose queries are in shared memory at once
     static constexpr int COLUMNS = D < 64 ? D : 64;        // of a box
     static constexpr int BOXES = D / COLUMNS;
@@ -72,9 +78,11 @@ template <class S> struct Item {
     int first;       // row of the user
     Tiles<S::KEYS> tiles;
     int begin, end;  // the tiles that are this block's
-    // Parts: the first tile of the second segment, and where the sums go. Of one with all of its tiles: 0, and -1.
-    int middle;
-    int64_t slot;
+    // Parts: the slot where the sums go, -1 if the tiles are all that there are; which segments they are; the tile behind each of a
+    // run's segments but the last.
+    int slot;
+    Role role;
+    int ends[SEGMENTS - 1];
 };
 
 template <class T> __device__ T *output_at(const Call &call, const User &user, int head, int row) {
@@ -87,7 +95,10 @@ template <class S> struct Ring {
     uint32_t base, barriers;
     // Parts: what is done of each warpgroup's rows, and of which part it has to tell the others.
     int *done, *untold;
-    Item<S> *items;  // ITEMS of them, and behind them the one that is planned
+    // One more than have queries, so that one may be looked up until all of its sums are left; behind them the one that is planned.
+    static constexpr int RECORDS = S::ITEMS + 1;
+    static_assert(BARRIER_BYTES + (RECORDS + 1) * sizeof(Item<S>) <= 1024, "what the launcher leaves room for");
+    Item<S> *items;
 
     __device__ explicit Ring(uint8_t *shared) {
         base = shared_address(shared);
@@ -147,8 +158,11 @@ template <class S> struct Ring {
     // Waits for an item and gives it.
     __device__ Item<S> item(int number) const {
         barrier_wait(item_full(number), item_phase(number));
-        return items[number % S::ITEMS];
+        return record(number);
     }
+
+    __device__ Item<S> &record(int number) const { return items[number % RECORDS]; }
+    __device__ Item<S> &plan() const { return items[RECORDS]; }
 };
 
 }  // namespace hopper

@@ -15,7 +15,7 @@ use super::{Attention, CUstream, CudaError, Gpu, Path, Scratch};
 const PLAIN_THREADS: usize = 128;
 const MMA_THREADS: u32 = 128;
 const MMA_ROWS: usize = 64;
-const CLUSTER: u32 = 8;
+const CLUSTER: u32 = 4;
 
 /// Items for each multiprocessor from which on the Hopper kernel gets a block for each: then the hardware's choice of who
 /// does what next is worth more than fetching ahead from one item to the next.
@@ -24,8 +24,10 @@ const MANY_ITEMS: u32 = 8;
 /// Keys below which the Hopper kernel never shares a user's keys out; `is_split` of cuda/call.cuh.
 const SPLIT_KEYS: usize = 1024;
 
-/// Parts of a block of rows; `A_BLOCK` of cuda/hopper_parts.cuh.
-const PARTS: usize = 4;
+/// Segments of the keys of a split user, and the slots for the sums over them; `SEGMENTS` of cuda/hopper_ring.cuh, and `Common` of
+/// cuda/hopper_parts.cuh.
+const SEGMENTS: usize = 4;
+const SLOTS: usize = 2;
 
 /// What a kernel does beside; cuda/hopper_ring.cuh.
 const APPENDS: i32 = 1;
@@ -82,22 +84,21 @@ unsafe fn mma(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaE
 
 /// What the parts of a call need; see [`Gpu::most_scratch_bytes`].
 pub fn scratch_bytes(call: &Attention) -> usize {
-    let slots = slots(call);
     let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
-    let bytes = slots * rows * call.rows.head_size * size_of::<f32>();
+    let bytes = parted_blocks(call) * SLOTS * rows * call.rows.head_size * size_of::<f32>();
     if bytes > MOST_SCRATCH || counter_bytes(call) > counters::BYTES { 0 } else { bytes }
 }
 
 /// One for the 64 rows of each warpgroup behind those for all; `Common` of cuda/hopper_parts.cuh.
 fn counter_bytes(call: &Attention) -> usize {
     let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
-    (4 + slots(call) / PARTS * (rows / 64)) * size_of::<u32>()
+    (4 + parted_blocks(call) * (rows / 64)) * size_of::<u32>()
 }
 
-/// The parts that split users can have at most.
-fn slots(call: &Attention) -> usize {
+/// The blocks of rows that split users can have at most where parts do them.
+fn parted_blocks(call: &Attention) -> usize {
     let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
-    row_blocks(call, rows_to_split(call), rows) * call.rows.heads * PARTS
+    row_blocks(call, rows_to_split(call), rows) * call.rows.heads
 }
 
 /// Whether parts are faster than clusters: not where there are few items, nor where most users are not split.
@@ -106,11 +107,11 @@ pub fn wants_scratch(gpu: &Gpu, call: &Attention) -> Result<bool, CudaError> {
     Ok(mostly_split(call) && !few_items(call, clustered(module, call)?.clusters))
 }
 
-/// Whether all items are soon done by so many clusters: there is one for each, or, where heads are large, there are at most two
-/// and a half (parts that all run at once have to wait for one another).
+/// Whether all items are soon done by so many clusters: there is one for each, or for two of them where heads are not large (parts
+/// that all run at once have to wait for one another).
 fn few_items(call: &Attention, clusters: u32) -> bool {
-    let halves = if call.rows.head_size == 256 { 5 } else { 2 };
-    2 * clustered_items(call) <= halves * clusters as usize
+    let each = if call.rows.head_size == 256 { 1 } else { 2 };
+    clustered_items(call) <= each * clusters as usize
 }
 
 /// Not where most users cannot be split, because their rows are more than a quarter of the tokens that there are pages for.
@@ -157,13 +158,17 @@ struct Shape {
 
 impl Shape {
     fn of(head_size: usize, mode: Mode) -> Self {
-        let groups = if head_size <= 64 || (head_size == 128 && mode == Mode::Parts) { 3 } else { 2 };
+        let groups = match (head_size, mode) {
+            (_, Mode::Cluster) => 1,
+            (32 | 64, _) | (128, Mode::Parts) => 3,
+            _ => 2,
+        };
         let tile = if head_size == 256 || (head_size == 128 && groups == 3) { 64 } else { 128 };
         let buffers = match (head_size, mode) {
             (32 | 64, Mode::Whole) => 8,
             (32 | 64, Mode::Cluster) => 12,
             (32 | 64, Mode::Parts) => 10,
-            (128, Mode::Cluster) => 6,
+            (_, Mode::Cluster) => 6,
             (128, Mode::Whole) => 4,
             (128, Mode::Parts) => 8,
             _ => 5,
@@ -194,10 +199,10 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
     if let Some((scratch, mut counters)) = scratch.zip(counters) {
         let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, Mode::Parts);
         let parts = module.function(&format!("hopper_parts_{name}"), shared)?;
-        let slots = slots(call);
-        let count = slots.max(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads);
+        let parted = parted_blocks(call);
+        let count = (parted * SEGMENTS).max(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads);
         let count = blocks(count)?.min(gpu.multiprocessors);
-        let (mut duties, mut address, mut most) = (appends | ALONE, scratch.address, slots as i64);
+        let (mut duties, mut address, mut most) = (appends | ALONE, scratch.address, parted as i64);
         let arguments = &mut [
             raw,
             maps,
@@ -224,7 +229,8 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
         unsafe { whole.launch(count, threads, shared, stream, arguments) }?;
     }
     let Some(split) = split else { return Ok(()) };
-    let Shape { threads, shared, .. } = Shape::of(call.rows.head_size, Mode::Cluster);
+    let Shape { rows, threads, shared } = Shape::of(call.rows.head_size, Mode::Cluster);
+    let items = blocks(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads)?;
     // Clusters that do not fit onto the device at once would wait until others have done their whole share.
     let clusters = items.min(split.clusters);
     let mut duties = if alone { appends | ALONE } else { 0 };

@@ -42,6 +42,7 @@ const PARTS: &[Part] = &[
     ("alone-or-together", same_bits::alone_or_together),
     ("pages-moved", same_bits::pages_moved),
     ("twice", same_bits::twice),
+    ("runs", same_bits::runs),
     ("followed", followed::followed),
     ("nonsense", harm::nonsense),
     ("large-pool", pools::beyond_32_bits),

@@ -103,3 +103,51 @@ pub fn twice(context: &Context) {
     };
     for_each_kind(&check, context);
 }
+
+/// As many blocks of rows as make the Hopper kernel give one block several segments of the keys behind one another: all but the last
+/// one, or all. Some users see little of their keys, some bring less than a warpgroup's rows. On several streams at once, so that
+/// not all blocks of a launch run at the same time: none may wait for one that never begins.
+pub fn runs(context: &Context) {
+    use cudarc::driver::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS;
+    const HEADS: usize = 4;
+    const STREAMS: u64 = 3;
+    let multiprocessors = context.gpu.context().attribute(MULTIPROCESSORS).unwrap() as usize;
+    for head_size in [32, 64, 128, 256] {
+        for (eighths, window) in [(6, 0), (7, 0), (6, 300), (11, 0), (13, 90)] {
+            let case = many_blocks(head_size, multiprocessors * eighths / 8 / HEADS, HEADS, window);
+            std::thread::scope(|scope| {
+                for thread in 0..STREAMS {
+                    let case = &case;
+                    scope.spawn(move || {
+                        let stream = context.gpu.context().new_stream().unwrap();
+                        let case = OnDevice::new(case, &stream);
+                        for path in case.paths(&context.gpu) {
+                            let first = bits(&case.output(&context.gpu, path));
+                            for round in 0..4 {
+                                let again = bits(&case.output(&context.gpu, path));
+                                assert!(again == first, "D={head_size} window {window} {path:?} {thread} {round}");
+                            }
+                        }
+                    });
+                }
+            });
+        }
+    }
+}
+
+/// Users with a block of rows each, or a little more, whose histories are more or less of the same pages.
+fn many_blocks(head_size: usize, users: usize, heads: usize, window: i64) -> Case<bf16> {
+    const CACHED: usize = 1800;
+    let mut random = Random(head_size as u64 ^ 0x40);
+    let pages = Case::<bf16>::new(&mut random, &[User { cached: CACHED, ..User::default() }], heads, head_size, 32);
+    let users: Vec<User> = (0..users)
+        .map(|_| User { new: random.below(60), candidates: 1 + random.below(80), ..User::default() })
+        .collect();
+    let mut case = Case::new(&mut random, &users, heads, head_size, 32);
+    let count = pages.page_ids.len();
+    case.cached_len = users.iter().map(|_| (1100 + random.below(CACHED - 1100)) as i32).collect();
+    case.page_indptr = (0..=users.len()).map(|user| (user * count) as i32).collect();
+    case.page_ids = pages.page_ids.repeat(users.len());
+    (case.pool, case.pool_pages, case.max_attn_len) = (pages.pool, pages.pool_pages, window);
+    case
+}
