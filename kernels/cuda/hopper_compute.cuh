@@ -112,6 +112,11 @@ template <class T, class S> struct Computing {
         }
     }
 
+    __device__ void touch() {
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++) wgmma::touch(sums[part]);
+    }
+
     __device__ static void take(int turn) {
         if (S::GROUPS > 1) named_wait(TURN + turn, 256);
     }
@@ -123,7 +128,7 @@ template <class T, class S> struct Computing {
     }
 
     // Goes through the item's tiles. Of a part, `pause(index)` is called behind the tile number `when`, and gives the next such.
-    // Gives the last one.
+    // Gives the first one that was not reached.
     template <class Pause> __device__ int run(const Seen (&seen)[2], const Reach &reach, int when, Pause pause) {
         int turn = __shfl_sync(~0u, threadIdx.x / 128, 0);
         int index = item.begin, end = tiles_to_see(reach, index, item.end);
@@ -153,7 +158,10 @@ template <class T, class S> struct Computing {
                 while (index + 1 < end) {
                     int stop = S::MODE == Mode::Parts ? min(when, end - 2) : end - 2;
                     for (; index <= stop; index++) step(scores, index, turn, seen, reach);
-                    if (S::MODE == Mode::Parts && stop == when) when = pause(stop);
+                    if (S::MODE == Mode::Parts && stop == when) {
+                        touch();
+                        when = pause(stop);
+                    }
                 }
             }
             leave_item();
@@ -181,8 +189,7 @@ template <class T, class S> struct Computing {
             take(turn);
             pass(turn);
         }
-#pragma unroll
-        for (int part = 0; part < S::PARTS; part++) wgmma::touch(sums[part]);
+        touch();
         return when;
     }
 
@@ -273,8 +280,9 @@ __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &ite
     bool complete = S::MODE == Mode::Whole || item.slot < 0;
     computing.clear();
     if (S::MODE == Mode::Parts) {
-        // Behind the third tile what the part before has written has arrived, and every warpgroup has begun with this one: they take
-        // turns. When two more are to come it is time to ask what others have done; not before one has said that one has begun.
+        // Behind the third tile what the part before has written has arrived, and every warpgroup has begun with this one: they
+        // take turns. When two more are to come it is time to ask what others have done; not before one has said that one has
+        // begun.
         auto early = [](const Item<S> &now) { return now.begin + 2; };
         auto late = [](const Item<S> &now) { return max(now.end - 3, now.begin + 2); };
         // Looked up again and again: the loop over the tiles has no registers to spare.
@@ -306,12 +314,12 @@ __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &ite
             return next(index);
         });
         // What the warpgroup had too few tiles for.
-        bool looked = when >= NO_END - 1;
+        bool looked = when > late(now());
         if (when <= early(now())) {
             Slot<S>::meet();
             Slot<S>::tell(common, ring);
         }
-        for (int i = 0; parted && !looked && i < SEGMENTS - 1; i++) {
+        for (int i = 0; parted && i < SEGMENTS - 1; i++) {
             int end = now().ends[i];
             if (end != NO_END && end > now().begin && end > when) slot().put(computing.sums, i);
         }

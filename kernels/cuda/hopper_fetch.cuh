@@ -115,7 +115,8 @@ template <class S> struct Fetching {
             fetch_tile(item, tile, index, true);
             // Early enough for the plan to be there in time, and no earlier: others may be free sooner. Surely they are where this
             // block has a run, or has begun with the second part of a half, whose first one others have just begun too.
-            bool behind = item.role >= Role::Run || (items == 0 && item.role == Role::Second);
+            bool runs = item.role == Role::Run || item.role == Role::All;
+            bool behind = runs || (items == 0 && item.role == Role::Second);
             if (S::MODE == Mode::Parts && number == (behind ? count - 1 : count / 2)) let_plan();
         }
         if (S::MODE == Mode::Parts && count == 0) let_plan();

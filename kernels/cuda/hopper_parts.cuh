@@ -1,8 +1,8 @@
 // How the work over the keys of users that are split is shared out where their sums are added up in device memory.
 //
 // A part is some segments of the keys of a block of rows, for one head; an item of a user who is not split is taken as a part too,
-// with all keys. Blocks take parts in their order, by a counter. The sums of a half of the segments are added up in its slot, by
-// the L2 cache, and whoever comes last reads both halves and writes the output.
+// with all keys. Blocks take parts in their order, by a counter. There is a slot for the sums of either half of the segments, and
+// whoever comes last reads both and writes the output.
 //
 // Where there are few blocks of rows for the chip, a part is one segment: a warpgroup leaves its sums over a half's first segment in
 // the slot, and who has the second one, which is taken later, adds his; if he knows in time that the other half is done he adds up
@@ -115,10 +115,10 @@ template <class S> struct Parts {
         return rows >= 0 ? 0 : WHICH == WHOLE ? all / S::ROWS : all % S::ROWS > 0;
     }
 
-    // The block `index` of those of a kind; there is one.
+    // The block `index` of those of a kind.
     template <Blocks WHICH> __device__ Part find(const Call &call, unsigned index) const {
         unsigned lane = threadIdx.x & 31, before = 0;
-        for (int base = 0;; base += 32) {
+        for (int base = 0; base < call.users; base += 32) {
             int own = base == 0 ? rows : rows_of(call, base + lane);
             unsigned each = blocks<WHICH>(own), sum = each * call.heads;
 #pragma unroll
@@ -141,6 +141,7 @@ template <class S> struct Parts {
             if (WHICH != ALONE) part.number = static_cast<int>(index + (WHICH == LAST ? whole * call.heads : 0));
             return part;
         }
+        return {-1};
     }
 
     __device__ Part at(const Call &call, unsigned index) const {
@@ -335,7 +336,7 @@ template <class S> struct Slot {
             if (!looked && role == Role::Run) look_and_end();
             if (!looked && role == Role::Last) look_and_say(TAKEN);
             meet();
-            second = is_done(role == Role::Run ? TAKEN : ENDED);
+            second = role == Role::Run ? is_done(TAKEN) && !is_done(ENDED) : is_done(ENDED);
         }
         if (!second) {
             each(sums, [&](int n, const float *four) { __stcg(to + n * 128, as_four(four)); });
@@ -375,7 +376,7 @@ template <class S> struct Slot {
 
     // Adds those of both halves to the sums.
     __device__ void add_up(Sums &sums) const {
-        constexpr int AT_ONCE = 8;
+        constexpr int AT_ONCE = FOURS < 8 ? FOURS : 8;
         const float4 *half = at(slot), *other = at(slot ^ 1);
 #pragma unroll
         for (int n = 0; n < FOURS; n += AT_ONCE) {

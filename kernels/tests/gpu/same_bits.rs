@@ -104,17 +104,26 @@ pub fn twice(context: &Context) {
     for_each_kind(&check, context);
 }
 
-/// As many blocks of rows as make the Hopper kernel give one block several segments of the keys behind one another: all but the last
-/// one, or all. Some users see little of their keys, some bring less than a warpgroup's rows. On several streams at once, so that
-/// not all blocks of a launch run at the same time: none may wait for one that never begins.
+/// As many blocks of rows as make the Hopper kernel, where it has memory to work in, give one block several segments of the keys
+/// behind one another: all but the last one, or all (`OnDevice::output` compares it with the kernel that has none). Some users see
+/// little of their keys, some bring less than a warpgroup's rows, some several blocks. On several streams at once, so that not all
+/// blocks of a launch run at the same time: none may wait for one that never begins.
 pub fn runs(context: &Context) {
     use cudarc::driver::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS;
     const HEADS: usize = 4;
     const STREAMS: u64 = 3;
     let multiprocessors = context.gpu.context().attribute(MULTIPROCESSORS).unwrap() as usize;
     for head_size in [32, 64, 128, 256] {
-        for (eighths, window) in [(6, 0), (7, 0), (6, 300), (11, 0), (13, 90)] {
-            let case = many_blocks(head_size, multiprocessors * eighths / 8 / HEADS, HEADS, window);
+        for (eighths, window, several) in [
+            (6, 0, false),
+            (7, 0, false),
+            (6, 300, false),
+            (11, 0, false),
+            (13, 90, false),
+            (6, 300, true),
+            (6, 700, true),
+        ] {
+            let case = many_blocks(head_size, multiprocessors * eighths / 8 / HEADS, HEADS, window, several);
             std::thread::scope(|scope| {
                 for thread in 0..STREAMS {
                     let case = &case;
@@ -135,17 +144,22 @@ pub fn runs(context: &Context) {
     }
 }
 
-/// Users with a block of rows each, or a little more, whose histories are more or less of the same pages.
-fn many_blocks(head_size: usize, users: usize, heads: usize, window: i64) -> Case<bf16> {
-    const CACHED: usize = 1800;
+/// Users with a block of rows each, or a little more, or a quarter as many with several, whose histories are more or less of the
+/// same pages.
+fn many_blocks(head_size: usize, users: usize, heads: usize, window: i64, several: bool) -> Case<bf16> {
+    let (users, new, least, most) =
+        if several { (users / 4, 640..760, 2300, 2600) } else { (users, 0..60, 1100, 1800) };
     let mut random = Random(head_size as u64 ^ 0x40);
-    let pages = Case::<bf16>::new(&mut random, &[User { cached: CACHED, ..User::default() }], heads, head_size, 32);
+    let pages = Case::<bf16>::new(&mut random, &[User { cached: most, ..User::default() }], heads, head_size, 32);
     let users: Vec<User> = (0..users)
-        .map(|_| User { new: random.below(60), candidates: 1 + random.below(80), ..User::default() })
+        .map(|_| {
+            let candidates = if several { 0 } else { 1 + random.below(80) };
+            User { new: new.start + random.below(new.len()), candidates, ..User::default() }
+        })
         .collect();
     let mut case = Case::new(&mut random, &users, heads, head_size, 32);
     let count = pages.page_ids.len();
-    case.cached_len = users.iter().map(|_| (1100 + random.below(CACHED - 1100)) as i32).collect();
+    case.cached_len = users.iter().map(|_| (least + random.below(most - least)) as i32).collect();
     case.page_indptr = (0..=users.len()).map(|user| (user * count) as i32).collect();
     case.page_ids = pages.page_ids.repeat(users.len());
     (case.pool, case.pool_pages, case.max_attn_len) = (pages.pool, pages.pool_pages, window);
