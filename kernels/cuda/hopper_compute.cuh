@@ -154,15 +154,17 @@ template <class T, class S> struct Computing {
                     for (int i = 0; i < S::KEYS / 2; i++) scores[i] = others[i];
                     index++;
                 }
-            } else {
+            } else if constexpr (S::MODE == Mode::Parts) {
                 while (index + 1 < end) {
-                    int stop = S::MODE == Mode::Parts ? min(when, end - 2) : end - 2;
+                    int stop = min(when, end - 2);
                     for (; index <= stop; index++) step(scores, index, turn, seen, reach);
-                    if (S::MODE == Mode::Parts && stop == when) {
+                    if (stop == when) {
                         touch();
                         when = pause(stop);
                     }
                 }
+            } else {
+                for (; index + 1 < end; index++) step(scores, index, turn, seen, reach);
             }
             leave_item();
             uint32_t weights[S::KEYS / 4];
