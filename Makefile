@@ -272,6 +272,7 @@ lint: tools $(NVCC) docs-c docs-cpp
 		{ echo "rustfmt and clippy are missing. Install them (rustup component add rustfmt clippy) and run make again." >&2; exit 1; }
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -q -- -D warnings
+	cargo clippy -p pagoda-kernels --test gpu -q -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q
 
 test-rust: deps

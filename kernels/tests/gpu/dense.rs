@@ -126,7 +126,7 @@ impl Device<'_> {
 }
 
 fn device(context: &Context) -> Device<'_> {
-    Device { gpu: &context.gpu, stream: context.gpu.context().new_stream().unwrap() }
+    Device { gpu: context.gpu, stream: context.gpu.context().new_stream().unwrap() }
 }
 
 /// Random calls of every operator in every type, by every kernel that takes them.

@@ -94,11 +94,11 @@ pub fn nonsense(context: &Context) {
                 let call = Attention { output: output.inside(), cache, append, ..device.attention(0) };
                 let unharmed = |what: &str| {
                     let all = [("output", &output), ("pool", &pool), ("scratch memory", &memory)];
-                    for (name, _) in all.into_iter().filter(|(_, guarded)| !guarded.untouched_around()) {
+                    if let Some((name, _)) = all.into_iter().find(|(_, guarded)| !guarded.untouched_around()) {
                         panic!("{} {what} append {append} seed {seed}: around the {name}", T::NAME);
                     }
                 };
-                for path in device.paths(&context.gpu) {
+                for path in device.paths(context.gpu) {
                     // SAFETY: the tensors are as long as the shapes say; the stream is waited for by the read.
                     unsafe { context.gpu.attention_by(path, &call, stream.cu_stream()) }.unwrap();
                     unharmed(&format!("{path:?}"));

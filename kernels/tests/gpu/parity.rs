@@ -44,9 +44,9 @@ fn compare<T: Element>(
     let device = OnDevice::new(case, &stream);
     let mut appended = case.pool.clone();
     reference::paged_kv_append(&case.append(), &mut appended).unwrap();
-    for path in device.paths(&context.gpu) {
-        let output = device.output(&context.gpu, path);
-        let (also, pool) = device.output_and_pool(&context.gpu, path);
+    for path in device.paths(context.gpu) {
+        let output = device.output(context.gpu, path);
+        let (also, pool) = device.output_and_pool(context.gpu, path);
         assert!(bits(&also) == bits(&output), "{what} {} {path:?}: appending too changes the output", T::NAME);
         assert!(bits(&pool) == bits(&appended), "{what} {} {path:?}: the pool", T::NAME);
         let error = error(&output, expected);
@@ -88,7 +88,7 @@ pub fn golden(context: &Context) {
         short::<f16>(context, &name, &case, &worst);
         short::<bf16>(context, &name, &case, &worst);
         let stream = context.gpu.context().new_stream().unwrap();
-        assert!(bits(&OnDevice::new(&case, &stream).appended(&context.gpu)) == bits(&expected_pool), "{name}");
+        assert!(bits(&OnDevice::new(&case, &stream).appended(context.gpu)) == bits(&expected_pool), "{name}");
     }
     print(worst);
 }
@@ -189,7 +189,7 @@ pub fn append(context: &Context) {
             let mut expected = case.pool.clone();
             reference::paged_kv_append(&case.append(), &mut expected).unwrap();
             let stream = context.gpu.context().new_stream().unwrap();
-            let pool = OnDevice::new(&case, &stream).appended(&context.gpu);
+            let pool = OnDevice::new(&case, &stream).appended(context.gpu);
             assert!(bits(&pool) == bits(&expected), "seed {seed} {}", T::NAME);
         });
     }

@@ -35,12 +35,12 @@ pub fn beyond_32_bits(context: &Context) {
     moved.page_ids.iter_mut().for_each(|id| *id = place(*id) as i32);
     let large = OnDevice::new(&moved, &stream);
     let cache = Cache { pool: address, pool_pages: large_pages, ..large.cache() };
-    for path in small.paths(&context.gpu) {
+    for path in small.paths(context.gpu) {
         let call = Attention { cache: Some(cache), ..large.attention(0) };
-        let (near, far) = (small.output(&context.gpu, path), large.output_of(&context.gpu, path, call, None));
+        let (near, far) = (small.output(context.gpu, path), large.output_of(context.gpu, path, call, None));
         assert!(bits(&near) == bits(&far), "{path:?}");
     }
-    let near = small.appended(&context.gpu);
+    let near = small.appended(context.gpu);
     // SAFETY: the tensors are as long as the shapes say; the stream is waited for below.
     unsafe { context.gpu.append(&Append { cache, ..large.append() }, stream.cu_stream()) }.unwrap();
     for id in 0..case.pool_pages {

@@ -26,18 +26,20 @@ fn batch<T: Element>(head_size: usize) -> Case<T> {
     case
 }
 
-fn for_each_kind(check: &dyn Fn(&str, &dyn Fn(&[usize]) -> Vec<Vec<u32>>, usize), context: &Context) {
-    fn kind<T: Element>(
-        context: &Context,
-        head_size: usize,
-        check: &dyn Fn(&str, &dyn Fn(&[usize]) -> Vec<Vec<u32>>, usize),
-    ) {
+/// The bits of the outputs of some of a batch's users.
+type Outputs<'a> = dyn Fn(&[usize]) -> Vec<Vec<u32>> + 'a;
+
+/// Is given a name for messages, the outputs, and how many users there are.
+type Check<'a> = dyn Fn(&str, &Outputs, usize) + 'a;
+
+fn for_each_kind(check: &Check, context: &Context) {
+    fn kind<T: Element>(context: &Context, head_size: usize, check: &Check) {
         let stream = context.gpu.context().new_stream().unwrap();
         let case = batch::<T>(head_size);
-        for path in OnDevice::new(&case, &stream).paths(&context.gpu) {
+        for path in OnDevice::new(&case, &stream).paths(context.gpu) {
             let outputs = |users: &[usize]| {
                 let part = only(&case, users);
-                let output = OnDevice::new(&part, &stream).output(&context.gpu, path);
+                let output = OnDevice::new(&part, &stream).output(context.gpu, path);
                 (0..users.len()).map(|user| bits(part.rows_of(user, &output))).collect()
             };
             check(&format!("{} D={head_size} {path:?}", T::NAME), &outputs, case.users.len());
@@ -51,11 +53,11 @@ fn for_each_kind(check: &dyn Fn(&str, &dyn Fn(&[usize]) -> Vec<Vec<u32>>, usize)
 }
 
 pub fn alone_or_together(context: &Context) {
-    let check = |what: &str, outputs: &dyn Fn(&[usize]) -> Vec<Vec<u32>>, users: usize| {
+    let check = |what: &str, outputs: &Outputs, users: usize| {
         let mut order: Vec<usize> = (0..users).collect();
         let together = outputs(&order);
-        for user in 0..users {
-            assert!(outputs(&[user])[0] == together[user], "{what} user {user} alone");
+        for (user, output) in together.iter().enumerate() {
+            assert!(outputs(&[user])[0] == *output, "{what} user {user} alone");
         }
         for seed in 0..3 {
             Random(seed).shuffle(&mut order);
@@ -85,8 +87,8 @@ pub fn pages_moved(context: &Context) {
         moved.page_ids.iter_mut().for_each(|id| *id = places[*id as usize] as i32);
         assert_ne!(case.page_ids, moved.page_ids);
         let (case, moved) = (OnDevice::new(&case, &stream), OnDevice::new(&moved, &stream));
-        for path in case.paths(&context.gpu) {
-            let same = bits(&case.output(&context.gpu, path)) == bits(&moved.output(&context.gpu, path));
+        for path in case.paths(context.gpu) {
+            let same = bits(&case.output(context.gpu, path)) == bits(&moved.output(context.gpu, path));
             assert!(same, "D={head_size} {path:?}");
         }
     }
@@ -94,7 +96,7 @@ pub fn pages_moved(context: &Context) {
 
 /// The same call again and again, beside others on other streams.
 pub fn twice(context: &Context) {
-    let check = |what: &str, outputs: &dyn Fn(&[usize]) -> Vec<Vec<u32>>, users: usize| {
+    let check = |what: &str, outputs: &Outputs, users: usize| {
         let all: Vec<usize> = (0..users).collect();
         let first = outputs(&all);
         for round in 0..5 {
@@ -130,10 +132,10 @@ pub fn runs(context: &Context) {
                     scope.spawn(move || {
                         let stream = context.gpu.context().new_stream().unwrap();
                         let case = OnDevice::new(case, &stream);
-                        for path in case.paths(&context.gpu) {
-                            let first = bits(&case.output(&context.gpu, path));
+                        for path in case.paths(context.gpu) {
+                            let first = bits(&case.output(context.gpu, path));
                             for round in 0..4 {
-                                let again = bits(&case.output(&context.gpu, path));
+                                let again = bits(&case.output(context.gpu, path));
                                 assert!(again == first, "D={head_size} window {window} {path:?} {thread} {round}");
                             }
                         }

@@ -140,17 +140,17 @@ pub fn found(context: &Context) {
     for element in [Type::F32, Type::F16] {
         for dim in [1, 2, 3, 4, 7, 8, 16, 31, 32, 36, 64, 100, 128, 130, 132, 256, 300, 512] {
             let what = format!("{element:?} of {dim}");
-            let table = Table::new(&context.gpu, 2000, dim, element);
-            assert!(table.lookup(&context.gpu, &[]).missing.is_empty());
+            let table = Table::new(context.gpu, 2000, dim, element);
+            assert!(table.lookup(context.gpu, &[]).missing.is_empty());
             let mut expected = HashMap::new();
             let mut keys: Vec<i64> = (0..400).map(|_| random.bits() as i64).chain(ODD_KEYS).collect();
             let values: Vec<f32> = keys.iter().map(|_| value_of(&mut random)).collect();
-            check(&table.lookup(&context.gpu, &keys), &keys, &expected, &what);
-            table.put(&context.gpu, &keys, &values, |_| ());
+            check(&table.lookup(context.gpu, &keys), &keys, &expected, &what);
+            table.put(context.gpu, &keys, &values, |_| ());
             expected.extend(keys.iter().copied().zip(values));
             let strangers = (0..100).map(|_| random.bits() as i64).chain(ODD_KEYS.map(|key| key ^ 1 << 20));
             let asked: Vec<i64> = keys.iter().copied().chain(strangers).chain(keys[..50].to_vec()).collect();
-            let looked = table.lookup(&context.gpu, &asked);
+            let looked = table.lookup(context.gpu, &asked);
             check(&looked, &asked, &expected, &what);
             // A set of seven that gets eight of 408 keys, among 286: rare, and what it evicts is counted.
             keys.retain(|key| looked.found[asked.iter().position(|asked| asked == key).unwrap()]);
@@ -161,31 +161,31 @@ pub fn found(context: &Context) {
                 let some = &keys[..100];
                 let values: Vec<f32> = some.iter().map(|_| value_of(&mut random)).collect();
                 let versions = Tensor::new(&table.stream, bytes(&vec![version; some.len()]));
-                table.put(&context.gpu, some, &values, |put| put.versions = Some(versions.address));
+                table.put(context.gpu, some, &values, |put| put.versions = Some(versions.address));
                 if changes {
                     expected.extend(some.iter().copied().zip(values));
                 }
-                let looked = table.lookup(&context.gpu, &keys);
+                let looked = table.lookup(context.gpu, &keys);
                 assert!(looked.missing.is_empty(), "{what}");
                 check(&looked, &keys, &expected, &what);
             }
             // Removed, and with them a stranger; then a change that passes over those that are not there.
             let gone: Vec<i64> = keys[100..150].iter().copied().chain([77]).collect();
             let marks = Tensor::new(&table.stream, &vec![1; gone.len()]);
-            table.put(&context.gpu, &gone, &vec![1.0; gone.len()], |put| put.deleted = Some(marks.address));
-            table.put(&context.gpu, &gone, &vec![2.0; gone.len()], |put| put.only_present = true);
-            let looked = table.lookup(&context.gpu, &keys);
+            table.put(context.gpu, &gone, &vec![1.0; gone.len()], |put| put.deleted = Some(marks.address));
+            table.put(context.gpu, &gone, &vec![2.0; gone.len()], |put| put.only_present = true);
+            let looked = table.lookup(context.gpu, &keys);
             check(&looked, &keys, &expected, &what);
             assert_eq!(looked.missing.len(), 50, "{what}");
             assert_eq!(table.len(), keys.len() as i64 - 50, "{what}");
             // Put back by their places among the keys, not more than are said to be there.
             let places = Tensor::new(&table.stream, bytes(&[149, 100, -1, 1 << 20, 148, 120]));
             let count = Tensor::new(&table.stream, bytes(&[5]));
-            table.put(&context.gpu, &keys, &[11.0, 12.0, 13.0, 14.0, 15.0, 16.0], |put| {
+            table.put(context.gpu, &keys, &[11.0, 12.0, 13.0, 14.0, 15.0, 16.0], |put| {
                 (put.places, put.place_count, put.count) = (Some(places.address), Some(count.address), 6);
             });
             expected.extend([(keys[149], 11.0), (keys[100], 12.0), (keys[148], 15.0)]);
-            let looked = table.lookup(&context.gpu, &keys);
+            let looked = table.lookup(context.gpu, &keys);
             check(&looked, &keys, &expected, &what);
             assert_eq!(looked.missing.len(), 47, "{what}");
             assert!(!looked.found[120], "{what}");
@@ -195,21 +195,21 @@ pub fn found(context: &Context) {
 
 /// Of a set that is full the row leaves that was not used.
 pub fn evicted(context: &Context) {
-    let table = Table::new(&context.gpu, 7, 8, Type::F32);
+    let table = Table::new(context.gpu, 7, 8, Type::F32);
     let keys: Vec<i64> = (0..7).collect();
     for key in &keys {
-        table.put(&context.gpu, &[*key], &[*key as f32], |_| ());
+        table.put(context.gpu, &[*key], &[*key as f32], |_| ());
     }
     let mut expected: HashMap<i64, f32> = keys.iter().map(|&key| (key, key as f32)).collect();
     for unused in 0..7 {
         let new = 100 + unused;
         let used: Vec<i64> =
             (0..7).map(|key| if key < unused { key + 100 } else { key }).filter(|&key| key != unused).collect();
-        assert!(table.lookup(&context.gpu, &used).missing.is_empty());
-        table.put(&context.gpu, &[new], &[new as f32], |_| ());
+        assert!(table.lookup(context.gpu, &used).missing.is_empty());
+        table.put(context.gpu, &[new], &[new as f32], |_| ());
         expected.insert(new, new as f32);
         let asked: Vec<i64> = used.iter().copied().chain([new, unused]).collect();
-        let looked = table.lookup(&context.gpu, &asked);
+        let looked = table.lookup(context.gpu, &asked);
         check(&looked, &asked, &expected, "a full set");
         assert_eq!(looked.missing, [7], "key {unused} was not used");
     }
@@ -221,7 +221,7 @@ pub fn torn(context: &Context) {
     const KEYS: usize = 4096;
     for (element, dim) in [(Type::F32, 128), (Type::F32, 384), (Type::F32, 33), (Type::F16, 64)] {
         // Fewer places than keys: rows leave all the time.
-        let table = Table::new(&context.gpu, KEYS / 2, dim, element);
+        let table = Table::new(context.gpu, KEYS / 2, dim, element);
         let keys: Vec<i64> = (0..KEYS as i64).collect();
         let writers: Vec<_> = (0..2).map(|_| context.gpu.context().new_stream().unwrap()).collect();
         // A row is its key and the round that it was put in, in numbers that every type has.
@@ -258,7 +258,7 @@ pub fn torn(context: &Context) {
             if round % 8 != 0 {
                 continue;
             }
-            let looked = table.lookup(&context.gpu, &keys);
+            let looked = table.lookup(context.gpu, &keys);
             for (key, row) in looked.rows.iter().enumerate().filter(|(key, _)| looked.found[*key]) {
                 let first = row[0];
                 assert!(row.iter().all(|&number| number == first), "{element:?} of {dim}: key {key} is torn: {row:?}");
@@ -268,7 +268,7 @@ pub fn torn(context: &Context) {
         }
         writers.iter().for_each(|stream| stream.synchronize().unwrap());
         assert!(found > KEYS, "hardly anything was found: {found}");
-        let looked = table.lookup(&context.gpu, &keys);
+        let looked = table.lookup(context.gpu, &keys);
         assert_eq!(table.len(), looked.found.iter().filter(|found| **found).count() as i64);
     }
 }
