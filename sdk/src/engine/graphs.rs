@@ -105,7 +105,9 @@ impl Graphs {
             *slot = match Bound::new(self.device, shape as i32, &sizes, inputs, fixed) {
                 Ok(bound) => Slot::Bound(Box::new(bound)),
                 Err(error) => {
-                    log::warn!("batches of {sizes:?} run without a CUDA graph, for which there is no room: {error}");
+                    log::warn!(
+                        "batches of {sizes:?} run without a CUDA graph, for which memory or a stream is missing: {error}"
+                    );
                     Slot::Failed
                 }
             };
