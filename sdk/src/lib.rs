@@ -21,6 +21,7 @@ pub mod error;
 #[doc(hidden)]
 pub mod json;
 pub mod kv;
+mod locked;
 pub mod metrics;
 pub mod runtime;
 pub mod store;

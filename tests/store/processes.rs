@@ -1,8 +1,10 @@
 //! One store, two processes: the second is told who has it, and gets it when the first is gone.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use pagoda::store::{DiskStore, Room, Store};
 use pagoda::{Status, StoreOptions};
@@ -35,6 +37,30 @@ fn a_store_that_another_process_has_is_busy_until_that_one_is_gone() {
         assert_eq!(read(&store, 1).unwrap(), Some((0, vec![1; 10])), "what the other wrote");
         store.write(record(1, 0, 10, 5, 2), Room::Wait).unwrap().wait().unwrap();
     }
+}
+
+/// Until it begins with its own program, a process that is being started has all files of the one who starts it.
+#[test]
+fn a_process_that_is_being_started_does_not_keep_a_closed_store() {
+    const STARTING: Duration = Duration::from_millis(300);
+    let folder = Folder::new();
+    let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    let (mut here, there) = std::io::pipe().unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "none"]).stdout(Stdio::null());
+    // SAFETY: writes into a pipe and sleeps, which a process may do before its program begins.
+    unsafe {
+        command.pre_exec(move || {
+            (&there).write_all(&[1])?;
+            std::thread::sleep(STARTING);
+            Ok(())
+        })
+    };
+    let started = std::thread::spawn(move || command.status().unwrap());
+    here.read_exact(&mut [0]).unwrap();
+    drop(store);
+    DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    assert!(started.join().unwrap().success());
 }
 
 fn holder(path: &Path) -> Child {

@@ -11,6 +11,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::lock;
 use crate::error::{Error, Result, Status};
+use crate::locked::Locked;
 
 /// The folder of a store. Everything that a store does to segment files goes through this.
 pub trait Disk: Send + Sync {
@@ -143,7 +144,7 @@ impl Disk for RealDisk {
         }
         // For the message above alone; a full disk must not keep the store from opening.
         let _ = file.set_len(0).and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
-        Ok(Box::new(file))
+        Ok(Box::new(Locked(file)))
     }
 
     fn create(&self, name: &str, capacity: u64) -> io::Result<Box<dyn DiskFile>> {

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::format::{BUCKET_BYTES, Bucket, HEADER_BYTES, Header, MAX_RECORDS, insert, is_table, seal};
-use super::lock::{Locked, open_locked};
+use super::lock::open_locked;
 use super::prefetch::prefetch;
 use super::updates;
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::source::{Chunk, Source};
 use crate::error::{Error, Result, Status};
+use crate::locked::Locked;
 
 /// About how many bytes are read and written at a time.
 const CHUNK_BYTES: usize = 4 << 20;

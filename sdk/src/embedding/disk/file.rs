@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use memmap2::{Advice, Mmap, MmapOptions};
 
 use super::format::{BUCKET_BYTES, Bucket, HEADER_BYTES, Header, MARKER_AT, Marker, Slot, find, is_whole};
-use super::lock::{Locked, open_locked};
+use super::lock::open_locked;
 use crate::error::{Error, Result, Status};
+use crate::locked::Locked;
 
 pub(super) struct TableFile {
     file: Locked,

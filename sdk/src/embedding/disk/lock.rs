@@ -2,29 +2,11 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::error::{Error, Result, Status};
-
-/// A file that is locked while this lives.
-pub(super) struct Locked(File);
-
-impl Deref for Locked {
-    type Target = File;
-
-    fn deref(&self) -> &File {
-        &self.0
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        // Closing is not enough: a process that is being started by another thread has the file open for a moment too.
-        let _ = self.0.unlock();
-    }
-}
+use crate::locked::Locked;
 
 /// Opens a file and locks it, alone if `alone`.
 pub(super) fn open_locked(path: &Path, options: &OpenOptions, alone: bool) -> Result<Locked> {
