@@ -44,6 +44,23 @@ template <class T> __device__ void norm_of_any(const Norm &call) {
     }
 }
 
+// Several sums, so that one addition need not wait for the one before it.
+template <class V> __device__ void add_to(float (&sums)[4], const V &vector) {
+    float values[V::COUNT];
+    vector.open(values);
+#pragma unroll
+    for (int i = 0; i < V::COUNT; i++) sums[i % 4] += values[i];
+}
+
+template <class V> __device__ void add_squares_to(float (&sums)[4], const V &vector, float mean) {
+    float values[V::COUNT];
+    vector.open(values);
+#pragma unroll
+    for (int i = 0; i < V::COUNT; i++) sums[i % 4] = fmaf(values[i] - mean, values[i] - mean, sums[i % 4]);
+}
+
+__device__ inline float total(const float (&sums)[4]) { return sums[0] + sums[1] + (sums[2] + sums[3]); }
+
 // WARPS warps have a unit, VECTORS vectors of it in each lane, so that memory is gone through once. Several warps are a
 // block.
 template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call) {
@@ -52,7 +69,7 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
     // Where a lane has one vector, what is learned comes while the kernel before this one ends, if that one does not write
     // it. Where it has more there are no registers for that.
     constexpr bool EARLY = VECTORS == 1;
-    __shared__ float shared[2][WARPS];
+    __shared__ float shared[2][1][WARPS];
     int lane = threadIdx.x % LANES;
     uint32_t unit = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
     uint32_t row = call.groups == 1 ? unit : unit / static_cast<uint32_t>(call.groups);
@@ -83,26 +100,17 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
         if (has(v)) mine[v] = x[v * LANES + lane];
         if (has(v) && gated) gates[v] = u[v * LANES + lane];
     }
-    // Several sums, so that one addition need not wait for the one before it.
     float count = static_cast<float>(call.size), sums[4] = {}, squares[4] = {};
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-        float values[V::COUNT];
-        if (!has(v)) continue;
-        mine[v].open(values);
-#pragma unroll
-        for (int i = 0; i < V::COUNT; i++) sums[i % 4] += values[i];
+        if (has(v)) add_to(sums, mine[v]);
     }
-    float mean = sum_of_unit<WARPS>(sums[0] + sums[1] + (sums[2] + sums[3]), shared[0]) / count;
+    float mean = sum_of_unit<WARPS>(total(sums), shared[0]) / count;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-        float values[V::COUNT];
-        if (!has(v)) continue;
-        mine[v].open(values);
-#pragma unroll
-        for (int i = 0; i < V::COUNT; i++) squares[i % 4] = fmaf(values[i] - mean, values[i] - mean, squares[i % 4]);
+        if (has(v)) add_squares_to(squares, mine[v], mean);
     }
-    float variance = sum_of_unit<WARPS>(squares[0] + squares[1] + (squares[2] + squares[3]), shared[1]) / count;
+    float variance = sum_of_unit<WARPS>(total(squares), shared[1]) / count;
     float scale = rsqrtf(variance + call.epsilon);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
@@ -121,6 +129,56 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
         int at = v * LANES + lane;
         if (to.u != nullptr) reinterpret_cast<V *>(to.u)[at] = gates[v], reinterpret_cast<V *>(to.x)[at] = mine[v];
         reinterpret_cast<V *>(to.y)[at] = V::of(y);
+    }
+}
+
+// As `norm` with four warps and a vector, to the bit, of UNITS whole rows at once: all that are on a multiprocessor together ask
+// for more at the same time. Nothing stands in front.
+template <class T, int UNITS, bool GATED> __device__ void norm_many(const Norm &call) {
+    using V = Vector<T>;
+    constexpr int WARPS = 4;
+    __shared__ float shared[2][UNITS][WARPS];
+    uint32_t first = blockIdx.x * UNITS, size = call.size;
+    bool inside = threadIdx.x * V::COUNT < size;
+    const T *x = static_cast<const T *>(call.x), *u = static_cast<const T *>(call.u);
+    auto has = [&](int k) { return inside && first + k < call.units; };
+    auto at = [&](int k) { return static_cast<int64_t>(first + k) * size + threadIdx.x * V::COUNT; };
+    V mine[UNITS], gates[UNITS], weights, biases;
+    begin();
+#pragma unroll
+    for (int k = 0; k < UNITS; k++) {
+        if (has(k)) mine[k] = *reinterpret_cast<const V *>(x + at(k));
+        if (GATED && has(k)) gates[k] = *reinterpret_cast<const V *>(u + at(k));
+    }
+    if (inside) weights = static_cast<const V *>(call.weight)[threadIdx.x], biases = static_cast<const V *>(call.bias)[threadIdx.x];
+    float count = static_cast<float>(size), means[UNITS], scales[UNITS];
+#pragma unroll
+    for (int k = 0; k < UNITS; k++) {
+        float sums[4] = {};
+        if (has(k)) add_to(sums, mine[k]);
+        means[k] = total(sums);
+    }
+    sum_of_units<WARPS>(means, shared[0]);
+#pragma unroll
+    for (int k = 0; k < UNITS; k++) {
+        float squares[4] = {};
+        means[k] = means[k] / count;
+        if (has(k)) add_squares_to(squares, mine[k], means[k]);
+        scales[k] = total(squares);
+    }
+    sum_of_units<WARPS>(scales, shared[1]);
+#pragma unroll
+    for (int k = 0; k < UNITS; k++) {
+        if (!has(k)) continue;
+        float y[V::COUNT], weight[V::COUNT], bias[V::COUNT], gate[V::COUNT], scale = rsqrtf(scales[k] / count + call.epsilon);
+        mine[k].open(y), weights.open(weight), biases.open(bias);
+        if (GATED) gates[k].open(gate);
+#pragma unroll
+        for (int i = 0; i < V::COUNT; i++) {
+            y[i] = fmaf((y[i] - means[k]) * scale, weight[i], bias[i]);
+            if (GATED) y[i] *= gate[i];
+        }
+        *reinterpret_cast<V *>(static_cast<T *>(call.y) + at(k)) = V::of(y);
     }
 }
 
@@ -187,6 +245,13 @@ template <class T> __device__ void multiply(const Product &call) {
         dense::norm<T, WARPS, VECTORS>(call);                                                                          \
     }
 
+// Twelve blocks fit onto a multiprocessor: 3,168 rows onto the 132 of an H200.
+#define NORM_MANY(NAME, T, WHAT, GATED)                                                                                \
+    extern "C" __global__ void __launch_bounds__(128, 12) WHAT##_##NAME##_many(                                        \
+        const __grid_constant__ dense::Norm call) {                                                                    \
+        dense::norm_many<T, 2, GATED>(call);                                                                           \
+    }
+
 // Warps, vectors, threads, blocks that are to fit onto a multiprocessor.
 #define KERNELS(NAME, T)                                                                                               \
     NORM(NAME, T, 1, 1, 128, 8)                                                                                        \
@@ -194,6 +259,8 @@ template <class T> __device__ void multiply(const Product &call) {
     NORM(NAME, T, 4, 1, 128, 8)                                                                                        \
     NORM(NAME, T, 4, 2, 128, 4)                                                                                        \
     NORM(NAME, T, 4, 4, 128, 2)                                                                                        \
+    NORM_MANY(NAME, T, norm, false)                                                                                    \
+    NORM_MANY(NAME, T, gate, true)                                                                                     \
     extern "C" __global__ void __launch_bounds__(128) norm_##NAME##_any(const __grid_constant__ dense::Norm call) {    \
         dense::norm_of_any<T>(call);                                                                                   \
     }                                                                                                                  \

@@ -29,7 +29,7 @@ template <class T> __device__ void unit_of_any(const Unit &call) {
 template <class T, int WARPS, int VECTORS> __device__ void unit(const Unit &call) {
     using V = dense::Vector<T>;
     constexpr int LANES = 32 * WARPS, COUNT = V::COUNT;
-    __shared__ float shared[WARPS];
+    __shared__ float shared[1][WARPS];
     int lane = threadIdx.x % LANES;
     uint32_t row = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
     begin();

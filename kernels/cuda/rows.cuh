@@ -43,16 +43,30 @@ template <> struct Vector<float> {
     __device__ static Vector of(const float (&from)[COUNT]) { return {{from[0], from[1], from[2], from[3]}}; }
 };
 
-// Over the WARPS warps that have a unit; if several, they are a block. `shared` is for this sum alone.
-template <int WARPS> __device__ float sum_of_unit(float value, float *shared) {
-    value = sum_of_warp(value);
-    if (WARPS == 1) return value;
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = shared[0];
+// Each over the WARPS warps that have a unit, or several; if there are several warps, they are a block. `shared` is for these sums
+// alone.
+template <int WARPS, int UNITS> __device__ void sum_of_units(float (&values)[UNITS], float (&shared)[UNITS][WARPS]) {
 #pragma unroll
-    for (int warp = 1; warp < WARPS; warp++) value += shared[warp];
-    return value;
+    for (int unit = 0; unit < UNITS; unit++) values[unit] = sum_of_warp(values[unit]);
+    if constexpr (WARPS > 1) {
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            if (threadIdx.x % 32 == 0) shared[unit][threadIdx.x / 32] = values[unit];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            values[unit] = shared[unit][0];
+#pragma unroll
+            for (int warp = 1; warp < WARPS; warp++) values[unit] += shared[unit][warp];
+        }
+    }
+}
+
+template <int WARPS> __device__ float sum_of_unit(float value, float (&shared)[1][WARPS]) {
+    float values[1] = {value};
+    sum_of_units<WARPS>(values, shared);
+    return values[0];
 }
 
 }  // namespace dense

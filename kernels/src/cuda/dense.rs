@@ -15,6 +15,10 @@ const PLAIN_THREADS: u32 = 256;
 /// Warps of a block of the norms.
 pub(super) const NORM_WARPS: usize = 4;
 
+/// Whole rows that a block of the norm takes at once where there are so many for each multiprocessor.
+const AT_ONCE: usize = 2;
+const MANY_UNITS: usize = 16;
+
 impl Gpu {
     /// Puts `HstuNorm` on a stream.
     ///
@@ -130,10 +134,20 @@ impl Gpu {
         let learned = if raw.by_group == 1 { 0 } else { raw.weight | raw.bias };
         let units = raw.units as usize;
         let form = form_of(size * element.bytes(), raw.x | raw.u | raw.y | learned);
-        let (warps, form) = form.map_or((1, "any".into()), |(warps, vectors)| (warps, format!("{warps}_{vectors}")));
-        let function = self.dense.function(&format!("norm_{}_{form}", element.name()), 0)?;
+        let (warps, vectors) = form.unwrap_or((1, 0));
+        // Several units at once give the same bits, so what is in the batch beside may decide.
+        let whole = raw.groups == 1 && raw.by_group == 0 && raw.concat == 0;
+        let many = whole && (warps, vectors) == (4, 1) && units >= MANY_UNITS * self.multiprocessors as usize;
+        let name = match form {
+            None => format!("norm_{}_any", element.name()),
+            Some(_) if many && raw.u == 0 => format!("norm_{}_many", element.name()),
+            Some(_) if many => format!("gate_{}_many", element.name()),
+            Some(_) => format!("norm_{}_{warps}_{vectors}", element.name()),
+        };
+        let function = self.dense.function(&name, 0)?;
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
-        let (blocks, threads) = (units.div_ceil(NORM_WARPS / warps) as u32, 32 * NORM_WARPS as u32);
+        let each = if many { AT_ONCE } else { NORM_WARPS / warps };
+        let (blocks, threads) = (units.div_ceil(each) as u32, 32 * NORM_WARPS as u32);
         // SAFETY: the kernel takes a `Norm`, and waits for the kernel before it on chips that let it begin earlier.
         unsafe { self.launch_early(function, blocks, threads, 0, stream, &mut arguments) }
     }

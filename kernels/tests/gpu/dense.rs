@@ -205,6 +205,38 @@ pub fn widths(context: &Context) {
     every::<bf16>(&device);
 }
 
+/// Rows of norms come out to the bit among thousands, which another kernel takes, as they do among few.
+pub fn same_norms(context: &Context) {
+    const ROWS: usize = 5001;
+    const SOME: [(usize, usize); 4] = [(0, 1), (ROWS - 1, 1), (ROWS - 4, 4), (77, 200)];
+    fn every<T: Element>(device: &Device<'_>) {
+        for width in [304, 512, 1000, 1024] {
+            let numbers = &mut Numbers(Random(width as u64));
+            let part = |values: &[T], first: usize, rows: usize| values[first * width..][..rows * width].to_vec();
+            let norm = Norm::<T>::new(numbers, ROWS, width);
+            let gate = std::iter::repeat_with(|| Gate::<T>::new(numbers, ROWS, 8, width / 8))
+                .find(|gate| gate.norm == GateNorm::Layer && !gate.concat)
+                .expect("one in four is");
+            let (normed, gated) = (device.norm(&norm, true), device.gate(&gate, true));
+            for (first, rows) in SOME {
+                let x = part(&norm.x, first, rows);
+                let some = Norm { rows, x, weight: norm.weight.clone(), bias: norm.bias.clone(), ..norm };
+                let same = bytes(&device.norm(&some, true)) == bytes(&part(&normed, first, rows));
+                assert!(same, "norm {} E={width}: {rows} rows from {first}", T::NAME);
+                let (attended, u) = (part(&gate.attended, first, rows), part(&gate.u, first, rows));
+                let (weight, bias) = (gate.weight.clone(), gate.bias.clone());
+                let some = Gate { rows, attended, u, weight, bias, ..gate };
+                let same = bytes(&device.gate(&some, true)) == bytes(&part(&gated, first, rows));
+                assert!(same, "gate {} W={width}: {rows} rows from {first}", T::NAME);
+            }
+        }
+    }
+    let device = device(context);
+    every::<f32>(&device);
+    every::<f16>(&device);
+    every::<bf16>(&device);
+}
+
 /// Sizes at which various shapes of tile are chosen: what the plain kernel gives, and rows that come out to the bit as
 /// they do alone or in another batch, by another shape.
 pub fn same_bits(context: &Context) {

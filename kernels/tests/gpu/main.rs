@@ -56,6 +56,7 @@ const PARTS: &[Part] = &[
     ("held-captured", held::captured),
     ("dense-random", dense::random),
     ("dense-widths", dense::widths),
+    ("dense-same-norms", dense::same_norms),
     ("dense-same-bits", dense::same_bits),
     ("dense-captured", dense::captured),
     ("ends-unit", ends::unit),
