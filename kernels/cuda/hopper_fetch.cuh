@@ -15,6 +15,7 @@ template <class S> struct Fetching {
     int per;           // items in a piece, 1 or 2
     int duties;
     const Common &common;
+    int stretches = S::KEYS / granule;  // of a cached tile
     int items, tiles;  // so far, and the next one's place
 
     int rows;          // where the stretch of keys number `lane` of the cached tiles from `known` on lies in the pool
@@ -31,24 +32,17 @@ template <class S> struct Fetching {
         known = index;
     }
 
-    // Goes through the boxes of a tile, lanes side by side: `to(map, offset in the tile, column, row)`. Of a cached tile
-    // the rows have been looked up.
-    template <class To>
-    __device__ void each_box(const Item<S> &item, const Tile &tile, int index, bool values, To to) const {
-        int lane = threadIdx.x & 31, step = tile.cached ? granule : BOX, stretches = S::KEYS / step;
-        const CUtensorMap *map = tile.cached ? &maps.pool : values ? &maps.value : &maps.key;
-        int row = __shfl_sync(~0u, rows, ((index - known) * stretches + lane % stretches) & 31);
-        if (!tile.cached) {
-            int position = tile.position + lane % stretches * step;
-            row = position < tile.limit ? item.user.row + position - item.user.cached : OUTSIDE;
-        } else if (values && row != OUTSIDE) {
-            row += call.page_size;
-        }
-        for (int box = lane / stretches; box < S::BOXES; box += 32 / stretches) {
-            to(map, (box * S::KEYS + lane % stretches * step) * S::ROW_BYTES, box * S::COLUMNS, row);
+    // A stretch of a tile that lies in one piece: one lane asks for its boxes.
+    __device__ void copy_stretch(uint32_t to, const CUtensorMap *map, uint32_t full, int head, int row) const {
+        if ((threadIdx.x & 31) != 0) return;
+#pragma unroll
+        for (int box = 0; box < S::BOXES; box++) {
+            copy_box(to + box * S::KEYS * S::ROW_BYTES, map, full, box * S::COLUMNS, head, row);
         }
     }
 
+    // Of a cached tile the rows have been looked up. (Every instruction here counts: with divisions in it this warp could not
+    // keep up with those that compute.)
     __device__ void fetch_tile(const Item<S> &item, const Tile &tile, int index, bool values) const {
         uint32_t memory = values ? ring.values(tiles) : ring.keys(tiles);
         uint32_t full = values ? ring.values_full(tiles) : ring.keys_full(tiles);
@@ -58,10 +52,21 @@ template <class S> struct Fetching {
             barrier_wait(ring.keys_empty(tiles), ring.phase(tiles) ^ 1);
         }
         if ((threadIdx.x & 31) == 0) barrier_expect(full, S::TILE_BYTES);
-        __syncwarp();
-        each_box(item, tile, index, values, [&](const CUtensorMap *map, uint32_t offset, int column, int row) {
-            copy_box(memory + offset, map, full, column, item.head, row);
-        });
+        if (tile.cached) {
+            int first = (index - known) * stretches;
+#pragma unroll 1
+            for (int i = 0; i < stretches; i++, memory += granule * S::ROW_BYTES) {
+                int row = __shfl_sync(~0u, rows, first + i);
+                if (values && row != OUTSIDE) row += call.page_size;
+                copy_stretch(memory, &maps.pool, full, item.head, row);
+            }
+        } else {
+            int position = tile.position;
+            for (int i = 0; i < S::KEYS / BOX; i++, position += BOX, memory += BOX * S::ROW_BYTES) {
+                int row = position < tile.limit ? item.user.row + position - item.user.cached : OUTSIDE;
+                copy_stretch(memory, values ? &maps.value : &maps.key, full, item.head, row);
+            }
+        }
     }
 
     // Tells the other warps of an item and fetches its queries.
@@ -109,7 +114,7 @@ template <class S> struct Fetching {
         for (int number = 0; number < count; number++, tiles = ring.behind(tiles, 2)) {
             int index = item.begin + number;
             Tile tile = item.tiles.at(index);
-            bool looked_up = index >= known && (index - known + 1) * (S::KEYS / granule) <= 32;
+            bool looked_up = index >= known && (index - known + 1) * stretches <= 32;
             if (tile.cached && !looked_up) look_up(item, index);
             fetch_tile(item, tile, index, false);
             fetch_tile(item, tile, index, true);
