@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 
 use cudarc::driver::result::{self, event, stream};
 use cudarc::driver::sys::{
-    CUevent, CUevent_flags, CUevent_wait_flags_enum as Wait, CUstreamCaptureStatus_enum as Capture,
-    cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2,
+    CUevent, CUevent_flags, CUevent_wait_flags_enum as Wait, CUresult, CUstreamCaptureStatus_enum as Capture,
+    cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2, cuStreamQuery,
 };
 
 use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
@@ -208,6 +208,17 @@ impl SideStream {
         self.gpu.bind()?;
         // SAFETY: the stream is live.
         unsafe { stream::synchronize(self.raw) }.map_err(asked("waiting for a stream"))
+    }
+
+    /// Whether everything on it is done.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        let _guard = no_capture();
+        self.gpu.bind()?;
+        // SAFETY: the stream is live.
+        match unsafe { cuStreamQuery(self.raw) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => other.result().map(|()| true).map_err(asked("asking after a stream")),
+        }
     }
 }
 

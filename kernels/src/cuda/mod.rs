@@ -37,7 +37,7 @@ use cudarc::driver::sys::{CUdevice_attribute_enum as Attribute, CUresult};
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaContext, DriverError, result};
 
-pub use arrivals::{Arrivals, hold_for_arrivals};
+pub use arrivals::{Arrivals, hold_for_arrivals, with_arrivals};
 pub use bag::{GivenRows, Slots, TableBag};
 pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
 pub use capture::{capture, no_capture};

@@ -2,12 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use pagoda_kernels::cuda::with_arrivals;
+
 use super::graphs::Fixed;
 use super::history::Ready;
 use super::inputs::{Dim, Input, Numbers, Sizes, borrowed};
 use super::serving::Serving;
 use super::work::Work;
 use crate::error::{Error, Result, Status};
+use crate::kv::KvCache;
 use crate::runtime::Cancel;
 use crate::tensor::Tensor;
 
@@ -73,9 +76,10 @@ fn run_model(workspace: &Workspace, serving: &Serving, scores: &mut [f32], cance
     let (names, outputs, tasks) = (&serving.folder.inputs, &serving.folder.outputs, serving.folder.tasks.len());
     let inputs = workspace.inputs(serving);
     let pools = || names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str));
+    let still = serving.kv.as_ref().is_none_or(KvCache::is_still);
     if let Some(graphs) = &serving.graphs {
         let (model, kv) = (&serving.model, serving.kv.as_ref());
-        let fixed = Fixed { model, kv, pools: pools().collect(), scores: &outputs.scores, tasks };
+        let fixed = Fixed { model, kv, still, pools: pools().collect(), scores: &outputs.scores, tasks };
         // SAFETY: as below.
         let run = |shape| unsafe { graphs.run(shape, &inputs, &fixed, scores) };
         let ran = graphs.find(&workspace.sizes()).map_or(Ok(false), run)?;
@@ -97,9 +101,11 @@ fn run_model(workspace: &Workspace, serving: &Serving, scores: &mut [f32], cance
             bound.push((name_out, Some(pool)));
         }
     }
-    // SAFETY: the buffers are this run's alone. Of the pools it writes only pages that its leases hold, beyond what
-    // others may read.
-    unsafe { serving.model.run_bound(&fed, &bound, cancel) }.map(drop)
+    with_arrivals(!still, || {
+        // SAFETY: the buffers are this run's alone. Of the pools it writes only pages that its leases hold, beyond what
+        // others may read.
+        unsafe { serving.model.run_bound(&fed, &bound, cancel) }.map(drop)
+    })
 }
 
 impl Workspace {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory};
+use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory, with_arrivals};
 
 use super::inputs::{Input, Sizes};
 use super::options::GraphShape;
@@ -34,7 +34,8 @@ enum Slot {
 
 /// A shape with its tensors on the GPU.
 struct Bound {
-    graph: Graph,
+    /// For times when nothing is on its way into the pools, and for others: that one waits in front of every layer's attention.
+    graphs: [Graph; 2],
     /// The inputs one after the other, as they go there: in memory that the GPU copies from by itself.
     staging: PinnedMemory,
     /// Where each input begins.
@@ -48,6 +49,8 @@ struct Bound {
 pub(super) struct Fixed<'a> {
     pub(super) model: &'a Arc<Model>,
     pub(super) kv: Option<&'a KvCache>,
+    /// Whether nothing is on its way into its pools that the batch reads.
+    pub(super) still: bool,
     /// The names of each layer's pool, as it goes in and comes out.
     pub(super) pools: Vec<(&'a str, &'a str)>,
     pub(super) scores: &'a str,
@@ -113,9 +116,10 @@ impl Graphs {
             };
         }
         let Slot::Bound(bound) = slot else { return Ok(false) };
+        let graph = usize::from(!fixed.still);
         // SAFETY: the caller's; the memory is used under this lock alone.
-        match unsafe { bound.run(&sizes, inputs, scores) } {
-            Err(error) if !bound.graph.is_captured() => {
+        match unsafe { bound.run(graph, &sizes, inputs, scores) } {
+            Err(error) if !bound.graphs[graph].is_captured() => {
                 log::warn!("batches of {sizes:?} run without a CUDA graph, which could not be captured: {error}");
                 *slot = Slot::Failed;
                 Ok(false)
@@ -151,14 +155,15 @@ impl Bound {
                 made.push((name_out, Arc::clone(pool)));
             }
         }
-        let graph = Graph::bind(fixed.model, number, &fed, &made)?;
+        let graph = |which| Graph::bind(fixed.model, number * 2 + which, &fed, &made);
+        let graphs = [graph(0)?, graph(1)?];
         let staging = PinnedMemory::zeroed(gpu, bytes)?;
-        Ok(Self { graph, staging, places, inputs: memory, scores })
+        Ok(Self { graphs, staging, places, inputs: memory, scores })
     }
 
     /// # Safety
     /// As for [`Graphs::run`]; no one else uses this meanwhile.
-    unsafe fn run(&mut self, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
+    unsafe fn run(&mut self, graph: usize, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
         // SAFETY: as long as that, and `&mut self` is the only access: every run was waited for.
         let staging = unsafe { std::slice::from_raw_parts_mut(self.staging.data(), self.staging.bytes()) };
         for (input, place) in inputs.iter().zip(&self.places) {
@@ -166,8 +171,11 @@ impl Bound {
             input.numbers.write(input.dim, &mut staging[*place..][..bytes]);
         }
         let (to, from, bytes) = (self.inputs.address(), self.staging.data(), self.staging.bytes());
-        // SAFETY: the caller's; both memories are as long as that, and left alone until the run has ended, well or not.
-        unsafe { self.graph.run(|stream| stream.upload(to, from, bytes)) }?;
+        let run = || {
+            // SAFETY: the caller's; both memories are as long as that, and left alone until the run has ended, well or not.
+            unsafe { self.graphs[graph].run(|stream| stream.upload(to, from, bytes)) }
+        };
+        with_arrivals(graph == 1, run)?;
         scores.copy_from_slice(&self.scores.as_slice()?[..scores.len()]);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Tokens on their way between the pools of a GPU and the host, beside what the GPU computes.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pagoda_kernels::cuda::{Arrivals, CUdeviceptr, DeviceMemory, Event, Gpu, PinnedMemory, SideStream, Tokens};
@@ -22,6 +23,9 @@ pub(super) struct Mover {
     /// came before it too.
     order: SideStream,
     arrivals: Vec<Arrivals>,
+    /// How many times tokens were put on their way, and how many of these are known to have arrived.
+    sent: AtomicU64,
+    arrived: AtomicU64,
     /// Those that no one is using, each with memory of the host for what comes out.
     outgoing: Mutex<Vec<(Lane, PinnedMemory)>>,
 }
@@ -65,7 +69,8 @@ impl Mover {
         let lane = || -> Result<_> { Ok((Lane::new(gpu, shape, INCOMING)?, Event::new(gpu)?)) };
         let incoming = Mutex::new(Incoming { lanes: [lane()?, lane()?], next: 0 });
         let (order, outgoing) = (SideStream::new(gpu)?, Mutex::default());
-        Ok(Self { gpu, shape, pages: pages as usize, incoming, order, arrivals, outgoing })
+        let (sent, arrived) = Default::default();
+        Ok(Self { gpu, shape, pages: pages as usize, incoming, order, arrivals, sent, arrived, outgoing })
     }
 
     /// Appends the keys, then the values, of tokens to `to`, and waits until they are there.
@@ -145,7 +150,10 @@ impl Mover {
             event.record(&lane.stream)?;
             // SAFETY: the event lives as long as the streams do.
             unsafe { event.hold(self.order.raw()) }?;
-            Ok(self.arrivals[layer as usize].mark(&self.order)?)
+            self.arrivals[layer as usize].mark(&self.order)?;
+            // When it is there to be asked after.
+            self.sent.fetch_add(1, Ordering::Release);
+            Ok(())
         });
         // What is on the lane already is waited for here, as no one else knows of it.
         written.inspect_err(|_| drop(lane.stream.wait()))
@@ -186,6 +194,19 @@ impl Mover {
             done += count;
         }
         Ok(())
+    }
+
+    /// Whether everything that [`write`](Self::write) has put on its way is in its pages; false if that can not be found out.
+    pub(super) fn is_still(&self) -> bool {
+        let sent = self.sent.load(Ordering::Acquire);
+        if sent == self.arrived.load(Ordering::Relaxed) {
+            return true;
+        }
+        let still = self.order.is_done().unwrap_or(false);
+        if still {
+            self.arrived.fetch_max(sent, Ordering::Relaxed);
+        }
+        still
     }
 
     /// Waits until everything that came in is in its pages.

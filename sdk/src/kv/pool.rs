@@ -58,6 +58,11 @@ impl Pool {
         self.mover.as_ref().map_or(Ok(()), Mover::wait)
     }
 
+    /// Whether there is nothing to settle.
+    pub(super) fn is_still(&self) -> bool {
+        self.mover.as_ref().is_none_or(Mover::is_still)
+    }
+
     pub(super) fn layer(&self, layer: u32) -> Option<&Arc<Tensor>> {
         self.layers.get(layer as usize)
     }
