@@ -93,6 +93,8 @@ def test_a_block_is_of_five_operators(made):
     assert not nodes["Split"] and not nodes["LayerNormalization"] and not nodes["PagedKvAppend"]
     attention = [node for node in graph.node if node.op_type == "HstuAttention"]
     assert [node.output[1] for node in attention] == [f"kv_pool_{layer}_out" for layer in range(3)]
+    only = [[a.i for a in node.attribute if a.name == "candidates_only"] for node in attention]
+    assert only == [[], [], [1]], "behind the last layer's attention nothing but candidates is looked at"
     # In f32 ONNX's own, unless it is said.
     for plain in config, config | {"fused": False}:
         nodes = Counter(node.op_type for node in onnx.load(made(plain, tensors(config)) / "model.onnx").graph.node)

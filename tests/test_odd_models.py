@@ -111,6 +111,21 @@ def test_an_attribute_of_another_type_is_not_overlooked(pagoda, opened):
     for given in {}, {"scaling_seqlen": 0}, {"scaling_seqlen": 1.0}:
         with pytest.raises(Failure, match="scaling_seqlen"):
             opened(attention(**given))
+    with pytest.raises(Failure, match="candidates_only is 2, expected 0 or 1"):
+        opened(attention(scaling_seqlen=1, candidates_only=2))
+
+
+def test_candidates_alone_are_what_they_are_among_all(pagoda, opened):
+    inputs = rows()
+    every, some = (
+        result(pagoda, opened(attention(scaling_seqlen=1, candidates_only=only)), inputs, "output") for only in (0, 1)
+    )
+    ends = inputs["row_offsets"][1:]
+    history = np.ones(len(every), bool)
+    for end, count in zip(ends, inputs["num_candidates"]):
+        history[end - count : end] = False
+    assert history.any() and not history.all() and every[history].any()
+    assert not some[history].any() and np.array_equal(some[~history], every[~history])
 
 
 def test_an_output_over_an_input_is_refused(pagoda, opened):

@@ -21,6 +21,7 @@ pub struct HstuAttention<T> {
     scaling_seqlen: i64,
     target_group_size: i64,
     max_attn_len: i64,
+    candidates_only: bool,
     /// The graph asks for the pool with the new history rows in it.
     appends: bool,
     element: PhantomData<T>,
@@ -55,6 +56,7 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
             scaling_seqlen,
             target_group_size: attributes.int(c"target_group_size")?.unwrap_or(1),
             max_attn_len: attributes.int(c"max_attn_len")?.unwrap_or(0),
+            candidates_only: candidates_only(attributes)?,
             appends: appends(attributes)?,
             element: PhantomData,
         };
@@ -112,6 +114,15 @@ impl<T: OnnxElement> Launch for HstuAttention<T> {
             }
         }
         Ok(())
+    }
+}
+
+fn candidates_only(attributes: &Attributes) -> Result<bool, OpError> {
+    match attributes.int(c"candidates_only")?.unwrap_or(0) {
+        given @ (0 | 1) => Ok(given == 1),
+        other => {
+            Err(OpError::invalid(format!("HstuAttention: the attribute candidates_only is {other}, expected 0 or 1")))
+        }
     }
 }
 
@@ -262,6 +273,8 @@ impl<T: OnnxElement> HstuAttention<T> {
         if let Some(contextual) = &inputs.num_contextual {
             expect_len(contextual, rows.users, "one a user")?;
         }
+        let cache = inputs.cache.as_ref().map(|cache| cache.on_device(rows.users)).transpose()?;
+        let num_contextual = inputs.num_contextual.as_ref().map(InputTensor::address);
         Ok(cuda::Attention {
             element: cuda::Type::of::<T>(),
             rows,
@@ -269,13 +282,14 @@ impl<T: OnnxElement> HstuAttention<T> {
             key: inputs.key.address(),
             value: inputs.value.address(),
             output: 0,
-            cache: inputs.cache.as_ref().map(|cache| cache.on_device(rows.users)).transpose()?,
+            cache,
             append: self.appends,
-            num_contextual: inputs.num_contextual.as_ref().map(InputTensor::address),
+            num_contextual,
             alpha: self.alpha,
             scaling_seqlen: self.scaling_seqlen,
             target_group_size: self.target_group_size,
             max_attn_len: self.max_attn_len,
+            candidates_only: self.candidates_only,
         })
     }
 
@@ -291,6 +305,7 @@ impl<T: OnnxElement> HstuAttention<T> {
             scaling_seqlen: self.scaling_seqlen,
             target_group_size: self.target_group_size,
             max_attn_len: self.max_attn_len,
+            candidates_only: self.candidates_only,
         }
     }
 }

@@ -32,6 +32,7 @@ struct Call {
     int page_entries;           // how many entries page_ids has
     float alpha;
     float scale;                // 1 / scaling_seqlen
+    int candidates_only;        // history rows come out as zeros
 };
 
 __device__ inline int clamped(int64_t value, int64_t low, int64_t high) {
@@ -46,6 +47,7 @@ struct User {
     int cached;
     int history;     // cached and new tokens
     int contextual;
+    int skipped;     // rows from the first on that are not computed
     const int *pages;
     int page_count;
 
@@ -55,6 +57,11 @@ struct User {
 __device__ inline int rows_of(const Call &call, int user) {
     int first = clamped(call.row_offsets[user], 0, call.total_rows);
     return clamped(call.row_offsets[user + 1], first, call.total_rows) - first;
+}
+
+// Those of a user's rows that are computed, the last ones.
+__device__ inline int computed_of(const Call &call, int user, int rows) {
+    return call.candidates_only ? clamped(call.num_candidates[user], 0, rows) : rows;
 }
 
 // Positions are 32-bit: a user with more tokens than that keeps the first ones.
@@ -80,6 +87,7 @@ __device__ inline User load_user(const Call &call, int user) {
     // Contextual rows beside cached tokens are refused before a launch; here they only must do no harm.
     bool contextual = call.num_contextual != nullptr && found.cached == 0;
     found.contextual = contextual ? clamped(call.num_contextual[user], 0, fresh) : 0;
+    found.skipped = call.candidates_only ? fresh : 0;
     return found;
 }
 
@@ -177,21 +185,21 @@ __device__ inline Found find_user(const Call &call, int64_t index, Rows rows, Co
     return {-1, 0, before, 0};
 }
 
-// The rows of a user of that kind, 0 of another's.
+// The rows of a user of that kind that are computed, 0 of another's.
 template <Kind KIND> __device__ inline int rows_of_kind(const Call &call, int user) {
-    int rows = rows_of(call, user);
-    if (KIND == Kind::All) return rows;
+    int rows = rows_of(call, user), computed = computed_of(call, user, rows);
+    if (KIND == Kind::All) return computed;
     const int *pages;
     int page_count;
     int cached = cached_of(call, user, rows, pages, page_count);
-    return is_split(rows, cached + rows) == (KIND == Kind::Split) ? rows : 0;
+    return is_split(rows, cached + rows) == (KIND == Kind::Split) ? computed : 0;
 }
 
 // A piece of work: some of the blocks of rows of one user.
 struct Piece {
     int user;    // -1: there is none of that number
     int number;  // of the user's pieces
-    int blocks;  // of rows that the user has
+    int blocks;  // of computed rows that the user has
 };
 
 // The piece number `index`, counted over all users of one kind; a piece has `per` of a user's blocks of ROWS rows. A whole

@@ -11,7 +11,8 @@
 // added up in a fixed order: by the blocks of a cluster through one another's shared memory, or, where there are many more items
 // than clusters, in device memory (hopper_parts.cuh). Where most users are split, one kernel does these and the others.
 //
-// Warps that have nothing else to do append the new rows to the pages, where the call asks for it.
+// Warps that have nothing else to do append the new rows to the pages, where the call asks for it, and write zeros for rows that
+// are not computed.
 
 #include "append.cuh"
 #include "hopper_compute.cuh"
@@ -20,12 +21,23 @@
 namespace pagoda {
 namespace hopper {
 
-// The rows that are new go into their pages, a warp a row, by warps that are idle: `idle` of each block, of which this is
-// number `warp`.
-__device__ inline void append_beside(const Call &call, int warp, int idle) {
+// Zeros for a row that is not computed; a warp writes them.
+__device__ inline void clear_row(const Call &call, int row) {
+    int number = user_of(call, row);
+    if (number < 0) return;
+    User user = load_user(call, number);
+    if (row - user.row >= user.skipped) return;
+    int64_t units = static_cast<int64_t>(call.heads) * call.head_size * 2 / sizeof(uint4);
+    uint4 *to = static_cast<uint4 *>(call.output) + row * units;
+    for (int64_t i = threadIdx.x % 32; i < units; i += 32) to[i] = make_uint4(0, 0, 0, 0);
+}
+
+// What idle warps do, a row each: `idle` of each block, of which this is number `warp`.
+__device__ inline void work_beside(const Call &call, int duties, int warp, int idle) {
     int64_t step = static_cast<int64_t>(gridDim.x) * idle;
     for (int64_t row = static_cast<int64_t>(blockIdx.x) * idle + warp; row < call.total_rows; row += step) {
-        append_row<uint4>(call, static_cast<int>(row), 2);
+        if ((duties & APPENDS) != 0) append_row<uint4>(call, static_cast<int>(row), 2);
+        if ((duties & CLEARS) != 0) clear_row(call, static_cast<int>(row));
     }
 }
 
@@ -46,8 +58,8 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
     __syncthreads();
     if (warp >= FETCHING) {
         if (S::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
-        if (warp >= FIRST_IDLE && (duties & APPENDS) != 0) {
-            append_beside(call, warp - FIRST_IDLE, FETCHING + 4 - FIRST_IDLE);
+        if (warp >= FIRST_IDLE && (duties & (APPENDS | CLEARS)) != 0) {
+            work_beside(call, duties, warp - FIRST_IDLE, FETCHING + 4 - FIRST_IDLE);
         }
         if (warp == FETCHING) {
             Fetching<S>{call, maps, granule, ring, per, duties, common}.run();

@@ -86,7 +86,9 @@ template <class S> struct Fetching {
         __syncwarp();
     }
 
-    __device__ Item<S> item_of(const User &user, int head, int first) const {
+    // Block number `block` of the computed rows.
+    __device__ Item<S> item_of(const User &user, int head, int block) const {
+        int first = user.skipped + block * S::ROWS;
         Item<S> item{user, head, first};
         item.slot = -1;
         Reach reach = Reach::of(call, user, first, min(first + S::ROWS, user.rows) - 1);
@@ -142,12 +144,12 @@ template <class S> struct Fetching {
         while (piece.user >= 0) {
             User user = load_user(call, piece.user);
             int head = static_cast<int>(index % call.heads), last = piece.blocks - 1 - piece.number;
-            Item<S> item = item_of(user, head, last * S::ROWS);
+            Item<S> item = item_of(user, head, last);
             if (SPLIT) cut(item, blockIdx.x % CLUSTER, 1);
             // Sums of the item before were exchanged where this one's queries and tiles will be.
             if (SPLIT && items > 0) wait_for_sums();
             fetch(item);
-            if (per == 2 && piece.number != last) fetch(item_of(user, head, piece.number * S::ROWS));
+            if (per == 2 && piece.number != last) fetch(item_of(user, head, piece.number));
             index += step;
             piece = find_piece<S::ROWS, KIND>(call, index / call.heads, per);
         }
@@ -181,7 +183,7 @@ template <class S> struct Fetching {
             while (part.user >= 0 && part.number >= common.blocks) part = parts.at(call, __shfl_sync(~0u, common.take(), 0));
             item.user.rows = -1;
             if (part.user >= 0) {
-                item = item_of(load_user(call, part.user), part.head, part.block * S::ROWS);
+                item = item_of(load_user(call, part.user), part.head, part.block);
                 if (part.number >= 0) {
                     cut(item, part.segment, part.count);
                     item.role = part.role;

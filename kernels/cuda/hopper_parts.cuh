@@ -85,7 +85,7 @@ struct Part {
 template <class S> struct Parts {
     enum Blocks { ALONE, WHOLE, LAST };  // of users who are not split; of others, whole ones and their last
 
-    int rows;                // of user number `lane`, those of one who is split as their complement
+    int rows;                // computed ones of user number `lane`, those of one who is split as their complement
     int alone, whole, last;  // how many there are, of one head
     int run;                 // segments that one has behind one another
 
@@ -106,7 +106,8 @@ template <class S> struct Parts {
         if (user >= call.users) return 0;
         const int *pages;
         int page_count, rows = pagoda::rows_of(call, user), cached = cached_of(call, user, rows, pages, page_count);
-        return is_split(rows, cached + rows) ? ~rows : rows;
+        int computed = computed_of(call, user, rows);
+        return is_split(rows, cached + rows) ? ~computed : computed;
     }
 
     template <Blocks WHICH> __device__ static int blocks(int rows) {

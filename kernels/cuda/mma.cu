@@ -220,7 +220,7 @@ __device__ void attend(const Call &call) {
     Kernel<T, D> kernel{call, load_user(call, piece.user), static_cast<int>(blockIdx.x % call.heads), base,
                         base + ROWS * D * 2};
     // The last rows see the most keys: they begin first.
-    kernel.run((piece.blocks - 1 - piece.number) * ROWS);
+    kernel.run(kernel.user.skipped + (piece.blocks - 1 - piece.number) * ROWS);
 }
 
 }  // namespace mma

@@ -34,7 +34,7 @@ __device__ void attend(const Call &call) {
         for (int i = 0; i < MOST; i++) {
             if (i * 32 + lane < size) query[i] = wide(static_cast<const T *>(call.query)[at + i * 32 + lane]);
         }
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < 2 && row - user.row >= user.skipped; part++) {
             int end = part == 0 ? seen.end : seen.candidate_end;
             for (int position = part == 0 ? seen.first : seen.candidate; position < end; position++) {
                 const T *key, *value;

@@ -88,6 +88,8 @@ pub struct HstuAttention<'a, T> {
     pub target_group_size: i64,
     /// How far back a row sees; 0 = all the way.
     pub max_attn_len: i64,
+    /// Only candidates are computed: history rows come out as zeros. They are seen, and appended, all the same.
+    pub candidates_only: bool,
 }
 
 /// One call of the operator `PagedKvAppend`, in place on the pool: where input and output pool differ, the caller
@@ -288,14 +290,20 @@ impl<'a, T: Element> HstuAttention<'a, T> {
         let of_user = |user| {
             let mask = self.mask(user);
             let first = self.cached(user) as i64;
-            let last = first + self.rows.of(user).len() as i64;
+            let rows = self.computed(user);
             let of_row = |row| {
                 let (history, candidates) = (mask.history_keys(row), mask.candidate_keys(row));
                 (history.end - history.start + candidates.end - candidates.start) as u64
             };
-            (first..last).map(of_row).sum::<u64>()
+            rows.map(|row| of_row(first + row as i64)).sum::<u64>()
         };
         (0..self.rows.users()).map(of_user).sum()
+    }
+
+    /// The rows of one user that are computed, counted from the user's first. Only after `check`.
+    pub(crate) fn computed(&self, user: usize) -> Range<usize> {
+        let first = if self.candidates_only { self.rows.new_history(user) } else { 0 };
+        first..self.rows.of(user).len()
     }
 
     /// `alpha` with 0 resolved.

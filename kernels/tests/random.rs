@@ -95,6 +95,30 @@ fn a_call_without_a_cache_matches() {
 }
 
 #[test]
+fn candidates_alone_are_what_they_are_among_all() {
+    fn check<T: Element>() {
+        let threads = Threads::new(2);
+        for seed in 0..CASES {
+            let mut case = case::<T>(2000 + seed);
+            for isa in Isa::available() {
+                case.candidates_only = false;
+                let expected = case.candidates_of(&case.output_on(isa, &threads).unwrap());
+                case.candidates_only = true;
+                let output = case.output_on(isa, &threads).unwrap();
+                assert!(bits(&output) == bits(&expected), "seed {seed} {} {isa:?} {:?}", T::NAME, case.users);
+            }
+            let some = reference::hstu_attention(&case.attention()).unwrap();
+            case.candidates_only = false;
+            let all = case.candidates_of(&reference::hstu_attention(&case.attention()).unwrap());
+            assert_eq!(some, all, "seed {seed}");
+        }
+    }
+    check::<f32>();
+    check::<f16>();
+    check::<bf16>();
+}
+
+#[test]
 fn large_scores_match() {
     for (scale, alpha) in [(100.0, 100.0), (3.0, -1e4), (1e-20, 1.0)] {
         let users = [User { cached: 50, new: 30, candidates: 20, contextual: 0 }];

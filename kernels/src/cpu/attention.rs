@@ -53,6 +53,10 @@ impl<T: Element> CheckedAttention<'_, T> {
         assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
         let op = self.0;
         check_output("output", output.len(), op.query.len())?;
+        for user in (0..op.rows.users()).filter(|_| op.candidates_only) {
+            let first = op.rows.of(user).start;
+            output[first * op.rows.width()..][..op.computed(user).start * op.rows.width()].fill(T::from_f32(0.0));
+        }
         let mut blocks = self.blocks();
         let cost = blocks.iter().map(|block| block.pairs).sum::<u64>().saturating_mul(op.rows.head_size as u64);
         let parallel = if cost < SERIAL_BELOW { &Serial } else { parallel };
@@ -86,9 +90,9 @@ impl<T: Element> CheckedAttention<'_, T> {
         for user in 0..op.rows.users() {
             let mask = op.mask(user);
             let cached = op.cached(user) as i64;
-            let rows = op.rows.of(user).len();
-            for first in (0..rows).step_by(BLOCK) {
-                let rows = first..rows.min(first + BLOCK);
+            let computed = op.computed(user);
+            for first in computed.clone().step_by(BLOCK) {
+                let rows = first..computed.end.min(first + BLOCK);
                 let pairs = rows.clone().map(|row| mask.history_keys(cached + row as i64));
                 let pairs = pairs.map(|keys| (keys.end - keys.start) as u64 + 1).sum();
                 for head in 0..op.rows.heads {
@@ -456,6 +460,7 @@ mod tests {
             scaling_seqlen,
             target_group_size,
             max_attn_len,
+            candidates_only: false,
         };
         let expected = reference::hstu_attention(&call).unwrap();
         for isa in Isa::available() {

@@ -15,7 +15,7 @@ pub fn hstu_attention<T: Element>(op: &HstuAttention<'_, T>) -> Result<Vec<f64>,
     for user in 0..op.rows.users() {
         let rows = op.rows.of(user);
         let cached = op.cached(user);
-        for (i, head) in (0..rows.len()).flat_map(|i| (0..heads).map(move |head| (i, head))) {
+        for (i, head) in op.computed(user).flat_map(|i| (0..heads).map(move |head| (i, head))) {
             let at = ((rows.start + i) * heads + head) * head_size;
             let query = &op.query[at..at + head_size];
             let out = &mut output[at..at + head_size];

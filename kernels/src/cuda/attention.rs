@@ -6,10 +6,12 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
+use cudarc::driver::result::memset_d8_async;
+
 use super::counters;
 use super::maps::{Maps, granule};
 use super::module::{Function, Module};
-use super::{Attention, CUstream, CudaError, Gpu, Path, Scratch};
+use super::{Attention, CUstream, CudaError, Gpu, Path, Scratch, asked};
 
 /// Threads of a block of each kernel, and rows that it has; see cuda/*.cu.
 const PLAIN_THREADS: usize = 128;
@@ -32,6 +34,7 @@ const SLOTS: usize = 2;
 /// What a kernel does beside; cuda/hopper_ring.cuh.
 const APPENDS: i32 = 1;
 const ALONE: i32 = 2;
+const CLEARS: i32 = 4;
 
 /// Scratch memory beyond which a call makes do without.
 const MOST_SCRATCH: usize = 256 << 20;
@@ -78,8 +81,15 @@ unsafe fn mma(gpu: &Gpu, call: &Attention, stream: CUstream) -> Result<(), CudaE
     let mut raw = call.raw();
     let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
     let blocks = blocks(row_blocks(call, call.rows.total_rows, MMA_ROWS) * call.rows.heads)?;
-    // SAFETY: the kernel takes a `Call`.
-    unsafe { function.launch(blocks, MMA_THREADS, shared, stream, &mut arguments) }
+    // SAFETY: the output is the caller's, and as long as that; the kernel takes a `Call`.
+    unsafe {
+        if call.candidates_only {
+            // The kernel writes what it computes alone.
+            let bytes = call.rows.total_rows * call.rows.heads * head_size * call.element.bytes();
+            memset_d8_async(call.output, 0, bytes, stream).map_err(asked("clearing rows that are not computed"))?;
+        }
+        function.launch(blocks, MMA_THREADS, shared, stream, &mut arguments)
+    }
 }
 
 /// What the parts of a call need; see [`Gpu::most_scratch_bytes`].
@@ -189,7 +199,7 @@ impl Shape {
 unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: CUstream) -> Result<(), CudaError> {
     let module = gpu.hopper.as_ref().expect("the path was offered");
     let name = format!("{}_{}", call.element.name(), call.rows.head_size);
-    let appends = if call.append { APPENDS } else { 0 };
+    let beside = if call.append { APPENDS } else { 0 } | if call.candidates_only { CLEARS } else { 0 };
     let (mut raw, mut maps, mut granule) = (call.raw(), Maps::of(call)?, granule(call) as i32);
     let (raw, maps, granule) =
         (from_mut(&mut raw).cast::<c_void>(), from_mut(&mut maps).cast(), from_mut(&mut granule).cast());
@@ -202,7 +212,7 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
         let parted = parted_blocks(call);
         let count = (parted * SEGMENTS).max(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads);
         let count = blocks(count)?.min(gpu.multiprocessors);
-        let (mut duties, mut address, mut most) = (appends | ALONE, scratch.address, parted as i64);
+        let (mut duties, mut address, mut most) = (beside | ALONE, scratch.address, parted as i64);
         let arguments = &mut [
             raw,
             maps,
@@ -223,7 +233,7 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
         let one_each = items >= MANY_ITEMS * gpu.multiprocessors;
         let whole = module.function(&format!("hopper_{name}"), shared)?;
         let count = if one_each { items } else { items.min(gpu.multiprocessors) };
-        let (mut per_piece, mut duties) = (if one_each { 1 } else { 2 }, appends);
+        let (mut per_piece, mut duties) = (if one_each { 1 } else { 2 }, beside);
         let arguments = &mut [raw, maps, granule, from_mut::<i32>(&mut per_piece).cast(), from_mut(&mut duties).cast()];
         // SAFETY: the kernel takes a `Call`, `Maps` and three `int`s.
         unsafe { whole.launch(count, threads, shared, stream, arguments) }?;
@@ -233,7 +243,7 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
     let items = blocks(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads)?;
     // Clusters that do not fit onto the device at once would wait until others have done their whole share.
     let clusters = items.min(split.clusters);
-    let mut duties = if alone { appends | ALONE } else { 0 };
+    let mut duties = if alone { beside | ALONE } else { 0 };
     let arguments = &mut [raw, maps, granule, from_mut(&mut duties).cast()];
     // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads, or
     // comes behind the kernel above, which must be an ordinary launch for that: it begins when all before it has ended.

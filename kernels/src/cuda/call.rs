@@ -103,6 +103,8 @@ pub struct Attention {
     pub target_group_size: i64,
     /// How far back a row sees; 0 = all the way.
     pub max_attn_len: i64,
+    /// Only candidates are computed: history rows come out as zeros. They are seen, and appended, all the same.
+    pub candidates_only: bool,
 }
 
 /// Memory on the device for what a call computes on its way. What it holds before does not matter.
@@ -155,6 +157,7 @@ pub(crate) struct Raw {
     pub page_entries: i32,
     pub alpha: f32,
     pub scale: f32,
+    pub candidates_only: i32,
 }
 
 impl Rows {
@@ -281,6 +284,7 @@ impl Attention {
             num_contextual: self.num_contextual.unwrap_or(0),
             group: self.target_group_size,
             window: self.max_attn_len,
+            candidates_only: i32::from(self.candidates_only),
             alpha: if self.alpha == 0.0 { (1.0 / head_size.sqrt()) as f32 } else { self.alpha },
             scale: (1.0 / self.scaling_seqlen as f64) as f32,
             ..self.rows.raw()
@@ -330,6 +334,7 @@ mod tests {
             scaling_seqlen: 1,
             target_group_size: 1,
             max_attn_len: 0,
+            candidates_only: false,
         };
         let refused = call.check().unwrap_err().to_string();
         assert!(refused.contains("append without a cache"), "{refused}");

@@ -67,6 +67,7 @@ fn load(name: &str, bytes: &[u8]) -> Golden {
             scaling_seqlen: attribute("scaling_seqlen") as i64,
             target_group_size: attribute("target_group_size") as i64,
             max_attn_len: attribute("max_attn_len") as i64,
+            candidates_only: false,
         },
         expected_output: data("expected_output").as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
         expected_pool: floats("expected_pool"),
@@ -96,5 +97,6 @@ pub fn rounded<T: Element>(case: &Case<f32>) -> Case<T> {
         scaling_seqlen: case.scaling_seqlen,
         target_group_size: case.target_group_size,
         max_attn_len: case.max_attn_len,
+        candidates_only: case.candidates_only,
     }
 }

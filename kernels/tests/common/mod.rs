@@ -38,6 +38,7 @@ pub struct Case<T> {
     pub scaling_seqlen: i64,
     pub target_group_size: i64,
     pub max_attn_len: i64,
+    pub candidates_only: bool,
 }
 
 impl<T: Element> Case<T> {
@@ -91,6 +92,7 @@ impl<T: Element> Case<T> {
             scaling_seqlen: 64,
             target_group_size: 1,
             max_attn_len: 0,
+            candidates_only: false,
         }
     }
 
@@ -126,6 +128,7 @@ impl<T: Element> Case<T> {
             scaling_seqlen: self.scaling_seqlen,
             target_group_size: self.target_group_size,
             max_attn_len: self.max_attn_len,
+            candidates_only: self.candidates_only,
         }
     }
 
@@ -142,6 +145,15 @@ impl<T: Element> Case<T> {
         let mut output = vec![T::from_f32(f32::NAN); self.query.len()];
         self.attention().run_with(isa, &mut output, parallel)?;
         Ok(output)
+    }
+
+    /// An output of all rows as it is with `candidates_only`.
+    pub fn candidates_of<N: Copy + Default>(&self, output: &[N]) -> Vec<N> {
+        let (mut output, width) = (output.to_vec(), self.heads * self.head_size);
+        for (rows, candidates) in self.row_offsets.windows(2).zip(&self.num_candidates) {
+            output[rows[0] as usize * width..(rows[1] - candidates) as usize * width].fill(N::default());
+        }
+        output
     }
 
     /// What the rows of one user come out as.

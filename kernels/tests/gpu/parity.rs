@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagoda_kernels::cpu::reference;
+use pagoda_kernels::cuda::Attention;
 use pagoda_kernels::{Element, bf16, f16};
 
 use crate::Context;
@@ -49,6 +50,9 @@ fn compare<T: Element>(
         let (also, pool) = device.output_and_pool(context.gpu, path);
         assert!(bits(&also) == bits(&output), "{what} {} {path:?}: appending too changes the output", T::NAME);
         assert!(bits(&pool) == bits(&appended), "{what} {} {path:?}: the pool", T::NAME);
+        let some =
+            device.output_of(context.gpu, path, Attention { candidates_only: true, ..device.attention(0) }, None);
+        assert!(bits(&some) == bits(&case.candidates_of(&output)), "{what} {} {path:?}: candidates alone", T::NAME);
         let error = error(&output, expected);
         assert!(
             error <= tolerance::<T>(),

@@ -338,6 +338,9 @@ class Graph:
             "target_group_size": block.target_group_size,
             "max_attn_len": block.max_attn_len,
         }
+        if layer == block.layers - 1:
+            # Behind it `HstuSelect`, or Gather, leaves nothing but candidates.
+            attributes["candidates_only"] = 1
         output = self.node("HstuAttention", inputs, domain=DOMAIN, **attributes)
         if self.config.fused and self.config.not_cacheable is None:
             # With its second output the operator appends too.

@@ -164,6 +164,7 @@ impl Inputs {
                 scaling_seqlen: (shape.cached + shape.new) as i64,
                 target_group_size: 1,
                 max_attn_len: 0,
+                candidates_only: false,
             });
         }
         Ok(Self { calls, _tensors: tensors, _indices: indices })
