@@ -275,6 +275,9 @@ impl<T: OnnxElement> HstuAttention<T> {
         }
         let cache = inputs.cache.as_ref().map(|cache| cache.on_device(rows.users)).transpose()?;
         let num_contextual = inputs.num_contextual.as_ref().map(InputTensor::address);
+        let of_rows = [rows.row_offsets, rows.num_candidates];
+        let of_cache = cache.map(|cache| [cache.cached_len, cache.page_indptr, cache.page_ids]);
+        let mut indices = of_rows.into_iter().chain(of_cache.into_iter().flatten()).chain(num_contextual);
         Ok(cuda::Attention {
             element: cuda::Type::of::<T>(),
             rows,
@@ -290,6 +293,7 @@ impl<T: OnnxElement> HstuAttention<T> {
             target_group_size: self.target_group_size,
             max_attn_len: self.max_attn_len,
             candidates_only: self.candidates_only,
+            settled_indices: indices.all(cuda::is_settled),
         })
     }
 

@@ -54,11 +54,12 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
         ring.init();
     }
     bool alone = S::MODE == Mode::Parts || (S::MODE == Mode::Cluster && (duties & ALONE) != 0);
-    if (alone) wait_for_previous();
+    if (alone && (duties & EARLY) == 0) wait_for_previous();
     __syncthreads();
     if (warp >= FETCHING) {
         if (S::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
         if (warp >= FIRST_IDLE && (duties & (APPENDS | CLEARS)) != 0) {
+            if (alone) wait_for_previous();
             work_beside(call, duties, warp - FIRST_IDLE, FETCHING + 4 - FIRST_IDLE);
         }
         if (warp == FETCHING) {

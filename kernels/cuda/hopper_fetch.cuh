@@ -110,6 +110,7 @@ template <class S> struct Fetching {
     }
 
     __device__ void fetch(const Item<S> &item) {
+        if (items == 0 && (duties & EARLY) != 0) wait_for_previous();
         known = UNKNOWN;
         int count = item.end - item.begin;
         announce(item);

@@ -23,8 +23,9 @@ constexpr int TAIL = 1, TURN = 2, ARRIVED = 5;
 enum class Mode { Whole, Cluster, Parts };
 
 // What a kernel does beside: it appends the new rows to the pages; it is the call's only one, so that it has the users who are
-// not split too (parts always are); it writes zeros for rows that are not computed.
-constexpr int APPENDS = 1, ALONE = 2, CLEARS = 4;
+// not split too (parts always are); it writes zeros for rows that are not computed. With EARLY nothing on the stream writes the
+// index tensors, and no one else has its counters: one that is alone finds out who does what before the kernel in front has ended.
+constexpr int APPENDS = 1, ALONE = 2, CLEARS = 4, EARLY = 8;
 
 // Which segments of a block's keys a part has: the first of a half or the second, or a run of all but the last, that one, or all.
 enum class Role { First, Second, Last, Run, All };

@@ -35,6 +35,7 @@ const SLOTS: usize = 2;
 const APPENDS: i32 = 1;
 const ALONE: i32 = 2;
 const CLEARS: i32 = 4;
+const EARLY: i32 = 8;
 
 /// Scratch memory beyond which a call makes do without.
 const MOST_SCRATCH: usize = 256 << 20;
@@ -212,13 +213,14 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
         let parted = parted_blocks(call);
         let count = (parted * SEGMENTS).max(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads);
         let count = blocks(count)?.min(gpu.multiprocessors);
-        let (mut duties, mut address, mut most) = (beside | ALONE, scratch.address, parted as i64);
+        let early = if call.settled_indices && counters.own { EARLY } else { 0 };
+        let (mut duties, mut address, mut most) = (beside | ALONE | early, scratch.address, parted as i64);
         let arguments = &mut [
             raw,
             maps,
             granule,
             from_mut(&mut duties).cast(),
-            from_mut(&mut counters).cast(),
+            from_mut(&mut counters.address).cast(),
             from_mut(&mut address).cast(),
             from_mut(&mut most).cast(),
         ];
@@ -243,7 +245,8 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
     let items = blocks(row_blocks(call, call.rows.total_rows, rows) * call.rows.heads)?;
     // Clusters that do not fit onto the device at once would wait until others have done their whole share.
     let clusters = items.min(split.clusters);
-    let mut duties = if alone { beside | ALONE } else { 0 };
+    let early = if call.settled_indices { EARLY } else { 0 };
+    let mut duties = if alone { beside | ALONE | early } else { 0 };
     let arguments = &mut [raw, maps, granule, from_mut(&mut duties).cast()];
     // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads, or
     // comes behind the kernel above, which must be an ordinary launch for that: it begins when all before it has ended.

@@ -105,6 +105,8 @@ pub struct Attention {
     pub max_attn_len: i64,
     /// Only candidates are computed: history rows come out as zeros. They are seen, and appended, all the same.
     pub candidates_only: bool,
+    /// Whether nothing on the stream writes the index tensors: they are then read while the kernel in front still runs.
+    pub settled_indices: bool,
 }
 
 /// Memory on the device for what a call computes on its way. What it holds before does not matter.
@@ -335,6 +337,7 @@ mod tests {
             target_group_size: 1,
             max_attn_len: 0,
             candidates_only: false,
+            settled_indices: false,
         };
         let refused = call.check().unwrap_err().to_string();
         assert!(refused.contains("append without a cache"), "{refused}");

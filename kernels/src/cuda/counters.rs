@@ -33,10 +33,18 @@ struct Known {
     reserve: (CUdeviceptr, usize),
 }
 
+/// Some of them, that are 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Given {
+    pub address: CUdeviceptr,
+    /// No other launch has them.
+    pub own: bool,
+}
+
 impl Counters {
     /// `bytes` bytes, up to [`BYTES`], for a launch on a stream of the current context; none where there is no memory, or no
     /// more in reserve for a stream that is being captured.
-    pub fn of(&self, stream: CUstream, bytes: usize) -> Option<CUdeviceptr> {
+    pub fn of(&self, stream: CUstream, bytes: usize) -> Option<Given> {
         // First, as for whoever else speaks to the driver: its holders must not wait for the map's.
         let _hold = no_capture();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,7 +53,7 @@ impl Counters {
             let (address, left) = known.reserve;
             let rest = left.checked_sub(bytes)?;
             known.reserve = (address + bytes as CUdeviceptr, rest);
-            return Some(address);
+            return Some(Given { address, own: true });
         }
         if handle == PER_THREAD {
             return None;
@@ -55,11 +63,11 @@ impl Counters {
             known.reserve = (zeros(RESERVE)?, RESERVE);
         }
         if let Some(address) = known.streams.get(&handle) {
-            return Some(*address);
+            return Some(Given { address: *address, own: false });
         }
         let address = zeros(BYTES)?;
         known.streams.insert(handle, address);
-        Some(address)
+        Some(Given { address, own: false })
     }
 }
 

@@ -27,6 +27,7 @@ mod maps;
 mod memory;
 mod missing;
 mod module;
+mod settled;
 mod table;
 mod tokens;
 
@@ -49,6 +50,7 @@ pub use memory::{DeviceMemory, Event, PinnedMemory, SideStream};
 pub use missing::BagScratch;
 use module::Module;
 pub use module::built;
+pub use settled::{is_settled, with_settled};
 pub use table::{DeviceTable, TableLookup, TablePut};
 pub use tokens::Tokens;
 

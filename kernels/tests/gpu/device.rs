@@ -118,6 +118,7 @@ impl<'a, T: Element> OnDevice<'a, T> {
             target_group_size: self.case.target_group_size,
             max_attn_len: self.case.max_attn_len,
             candidates_only: self.case.candidates_only,
+            settled_indices: false,
         }
     }
 

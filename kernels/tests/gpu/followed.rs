@@ -89,7 +89,7 @@ pub fn followed(context: &Context) {
             let rows = case.rows().total_rows;
             let scratch = context.gpu.scratch_bytes(&call).unwrap();
             assert_eq!(scratch > 0, what == "many", "{what} D={head_size}");
-            let chain = Chain {
+            let mut chain = Chain {
                 gpu: context.gpu,
                 stream,
                 call,
@@ -101,7 +101,7 @@ pub fn followed(context: &Context) {
                 outputs: (0..CALLS).map(|_| empty()).collect(),
                 scratch: (scratch > 0).then(|| (Tensor::new(stream, &vec![0xff; scratch]), scratch)),
             };
-            let check = |how: &str| {
+            let check = |chain: &Chain<'_>, how: &str| {
                 for (number, got) in chain.outputs.iter().enumerate() {
                     assert!(got.read(stream) == bytes(&output), "{what} D={head_size} {how}, call {number}");
                 }
@@ -109,16 +109,19 @@ pub fn followed(context: &Context) {
             };
             for _ in 0..3 {
                 chain.launch();
-                check("at once");
+                check(&chain, "at once");
             }
-            stream.synchronize().unwrap();
-            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-            chain.launch();
-            let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-            let graph = stream.end_capture(flags).unwrap().unwrap();
-            for _ in 0..3 {
-                graph.launch().unwrap();
-                check("captured");
+            for (settled_indices, how) in [(false, "captured"), (true, "captured, of indices that are there before")] {
+                chain.call.settled_indices = settled_indices;
+                stream.synchronize().unwrap();
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+                chain.launch();
+                let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+                let graph = stream.end_capture(flags).unwrap().unwrap();
+                for _ in 0..3 {
+                    graph.launch().unwrap();
+                    check(&chain, how);
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory, with_arrivals};
+use pagoda_kernels::cuda::{CUdeviceptr, DeviceMemory, Gpu, PinnedMemory, with_arrivals, with_settled};
 
 use super::inputs::{Input, Sizes};
 use super::options::GraphShape;
@@ -175,7 +175,8 @@ impl Bound {
             // SAFETY: the caller's; both memories are as long as that, and left alone until the run has ended, well or not.
             unsafe { self.graphs[graph].run(|stream| stream.upload(to, from, bytes)) }
         };
-        with_arrivals(graph == 1, run)?;
+        // What comes up in front of a run is there before its first kernel.
+        with_arrivals(graph == 1, || with_settled(to..to + bytes as CUdeviceptr, run))?;
         scores.copy_from_slice(&self.scores.as_slice()?[..scores.len()]);
         Ok(())
     }

@@ -165,6 +165,7 @@ impl Inputs {
                 target_group_size: 1,
                 max_attn_len: 0,
                 candidates_only: false,
+                settled_indices: false,
             });
         }
         Ok(Self { calls, _tensors: tensors, _indices: indices })
