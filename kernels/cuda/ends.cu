@@ -25,46 +25,45 @@ template <class T> __device__ void unit_of_any(const Unit &call) {
     for (int i = lane; i < call.size; i += 32) y[i] = dense::wide(x[i]) / length;
 }
 
-// WARPS warps have a row, VECTORS vectors of it in each lane. Several warps are a block.
+// Four elements, which are 16 bytes of f32: so a warp reads and writes without gaps.
+template <class T> __device__ inline float4 four_of(const T *from) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+        return *reinterpret_cast<const float4 *>(from);
+    } else {
+        uint2 words = *reinterpret_cast<const uint2 *>(from);
+        float2 low = dense::unpack<T>(words.x), high = dense::unpack<T>(words.y);
+        return {low.x, low.y, high.x, high.y};
+    }
+}
+
+// WARPS warps have a row, VECTORS times 16 bytes of it in each lane. Several warps are a block.
 template <class T, int WARPS, int VECTORS> __device__ void unit(const Unit &call) {
-    using V = dense::Vector<T>;
-    constexpr int LANES = 32 * WARPS, COUNT = V::COUNT;
+    constexpr int LANES = 32 * WARPS, FOURS = VECTORS * dense::Vector<T>::COUNT / 4;
     __shared__ float shared[1][WARPS];
     int lane = threadIdx.x % LANES;
     uint32_t row = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
     begin();
     if (row >= call.rows) return;
-    int64_t first = static_cast<int64_t>(row) * call.size;
-    const V *x = reinterpret_cast<const V *>(static_cast<const T *>(call.x) + first);
-    float4 *y = reinterpret_cast<float4 *>(call.y + first);
-    auto has = [&](int v) { return (v * LANES + lane) * COUNT < call.size; };
-    V mine[VECTORS];
+    const T *x = static_cast<const T *>(call.x) + static_cast<int64_t>(row) * call.size;
+    float *y = call.y + static_cast<int64_t>(row) * call.size;
+    auto at = [&](int f) { return (f * LANES + lane) * 4; };
+    float4 mine[FOURS];
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        if (has(v)) mine[v] = x[v * LANES + lane];
-    }
+    for (int f = 0; f < FOURS; f++) mine[f] = at(f) < call.size ? four_of(x + at(f)) : float4{0, 0, 0, 0};
     // Several sums, so that one addition need not wait for the one before it.
-    float squares[4] = {};
+    float4 squares{};
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        float values[COUNT];
-        if (!has(v)) continue;
-        mine[v].open(values);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) squares[i % 4] = fmaf(values[i], values[i], squares[i % 4]);
+    for (int f = 0; f < FOURS; f++) {
+        squares.x = fmaf(mine[f].x, mine[f].x, squares.x), squares.y = fmaf(mine[f].y, mine[f].y, squares.y);
+        squares.z = fmaf(mine[f].z, mine[f].z, squares.z), squares.w = fmaf(mine[f].w, mine[f].w, squares.w);
     }
-    float sum = dense::sum_of_unit<WARPS>(squares[0] + squares[1] + (squares[2] + squares[3]), shared);
+    float sum = dense::sum_of_unit<WARPS>(squares.x + squares.y + (squares.z + squares.w), shared);
     float length = length_of(sum, call.epsilon);
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        float values[COUNT];
-        if (!has(v)) continue;
-        mine[v].open(values);
-#pragma unroll
-        for (int i = 0; i < COUNT; i += 4) {
-            float4 four = {values[i] / length, values[i + 1] / length, values[i + 2] / length, values[i + 3] / length};
-            y[((v * LANES + lane) * COUNT + i) / 4] = four;
-        }
+    for (int f = 0; f < FOURS; f++) {
+        if (at(f) >= call.size) continue;
+        float4 four = {mine[f].x / length, mine[f].y / length, mine[f].z / length, mine[f].w / length};
+        *reinterpret_cast<float4 *>(y + at(f)) = four;
     }
 }
 

@@ -67,6 +67,7 @@ template <class S> struct Fetching {
                 copy_stretch(memory, values ? &maps.value : &maps.key, full, item.head, row);
             }
         }
+        __syncwarp();
     }
 
     // Tells the other warps of an item and fetches its queries.
