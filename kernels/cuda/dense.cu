@@ -66,9 +66,9 @@ __device__ inline float total(const float (&sums)[4]) { return sums[0] + sums[1]
 template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call) {
     using V = Vector<T>;
     constexpr int LANES = 32 * WARPS;
-    // Where a lane has one vector, what is learned comes while the kernel before this one ends, if that one does not write
-    // it. Where it has more there are no registers for that.
-    constexpr bool EARLY = VECTORS == 1;
+    // Where a lane has one vector or two, what is learned comes while the kernel before this one ends, if that one does not
+    // write it. Where it has more there are no registers for that.
+    constexpr bool EARLY = VECTORS <= 2;
     __shared__ float shared[2][1][WARPS];
     int lane = threadIdx.x % LANES;
     uint32_t unit = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;
@@ -93,7 +93,10 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
         }
     };
     bool early = EARLY && call.constant;
-    if (early && has(0)) learned(0);
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        if (early && has(v)) learned(v);
+    }
     begin();
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {

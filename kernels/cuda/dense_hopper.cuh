@@ -90,6 +90,8 @@ template <class T, class S> struct Worker {
 
     // One thread.
     __device__ void fetch() const {
+        for (const CUtensorMap *map : {&maps.weight, &maps.x}) prefetch_map(map);
+        for (const CUtensorMap &map : maps.outputs) prefetch_map(&map);
         int count = tiles(), deep = steps(), high = down();
         // The weight comes while the kernel before this one ends, if that one does not write it.
         int early = call.constant ? min(S::STAGES, deep) : 0;
