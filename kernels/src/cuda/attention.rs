@@ -224,7 +224,8 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
             from_mut(&mut address).cast(),
             from_mut(&mut most).cast(),
         ];
-        // SAFETY: the kernel takes a `Call`, `Maps`, two `int`s, two addresses and an `int64_t`; it waits before it reads.
+        // SAFETY: the kernel takes a `Call`, `Maps`, two `int`s, two addresses and an `int64_t`; it waits before it reads what
+        // anyone writes.
         return unsafe { parts.follow(count, threads, shared, stream, arguments) };
     }
     let split = if rows_to_split(call) > 0 { Some(clustered(module, call)?) } else { None };
@@ -248,8 +249,7 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
     let early = if call.settled_indices { EARLY } else { 0 };
     let mut duties = if alone { beside | ALONE | early } else { 0 };
     let arguments = &mut [raw, maps, granule, from_mut(&mut duties).cast()];
-    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads, or
-    // comes behind the kernel above, which must be an ordinary launch for that: it begins when all before it has ended.
+    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads what anyone writes, or comes behind the kernel above, which must be an ordinary launch for that: it begins when all before it has ended.
     unsafe { split.follow(clusters * CLUSTER, threads, shared, stream, arguments) }
 }
 

@@ -152,7 +152,7 @@ impl Gpu {
         unsafe { self.launch_early(function, blocks, threads, 0, stream, &mut arguments) }
     }
 
-    /// On Hopper a kernel begins while the one before it ends; all of them wait for it before they touch memory.
+    /// On Hopper a kernel begins while the one before it ends; all of them wait for it before they touch what anyone writes.
     ///
     /// # Safety
     /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu, cuda/ends.cu or cuda/append.cu.

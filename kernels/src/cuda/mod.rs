@@ -211,7 +211,8 @@ impl Gpu {
     ///
     /// # Safety
     /// Every address of the call is one of this device, of memory as long as the call's shapes say and alive until the
-    /// stream has done this; nothing else writes it meanwhile, or touches the output, or what is appended.
+    /// stream has done this; nothing else writes it meanwhile, or touches the output, or what is appended. Where indices are
+    /// said to be settled, nothing on the stream in front of this writes them.
     pub unsafe fn attention(&self, call: &Attention, stream: CUstream) -> Result<(), CudaError> {
         let path = *self.paths(call).last().expect("there is always a plain one");
         // SAFETY: the caller's.

@@ -75,7 +75,8 @@ pub fn followed(context: &Context) {
     let stream = &context.gpu.context().new_stream().unwrap();
     for head_size in [32, 64, 128, 256] {
         for (what, users) in batches() {
-            let case = Case::<bf16>::new(&mut Random(7), &users, 2, head_size, 32);
+            let mut case = Case::<bf16>::new(&mut Random(7), &users, 2, head_size, 32);
+            case.candidates_only = head_size == 64 || head_size == 256;
             let device = OnDevice::new(&case, stream);
             let Some(&path) = device.paths(context.gpu).iter().find(|path| **path == Path::Hopper) else { return };
             let (output, pool) = device.output_and_pool(context.gpu, path);

@@ -82,6 +82,7 @@ pub fn nonsense(context: &Context) {
             case.num_contextual = random.once_in(2).then(|| vec![1; users.len()]);
             (case.max_attn_len, case.target_group_size) =
                 (random.pick(&[0, 5, i64::MAX]), random.pick(&[1, 3, i64::MAX]));
+            case.candidates_only = random.once_in(3);
             nonsense_in(&mut random, &mut case);
             let device = OnDevice::new(&case, &stream);
             let len = size_of_val(&case.query[..]);

@@ -17,7 +17,7 @@ const ALIGNMENT: usize = 256;
 /// The graphs of one model on a GPU.
 pub(super) struct Graphs {
     device: u32,
-    /// In the order in which they are looked through, each with the number of its graph.
+    /// In the order in which they are looked through.
     shapes: Vec<Sizes>,
     /// What was captured, for each shape. Behind one lock: a replay has the model to itself anyhow.
     bound: Mutex<Vec<Slot>>,
@@ -35,7 +35,8 @@ enum Slot {
 /// A shape with its tensors on the GPU.
 struct Bound {
     /// For times when nothing is on its way into the pools, and for others: that one waits in front of every layer's attention.
-    graphs: [Graph; 2],
+    /// None: it could not be captured.
+    graphs: [Option<Graph>; 2],
     /// The inputs one after the other, as they go there: in memory that the GPU copies from by itself.
     staging: PinnedMemory,
     /// Where each input begins.
@@ -116,15 +117,22 @@ impl Graphs {
             };
         }
         let Slot::Bound(bound) = slot else { return Ok(false) };
-        let graph = usize::from(!fixed.still);
+        let which = usize::from(!fixed.still);
+        let Some(graph) = bound.graphs[which].take() else { return Ok(false) };
         // SAFETY: the caller's; the memory is used under this lock alone.
-        match unsafe { bound.run(graph, &sizes, inputs, scores) } {
-            Err(error) if !bound.graphs[graph].is_captured() => {
-                log::warn!("batches of {sizes:?} run without a CUDA graph, which could not be captured: {error}");
-                *slot = Slot::Failed;
+        let ran = with_arrivals(!fixed.still, || unsafe { bound.run(&graph, &sizes, inputs, scores) });
+        match ran {
+            Err(error) if !graph.is_captured() => {
+                let times = if fixed.still { "" } else { " while histories are on their way" };
+                log::warn!(
+                    "batches of {sizes:?} run without a CUDA graph{times}, which could not be captured: {error}"
+                );
                 Ok(false)
             }
-            ran => ran.map(|()| true),
+            ran => {
+                bound.graphs[which] = Some(graph);
+                ran.map(|()| true)
+            }
         }
     }
 }
@@ -155,15 +163,15 @@ impl Bound {
                 made.push((name_out, Arc::clone(pool)));
             }
         }
-        let graph = |which| Graph::bind(fixed.model, number * 2 + which, &fed, &made);
+        let graph = |which| Graph::bind(fixed.model, number * 2 + which, &fed, &made).map(Some);
         let graphs = [graph(0)?, graph(1)?];
         let staging = PinnedMemory::zeroed(gpu, bytes)?;
         Ok(Self { graphs, staging, places, inputs: memory, scores })
     }
 
     /// # Safety
-    /// As for [`Graphs::run`]; no one else uses this meanwhile.
-    unsafe fn run(&mut self, graph: usize, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
+    /// As for [`Graphs::run`]; no one else uses this meanwhile, and the graph is one of it.
+    unsafe fn run(&mut self, graph: &Graph, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
         // SAFETY: as long as that, and `&mut self` is the only access: every run was waited for.
         let staging = unsafe { std::slice::from_raw_parts_mut(self.staging.data(), self.staging.bytes()) };
         for (input, place) in inputs.iter().zip(&self.places) {
@@ -171,12 +179,11 @@ impl Bound {
             input.numbers.write(input.dim, &mut staging[*place..][..bytes]);
         }
         let (to, from, bytes) = (self.inputs.address(), self.staging.data(), self.staging.bytes());
-        let run = || {
-            // SAFETY: the caller's; both memories are as long as that, and left alone until the run has ended, well or not.
-            unsafe { self.graphs[graph].run(|stream| stream.upload(to, from, bytes)) }
-        };
         // What comes up in front of a run is there before its first kernel.
-        with_arrivals(graph == 1, || with_settled(to..to + bytes as CUdeviceptr, run))?;
+        with_settled(to..to + bytes as CUdeviceptr, || {
+            // SAFETY: the caller's; both memories are as long as that, and left alone until the run has ended, well or not.
+            unsafe { graph.run(|stream| stream.upload(to, from, bytes)) }
+        })?;
         scores.copy_from_slice(&self.scores.as_slice()?[..scores.len()]);
         Ok(())
     }

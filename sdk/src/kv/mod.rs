@@ -175,8 +175,7 @@ impl KvCache {
         self.inner.layer(layer)
     }
 
-    /// Whether everything that was brought back for [`prepare_for_run`](Self::prepare_for_run) is in its pages: operators need
-    /// not wait then. True in host memory.
+    /// Whether everything that is brought back, for whomever, is in its pages: operators need not wait then. True in host memory.
     pub(crate) fn is_still(&self) -> bool {
         self.inner.pool.is_still()
     }
