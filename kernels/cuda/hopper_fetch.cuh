@@ -146,12 +146,15 @@ template <class S> struct Fetching {
         while (piece.user >= 0) {
             User user = load_user(call, piece.user);
             int head = static_cast<int>(index % call.heads), last = piece.blocks - 1 - piece.number;
-            Item<S> item = item_of(user, head, last);
-            if (SPLIT) cut(item, blockIdx.x % CLUSTER, 1);
-            // Sums of the item before were exchanged where this one's queries and tiles will be.
-            if (SPLIT && items > 0) wait_for_sums();
-            fetch(item);
-            if (per == 2 && piece.number != last) fetch(item_of(user, head, piece.number));
+            // In a loop, so that the code to fetch an item is there once.
+#pragma unroll 1
+            for (int half = 0; half < per && (half == 0 || piece.number != last); half++) {
+                Item<S> item = item_of(user, head, half == 0 ? last : piece.number);
+                if (SPLIT) cut(item, blockIdx.x % CLUSTER, 1);
+                // Sums of the item before were exchanged where this one's queries and tiles will be.
+                if (SPLIT && items > 0) wait_for_sums();
+                fetch(item);
+            }
             index += step;
             piece = find_piece<S::ROWS, KIND>(call, index / call.heads, per);
         }
