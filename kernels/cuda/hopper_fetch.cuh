@@ -41,16 +41,11 @@ template <class S> struct Fetching {
         }
     }
 
-    // Of a cached tile the rows have been looked up. (Every instruction here counts: with divisions in it this warp could not
-    // keep up with those that compute.)
-    __device__ void fetch_tile(const Item<S> &item, const Tile &tile, int index, bool values) const {
-        uint32_t memory = values ? ring.values(tiles) : ring.keys(tiles);
-        uint32_t full = values ? ring.values_full(tiles) : ring.keys_full(tiles);
-        if (values) {
-            barrier_wait(ring.values_empty(tiles), ring.values_phase(tiles) ^ 1);
-        } else {
-            barrier_wait(ring.keys_empty(tiles), ring.phase(tiles) ^ 1);
-        }
+    // The keys of a tile, or its values, into the place given. Of a cached tile the rows have been looked up. (Every instruction
+    // here counts: with divisions in it this warp could not keep up with those that compute.)
+    __device__ void fetch_tile(const Item<S> &item, const Tile &tile, int index, bool values, int place) const {
+        uint32_t memory = ring.keys(place), full = ring.keys_full(place);
+        barrier_wait(ring.keys_empty(place), ring.phase(place) ^ 1);
         if ((threadIdx.x & 31) == 0) barrier_expect(full, S::TILE_BYTES);
         if (tile.cached) {
             int first = (index - known) * stretches;
@@ -120,8 +115,8 @@ template <class S> struct Fetching {
             Tile tile = item.tiles.at(index);
             bool looked_up = index >= known && (index - known + 1) * stretches <= 32;
             if (tile.cached && !looked_up) look_up(item, index);
-            fetch_tile(item, tile, index, false);
-            fetch_tile(item, tile, index, true);
+#pragma unroll 1
+            for (int which = 0; which < 2; which++) fetch_tile(item, tile, index, which == 1, ring.behind(tiles, which));
             // Early enough for the plan to be there in time, and no earlier: others may be free sooner. Surely they are where this
             // block has a run, or has begun with the second part of a half, whose first one others have just begun too.
             bool runs = item.role == Role::Run || item.role == Role::All;
