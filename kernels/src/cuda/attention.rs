@@ -249,7 +249,8 @@ unsafe fn hopper(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stream: 
     let early = if call.settled_indices { EARLY } else { 0 };
     let mut duties = if alone { beside | ALONE | early } else { 0 };
     let arguments = &mut [raw, maps, granule, from_mut(&mut duties).cast()];
-    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads what anyone writes, or comes behind the kernel above, which must be an ordinary launch for that: it begins when all before it has ended.
+    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads what anyone writes, or comes behind
+    // the kernel above, which must be an ordinary launch for that: it begins when all before it has ended.
     unsafe { split.follow(clusters * CLUSTER, threads, shared, stream, arguments) }
 }
 

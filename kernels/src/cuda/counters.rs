@@ -33,7 +33,7 @@ struct Known {
     reserve: (CUdeviceptr, usize),
 }
 
-/// Some of them, that are 0.
+/// Counters for a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Given {
     pub address: CUdeviceptr,
