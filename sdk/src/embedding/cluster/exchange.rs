@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 
 use super::Wanted;
-use super::node::{Answer, Job, Node, Request, Trouble};
+use super::node::{Answer, Job, Node, Request, Trouble, late};
 use super::nodes::Nodes;
 
 /// About how much is sent or received in one go. What has arrived of a go is given on, so this is not what a time limit
@@ -49,7 +49,7 @@ pub(super) fn exchange(
     let tries = vec![0; requests.len()];
     let waiting = vec![true; requests.len()];
     let requests: Vec<_> = requests.into_iter().map(Arc::new).collect();
-    let exchange = Exchange { nodes, left: requests.len(), requests, tries, waiting, sender, wanted };
+    let exchange = Exchange { nodes, left: requests.len(), late: false, requests, tries, waiting, sender, wanted };
     exchange.run(&receiver, limit, take)
 }
 
@@ -70,6 +70,8 @@ struct Exchange<'a> {
     tries: Vec<u8>,
     waiting: Vec<bool>,
     left: usize,
+    /// Whether the time limit kept an answer from coming.
+    late: bool,
     sender: Sender<Answer>,
     wanted: Wanted,
 }
@@ -106,6 +108,9 @@ impl Exchange<'_> {
             if let Err(reason) = outcome {
                 self.fail(id, reason, &mut failures);
             }
+        }
+        if self.late {
+            self.nodes.counters().timeouts.fetch_add(1, Relaxed);
         }
         failures
     }
@@ -148,6 +153,7 @@ impl Exchange<'_> {
 
     /// Sends a request again if that may help.
     fn again(&mut self, id: usize, trouble: Trouble) -> Result<(), String> {
+        self.late |= matches!(trouble, Trouble::Late(_));
         if self.tries[id] >= MAX_TRIES {
             return Err(trouble.text());
         }
@@ -158,7 +164,7 @@ impl Exchange<'_> {
                 Some(node) => (Ok(node.clone()), old.asking),
                 None => return Err(trouble.text()),
             },
-            Trouble::Failed(reason) => return Err(reason.clone()),
+            Trouble::Late(reason) | Trouble::Failed(reason) => return Err(reason.clone()),
         };
         let node = node.map_err(|error| error.to_string())?;
         let new = Request { command: old.command.clone(), asking, ..**old };
@@ -180,12 +186,12 @@ impl Exchange<'_> {
 
     /// Past the limit: whatever is still missing has failed.
     fn give_up(&mut self, failures: &mut Failures) {
-        self.nodes.counters().timeouts.fetch_add(1, Relaxed);
+        self.late = true;
         for id in 0..self.requests.len() {
             if self.waiting[id] {
                 let map = self.nodes.map();
                 let node = map.node(self.requests[id].slot).map_or("a node".into(), |node| node.address.to_string());
-                self.fail(id, format!("{node} did not answer within the time limit"), failures);
+                self.fail(id, late(node), failures);
             }
         }
     }
@@ -194,14 +200,5 @@ impl Exchange<'_> {
 impl Drop for Exchange<'_> {
     fn drop(&mut self) {
         self.wanted.store(false, Relaxed);
-    }
-}
-
-impl Trouble {
-    fn text(&self) -> String {
-        match self {
-            Self::Elsewhere { address, .. } => format!("{address} is said to have it, and says another one has"),
-            Self::Again(reason) | Self::NoScript(reason) | Self::Failed(reason) => reason.clone(),
-        }
     }
 }

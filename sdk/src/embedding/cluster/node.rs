@@ -1,6 +1,7 @@
 //! One node: its queue, and the threads that talk to it.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -72,6 +73,8 @@ pub(super) enum Trouble {
     Again(String),
     /// The node had forgotten our scripts, and knows them again.
     NoScript(String),
+    /// It did not come within the time limit.
+    Late(String),
     /// There is none.
     Failed(String),
 }
@@ -205,11 +208,15 @@ impl Node {
             Ok(well) => self.note(well, "its answers say that it can not serve"),
             Err(error) => {
                 *connection = None;
-                let text = format!("{}: {error}", self.address);
+                // A connection waits as long as who asked does: which of the two wakes first must not be seen.
+                let trouble = match error.is_timeout() {
+                    true => Trouble::Late(late(&self.address)),
+                    false => Trouble::Failed(format!("{}: {error}", self.address)),
+                };
                 for request in &job.requests[answered..] {
-                    job.answer(request, Err(Trouble::Failed(text.clone())));
+                    job.answer(request, Err(trouble.clone()));
                 }
-                self.note(false, &text);
+                self.note(false, &trouble.text());
             }
         }
     }
@@ -332,6 +339,20 @@ impl Job {
             let _ = answers.send((request.id, answer));
         }
     }
+}
+
+impl Trouble {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Elsewhere { address, .. } => format!("{address} is said to have it, and says another one has"),
+            Self::Again(reason) | Self::NoScript(reason) | Self::Late(reason) | Self::Failed(reason) => reason.clone(),
+        }
+    }
+}
+
+/// What is said of a node that has not answered in time.
+pub(super) fn late(node: impl Display) -> String {
+    format!("{node} did not answer within the time limit")
 }
 
 fn refuse(jobs: VecDeque<Job>, why: &Trouble) {
