@@ -17,7 +17,9 @@ const ITEMS: usize = 10_000;
 const ACTIONS: usize = 8;
 const CANDIDATES: usize = 256;
 const USERS: usize = 8;
-const ROUNDS: usize = 60;
+/// Rounds before it counts: the first few capture graphs, and a GPU that did nothing takes a while to be at its speed.
+const WARM_UP: usize = 100;
+const ROUNDS: usize = 300;
 /// Rounds in which histories come back from the host.
 const ONLOADS: usize = 12;
 /// Microseconds of the host for a batch beside ONNX Runtime's.
@@ -161,10 +163,9 @@ impl Bench {
     /// The run, from the inputs in host memory to the scores there; and what the engine takes beside it.
     fn compute(&self, goal: f64) -> Result<(Row, Row)> {
         let (mut runs, mut rest) = (Vec::new(), Vec::new());
-        for round in 0..ROUNDS {
+        for round in 0..WARM_UP + ROUNDS {
             let (took, response) = self.batch(round as u64)?;
-            // The first ones are captured.
-            if round > 4 {
+            if round >= WARM_UP {
                 runs.push(response.run_time);
                 rest.push(took.saturating_sub(response.run_time));
             }
@@ -181,7 +182,7 @@ impl Bench {
             if self.engine.unload(&users)? != self.users {
                 return Err(Error::new(Status::Internal, "not everyone was in the pool"));
             }
-            times.push(self.batch(1000 + round as u64)?.0);
+            times.push(self.batch((WARM_UP + ROUNDS + round) as u64)?.0);
         }
         let bytes = self.users * self.case.cached * self.case.token_bytes;
         let transfer = bytes as f64 / copy_speed()?;
