@@ -54,7 +54,7 @@ impl Opened {
         let tables = Some(Arc::clone(&self.embeddings).into());
         let model = Model::from_bytes(&graph.to_bytes(), &ModelOptions { tables, ..options(provider) }).unwrap();
         assert_eq!(model.provider(), provider);
-        Bag::Session(model)
+        Bag::Session(Box::new(model))
     }
 }
 
@@ -77,7 +77,7 @@ static GPU: LazyLock<&'static Gpu> = LazyLock::new(|| Box::leak(Box::new(Gpu::op
 
 enum Bag {
     /// A graph of one node.
-    Session(Model),
+    Session(Box<Model>),
     Table(Arc<dyn DeviceRows>, Option<Combiner>),
 }
 
@@ -285,6 +285,11 @@ pub fn sharing(on: impl Into<On>) {
     opened.embeddings.wait();
     drop(second);
     assert_eq!(first.look(&[1, 2, 3]), rows(&[1, 2, 3], 0));
+    // A graph keeps its tables open, and closes them when no one else has them.
+    if let On::Session(_) = on {
+        drop(opened);
+        assert_eq!(first.look(&[1, 2, 3]), rows(&[1, 2, 3], 0));
+    }
 }
 
 /// Sessions that look up more keys than the cache has room for, on several threads, while rows change and go: every row is

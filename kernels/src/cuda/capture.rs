@@ -2,7 +2,8 @@
 //!
 //! ONNX Runtime captures in the mode in which an allocation, a copy that waits, or the like, on any thread of the process
 //! makes the driver give the capture up. So whoever does such things holds on to [`no_capture`] meanwhile, and whoever
-//! captures to [`capture`]. A thread that has either may ask for [`no_capture`] again.
+//! captures to [`capture`]. A thread that has either may ask for [`no_capture`] again, but waits for no other thread that may
+//! ask for it: that one could be behind someone who waits to capture, who waits for the first.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -51,6 +52,11 @@ pub fn capture() -> Hold {
     Hold::new(None, Some(CAPTURE.write().unwrap_or_else(PoisonError::into_inner)))
 }
 
+/// Whether this thread may wait for others that speak to the driver: it has no hold.
+pub fn may_wait() -> bool {
+    HOLDS.get() == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,7 +66,9 @@ mod tests {
         let alone = capture();
         drop((no_capture(), no_capture()));
         drop(alone);
+        assert!(may_wait());
         let first = no_capture();
+        assert!(!may_wait());
         std::thread::scope(|scope| {
             let capturing = scope.spawn(|| drop(capture()));
             while CAPTURE.try_read().is_ok() {
@@ -70,6 +78,6 @@ mod tests {
             drop(first);
             capturing.join().unwrap();
         });
-        assert_eq!(HOLDS.get(), 0);
+        assert!(may_wait());
     }
 }

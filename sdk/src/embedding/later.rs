@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
+use pagoda_kernels::cuda::may_wait;
+
 use super::mix::mix;
 use super::table::Table;
 use super::walk::{Outcome, Walked};
@@ -158,6 +160,7 @@ impl Drop for Later {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
+        debug_assert!(may_wait(), "inserting is stopped while captures are held off, which it may wait for");
         for thread in self.threads.drain(..) {
             // A panic has been reported where it happened.
             let _ = thread.join();

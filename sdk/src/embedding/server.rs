@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use pagoda_kernels::cuda::may_wait;
+
 use super::cluster::{Nodes, RedisStats};
 use super::config::{CacheConfig, EmbeddingConfig, ModelConfig, TableConfig};
 use super::later::{Later, unless_panics};
@@ -240,6 +242,10 @@ impl Drop for Embeddings {
         *lock(&self.shared.stop) = true;
         self.shared.changed.notify_all();
         if let Some(refresher) = self.refresher.take() {
+            debug_assert!(
+                may_wait(),
+                "tables are closed while captures are held off, which the refresher may wait for"
+            );
             // A panic has been reported where it happened.
             let _ = refresher.join();
         }

@@ -14,7 +14,7 @@ use pagoda_kernels::cuda::{Gpu, SideStream, no_capture};
 use super::api::Api;
 use super::options::{NO_GRAPH, RunOptions};
 use super::value::ValueInfo;
-use crate::config::{ModelOptions, Optimization, Provider};
+use crate::config::{GraphTables, ModelOptions, Optimization, Provider};
 use crate::error::{Error, Result, Status};
 
 /// Each waits for work by turning in circles; more than any machine has cores would take minutes to start.
@@ -60,6 +60,9 @@ pub(super) struct Session {
     pub(super) stream: Option<SideStream>,
     /// Why `Provider::Auto` did not become the GPU; empty otherwise.
     pub(super) reason: String,
+    /// Those of the graph's nodes. Here too, so that the last to let go of them is not a node: that is when the session is
+    /// released, with captures held off, and closing tables waits for threads.
+    _tables: Option<GraphTables>,
 }
 
 // SAFETY: ONNX Runtime's sessions may be run from any number of threads at once.
@@ -141,6 +144,7 @@ impl Session {
             uncaptured: None,
             stream,
             reason: String::new(),
+            _tables: options.tables.clone(),
         };
         if options.cuda_graphs && provider == Provider::Cuda {
             session.uncaptured = Some(RunOptions::new(api, NO_GRAPH)?);
