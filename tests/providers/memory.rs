@@ -1,6 +1,10 @@
 //! Memory of the GPU that runs out: an error that says so, and what is smaller goes on as before.
 
+use std::sync::Arc;
+
 use pagoda::engine::EngineOptions;
+use pagoda::kv::{Request, Users};
+use pagoda::store::HostStore;
 use pagoda::{ElementType, Engine, KvCache, KvOptions, Model, ModelOptions, Pages, Place, Provider, Status};
 use pagoda_kernels::cpu::reference;
 use pagoda_kernels::cuda::{DeviceMemory, Gpu};
@@ -59,6 +63,42 @@ fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
     let error = refused.err().expect("there is no room for it");
     assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("options.kv")), "{error}");
     crate::engine::replay(&open("gather", on_gpu(Pages::Count(256))), "gather");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn histories_leave_and_come_back_where_no_memory_is_left() {
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let options = KvOptions {
+        layers: 2,
+        heads: 1,
+        head_size: 64,
+        page_size: 64,
+        element: ElementType::F32,
+        // Two for each of four users.
+        pages: Pages::Count(8),
+        place: Place::Cuda(0),
+        ahead_percent: 0,
+        ..KvOptions::default()
+    };
+    let host = HostStore::new(64 * MEBIBYTE as u64, None, None).unwrap();
+    let cache = &KvCache::open(&options, Some(Arc::new(host))).unwrap();
+    let _taken = take_all_but(0);
+    let add = |user, start, tokens| {
+        let lease = cache.prepare(&[Request { user, start, tokens, candidates: 0, items: &[] }]).unwrap();
+        let _ = lease.commit().unwrap();
+    };
+    (0..8).for_each(|user| add(user, 0, 100));
+    // At the same time, for which there are not enough ways out.
+    std::thread::scope(|scope| {
+        for user in 4..8 {
+            scope.spawn(move || cache.offload(Users::These(&[user])).unwrap());
+        }
+    });
+    (0..8).for_each(|user| add(user, 100, 1));
+    let stats = cache.stats();
+    assert_eq!((stats.failed_offloads, stats.failed_onloads), (0, 0), "{stats:?}");
+    assert_eq!(stats.tokens_from_store, 800, "{stats:?}");
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Tokens on their way between the pools of a GPU and the host, beside what the GPU computes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use pagoda_kernels::cuda::{Arrivals, CUdeviceptr, DeviceMemory, Event, Gpu, PinnedMemory, SideStream, Tokens};
 
 use super::shape::Shape;
-use crate::error::Result;
+use crate::error::{Result, Status};
 use crate::tensor::Tensor;
 
 /// Bytes that come in at a time, and that go out: enough to keep the link to the host busy.
@@ -26,8 +26,10 @@ pub(super) struct Mover {
     /// How many times tokens were put on their way, and how many of these are known to have arrived.
     sent: AtomicU64,
     arrived: AtomicU64,
-    /// Those that no one is using, each with memory of the host for what comes out.
-    outgoing: Mutex<Vec<(Lane, PinnedMemory)>>,
+    /// Those that no one is using, of at least one.
+    outgoing: Mutex<Vec<Outgoing>>,
+    /// Someone has put one back.
+    returned: Condvar,
 }
 
 /// Lanes that take turns, so that tokens come in on one while those of the other go into their pages.
@@ -36,12 +38,20 @@ struct Incoming {
     next: usize,
 }
 
+/// A lane with memory of the host for what comes out.
+struct Outgoing {
+    lane: Lane,
+    host: PinnedMemory,
+}
+
 /// A stream with memory for tokens, and behind it for the numbers of their pages.
 struct Lane {
     stream: SideStream,
     memory: DeviceMemory,
     /// How many tokens there is memory for.
     tokens: usize,
+    /// Numbers of pages that the stream may not have read yet.
+    numbers: Vec<Vec<u8>>,
 }
 
 /// Tokens in the pages of a user: from which on, and how many.
@@ -68,9 +78,11 @@ impl Mover {
         let arrivals = layers.iter().map(|&pool| Arrivals::new(gpu, pool)).collect::<Result<_, _>>()?;
         let lane = || -> Result<_> { Ok((Lane::new(gpu, shape, INCOMING)?, Event::new(gpu)?)) };
         let incoming = Mutex::new(Incoming { lanes: [lane()?, lane()?], next: 0 });
-        let (order, outgoing) = (SideStream::new(gpu)?, Mutex::default());
-        let (sent, arrived) = Default::default();
-        Ok(Self { gpu, shape, pages: pages as usize, incoming, order, arrivals, sent, arrived, outgoing })
+        // One that is always there: when histories have to leave, there may be no memory left.
+        let outgoing = Mutex::new(vec![Outgoing::new(gpu, shape)?]);
+        let (order, sent, arrived, returned) =
+            (SideStream::new(gpu)?, Default::default(), Default::default(), Condvar::new());
+        Ok(Self { gpu, shape, pages: pages as usize, incoming, order, arrivals, sent, arrived, outgoing, returned })
     }
 
     /// Appends the keys, then the values, of tokens to `to`, and waits until they are there.
@@ -78,28 +90,34 @@ impl Mover {
     /// # Safety
     /// As for [`Pool::read`](super::pool::Pool::read).
     pub(super) unsafe fn read(&self, pool: &Tensor, stretch: Stretch<'_>, to: &mut Vec<u8>) -> Result<()> {
-        let free = lock(&self.outgoing).pop();
-        let lane = match free {
-            Some(lane) => lane,
-            None => {
-                let lane = Lane::new(self.gpu, self.shape, OUTGOING)?;
-                let bytes = lane.tokens * 2 * self.shape.row_bytes();
-                (lane, PinnedMemory::zeroed(self.gpu, bytes)?)
-            }
-        };
+        let mut outgoing = self.way_out()?;
         // SAFETY: the caller's.
-        let read = unsafe { self.read_by(&lane, pool, stretch, to) };
-        if read.is_ok() {
-            lock(&self.outgoing).push(lane);
-        }
+        let read = unsafe { self.read_by(&mut outgoing, pool, stretch, to) };
+        // What is on the lane already uses its memory.
+        let read = read.inspect_err(|_| drop(outgoing.lane.stream.wait()));
+        lock(&self.outgoing).push(outgoing);
+        self.returned.notify_one();
         read
+    }
+
+    /// A lane that no one uses: one more if there is memory for it, else the next that is put back.
+    fn way_out(&self) -> Result<Outgoing> {
+        if let Some(free) = lock(&self.outgoing).pop() {
+            return Ok(free);
+        }
+        match Outgoing::new(self.gpu, self.shape) {
+            Err(error) if error.status() == Status::Capacity => {}
+            made => return made,
+        }
+        let wait = self.returned.wait_while(lock(&self.outgoing), |free| free.is_empty());
+        Ok(wait.unwrap_or_else(PoisonError::into_inner).pop().expect("there is one"))
     }
 
     /// # Safety
     /// As for [`read`](Self::read).
     unsafe fn read_by(
         &self,
-        (lane, host): &(Lane, PinnedMemory),
+        Outgoing { lane, host }: &mut Outgoing,
         pool: &Tensor,
         stretch: Stretch<'_>,
         to: &mut Vec<u8>,
@@ -143,8 +161,9 @@ impl Mover {
     ) -> Result<()> {
         let mut incoming = lock(&self.incoming);
         let Incoming { lanes, next } = &mut *incoming;
-        let (lane, event) = &lanes[*next];
-        *next = (*next + 1) % lanes.len();
+        let turn = *next;
+        *next = (turn + 1) % lanes.len();
+        let (lane, event) = &mut lanes[turn];
         // SAFETY: the caller's.
         let written = unsafe { self.write_by(lane, pool, (pages, first), parts) }.and_then(|()| {
             event.record(&lane.stream)?;
@@ -163,7 +182,7 @@ impl Mover {
     /// As for [`write`](Self::write).
     unsafe fn write_by(
         &self,
-        lane: &Lane,
+        lane: &mut Lane,
         pool: &Tensor,
         (pages, first): (&[u32], usize),
         parts: &[Part<'_>],
@@ -218,14 +237,19 @@ impl Mover {
     ///
     /// # Safety
     /// Nothing but what is on the lane's stream uses its memory.
-    unsafe fn tokens(&self, lane: &Lane, pool: &Tensor, stretch: Stretch<'_>) -> Result<Tokens> {
+    unsafe fn tokens(&self, lane: &mut Lane, pool: &Tensor, stretch: Stretch<'_>) -> Result<Tokens> {
         let page_size = self.shape.page_size as usize;
         let (from, to) = (stretch.first / page_size, (stretch.first + stretch.count).div_ceil(page_size));
         let pages: Vec<u8> = stretch.pages[from..to].iter().flat_map(|page| page.to_le_bytes()).collect();
         let behind = lane.memory.address() + lane.behind(self.shape) as CUdeviceptr;
-        // SAFETY: there is room for as many pages as tokens that travel at a time can lie in. Memory that is not pinned is
-        // read before this returns.
-        unsafe { lane.stream.upload(behind, pages.as_ptr(), pages.len()) }?;
+        if lane.stream.is_done().unwrap_or(false) {
+            lane.numbers.clear();
+        }
+        // SAFETY: there is room for as many pages as tokens that travel at a time can lie in. The numbers are kept, failed or
+        // not: a GPU that shares the host's page tables reads memory that is not pinned by itself, when it gets there.
+        let uploaded = unsafe { lane.stream.upload(behind, pages.as_ptr(), pages.len()) };
+        lane.numbers.push(pages);
+        uploaded?;
         Ok(Tokens {
             pool: pool.place()?.0.addr() as CUdeviceptr,
             pool_pages: self.pages,
@@ -249,6 +273,14 @@ impl Drop for Mover {
     }
 }
 
+impl Outgoing {
+    fn new(gpu: &'static Gpu, shape: Shape) -> Result<Self> {
+        let lane = Lane::new(gpu, shape, OUTGOING)?;
+        let host = PinnedMemory::zeroed(gpu, lane.tokens * 2 * shape.row_bytes())?;
+        Ok(Self { lane, host })
+    }
+}
+
 impl Lane {
     /// With memory for so many bytes of tokens, or for one.
     fn new(gpu: &'static Gpu, shape: Shape, bytes: usize) -> Result<Self> {
@@ -256,7 +288,7 @@ impl Lane {
         let pages = tokens / shape.page_size as usize + 2;
         let stream = SideStream::new(gpu)?;
         let bytes = (tokens * 2 * shape.row_bytes()).next_multiple_of(16) + pages * size_of::<u32>();
-        Ok(Self { stream, memory: DeviceMemory::zeroed(gpu, bytes)?, tokens })
+        Ok(Self { stream, memory: DeviceMemory::zeroed(gpu, bytes)?, tokens, numbers: Vec::new() })
     }
 
     /// Where the numbers of pages are in its memory.

@@ -45,7 +45,7 @@ impl Pool {
         let layers = (0..shape.layers).map(|_| Tensor::zeros_on(gpu, shape.element, &dims).map(Arc::new));
         let layers: Vec<_> = layers.collect::<Result<_>>().map_err(no_room)?;
         let addresses = layers.iter().map(|layer| layer.place().map(|(at, _)| at.addr() as CUdeviceptr));
-        let mover = Mover::new(gpu, shape, pages, &addresses.collect::<Result<Vec<_>>>()?)?;
+        let mover = Mover::new(gpu, shape, pages, &addresses.collect::<Result<Vec<_>>>()?).map_err(no_room)?;
         Ok(Self { layers, shape, mover: Some(mover) })
     }
 
