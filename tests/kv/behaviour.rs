@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
-use pagoda::store::{DiskStore, Store};
+use pagoda::store::{DiskStore, HostStore, Store};
 use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Overlap, Pages, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
@@ -347,6 +347,20 @@ fn by_hand_means_by_hand() {
     assert_eq!(cache.lookup(&[1]), [cached(0, 35, Tier::Resident)]);
     cache.evict(Users::These(&[1]), Tiers::RESIDENT).unwrap();
     assert_eq!(cache.lookup(&[1]), [CachedUser::default()]);
+}
+
+#[test]
+fn one_history_that_can_not_be_stored_keeps_no_other_from_it() {
+    let host = Arc::new(HostStore::new(2 * 4096, None, None).unwrap());
+    let cache = KvCache::open(&KvOptions { offload: Offload::ByHand, ..options() }, Some(host)).unwrap();
+    // 9,600 bytes, and 1,920.
+    add(&cache, 1, 0, 100);
+    add(&cache, 2, 0, 20);
+    let error = cache.offload(Users::These(&[1, 2])).unwrap_err();
+    assert!(error.status() == Status::Capacity && error.message().starts_with("1 of 2 users"), "{error}");
+    assert!(error.message().contains("9600 bytes of user 1") && error.message().contains("8192 bytes"), "{error}");
+    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    assert_eq!(cache.lookup(&[1, 2]), [CachedUser::default(), cached(0, 20, Tier::Store)]);
 }
 
 #[test]

@@ -52,11 +52,19 @@ impl Inner {
                 &everyone
             }
         };
-        let saved = users.iter().map(|&user| self.save(user, Room::Wait)).collect::<Result<Vec<_>>>()?;
-        let saved: Vec<Saved> = saved.into_iter().flatten().collect();
+        let (mut saved, mut failed) = (Vec::new(), Vec::new());
+        // Everyone, also after an error: it may be about one history alone.
+        for &user in users {
+            match self.save(user, Room::Wait) {
+                Ok(some) => saved.extend(some),
+                Err(error) => failed.push(error),
+            }
+        }
         let written = saved.iter().filter(|saved| saved.written).count();
-        self.wait_for(&saved)?;
-        Ok(written)
+        let waited = self.wait_for(&saved);
+        let Some(error) = failed.first() else { return waited.map(|()| written) };
+        let message = format!("{} of {} users could not be stored: {}", failed.len(), users.len(), error.message());
+        Err(Error::new(error.status(), message))
     }
 
     /// Hands what is not stored yet of a user's history to the store. `None` if nothing is in the pool that the store

@@ -35,12 +35,17 @@ pub(super) struct Block {
 impl Arena {
     /// Takes `bytes` bytes, pinned for a GPU if there is one.
     pub(super) fn new(bytes: u64, gpu: Option<&'static Gpu>) -> Result<Arc<Self>> {
-        let too_large = || Error::new(Status::Capacity, format!("no memory for {bytes} bytes")).about("bytes");
+        let too_large = || {
+            let message = format!("the host has no memory for {bytes} bytes: ask for fewer");
+            Error::new(Status::Capacity, message).about("bytes")
+        };
         let bytes = usize::try_from(bytes).map_err(|_| too_large())? / GRAIN * GRAIN;
         let memory = match gpu {
-            Some(gpu) => {
-                Memory::Pinned(PinnedMemory::zeroed(gpu, bytes).map_err(|error| Error::from(error).about("bytes"))?)
-            }
+            Some(gpu) => Memory::Pinned(PinnedMemory::zeroed(gpu, bytes).map_err(|error| {
+                let error = Error::from(error);
+                let hint = "ask for fewer, or raise the limit on memory that is locked";
+                Error::new(error.status(), format!("{bytes} bytes: {}; {hint}", error.message())).about("bytes")
+            })?),
             None => Memory::Plain(Tensor::zeros(ElementType::U8, &[bytes as i64]).map_err(|_| too_large())?),
         };
         let free = if bytes > 0 { BTreeMap::from([(0, bytes)]) } else { BTreeMap::new() };

@@ -204,7 +204,11 @@ impl Store for HostStore {
                 return Err(Error::invalid("record", message));
             }
             let bytes = record.data.len();
-            let message = format!("{bytes} bytes of user {user} do not fit into the host's memory for histories");
+            let message = format!(
+                "{bytes} bytes of user {user} do not fit into the {} bytes of the host's memory for histories: give it \
+                 more, or put a store on disk below it",
+                self.arena.bytes()
+            );
             return Err(Error::new(Status::Capacity, message));
         };
         let (key, about) = (record.key, Record { data: Vec::new(), tag: record.tag.clone(), ..record });
