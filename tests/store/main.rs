@@ -3,6 +3,7 @@
 mod crash;
 mod flips;
 mod full;
+mod heard;
 mod io;
 mod power;
 mod processes;

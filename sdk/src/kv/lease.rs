@@ -248,13 +248,12 @@ fn commit(inner: &Inner, held: &mut Held, save: bool) -> bool {
         // Whoever copies the old tokens must be done before the store hears that they are gone.
         locked = locked.wait_while(user, |entry| entry.copying);
     }
+    let mut uncut = None;
     if plan.cut {
         let from = if plan.cached == 0 { 0 } else { plan.start + u64::from(plan.cached) };
-        if let Err(error) = inner.cut(user, from) {
-            log::warn!("user {user}: what was edited can not be removed from the store: {error}");
-        }
+        uncut = inner.cut(user, from).err();
     }
-    locked.change(user, |entry| {
+    let saves = locked.change(user, |entry| {
         entry.stamp = now;
         if std::mem::replace(&mut held.hold, Hold::Nothing) == Hold::Reads {
             entry.readers -= 1;
@@ -283,7 +282,13 @@ fn commit(inner: &Inner, held: &mut Held, save: bool) -> bool {
         entry.pages = pages;
         entry.copying |= save && entry.tokens > 0;
         save && entry.tokens > 0
-    })
+    });
+    drop(locked);
+    // Without the lock: whoever hears of it may ask the cache how it is.
+    if let Some(error) = uncut {
+        log::warn!("user {user}: what was edited can not be removed from the store: {error}");
+    }
+    saves
 }
 
 /// Lets go of users and of the pages that were meant for them.

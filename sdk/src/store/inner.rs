@@ -244,14 +244,16 @@ impl Inner {
         let from = slot.start;
         self.counters.corrupt_records.fetch_add(1, Relaxed);
         metrics::store_error("corrupt_record");
+        // It fails only once the store is closed, and then the next opening finds the damage again.
+        let _ = self.cut_in(&mut shard, key, from);
+        // Whoever hears of it may ask the store how it is.
+        drop(shard);
         log::warn!(
             "the store {}: a record of user {} in segment {} at {offset} is damaged and leaves, with what follows it",
             self.disk.path().display(),
             key.user,
             segment.id
         );
-        // It fails only once the store is closed, and then the next opening finds the damage again.
-        let _ = self.cut_in(&mut shard, key, from);
     }
 
     fn cut_in(&self, shard: &mut Shard<'_>, key: Key, from: u64) -> Result<Ticket> {

@@ -319,13 +319,14 @@ impl Floor for Cluster {
     /// After an error this process does not believe what the cluster has for the rows that it has not heard of; others
     /// do. Doing the same update again sets it right.
     fn update(&self, change: &Rows<'_>) -> Result<()> {
-        let _order = self.order.write().unwrap_or_else(PoisonError::into_inner);
+        let order = self.order.write().unwrap_or_else(PoisonError::into_inner);
         let (lost, failures) = self.write(change, |_| Some(Mode::Update));
         if lost.is_empty() {
             return Ok(());
         }
         let forgotten = lost.iter().filter(|&&place| !self.behind.note(change.keys[place], change.versions[place]));
         let forgotten = forgotten.count();
+        drop(order);
         if forgotten > 0 {
             log::error!("table {:?}: of {forgotten} keys that Redis did not get, old rows may be served", self.table);
         }
