@@ -68,6 +68,30 @@ fn an_engine_may_be_dropped_where_it_is_answered() {
 }
 
 #[test]
+fn time_limits_hold_when_an_engine_is_dropped_where_it_is_answered() {
+    let users = cases("gather");
+    let engine = Arc::new(open("gather", EngineOptions { instances: 1, ..options() }));
+    let own = Arc::clone(&engine);
+    let ((in_it, is_in_it), (gone, go_on)) = (channel(), channel());
+    let ((told, outcome), (over, is_over)) = (channel(), channel());
+    let first = move |_| {
+        in_it.send(()).unwrap();
+        go_on.recv_timeout(SOON).unwrap();
+        drop(own);
+        // The only thread that answers is here meanwhile.
+        over.send(outcome.recv_timeout(SOON)).unwrap();
+    };
+    engine.rank_async(&users[0].whole(3), first).unwrap();
+    is_in_it.recv_timeout(SOON).unwrap();
+    let limited = RankRequest { timeout: Some(Duration::from_millis(300)), ..users[1].whole(4) };
+    engine.rank_async(&limited, move |response| told.send(response.map(drop)).unwrap_or(())).unwrap();
+    drop(engine);
+    gone.send(()).unwrap();
+    let error = is_over.recv().unwrap().expect("its time is over").unwrap_err();
+    assert_eq!((error.status(), error.argument()), (Status::Cancelled, Some("timeout")));
+}
+
+#[test]
 fn callbacks_are_not_called_by_whoever_waits_for_a_request() {
     let users = cases("gather");
     let engine = open("gather", options());

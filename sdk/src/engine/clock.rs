@@ -19,6 +19,8 @@ pub(super) struct Clock {
 struct Dues {
     heap: BinaryHeap<Due>,
     stop: bool,
+    /// Whether no more will come.
+    last: bool,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -47,6 +49,15 @@ impl Clock {
         Ok(())
     }
 
+    /// Has the thread end by itself, when no request is left that it watches.
+    pub(super) fn let_end(&self) {
+        let mut state = self.lock();
+        state.last = true;
+        state.thread = None;
+        drop(state);
+        self.changed.notify_one();
+    }
+
     /// Ends the thread.
     pub(super) fn stop(&self) {
         let thread = {
@@ -64,6 +75,9 @@ impl Clock {
         let mut state = self.lock();
         while !state.stop {
             let Some(first) = state.heap.peek() else {
+                if state.last {
+                    return;
+                }
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
