@@ -10,10 +10,8 @@ use super::{Batch, DiskConfig, Eviction, MemoryConfig, OverflowConfig, RedisConf
 use crate::error::Result;
 use crate::json::Json;
 
-/// The most partitions in Redis: a lookup sends a command for each that it touches.
-const REDIS_PARTITIONS: u32 = 4096;
-/// Redis has no more hash slots than these to keep partitions in.
-const HASH_SLOTS: u32 = 16_384;
+/// The most partitions: in Redis a lookup sends a command for each that it touches.
+const MOST_PARTITIONS: u32 = 4096;
 const DEFAULT_BATCH: u32 = 65_536;
 const LONGEST_MS: u64 = 3_600_000;
 
@@ -168,7 +166,7 @@ fn volatile_floor(field: &Field<'_>, folder: Option<&Path>) -> Result<Volatile> 
 fn memory(floor: &Object<'_>) -> Result<MemoryConfig> {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     Ok(MemoryConfig {
-        partitions: floor.whole("num_partitions", cores.min(16), 1..=HASH_SLOTS)?,
+        partitions: floor.whole("num_partitions", cores.min(16), 1..=MOST_PARTITIONS)?,
         allocation_bytes: floor.whole("allocation_rate", 256 << 20, 1..=u64::MAX)?,
         batch: batch(floor)?,
         overflow: overflow(floor)?,
@@ -187,7 +185,7 @@ fn redis(floor: &Object<'_>, folder: Option<&Path>) -> Result<RedisConfig> {
         nodes: nodes.unwrap_or_else(|| vec![Address { host: "127.0.0.1".into(), port: 7000 }]),
         user: user.to_owned(),
         password: Secret(password.to_owned()),
-        partitions: floor.whole("num_partitions", 8, 1..=REDIS_PARTITIONS)?,
+        partitions: floor.whole("num_partitions", 8, 1..=MOST_PARTITIONS)?,
         connections_per_node: floor.whole("num_node_connections", 5, 1..=64)?,
         batch: batch(floor)?,
         tls: Some(tls(floor, folder)?).filter(|_| encrypted),

@@ -77,7 +77,7 @@ fn values_out_of_range() {
     );
     assert_eq!(
         of("", r#", "volatile_db": {"num_partitions": 0}"#),
-        "volatile_db.num_partitions: expected a whole number from 1 to 16384, found 0"
+        "volatile_db.num_partitions: expected a whole number from 1 to 4096, found 0"
     );
     assert_eq!(
         of("", r#", "volatile_db": {"overflow_resolution_target": 1.0}"#),
