@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{
@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
     CUmodule, CUstream, cuLaunchKernelEx, cuOccupancyMaxActiveClusters,
 };
 
-use super::{CudaError, asked};
+use super::{CudaError, asked, no_capture};
 
 pub const APPEND: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/append.fatbin"));
 pub const PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin"));
@@ -74,10 +74,13 @@ impl Module {
         shared: usize,
         clusters: impl Fn(CUfunction) -> Result<u32, CudaError>,
     ) -> Result<Function, CudaError> {
-        let mut functions = self.functions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(found) = functions.get(name) {
+        let known = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = known().get(name) {
             return Ok(*found);
         }
+        // The driver loads a kernel when it is first asked for. Before the map's lock, which whoever captures may want.
+        let _hold = no_capture();
+        let mut functions = known();
         let c_name = CString::new(name).expect("names of kernels have no zeros");
         // SAFETY: the module is loaded and stays so.
         let function =
