@@ -28,15 +28,14 @@ enum Slot {
     /// No batch had it.
     New,
     Bound(Box<Bound>),
-    /// It could not be captured; what has it runs without a graph.
+    /// It could not be bound; what has it runs without a graph.
     Failed,
 }
 
 /// A shape with its tensors on the GPU.
 struct Bound {
     /// For times when nothing is on its way into the pools, and for others: that one waits in front of every layer's attention.
-    /// None: it could not be captured.
-    graphs: [Option<Graph>; 2],
+    graphs: [Graph; 2],
     /// The inputs one after the other, as they go there: in memory that the GPU copies from by itself.
     staging: PinnedMemory,
     /// Where each input begins.
@@ -110,7 +109,7 @@ impl Graphs {
                 Ok(bound) => Slot::Bound(Box::new(bound)),
                 Err(error) => {
                     log::warn!(
-                        "batches of {sizes:?} run without a CUDA graph, for which memory or a stream is missing: {error}"
+                        "batches of {sizes:?} run without a CUDA graph, whose tensors could not be bound: {error}"
                     );
                     Slot::Failed
                 }
@@ -118,21 +117,20 @@ impl Graphs {
         }
         let Slot::Bound(bound) = slot else { return Ok(false) };
         let which = usize::from(!fixed.still);
-        let Some(graph) = bound.graphs[which].take() else { return Ok(false) };
+        if bound.graphs[which].has_failed() {
+            return Ok(false);
+        }
         // SAFETY: the caller's; the memory is used under this lock alone.
-        let ran = with_arrivals(!fixed.still, || unsafe { bound.run(&graph, &sizes, inputs, scores) });
+        let ran = with_arrivals(!fixed.still, || unsafe { bound.run(which, &sizes, inputs, scores) });
         match ran {
-            Err(error) if !graph.is_captured() => {
+            Err(error) if bound.graphs[which].has_failed() => {
                 let times = if fixed.still { "" } else { " while histories are on their way" };
                 log::warn!(
-                    "batches of {sizes:?} run without a CUDA graph{times}, which could not be captured: {error}"
+                    "batches of {sizes:?} run without a CUDA graph on this thread{times}: it could not be captured: {error}"
                 );
                 Ok(false)
             }
-            ran => {
-                bound.graphs[which] = Some(graph);
-                ran.map(|()| true)
-            }
+            ran => ran.map(|()| true),
         }
     }
 }
@@ -163,15 +161,15 @@ impl Bound {
                 made.push((name_out, Arc::clone(pool)));
             }
         }
-        let graph = |which| Graph::bind(fixed.model, number * 2 + which, &fed, &made).map(Some);
+        let graph = |which| Graph::bind(fixed.model, number * 2 + which, &fed, &made);
         let graphs = [graph(0)?, graph(1)?];
         let staging = PinnedMemory::zeroed(gpu, bytes)?;
         Ok(Self { graphs, staging, places, inputs: memory, scores })
     }
 
     /// # Safety
-    /// As for [`Graphs::run`]; no one else uses this meanwhile, and the graph is one of it.
-    unsafe fn run(&mut self, graph: &Graph, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
+    /// As for [`Graphs::run`]; no one else uses this meanwhile.
+    unsafe fn run(&mut self, which: usize, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
         // SAFETY: as long as that, and `&mut self` is the only access: every run was waited for.
         let staging = unsafe { std::slice::from_raw_parts_mut(self.staging.data(), self.staging.bytes()) };
         for (input, place) in inputs.iter().zip(&self.places) {
@@ -179,6 +177,7 @@ impl Bound {
             input.numbers.write(input.dim, &mut staging[*place..][..bytes]);
         }
         let (to, from, bytes) = (self.inputs.address(), self.staging.data(), self.staging.bytes());
+        let graph = &self.graphs[which];
         // What comes up in front of a run is there before its first kernel.
         with_settled(to..to + bytes as CUdeviceptr, || {
             // SAFETY: the caller's; both memories are as long as that, and left alone until the run has ended, well or not.

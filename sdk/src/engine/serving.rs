@@ -72,8 +72,11 @@ impl Serving {
             Graphs::new(options.model.device_id, &options.graphs, history.div_ceil(page) + 1, pages)
         });
         let graphs = graphs.transpose()?;
-        let serving = Arc::new(Self { folder: Arc::new(folder), layout, model, tables, kv, graphs, keeps, version });
+        let folder = Arc::new(folder);
+        let mut serving = Arc::new(Self { folder, layout, model, tables, kv, graphs: None, keeps, version });
         serving.warm_up()?;
+        // Only now: a graph is captured for the thread that runs it, and this one runs no batches.
+        Arc::get_mut(&mut serving).expect("the warm-up is over").graphs = graphs;
         Ok(serving)
     }
 

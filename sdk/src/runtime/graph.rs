@@ -1,6 +1,6 @@
 //! CUDA graphs: runs that are bound once, captured by each thread the first time and replayed from then on.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
@@ -23,8 +23,9 @@ pub(crate) struct Graph {
     names: Vec<*const c_char>,
     inputs: Vec<Value>,
     outputs: Vec<Value>,
-    /// Who has captured it: ONNX Runtime has a graph for each thread that runs.
-    captured: Mutex<HashSet<ThreadId>>,
+    /// Who has tried to capture it, and whether that went well: ONNX Runtime has a graph for each thread that runs. A thread
+    /// that failed does not try again: what ONNX Runtime has of it may be half of a graph.
+    captured: Mutex<HashMap<ThreadId, bool>>,
     _tensors: Vec<Arc<Tensor>>,
 }
 
@@ -67,9 +68,14 @@ impl Graph {
         })
     }
 
-    /// Whether it has run on this thread.
-    pub(crate) fn is_captured(&self) -> bool {
-        self.captured.lock().unwrap_or_else(PoisonError::into_inner).contains(&thread::current().id())
+    /// Whether it could not be captured on this thread: it is not to be run there.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.captured() == Some(false)
+    }
+
+    /// Whether it was captured on this thread; `None` if it has not run there.
+    fn captured(&self) -> Option<bool> {
+        self.captured.lock().unwrap_or_else(PoisonError::into_inner).get(&thread::current().id()).copied()
     }
 
     /// Runs behind what `before` puts on the stream, and waits for it. The first time on a thread takes longer: the run is done,
@@ -80,7 +86,8 @@ impl Graph {
     pub(crate) unsafe fn run(&self, before: impl FnOnce(&SideStream) -> Result<(), CudaError>) -> Result<()> {
         let start = Instant::now();
         let alone = self.model.replaying().write().unwrap_or_else(PoisonError::into_inner);
-        let hold = if self.is_captured() { no_capture() } else { capture() };
+        let captured = self.captured();
+        let hold = if captured.is_some() { no_capture() } else { capture() };
         let (input_names, output_names) = self.names.split_at(self.inputs.len());
         let inputs: Vec<*const OrtValue> = self.inputs.iter().map(|value| value.raw().cast_const()).collect();
         let mut outputs: Vec<*mut OrtValue> = self.outputs.iter().map(Value::raw).collect();
@@ -90,11 +97,12 @@ impl Graph {
             unsafe { self.model.run_raw(self.options.raw(), input_names, &inputs, output_names, &mut outputs) }
         });
         drop((hold, alone));
-        match &result {
-            Ok(()) => {
-                self.captured.lock().unwrap_or_else(PoisonError::into_inner).insert(thread::current().id());
-            }
-            Err(_) => self.model.let_it_end(),
+        if result.is_err() {
+            self.model.let_it_end();
+        }
+        if captured.is_none() {
+            let mut captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
+            captured.insert(thread::current().id(), result.is_ok());
         }
         self.model.count(start, &result);
         result
