@@ -42,6 +42,7 @@ pub use arrivals::{Arrivals, hold_for_arrivals, with_arrivals};
 pub use bag::{GivenRows, Slots, TableBag};
 pub use call::{Append, Attention, Cache, Rows, Scratch, Type};
 pub use capture::{capture, may_wait, no_capture};
+pub use counters::{KeptCounters, keep_counters};
 pub use dense_call::{DensePath, Gate, Norm, Output, Project};
 pub use embed::{Embed, Lookup};
 pub use ends::{Select, Selected, Unit};

@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use ort_sys::OrtValue;
-use pagoda_kernels::cuda::{CudaError, SideStream, capture, no_capture};
+use pagoda_kernels::cuda::{CudaError, SideStream, capture, keep_counters, no_capture};
 
 use super::model::Model;
 use super::options::RunOptions;
@@ -92,10 +92,19 @@ impl Graph {
         let inputs: Vec<*const OrtValue> = self.inputs.iter().map(|value| value.raw().cast_const()).collect();
         let mut outputs: Vec<*mut OrtValue> = self.outputs.iter().map(Value::raw).collect();
         let stream = self.model.stream().expect("one binds where there is one");
-        let result = before(stream).map_err(Error::from).and_then(|()| {
+        let run = || {
+            before(stream)?;
             // SAFETY: as for an ordinary run.
             unsafe { self.model.run_raw(self.options.raw(), input_names, &inputs, output_names, &mut outputs) }
-        });
+        };
+        let result = if captured.is_some() {
+            run()
+        } else {
+            // ONNX Runtime has the graph until the model is closed, whoever uses it.
+            let (result, counters) = keep_counters(run);
+            self.model.keep(counters);
+            result
+        };
         drop((hold, alone));
         if result.is_err() {
             self.model.let_it_end();

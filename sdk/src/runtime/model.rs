@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use ort_sys::{OrtRunOptions, OrtValue};
-use pagoda_kernels::cuda::{Gpu, SideStream, no_capture};
+use pagoda_kernels::cuda::{Gpu, KeptCounters, SideStream, no_capture};
 
 use super::api::{self, Api};
 use super::cancel::{Cancel, cancelled};
@@ -142,6 +142,11 @@ impl Model {
     /// Held alone by a run that replays a graph.
     pub(super) fn replaying(&self) -> &RwLock<()> {
         &self.session.replaying
+    }
+
+    /// Keeps the counters of a graph that was captured.
+    pub(super) fn keep(&self, counters: KeptCounters) {
+        self.session.counters.lock().unwrap_or_else(PoisonError::into_inner).push(counters);
     }
 
     /// The stream that graphs are replayed on.

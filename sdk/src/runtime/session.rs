@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
 use pagoda_custom_ops::Providers;
 use pagoda_custom_ops::tables::{Bound, ENTRY};
-use pagoda_kernels::cuda::{Gpu, SideStream, no_capture};
+use pagoda_kernels::cuda::{Gpu, KeptCounters, SideStream, no_capture};
 
 use super::api::Api;
 use super::options::{NO_GRAPH, RunOptions};
@@ -60,6 +60,8 @@ pub(super) struct Session {
     pub(super) stream: Option<SideStream>,
     /// Why `Provider::Auto` did not become the GPU; empty otherwise.
     pub(super) reason: String,
+    /// Those of launches that were captured.
+    pub(super) counters: Mutex<Vec<KeptCounters>>,
     /// Those of the graph's nodes. Here too, so that the last to let go of them is not a node: that is when the session is
     /// released, with captures held off, and closing tables waits for threads.
     _tables: Option<GraphTables>,
@@ -144,6 +146,7 @@ impl Session {
             uncaptured: None,
             stream,
             reason: String::new(),
+            counters: Mutex::default(),
             _tables: options.tables.clone(),
         };
         if options.cuda_graphs && provider == Provider::Cuda {
