@@ -21,7 +21,7 @@ CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werr
 LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build build-cpp build-go build-java demo demo-c test lint test-rust test-python test-go test-java \
+.PHONY: help deps deps-gpu build build-cpp build-go build-java demo demo-c test lint test-rust test-python test-go test-java \
 	build-gpu test-gpu soak bench bench-model bench-model-gpu header clean
 
 help: ## List the targets.
@@ -59,6 +59,17 @@ $(NVCC): kernels/cuda/requirements.txt | tools
 		&& touch $@ kernels/build.rs || echo "nvcc could not be fetched: building for the CPU alone" >&2
 
 deps: $(ORT) $(NVCC) ## Fetch ONNX Runtime, nvcc and the Python packages for tests into target/.
+
+# ONNX Runtime with its CUDA provider, as of tests/requirements.txt. cuBLAS, cuDNN and the like are for the host to have.
+ORT_GPU := target/onnxruntime-gpu/onnxruntime/capi/libonnxruntime.so.1
+$(ORT_GPU): tests/requirements.txt | tools
+	@rm -rf target/onnxruntime-gpu
+	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --target target/onnxruntime-gpu \
+		"$$(sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' $<)"
+	@cd $(@D) && ln -sf libonnxruntime.so.*.* $(@F)
+
+deps-gpu: $(ORT_GPU) ## Fetch ONNX Runtime with its CUDA provider into target/, and print what has Pagoda take it.
+	@echo "export PAGODA_ONNXRUNTIME=$(CURDIR)/$(ORT_GPU)"
 
 # ---- build ------------------------------------------------------------------------------------------------------
 
@@ -313,14 +324,6 @@ build-gpu: deps ## Build target/gpu-test (the CUDA kernels), target/kv-test and 
 		sed -n 's/.*"executable":"\([^"]*\/providers-[^"]*\)".*/\1/p') && cp "$$program" target/providers-test
 	@program=$$(cargo test -q --test kv --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/kv-[^"]*\)".*/\1/p') && cp "$$program" target/kv-test
-
-# ONNX Runtime with its CUDA provider, as of tests/requirements.txt. cuBLAS, cuDNN and the like are for the host to have.
-ORT_GPU := target/onnxruntime-gpu/onnxruntime/capi/libonnxruntime.so.1
-$(ORT_GPU): tests/requirements.txt | tools
-	@rm -rf target/onnxruntime-gpu
-	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --target target/onnxruntime-gpu \
-		"$$(sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' $<)"
-	@cd $(@D) && ln -sf libonnxruntime.so.*.* $(@F)
 
 test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under compute-sanitizer too where that is installed.
 	target/gpu-test
