@@ -10,6 +10,8 @@
  *   error, never a crash. Every handle is freed with the _free of its type; _free(NULL) is fine.
  * - Every function may be called from any thread.
  * - Texts are UTF-8. Dimensions are int64_t, counts size_t.
+ * - A list of users has at most 1,048,576 elements, one of requests, inputs or outputs 65,536, one of keys or items
+ *   268,435,456; more are INVALID_ARGUMENT.
  * - Structs begin with struct_size; start from their PAGODA_..._INIT. They only ever grow at the end. The elements of an
  *   array of structs all have the same struct_size.
  */
@@ -517,7 +519,8 @@ typedef struct {
     uint64_t host_bytes;
     /**
      * With a model on a GPU: how many percent of the memory that is free there are for keys and values; default 0:
-     * `kv_pages` or `kv_bytes` says it. Where this says it, set `kv_bytes` to 0, which it is not by itself.
+     * `kv_pages` or `kv_bytes` says it. Where this says it, set `kv_bytes` to 0, which it is not by itself. Refused with
+     * INVALID_ARGUMENT where the model runs on the CPU, also if it was PAGODA_PROVIDER_AUTO that became the CPU.
      */
     int32_t kv_percent;
     /** 0. */
@@ -1437,7 +1440,8 @@ pagoda_status pagoda_store_free(pagoda_store *store);
  * Opens a cache. `options` must not be NULL, for they have the shape of the keys and values.
  *
  * Ownership: the caller frees the cache. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HANDLE for `options.store`,
- * CAPACITY if there is no memory for the pool, UNSUPPORTED if there is no GPU `options.device`.
+ * CAPACITY if there is no memory for the pool, UNSUPPORTED if there is no GPU `options.device`, BUSY if another cache of
+ * this model version and shape uses the store.
  */
 pagoda_status pagoda_kv_cache_open(const pagoda_kv_options *options, pagoda_kv_cache **cache, pagoda_error **error);
 

@@ -28,7 +28,7 @@ type EngineOptions struct {
 	// [None] every request computes its whole history.
 	KVBytes int64
 	// KVPercent is how many percent of the memory that is free on the GPU of the model are for keys and values; 0: KVBytes
-	// says it.
+	// says it. Refused where the model runs on the CPU.
 	KVPercent int32
 	// HostBytes is for keys and values that have left the pool: bytes of host memory, pinned where the model can be on a
 	// GPU; 0: none.

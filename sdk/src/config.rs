@@ -194,7 +194,8 @@ pub enum Pages {
     Count(u32),
     /// As many pages as fit into so many bytes, all layers together.
     Bytes(u64),
-    /// As many pages as fit into so many percent of the memory that is free on the GPU where they lie.
+    /// As many pages as fit into so many percent of the memory that is free on the GPU where they lie. Refused in host
+    /// memory.
     Percent(u32),
 }
 

@@ -66,7 +66,8 @@ pub struct pagoda_engine_options {
     /// 0: none.
     pub host_bytes: u64,
     /// With a model on a GPU: how many percent of the memory that is free there are for keys and values; default 0:
-    /// `kv_pages` or `kv_bytes` says it. Where this says it, set `kv_bytes` to 0, which it is not by itself.
+    /// `kv_pages` or `kv_bytes` says it. Where this says it, set `kv_bytes` to 0, which it is not by itself. Refused with
+    /// INVALID_ARGUMENT where the model runs on the CPU, also if it was PAGODA_PROVIDER_AUTO that became the CPU.
     pub kv_percent: i32,
     /// 0.
     pub reserved: i32,

@@ -83,7 +83,8 @@ impl Object for KvCache {
 /// Opens a cache. `options` must not be NULL, for they have the shape of the keys and values.
 ///
 /// Ownership: the caller frees the cache. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HANDLE for `options.store`,
-/// CAPACITY if there is no memory for the pool, UNSUPPORTED if there is no GPU `options.device`.
+/// CAPACITY if there is no memory for the pool, UNSUPPORTED if there is no GPU `options.device`, BUSY if another cache of
+/// this model version and shape uses the store.
 ///
 /// # Safety
 /// `options` is of the size that it says and the text in it a C string; `cache` and `error` may be written to.

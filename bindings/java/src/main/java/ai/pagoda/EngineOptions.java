@@ -84,7 +84,7 @@ public final class EngineOptions {
 
     /**
      * With a model on a GPU: how many percent of the memory that is free there are for keys and values, instead of
-     * {@link #kvBytes}; default 0: that says it.
+     * {@link #kvBytes}; default 0: that says it. Refused where the model runs on the CPU.
      *
      * @param kvPercent how many
      * @return these options
