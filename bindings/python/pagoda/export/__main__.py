@@ -11,7 +11,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         "python -m pagoda.export", description="Makes a model folder that Pagoda serves out of a trained checkpoint."
     )
-    parser.add_argument("checkpoint", help="the weights: a .safetensors file, or a .pt file if torch is installed")
+    weights = "the weights: a .safetensors file, or a .pt or .pth file if torch is installed"
+    parser.add_argument("checkpoint", help=weights)
     parser.add_argument("config", help="what the model is: a JSON file, described in sdk/docs/model-folder.md")
     parser.add_argument("out_dir", help="the folder to make")
     parser.add_argument("--force", action="store_true", help="replace out_dir if it is a model folder already")
