@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <future>
 #include <memory>
@@ -135,6 +136,16 @@ T* make(Function function, Arguments... arguments) {
     T* made = nullptr;
     call(function, arguments..., &made);
     return made;
+}
+
+/// A struct that the library wrote. One of an older library has fewer fields than this header knows, and the rest is 0;
+/// one of a newer library has more, which have no place here.
+template <class T>
+T known_of(const T* from) noexcept {
+    T known{};
+    std::memcpy(&known, from, std::min<std::size_t>(from->struct_size, sizeof known));
+    known.struct_size = std::uint32_t{sizeof known};
+    return known;
 }
 
 /// Throws if the library is not of this header: looked at once a process, but said each time.

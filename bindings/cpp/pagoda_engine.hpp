@@ -156,7 +156,7 @@ public:
                 Ranked ranked;
                 ranked.scores.assign(scores, scores + count);
                 ranked.tasks = self->candidates == 0 ? 0 : count / self->candidates;
-                ranked.response = *response;
+                ranked.response = detail::known_of(response);
                 self->promise.set_value(std::move(ranked));
             } catch (...) {
                 self->promise.set_exception(std::current_exception());

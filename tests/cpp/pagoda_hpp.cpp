@@ -11,8 +11,15 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <pagoda.hpp>
+#include <pagoda.h>
 #include <thread>
+
+// What pagoda.hpp asks of an engine goes through here, so that the answer can be that of another version of Pagoda.
+static pagoda_status asked_of_any_version(const pagoda_engine* engine, const pagoda_rank_request* request,
+                                          pagoda_rank_callback callback, void* user_data, pagoda_error** error);
+#define pagoda_engine_rank_async asked_of_any_version
+#include <pagoda.hpp>
+#undef pagoda_engine_rank_async
 
 using namespace pagoda;
 
@@ -469,6 +476,54 @@ static pagoda_engine_options engine_options() {
     return options;
 }
 
+// How many bytes a pagoda_rank_response has in the library; 0: as many as it really has.
+static std::uint32_t response_size = 0;
+
+static pagoda_status asked_of_any_version(const pagoda_engine* engine, const pagoda_rank_request* request,
+                                          pagoda_rank_callback callback, void* user_data, pagoda_error** error) {
+    if (response_size == 0) return pagoda_engine_rank_async(engine, request, callback, user_data, error);
+    struct Asked {
+        pagoda_rank_callback callback;
+        void* user_data;
+    };
+    const pagoda_rank_callback answered = [](void* to, pagoda_status status, const float* scores, std::size_t count,
+                                             const pagoda_rank_response* response, const pagoda_error* failure) {
+        const std::unique_ptr<Asked> asked(static_cast<Asked*>(to));
+        struct {
+            pagoda_rank_response known;
+            std::uint64_t more;
+        } other;
+        // What lies behind the response is not zeros.
+        std::memset(&other, 0xff, sizeof other);
+        std::memcpy(&other, response, std::min<std::size_t>(response_size, sizeof *response));
+        other.known.struct_size = response_size;
+        asked->callback(asked->user_data, status, scores, count, &other.known, failure);
+    };
+    auto asked = std::make_unique<Asked>(Asked{callback, user_data});
+    const pagoda_status status = pagoda_engine_rank_async(engine, request, answered, asked.get(), error);
+    if (status == PAGODA_OK) asked.release();
+    return status;
+}
+
+static void other_versions(const std::string& folder) {
+    const Engine engine(folder, engine_options());
+    RankRequest request;
+    request.events.keys = {{"item", {3, 7}}, {"genre", {1, 0}}, {"rating", {4, 2}}};
+    request.events.times = {1700000000, 1700001000};
+    request.user_keys = {{"age", 6}, {"town", 8}};
+    request.candidates = {{"item", {5}}, {"genre", {5}}};
+    const std::uint32_t size = sizeof(pagoda_rank_response);
+    for (const std::uint32_t in_library : {std::uint32_t{offsetof(pagoda_rank_response, queue_ns)}, size, size + 8}) {
+        response_size = in_library;
+        const Ranked ranked = engine.rank_async(request).get();
+        response_size = 0;
+        CHECK(ranked.response.cached_rows + ranked.response.computed_rows == 6);
+        CHECK(ranked.response.queue_ns < UINT64_MAX && ranked.response.run_ns < UINT64_MAX);
+        CHECK(in_library >= size || (ranked.response.queue_ns == 0 && ranked.response.run_ns == 0));
+        CHECK(ranked.response.struct_size == size);
+    }
+}
+
 static void serving(const std::string& folder) {
     const Engine engine(folder, engine_options());
     CHECK(engine.tasks() == 2 && engine.info().find("\"format\": 1") != std::string::npos);
@@ -588,6 +643,7 @@ int main(int argc, char** argv) {
         caches();
         ranking_with_a_cache(argv[2]);
         serving(argv[3]);
+        other_versions(argv[3]);
         options_of_engines(argv[3]);
         host_memory(argv[3]);
         logging(argv[1]);
