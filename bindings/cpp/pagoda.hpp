@@ -175,6 +175,17 @@ private:
     detail::Handle<pagoda_cancel, pagoda_cancel_free> handle_;
 };
 
+namespace detail {
+
+/// The handle of a cancel, NULL of none.
+inline const pagoda_cancel* handle_of(const Cancel* cancel, const char* argument) {
+    // To C this would mean that nothing stops the run.
+    if (cancel && !cancel->get()) throw Error(PAGODA_INVALID_HANDLE, "the cancel was moved away", argument);
+    return cancel ? cancel->get() : nullptr;
+}
+
+}  // namespace detail
+
 /// A type, dimensions, and memory that is Pagoda's, the caller's, or ONNX Runtime's.
 class Tensor {
 public:
@@ -453,7 +464,7 @@ private:
         template <class Run, class... Rest>
         void call(Run run, const Model& model, const Cancel* cancel, Rest... rest) {
             detail::call(run, model.get(), input_names.data(), inputs.data(), inputs.size(), output_names.data(),
-                         outputs.data(), outputs.size(), cancel ? cancel->get() : nullptr, rest...);
+                         outputs.data(), outputs.size(), detail::handle_of(cancel, "cancel"), rest...);
         }
     };
 

@@ -79,7 +79,7 @@ public:
         request_.has_time = request.time ? 1 : 0;
         request_.time = request.time.value_or(0);
         request_.timeout_us = request.timeout_us;
-        request_.cancel = request.cancel ? request.cancel->get() : nullptr;
+        request_.cancel = handle_of(request.cancel, "request.cancel");
     }
     CRequest(const CRequest&) = delete;
     CRequest& operator=(const CRequest&) = delete;

@@ -242,6 +242,14 @@ static void cancelling(const std::string& path) {
     CHECK(throws(PAGODA_CANCELLED, "", [&] { model.run({{"x", x}}, {"y"}, {}, &cancel); }));
     auto future = model.run_async({{"x", x}}, {"y"}, {}, &cancel);
     CHECK(throws(PAGODA_CANCELLED, "", [&] { future.get(); }));
+
+    // To C one that was moved away would be none.
+    Cancel gone;
+    const Cancel there = std::move(gone);
+    CHECK(throws(PAGODA_INVALID_HANDLE, "cancel", [&] { gone.trigger(); }));
+    CHECK(throws(PAGODA_INVALID_HANDLE, "cancel", [&] { model.run({{"x", x}}, {"y"}, {}, &gone); }));
+    CHECK(throws(PAGODA_INVALID_HANDLE, "cancel", [&] { model.run_async({{"x", x}}, {"y"}, {}, &gone); }));
+    CHECK(model.run({{"x", x}}, {"y"}, {}, &there).size() == 1);
 }
 
 // One user's history through the pools: scores, or what the run throws, by a function that runs it.
@@ -563,6 +571,11 @@ static void serving(const std::string& folder) {
     bad = request;
     bad.cancel = &cancel;
     CHECK(throws(PAGODA_CANCELLED, "", [&] { engine.rank(bad); }));
+    Cancel gone;
+    const Cancel there = std::move(gone);
+    bad.cancel = &gone;
+    CHECK(throws(PAGODA_INVALID_HANDLE, "request.cancel", [&] { engine.rank(bad); }));
+    CHECK(throws(PAGODA_INVALID_HANDLE, "request.cancel", [&] { engine.rank_async(bad); }));
 
     engine.swap((std::filesystem::path(folder).parent_path() / "second").string());
     const Ranked swapped = engine.rank(request);
