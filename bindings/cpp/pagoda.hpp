@@ -498,8 +498,11 @@ inline void set_log(pagoda_log_level level, Log log) {
     struct Current {
         std::mutex mutex;
         std::unique_ptr<Log> log;
-        // Threads of ONNX Runtime may outlive the statics of the program.
-        ~Current() { if (log) pagoda_log_set(PAGODA_LOG_OFF, nullptr, nullptr, nullptr); }
+        // Threads of ONNX Runtime may outlive the statics of the program. Within the function itself the log can not be
+        // stopped: if the program ends there, the function must outlive them too.
+        ~Current() {
+            if (log && pagoda_log_set(PAGODA_LOG_OFF, nullptr, nullptr, nullptr) != PAGODA_OK) (void)log.release();
+        }
     };
     static Current current;
     const pagoda_log_callback callback = [](void* to, pagoda_log_level line, const char* source, const char* message) {
