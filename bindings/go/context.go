@@ -61,10 +61,15 @@ func newCancel() (*C.pagoda_cancel, error) {
 // await makes a call that C can not stop. If the context is done before that, it returns, and the call goes on behind:
 // it must use nothing that is the caller's. What it returns then goes to discard, if there is one.
 func await[T any](ctx context.Context, call func() (T, error), discard func(T)) (T, error) {
-	var none T
 	if err := done(ctx); err != nil {
+		var none T
 		return none, err
 	}
+	return begun(ctx, call, discard)
+}
+
+// begun is await of a call that is made in any case, be the context done or not.
+func begun[T any](ctx context.Context, call func() (T, error), discard func(T)) (T, error) {
 	if ctx.Done() == nil {
 		return call()
 	}
@@ -87,6 +92,7 @@ func await[T any](ctx context.Context, call func() (T, error), discard func(T)) 
 	case r := <-results:
 		return r.value, r.err
 	case <-ctx.Done():
+		var none T
 		return none, done(ctx)
 	}
 }

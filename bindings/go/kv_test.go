@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"testing"
 
 	"pagoda"
@@ -173,6 +174,44 @@ func TestCaches(t *testing.T) {
 	options.AheadPercent = pagoda.None
 	_, err = openCache(t, options).OffloadAll(ctx)
 	fails(t, err, pagoda.ErrUnsupported, "")
+}
+
+// doneMeanwhile is a context that is done right after it was first asked whether it is.
+type doneMeanwhile struct {
+	context.Context
+	asked bool
+}
+
+func (c *doneMeanwhile) Err() error {
+	if !c.asked {
+		c.asked = true
+		return nil
+	}
+	return c.Context.Err()
+}
+
+// Whoever no longer waits for a commit may close the lease: the commit goes on.
+func TestACommitOutlivesItsContextAndItsLease(t *testing.T) {
+	held := settled(0) + 2
+	// On one processor the goroutine of the commit begins after the Close.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	options := shape()
+	options.Offload, options.Store = pagoda.OffloadAtCommit, openStore(t, t.TempDir(), nil)
+	cache := openCache(t, options)
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	for user := range uint64(8) {
+		lease := must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{User: user, Tokens: 1}))
+		err := lease.Commit(&doneMeanwhile{Context: gone}, true)
+		ok(t, lease.Close())
+		if err != nil { // it may also have been quick
+			isDone(t, err, context.Canceled)
+		}
+		fails(t, lease.Commit(ctx, true), pagoda.ErrInvalidHandle, "lease")
+		equal(t, "objects held", settled(held), held)
+		equal(t, "cached", must[[]pagoda.CachedUser](t)(cache.Lookup(user))[0].Length, 1)
+	}
+	equal(t, "users stored", must[pagoda.StoreStats](t)(options.Store.Stats()).Users, 8)
 }
 
 // What is remembered gives what computing it anew gives.

@@ -153,22 +153,26 @@ func (l *KVLease) Wait(ctx context.Context, layer int) error {
 // waits until the store has them as safe as it promises, where histories go there at commit. If ctx is done before it
 // begins, nothing is committed; after that the commit goes on, and only the waiting ends.
 func (l *KVLease) Commit(ctx context.Context, durable bool) error {
-	commit := func() error {
-		handle, err := l.handle()
-		if err != nil {
-			return err
-		}
-		defer runtime.KeepAlive(l)
-		var failure *C.pagoda_error
-		return check(C.pagoda_kv_lease_commit(handle, flag(durable), &failure), &failure)
-	}
-	if durable {
-		return awaitError(ctx, commit)
-	}
 	if err := done(ctx); err != nil {
 		return err
 	}
-	return commit()
+	// Here, not where it is called: a Close after ctx is done would come before that, and abort the lease.
+	token, err := l.it().keep("lease")
+	if err != nil {
+		return err
+	}
+	commit := func() (struct{}, error) {
+		defer runtime.KeepAlive(l)
+		defer l.it().let()
+		var failure *C.pagoda_error
+		return struct{}{}, check(C.pagoda_kv_lease_commit(leaseHandle(token), flag(durable), &failure), &failure)
+	}
+	if durable {
+		_, err = begun(ctx, commit, nil)
+	} else {
+		_, err = commit()
+	}
+	return err
 }
 
 // Abort ends the lease and leaves everything as it was before.
@@ -182,7 +186,7 @@ func (l *KVLease) Abort() error {
 	return check(C.pagoda_kv_lease_abort(handle, &failure), &failure)
 }
 
-// Close lets go of the lease, and aborts it if it has not ended.
+// Close lets go of the lease, and aborts it if it has not ended. A commit that has begun goes on.
 func (l *KVLease) Close() error { return l.it().close() }
 
 func (l *KVLease) it() *object {

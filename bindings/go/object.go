@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 )
 
 // object is a handle of pagoda.h. It is apart from the Model or Tensor that users hold, so that it can outlive that and
@@ -19,8 +20,12 @@ type object struct {
 	kind *kind
 	// mu is held while memory is read that goes with the handle.
 	mu sync.RWMutex
-	// token is the handle, 0 when it was freed.
+	// token is the handle, 0 when it was freed or is left to who keeps it.
 	token uintptr
+	// keepers is how many calls are under way that a Close must not stop; left is the handle if it was closed meanwhile,
+	// for the last of them to free.
+	keepers atomic.Int32
+	left    uintptr
 	// made is where, if that is logged.
 	made []uintptr
 }
@@ -60,6 +65,35 @@ func (o *object) hold(name string) (uintptr, error) {
 	return o.token, nil
 }
 
+// keep is the handle, which is not freed until let is called. A Close before that does not wait: it leaves that to let.
+func (o *object) keep(name string) (token uintptr, err error) {
+	token, err = o.hold(name)
+	if err == nil {
+		o.keepers.Add(1)
+		o.mu.RUnlock()
+	}
+	return token, err
+}
+
+// let lets go of a handle that was kept.
+func (o *object) let() {
+	o.mu.Lock()
+	o.keepers.Add(-1)
+	token := o.spare()
+	o.mu.Unlock()
+	if token != 0 {
+		o.kind.free(token)
+	}
+}
+
+// spare is the handle that was closed, if no one keeps it.
+func (o *object) spare() (token uintptr) {
+	if o.keepers.Load() == 0 {
+		token, o.left = o.left, 0
+	}
+	return token
+}
+
 // close frees the handle, the first time that it is called.
 func (o *object) close() error {
 	token := o.take()
@@ -75,7 +109,10 @@ func (o *object) close() error {
 func (o *object) take() (token uintptr) {
 	if o != nil {
 		o.mu.Lock()
-		token, o.token = o.token, 0
+		if o.token != 0 {
+			o.token, o.left = 0, o.token
+			token = o.spare()
+		}
 		o.mu.Unlock()
 	}
 	return token
