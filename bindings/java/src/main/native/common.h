@@ -83,7 +83,10 @@ void leave(JNIEnv *env);
 pagoda_model_options model_options(call *call, jlongArray numbers, jbyteArray onnxruntime, jbyteArray profile);
 pagoda_store_options store_options(call *call, jlongArray numbers);
 
-/* Each file finds the Java methods that it calls when the library is loaded; false if one is not there. */
+/*
+ * Each file finds the Java methods that it calls when the library is loaded; false if one is not there. That is within
+ * the initialiser of Native, and to find a class initialises it: it must be none that waits for Native.
+ */
 bool find_log(JNIEnv *env);
 bool find_run(JNIEnv *env);
 bool find_ranking(JNIEnv *env);

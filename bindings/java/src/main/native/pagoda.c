@@ -3,16 +3,16 @@
 
 #include "ai_pagoda_Pagoda.h"
 
-static jclass pagoda_class;
+static jclass logging; /* Pagoda.Logging */
 static jmethodID logged;
 static jobject handler; /* of the log; Java's setLog is synchronized */
 
 bool find_log(JNIEnv *env) {
-    jclass found = (*env)->FindClass(env, "ai/pagoda/Pagoda");
+    jclass found = (*env)->FindClass(env, "ai/pagoda/Pagoda$Logging");
     if (!found) return false;
-    pagoda_class = (*env)->NewGlobalRef(env, found);
+    logging = (*env)->NewGlobalRef(env, found);
     logged = (*env)->GetStaticMethodID(env, found, "logged", "(Lai/pagoda/LogHandler;I[B[B)V");
-    return pagoda_class && logged;
+    return logging && logged;
 }
 
 NATIVE(jint, Pagoda, abiVersion)(__attribute__((unused)) JNIEnv *env, SELF) { return (jint)pagoda_abi_version(); }
@@ -46,7 +46,7 @@ static void line(void *to, pagoda_log_level level, const char *source, const cha
     JNIEnv *env = enter();
     if (!env) return;
     jbyteArray who = to_text(env, source), what = who ? to_text(env, message) : NULL;
-    if (what) (*env)->CallStaticVoidMethod(env, pagoda_class, logged, (jobject)to, (jint)level, who, what);
+    if (what) (*env)->CallStaticVoidMethod(env, logging, logged, (jobject)to, (jint)level, who, what);
     leave(env);
 }
 

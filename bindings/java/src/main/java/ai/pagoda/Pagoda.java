@@ -4,9 +4,6 @@ import java.util.Objects;
 
 /** What concerns the whole process: the library's version, its log and its metrics. */
 public final class Pagoda {
-    /** Whether this thread is in a log handler. */
-    private static final ThreadLocal<Boolean> LOGGING = new ThreadLocal<>();
-
     static {
         Native.load();
     }
@@ -61,20 +58,29 @@ public final class Pagoda {
 
     /** pagoda.h would wait for itself. */
     static void outsideHandler() {
-        if (LOGGING.get() != null) {
+        if (Logging.HERE.get() != null) {
             throw new IllegalStateException("a log handler must neither set the log nor open models: do it elsewhere");
         }
     }
 
-    /** Called by the native part. What a handler throws goes no further. */
-    private static void logged(LogHandler handler, int level, byte[] source, byte[] message) {
-        LOGGING.set(true);
-        try {
-            handler.line(LogLevel.values()[level], Native.string(source), Native.string(message));
-        } catch (Throwable error) {
-            System.getLogger("ai.pagoda").log(System.Logger.Level.WARNING, "a log handler failed", error);
-        } finally {
-            LOGGING.remove();
+    /**
+     * What the native part calls. It looks for this class while it is being loaded, which Pagoda itself waits for: a
+     * thread that loads it and another one that begins with Pagoda would wait for each other.
+     */
+    private static final class Logging {
+        /** Whether this thread is in a log handler. */
+        static final ThreadLocal<Boolean> HERE = new ThreadLocal<>();
+
+        /** What a handler throws goes no further. */
+        static void logged(LogHandler handler, int level, byte[] source, byte[] message) {
+            HERE.set(true);
+            try {
+                handler.line(LogLevel.values()[level], Native.string(source), Native.string(message));
+            } catch (Throwable error) {
+                System.getLogger("ai.pagoda").log(System.Logger.Level.WARNING, "a log handler failed", error);
+            } finally {
+                HERE.remove();
+            }
         }
     }
 

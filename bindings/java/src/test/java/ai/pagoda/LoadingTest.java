@@ -62,9 +62,13 @@ class LoadingTest {
     }
 
     private List<String> arguments(Path jar, String... options) {
+        return arguments(LoadingProgram.class, jar, options);
+    }
+
+    private List<String> arguments(Class<?> program, Path jar, String... options) {
         List<String> arguments = new ArrayList<>(List.of(options));
         arguments.addAll(List.of("-cp", jar + ":" + Support.ROOT.resolve("target/java/test-classes"),
-                "-Djava.io.tmpdir=" + folder, "-Dpagoda.root=" + Support.ROOT, "ai.pagoda.LoadingProgram",
+                "-Djava.io.tmpdir=" + folder, "-Dpagoda.root=" + Support.ROOT, program.getName(),
                 Support.HELLO.toString()));
         return arguments;
     }
@@ -137,6 +141,12 @@ class LoadingTest {
                 "java.library.path: /no/such/folder")) {
             assertTrue(printed.contains(place), place + " is not in: " + printed);
         }
+    }
+
+    /** Threads whose first uses come at the same time do not wait for each other. */
+    @Test
+    void byThreadsThatBeginTogether() throws Exception {
+        runs(run(JAVA, Map.of(), arguments(FirstUsesProgram.class, jar, "-Dpagoda.native.dir=" + NATIVES)));
     }
 
     /** With a libpagoda that says of itself that it is another version. */
