@@ -41,7 +41,7 @@ static void no_memory(call *call) {
     JNIEnv *env = call->env;
     call->failed = true;
     jclass type = (*env)->FindClass(env, "java/lang/OutOfMemoryError");
-    if (type) (*env)->ThrowNew(env, type, "no native memory for the arguments of a call");
+    if (type) (*env)->ThrowNew(env, type, "no native memory for a call");
 }
 
 bool check(call *call, pagoda_status status) {
@@ -58,6 +58,13 @@ jthrowable to_exception(JNIEnv *env, pagoda_status status, const pagoda_error *e
     jbyteArray argument = message ? to_text(env, pagoda_error_argument(error)) : NULL;
     if (!argument) return NULL;
     return (*env)->NewObject(env, exception_class, new_exception, (jint)status, message, argument);
+}
+
+jobject kept(call *call, jobject object) {
+    if (call->failed) return NULL;
+    jobject reference = (*call->env)->NewGlobalRef(call->env, object);
+    if (!reference) no_memory(call);
+    return reference;
 }
 
 /* ---- from Java --------------------------------------------------------------------------------------------------- */
@@ -151,7 +158,10 @@ JNIEnv *enter(void) {
     if ((*vm)->GetEnv(vm, (void **)&env, JNI_VERSION_10) != JNI_OK) {
         JavaVMAttachArgs arguments = {JNI_VERSION_10, "pagoda", NULL};
         if ((*vm)->AttachCurrentThreadAsDaemon(vm, (void **)&env, &arguments) != JNI_OK) return NULL;
-        pthread_setspecific(attached, vm);
+        if (pthread_setspecific(attached, vm) != 0) {
+            detach(NULL);
+            return NULL;
+        }
     }
     if ((*env)->PushLocalFrame(env, 16) == 0) return env;
     (*env)->ExceptionClear(env);
@@ -161,4 +171,48 @@ JNIEnv *enter(void) {
 void leave(JNIEnv *env) {
     if ((*env)->ExceptionCheck(env)) (*env)->ExceptionClear(env);
     (*env)->PopLocalFrame(env, NULL);
+}
+
+/* ---- asynchronous calls ------------------------------------------------------------------------------------------ */
+
+static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t one_more = PTHREAD_COND_INITIALIZER;
+static pending *all_untold;
+
+pending *await(call *call, jobject whom, size_t made) {
+    jobject reference = kept(call, whom);
+    if (!reference) return NULL;
+    pending *waiting = malloc(sizeof *waiting);
+    if (waiting) {
+        *waiting = (pending){reference, made, NULL};
+    } else {
+        no_memory(call);
+        (*call->env)->DeleteGlobalRef(call->env, reference);
+    }
+    return waiting;
+}
+
+void over(JNIEnv *env, pending *pending) {
+    (*env)->DeleteGlobalRef(env, pending->whom);
+    free(pending);
+}
+
+void untold(pending *pending) {
+    pthread_mutex_lock(&telling);
+    pending->next = all_untold;
+    all_untold = pending;
+    pthread_cond_signal(&one_more);
+    pthread_mutex_unlock(&telling);
+}
+
+/* Waits for one that could not be told. */
+NATIVE(jobject, Native, untold)(JNIEnv *env, SELF) {
+    pthread_mutex_lock(&telling);
+    while (!all_untold) pthread_cond_wait(&one_more, &telling);
+    pending *first = all_untold;
+    all_untold = first->next;
+    pthread_mutex_unlock(&telling);
+    jobject whom = (*env)->NewLocalRef(env, first->whom);
+    over(env, first);
+    return whom;
 }

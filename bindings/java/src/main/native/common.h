@@ -56,6 +56,9 @@ const char *text(call *call, jbyteArray array);
 /* The starts of `count` texts that lie one after the other, each with a NUL at its end; `at` moves behind them. */
 const char **texts(call *call, const char **at, size_t count);
 
+/* A global reference to an object; NULL if there is no memory, and then an exception is pending. */
+jobject kept(call *call, jobject object);
+
 /* An array of handles, to be cast to that of their type. */
 void **handles(call *call, jlongArray array, size_t *count);
 
@@ -72,12 +75,26 @@ void take64(const int64_t **numbers, uint64_t *to);
 jthrowable to_exception(JNIEnv *env, pagoda_status status, const pagoda_error *error);
 
 /*
- * For callbacks: the JNIEnv of this thread, with a frame for local references, or NULL if Java is gone. A thread of
- * Pagoda's is attached as a daemon, and detached when it ends.
+ * For callbacks: the JNIEnv of this thread, with a frame for local references, or NULL if Java is gone or has no memory
+ * for that. A thread of Pagoda's is attached as a daemon, and detached when it ends.
  */
 JNIEnv *enter(void);
 /* Ends the frame. What Java threw goes no further. */
 void leave(JNIEnv *env);
+
+/* An asynchronous call under way. */
+typedef struct pending {
+    jobject whom;         /* to tell: a Pending of Java's */
+    size_t made;          /* of a run: how many of its outputs will be new */
+    struct pending *next; /* of those that could not be told */
+} pending;
+
+/* Makes one; NULL if there is no memory, and then an exception is pending. It outlives the call. */
+pending *await(call *call, jobject whom, size_t made);
+/* Ends it. */
+void over(JNIEnv *env, pending *pending);
+/* Ends it where Java could not be told: a thread of Java's tells that there was no memory. Someone waits for it. */
+void untold(pending *pending);
 
 /* Reads the options that engines have too. */
 pagoda_model_options model_options(call *call, jlongArray numbers, jbyteArray onnxruntime, jbyteArray profile);

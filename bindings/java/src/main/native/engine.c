@@ -111,7 +111,8 @@ NATIVE(void, Engine, rank)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, 
     end(&call);
 }
 
-static void tell(JNIEnv *env, jobject ranking, pagoda_status status, const float *scores, size_t count,
+/* Tells Java; false if it had no memory to hear it. */
+static bool tell(JNIEnv *env, jobject ranking, pagoda_status status, const float *scores, size_t count,
                  const pagoda_rank_response *how, const pagoda_error *error) {
     jthrowable failure = NULL;
     jfloatArray made = NULL;
@@ -130,24 +131,26 @@ static void tell(JNIEnv *env, jobject ranking, pagoda_status status, const float
         (*env)->ExceptionClear(env);
     }
     (*env)->CallVoidMethod(env, ranking, done, failure, made, answer);
+    return !(*env)->ExceptionCheck(env);
 }
 
-static void ended(void *ranking, pagoda_status status, const float *scores, size_t count,
+static void ended(void *user_data, pagoda_status status, const float *scores, size_t count,
                   const pagoda_rank_response *how, const pagoda_error *error) {
+    pending *ranking = user_data;
     JNIEnv *env = enter();
-    if (!env) return;
-    tell(env, ranking, status, scores, count, how, error);
-    (*env)->DeleteGlobalRef(env, ranking);
-    leave(env);
+    if (env && tell(env, ranking->whom, status, scores, count, how, error)) over(env, ranking);
+    else untold(ranking);
+    if (env) leave(env);
 }
 
 NATIVE(void, Engine, rankAsync)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, jbyteArray names, jlong cancel,
                                 jobject ranking) {
     call call = CALL;
     const pagoda_rank_request request = unpacked(&call, numbers, names, cancel);
-    jobject kept = call.failed ? NULL : (*env)->NewGlobalRef(env, ranking);
-    if (kept && !check(&call, pagoda_engine_rank_async(AS(pagoda_engine, handle), &request, ended, kept, &call.error)))
-        (*env)->DeleteGlobalRef(env, kept);
+    pending *waiting = await(&call, ranking, 0);
+    if (waiting &&
+        !check(&call, pagoda_engine_rank_async(AS(pagoda_engine, handle), &request, ended, waiting, &call.error)))
+        over(env, waiting);
     end(&call);
 }
 

@@ -133,15 +133,9 @@ NATIVE(void, Model, run)(JNIEnv *env, SELF, jlong handle, jbyteArray input_names
     end(&call);
 }
 
-/* A run under way: whom to tell, and how many of the outputs will be new. */
-typedef struct {
-    jobject run;
-    size_t made;
-} pending;
-
-/* Tells Java; false if it did not take the outputs. */
+/* Tells Java; false if it had no memory to hear it. Says too whether it took the outputs. */
 static bool tell(JNIEnv *env, const pending *pending, pagoda_status status, pagoda_tensor *const *outputs,
-                 const pagoda_error *error) {
+                 const pagoda_error *error, bool *taken) {
     jthrowable failure = status == PAGODA_OK ? NULL : to_exception(env, status, error);
     jlongArray made = status == PAGODA_OK ? (*env)->NewLongArray(env, (jsize)pending->made) : NULL;
     if (!failure && !made) {
@@ -153,40 +147,34 @@ static bool tell(JNIEnv *env, const pending *pending, pagoda_status status, pago
         jlong handle = HANDLE(outputs[i]);
         (*env)->SetLongArrayRegion(env, made, (jsize)i, 1, &handle);
     }
-    (*env)->CallVoidMethod(env, pending->run, done, failure, made);
-    return made && !(*env)->ExceptionCheck(env);
+    (*env)->CallVoidMethod(env, pending->whom, done, failure, made);
+    const bool told = !(*env)->ExceptionCheck(env);
+    *taken = told && made;
+    return told;
 }
 
 static void ended(void *user_data, pagoda_status status, pagoda_tensor *const *outputs,
                   __attribute__((unused)) size_t count, const pagoda_error *error) {
-    pending *pending = user_data;
+    pending *run = user_data;
     JNIEnv *env = enter();
-    bool taken = env && tell(env, pending, status, outputs, error);
+    bool taken = false, told = env && tell(env, run, status, outputs, error, &taken);
     if (status == PAGODA_OK && !taken)
-        for (size_t i = 0; i < pending->made; i++) pagoda_tensor_free(outputs[i]);
-    if (env) {
-        (*env)->DeleteGlobalRef(env, pending->run);
-        leave(env);
-    }
-    free(pending);
+        for (size_t i = 0; i < run->made; i++) pagoda_tensor_free(outputs[i]);
+    if (told) over(env, run);
+    else untold(run);
+    if (env) leave(env);
 }
 
 NATIVE(void, Model, runAsync)(JNIEnv *env, SELF, jlong handle, jbyteArray input_names, jlongArray inputs,
                               jbyteArray output_names, jlongArray outputs, jint made, jlong cancel, jobject run) {
     call call = CALL;
     lists all = run_lists(&call, input_names, inputs, output_names, outputs);
-    /* Not of the call: the callback frees it. */
-    pending *waiting = call.failed ? NULL : room(&call, 1, sizeof *waiting);
-    if (waiting) {
-        call.count--;
-        *waiting = (pending){(*env)->NewGlobalRef(env, run), (size_t)made};
-        if (!check(&call, pagoda_model_run_async(AS(pagoda_model, handle), all.input_names, all.inputs, all.input_count,
-                                                 all.output_names, all.outputs, all.output_count,
-                                                 AS(pagoda_cancel, cancel), ended, waiting, &call.error))) {
-            (*env)->DeleteGlobalRef(env, waiting->run);
-            free(waiting);
-        }
-    }
+    pending *waiting = await(&call, run, (size_t)made);
+    if (waiting && !check(&call, pagoda_model_run_async(AS(pagoda_model, handle), all.input_names, all.inputs,
+                                                        all.input_count, all.output_names, all.outputs,
+                                                        all.output_count, AS(pagoda_cancel, cancel), ended, waiting,
+                                                        &call.error)))
+        over(env, waiting);
     end(&call);
 }
 

@@ -52,12 +52,12 @@ static void line(void *to, pagoda_log_level level, const char *source, const cha
 
 NATIVE(void, Pagoda, setLog)(JNIEnv *env, SELF, jint level, jobject next) {
     call call = CALL;
-    jobject kept = next ? (*env)->NewGlobalRef(env, next) : NULL;
-    if (check(&call, pagoda_log_set(level, kept ? line : NULL, kept, &call.error))) {
+    jobject other = next ? kept(&call, next) : NULL;
+    if (!call.failed && check(&call, pagoda_log_set(level, other ? line : NULL, other, &call.error))) {
         jobject before = handler;
-        handler = kept;
-        kept = before;
+        handler = other;
+        other = before;
     }
-    if (kept) (*env)->DeleteGlobalRef(env, kept);
+    if (other) (*env)->DeleteGlobalRef(env, other);
     end(&call);
 }

@@ -34,7 +34,7 @@ NATIVE(jlong, Tensor, makeStrings)(JNIEnv *env, SELF, jbyteArray all, jintArray 
     return HANDLE(tensor);
 }
 
-/* Pagoda is done with a buffer of Java's. */
+/* Pagoda is done with a buffer of Java's. If Java can not be entered it stays: no one waits for it. */
 static void release(void *buffer) {
     JNIEnv *env = enter();
     if (!env) return;
@@ -47,7 +47,7 @@ NATIVE(jlong, Tensor, borrow)(JNIEnv *env, SELF, jint type, jlongArray dims, job
     size_t rank;
     pagoda_tensor *tensor = NULL;
     const int64_t *shape = longs(&call, dims, &rank);
-    jobject buffer = call.failed ? NULL : (*env)->NewGlobalRef(env, memory);
+    jobject buffer = kept(&call, memory);
     if (buffer) {
         void *data = (*env)->GetDirectBufferAddress(env, memory);
         if (!check(&call, pagoda_tensor_borrow(type, shape, rank, data, (size_t)size, release, buffer, &tensor,

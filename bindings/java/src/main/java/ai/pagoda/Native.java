@@ -31,6 +31,9 @@ final class Native {
     /** Throws if libpagoda.so is not of the version that the native part was built with. */
     private static native void checkAbi();
 
+    /** Waits for a call that has ended, but on a thread that Java had no memory to let in. */
+    static native Pending<?> untold();
+
     /** UTF-8 with a NUL at the end. Texts that C could not take whole are refused. */
     static byte[] text(String text, String name) {
         byte[] bytes = utf8(text, name);

@@ -17,6 +17,9 @@ abstract class Pending<T> extends CompletableFuture<T> {
         return thread;
     });
 
+    /** Whether the thread runs that tells of what Pagoda's threads could not. */
+    private static boolean telling;
+
     /** Stops the run; freed with it. */
     private final Cancel own = new Cancel();
     private final Cancel given;
@@ -36,11 +39,43 @@ abstract class Pending<T> extends CompletableFuture<T> {
     /** Starts it: what is wrong at once is thrown at once. */
     final Pending<T> start(Runnable call) {
         try {
+            beginTelling();
             call.run();
             return this;
         } catch (Throwable error) {
             own.close();
             throw error;
+        }
+    }
+
+    /** Before anything is under way: when there is no memory, it is too late to start a thread. */
+    private static synchronized void beginTelling() {
+        if (!telling) {
+            Thread thread = new Thread(() -> {
+                for (;;) {
+                    tellOne();
+                }
+            }, "pagoda-telling");
+            thread.setDaemon(true);
+            thread.start();
+            telling = true;
+        }
+    }
+
+    private static void tellOne() {
+        Pending<?> untold = Native.untold();
+        while (!untold.noMemory()) {
+            Thread.yield();
+        }
+    }
+
+    /** The run has ended, but there was no memory to say how. Returns false if there is not even enough for that. */
+    private boolean noMemory() {
+        try {
+            ended(new OutOfMemoryError("no memory to tell how a call of Pagoda has ended"), null, unwanted -> {});
+            return true;
+        } catch (Throwable failure) {
+            return isDone();
         }
     }
 
