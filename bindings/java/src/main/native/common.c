@@ -205,7 +205,7 @@ void untold(pending *pending) {
     pthread_mutex_unlock(&telling);
 }
 
-/* Waits for one that could not be told. */
+/* Waits for one that could not be told; NULL if there is no memory for that either, and then it is still to be told. */
 NATIVE(jobject, Native, untold)(JNIEnv *env, SELF) {
     pthread_mutex_lock(&telling);
     while (!all_untold) pthread_cond_wait(&one_more, &telling);
@@ -213,6 +213,7 @@ NATIVE(jobject, Native, untold)(JNIEnv *env, SELF) {
     all_untold = first->next;
     pthread_mutex_unlock(&telling);
     jobject whom = (*env)->NewLocalRef(env, first->whom);
-    over(env, first);
+    if (whom) over(env, first);
+    else untold(first);
     return whom;
 }

@@ -31,7 +31,10 @@ final class Native {
     /** Throws if libpagoda.so is not of the version that the native part was built with. */
     private static native void checkAbi();
 
-    /** Waits for a call that has ended, but on a thread that Java had no memory to let in. */
+    /**
+     * Waits for a call that has ended, but on a thread that Java had no memory to let in. Returns null if there is not even
+     * enough for that, which is to be asked again.
+     */
     static native Pending<?> untold();
 
     /** UTF-8 with a NUL at the end. Texts that C could not take whole are refused. */

@@ -63,7 +63,10 @@ abstract class Pending<T> extends CompletableFuture<T> {
     }
 
     private static void tellOne() {
-        Pending<?> untold = Native.untold();
+        Pending<?> untold;
+        while ((untold = Native.untold()) == null) {
+            Thread.yield();
+        }
         while (!untold.noMemory()) {
             Thread.yield();
         }
