@@ -32,8 +32,8 @@ final class Native {
     private static native void checkAbi();
 
     /**
-     * Waits for a call that has ended, but on a thread that Java had no memory to let in. Returns null if there is not even
-     * enough for that, which is to be asked again.
+     * Waits for a call that has ended, but on a thread that Java had no memory to let in. Returns null if there is not
+     * even enough for that, which is to be asked again.
      */
     static native Pending<?> untold();
 
