@@ -1443,7 +1443,9 @@ pagoda_status pagoda_store_free(pagoda_store *store);
  * CAPACITY if there is no memory for the pool, UNSUPPORTED if there is no GPU `options.device`, BUSY if another cache of
  * this model version and shape uses the store.
  */
-pagoda_status pagoda_kv_cache_open(const pagoda_kv_options *options, pagoda_kv_cache **cache, pagoda_error **error);
+pagoda_status pagoda_kv_cache_open(const pagoda_kv_options *options,
+                                   pagoda_kv_cache **cache,
+                                   pagoda_error **error);
 
 /**
  * The pool of one layer, [pages, 2, page_size, heads, head_size]: an input and an output of the model, both bound to it.
