@@ -19,7 +19,6 @@ def session(op, inputs, outputs, kind, **attributes):
 
 def run(op, inputs, outputs, kind, **attributes):
     """Outputs by name, of these shapes."""
-    inputs = {name: array if array is None else np.asarray(array, TYPES[kind]) for name, array in inputs.items()}
     made = {name: np.full(shape, np.nan, TYPES[kind]) for name, shape in outputs.items()}
     one_node.run(op, inputs, made, **attributes)
     return [array.astype(np.float64) for array in made.values()]
@@ -27,6 +26,11 @@ def run(op, inputs, outputs, kind, **attributes):
 
 def numbers(kind, *shape, seed=1):
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(TYPES[kind])
+
+
+def taken(given, count):
+    """Rows to take of those that there are; None: all."""
+    return None if count is None else np.random.default_rng(count).integers(0, given, count)
 
 
 def wide(inputs):
@@ -58,17 +62,20 @@ def test_project(kind, which, biased, rows):
         assert error(output.reshape(rows, W), expected) <= TOLERANCES[kind]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 37])
+@pytest.mark.parametrize("given, count", [(0, None), (1, None), (37, None), (11, 0), (11, 37)])
 @pytest.mark.parametrize("concat", [0, 1])
 @pytest.mark.parametrize("norm", ["layer", "group"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_gate(kind, norm, concat, rows):
-    learned = H if norm == "group" else W
-    inputs = {"attended": numbers(kind, rows, H, D), "u": numbers(kind, rows, W)}
-    inputs |= {"weight": numbers(kind, learned), "bias": numbers(kind, learned, seed=2)}
+def test_gate(kind, norm, concat, given, count):
+    learned, index = H if norm == "group" else W, taken(given, count)
+    rows = given if count is None else count
+    inputs = {"attended": numbers(kind, given, H, D), "u": numbers(kind, given, W)}
+    inputs |= {"weight": numbers(kind, learned), "bias": numbers(kind, learned, seed=2), "index": index}
     shape = rows, 3 * W if concat else W
     [y] = run("HstuGate", inputs, {"y": shape}, kind, epsilon=0.01, norm=norm, concat=concat)
-    attended, u, weight, bias = wide(inputs).values()
+    attended, u, weight, bias, _ = wide(inputs).values()
+    if index is not None:
+        attended, u = attended[index], u[index]
     if norm == "group":
         normed = layer_norm(attended, weight[:, None], bias[:, None], 0.01).reshape(rows, W)
     else:
@@ -80,13 +87,16 @@ def test_gate(kind, norm, concat, rows):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 37])
-@pytest.mark.parametrize("biased, added", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("biased, added", [(True, True), (True, False), (False, True), (False, False), (True, 11)])
 @pytest.mark.parametrize("kind", TYPES)
 def test_output(kind, biased, added, rows):
+    """With a number `added`, rows of so many that there are of the residual are taken."""
+    given, index = (rows, None) if added is True or added is False else (added, taken(added, rows))
     inputs = {"y": numbers(kind, rows, W), "weight": numbers(kind, E, W)}
-    inputs |= {"bias": numbers(kind, E) if biased else None, "residual": numbers(kind, rows, E) if added else None}
-    [output] = run("HstuOutput", inputs, {"output": (rows, E)}, kind)
+    inputs |= {"bias": numbers(kind, E) if biased else None, "residual": numbers(kind, given, E) if added else None}
+    [output] = run("HstuOutput", inputs | {"index": index}, {"output": (rows, E)}, kind)
     y, weight, bias, residual = wide(inputs).values()
+    residual = residual if index is None else residual[index]
     expected = y @ weight.T + (0 if bias is None else bias) + (0 if residual is None else residual)
     assert error(output, expected) <= TOLERANCES[kind]
 
@@ -115,6 +125,14 @@ BAD = {
     "concat": ("HstuGate", GATE, {"norm": "layer", "concat": 2}, r"concat is 2, expected 0 or 1"),
     "inner": ("HstuOutput", OUTPUT | {"y": (5, W - 1)}, {}, r"weight: shape \[24, 24\], expected \[24, 23\]"),
     "residual": ("HstuOutput", OUTPUT | {"residual": (1, E)}, {}, r"residual: shape \[1, 24\], expected \[5, 24\]"),
+    "beyond": ("HstuGate", GATE | {"index": [0, 5]}, LAYER, r"index: row 5 at 1, expected rows of the 5 that "),
+    "below": ("HstuGate", GATE | {"index": [-1]}, LAYER, r"index: row -1 at 0, expected rows of the 5 that there are"),
+    "2-d index": ("HstuGate", GATE | {"index": [[1]]}, LAYER, r"index: 1 dimensions expected, got 2"),
+    "2-d index out": ("HstuOutput", OUTPUT | {"index": [[1]] * 5}, {}, r"index: shape \[5, 1\], expected \[5\]"),
+    "beyond, out": ("HstuOutput", OUTPUT | {"index": [0, 1, 9, 0, 0]}, {}, r"index: row 9 at 2, expected rows of "),
+    "few": ("HstuOutput", OUTPUT | {"index": [0]}, {}, r"index: shape \[1\], expected \[5\]"),
+    "other width": ("HstuOutput", OUTPUT | {"residual": (9, 1), "index": [0] * 5}, {}, r"residual: shape \[9, 1\], "),
+    "of nothing": ("HstuOutput", OUTPUT | {"residual": None, "index": [0] * 5}, {}, r"index names rows of residual, "),
 }
 OUTPUTS = {"HstuNorm": "y", "HstuProject": "uvqk", "HstuGate": "y", "HstuOutput": ["output"]}
 
@@ -122,18 +140,28 @@ OUTPUTS = {"HstuNorm": "y", "HstuProject": "uvqk", "HstuGate": "y", "HstuOutput"
 @pytest.mark.parametrize("what", BAD)
 def test_what_is_wrong_is_said(what):
     op, shapes, attributes, message = BAD[what]
-    inputs = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     with pytest.raises(Exception, match=message):
-        session(op, inputs, list(OUTPUTS[op]), "f32", **attributes).run(None, inputs)
+        given = {name: array for name, array in arrays(shapes).items() if array is not None}
+        session(op, arrays(shapes), list(OUTPUTS[op]), "f32", **attributes).run(None, given)
+
+
+def arrays(shapes):
+    """Ones of these shapes, what is None left out; of an index the numbers themselves."""
+    return {
+        name: np.array(given) if name == "index" else given and np.ones(given, np.float32)
+        for name, given in shapes.items()
+    }
 
 
 def test_shapes_are_known_before_a_run():
     def shapes(op, shapes, **attributes):
-        inputs = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
-        return [output.shape for output in session(op, inputs, list(OUTPUTS[op]), "f32", **attributes).get_outputs()]
+        opened = session(op, arrays(shapes), list(OUTPUTS[op]), "f32", **attributes)
+        return [output.shape for output in opened.get_outputs()]
 
     assert shapes("HstuNorm", NORM) == [["T", E]]
     assert shapes("HstuProject", PROJECT, **HEADS) == [["T", W]] + [["T", H, D]] * 3
     assert shapes("HstuGate", GATE, **LAYER) == [["T", W]]
     assert shapes("HstuGate", GATE, **LAYER, concat=1) == [["T", 3 * W]]
+    assert shapes("HstuGate", GATE | {"index": [0, 1]}, **LAYER) == [[2, W]]
+    assert shapes("HstuGate", GATE | {"index": [0, 1]}, **LAYER, concat=1) == [[2, 3 * W]]
     assert shapes("HstuOutput", OUTPUT) == [["T", E]]

@@ -29,19 +29,6 @@ def test_unit(kind, rows):
     assert error(y.astype(np.float64), wide / np.maximum(length, 0.5)) <= 1e-6
 
 
-@pytest.mark.parametrize("count", [0, 1, 37])
-@pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("kind", TYPES)
-def test_select(kind, parts, count):
-    index = np.random.default_rng(3).integers(0, 11, count)
-    tensors = {"a": numbers(kind, 11, E), "b": numbers(kind, 11, 3, 5), "c": numbers(kind, 11, 7)}
-    tensors = dict(list(tensors.items())[:parts])
-    made = {f"{name}_rows": np.full((count, *t.shape[1:]), np.nan, t.dtype) for name, t in tensors.items()}
-    one_node.run("HstuSelect", {"index": index} | tensors, made)
-    for name, tensor in tensors.items():
-        assert np.array_equal(made[f"{name}_rows"].astype(np.float32), tensor[index].astype(np.float32))
-
-
 def looked_up(table, index, below, beyond):
     """What Clip and Gather give."""
     last = len(table) - 1
@@ -84,20 +71,12 @@ def test_embed(kind, tables, learned, rows):
 
 
 UNIT = {"x": np.ones((5, E), np.float32)}
-SELECT = {"index": np.array([1, 4]), "a": np.ones((5, E), np.float32), "b": np.ones((5, 2), np.float32)}
 EMBED = {"positions_table": UNIT["x"], "positions": np.arange(5), "times_table": None, "times": None}
 EMBED |= {"table_0": UNIT["x"], "keys_0": np.arange(5), "table_1": UNIT["x"], "keys_1": np.arange(5)}
 BAD = {
     "unit of 3": ("HstuUnit", {"x": np.ones((5, 2, 12), np.float32)}, {}, r"x: 2 dimensions expected, got 3"),
     "epsilon": ("HstuUnit", UNIT, {"epsilon": -1.0}, r"epsilon: -1, expected a number of at least 0"),
     "epsilon text": ("HstuUnit", UNIT, {"epsilon": "x"}, r"epsilon: this attribute is a string, expected a float"),
-    "beyond": ("HstuSelect", SELECT | {"index": np.array([0, 5])}, {}, r"index: row 5 at 1, expected rows of the 5 "),
-    "below": ("HstuSelect", SELECT | {"index": np.array([-1])}, {}, r"index: row -1 at 0, expected rows of the 5 "),
-    "2-d index": ("HstuSelect", SELECT | {"index": np.array([[1]])}, {}, r"index: 1 dimensions expected, got 2"),
-    "fewer rows": ("HstuSelect", SELECT | {"b": np.ones((4, 2), np.float32)}, {}, r"b: shape \[4, 2\], expected \[5,"),
-    "a scalar": ("HstuSelect", SELECT | {"b": np.ones((), np.float32)}, {}, r"b: shape \[\], expected \[5, \.\.\.\]"),
-    "no b": ("HstuSelect", SELECT | {"b": None}, {}, r"the input b and the output b_rows go together"),
-    "c for nothing": ("HstuSelect", SELECT | {"c": UNIT["x"]}, {}, r"the input c and the output c_rows go together"),
     "no table": ("HstuEmbed", EMBED | {"table_1": None}, {}, r"table_1 and keys_1 go together: give both or none"),
     "no positions": ("HstuEmbed", EMBED | {"positions": None}, {}, r"positions_table and positions go together"),
     "fewer keys": ("HstuEmbed", EMBED | {"keys_1": np.arange(4)}, {}, r"keys_1: 4 numbers, expected 5, one a row"),
@@ -107,7 +86,7 @@ BAD = {
     "scale": ("HstuEmbed", EMBED, {"scale": float("nan")}, r"scale: NaN, expected a finite number"),
     "to": ("HstuEmbed", EMBED, {"to": 7}, r"the attribute to is 7, expected the type of the output"),
 }
-OUTPUTS = {"HstuUnit": {"y": F32}, "HstuEmbed": {"y": F32}, "HstuSelect": {"a_rows": F32, "b_rows": F32}}
+OUTPUTS = {"HstuUnit": {"y": F32}, "HstuEmbed": {"y": F32}}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -121,9 +100,6 @@ def test_what_is_wrong_is_said(what):
 def test_shapes_are_known_before_a_run():
     [y] = one_node.session("HstuUnit", {"x": numbers("bf16", 5, E)}, {"y": F32}).get_outputs()
     assert (y.shape, y.type) == (["T", E], "tensor(float)")
-    inputs = {"index": np.arange(6), "a": numbers("f16", 9, E), "b": numbers("f16", 9, 3, 5)}
-    made = one_node.session("HstuSelect", inputs, {"a_rows": np.float16, "b_rows": np.float16}).get_outputs()
-    assert [(y.shape, y.type) for y in made] == [(["T", E], "tensor(float16)"), (["T", 3, 5], "tensor(float16)")]
     inputs = {name: None for name in ("positions_table", "positions", "times_table", "times")}
     inputs |= {"table_0": numbers("f32", 9, E), "keys_0": np.arange(6)}
     [y] = one_node.session("HstuEmbed", inputs, {"y": np.float16}, to=helper.TensorProto.FLOAT16).get_outputs()

@@ -3,14 +3,14 @@
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
-use pagoda_kernels::GateNorm;
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 use pagoda_kernels::dense::check_epsilon;
+use pagoda_kernels::{GateNorm, Taken};
 
 use crate::context::{Attributes, Context, InputTensor, OutputTensor};
 use crate::cuda::Launch;
 use crate::element::OnnxElement;
-use crate::inputs::{expect_shape, named};
+use crate::inputs::{I64, expect_shape, named};
 use crate::op::{Input, OpError, Operator, Output};
 use crate::shape::{Dim, Shape, Shapes};
 
@@ -31,11 +31,16 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
         Input::required("u", T::ONNX),
         Input::required("weight", T::ONNX),
         Input::required("bias", T::ONNX),
+        Input::optional("index", I64),
     ];
     const OUTPUTS: &'static [Output] = &[Output::required("y", T::ONNX)];
 
     fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
-        let Some(u) = node.input(1)? else { return Ok(vec![]) };
+        let Some(mut u) = node.input(1)? else { return Ok(vec![]) };
+        if let (Some(index), Some(rows)) = (node.input(4)?, u.dims.first_mut()) {
+            let [count] = &index.dims[..] else { return Ok(vec![]) };
+            *rows = count.clone();
+        }
         match (node.int(c"concat").unwrap_or(0), &u.dims[..]) {
             (1, [rows, Dim::Is(width)]) => {
                 Ok(vec![Some(Shape { element: u.element, dims: vec![rows.clone(), Dim::Is(3 * width)] })])
@@ -63,12 +68,13 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
     fn compute(&self, context: &Context) -> Result<(), OpError> {
         let inputs = Inputs::read(context, self.norm)?;
         let output = inputs.output(context, self.concat)?;
-        let [rows, heads, head_size] = inputs.attended.shape()?;
+        let [given, heads, head_size] = inputs.attended.shape()?;
         // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
         // writes to an input of a running node, and the output is apart from all of them.
         unsafe {
             let call = pagoda_kernels::HstuGate::<T> {
-                rows,
+                rows: inputs.rows,
+                taken: inputs.index.as_ref().map(|index| Taken { of: given, index: index.slice() }),
                 heads,
                 head_size,
                 attended: inputs.attended.slice(),
@@ -87,10 +93,11 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
 impl<T: OnnxElement> Launch for HstuGate<T> {
     fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
         let inputs = Inputs::read(context, self.norm)?;
-        let [rows, heads, head_size] = inputs.attended.shape()?;
+        let [given, heads, head_size] = inputs.attended.shape()?;
         let call = cuda::Gate {
             element: cuda::Type::of::<T>(),
-            rows,
+            rows: inputs.rows,
+            taken: inputs.index.as_ref().map(|index| cuda::Taken { of: given, index: index.address() }),
             heads,
             head_size,
             attended: inputs.attended.address(),
@@ -115,18 +122,22 @@ struct Inputs<'a> {
     u: InputTensor<'a>,
     weight: InputTensor<'a>,
     bias: InputTensor<'a>,
+    index: Option<InputTensor<'a>>,
+    /// Of the output.
+    rows: usize,
 }
 
 impl<'a> Inputs<'a> {
     fn read(context: &'a Context, norm: GateNorm) -> Result<Self, OpError> {
-        let inputs = Self {
-            attended: context.input(0)?,
-            u: context.input(1)?,
-            weight: context.input(2)?,
-            bias: context.input(3)?,
+        let (attended, index) = (context.input(0)?, context.optional_input(4)?);
+        let [given, heads, head_size] = attended.shape()?;
+        let rows = match &index {
+            Some(index) => index.shape::<1>()?[0],
+            None => given,
         };
-        let [rows, heads, head_size] = inputs.attended.shape()?;
-        expect_shape(&inputs.u, &[rows, heads * head_size])?;
+        let (u, weight, bias) = (context.input(1)?, context.input(2)?, context.input(3)?);
+        let inputs = Self { attended, u, weight, bias, index, rows };
+        expect_shape(&inputs.u, &[given, heads * head_size])?;
         let learned = if norm == GateNorm::Group { heads } else { heads * head_size };
         expect_shape(&inputs.weight, &[learned])?;
         expect_shape(&inputs.bias, &[learned])?;
@@ -135,9 +146,10 @@ impl<'a> Inputs<'a> {
 
     /// The output, which must not lie over any of them.
     fn output(&self, context: &Context, concat: bool) -> Result<OutputTensor, OpError> {
-        let [rows, width] = self.u.shape()?;
-        let output = context.output(0, &[rows, if concat { 3 * width } else { width }])?;
+        let [_, width] = self.u.shape()?;
+        let output = context.output(0, &[self.rows, if concat { 3 * width } else { width }])?;
         output.apart_from([&self.attended, &self.u, &self.weight, &self.bias])?;
+        output.apart_from(&self.index)?;
         Ok(output)
     }
 }

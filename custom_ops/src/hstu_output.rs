@@ -3,12 +3,13 @@
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
+use pagoda_kernels::Taken;
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
 use crate::context::{Attributes, Context, InputTensor, OutputTensor};
 use crate::cuda::Launch;
 use crate::element::OnnxElement;
-use crate::inputs::expect_shape;
+use crate::inputs::{I64, expect_shape};
 use crate::op::{Input, OpError, Operator, Output};
 use crate::shape::{Shape, Shapes};
 
@@ -26,6 +27,7 @@ impl<T: OnnxElement> Operator for HstuOutput<T> {
         Input::required("weight", T::ONNX),
         Input::optional("bias", T::ONNX),
         Input::optional("residual", T::ONNX),
+        Input::optional("index", I64),
     ];
     const OUTPUTS: &'static [Output] = &[Output::required("output", T::ONNX)];
 
@@ -40,13 +42,16 @@ impl<T: OnnxElement> Operator for HstuOutput<T> {
     }
 
     fn new(attributes: &Attributes) -> Result<Self, OpError> {
+        if attributes.has_input(4)? && !attributes.has_input(3)? {
+            return Err(OpError::invalid("HstuOutput: index names rows of residual, which is missing: give both"));
+        }
         Ok(Self { constant: attributes.are_constant(&[1, 2])?, element: PhantomData })
     }
 
     fn compute(&self, context: &Context) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let output = inputs.output(context)?;
-        let Inputs { rows, inner, width, .. } = inputs;
+        let Inputs { rows, given, inner, width, .. } = inputs;
         // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
         // writes to an input of a running node, and the output is apart from all of them.
         unsafe {
@@ -58,6 +63,7 @@ impl<T: OnnxElement> Operator for HstuOutput<T> {
                 weight: inputs.weight.slice(),
                 bias: inputs.bias.as_ref().map(|bias| bias.slice()),
                 residual: inputs.residual.as_ref().map(|residual| residual.slice()),
+                taken: inputs.index.as_ref().map(|index| Taken { of: given, index: index.slice() }),
             };
             Ok(call.run(output.slice_mut(), context)?)
         }
@@ -76,6 +82,7 @@ impl<T: OnnxElement> Launch for HstuOutput<T> {
             weight: inputs.weight.address(),
             bias: inputs.bias.as_ref().map(InputTensor::address),
             residual: inputs.residual.as_ref().map(InputTensor::address),
+            taken: inputs.index.as_ref().map(|index| cuda::Taken { of: inputs.given, index: index.address() }),
             output: inputs.output(context)?.address(),
             constant: self.constant,
         };
@@ -91,7 +98,10 @@ struct Inputs<'a> {
     weight: InputTensor<'a>,
     bias: Option<InputTensor<'a>>,
     residual: Option<InputTensor<'a>>,
+    index: Option<InputTensor<'a>>,
     rows: usize,
+    /// Of the residual.
+    given: usize,
     inner: usize,
     width: usize,
 }
@@ -100,15 +110,23 @@ impl<'a> Inputs<'a> {
     fn read(context: &'a Context) -> Result<Self, OpError> {
         let (y, weight) = (context.input(0)?, context.input(1)?);
         let (bias, residual) = (context.optional_input(2)?, context.optional_input(3)?);
+        let index = context.optional_input(4)?;
         let ([rows, inner], [width, _]) = (y.shape()?, weight.shape()?);
         expect_shape(&weight, &[width, inner])?;
         if let Some(bias) = &bias {
             expect_shape(bias, &[width])?;
         }
-        if let Some(residual) = &residual {
-            expect_shape(residual, &[rows, width])?;
+        if let Some(index) = &index {
+            expect_shape(index, &[rows])?;
         }
-        Ok(Self { y, weight, bias, residual, rows, inner, width })
+        let mut given = rows;
+        if let Some(residual) = &residual {
+            if index.is_some() {
+                [given, _] = residual.shape()?;
+            }
+            expect_shape(residual, &[given, width])?;
+        }
+        Ok(Self { y, weight, bias, residual, index, rows, given, inner, width })
     }
 
     /// The output, which must not lie over any of them.
@@ -117,6 +135,7 @@ impl<'a> Inputs<'a> {
         output.apart_from([&self.y, &self.weight])?;
         output.apart_from(&self.bias)?;
         output.apart_from(&self.residual)?;
+        output.apart_from(&self.index)?;
         Ok(output)
     }
 }

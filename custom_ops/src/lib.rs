@@ -16,7 +16,6 @@ mod hstu_gate;
 mod hstu_norm;
 mod hstu_output;
 mod hstu_project;
-mod hstu_select;
 mod hstu_unit;
 mod inputs;
 mod op;
@@ -39,7 +38,6 @@ use hstu_gate::HstuGate;
 use hstu_norm::HstuNorm;
 use hstu_output::HstuOutput;
 use hstu_project::HstuProject;
-use hstu_select::HstuSelect;
 use hstu_unit::HstuUnit;
 use paged_kv_append::PagedKvAppend;
 
@@ -129,9 +127,6 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
         op::leak::<HstuEmbed<f32>>(api),
         op::leak::<HstuEmbed<f16>>(api),
         op::leak::<HstuEmbed<bf16>>(api),
-        op::leak::<HstuSelect<f32>>(api),
-        op::leak::<HstuSelect<f16>>(api),
-        op::leak::<HstuSelect<bf16>>(api),
         op::leak::<HstuUnit<f32>>(api),
         op::leak::<HstuUnit<f16>>(api),
         op::leak::<HstuUnit<bf16>>(api),
@@ -161,9 +156,6 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
             op::leak::<OnCuda<HstuEmbed<f32>>>(api),
             op::leak::<OnCuda<HstuEmbed<f16>>>(api),
             op::leak::<OnCuda<HstuEmbed<bf16>>>(api),
-            op::leak::<OnCuda<HstuSelect<f32>>>(api),
-            op::leak::<OnCuda<HstuSelect<f16>>>(api),
-            op::leak::<OnCuda<HstuSelect<bf16>>>(api),
             op::leak::<OnCuda<HstuUnit<f32>>>(api),
             op::leak::<OnCuda<HstuUnit<f16>>>(api),
             op::leak::<OnCuda<HstuUnit<bf16>>>(api),

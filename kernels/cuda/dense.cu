@@ -25,11 +25,20 @@ template <class T> __device__ void norm_of_any(const Norm &call) {
     int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     begin();
     if (unit >= call.units) return;
-    int group = static_cast<int>(unit % call.groups);
-    const T *x = static_cast<const T *>(call.x) + unit * call.size;
-    const T *u = call.u == nullptr ? nullptr : static_cast<const T *>(call.u) + unit * call.size;
+    int64_t row = unit / call.groups, from = call.taken.source(row);
+    int group = static_cast<int>(unit - row * call.groups);
+    Places<T> to = Places<T>::of(call, row, group);
+    if (from < 0) {
+        for (int i = lane; i < call.size; i += 32) {
+            if (to.u != nullptr) to.u[i] = to.x[i] = T(0.0f);
+            to.y[i] = T(0.0f);
+        }
+        return;
+    }
+    int64_t first = (from * call.groups + group) * call.size;
+    const T *x = static_cast<const T *>(call.x) + first;
+    const T *u = call.u == nullptr ? nullptr : static_cast<const T *>(call.u) + first;
     const T *weight = static_cast<const T *>(call.weight), *bias = static_cast<const T *>(call.bias);
-    Places<T> to = Places<T>::of(call, unit / call.groups, group);
     float count = static_cast<float>(call.size), sum = 0, squares = 0;
     for (int i = lane; i < call.size; i += 32) sum += wide(x[i]);
     float mean = sum_of_warp(sum) / count;
@@ -76,9 +85,6 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
     int group = static_cast<int>(unit - row * call.groups);
     bool gated = call.u != nullptr;
     if (unit >= call.units) return begin();
-    int64_t first = static_cast<int64_t>(unit) * call.size;
-    const V *x = reinterpret_cast<const V *>(static_cast<const T *>(call.x) + first);
-    const V *u = reinterpret_cast<const V *>(static_cast<const T *>(call.u) + first);
     Places<T> to = Places<T>::of(call, row, group);
     auto has = [&](int v) { return (v * LANES + lane) * V::COUNT < call.size; };
     V mine[VECTORS], gates[VECTORS], weights[VECTORS], biases[VECTORS];
@@ -98,10 +104,14 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
         if (early && has(v)) learned(v);
     }
     begin();
+    // Of a row from nowhere there are zeros, which come out as zeros times what is normed.
+    int64_t from = call.taken.source(row), first = (from * call.groups + group) * call.size;
+    const V *x = reinterpret_cast<const V *>(static_cast<const T *>(call.x) + first);
+    const V *u = reinterpret_cast<const V *>(static_cast<const T *>(call.u) + first);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-        if (has(v)) mine[v] = x[v * LANES + lane];
-        if (has(v) && gated) gates[v] = u[v * LANES + lane];
+        if (has(v)) mine[v] = from < 0 ? V{} : x[v * LANES + lane];
+        if (has(v) && gated) gates[v] = from < 0 ? V{} : u[v * LANES + lane];
     }
     float count = static_cast<float>(call.size), sums[4] = {}, squares[4] = {};
 #pragma unroll
@@ -145,13 +155,16 @@ template <class T, int UNITS, bool GATED> __device__ void norm_many(const Norm &
     bool inside = threadIdx.x * V::COUNT < size;
     const T *x = static_cast<const T *>(call.x), *u = static_cast<const T *>(call.u);
     auto has = [&](int k) { return inside && first + k < call.units; };
-    auto at = [&](int k) { return static_cast<int64_t>(first + k) * size + threadIdx.x * V::COUNT; };
+    auto at = [&](int64_t row) { return row * size + threadIdx.x * V::COUNT; };
     V mine[UNITS], gates[UNITS], weights, biases;
     begin();
 #pragma unroll
     for (int k = 0; k < UNITS; k++) {
-        if (has(k)) mine[k] = *reinterpret_cast<const V *>(x + at(k));
-        if (GATED && has(k)) gates[k] = *reinterpret_cast<const V *>(u + at(k));
+        if (!has(k)) continue;
+        // As above.
+        int64_t from = GATED ? call.taken.source(first + k) : first + k;
+        mine[k] = from < 0 ? V{} : *reinterpret_cast<const V *>(x + at(from));
+        if (GATED) gates[k] = from < 0 ? V{} : *reinterpret_cast<const V *>(u + at(from));
     }
     if (inside) weights = static_cast<const V *>(call.weight)[threadIdx.x], biases = static_cast<const V *>(call.bias)[threadIdx.x];
     float count = static_cast<float>(size), means[UNITS], scales[UNITS];
@@ -181,7 +194,7 @@ template <class T, int UNITS, bool GATED> __device__ void norm_many(const Norm &
             y[i] = fmaf((y[i] - means[k]) * scale, weight[i], bias[i]);
             if (GATED) y[i] *= gate[i];
         }
-        *reinterpret_cast<V *>(static_cast<T *>(call.y) + at(k)) = V::of(y);
+        *reinterpret_cast<V *>(static_cast<T *>(call.y) + at(first + k)) = V::of(y);
     }
 }
 
@@ -224,6 +237,7 @@ template <class T> __device__ void multiply(const Product &call) {
     for (int i = 0; i < EACH; i++) {
         int64_t at_row = first_row + row + i;
         if (at_row >= call.rows) break;
+        int64_t from = call.residual == nullptr ? -1 : call.taken.source(at_row);
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             int at = first_column + column + j;
@@ -231,9 +245,7 @@ template <class T> __device__ void multiply(const Product &call) {
             float value = sums[i][j];
             if (call.bias != nullptr) value += wide(static_cast<const T *>(call.bias)[at]);
             if (at < call.silu) value = value / (1.0f + expf(-value));
-            if (call.residual != nullptr) {
-                value += wide(static_cast<const T *>(call.residual)[at_row * call.columns + at]);
-            }
+            if (from >= 0) value += wide(static_cast<const T *>(call.residual)[from * call.columns + at]);
             T *output = static_cast<T *>(call.outputs[at / call.part]);
             narrow(value, output + at_row * call.part + at % call.part);
         }

@@ -6,14 +6,28 @@
 namespace pagoda {
 namespace dense {
 
+// Some of the rows of a tensor. Mirrored by `RawTaken`.
+struct Taken {
+    const int64_t *index;  // null: all, in their order
+    int64_t of;            // how many there are
+
+    // Where a row comes from; below 0: from nowhere.
+    __device__ int64_t source(int64_t row) const {
+        if (index == nullptr) return row;
+        int64_t from = index[row];
+        return from >= 0 && from < of ? from : -1;
+    }
+};
+
 // HstuNorm and HstuGate. A unit is what is normed together: a row, or one head of it. Mirrored by `RawNorm`.
 struct Norm {
-    const void *x;       // [rows, groups, size]
+    const void *x;       // [rows that there are, groups, size]
     const void *u;       // as x; null: nothing is gated
     const void *weight;  // of a row: [size]; by group: [groups]
     const void *bias;
     void *y;
-    int64_t units;
+    Taken taken;         // of x and u; a row from nowhere counts as zeros
+    int64_t units;       // of the output
     int size;            // elements of a unit
     int groups;          // units of a row
     int by_group;
@@ -27,7 +41,8 @@ struct Product {
     const void *x;
     const void *weight;
     const void *bias;      // [columns]; null: none
-    const void *residual;  // [rows, columns]; null: none
+    const void *residual;  // [rows that there are, columns]; null: none
+    Taken taken;           // of the residual; to a row from nowhere nothing is added
     void *outputs[4];      // [rows, part] each
     int rows;
     int depth;

@@ -256,13 +256,14 @@ template <class T, class S> struct Worker {
     __device__ void load_residual(uint32_t (&residual)[S::COLUMNS / 4], int row, int column) const {
         int thread = threadIdx.x % 128, above = row + thread / 32 * 16 + thread % 32 / 4;
         column += thread % 4 * 2;
-        int64_t from = static_cast<int64_t>(above) * call.columns + column;
-        int64_t further = from + static_cast<int64_t>(8) * call.columns;
+        int64_t from = above < call.rows ? call.taken.source(above) : -1;
+        int64_t further = above + 8 < call.rows ? call.taken.source(above + 8) : -1;
 #pragma unroll
         for (int j = 0; j < S::COLUMNS / 8; j++) {
             bool inside = column + j * 8 < call.columns;
-            residual[2 * j] = inside && above < call.rows ? pair_at(call.residual, from + j * 8) : 0;
-            residual[2 * j + 1] = inside && above + 8 < call.rows ? pair_at(call.residual, further + j * 8) : 0;
+            int at = column + j * 8;
+            residual[2 * j] = inside && from >= 0 ? pair_at(call.residual, from * call.columns + at) : 0;
+            residual[2 * j + 1] = inside && further >= 0 ? pair_at(call.residual, further * call.columns + at) : 0;
         }
     }
 };

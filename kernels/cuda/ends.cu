@@ -1,4 +1,4 @@
-// The operators around the layers of a model: rows out of embedding tables, rows of candidates, rows of unit length.
+// The operators around the layers of a model: rows out of embedding tables, rows of unit length.
 
 #include "ends.cuh"
 #include "rows.cuh"
@@ -140,32 +140,6 @@ template <class T, int COUNT> __device__ void embed(const Embed &call) {
     }
 }
 
-// A warp has a row of one of the tensors. A row that there is not comes out as zeros.
-template <class Word> __device__ void select(const Select &call) {
-    constexpr int LANES = 32, AT_ONCE = 4;
-    int lane = threadIdx.x % LANES;
-    uint32_t warp = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES, parts = call.part_count;
-    uint32_t to_row = warp / parts;
-    begin();
-    if (to_row >= call.count) return;
-    const auto &part = call.parts[warp - to_row * parts];
-    int64_t row = call.index[to_row];
-    bool inside = row >= 0 && row < call.rows;
-    const Word *from = static_cast<const Word *>(part.from) + (inside ? row : 0) * part.units;
-    Word *to = static_cast<Word *>(part.to) + static_cast<int64_t>(to_row) * part.units;
-    for (int64_t first = lane; first < part.units; first += AT_ONCE * LANES) {
-        Word some[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            some[i] = inside && first + i * LANES < part.units ? from[first + i * LANES] : Word{};
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            if (first + i * LANES < part.units) to[first + i * LANES] = some[i];
-        }
-    }
-}
-
 }  // namespace ends
 
 #define UNIT(NAME, T, WARPS, VECTORS)                                                                                  \
@@ -189,16 +163,6 @@ template <class Word> __device__ void select(const Select &call) {
     extern "C" __global__ void __launch_bounds__(128) embed_##NAME##_any(const __grid_constant__ ends::Embed call) {   \
         ends::embed<T, 1>(call);                                                                                       \
     }
-
-extern "C" __global__ void __launch_bounds__(128) select_16(const __grid_constant__ ends::Select call) {
-    ends::select<uint4>(call);
-}
-extern "C" __global__ void __launch_bounds__(128) select_4(const __grid_constant__ ends::Select call) {
-    ends::select<uint32_t>(call);
-}
-extern "C" __global__ void __launch_bounds__(128) select_2(const __grid_constant__ ends::Select call) {
-    ends::select<uint16_t>(call);
-}
 
 KERNELS(f32, float)
 KERNELS(f16, __half)

@@ -34,18 +34,5 @@ struct Embed {
     float scale;
 };
 
-// HstuSelect. Rows go as bytes, in units of what kernels copy at once. Mirrored by `RawSelect`.
-struct Select {
-    const int64_t *index;  // [count]
-    int64_t count;
-    int64_t rows;
-    struct {
-        const void *from;  // [rows, units]
-        void *to;          // [count, units]
-        int64_t units;
-    } parts[3];
-    int part_count;
-};
-
 }  // namespace ends
 }  // namespace pagoda

@@ -69,11 +69,22 @@ impl Silu {
     }
 }
 
+/// Some of the rows of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken<'a> {
+    /// R: how many there are.
+    pub of: usize,
+    /// `[S]`: which, each from 0 to R − 1.
+    pub index: &'a [i64],
+}
+
 /// One call of the operator `HstuGate`: what was attended, normed, times u.
 #[derive(Clone, Copy, Debug)]
 pub struct HstuGate<'a, T> {
-    /// R.
+    /// S: rows of the output.
     pub rows: usize,
+    /// Which rows of what was attended and of u they are of; without it all, and R is S.
+    pub taken: Option<Taken<'a>>,
     /// H.
     pub heads: usize,
     /// D.
@@ -90,7 +101,7 @@ pub struct HstuGate<'a, T> {
     pub epsilon: f32,
     /// What is normed together.
     pub norm: GateNorm,
-    /// Whether u and what was attended stand in front: `[R, 3·H·D]` instead of `[R, H·D]`.
+    /// Whether u and what was attended stand in front: `[S, 3·H·D]` instead of `[S, H·D]`.
     pub concat: bool,
 }
 
@@ -117,13 +128,13 @@ impl GateNorm {
 /// One call of the operator `HstuOutput`: the projection back to the width of the model, and the residual.
 #[derive(Clone, Copy, Debug)]
 pub struct HstuOutput<'a, T> {
-    /// R.
+    /// S: rows of y and of the output.
     pub rows: usize,
     /// K.
     pub inner: usize,
     /// E.
     pub width: usize,
-    /// `[R, K]`.
+    /// `[S, K]`.
     pub y: &'a [T],
     /// `[E, K]`.
     pub weight: &'a [T],
@@ -131,6 +142,27 @@ pub struct HstuOutput<'a, T> {
     pub bias: Option<&'a [T]>,
     /// `[R, E]`.
     pub residual: Option<&'a [T]>,
+    /// Which rows of the residual they are added to; without it all, and R is S.
+    pub taken: Option<Taken<'a>>,
+}
+
+impl Taken<'_> {
+    /// Where a row comes from.
+    pub(crate) fn source(taken: Option<Self>, row: usize) -> usize {
+        taken.map_or(row, |taken| taken.index[row] as usize)
+    }
+
+    /// How many rows there are where so many are taken. Refuses another number of them, and rows that there are not.
+    fn check(taken: Option<Self>, rows: usize) -> Result<usize, InputError> {
+        let Some(Self { of, index }) = taken else { return Ok(rows) };
+        expect("index", index.len(), &[rows])?;
+        let stray = |row: &i64| usize::try_from(*row).map_or(true, |row| row >= of);
+        if let Some(at) = index.iter().position(stray) {
+            let message = format!("row {} at {at}, expected rows of the {of} that there are", index[at]);
+            return refuse("index", None, message);
+        }
+        Ok(of)
+    }
 }
 
 impl<T: Element> HstuNorm<'_, T> {
@@ -176,8 +208,9 @@ impl<T: Element> HstuGate<'_, T> {
     pub fn check(&self, output: usize) -> Result<(), InputError> {
         let Self { rows, heads, head_size, .. } = *self;
         check_epsilon(self.epsilon)?;
-        expect("attended", self.attended.len(), &[rows, heads, head_size])?;
-        expect("u", self.u.len(), &[rows, heads, head_size])?;
+        let given = Taken::check(self.taken, rows)?;
+        expect("attended", self.attended.len(), &[given, heads, head_size])?;
+        expect("u", self.u.len(), &[given, heads, head_size])?;
         let learned = if self.norm == GateNorm::Group { heads } else { self.width() };
         expect("weight", self.weight.len(), &[learned])?;
         expect("bias", self.bias.len(), &[learned])?;
@@ -194,8 +227,11 @@ impl<T: Element> HstuOutput<'_, T> {
         if let Some(bias) = self.bias {
             expect("bias", bias.len(), &[width])?;
         }
+        if self.residual.is_none() && self.taken.is_some() {
+            return refuse("index", None, "there is no residual whose rows it could name".into());
+        }
         if let Some(residual) = self.residual {
-            expect("residual", residual.len(), &[rows, width])?;
+            expect("residual", residual.len(), &[Taken::check(self.taken, rows)?, width])?;
         }
         expect("output", output, &[rows, width])
     }
@@ -232,6 +268,7 @@ mod tests {
             weight: &numbers[..12],
             bias: Some(&numbers[..4]),
             residual: Some(&numbers[..8]),
+            taken: None,
         };
         assert_eq!(output.check(8), Ok(()));
         let refused = |call: HstuOutput<'_, f32>, len| call.check(len).unwrap_err().to_string();
@@ -242,5 +279,44 @@ mod tests {
         assert!(refused(output, 7).starts_with("output: 7"));
         assert!(refused(HstuOutput { inner: usize::MAX, ..output }, 8).contains("do not make the shape"));
         assert!(check_epsilon(f32::NAN).is_err() && check_epsilon(-1e-5).is_err() && check_epsilon(0.0).is_ok());
+    }
+
+    #[test]
+    fn rows_that_there_are_not_are_refused() {
+        let numbers = [0.0_f32; 64];
+        let check = |rows: usize, of: usize, index: &[i64]| {
+            let taken = Some(Taken { of, index });
+            let gate = HstuGate {
+                rows,
+                taken,
+                heads: 1,
+                head_size: 2,
+                attended: &numbers[..10],
+                u: &numbers[..10],
+                weight: &numbers[..2],
+                bias: &numbers[..2],
+                epsilon: 1e-5,
+                norm: GateNorm::Layer,
+                concat: false,
+            };
+            let (y, weight, residual) = (&numbers[..rows * 3], &numbers[..12], Some(&numbers[..20]));
+            let output = HstuOutput { rows, inner: 3, width: 4, y, weight, bias: None, residual, taken };
+            (gate.check(rows * 2), output.check(rows * 4))
+        };
+        assert_eq!(check(3, 5, &[4, 0, 4]), (Ok(()), Ok(())));
+        assert_eq!(check(0, 5, &[]), (Ok(()), Ok(())));
+        for (rows, of, index, messages) in [
+            (2, 5, vec![0, 5], ["index: row 5 at 1, expected rows of the 5 that there are"; 2]),
+            (1, 5, vec![-1], ["index: row -1 at 0"; 2]),
+            (1, 5, vec![i64::MIN], ["index: row -9223372036854775808 at 0"; 2]),
+            (2, 5, vec![0], ["index: 1 elements do not make the shape [2]"; 2]),
+            (1, 4, vec![0], ["attended: 10 elements", "residual: 20 elements"]),
+        ] {
+            let (gate, output) = check(rows, of, &index);
+            for (refused, message) in [gate, output].into_iter().zip(messages) {
+                let refused = refused.unwrap_err().to_string();
+                assert!(refused.starts_with(message), "{refused}");
+            }
+        }
     }
 }

@@ -24,9 +24,9 @@ pub mod parallel;
 mod pool;
 
 pub use batch::{CheckedAppend, CheckedAttention, HstuAttention, InputError, PagedKvAppend, Pages, Rows};
-pub use dense::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu};
+pub use dense::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu, Taken};
 pub use element::Element;
 pub use embed::{HstuEmbed, Lookup};
-pub use ends::{HstuSelect, HstuUnit};
+pub use ends::HstuUnit;
 pub use half::{bf16, f16};
 pub use pool::{Combiner, Pool, check_offsets};

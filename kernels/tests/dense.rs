@@ -95,3 +95,23 @@ fn nan_in_one_row_stays_there() {
         }
     }
 }
+
+#[test]
+fn nothing_is_written_where_a_row_is_none() {
+    let mut numbers = Numbers(Random(1));
+    let mut gate =
+        std::iter::repeat_with(|| Gate::<f32>::new(&mut numbers, 100, 2, 3)).find(|gate| gate.taken.is_some());
+    let gate = gate.as_mut().expect("one in two has");
+    let mut output =
+        std::iter::repeat_with(|| Output::<f32>::new(&mut numbers, 100, 3, 2)).find(|it| it.taken.is_some());
+    let output = output.as_mut().expect("one in three has");
+    for (of, index) in gate.taken.iter_mut().chain(&mut output.taken) {
+        index[99] = *of as i64;
+    }
+    let mut y = vec![7.0; gate.output_len()];
+    let refused = gate.call().run(&mut y, &Serial).unwrap_err().to_string();
+    assert!(refused.starts_with("index: row ") && refused.contains(" at 99, expected rows of the "), "{refused}");
+    let mut other = vec![7.0; 200];
+    assert_eq!(output.call().run(&mut other, &Serial).unwrap_err().to_string()[..10], refused[..10]);
+    assert!(y.iter().chain(&other).all(|value| *value == 7.0));
+}

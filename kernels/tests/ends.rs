@@ -7,7 +7,7 @@ mod ends_cases;
 
 use common::{error, tolerance};
 use dense_cases::Numbers;
-use ends_cases::{Embed, Select, Unit};
+use ends_cases::{Embed, Unit};
 use pagoda_kernels::cpu::Isa;
 use pagoda_kernels::parallel::{Serial, Threads};
 use pagoda_kernels::{Element, HstuUnit, bf16, f16};
@@ -38,22 +38,6 @@ fn rows_of_length_1_are_what_the_reference_gives() {
     units::<bf16>();
 }
 
-fn selects<T: Element>() {
-    let mut random = Random(8);
-    for case in 0..40 {
-        let (rows, count) = (1 + random.below(90), random.pick(&ROWS));
-        let widths: Vec<usize> = (0..1 + random.below(3)).map(|_| random.pick(&[0, 1, 5, 64, 300])).collect();
-        let select = Select::<T>::new(&mut Numbers(Random(case)), rows, count, &widths);
-        let mut made: Vec<Vec<T>> = widths.iter().map(|width| vec![T::from_f32(f32::NAN); count * width]).collect();
-        let mut outputs: Vec<&mut [T]> = made.iter_mut().map(|output| &mut output[..]).collect();
-        select.with(|call| call.run(&mut outputs, &Threads::new(3))).unwrap();
-        let wide = |tensor: &[T]| tensor.iter().map(|value| value.to_f32()).collect::<Vec<_>>();
-        for (made, expected) in made.iter().zip(select.expected()) {
-            assert_eq!(wide(made), wide(&expected), "{} {rows} rows, {count} of them, {widths:?}", T::NAME);
-        }
-    }
-}
-
 fn embeds<T: Element>() {
     let mut random = Random(9);
     for case in 0..40 {
@@ -76,23 +60,6 @@ fn embedded_rows_are_sums_in_the_order_of_the_tables() {
     embeds::<f32>();
     embeds::<f16>();
     embeds::<bf16>();
-}
-
-#[test]
-fn selected_rows_are_those_of_the_index() {
-    selects::<f32>();
-    selects::<f16>();
-    selects::<bf16>();
-}
-
-#[test]
-fn nothing_is_selected_where_a_row_is_none() {
-    let mut select = Select::<f32>::new(&mut Numbers(Random(1)), 5, 100, &[3, 2]);
-    select.index[99] = 5;
-    let (mut first, mut second) = (vec![7.0; 300], vec![7.0; 200]);
-    let refused = select.with(|call| call.run(&mut [&mut first, &mut second], &Serial)).unwrap_err();
-    assert_eq!(refused.to_string(), "index: row 5 at 99, expected rows of the 5 that there are");
-    assert!(first.iter().chain(&second).all(|value| *value == 7.0));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::scratch::Scratch;
 use super::simd::{Simd, Work, run_on};
 use super::{Isa, Shared};
 use crate::parallel::{Parallel, run_once};
-use crate::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, InputError};
+use crate::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, InputError, Taken};
 
 /// Sums that run beside one another, whatever the instruction set.
 const SUMS: usize = 16;
@@ -51,6 +51,7 @@ impl<T: Element> HstuProject<'_, T> {
             bias: self.bias,
             silu: self.silu.outputs() * self.part(),
             residual: None,
+            taken: None,
         };
         product.run(isa, outputs, parallel);
         Ok(())
@@ -58,7 +59,7 @@ impl<T: Element> HstuProject<'_, T> {
 }
 
 impl<T: Element> HstuGate<'_, T> {
-    /// Checks, then computes `y` (`[R, H·D]`, or `[R, 3·H·D]` with `concat`). After an error it is as it was.
+    /// Checks, then computes `y` (`[S, H·D]`, or `[S, 3·H·D]` with `concat`). After an error it is as it was.
     pub fn run(&self, y: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.run_with(Isa::detect(), y, parallel)
     }
@@ -75,7 +76,7 @@ impl<T: Element> HstuGate<'_, T> {
 }
 
 impl<T: Element> HstuOutput<'_, T> {
-    /// Checks, then computes `output` (`[R, E]`). After an error it is as it was.
+    /// Checks, then computes `output` (`[S, E]`). After an error it is as it was.
     pub fn run(&self, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.run_with(Isa::detect(), output, parallel)
     }
@@ -96,6 +97,7 @@ impl<T: Element> HstuOutput<'_, T> {
             bias: self.bias,
             silu: 0,
             residual: self.residual,
+            taken: self.taken,
         };
         product.run(isa, [output], parallel);
         Ok(())
@@ -173,7 +175,8 @@ impl<T: Element> Rows for GateRows<'_, T> {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, row: usize, scratch: &mut Scratch) {
         let (op, width) = (self.op, self.op.width());
-        let (attended, u) = (&op.attended[row * width..][..width], &op.u[row * width..][..width]);
+        let from = Taken::source(op.taken, row) * width;
+        let (attended, u) = (&op.attended[from..][..width], &op.u[from..][..width]);
         let out_width = if op.concat { 3 * width } else { width };
         // SAFETY: the output has a row of `out_width` for each row, and this one is no one else's.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.pointer().add(row * out_width), out_width) };

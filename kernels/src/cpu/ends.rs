@@ -1,12 +1,11 @@
 //! The operators around the layers of a model on the CPU.
 
-use super::copy::CHUNK_BYTES;
 use super::dense::{Rows, by_rows, sum};
 use super::scratch::Scratch;
 use super::simd::Simd;
 use super::{Isa, Shared};
-use crate::parallel::{Parallel, run_once};
-use crate::{Element, HstuSelect, HstuUnit, InputError};
+use crate::parallel::Parallel;
+use crate::{Element, HstuUnit, InputError};
 
 impl<T: Element> HstuUnit<'_, T> {
     /// Checks, then computes `y` (`[R, E]`). After an error it is as it was.
@@ -21,32 +20,6 @@ impl<T: Element> HstuUnit<'_, T> {
     pub fn run_with(&self, isa: Isa, y: &mut [f32], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.check(y.len())?;
         by_rows(isa, self.rows, self.width, UnitRows { op: self, y: Shared(y.as_mut_ptr()) }, parallel);
-        Ok(())
-    }
-}
-
-impl<T: Element> HstuSelect<'_, T> {
-    /// Checks, then copies into each of the outputs (`[S, width]`) the rows of its tensor. After an error they are as they
-    /// were.
-    ///
-    /// # Panics
-    /// As [`check`](Self::check).
-    pub fn run(&self, outputs: &mut [&mut [T]], parallel: &dyn Parallel) -> Result<(), InputError> {
-        let lens: Vec<usize> = outputs.iter().map(|output| output.len()).collect();
-        self.check(&lens)?;
-        let outputs: Vec<Shared<T>> = outputs.iter_mut().map(|output| Shared(output.as_mut_ptr())).collect();
-        let (count, width) = (self.index.len(), self.tensors.iter().map(|(width, _)| width).sum::<usize>());
-        let chunk = (CHUNK_BYTES / size_of::<T>() / width.max(1)).max(1);
-        run_once(parallel, count.div_ceil(chunk), &|task| {
-            for to in task * chunk..count.min((task + 1) * chunk) {
-                let from = self.index[to] as usize;
-                for ((width, tensor), output) in self.tensors.iter().zip(&outputs) {
-                    let row = &tensor[from * width..(from + 1) * width];
-                    // SAFETY: the output has a row of `width` for each of the index, and this one is no one else's.
-                    unsafe { output.pointer().add(to * width).copy_from_nonoverlapping(row.as_ptr(), *width) };
-                }
-            }
-        });
         Ok(())
     }
 }

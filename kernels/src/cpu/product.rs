@@ -11,8 +11,8 @@ use super::attention::groups;
 use super::scratch::Scratch;
 use super::simd::{Simd, Work, run_on};
 use super::{Isa, Shared};
-use crate::Element;
 use crate::parallel::{Parallel, Serial, run_once};
+use crate::{Element, Taken};
 
 /// Columns of the output that a task has, a multiple of what `multiply` takes at once, and rows.
 const COLUMNS: usize = 48;
@@ -36,6 +36,8 @@ pub(super) struct Product<'a, T> {
     /// Columns from the first on that go through SiLU.
     pub silu: usize,
     pub residual: Option<&'a [T]>,
+    /// Of the residual.
+    pub taken: Option<Taken<'a>>,
 }
 
 impl<T: Element> Product<'_, T> {
@@ -203,7 +205,7 @@ impl<T: Element> Multiply<'_, T> {
         let (values, residual) = values.split_at_mut(COLUMNS);
         let values = &mut values[..columns.len()];
         if let Some(from) = self.product.residual {
-            let at = row * self.product.columns;
+            let at = Taken::source(self.product.taken, row) * self.product.columns;
             let residual = &mut residual[..columns.len()];
             // SAFETY: the caller's instructions.
             unsafe { T::widen::<S>(&from[at + columns.start..at + columns.end], residual) };

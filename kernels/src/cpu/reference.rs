@@ -2,8 +2,8 @@
 
 use crate::batch::check_output;
 use crate::{
-    Element, GateNorm, HstuAttention, HstuEmbed, HstuGate, HstuNorm, HstuOutput, HstuProject, HstuSelect, HstuUnit,
-    InputError, PagedKvAppend, Pages, Pool, Rows,
+    Element, GateNorm, HstuAttention, HstuEmbed, HstuGate, HstuNorm, HstuOutput, HstuProject, HstuUnit, InputError,
+    PagedKvAppend, Pages, Pool, Rows, Taken,
 };
 
 /// `HstuAttention` as the specification words it.
@@ -151,7 +151,9 @@ pub fn hstu_gate<T: Element>(op: &HstuGate<'_, T>) -> Result<Vec<f64>, InputErro
     op.check(op.rows * op.width() * if op.concat { 3 } else { 1 })?;
     let group = op.norm == GateNorm::Group;
     let mut output = Vec::new();
-    for (attended, u) in rows(op.attended, op.rows).zip(rows(op.u, op.rows)) {
+    for row in 0..op.rows {
+        let from = Taken::source(op.taken, row) * op.width();
+        let [attended, u] = [op.attended, op.u].map(|tensor| &tensor[from..from + op.width()]);
         if op.concat {
             output.extend(u.iter().chain(attended).map(|value| wide(*value)));
         }
@@ -169,10 +171,11 @@ pub fn hstu_gate<T: Element>(op: &HstuGate<'_, T>) -> Result<Vec<f64>, InputErro
 pub fn hstu_output<T: Element>(op: &HstuOutput<'_, T>) -> Result<Vec<f64>, InputError> {
     op.check(op.rows * op.width)?;
     let mut output = Vec::new();
-    for row in rows(op.y, op.rows) {
+    for (number, row) in rows(op.y, op.rows).enumerate() {
+        let from = Taken::source(op.taken, number) * op.width;
         for (column, sum) in product(row, op.weight, op.width).into_iter().enumerate() {
             let bias = op.bias.map_or(0.0, |bias| wide(bias[column]));
-            let residual = op.residual.map_or(0.0, |residual| wide(residual[output.len()]));
+            let residual = op.residual.map_or(0.0, |residual| wide(residual[from + column]));
             output.push(sum + bias + residual);
         }
     }
@@ -199,15 +202,6 @@ pub fn hstu_embed(op: &HstuEmbed<'_>) -> Result<Vec<f64>, InputError> {
         sum * f64::from(op.scale) + learned.sum::<f64>()
     };
     Ok((0..op.rows).flat_map(|row| (0..op.width).map(move |column| (row, column))).map(|(r, c)| number(r, c)).collect())
-}
-
-/// `HstuSelect`, tensor by tensor.
-pub fn hstu_select<T: Element>(op: &HstuSelect<'_, T>) -> Result<Vec<Vec<T>>, InputError> {
-    let outputs: Vec<usize> = op.tensors.iter().map(|(width, _)| op.index.len() * width).collect();
-    op.check(&outputs)?;
-    let row = |row: i64, width: usize, tensor: &[T]| tensor[row as usize * width..(row as usize + 1) * width].to_vec();
-    let select = |(width, tensor): &(usize, &[T])| op.index.iter().flat_map(|at| row(*at, *width, tensor)).collect();
-    Ok(op.tensors.iter().map(select).collect())
 }
 
 /// So many rows, which may have no columns.

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
-use super::dense_call::{DensePath, Gate, Norm, Output, Project, RawNorm, RawProduct, check_sizes};
+use super::dense_call::{DensePath, Gate, Norm, Output, Project, RawNorm, RawProduct, Taken, check_sizes};
 use super::module::Function;
 use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type, asked, dense_hopper};
 use crate::GateNorm;
@@ -32,6 +32,7 @@ impl Gpu {
             weight: call.weight,
             bias: call.bias,
             y: call.y,
+            taken: Taken::raw(None),
             units: call.rows as i64,
             size: 0,
             groups: 1,
@@ -44,7 +45,7 @@ impl Gpu {
         unsafe { self.normed(raw, call.width, call.element, stream) }
     }
 
-    /// Puts `HstuGate` on a stream.
+    /// Puts `HstuGate` on a stream. Whatever an index holds, nothing outside the tensors is read or written.
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).
@@ -58,6 +59,7 @@ impl Gpu {
             weight: call.weight,
             bias: call.bias,
             y: call.y,
+            taken: Taken::raw(call.taken),
             units: (call.rows * groups) as i64,
             size: 0,
             groups: groups as i32,
@@ -88,7 +90,7 @@ impl Gpu {
         unsafe { self.multiplied(Some(path), call.raw()?, call.element, stream) }
     }
 
-    /// Puts `HstuOutput` on a stream, by the fastest kernel that takes the call.
+    /// Puts `HstuOutput` on a stream, by the fastest kernel that takes the call. Of an index as for [`gate`](Self::gate).
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).

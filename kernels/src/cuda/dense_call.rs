@@ -54,13 +54,24 @@ pub struct Project {
     pub constant: bool,
 }
 
+/// Some of the rows of a tensor, as [`crate::Taken`]. A row that there is not counts as zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// R.
+    pub of: usize,
+    /// `[S]` of i64.
+    pub index: CUdeviceptr,
+}
+
 /// One call of the operator `HstuGate`, as [`crate::HstuGate`].
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
-    /// Of every tensor.
+    /// Of every tensor but the index.
     pub element: Type,
-    /// R.
+    /// S.
     pub rows: usize,
+    /// Of what was attended, and of u.
+    pub taken: Option<Taken>,
     /// H.
     pub heads: usize,
     /// D.
@@ -73,7 +84,7 @@ pub struct Gate {
     pub weight: CUdeviceptr,
     /// As the weight.
     pub bias: CUdeviceptr,
-    /// `[R, H·D]`, or `[R, 3·H·D]` with `concat`.
+    /// `[S, H·D]`, or `[S, 3·H·D]` with `concat`.
     pub y: CUdeviceptr,
     /// What is added to the variance.
     pub epsilon: f32,
@@ -88,15 +99,15 @@ pub struct Gate {
 /// One call of the operator `HstuOutput`, as [`crate::HstuOutput`].
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
-    /// Of every tensor.
+    /// Of every tensor but the index.
     pub element: Type,
-    /// R.
+    /// S.
     pub rows: usize,
     /// K.
     pub inner: usize,
     /// E.
     pub width: usize,
-    /// `[R, K]`.
+    /// `[S, K]`.
     pub y: CUdeviceptr,
     /// `[E, K]`.
     pub weight: CUdeviceptr,
@@ -104,7 +115,9 @@ pub struct Output {
     pub bias: Option<CUdeviceptr>,
     /// `[R, E]`.
     pub residual: Option<CUdeviceptr>,
-    /// `[R, E]`.
+    /// Of the residual.
+    pub taken: Option<Taken>,
+    /// `[S, E]`.
     pub output: CUdeviceptr,
     /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
     pub constant: bool,
@@ -120,6 +133,14 @@ pub enum DensePath {
     Hopper,
 }
 
+/// `Taken` of cuda/dense.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct RawTaken {
+    pub index: CUdeviceptr,
+    pub of: i64,
+}
+
 /// `Norm` of cuda/dense.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -129,6 +150,7 @@ pub(super) struct RawNorm {
     pub weight: CUdeviceptr,
     pub bias: CUdeviceptr,
     pub y: CUdeviceptr,
+    pub taken: RawTaken,
     pub units: i64,
     pub size: i32,
     pub groups: i32,
@@ -146,6 +168,7 @@ pub(super) struct RawProduct {
     pub weight: CUdeviceptr,
     pub bias: CUdeviceptr,
     pub residual: CUdeviceptr,
+    pub taken: RawTaken,
     pub outputs: [CUdeviceptr; 4],
     pub rows: i32,
     pub depth: i32,
@@ -153,6 +176,12 @@ pub(super) struct RawProduct {
     pub part: i32,
     pub silu: i32,
     pub constant: i32,
+}
+
+impl Taken {
+    pub(super) fn raw(taken: Option<Self>) -> RawTaken {
+        taken.map_or(RawTaken { index: 0, of: 0 }, |Self { of, index }| RawTaken { index, of: of as i64 })
+    }
 }
 
 impl Project {
@@ -164,6 +193,7 @@ impl Project {
             weight: self.weight,
             bias: self.bias.unwrap_or(0),
             residual: 0,
+            taken: Taken::raw(None),
             outputs: self.outputs,
             rows: self.rows as i32,
             depth: self.width as i32,
@@ -183,6 +213,7 @@ impl Output {
             weight: self.weight,
             bias: self.bias.unwrap_or(0),
             residual: self.residual.unwrap_or(0),
+            taken: Taken::raw(self.taken),
             outputs: [self.output, 0, 0, 0],
             rows: self.rows as i32,
             depth: self.inner as i32,

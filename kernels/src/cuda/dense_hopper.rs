@@ -155,11 +155,13 @@ fn map(
 
 #[cfg(test)]
 mod tests {
+    use super::super::Taken;
     use super::*;
 
     fn call(rows: i32, depth: i32, columns: i32, part: i32) -> RawProduct {
         let (x, weight, outputs) = (16, 32, [48, 64, 80, 96]);
-        RawProduct { x, weight, bias: 2, residual: 0, outputs, rows, depth, columns, part, silu: 0, constant: 1 }
+        let (bias, residual, taken) = (2, 0, Taken::raw(None));
+        RawProduct { x, weight, bias, residual, taken, outputs, rows, depth, columns, part, silu: 0, constant: 1 }
     }
 
     #[test]

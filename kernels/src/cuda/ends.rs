@@ -3,11 +3,9 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
-use super::call::copy_width;
 use super::dense::{NORM_WARPS, form_of};
 use super::dense_call::check_sizes;
 use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type};
-use crate::ends::SELECTED;
 
 /// One call of the operator `HstuUnit`, as [`crate::HstuUnit`].
 #[derive(Clone, Copy, Debug)]
@@ -26,32 +24,6 @@ pub struct Unit {
     pub epsilon: f32,
 }
 
-/// One call of the operator `HstuSelect`, as [`crate::HstuSelect`]. A row that there is not comes out as zeros.
-#[derive(Clone, Copy, Debug)]
-pub struct Select<'a> {
-    /// Of every tensor but the index.
-    pub element: Type,
-    /// R.
-    pub rows: usize,
-    /// `[S]` of i64.
-    pub index: CUdeviceptr,
-    /// S.
-    pub count: usize,
-    /// The tensors, at least one and up to three.
-    pub parts: &'a [Selected],
-}
-
-/// One of the tensors of [`Select`].
-#[derive(Clone, Copy, Debug)]
-pub struct Selected {
-    /// Elements of a row.
-    pub width: usize,
-    /// `[R, width]`.
-    pub from: CUdeviceptr,
-    /// `[S, width]`.
-    pub to: CUdeviceptr,
-}
-
 /// `Unit` of cuda/ends.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -63,62 +35,7 @@ struct RawUnit {
     epsilon: f32,
 }
 
-/// `Select` of cuda/ends.cuh.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RawSelect {
-    index: CUdeviceptr,
-    count: i64,
-    rows: i64,
-    parts: [RawSelected; SELECTED.len()],
-    part_count: i32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct RawSelected {
-    from: CUdeviceptr,
-    to: CUdeviceptr,
-    units: i64,
-}
-
 impl Gpu {
-    /// Puts `HstuSelect` on a stream. Whatever the index holds, nothing outside the tensors is read or written.
-    ///
-    /// # Safety
-    /// As for [`norm`](Self::norm); the outputs are apart from one another.
-    pub unsafe fn select(&self, call: &Select<'_>, stream: CUstream) -> Result<(), CudaError> {
-        let Select { element, rows, index, count, parts } = *call;
-        if parts.len() > SELECTED.len() {
-            let message = format!("{} tensors to select rows of, expected up to {}", parts.len(), SELECTED.len());
-            return Err(CudaError::Unsupported(message));
-        }
-        check_sizes(&[("rows", rows), ("S", count.saturating_mul(parts.len()))])?;
-        if count == 0 || parts.is_empty() {
-            return Ok(());
-        }
-        self.bind()?;
-        let (widths, addresses) = parts.iter().fold((0, 0), |(widths, addresses), part| {
-            (widths | (part.width * element.bytes()), addresses | part.from | part.to)
-        });
-        let unit = copy_width(widths, addresses);
-        let function = self.ends.function(&format!("select_{unit}"), 0)?;
-        let mut raw = RawSelect {
-            index,
-            count: count as i64,
-            rows: rows as i64,
-            parts: Default::default(),
-            part_count: parts.len() as i32,
-        };
-        for (raw, Selected { width, from, to }) in raw.parts.iter_mut().zip(parts) {
-            *raw = RawSelected { from: *from, to: *to, units: (width * element.bytes() / unit) as i64 };
-        }
-        let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
-        let blocks = (count * parts.len()).div_ceil(NORM_WARPS) as u32;
-        // SAFETY: the kernel takes a `Select`, and waits for the kernel before it on chips that let it begin earlier.
-        unsafe { self.launch_early(function, blocks, 32 * NORM_WARPS as u32, 0, stream, &mut arguments) }
-    }
-
     /// Puts `HstuUnit` on a stream.
     ///
     /// # Safety

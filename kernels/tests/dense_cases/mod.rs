@@ -1,7 +1,7 @@
 //! Random calls of the dense operators, for the tests of the CPU and of the GPU.
 
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu};
+use pagoda_kernels::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu, Taken};
 use pagoda_test_support::Random;
 
 /// A source of tensors.
@@ -16,6 +16,12 @@ impl Numbers {
     /// A tensor, or none.
     fn perhaps<T: Element>(&mut self, len: usize) -> Option<Vec<T>> {
         (!self.0.once_in(3)).then(|| self.tensor(len, 1.0))
+    }
+
+    /// Which rows of how many to take so many of; none: all.
+    fn taken(&mut self, count: usize) -> Option<(usize, Vec<i64>)> {
+        let of = 1 + self.0.below(2 * count + 3);
+        self.0.once_in(2).then(|| (of, (0..count).map(|_| self.0.below(of) as i64).collect()))
     }
 
     /// A weight for sums of that many products.
@@ -86,9 +92,15 @@ impl<T: Element> Project<T> {
     }
 }
 
+/// Lends it.
+fn lent(taken: &Option<(usize, Vec<i64>)>) -> Option<Taken<'_>> {
+    taken.as_ref().map(|(of, index)| Taken { of: *of, index })
+}
+
 /// A call of `HstuGate`.
 pub struct Gate<T> {
     pub rows: usize,
+    pub taken: Option<(usize, Vec<i64>)>,
     pub heads: usize,
     pub head_size: usize,
     pub attended: Vec<T>,
@@ -104,12 +116,15 @@ impl<T: Element> Gate<T> {
         let width = heads * head_size;
         let norm = numbers.0.pick(&[GateNorm::Layer, GateNorm::Group]);
         let learned = if norm == GateNorm::Group { heads } else { width };
+        let taken = numbers.taken(rows);
+        let given = taken.as_ref().map_or(rows, |(of, _)| *of);
         Self {
             rows,
+            taken,
             heads,
             head_size,
-            attended: numbers.tensor(rows * width, 1.0),
-            u: numbers.tensor(rows * width, 1.0),
+            attended: numbers.tensor(given * width, 1.0),
+            u: numbers.tensor(given * width, 1.0),
             weight: numbers.tensor(learned, 2.0),
             bias: numbers.tensor(learned, 1.0),
             norm,
@@ -118,13 +133,14 @@ impl<T: Element> Gate<T> {
     }
 
     pub fn output_len(&self) -> usize {
-        self.attended.len() * if self.concat { 3 } else { 1 }
+        self.rows * self.heads * self.head_size * if self.concat { 3 } else { 1 }
     }
 
     pub fn call(&self) -> HstuGate<'_, T> {
         let Self { rows, heads, head_size, norm, concat, .. } = *self;
         let (attended, u, weight, bias) = (&self.attended[..], &self.u[..], &self.weight[..], &self.bias[..]);
-        HstuGate { rows, heads, head_size, attended, u, weight, bias, epsilon: 1e-6, norm, concat }
+        let taken = lent(&self.taken);
+        HstuGate { rows, taken, heads, head_size, attended, u, weight, bias, epsilon: 1e-6, norm, concat }
     }
 
     pub fn expected(&self) -> Vec<f64> {
@@ -141,12 +157,16 @@ pub struct Output<T> {
     pub weight: Vec<T>,
     pub bias: Option<Vec<T>>,
     pub residual: Option<Vec<T>>,
+    pub taken: Option<(usize, Vec<i64>)>,
 }
 
 impl<T: Element> Output<T> {
     pub fn new(numbers: &mut Numbers, rows: usize, inner: usize, width: usize) -> Self {
         let (y, weight) = (numbers.tensor(rows * inner, 1.0), numbers.weight(width, inner));
-        Self { rows, inner, width, y, weight, bias: numbers.perhaps(width), residual: numbers.perhaps(rows * width) }
+        let (bias, taken) = (numbers.perhaps(width), numbers.taken(rows));
+        let residual = numbers.perhaps(taken.as_ref().map_or(rows, |(of, _)| *of) * width);
+        let taken = taken.filter(|_| residual.is_some());
+        Self { rows, inner, width, y, weight, bias, residual, taken }
     }
 
     pub fn call(&self) -> HstuOutput<'_, T> {
@@ -156,9 +176,13 @@ impl<T: Element> Output<T> {
     /// Of some of the rows.
     pub fn rows(&self, first: usize, rows: usize) -> HstuOutput<'_, T> {
         let Self { inner, width, .. } = *self;
-        let residual = self.residual.as_ref().map(|residual| &residual[first * width..(first + rows) * width]);
+        let taken = lent(&self.taken).map(|Taken { of, index }| Taken { of, index: &index[first..first + rows] });
+        let residual = self.residual.as_ref().map(|residual| match taken {
+            Some(_) => &residual[..],
+            None => &residual[first * width..(first + rows) * width],
+        });
         let (y, bias) = (&self.y[first * inner..(first + rows) * inner], self.bias.as_deref());
-        HstuOutput { rows, inner, width, y, weight: &self.weight, bias, residual }
+        HstuOutput { rows, inner, width, y, weight: &self.weight, bias, residual, taken }
     }
 
     pub fn expected(&self) -> Vec<f64> {

@@ -20,8 +20,17 @@ struct Device<'a> {
 }
 
 impl Device<'_> {
-    fn tensor<T: Element>(&self, values: &[T]) -> Tensor {
+    fn tensor<T: Copy>(&self, values: &[T]) -> Tensor {
         Tensor::new(&self.stream, bytes(values))
+    }
+
+    /// Where an index is, and the call's part about it.
+    fn taken(&self, taken: Option<(usize, &[i64])>) -> Option<(Tensor, cuda::Taken)> {
+        taken.map(|(of, index)| {
+            let index = self.tensor(index);
+            let taken = cuda::Taken { of, index: index.address };
+            (index, taken)
+        })
     }
 
     fn norm<T: Element>(&self, case: &Norm<T>, constant: bool) -> Vec<T> {
@@ -47,9 +56,11 @@ impl Device<'_> {
         let [attended, u, weight, bias] =
             [&case.attended, &case.u, &case.weight, &case.bias].map(|values| self.tensor(values));
         let y = Written::new::<T>(&self.stream, case.output_len());
+        let taken = self.taken(case.taken.as_ref().map(|(of, index)| (*of, &index[..])));
         let call = cuda::Gate {
             element: Type::of::<T>(),
             rows: case.rows,
+            taken: taken.as_ref().map(|(_, taken)| *taken),
             heads: case.heads,
             head_size: case.head_size,
             attended: attended.address,
@@ -100,6 +111,7 @@ impl Device<'_> {
         let some = case.rows(first, rows);
         let (y, weight) = (self.tensor(some.y), self.tensor(some.weight));
         let [bias, residual] = [some.bias, some.residual].map(|tensor| tensor.map(|values| self.tensor(values)));
+        let taken = self.taken(some.taken.map(|taken| (taken.of, taken.index)));
         let address = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.address);
         let mut call = cuda::Output {
             element: Type::of::<T>(),
@@ -110,6 +122,7 @@ impl Device<'_> {
             weight: weight.address,
             bias: address(&bias),
             residual: address(&residual),
+            taken: taken.as_ref().map(|(_, taken)| *taken),
             output: 0,
             constant: rows.is_multiple_of(2),
         };
@@ -214,20 +227,29 @@ pub fn same_norms(context: &Context) {
             let numbers = &mut Numbers(Random(width as u64));
             let part = |values: &[T], first: usize, rows: usize| values[first * width..][..rows * width].to_vec();
             let norm = Norm::<T>::new(numbers, ROWS, width);
-            let gate = std::iter::repeat_with(|| Gate::<T>::new(numbers, ROWS, 8, width / 8))
-                .find(|gate| gate.norm == GateNorm::Layer && !gate.concat)
-                .expect("one in four is");
-            let (normed, gated) = (device.norm(&norm, true), device.gate(&gate, true));
+            let normed = device.norm(&norm, true);
             for (first, rows) in SOME {
                 let x = part(&norm.x, first, rows);
                 let some = Norm { rows, x, weight: norm.weight.clone(), bias: norm.bias.clone(), ..norm };
                 let same = bytes(&device.norm(&some, true)) == bytes(&part(&normed, first, rows));
                 assert!(same, "norm {} E={width}: {rows} rows from {first}", T::NAME);
-                let (attended, u) = (part(&gate.attended, first, rows), part(&gate.u, first, rows));
-                let (weight, bias) = (gate.weight.clone(), gate.bias.clone());
-                let some = Gate { rows, attended, u, weight, bias, ..gate };
-                let same = bytes(&device.gate(&some, true)) == bytes(&part(&gated, first, rows));
-                assert!(same, "gate {} W={width}: {rows} rows from {first}", T::NAME);
+            }
+            for some_taken in [false, true] {
+                let gate = std::iter::repeat_with(|| Gate::<T>::new(numbers, ROWS, 8, width / 8))
+                    .find(|gate| gate.norm == GateNorm::Layer && !gate.concat && gate.taken.is_some() == some_taken)
+                    .expect("one in eight is");
+                let gated = device.gate(&gate, true);
+                for (first, rows) in SOME {
+                    let taken = gate.taken.as_ref().map(|(of, index)| (*of, index[first..first + rows].to_vec()));
+                    let [attended, u] = [&gate.attended, &gate.u].map(|all| match taken {
+                        Some(_) => all.clone(),
+                        None => part(all, first, rows),
+                    });
+                    let (weight, bias) = (gate.weight.clone(), gate.bias.clone());
+                    let some = Gate { rows, taken, attended, u, weight, bias, ..gate };
+                    let same = bytes(&device.gate(&some, true)) == bytes(&part(&gated, first, rows));
+                    assert!(same, "gate {} W={width}: {rows} rows from {first}, {some_taken}", T::NAME);
+                }
             }
         }
     }
@@ -280,6 +302,58 @@ pub fn same_bits(context: &Context) {
     every::<f32>(&device);
 }
 
+/// Rows that there are not count as zeros, by every kernel, and nothing else comes out otherwise.
+pub fn nonsense(context: &Context) {
+    const NONE: [i64; 4] = [-1, i64::MIN, i64::MAX, -(1 << 40)];
+    /// Places them among an index, and says where.
+    fn spoil(taken: &mut Option<(usize, Vec<i64>)>) -> Vec<usize> {
+        let (of, index) = taken.as_mut().expect("looked for");
+        let none = NONE.into_iter().chain([*of as i64, 1 << 32]);
+        none.enumerate().map(|(number, row)| (index[number * 7] = row, number * 7).1).collect()
+    }
+    fn every<T: Element>(device: &Device<'_>) {
+        // By vectors, by one number after the other, and thousands of rows at once.
+        for (rows, heads, head_size) in [(60, 2, 64), (60, 1, 7), (3000, 4, 256 * 2 / size_of::<T>())] {
+            let (numbers, width) = (&mut Numbers(Random(rows as u64)), heads * head_size);
+            let what = format!("{} {rows} rows, W={width}", T::NAME);
+            for norm in [GateNorm::Layer, GateNorm::Group] {
+                let mut gate = std::iter::repeat_with(|| Gate::<T>::new(numbers, rows, heads, head_size))
+                    .find(|gate| gate.norm == norm && !gate.concat && gate.taken.is_some())
+                    .expect("one in eight is");
+                let good = device.gate(&gate, true);
+                let none = spoil(&mut gate.taken);
+                let got = device.gate(&gate, true);
+                for (row, (got, good)) in got.chunks_exact(width).zip(good.chunks_exact(width)).enumerate() {
+                    let is_good = bytes(got) == bytes(good) || none.contains(&row);
+                    let is_none = got.iter().all(|value| value.to_f32() == 0.0) || !none.contains(&row);
+                    assert!(is_good && is_none, "gate {what} {norm:?}: row {row}");
+                }
+            }
+            let mut output = std::iter::repeat_with(|| Output::<T>::new(numbers, rows, 16, width))
+                .find(|output| output.taken.is_some())
+                .expect("one in three has");
+            let good = device.output(&output, 0, rows);
+            let none = spoil(&mut output.taken);
+            let got = device.output(&output, 0, rows);
+            (output.residual, output.taken) = (None, None);
+            let without = device.output(&output, 0, rows);
+            for (((path, got), (_, good)), (_, without)) in got.iter().zip(&good).zip(&without) {
+                for row in 0..rows {
+                    let expected = if none.contains(&row) { without } else { good };
+                    let of = |values: &[T]| -> Vec<f32> {
+                        values[row * width..(row + 1) * width].iter().map(|value| value.to_f32()).collect()
+                    };
+                    assert!(of(got) == of(expected), "output {path:?} {what}: row {row}");
+                }
+            }
+        }
+    }
+    let device = device(context);
+    every::<f32>(&device);
+    every::<f16>(&device);
+    every::<bf16>(&device);
+}
+
 /// A layer's dense part in a CUDA graph, behind a copy: every replay follows what was copied. A kernel of it begins while
 /// the one before ends, and the first of them behind something that is no kernel.
 pub fn captured(context: &Context) {
@@ -297,6 +371,9 @@ pub fn captured(context: &Context) {
     let [u, v, q, k, y] = [(); 5].map(|()| Written::new::<bf16>(stream, rows * part));
     let (element, constant, silu) = (Type::Bf16, true, Silu::All);
     let (norm, concat) = (GateNorm::Layer, false);
+    // As behind the last layer's attention.
+    let index = device.tensor(&(0..rows as i64).rev().collect::<Vec<_>>());
+    let taken = Some(cuda::Taken { of: rows, index: index.address });
     let layer = || {
         let raw = stream.cu_stream();
         let call = cuda::Norm {
@@ -321,6 +398,7 @@ pub fn captured(context: &Context) {
         let call = cuda::Gate {
             element,
             rows,
+            taken,
             heads,
             head_size,
             attended: v.address(),
@@ -344,6 +422,7 @@ pub fn captured(context: &Context) {
             weight: back.address,
             bias: None,
             residual: Some(x.address()),
+            taken,
             output: output.address(),
             constant,
         };

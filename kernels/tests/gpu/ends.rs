@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use pagoda_kernels::cuda::{self, CUdeviceptr, Gpu, Lookup, Selected, Type};
+use pagoda_kernels::cuda::{self, Gpu, Lookup, Type};
 use pagoda_kernels::{Element, HstuUnit, bf16, f16};
 use pagoda_test_support::Random;
 
@@ -12,7 +12,7 @@ use crate::Context;
 use crate::common::{error, tolerance};
 use crate::dense_cases::Numbers;
 use crate::device::{Tensor, bytes};
-use crate::ends_cases::{Embed, Select, Unit};
+use crate::ends_cases::{Embed, Unit};
 use crate::written::Written;
 
 struct Device<'a> {
@@ -67,28 +67,6 @@ impl<'a> Device<'a> {
         unsafe { self.gpu.embed(&call, self.stream.cu_stream()) }.unwrap();
         y.read(&self.stream)
     }
-
-    /// Rows of tensors that begin `shift` bytes behind where memory does.
-    fn select<T: Element>(&self, case: &Select<T>, shift: usize) -> Vec<Vec<T>> {
-        let index = self.tensor(&case.index);
-        let shifted = |values: &[T]| self.tensor(&[&vec![0_u8; shift], bytes(values)].concat());
-        let from: Vec<Tensor> = case.tensors.iter().map(|(_, tensor)| shifted(tensor)).collect();
-        let written = |(width, _): &(usize, Vec<T>)| Written::new::<T>(&self.stream, case.index.len() * width);
-        let to: Vec<Written> = case.tensors.iter().map(written).collect();
-        let places = case.tensors.iter().zip(&from).zip(&to);
-        let parts: Vec<Selected> = places
-            .map(|(((width, _), from), to)| Selected {
-                width: *width,
-                from: from.address + shift as CUdeviceptr,
-                to: to.address(),
-            })
-            .collect();
-        let (element, rows, count) = (Type::of::<T>(), case.rows, case.index.len());
-        let call = cuda::Select { element, rows, index: index.address, count, parts: &parts };
-        // SAFETY: as above.
-        unsafe { self.gpu.select(&call, self.stream.cu_stream()) }.unwrap();
-        to.iter().map(|to| to.read(&self.stream)).collect()
-    }
 }
 
 /// Rows as wide as there are kernels for, and others, for few rows and for many.
@@ -113,52 +91,6 @@ pub fn unit(context: &Context) {
     every::<bf16>(&device);
 }
 
-/// Rows of one tensor, of two and of three, of any width and anywhere.
-pub fn select(context: &Context) {
-    fn every<T: Element>(device: &Device<'_>, cases: u64) {
-        let mut random = Random(17);
-        for case in 0..cases {
-            let (rows, count) = (1 + random.below(300), random.pick(&[0, 1, 5, 64, 333]));
-            let of = random.pick(&[1, 2, 8]);
-            let widths: Vec<usize> = (0..1 + random.below(3)).map(|_| of * random.below(1 + 2100 / of)).collect();
-            let select = Select::<T>::new(&mut Numbers(Random(case)), rows, count, &widths);
-            let shift = random.pick(&[0, size_of::<T>(), 16]);
-            for (got, expected) in device.select(&select, shift).iter().zip(select.expected()) {
-                let what = format!("{} {rows} rows, {count} of them, {widths:?}, {shift} behind", T::NAME);
-                assert!(bytes(got) == bytes(&expected), "{what}");
-            }
-        }
-    }
-    let (device, cases) = (Device::new(context), context.cases.div_ceil(20).min(100));
-    every::<f32>(&device, cases);
-    every::<f16>(&device, cases);
-    every::<bf16>(&device, cases);
-}
-
-/// Rows that there are not: zeros, and nothing else comes out otherwise.
-pub fn select_nonsense(context: &Context) {
-    let device = Device::new(context);
-    for rows in [1, 40] {
-        let mut select = Select::<bf16>::new(&mut Numbers(Random(4)), rows, 60, &[64, 7]);
-        let expected = select.expected();
-        let nonsense = [-1, i64::MIN, i64::MAX, rows as i64, 1 << 32, -(1 << 40)];
-        for (at, row) in nonsense.into_iter().enumerate() {
-            select.index[at * 7] = row;
-        }
-        for (((width, _), got), expected) in select.tensors.iter().zip(device.select(&select, 0)).zip(expected) {
-            for (at, (got, expected)) in got.chunks_exact(*width).zip(expected.chunks_exact(*width)).enumerate() {
-                let none = at % 7 == 0 && at / 7 < nonsense.len();
-                let good = if none { got.iter().all(|value| value.to_f32() == 0.0) } else { got == expected };
-                assert!(good, "{rows} rows, W={width}: row {at}");
-            }
-        }
-    }
-    let mut nothing = Select::<f32> { rows: 0, index: vec![0, -1, 3], tensors: vec![(4, vec![])] };
-    assert_eq!(device.select(&nothing, 0), [vec![0.0; 12]]);
-    nothing.index.clear();
-    assert_eq!(device.select(&nothing, 0), [Vec::<f32>::new()]);
-}
-
 /// Every number of tables, of any width, with keys that are in none of them: to the bit what one step after the other
 /// gives.
 pub fn embed(context: &Context) {
@@ -180,10 +112,10 @@ pub fn embed(context: &Context) {
     every::<bf16>(&device, cases);
 }
 
-/// The three in a CUDA graph, behind a copy of keys: every replay follows what was copied. A kernel of it begins while the
+/// Both in a CUDA graph, behind a copy of keys: every replay follows what was copied. A kernel of it begins while the
 /// one before ends, and the first of them behind something that is no kernel.
 pub fn captured(context: &Context) {
-    let (rows, width, count) = (90, 256, 40);
+    let (rows, width) = (90, 256);
     let device = Device::new(context);
     let (stream, raw) = (&device.stream, device.stream.cu_stream());
     let mut numbers = Numbers(Random(3));
@@ -191,22 +123,17 @@ pub fn captured(context: &Context) {
     let (table, table_rows) = (device.tensor(&case.tables[0].0), case.tables[0].0.len() / width);
     let given = [1, 2].map(|of| (0..rows as i64).map(|row| row % (3 * of)).collect::<Vec<_>>());
     let given = given.map(|keys| device.tensor(&keys));
-    let index = device.tensor(&(0..count as i64).map(|at| at * 2).collect::<Vec<_>>());
     let keys = device.tensor(&vec![0_i64; rows]);
     let x = Written::new::<bf16>(stream, rows * width);
-    let some = Written::new::<bf16>(stream, count * width);
-    let y = Written::new::<f32>(stream, count * width);
+    let y = Written::new::<f32>(stream, rows * width);
     let element = Type::Bf16;
-    let three = || {
+    let both = || {
         let tables = &[Lookup { table: table.address, rows: table_rows, index: keys.address }];
         let embed = cuda::Embed { element, rows, width, tables, scale: 1.5, learned: &[], y: x.address() };
-        let parts = &[Selected { width, from: x.address(), to: some.address() }];
-        let select = cuda::Select { element, rows, index: index.address, count, parts };
-        let unit = cuda::Unit { element, rows: count, width, x: some.address(), y: y.address(), epsilon: 1e-6 };
+        let unit = cuda::Unit { element, rows, width, x: x.address(), y: y.address(), epsilon: 1e-6 };
         // SAFETY: as above.
         unsafe {
             context.gpu.embed(&embed, raw).unwrap();
-            context.gpu.select(&select, raw).unwrap();
             context.gpu.unit(&unit, raw).unwrap();
         }
     };
@@ -216,7 +143,7 @@ pub fn captured(context: &Context) {
     };
     let expected = given.each_ref().map(|from| {
         copy(&keys, from);
-        three();
+        both();
         y.read::<f32>(stream)
     });
     assert!(expected[0] != expected[1]);
@@ -226,7 +153,7 @@ pub fn captured(context: &Context) {
     // Twice: a copy stands behind a kernel too, and must not come before that has read what it overwrites.
     for _ in 0..2 {
         copy(&keys, &current);
-        three();
+        both();
     }
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let graph = stream.end_capture(flags).unwrap().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use pagoda_kernels::bf16;
-use pagoda_kernels::cuda::{Attention, Cache, Gpu, Path, Scratch, Select, Selected, Type};
+use pagoda_kernels::cuda::{Attention, Cache, Gpu, Output, Path, Scratch, Type};
 
 use crate::Context;
 use crate::common::{Case, Random, User};
@@ -14,6 +14,8 @@ use crate::device::{OnDevice, Tensor, bytes};
 
 /// Calls behind one another.
 const CALLS: usize = 6;
+/// The depth of the products that write rows.
+const INNER: usize = 8;
 
 /// Users by how their keys are shared out: by clusters, as parts, and by two kernels.
 fn batches() -> [(&'static str, Vec<User>); 3] {
@@ -36,20 +38,31 @@ struct Chain<'a> {
     /// Where the right rows are, and others, all of them 0.
     right: [u64; 3],
     others: Tensor,
-    index: Tensor,
+    /// Zeros for products: what they are added to is copied.
+    zeros: Tensor,
     outputs: Vec<Tensor>,
     scratch: Option<(Tensor, usize)>,
 }
 
 impl Chain<'_> {
     fn write(&self, from: [u64; 3]) {
-        let to = [self.call.query, self.call.key, self.call.value];
-        let parts: Vec<_> =
-            from.into_iter().zip(to).map(|(from, to)| Selected { width: self.width, from, to }).collect();
-        let (rows, index) = (self.rows, self.index.address);
-        let select = Select { element: Type::Bf16, rows, index, count: rows, parts: &parts };
-        // SAFETY: all are as long as that, and waited for before they are read.
-        unsafe { self.gpu.select(&select, self.stream.cu_stream()) }.unwrap();
+        for (from, to) in from.into_iter().zip([self.call.query, self.call.key, self.call.value]) {
+            let copy = Output {
+                element: Type::Bf16,
+                rows: self.rows,
+                inner: INNER,
+                width: self.width,
+                y: self.zeros.address,
+                weight: self.zeros.address,
+                bias: None,
+                residual: Some(from),
+                taken: None,
+                output: to,
+                constant: true,
+            };
+            // SAFETY: all are as long as that, and waited for before they are read.
+            unsafe { self.gpu.output(&copy, self.stream.cu_stream()) }.unwrap();
+        }
     }
 
     fn launch(&self) {
@@ -98,7 +111,7 @@ pub fn followed(context: &Context) {
                 width: 2 * head_size,
                 right: [given.query, given.key, given.value],
                 others: empty(),
-                index: Tensor::new(stream, bytes(&(0..rows as i64).collect::<Vec<_>>())),
+                zeros: Tensor::new(stream, &vec![0; rows.max(2 * head_size) * INNER * size_of::<bf16>()]),
                 outputs: (0..CALLS).map(|_| empty()).collect(),
                 scratch: (scratch > 0).then(|| (Tensor::new(stream, &vec![0xff; scratch]), scratch)),
             };

@@ -58,10 +58,9 @@ const PARTS: &[Part] = &[
     ("dense-widths", dense::widths),
     ("dense-same-norms", dense::same_norms),
     ("dense-same-bits", dense::same_bits),
+    ("dense-nonsense", dense::nonsense),
     ("dense-captured", dense::captured),
     ("ends-unit", ends::unit),
-    ("ends-select", ends::select),
-    ("ends-select-nonsense", ends::select_nonsense),
     ("ends-embed", ends::embed),
     ("ends-captured", ends::captured),
 ];

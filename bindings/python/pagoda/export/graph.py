@@ -265,16 +265,13 @@ class Graph:
         silu = "all" if nvidia else "u"
         u, v, q, k = self.nodes_of("HstuProject", uvqk, 4, DOMAIN, heads=block.heads, silu=silu)
         attended = self.attention(q, k, v, layer)
-        if layer == block.layers - 1:
-            # From here on every row is on its own, and only candidates are scored.
-            taken = [u, attended, x] if block.residual else [u, attended]
-            u, attended, *rest = self.nodes_of("HstuSelect", ["candidate_rows", *taken], len(taken), DOMAIN)
-            x = rest[0] if rest else None
+        # Behind the last attention every row is on its own, and only candidates are scored.
+        taken = ["candidate_rows"] if layer == block.layers - 1 else []
         gate = [attended, u, *self.learned(f"{at}.output_norm", block.heads if block.group_norm else block.width)]
         norm = "group" if block.group_norm else "layer"
-        y = self.node("HstuGate", gate, domain=DOMAIN, epsilon=block.epsilon, norm=norm, concat=int(not nvidia))
+        y = self.node("HstuGate", gate + taken, domain=DOMAIN, epsilon=block.epsilon, norm=norm, concat=int(not nvidia))
         output = [y, *self.computed(f"{at}.output.weight", f"{at}.output.bias")]
-        return self.node("HstuOutput", [*output, x] if block.residual else output, domain=DOMAIN)
+        return self.node("HstuOutput", [*output, x, *taken] if block.residual else output, domain=DOMAIN)
 
     def computed(self, *names):
         """Weights of a block in the type that it computes in; those that there are not are left out."""
@@ -339,7 +336,7 @@ class Graph:
             "max_attn_len": block.max_attn_len,
         }
         if layer == block.layers - 1:
-            # Behind it `HstuSelect`, or Gather, leaves nothing but candidates.
+            # Behind it `HstuGate`, or Gather, takes nothing but candidates.
             attributes["candidates_only"] = 1
         output = self.node("HstuAttention", inputs, domain=DOMAIN, **attributes)
         if self.config.fused and self.config.not_cacheable is None:
