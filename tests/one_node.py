@@ -7,8 +7,9 @@ from exported import OPS
 from onnx import helper
 
 
-def session(op, inputs, outputs, **attributes):
-    """Opens one, for arrays like these and outputs of these types; what is None is left out."""
+def session(op, inputs, outputs, unknown=(), **attributes):
+    """Opens one, for arrays like these and outputs of these types; what is None is left out. Of the shapes of those
+    that are `unknown` nothing is said."""
     names = [name if array is not None else "" for name, array in inputs.items()]
     node = helper.make_node(op, names, list(outputs), domain="ai.pagoda", **attributes)
     given = {name: array for name, array in inputs.items() if array is not None}
@@ -18,9 +19,10 @@ def session(op, inputs, outputs, **attributes):
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
     # Whatever is as long as the first input's first dimension may be of any length.
-    begins = [
-        info(name, array.dtype, ["T" if dim == rows else dim for dim in array.shape]) for name, array in given.items()
-    ]
+    def dims(name, shape):
+        return None if name in unknown else ["T" if dim == rows else dim for dim in shape]
+
+    begins = [info(name, array.dtype, dims(name, array.shape)) for name, array in given.items()]
     graph = helper.make_graph([node], "one", begins, [info(name, kind, None) for name, kind in outputs.items()])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.pagoda", 1)]
     options = ort.SessionOptions()

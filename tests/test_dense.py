@@ -153,6 +153,13 @@ def arrays(shapes):
     }
 
 
+def test_an_index_of_which_nothing_is_known():
+    inputs = arrays(GATE | {"index": [4, 0]})
+    opened = session("HstuGate", inputs, ["y"], "f32", unknown=["index"], **LAYER)
+    assert opened.get_outputs()[0].shape != ["T", W]
+    assert [len(y) for y in opened.run(None, inputs)] == [2]
+
+
 def test_shapes_are_known_before_a_run():
     def shapes(op, shapes, **attributes):
         opened = session(op, arrays(shapes), list(OUTPUTS[op]), "f32", **attributes)

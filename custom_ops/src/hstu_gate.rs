@@ -37,8 +37,12 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
 
     fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
         let Some(mut u) = node.input(1)? else { return Ok(vec![]) };
-        if let (Some(index), Some(rows)) = (node.input(4)?, u.dims.first_mut()) {
-            let [count] = &index.dims[..] else { return Ok(vec![]) };
+        if node.inputs()? > 4 {
+            // Where nothing is known of the index, nothing is known of how many rows come out.
+            let index = node.input(4)?;
+            let (Some([count]), Some(rows)) = (index.as_ref().map(|index| &index.dims[..]), u.dims.first_mut()) else {
+                return Ok(vec![]);
+            };
             *rows = count.clone();
         }
         match (node.int(c"concat").unwrap_or(0), &u.dims[..]) {

@@ -40,14 +40,13 @@ impl Shapes {
     /// nothing to say of one of them.
     pub fn input(&self, index: usize) -> Result<Option<Shape>, OpError> {
         let api = self.api;
-        let (mut count, mut rank, mut info) = (0, 0, null_mut());
+        let (mut rank, mut info) = (0, null_mut());
         let mut element = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+        if index >= self.inputs()? {
+            return Ok(None);
+        }
         // SAFETY: the context is live for the whole call, and the information belongs to it; so do the names.
         unsafe {
-            check(api, (api.ShapeInferContext_GetInputCount)(self.raw, &mut count))?;
-            if index >= count {
-                return Ok(None);
-            }
             check(api, (api.ShapeInferContext_GetInputTypeShape)(self.raw, index, &mut info))?;
             check(api, (api.GetTensorElementType)(info, &mut element))?;
             check(api, (api.GetDimensionsCount)(info, &mut rank))?;
@@ -68,6 +67,14 @@ impl Shapes {
             });
             Ok(dims.collect::<Option<_>>().map(|dims| Shape { element, dims }))
         }
+    }
+
+    /// How many inputs the node names, those that it leaves out among others too.
+    pub fn inputs(&self) -> Result<usize, OpError> {
+        let mut count = 0;
+        // SAFETY: the context is live for the whole call.
+        check(self.api, unsafe { (self.api.ShapeInferContext_GetInputCount)(self.raw, &mut count) })?;
+        Ok(count)
     }
 
     /// An attribute of the node that is a text.
