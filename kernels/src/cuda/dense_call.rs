@@ -179,8 +179,16 @@ pub(super) struct RawProduct {
 }
 
 impl Taken {
-    pub(super) fn raw(taken: Option<Self>) -> RawTaken {
-        taken.map_or(RawTaken { index: 0, of: 0 }, |Self { of, index }| RawTaken { index, of: of as i64 })
+    /// For so many rows of an output. Refuses to take some where there are none: such tensors may have no address, which means
+    /// to kernels that they are not given.
+    pub(super) fn raw(taken: Option<Self>, rows: usize) -> Result<RawTaken, CudaError> {
+        match taken {
+            None => Ok(RawTaken { index: 0, of: 0 }),
+            Some(Self { of: 0, .. }) if rows > 0 => {
+                Err(CudaError::Unsupported(format!("{rows} rows by an index, expected rows of the 0 that there are")))
+            }
+            Some(Self { of, index }) => Ok(RawTaken { index, of: of as i64 }),
+        }
     }
 }
 
@@ -193,7 +201,7 @@ impl Project {
             weight: self.weight,
             bias: self.bias.unwrap_or(0),
             residual: 0,
-            taken: Taken::raw(None),
+            taken: Taken::raw(None, self.rows)?,
             outputs: self.outputs,
             rows: self.rows as i32,
             depth: self.width as i32,
@@ -213,7 +221,7 @@ impl Output {
             weight: self.weight,
             bias: self.bias.unwrap_or(0),
             residual: self.residual.unwrap_or(0),
-            taken: Taken::raw(self.taken),
+            taken: Taken::raw(self.taken, self.rows)?,
             outputs: [self.output, 0, 0, 0],
             rows: self.rows as i32,
             depth: self.inner as i32,
@@ -230,5 +238,31 @@ pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), CudaError> {
     match sizes.iter().find(|(_, size)| *size > MOST) {
         Some((name, size)) => Err(CudaError::Unsupported(format!("{name} {size}, expected up to {MOST}"))),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_taken_where_there_are_some() {
+        let output = |rows: usize, of: usize| Output {
+            element: Type::F32,
+            rows,
+            inner: 8,
+            width: 8,
+            y: 16,
+            weight: 32,
+            bias: None,
+            residual: Some(0),
+            taken: Some(Taken { of, index: 48 }),
+            output: 64,
+            constant: false,
+        };
+        let refused = output(3, 0).raw().err().expect("there are none").to_string();
+        assert!(refused.contains("3 rows by an index, expected rows of the 0 that there are"), "{refused}");
+        assert_eq!(output(0, 0).raw().map(|raw| raw.taken.index).ok(), Some(48));
+        assert_eq!(output(3, 2).raw().map(|raw| (raw.taken.index, raw.taken.of)).ok(), Some((48, 2)));
     }
 }

@@ -160,7 +160,7 @@ mod tests {
 
     fn call(rows: i32, depth: i32, columns: i32, part: i32) -> RawProduct {
         let (x, weight, outputs) = (16, 32, [48, 64, 80, 96]);
-        let (bias, residual, taken) = (2, 0, Taken::raw(None));
+        let (bias, residual, taken) = (2, 0, Taken::raw(None, 0).expect("nothing is taken"));
         RawProduct { x, weight, bias, residual, taken, outputs, rows, depth, columns, part, silu: 0, constant: 1 }
     }
 
