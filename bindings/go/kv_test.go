@@ -203,6 +203,9 @@ func TestACommitOutlivesItsContextAndItsLease(t *testing.T) {
 	for user := range uint64(8) {
 		lease := must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{User: user, Tokens: 1}))
 		err := lease.Commit(&doneMeanwhile{Context: gone}, true)
+		if user%2 == 0 {
+			fails(t, lease.Abort(), pagoda.ErrInvalidArgument, "lease")
+		}
 		ok(t, lease.Close())
 		if err != nil { // it may also have been quick
 			isDone(t, err, context.Canceled)

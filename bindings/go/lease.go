@@ -175,11 +175,14 @@ func (l *KVLease) Commit(ctx context.Context, durable bool) error {
 	return err
 }
 
-// Abort ends the lease and leaves everything as it was before.
+// Abort ends the lease and leaves everything as it was before. A commit that has begun goes on, and then this fails.
 func (l *KVLease) Abort() error {
 	handle, err := l.handle()
 	if err != nil {
 		return err
+	}
+	if l.it().isKept() {
+		return fail(ErrInvalidArgument, "lease", "a commit of this lease has begun already: prepare another one")
 	}
 	defer runtime.KeepAlive(l)
 	var failure *C.pagoda_error

@@ -75,6 +75,9 @@ func (o *object) keep(name string) (token uintptr, err error) {
 	return token, err
 }
 
+// isKept is whether a call is under way that nothing must stop.
+func (o *object) isKept() bool { return o.keepers.Load() > 0 }
+
 // let lets go of a handle that was kept.
 func (o *object) let() {
 	o.mu.Lock()
