@@ -3,6 +3,7 @@ package ai.pagoda;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.Executors;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.Consumer;
 
 /**
@@ -16,6 +17,13 @@ abstract class Pending<T> extends CompletableFuture<T> {
         thread.setDaemon(true);
         return thread;
     });
+
+    /** How long to wait until there may be memory again: each try may have Java look for some, which takes time. */
+    private static final long PAUSE_NANOS = 10_000_000;
+
+    /** Made while there is memory. */
+    private static final OutOfMemoryError NO_MEMORY =
+            new OutOfMemoryError("no memory to tell how a call of Pagoda has ended");
 
     /** Whether the thread runs that tells of what Pagoda's threads could not. */
     private static boolean telling;
@@ -51,11 +59,13 @@ abstract class Pending<T> extends CompletableFuture<T> {
     /** Before anything is under way: when there is no memory, it is too late to start a thread. */
     private static synchronized void beginTelling() {
         if (!telling) {
-            Thread thread = new Thread(() -> {
+            Thread thread = new Thread(null, () -> {
                 for (;;) {
                     tellOne();
                 }
-            }, "pagoda-telling");
+            }, "pagoda-telling", 0, false);
+            // It stays for good, and keeps nothing of whoever happens to start it.
+            thread.setContextClassLoader(Pending.class.getClassLoader());
             thread.setDaemon(true);
             thread.start();
             telling = true;
@@ -65,17 +75,17 @@ abstract class Pending<T> extends CompletableFuture<T> {
     private static void tellOne() {
         Pending<?> untold;
         while ((untold = Native.untold()) == null) {
-            Thread.yield();
+            LockSupport.parkNanos(PAUSE_NANOS);
         }
         while (!untold.noMemory()) {
-            Thread.yield();
+            LockSupport.parkNanos(PAUSE_NANOS);
         }
     }
 
     /** The run has ended, but there was no memory to say how. Returns false if there is not even enough for that. */
     private boolean noMemory() {
         try {
-            ended(new OutOfMemoryError("no memory to tell how a call of Pagoda has ended"), null, unwanted -> {});
+            ended(NO_MEMORY, null, null);
             return true;
         } catch (Throwable failure) {
             return isDone();
@@ -105,7 +115,7 @@ abstract class Pending<T> extends CompletableFuture<T> {
         own.close();
         Runnable complete = () -> {
             if (error != null) {
-                completeExceptionally(error);
+                fail(error);
             } else if (!complete(value)) {
                 unwanted.accept(value);
             }
@@ -114,6 +124,18 @@ abstract class Pending<T> extends CompletableFuture<T> {
             COMPLETING.execute(complete);
         } catch (Throwable noThread) {
             complete.run();
+        }
+    }
+
+    /** Takes memory too. Whoever waits must be told, and no one else does that: so it goes on until there is some. */
+    private void fail(Throwable error) {
+        for (;;) {
+            try {
+                completeExceptionally(error);
+                return;
+            } catch (OutOfMemoryError none) {
+                LockSupport.parkNanos(PAUSE_NANOS);
+            }
         }
     }
 

@@ -3,12 +3,14 @@ package ai.pagoda;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Properties;
+import java.util.concurrent.atomic.AtomicInteger;
 
 /** What LoadingTest runs in a process of its own: classes are first used while another thread loads the native part. */
 final class FirstUsesProgram {
     private static final List<String> CLASSES = List.of("Pagoda", "Cancel", "Embedding", "Engine", "Engine$Ranking",
             "KvCache", "KvLease", "Model", "Model$Run", "Store", "Tensor");
     private static final List<Thread> USERS = new ArrayList<>();
+    private static final AtomicInteger USED = new AtomicInteger();
 
     private FirstUsesProgram() {}
 
@@ -33,9 +35,14 @@ final class FirstUsesProgram {
             user.join(1_000);
         }
         USERS.add(loading);
+        if (USERS.size() != CLASSES.size() + 1) {
+            System.out.println("not one class was used while the native part was loaded");
+            Runtime.getRuntime().halt(1);
+        }
         List<String> waiting = USERS.stream().filter(Thread::isAlive).map(Thread::getName).toList();
         System.out.println(waiting.isEmpty() ? "it runs, Pagoda " + Pagoda.version() : "these wait: " + waiting);
-        Runtime.getRuntime().halt(waiting.isEmpty() ? 0 : 1);
+        // A class that there is not waits for nothing.
+        Runtime.getRuntime().halt(waiting.isEmpty() && USED.get() == USERS.size() ? 0 : 1);
     }
 
     private static void useAll() {
@@ -62,6 +69,7 @@ final class FirstUsesProgram {
         Thread user = new Thread(() -> {
             try {
                 Class.forName("ai.pagoda." + name);
+                USED.incrementAndGet();
             } catch (ClassNotFoundException error) {
                 throw new AssertionError(error);
             }
