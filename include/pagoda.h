@@ -1689,7 +1689,7 @@ pagoda_status pagoda_engine_swap(const pagoda_engine *engine, const char *folder
  * how many were known.
  *
  * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUSY if a request of one of
- * them runs now, IO.
+ * them runs now or is just being put into a batch, IO.
  */
 pagoda_status pagoda_engine_forget(const pagoda_engine *engine,
                                    const uint64_t *users,

@@ -41,17 +41,8 @@ pub(super) struct Ran<'a> {
     pub(super) took: Duration,
 }
 
-/// Runs requests of one model together.
-pub(super) fn run<'a>(
-    workspace: &'a mut Workspace,
-    batch: &[(&Work, &Ready)],
-    cancel: Option<&Cancel>,
-) -> Result<Ran<'a>> {
-    workspace.clear(batch[0].0.serving.layout.features.len());
-    for (work, ready) in batch {
-        workspace.add(work, ready)?;
-    }
-    let serving = &batch[0].0.serving;
+/// Runs the requests together whose rows are in the workspace.
+pub(super) fn run<'a>(workspace: &'a mut Workspace, serving: &Serving, cancel: Option<&Cancel>) -> Result<Ran<'a>> {
     let tasks = serving.folder.tasks.len();
     workspace.scores.clear();
     workspace.scores.resize(workspace.candidate_rows.len() * tasks, 0.0);
@@ -139,7 +130,7 @@ impl Workspace {
         inputs
     }
 
-    fn sizes(&self) -> Sizes {
+    pub(super) fn sizes(&self) -> Sizes {
         Sizes {
             users: self.num_candidates.len(),
             rows: self.positions.len(),
@@ -148,7 +139,8 @@ impl Workspace {
         }
     }
 
-    fn clear(&mut self, features: usize) {
+    /// Makes room for the rows of a model with so many features.
+    pub(super) fn clear(&mut self, features: usize) {
         self.keys.resize_with(features, Vec::new);
         self.keys
             .iter_mut()
@@ -162,20 +154,32 @@ impl Workspace {
         self.page_indptr.push(0);
     }
 
-    /// Adds the rows of one request.
-    fn add(&mut self, work: &Work, ready: &Ready) -> Result<()> {
+    /// Takes away what was added since it had these sizes.
+    pub(super) fn truncate(&mut self, to: &Sizes) {
+        self.keys
+            .iter_mut()
+            .chain([&mut self.positions, &mut self.times])
+            .for_each(|numbers| numbers.truncate(to.rows));
+        self.candidate_rows.truncate(to.candidates);
+        for numbers in [&mut self.num_candidates, &mut self.num_contextual, &mut self.cached_len] {
+            numbers.truncate(to.users);
+        }
+        for bounds in [&mut self.row_offsets, &mut self.page_indptr] {
+            bounds.truncate(to.users + 1);
+        }
+        self.page_ids.truncate(to.pages);
+    }
+
+    /// Adds the rows of one request. What fails may leave some of them; see [`Self::truncate`].
+    pub(super) fn add(&mut self, work: &Work, ready: &Ready) -> Result<()> {
         let layout = &work.serving.layout;
         let (at, rows) = (self.positions.len(), ready.cached..work.rows());
         let new = (rows.end - rows.start) as usize;
         let all = at + new + work.num_candidates;
         let history = layout.history_rows(rows.clone(), ready.user_keys(work), ready.events(work));
-        if let Some(own) = ready.own(work).and_then(|own| own.keys_from(rows.start)) {
-            self.keys.iter_mut().zip(own).for_each(|(keys, own)| keys.extend_from_slice(own));
-        } else {
-            self.keys.iter_mut().for_each(|keys| keys.resize(all, layout.no_key));
-            history.put(at, &mut self.keys).map_err(|error| error.about("events"))?;
-            layout.candidate_rows(&work.candidates, at + new, &mut self.keys);
-        }
+        self.keys.iter_mut().for_each(|keys| keys.resize(all, layout.no_key));
+        history.put(at, &mut self.keys, ready.are_known(work)).map_err(|error| error.about("events"))?;
+        layout.candidate_rows(&work.candidates, at + new, &mut self.keys);
         if work.serving.folder.inputs.times.is_some() {
             history.times(&mut self.times);
             self.times.resize(all, work.time);
@@ -202,23 +206,18 @@ mod tests {
     use super::super::remembered::{Remembered, Sent};
     use super::*;
 
+    /// The rows that a workspace has of everyone but the first so many.
+    fn rows_behind(workspace: &Workspace, first: &Sizes) -> Vec<Vec<i64>> {
+        let of_rows = workspace.keys.iter().chain([&workspace.positions, &workspace.times]);
+        of_rows.map(|numbers| numbers[first.rows..].to_vec()).collect()
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "opens a model")]
-    fn rows_that_were_made_ahead_are_those_that_a_batch_makes() {
+    fn rows_do_not_depend_on_those_before_them_nor_on_whether_all_keys_are_known() {
         let serving = serving(&options(), None);
         let remembered = Remembered::new(1 << 20, &serving.layout.signature);
-        // Behind another one's rows.
-        let added = |work: &Work| {
-            let mut workspace = Workspace::default();
-            let ready = prepare(work, &remembered, &mut workspace.items).unwrap();
-            workspace.clear(serving.layout.features.len());
-            workspace.keys.iter_mut().for_each(|keys| keys.push(7));
-            workspace.positions.push(7);
-            workspace.times.push(7);
-            workspace.add(work, &ready).unwrap();
-            let Workspace { items, keys, positions, times, candidate_rows, row_offsets, .. } = workspace;
-            ((items, keys, positions, times, candidate_rows, row_offsets), ready)
-        };
+        let mut workspace = Workspace::default();
         // Whole; what is new; some of it again; some of it otherwise, for which what came before is recalled; whole again;
         // nothing new; otherwise where a page begins.
         let steps: [(u64, &[i64], bool); 7] = [
@@ -236,15 +235,56 @@ mod tests {
             if keys_left_out {
                 request.user_keys.clear();
             }
-            let [now, ahead] = [(); 2].map(|()| Work::new(&serving, &request).unwrap());
-            ahead.make_ahead();
-            let (made_now, _) = added(&now);
-            let (made_ahead, ready) = added(&ahead);
-            assert_eq!(made_now, made_ahead, "from {start} on");
-            assert_eq!(ready.own(&ahead).is_none(), start == 8, "its own rows are used unless it takes others");
-            assert!(items.is_empty() || !made_now.0.is_empty(), "histories are compared");
+            let mut work = Work::new(&serving, &request).unwrap();
+            let ready = prepare(&work, &remembered, &mut workspace.items).unwrap();
+            assert!(items.is_empty() || !workspace.items.is_empty(), "histories are compared");
+            assert_eq!(ready.are_known(&work), start != 8, "its own events are used unless it takes others");
+            workspace.clear(serving.layout.features.len());
+            let nothing = workspace.sizes();
+            workspace.add(&work, &ready).unwrap();
+            let alone = workspace.sizes();
+            assert_eq!(alone.rows as u64, ready.rows(&work));
+            work.known_events = false;
+            workspace.add(&work, &ready).unwrap();
+            let both = workspace.sizes();
+            assert_eq!((both.users, both.candidates, both.pages), (2, 2 * alone.candidates, 2 * alone.pages));
+            let behind = rows_behind(&workspace, &alone);
+            workspace.truncate(&alone);
+            assert_eq!(behind, rows_behind(&workspace, &nothing), "from {start} on");
             ready.commit().unwrap();
-            remembered.note(&Sent::new(&ahead), &serving.layout.signature);
+            remembered.note(&Sent::new(&work), &serving.layout.signature);
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "opens a model")]
+    fn what_can_not_be_added_is_taken_away() {
+        let serving = serving(&options(), None);
+        let remembered = Remembered::new(1 << 20, &serving.layout.signature);
+        let mut workspace = Workspace::default();
+        let ready = |user: u64, workspace: &mut Workspace| {
+            let work = Work::new(&serving, &request(user, &[3, 4, 5])).unwrap();
+            let ready = prepare(&work, &remembered, &mut workspace.items).unwrap();
+            (work, ready)
+        };
+        let [(first, of_first), (mut second, of_second)] = [1, 2].map(|user| ready(user, &mut workspace));
+        workspace.clear(serving.layout.features.len());
+        workspace.add(&first, &of_first).unwrap();
+        let (sizes, rows) = (workspace.sizes(), workspace.keys.clone());
+        let all = |workspace: &Workspace| {
+            let Workspace { row_offsets, num_contextual, cached_len, page_indptr, .. } = workspace;
+            [row_offsets, num_contextual, cached_len, page_indptr].map(Vec::clone)
+        };
+        let before = all(&workspace);
+        // As if another version had been told of it, whose table was larger.
+        second.known_events = false;
+        *second.events.iter_mut().rev().nth(1).unwrap() = 1 << 40;
+        let error = workspace.add(&second, &of_second).unwrap_err();
+        assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("events")), "{error}");
+        workspace.truncate(&sizes);
+        assert_eq!((workspace.sizes(), &workspace.keys, all(&workspace)), (sizes, &rows, before));
+        second.events = first.events.clone();
+        workspace.add(&second, &of_second).unwrap();
+        assert_eq!(workspace.sizes().rows, 2 * sizes.rows);
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct Core {
     pub(super) counters: Arc<Counters>,
     pub(super) clock: Arc<Clock>,
     queue: Mutex<Queue>,
-    /// How many requests were put into the queue.
+    /// How many requests were put into the queue that could be in the next batch.
     pushed: AtomicU64,
     /// A request may be next, or an instance is free.
     changed: Condvar,
@@ -45,6 +45,16 @@ pub(super) struct Core {
 struct Member {
     pending: Arc<Pending>,
     ready: Ready,
+}
+
+/// Who follows in a batch.
+enum Following {
+    /// This one, with the number of runs that have ended.
+    One((Arc<Pending>, u64)),
+    /// What there is runs without waiting for anyone.
+    NotWaitedFor,
+    /// None came so soon after the `pushed` ones.
+    NoneCame { pushed: u64 },
 }
 
 /// What came of a request.
@@ -88,7 +98,7 @@ impl Core {
             Some(workspace) => {
                 let ended = queue.ended;
                 drop(queue);
-                self.serve(workspace, Some((Arc::clone(pending), ended)));
+                self.serve(workspace, Some((Arc::clone(pending), ended)), false);
                 Ok(())
             }
         }
@@ -102,69 +112,78 @@ impl Core {
     fn push(&self, mut queue: MutexGuard<'_, Queue>, pending: Arc<Pending>) -> Result<()> {
         // Whoever is first in the queue has woken a thread, which waits for others to run with: it is not woken again for
         // each of them, but by the last that fits in.
-        let attended = !self.options.max_delay.is_zero() && queue.next().is_some();
+        let attended = !self.options.max_delay.is_zero() && queue.is_attended();
         let pushed = queue.push(pending);
-        self.pushed.fetch_add(1, Ordering::Relaxed);
+        if let Ok(true) = pushed {
+            self.pushed.fetch_add(1, Ordering::Relaxed);
+        }
         if !attended || queue.fills(self.options.max_batch as usize) {
             drop(queue);
             self.changed.notify_one();
         }
-        pushed
+        pushed.map(drop)
     }
 
     /// Runs batches until the engine is closed and no request waits.
     pub(super) fn work(&self) {
-        let (mut queue, mut looked_out, mut expects) = (self.lock(), None, false);
+        let (mut queue, mut expects) = (self.lock(), false);
         loop {
             let Some(first) = queue.next() else {
                 if queue.stop && queue.waiting() == 0 {
                     return;
                 }
                 if std::mem::take(&mut expects) && queue.waiting() == 0 {
-                    let pushed = Some(self.pushed.load(Ordering::Relaxed));
+                    let pushed = self.pushed.load(Ordering::Relaxed);
                     drop(queue);
                     self.look_out(pushed, LOOK_ON);
                     queue = self.lock();
+                } else if queue.gathering {
+                    queue = self.sleep_for(queue, self.options.max_delay);
                 } else {
                     queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }
                 continue;
             };
-            let left = self.options.max_delay.saturating_sub(first.arrived.elapsed());
-            if !left.is_zero() && !queue.stop && !queue.fills(self.options.max_batch as usize) {
-                if let Some(pending) = queue.to_make() {
-                    drop(queue);
-                    pending.work.make_ahead();
-                    // This may be the last to have it, and all that it has takes time to let go of.
-                    drop(pending);
-                    queue = self.lock();
-                    continue;
-                }
-                let pushed = Some(self.pushed.load(Ordering::Relaxed));
-                if looked_out != pushed {
-                    drop(queue);
-                    self.look_out(pushed, left.min(LOOK_OUT));
-                    // All may be otherwise by now.
-                    (queue, looked_out) = (self.lock(), pushed);
-                    continue;
-                }
-                queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+            let left = self.time_left(first.arrived);
+            let waits = !left.is_zero() && !queue.stop && !queue.fills(self.options.max_batch as usize);
+            let in_vain = queue.in_vain == Some(self.pushed.load(Ordering::Relaxed));
+            // Whoever gathers takes them. But if that takes too long, or there are enough for another batch, this one does.
+            if waits && (queue.gathering || in_vain) {
+                queue = self.sleep_for(queue, left);
                 continue;
             }
             let Some(workspace) = queue.instance() else { continue };
+            queue.gathering |= waits;
             drop(queue);
-            self.serve(workspace, None);
-            (queue, expects) = (self.lock(), !self.options.model.sleep_when_idle);
+            let ran = self.serve(workspace, None, waits);
+            (queue, expects) = (self.lock(), ran && !self.options.model.sleep_when_idle);
         }
     }
 
-    /// Waits for a request to follow the `pushed` ones, without sleeping.
-    fn look_out(&self, pushed: Option<u64>, time: Duration) {
+    /// Sleeps for a time at most, or until someone wakes this thread.
+    fn sleep_for<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, time: Duration) -> MutexGuard<'a, Queue> {
+        queue.timed += 1;
+        let mut queue = self.changed.wait_timeout(queue, time).unwrap_or_else(PoisonError::into_inner).0;
+        queue.timed -= 1;
+        queue
+    }
+
+    /// How long a request that has `arrived` then still waits for others.
+    fn time_left(&self, arrived: Instant) -> Duration {
+        self.options.max_delay.saturating_sub(arrived.elapsed())
+    }
+
+    /// Waits for a request to follow the `pushed` ones, without sleeping, and says whether one did.
+    fn look_out(&self, pushed: u64, time: Duration) -> bool {
         let begun = Instant::now();
-        while Some(self.pushed.load(Ordering::Relaxed)) == pushed && begun.elapsed() < time {
+        while self.pushed.load(Ordering::Relaxed) == pushed {
+            if begun.elapsed() >= time {
+                return false;
+            }
             // Whoever wants to run here may be the one that is looked out for.
             std::thread::yield_now();
         }
+        true
     }
 
     /// No more requests come; those that wait are answered.
@@ -173,16 +192,17 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Puts a batch together, runs it, and says what came of it. `first` is the request of a caller whose thread this
-    /// is, with the number of runs that had ended when it came.
-    fn serve(&self, mut workspace: Workspace, first: Option<(Arc<Pending>, u64)>) {
+    /// Puts a batch together, runs it, says what came of it, and whether anything did. `first` is the request of a caller
+    /// whose thread this is, with the number of runs that had ended when it came. `waits`: for others to run with.
+    fn serve(&self, mut workspace: Workspace, first: Option<(Arc<Pending>, u64)>, waits: bool) -> bool {
         let mut outcomes = Vec::new();
-        let batch = self.gather(&mut workspace, first, &mut outcomes);
+        let gathered = self.gather(&mut workspace, first, waits, &mut outcomes);
+        let (in_vain, batch) = (gathered.is_none(), gathered.unwrap_or_default());
         let mut users: Vec<u64> = outcomes.iter().map(|(pending, _)| pending.work.user).collect();
         users.extend(batch.iter().map(|member| member.pending.work.user));
         let ran = !batch.is_empty() || !outcomes.is_empty();
         // Whoever is first in the queue now came while another was, and woke no one (`push`).
-        if !self.options.max_delay.is_zero() && self.lock().next().is_some() {
+        if !self.options.max_delay.is_zero() && !in_vain && self.lock().next().is_some() {
             self.changed.notify_one();
         }
         if !batch.is_empty() {
@@ -190,9 +210,11 @@ impl Core {
         }
         // Before anyone is told: whoever asks again at once finds the instance free.
         let mut queue = self.lock();
-        users.into_iter().for_each(|user| queue.done(user));
-        queue.give_back(workspace, ran);
-        let more = queue.waiting() > 0 || queue.stop;
+        let follow = users.into_iter().filter(|&user| queue.done(user)).count();
+        self.pushed.fetch_add(follow as u64, Ordering::Relaxed);
+        queue.give_back(workspace, ran || in_vain);
+        // Those that were put back in vain are this thread's own to wait with.
+        let more = queue.waiting() > 0 && !in_vain || queue.stop;
         drop(queue);
         if more {
             self.changed.notify_all();
@@ -200,53 +222,142 @@ impl Core {
         for (pending, outcome) in outcomes {
             pending.end(outcome);
         }
+        ran
     }
 
-    /// Takes requests as long as they fit into one batch, and finds out what is there of their histories.
+    /// Takes requests as long as they fit into one batch, finds out what is there of their histories, and puts their rows
+    /// together. If it waits for others and none come at once, or one can not be served, all are put back, so that no one is
+    /// held by a thread that sleeps: `None`. So they are if one has ended by itself.
     fn gather(
         &self,
         workspace: &mut Workspace,
         first: Option<(Arc<Pending>, u64)>,
+        waits: bool,
         failed: &mut Vec<Outcome>,
-    ) -> Vec<Member> {
+    ) -> Option<Vec<Member>> {
         let (mut batch, mut rows) = (Vec::<Member>::new(), 0);
         // A caller may hold a lock that the callback of another one takes.
         let callbacks = first.is_none();
-        let mut next = first.or_else(|| self.take(callbacks));
+        let take = || {
+            let mut queue = self.lock();
+            let taken = if waits { queue.gather() } else { queue.take(callbacks) }?;
+            Some((taken, queue.ended))
+        };
+        let mut next = first.or_else(take);
         while let Some((pending, ended)) = next {
             let work = &pending.work;
             if batch.first().is_some_and(|member| !Arc::ptr_eq(&member.pending.work.serving, &work.serving)) {
-                self.put_back(pending);
+                self.put_back(pending, waits);
                 break;
             }
             let prepared = guarded(|| history::prepare(work, &self.remembered, &mut workspace.items));
-            match prepared {
+            let refused = match prepared {
                 Ok(ready) => {
                     rows += ready.rows(work);
                     if !batch.is_empty() && rows > self.options.max_batch_rows.into() {
-                        drop(ready);
-                        self.put_back(pending);
+                        ready.put_back(work);
+                        self.put_back(pending, waits);
                         break;
                     }
-                    batch.push(Member { pending, ready });
-                }
-                Err(error) if error.status() == Status::Capacity && work.serving.fits(work.rows()) => {
-                    match self.lock().until_room(pending, ended, !batch.is_empty()) {
-                        None => break,
-                        Some(pending) => failed.push((pending, Err(error))),
+                    if batch.is_empty() {
+                        workspace.clear(work.serving.layout.features.len());
+                    }
+                    match add(workspace, work, &ready) {
+                        Ok(()) => {
+                            batch.push(Member { pending, ready });
+                            None
+                        }
+                        Err(error) => {
+                            rows -= ready.rows(work);
+                            Some((pending, error))
+                        }
                     }
                 }
-                Err(error) => failed.push((pending, Err(error))),
+                Err(error) if error.status() == Status::Capacity && work.serving.fits(work.rows()) => {
+                    let mut queue = self.lock();
+                    if waits {
+                        queue.ungather(&pending);
+                    }
+                    match queue.until_room(pending, ended, !batch.is_empty()) {
+                        None => break,
+                        Some(pending) => Some((pending, error)),
+                    }
+                }
+                Err(error) => Some((pending, error)),
+            };
+            match refused {
+                // It is one of those who are waited for, and told when the others run.
+                Some((pending, _)) if waits => {
+                    self.put_all_back(batch, Some(pending), Some(self.pushed.load(Ordering::Relaxed)));
+                    return None;
+                }
+                Some((pending, error)) => failed.push((pending, Err(error))),
+                None => {}
             }
-            next = if batch.len() < self.options.max_batch as usize { self.take(callbacks) } else { None };
+            if batch.len() == self.options.max_batch as usize {
+                break;
+            }
+            // The first is not always the one who waits for the longest: another thread may have put one back.
+            let oldest = batch.iter().map(|member| member.pending.arrived).min();
+            next = match oldest.filter(|_| waits) {
+                None => take(),
+                Some(oldest) => match self.following(oldest) {
+                    Following::One(next) => Some(next),
+                    Following::NotWaitedFor => None,
+                    Following::NoneCame { pushed } => {
+                        self.put_all_back(batch, None, Some(pushed));
+                        return None;
+                    }
+                },
+            };
         }
-        batch
+        if waits && batch.iter().any(|member| member.pending.limited && member.pending.has_ended()) {
+            // While it waited for others, who wait for someone else now.
+            self.put_all_back(batch, None, None);
+            return None;
+        }
+        if waits {
+            self.lock().end_gathering();
+        }
+        Some(batch)
+    }
+
+    /// Who follows in a batch that waits for others, whose oldest request has `arrived` then.
+    fn following(&self, arrived: Instant) -> Following {
+        loop {
+            let mut queue = self.lock();
+            if let Some(next) = queue.gather() {
+                return Following::One((next, queue.ended));
+            }
+            let left = self.time_left(arrived);
+            if left.is_zero() || queue.stop || queue.is_blocked() {
+                return Following::NotWaitedFor;
+            }
+            let pushed = self.pushed.load(Ordering::Relaxed);
+            drop(queue);
+            if !self.look_out(pushed, left.min(LOOK_OUT)) && !self.time_left(arrived).is_zero() {
+                return Following::NoneCame { pushed };
+            }
+        }
+    }
+
+    /// Puts a batch back that waited for others, and whoever was `refused`; `in_vain` if there is no use in waiting so after
+    /// so many have come.
+    fn put_all_back(&self, batch: Vec<Member>, refused: Option<Arc<Pending>>, in_vain: Option<u64>) {
+        // Everyone's hold on a history ends before another thread can have the request.
+        let let_go = |Member { pending, ready }: Member| {
+            ready.put_back(&pending.work);
+            pending
+        };
+        let batch = batch.into_iter().map(let_go).chain(refused).collect();
+        self.lock().put_all_back(batch, in_vain);
     }
 
     /// Runs a batch; if that fails, its requests one by one, so that only those fail that can not be run.
     fn run(&self, workspace: &mut Workspace, batch: Vec<Member>, outcomes: &mut Vec<Outcome>) {
         let formed = Instant::now();
         self.counters.batch(batch.iter().map(|member| formed - member.pending.arrived));
+        batch.iter().for_each(|member| member.ready.count(&member.pending.work));
         let others = batch.len() - 1;
         match run_together(workspace, &batch) {
             Ok((scores, took)) => {
@@ -264,7 +375,10 @@ impl Core {
             Err(error) => {
                 log::warn!("a batch of {} requests failed and is run one by one: {error}", others + 1);
                 for member in batch {
-                    match run_together(workspace, std::slice::from_ref(&member)) {
+                    workspace.clear(member.pending.work.serving.layout.features.len());
+                    let alone = std::slice::from_ref(&member);
+                    let added = add(workspace, &member.pending.work, &member.ready);
+                    match added.and_then(|()| run_together(workspace, alone)) {
                         Ok((scores, took)) => outcomes.push(self.settle(member, scores.to_vec(), (formed, took), 0)),
                         Err(error) => outcomes.push((member.pending, Err(error))),
                     }
@@ -309,15 +423,14 @@ impl Core {
         (pending, Ok(response))
     }
 
-    /// The next request, with the number of runs that have ended.
-    fn take(&self, callbacks: bool) -> Option<(Arc<Pending>, u64)> {
+    /// Puts a request back that was taken, for a batch that `waits` for others or not.
+    fn put_back(&self, pending: Arc<Pending>, waits: bool) {
         let mut queue = self.lock();
-        let taken = queue.take(callbacks)?;
-        Some((taken, queue.ended))
-    }
-
-    fn put_back(&self, pending: Arc<Pending>) {
-        self.lock().put_back(pending);
+        if waits {
+            queue.ungather(&pending);
+        }
+        queue.put_back(pending);
+        drop(queue);
         // Another instance may be free.
         self.changed.notify_one();
     }
@@ -327,14 +440,20 @@ impl Core {
     }
 }
 
-/// Runs requests together and returns their scores.
+/// Adds the rows of a request to those of others, or leaves those as they are.
+fn add(workspace: &mut Workspace, work: &Work, ready: &Ready) -> Result<()> {
+    let before = workspace.sizes();
+    guarded(|| workspace.add(work, ready)).inspect_err(|_| workspace.truncate(&before))
+}
+
+/// Runs requests together whose rows are in the workspace, and returns their scores.
 fn run_together<'a>(workspace: &'a mut Workspace, batch: &[Member]) -> Result<(&'a [f32], Duration)> {
     let cancel = match batch {
         [alone] => alone.pending.runs_alone(),
         _ => None,
     };
-    let requests: Vec<_> = batch.iter().map(|member| (&member.pending.work, &member.ready)).collect();
-    let ran = guarded(|| batch::run(workspace, &requests, cancel.as_deref()).map(|ran| (ran.scores, ran.took)));
+    let serving = &batch[0].pending.work.serving;
+    let ran = guarded(|| batch::run(workspace, serving, cancel.as_deref()).map(|ran| (ran.scores, ran.took)));
     batch.iter().for_each(|member| member.pending.has_run());
     ran
 }

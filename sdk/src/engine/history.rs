@@ -1,6 +1,7 @@
 //! What of a user's history is there and what has to be computed.
 
-use super::own::Own;
+use std::sync::atomic::Ordering;
+
 use super::remembered::{Remembered, Sent};
 use super::work::Work;
 use crate::error::{Error, Result, Status};
@@ -41,14 +42,28 @@ impl Ready {
         }
     }
 
-    /// The rows of the request, if they were made ahead and are those that the model is given.
-    pub(super) fn own<'a>(&self, work: &'a Work) -> Option<&'a Own> {
-        work.own.get().filter(|_| self.recalled.is_none())
+    /// Whether the keys of those events are looked up as they are.
+    pub(super) fn are_known(&self, work: &Work) -> bool {
+        work.known_events && self.recalled.is_none()
     }
 
     /// Rows that the model is given.
     pub(super) fn rows(&self, work: &Work) -> u64 {
         work.rows() - self.cached + work.num_candidates as u64
+    }
+
+    /// Counts what was found of the history: it is going to run.
+    pub(super) fn count(&self, work: &Work) {
+        if let Some(lease) = &self.lease {
+            lease.count(work.is_onloaded.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Lets go of all, for a request that is going to be prepared again.
+    pub(super) fn put_back(self, work: &Work) {
+        if self.lease.is_some_and(|lease| lease.is_onloading()) {
+            work.is_onloaded.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Has what the model computed become part of the history.
@@ -110,21 +125,16 @@ fn anew(work: &Work, recalled: Option<Recalled>, remembered: &Remembered, items:
     items.clear();
     // Without a cache there is nothing to compare with.
     if serving.keeps {
-        match ready.own(work) {
-            Some(own) => items.extend_from_slice(own.items()),
-            None => {
-                let (user_keys, events) = (ready.user_keys(work), ready.events(work));
-                serving.layout.history_rows(0..rows, user_keys, events).fingerprints(items);
-            }
-        }
+        let (user_keys, events) = (ready.user_keys(work), ready.events(work));
+        serving.layout.history_rows(0..rows, user_keys, events).fingerprints(items);
     }
     let request =
         Request { user: work.user, start: 0, tokens: rows as u32, candidates: work.num_candidates as u32, items };
     let before = if serving.keeps { end(kv, work.user) } else { 0 };
-    let lease = match kv.prepare_for_run(&[request]) {
+    let lease = match kv.prepare_uncounted(&[request]) {
         // All of it is known here, so what it replaces may go first.
         Err(error) if is_crowded(work, before, &error) => {
-            kv.evict(Users::These(&[work.user]), Tiers::ALL).and_then(|_| kv.prepare_for_run(&[request]))
+            kv.evict(Users::These(&[work.user]), Tiers::ALL).and_then(|_| kv.prepare_uncounted(&[request]))
         }
         lease => lease,
     };
@@ -163,16 +173,11 @@ fn continued(work: &Work, kv: &KvCache, remembered: &Remembered, items: &mut Vec
         _ if before > first_row => return Ok(None),
         _ => {}
     }
-    match work.own.get() {
-        Some(own) => items.extend_from_slice(own.items()),
-        None => {
-            let rows = first_row..work.rows();
-            layout.history_rows(rows, user_keys, (work.start, &work.events)).fingerprints(items);
-        }
-    }
+    layout.history_rows(first_row..work.rows(), user_keys, (work.start, &work.events)).fingerprints(items);
     let tokens = (work.rows() - first_row) as u32;
     let candidates = work.num_candidates as u32;
-    let lease = match kv.prepare_for_run(&[Request { user: work.user, start: first_row, tokens, candidates, items }]) {
+    let lease = match kv.prepare_uncounted(&[Request { user: work.user, start: first_row, tokens, candidates, items }])
+    {
         Ok(lease) => lease,
         // What is cached ends before, or is not the same.
         Err(error) if error.status() == Status::InvalidArgument => return Ok(None),

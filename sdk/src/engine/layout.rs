@@ -10,7 +10,7 @@ pub(super) struct Layout {
     pub(super) no_key: i64,
     /// In the order of the folder.
     pub(super) features: Vec<Keys>,
-    /// The features that an event has a key of, in the order in which events keep them; the time comes after the last.
+    /// The features that an event has a key of, in the order in which events keep them; the time, if any, comes after the last.
     pub(super) of_event: Vec<usize>,
     /// The features that a candidate brings.
     pub(super) of_candidate: Vec<usize>,
@@ -89,9 +89,9 @@ impl Layout {
         }
     }
 
-    /// Numbers that an event is kept as: its keys, and its time.
+    /// Numbers that an event is kept as: its keys, and its time if rows have times.
     pub(super) fn width(&self) -> usize {
-        self.of_event.len() + 1
+        (self.of_event.len() + usize::from(self.timed)).max(1)
     }
 
     /// Rows at the beginning of every history.
@@ -136,10 +136,8 @@ impl Layout {
     /// Puts the keys of candidates into the columns of their features, from the place `at` on.
     pub(super) fn candidate_rows(&self, candidates: &[i64], at: usize, columns: &mut [Vec<i64>]) {
         for cell in &self.candidate {
-            let to = &mut columns[cell.feature][at..];
-            for (to, numbers) in to.iter_mut().zip(candidates.chunks_exact(self.of_candidate.len())) {
-                *to = cell.key_in(numbers);
-            }
+            let to = columns[cell.feature][at..].iter_mut();
+            cell.for_each(to, candidates, self.of_candidate.len(), |to, key| *to = key);
         }
     }
 }
@@ -168,10 +166,14 @@ impl<'a> HistoryRows<'a> {
         let at = to.len();
         to.resize(at + (rows.end - from) as usize, SEED);
         let step = layout.event_rows() as usize;
-        for (own, cell) in self.cells_from(from) {
-            let hashes = to[at + (own - from) as usize..].iter_mut().step_by(step);
-            for (hash, numbers) in hashes.zip(self.numbers_from(own).chunks_exact(width)) {
-                *hash = cell.mixed_into(*hash, numbers);
+        for (own, number, cell) in self.cells_from(from) {
+            let (hashes, numbers) = (to[at + (own - from) as usize..].iter_mut().step_by(step), self.numbers_from(own));
+            if number == 0 {
+                // Before their first cell all rows are the same.
+                let begun = cell.begun(SEED);
+                cell.for_each(hashes, numbers, width, |hash, key| *hash = mix(begun ^ key as u64));
+            } else {
+                cell.for_each(hashes, numbers, width, |hash, key| *hash = mix(cell.begun(*hash) ^ key as u64));
             }
         }
         if layout.timed {
@@ -184,8 +186,9 @@ impl<'a> HistoryRows<'a> {
     }
 
     /// Puts the keys of each row's cells into the columns of their features, from the place `at` on. A feature after
-    /// the other: a row at a time takes several times as long.
-    pub(super) fn put(&self, at: usize, columns: &mut [Vec<i64>]) -> Result<()> {
+    /// the other: a row at a time takes several times as long. `known`: whether those of events are looked up as they are,
+    /// see [`Keys::check`].
+    pub(super) fn put(&self, at: usize, columns: &mut [Vec<i64>], known: bool) -> Result<()> {
         let Self { layout, rows, .. } = self;
         let place = |row: u64| at + (row - rows.start) as usize;
         for row in rows.start..rows.end.min(layout.begin_rows()) {
@@ -195,11 +198,15 @@ impl<'a> HistoryRows<'a> {
             }
         }
         let Some((from, width)) = self.of_events() else { return Ok(()) };
-        for (own, cell) in self.cells_from(from) {
-            let feature = &layout.features[cell.feature];
+        for (own, _, cell) in self.cells_from(from) {
+            let (feature, numbers) = (&layout.features[cell.feature], self.numbers_from(own));
             let column = columns[cell.feature][place(own)..place(rows.end)].iter_mut();
-            let numbers = self.numbers_from(own).chunks_exact(width);
-            for (to, numbers) in column.step_by(layout.event_rows() as usize).zip(numbers) {
+            let column = column.step_by(layout.event_rows() as usize);
+            if known {
+                cell.for_each(column, numbers, width, |to, key| *to = key);
+                continue;
+            }
+            for (to, numbers) in column.zip(numbers.chunks_exact(width)) {
                 *to = feature.resolve(cell.key_in(numbers), layout.no_key)?;
             }
         }
@@ -212,6 +219,10 @@ impl<'a> HistoryRows<'a> {
         to.extend((rows.start..rows.end.min(layout.begin_rows())).map(|_| 0));
         let Some((from, width)) = self.of_events() else { return };
         let (step, before) = (layout.event_rows() as usize, layout.part_at(from) as usize);
+        if !layout.timed {
+            to.extend((from..rows.end).map(|_| 0));
+            return;
+        }
         let numbers = self.numbers_from(from).chunks_exact(width);
         let times = numbers.flat_map(|numbers| std::iter::repeat_n(numbers[width - 1], step));
         to.extend(times.skip(before).take((rows.end - from) as usize));
@@ -223,12 +234,12 @@ impl<'a> HistoryRows<'a> {
         (from < self.rows.end).then(|| (from, self.layout.width()))
     }
 
-    /// The cells of events' rows, each with the first row from `from` on that has it.
-    fn cells_from(&self, from: u64) -> impl Iterator<Item = (u64, &'a Cell)> {
+    /// The cells of events' rows, each with the first row from `from` on that has it and its number there.
+    fn cells_from(&self, from: u64) -> impl Iterator<Item = (u64, usize, &'a Cell)> {
         let (layout, end, step) = (self.layout, self.rows.end, self.layout.event_rows());
         let own = move |part: u64| from + (part + step - layout.part_at(from)) % step;
         let parts = (0..).map(own).zip(&layout.event).filter(move |(own, _)| *own < end);
-        parts.flat_map(|(own, cells)| cells.iter().map(move |cell| (own, cell)))
+        parts.flat_map(|(own, cells)| cells.iter().enumerate().map(move |(number, cell)| (own, number, cell)))
     }
 
     /// The numbers of the event that a row is of, and of all after it: who goes on from there needs no division for
@@ -241,7 +252,23 @@ impl<'a> HistoryRows<'a> {
 impl Cell {
     /// The hash of a row, with this.
     fn mixed_into(&self, hash: u64, numbers: &[i64]) -> u64 {
-        mix(mix(hash ^ self.feature as u64) ^ self.key_in(numbers) as u64)
+        mix(self.begun(hash) ^ self.key_in(numbers) as u64)
+    }
+
+    /// The hash of a row, with all of this but the key.
+    fn begun(&self, hash: u64) -> u64 {
+        mix(hash ^ self.feature as u64)
+    }
+
+    /// Calls `each` for each of `to` with the key that is its own, of `width` numbers each. Where the key comes from is
+    /// looked at once, not for each.
+    fn for_each<T>(&self, to: impl Iterator<Item = T>, numbers: &[i64], width: usize, mut each: impl FnMut(T, i64)) {
+        match self.key {
+            From::Fixed(key) => to.take(numbers.len() / width).for_each(|to| each(to, key)),
+            // As below, but several can be looked at in one step.
+            From::Column(0) if width == 1 => to.zip(numbers).for_each(|(to, &key)| each(to, key)),
+            From::Column(column) => to.zip(numbers.chunks_exact(width)).for_each(|(to, row)| each(to, row[column])),
+        }
     }
 
     fn key_in(&self, numbers: &[i64]) -> i64 {
@@ -265,22 +292,24 @@ impl Keys {
         }
     }
 
-    /// Whether each of `keys` can be looked up, or the default for it.
-    pub(super) fn check(&self, keys: &[i64], no_key: i64) -> Result<()> {
-        if self.keyed || self.default.is_some() {
-            return Ok(());
-        }
+    /// Whether each of `keys` is looked up as it is; if not, there is a default, or this is an error.
+    pub(super) fn check(&self, keys: &[i64], no_key: i64) -> Result<bool> {
         // Without a way out of the loop several are looked at in one step.
-        let known = |&key: &i64| (key == no_key) | ((key >= 0) & (key < self.rows));
-        if keys.iter().fold(true, |all, key| all & known(key)) {
-            return Ok(());
+        let known = self.keyed || keys.iter().fold(true, |all, &key| all & ((key == no_key) | self.has_row(key)));
+        if !known && self.default.is_none() {
+            keys.iter().try_for_each(|&key| self.resolve(key, no_key).map(drop))?;
         }
-        keys.iter().try_for_each(|&key| self.resolve(key, no_key).map(drop))
+        Ok(known)
+    }
+
+    /// Whether the table has a row of this number.
+    fn has_row(&self, key: i64) -> bool {
+        (key >= 0) & (key < self.rows)
     }
 
     /// The key to look up for `key`: itself, or the default where the table has no such row.
     pub(super) fn resolve(&self, key: i64, no_key: i64) -> Result<i64> {
-        if self.keyed || key == no_key || (0..self.rows).contains(&key) {
+        if self.keyed || key == no_key || self.has_row(key) {
             return Ok(key);
         }
         self.default.ok_or_else(|| {

@@ -26,7 +26,6 @@ mod history;
 mod inputs;
 mod layout;
 mod options;
-mod own;
 mod pending;
 mod queue;
 mod remembered;
@@ -194,8 +193,8 @@ impl Engine {
     }
 
     /// Has keys and values of users leave the pool for the host's memory and the store, as they do when others need the
-    /// room; without either they are gone. Says how many had any there. A user who has a request that runs now is an error
-    /// (BUSY).
+    /// room; without either they are gone. Says how many had any there. A user who has a request that runs now, or is just
+    /// being put into a batch, is an error (BUSY).
     pub fn unload(&self, users: &[u64]) -> Result<usize> {
         let serving = self.core.current();
         match serving.kv.as_ref().filter(|_| serving.keeps) {
@@ -206,7 +205,7 @@ impl Engine {
 
     /// Forgets users: their events, and their keys and values in the version that is served now, also those in the
     /// store. What another version left in the store is found when that is served again: forget them there too. Says
-    /// how many were known. A user who has a request that runs now is an error (BUSY).
+    /// how many were known. A user who has a request that runs now, or is just being put into a batch, is an error (BUSY).
     pub fn forget(&self, users: &[u64]) -> Result<usize> {
         let serving = self.core.current();
         let mut known = 0;

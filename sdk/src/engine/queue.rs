@@ -22,6 +22,14 @@ pub(super) struct Queue {
     pub(super) ended: u64,
     /// Whether the next one waits for pages that a running one has.
     blocked: bool,
+    /// Whether someone takes requests as they come, for a batch that waits for others.
+    pub(super) gathering: bool,
+    /// What it has taken. They still wait.
+    gathered: Vec<Arc<Pending>>,
+    /// How many threads sleep no longer than a batch may wait for others.
+    pub(super) timed: usize,
+    /// How many requests had come when no others did for the last such batch.
+    pub(super) in_vain: Option<u64>,
     pub(super) stop: bool,
 }
 
@@ -36,13 +44,17 @@ impl Queue {
             running: 0,
             ended: 0,
             blocked: false,
+            gathering: false,
+            gathered: Vec::new(),
+            timed: 0,
+            in_vain: None,
             stop: false,
         }
     }
 
     /// How many requests wait.
     pub(super) fn waiting(&self) -> usize {
-        self.waiting
+        self.waiting + self.gathered.len()
     }
 
     /// Whether so many requests could be in the next batch.
@@ -56,34 +68,43 @@ impl Queue {
         self.ready.len() >= batch
     }
 
-    /// One of those that could be in the next batch whose rows are to be made ahead, by the caller.
-    pub(super) fn to_make(&self) -> Option<Arc<Pending>> {
-        self.ready.iter().find(|pending| pending.work.is_to_be_made() && !pending.has_ended()).map(Arc::clone)
-    }
-
     /// The one that is next, if an instance could run it.
     pub(super) fn next(&self) -> Option<&Arc<Pending>> {
         self.ready.front().filter(|_| !self.blocked && !self.idle.is_empty())
     }
 
-    /// Puts a request at the end.
-    pub(super) fn push(&mut self, pending: Arc<Pending>) -> Result<()> {
-        if self.waiting >= self.most {
+    /// Whether someone sees to it that whoever comes now does not wait for too long.
+    pub(super) fn is_attended(&self) -> bool {
+        if self.gathering {
+            // Whoever does takes those that come. But that may take long: another one looks after it, if there is one.
+            self.timed > 0 || self.idle.is_empty()
+        } else {
+            self.next().is_some()
+        }
+    }
+
+    /// Whether whoever is next has to wait for a run to end.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// Puts a request at the end, and says whether it could be in the next batch.
+    pub(super) fn push(&mut self, pending: Arc<Pending>) -> Result<bool> {
+        if self.waiting() >= self.most {
             self.clean();
         }
-        if self.waiting >= self.most {
-            let message = format!("{} requests are waiting already (options.queue): try again later", self.waiting);
+        if self.waiting() >= self.most {
+            let message = format!("{} requests are waiting already (options.queue): try again later", self.waiting());
             return Err(Error::new(Status::Capacity, message));
         }
         self.waiting += 1;
-        match self.behind.get_mut(&pending.work.user) {
-            Some(behind) => behind.push_back(pending),
-            None => {
-                self.behind.insert(pending.work.user, VecDeque::new());
-                self.ready.push_back(pending);
-            }
+        if let Some(behind) = self.behind.get_mut(&pending.work.user) {
+            behind.push_back(pending);
+            return Ok(false);
         }
-        Ok(())
+        self.behind.insert(pending.work.user, VecDeque::new());
+        self.ready.push_back(pending);
+        Ok(true)
     }
 
     /// An instance for a request that need not wait, if there is one.
@@ -124,10 +145,42 @@ impl Queue {
         None
     }
 
-    /// Puts a request back that was taken: it is the next one again.
+    /// As [`Self::take`], for a batch that waits for others.
+    pub(super) fn gather(&mut self) -> Option<Arc<Pending>> {
+        self.take(true).inspect(|pending| self.gathered.push(Arc::clone(pending)))
+    }
+
+    /// The last that was taken so does not wait any more, or is going to be put back.
+    pub(super) fn ungather(&mut self, last: &Arc<Pending>) {
+        self.gathered.pop_if(|pending| Arc::ptr_eq(pending, last));
+    }
+
+    /// No one takes requests as they come any more; those that were taken run, or are put back.
+    pub(super) fn end_gathering(&mut self) {
+        self.gathering = false;
+        self.gathered.clear();
+    }
+
+    /// Puts a batch back that waited for others: `in_vain` if none came after so many.
+    pub(super) fn put_all_back(&mut self, batch: Vec<Arc<Pending>>, in_vain: Option<u64>) {
+        self.end_gathering();
+        for pending in batch {
+            if pending.has_ended() {
+                self.done(pending.work.user);
+                continue;
+            }
+            self.put_back(pending);
+        }
+        // Their pages are there for whoever found none.
+        (self.in_vain, self.blocked) = (in_vain, false);
+    }
+
+    /// Puts a request back that was taken, in front of those that came later.
     pub(super) fn put_back(&mut self, pending: Arc<Pending>) {
         self.waiting += 1;
-        self.ready.push_front(pending);
+        // Someone else may have put one back who came before: whoever is first decides how long the others wait.
+        let place = self.ready.iter().position(|other| other.arrived > pending.arrived);
+        self.ready.insert(place.unwrap_or(self.ready.len()), pending);
     }
 
     /// Puts a request back for which there is no room now, until a run has ended. Gives it back if none is to end.
@@ -146,21 +199,24 @@ impl Queue {
         None
     }
 
-    /// The request of a user that was taken has ended: the next one of that user may follow, after whoever is there.
-    pub(super) fn done(&mut self, user: u64) {
-        let Some(behind) = self.behind.get_mut(&user) else { return };
-        match behind.pop_front() {
+    /// The request of a user that was taken has ended: the next one of that user may follow, after whoever is there. Says
+    /// whether there is one.
+    pub(super) fn done(&mut self, user: u64) -> bool {
+        let next = self.behind.get_mut(&user).and_then(VecDeque::pop_front);
+        let follows = next.is_some();
+        match next {
             Some(next) => self.ready.push_back(next),
             None => drop(self.behind.remove(&user)),
         }
+        follows
     }
 
-    /// An instance is free again. `ran`: and someone was answered; otherwise whoever found no room is not to look again
-    /// at once, unless no one else runs.
-    pub(super) fn give_back(&mut self, workspace: Workspace, ran: bool) {
+    /// An instance is free again. `room`: and so may be pages; otherwise whoever found no room is not to look again at
+    /// once, unless no one else runs.
+    pub(super) fn give_back(&mut self, workspace: Workspace, room: bool) {
         self.idle.push(workspace);
         self.running -= 1;
-        if ran || self.running == 0 {
+        if room || self.running == 0 {
             self.ended += 1;
             self.blocked = false;
         }
@@ -168,12 +224,15 @@ impl Queue {
 
     /// Drops requests that have ended while they waited.
     fn clean(&mut self) {
+        self.gathered.retain(|pending| !pending.has_ended());
         for behind in self.behind.values_mut() {
             behind.retain(|pending| !pending.has_ended());
         }
         let (gone, left): (Vec<_>, Vec<_>) = self.ready.drain(..).partition(|pending| pending.has_ended());
         self.ready.extend(left);
-        gone.iter().for_each(|pending| self.done(pending.work.user));
+        for pending in gone {
+            self.done(pending.work.user);
+        }
         self.waiting = self.ready.len() + self.behind.values().map(VecDeque::len).sum::<usize>();
     }
 }
@@ -202,7 +261,7 @@ mod tests {
         let mut all = requests(2).into_iter();
         let (runs, waits) = (all.next().unwrap(), all.next().unwrap());
         let running = queue.at_once(runs.work.user).unwrap();
-        queue.push(waits).unwrap();
+        assert!(queue.push(waits).unwrap());
         let (looks, taken) = (queue.instance().unwrap(), queue.take(true).unwrap());
         let ended = queue.ended;
         assert!(queue.until_room(taken, ended, false).is_none());
@@ -221,7 +280,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "opens a model")]
     fn two_that_find_no_room_do_not_wait_for_one_another() {
         let mut queue = Queue::new(2, 10);
-        requests(2).into_iter().for_each(|pending| queue.push(pending).unwrap());
+        requests(2).into_iter().for_each(|pending| assert!(queue.push(pending).unwrap()));
         // Each has taken one before the other has put its own back, so each sees someone who runs.
         let looks: Vec<_> = (0..2).map(|_| (queue.instance().unwrap(), queue.take(true).unwrap())).collect();
         let ended = queue.ended;
@@ -239,9 +298,31 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "opens a model")]
+    fn a_batch_that_is_put_back_is_behind_whoever_came_before() {
+        let mut queue = Queue::new(2, 4);
+        requests(4).into_iter().for_each(|pending| assert!(queue.push(pending).unwrap()));
+        // One thread has taken the first and the last, another one gathers; then the first is put back, all of the others, and
+        // the last.
+        let first = queue.take(true).unwrap();
+        queue.gathering = true;
+        let batch: Vec<_> = (0..2).map(|_| queue.gather().unwrap()).collect();
+        let last = queue.take(true).unwrap();
+        assert_eq!(queue.waiting(), 2);
+        queue.put_back(first);
+        queue.put_all_back(batch, Some(4));
+        queue.put_back(last);
+        assert_eq!((queue.waiting(), queue.gathering, queue.in_vain), (4, false, Some(4)));
+        let error = queue.push(requests(5).pop().unwrap()).unwrap_err();
+        assert_eq!(error.status(), Status::Capacity, "{error}");
+        let users: Vec<_> = (0..4).map(|_| queue.take(true).unwrap().work.user).collect();
+        assert_eq!(users, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "opens a model")]
     fn those_with_a_callback_are_left_to_others() {
         let mut queue = Queue::new(1, 10);
-        requests(3).into_iter().for_each(|pending| queue.push(pending).unwrap());
+        requests(3).into_iter().for_each(|pending| assert!(queue.push(pending).unwrap()));
         assert_eq!(queue.take(false).unwrap().work.user, 0);
         assert!(queue.take(false).is_none() && queue.waiting() == 2);
         assert_eq!((queue.take(true).unwrap().work.user, queue.take(false).unwrap().work.user), (1, 2));

@@ -1,6 +1,6 @@
 //! A model folder that is open: its model, its tables, and the cache of keys and values that is its own.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::batch::{self, Workspace};
 use super::folder::{Lookup, ModelFolder};
@@ -123,17 +123,19 @@ impl Serving {
             user: u64::MAX,
             start: 0,
             events: Vec::new(),
+            known_events: true,
             total: 0,
             user_keys: Some(vec![none; self.layout.of_user.len()]),
             candidates: vec![none; self.layout.of_candidate.len()],
             num_candidates: 1,
             time: 0,
-            own: OnceLock::new(),
-            is_made: false.into(),
+            is_onloaded: false.into(),
         };
         let mut workspace = Workspace::default();
         let ready = history::prepare(&work, &Remembered::new(0, &[]), &mut workspace.items)?;
-        batch::run(&mut workspace, &[(&work, &ready)], None).map(drop).map_err(|error| {
+        workspace.clear(self.layout.features.len());
+        let ran = workspace.add(&work, &ready).and_then(|()| batch::run(&mut workspace, self, None).map(drop));
+        ran.map_err(|error| {
             let message = format!("the model can not be run: {error}");
             Error::new(if error.status() == Status::Runtime { Status::Model } else { error.status() }, message)
         })

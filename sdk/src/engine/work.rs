@@ -1,12 +1,10 @@
 //! A request, checked against its model and turned into numbers.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::layout::Layout;
-use super::own::Own;
 use super::request::{Columns, RankRequest};
 use super::serving::Serving;
 use crate::error::{Error, Result, Status};
@@ -20,6 +18,8 @@ pub(super) struct Work {
     pub(super) start: u64,
     /// The numbers of each event, one event after the other.
     pub(super) events: Vec<i64>,
+    /// Whether all of their keys are looked up as they are.
+    pub(super) known_events: bool,
     /// How many events the history has, with these.
     pub(super) total: u64,
     /// The user's own keys, if the request has them.
@@ -28,10 +28,8 @@ pub(super) struct Work {
     pub(super) candidates: Vec<i64>,
     pub(super) num_candidates: usize,
     pub(super) time: i64,
-    /// Its rows, if there was time to make them ahead.
-    pub(super) own: OnceLock<Own>,
-    /// Whether someone makes them, or has.
-    pub(super) is_made: AtomicBool,
+    /// Whether the history came from the store for a batch from which it was put back.
+    pub(super) is_onloaded: AtomicBool,
 }
 
 impl Work {
@@ -59,13 +57,15 @@ impl Work {
                 format!("{num_candidates} are more than the {most} that this model takes (limits.max_candidates)");
             return Err(Error::invalid("candidates", message));
         }
-        let events = table("events", &request.events.keys, layout, &layout.of_event, layout.width())?;
+        let width = layout.width();
+        let (events, known_events) = table("events", &request.events.keys, layout, &layout.of_event, width)?;
         let events = with_times(events, count, request, layout)?;
         let of_candidate = &layout.of_candidate;
-        let mut candidates = table("candidates", &request.candidates, layout, of_candidate, of_candidate.len())?;
-        for (place, &feature) in of_candidate.iter().enumerate() {
+        let width = of_candidate.len();
+        let (mut candidates, known) = table("candidates", &request.candidates, layout, of_candidate, width)?;
+        for (place, &feature) in of_candidate.iter().enumerate().filter(|_| !known) {
             let feature = &layout.features[feature];
-            for key in candidates.iter_mut().skip(place).step_by(of_candidate.len()) {
+            for key in candidates.iter_mut().skip(place).step_by(width) {
                 *key = feature.resolve(*key, layout.no_key).map_err(|error| error.about("candidates"))?;
             }
         }
@@ -75,13 +75,13 @@ impl Work {
             user: request.user,
             start,
             events,
+            known_events,
             total,
             user_keys,
             candidates,
             num_candidates,
             time: request.time.unwrap_or_else(now),
-            own: OnceLock::new(),
-            is_made: AtomicBool::new(false),
+            is_onloaded: AtomicBool::new(false),
         };
         work.check_keyed(request)?;
         Ok(work)
@@ -90,19 +90,6 @@ impl Work {
     /// Rows of the history, with what is new.
     pub(super) fn rows(&self) -> u64 {
         self.serving.layout.row_of(self.total)
-    }
-
-    /// Whether its rows are to be made ahead; who asks is to do it.
-    pub(super) fn is_to_be_made(&self) -> bool {
-        !self.is_made.swap(true, Ordering::Relaxed)
-    }
-
-    /// Makes the rows ahead, for those who run it; whoever waits for other requests has the time.
-    pub(super) fn make_ahead(&self) {
-        // What panics here panics again where it becomes the error of this request.
-        if let Ok(own) = catch_unwind(AssertUnwindSafe(|| Own::of(self))) {
-            let _ = self.own.set(own);
-        }
     }
 
     /// Refuses keys that no table has; see [`Serving::refuse_unknown`].
@@ -123,11 +110,18 @@ impl Work {
     }
 }
 
-/// Puts columns side by side: `width` numbers for each row, of which the first are keys of `features`.
-fn table(argument: &str, columns: &Columns, layout: &Layout, features: &[usize], width: usize) -> Result<Vec<i64>> {
+/// Puts columns side by side: `width` numbers for each row, of which the first are keys of `features`. Says whether all of
+/// them are looked up as they are.
+fn table(
+    argument: &str,
+    columns: &Columns,
+    layout: &Layout,
+    features: &[usize],
+    width: usize,
+) -> Result<(Vec<i64>, bool)> {
     let rows = columns.rows();
     if columns.iter().len() == 0 {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), true));
     }
     for (index, (name, keys)) in columns.iter().enumerate() {
         if !features.iter().any(|&feature| layout.features[feature].name == name) {
@@ -144,19 +138,23 @@ fn table(argument: &str, columns: &Columns, layout: &Layout, features: &[usize],
             return Err(Error::invalid(argument, message));
         }
     }
-    let mut numbers = vec![0; rows * width];
+    let (mut numbers, mut known) = (vec![0; rows * width], true);
     for (place, &feature) in features.iter().enumerate() {
         let feature = &layout.features[feature];
         let keys = columns
             .get(&feature.name)
             .ok_or_else(|| Error::invalid(argument, format!("the keys of {:?} are missing", feature.name)))?;
-        feature.check(keys, layout.no_key).map_err(|error| error.about(argument))?;
+        known &= feature.check(keys, layout.no_key).map_err(|error| error.about(argument))?;
+        if width == 1 {
+            numbers.copy_from_slice(keys);
+            continue;
+        }
         for (row, &key) in numbers.chunks_exact_mut(width).zip(keys) {
             // Kept as it is: another model may know it.
             row[place] = key;
         }
     }
-    Ok(numbers)
+    Ok((numbers, known))
 }
 
 /// Puts its time after the keys of each event.

@@ -190,6 +190,21 @@ impl Lease {
     /// Leaves everything as it was before.
     pub fn abort(self) {}
 
+    /// Counts what was found of the histories, and what is new. `onloaded`: they came from the store, for an earlier lease.
+    pub(crate) fn count(&self, onloaded: bool) {
+        let counters = &self.inner.counters;
+        for held in &self.users {
+            let from = if onloaded || held.onload.is_some() { &counters.from_store } else { &counters.from_pool };
+            from.add(held.plan.cached.into());
+            counters.new.add(held.plan.tokens.into());
+        }
+    }
+
+    /// Whether something has come from the store for it, or is on its way.
+    pub(crate) fn is_onloading(&self) -> bool {
+        self.onloads().next().is_some()
+    }
+
     /// Each user's pages in order of position.
     pub(crate) fn pages(&self) -> impl Iterator<Item = u32> + '_ {
         self.users.iter().flat_map(|held| held.pages.iter().chain(&held.new_pages).copied())

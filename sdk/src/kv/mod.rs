@@ -195,12 +195,21 @@ impl KvCache {
     ///
     /// Any number of leases may read a user's history at the same time; one at most may add to it.
     pub fn prepare(&self, batch: &[Request<'_>]) -> Result<Lease> {
-        prepare::prepare(&self.inner, batch, Until::Arrived)
+        let lease = prepare::prepare(&self.inner, batch, Until::Arrived)?;
+        lease.count(false);
+        Ok(lease)
     }
 
     /// As [`prepare`](Self::prepare), for a run on the GPU that the pages are on: returns as soon as what has to come back
     /// from the store is on its way, and each layer's operators wait for their own. In host memory the same as `prepare`.
     pub fn prepare_for_run(&self, batch: &[Request<'_>]) -> Result<Lease> {
+        let lease = self.prepare_uncounted(batch)?;
+        lease.count(false);
+        Ok(lease)
+    }
+
+    /// As [`prepare_for_run`](Self::prepare_for_run), for whoever may not run it after all: [`Lease::count`] is theirs.
+    pub(crate) fn prepare_uncounted(&self, batch: &[Request<'_>]) -> Result<Lease> {
         prepare::prepare(&self.inner, batch, Until::OnItsWay)
     }
 

@@ -123,12 +123,8 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease
         held.onload = Some(Arc::clone(&arrives.onload));
         incoming.push(arrives);
     }
-    let counters = &inner.counters;
     for held in &mut users.held {
         held.new_pages = pages.take(held.plan.new_pages(page_size));
-        let from = if held.onload.is_some() { &counters.from_store } else { &counters.from_pool };
-        from.add(held.plan.cached.into());
-        counters.new.add(held.plan.tokens.into());
     }
     Inner::load(inner, incoming);
     let users = std::mem::take(&mut users.held);

@@ -8,6 +8,7 @@ use pagoda_test_support::Folder;
 use super::*;
 use crate::config::{ModelOptions, Pages, Provider, StoreOptions};
 use crate::engine::{Columns, Events, ModelFolder, RankRequest};
+use crate::kv::{KvStats, Tiers, Users};
 use crate::store::{DiskStore, Found, History, Key, Record, Room, Ticket};
 
 /// Longer than anything takes, so that no test waits for ever for what is lost.
@@ -56,6 +57,24 @@ fn rank(core: &Core, request: &RankRequest) -> Result<RankResponse> {
     pending.wait()
 }
 
+/// What a thread of the engine puts together of the requests that are there.
+fn gathered(core: &Core, waits: bool) -> Option<(Workspace, Vec<Member>)> {
+    let mut workspace = {
+        let mut queue = core.lock();
+        queue.gathering = waits;
+        queue.instance().unwrap()
+    };
+    let mut failed = Vec::new();
+    let batch = core.gather(&mut workspace, None, waits, &mut failed);
+    assert!(failed.is_empty());
+    core.lock().give_back(Workspace::default(), true);
+    batch.map(|batch| (workspace, batch))
+}
+
+fn kv_stats(core: &Core) -> KvStats {
+    core.current().kv.as_ref().unwrap().stats()
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
 fn a_request_that_is_put_back_wakes_another_instance() {
@@ -68,10 +87,10 @@ fn a_request_that_is_put_back_wakes_another_instance() {
         // As if this were another one, which was woken for both.
         let mut workspace = {
             let mut queue = core.lock();
-            [&first, &second].into_iter().for_each(|pending| queue.push(Arc::clone(pending)).unwrap());
+            [&first, &second].into_iter().for_each(|pending| assert!(queue.push(Arc::clone(pending)).unwrap()));
             queue.instance().unwrap()
         };
-        let batch = core.gather(&mut workspace, None, &mut Vec::new());
+        let batch = core.gather(&mut workspace, None, false, &mut Vec::new()).unwrap();
         assert!(batch.len() < 2, "both have more rows than a batch may have");
         // On a busy machine the other may have come late, and taken the first itself.
         let outcome = match batch.first() {
@@ -85,30 +104,155 @@ fn a_request_that_is_put_back_wakes_another_instance() {
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn rows_are_made_while_a_request_waits_for_others() {
+fn a_batch_that_waits_for_others_is_put_together_as_they_come() {
+    let core = core(EngineOptions { max_batch: 3, max_delay: LONG, ..options() }, None);
+    let all = [1, 2, 3].map(|user| pending(&core, &request(user, &[3, 4, 5])));
+    all[..2].iter().for_each(|pending| core.queue(Arc::clone(pending)).unwrap());
+    assert!(gathered(&core, true).is_none(), "the batch is not full, and no one else comes");
+    let mut queue = core.lock();
+    assert_eq!((queue.gathering, queue.in_vain, queue.waiting()), (false, Some(2), 2));
+    let next: Vec<_> = (0..2).map(|_| queue.take(true).unwrap()).collect();
+    assert!(next.iter().zip(&all).all(|(next, pending)| Arc::ptr_eq(next, pending)), "in the order that they had");
+    next.into_iter().rev().for_each(|pending| queue.put_back(pending));
+    drop(queue);
+    let stats = kv_stats(&core);
+    assert_eq!((stats.resident_users, stats.tokens_new, stats.free_pages), (0, 0, stats.pages), "no one is held");
+    // One that can not be served is one of those who are waited for.
+    let gap = pending(&core, &RankRequest { start: Some(9), user_keys: Vec::new(), ..request(4, &[3]) });
+    core.queue(Arc::clone(&gap)).unwrap();
+    assert!(gathered(&core, true).is_none() && !gap.has_ended());
+    assert_eq!((core.waiting(), core.lock().in_vain), (3, Some(3)));
+    gap.end(Err(crate::runtime::cancelled()));
+    core.queue(Arc::clone(&all[2])).unwrap();
+    let (workspace, batch) = gathered(&core, true).unwrap();
+    assert!(batch.iter().zip(&all).all(|(member, pending)| Arc::ptr_eq(&member.pending, pending)));
+    assert_eq!((batch.len(), workspace.sizes().users), (3, 3));
+    let (stats, queue) = (kv_stats(&core), core.lock());
+    assert!(stats.free_pages < stats.pages && !queue.gathering && queue.waiting() == 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
+fn whoever_ends_while_a_batch_is_put_together_is_not_in_it() {
+    let folder = Folder::new();
+    let store = failing(&folder);
+    let core = core(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, Some(store.clone()));
+    let [first, second] = [1, 2].map(|user| {
+        let work = Work::new(&core.current(), &request(user, &[3, 4, 5])).unwrap();
+        Pending::new(work, None, true, false, &core.counters)
+    });
+    // Its store is asked for the second's history when the first is in the batch.
+    let cancelled = Arc::clone(&first);
+    let cancel = move || cancelled.end(Err(crate::runtime::cancelled()));
+    *store.happens.lock().unwrap() = Some((2, Box::new(cancel)));
+    [&first, &second].into_iter().for_each(|pending| core.queue(Arc::clone(pending)).unwrap());
+    assert!(gathered(&core, true).is_none(), "it is not full without the first");
+    assert!(first.has_ended() && core.waiting() == 1 && core.lock().in_vain.is_none());
+    let third = pending(&core, &request(1, &[3]));
+    core.queue(Arc::clone(&third)).unwrap();
+    let (workspace, batch) = gathered(&core, true).unwrap();
+    assert!(batch.iter().zip([second, third]).all(|(member, pending)| Arc::ptr_eq(&member.pending, &pending)));
+    assert_eq!((batch.len(), workspace.sizes().users), (2, 2));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
+fn whoever_comes_while_a_batch_takes_long_to_put_together_does_not_wait_for_it() {
+    let folder = Folder::new();
+    let store = failing(&folder);
+    let max_delay = Duration::from_millis(200);
+    let core = core(EngineOptions { instances: 2, max_batch: 3, max_delay, ..options() }, Some(store.clone()));
+    // The first takes as long as the second waits, and is told when that was answered.
+    let (told, answered) = std::sync::mpsc::channel();
+    let (looked, looks) = std::sync::mpsc::channel();
+    let wait = move || {
+        looked.send(()).unwrap();
+        answered.recv_timeout(LONG / 2).unwrap();
+    };
+    *store.happens.lock().unwrap() = Some((1, Box::new(wait)));
+    std::thread::scope(|scope| {
+        let _workers = [(); 2].map(|()| scope.spawn(|| core.work()));
+        // Both have nothing to do, and sleep.
+        std::thread::sleep(Duration::from_millis(100));
+        let ask = |user| {
+            let asked = pending(&core, &request(user, &[3, 4, 5]));
+            core.queue(Arc::clone(&asked)).unwrap();
+            asked
+        };
+        let first = ask(1);
+        looks.recv_timeout(LONG).unwrap();
+        let second = ask(2);
+        let answer = second.wait();
+        let _ = told.send(());
+        core.stop();
+        assert_eq!(answer.unwrap().batched_with, 0);
+        first.wait().unwrap();
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
+fn what_comes_from_the_store_is_counted_once() {
+    let folder = Folder::new();
+    let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    let core = core(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, Some(Arc::new(store)));
+    let ran = |items: &[i64]| {
+        core.queue(pending(&core, &request(1, items))).unwrap();
+        assert!(gathered(&core, true).is_none());
+        let (mut workspace, batch) = gathered(&core, false).unwrap();
+        let mut outcomes = Vec::new();
+        core.run(&mut workspace, batch, &mut outcomes);
+        core.lock().done(1);
+        outcomes.pop().unwrap().1.unwrap()
+    };
+    let computed = ran(&[3, 4, 5]).computed_rows;
+    core.current().kv.as_ref().unwrap().evict(Users::All, Tiers::RESIDENT).unwrap();
+    let again = ran(&[3, 4, 5, 6, 7]);
+    let stats = kv_stats(&core);
+    assert_eq!((stats.tokens_from_store, stats.tokens_from_pool), (again.cached_rows, 0));
+    assert!(again.cached_rows > 0 && stats.tokens_new == computed + again.computed_rows);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
+fn whoever_waits_for_others_for_long_is_not_held() {
     let core = core(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, None);
     let [first, second] = [1, 2].map(|user| pending(&core, &request(user, &[3, 4, 5])));
     std::thread::scope(|scope| {
         scope.spawn(|| core.work());
         core.queue(Arc::clone(&first)).unwrap();
         let begun = Instant::now();
-        while first.work.own.get().is_none() && begun.elapsed() < LONG / 2 {
+        while core.lock().in_vain.is_none() && begun.elapsed() < LONG / 2 {
             std::thread::yield_now();
         }
-        let (made, waiting) = (first.work.own.get().is_some(), core.waiting());
+        let in_vain = core.lock().in_vain;
+        let (waiting, forgotten) = (core.waiting(), core.current().forget(1));
         core.queue(Arc::clone(&second)).unwrap();
         core.stop();
-        assert!(made, "it waits, and nothing is done about it");
-        assert_eq!(waiting, 1, "it is not another's turn before the batch is full");
+        assert_eq!(
+            (in_vain, waiting),
+            (Some(1), 1),
+            "no one came, and it is not another's turn before the batch is full"
+        );
+        assert!(!forgotten.unwrap(), "there is nothing of it yet");
         assert_eq!(first.wait().unwrap().batched_with, 1);
     });
 }
+
+type Happening = Box<dyn FnOnce() + Send>;
 
 /// A store that panics when something is to be removed: in the middle of a commit that replaces events.
 struct Failing {
     store: DiskStore,
     /// How often it is still going to.
     left: AtomicUsize,
+    /// What happens when this user's history is first looked for.
+    happens: Mutex<Option<(u64, Happening)>>,
+}
+
+fn failing(folder: &Folder) -> Arc<Failing> {
+    let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    Arc::new(Failing { store, left: 0.into(), happens: Mutex::default() })
 }
 
 impl Store for Failing {
@@ -121,6 +265,10 @@ impl Store for Failing {
     }
 
     fn find(&self, key: Key) -> Option<Found> {
+        let happens = self.happens.lock().unwrap().take_if(|(user, _)| *user == key.user);
+        if let Some((_, happens)) = happens {
+            happens();
+        }
         self.store.find(key)
     }
 
@@ -151,8 +299,7 @@ impl Store for Failing {
 #[cfg_attr(miri, ignore = "opens a model")]
 fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
     let folder = Folder::new();
-    let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
-    let store = Arc::new(Failing { store, left: 0.into() });
+    let store = failing(&folder);
     let core = core(options(), Some(store.clone()));
     let alone = self::core(EngineOptions { kv: None, remember_events: 0, ..options() }, None);
     let told: Vec<i64> = (1..=30).collect();
@@ -160,7 +307,7 @@ fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
     let next = |from: usize| RankRequest { start: Some(from as u64), user_keys: vec![], ..request(7, &told[from..]) };
 
     rank(&core, &request(7, &told)).unwrap();
-    core.current().kv.as_ref().unwrap().offload(crate::kv::Users::All).unwrap();
+    core.current().kv.as_ref().unwrap().offload(Users::All).unwrap();
     store.left.store(1, Ordering::Relaxed);
     let response = rank(&core, &request(7, &edited)).unwrap();
     assert_eq!(store.left.load(Ordering::Relaxed), 0, "the commit has failed");
@@ -175,7 +322,7 @@ fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
 
     // Not even forgetting works: others are none the worse for it.
     store.left.store(2, Ordering::Relaxed);
-    core.current().kv.as_ref().unwrap().offload(crate::kv::Users::All).unwrap();
+    core.current().kv.as_ref().unwrap().offload(Users::All).unwrap();
     rank(&core, &request(7, &told)).unwrap();
     assert_eq!(store.left.load(Ordering::Relaxed), 0, "both have failed");
     assert_eq!(rank(&core, &request(8, &told)).unwrap().scores, rank(&alone, &request(8, &told)).unwrap().scores);
