@@ -250,6 +250,7 @@ mod tests {
             assert_eq!((both.users, both.candidates, both.pages), (2, 2 * alone.candidates, 2 * alone.pages));
             let behind = rows_behind(&workspace, &alone);
             workspace.truncate(&alone);
+            assert_eq!(workspace.sizes(), alone);
             assert_eq!(behind, rows_behind(&workspace, &nothing), "from {start} on");
             ready.commit().unwrap();
             remembered.note(&Sent::new(&work), &serving.layout.signature);

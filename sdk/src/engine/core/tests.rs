@@ -239,6 +239,26 @@ fn whoever_waits_for_others_for_long_is_not_held() {
     });
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
+fn what_can_not_be_added_leaves_the_others_as_they_were() {
+    let core = core(options(), None);
+    let mut workspace = Workspace::default();
+    let [(first, of_first), (mut second, of_second)] = [1, 2].map(|user| {
+        let work = Work::new(&core.current(), &request(user, &[3, 4, 5])).unwrap();
+        let ready = history::prepare(&work, &core.remembered, &mut workspace.items).unwrap();
+        (work, ready)
+    });
+    workspace.clear(first.serving.layout.features.len());
+    add(&mut workspace, &first, &of_first).unwrap();
+    // As if another version had been told of it, whose table was larger.
+    second.known_events = false;
+    second.events[0] = 1 << 40;
+    assert_eq!(add(&mut workspace, &second, &of_second).unwrap_err().argument(), Some("events"));
+    let alone = rank(&core, &request(3, &[3, 4, 5])).unwrap();
+    assert_eq!(batch::run(&mut workspace, &first.serving, None).unwrap().scores, alone.scores);
+}
+
 type Happening = Box<dyn FnOnce() + Send>;
 
 /// A store that panics when something is to be removed: in the middle of a commit that replaces events.
