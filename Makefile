@@ -332,7 +332,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 	@! command -v compute-sanitizer >/dev/null || for tool in memcheck initcheck racecheck; do \
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append \
 			table-found table-evicted bag-parity bag-nonsense held-changed dense-random \
-			dense-nonsense ends-unit ends-embed || exit 1; done
+			dense-nonsense ends-unit ends-linear ends-embed || exit 1; done
 
 # The unsafe code under the tools that catch it lying. Miri has no mapped files and no other processes.
 soak: deps ## What takes long or needs a nightly Rust: 2,000 kills, Miri, AddressSanitizer over every Rust test.

@@ -16,6 +16,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("mma", &["arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80"]),
     ("hopper", &["arch=compute_90a,code=sm_90a"]),
     ("dense_hopper", &["arch=compute_90a,code=sm_90a"]),
+    ("linear_hopper", &["arch=compute_90a,code=sm_90a"]),
 ];
 
 fn main() {

@@ -29,6 +29,29 @@ def test_unit(kind, rows):
     assert error(y.astype(np.float64), wide / np.maximum(length, 0.5)) <= 1e-6
 
 
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+
+
+@pytest.mark.parametrize("rows, width", [(0, 2), (1, 2), (37, 5), (300, 130)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_linear(activation, bias, rows, width):
+    inputs = {"x": numbers("f32", rows, E), "weight": numbers("f32", width, E, seed=2)}
+    inputs["bias"] = numbers("f32", width, seed=3) if bias else None
+    y = np.full((rows, width), np.nan, np.float32)
+    one_node.run("HstuLinear", inputs, {"y": y}, activation=activation, tf32=1)
+    x, weight = (inputs[name].astype(np.float64) for name in ("x", "weight"))
+    expected = ACTIVATIONS[activation](x @ weight.T + (inputs["bias"].astype(np.float64) if bias else 0))
+    # TF32 is for GPUs.
+    assert error(y.astype(np.float64), expected) <= 1e-6
+
+
 def looked_up(table, index, below, beyond):
     """What Clip and Gather give."""
     last = len(table) - 1
@@ -71,12 +94,21 @@ def test_embed(kind, tables, learned, rows):
 
 
 UNIT = {"x": np.ones((5, E), np.float32)}
+LINEAR = {"x": np.ones((5, E), np.float32), "weight": np.ones((3, E), np.float32), "bias": np.ones(3, np.float32)}
+DEEP, SHORT = LINEAR | {"x": np.ones((5, 2, 12), np.float32)}, LINEAR | {"weight": LINEAR["weight"][:, 1:]}
+RELU, GELU = {"activation": "relu"}, {"activation": "gelu"}
 EMBED = {"positions_table": UNIT["x"], "positions": np.arange(5), "times_table": None, "times": None}
 EMBED |= {"table_0": UNIT["x"], "keys_0": np.arange(5), "table_1": UNIT["x"], "keys_1": np.arange(5)}
 BAD = {
     "unit of 3": ("HstuUnit", {"x": np.ones((5, 2, 12), np.float32)}, {}, r"x: 2 dimensions expected, got 3"),
     "epsilon": ("HstuUnit", UNIT, {"epsilon": -1.0}, r"epsilon: -1, expected a number of at least 0"),
     "epsilon text": ("HstuUnit", UNIT, {"epsilon": "x"}, r"epsilon: this attribute is a string, expected a float"),
+    "linear of 3": ("HstuLinear", DEEP, RELU, r"x: 2 dimensions expected, got 3"),
+    "depth": ("HstuLinear", SHORT, RELU, r"weight: shape \[3, 23\], expected \[3, 24\]"),
+    "bias": ("HstuLinear", LINEAR | {"bias": np.ones(4, np.float32)}, RELU, r"bias: shape \[4\], expected \[3\]"),
+    "no activation": ("HstuLinear", LINEAR, {}, r"activation is missing, expected one of none, relu, silu, sigmoid"),
+    "gelu": ("HstuLinear", LINEAR, GELU, r"HstuLinear: the attribute activation is gelu, expected one of none"),
+    "tf32": ("HstuLinear", LINEAR, RELU | {"tf32": 2}, r"HstuLinear: the attribute tf32 is 2, expected 0 or 1"),
     "no table": ("HstuEmbed", EMBED | {"table_1": None}, {}, r"table_1 and keys_1 go together: give both or none"),
     "no positions": ("HstuEmbed", EMBED | {"positions": None}, {}, r"positions_table and positions go together"),
     "fewer keys": ("HstuEmbed", EMBED | {"keys_1": np.arange(4)}, {}, r"keys_1: 4 numbers, expected 5, one a row"),
@@ -86,7 +118,7 @@ BAD = {
     "scale": ("HstuEmbed", EMBED, {"scale": float("nan")}, r"scale: NaN, expected a finite number"),
     "to": ("HstuEmbed", EMBED, {"to": 7}, r"the attribute to is 7, expected the type of the output"),
 }
-OUTPUTS = {"HstuUnit": {"y": F32}, "HstuEmbed": {"y": F32}}
+OUTPUTS = {"HstuUnit": {"y": F32}, "HstuLinear": {"y": F32}, "HstuEmbed": {"y": F32}}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -100,6 +132,8 @@ def test_what_is_wrong_is_said(what):
 def test_shapes_are_known_before_a_run():
     [y] = one_node.session("HstuUnit", {"x": numbers("bf16", 5, E)}, {"y": F32}).get_outputs()
     assert (y.shape, y.type) == (["T", E], "tensor(float)")
+    [y] = one_node.session("HstuLinear", LINEAR, {"y": F32}, **RELU).get_outputs()
+    assert (y.shape, y.type) == (["T", 3], "tensor(float)")
     inputs = {name: None for name in ("positions_table", "positions", "times_table", "times")}
     inputs |= {"table_0": numbers("f32", 9, E), "keys_0": np.arange(6)}
     [y] = one_node.session("HstuEmbed", inputs, {"y": np.float16}, to=helper.TensorProto.FLOAT16).get_outputs()

@@ -117,6 +117,32 @@ def test_what_is_around_the_layers_is_of_few_operators(made):
         assert not nodes(fused=True, **changes)["HstuEmbed"]
 
 
+def test_a_layer_of_an_mlp_is_one_operator_with_its_activation(made):
+    def layers(**changes):
+        config = settings(**changes)
+        graph = onnx.load(made(config, tensors(config)) / "model.onnx").graph
+        own = [node for node in graph.node if node.op_type == "HstuLinear"]
+        assert all(next(a.i for a in node.attribute if a.name == "tf32") == 1 for node in own)
+        return [next(a.s.decode() for a in node.attribute if a.name == "activation") for node in own], graph.node
+
+    def tasks(activation):
+        return [{"name": name, "activation": activation} for name in ("like", "click")]
+
+    two = {"head__mlp": [{"linear": 6}, "relu", {"linear": 2}], "head__tasks": tasks("sigmoid")}
+    for compute in "bf16", "f16":
+        own, nodes = layers(compute=compute, **two)
+        assert own == ["relu", "sigmoid"]
+        assert list(nodes[-1].output) == ["scores"] and nodes[-1].op_type == "HstuLinear"
+    odd = [{"linear": 6}, "gelu", {"linear": 5, "bias": False}, "layer_norm", {"linear": 4}, "tanh", "silu"]
+    odd.append({"linear": 2})
+    own, nodes = layers(compute="bf16", head__mlp=odd, head__tasks=tasks("none"))
+    assert own == ["none", "none", "tanh", "none"]
+    # In f32 whoever opens a model says whether TF32 will do.
+    for changes in {}, {"fused": True}:
+        own, nodes = layers(**two, **changes)
+        assert not own and sum(node.op_type == "Gemm" for node in nodes) >= 2
+
+
 def test_scores_do_not_depend_on_who_else_is_in_the_batch(made):
     config = settings("meta", compute="bf16")
     folder, users = made(config, tensors(config)), people(config, [(9, 3), (30, 40), (2, 1)])

@@ -11,7 +11,7 @@ use crate::append::AppendInputs;
 use crate::context::{Attributes, Context, InputTensor, OutputTensor};
 use crate::cuda::Launch;
 use crate::element::OnnxElement;
-use crate::inputs::{CacheInputs, I32, RowInputs, expect_len};
+use crate::inputs::{CacheInputs, I32, RowInputs, expect_len, flag};
 use crate::op::{Input, OpError, Operator, Output};
 use crate::shape::{Shape, Shapes};
 
@@ -56,7 +56,7 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
             scaling_seqlen,
             target_group_size: attributes.int(c"target_group_size")?.unwrap_or(1),
             max_attn_len: attributes.int(c"max_attn_len")?.unwrap_or(0),
-            candidates_only: candidates_only(attributes)?,
+            candidates_only: flag(attributes, "HstuAttention", c"candidates_only")?,
             appends: appends(attributes)?,
             element: PhantomData,
         };
@@ -114,15 +114,6 @@ impl<T: OnnxElement> Launch for HstuAttention<T> {
             }
         }
         Ok(())
-    }
-}
-
-fn candidates_only(attributes: &Attributes) -> Result<bool, OpError> {
-    match attributes.int(c"candidates_only")?.unwrap_or(0) {
-        given @ (0 | 1) => Ok(given == 1),
-        other => {
-            Err(OpError::invalid(format!("HstuAttention: the attribute candidates_only is {other}, expected 0 or 1")))
-        }
     }
 }
 

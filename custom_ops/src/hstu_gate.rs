@@ -10,7 +10,7 @@ use pagoda_kernels::{GateNorm, Taken};
 use crate::context::{Attributes, Context, InputTensor, OutputTensor};
 use crate::cuda::Launch;
 use crate::element::OnnxElement;
-use crate::inputs::{I64, expect_shape, named};
+use crate::inputs::{I64, expect_shape, flag, named};
 use crate::op::{Input, OpError, Operator, Output};
 use crate::shape::{Dim, Shape, Shapes};
 
@@ -58,13 +58,7 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
         let epsilon = attributes.float(c"epsilon")?.unwrap_or(1e-5);
         check_epsilon(epsilon)?;
         let norm = named(attributes, "HstuGate", c"norm", "layer or group", GateNorm::named)?;
-        let concat = match attributes.int(c"concat")?.unwrap_or(0) {
-            0 => false,
-            1 => true,
-            other => {
-                return Err(OpError::invalid(format!("HstuGate: the attribute concat is {other}, expected 0 or 1")));
-            }
-        };
+        let concat = flag(attributes, "HstuGate", c"concat")?;
         let constant = attributes.are_constant(&[2, 3])?;
         Ok(Self { epsilon, norm, concat, constant, element: PhantomData })
     }

@@ -184,3 +184,15 @@ pub fn named<V>(
         OpError::invalid(format!("{operator}: the attribute {name} is {found}, expected {known}"))
     })
 }
+
+/// An attribute that is 0, which it is where it is missing, or 1.
+pub fn flag(attributes: &Attributes, operator: &str, name: &CStr) -> Result<bool, OpError> {
+    match attributes.int(name)?.unwrap_or(0) {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => {
+            let name = name.to_string_lossy();
+            Err(OpError::invalid(format!("{operator}: the attribute {name} is {other}, expected 0 or 1")))
+        }
+    }
+}

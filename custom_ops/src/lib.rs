@@ -13,6 +13,7 @@ mod embedding_bag;
 mod hstu_attention;
 mod hstu_embed;
 mod hstu_gate;
+mod hstu_linear;
 mod hstu_norm;
 mod hstu_output;
 mod hstu_project;
@@ -35,6 +36,7 @@ use embedding_bag::EmbeddingBag;
 use hstu_attention::HstuAttention;
 use hstu_embed::HstuEmbed;
 use hstu_gate::HstuGate;
+use hstu_linear::HstuLinear;
 use hstu_norm::HstuNorm;
 use hstu_output::HstuOutput;
 use hstu_project::HstuProject;
@@ -130,6 +132,7 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
         op::leak::<HstuUnit<f32>>(api),
         op::leak::<HstuUnit<f16>>(api),
         op::leak::<HstuUnit<bf16>>(api),
+        op::leak::<HstuLinear>(api),
         op::leak::<EmbeddingBag>(api),
     ];
     // Without kernels the nodes stay on the CPU, and ONNX Runtime copies what they need.
@@ -159,6 +162,7 @@ fn operators(api: &'static OrtApi, providers: Providers) -> Vec<*const OrtCustom
             op::leak::<OnCuda<HstuUnit<f32>>>(api),
             op::leak::<OnCuda<HstuUnit<f16>>>(api),
             op::leak::<OnCuda<HstuUnit<bf16>>>(api),
+            op::leak::<OnCuda<HstuLinear>>(api),
             op::leak::<OnCuda<EmbeddingBag>>(api),
         ]);
     }

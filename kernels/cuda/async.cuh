@@ -39,6 +39,14 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap *map, uint32_t ba
         : "memory");
 }
 
+// The same of a tensor of rows and columns.
+__device__ inline void fetch_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
+            "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row)
+        : "memory");
+}
+
 // Asks for the description of a tensor, which is needed before the first box.
 __device__ inline void prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

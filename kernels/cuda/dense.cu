@@ -244,12 +244,57 @@ template <class T> __device__ void multiply(const Product &call) {
             if (at >= call.columns) break;
             float value = sums[i][j];
             if (call.bias != nullptr) value += wide(static_cast<const T *>(call.bias)[at]);
-            if (at < call.silu) value = value / (1.0f + expf(-value));
+            value = activated(value, at < call.silu ? SILU : call.activation);
             if (from >= 0) value += wide(static_cast<const T *>(call.residual)[from * call.columns + at]);
             T *output = static_cast<T *>(call.outputs[at / call.part]);
             narrow(value, output + at_row * call.part + at % call.part);
         }
     }
+}
+
+// Of f32, where there are few columns: a warp has EACH rows, and four numbers at once of each in a lane. What a block has
+// computed leaves together: it may go to the host's memory, which takes long for each piece.
+template <int WARPS, int EACH, int MOST> __device__ void multiply_few(const Product &call) {
+    __shared__ float values[WARPS * EACH * MOST];
+    int lane = threadIdx.x % 32, own = threadIdx.x / 32 * EACH;
+    int64_t first = static_cast<int64_t>(blockIdx.x) * (WARPS * EACH);
+    const float *x = static_cast<const float *>(call.x) + (first + own) * call.depth;
+    const float *weight = static_cast<const float *>(call.weight);
+    float sums[EACH][MOST] = {};
+    begin();
+    for (int k = lane * 4; k < call.depth; k += 32 * 4) {
+        float4 a[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            bool there = first + own + i < call.rows;
+            a[i] = there ? *reinterpret_cast<const float4 *>(x + static_cast<int64_t>(i) * call.depth + k) : float4{};
+        }
+#pragma unroll
+        for (int column = 0; column < MOST; column++) {
+            if (column >= call.columns) break;
+            float4 b = *reinterpret_cast<const float4 *>(weight + static_cast<int64_t>(column) * call.depth + k);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                float &sum = sums[i][column];
+                sum = fmaf(a[i].x, b.x, fmaf(a[i].y, b.y, fmaf(a[i].z, b.z, fmaf(a[i].w, b.w, sum))));
+            }
+        }
+    }
+#pragma unroll
+    for (int column = 0; column < MOST; column++) {
+        if (column >= call.columns) break;
+        float bias = call.bias == nullptr ? 0.0f : static_cast<const float *>(call.bias)[column];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float value = sum_of_warp(sums[i][column]);
+            if (lane == 0) values[(own + i) * call.columns + column] = activated(value + bias, call.activation);
+        }
+    }
+    __syncthreads();
+    int64_t left = call.rows - first;
+    int count = static_cast<int>(left < WARPS * EACH ? left : WARPS * EACH) * call.columns;
+    float *y = static_cast<float *>(call.outputs[0]) + first * call.columns;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) y[i] = values[i];
 }
 
 }  // namespace dense
@@ -286,5 +331,10 @@ template <class T> __device__ void multiply(const Product &call) {
 KERNELS(f32, float)
 KERNELS(f16, __half)
 KERNELS(bf16, __nv_bfloat16)
+
+// Mirrored by src/cuda/linear.rs.
+extern "C" __global__ void __launch_bounds__(256) product_few(const __grid_constant__ dense::Product call) {
+    dense::multiply_few<8, 4, 8>(call);
+}
 
 }  // namespace pagoda

@@ -36,7 +36,10 @@ struct Norm {
     float epsilon;
 };
 
-// HstuProject and HstuOutput: x [rows, depth] times weightᵀ ([columns, depth]). Mirrored by `RawProduct`.
+// What a sum goes through. Mirrored by `Activation`.
+enum Activation : int { NONE, RELU, SILU, SIGMOID, TANH };
+
+// HstuProject, HstuOutput and HstuLinear: x [rows, depth] times weightᵀ ([columns, depth]). Mirrored by `RawProduct`.
 struct Product {
     const void *x;
     const void *weight;
@@ -49,6 +52,7 @@ struct Product {
     int columns;
     int part;
     int silu;              // columns from the first on that go through SiLU
+    Activation activation; // of HstuLinear, for all columns
     int constant;          // nothing on the stream writes weight and bias
 };
 
@@ -58,6 +62,17 @@ __device__ inline float wide(__nv_bfloat16 value) { return __bfloat162float(valu
 __device__ inline void narrow(float value, float *to) { *to = value; }
 __device__ inline void narrow(float value, __half *to) { *to = __float2half_rn(value); }
 __device__ inline void narrow(float value, __nv_bfloat16 *to) { *to = __float2bfloat16_rn(value); }
+
+__device__ inline float activated(float value, Activation activation) {
+    switch (activation) {
+        // Not fmaxf, which takes 0 for what is not a number.
+        case RELU: return value < 0.0f ? 0.0f : value;
+        case SILU: return value / (1.0f + expf(-value));
+        case SIGMOID: return 1.0f / (1.0f + expf(-value));
+        case TANH: return tanhf(value);
+        default: return value;
+    }
+}
 
 template <class T> __device__ float2 unpack(uint32_t pair);
 template <> __device__ inline float2 unpack<__half>(uint32_t pair) {

@@ -51,13 +51,6 @@ template <int GROUPS_, int COLUMNS_, int STAGES_, bool TURNS_, bool SMALL_> stru
     static_assert(SHARED <= 227 * 1024, "shared memory");
 };
 
-__device__ inline void fetch_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
-            "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row)
-        : "memory");
-}
-
 // What lies outside the tensor is not written.
 __device__ inline void store_box(const CUtensorMap *map, uint32_t from, int column, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),

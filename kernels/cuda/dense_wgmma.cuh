@@ -59,5 +59,15 @@ PAGODA_DENSE_BOTH(128, 4, 64, 65, 66)
 PAGODA_DENSE_BOTH(160, 5, 80, 81, 82)
 PAGODA_DENSE_BOTH(256, 8, 128, 129, 130)
 
+// Of f32 by 10 bits of their fractions, which is what these instructions look at: 8 deep, 64 rows and 128 columns.
+struct MultiplyTf32 {
+    __device__ static void of(float (&d)[64], uint64_t a, uint64_t b, int add) {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" PAGODA_N4 "}, %64, %65, p, 1, 1;\n}"
+                     : PAGODA_D4
+                     : "l"(a), "l"(b), "r"(add));
+    }
+};
+
 }  // namespace dense
 }  // namespace pagoda

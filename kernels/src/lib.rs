@@ -1,8 +1,8 @@
 //! The compute kernels behind Pagoda's ONNX operators.
 //!
 //! Kernels take slices and know no framework type. Each operator is a struct that describes one call
-//! ([`HstuAttention`], [`PagedKvAppend`], [`Pool`], those of [`dense`] and [`ends`], [`HstuEmbed`]); its `check` refuses bad input before
-//! anything is written, and its `run` computes on the CPU with the best instruction set there is.
+//! ([`HstuAttention`], [`PagedKvAppend`], [`Pool`], those of [`dense`] and [`ends`], [`HstuEmbed`], [`HstuLinear`]); its `check`
+//! refuses bad input before anything is written, and its `run` computes on the CPU with the best instruction set there is.
 //!
 //! Where to look: [`batch`] says what a call carries and what is refused; [`cpu::reference`] is the arithmetic in its
 //! plainest form; [`cpu`] holds the fast kernels, which [`parallel`] spreads over threads; `cuda` launches those for
@@ -19,6 +19,7 @@ pub mod dense;
 mod element;
 pub mod embed;
 pub mod ends;
+pub mod linear;
 mod mask;
 pub mod parallel;
 mod pool;
@@ -29,4 +30,5 @@ pub use element::Element;
 pub use embed::{HstuEmbed, Lookup};
 pub use ends::HstuUnit;
 pub use half::{bf16, f16};
+pub use linear::{Activation, HstuLinear};
 pub use pool::{Combiner, Pool, check_offsets};

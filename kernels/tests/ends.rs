@@ -7,10 +7,10 @@ mod ends_cases;
 
 use common::{error, tolerance};
 use dense_cases::Numbers;
-use ends_cases::{Embed, Unit};
+use ends_cases::{Embed, Linear, Unit};
 use pagoda_kernels::cpu::Isa;
 use pagoda_kernels::parallel::{Serial, Threads};
-use pagoda_kernels::{Element, HstuUnit, bf16, f16};
+use pagoda_kernels::{Activation, Element, HstuLinear, HstuUnit, bf16, f16};
 use pagoda_test_support::Random;
 
 /// Sizes at which vectors and tasks end, and beyond.
@@ -84,5 +84,46 @@ fn zeros_stay_zeros_and_nan_stays_in_its_row() {
         assert_eq!(y[..4], [0.0, 0.0, 3.0 / 5.0, 4.0 / 5.0], "{isa:?}");
         assert!(y[4].is_nan() && y[5].is_nan(), "{isa:?}");
         assert_eq!(y[6..], [0.0, 1e-7 / 1e-6], "{isa:?}");
+    }
+}
+
+#[test]
+fn layers_are_what_the_reference_gives_and_rows_what_they_are_alone() {
+    let mut random = Random(11);
+    for case in 0..60 {
+        let (rows, inner, width) = (random.pick(&ROWS[..7]), random.below(150), 1 + random.below(140));
+        let linear = Linear::new(&mut Numbers(Random(case)), rows, inner, width);
+        let what = format!("{rows} rows, K={inner}, N={width}, {:?}", linear.activation);
+        let expected = linear.expected();
+        for isa in Isa::available() {
+            let mut y = vec![f32::NAN; rows * width];
+            linear.call().run_with(isa, &mut y, &Threads::new(3)).unwrap();
+            let off = error(&y, &expected);
+            assert!(off <= tolerance::<f32>(), "{isa:?} {what}: {off:e}");
+            if rows > 0 {
+                let mut last = vec![f32::NAN; width];
+                linear.rows(rows - 1, 1).run_with(isa, &mut last, &Serial).unwrap();
+                assert!(last[..] == y[(rows - 1) * width..], "{isa:?} {what}: the last row alone");
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_of_what_is_large_or_no_number() {
+    let x = [-300.0, 300.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+    for (activation, expected) in [
+        (Activation::None, x),
+        (Activation::Relu, [0.0, 300.0, f32::NAN, f32::INFINITY, 0.0]),
+        (Activation::Sigmoid, [0.0, 1.0, f32::NAN, 1.0, 0.0]),
+        (Activation::Tanh, [-1.0, 1.0, f32::NAN, 1.0, -1.0]),
+    ] {
+        for isa in Isa::available() {
+            let mut y = [7.0; 5];
+            let linear = HstuLinear { rows: 5, inner: 1, width: 1, x: &x, weight: &[1.0], bias: None, activation };
+            linear.run_with(isa, &mut y, &Serial).unwrap();
+            let same = y.iter().zip(&expected).all(|(y, x)| y == x || y.is_nan() && x.is_nan());
+            assert!(same, "{isa:?} {activation:?}: {y:?}");
+        }
     }
 }

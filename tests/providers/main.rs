@@ -65,7 +65,7 @@ on_both! {
     changed_rows: crate::bag::changes;
     one_cache_for_all_sessions: crate::bag::sharing;
     rows_that_leave_while_others_are_looked_up: crate::bag::racing;
-    around_the_layers: crate::ends::from_keys_to_lengths;
+    around_the_layers: crate::ends::from_keys_to_scores;
     scores_of_the_engine: crate::engine::scores;
     histories_that_come_back: crate::moving::come_back;
     histories_that_leave_while_others_run: crate::moving::racing;

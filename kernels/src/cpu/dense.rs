@@ -104,7 +104,7 @@ impl<T: Element> HstuOutput<'_, T> {
     }
 }
 
-fn expect_available(isa: Isa) {
+pub(super) fn expect_available(isa: Isa) {
     assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
 }
 

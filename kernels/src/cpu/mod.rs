@@ -6,6 +6,7 @@ mod copy;
 mod dense;
 mod embed;
 mod ends;
+mod linear;
 mod pool;
 mod product;
 pub mod reference;

@@ -2,8 +2,8 @@
 
 use crate::batch::check_output;
 use crate::{
-    Element, GateNorm, HstuAttention, HstuEmbed, HstuGate, HstuNorm, HstuOutput, HstuProject, HstuUnit, InputError,
-    PagedKvAppend, Pages, Pool, Rows, Taken,
+    Activation, Element, GateNorm, HstuAttention, HstuEmbed, HstuGate, HstuLinear, HstuNorm, HstuOutput, HstuProject,
+    HstuUnit, InputError, PagedKvAppend, Pages, Pool, Rows, Taken,
 };
 
 /// `HstuAttention` as the specification words it.
@@ -189,6 +189,25 @@ pub fn hstu_unit<T: Element>(op: &HstuUnit<'_, T>) -> Result<Vec<f64>, InputErro
     for row in rows(op.x, op.rows) {
         let length = row.iter().map(|x| wide(*x).powi(2)).sum::<f64>().sqrt().max(f64::from(op.epsilon));
         output.extend(row.iter().map(|x| wide(*x) / length));
+    }
+    Ok(output)
+}
+
+/// `HstuLinear`.
+pub fn hstu_linear(op: &HstuLinear<'_>) -> Result<Vec<f64>, InputError> {
+    op.check(op.rows * op.width)?;
+    let mut output = Vec::new();
+    for row in rows(op.x, op.rows) {
+        for (column, sum) in product(row, op.weight, op.width).into_iter().enumerate() {
+            let sum = sum + op.bias.map_or(0.0, |bias| wide(bias[column]));
+            output.push(match op.activation {
+                Activation::None => sum,
+                Activation::Relu => sum.max(0.0),
+                Activation::Silu => sum / (1.0 + (-sum).exp()),
+                Activation::Sigmoid => 1.0 / (1.0 + (-sum).exp()),
+                Activation::Tanh => sum.tanh(),
+            });
+        }
     }
     Ok(output)
 }

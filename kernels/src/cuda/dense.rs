@@ -157,7 +157,7 @@ impl Gpu {
     /// On Hopper a kernel begins while the one before it ends; all of them wait for it before they touch what anyone writes.
     ///
     /// # Safety
-    /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu, cuda/ends.cu or cuda/append.cu.
+    /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu, cuda/linear_hopper.cu, cuda/ends.cu or cuda/append.cu.
     pub(super) unsafe fn launch_early(
         &self,
         function: Function,
@@ -179,7 +179,7 @@ impl Gpu {
 
     /// # Safety
     /// As for [`norm`](Self::norm).
-    unsafe fn multiplied(
+    pub(super) unsafe fn multiplied(
         &self,
         path: Option<DensePath>,
         mut raw: RawProduct,

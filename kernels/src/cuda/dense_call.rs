@@ -1,7 +1,7 @@
 //! Calls of the dense operators of an HSTU block by device addresses, and the form in which kernels get them.
 
 use super::{CUdeviceptr, CudaError, Type};
-use crate::{GateNorm, Silu};
+use crate::{Activation, GateNorm, Silu};
 
 /// What sizes may be: kernels count in 32 bits.
 const MOST: usize = i32::MAX as usize - 4096;
@@ -175,6 +175,7 @@ pub(super) struct RawProduct {
     pub columns: i32,
     pub part: i32,
     pub silu: i32,
+    pub activation: Activation,
     pub constant: i32,
 }
 
@@ -208,6 +209,7 @@ impl Project {
             columns: columns as i32,
             part: self.part as i32,
             silu: (self.silu.outputs() * self.part) as i32,
+            activation: Activation::None,
             constant: i32::from(self.constant),
         })
     }
@@ -228,6 +230,7 @@ impl Output {
             columns: self.width as i32,
             part: self.width as i32,
             silu: 0,
+            activation: Activation::None,
             constant: i32::from(self.constant),
         })
     }

@@ -144,7 +144,7 @@ impl Maps {
 }
 
 /// A tensor of rows and columns, to be moved by boxes of so many.
-fn map(
+pub fn map(
     element: Type,
     address: CUdeviceptr,
     [rows, columns]: [usize; 2],
@@ -157,11 +157,13 @@ fn map(
 mod tests {
     use super::super::Taken;
     use super::*;
+    use crate::Activation;
 
     fn call(rows: i32, depth: i32, columns: i32, part: i32) -> RawProduct {
         let (x, weight, outputs) = (16, 32, [48, 64, 80, 96]);
         let (bias, residual, taken) = (2, 0, Taken::raw(None, 0).expect("nothing is taken"));
-        RawProduct { x, weight, bias, residual, taken, outputs, rows, depth, columns, part, silu: 0, constant: 1 }
+        let (silu, activation, constant) = (0, Activation::None, 1);
+        RawProduct { x, weight, bias, residual, taken, outputs, rows, depth, columns, part, silu, activation, constant }
     }
 
     #[test]

@@ -48,29 +48,33 @@ fn map(call: &Attention, address: CUdeviceptr, rows: usize, height: usize) -> Re
     describe(call.element, address, [head_size, heads, rows], [head_size.min(64), 1, height])
 }
 
-/// Describes a tensor of 16-bit numbers without gaps, innermost dimension first, to be fetched by boxes that are 64 or 32
-/// numbers wide.
+/// Describes a tensor without gaps, innermost dimension first, to be fetched by boxes that are 128 or 64 bytes wide. Numbers
+/// of f32 are rounded to TF32 on their way.
 pub fn describe<const N: usize>(
     element: Type,
     address: CUdeviceptr,
     dims: [usize; N],
     boxed: [usize; N],
 ) -> Result<CUtensorMap, CudaError> {
-    let element = if element == Type::F16 {
-        DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-    } else {
-        DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    let kind = match element {
+        Type::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+        Type::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        Type::Bf16 => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };
-    let swizzle = if boxed[0] == 64 { Swizzle::CU_TENSOR_MAP_SWIZZLE_128B } else { Swizzle::CU_TENSOR_MAP_SWIZZLE_64B };
+    let swizzle = match boxed[0] * element.bytes() {
+        128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+    };
     let (dims, boxed, steps) = (dims.map(|dim| dim as u64), boxed.map(|dim| dim as u32), [1_u32; N]);
     // Of every dimension but the innermost.
-    let strides: Vec<u64> = (1..N).map(|outer| dims[..outer].iter().product::<u64>() * 2).collect();
+    let bytes = element.bytes() as u64;
+    let strides: Vec<u64> = (1..N).map(|outer| dims[..outer].iter().product::<u64>() * bytes).collect();
     let mut map = CUtensorMap { opaque: [0; 16] };
     // SAFETY: every array has as many entries as the tensor has dimensions; of strides there is one less.
     unsafe {
         cuTensorMapEncodeTiled(
             &mut map,
-            element,
+            kind,
             N as u32,
             address as *mut _,
             dims.as_ptr(),

@@ -23,6 +23,7 @@ mod dense_hopper;
 mod embed;
 mod ends;
 mod held;
+mod linear;
 mod maps;
 mod memory;
 mod missing;
@@ -47,6 +48,7 @@ pub use dense_call::{DensePath, Gate, Norm, Output, Project, Taken};
 pub use embed::{Embed, Lookup};
 pub use ends::Unit;
 pub use held::{BagCall, HeldTable, HostRows};
+pub use linear::Linear;
 pub use memory::{DeviceMemory, Event, PinnedMemory, SideStream};
 pub use missing::BagScratch;
 use module::Module;
@@ -124,6 +126,7 @@ pub struct Gpu {
     mma: Option<Module>,
     hopper: Option<Module>,
     dense_hopper: Option<Module>,
+    linear_hopper: Option<Module>,
     multiprocessors: u32,
     counters: counters::Counters,
 }
@@ -159,6 +162,7 @@ impl Gpu {
             mma: (major >= 8).then(|| Module::load(module::MMA)).transpose()?,
             hopper: (major == 9).then(|| Module::load(module::HOPPER)).transpose()?,
             dense_hopper: (major == 9).then(|| Module::load(module::DENSE_HOPPER)).transpose()?,
+            linear_hopper: (major == 9).then(|| Module::load(module::LINEAR_HOPPER)).transpose()?,
             multiprocessors: multiprocessors.max(1) as u32,
             counters: counters::Counters::default(),
             context,

@@ -22,6 +22,7 @@ pub const ENDS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ends.fatbin"))
 pub const MMA: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/mma.fatbin"));
 pub const HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hopper.fatbin"));
 pub const DENSE_HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dense_hopper.fatbin"));
+pub const LINEAR_HOPPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/linear_hopper.fatbin"));
 
 /// Whether the build had nvcc: without it there are no kernels, and [`Gpu::open`](super::Gpu::open) fails.
 pub fn built() -> bool {

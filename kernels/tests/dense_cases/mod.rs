@@ -14,7 +14,7 @@ impl Numbers {
     }
 
     /// A tensor, or none.
-    fn perhaps<T: Element>(&mut self, len: usize) -> Option<Vec<T>> {
+    pub fn perhaps<T: Element>(&mut self, len: usize) -> Option<Vec<T>> {
         (!self.0.once_in(3)).then(|| self.tensor(len, 1.0))
     }
 
@@ -25,7 +25,7 @@ impl Numbers {
     }
 
     /// A weight for sums of that many products.
-    fn weight<T: Element>(&mut self, rows: usize, depth: usize) -> Vec<T> {
+    pub fn weight<T: Element>(&mut self, rows: usize, depth: usize) -> Vec<T> {
         self.tensor(rows * depth, 3.0 / (depth as f32).sqrt())
     }
 }

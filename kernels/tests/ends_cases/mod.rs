@@ -1,7 +1,7 @@
 //! Random calls of the operators around the layers, for the tests of the CPU and of the GPU.
 
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::{Element, HstuEmbed, HstuUnit, Lookup};
+use pagoda_kernels::{Activation, Element, HstuEmbed, HstuLinear, HstuUnit, Lookup};
 
 use crate::dense_cases::Numbers;
 
@@ -30,6 +30,40 @@ impl<T: Element> Unit<T> {
 
     pub fn expected(&self) -> Vec<f64> {
         reference::hstu_unit(&self.call()).unwrap()
+    }
+}
+
+/// A call of `HstuLinear`.
+pub struct Linear {
+    pub rows: usize,
+    pub inner: usize,
+    pub width: usize,
+    pub x: Vec<f32>,
+    pub weight: Vec<f32>,
+    pub bias: Option<Vec<f32>>,
+    pub activation: Activation,
+}
+
+impl Linear {
+    pub fn new(numbers: &mut Numbers, rows: usize, inner: usize, width: usize) -> Self {
+        let (x, weight, bias) =
+            (numbers.tensor(rows * inner, 1.0), numbers.weight(width, inner), numbers.perhaps(width));
+        Self { rows, inner, width, x, weight, bias, activation: numbers.0.pick(&Activation::ALL).1 }
+    }
+
+    pub fn call(&self) -> HstuLinear<'_> {
+        self.rows(0, self.rows)
+    }
+
+    /// Of some of the rows.
+    pub fn rows(&self, first: usize, rows: usize) -> HstuLinear<'_> {
+        let Self { inner, width, activation, .. } = *self;
+        let (x, bias) = (&self.x[first * inner..(first + rows) * inner], self.bias.as_deref());
+        HstuLinear { rows, inner, width, x, weight: &self.weight, bias, activation }
+    }
+
+    pub fn expected(&self) -> Vec<f64> {
+        reference::hstu_linear(&self.call()).unwrap()
     }
 }
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use pagoda_kernels::cuda::{self, Gpu, Lookup, Type};
-use pagoda_kernels::{Element, HstuUnit, bf16, f16};
+use pagoda_kernels::{Activation, Element, HstuLinear, HstuUnit, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
 use crate::common::{error, tolerance};
 use crate::dense_cases::Numbers;
 use crate::device::{Tensor, bytes};
-use crate::ends_cases::{Embed, Unit};
+use crate::ends_cases::{Embed, Linear, Unit};
 use crate::written::Written;
 
 struct Device<'a> {
@@ -35,6 +35,28 @@ impl<'a> Device<'a> {
         let call = cuda::Unit { element: Type::of::<T>(), rows, width, x: x.address, y: y.address(), epsilon };
         // SAFETY: as long as the call says; waited for by the read.
         unsafe { self.gpu.unit(&call, self.stream.cu_stream()) }.unwrap();
+        y.read(&self.stream)
+    }
+
+    fn linear(&self, case: &HstuLinear<'_>, tf32: bool, constant: bool) -> Vec<f32> {
+        let HstuLinear { rows, inner, width, activation, .. } = *case;
+        let [x, weight] = [case.x, case.weight].map(|values| self.tensor(values));
+        let bias = case.bias.map(|bias| self.tensor(bias));
+        let y = Written::new::<f32>(&self.stream, rows * width);
+        let call = cuda::Linear {
+            rows,
+            inner,
+            width,
+            x: x.address,
+            weight: weight.address,
+            bias: bias.as_ref().map(|bias| bias.address),
+            y: y.address(),
+            activation,
+            tf32,
+            constant,
+        };
+        // SAFETY: as above.
+        unsafe { self.gpu.linear(&call, self.stream.cu_stream()) }.unwrap();
         y.read(&self.stream)
     }
 
@@ -91,6 +113,50 @@ pub fn unit(context: &Context) {
     every::<bf16>(&device);
 }
 
+/// What TF32 keeps of a product.
+const TF32: f64 = 1e-3;
+
+/// Depths and widths at which steps, tiles and clusters end, and others, exactly and in TF32; a row is the same alone, and what
+/// is no number stays in its row.
+pub fn linear(context: &Context) {
+    let (device, mut random) = (Device::new(context), Random(29));
+    let check = |seed: u64, rows: usize, inner: usize, width: usize, tf32: bool| {
+        let mut linear = Linear::new(&mut Numbers(Random(seed)), rows, inner, width);
+        let what = format!("{rows} rows, K={inner}, N={width}, {:?}, TF32 {tf32}", linear.activation);
+        let constant = !seed.is_multiple_of(3);
+        let got = device.linear(&linear.call(), tf32, constant);
+        let off = error(&got, &linear.expected());
+        assert!(off <= if tf32 { TF32 } else { tolerance::<f32>() }, "{what}: {off:e}");
+        if rows == 0 || inner == 0 {
+            return;
+        }
+        let last = device.linear(&linear.rows(rows - 1, 1), tf32, constant);
+        assert!(bytes(&last) == bytes(&got[(rows - 1) * width..]), "{what}: the last row alone");
+        let spoilt = seed as usize % rows;
+        linear.x[spoilt * inner] = f32::NAN;
+        let now = device.linear(&linear.call(), tf32, constant);
+        for (row, (before, now)) in got.chunks_exact(width).zip(now.chunks_exact(width)).enumerate() {
+            let good = if row == spoilt { now.iter().all(|x| x.is_nan()) } else { bytes(before) == bytes(now) };
+            assert!(good, "{what}: row {row} beside what is no number, or of it");
+        }
+    };
+    for (seed, (rows, inner, width)) in
+        [(256, 1024, 128), (700, 512, 130), (65, 2052, 9), (3, 32, 256), (64, 36, 128), (130, 544, 64)]
+            .into_iter()
+            .enumerate()
+    {
+        check(seed as u64, rows, inner, width, true);
+        check(seed as u64, rows, inner, width, false);
+    }
+    for seed in 0..context.cases.div_ceil(10).min(200) {
+        let rows = random.pick(&[0, 1, 3, 63, 64, 65, 150]);
+        let inner = random.pick(&[1, 4, 4, 4]) * random.below(140);
+        let (most, of) = random.pick(&[(10, 1), (300, 1), (70, 4)]);
+        let width = of * (1 + random.below(most));
+        check(seed, rows, inner, width, random.once_in(2));
+    }
+}
+
 /// Every number of tables, of any width, with keys that are in none of them: to the bit what one step after the other
 /// gives.
 pub fn embed(context: &Context) {
@@ -112,7 +178,7 @@ pub fn embed(context: &Context) {
     every::<bf16>(&device, cases);
 }
 
-/// Both in a CUDA graph, behind a copy of keys: every replay follows what was copied. A kernel of it begins while the
+/// All of them in a CUDA graph, behind a copy of keys: every replay follows what was copied. A kernel of it begins while the
 /// one before ends, and the first of them behind something that is no kernel.
 pub fn captured(context: &Context) {
     let (rows, width) = (90, 256);
@@ -126,15 +192,34 @@ pub fn captured(context: &Context) {
     let keys = device.tensor(&vec![0_i64; rows]);
     let x = Written::new::<bf16>(stream, rows * width);
     let y = Written::new::<f32>(stream, rows * width);
+    let (inside, scores) = (Written::new::<f32>(stream, rows * 128), Written::new::<f32>(stream, rows * 2));
+    let head = [(width, 128), (128, 2)].map(|(inner, to)| Linear::new(&mut numbers, 0, inner, to).weight);
+    let head = head.map(|weight| device.tensor(&weight));
     let element = Type::Bf16;
-    let both = || {
+    let all = || {
         let tables = &[Lookup { table: table.address, rows: table_rows, index: keys.address }];
         let embed = cuda::Embed { element, rows, width, tables, scale: 1.5, learned: &[], y: x.address() };
         let unit = cuda::Unit { element, rows, width, x: x.address(), y: y.address(), epsilon: 1e-6 };
+        let first = cuda::Linear {
+            rows,
+            inner: width,
+            width: 128,
+            x: y.address(),
+            weight: head[0].address,
+            bias: None,
+            y: inside.address(),
+            activation: Activation::Relu,
+            tf32: true,
+            constant: true,
+        };
+        let (x, y, activation) = (inside.address(), scores.address(), Activation::Sigmoid);
+        let second = cuda::Linear { inner: 128, width: 2, x, weight: head[1].address, y, activation, ..first };
         // SAFETY: as above.
         unsafe {
             context.gpu.embed(&embed, raw).unwrap();
             context.gpu.unit(&unit, raw).unwrap();
+            context.gpu.linear(&first, raw).unwrap();
+            context.gpu.linear(&second, raw).unwrap();
         }
     };
     let copy = |to: &Tensor, from: &Tensor| {
@@ -143,23 +228,24 @@ pub fn captured(context: &Context) {
     };
     let expected = given.each_ref().map(|from| {
         copy(&keys, from);
-        both();
-        y.read::<f32>(stream)
+        all();
+        (y.read::<f32>(stream), scores.read::<f32>(stream))
     });
-    assert!(expected[0] != expected[1]);
+    assert!(expected[0].0 != expected[1].0 && expected[0].1 != expected[1].1);
     let current = device.tensor(&vec![0_i64; rows]);
     stream.synchronize().unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // Twice: a copy stands behind a kernel too, and must not come before that has read what it overwrites.
     for _ in 0..2 {
         copy(&keys, &current);
-        both();
+        all();
     }
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let graph = stream.end_capture(flags).unwrap().unwrap();
     for replay in 0..6 {
         copy(&current, &given[replay % 2]);
         graph.launch().unwrap();
-        assert!(y.read::<f32>(stream) == expected[replay % 2], "replay {replay}");
+        let got = (y.read::<f32>(stream), scores.read::<f32>(stream));
+        assert!(got == expected[replay % 2], "replay {replay}");
     }
 }

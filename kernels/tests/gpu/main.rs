@@ -61,6 +61,7 @@ const PARTS: &[Part] = &[
     ("dense-nonsense", dense::nonsense),
     ("dense-captured", dense::captured),
     ("ends-unit", ends::unit),
+    ("ends-linear", ends::linear),
     ("ends-embed", ends::embed),
     ("ends-captured", ends::captured),
 ];

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .config import NO_KEY
+from .config import NO_KEY, Step
 from .error import ExportError
 
 OPSET, IR_VERSION, DOMAIN = 17, 8, "ai.pagoda"
@@ -17,6 +17,8 @@ NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 LARGEST = 2**31 - 2**24
 # HstuEmbed takes no more.
 MOST_TABLES = 8
+# What HstuLinear does too.
+WITH_LINEAR = "relu", "silu", "sigmoid", "tanh"
 
 
 def key_input(feature):
@@ -65,10 +67,15 @@ class Graph:
     # ---- layers --------------------------------------------------------------------------------------------------
 
     def linear(self, x, at):
-        inputs = [x, self.weight(f"{at}.weight")]
-        if f"{at}.bias" in self.weights:
-            inputs.append(self.weight(f"{at}.bias"))
-        return self.node("Gemm", inputs, transB=1)
+        return self.node("Gemm", self.layer(x, at), transB=1)
+
+    def own_linear(self, x, at, activation):
+        """`linear` and what is behind it, by one operator."""
+        return self.node("HstuLinear", self.layer(x, at), domain=DOMAIN, activation=activation, tf32=1)
+
+    def layer(self, x, at):
+        """x, the weight, and the bias where there is one."""
+        return [x, *(self.weight(name) for name in (f"{at}.weight", f"{at}.bias") if name in self.weights)]
 
     def silu(self, x):
         return self.node("Mul", [x, self.node("Sigmoid", [x])])
@@ -95,9 +102,17 @@ class Graph:
         return self.constant("shape." + ".".join(map(str, dims)), np.array(dims, np.int64))
 
     def mlp(self, x, at, steps):
+        # In models that are f32 throughout ONNX's own operators leave it to the session whether TF32 is good enough.
+        own, done = self.config.compute != "f32", False
         for number, step in enumerate(steps):
             here = f"{at}.{number}"
-            if step.kind == "linear":
+            if done:
+                done = False
+            elif step.kind == "linear" and own:
+                behind = steps[number + 1].kind if number + 1 < len(steps) else ""
+                done = behind in WITH_LINEAR
+                x = self.own_linear(x, here, behind if done else "none")
+            elif step.kind == "linear":
                 x = self.linear(x, here)
             elif step.kind == "layer_norm":
                 x = self.norm(x, here, step.size, 1e-5)
@@ -360,14 +375,17 @@ class Graph:
 
     def head(self, x):
         config = self.config
-        x = self.mlp(self.final_norm(x), "head", config.head)
         kinds = [task.activation for task in config.tasks]
+        if set(kinds) == {"sigmoid"}:
+            self.mlp(self.final_norm(x), "head", (*config.head, Step("sigmoid", len(kinds))))
+            # Whatever the last step was, it made the last node.
+            self.nodes[-1].output[0] = "scores"
+            return "scores"
+        x = self.mlp(self.final_norm(x), "head", config.head)
         if set(kinds) == {"none"}:
             return self.node("Identity", [x], "scores")
         if set(kinds) == {"softmax"}:
             return self.node("Softmax", [x], "scores", axis=1)
-        if set(kinds) == {"sigmoid"}:
-            return self.node("Sigmoid", [x], "scores")
         squashed = self.constant("head.sigmoid", np.array([[kind == "sigmoid" for kind in kinds]]))
         return self.node("Where", [squashed, self.node("Sigmoid", [x]), x], "scores")
 

@@ -1,0 +1,137 @@
+//! `HstuLinear` on the GPU: which kernel takes a call.
+//!
+//! It is chosen by the weight alone and by where tensors lie, for each adds up in an order of its own: what is in the batch
+//! beside a row must not change a bit of it.
+
+use std::ffi::c_void;
+use std::ptr::from_mut;
+
+use cudarc::driver::sys::CUtensorMap;
+
+use super::dense_call::{RawProduct, Taken, check_sizes};
+use super::dense_hopper::map;
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type};
+use crate::Activation;
+
+/// Columns up to which there is a kernel that is not by tiles, its rows of a block, and threads; `product_few` of cuda/dense.cu.
+const FEW: i32 = 8;
+const FEW_ROWS: usize = 32;
+const FEW_THREADS: u32 = 256;
+
+/// As in cuda/linear_hopper.cu.
+const CLUSTER: usize = 2;
+const TILE: [usize; 2] = [64, 128];
+const DEPTH: usize = 32;
+const THREADS: u32 = 160;
+const SHARED: usize = 8 * (TILE[0] + TILE[1]) * DEPTH * size_of::<f32>() + 128;
+const _: () = assert!(SHARED <= 227 * 1024, "a block has to fit into a multiprocessor");
+
+/// One call of the operator `HstuLinear`, as [`crate::HstuLinear`].
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    /// R.
+    pub rows: usize,
+    /// K.
+    pub inner: usize,
+    /// N.
+    pub width: usize,
+    /// `[R, K]`.
+    pub x: CUdeviceptr,
+    /// `[N, K]`.
+    pub weight: CUdeviceptr,
+    /// `[N]`.
+    pub bias: Option<CUdeviceptr>,
+    /// `[R, N]`.
+    pub y: CUdeviceptr,
+    /// What every sum goes through.
+    pub activation: Activation,
+    /// Whether 10 bits of the fractions of x and weight are enough (TF32), where that is faster.
+    pub tf32: bool,
+    /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
+    pub constant: bool,
+}
+
+/// The tensors of a call; `Maps` of cuda/linear_hopper.cu.
+#[repr(C)]
+struct Maps {
+    x: CUtensorMap,
+    weight: CUtensorMap,
+}
+
+impl Linear {
+    fn raw(&self) -> Result<RawProduct, CudaError> {
+        check_sizes(&[("rows", self.rows), ("K", self.inner), ("N", self.width)])?;
+        Ok(RawProduct {
+            x: self.x,
+            weight: self.weight,
+            bias: self.bias.unwrap_or(0),
+            residual: 0,
+            taken: Taken::raw(None, self.rows)?,
+            outputs: [self.y, 0, 0, 0],
+            rows: self.rows as i32,
+            depth: self.inner as i32,
+            columns: self.width as i32,
+            part: self.width as i32,
+            silu: 0,
+            activation: self.activation,
+            constant: i32::from(self.constant),
+        })
+    }
+
+    /// Whether four numbers of a row lie together everywhere.
+    fn lies_in_fours(&self) -> bool {
+        self.inner > 0 && self.inner.is_multiple_of(4) && (self.x | self.weight | self.y).is_multiple_of(16)
+    }
+}
+
+impl Gpu {
+    /// Puts `HstuLinear` on a stream.
+    ///
+    /// # Safety
+    /// As for [`norm`](Self::norm).
+    pub unsafe fn linear(&self, call: &Linear, stream: CUstream) -> Result<(), CudaError> {
+        let mut raw = call.raw()?;
+        if raw.rows == 0 || raw.columns == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        if call.lies_in_fours() && raw.columns <= FEW {
+            let function = self.dense.function("product_few", 0)?;
+            let blocks = call.rows.div_ceil(FEW_ROWS) as u32;
+            let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
+            // SAFETY: the kernel takes a `Product`, and waits for the kernel before it on chips that let it begin earlier.
+            return unsafe { self.launch_early(function, blocks, FEW_THREADS, 0, stream, &mut arguments) };
+        }
+        match &self.linear_hopper {
+            Some(module) if call.tf32 && call.lies_in_fours() => {
+                let [high, wide] = TILE;
+                let mut maps = Maps {
+                    x: map(Type::F32, call.x, [call.rows, call.inner], [high, DEPTH])?,
+                    weight: map(Type::F32, call.weight, [call.width, call.inner], [wide, DEPTH])?,
+                };
+                let blocks = CLUSTER * call.rows.div_ceil(high) * call.width.div_ceil(wide);
+                check_sizes(&[("blocks", blocks)])?;
+                let function = module.function("linear_tf32", SHARED)?;
+                let mut arguments = [from_mut(&mut raw).cast::<c_void>(), from_mut(&mut maps).cast()];
+                // SAFETY: the kernel takes a `Product` and `Maps`, and waits for the kernel before it.
+                unsafe { self.launch_early(function, blocks as u32, THREADS, SHARED, stream, &mut arguments) }
+            }
+            // SAFETY: the caller's.
+            _ => unsafe { self.multiplied(None, raw, Type::F32, stream) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_vectors_go_the_fast_ways() {
+        let (x, weight, y, bias, activation) = (16, 32, 48, None, Activation::None);
+        let call =
+            |inner, y| Linear { rows: 3, inner, width: 2, x, weight, bias, y, activation, tf32: true, constant: true };
+        assert!(call(4, y).lies_in_fours());
+        assert!(!call(6, y).lies_in_fours() && !call(0, y).lies_in_fours() && !call(4, 40).lies_in_fours());
+    }
+}
