@@ -133,14 +133,25 @@ def test_a_layer_of_an_mlp_is_one_operator_with_its_activation(made):
         own, nodes = layers(compute=compute, **two)
         assert own == ["relu", "sigmoid"]
         assert list(nodes[-1].output) == ["scores"] and nodes[-1].op_type == "HstuLinear"
+        assert not {node.op_type for node in nodes} & {"Relu", "Sigmoid", "Gemm"}
     odd = [{"linear": 6}, "gelu", {"linear": 5, "bias": False}, "layer_norm", {"linear": 4}, "tanh", "silu"]
     odd.append({"linear": 2})
     own, nodes = layers(compute="bf16", head__mlp=odd, head__tasks=tasks("none"))
     assert own == ["none", "none", "tanh", "none"]
+    rest = Counter(node.op_type for node in nodes)
+    assert (rest["Erf"], rest["LayerNormalization"], rest["Sigmoid"], rest["Tanh"]) == (1, 1, 1, 0)
     # In f32 whoever opens a model says whether TF32 will do.
     for changes in {}, {"fused": True}:
         own, nodes = layers(**two, **changes)
         assert not own and sum(node.op_type == "Gemm" for node in nodes) >= 2
+
+
+@pytest.mark.parametrize("compute, tolerance", [("f16", 6e-3), ("bf16", 5e-2)])
+def test_every_activation_of_a_layer_in_half_precision(made, compute, tolerance):
+    head = [{"linear": 12}, "silu", {"linear": 9}, "tanh", {"linear": 8}, "sigmoid", {"linear": 2}]
+    tasks = [{"name": name, "activation": "sigmoid"} for name in ("like", "click")]
+    config = settings(compute=compute, head__mlp=head, head__tasks=tasks)
+    check(made, config, {"ragged": RAGGED, "nobody": [], "no candidates": [(5, 0)]}, tolerance)
 
 
 def test_scores_do_not_depend_on_who_else_is_in_the_batch(made):

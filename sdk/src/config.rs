@@ -58,7 +58,8 @@ pub struct ModelOptions {
     /// there then. Without effect on the CPU.
     pub cuda_graphs: bool,
     /// On a GPU: whether products of f32 may be computed of 10 bits of their factors' fractions (TF32), which is several times
-    /// as fast. Otherwise they are computed as on the CPU.
+    /// as fast. Otherwise they are computed as on the CPU, but for nodes that ask for it themselves (`HstuLinear`, in exported
+    /// models that compute in bf16 or f16).
     pub tf32: bool,
     /// The ONNX Runtime library. `None`: the environment variable `PAGODA_ONNXRUNTIME`, then beside libpagoda.so (or
     /// the program), then the system's loader. A process uses one; the first model that is opened decides.

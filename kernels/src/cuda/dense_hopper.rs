@@ -1,6 +1,6 @@
 //! The products of the dense operators on Hopper: which shape of tile a call gets.
 //!
-//! Every shape gives the same bits (cuda/dense_hopper.cuh), so the choice is one of time alone.
+//! Every shape gives the same bits (cuda/dense_hopper.cuh), so the choice is one of time and power alone.
 
 use std::ffi::c_void;
 use std::ptr::from_mut;
@@ -14,8 +14,8 @@ use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type};
 /// Elements of the depth that a box has; `DEPTH` of cuda/dense_hopper.cuh.
 const DEPTH: usize = 64;
 
-/// Bytes out of the L2 cache that count as a nanosecond more. They take no longer, but power, and a GPU that has reached its
-/// limit lowers its clock: of kernels that are as fast alone, the one that fetches less makes the whole faster.
+/// Bytes out of the L2 cache that count as a nanosecond more. They take power, and a GPU that has reached its limit lowers its clock:
+/// one that fetches less, and is a little slower alone, made models as a whole faster (sdk/docs/benchmarks.md).
 const BYTES_A_NANOSECOND: usize = 20 << 10;
 
 /// A kernel for one shape of tile; `Tile` of cuda/dense_hopper.cuh.

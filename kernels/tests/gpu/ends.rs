@@ -113,20 +113,30 @@ pub fn unit(context: &Context) {
     every::<bf16>(&device);
 }
 
-/// What TF32 keeps of a product.
+/// The error of TF32, and of a thousand numbers or more where factors are rounded to the nearest: cut off, they have 5e-4.
 const TF32: f64 = 1e-3;
+const TF32_OF_MANY: f64 = 4e-4;
 
 /// Depths and widths at which steps, tiles and clusters end, and others, exactly and in TF32; a row is the same alone, and what
 /// is no number stays in its row.
 pub fn linear(context: &Context) {
     let (device, mut random) = (Device::new(context), Random(29));
+    let hopper = context.gpu.context().compute_capability().unwrap().0 == 9;
     let check = |seed: u64, rows: usize, inner: usize, width: usize, tf32: bool| {
         let mut linear = Linear::new(&mut Numbers(Random(seed)), rows, inner, width);
         let what = format!("{rows} rows, K={inner}, N={width}, {:?}, TF32 {tf32}", linear.activation);
         let constant = !seed.is_multiple_of(3);
         let got = device.linear(&linear.call(), tf32, constant);
         let off = error(&got, &linear.expected());
-        assert!(off <= if tf32 { TF32 } else { tolerance::<f32>() }, "{what}: {off:e}");
+        let allowed = match tf32 {
+            true if got.len() >= 1000 => TF32_OF_MANY,
+            true => TF32,
+            false => tolerance::<f32>(),
+        };
+        assert!(off <= allowed, "{what}: {off:e}");
+        // Otherwise it was another kernel.
+        let rounded = tf32 && hopper && rows > 0 && inner >= 32 && inner.is_multiple_of(4) && width > 8;
+        assert!(!rounded || off > tolerance::<f32>(), "{what}: {off:e}, more than TF32 can keep");
         if rows == 0 || inner == 0 {
             return;
         }
@@ -192,6 +202,7 @@ pub fn captured(context: &Context) {
     let keys = device.tensor(&vec![0_i64; rows]);
     let x = Written::new::<bf16>(stream, rows * width);
     let y = Written::new::<f32>(stream, rows * width);
+    let among = Written::new::<f32>(stream, rows * rows);
     let (inside, scores) = (Written::new::<f32>(stream, rows * 128), Written::new::<f32>(stream, rows * 2));
     let head = [(width, 128), (128, 2)].map(|(inner, to)| Linear::new(&mut numbers, 0, inner, to).weight);
     let head = head.map(|weight| device.tensor(&weight));
@@ -212,12 +223,22 @@ pub fn captured(context: &Context) {
             tf32: true,
             constant: true,
         };
+        // Whose weight the kernel in front of it has just written.
+        let products = cuda::Linear {
+            width: rows,
+            weight: y.address(),
+            y: among.address(),
+            activation: Activation::None,
+            constant: false,
+            ..first
+        };
         let (x, y, activation) = (inside.address(), scores.address(), Activation::Sigmoid);
         let second = cuda::Linear { inner: 128, width: 2, x, weight: head[1].address, y, activation, ..first };
         // SAFETY: as above.
         unsafe {
             context.gpu.embed(&embed, raw).unwrap();
             context.gpu.unit(&unit, raw).unwrap();
+            context.gpu.linear(&products, raw).unwrap();
             context.gpu.linear(&first, raw).unwrap();
             context.gpu.linear(&second, raw).unwrap();
         }
@@ -229,9 +250,9 @@ pub fn captured(context: &Context) {
     let expected = given.each_ref().map(|from| {
         copy(&keys, from);
         all();
-        (y.read::<f32>(stream), scores.read::<f32>(stream))
+        [&y, &among, &scores].map(|output| output.read::<f32>(stream))
     });
-    assert!(expected[0].0 != expected[1].0 && expected[0].1 != expected[1].1);
+    assert!((0..3).all(|output| expected[0][output] != expected[1][output]));
     let current = device.tensor(&vec![0_i64; rows]);
     stream.synchronize().unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -245,7 +266,7 @@ pub fn captured(context: &Context) {
     for replay in 0..6 {
         copy(&current, &given[replay % 2]);
         graph.launch().unwrap();
-        let got = (y.read::<f32>(stream), scores.read::<f32>(stream));
+        let got = [&y, &among, &scores].map(|output| output.read::<f32>(stream));
         assert!(got == expected[replay % 2], "replay {replay}");
     }
 }

@@ -75,7 +75,8 @@ class Graph:
 
     def layer(self, x, at):
         """x, the weight, and the bias where there is one."""
-        return [x, *(self.weight(name) for name in (f"{at}.weight", f"{at}.bias") if name in self.weights)]
+        bias = [self.weight(f"{at}.bias")] if f"{at}.bias" in self.weights else []
+        return [x, self.weight(f"{at}.weight"), *bias]
 
     def silu(self, x):
         return self.node("Mul", [x, self.node("Sigmoid", [x])])
