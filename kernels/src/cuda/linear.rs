@@ -8,7 +8,7 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::CUtensorMap;
 
-use super::dense_call::{RawProduct, Taken, check_sizes};
+use super::dense_call::{Output, RawProduct, check_sizes};
 use super::dense_hopper::map;
 use super::{CUdeviceptr, CUstream, CudaError, Gpu, Type};
 use crate::Activation;
@@ -59,23 +59,22 @@ struct Maps {
 }
 
 impl Linear {
+    /// As `HstuOutput` without a residual, but for what sums go through.
     fn raw(&self) -> Result<RawProduct, CudaError> {
-        check_sizes(&[("rows", self.rows), ("K", self.inner), ("N", self.width)])?;
-        Ok(RawProduct {
-            x: self.x,
+        let output = Output {
+            element: Type::F32,
+            rows: self.rows,
+            inner: self.inner,
+            width: self.width,
+            y: self.x,
             weight: self.weight,
-            bias: self.bias.unwrap_or(0),
-            residual: 0,
-            taken: Taken::raw(None, self.rows)?,
-            outputs: [self.y, 0, 0, 0],
-            rows: self.rows as i32,
-            depth: self.inner as i32,
-            columns: self.width as i32,
-            part: self.width as i32,
-            silu: 0,
-            activation: self.activation,
-            constant: i32::from(self.constant),
-        })
+            bias: self.bias,
+            residual: None,
+            taken: None,
+            output: self.y,
+            constant: self.constant,
+        };
+        Ok(RawProduct { activation: self.activation, ..output.raw()? })
     }
 
     /// Whether four numbers of a row lie together everywhere.
