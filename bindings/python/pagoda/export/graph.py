@@ -75,8 +75,10 @@ class Graph:
 
     def layer(self, x, at):
         """x, the weight, and the bias where there is one."""
-        bias = [self.weight(f"{at}.bias")] if f"{at}.bias" in self.weights else []
-        return [x, self.weight(f"{at}.weight"), *bias]
+        layer = [x, self.weight(f"{at}.weight")]
+        if f"{at}.bias" in self.weights:
+            layer.append(self.weight(f"{at}.bias"))
+        return layer
 
     def silu(self, x):
         return self.node("Mul", [x, self.node("Sigmoid", [x])])
