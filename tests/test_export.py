@@ -32,7 +32,7 @@ from exported import (
     tensors,
     with_user,
 )
-from pagoda.export import ExportError, export
+from pagoda.export import ExportError, checkpoint, export
 from pagoda.export.__main__ import main as command
 from pagoda.export.config import parse
 from safetensors.numpy import load_file, save_file
@@ -344,6 +344,21 @@ def test_torch_files_are_read_with_torch(tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == contents(tmp_path / "same")
 
 
+def test_tensors_that_do_not_lie_in_rows_are_written_in_rows(tmp_path, monkeypatch):
+    """torch.save keeps the strides of a view."""
+    config = settings(lookup="bag", tables__items={"rows": 40, "dim": 16, "keyed": True})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = tensors(config) | {"tables.items.keys": np.arange(40) * 3}
+    views = {name: array.T.copy().T for name, array in weights.items()}
+    views["tables.items.keys"] = np.stack([weights["tables.items.keys"], np.arange(40)], axis=1)[:, 0]
+    assert not views["tables.items.rows"].flags.c_contiguous and not views["tables.items.keys"].flags.c_contiguous
+    for at, kept in ("same", weights), ("views", views):
+        source = checkpoint.Source(at, kept, kept.__getitem__)
+        monkeypatch.setattr(checkpoint, "open_file", lambda _, source=source: source)
+        export("model.pt", tmp_path / "config.json", tmp_path / at)
+    assert contents(tmp_path / "views") == contents(tmp_path / "same")
+
+
 def test_without_torch_a_torch_file_is_refused_with_what_to_do(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(settings()))
     (tmp_path / "model.pt").write_bytes(b"x")
@@ -408,6 +423,11 @@ BAD_WEIGHTS = {
         {"keyed": True},
         r"elements of int32: keys have",
     ),
+    "a candidate's key that is none": (
+        {"tables.items.keys": lambda _: np.arange(40) * 2},
+        {"keyed": True},
+        r"candidate_key of seen is 7, which the table items does not have: give a key of that table",
+    ),
     "no keys": ({}, {"keyed": True}, r"no tensor tables\.items\.keys \(for the table items, of shape \[40\]\)"),
 }
 
@@ -415,7 +435,10 @@ BAD_WEIGHTS = {
 @pytest.mark.parametrize("what", BAD_WEIGHTS)
 def test_bad_weights_are_refused_by_name(made, tmp_path, what):
     changes, table, message = BAD_WEIGHTS[what]
-    config = settings(lookup="bag", tables__items={"rows": 40, "dim": 16} | table)
+    features = [{"name": "rating", "table": "ratings"}, {"name": "seen", "table": "items", "candidate_key": 7}]
+    config = settings(
+        lookup="bag", tables__items={"rows": 40, "dim": 16} | table, tokens__action__features=features
+    )
     weights = tensors(config)
     for name, change in changes.items():
         weights[name] = change and np.ascontiguousarray(change(weights.get(name)))
@@ -462,6 +485,14 @@ BAD_SETTINGS = {
     "names of the other": ({"checkpoint": {"names": "meta"}}, r"names is meta and config\.block\.flavour is nvidia"),
     "an odd page": ({"kv__page_size": 12}, r"config\.kv\.page_size is 12: it has to be a multiple of 8"),
     "an unknown type": ({"kv__type": "f8"}, r"config\.kv\.type is 'f8': it has to be one of f32, f16, bf16"),
+    "a candidate's key beyond its table": (
+        {"tokens__action": {"features": [ACTION["features"][0] | {"candidate_key": 5}]}},
+        r"candidate_key of rating is 5, but config\.tables\.ratings has rows 0 to 4: give the number of one",
+    ),
+    "a candidate's key before its table": (
+        {"tokens__action": {"features": [ACTION["features"][0] | {"candidate_key": -2}]}},
+        r"candidate_key of rating is -2, but config\.tables\.ratings has rows 0 to 4",
+    ),
     "an unknown table": (
         {"tokens__item__features": [{"name": "a", "table": "b"}]},
         r"features\[0\]\.table is 'b', which is not",

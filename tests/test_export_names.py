@@ -232,3 +232,8 @@ def test_two_models_in_one_checkpoint_need_a_prefix(made):
         made(config, both)
     config["checkpoint"] = {"prefix": "student.", "ignore": ["teacher.*"]}
     check(made, config, {"one": [(5, 3)]}, weights=weights, stored=both)
+    del config["checkpoint"]["prefix"]  # what is ignored is not meant
+    check(made, config, {"one": [(5, 3)]}, weights=weights, stored=both)
+    both = {name.removeprefix("student."): array for name, array in both.items()}
+    config["checkpoint"] = {"prefix": "", "ignore": ["teacher.*"]}
+    check(made, config, {"one": [(5, 3)]}, weights=weights, stored=both)

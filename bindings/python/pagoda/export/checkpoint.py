@@ -107,7 +107,9 @@ def table(config, table, source):
         keys = _tensor(source, keys_name, f"for the table {table.name}", (table.rows,))
         if keys.dtype != np.int64:
             raise ExportError(f"{source.path}: {keys_name} has elements of {keys.dtype}: keys have to be int64")
+        keys = np.ascontiguousarray(keys)
         _check_keys(source, keys_name, keys)
+        _check_candidate_keys(config, table, keys)
     if table.file:
         refuse_unused(config, source)
     return rows, keys
@@ -115,14 +117,17 @@ def table(config, table, source):
 
 def refuse_unused(config, source):
     """A tensor that nobody reads is most often a part of the model that the configuration forgot."""
-    ignored = config.checkpoint.ignore
-    left = sorted(n for n in source.names - source.used if not any(fnmatch.fnmatchcase(n, p) for p in ignored))
+    left = sorted(name for name in source.names - source.used if not _ignored(config.checkpoint, name))
     if left:
         shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
         raise ExportError(
             f"{source.path}: the configuration uses all but these tensors: {shown}. If the model needs them, add their "
             'part to the configuration; if not, name them in config.checkpoint.ignore (such as "optimizer.*")'
         )
+
+
+def _ignored(checkpoint, name):
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in checkpoint.ignore)
 
 
 def _prefix(checkpoint, source):
@@ -132,13 +137,14 @@ def _prefix(checkpoint, source):
     if "layers.0.uvqk.weight" in checkpoint.rename:
         return ""
     anchor = naming.anchor(checkpoint.names)
-    matches = sorted(name for name in source.names if name == anchor or name.endswith("." + anchor))
+    matches = sorted(name for name in source.names if f".{name}".endswith("." + anchor))
+    matches = [name for name in matches if not _ignored(checkpoint, name)]
     if len(matches) == 1:
         return matches[0].removesuffix(anchor)
     if matches:
         raise ExportError(
             f"{source.path} has {anchor} {len(matches)} times ({', '.join(matches)}): say which is meant by "
-            "config.checkpoint.prefix, the text before it"
+            'config.checkpoint.prefix, the text before it ("" if there is none)'
         )
     alike = [n for n in NAMES if any(f".{name}".endswith("." + naming.anchor(n)) for name in source.names)]
     hint = f"; it looks like names of {' or '.join(alike)}" if alike else ""
@@ -156,7 +162,8 @@ def _floats(source, name, what, shape):
             f"{source.path}: {name} has elements of {array.dtype}: weights are one of {', '.join(FLOATS)}"
         )
     with np.errstate(over="ignore"):  # found below
-        array = array.astype(np.float32)
+        # In rows whatever it was: torch keeps transposed views as such, and files are written as memory lies.
+        array = array.astype(np.float32, order="C")
     bad = ~np.isfinite(array)
     if bad.any():
         at = tuple(int(axis[0]) for axis in np.nonzero(bad))
@@ -189,3 +196,13 @@ def _check_keys(source, name, keys):
     if len(unique) != len(keys):
         twin = unique[counts > 1][0]
         raise ExportError(f"{source.path}: {name} has the key {twin} {counts.max()} times: a key may have one row")
+
+
+def _check_candidate_keys(config, table, keys):
+    for feature in config.features:
+        key = feature.candidate_key
+        if feature.table == table.name and key is not None and key not in keys:
+            raise ExportError(
+                f"candidate_key of {feature.name} is {key}, which the table {table.name} does not have: give a key of "
+                "that table"
+            )

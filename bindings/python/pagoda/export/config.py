@@ -423,7 +423,7 @@ def _checkpoint(section):
     if not all(isinstance(pattern, str) for pattern in ignore):
         raise ExportError(f'{section.path("ignore")} is {ignore!r}: it has to be a list of patterns such as "loss.*"')
     checkpoint = Checkpoint(
-        section.text("names", "pagoda", of=NAMES), section.text("prefix", None), rename, tuple(ignore)
+        section.text("names", "pagoda", of=NAMES), section.text("prefix", None, empty=True), rename, tuple(ignore)
     )
     section.done()
     return checkpoint
@@ -442,6 +442,13 @@ def _check_features(config):
             raise ExportError(
                 f"candidate_key of {feature.name} is {feature.candidate_key}, but with interleaved actions a candidate "
                 "is an item alone: leave it out"
+            )
+        # Of a keyed table that is known when its keys are read.
+        table, key = config.tables[feature.table], feature.candidate_key
+        if key is not None and not table.keyed and not 0 <= key < table.rows:
+            raise ExportError(
+                f"candidate_key of {feature.name} is {key}, but config.tables.{table.name} has rows 0 to "
+                f"{table.rows - 1}: give the number of one of them"
             )
     flavour, names = config.block.flavour, config.checkpoint.names
     if names != "pagoda" and not names.startswith(flavour):

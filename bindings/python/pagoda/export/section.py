@@ -50,12 +50,13 @@ class Section:
             raise ExportError(f"{self.path(key)} is {_shown(value)}: it has to be true or false")
         return value
 
-    def text(self, key, default=_REQUIRED, of=None):
+    def text(self, key, default=_REQUIRED, of=None, empty=False):
         value = self._take(key, default)
         if value is default:
             return value
-        if not isinstance(value, str) or not value:
-            raise ExportError(f"{self.path(key)} is {_shown(value)}: it has to be a text that is not empty")
+        if not isinstance(value, str) or not (value or empty):
+            kind = "a text" if empty else "a text that is not empty"
+            raise ExportError(f"{self.path(key)} is {_shown(value)}: it has to be {kind}")
         if of is not None and value not in of:
             raise ExportError(
                 f"{self.path(key)} is {_shown(value)}: it has to be one of {', '.join(of)}{_near(value, of)}"
