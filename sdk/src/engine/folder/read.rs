@@ -203,8 +203,16 @@ fn agree(folder: &ModelFolder) -> Result<()> {
     }
     for name in candidate {
         let action = folder.features.iter().find(|feature| feature.name == *name && feature.source == SourceOf::Action);
-        if action.is_some_and(|action| action.candidate_key.is_none()) {
+        let Some(action) = action else { continue };
+        let Some(key) = action.candidate_key else {
             return Err(damaged(format!("`sequence.candidate` names {name:?}, which has no `candidate_key`")));
+        };
+        // It is not looked at with each request, as keys of events are.
+        let table = folder.table(&action.table).filter(|table| !table.keyed);
+        if let Some(table) = table.filter(|table| !u64::try_from(key).is_ok_and(|key| key < table.rows)) {
+            let (table, rows) = (&table.name, table.rows);
+            let message = format!("`candidate_key` of {name:?} is {key}, and table {table:?} has {rows} rows");
+            return Err(damaged(message));
         }
     }
     // Wide enough for whatever a file says.

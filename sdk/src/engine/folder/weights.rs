@@ -49,19 +49,27 @@ const FLOAT_DATA: u64 = 4;
 const NAME: u64 = 8;
 const RAW_DATA: u64 = 9;
 const DOUBLE_DATA: u64 = 10;
+const DATA_LOCATION: u64 = 14;
 
 /// Looks at every initialiser of a model. What is no model is for ONNX Runtime to say.
 fn initialisers(model: &[u8]) -> Result<(), String> {
     for (_, graph) in fields(model).filter(|(field, _)| *field == GRAPH) {
         for (_, tensor) in fields(graph.bytes()).filter(|(field, _)| *field == INITIALIZER) {
             let tensor = tensor.bytes();
-            let (mut name, mut kind) = (&[][..], None);
+            let (mut name, mut kind, mut elsewhere) = (&[][..], None, false);
             for (field, value) in fields(tensor) {
                 match field {
                     NAME => name = value.bytes(),
                     DATA_TYPE => kind = ElementType::from_number(value.number() as i32),
+                    // 1: EXTERNAL.
+                    DATA_LOCATION => elsewhere = value.number() != 0,
                     _ => {}
                 }
+            }
+            if elsewhere {
+                // No hash and so no version covers that file: what is cached could be of other weights than it has later.
+                let name = String::from_utf8_lossy(name);
+                return Err(format!("the tensor {name:?} lies in another file: save the model with all weights in it"));
             }
             let bad = fields(tensor).find_map(|(field, value)| match field {
                 RAW_DATA => not_finite(kind?, value.bytes()),
@@ -166,6 +174,15 @@ mod tests {
             let error = initialisers(&graph(bad).to_bytes()).unwrap_err();
             assert!(error.contains("\"w\"") && error.contains("index 1"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_weight_in_another_file_is_refused() {
+        // TensorProto: name "w", data_location `place`; around it GraphProto.initializer and ModelProto.graph.
+        let model = |place: u8| [0x3A, 7, 0x2A, 5, 0x42, 1, b'w', 0x70, place];
+        assert_eq!(initialisers(&model(0)), Ok(()));
+        let error = initialisers(&model(1)).unwrap_err();
+        assert!(error.contains("\"w\" lies in another file"), "{error}");
     }
 
     #[test]
