@@ -167,10 +167,15 @@ impl Disk for RealDisk {
 }
 
 struct RealFile {
-    /// Until it is closed: a store has more segments than a process may have open files.
-    file: Mutex<Option<Arc<File>>>,
+    file: Mutex<Handle>,
     /// All that the file may ever hold is mapped at once, past its end too, so that views never move.
     map: MmapRaw,
+}
+
+/// A file until it is closed, and then how long it is: a store has more segments than a process may have open files.
+enum Handle {
+    Open(Arc<File>),
+    Closed(u64),
 }
 
 impl RealFile {
@@ -178,7 +183,7 @@ impl RealFile {
         let capacity = capacity.max(file.metadata()?.len()).max(1);
         let capacity = usize::try_from(capacity).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         let map = MmapOptions::new().len(capacity).map_raw_read_only(&file)?;
-        Ok(Self { file: Mutex::new(Some(Arc::new(file))), map })
+        Ok(Self { file: Mutex::new(Handle::Open(Arc::new(file))), map })
     }
 
     /// Has the pages of a range read. Reading a mapped page that the disk can not give raises SIGBUS; asking for the pages
@@ -188,12 +193,15 @@ impl RealFile {
         let (from, len) = if self.is_resident(from, len) { (from + len - 1, 1) } else { (from, len) };
         match self.map.advise_range(Advice::PopulateRead, from, len) {
             // A kernel before 5.14 does not know this advice.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                let inside = self.len().is_ok_and(|end| (from + len) as u64 <= end);
-                if inside { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
-            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.inside(from, len),
             result => result,
         }
+    }
+
+    /// An error unless the file reaches to the end of a range, by its length alone.
+    fn inside(&self, from: usize, len: usize) -> io::Result<()> {
+        let inside = (from + len) as u64 <= self.len()?;
+        if inside { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
     /// Whether all pages of a range are in memory. Asking for them costs a tenth of a read of them even where they are:
@@ -211,7 +219,10 @@ impl RealFile {
     }
 
     fn file(&self) -> io::Result<Arc<File>> {
-        lock(&self.file).clone().ok_or_else(|| io::Error::other("the segment is closed to writing"))
+        match &*lock(&self.file) {
+            Handle::Open(file) => Ok(Arc::clone(file)),
+            Handle::Closed(_) => Err(io::Error::other("the segment is closed to writing")),
+        }
     }
 }
 
@@ -239,7 +250,10 @@ impl DiskFile for RealFile {
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.file()?.metadata()?.len())
+        match &*lock(&self.file) {
+            Handle::Open(file) => Ok(file.metadata()?.len()),
+            Handle::Closed(len) => Ok(*len),
+        }
     }
 
     fn truncate(&self, len: u64) -> io::Result<()> {
@@ -247,7 +261,10 @@ impl DiskFile for RealFile {
     }
 
     fn close(&self) {
-        *lock(&self.file) = None;
+        // One whose length can not be told stays open.
+        if let Ok(len) = self.len() {
+            *lock(&self.file) = Handle::Closed(len);
+        }
     }
 
     fn view(&self, offset: u64, len: usize) -> io::Result<&[u8]> {
@@ -287,6 +304,23 @@ mod tests {
         file.close();
         assert_eq!(file.view(0, 7).unwrap(), b"abcdefg");
         assert!(file.sync().is_ok() && file.write_at(100_007, &[b"x"]).is_err());
+    }
+
+    #[test]
+    fn on_an_old_kernel_the_length_tells_what_can_be_viewed() {
+        let folder = Folder::new();
+        let path = folder.path().join("x");
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
+        let file = RealFile::new(file, 1 << 20).unwrap();
+        file.write_at(0, &[&[7; 20_000]]).unwrap();
+        let check = || {
+            assert!(file.inside(0, 20_000).is_ok() && file.inside(19_999, 1).is_ok());
+            assert!(file.inside(19_999, 2).is_err());
+        };
+        check();
+        file.close();
+        check();
+        assert_eq!(file.len().unwrap(), 20_000);
     }
 
     #[test]
