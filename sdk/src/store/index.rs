@@ -2,6 +2,8 @@
 //! looks wrong is thrown away and made anew.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -70,6 +72,12 @@ impl SledIndex {
     }
 }
 
+/// Makes it durable that a file or folder is there, or is not.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
 fn open_sled(path: &Path) -> sled::Result<sled::Db> {
     // Flushed when a segment is full and at the end; what is missing is read from the segments.
     let config = sled::Config::new().path(path).cache_capacity(64 << 20).flush_every_ms(None);
@@ -113,7 +121,16 @@ impl Index for SledIndex {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.with("written", |tree| tree.flush().map(drop))
+        let path = self.path.clone();
+        self.with("written", |tree| {
+            tree.flush()?;
+            // sled has its bytes written and leaves it to the file system when the file's metadata, and the disk's own
+            // cache, are: segments are removed because the index does not name them, so it has to be there by then.
+            let file = path.join("db");
+            File::open(&file)?.sync_all()?;
+            sync_parent(&file)?;
+            Ok(sync_parent(&path)?)
+        })
     }
 
     fn wipe(&mut self) -> Result<()> {
@@ -125,7 +142,10 @@ impl Index for SledIndex {
                 Status::Io,
                 format!("the index {} can not be removed: {error}. Remove it by hand", self.path.display()),
             )),
-            _ => Ok(()),
+            Err(_) => Ok(()),
+            // One that came back would name what was removed since.
+            Ok(()) => sync_parent(&self.path)
+                .map_err(|error| Error::new(Status::Io, format!("{}: {error}", self.path.display()))),
         }
     }
 }
