@@ -1,6 +1,7 @@
 //! What the cache promises, one thing at a time.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
 use pagoda::store::{DiskStore, HostStore, Store};
@@ -410,6 +411,25 @@ fn prefetched_users_are_resident() {
     let lease = cache.prepare(&[request(1, 30, 0), request(2, 30, 0)]).unwrap();
     SHAPE.check(&lease, item);
     assert_eq!(cache.lookup(&[1, 2, 3]).map_tiers(), [Tier::Resident, Tier::Resident, Tier::Store]);
+}
+
+#[test]
+fn more_than_fits_is_prefetched_as_far_as_it_fits_at_once() {
+    let folder = Folder::new();
+    let cache = KvCache::open(&options(), Some(store(&folder))).unwrap();
+    let users: Vec<u64> = (1..=30).collect();
+    for &user in &users {
+        add(&cache, user, 0, 30);
+    }
+    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    let fit = 16 / 30_u64.div_ceil(SHAPE.page_size.into());
+    let begun = Instant::now();
+    assert_eq!(cache.prefetch(&users).unwrap() as u64, fit);
+    // It would wait for two seconds for those whom it brings itself.
+    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+    for &user in &users[..fit as usize] {
+        SHAPE.check(&cache.prepare(&[request(user, 30, 0)]).unwrap(), item);
+    }
 }
 
 #[test]

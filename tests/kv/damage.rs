@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
 use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
-use pagoda::{Edited, ElementType, KvCache, KvOptions, Offload, Pages, Result, Status, StoreOptions};
+use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Pages, Result, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
 use crate::pattern::{Shape, place};
@@ -108,6 +108,8 @@ struct Watched {
     write: Gate,
     /// Whose record was written last.
     last: Mutex<Option<Key>>,
+    /// Whether what is removed stays on the disk.
+    cuts_fail: AtomicBool,
 }
 
 /// Where a caller waits until the test lets it go on, once.
@@ -162,7 +164,9 @@ impl Store for Watched {
     }
 
     fn cut(&self, key: Key, from: u64) -> Result<Ticket> {
-        self.store.cut(key, from)
+        let ticket = self.store.cut(key, from)?;
+        let failed = Error::new(Status::Io, "the disk is full");
+        Ok(if self.cuts_fail.load(Ordering::Relaxed) { Ticket::ready(Err(failed)) } else { ticket })
     }
 
     fn users(&self, space: u64) -> Vec<u64> {
@@ -176,9 +180,33 @@ impl Store for Watched {
 
 fn watched(folder: &Folder, options: &KvOptions) -> (Arc<Watched>, KvCache) {
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
-    let store = Arc::new(Watched { store, history: Gate::default(), write: Gate::default(), last: Mutex::new(None) });
+    let store = Arc::new(Watched {
+        store,
+        history: Gate::default(),
+        write: Gate::default(),
+        last: Mutex::new(None),
+        cuts_fail: AtomicBool::new(false),
+    });
     let cache = KvCache::open(options, Some(store.clone())).unwrap();
     (store, cache)
+}
+
+#[test]
+fn gone_for_good_is_said_only_when_it_is_so() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &options());
+    add(&cache, request(1, 0, 20), item);
+    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    store.cuts_fail.store(true, Ordering::Relaxed);
+    // The first time it is found; then it is not, and still on the disk.
+    for _ in 0..3 {
+        for users in [Users::These(&[1]), Users::All] {
+            assert_eq!(cache.evict(users, Tiers::ALL).unwrap_err().status(), Status::Io);
+        }
+    }
+    assert_eq!(cache.lookup(&[1]), [CachedUser::default()]);
+    store.cuts_fail.store(false, Ordering::Relaxed);
+    assert_eq!(cache.evict(Users::These(&[1]), Tiers::ALL).unwrap(), 0);
 }
 
 #[test]

@@ -13,10 +13,11 @@ const MOMENT: Duration = Duration::from_millis(5);
 const PATIENCE: usize = 400;
 
 impl Inner {
-    /// Takes `count` pages, evicting the least recently used users as far as need be.
-    pub(super) fn allocate(&self, count: usize) -> Result<Vec<u32>> {
+    /// Takes `count` pages, evicting the least recently used users as far as need be. Whoever `waits` does so for pages
+    /// that others are moving.
+    pub(super) fn allocate(&self, count: usize, waits: bool) -> Result<Vec<u32>> {
         let mut pages = Vec::with_capacity(count);
-        let mut patience = PATIENCE;
+        let (mut patience, moment) = if waits { (PATIENCE, MOMENT) } else { (0, Duration::ZERO) };
         loop {
             if self.table.take_pages(&mut pages, count) {
                 self.wake_ahead();
@@ -27,7 +28,7 @@ impl Inner {
                 continue;
             }
             // Gives back what was taken, too.
-            if !self.table.wait_for_pages(&mut pages, count, MOMENT) || patience == 0 {
+            if !self.table.wait_for_pages(&mut pages, count, moment) || patience == 0 {
                 return Err(Error::new(
                     Status::Capacity,
                     format!(
@@ -86,6 +87,10 @@ impl Inner {
             Err(error) if error.status() == Status::Busy && skip_leased => Ok(()),
             Err(error) => Err(error),
         });
+        if tiers.store && skip_leased {
+            // Nothing lies behind this position: it is for what was queued before, also of users whom nobody finds any more.
+            tickets.extend(self.cut(0, u64::MAX)?);
+        }
         // What has been cut is gone for good before anyone hears of anything else.
         let waited: Vec<_> = tickets.iter().map(Ticket::wait).collect();
         outcome.and(waited.into_iter().collect()).map(|()| evicted)
@@ -100,14 +105,19 @@ impl Inner {
 
     /// Evicts one user; says whether there was anything. `tickets` gets what to wait for.
     fn evict_user(&self, user: u64, tiers: Tiers, tickets: &mut Vec<Ticket>) -> Result<bool> {
+        // Also where nothing is found: what made it so may be queued still, or have failed.
+        let cut = |tickets: &mut Vec<Ticket>| -> Result<()> {
+            if tiers.store {
+                tickets.extend(self.cut(user, 0)?);
+            }
+            Ok(())
+        };
         loop {
             let mut locked = self.table.lock(user).wait_while(user, |entry| entry.leaving || entry.copying);
             let stored = tiers.store && self.found(user).is_some();
             let Some(entry) = locked.get(user) else {
                 // Under the lock, so that no one brings it into the pool meanwhile.
-                if stored {
-                    tickets.extend(self.cut(user, 0)?);
-                }
+                cut(tickets)?;
                 return Ok(stored);
             };
             if entry.leased() {
@@ -120,9 +130,7 @@ impl Inner {
                 let _ = onload.wait_all();
                 continue;
             }
-            if stored {
-                tickets.extend(self.cut(user, 0)?);
-            }
+            cut(tickets)?;
             if !tiers.resident {
                 locked.change(user, |entry| entry.saved = false);
                 return Ok(stored);

@@ -69,13 +69,14 @@ impl Inner {
         }
     }
 
-    /// Makes room in the pool for a stored history that no one holds; `None` if there is nothing to do.
-    pub(super) fn fetch(&self, user: u64) -> Result<Option<Incoming>> {
+    /// Makes room in the pool for a stored history that no one holds; `None` if there is nothing to do. Whoever `waits` does
+    /// so for pages that others are moving.
+    pub(super) fn fetch(&self, user: u64, waits: bool) -> Result<Option<Incoming>> {
         if self.table.lock(user).get(user).is_some() {
             return Ok(None);
         }
         let Some(found) = self.stored_history(user) else { return Ok(None) };
-        let mut pages = self.allocate(self.pages_of(&*found.history))?;
+        let mut pages = self.allocate(self.pages_of(&*found.history), waits)?;
         let incoming = self.settle(user, found, &mut pages, |_| ());
         self.table.give_pages(&mut pages);
         Ok(incoming)

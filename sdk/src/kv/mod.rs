@@ -231,7 +231,8 @@ impl KvCache {
     pub fn prefetch(&self, users: &[u64]) -> Result<usize> {
         let mut incoming = Vec::new();
         let outcome: Result<()> = users.iter().try_for_each(|&user| {
-            incoming.extend(self.inner.fetch(user)?);
+            // Not for those of this call, who move only behind it.
+            incoming.extend(self.inner.fetch(user, incoming.is_empty())?);
             Ok(())
         });
         let count = incoming.len();

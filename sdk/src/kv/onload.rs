@@ -80,6 +80,11 @@ impl Onload {
         (progress.unread == 0).then(|| progress.error.clone().map_or(Ok(()), Err))
     }
 
+    /// What was read did not arrive.
+    fn fail(&self, error: &Error) {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).error.get_or_insert_with(|| error.clone());
+    }
+
     /// Counts a layer as done. Apart from `run`, so that whoever waits finds the table of users in order.
     fn finish(&self) {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).left -= 1;
@@ -187,7 +192,7 @@ fn work(tasks: &Mutex<Receiver<Task>>, pending: &Pending) {
         let onload = Arc::clone(&incoming.onload);
         if let Some(result) = onload.run(layer, read) {
             // Also after an error: the layers before it may be on their way still.
-            let settled = destination.settled();
+            let settled = destination.settled().inspect_err(|error| onload.fail(error));
             destination.complete(incoming.user, result.and(settled));
         }
         // Before anyone learns that it is done: whoever closes the cache then closes its store with it.
