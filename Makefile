@@ -147,15 +147,15 @@ FILL_IN := sed -e 's/@VERSION@/$(VERSION)/' -e 's/@ABI@/$(ABI)/'
 #
 # libpagoda.a is the crate with everything under it, as it was compiled for the rest: rustc only puts it together. It is one
 # object in which all names but pagoda_* are local, so that a program may link another library that is made in Rust, or
-# another version of what this one is made of.
+# another version of what this one is made of. ONNX Runtime has a folder of its own, for lib may have another one.
 stage: build
-	@rm -rf $(STAGE) && cd target && mkdir -p $(addprefix stage/,bin include lib/pkgconfig lib/cmake/Pagoda share/doc/pagoda \
+	@rm -rf $(STAGE) && cd target && mkdir -p $(addprefix stage/,bin include lib/pagoda lib/pkgconfig lib/cmake/Pagoda share/doc/pagoda \
 		share/bash-completion/completions share/zsh/site-functions share/fish/vendor_completions.d)
 	@cp $(RELEASE)/pagoda $(STAGE)/bin/
 	@cp $(RELEASE)/libpagoda.so $(STAGE)/lib/libpagoda.so.$(ABI).$(VERSION)
 	@ln -s libpagoda.so.$(ABI).$(VERSION) $(STAGE)/lib/libpagoda.so.$(ABI) && ln -s libpagoda.so.$(ABI) $(STAGE)/lib/libpagoda.so
 	@cp $(RELEASE)/libpagoda_ops.so $(STAGE)/lib/
-	@cp -P target/onnxruntime/libonnxruntime.so.* $(STAGE)/lib/
+	@cp -P target/onnxruntime/libonnxruntime.so.* $(STAGE)/lib/pagoda/
 	@echo 'extern crate pagoda as _;' | rustc - --edition 2024 --crate-name pagoda --crate-type staticlib \
 		--extern pagoda=$(RELEASE)/libpagoda.rlib -L dependency=$(RELEASE)/deps -o $(STAGE)/all.a
 	@ld -r --whole-archive $(STAGE)/all.a -o $(STAGE)/pagoda.o

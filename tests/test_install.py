@@ -122,7 +122,7 @@ class Programs:
 
     def go_build(self, place, program):
         paths = {"PKG_CONFIG_PATH": self.prefix / "lib/pkgconfig", "CGO_LDFLAGS": f"-Wl,-rpath,{self.prefix}/lib"}
-        build("go", "-C", place, "build", "-o", program, ".", **paths)
+        build(os.environ.get("GO", "go"), "-C", place, "build", "-o", program, ".", **paths)
 
     def java(self, place):
         jar = self.prefix / "share/java/pagoda.jar"
@@ -132,7 +132,7 @@ class Programs:
 
     def onnxruntime(self):
         """Programs that have Pagoda inside look for ONNX Runtime beside themselves, not in the prefix."""
-        return {"PAGODA_ONNXRUNTIME": str(self.prefix / "lib/libonnxruntime.so.1")}
+        return {"PAGODA_ONNXRUNTIME": str(self.prefix / "lib/pagoda/libonnxruntime.so.1")}
 
 
 ALL = ["c", "c-static", "gxx", "clang", "cmake-static", "rust", *LANGUAGES]
@@ -293,11 +293,18 @@ def test_the_command_finds_onnx_runtime(prefix, folder):
         assert done.returncode == 0 and json.loads(done.stdout)["computed_rows"] == 1, done.stderr
 
 
+def test_another_onnx_runtime_in_lib_is_left_alone(programs, prefix, here, folder):
+    assert not list((prefix / "lib").glob("libonnxruntime*"))
+    shared = here / "shared"
+    shutil.copytree(prefix / "lib", shared / "lib", copy_function=os.link, symlinks=True)
+    (shared / "lib/libonnxruntime.so.1").write_text("another package's, and older")
+    run(programs("c"), folder, LD_LIBRARY_PATH=str(shared / "lib"))
+
+
 def test_a_missing_onnx_runtime_is_told(programs, prefix, here, folder):
     bare = here / "bare"
     shutil.copytree(prefix / "lib", bare / "lib", copy_function=os.link, symlinks=True)
-    for path in (bare / "lib").glob("libonnxruntime*"):
-        path.unlink()
+    shutil.rmtree(bare / "lib/pagoda")
     # Which the loader looks at before the program's own RUNPATH.
     done = run(programs("c"), folder, code=1, LD_LIBRARY_PATH=str(bare / "lib"))
     assert "ONNX Runtime can not be loaded" in done.stderr and f"beside {bare}/lib/libpagoda.so.1." in done.stderr

@@ -60,7 +60,8 @@ pub struct pagoda_model_options {
     /// threads of an engine.
     pub sleep_when_idle: i32,
     /// The ONNX Runtime library, UTF-8. NULL: the environment variable PAGODA_ONNXRUNTIME, then libonnxruntime.so.1 or
-    /// libonnxruntime.so beside libpagoda.so, then the system's loader. A process uses one; the first model decides.
+    /// libonnxruntime.so in the folder pagoda beside libpagoda.so or right beside it, then the system's loader. A process
+    /// uses one; the first model decides.
     pub onnxruntime_path: *const c_char,
     /// Where to write a profile of every run, in Chrome's trace format, when the model is freed; NULL = none.
     pub profile_path: *const c_char,

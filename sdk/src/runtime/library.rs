@@ -73,11 +73,13 @@ fn candidates(path: Option<&Path>) -> Vec<PathBuf> {
     near.filter(|path| path.exists()).chain(NAMES.map(PathBuf::from)).collect()
 }
 
-/// The folder of `file`; and for a program in `bin` the `lib` beside that, for so things are installed.
+/// The folder of `file`; and for a program in `bin` the `lib` beside that, for so things are installed. Before each its
+/// `pagoda`: the one that was installed with us counts, not what another package has in the same `lib`.
 fn folders_near(file: &Path) -> Vec<PathBuf> {
     let Some(folder) = file.parent() else { return Vec::new() };
     let lib = folder.ends_with("bin").then(|| folder.with_file_name("lib"));
-    std::iter::once(folder.to_owned()).chain(lib).collect()
+    let folders = std::iter::once(folder.to_owned()).chain(lib);
+    folders.flat_map(|folder| [folder.join("pagoda"), folder]).collect()
 }
 
 /// The file this code was loaded from: libpagoda.so, or the program that it is part of.
@@ -137,9 +139,10 @@ mod tests {
     #[test]
     fn installed_programs_look_in_lib() {
         let near = |file: &str| folders_near(Path::new(file));
-        assert_eq!(near("/opt/pagoda/bin/pagoda"), [Path::new("/opt/pagoda/bin"), Path::new("/opt/pagoda/lib")]);
-        assert_eq!(near("/opt/pagoda/lib/libpagoda.so.1"), [Path::new("/opt/pagoda/lib")]);
-        assert_eq!(near("/srv/cabin/ranker"), [Path::new("/srv/cabin")]);
+        let paths = |folders: &[&str]| folders.iter().map(PathBuf::from).collect::<Vec<_>>();
+        assert_eq!(near("/usr/bin/pagoda"), paths(&["/usr/bin/pagoda", "/usr/bin", "/usr/lib/pagoda", "/usr/lib"]));
+        assert_eq!(near("/usr/lib/libpagoda.so.1"), paths(&["/usr/lib/pagoda", "/usr/lib"]));
+        assert_eq!(near("/srv/cabin/ranker"), paths(&["/srv/cabin/pagoda", "/srv/cabin"]));
         assert!(near("/").is_empty());
     }
 }
