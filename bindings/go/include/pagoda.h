@@ -203,7 +203,8 @@ typedef struct {
     int32_t sleep_when_idle;
     /**
      * The ONNX Runtime library, UTF-8. NULL: the environment variable PAGODA_ONNXRUNTIME, then libonnxruntime.so.1 or
-     * libonnxruntime.so beside libpagoda.so, then the system's loader. A process uses one; the first model decides.
+     * libonnxruntime.so in the folder pagoda beside libpagoda.so or right beside it, then the system's loader. A process
+     * uses one; the first model decides.
      */
     const char *onnxruntime_path;
     /** Where to write a profile of every run, in Chrome's trace format, when the model is freed; NULL = none. */

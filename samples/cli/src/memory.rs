@@ -1,36 +1,54 @@
-//! How much memory the process has asked for, so that `bench` can tell what a thing takes.
+//! How much memory a thing takes, for `bench`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
 struct Counting;
 
-static IN_USE: AtomicUsize = AtomicUsize::new(0);
+/// Only while it is asked for: all threads count in one place, and would wait for each other in every other benchmark.
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static TAKEN: AtomicIsize = AtomicIsize::new(0);
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that are allocated now.
-pub fn in_use() -> usize {
-    IN_USE.load(Ordering::Relaxed)
+/// What a function returns, and how many bytes more are allocated, by all threads, when it does.
+pub fn taken_by<T>(run: impl FnOnce() -> T) -> (T, isize) {
+    TAKEN.store(0, Ordering::Relaxed);
+    COUNTS.store(true, Ordering::Relaxed);
+    let result = run();
+    COUNTS.store(false, Ordering::Relaxed);
+    (result, TAKEN.load(Ordering::Relaxed))
 }
 
-// SAFETY: the system's allocator does the work; counting allocates nothing.
+fn count(bytes: isize) {
+    if COUNTS.load(Ordering::Relaxed) {
+        TAKEN.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: the system's allocator does the work; counting allocates nothing. No layout is larger than isize::MAX.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        count(layout.size() as isize);
         // SAFETY: by contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        count(layout.size() as isize);
         // SAFETY: by contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size as isize - layout.size() as isize);
+        // SAFETY: by contract.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+        count(-(layout.size() as isize));
         // SAFETY: by contract.
         unsafe { System.dealloc(memory, layout) }
     }

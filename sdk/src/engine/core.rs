@@ -219,9 +219,13 @@ impl Core {
         if more {
             self.changed.notify_all();
         }
-        for (pending, outcome) in outcomes {
+        // All are told before the first request is taken apart, which the others would wait for.
+        let tell = |(pending, outcome): Outcome| {
             pending.end(outcome);
-        }
+            pending
+        };
+        let told: Vec<_> = outcomes.into_iter().map(tell).collect();
+        drop(told);
         ran
     }
 
@@ -362,6 +366,7 @@ impl Core {
         match run_together(workspace, &batch) {
             Ok((scores, took)) => {
                 let mut rest = scores;
+                outcomes.reserve(batch.len());
                 for member in batch {
                     let work = &member.pending.work;
                     let (own, after) = rest.split_at(work.num_candidates * work.serving.folder.tasks.len());

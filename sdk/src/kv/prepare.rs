@@ -103,7 +103,7 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease
         );
         return Err(Error::new(Status::Capacity, message));
     }
-    let mut pages = Pages { inner, pages: inner.allocate(needed)? };
+    let mut pages = Pages { inner, pages: inner.allocate(needed, true)? };
 
     let mut incoming = Vec::with_capacity(stored.len());
     for Stored { found, index } in stored {
@@ -255,7 +255,11 @@ struct Pages<'a> {
 
 impl Pages<'_> {
     fn take(&mut self, count: usize) -> Vec<u32> {
-        self.pages.split_off(self.pages.len() - count)
+        match self.pages.len() - count {
+            // Most often they are for one user.
+            0 => std::mem::take(&mut self.pages),
+            left => self.pages.split_off(left),
+        }
     }
 }
 

@@ -153,11 +153,11 @@ fn copying_out(store: &Arc<dyn Store>, case: String) -> Result<Row> {
 fn memory_per_token() -> Result<Row> {
     let users = 1024;
     let cache = KvCache::open(&options(users, 1), None)?;
-    let before = memory::in_use();
-    for first in (0..u64::from(users)).step_by(USERS as usize) {
-        batch(&cache, first, TOKENS)?;
-    }
-    let value = (memory::in_use() - before) as f64 / f64::from(users * TOKENS);
+    let fill =
+        || (0..u64::from(users)).step_by(USERS as usize).try_for_each(|first| batch(&cache, first, TOKENS).map(drop));
+    let (filled, bytes) = memory::taken_by(fill);
+    filled?;
+    let value = bytes as f64 / f64::from(users * TOKENS);
     Ok(Row {
         bench: "kv",
         case: format!("memory beside the pages, {users} users of {TOKENS} tokens"),
