@@ -33,7 +33,7 @@ pub(super) fn table(
     model: &ModelConfig,
     table: &TableConfig,
 ) -> Result<Table> {
-    // Before it is opened: what is replaced between the two is found out the next time.
+    // Before it is opened: what is replaced from here until its table file is built is found out the next time.
     let names = origin::names(&table.path)?;
     let source = source(config, table)?;
     let layout = layout(&source, table)?;

@@ -97,9 +97,19 @@ pub(super) fn is_current(note: &Path, table: u64, path: &Path, names: &str, read
     Ok(true)
 }
 
-/// Notes from what a table was made.
+/// Notes from what a table was made, if that is still at `path`: `names` are from before the source was opened. Without a
+/// note the table counts as made from something else.
 pub(super) fn note(note: &Path, table: u64, path: &Path, names: &str) -> Result<()> {
-    write(note, table, content(path)?, names)
+    let content = content(path)?;
+    // Looked at after the contents, so that whatever was replaced before the last byte was read is noticed.
+    if self::names(path)? != names {
+        log::warn!(
+            "{} was replaced while a table was built from it: the table is built anew next time",
+            path.display()
+        );
+        return Ok(());
+    }
+    write(note, table, content, names)
 }
 
 fn write(note: &Path, table: u64, content: u64, names: &str) -> Result<()> {
@@ -127,4 +137,27 @@ fn attempt<T>(path: &Path, work: impl FnOnce() -> io::Result<T>) -> Result<T> {
         let status = if error.kind() == io::ErrorKind::NotFound { Status::NotFound } else { Status::Io };
         Error::new(status, format!("{} can not be read or written: {error}", path.display()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use pagoda_test_support::Folder;
+
+    use super::*;
+
+    #[test]
+    fn a_source_that_was_replaced_while_a_table_was_built_is_not_what_it_was_built_from() {
+        let folder = Folder::new();
+        let (source, beside) = (folder.path().join("rows"), folder.path().join("table.source"));
+        fs::write(&source, "old").unwrap();
+        let before = names(&source).unwrap();
+        fs::write(&source, "newer").unwrap();
+        note(&beside, 7, &source, &before).unwrap();
+        let now = names(&source).unwrap();
+        assert!(!is_current(&beside, 7, &source, &now, false).unwrap());
+        // Built again, from what is there now.
+        note(&beside, 8, &source, &now).unwrap();
+        assert!(is_current(&beside, 8, &source, &now, false).unwrap());
+        assert!(!is_current(&beside, 7, &source, &now, false).unwrap(), "another table");
+    }
 }
