@@ -200,4 +200,22 @@ fn numbers_that_a_row_can_not_hold_are_refused() {
         let refused = table.upsert(1, &[1], &[0.0, number, 0.0, 0.0], Reach::AtOnce).unwrap_err();
         assert_eq!(refused.argument(), Some("numbers"));
     }
+    // Nor are they loaded.
+    for floors in FLOORS {
+        for (kept, number) in [("f16", 1e6), ("i8", f32::INFINITY), ("f16", f32::NAN)] {
+            let folder = Folder::new();
+            let kept_so = format!(r#"{CACHE}, "row_type_per_table": ["{kept}"]"#);
+            let config = config(&folder, &[1, 2, 77], &kept_so, floors);
+            let rows: Vec<u8> = [0.0, 1.0, 2.0, 3.0, 0.0, 1.0, 2.0, 3.0, 0.0, number, 2.0, 3.0_f32]
+                .iter()
+                .flat_map(|number| number.to_le_bytes())
+                .collect();
+            std::fs::write(folder.path().join("t/emb_vector"), rows).unwrap();
+            let refused = Embeddings::open(&config).err().expect("a row can not be kept");
+            assert_eq!(refused.status(), Status::InvalidArgument);
+            for part in ["t/emb_vector", "key 77", &number.to_string(), kept, "row_type_per_table"] {
+                assert!(refused.message().contains(part), "{part} in {refused}");
+            }
+        }
+    }
 }

@@ -18,7 +18,7 @@ use super::memory::{Memory, MemoryOptions};
 use super::origin;
 use super::overflow::Overflow;
 use super::row::Layout;
-use super::source::{Source, SourceOptions};
+use super::source::{Chunk, Source, SourceOptions};
 use super::table::{Level, Table};
 use crate::error::{Error, Result, Status};
 use crate::store::checksum;
@@ -229,7 +229,7 @@ fn load(source: &Source, table: &Table, rows: u64) -> Result<()> {
     while at < rows {
         let count = (rows - at).min(CHUNK as u64);
         let Some(chunk) = source.chunks_from(at, count as usize).next().transpose()? else { break };
-        let (keys, bytes) = last_of_each(chunk.keys, &chunk.rows, source.layout(), table.layout);
+        let (keys, bytes) = last_of_each(source, chunk, table.layout)?;
         let (versions, deleted) = (vec![0; keys.len()], vec![false; keys.len()]);
         level.floor.update(&Rows { keys: &keys, versions: &versions, rows: &bytes, deleted: &deleted })?;
         at += count;
@@ -237,21 +237,22 @@ fn load(source: &Source, table: &Table, rows: u64) -> Result<()> {
     Ok(())
 }
 
-/// The different keys of a chunk with the last row of each, in another layout.
-fn last_of_each(keys: Vec<i64>, rows: &[u8], from: Layout, to: Layout) -> (Vec<i64>, Vec<u8>) {
-    let distinct = Distinct::of(keys.into_iter());
+/// The different keys of a source's chunk with the last row of each, in another layout.
+fn last_of_each(source: &Source, chunk: Chunk, to: Layout) -> Result<(Vec<i64>, Vec<u8>)> {
+    let from = source.layout();
+    let distinct = Distinct::of(chunk.keys.into_iter());
     let mut converted = vec![0; distinct.keys.len() * to.row_bytes()];
     let mut numbers = vec![0.0; to.dim()];
-    for (&place, row) in distinct.places.iter().zip(rows.chunks_exact(from.row_bytes())) {
+    for (&place, row) in distinct.places.iter().zip(chunk.rows.chunks_exact(from.row_bytes())) {
         let into = &mut converted[place as usize * to.row_bytes()..][..to.row_bytes()];
         if from == to {
             into.copy_from_slice(row);
         } else {
-            from.decode(row, &mut numbers);
+            source.decode_for(to, distinct.keys[place as usize], row, &mut numbers)?;
             to.encode(&numbers, into);
         }
     }
-    (distinct.keys, converted)
+    Ok((distinct.keys, converted))
 }
 
 /// What a table will take.

@@ -82,6 +82,24 @@ impl Layout {
         }
     }
 
+    /// What is wrong with numbers that rows of this type can not hold: they would come back infinite, or all of a row would
+    /// be nonsense. `None` if they can.
+    pub(super) fn refuses(self, numbers: &[f32]) -> Option<String> {
+        let (most, name) = match self.row_type {
+            RowType::F32 => return None,
+            RowType::F16 => (f16::MAX.to_f32(), "f16"),
+            // A bit less than there is, because the scale is rounded.
+            RowType::I8 => (f32::MAX / 128.0 * 127.0, "i8"),
+        };
+        // NaN is not at most anything. All of them are compared, which is faster than to stop at the first.
+        let fits = |number: &f32| number.abs() <= most;
+        if numbers.iter().fold(true, |all, number| all & fits(number)) {
+            return None;
+        }
+        let number = numbers.iter().find(|number| !fits(number))?;
+        Some(format!("{number} can not be kept in a row of {name}"))
+    }
+
     /// Writes numbers as a row; `numbers` are as many rows as `rows` has room for.
     ///
     /// # Panics
@@ -140,6 +158,21 @@ mod tests {
         assert_eq!(there_and_back(RowType::I8, &numbers), [0.0, -1.0, 0.0, 127.0, -126.0]);
         assert_eq!(there_and_back(RowType::I8, &[0.0; 3]), [0.0; 3]);
         assert_eq!(there_and_back(RowType::I8, &[-254.0, 0.9]), [-254.0, 0.0]);
+    }
+
+    #[test]
+    fn numbers_that_would_not_come_back_are_refused() {
+        let refuses = |row_type, number| Layout::new(2, row_type).unwrap().refuses(&[0.0, number]);
+        for number in [f32::MAX, f32::NAN, f32::NEG_INFINITY] {
+            assert_eq!(refuses(RowType::F32, number), None);
+            assert_eq!(refuses(RowType::F16, number), Some(format!("{number} can not be kept in a row of f16")));
+            assert_eq!(refuses(RowType::I8, number), Some(format!("{number} can not be kept in a row of i8")));
+        }
+        for (row_type, most) in [(RowType::F16, 65504.0), (RowType::I8, 3.37e38)] {
+            assert_eq!(refuses(row_type, -most), None);
+            assert!(there_and_back(row_type, &[0.0, -most]).iter().all(|number| number.is_finite()));
+            assert!(refuses(row_type, most * 1.01).is_some());
+        }
     }
 
     #[test]

@@ -2,11 +2,8 @@
 
 use std::sync::PoisonError;
 
-use half::f16;
-
 use super::distinct::Distinct;
 use super::floor::Rows;
-use super::row::RowType;
 use super::table::Table;
 use crate::error::{Error, Result, Status};
 
@@ -44,16 +41,8 @@ impl Table {
 
     /// Refuses numbers that rows of this type can not hold.
     fn check_numbers(&self, numbers: &[f32]) -> Result<()> {
-        let (most, name) = match self.layout.row_type() {
-            RowType::F32 => return Ok(()),
-            RowType::F16 => (f16::MAX.to_f32(), "f16"),
-            RowType::I8 => (f32::MAX, "i8"),
-        };
-        match numbers.iter().find(|number| !number.is_finite() || number.abs() > most) {
-            Some(number) => {
-                let message = format!("{number} can not be kept in a row of {name}, as table {} has them", self.name);
-                Err(Error::invalid("numbers", message))
-            }
+        match self.layout.refuses(numbers) {
+            Some(why) => Err(Error::invalid("numbers", format!("{why}, as table {} has them", self.name))),
             None => Ok(()),
         }
     }

@@ -114,11 +114,11 @@ impl Builder<'_> {
     fn write_records(&self, buckets: &mut [Bucket]) -> Result<u64> {
         let header = &self.header;
         let at_a_time = (CHUNK_BYTES / header.record_bytes()).max(1);
-        let mut converter = Converter { from: self.source.layout(), to: header.layout, numbers: Vec::new() };
+        let mut converter = Converter { source: self.source, to: header.layout, numbers: Vec::new() };
         let (mut number, mut duplicates, mut records) = (0, 0, Vec::new());
         for chunk in self.source.chunks(at_a_time) {
             let Chunk { keys, rows } = chunk?;
-            let rows = converter.convert(rows);
+            let rows = converter.convert(&keys, rows)?;
             let at = header.records_at() + number * header.record_bytes() as u64;
             records.resize(keys.len() * header.record_bytes(), 0);
             let parts =
@@ -137,27 +137,26 @@ impl Builder<'_> {
     }
 }
 
-struct Converter {
-    from: Layout,
+struct Converter<'a> {
+    source: &'a Source,
     to: Layout,
     numbers: Vec<f32>,
 }
 
-impl Converter {
-    fn convert(&mut self, rows: Vec<u8>) -> Vec<u8> {
-        if self.from == self.to {
-            return rows;
+impl Converter<'_> {
+    fn convert(&mut self, keys: &[i64], rows: Vec<u8>) -> Result<Vec<u8>> {
+        let from = self.source.layout();
+        if from == self.to {
+            return Ok(rows);
         }
-        let count = rows.len() / self.from.row_bytes();
-        self.numbers.resize(count * self.from.dim(), 0.0);
-        for (row, numbers) in
-            rows.chunks_exact(self.from.row_bytes()).zip(self.numbers.chunks_exact_mut(self.from.dim()))
-        {
-            self.from.decode(row, numbers);
+        self.numbers.resize(keys.len() * from.dim(), 0.0);
+        let parts = rows.chunks_exact(from.row_bytes()).zip(self.numbers.chunks_exact_mut(from.dim()));
+        for (&key, (row, numbers)) in keys.iter().zip(parts) {
+            self.source.decode_for(self.to, key, row, numbers)?;
         }
-        let mut converted = vec![0; count * self.to.row_bytes()];
+        let mut converted = vec![0; keys.len() * self.to.row_bytes()];
         self.to.encode(&self.numbers, &mut converted);
-        converted
+        Ok(converted)
     }
 }
 

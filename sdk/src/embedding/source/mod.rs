@@ -126,6 +126,20 @@ impl Source {
             .map(move |first| self.chunk(first, (self.len - first).min(rows as u64) as usize))
     }
 
+    /// Reads a row of a chunk for a table that keeps its rows in another layout; an error if that can not hold them.
+    pub(super) fn decode_for(&self, to: Layout, key: i64, row: &[u8], numbers: &mut [f32]) -> Result<()> {
+        self.layout.decode(row, numbers);
+        match to.refuses(numbers) {
+            Some(why) => Err(wrong(
+                &self.rows.path,
+                format!(
+                    "the row of key {key}: {why}; correct it, or keep the table's rows as f32 (row_type_per_table)"
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
     fn chunk(&self, first: u64, count: usize) -> Result<Chunk> {
         let keys = match &self.keys {
             None => (first..first + count as u64).map(u64::cast_signed).collect(),
