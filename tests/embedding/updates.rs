@@ -192,6 +192,54 @@ fn the_same_table_is_the_same_however_it_is_written_down() {
 }
 
 #[test]
+fn a_table_whose_file_was_replaced_is_not_shared_any_more() {
+    for floors in FLOORS {
+        let folder = Folder::new();
+        let config = config(&folder, &[1, 2], CACHE, floors);
+        let (embeddings, old) = open(&config);
+        let add = |embeddings: &Embeddings| {
+            embeddings.add(&config.models[0])?;
+            embeddings.wait();
+            embeddings.table("t")
+        };
+        embeddings.retire("m").unwrap();
+        write(&folder, "t", &[1, 3, 4]);
+        if floors.is_empty() {
+            let new = add(&embeddings).unwrap();
+            assert_eq!(look(&new, &[1, 2, 3]), [row(1, 0), DEFAULT, row(3, 0)].concat());
+            assert_eq!(look(&old, &[1, 2, 3]), [row(1, 0), row(2, 0), DEFAULT].concat(), "whoever has it can go on");
+            // The new one is shared again.
+            embeddings.retire("m").unwrap();
+            new.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap();
+            assert_eq!(look(&add(&embeddings).unwrap(), &[1]), row(1, 1));
+            continue;
+        }
+        let refused = add(&embeddings).err().expect("the old table file is being written to");
+        assert_eq!(refused.status(), Status::Busy);
+        assert!(refused.message().contains("was replaced"), "{refused}");
+        assert!(embeddings.models().is_empty());
+        drop(old);
+        // The thread that looks after tables may have it for a moment.
+        let mut new = add(&embeddings);
+        for _ in 0..100 {
+            if new.as_ref().err().is_none_or(|error| error.status() != Status::Busy) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            new = add(&embeddings);
+        }
+        let new = new.unwrap();
+        assert_eq!(look(&new, &[1, 2, 3]), [row(1, 0), DEFAULT, row(3, 0)].concat());
+        // Another time of the same contents is no other table.
+        embeddings.retire("m").unwrap();
+        let file = std::fs::File::options().append(true).open(folder.path().join("t/key")).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        new.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap();
+        assert_eq!(look(&add(&embeddings).unwrap(), &[1]), row(1, 1));
+    }
+}
+
+#[test]
 fn numbers_that_a_row_can_not_hold_are_refused() {
     let folder = Folder::new();
     for (kept, number) in [("f16", 1e6), ("i8", f32::INFINITY), ("f16", f32::NAN)] {

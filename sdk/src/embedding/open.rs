@@ -26,13 +26,40 @@ use crate::store::checksum;
 /// How many rows are loaded at a time.
 const CHUNK: usize = 4096;
 
+/// From what a table was opened.
+#[derive(Clone)]
+pub(super) struct Origin {
+    /// The names, sizes and times of its source's files.
+    names: String,
+    /// The number of its table file, if there is one.
+    file: Option<u64>,
+}
+
+impl Origin {
+    /// Whether the table has the rows that it would have if it were opened now.
+    pub(super) fn is_current(&self, config: &EmbeddingConfig, table: &TableConfig) -> Result<bool> {
+        let now = origin::names(&table.path)?;
+        // Without a table file no one has noted what was in them.
+        let Some((disk, number)) = config.disk.as_ref().zip(self.file) else { return Ok(now == self.names) };
+        let path = table_file(disk, table);
+        if disk::number_of(&path).is_some_and(|there| there != number) {
+            return Ok(false);
+        }
+        // What is not loaded from the source does not change with it.
+        if now == self.names || !disk.load {
+            return Ok(true);
+        }
+        origin::is_current(&note_beside(&path), number, &table.path, &now, disk.read_only)
+    }
+}
+
 /// Opens a table of a model; nothing is loaded yet.
 pub(super) fn table(
     config: &EmbeddingConfig,
     nodes: Option<&Arc<Nodes>>,
     model: &ModelConfig,
     table: &TableConfig,
-) -> Result<Table> {
+) -> Result<(Table, Origin)> {
     // Before it is opened: what is replaced from here until its table file is built is found out the next time.
     let names = origin::names(&table.path)?;
     let source = source(config, table)?;
@@ -59,7 +86,8 @@ pub(super) fn table(
         let message = "no floor is to hold the rows: leave it out for host memory, or add persistent_db";
         return Err(Error::invalid("volatile_db", message));
     }
-    Ok(Table::new(name, layout, cache.transpose()?, floors))
+    let file = config.disk.as_ref().and_then(|disk| disk::number_of(&table_file(disk, table)));
+    Ok((Table::new(name, layout, cache.transpose()?, floors), Origin { names, file }))
 }
 
 /// Finds the nodes of the cluster, if there is to be one.
@@ -130,7 +158,7 @@ fn cache_rows(cache: &CacheConfig, layout: Layout, rows: u64) -> usize {
 /// Opens the table file of a table, which is built first if it is not there or was built from something else.
 fn open_disk(config: &DiskConfig, source: &Source, table: &TableConfig, layout: Layout, names: &str) -> Result<Disk> {
     let path = table_file(config, table);
-    let note = path.with_extension("source");
+    let note = note_beside(&path);
     let current = match disk::number_of(&path) {
         Some(number) => origin::is_current(&note, number, &table.path, names, config.read_only)?,
         None => false,
@@ -176,6 +204,11 @@ fn table_file(config: &DiskConfig, table: &TableConfig) -> PathBuf {
     let name: String = table.name.chars().map(plain).collect();
     let which = checksum(format!("{}\0{}\0{:?}", table.name, table.path.display(), table.row_type).as_bytes());
     config.path.join(format!("{name}-{which:016x}.table"))
+}
+
+/// The note that says from what a table file was built.
+fn note_beside(table_file: &Path) -> PathBuf {
+    table_file.with_extension("source")
 }
 
 /// Loads what the floors and the cache begin with. Where there is no disk floor, the lowest one is loaded when this returns,

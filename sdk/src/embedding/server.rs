@@ -11,7 +11,7 @@ use pagoda_kernels::cuda::may_wait;
 use super::cluster::{Nodes, RedisStats};
 use super::config::{CacheConfig, EmbeddingConfig, ModelConfig, TableConfig};
 use super::later::{Later, unless_panics};
-use super::open::{self, Estimate};
+use super::open::{self, Estimate, Origin};
 use super::table::Table;
 use super::view::EmbeddingTable;
 use crate::error::{Error, Result, Status};
@@ -52,8 +52,15 @@ type Model = Vec<(String, EmbeddingTable)>;
 /// A table that is there as long as someone has it.
 struct Known {
     config: TableConfig,
+    origin: Origin,
     table: Weak<Table>,
     schedule: Option<Schedule>,
+}
+
+impl Known {
+    fn is_there(&self) -> bool {
+        self.table.strong_count() > 0
+    }
 }
 
 /// When a table's cache is refreshed.
@@ -118,7 +125,9 @@ impl Embeddings {
         open::estimate(config)
     }
 
-    /// Adds a model while others serve. A table that another model has already, the same name and file, is shared.
+    /// Adds a model while others serve. A table that another model has already, the same name and file, is shared, unless the
+    /// file was replaced meanwhile: then it is opened anew. Where a table file on disk would have to be built anew for that,
+    /// which someone still writes to, it is `BUSY`.
     pub fn add(&self, model: &ModelConfig) -> Result<()> {
         let _one = lock(&self.shared.adding);
         if self.shared.models().contains_key(&model.name) {
@@ -130,7 +139,7 @@ impl Embeddings {
             // However its path is spelt, it is the same.
             let path = std::fs::canonicalize(&table.path).unwrap_or_else(|_| table.path.clone());
             let table = TableConfig { path, ..table.clone() };
-            let opened = match self.shared.same(&table) {
+            let opened = match self.shared.same(&table)? {
                 Some(shared) => shared,
                 None => self.open_table(model, &table)?,
             };
@@ -157,11 +166,21 @@ impl Embeddings {
 
     fn open_table(&self, model: &ModelConfig, table: &TableConfig) -> Result<Arc<Table>> {
         let Shared { config, nodes, later, known, .. } = &*self.shared;
-        let opened = Arc::new(open::table(config, nodes.as_ref(), model, table)?);
+        let (opened, origin) = open::table(config, nodes.as_ref(), model, table).map_err(|error| {
+            let held = lock(known).iter().any(|known| known.config.is_same_table(table) && known.is_there());
+            if error.status() != Status::Busy || !held {
+                return error;
+            }
+            let (message, path) = (error.message(), table.path.display());
+            let hint = format!("{path} was replaced, and someone has the table as it was before");
+            let hint = format!("{hint}: close what uses it and retire its models, then add {} again", model.name);
+            Error::new(Status::Busy, format!("{message}. {hint}"))
+        })?;
+        let opened = Arc::new(opened);
         open::fill(config, model, table, &opened, later)?;
         let mut known = lock(known);
-        known.retain(|known| known.table.strong_count() > 0);
-        known.push(Known { config: table.clone(), table: Arc::downgrade(&opened), schedule: None });
+        known.retain(Known::is_there);
+        known.push(Known { config: table.clone(), origin, table: Arc::downgrade(&opened), schedule: None });
         Ok(opened)
     }
 
@@ -257,10 +276,20 @@ impl Shared {
         self.models.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same table, if someone has it.
-    fn same(&self, wanted: &TableConfig) -> Option<Arc<Table>> {
-        let known = lock(&self.known);
-        known.iter().filter(|known| known.config.is_same_table(wanted)).find_map(|known| known.table.upgrade())
+    /// The same table, if someone has it and it would be no other if it were opened now.
+    fn same(&self, wanted: &TableConfig) -> Result<Option<Arc<Table>>> {
+        let alike = lock(&self.known)
+            .iter()
+            .filter(|known| known.config.is_same_table(wanted))
+            .filter_map(|known| Some((known.table.upgrade()?, known.origin.clone())))
+            .collect::<Vec<_>>();
+        // Without the lock: whole files may be read for it.
+        for (table, origin) in alike {
+            if origin.is_current(&self.config, wanted)? {
+                return Ok(Some(table));
+            }
+        }
+        Ok(None)
     }
 
     fn schedule(&self, table: &Arc<Table>, schedule: Schedule) {
