@@ -98,6 +98,29 @@ fn a_cache_refreshes_itself() {
 }
 
 #[test]
+fn a_cache_is_refreshed_as_often_as_any_of_its_models_wants() {
+    let often = r#", "refresh_interval": 0.1, "cache_refresh_percentage_per_iteration": 0.5"#;
+    let seldom = r#", "refresh_interval": 3600"#;
+    for (first, second) in [(often, seldom), (seldom, often)] {
+        let folder = Folder::new();
+        let config = |refresh: &str| config(&folder, &[1, 2, 3], &format!("{CACHE}{refresh}"), DISK);
+        let (embeddings, table) = open(&config(first));
+        let mut model = config(second).models.remove(0);
+        model.name = "n".into();
+        embeddings.add(&model).unwrap();
+        assert_eq!(look(&table, &[1]), row(1, 0));
+        table.upsert(1, &[1], &row(1, 1), Reach::ByRefresh).unwrap();
+        for _ in 0..1000 {
+            if look(&table, &[1]) == row(1, 1) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(look(&table, &[1]), row(1, 1), "{first}, then {second}");
+    }
+}
+
+#[test]
 fn read_only_tables_do_not_change() {
     let folder = Folder::new();
     let read_only = r#", "volatile_db": {"type": "disabled"},

@@ -83,6 +83,13 @@ impl Schedule {
         let share = if cache.refresh_share > 0.0 { cache.refresh_share } else { 1.0 };
         Some(Self { interval, share, due: Instant::now() + first })
     }
+
+    /// The one of two that reads all of the cache again sooner, from when either would have begun.
+    fn sooner(self, other: Self) -> Self {
+        let pass = |schedule: &Self| schedule.interval.as_secs_f64() / schedule.share;
+        let due = self.due.min(other.due);
+        Self { due, ..if pass(&self) <= pass(&other) { self } else { other } }
+    }
 }
 
 impl Embeddings {
@@ -292,11 +299,13 @@ impl Shared {
         Ok(None)
     }
 
-    fn schedule(&self, table: &Arc<Table>, schedule: Schedule) {
-        lock(&table.refreshed).interval = Some(schedule.interval);
+    /// Has a table's cache refreshed as a model wants it, and as those that share it already do.
+    fn schedule(&self, table: &Arc<Table>, mut schedule: Schedule) {
         for known in lock(&self.known).iter_mut().filter(|known| known.table.as_ptr() == Arc::as_ptr(table)) {
+            schedule = known.schedule.map_or(schedule, |other| other.sooner(schedule));
             known.schedule = Some(schedule);
         }
+        lock(&table.refreshed).interval = Some(schedule.interval);
     }
 
     /// Refreshes whatever is due, until it is told to stop.
