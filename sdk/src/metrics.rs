@@ -1,7 +1,8 @@
 //! Counters of the whole process, as Prometheus text.
 
-use std::sync::LazyLock;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -77,6 +78,12 @@ struct KindLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TableLabels {
     table: String,
+}
+
+impl TableLabels {
+    fn of_kind(&self, kind: &'static str) -> TableKindLabels {
+        TableKindLabels { table: self.table.clone(), kind }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -231,29 +238,9 @@ pub(crate) fn store_file_bytes() -> &'static Gauge {
     &METRICS.store_file_bytes
 }
 
-/// Lookups in an embedding table.
-pub(crate) fn embedding_lookups(table: &str) -> Counter {
-    METRICS.embedding_lookups.get_or_create_owned(&TableLabels { table: table.into() })
-}
-
-/// Keys of an embedding table to which `kind` happened.
-pub(crate) fn embedding_keys(table: &str, kind: &'static str) -> Counter {
-    METRICS.embedding_keys.get_or_create_owned(&TableKindLabels { table: table.into(), kind })
-}
-
 /// Counts something that a floor of an embedding table did not do.
 pub(crate) fn embedding_error(floor: &'static str) {
     METRICS.embedding_errors.get_or_create(&FloorLabels { floor }).inc();
-}
-
-/// Rows of an embedding table in the caches on GPUs.
-pub(crate) fn embedding_device_rows(table: &str) -> Gauge {
-    METRICS.embedding_device_rows.get_or_create_owned(&TableLabels { table: table.into() })
-}
-
-/// For how long the cache of an embedding table may have missed a change.
-pub(crate) fn embedding_stale(table: &str) -> Gauge {
-    METRICS.embedding_stale_seconds.get_or_create_owned(&TableLabels { table: table.into() })
 }
 
 /// Requests of ranking engines that ended so.
@@ -333,6 +320,61 @@ impl Drop for ModelMetrics {
     }
 }
 
+/// What is told of one embedding table. With the last table of a name its lines leave the text, so that a process whose
+/// models come and go does not tell of ever more of them.
+pub(crate) struct TableMetrics {
+    labels: TableLabels,
+    pub(crate) lookups: Count,
+    pub(crate) asked: Count,
+    pub(crate) hit: Count,
+    pub(crate) default: Count,
+    pub(crate) dropped: Count,
+}
+
+/// How many tables of each name there are. Held while their lines are made and removed, so that no one counts in lines that
+/// have just been removed.
+static TABLES: LazyLock<Mutex<HashMap<String, usize>>> = LazyLock::new(Mutex::default);
+
+impl TableMetrics {
+    pub(crate) fn new(name: &str) -> Self {
+        let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        *tables.entry(name.to_owned()).or_default() += 1;
+        let labels = TableLabels { table: name.to_owned() };
+        let keys = |kind| Count::new(METRICS.embedding_keys.get_or_create_owned(&labels.of_kind(kind)));
+        Self {
+            lookups: Count::new(METRICS.embedding_lookups.get_or_create_owned(&labels)),
+            asked: keys("asked"),
+            hit: keys("hit"),
+            default: keys("default"),
+            dropped: keys("dropped"),
+            labels,
+        }
+    }
+
+    /// Says for how long its cache may have missed a change, and how many of its rows are in the caches on GPUs.
+    pub(crate) fn tell(&self, stale_seconds: i64, device_rows: usize) {
+        METRICS.embedding_stale_seconds.get_or_create(&self.labels).set(stale_seconds);
+        METRICS.embedding_device_rows.get_or_create(&self.labels).set(device_rows as i64);
+    }
+}
+
+impl Drop for TableMetrics {
+    fn drop(&mut self) {
+        let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(users) = tables.get_mut(&self.labels.table).filter(|users| **users > 1) {
+            *users -= 1;
+            return;
+        }
+        tables.remove(&self.labels.table);
+        METRICS.embedding_lookups.remove(&self.labels);
+        for kind in ["asked", "hit", "default", "dropped"] {
+            METRICS.embedding_keys.remove(&self.labels.of_kind(kind));
+        }
+        METRICS.embedding_stale_seconds.remove(&self.labels);
+        METRICS.embedding_device_rows.remove(&self.labels);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,5 +389,28 @@ mod tests {
         assert!(text.contains(r#"pagoda_runs_total{model="a \"quoted\" name",status="CANCELLED"} 1"#), "{text}");
         assert!(text.contains(r#"pagoda_run_seconds_count{model="a \"quoted\" name"} 1"#), "{text}");
         assert!(text.contains("# TYPE pagoda_run_seconds histogram"), "{text}");
+    }
+
+    #[test]
+    fn a_table_is_told_of_while_one_of_its_name_is_open() {
+        let (first, second) = (TableMetrics::new("m/left"), TableMetrics::new("m/left"));
+        first.lookups.add(2);
+        first.dropped.add(3);
+        first.tell(-1, 4);
+        drop(first);
+        second.lookups.add(1);
+        let told = text();
+        for line in [
+            r#"pagoda_embedding_lookups_total{table="m/left"} 3"#,
+            r#"pagoda_embedding_keys_total{table="m/left",kind="dropped"} 3"#,
+            r#"pagoda_embedding_stale_seconds{table="m/left"} -1"#,
+            r#"pagoda_embedding_device_rows{table="m/left"} 4"#,
+        ] {
+            assert!(told.contains(line), "{line} in {told}");
+        }
+        drop(second);
+        assert!(!text().contains("m/left"), "{}", text());
+        let _third = TableMetrics::new("m/left");
+        assert!(text().contains(r#"pagoda_embedding_lookups_total{table="m/left"} 0"#), "it is counted anew");
     }
 }

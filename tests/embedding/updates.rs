@@ -174,6 +174,20 @@ fn models_share_tables_and_come_and_go() {
 }
 
 #[test]
+fn metrics_tell_of_tables_that_are_open() {
+    let folder = Folder::new();
+    let mut config = config(&folder, &[1, 2], CACHE, "");
+    config.models[0].name = "told".into();
+    let (embeddings, table) = open(&config);
+    look(&table, &[1, 2]);
+    assert!(pagoda::metrics::text().contains(r#"pagoda_embedding_lookups_total{table="told/t"} 1"#));
+    embeddings.retire("told").unwrap();
+    assert!(pagoda::metrics::text().contains("told/t"), "someone has it");
+    drop((embeddings, table));
+    assert!(!pagoda::metrics::text().contains("told/t"));
+}
+
+#[test]
 fn an_older_change_never_hides_a_newer_one() {
     let folder = Folder::new();
     let keys: Vec<i64> = (0..200).collect();

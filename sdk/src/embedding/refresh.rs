@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use super::server::lock;
 use super::table::Table;
 use super::walk::{Outcome, Walked};
-use crate::metrics;
 
 /// How many keys are read at a time: updates wait that long at most.
 const STEP: usize = 4096;
@@ -50,9 +49,8 @@ impl Table {
     /// Says in the metrics how stale it may be, and how much of it is on devices.
     pub(super) fn tell_staleness(&self) {
         let stale = self.stale().map_or(-1, |stale| stale.as_secs() as i64);
-        metrics::embedding_stale(&self.name).set(stale);
-        let rows: usize = self.devices.live().iter().map(|device| device.len()).sum();
-        metrics::embedding_device_rows(&self.name).set(rows as i64);
+        let rows = self.devices.live().iter().map(|device| device.len()).sum();
+        self.counters.tell(stale, rows);
     }
 
     /// Reads the whole cache again, and those on devices.

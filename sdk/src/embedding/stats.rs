@@ -1,7 +1,7 @@
 //! What a table counts.
 
 use super::lookup::Looked;
-use crate::metrics::{self, Count};
+use crate::metrics::TableMetrics;
 
 /// What a table did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,31 +27,11 @@ pub struct TableStats {
     pub stale_seconds: i64,
 }
 
-/// The counters, for the table and for the metrics of the process.
-pub(super) struct Counters {
-    pub(super) lookups: Count,
-    pub(super) keys: Count,
-    pub(super) hits: Count,
-    pub(super) defaults: Count,
-    pub(super) dropped: Count,
-}
-
-impl Counters {
-    pub(super) fn new(table: &str) -> Self {
-        let count = |kind| Count::new(metrics::embedding_keys(table, kind));
-        Self {
-            lookups: Count::new(metrics::embedding_lookups(table)),
-            keys: count("asked"),
-            hits: count("hit"),
-            defaults: count("default"),
-            dropped: count("dropped"),
-        }
-    }
-
+impl TableMetrics {
     pub(super) fn count(&self, looked: Looked) {
         self.lookups.add(1);
-        self.keys.add(looked.keys as u64);
-        self.hits.add(looked.hits as u64);
-        self.defaults.add(looked.defaults as u64);
+        self.asked.add(looked.keys as u64);
+        self.hit.add(looked.hits as u64);
+        self.default.add(looked.defaults as u64);
     }
 }

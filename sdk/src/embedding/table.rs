@@ -11,7 +11,7 @@ use super::floor::Floor;
 use super::refresh::Refreshed;
 use super::row::Layout;
 use super::stamps::Stamps;
-use super::stats::Counters;
+use crate::metrics::TableMetrics;
 
 /// How long a key counts as absent after no floor had it.
 const ABSENT: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ pub(super) struct Table {
     /// Held by whoever changes rows: one after the other.
     pub(super) updates: Mutex<()>,
     pub(super) refreshed: Mutex<Refreshed>,
-    pub(super) counters: Counters,
+    pub(super) counters: TableMetrics,
 }
 
 /// A floor and what it is for.
@@ -50,7 +50,7 @@ pub(super) struct Level {
 
 impl Table {
     pub(super) fn new(name: String, layout: Layout, cache: Option<Cache>, floors: Vec<Level>) -> Self {
-        let counters = Counters::new(&name);
+        let counters = TableMetrics::new(&name);
         Self {
             name,
             layout,

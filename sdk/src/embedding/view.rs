@@ -81,9 +81,9 @@ impl EmbeddingTable {
         let Table { counters, cache, .. } = &*self.table;
         TableStats {
             lookups: counters.lookups.get(),
-            keys: counters.keys.get(),
-            hits: counters.hits.get(),
-            defaults: counters.defaults.get(),
+            keys: counters.asked.get(),
+            hits: counters.hit.get(),
+            defaults: counters.default.get(),
             dropped: counters.dropped.get(),
             cached_rows: cache.as_ref().map_or(0, |cache| cache.len() as u64),
             cache_rows: cache.as_ref().map_or(0, |cache| cache.capacity() as u64),
