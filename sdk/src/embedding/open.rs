@@ -71,9 +71,7 @@ pub(super) fn table(
         floors.push(Level { floor, keeps: memory.takes_missed, writable: true, shared: false, near: true });
     }
     if let Some((nodes, redis)) = nodes.zip(config.redis.as_ref()) {
-        // By what is in it, so that processes with the same table share it, whatever their models are called, and rows of a
-        // table that was trained anew are not taken for those of the old one.
-        let name = format!("{}@{:016x}", table.name, origin::sample(&table.path)?);
+        let name = name_in_redis(table, &source, layout)?;
         let floor = Box::new(Cluster::open(Arc::clone(nodes), &name, layout)?);
         floors.push(Level { floor, keeps: redis.takes_missed, writable: true, shared: true, near: false });
     }
@@ -93,6 +91,14 @@ pub(super) fn table(
 /// Finds the nodes of the cluster, if there is to be one.
 pub(super) fn nodes(config: &EmbeddingConfig) -> Result<Option<Arc<Nodes>>> {
     config.redis.as_ref().map(|redis| Nodes::open(redis_options(redis, config.disk.is_some()))).transpose()
+}
+
+/// What a table is called in Redis: by what is in it, so that processes with the same table share it, whatever their models
+/// are called, and rows of a table that was trained anew are not taken for those of the old one; nor rows that are kept in
+/// another type than their file's for those of a model that keeps them otherwise.
+fn name_in_redis(table: &TableConfig, source: &Source, layout: Layout) -> Result<String> {
+    let name = format!("{}@{:016x}", table.name, origin::sample(&table.path)?);
+    Ok(if layout == source.layout() { name } else { format!("{name}.{}", layout.row_type().name()) })
 }
 
 fn memory_options(config: &MemoryConfig) -> MemoryOptions {
@@ -333,4 +339,32 @@ fn held_rows(memory: &MemoryConfig, rows: u64, config: &EmbeddingConfig) -> u64 
     let share = if memory.start.load { (rows as f64 * memory.start.share).ceil() as u64 } else { 0 };
     let held = if below && memory.takes_missed { rows } else { share };
     memory.overflow.rows.map_or(held, |most| held.min(most.saturating_mul(memory.partitions.into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::embedding::row::RowType;
+
+    #[test]
+    fn a_table_has_another_name_in_redis_for_each_type_of_rows() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/embedding/f16.safetensors");
+        let source = Source::open(&path, &SourceOptions::default()).unwrap();
+        let named = |row_type| {
+            let table = TableConfig {
+                name: "t".into(),
+                path: path.clone(),
+                dim: 4,
+                default: vec![0.0; 4],
+                max_keys_per_sample: None,
+                row_type,
+            };
+            name_in_redis(&table, &source, layout(&source, &table).unwrap()).unwrap()
+        };
+        let own = named(None);
+        assert_eq!(own, format!("t@{:016x}", origin::sample(&path).unwrap()));
+        assert_eq!(named(Some(RowType::F16)), own, "said or not");
+        assert_eq!(named(Some(RowType::F32)), format!("{own}.f32"));
+        assert_eq!(named(Some(RowType::I8)), format!("{own}.i8"));
+    }
 }

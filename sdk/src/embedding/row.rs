@@ -19,6 +19,17 @@ pub enum RowType {
     I8,
 }
 
+impl RowType {
+    /// As it is written in a configuration.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::I8 => "i8",
+        }
+    }
+}
+
 /// What every row of a table looks like, in memory, in files and on the wire: little-endian numbers one after the other;
 /// with [`RowType::I8`] the scale comes first, as an f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,11 +96,11 @@ impl Layout {
     /// What is wrong with numbers that rows of this type can not hold: they would come back infinite, or all of a row would
     /// be nonsense. `None` if they can.
     pub(super) fn refuses(self, numbers: &[f32]) -> Option<String> {
-        let (most, name) = match self.row_type {
+        let most = match self.row_type {
             RowType::F32 => return None,
-            RowType::F16 => (f16::MAX.to_f32(), "f16"),
+            RowType::F16 => f16::MAX.to_f32(),
             // A bit less than there is, because the scale is rounded.
-            RowType::I8 => (f32::MAX / 128.0 * 127.0, "i8"),
+            RowType::I8 => f32::MAX / 128.0 * 127.0,
         };
         // NaN is not at most anything. All of them are compared, which is faster than to stop at the first.
         let fits = |number: &f32| number.abs() <= most;
@@ -97,7 +108,7 @@ impl Layout {
             return None;
         }
         let number = numbers.iter().find(|number| !fits(number))?;
-        Some(format!("{number} can not be kept in a row of {name}"))
+        Some(format!("{number} can not be kept in a row of {}", self.row_type.name()))
     }
 
     /// Writes numbers as a row; `numbers` are as many rows as `rows` has room for.
