@@ -8,7 +8,7 @@ use super::table::Table;
 use super::walk::{Outcome, Walked};
 
 /// How many keys are read at a time: updates wait that long at most.
-const STEP: usize = 4096;
+pub(super) const STEP: usize = 4096;
 
 /// How far the refresh of a table has come.
 pub(super) struct Refreshed {

@@ -4,6 +4,7 @@ use std::sync::PoisonError;
 
 use super::distinct::Distinct;
 use super::floor::Rows;
+use super::refresh::STEP;
 use super::table::Table;
 use crate::error::{Error, Result, Status};
 
@@ -66,18 +67,24 @@ impl Table {
         let _updating = self.stamps.update(keys);
         // Whatever comes of it, no one is to think any more that they are nowhere.
         self.absent.remove(keys);
-        let (keys, rows) = self.not_older(version, keys, rows);
+        let (keys, rows, silent) = self.not_older(version, keys, rows);
         if keys.is_empty() {
             return Ok(());
         }
         let (versions, deleted) = (vec![version; keys.len()], vec![deleted; keys.len()]);
         let change = Rows { keys: &keys, versions: &versions, rows: &rows, deleted: &deleted };
         // From below: if a floor fails, nothing above it says otherwise than before, and the caller can try again.
-        for level in self.floors.iter().rev().filter(|level| level.writable) {
-            level.floor.update(&change).map_err(|error| {
+        for (at, level) in self.floors.iter().enumerate().rev().filter(|(_, level)| level.writable) {
+            let failed = |status: Status, what: &str| {
                 let name = level.floor.name();
-                Error::new(error.status(), format!("the {name} floor of table {}: {}", self.name, error.message()))
-            })?;
+                Error::new(status, format!("the {name} floor of table {}: {what}", self.name))
+            };
+            level.floor.update(&change).map_err(|error| failed(error.status(), error.message()))?;
+            if let Some((_, reason)) = silent.as_ref().filter(|(silent, _)| *silent == at) {
+                // It has kept what is newer by itself, but no one here knows of which keys.
+                let what = "whether it holds newer rows could not be told, so no floor above it was changed";
+                return Err(failed(Status::Io, &format!("{what}: {reason}. Repeat the call")));
+            }
         }
         if reach == Reach::ByRefresh {
             return Ok(());
@@ -90,20 +97,36 @@ impl Table {
         updated.into_iter().collect()
     }
 
-    /// Those keys, with their rows, of which no floor has a higher version. Each floor would see to that by itself, but one
-    /// that does not hold the key takes anything, and would hide what is below it.
-    fn not_older(&self, version: u64, keys: &[i64], rows: &[u8]) -> (Vec<i64>, Vec<u8>) {
-        let mut newest = vec![0; keys.len()];
-        for level in 0..self.floors.len() {
-            let held = self.find(keys, level..level + 1, None, &mut |_| ());
-            for (newest, held) in newest.iter_mut().zip(held.versions) {
-                *newest = held.max(*newest);
+    /// Those keys, with their rows, of which no floor is known to have a higher version. Each floor would see to that by
+    /// itself, but one that does not hold the key takes anything, and would hide what is below it. So the third is the lowest
+    /// floor that did not say what it has of one of these keys, with the reason.
+    fn not_older(&self, version: u64, keys: &[i64], rows: &[u8]) -> (Vec<i64>, Vec<u8>, Option<(usize, String)>) {
+        let (mut newest, mut silent) = (vec![0; keys.len()], vec![None; keys.len()]);
+        let mut reasons = vec![String::new(); self.floors.len()];
+        for (at, level) in self.floors.iter().enumerate() {
+            // Not all at once: a floor may have a time limit for each call.
+            for start in (0..keys.len()).step_by(STEP) {
+                let some = &keys[start..keys.len().min(start + STEP)];
+                let mut told = vec![false; some.len()];
+                let outcome = level.floor.fetch(some, None, &mut |index, held, _| {
+                    newest[start + index] = held.max(newest[start + index]);
+                    told[index] = true;
+                });
+                let Err(error) = outcome else { continue };
+                self.complain(level.floor.name(), &error.to_string());
+                // A floor that is read-only is silent where its file is damaged. There it has nothing newer than version 0, and
+                // to wait for it would be to refuse the change for ever.
+                for place in (0..some.len()).filter(|&index| level.writable && !told[index]) {
+                    silent[start + place] = Some(at);
+                }
+                reasons[at] = error.message().into();
             }
         }
         let row_bytes = self.layout.row_bytes();
-        let newer = |&(place, _): &(usize, &i64)| newest[place] <= version;
-        let places: Vec<usize> = keys.iter().enumerate().filter(newer).map(|(place, _)| place).collect();
+        let places: Vec<usize> = (0..keys.len()).filter(|&place| newest[place] <= version).collect();
         let rows = places.iter().flat_map(|&place| &rows[place * row_bytes..][..row_bytes]).copied().collect();
-        (places.into_iter().map(|place| keys[place]).collect(), rows)
+        let silent = places.iter().filter_map(|&place| silent[place]).max();
+        let silent = silent.map(|at| (at, std::mem::take(&mut reasons[at])));
+        (places.into_iter().map(|place| keys[place]).collect(), rows, silent)
     }
 }

@@ -162,6 +162,33 @@ fn a_restart_brings_back_nothing_that_was_changed() {
 }
 
 #[test]
+fn an_older_change_hides_nothing_while_the_cluster_is_slow_to_say_what_it_has() {
+    let (servers, folder, other) = (Servers::start(), Folder::new(), Folder::new());
+    let theirs = tables(&servers, &other, None, 5000);
+    let ours = tables_with(&servers, &folder, "m", r#"[{"type": "hash_map"}, "#, "]", None, 2000);
+    let (ours, theirs) = (ours.table("t").unwrap(), theirs.table("t").unwrap());
+    // Keys that the table was not loaded with, so that host memory does not hold them.
+    let (newer, older) = (KEYS + 1, KEYS + 2);
+    theirs.upsert(10, &[newer], &row(newer, 10), Reach::AtOnce).unwrap();
+    // Past the limit for reading, but not past that for writing, which begins then.
+    for node in 0..3 {
+        let _: () = servers.ask(node, &["CLIENT", "PAUSE", "3000", "ALL"]);
+    }
+    let upsert = || ours.upsert(5, &[newer, older], &[row(newer, 5), row(older, 5)].concat(), Reach::AtOnce);
+    let error = upsert().unwrap_err();
+    assert_eq!(error.status(), Status::Io, "{error}");
+    assert!(error.message().contains("could not be told") && error.message().contains("time limit"), "{error}");
+    let expected = || {
+        let (mut numbers, mut found) = ([0.0; 2 * DIM], [false; 2]);
+        ours.lookup(&[newer, older], &mut numbers, &mut found, Miss::Wait).unwrap();
+        assert_eq!(numbers[..], [row(newer, 10), row(older, 5)].concat());
+    };
+    expected();
+    upsert().unwrap();
+    expected();
+}
+
+#[test]
 fn an_outage_leaves_no_old_row_behind() {
     let (servers, folder) = (Servers::start(), Folder::new());
     let (theirs, ours) = (tables(&servers, &folder, None, 5000), Folder::new());
