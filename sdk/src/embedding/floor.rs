@@ -27,6 +27,12 @@ pub(super) trait Floor: Send + Sync {
     /// Changes rows and deletes them. What is there with a higher version stays; the same version is replaced.
     fn update(&self, change: &Rows<'_>) -> Result<()>;
 
+    /// The version of a key that an update could not bring to this floor, while nothing later is there. Until then `fetch`
+    /// does not give the key, which is not to say that it is nowhere, and what is found further down may be older.
+    fn missed(&self, _key: i64) -> Option<u64> {
+        None
+    }
+
     /// Bytes of memory that it takes in this process, about.
     fn memory(&self) -> u64;
 }

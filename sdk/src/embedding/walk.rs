@@ -18,7 +18,7 @@ pub(super) enum Outcome {
     Deleted,
     /// No floor holds it.
     Absent,
-    /// A floor that may hold it did not answer, or was not asked.
+    /// A floor that may hold it did not answer, was not asked, or has missed an update of it.
     Unknown,
 }
 
@@ -27,7 +27,8 @@ pub(super) enum Outcome {
 pub(super) struct Walked {
     pub(super) outcomes: Vec<Outcome>,
     pub(super) versions: Vec<u64>,
-    /// Whether a floor that others change too, and that stands above the one that knew of the key, did not answer.
+    /// Whether a floor that others change too, and that stands above the one that knew of the key, did not answer, or has
+    /// missed an update to a later version.
     pub(super) doubtful: Vec<bool>,
     /// On which floor it was found.
     levels: Vec<usize>,
@@ -165,13 +166,18 @@ impl Table {
             seen: keys.iter().map(|&key| self.stamps.read(key)).collect(),
         };
         let mut left: Vec<u32> = (0..keys.len() as u32).collect();
-        let mut silent = false;
+        let (mut silent, mut missed) = (false, Vec::new());
         for level in levels {
             if left.is_empty() {
                 break;
             }
             let Level { floor, shared, .. } = &self.floors[level];
             let wanted: Vec<i64> = left.iter().map(|&place| keys[place as usize]).collect();
+            if *shared {
+                // Before it is asked: what it gets to know meanwhile it may not have given.
+                let versions = left.iter().zip(&wanted).map(|(&place, &key)| (place as usize, floor.missed(key)));
+                missed.extend(versions.filter_map(|(place, version)| Some((place, version?))));
+            }
             let outcome = floor.fetch(&wanted, deadline, &mut |index, version, row| {
                 let place = left[index] as usize;
                 (walked.versions[place], walked.levels[place]) = (version, level);
@@ -195,6 +201,13 @@ impl Table {
         }
         for &place in &left {
             walked.outcomes[place as usize] = if silent { Outcome::Unknown } else { Outcome::Absent };
+        }
+        for (place, version) in missed {
+            if !walked.is_known(place) {
+                walked.outcomes[place] = Outcome::Unknown;
+            } else if walked.versions[place] < version {
+                walked.doubtful[place] = true;
+            }
         }
         walked
     }

@@ -59,8 +59,12 @@ impl Behind {
         }
     }
 
-    pub(super) fn contains(&self, key: i64) -> bool {
-        self.count.load(Acquire) > 0 && lock(&self.versions).contains_key(&key)
+    /// The version that the cluster should have, if it may not have it.
+    pub(super) fn version(&self, key: i64) -> Option<u64> {
+        if self.count.load(Acquire) == 0 {
+            return None;
+        }
+        lock(&self.versions).get(&key).copied()
     }
 
     /// Bytes of memory, about.
@@ -78,13 +82,16 @@ mod tests {
         let behind = Behind::default();
         assert!(!behind.is_stale(1, 0));
         assert!(behind.note(1, 5) && behind.note(1, 3));
-        assert!(behind.contains(1) && behind.memory() > 0);
+        assert!(behind.version(1) == Some(5) && behind.memory() > 0);
         assert!(behind.is_stale(1, 4) && !behind.is_stale(2, 0));
         assert!(behind.is_stale(1, 5), "it may be what was to be replaced");
         behind.written(1, 4);
-        assert!(behind.contains(1));
+        assert_eq!((behind.version(1), behind.version(2)), (Some(5), None));
         behind.written(1, 5);
-        assert!(!behind.is_stale(1, 4) && !behind.contains(1), "forgotten");
-        assert!(behind.note(1, 5) && !behind.is_stale(1, 6) && !behind.contains(1), "someone else knows better");
+        assert!(!behind.is_stale(1, 4) && behind.version(1).is_none(), "forgotten");
+        assert!(
+            behind.note(1, 5) && !behind.is_stale(1, 6) && behind.version(1).is_none(),
+            "someone else knows better"
+        );
     }
 }

@@ -306,7 +306,7 @@ impl Floor for Cluster {
         };
         // What is there but behind is no reason to keep it.
         let mode = |place: usize| {
-            let behind = self.behind.contains(found.keys[place]);
+            let behind = self.behind.version(found.keys[place]).is_some();
             current(place).then_some(if behind { Mode::Update } else { Mode::Put })
         };
         let (lost, failures) = self.write(found, mode);
@@ -331,6 +331,10 @@ impl Floor for Cluster {
             log::error!("table {:?}: of {forgotten} keys that Redis did not get, old rows may be served", self.table);
         }
         Err(self.failed(lost.len(), change.len(), "rows", "updated", &failures))
+    }
+
+    fn missed(&self, key: i64) -> Option<u64> {
+        self.behind.version(key)
     }
 
     fn memory(&self) -> u64 {

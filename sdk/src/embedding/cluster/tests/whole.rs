@@ -14,7 +14,7 @@ fn row(key: i64, version: u64) -> [f32; DIM] {
     [key as f32, version as f32, -(key as f32), 0.5]
 }
 
-/// Tables over a cluster, over disk if there is a folder for it, in a cache that is too small to be of help.
+/// Tables over a cluster, over disk if there is something to say of it, in a cache that is too small to be of help.
 fn tables(servers: &Servers, folder: &Folder, disk: Option<&str>, timeout: u32) -> Embeddings {
     tables_with(servers, folder, "m", "", "", disk, timeout)
 }
@@ -35,7 +35,7 @@ fn tables_with(
     std::fs::write(folder.path().join("emb_vector"), rows).unwrap();
     let nodes: Vec<String> = servers.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
     let disk =
-        disk.map_or_else(String::new, |path| format!(r#", "persistent_db": {{"type": "disk", "path": "{path}"}}"#));
+        disk.map_or_else(String::new, |more| format!(r#", "persistent_db": {{"type": "disk", "path": "disk"{more}}}"#));
     let json = format!(
         r#"{{"models": [{{"model": "{model}", "sparse_files": ["."], "embedding_table_names": ["t"],
             "embedding_vecsize_per_table": [{DIM}], "cache_rows": 70, "hit_rate_threshold": 1.0}}],
@@ -63,7 +63,7 @@ fn look(table: &EmbeddingTable, random: &mut Random, version: u64) -> (usize, us
 #[test]
 fn a_node_that_dies_costs_no_row_that_lies_below() {
     let (mut servers, folder) = (Servers::start(), Folder::new());
-    let embeddings = tables(&servers, &folder, Some("disk"), 2000);
+    let embeddings = tables(&servers, &folder, Some(""), 2000);
     let table = embeddings.table("t").unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -196,7 +196,7 @@ fn an_outage_leaves_no_old_row_behind() {
     let keys: Vec<i64> = (0..KEYS).collect();
     let rows: Vec<f32> = keys.iter().flat_map(|&key| row(key, 5)).collect();
     theirs.upsert(5, &keys, &rows, Reach::AtOnce).unwrap();
-    let ours = tables(&servers, &ours, Some("disk"), 200);
+    let ours = tables(&servers, &ours, Some(""), 200);
     let ours = ours.table("t").unwrap();
     for node in 0..3 {
         servers.signal(node, libc::SIGSTOP);
@@ -215,4 +215,67 @@ fn an_outage_leaves_no_old_row_behind() {
         servers.signal(node, libc::SIGCONT);
     }
     eventually("the newer row is seen", || look(&ours).0 == row(1234, 5));
+}
+
+/// The row of one key, if it is found.
+fn look_at(table: &EmbeddingTable, key: i64) -> Option<[f32; DIM]> {
+    let (mut numbers, mut found) = ([0.0; DIM], [false]);
+    table.lookup(&[key], &mut numbers, &mut found, Miss::Wait).unwrap();
+    found[0].then_some(numbers)
+}
+
+/// Has all nodes miss a change, and waits until they answer for its keys again.
+fn miss(servers: &Servers, table: &EmbeddingTable, version: u64, keys: &[i64]) {
+    for node in 0..3 {
+        servers.signal(node, libc::SIGSTOP);
+    }
+    let rows: Vec<f32> = keys.iter().flat_map(|&key| row(key, version)).collect();
+    assert_eq!(table.upsert(version, keys, &rows, Reach::AtOnce).unwrap_err().status(), Status::Io);
+    for node in 0..3 {
+        servers.signal(node, libc::SIGCONT);
+    }
+    let redis = &table.table.floors[0].floor;
+    eventually("the nodes answer", || redis.fetch(keys, None, &mut |_, _, _| ()).is_ok());
+    assert!(keys.iter().all(|&key| redis.missed(key) == Some(version)));
+}
+
+#[test]
+fn keys_whose_change_the_cluster_missed_are_not_taken_for_absent() {
+    let (servers, folder, other) = (Servers::start(), Folder::new(), Folder::new());
+    let theirs = tables(&servers, &other, None, 5000);
+    let ours = tables(&servers, &folder, None, 300);
+    let (ours, theirs) = (ours.table("t").unwrap(), theirs.table("t").unwrap());
+    let (cached, other) = (1500, 1501);
+    eventually("it is cached", || look_at(&ours, cached) == Some(row(cached, 0)));
+    miss(&servers, &ours, 7, &[cached, other]);
+    ours.refresh();
+    assert_eq!(look_at(&ours, cached), Some(row(cached, 0)), "it stays in the cache");
+    assert_eq!(look_at(&ours, other), None);
+    theirs.upsert(8, &[other], &row(other, 8), Reach::AtOnce).unwrap();
+    // Sooner than what is remembered as absent is forgotten.
+    eventually("the newer row is seen", || look_at(&ours, other) == Some(row(other, 8)));
+    eventually("it is repeated", || ours.upsert(7, &[cached], &row(cached, 7), Reach::AtOnce).is_ok());
+    theirs.refresh();
+    for table in [&ours, &theirs] {
+        assert_eq!(look_at(table, cached), Some(row(cached, 7)));
+    }
+}
+
+#[test]
+fn a_row_below_that_is_older_than_a_missed_change_is_read_again() {
+    let (servers, folder, other) = (Servers::start(), Folder::new(), Folder::new());
+    let theirs = tables(&servers, &other, None, 5000);
+    let theirs = theirs.table("t").unwrap();
+    drop(tables(&servers, &folder, Some(""), 5000));
+    let ours = tables(&servers, &folder, Some(r#", "read_only": true"#), 300);
+    let ours = ours.table("t").unwrap();
+    let (cached, other) = (1500, 1501);
+    theirs.upsert(5, &[cached], &row(cached, 5), Reach::AtOnce).unwrap();
+    eventually("it is cached", || look_at(&ours, cached) == Some(row(cached, 5)));
+    miss(&servers, &ours, 7, &[cached, other]);
+    ours.refresh();
+    assert_eq!(look_at(&ours, cached), Some(row(cached, 5)), "not what disk has");
+    assert_eq!(look_at(&ours, other), Some(row(other, 0)));
+    theirs.upsert(8, &[other], &row(other, 8), Reach::AtOnce).unwrap();
+    eventually("the newer row is seen", || look_at(&ours, other) == Some(row(other, 8)));
 }
