@@ -127,19 +127,32 @@ impl Later {
         }
     }
 
-    /// Has what was found put into the floors that are reached over a network, if there is room in the queue: the next one
-    /// who looks for it may do it too.
+    /// Has what was found below the floors that are reached over a network put into them, if there is room in the queue: the
+    /// next one who looks for it may do it too.
     pub(super) fn put(&self, table: &Arc<Table>, keys: &[i64], walked: &Walked) {
-        if !table.floors.iter().any(|level| level.shared && level.keeps) {
+        let Some(level) = table.floors.iter().position(|level| level.shared && level.keeps) else { return };
+        // Only these are kept until then: as a rule that floor has most of them.
+        let places = walked.below(level);
+        if places.is_empty() {
             return;
         }
         let mut queue = self.shared.lock();
-        if queue.putting + keys.len() <= self.shared.most {
-            queue.putting += keys.len();
-            queue.tasks.push_back(Task::Put(Arc::clone(table), keys.to_vec(), walked.clone()));
+        if queue.putting + places.len() <= self.shared.most {
+            queue.putting += places.len();
+            let keys = places.iter().map(|&place| keys[place as usize]).collect();
+            queue.tasks.push_back(Task::Put(Arc::clone(table), keys, walked.part(&places)));
             drop(queue);
             self.shared.changed.notify_all();
         }
+    }
+
+    /// How many keys wait to be put, and the bytes of their rows.
+    #[cfg(test)]
+    pub(super) fn putting(&self) -> (usize, usize) {
+        let queue = self.shared.lock();
+        let bytes =
+            queue.tasks.iter().map(|task| if let Task::Put(_, _, walked) = task { walked.row_bytes() } else { 0 });
+        (queue.putting, bytes.sum())
     }
 
     /// Has something done step by step, as long as `step` says that there is more; others have their turn in between.

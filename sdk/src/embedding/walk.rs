@@ -76,9 +76,34 @@ impl Walked {
         }
     }
 
+    /// The places of what was found below one floor and may be put into it: nothing that a floor in between may know better.
+    pub(super) fn below(&self, level: usize) -> Vec<u32> {
+        self.places(|place| self.is_known(place) && self.levels[place] > level && !self.doubtful[place])
+    }
+
+    /// What it says of the keys at `places` alone.
+    pub(super) fn part(&self, places: &[u32]) -> Self {
+        let at = || places.iter().map(|&place| place as usize);
+        Self {
+            outcomes: at().map(|place| self.outcomes[place]).collect(),
+            versions: at().map(|place| self.versions[place]).collect(),
+            doubtful: at().map(|place| self.doubtful[place]).collect(),
+            levels: at().map(|place| self.levels[place]).collect(),
+            rows: at().flat_map(|place| self.bytes(place)).copied().collect(),
+            row_bytes: self.row_bytes,
+            seen: at().map(|place| self.seen[place]).collect(),
+        }
+    }
+
     /// The places of which something holds.
     pub(super) fn places(&self, holds: impl Fn(usize) -> bool) -> Vec<u32> {
         (0..self.outcomes.len() as u32).filter(|&place| holds(place as usize)).collect()
+    }
+
+    /// Bytes of its rows, found or not.
+    #[cfg(test)]
+    pub(super) fn row_bytes(&self) -> usize {
+        self.rows.len()
     }
 
     fn bytes(&self, place: usize) -> &[u8] {
@@ -221,10 +246,9 @@ impl Table {
         }
     }
 
-    /// Puts what was found below one floor into it; but nothing that a floor in between may know better.
+    /// Puts what was found below one floor into it.
     fn put_into(&self, level: usize, keys: &[i64], walked: &Walked) {
-        let below = |place: usize| walked.is_known(place) && walked.levels[place] > level && !walked.doubtful[place];
-        let places = walked.places(below);
+        let places = walked.below(level);
         if places.is_empty() {
             return;
         }

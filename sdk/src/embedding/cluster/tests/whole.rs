@@ -5,6 +5,7 @@ use std::time::Duration;
 use pagoda_test_support::Random;
 
 use super::*;
+use crate::embedding::later::Later;
 use crate::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss, Reach};
 
 const DIM: usize = 4;
@@ -278,4 +279,28 @@ fn a_row_below_that_is_older_than_a_missed_change_is_read_again() {
     assert_eq!(look_at(&ours, other), Some(row(other, 0)));
     theirs.upsert(8, &[other], &row(other, 8), Reach::AtOnce).unwrap();
     eventually("the newer row is seen", || look_at(&ours, other) == Some(row(other, 8)));
+}
+
+#[test]
+fn only_what_the_cluster_does_not_have_is_kept_to_be_put_there() {
+    let (servers, folder) = (Servers::start(), Folder::new());
+    let embeddings = tables(&servers, &folder, Some(""), 5000);
+    let table = embeddings.table("t").unwrap();
+    for node in 0..3 {
+        let _: () = servers.ask(node, &["FLUSHALL"]);
+    }
+    let (there, all) = ([1500, 1501], [1500, 1501, 1502, KEYS]);
+    table.table.walk(&there, None, None, &mut |_| ());
+    // Without threads what is queued stays in the queue.
+    let later = Later::new(0, 100).unwrap();
+    table.table.walk(&there, None, Some(&later), &mut |_| ());
+    assert_eq!(later.putting(), (0, 0), "all of it was found there");
+    table.table.walk(&all, None, Some(&later), &mut |_| ());
+    assert_eq!(later.putting(), (1, DIM * 4), "one was found below, and one nowhere");
+    // And with threads it is put.
+    assert_eq!(look_at(&table, 1503), Some(row(1503, 0)));
+    embeddings.wait();
+    let mut found = 0;
+    table.table.floors[0].floor.fetch(&[1500, 1503], None, &mut |_, _, _| found += 1).unwrap();
+    assert_eq!(found, 2);
 }
