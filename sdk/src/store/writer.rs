@@ -111,12 +111,16 @@ impl Writer {
     /// here for ever.
     pub(super) fn drain(&mut self) {
         let until = self.inner.queue.next_seq();
-        while self.done < until {
+        loop {
             let items = self.inner.queue.now(BATCH_BYTES);
             if items.is_empty() {
                 return;
             }
             self.batch(items);
+            // Behind the first batch: those who only wait for what came before have no number.
+            if self.done >= until {
+                return;
+            }
         }
     }
 
