@@ -1,6 +1,6 @@
 //! Keys in the cache that a floor may know better, which did not answer when they were looked up.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,29 +11,40 @@ const QUIET: Duration = Duration::from_secs(10);
 
 /// The doubtful keys of one table.
 #[derive(Default)]
-pub(super) struct Doubtful(Mutex<HashSet<i64>>);
+pub(super) struct Doubtful(Mutex<Keys>);
+
+/// In the order in which they came: whoever stays doubtful goes to the end, so that the others have their turn.
+#[derive(Default)]
+struct Keys {
+    order: VecDeque<i64>,
+    all: HashSet<i64>,
+}
 
 impl Doubtful {
     /// Notes a key, if there is room.
     pub(super) fn add(&self, key: i64) -> bool {
         let mut keys = self.lock();
-        (keys.len() < MOST || keys.contains(&key)) && {
-            keys.insert(key);
-            true
+        if keys.all.len() >= MOST {
+            return keys.all.contains(&key);
         }
+        if keys.all.insert(key) {
+            keys.order.push_back(key);
+        }
+        true
     }
 
     /// Takes out up to `most` keys, to be read again.
     pub(super) fn take(&self, most: usize) -> Vec<i64> {
         let mut keys = self.lock();
-        let taken: Vec<i64> = keys.iter().copied().take(most).collect();
+        let most = most.min(keys.order.len());
+        let taken: Vec<i64> = keys.order.drain(..most).collect();
         for key in &taken {
-            keys.remove(key);
+            keys.all.remove(key);
         }
         taken
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashSet<i64>> {
+    fn lock(&self) -> MutexGuard<'_, Keys> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -63,10 +74,10 @@ mod tests {
         let doubtful = Doubtful::default();
         assert!((0..MOST as i64).all(|key| doubtful.add(key)));
         assert!(!doubtful.add(-1) && doubtful.add(7));
-        let mut taken = doubtful.take(1000);
-        assert!(doubtful.add(-1));
-        taken.extend(doubtful.take(usize::MAX));
-        taken.sort_unstable();
-        assert!(taken.iter().copied().eq(-1..MOST as i64));
+        let taken = doubtful.take(1000);
+        assert!(taken.iter().copied().eq(0..1000));
+        assert!(doubtful.add(-1) && doubtful.add(5));
+        assert!(doubtful.take(usize::MAX).into_iter().eq((1000..MOST as i64).chain([-1, 5])));
+        assert!(doubtful.take(1).is_empty());
     }
 }

@@ -38,15 +38,20 @@ pub(super) struct Origin {
 impl Origin {
     /// Whether the table has the rows that it would have if it were opened now.
     pub(super) fn is_current(&self, config: &EmbeddingConfig, table: &TableConfig) -> Result<bool> {
-        let now = origin::names(&table.path)?;
         // Without a table file no one has noted what was in them.
-        let Some((disk, number)) = config.disk.as_ref().zip(self.file) else { return Ok(now == self.names) };
+        let Some((disk, number)) = config.disk.as_ref().zip(self.file) else {
+            return Ok(origin::names(&table.path)? == self.names);
+        };
         let path = table_file(disk, table);
         if disk::number_of(&path).is_some_and(|there| there != number) {
             return Ok(false);
         }
         // What is not loaded from the source does not change with it.
-        if now == self.names || !disk.load {
+        if !disk.load {
+            return Ok(true);
+        }
+        let now = origin::names(&table.path)?;
+        if now == self.names {
             return Ok(true);
         }
         origin::is_current(&note_beside(&path), number, &table.path, &now, disk.read_only)

@@ -112,14 +112,22 @@ impl Table {
                     newest[start + index] = held.max(newest[start + index]);
                     told[index] = true;
                 });
-                let Err(error) = outcome else { continue };
-                self.complain(level.floor.name(), &error.to_string());
-                // A floor that is read-only is silent where its file is damaged. There it has nothing newer than version 0, and
-                // to wait for it would be to refuse the change for ever.
-                for place in (0..some.len()).filter(|&index| level.writable && !told[index]) {
-                    silent[start + place] = Some(at);
+                if let Err(error) = &outcome {
+                    self.complain(level.floor.name(), &error.to_string());
+                    reasons[at] = error.message().into();
                 }
-                reasons[at] = error.message().into();
+                for index in (0..some.len()).filter(|&index| !told[index]) {
+                    // What a floor of this process alone can not read is damaged: it has nothing newer to say of it, and to wait
+                    // for it would be to refuse the change for ever.
+                    let unanswered = outcome.is_err() && level.shared;
+                    let missed = level.floor.missed(some[index]).is_some_and(|later| later > version);
+                    if missed && !unanswered {
+                        reasons[at] = "a later change of a key has not reached it: repeat that one first".into();
+                    }
+                    if unanswered || missed {
+                        silent[start + index] = Some(at);
+                    }
+                }
             }
         }
         let row_bytes = self.layout.row_bytes();
