@@ -80,6 +80,18 @@ impl Core {
         Arc::clone(&self.serving.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Forgets the events of a user, and says whether there were any.
+    pub(super) fn forget_events(&self, user: u64) -> Result<bool> {
+        let queue = self.lock();
+        if queue.is_taken(user) {
+            let message =
+                format!("user {user} has a request that runs, or is being put into a batch: forget it after that");
+            return Err(Error::new(Status::Busy, message));
+        }
+        // While no one can take a request, which would note again what it has found.
+        Ok(self.remembered.forget(user))
+    }
+
     /// How many requests wait.
     pub(super) fn waiting(&self) -> usize {
         self.lock().waiting()

@@ -133,7 +133,7 @@ fn anew(work: &Work, recalled: Option<Recalled>, remembered: &Remembered, items:
     let before = if serving.keeps { end(kv, work.user) } else { 0 };
     let lease = match kv.prepare_uncounted(&[request]) {
         // All of it is known here, so what it replaces may go first.
-        Err(error) if is_crowded(work, before, &error) => {
+        Err(error) if is_crowded(work, &error) => {
             kv.evict(Users::These(&[work.user]), Tiers::ALL).and_then(|_| kv.prepare_uncounted(&[request]))
         }
         lease => lease,
@@ -182,7 +182,7 @@ fn continued(work: &Work, kv: &KvCache, remembered: &Remembered, items: &mut Vec
         // What is cached ends before, or is not the same.
         Err(error) if error.status() == Status::InvalidArgument => return Ok(None),
         // Nor is there room for it beside what it replaces.
-        Err(error) if is_crowded(work, before, &error) => return Ok(None),
+        Err(error) if is_crowded(work, &error) => return Ok(None),
         Err(error) => return Err(plain(error)),
     };
     let cached = leased(&lease);
@@ -205,11 +205,11 @@ fn is_beginning(work: &Work, before: u64, cached: u64, remembered: &Remembered) 
         && !remembered.differs(&Sent::new(work), &layout.signature)
 }
 
-/// Whether there is no room for a history because of what it is to replace, which is resident as long as it is not.
-fn is_crowded(work: &Work, before: u64, error: &Error) -> bool {
-    let (serving, page) = (&work.serving, u64::from(work.serving.folder.kv.page_size));
-    let both = work.rows().next_multiple_of(page) + before.next_multiple_of(page);
-    error.status() == Status::Capacity && serving.fits(work.rows()) && !serving.fits(both)
+/// Whether there is no room for a history because of what it is to replace, which is resident as long as it is not. Others
+/// who leave no room now are no reason: they end.
+fn is_crowded(work: &Work, error: &Error) -> bool {
+    let never_fits = error.status() == Status::Capacity && error.argument() == Some("batch");
+    never_fits && work.serving.fits(work.rows())
 }
 
 /// Where what is cached of a user ends.

@@ -210,8 +210,9 @@ impl Engine {
         let serving = self.core.current();
         let mut known = 0;
         for &user in users {
+            // Before keys and values, which a request could otherwise make anew of them.
+            let remembered = self.core.forget_events(user)?;
             let cached = serving.forget(user)?;
-            let remembered = self.core.remembered.forget(user);
             known += usize::from(cached || remembered);
         }
         Ok(known)

@@ -118,6 +118,11 @@ impl Queue {
         Some(workspace)
     }
 
+    /// Whether a request of a user runs, or is being put into a batch.
+    pub(super) fn is_taken(&self, user: u64) -> bool {
+        self.behind.contains_key(&user) && self.ready.iter().all(|pending| pending.work.user != user)
+    }
+
     /// A free instance.
     pub(super) fn instance(&mut self) -> Option<Workspace> {
         let workspace = self.idle.pop()?;

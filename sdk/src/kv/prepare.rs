@@ -101,7 +101,8 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease
              more pages",
             inner.table.pages()
         );
-        return Err(Error::new(Status::Capacity, message));
+        // Whom others leave no room has no argument at fault.
+        return Err(Error::new(Status::Capacity, message).about("batch"));
     }
     let mut pages = Pages { inner, pages: inner.allocate(needed, true)? };
 

@@ -259,6 +259,48 @@ fn what_can_not_be_added_leaves_the_others_as_they_were() {
     assert_eq!(batch::run(&mut workspace, &first.serving, None).unwrap().scores, alone.scores);
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
+fn who_finds_no_room_beside_others_loses_nothing() {
+    let folder = Folder::new();
+    let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap());
+    let core = core(EngineOptions { kv: Some(Pages::Count(10)), ..options() }, Some(store));
+    let serving = core.current();
+    let page = u64::from(serving.folder.kv.page_size);
+    // Of four full pages and of six, which is more than half of all.
+    let events = [(1, 4), (2, 6)].map(|(user, pages)| {
+        let count = (1..).find(|&events| serving.layout.row_of(events) >= pages * page).unwrap();
+        assert_eq!(serving.layout.row_of(count), pages * page);
+        rank(&core, &request(user, &vec![3; count as usize])).unwrap();
+        count
+    });
+    let one_more = |user: u64| RankRequest { start: Some(events[user as usize - 1]), ..request(user, &[4]) };
+    let prepare = |user: u64| {
+        let work = Work::new(&serving, &one_more(user)).unwrap();
+        history::prepare(&work, &core.remembered, &mut Vec::new())
+    };
+    let first = prepare(1).unwrap();
+    assert_eq!(prepare(2).err().unwrap().status(), Status::Capacity);
+    drop(first);
+    assert_eq!(prepare(2).unwrap().cached, serving.layout.row_of(events[1]));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
+fn who_has_a_request_that_runs_is_not_forgotten() {
+    // Without keys and values, which would say so too.
+    let core = core(EngineOptions { kv: None, ..options() }, None);
+    rank(&core, &request(7, &[3, 4, 5])).unwrap();
+    let workspace = core.lock().at_once(7).unwrap();
+    assert_eq!(core.forget_events(7).unwrap_err().status(), Status::Busy);
+    assert!(!core.forget_events(8).unwrap());
+    core.lock().done(7);
+    core.lock().give_back(workspace, true);
+    // One that waits has found nothing yet.
+    core.queue(pending(&core, &request(7, &[3]))).unwrap();
+    assert!(core.forget_events(7).unwrap() && !core.forget_events(7).unwrap());
+}
+
 type Happening = Box<dyn FnOnce() + Send>;
 
 /// A store that panics when something is to be removed: in the middle of a commit that replaces events.
