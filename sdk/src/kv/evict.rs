@@ -79,7 +79,7 @@ impl Inner {
             }
         };
         let (mut evicted, mut tickets) = (0, Vec::new());
-        let outcome = users.iter().try_for_each(|&user| match self.evict_user(user, tiers, &mut tickets) {
+        let mut outcome = users.iter().try_for_each(|&user| match self.evict_user(user, tiers, &mut tickets) {
             Ok(had) => {
                 evicted += usize::from(had);
                 Ok(())
@@ -89,7 +89,7 @@ impl Inner {
         });
         if tiers.store && skip_leased {
             // Nothing lies behind this position: it is for what was queued before, also of users whom nobody finds any more.
-            tickets.extend(self.cut(0, u64::MAX)?);
+            outcome = outcome.and(self.cut(0, u64::MAX).map(|ticket| tickets.extend(ticket)));
         }
         // What has been cut is gone for good before anyone hears of anything else.
         let waited: Vec<_> = tickets.iter().map(Ticket::wait).collect();

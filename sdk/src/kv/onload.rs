@@ -201,3 +201,63 @@ fn work(tasks: &Mutex<Receiver<Task>>, pending: &Pending) {
         pending.done();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Status;
+    use crate::store::Piece;
+
+    /// A history of nothing.
+    struct Empty;
+
+    impl History for Empty {
+        fn start(&self) -> u64 {
+            0
+        }
+
+        fn end(&self) -> u64 {
+            0
+        }
+
+        fn pieces(&self) -> &[Piece] {
+            &[]
+        }
+
+        fn tag(&self, _piece: usize) -> Result<Vec<u8>> {
+            unreachable!("it has no pieces")
+        }
+
+        fn layer(&self, _piece: usize, _layer: u32) -> Result<&[u8]> {
+            unreachable!("it has no pieces")
+        }
+    }
+
+    /// Where everything is on its way and nothing arrives.
+    #[derive(Default)]
+    struct Lost(Mutex<Option<Result<()>>>);
+
+    impl Destination for Lost {
+        fn arrived(&self, _incoming: &Incoming, _layer: u32, _pieces: &[&[u8]]) -> Result<()> {
+            Ok(())
+        }
+
+        fn settled(&self) -> Result<()> {
+            Err(Error::new(Status::Runtime, "the device is lost"))
+        }
+
+        fn complete(&self, _user: u64, result: Result<()>) {
+            *self.0.lock().unwrap() = Some(result);
+        }
+    }
+
+    #[test]
+    fn what_does_not_arrive_is_an_error_for_whoever_waits() {
+        let (readers, lost, onload) = (Readers::new(2).unwrap(), Arc::new(Lost::default()), Arc::new(Onload::new(3)));
+        let incoming = Incoming { user: 1, history: Box::new(Empty), pages: Vec::new(), onload: Arc::clone(&onload) };
+        let destination: Arc<dyn Destination> = lost.clone();
+        readers.start(&destination, vec![incoming], 3);
+        assert_eq!(onload.wait_all().unwrap_err().status(), Status::Runtime);
+        assert!(lost.0.lock().unwrap().take().unwrap().is_err());
+    }
+}

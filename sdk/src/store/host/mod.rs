@@ -224,7 +224,9 @@ impl Store for HostStore {
 
     fn cut(&self, key: Key, from: u64) -> Result<Ticket> {
         let mut users = lock(&self.users);
-        if let Some(mut user) = users.remove(key) {
+        if users.all.get(&key).is_some_and(|user| from < user.end())
+            && let Some(mut user) = users.remove(key)
+        {
             user.cut(from);
             if from > user.start && !user.pieces.is_empty() {
                 users.insert(key, user);
