@@ -122,6 +122,14 @@ fn pagoda_json_is_cut_or_changed() {
     check(made.path(), Status::Model, "`tables[0].dim`: expected a whole number");
     with("\"max_history\": 40", "\"max_history\": 9223372036854775807");
     check(made.path(), Status::Model, "`limits.max_history_rows` is 82, and 18446744073709551616 by the sequence");
+    for key in ["5", "-2"] {
+        let of_rating = "\"keys.rating\",\n      \"candidate_key\": ";
+        let of_candidate = "\"candidate\": [\n      [\n        ";
+        let text = good.replacen(&format!("{of_rating}null"), &format!("{of_rating}{key}"), 1);
+        fs::write(&path, text.replacen(of_candidate, &format!("{of_candidate}\"rating\", "), 1)).unwrap();
+        let message = format!("`candidate_key` of \"rating\" is {key}, and table \"ratings\" has 5 rows");
+        check(made.path(), Status::Model, &message);
+    }
     with("tables/items.safetensors", "../items.safetensors");
     check(made.path(), Status::Model, "the path of a file inside the folder");
     // Any member that is left out is missed.
