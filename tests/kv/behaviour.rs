@@ -139,14 +139,14 @@ fn a_batch_that_can_not_fit_is_refused() {
     let cache = alone(&options());
     add(&cache, 1, 0, 10);
     let error = refused(&cache, &[request(2, 0, 16 * 8 + 1)]);
-    assert_eq!(error.status(), Status::Capacity);
+    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("batch")));
     assert!(error.message().contains("needs 17 pages and the cache has 16"), "{error}");
     let error = refused(&cache, &[request(1, 10, 7), request(2, 0, 14 * 8)]);
     assert!(error.message().contains("needs 17 pages and the cache has 16"), "{error}");
     // What other leases hold can not be had now.
     let lease = cache.prepare(&[request(3, 0, 10 * 8)]).unwrap();
     let error = refused(&cache, &[request(2, 0, 7 * 8)]);
-    assert_eq!(error.status(), Status::Capacity);
+    assert_eq!((error.status(), error.argument()), (Status::Capacity, None));
     assert!(error.message().contains("7 more pages are needed and 6 are available"), "{error}");
     drop(lease);
     add(&cache, 2, 0, 7 * 8);

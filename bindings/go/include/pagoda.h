@@ -1549,7 +1549,7 @@ pagoda_status pagoda_kv_cache_free(pagoda_kv_cache *cache);
  *
  * Ownership: the caller frees the lease. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT (a gap between the cached
  * history and the new tokens, an overlap, edited items, a user twice), CAPACITY if the pool has too few pages that no
- * lease holds, BUSY if another lease adds to one of the histories, IO.
+ * lease holds, about `requests` if it would have too few without any, BUSY if another lease adds to one of the histories, IO.
  */
 pagoda_status pagoda_kv_cache_prepare(const pagoda_kv_cache *cache,
                                       const pagoda_kv_request *requests,
@@ -1690,7 +1690,7 @@ pagoda_status pagoda_engine_swap(const pagoda_engine *engine, const char *folder
  * how many were known.
  *
  * Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUSY if a request of one of
- * them runs now or is just being put into a batch, IO.
+ * them runs now or is just being put into a batch, IO. After an error some of it may be forgotten: repeat the call.
  */
 pagoda_status pagoda_engine_forget(const pagoda_engine *engine,
                                    const uint64_t *users,

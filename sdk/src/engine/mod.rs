@@ -206,6 +206,7 @@ impl Engine {
     /// Forgets users: their events, and their keys and values in the version that is served now, also those in the
     /// store. What another version left in the store is found when that is served again: forget them there too. Says
     /// how many were known. A user who has a request that runs now, or is just being put into a batch, is an error (BUSY).
+    /// After an error some of it may be forgotten: repeat the call.
     pub fn forget(&self, users: &[u64]) -> Result<usize> {
         let serving = self.core.current();
         let mut known = 0;

@@ -235,7 +235,7 @@ pub unsafe extern "C" fn pagoda_engine_swap(
 /// how many were known.
 ///
 /// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUSY if a request of one of
-/// them runs now or is just being put into a batch, IO.
+/// them runs now or is just being put into a batch, IO. After an error some of it may be forgotten: repeat the call.
 ///
 /// # Safety
 /// `users` has `user_count` elements; `forgotten` and `error` may be written to.

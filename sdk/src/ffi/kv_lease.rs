@@ -121,7 +121,7 @@ fn ended() -> Error {
 ///
 /// Ownership: the caller frees the lease. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT (a gap between the cached
 /// history and the new tokens, an overlap, edited items, a user twice), CAPACITY if the pool has too few pages that no
-/// lease holds, BUSY if another lease adds to one of the histories, IO.
+/// lease holds, about `requests` if it would have too few without any, BUSY if another lease adds to one of the histories, IO.
 ///
 /// # Safety
 /// `requests` has `request_count` structs of the size that they say, each with as many items as it says; `lease` and

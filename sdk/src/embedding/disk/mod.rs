@@ -227,14 +227,14 @@ impl Floor for Disk {
     }
 
     fn fetch(&self, keys: &[i64], deadline: Option<Instant>, sink: &mut Sink<'_>) -> Result<()> {
-        self.file.check_length()?;
         let mut lookup = Lookup { sink, deadline, steps: 0, failed: 0, first: None };
         let mut places: Vec<usize> = (0..keys.len()).collect();
         if let Some(updated) = self.updates.places(keys) {
             // Of a key that was updated, what the file says is old.
             places.retain(|&place| !updated[place] || !self.fetch_update(keys[place], place, &mut lookup));
         }
-        let outcome = self.fetch_from_file(keys, &places, &mut lookup);
+        // Updates lie beside the file: what was changed is known whatever became of that.
+        let outcome = self.file.check_length().and_then(|()| self.fetch_from_file(keys, &places, &mut lookup));
         self.report(lookup.failed, lookup.first).and(outcome)
     }
 

@@ -78,7 +78,7 @@ fn a_node_that_stalls_holds_nobody_up() {
     assert!(taken >= timeout && taken < timeout + SLACK, "{taken:?}");
     assert_eq!(known.len(), moving.len(), "what arrived was given");
     assert!(outcome.unwrap_err().message().contains("time limit"));
-    assert_eq!(cluster.stats().timeouts, 1);
+    assert!(cluster.stats().timeouts >= 1, "and counted");
 
     // A deadline before the limit.
     let start = Instant::now();
