@@ -104,10 +104,17 @@ impl Bench {
             ..EngineOptions::default()
         };
         let bench = Self { engine: Engine::open(folder, options)?, case, users };
-        for user in 0..users as u64 {
-            bench.engine.rank(&bench.request(user, 0, case.cached, 1, 0))?;
-        }
+        bench.remember()?;
         Ok(bench)
+    }
+
+    /// Has everyone's history up to what is cached in the pool, and nothing of what later rounds have added to it.
+    fn remember(&self) -> Result<()> {
+        for user in 0..self.users as u64 {
+            self.engine.forget(&[user])?;
+            self.engine.rank(&self.request(user, 0, self.case.cached, 1, 0))?;
+        }
+        Ok(())
     }
 
     /// Asks with the events from `start` on. They are the same for the same user up to what is cached, and others in each
@@ -193,6 +200,8 @@ impl Bench {
         let users: Vec<u64> = (0..self.users as u64).collect();
         let mut times = Vec::new();
         for round in 0..ONLOADS {
+            // What a round adds would come in with the rest, to be replaced.
+            self.remember()?;
             if self.engine.unload(&users)? != self.users {
                 return Err(Error::new(Status::Internal, "not everyone was in the pool"));
             }
