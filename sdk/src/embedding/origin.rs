@@ -97,17 +97,14 @@ pub(super) fn is_current(note: &Path, table: u64, path: &Path, names: &str, read
     Ok(true)
 }
 
-/// Notes from what a table was made, if that is still at `path`: `names` are from before the source was opened. Without a
-/// note the table counts as made from something else.
+/// Notes from what a table was made: `names` are from before the source was opened. If something else is at `path` now no one
+/// can tell, and the table is of no use: it would count as made from something else, and what it was given be dropped with it.
 pub(super) fn note(note: &Path, table: u64, path: &Path, names: &str) -> Result<()> {
     let content = content(path)?;
     // Looked at after the contents, so that whatever was replaced before the last byte was read is noticed.
     if self::names(path)? != names {
-        log::warn!(
-            "{} was replaced while a table was built from it: the table is built anew next time",
-            path.display()
-        );
-        return Ok(());
+        let message = format!("{} was changed while a table was built from it", path.display());
+        return Err(Error::new(Status::Busy, format!("{message}: open it again when no one writes there")));
     }
     write(note, table, content, names)
 }
@@ -146,13 +143,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_that_was_replaced_while_a_table_was_built_is_not_what_it_was_built_from() {
+    fn a_source_that_was_changed_while_a_table_was_built_is_not_what_it_was_built_from() {
         let folder = Folder::new();
         let (source, beside) = (folder.path().join("rows"), folder.path().join("table.source"));
         fs::write(&source, "old").unwrap();
         let before = names(&source).unwrap();
         fs::write(&source, "newer").unwrap();
-        note(&beside, 7, &source, &before).unwrap();
+        let error = note(&beside, 7, &source, &before).unwrap_err();
+        assert!(error.status() == Status::Busy && error.message().contains("open it again"), "{error}");
         let now = names(&source).unwrap();
         assert!(!is_current(&beside, 7, &source, &now, false).unwrap());
         // Built again, from what is there now.
