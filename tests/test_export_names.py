@@ -237,3 +237,12 @@ def test_two_models_in_one_checkpoint_need_a_prefix(made):
     both = {name.removeprefix("student."): array for name, array in both.items()}
     config["checkpoint"] = {"prefix": "", "ignore": ["teacher.*"]}
     check(made, config, {"one": [(5, 3)]}, weights=weights, stored=both)
+
+
+def test_a_pattern_for_all_the_rest_does_not_hide_the_model(made):
+    config = settings()
+    weights = tensors(config)
+    stored = {f"model.{name}": array for name, array in weights.items()}
+    stored["model.extra"] = np.zeros(2, np.float32)
+    config["checkpoint"] = {"ignore": ["model.*"]}
+    check(made, config, {"one": [(5, 3)]}, weights=weights, stored=stored)

@@ -138,7 +138,8 @@ def _prefix(checkpoint, source):
         return ""
     anchor = naming.anchor(checkpoint.names)
     matches = sorted(name for name in source.names if f".{name}".endswith("." + anchor))
-    matches = [name for name in matches if not _ignored(checkpoint, name)]
+    # A pattern for all the rest may cover the only one.
+    matches = [name for name in matches if not _ignored(checkpoint, name)] or matches
     if len(matches) == 1:
         return matches[0].removesuffix(anchor)
     if matches:
