@@ -72,6 +72,10 @@ impl SledIndex {
     }
 }
 
+fn unless_missing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
 /// Makes it durable that a file or folder is there, or is not.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -137,16 +141,13 @@ impl Index for SledIndex {
         self.close();
         let removed =
             if self.path.is_dir() { std::fs::remove_dir_all(&self.path) } else { std::fs::remove_file(&self.path) };
-        match removed {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::new(
-                Status::Io,
-                format!("the index {} can not be removed: {error}. Remove it by hand", self.path.display()),
-            )),
-            Err(_) => Ok(()),
-            // One that came back would name what was removed since.
-            Ok(()) => sync_parent(&self.path)
-                .map_err(|error| Error::new(Status::Io, format!("{}: {error}", self.path.display()))),
-        }
+        // One that came back would name what was removed since. Also if there is none: it may have been removed before, and
+        // that not been written.
+        let synced = || sync_parent(&self.path).or_else(unless_missing);
+        removed.or_else(unless_missing).and_then(|()| synced()).map_err(|error| {
+            let message = format!("the index {} can not be removed: {error}. Remove it by hand", self.path.display());
+            Error::new(Status::Io, message)
+        })
     }
 }
 
