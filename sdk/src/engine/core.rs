@@ -17,7 +17,7 @@ use super::serving::Serving;
 use super::stats::Counters;
 use super::work::Work;
 use crate::error::{Error, Result, Status};
-use crate::store::Store;
+use crate::store::{Store, Ticket};
 
 /// How long whoever waits for others to run with looks out for the next one before it sleeps: those that belong together
 /// come within microseconds, and to be woken takes longer.
@@ -420,7 +420,9 @@ impl Core {
             Err(error) => {
                 // The scores are right all the same. But what is known is not what the caller has told by now.
                 log::warn!("user {user}: what was computed is not kept, and the user is forgotten: {error}");
-                if let Err(error) = guarded(|| serving.forget(*user)) {
+                let mut tickets = Vec::new();
+                let forgotten = guarded(|| serving.forget(*user, &mut tickets));
+                if let Err(error) = forgotten.and(Ticket::wait_all(&tickets)) {
                     log::error!("user {user} could not be forgotten: {error}");
                 }
                 self.remembered.forget(*user);

@@ -59,7 +59,7 @@ use crate::embedding::TableStats;
 use crate::error::{Error, Result, Status};
 use crate::kv::{KvStats, Tiers, Users};
 use crate::runtime::{Model, Watcher, cancelled};
-use crate::store::{DiskStore, HostStore, Store};
+use crate::store::{DiskStore, HostStore, Store, Ticket};
 
 /// A model folder that is being served. Any number of threads may use one at the same time.
 ///
@@ -209,14 +209,17 @@ impl Engine {
     /// After an error some of it may be forgotten: repeat the call.
     pub fn forget(&self, users: &[u64]) -> Result<usize> {
         let serving = self.core.current();
-        let mut known = 0;
-        for &user in users {
+        let (mut known, mut tickets) = (0, Vec::new());
+        let forgotten = users.iter().try_for_each(|&user| {
             // Before keys and values, which a request could otherwise make anew of them.
             let remembered = self.core.forget_events(user)?;
-            let cached = serving.forget(user)?;
+            let cached = serving.forget(user, &mut tickets)?;
             known += usize::from(cached || remembered);
-        }
-        Ok(known)
+            Ok(())
+        });
+        // Once for all of them, and also after an error: whoever is gone is so for good when anyone hears of it.
+        let waited = Ticket::wait_all(&tickets);
+        forgotten.and(waited).map(|()| known)
     }
 
     /// The folder that is served now.

@@ -13,10 +13,10 @@ use super::tables::FolderTables;
 use super::work::Work;
 use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages, Place, Provider};
 use crate::error::{Error, Result, Status};
-use crate::kv::{KvCache, Tiers, Users};
+use crate::kv::KvCache;
 use crate::metrics;
 use crate::runtime::Model;
-use crate::store::Store;
+use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
 
 /// A version of a model, open.
@@ -103,10 +103,10 @@ impl Serving {
         Err(Error::invalid(place, message))
     }
 
-    /// Has the cache and its store forget a user, and says whether there was one.
-    pub(super) fn forget(&self, user: u64) -> Result<bool> {
-        let Some(kv) = self.kv.as_ref().filter(|_| self.keeps) else { return Ok(false) };
-        kv.evict(Users::These(&[user]), Tiers::ALL).map(|known| known > 0)
+    /// Has the cache and its store forget a user, and says whether there was one; the store has when the tickets are done.
+    pub(super) fn forget(&self, user: u64, tickets: &mut Vec<Ticket>) -> Result<bool> {
+        let kv = self.kv.as_ref().filter(|_| self.keeps);
+        kv.map_or(Ok(false), |kv| kv.forget(user, tickets))
     }
 
     /// A batch ran as a graph, or fitted into none.

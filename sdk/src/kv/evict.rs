@@ -92,8 +92,8 @@ impl Inner {
             outcome = outcome.and(self.cut(0, u64::MAX).map(|ticket| tickets.extend(ticket)));
         }
         // What has been cut is gone for good before anyone hears of anything else.
-        let waited: Vec<_> = tickets.iter().map(Ticket::wait).collect();
-        outcome.and(waited.into_iter().collect()).map(|()| evicted)
+        let waited = Ticket::wait_all(&tickets);
+        outcome.and(waited).map(|()| evicted)
     }
 
     fn not_leased(&self, user: u64) -> Result<()> {
@@ -104,7 +104,7 @@ impl Inner {
     }
 
     /// Evicts one user; says whether there was anything. `tickets` gets what to wait for.
-    fn evict_user(&self, user: u64, tiers: Tiers, tickets: &mut Vec<Ticket>) -> Result<bool> {
+    pub(super) fn evict_user(&self, user: u64, tiers: Tiers, tickets: &mut Vec<Ticket>) -> Result<bool> {
         // Also where nothing is found: what made it so may be queued still, or have failed.
         let cut = |tickets: &mut Vec<Ticket>| -> Result<()> {
             if tiers.store {

@@ -226,6 +226,11 @@ impl KvCache {
         self.inner.evict(users, tiers)
     }
 
+    /// As [`evict`](Self::evict), of one user and all tiers; what is gone for good is so when the tickets are done.
+    pub(crate) fn forget(&self, user: u64, tickets: &mut Vec<Ticket>) -> Result<bool> {
+        self.inner.evict_user(user, Tiers::ALL, tickets)
+    }
+
     /// Begins to bring histories from the store into the pool and returns at once. Says of how many users. Evicts others
     /// as `prepare` does, and stops where that is not enough.
     pub fn prefetch(&self, users: &[u64]) -> Result<usize> {

@@ -106,9 +106,7 @@ impl Inner {
 
     /// Waits until what was saved is as durable as the store promises.
     pub(super) fn wait_for(&self, saved: &[Saved]) -> Result<()> {
-        // For all of them, also after an error.
-        let results: Vec<_> = saved.iter().flat_map(|saved| &saved.tickets).map(Ticket::wait).collect();
-        results.into_iter().collect::<Result<()>>()?;
+        Ticket::wait_all(saved.iter().flat_map(|saved| &saved.tickets))?;
         for Saved { user, end, .. } in saved.iter().filter(|saved| !saved.written) {
             // Someone else had written it; whether that went well the store knows.
             if self.found(*user).is_none_or(|found| found.end < *end) {

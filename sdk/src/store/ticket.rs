@@ -32,6 +32,11 @@ impl Ticket {
         }
     }
 
+    /// Waits until all are done, also after an error, which is the first one's that has one.
+    pub(crate) fn wait_all<'a>(tickets: impl IntoIterator<Item = &'a Self>) -> Result<()> {
+        tickets.into_iter().map(Self::wait).fold(Ok(()), Result::and)
+    }
+
     /// How it ended; `None` if it is not done yet.
     pub fn outcome(&self) -> Option<Result<()>> {
         lock(&self.0.outcome).clone()

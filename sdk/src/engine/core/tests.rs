@@ -226,7 +226,7 @@ fn whoever_waits_for_others_for_long_is_not_held() {
             std::thread::yield_now();
         }
         let in_vain = core.lock().in_vain;
-        let (waiting, forgotten) = (core.waiting(), core.current().forget(1));
+        let (waiting, forgotten) = (core.waiting(), core.current().forget(1, &mut Vec::new()));
         core.queue(Arc::clone(&second)).unwrap();
         core.stop();
         assert_eq!(
