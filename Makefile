@@ -330,7 +330,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 	PAGODA_TEST_GPU=0 PAGODA_KV_SEQUENCES=400 target/kv-test --skip crash
 	PAGODA_ONNXRUNTIME=$(ORT_GPU) target/providers-test --include-ignored
 	@! command -v compute-sanitizer >/dev/null || for tool in memcheck initcheck racecheck; do \
-		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append \
+		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append tokens-moved \
 			table-found table-evicted bag-parity bag-nonsense held-changed dense-random \
 			dense-nonsense ends-unit ends-linear ends-embed || exit 1; done
 

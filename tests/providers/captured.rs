@@ -13,7 +13,7 @@ use pagoda::runtime::onnxruntime_path;
 use pagoda::{Model, Provider};
 use pagoda_custom_ops::Providers;
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::cuda::Gpu;
+use pagoda_kernels::cuda::{Arrivals, DeviceMemory, Gpu, PinnedMemory, SideStream};
 use pagoda_kernels::{Element, bf16, f16};
 
 use crate::common::{Case, Random, User, bits, error, tolerance};
@@ -37,6 +37,79 @@ fn a_captured_graph_has_its_memory_to_work_in() {
     let many = [[user(1100, 4, 9); 10], [user(1090, 6, 7); 10]];
     check::<f16, _>(&many, 64);
     check::<bf16, _>(&many, 128);
+}
+
+/// What a pool has comes in late, and what another has later still.
+#[test]
+#[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
+fn attention_waits_for_what_is_on_its_way_into_its_own_pool() {
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let gpu = Gpu::shared(0).unwrap();
+    let stream = gpu.context().new_stream().unwrap();
+    let case = Case::<bf16>::new(&mut Random(1), &[user(1500, 20, 30), user(40, 10, 5)], 2, 128, 32);
+    let expected = reference::hstu_attention(&case.attention()).unwrap();
+    // With the new rows, so that it does not matter who comes first where they are.
+    let mut content = case.pool.clone();
+    reference::paged_kv_append(&case.append(), &mut content).unwrap();
+    let pool = bytes(&content);
+    let pinned = PinnedMemory::zeroed(gpu, pool.len()).unwrap();
+    // SAFETY: as long as that, and no one else's.
+    unsafe { pinned.data().copy_from_nonoverlapping(pool.as_ptr(), pool.len()) };
+    let late = Late::new(gpu);
+    for (nodes, graph) in graphs(&case) {
+        // Kernels that are loaded when they are first used wait for all that the GPU has to do.
+        let used = Session::open(&graph);
+        used.run(&Bound::new(&used, &case, &stream));
+        let session = Session::open(&graph);
+        let mut bound = Bound::new(&session, &case, &stream);
+        let arrivals = Arrivals::new(gpu, bound.pool.address).unwrap();
+        let elsewhere = DeviceMemory::zeroed(gpu, 256).unwrap();
+        let others = Arrivals::new(gpu, elsewhere.address()).unwrap();
+        let (ours, theirs) = (SideStream::new(gpu).unwrap(), SideStream::new(gpu).unwrap());
+        // Ordinary, captured, and replayed.
+        for round in 0..4 {
+            bound.write(&case);
+            bound.stream.memcpy_htod(&vec![0xff_u8; pool.len()], &mut bound.pool.memory).unwrap();
+            bound.stream.synchronize().unwrap();
+            late.occupy(&ours, 0, 4);
+            // SAFETY: either memory is as long as that, and the stream is waited for by the run.
+            unsafe { ours.upload(bound.pool.address, pinned.data(), pool.len()) }.unwrap();
+            arrivals.mark(&ours).unwrap();
+            late.occupy(&theirs, 1, 40);
+            others.mark(&theirs).unwrap();
+            assert!(!ours.is_done().unwrap(), "it is on its way");
+            session.run(&bound);
+            bound.expect(&case, &expected, &format!("{nodes} round {round}"));
+            assert!(!theirs.is_done().unwrap(), "{nodes} round {round} waited for another pool");
+            ours.wait().unwrap();
+            theirs.wait().unwrap();
+        }
+    }
+}
+
+/// Copies that take long.
+struct Late {
+    host: PinnedMemory,
+    device: DeviceMemory,
+}
+
+impl Late {
+    /// About 5 ms.
+    const BYTES: usize = 256 << 20;
+
+    fn new(gpu: &'static Gpu) -> Self {
+        let (host, device) = (PinnedMemory::zeroed(gpu, Self::BYTES), DeviceMemory::zeroed(gpu, 2 * Self::BYTES));
+        Self { host: host.unwrap(), device: device.unwrap() }
+    }
+
+    /// Puts so many copies on a stream, into one half of the device's memory.
+    fn occupy(&self, stream: &SideStream, half: u64, copies: usize) {
+        for _ in 0..copies {
+            let to = self.device.address() + half * Self::BYTES as u64;
+            // SAFETY: each half is as long as that, and both memories live until the stream was waited for.
+            unsafe { stream.upload(to, self.host.data(), Self::BYTES) }.unwrap();
+        }
+    }
 }
 
 fn user(cached: usize, new: usize, candidates: usize) -> User {

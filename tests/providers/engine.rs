@@ -1,6 +1,9 @@
 //! The engine on either provider: scores as the oracle has them, from histories that grow, for users at the same time.
 
-use pagoda::engine::{EngineOptions, GraphShape};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use pagoda::engine::{EngineOptions, GraphShape, RankRequest};
 use pagoda::{Engine, ModelFolder, ModelOptions, Provider, RankResponse};
 
 use crate::cases::{cases, close, folder, open, options};
@@ -51,12 +54,16 @@ fn scores_by_graphs_of_larger_shapes() {
     for model in ["gather", "fused", "half"] {
         replay(&open(model, on_gpu(&shapes)), model);
     }
-    let metrics = pagoda::metrics::text();
     for kind in ["graph", "other"] {
-        let line = format!("pagoda_engine_graph_batches_total{{kind=\"{kind}\"}} ");
-        let count = metrics.lines().find_map(|text| text.strip_prefix(&line)).unwrap_or("0");
-        assert_ne!(count, "0", "{kind}: {metrics}");
+        assert_ne!(batches(kind), 0, "{kind}");
     }
+}
+
+/// Batches so far that were run as a graph, or otherwise though there are graphs.
+fn batches(kind: &str) -> u64 {
+    let metrics = pagoda::metrics::text();
+    let line = format!("pagoda_engine_graph_batches_total{{kind=\"{kind}\"}} ");
+    metrics.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.parse().unwrap())
 }
 
 /// The same shape with a graph and without one: the same to the bit, also where the graph is replayed.
@@ -67,24 +74,59 @@ fn a_graph_changes_no_bit() {
     ["gather", "fused", "half"].into_iter().for_each(check_bits);
 }
 
+/// A user alone, in a shape that fits and in one of a batch of three, which is filled up; without a graph alone, and as the
+/// first of three.
 fn check_bits(model: &str) {
     let page = u64::from(ModelFolder::open(folder(model)).unwrap().kv.page_size);
-    let plain = open(model, on_gpu(&[]));
+    let one = EngineOptions { instances: 1, ..on_gpu(&[]) };
+    let alone = open(model, one.clone());
+    // Whoever comes first waits for the others.
+    let together = open(model, EngineOptions { max_batch: 3, max_delay: Duration::from_secs(60), ..one.clone() });
     let bits = |response: &RankResponse| response.scores.iter().map(|score| score.to_bits()).collect::<Vec<_>>();
-    for case in cases(model) {
+    let cases = cases(model);
+    let others = cases.iter().rev().map(|case| RankRequest { user: case.user + 1000, ..case.whole(case.len()) });
+    let others: Vec<_> = others.take(2).collect();
+    for case in &cases {
         for step in case.steps() {
-            plain.forget(&[case.user]).unwrap();
-            let expected = plain.rank(&case.whole(step)).unwrap();
-            let candidates = (expected.scores.len() / expected.tasks) as u32;
-            let rows = expected.computed_rows as u32 + candidates;
-            let pages = expected.computed_rows.div_ceil(page) as u32;
-            let graph = open(model, on_gpu(&[GraphShape { users: 1, rows, candidates, pages }]));
-            for _ in 0..3 {
-                let response = graph.rank(&case.whole(step)).unwrap();
-                assert_eq!(response.computed_rows, expected.computed_rows);
-                assert_eq!(bits(&response), bits(&expected), "after {step} events");
-                graph.forget(&[case.user]).unwrap();
+            let batch = [&[case.whole(step)], &*others].concat();
+            for expected in [rank_as_one(&alone, &batch[..1]), rank_as_one(&together, &batch)] {
+                let shape = shape_of(&expected, page);
+                let graph = open(model, EngineOptions { graphs: vec![shape], ..one.clone() });
+                let before = batches("graph");
+                for _ in 0..3 {
+                    let response = graph.rank(&batch[0]).unwrap();
+                    assert_eq!(response.computed_rows, expected[0].computed_rows);
+                    assert_eq!(bits(&response), bits(&expected[0]), "{model} after {step} events in {shape:?}");
+                    graph.forget(&[case.user]).unwrap();
+                }
+                assert_eq!(batches("graph"), before + 3, "{model} after {step} events in {shape:?}");
             }
         }
+    }
+}
+
+/// The answers to requests that run as one batch, of users who are new and forgotten afterwards.
+fn rank_as_one(engine: &Engine, requests: &[RankRequest]) -> Vec<RankResponse> {
+    let ask = |request: &RankRequest| {
+        let (tell, told) = mpsc::channel();
+        engine.rank_async(request, move |response| tell.send(response).unwrap()).unwrap();
+        told
+    };
+    let told: Vec<_> = requests.iter().map(ask).collect();
+    let responses: Vec<_> = told.iter().map(|told| told.recv().unwrap().unwrap()).collect();
+    assert!(responses.iter().all(|response| response.batched_with == requests.len() - 1 && response.cached_rows == 0));
+    engine.forget(&requests.iter().map(|request| request.user).collect::<Vec<_>>()).unwrap();
+    responses
+}
+
+/// The shape of a batch that was answered so, of users who were new.
+fn shape_of(responses: &[RankResponse], page: u64) -> GraphShape {
+    let sum = |of: &dyn Fn(&RankResponse) -> u64| responses.iter().map(of).sum::<u64>() as u32;
+    let candidates = sum(&|response| (response.scores.len() / response.tasks) as u64);
+    GraphShape {
+        users: responses.len() as u32,
+        rows: candidates + sum(&|response| response.computed_rows),
+        candidates,
+        pages: sum(&|response| response.computed_rows.div_ceil(page)),
     }
 }

@@ -40,24 +40,28 @@ fn on_gpu(pages: Pages) -> EngineOptions {
 fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
     let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     let _taken = take_all_but(GIBIBYTE);
-    let pool = |bytes: usize| {
-        let options = KvOptions {
-            layers: 2,
-            heads: 4,
-            head_size: 128,
-            page_size: 64,
-            element: ElementType::F32,
-            pages: Pages::Bytes(bytes as u64),
-            place: Place::Cuda(0),
-            ..KvOptions::default()
-        };
-        KvCache::open(&options, None)
+    let of = |bytes: usize| KvOptions {
+        layers: 2,
+        heads: 4,
+        head_size: 128,
+        page_size: 64,
+        element: ElementType::F32,
+        pages: Pages::Bytes(bytes as u64),
+        place: Place::Cuda(0),
+        ..KvOptions::default()
     };
+    let pool = |bytes: usize| KvCache::open(&of(bytes), None);
     let error = pool(8 * GIBIBYTE).err().expect("there is no room for it");
     assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("pages")), "{error}");
     let layer = (4 * GIBIBYTE).to_string();
     assert!(error.message().contains(&layer) && error.message().contains("fewer pages"), "{error}");
     assert!(pool(256 * MEBIBYTE).is_ok());
+    // Of what is free, about a GiB.
+    let options = KvOptions { pages: Pages::Percent(20), ..of(0) };
+    let free = Gpu::shared(0).unwrap().free_bytes().unwrap();
+    let share = KvCache::open(&options, None).unwrap();
+    let bytes = share.stats().pages as usize * 2 * 2 * 64 * 4 * 128 * 4;
+    assert!((free / 6..=free / 5).contains(&bytes), "{bytes} of {free}");
 
     let refused = Engine::open(folder("gather"), on_gpu(Pages::Bytes(4 * GIBIBYTE as u64)));
     let error = refused.err().expect("there is no room for it");

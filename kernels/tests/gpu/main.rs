@@ -18,6 +18,7 @@ mod parity;
 mod pools;
 mod same_bits;
 mod table;
+mod tokens;
 mod written;
 
 use std::process::ExitCode;
@@ -46,6 +47,7 @@ const PARTS: &[Part] = &[
     ("followed", followed::followed),
     ("nonsense", harm::nonsense),
     ("large-pool", pools::beyond_32_bits),
+    ("tokens-moved", tokens::moved),
     ("table-found", table::found),
     ("table-evicted", table::evicted),
     ("table-torn", table::torn),
