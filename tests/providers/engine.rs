@@ -45,21 +45,21 @@ fn on_gpu(graphs: &[GraphShape]) -> EngineOptions {
     EngineOptions { model, instances: 4, max_batch: 2, graphs: graphs.to_vec(), ..options() }
 }
 
-/// Batches that fit into a graph, and such that do not, give what the oracle gives.
+/// Batches that fit into a graph, such that do not, and such of a model that can not be captured give what the oracle gives.
 #[test]
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn scores_by_graphs_of_larger_shapes() {
     let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     let shapes = [(1, 10), (2, 16)].map(|(users, rows)| GraphShape { users, rows, candidates: 0, pages: 0 });
-    for model in ["gather", "fused", "half"] {
+    for model in ["gather", "fused", "half", "bag"] {
         replay(&open(model, on_gpu(&shapes)), model);
     }
-    for kind in ["graph", "other"] {
+    for kind in ["graph", "other", "failed"] {
         assert_ne!(batches(kind), 0, "{kind}");
     }
 }
 
-/// Batches so far that were run as a graph, or otherwise though there are graphs.
+/// Batches so far that were run as a graph, or for either reason without one.
 fn batches(kind: &str) -> u64 {
     let metrics = pagoda::metrics::text();
     let line = format!("pagoda_engine_graph_batches_total{{kind=\"{kind}\"}} ");

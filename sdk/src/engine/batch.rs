@@ -11,6 +11,7 @@ use super::serving::Serving;
 use super::work::Work;
 use crate::error::{Error, Result, Status};
 use crate::kv::KvCache;
+use crate::metrics;
 use crate::runtime::Cancel;
 use crate::tensor::Tensor;
 
@@ -73,9 +74,9 @@ fn run_model(workspace: &Workspace, serving: &Serving, scores: &mut [f32], cance
         let fixed = Fixed { model, kv, still, pools: pools().collect(), scores: &outputs.scores, tasks };
         // SAFETY: as below.
         let run = |shape| unsafe { graphs.run(shape, &inputs, &fixed, scores) };
-        let ran = graphs.find(&workspace.sizes()).map_or(Ok(false), run)?;
-        serving.count_graph(ran);
-        if ran {
+        let ran = graphs.find(&workspace.sizes()).map(run).transpose()?;
+        metrics::engine_graph_batches(ran.map_or("other", |ran| if ran { "graph" } else { "failed" })).inc();
+        if ran == Some(true) {
             return Ok(());
         }
     }

@@ -14,7 +14,6 @@ use super::work::Work;
 use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages, Place, Provider};
 use crate::error::{Error, Result, Status};
 use crate::kv::KvCache;
-use crate::metrics;
 use crate::runtime::Model;
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
@@ -107,11 +106,6 @@ impl Serving {
     pub(super) fn forget(&self, user: u64, tickets: &mut Vec<Ticket>) -> Result<bool> {
         let kv = self.kv.as_ref().filter(|_| self.keeps);
         kv.map_or(Ok(false), |kv| kv.forget(user, tickets))
-    }
-
-    /// A batch ran as a graph, or fitted into none.
-    pub(super) fn count_graph(&self, replayed: bool) {
-        metrics::engine_graph_batches(if replayed { "graph" } else { "other" }).inc();
     }
 
     /// Scores one candidate without keys: finds out what only a run does, and has ONNX Runtime make ready.
