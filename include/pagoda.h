@@ -1082,7 +1082,8 @@ pagoda_status pagoda_tensor_free(pagoda_tensor *tensor);
  *
  * Ownership: the caller frees the tables. Threads: any. Errors: NOT_FOUND for a file that is not there; INVALID_ARGUMENT
  * for a key or value that is not understood, which the message names; UNSUPPORTED for what there is none of; BUSY if
- * another process has a table open; CAPACITY if there is no memory; IO.
+ * another process has a table open, or the source of one was changed while its table file was built; CAPACITY if there
+ * is no memory; IO.
  */
 pagoda_status pagoda_embedding_open(const char *path,
                                     pagoda_embedding **embedding,

@@ -65,7 +65,7 @@ pub(super) fn table(
     model: &ModelConfig,
     table: &TableConfig,
 ) -> Result<(Table, Origin)> {
-    // Before it is opened: what is replaced from here until its table file is built is found out the next time.
+    // Before it is opened: what is replaced from here until its table file is built is found out.
     let names = origin::names(&table.path)?;
     let source = source(config, table)?;
     let layout = layout(&source, table)?;
@@ -182,9 +182,8 @@ fn open_disk(config: &DiskConfig, source: &Source, table: &TableConfig, layout: 
             let message = format!("{message}: open it once without, to build it");
             return Err(Error::new(Status::NotFound, message).about("persistent_db.read_only"));
         }
-        build(source, table, &path, layout)?;
-        let number = disk::number_of(&path).unwrap_or_default();
-        origin::note(&note, number, &table.path, names)?;
+        let content = build(source, table, &path, layout, names)?;
+        origin::note(&note, disk::number_of(&path).unwrap_or_default(), content, names)?;
     }
     let disk = Disk::open(&DiskOptions { path: path.clone(), read_only: config.read_only })?;
     if disk.layout() != layout {
@@ -197,16 +196,19 @@ fn open_disk(config: &DiskConfig, source: &Source, table: &TableConfig, layout: 
     Ok(disk)
 }
 
-fn build(source: &Source, table: &TableConfig, path: &Path, layout: Layout) -> Result<()> {
+/// Builds a table file, and says the checksum of what it was built from.
+fn build(source: &Source, table: &TableConfig, path: &Path, layout: Layout, names: &str) -> Result<u64> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)
             .map_err(|error| Error::new(Status::Io, format!("{} can not be made: {error}", folder.display())))?;
     }
-    if path.exists() {
+    let replaced = path.exists();
+    let (_, content) = disk::build_if(source, path, layout.row_type(), || origin::unchanged(&table.path, names))?;
+    if replaced {
         let (path, source) = (path.display(), table.path.display());
-        log::warn!("{path} is built anew, and its updates are dropped: {source} is not what it was built from");
+        log::warn!("{path} was built anew, and its updates are dropped: {source} is not what it was built from");
     }
-    disk::build(source, path, layout.row_type()).map(drop)
+    Ok(content)
 }
 
 /// Where the table file of a table lies. Models that share the table share the file.
@@ -348,22 +350,69 @@ fn held_rows(memory: &MemoryConfig, rows: u64, config: &EmbeddingConfig) -> u64 
 
 #[cfg(test)]
 mod tests {
+    use pagoda_test_support::Folder;
+
     use super::*;
+    use crate::embedding::config::Batch;
     use crate::embedding::row::RowType;
+
+    fn example(file: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/embedding").join(file)
+    }
+
+    fn of(path: &Path, row_type: Option<RowType>) -> TableConfig {
+        TableConfig {
+            name: "t".into(),
+            path: path.to_owned(),
+            dim: 4,
+            default: vec![0.0; 4],
+            max_keys_per_sample: None,
+            row_type,
+        }
+    }
+
+    #[test]
+    fn a_source_that_is_changed_while_a_table_is_built_leaves_the_old_table() {
+        let folder = Folder::new();
+        let path = folder.path().join("rows.safetensors");
+        let put = |file: &str| {
+            fs::copy(example(file), folder.path().join("new")).unwrap();
+            fs::rename(folder.path().join("new"), &path).unwrap();
+        };
+        let batch = Batch { get: 1, set: 1 };
+        let config = DiskConfig { path: folder.path().join("tables"), read_only: false, threads: 1, batch, load: true };
+        let table = of(&path, Some(RowType::F32));
+        let number = || disk::number_of(&table_file(&config, &table)).unwrap();
+        let open = |meanwhile: &dyn Fn()| {
+            let names = origin::names(&path).unwrap();
+            let source = Source::open(&path, &SourceOptions::default()).unwrap();
+            meanwhile();
+            open_disk(&config, &source, &table, layout(&source, &table).unwrap(), &names).map(drop)
+        };
+        put("f32.safetensors");
+        open(&|| {}).unwrap();
+        let first = number();
+
+        put("f16.safetensors");
+        let error = open(&|| put("bf16.safetensors")).unwrap_err();
+        assert!(error.status() == Status::Busy && error.message().contains("open it again"), "{error}");
+        assert_eq!(number(), first);
+        assert_eq!(fs::read_dir(&config.path).unwrap().count(), 2, "the table and its note");
+        // What it was built from is there again, or something else for good.
+        put("f32.safetensors");
+        open(&|| {}).unwrap();
+        assert_eq!(number(), first);
+        put("bf16.safetensors");
+        open(&|| {}).unwrap();
+        assert_ne!(number(), first);
+    }
 
     #[test]
     fn a_table_has_another_name_in_redis_for_each_type_of_rows() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/embedding/f16.safetensors");
+        let path = example("f16.safetensors");
         let source = Source::open(&path, &SourceOptions::default()).unwrap();
         let named = |row_type| {
-            let table = TableConfig {
-                name: "t".into(),
-                path: path.clone(),
-                dim: 4,
-                default: vec![0.0; 4],
-                max_keys_per_sample: None,
-                row_type,
-            };
+            let table = of(&path, row_type);
             name_in_redis(&table, &source, layout(&source, &table).unwrap()).unwrap()
         };
         let own = named(None);

@@ -9,11 +9,12 @@ use std::fs::{self, File};
 use std::hash::Hasher;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use twox_hash::xxhash3_64;
 
+use super::source::files;
 use crate::error::{Error, Result, Status};
 
 /// How many bytes are read at a time.
@@ -26,7 +27,7 @@ const BLOCK: u64 = 64 << 10;
 pub(super) fn names(path: &Path) -> Result<String> {
     attempt(path, || {
         let mut text = String::new();
-        for file in files(path)? {
+        for file in files(path) {
             let about = fs::metadata(&file)?;
             let time = about.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             let _ = writeln!(text, "{} {} {}", file.display(), about.len(), time.as_nanos());
@@ -40,7 +41,7 @@ fn content(path: &Path) -> Result<u64> {
     attempt(path, || {
         let mut hasher = xxhash3_64::Hasher::new();
         let mut chunk = vec![0; CHUNK];
-        for file in files(path)? {
+        for file in files(path) {
             let mut file = File::open(file)?;
             hasher.write_u64(file.metadata()?.len());
             loop {
@@ -60,7 +61,7 @@ fn content(path: &Path) -> Result<u64> {
 pub(super) fn sample(path: &Path) -> Result<u64> {
     attempt(path, || {
         let mut hasher = xxhash3_64::Hasher::new();
-        for file in files(path)? {
+        for file in files(path) {
             let file = File::open(file)?;
             let length = file.metadata()?.len();
             hasher.write_u64(length);
@@ -92,41 +93,32 @@ pub(super) fn is_current(note: &Path, table: u64, path: &Path, names: &str, read
         return Ok(false);
     }
     if !read_only {
-        write(note, table, was, names)?;
+        self::note(note, table, was, names)?;
     }
     Ok(true)
 }
 
-/// Notes from what a table was made: `names` are from before the source was opened. If something else is at `path` now no one
-/// can tell, and the table is of no use: it would count as made from something else, and what it was given be dropped with it.
-pub(super) fn note(note: &Path, table: u64, path: &Path, names: &str) -> Result<()> {
+/// The checksum of a source from which a table was just built; `names` are from before it was opened. If something else is there
+/// now no one can tell from what the table was made, and it is of no use: it would count as made from something else, and what it
+/// was given be dropped with it.
+pub(super) fn unchanged(path: &Path, names: &str) -> Result<u64> {
     let content = content(path)?;
     // Looked at after the contents, so that whatever was replaced before the last byte was read is noticed.
     if self::names(path)? != names {
         let message = format!("{} was changed while a table was built from it", path.display());
         return Err(Error::new(Status::Busy, format!("{message}: open it again when no one writes there")));
     }
-    write(note, table, content, names)
+    Ok(content)
 }
 
-fn write(note: &Path, table: u64, content: u64, names: &str) -> Result<()> {
+/// Notes from what a table was made: a source with this checksum, and these names.
+pub(super) fn note(note: &Path, table: u64, content: u64, names: &str) -> Result<()> {
     let beside = note.with_extension("source.new");
     attempt(note, || {
         fs::write(&beside, format!("{table:016x}\n{content:016x}\n{names}"))?;
         File::open(&beside)?.sync_all()?;
         fs::rename(&beside, note)
     })
-}
-
-/// The files at a path, in order.
-fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let mut files = fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
-    files.retain(|file| file.is_file());
-    files.sort_unstable();
-    Ok(files)
 }
 
 fn attempt<T>(path: &Path, work: impl FnOnce() -> io::Result<T>) -> Result<T> {
@@ -143,19 +135,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_that_was_changed_while_a_table_was_built_is_not_what_it_was_built_from() {
+    fn only_what_a_table_is_read_from_counts() {
         let folder = Folder::new();
-        let (source, beside) = (folder.path().join("rows"), folder.path().join("table.source"));
-        fs::write(&source, "old").unwrap();
-        let before = names(&source).unwrap();
-        fs::write(&source, "newer").unwrap();
-        let error = note(&beside, 7, &source, &before).unwrap_err();
-        assert!(error.status() == Status::Busy && error.message().contains("open it again"), "{error}");
-        let now = names(&source).unwrap();
-        assert!(!is_current(&beside, 7, &source, &now, false).unwrap());
-        // Built again, from what is there now.
-        note(&beside, 8, &source, &now).unwrap();
-        assert!(is_current(&beside, 8, &source, &now, false).unwrap());
-        assert!(!is_current(&beside, 7, &source, &now, false).unwrap(), "another table");
+        let source = folder.path();
+        fs::write(source.join("key"), "12345678").unwrap();
+        fs::write(source.join("emb_vector"), "1234").unwrap();
+        let all = || (names(source).unwrap(), content(source).unwrap(), sample(source).unwrap());
+        let before = all();
+        fs::write(source.join("t-0123.table"), "built").unwrap();
+        assert_eq!(all(), before);
+        fs::write(source.join("emb_vector"), "12345678").unwrap();
+        let now = all();
+        assert!(now.0 != before.0 && now.1 != before.1 && now.2 != before.2);
     }
 }

@@ -134,7 +134,7 @@ impl Embeddings {
 
     /// Adds a model while others serve. A table that another model has already, the same name and file, is shared, unless the
     /// file was replaced meanwhile: then it is opened anew. Where a table file on disk would have to be built anew for that,
-    /// which someone still writes to, it is `BUSY`.
+    /// which someone still writes to, it is `BUSY`, as it is where the source is changed while that is built.
     pub fn add(&self, model: &ModelConfig) -> Result<()> {
         let _one = lock(&self.shared.adding);
         if self.shared.models().contains_key(&model.name) {

@@ -37,7 +37,16 @@ pub struct Built {
 ///
 /// It takes 16 bytes of memory for each row, and at most 4,294,967,295 rows.
 pub fn build(source: &Source, path: impl AsRef<Path>, row_type: RowType) -> Result<Built> {
-    let path = path.as_ref();
+    build_if(source, path.as_ref(), row_type, || Ok(())).map(|(built, ())| built)
+}
+
+/// As [`build`], unless `check` fails, which is asked when the new table is complete: then all stays as it was.
+pub(in crate::embedding) fn build_if<T>(
+    source: &Source,
+    path: &Path,
+    row_type: RowType,
+    check: impl FnOnce() -> Result<T>,
+) -> Result<(Built, T)> {
     if source.len() > MAX_RECORDS {
         let message = format!("{} rows are more than the {MAX_RECORDS} of one table: split them", source.len());
         return Err(Error::new(Status::Capacity, message));
@@ -49,10 +58,11 @@ pub fn build(source: &Source, path: impl AsRef<Path>, row_type: RowType) -> Resu
     let beside = beside(path, ".new");
     let file = open_locked(&beside, OpenOptions::new().read(true).write(true).create(true).truncate(false), true)?;
     let built = Builder { source, file: &file, path: &beside, header }.run().and_then(|built| {
+        let checked = check()?;
         let failed = |error| cannot("put in place", path, &error);
         fs::rename(&beside, path).map_err(failed)?;
         sync_folder(path).map_err(failed)?;
-        Ok(built)
+        Ok((built, checked))
     });
     match &built {
         // The new table tells them from its own by what it has replaced.

@@ -26,6 +26,7 @@ use super::floor::{Floor, Rows, Sink};
 use super::row::Layout;
 use crate::error::{Error, Result, Status};
 
+pub(super) use build::build_if;
 pub use build::{Built, build};
 
 /// How many keys are looked up together while they have to be read from the disk: the more, the more it reads at a time.

@@ -14,6 +14,17 @@ use std::sync::Arc;
 use super::row::{Layout, RowType};
 use crate::error::{Error, Result, Status};
 
+/// What a table that comes as a folder may consist of.
+const PARTS: [&str; 5] = ["emb_vector", "key", "keys.npy", "rows.npy", "scales.npy"];
+
+/// The files that the table at a path is read from, in order; what else lies in a folder is none of it.
+pub(super) fn files(path: &Path) -> Vec<PathBuf> {
+    if !path.is_dir() {
+        return vec![path.to_owned()];
+    }
+    PARTS.iter().map(|name| path.join(name)).filter(|file| file.exists()).collect()
+}
+
 /// What a source can not tell by itself.
 #[derive(Clone, Debug, Default)]
 pub struct SourceOptions {
