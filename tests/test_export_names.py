@@ -239,10 +239,13 @@ def test_two_models_in_one_checkpoint_need_a_prefix(made):
     check(made, config, {"one": [(5, 3)]}, weights=weights, stored=both)
 
 
-def test_a_pattern_for_all_the_rest_does_not_hide_the_model(made):
+def test_a_pattern_that_covers_every_model_is_said(made):
     config = settings()
     weights = tensors(config)
     stored = {f"model.{name}": array for name, array in weights.items()}
     stored["model.extra"] = np.zeros(2, np.float32)
     config["checkpoint"] = {"ignore": ["model.*"]}
+    with pytest.raises(ExportError, match=r"ignore covers every .*model\.layers\.0.*set config\.checkpoint\.prefix"):
+        check(made, config, {"one": [(5, 3)]}, weights=weights, stored=stored)
+    config["checkpoint"]["prefix"] = "model."
     check(made, config, {"one": [(5, 3)]}, weights=weights, stored=stored)

@@ -138,14 +138,18 @@ def _prefix(checkpoint, source):
         return ""
     anchor = naming.anchor(checkpoint.names)
     matches = sorted(name for name in source.names if f".{name}".endswith("." + anchor))
-    # A pattern for all the rest may cover the only one.
-    matches = [name for name in matches if not _ignored(checkpoint, name)] or matches
-    if len(matches) == 1:
-        return matches[0].removesuffix(anchor)
+    meant = [name for name in matches if not _ignored(checkpoint, name)]
+    if len(meant) == 1:
+        return meant[0].removesuffix(anchor)
+    if meant:
+        raise ExportError(
+            f"{source.path} has {anchor} {len(meant)} times ({', '.join(meant)}): say which is meant by "
+            'config.checkpoint.prefix, the text before it ("" if there is none)'
+        )
     if matches:
         raise ExportError(
-            f"{source.path} has {anchor} {len(matches)} times ({', '.join(matches)}): say which is meant by "
-            'config.checkpoint.prefix, the text before it ("" if there is none)'
+            f"{source.path}: config.checkpoint.ignore covers every {anchor} there is ({', '.join(matches)}). If one is "
+            'meant, set config.checkpoint.prefix to the text before it ("" if there is none)'
         )
     alike = [n for n in NAMES if any(f".{name}".endswith("." + naming.anchor(n)) for name in source.names)]
     hint = f"; it looks like names of {' or '.join(alike)}" if alike else ""
