@@ -61,6 +61,10 @@ use crate::kv::{KvStats, Tiers, Users};
 use crate::runtime::{Model, Watcher, cancelled};
 use crate::store::{DiskStore, HostStore, Store, Ticket};
 
+/// How many users are forgotten before the store is waited for: enough that the waiting does not show, and few enough that
+/// others' tokens do not wait behind them for long.
+const FORGOTTEN_TOGETHER: usize = 4096;
+
 /// A model folder that is being served. Any number of threads may use one at the same time.
 ///
 /// Dropping it answers the requests that wait, and stores what is cached if there is a store. It may be dropped in a
@@ -209,17 +213,21 @@ impl Engine {
     /// After an error some of it may be forgotten: repeat the call.
     pub fn forget(&self, users: &[u64]) -> Result<usize> {
         let serving = self.core.current();
-        let (mut known, mut tickets) = (0, Vec::new());
-        let forgotten = users.iter().try_for_each(|&user| {
-            // Before keys and values, which a request could otherwise make anew of them.
-            let remembered = self.core.forget_events(user)?;
-            let cached = serving.forget(user, &mut tickets)?;
-            known += usize::from(cached || remembered);
-            Ok(())
-        });
-        // Once for all of them, and also after an error: whoever is gone is so for good when anyone hears of it.
-        let waited = Ticket::wait_all(&tickets);
-        forgotten.and(waited).map(|()| known)
+        let mut known = 0;
+        for users in users.chunks(FORGOTTEN_TOGETHER) {
+            let mut tickets = Vec::new();
+            let forgotten = users.iter().try_for_each(|&user| {
+                // Before keys and values, which a request could otherwise make anew of them.
+                let remembered = self.core.forget_events(user)?;
+                let cached = serving.forget(user, &mut tickets)?;
+                known += usize::from(cached || remembered);
+                Ok(())
+            });
+            // Also after an error: whoever is gone is so for good when anyone hears of it.
+            let waited = Ticket::wait_all(&tickets);
+            forgotten.and(waited)?;
+        }
+        Ok(known)
     }
 
     /// The folder that is served now.
