@@ -62,6 +62,7 @@ fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
     let share = KvCache::open(&options, None).unwrap();
     let bytes = share.stats().pages as usize * 2 * 2 * 64 * 4 * 128 * 4;
     assert!((free / 6..=free / 5).contains(&bytes), "{bytes} of {free}");
+    drop(share);
 
     let refused = Engine::open(folder("gather"), on_gpu(Pages::Bytes(4 * GIBIBYTE as u64)));
     let error = refused.err().expect("there is no room for it");

@@ -9,7 +9,7 @@ use crate::device::{Tensor, bytes};
 /// What no token is made of, around and between what is moved.
 const POISON: u8 = 0xff;
 /// Bytes of a token's keys, for copies of 16, 4 and 2 bytes at a time, in one step of a warp and in several.
-const ROWS: [usize; 6] = [2, 10, 36, 48, 512, 2064];
+const ROWS: [usize; 8] = [2, 70, 36, 140, 48, 512, 10, 2064];
 
 /// Packed and put back in random stretches, out of pages in random order: what is moved, and nothing else.
 pub fn moved(context: &Context) {
@@ -29,19 +29,20 @@ fn one(gpu: &Gpu, random: &mut Random, row: usize) {
     (1..pages.len()).rev().for_each(|at| pages.swap(at, random.below(at + 1)));
     pages.truncate(1 + random.below(pool_pages));
     // Some that are not there: their tokens are left out.
-    let absent = random.below(4) == 0;
-    if absent {
-        pages[0] = [-1, pool_pages as i32, i32::MAX][random.below(3)];
+    if random.below(2) == 0 {
+        let some = random.below(pages.len());
+        pages[some] = [-1, pool_pages as i32, i32::MAX][random.below(3)];
     }
     let room = pages.len() * page_size;
     let first = random.below(room);
-    let count = 1 + random.below(room - first);
+    // Beyond the last page there is nothing either.
+    let count = 1 + random.below(room - first + 3);
     let skip = random.below(5);
     let held = skip + count + random.below(5);
     // Where a token's keys (0) or values (1) are in the pool, if it is there.
     let in_pool = |half: usize, token: usize| {
         let place = first + token;
-        let page = usize::try_from(pages[place / page_size]).ok().filter(|page| *page < pool_pages)?;
+        let page = usize::try_from(*pages.get(place / page_size)?).ok().filter(|page| *page < pool_pages)?;
         Some(((page * 2 + half) * page_size + place % page_size) * row)
     };
     let in_packed = |half: usize, token: usize| (half * held + skip + token) * row;
