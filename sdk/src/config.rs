@@ -61,8 +61,8 @@ pub struct ModelOptions {
     /// as fast. Otherwise they are computed as on the CPU, but for nodes that ask for it themselves (`HstuLinear`, in exported
     /// models that compute in bf16 or f16).
     pub tf32: bool,
-    /// The ONNX Runtime library. `None`: the environment variable `PAGODA_ONNXRUNTIME`, then beside libpagoda.so (or
-    /// the program), then the system's loader. A process uses one; the first model that is opened decides.
+    /// The ONNX Runtime library. `None`: the environment variable `PAGODA_ONNXRUNTIME`, then the folder `pagoda`
+    /// beside libpagoda.so (or the program), then right beside it, then the system's loader. A process uses one; the first model that is opened decides.
     pub onnxruntime_path: Option<PathBuf>,
     /// Where to write a profile of every run, in Chrome's trace format, when the model is closed.
     pub profile_path: Option<PathBuf>,

@@ -163,7 +163,7 @@ impl Metrics {
             engine_rows.clone(),
         );
         let engine_graph_batches = Family::default();
-        let help = "Batches of ranking engines with CUDA graphs, by whether one had their shape and could be captured";
+        let help = "Batches of ranking engines with CUDA graphs, by whether one had their shape and could be bound and captured";
         registry.register("engine_graph_batches", help, engine_graph_batches.clone());
         let engine_batch_requests = Histogram::new(exponential_buckets(1.0, 2.0, 11));
         let help = "Requests that ranking engines ran together";

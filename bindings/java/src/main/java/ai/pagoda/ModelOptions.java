@@ -74,8 +74,8 @@ public final class ModelOptions {
     }
 
     /**
-     * The ONNX Runtime library; default: the environment variable {@code PAGODA_ONNXRUNTIME}, then beside libpagoda.so,
-     * then the system's loader. A process uses one; the first model decides.
+     * The ONNX Runtime library; default: the environment variable {@code PAGODA_ONNXRUNTIME}, then the folder
+     * {@code pagoda} beside libpagoda.so, then right beside it, then the system's loader. A process uses one; the first model decides.
      *
      * @param onnxruntime its file; {@code null} = the default
      * @return these options
