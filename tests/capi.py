@@ -10,6 +10,7 @@ import math
 import re
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parent.parent
 SENTINEL = 0xA5
+# Seconds for what other threads do.
+PATIENCE = 60
 
 INTS = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t, "int64_t": ctypes.c_int64}
 INTS |= {"uint64_t": ctypes.c_uint64, "uint8_t": ctypes.c_uint8}
@@ -253,6 +256,14 @@ def struct(kind, **fields):
 def structs(kind, elements):
     """An array of them."""
     return (HEADER.structs[kind] * max(len(elements), 1))(*(struct(kind, **fields) for fields in elements))
+
+
+def until(condition, what):
+    """Waits for what another thread does."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"it never came to this: {what}"
+        time.sleep(0)
 
 
 def graph(nodes, inputs, outputs):

@@ -7,12 +7,11 @@ import time
 import capi
 import numpy as np
 import pytest
-from capi import HEADER, OK, address, graph, texts
+from capi import HEADER, OK, PATIENCE, address, graph, texts, until
 from onnx import TensorProto, helper
 
 C = HEADER.constants
 THREADS, RUNS = 8, 1000
-PATIENCE = 60
 
 
 def together(*bodies):
@@ -34,14 +33,6 @@ def together(*bodies):
         assert not thread.is_alive(), "a thread hangs"
     if failures:
         raise failures[0]
-
-
-def until(condition, what):
-    """Waits for what another thread does."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"it never came to this: {what}"
-        time.sleep(0)
 
 
 def chain_model(length):
