@@ -1,7 +1,10 @@
 //! Model folders: what `pagoda.export` writes and an engine serves. `sdk/docs/model-folder.md` is their contract.
 
 mod check;
+mod external;
 mod json;
+mod numbers;
+mod onnx;
 mod read;
 mod weights;
 
@@ -228,7 +231,8 @@ impl ModelFolder {
     ///
     /// # Errors
     /// NOT_FOUND for a folder or a file that is not there, UNSUPPORTED for a folder of another format, MODEL for
-    /// whatever was changed, cut or left out since it was exported, and for weights that are not finite.
+    /// whatever was changed, cut or left out since it was exported, for weights that are not finite, and for those in files
+    /// that its version does not cover.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.as_os_str().is_empty() {
@@ -286,9 +290,10 @@ impl ModelFolder {
         self.history_rows(events).next_multiple_of(page) * self.kv.bytes_per_token
     }
 
-    /// Bytes of the dense part.
+    /// Bytes of the dense part: the graph, and weights that it has in files of their own.
     pub fn model_bytes(&self) -> u64 {
-        self.files.iter().find(|file| file.name == self.model).map_or(0, |file| file.bytes)
+        let of_table = |file: &FolderFile| self.tables.iter().any(|table| table.file.as_ref() == Some(&file.name));
+        self.files.iter().filter(|file| !of_table(file)).map(|file| file.bytes).sum()
     }
 
     /// Bytes of the rows of all tables that are in files of their own.

@@ -1,18 +1,29 @@
 //! Whether every weight is a finite number: one that is not would make every score it reaches useless, and what is
 //! cached of it too.
 
-use half::{bf16, f16};
+use std::path::Path;
+
+use prost::Message;
+use prost::bytes::Bytes;
 
 use super::ModelFolder;
+use super::external::External;
+use super::numbers::{self, Found};
+use super::onnx::{AttributeProto, DEFAULT, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto};
 use crate::embedding::{Source, SourceOptions};
 use crate::error::{Error, Result, Status};
-use crate::tensor::ElementType;
 
 /// Rows of a table that are looked at in one go.
 const CHUNK: usize = 4096;
 
-/// Looks at the tables and at the initialisers of the graph.
+/// Looks at the tables and at the graph.
 pub(super) fn finite(folder: &ModelFolder) -> Result<()> {
+    tables(folder)?;
+    let named = |error: Error| Error::new(error.status(), format!("{}: {}", folder.model, error.message()));
+    graph(folder).map_err(named)
+}
+
+fn tables(folder: &ModelFolder) -> Result<()> {
     for table in &folder.tables {
         let Some(file) = &table.file else { continue };
         let source =
@@ -36,161 +47,367 @@ pub(super) fn finite(folder: &ModelFolder) -> Result<()> {
             }
         }
     }
-    let bytes = std::fs::read(folder.file(&folder.model))
-        .map_err(|error| Error::new(Status::Io, format!("{} can not be read: {error}", folder.model)))?;
-    initialisers(&bytes).map_err(|message| Error::new(Status::Model, format!("{}: {message}", folder.model)))
-}
-
-/// Fields of ONNX's messages: ModelProto.graph, GraphProto.initializer, and those of TensorProto.
-const GRAPH: u64 = 7;
-const INITIALIZER: u64 = 5;
-const DATA_TYPE: u64 = 2;
-const FLOAT_DATA: u64 = 4;
-const NAME: u64 = 8;
-const RAW_DATA: u64 = 9;
-const DOUBLE_DATA: u64 = 10;
-const DATA_LOCATION: u64 = 14;
-
-/// Looks at every initialiser of a model. What is no model is for ONNX Runtime to say.
-fn initialisers(model: &[u8]) -> Result<(), String> {
-    for (_, graph) in fields(model).filter(|(field, _)| *field == GRAPH) {
-        for (_, tensor) in fields(graph.bytes()).filter(|(field, _)| *field == INITIALIZER) {
-            let tensor = tensor.bytes();
-            let (mut name, mut kind, mut elsewhere) = (&[][..], None, false);
-            for (field, value) in fields(tensor) {
-                match field {
-                    NAME => name = value.bytes(),
-                    DATA_TYPE => kind = ElementType::from_number(value.number() as i32),
-                    // 1: EXTERNAL.
-                    DATA_LOCATION => elsewhere = value.number() != 0,
-                    _ => {}
-                }
-            }
-            if elsewhere {
-                // No hash and so no version covers that file: what is cached could be of other weights than it has later.
-                let name = String::from_utf8_lossy(name);
-                return Err(format!("the tensor {name:?} lies in another file: save the model with all weights in it"));
-            }
-            let bad = fields(tensor).find_map(|(field, value)| match field {
-                RAW_DATA => not_finite(kind?, value.bytes()),
-                FLOAT_DATA => not_finite(ElementType::F32, value.bytes()),
-                DOUBLE_DATA => not_finite(ElementType::F64, value.bytes()),
-                _ => None,
-            });
-            if let Some((index, bad)) = bad {
-                let name = String::from_utf8_lossy(name);
-                return Err(format!("the tensor {name:?} has {bad} at index {index}: train or export it again"));
-            }
-        }
-    }
     Ok(())
 }
 
-/// The first number that is not finite, and where it is.
-fn not_finite(kind: ElementType, bytes: &[u8]) -> Option<(usize, f64)> {
-    fn find<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
-        let numbers = bytes.as_chunks::<N>().0.iter().map(|&bytes| number(bytes));
-        numbers.enumerate().find(|(_, number)| !number.is_finite())
+fn graph(folder: &ModelFolder) -> Result<()> {
+    // ONNX Runtime goes by the name too, and weights in its own format would not be looked at here.
+    if Path::new(&folder.model).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort")) {
+        return Err(refused("ONNX Runtime's own format can not be checked: save the model as .onnx"));
     }
-    match kind {
-        ElementType::F32 => find(bytes, |bytes| f32::from_le_bytes(bytes).into()),
-        ElementType::F64 => find(bytes, f64::from_le_bytes),
-        ElementType::F16 => find(bytes, |bytes| f16::from_le_bytes(bytes).into()),
-        ElementType::Bf16 => find(bytes, |bytes| bf16::from_le_bytes(bytes).into()),
-        _ => None,
-    }
+    let file = std::fs::read(folder.file(&folder.model))
+        .map_err(|error| Error::new(Status::Io, format!("can not be read: {error}")))?;
+    Weights { external: External::new(folder) }.file(file.into())
 }
 
-/// The value of a field of a protobuf message.
-enum Field<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
+/// What the weights of a graph are checked by.
+struct Weights<'a> {
+    external: External<'a>,
 }
 
-impl<'a> Field<'a> {
-    fn bytes(&self) -> &'a [u8] {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Number(_) => &[],
+impl Weights<'_> {
+    fn file(&self, file: Bytes) -> Result<()> {
+        let model = ModelProto::decode(file)
+            .map_err(|error| refused(format!("this is no ONNX model: {error}. Export the model again")))?;
+        model.graph.iter().try_for_each(|graph| self.graph(graph))?;
+        for training in &model.training_info {
+            [&training.initialization, &training.algorithm].into_iter().flatten().try_for_each(|g| self.graph(g))?;
         }
+        for function in &model.functions {
+            let owner = Owner::Function(&function.name);
+            function.attribute_proto.iter().try_for_each(|attribute| self.attribute(attribute, owner))?;
+            function.node.iter().try_for_each(|node| self.node(node))?;
+        }
+        Ok(())
     }
 
-    fn number(&self) -> u64 {
-        match self {
-            Self::Bytes(_) => 0,
-            Self::Number(number) => *number,
+    fn graph(&self, graph: &GraphProto) -> Result<()> {
+        graph.initializer.iter().try_for_each(|tensor| self.tensor(tensor, Owner::Graph))?;
+        graph.sparse_initializer.iter().try_for_each(|tensor| self.sparse(tensor, Owner::Graph))?;
+        graph.node.iter().try_for_each(|node| self.node(node))
+    }
+
+    fn node(&self, node: &NodeProto) -> Result<()> {
+        node.attribute.iter().try_for_each(|attribute| self.attribute(attribute, Owner::Node(node, &attribute.name)))
+    }
+
+    fn attribute(&self, attribute: &AttributeProto, owner: Owner<'_>) -> Result<()> {
+        owner.check("", find(&[attribute.f]), true)?;
+        owner.check("", find(&attribute.floats), attribute.floats.len() == 1)?;
+        attribute.t.as_deref().into_iter().chain(&attribute.tensors).try_for_each(|t| self.tensor(t, owner))?;
+        attribute.g.as_deref().into_iter().chain(&attribute.graphs).try_for_each(|graph| self.graph(graph))?;
+        let mut sparse = attribute.sparse_tensor.as_deref().into_iter().chain(&attribute.sparse_tensors);
+        sparse.try_for_each(|tensor| self.sparse(tensor, owner))
+    }
+
+    fn sparse(&self, tensor: &SparseTensorProto, owner: Owner<'_>) -> Result<()> {
+        // Its values are some of its numbers, so one value is no single number.
+        [&tensor.values, &tensor.indices].into_iter().flatten().try_for_each(|part| self.numbers(part, owner, false))
+    }
+
+    fn tensor(&self, tensor: &TensorProto, owner: Owner<'_>) -> Result<()> {
+        self.numbers(tensor, owner, tensor.dims.iter().all(|&dim| dim == 1))
+    }
+
+    fn numbers(&self, tensor: &TensorProto, owner: Owner<'_>, single: bool) -> Result<()> {
+        owner.check(&tensor.name, numbers::in_model(tensor), single)?;
+        if tensor.data_location == DEFAULT {
+            return Ok(());
         }
+        let named =
+            |error: Error| Error::new(error.status(), format!("{} {}", owner.words(&tensor.name), error.message()));
+        owner.check(&tensor.name, self.external.look(tensor).map_err(named)?, single)
     }
 }
 
-/// The fields of a protobuf message, up to where it is none.
-fn fields(mut message: &[u8]) -> impl Iterator<Item = (u64, Field<'_>)> {
-    std::iter::from_fn(move || {
-        let tag = varint(&mut message)?;
-        let value = match tag & 7 {
-            0 => Field::Number(varint(&mut message)?),
-            1 => Field::Bytes(take(&mut message, 8)?),
-            2 => {
-                let length = varint(&mut message)?;
-                Field::Bytes(take(&mut message, length)?)
+/// What a tensor is part of.
+#[derive(Clone, Copy)]
+enum Owner<'a> {
+    Graph,
+    /// And the name of the attribute.
+    Node(&'a NodeProto, &'a str),
+    Function(&'a str),
+}
+
+impl Owner<'_> {
+    /// Refuses a number that is not finite. That of a node which has a single one may be infinite: the end of a range, or what
+    /// a mask adds.
+    fn check(self, tensor: &str, found: Option<Found>, single: bool) -> Result<()> {
+        match found {
+            Some((_, number)) if single && number.is_infinite() && !matches!(self, Self::Graph) => Ok(()),
+            Some((index, number)) => {
+                let tensor = self.words(tensor);
+                Err(refused(format!("{tensor} has {number} at index {index}: train or export it again")))
             }
-            5 => Field::Bytes(take(&mut message, 4)?),
-            _ => return None,
-        };
-        Some((tag >> 3, value))
-    })
-}
-
-fn varint(message: &mut &[u8]) -> Option<u64> {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = message.split_first()?;
-        *message = rest;
-        number |= u64::from(byte & 0x7F) << shift;
-        if byte < 0x80 {
-            return Some(number);
+            None => Ok(()),
         }
     }
-    None
+
+    /// A tensor in words: its name, or else where it is.
+    fn words(self, tensor: &str) -> String {
+        match self {
+            _ if !tensor.is_empty() => format!("the tensor {tensor:?}"),
+            Self::Graph => "a tensor without a name".to_owned(),
+            Self::Function(name) => format!("an attribute of the function {name:?}"),
+            Self::Node(node, attribute) => {
+                let (operator, outputs) = (&node.op_type, node.output.join(", "));
+                let which =
+                    if node.name.is_empty() { format!("that makes {outputs:?}") } else { format!("{:?}", node.name) };
+                format!("the attribute {attribute:?} of the {operator} node {which}")
+            }
+        }
+    }
 }
 
-fn take<'a>(message: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
-    let (taken, rest) = message.split_at_checked(usize::try_from(length).ok()?)?;
-    *message = rest;
-    Some(taken)
+fn find(numbers: &[f32]) -> Option<Found> {
+    let bad = numbers.iter().position(|number| !number.is_finite())?;
+    Some((bad as u64, numbers[bad].into()))
+}
+
+fn refused(message: impl Into<String>) -> Error {
+    Error::new(Status::Model, message)
 }
 
 #[cfg(test)]
 mod tests {
-    use pagoda_test_support::Graph;
+    use pagoda_test_support::{Graph, Random};
 
+    use super::super::external::tests::{elsewhere, none_listed};
+    use super::super::onnx::{FunctionProto, TrainingInfoProto};
     use super::*;
+
+    fn check(model: impl Into<Bytes>) -> Result<(), String> {
+        Weights { external: none_listed() }.file(model.into()).map_err(|error| {
+            assert_eq!(error.status(), Status::Model, "{error}");
+            error.message().to_owned()
+        })
+    }
+
+    fn floats(name: &str, numbers: &[f32]) -> TensorProto {
+        let raw_data: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let dims = vec![numbers.len() as i64];
+        TensorProto { name: name.into(), data_type: 1, dims, raw_data: raw_data.into(), ..TensorProto::default() }
+    }
+
+    fn constant(attribute: AttributeProto) -> NodeProto {
+        NodeProto { op_type: "Constant".into(), name: "c".into(), attribute: vec![attribute], ..NodeProto::default() }
+    }
+
+    fn value(t: TensorProto) -> AttributeProto {
+        AttributeProto { name: "value".into(), t: Some(Box::new(t)), ..AttributeProto::default() }
+    }
+
+    fn nodes(node: Vec<NodeProto>) -> GraphProto {
+        GraphProto { node, ..GraphProto::default() }
+    }
+
+    fn model(graph: GraphProto) -> Vec<u8> {
+        ModelProto { graph: Some(graph), ..ModelProto::default() }.encode_to_vec()
+    }
+
+    /// A model for each place that a tensor can be in.
+    fn places(tensor: impl Fn() -> TensorProto) -> Vec<(&'static str, Vec<u8>)> {
+        let of_node = |attribute| model(nodes(vec![constant(attribute)]));
+        let inner = || nodes(vec![constant(value(tensor()))]);
+        let sparse = |values, indices| SparseTensorProto { values, indices };
+        let of_model = |made: ModelProto| made.encode_to_vec();
+        vec![
+            ("initializer", model(GraphProto { initializer: vec![tensor()], ..GraphProto::default() })),
+            (
+                "sparse_initializer",
+                model(GraphProto { sparse_initializer: vec![sparse(Some(tensor()), None)], ..GraphProto::default() }),
+            ),
+            (
+                "indices",
+                model(GraphProto { sparse_initializer: vec![sparse(None, Some(tensor()))], ..GraphProto::default() }),
+            ),
+            ("value", of_node(value(tensor()))),
+            ("tensors", of_node(AttributeProto { tensors: vec![tensor()], ..AttributeProto::default() })),
+            (
+                "sparse_value",
+                of_node(AttributeProto {
+                    sparse_tensor: Some(Box::new(sparse(Some(tensor()), None))),
+                    ..AttributeProto::default()
+                }),
+            ),
+            (
+                "sparse_tensors",
+                of_node(AttributeProto {
+                    sparse_tensors: vec![sparse(Some(tensor()), None)],
+                    ..AttributeProto::default()
+                }),
+            ),
+            ("subgraph", of_node(AttributeProto { g: Some(Box::new(inner())), ..AttributeProto::default() })),
+            (
+                "initializer of a subgraph",
+                of_node(AttributeProto {
+                    graphs: vec![GraphProto { initializer: vec![tensor()], ..GraphProto::default() }],
+                    ..AttributeProto::default()
+                }),
+            ),
+            (
+                "function",
+                of_model(ModelProto {
+                    functions: vec![FunctionProto {
+                        node: vec![constant(value(tensor()))],
+                        ..FunctionProto::default()
+                    }],
+                    ..ModelProto::default()
+                }),
+            ),
+            (
+                "default of a function",
+                of_model(ModelProto {
+                    functions: vec![FunctionProto {
+                        attribute_proto: vec![value(tensor())],
+                        ..FunctionProto::default()
+                    }],
+                    ..ModelProto::default()
+                }),
+            ),
+            (
+                "training",
+                of_model(ModelProto {
+                    training_info: vec![TrainingInfoProto { algorithm: Some(inner()), ..TrainingInfoProto::default() }],
+                    ..ModelProto::default()
+                }),
+            ),
+        ]
+    }
 
     #[test]
     fn a_weight_that_is_not_finite_is_named() {
         let graph = |bad: f32| Graph::new().weight("good", &[2], &[1.0, 2.0]).weight("w", &[3], &[0.0, bad, 0.0]);
-        assert_eq!(initialisers(&graph(5.0).to_bytes()), Ok(()));
+        assert_eq!(check(graph(5.0).to_bytes()), Ok(()));
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let error = initialisers(&graph(bad).to_bytes()).unwrap_err();
+            let error = check(graph(bad).to_bytes()).unwrap_err();
             assert!(error.contains("\"w\"") && error.contains("index 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_looked_at_wherever_they_are() {
+        for (place, model) in places(|| floats("w", &[0.0, 1.0])) {
+            assert_eq!(check(model), Ok(()), "{place}");
+        }
+        for bad in [f32::NAN, f32::INFINITY] {
+            for (place, model) in places(|| floats("w", &[0.0, bad])) {
+                let error = check(model).expect_err(place);
+                assert_eq!(
+                    error,
+                    format!("the tensor \"w\" has {bad} at index 1: train or export it again"),
+                    "{place}"
+                );
+            }
+        }
+        for of_doubles in [false, true] {
+            let (mut with, nan) = (floats("w", &[]), f32::NAN.to_le_bytes().to_vec());
+            match of_doubles {
+                true => with.double_data = vec![f64::NAN.to_le_bytes().to_vec().into()],
+                false => with.float_data = vec![vec![0; 8].into(), nan.into()],
+            }
+            let error = check(model(nodes(vec![constant(value(with))]))).unwrap_err();
+            assert!(error.contains(if of_doubles { "index 0" } else { "index 2" }), "{error}");
+        }
+    }
+
+    #[test]
+    fn attributes_are_named_by_their_node() {
+        let refused = |node: NodeProto| check(model(nodes(vec![node]))).unwrap_err();
+        let float = |f| AttributeProto { name: "value_float".into(), f, ..AttributeProto::default() };
+        let list = |floats| AttributeProto { name: "value_floats".into(), floats, ..AttributeProto::default() };
+        let error = refused(constant(float(f32::NAN)));
+        assert_eq!(
+            error,
+            "the attribute \"value_float\" of the Constant node \"c\" has NaN at index 0: train or export it again"
+        );
+        for bad in [f32::NAN, f32::NEG_INFINITY] {
+            let error = refused(constant(list(vec![1.0, bad])));
+            assert!(error.contains("\"value_floats\" of the Constant node \"c\" has") && error.contains("index 1"));
+        }
+        let mut nameless = constant(value(floats("", &[f32::NAN])));
+        (nameless.name, nameless.output) = (String::new(), vec!["out".into()]);
+        let error = refused(nameless);
+        assert!(
+            error.starts_with("the attribute \"value\" of the Constant node that makes \"out\" has NaN"),
+            "{error}"
+        );
+        let initializer = vec![floats("", &[f32::NAN])];
+        let error = check(model(GraphProto { initializer, ..GraphProto::default() })).unwrap_err();
+        assert!(error.starts_with("a tensor without a name has NaN"), "{error}");
+        // A list may be packed, too.
+        let packed = [0x3A, 10, 0x0A, 8, 0x2A, 6, 0x3A, 4, 0, 0, 0xC0, 0x7F];
+        assert!(check(packed.to_vec()).unwrap_err().contains("has NaN"));
+    }
+
+    #[test]
+    fn a_single_constant_of_a_node_may_be_infinite() {
+        for infinity in [f32::INFINITY, f32::NEG_INFINITY] {
+            let scalar = || TensorProto { dims: Vec::new(), ..floats("", &[infinity]) };
+            for attribute in [
+                AttributeProto { f: infinity, ..AttributeProto::default() },
+                AttributeProto { floats: vec![infinity], ..AttributeProto::default() },
+                value(scalar()),
+                value(floats("", &[infinity])),
+                value(TensorProto { dims: vec![1, 1], ..scalar() }),
+            ] {
+                assert_eq!(check(model(nodes(vec![constant(attribute)]))), Ok(()));
+            }
+            let sparse = SparseTensorProto { values: Some(floats("", &[infinity])), indices: None };
+            let sparse = AttributeProto { sparse_tensor: Some(Box::new(sparse)), ..AttributeProto::default() };
+            assert!(check(model(nodes(vec![constant(sparse)]))).is_err());
+            let initializer = vec![scalar()];
+            assert!(check(model(GraphProto { initializer, ..GraphProto::default() })).is_err());
         }
     }
 
     #[test]
     fn a_weight_in_another_file_is_refused() {
         // TensorProto: name "w", data_location `place`; around it GraphProto.initializer and ModelProto.graph.
-        let model = |place: u8| [0x3A, 7, 0x2A, 5, 0x42, 1, b'w', 0x70, place];
-        assert_eq!(initialisers(&model(0)), Ok(()));
-        let error = initialisers(&model(1)).unwrap_err();
+        let model = |place: u8| vec![0x3A, 7, 0x2A, 5, 0x42, 1, b'w', 0x70, place];
+        assert_eq!(check(model(0)), Ok(()));
+        let error = check(model(1)).unwrap_err();
         assert!(error.contains("\"w\" lies in another file"), "{error}");
+        for (place, model) in places(|| elsewhere("w", 2, &[("location", "w.bin")])) {
+            let error = check(model).expect_err(place);
+            assert!(error.starts_with("the tensor \"w\" lies in another file, \"w.bin\", which `files`"), "{error}");
+        }
     }
 
     #[test]
-    fn what_is_cut_ends_without_a_word() {
-        let whole = Graph::new().weight("w", &[3], &[0.0, 1.0, f32::NAN]).to_bytes();
-        for end in 0..whole.len() {
-            let _ = initialisers(&whole[..end]);
+    fn groups_hide_nothing() {
+        let nan = || model(GraphProto { initializer: vec![floats("w", &[f32::NAN])], ..GraphProto::default() });
+        // Fields 100, which no message has: an empty group, and one with a group and a number in it.
+        for group in [&[0xA3, 6, 0xA4, 6][..], &[0xA3, 6, 0x0B, 0x10, 1, 0x0C, 0xA4, 6]] {
+            let error = check([group, &nan()].concat()).unwrap_err();
+            assert!(error.contains("\"w\" has NaN"), "{error}");
         }
-        assert_eq!(initialisers(&[0xFF; 30]), Ok(()));
+        // One that does not end.
+        assert!(check([&[0xA3, 6][..], &nan()].concat()).unwrap_err().contains("no ONNX model"));
+    }
+
+    #[test]
+    fn what_is_no_model_is_refused() {
+        let error = check(vec![0xFF; 30]).unwrap_err();
+        assert!(error.starts_with("this is no ONNX model: ") && error.ends_with(". Export the model again"), "{error}");
+    }
+
+    #[test]
+    fn damage_never_panics() {
+        let models = places(|| floats("w", &[0.0, 1.0, f32::NAN])).into_iter().map(|(_, model)| model);
+        let models = models.chain(places(|| elsewhere("w", 2, &[("offset", "1")])).into_iter().map(|(_, model)| model));
+        let mut random = Random(7);
+        for whole in models {
+            for end in 0..whole.len() {
+                let _ = check(whole[..end].to_vec());
+            }
+            for _ in 0..2000 {
+                let mut flipped = whole.clone();
+                for _ in 0..=random.below(3) {
+                    flipped[random.below(whole.len())] ^= 1 << random.below(8);
+                }
+                let _ = check(flipped);
+            }
+        }
     }
 }
