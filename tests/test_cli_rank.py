@@ -13,6 +13,8 @@ from exported import HOURS, Oracle, error, made, people, settings, tensors, with
 from test_cli import RELEASE, pagoda
 
 TASKS = ("like", "click")
+# Bytes that a line may have.
+LONGEST = 64 << 20
 
 
 def model(made, seed=1, **changes):  # noqa: F811
@@ -166,6 +168,50 @@ def test_a_bad_line_fails_alone(made, wrong):  # noqa: F811
     done = subprocess.run([RELEASE / "pagoda", "rank", folder], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"pagoda: line 1: {answers[1]['error']}\n"
+
+
+def test_a_line_that_is_too_long_fails_alone(made):  # noqa: F811
+    folder, config, oracle = model(made)
+    [user] = people(config, [(5, 4)])
+    good = json.dumps(request(config, user, 7))
+    done, answers = rank(folder, [good.ljust(LONGEST) + "\n", good.ljust(LONGEST + 1) + "\n", good + "\n"])
+    assert (done.returncode, [answer["line"] for answer in answers]) == (1, [1, 2, 3])
+    assert answers[1]["status"] == "INVALID_ARGUMENT" and "longer than 64.0 MiB" in answers[1]["error"]
+    for answer in answers[::2]:
+        assert error(scores(answer), oracle.scores([user])) <= 1e-5
+    done = subprocess.run([RELEASE / "pagoda", "rank", folder], input=bytes(LONGEST + 1), capture_output=True)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert re.fullmatch(r"pagoda: line 1: request: longer than 64\.0 MiB, .*\n", done.stderr.decode()), done.stderr
+
+
+def test_a_line_without_an_end_takes_no_memory(made):  # noqa: F811
+    folder, config, _ = model(made)
+    [user] = people(config, [(5, 4)])
+    command = [RELEASE / "pagoda", "rank", folder, "--json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        for _ in range(512):
+            process.stdin.write(bytes(1 << 20))
+        process.stdin.write(b"\n" + json.dumps(request(config, user, 7)).encode() + b"\n")
+        process.stdin.flush()
+        bad, good = (json.loads(process.stdout.readline()) for _ in range(2))
+        with open(f"/proc/{process.pid}/status") as status:
+            most = int(re.search(r"VmHWM:\s*(\d+) kB", status.read())[1])
+    assert (bad["line"], good["line"], good["events"], process.returncode) == (1, 2, 5, 1)
+    assert "longer than 64.0 MiB" in bad["error"]
+    assert most < 300 << 10
+
+
+def test_a_byte_order_mark_begins_a_text(made, tmp_path):  # noqa: F811
+    folder, config, oracle = model(made)
+    [user] = people(config, [(5, 4)])
+    mark, good = "\ufeff", json.dumps(request(config, user, 7)) + "\n"
+    done, [answer] = rank(folder, [mark + good])
+    assert done.returncode == 0 and error(scores(answer), oracle.scores([user])) <= 1e-5
+    (tmp_path / "requests.jsonl").write_text(good, encoding="utf-8-sig")
+    assert pagoda("rank", folder, "--requests", tmp_path / "requests.jsonl").returncode == 0
+    # Only there.
+    done, answers = rank(folder, [mark + "\n", good, mark + good])
+    assert done.returncode == 1 and [(answer["line"], "top" in answer) for answer in answers] == [(2, True), (3, False)]
 
 
 def test_requests_that_can_not_be_read(made, tmp_path):  # noqa: F811

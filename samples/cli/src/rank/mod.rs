@@ -3,10 +3,9 @@
 mod answer;
 mod columns;
 mod request;
+mod source;
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{BufRead, BufReader, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -21,6 +20,7 @@ use crate::progress::Progress;
 use crate::words::parse_bytes;
 use answer::{Answer, Failed};
 use request::{Features, Line};
+use source::{Next, Source};
 
 /// Which requests, and how to answer them.
 #[derive(clap::Args)]
@@ -28,7 +28,7 @@ use request::{Features, Line};
 A request is a JSON object on one line. For a model with the features `movie` and `rating`:
   {\"user\": 7, \"events\": {\"movie\": [50, 181], \"rating\": [5, 4]}, \"candidates\": [172, 210, 98]}
 `pagoda inspect` names the features of a model; sdk/docs/cli.md has all fields. With \"start\": 2 the events begin at event
-2 of the history, counted from 0; without it they are the whole history.
+2 of the history, counted from 0; without it they are the whole history. A line may have up to 64 MiB.
 
 Examples:
   pagoda rank model --requests requests.jsonl --top 3
@@ -64,7 +64,7 @@ pub struct Arguments {
 
 /// Answers every request and says whether all went well.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let mut source = Source::open(arguments)?;
+    let mut source = Source::open(&arguments.requests)?;
     let engine = {
         let _progress = Progress::spinner(format!("opening {}", arguments.folder.display()));
         Engine::open(&arguments.folder, options(arguments))?
@@ -72,9 +72,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut ranking = Ranking::new(arguments, &engine);
     let progress = source.progress();
     let mut line = Vec::new();
-    while source.next(&mut line)? {
-        if !line.trim_ascii().is_empty() {
-            ranking.submit(source.number, &line);
+    loop {
+        match source.next(&mut line)? {
+            Next::End => break,
+            Next::TooLong => ranking.refuse(source.number, source::too_long()),
+            Next::Line if line.trim_ascii().is_empty() => {}
+            Next::Line => ranking.submit(source.number, &line),
         }
         while ranking.waiting.len() >= arguments.at_once as usize {
             ranking.answer_next(progress.as_ref())?;
@@ -97,59 +100,6 @@ fn options(arguments: &Arguments) -> EngineOptions {
         // What was answered is there for the next time, also if this process is ended.
         offload: Offload::AtCommit,
         ..EngineOptions::default()
-    }
-}
-
-/// Where requests come from.
-struct Source {
-    name: String,
-    from: Box<dyn BufRead>,
-    /// Bytes, where that is known.
-    length: Option<u64>,
-    /// Whether someone types them.
-    typed: bool,
-    /// Bytes that were read.
-    read: u64,
-    /// Of the latest line, from 1.
-    number: u64,
-}
-
-impl Source {
-    fn open(arguments: &Arguments) -> Result<Self> {
-        if arguments.requests.as_os_str() == "-" {
-            let typed = std::io::stdin().is_terminal();
-            let (name, from) = ("standard input".to_owned(), Box::new(std::io::stdin().lock()));
-            return Ok(Self { name, from, length: None, typed, read: 0, number: 0 });
-        }
-        let name = arguments.requests.display().to_string();
-        let fail = |error: std::io::Error| {
-            let status = if error.kind() == std::io::ErrorKind::NotFound { Status::NotFound } else { Status::Io };
-            Error::new(status, format!("{name} can not be read: {error}")).about("--requests")
-        };
-        let file = File::open(&arguments.requests).map_err(fail)?;
-        let about = file.metadata().map_err(fail)?;
-        let length = about.is_file().then_some(about.len());
-        Ok(Self { name, from: Box::new(BufReader::new(file)), length, typed: false, read: 0, number: 0 })
-    }
-
-    /// Reads a line; false at the end.
-    fn next(&mut self, line: &mut Vec<u8>) -> Result<bool> {
-        line.clear();
-        let read = self.from.read_until(b'\n', line);
-        let read = read.map_err(|error| {
-            Error::new(Status::Io, format!("{} can not be read after line {}: {error}", self.name, self.number))
-        })?;
-        self.read += read as u64;
-        self.number += 1;
-        Ok(read > 0)
-    }
-
-    /// No bar where someone types between its lines.
-    fn progress(&self) -> Option<Progress> {
-        match self.length {
-            Some(length) => Some(Progress::bytes("ranking", length)),
-            None => (!self.typed).then(|| Progress::spinner("ranking")),
-        }
     }
 }
 
@@ -187,6 +137,10 @@ impl<'a> Ranking<'a> {
     fn submit(&mut self, number: u64, text: &[u8]) {
         let request = self.begin(text);
         self.waiting.push_back(Waiting { number, request });
+    }
+
+    fn refuse(&mut self, number: u64, error: Error) {
+        self.waiting.push_back(Waiting { number, request: Err(error) });
     }
 
     fn begin(&self, text: &[u8]) -> Result<Handed> {
