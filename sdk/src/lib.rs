@@ -18,10 +18,10 @@ pub mod config;
 pub mod embedding;
 pub mod engine;
 pub mod error;
+mod files;
 #[doc(hidden)]
 pub mod json;
 pub mod kv;
-mod locked;
 pub mod metrics;
 pub mod runtime;
 pub mod store;

@@ -2,6 +2,7 @@
 
 mod files;
 mod floors;
+mod moved;
 mod policies;
 mod threads;
 mod updates;

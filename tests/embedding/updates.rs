@@ -62,7 +62,10 @@ fn a_new_table_file_replaces_the_old_one_and_its_updates() {
     let (embeddings, table) = open(&config(&folder, &[1, 2, 3], CACHE, DISK));
     table.upsert(9, &[1, 4], &rows(&[1, 4], 9), Reach::AtOnce).unwrap();
     drop((embeddings, table));
-    let (_embeddings, table) = open(&config(&folder, &[1, 2, 5], CACHE, DISK));
+    let refused = Embeddings::open(&config(&folder, &[1, 2, 5], CACHE, DISK)).err().expect("updates would be lost");
+    assert_eq!(refused.argument(), Some("persistent_db.drop_updates_on_source_change"), "{refused}");
+    let allowed = r#", "persistent_db": {"type": "disk", "path": "disk", "drop_updates_on_source_change": true}"#;
+    let (_embeddings, table) = open(&config(&folder, &[1, 2, 5], CACHE, allowed));
     assert_eq!(look(&table, &[1, 2, 5]), rows(&[1, 2, 5], 0));
     assert_eq!(look(&table, &[3, 4]), DEFAULT.repeat(2));
 }

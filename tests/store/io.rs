@@ -9,8 +9,7 @@ use pagoda::store::{DiskStore, Room, Store};
 use pagoda::{Durability, Status, StoreOptions};
 use pagoda_test_support::Random;
 
-use crate::crash::crash;
-use crate::simulated::{Event, Fault, Recorded, Simulated};
+use crate::simulated::{Event, Fault, Recorded, Simulated, Told, crash};
 use crate::workload::{Past, cut, is_beginning, is_part, key, open, put, read, record, step};
 
 const USERS: u64 = 4;
@@ -96,7 +95,7 @@ fn a_disk_that_comes_and_goes_under_writes_that_nobody_waits_for() {
             compare(&store, &mut pasts, &place);
             drop(store);
             let last = disk.events().into_iter().rev().find_map(|event| match event {
-                Event::Index(pairs, _) => Some(pairs),
+                Event::Told(Told::Index(pairs, _)) => Some(pairs),
                 _ => None,
             });
             pairs = if round % 2 == 0 { BTreeMap::new() } else { last.map_or_else(BTreeMap::new, |it| (*it).clone()) };
@@ -174,8 +173,10 @@ fn prepared(durability: Durability) -> Prepared {
     drop(store);
     pasts.iter_mut().for_each(|past| past.settle(past.now().clone()));
     let events = disk.events();
-    let indexes: Vec<_> =
-        events.iter().filter_map(|event| if let Event::Index(pairs, _) = event { Some(pairs) } else { None }).collect();
+    let indexes: Vec<_> = events
+        .iter()
+        .filter_map(|event| if let Event::Told(Told::Index(pairs, _)) = event { Some(pairs) } else { None })
+        .collect();
     // One from after the last compaction: an earlier one is never left behind.
     let pairs = (*indexes[indexes.len().saturating_sub(3)]).as_ref().clone();
     Prepared { disk, pairs, pasts }
@@ -217,8 +218,10 @@ fn run(fault: Fault, durability: Durability, prepared: &Prepared) -> bool {
     disk.set_fault(None);
     // With the index that is there, and from a disk that also lost power, without.
     let events = disk.events();
-    let last =
-        events.iter().rev().find_map(|event| if let Event::Index(pairs, _) = event { Some(pairs) } else { None });
+    let last = events
+        .iter()
+        .rev()
+        .find_map(|event| if let Event::Told(Told::Index(pairs, _)) = event { Some(pairs) } else { None });
     let pairs = last.map_or(index.pairs, |pairs| (**pairs).clone());
     let images = [
         (disk.copy(), pairs.clone()),

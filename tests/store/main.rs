@@ -1,6 +1,5 @@
 //! The host store when things go wrong: loss of power, failing disks, damaged files, other processes, full disks.
 
-mod crash;
 mod flips;
 mod full;
 mod heard;

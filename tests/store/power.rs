@@ -6,8 +6,7 @@ use pagoda::store::{DiskStore, Store};
 use pagoda::{Durability, StoreOptions};
 use pagoda_test_support::Random;
 
-use crate::crash::crash;
-use crate::simulated::{Event, Recorded, Simulated};
+use crate::simulated::{Event, Recorded, Simulated, Told, crash};
 use crate::workload::{Past, key, open, read, step};
 
 const USERS: u64 = 5;
@@ -37,7 +36,7 @@ fn campaign(seed: u64, turns: usize, options: &StoreOptions, variants: u64) -> u
     let mut acknowledged = [0; USERS as usize];
     let (mut moments, mut kept) = (0, 0);
     for at in 0..=events.len() {
-        if let Some(Event::Acknowledged(user, state)) = at.checked_sub(1).map(|last| &events[last]) {
+        if let Some(Event::Told(Told::Acknowledged(user, state))) = at.checked_sub(1).map(|last| &events[last]) {
             let newest = &mut acknowledged[*user as usize];
             *newest = (*newest).max(*state);
         }
@@ -78,7 +77,7 @@ fn play(seed: u64, turns: usize, options: &StoreOptions) -> (Vec<Event>, Vec<Pas
         }
         for (user, state, ticket) in tickets {
             ticket.wait().unwrap();
-            disk.note(Event::Acknowledged(user, state));
+            disk.note(Event::Told(Told::Acknowledged(user, state)));
         }
         if options.max_bytes > 0 {
             notice_who_left(&store, options, &mut pasts);
@@ -115,7 +114,7 @@ type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 fn indexes(events: &[Event], random: &mut Random) -> Vec<Pairs> {
     let mut possible = vec![Pairs::new()];
     for event in events {
-        if let Event::Index(pairs, durable) = event {
+        if let Event::Told(Told::Index(pairs, durable)) = event {
             if *durable {
                 possible.clear();
             }

@@ -10,22 +10,23 @@ use std::time::Duration;
 use pagoda::store::disk::{Disk, DiskFile};
 use pagoda::store::index::{Index, Pair};
 use pagoda::{Error, Result, Status};
+use pagoda_test_support::Random;
+use pagoda_test_support::power::{self, apply};
 
-use crate::crash::apply;
+/// What happened to the disk, in order, and what callers were told.
+pub type Event = power::Event<Told>;
 
-/// Everything that happened, in order.
 #[derive(Clone, Debug)]
-pub enum Event {
-    Create(String, u64),
-    Remove(String),
-    SyncFolder,
-    Write(u64, u64, Vec<u8>),
-    Truncate(u64, u64),
-    SyncFile(u64),
+pub enum Told {
     /// What the index held from then on, and whether that was durable.
     Index(Arc<BTreeMap<Vec<u8>, Vec<u8>>>, bool),
-    /// A caller was told that a state of a user is durable.
+    /// That a state of a user is durable.
     Acknowledged(u64, usize),
+}
+
+/// A disk as a loss of power after these events could leave it.
+pub fn crash(events: &[Event], random: &mut Random) -> Simulated {
+    Simulated::holding(power::crash(events, random).files)
 }
 
 /// Which calls fail, and how.
@@ -121,7 +122,7 @@ impl Simulated {
             state.names.insert(name, id);
             state.files.insert(id, bytes);
         }
-        state.events.push(Event::SyncFolder);
+        state.events.push(Event::SyncFolder(String::new()));
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -217,7 +218,7 @@ impl Disk for Simulated {
 
     fn sync(&self) -> io::Result<()> {
         self.call("sync of the folder")?;
-        self.note(Event::SyncFolder);
+        self.note(Event::SyncFolder(String::new()));
         Ok(())
     }
 }
@@ -306,7 +307,7 @@ impl Recorded {
     }
 
     fn note(&self, durable: bool) {
-        self.disk.note(Event::Index(Arc::new(self.pairs.clone()), durable));
+        self.disk.note(Event::Told(Told::Index(Arc::new(self.pairs.clone()), durable)));
     }
 }
 

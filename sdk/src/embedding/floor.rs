@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// One floor of one table: host memory, a cluster, disk. Any number of threads may call at the same time, but updates of
 /// one table come one after the other.
@@ -32,6 +32,21 @@ pub(super) trait Floor: Send + Sync {
     fn missed(&self, _key: i64) -> Option<u64> {
         None
     }
+
+    /// Tells of those keys of which this floor has a later version than the one given for each; as a rule without reading
+    /// rows of others. Only a floor that is this process's own, and that keeps changes, has any. Gives the places of keys of
+    /// which that can not be told, with the reason.
+    fn later(&self, _keys: &[i64], _versions: &[u64], _sink: &mut Sink<'_>) -> Vec<(usize, Error)> {
+        Vec::new()
+    }
+
+    /// The keys that were changed, where this floor keeps changes for good.
+    fn changed(&self) -> Vec<i64> {
+        Vec::new()
+    }
+
+    /// Hears that it should have this version of a key and does not: it has lost it. From then on it counts as missed.
+    fn lost(&self, _key: i64, _version: u64) {}
 
     /// Bytes of memory that it takes in this process, about.
     fn memory(&self) -> u64;

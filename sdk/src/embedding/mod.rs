@@ -4,6 +4,7 @@
 //! `embedding-table.md` what is in a table file.
 
 mod absent;
+mod acknowledged;
 mod cache;
 mod cluster;
 mod config;
@@ -27,6 +28,7 @@ mod source;
 mod stamps;
 mod stats;
 mod table;
+mod table_files;
 mod update;
 mod view;
 mod walk;

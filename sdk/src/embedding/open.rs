@@ -1,7 +1,6 @@
 //! Opening a table: its floors as the configuration says, and the rows that they begin with.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::cache::Cache;
@@ -20,8 +19,8 @@ use super::overflow::Overflow;
 use super::row::Layout;
 use super::source::{Chunk, Source, SourceOptions};
 use super::table::{Level, Table};
-use crate::error::{Error, Result, Status};
-use crate::store::checksum;
+use super::table_files;
+use crate::error::{Error, Result};
 
 /// How many rows are loaded at a time.
 const CHUNK: usize = 4096;
@@ -31,30 +30,18 @@ const CHUNK: usize = 4096;
 pub(super) struct Origin {
     /// The names, sizes and times of its source's files.
     names: String,
-    /// The number of its table file, if there is one.
-    file: Option<u64>,
+    /// Its table file, if there is one, and the number of that.
+    file: Option<(PathBuf, u64)>,
 }
 
 impl Origin {
     /// Whether the table has the rows that it would have if it were opened now.
     pub(super) fn is_current(&self, config: &EmbeddingConfig, table: &TableConfig) -> Result<bool> {
-        // Without a table file no one has noted what was in them.
-        let Some((disk, number)) = config.disk.as_ref().zip(self.file) else {
-            return Ok(origin::names(&table.path)? == self.names);
-        };
-        let path = table_file(disk, table);
-        if disk::number_of(&path).is_some_and(|there| there != number) {
-            return Ok(false);
+        match config.disk.as_ref().zip(self.file.as_ref()) {
+            Some((disk, (path, number))) => table_files::is_current(disk, table, path, *number),
+            // Without a table file no one has noted what was in them.
+            None => Ok(origin::names(&table.path)? == self.names),
         }
-        // What is not loaded from the source does not change with it.
-        if !disk.load {
-            return Ok(true);
-        }
-        let now = origin::names(&table.path)?;
-        if now == self.names {
-            return Ok(true);
-        }
-        origin::is_current(&note_beside(&path), number, &table.path, &now, disk.read_only)
     }
 }
 
@@ -69,27 +56,49 @@ pub(super) fn table(
     let names = origin::names(&table.path)?;
     let source = source(config, table)?;
     let layout = layout(&source, table)?;
-    let mut floors = Vec::new();
+    let (mut floors, mut file) = (Vec::new(), None);
     let name = format!("{}/{}", model.name, table.name);
     if let Some(memory) = &config.memory {
         let floor = Box::new(Memory::new(layout, &memory_options(memory))?);
-        floors.push(Level { floor, keeps: memory.takes_missed, writable: true, shared: false, near: true });
+        floors.push(Level {
+            floor,
+            keeps: memory.takes_missed,
+            writable: true,
+            shared: false,
+            near: true,
+            durable: false,
+        });
     }
     if let Some((nodes, redis)) = nodes.zip(config.redis.as_ref()) {
         let name = name_in_redis(table, &source, layout)?;
         let floor = Box::new(Cluster::open(Arc::clone(nodes), &name, layout)?);
-        floors.push(Level { floor, keeps: redis.takes_missed, writable: true, shared: true, near: false });
+        floors.push(Level {
+            floor,
+            keeps: redis.takes_missed,
+            writable: true,
+            shared: true,
+            near: false,
+            durable: false,
+        });
     }
     if let Some(disk) = &config.disk {
-        let floor = Box::new(open_disk(disk, &source, table, layout, &names)?);
-        floors.push(Level { floor, keeps: false, writable: !disk.read_only, shared: false, near: false });
+        let (path, floor) = open_disk(disk, &source, table, layout, &names)?;
+        file = Some((path, floor.number()));
+        let floor = Box::new(floor);
+        floors.push(Level {
+            floor,
+            keeps: false,
+            writable: !disk.read_only,
+            shared: false,
+            near: false,
+            durable: true,
+        });
     }
     let cache = model.cache.as_ref().map(|cache| Cache::new(layout, cache_rows(cache, layout, source.len())));
     if floors.is_empty() {
         let message = "no floor is to hold the rows: leave it out for host memory, or add persistent_db";
         return Err(Error::invalid("volatile_db", message));
     }
-    let file = config.disk.as_ref().and_then(|disk| disk::number_of(&table_file(disk, table)));
     Ok((Table::new(name, layout, cache.transpose()?, floors), Origin { names, file }))
 }
 
@@ -167,24 +176,14 @@ fn cache_rows(cache: &CacheConfig, layout: Layout, rows: u64) -> usize {
 }
 
 /// Opens the table file of a table, which is built first if it is not there or was built from something else.
-fn open_disk(config: &DiskConfig, source: &Source, table: &TableConfig, layout: Layout, names: &str) -> Result<Disk> {
-    let path = table_file(config, table);
-    let note = note_beside(&path);
-    let current = match disk::number_of(&path) {
-        Some(number) => origin::is_current(&note, number, &table.path, names, config.read_only)?,
-        None => false,
-    };
-    if !current && config.load {
-        if config.read_only {
-            let (file, from) = (path.display(), table.path.display());
-            let message =
-                format!("{file} is not there, or was not built from what is now {from}, and read_only is set");
-            let message = format!("{message}: open it once without, to build it");
-            return Err(Error::new(Status::NotFound, message).about("persistent_db.read_only"));
-        }
-        let content = build(source, table, &path, layout, names)?;
-        origin::note(&note, disk::number_of(&path).unwrap_or_default(), content, names)?;
-    }
+fn open_disk(
+    config: &DiskConfig,
+    source: &Source,
+    table: &TableConfig,
+    layout: Layout,
+    names: &str,
+) -> Result<(PathBuf, Disk)> {
+    let path = table_files::prepare(config, source, table, layout, names)?;
     let disk = Disk::open(&DiskOptions { path: path.clone(), read_only: config.read_only })?;
     if disk.layout() != layout {
         let message = format!("{} has rows of {:?} and {layout:?} is wanted", path.display(), disk.layout());
@@ -193,35 +192,7 @@ fn open_disk(config: &DiskConfig, source: &Source, table: &TableConfig, layout: 
             format!("{message}: remove the file, so that it is built anew"),
         ));
     }
-    Ok(disk)
-}
-
-/// Builds a table file, and says the checksum of what it was built from.
-fn build(source: &Source, table: &TableConfig, path: &Path, layout: Layout, names: &str) -> Result<u64> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)
-            .map_err(|error| Error::new(Status::Io, format!("{} can not be made: {error}", folder.display())))?;
-    }
-    let replaced = path.exists();
-    let (_, content) = disk::build_if(source, path, layout.row_type(), || origin::unchanged(&table.path, names))?;
-    if replaced {
-        let (path, source) = (path.display(), table.path.display());
-        log::warn!("{path} was built anew, and its updates are dropped: {source} is not what it was built from");
-    }
-    Ok(content)
-}
-
-/// Where the table file of a table lies. Models that share the table share the file.
-fn table_file(config: &DiskConfig, table: &TableConfig) -> PathBuf {
-    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '_' };
-    let name: String = table.name.chars().map(plain).collect();
-    let which = checksum(format!("{}\0{}\0{:?}", table.name, table.path.display(), table.row_type).as_bytes());
-    config.path.join(format!("{name}-{which:016x}.table"))
-}
-
-/// The note that says from what a table file was built.
-fn note_beside(table_file: &Path) -> PathBuf {
-    table_file.with_extension("source")
+    Ok((path, disk))
 }
 
 /// Loads what the floors and the cache begin with. Where there is no disk floor, the lowest one is loaded when this returns,
@@ -352,9 +323,13 @@ fn held_rows(memory: &MemoryConfig, rows: u64, config: &EmbeddingConfig) -> u64 
 mod tests {
     use pagoda_test_support::Folder;
 
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
     use crate::embedding::config::Batch;
     use crate::embedding::row::RowType;
+    use crate::error::Status;
 
     fn example(file: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/embedding").join(file)
@@ -380,31 +355,33 @@ mod tests {
             fs::rename(folder.path().join("new"), &path).unwrap();
         };
         let batch = Batch { get: 1, set: 1 };
-        let config = DiskConfig { path: folder.path().join("tables"), read_only: false, threads: 1, batch, load: true };
+        let config = DiskConfig {
+            path: folder.path().join("tables"),
+            read_only: false,
+            threads: 1,
+            batch,
+            load: true,
+            drop_updates_on_source_change: false,
+        };
         let table = of(&path, Some(RowType::F32));
-        let number = || disk::number_of(&table_file(&config, &table)).unwrap();
         let open = |meanwhile: &dyn Fn()| {
             let names = origin::names(&path).unwrap();
             let source = Source::open(&path, &SourceOptions::default()).unwrap();
             meanwhile();
-            open_disk(&config, &source, &table, layout(&source, &table).unwrap(), &names).map(drop)
+            open_disk(&config, &source, &table, layout(&source, &table).unwrap(), &names).map(|(_, disk)| disk.number())
         };
         put("f32.safetensors");
-        open(&|| {}).unwrap();
-        let first = number();
+        let first = open(&|| {}).unwrap();
 
         put("f16.safetensors");
         let error = open(&|| put("bf16.safetensors")).unwrap_err();
         assert!(error.status() == Status::Busy && error.message().contains("open it again"), "{error}");
-        assert_eq!(number(), first);
         assert_eq!(fs::read_dir(&config.path).unwrap().count(), 2, "the table and its note");
         // What it was built from is there again, or something else for good.
         put("f32.safetensors");
-        open(&|| {}).unwrap();
-        assert_eq!(number(), first);
+        assert_eq!(open(&|| {}).unwrap(), first);
         put("bf16.safetensors");
-        open(&|| {}).unwrap();
-        assert_ne!(number(), first);
+        assert_ne!(open(&|| {}).unwrap(), first);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Reading what is in the cache again, for rows that were changed by someone else.
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::server::lock;
@@ -116,6 +117,28 @@ impl Table {
         keys
     }
 
+    /// Brings every change that a disk of this process keeps back into the floors that others share, if one of them was seen
+    /// to have lost some.
+    pub(super) fn bring_back(&self, stop: impl Fn() -> bool) {
+        if !self.lost.load(Ordering::Relaxed) {
+            return;
+        }
+        // From that floor on: what those above have says nothing of it.
+        let Some(shared) = self.floors.iter().position(|level| level.shared) else { return };
+        let changed: Vec<i64> = self.floors.iter().flat_map(|level| level.floor.changed()).collect();
+        log::warn!("table {}: changes were lost by a shared floor: {} are looked after", self.name, changed.len());
+        for keys in changed.chunks(STEP) {
+            if stop() {
+                return;
+            }
+            // A change that comes meanwhile is not undone: put goes by the stamps of keys, and by versions.
+            let walked = self.find(keys, shared..self.floors.len(), None, &mut |_| ());
+            self.put_where_lost(keys, &walked);
+        }
+        // What was lost meanwhile is seen again by the next lookup.
+        self.lost.store(false, Ordering::Relaxed);
+    }
+
     /// Reads doubtful keys again.
     pub(super) fn settle_doubts(&self) {
         loop {
@@ -136,6 +159,7 @@ impl Table {
             // Others change that floor, and those above it know nothing of it.
             self.take_newer(keys, level, &mut walked);
         }
+        self.put_where_lost(keys, &walked);
         let mut answered = true;
         for (place, &key) in keys.iter().enumerate() {
             if walked.doubtful[place] {

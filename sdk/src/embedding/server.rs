@@ -323,6 +323,7 @@ impl Shared {
                 // One table that panics must not end it for the others.
                 let _ = unless_panics(|| {
                     table.settle_doubts();
+                    table.bring_back(|| *lock(&self.stop));
                     if let Some(share) = share {
                         table.refresh(share, || *lock(&self.stop));
                     }

@@ -1,9 +1,11 @@
 //! One table: its cache, its floors, and what is known of its keys.
 
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::absent::Absent;
+use super::acknowledged::Acknowledged;
 use super::cache::Cache;
 use super::device::Devices;
 use super::doubtful::{Complaints, Doubtful};
@@ -27,6 +29,10 @@ pub(super) struct Table {
     pub(super) floors: Vec<Level>,
     pub(super) stamps: Stamps,
     pub(super) absent: Absent,
+    /// Unless a disk of this process keeps every change, or there is one floor alone.
+    pub(super) acknowledged: Option<Acknowledged>,
+    /// Whether a floor that others share was seen to have lost a change.
+    pub(super) lost: AtomicBool,
     pub(super) doubtful: Doubtful,
     pub(super) complaints: Complaints,
     /// Held by whoever changes rows: one after the other.
@@ -46,11 +52,16 @@ pub(super) struct Level {
     pub(super) shared: bool,
     /// Whether it is in the memory of this process.
     pub(super) near: bool,
+    /// Whether it is this process's own and keeps what it acknowledged.
+    pub(super) durable: bool,
 }
 
 impl Table {
     pub(super) fn new(name: String, layout: Layout, cache: Option<Cache>, floors: Vec<Level>) -> Self {
         let counters = TableMetrics::new(&name);
+        let shared = floors.iter().any(|level| level.shared);
+        let keeps_all = floors.last().is_some_and(|lowest| lowest.writable && lowest.durable);
+        let acknowledged = !keeps_all && (shared || floors.len() > 1);
         Self {
             name,
             layout,
@@ -59,6 +70,8 @@ impl Table {
             floors,
             stamps: Stamps::new(),
             absent: Absent::new(ABSENT),
+            acknowledged: acknowledged.then(Acknowledged::new),
+            lost: AtomicBool::new(false),
             doubtful: Doubtful::default(),
             complaints: Complaints::default(),
             updates: Mutex::new(()),
@@ -70,6 +83,7 @@ impl Table {
     /// Bytes of memory that it takes, about.
     pub(super) fn memory(&self) -> u64 {
         let floors: u64 = self.floors.iter().map(|level| level.floor.memory()).sum();
-        floors + self.cache.as_ref().map_or(0, Cache::memory)
+        let versions = self.acknowledged.as_ref().map_or(0, Acknowledged::memory);
+        floors + versions + self.cache.as_ref().map_or(0, Cache::memory)
     }
 }

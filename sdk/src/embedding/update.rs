@@ -86,6 +86,15 @@ impl Table {
                 return Err(failed(Status::Io, &format!("{what}: {reason}. Repeat the call")));
             }
         }
+        if let Some(acknowledged) = &self.acknowledged {
+            let forgotten = acknowledged.add(&keys, version);
+            if forgotten > 0 {
+                log::warn!(
+                    "table {}: too many keys were changed to know the versions of {forgotten} of them",
+                    self.name
+                );
+            }
+        }
         if reach == Reach::ByRefresh {
             return Ok(());
         }
@@ -101,7 +110,9 @@ impl Table {
     /// itself, but one that does not hold the key takes anything, and would hide what is below it. So the third is the lowest
     /// floor that did not say what it has of one of these keys, with the reason.
     fn not_older(&self, version: u64, keys: &[i64], rows: &[u8]) -> (Vec<i64>, Vec<u8>, Option<(usize, String)>) {
-        let (mut newest, mut silent) = (vec![0; keys.len()], vec![None; keys.len()]);
+        let acknowledged = |&key: &i64| self.acknowledged.as_ref().map_or(0, |known| known.version(key));
+        let mut newest: Vec<u64> = keys.iter().map(acknowledged).collect();
+        let mut silent = vec![None; keys.len()];
         let mut reasons = vec![String::new(); self.floors.len()];
         for (at, level) in self.floors.iter().enumerate() {
             // Not all at once: a floor may have a time limit for each call.

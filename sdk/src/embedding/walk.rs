@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::floor::Rows;
@@ -48,6 +49,18 @@ impl Walked {
     /// Whether a floor knows of a key that it is there, or that it was deleted.
     pub(super) fn is_known(&self, place: usize) -> bool {
         matches!(self.outcomes[place], Outcome::Found | Outcome::Deleted)
+    }
+
+    /// Notes what a floor knows of a key.
+    fn set(&mut self, place: usize, level: usize, version: u64, row: Option<&[u8]>) {
+        (self.versions[place], self.levels[place]) = (version, level);
+        self.outcomes[place] = match row {
+            Some(row) => {
+                self.rows[place * self.row_bytes..][..self.row_bytes].copy_from_slice(row);
+                Outcome::Found
+            }
+            None => Outcome::Deleted,
+        };
     }
 
     /// Takes over what another walk found of a key.
@@ -205,15 +218,18 @@ impl Table {
             }
             let outcome = floor.fetch(&wanted, deadline, &mut |index, version, row| {
                 let place = left[index] as usize;
-                (walked.versions[place], walked.levels[place]) = (version, level);
-                walked.outcomes[place] = match row {
-                    Some(row) => {
-                        walked.rows[place * row_bytes..][..row_bytes].copy_from_slice(row);
-                        Outcome::Found
-                    }
-                    None => Outcome::Deleted,
-                };
+                let acknowledged = self.acknowledged.as_ref().map_or(0, |known| known.version(keys[place]));
+                if version < acknowledged {
+                    // A later one was there, and is lost.
+                    missed.push((place, acknowledged));
+                } else {
+                    walked.set(place, level, version, row);
+                }
             });
+            if *shared {
+                let known: Vec<u32> = left.iter().copied().filter(|&place| walked.is_known(place as usize)).collect();
+                self.take_later(keys, level, &known, &mut walked);
+            }
             left.retain(|&place| !walked.is_known(place as usize));
             if let Err(error) = outcome {
                 silent = true;
@@ -237,6 +253,24 @@ impl Table {
         walked
     }
 
+    /// What others share can go back to an older state, or get an older row from another process. Where a floor of this
+    /// process's own below has a later version of what the floor `level` gave, that counts, and the floor hears of it.
+    fn take_later(&self, keys: &[i64], level: usize, places: &[u32], walked: &mut Walked) {
+        let asked: Vec<i64> = places.iter().map(|&place| keys[place as usize]).collect();
+        for (at, below) in self.floors.iter().enumerate().skip(level + 1).filter(|(_, below)| !below.shared) {
+            let versions: Vec<u64> = places.iter().map(|&place| walked.versions[place as usize]).collect();
+            let unread = below.floor.later(&asked, &versions, &mut |index, version, row| {
+                walked.set(places[index] as usize, at, version, row);
+                self.floors[level].floor.lost(asked[index], version);
+                self.lost.store(true, Ordering::Relaxed);
+            });
+            for (index, error) in unread {
+                walked.outcomes[places[index] as usize] = Outcome::Unknown;
+                self.complain(below.floor.name(), &error.to_string());
+            }
+        }
+    }
+
     /// Puts what was found into the floors above that take it and of which `which` says yes.
     pub(super) fn put_above(&self, keys: &[i64], walked: &Walked, which: impl Fn(&Level) -> bool) {
         for level in (0..self.floors.len()).rev() {
@@ -246,15 +280,29 @@ impl Table {
         }
     }
 
+    /// Puts what was found into those floors above that should have it and have lost it.
+    pub(super) fn put_where_lost(&self, keys: &[i64], walked: &Walked) {
+        for (at, level) in self.floors.iter().enumerate().filter(|(_, level)| level.shared && level.keeps) {
+            // Changes went to every floor: one that was found below alone was lost above, or left there for want of room.
+            let lost = |&place: &u32| {
+                walked.versions[place as usize] > 0 || level.floor.missed(keys[place as usize]).is_some()
+            };
+            self.put_places(at, keys, walked, &walked.below(at).into_iter().filter(lost).collect::<Vec<_>>());
+        }
+    }
+
     /// Puts what was found below one floor into it.
     fn put_into(&self, level: usize, keys: &[i64], walked: &Walked) {
-        let places = walked.below(level);
+        self.put_places(level, keys, walked, &walked.below(level));
+    }
+
+    fn put_places(&self, level: usize, keys: &[i64], walked: &Walked, places: &[u32]) {
         if places.is_empty() {
             return;
         }
         let floor = &*self.floors[level].floor;
-        let found = walked.gather(keys, &places);
-        if let Err(error) = floor.put(&found.rows(), &self.current(keys, walked, &places)) {
+        let found = walked.gather(keys, places);
+        if let Err(error) = floor.put(&found.rows(), &self.current(keys, walked, places)) {
             self.complain(floor.name(), &error.to_string());
         }
     }

@@ -11,7 +11,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::lock;
 use crate::error::{Error, Result, Status};
-use crate::locked::Locked;
+use crate::files::{Locked, make_folder};
 
 /// The folder of a store. Everything that a store does to segment files goes through this.
 pub trait Disk: Send + Sync {
@@ -104,14 +104,7 @@ impl Disk for RealDisk {
     }
 
     fn make_folder(&self) -> io::Result<()> {
-        let missing = self.path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.is_dir()).count();
-        fs::create_dir_all(&self.path)?;
-        // Every new name must survive a loss of power as well as what is written under it.
-        for made in self.path.ancestors().take(missing) {
-            let parent = made.parent().filter(|parent| !parent.as_os_str().is_empty());
-            File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
-        }
-        Ok(())
+        make_folder(&self.path)
     }
 
     fn list(&self) -> io::Result<Vec<String>> {

@@ -15,6 +15,7 @@ use super::Key;
 use super::chain::{Chain, Location, Slot};
 use super::format::{checksum, u32_at, u64_at};
 use crate::error::{Error, Result, Status};
+use crate::files::sync_parent;
 
 /// Pairs of bytes that outlive the process.
 pub trait Index: Send {
@@ -74,12 +75,6 @@ impl SledIndex {
 
 fn unless_missing(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
-}
-
-/// Makes it durable that a file or folder is there, or is not.
-fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn open_sled(path: &Path) -> sled::Result<sled::Db> {

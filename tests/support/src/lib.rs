@@ -2,6 +2,7 @@
 //! enough of ONNX's protobuf format.
 
 mod folder;
+pub mod power;
 mod random;
 
 pub use folder::Folder;

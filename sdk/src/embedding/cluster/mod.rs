@@ -337,6 +337,11 @@ impl Floor for Cluster {
         self.behind.version(key)
     }
 
+    fn lost(&self, key: i64, version: u64) {
+        // Without room for it, it is found out again with the next lookup.
+        self.behind.note(key, version);
+    }
+
     fn memory(&self) -> u64 {
         self.behind.memory()
     }

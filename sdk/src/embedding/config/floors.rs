@@ -66,6 +66,7 @@ pub(super) const PERSISTENT: Keys = Keys {
         "max_set_batch_size",
         "initialize_after_startup",
         "update_filters",
+        "drop_updates_on_source_change",
     ],
     refused: &[],
 };
@@ -262,12 +263,13 @@ pub(super) fn persistent(field: &Field<'_>, folder: Option<&Path>) -> Result<Opt
     let read_only = floor.flag("read_only", false)?;
     let threads = floor.whole("num_threads", 16, 1..=1024)?;
     let (batch, load) = (batch(&floor)?, floor.flag("initialize_after_startup", true)?);
+    let drop_updates_on_source_change = floor.flag("drop_updates_on_source_change", false)?;
     update_filters(&floor)?;
     if !floor.required("type", "say \"rocksdb\", \"disk\" or \"disabled\"")?.choice(&TYPES)? {
         return Ok(None);
     }
     match path {
-        Some(path) => Ok(Some(DiskConfig { path, read_only, threads, batch, load })),
+        Some(path) => Ok(Some(DiskConfig { path, read_only, threads, batch, load, drop_updates_on_source_change })),
         None => Err(floor.required("path", "the folder of the floor on disk").err().expect("there is no path")),
     }
 }

@@ -272,6 +272,9 @@ pub struct DiskConfig {
     pub batch: Batch,
     /// Whether the table files are put into it at the start (`initialize_after_startup`). Otherwise it has them already.
     pub load: bool,
+    /// Whether a table is built anew without its updates when its source has changed (`drop_updates_on_source_change`, an
+    /// option of Pagoda's own). Otherwise such a table is not opened.
+    pub drop_updates_on_source_change: bool,
 }
 
 /// How many keys a floor takes at a time.

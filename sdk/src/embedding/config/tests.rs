@@ -87,6 +87,7 @@ const FULL: &str = r#"{
         "path": "rows",
         "num_threads": 4,
         "read_only": true,
+        "drop_updates_on_source_change": true,
         "max_batch_size": 2000,
         "max_get_batch_size": 100,
         "initialize_after_startup": false,
@@ -169,6 +170,7 @@ fn every_key_arrives() {
         threads: 4,
         batch: Batch { get: 100, set: 2000 },
         load: false,
+        drop_updates_on_source_change: true,
     };
     let expected =
         EmbeddingConfig { long_keys: false, models: vec![model], memory: None, redis: Some(redis), disk: Some(disk) };

@@ -7,14 +7,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::format::{BUCKET_BYTES, Bucket, HEADER_BYTES, Header, MAX_RECORDS, insert, is_table, seal};
+use super::format::{BUCKET_BYTES, Bucket, Content, HEADER_BYTES, Header, MAX_RECORDS, insert, is_table, seal};
 use super::lock::open_locked;
 use super::prefetch::prefetch;
 use super::updates;
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::source::{Chunk, Source};
 use crate::error::{Error, Result, Status};
-use crate::locked::Locked;
+use crate::files::{Locked, sync_parent};
 
 /// About how many bytes are read and written at a time.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -37,16 +37,17 @@ pub struct Built {
 ///
 /// It takes 16 bytes of memory for each row, and at most 4,294,967,295 rows.
 pub fn build(source: &Source, path: impl AsRef<Path>, row_type: RowType) -> Result<Built> {
-    build_if(source, path.as_ref(), row_type, || Ok(())).map(|(built, ())| built)
+    build_if(source, path.as_ref(), row_type, || Ok(None))
 }
 
-/// As [`build`], unless `check` fails, which is asked when the new table is complete: then all stays as it was.
-pub(in crate::embedding) fn build_if<T>(
+/// As [`build`], unless `check` fails, which is asked when the new table is complete: then all stays as it was. It gives
+/// the checksum of the source, if that is to be kept in the table.
+pub(in crate::embedding) fn build_if(
     source: &Source,
     path: &Path,
     row_type: RowType,
-    check: impl FnOnce() -> Result<T>,
-) -> Result<(Built, T)> {
+    check: impl FnOnce() -> Result<Option<u64>>,
+) -> Result<Built> {
     if source.len() > MAX_RECORDS {
         let message = format!("{} rows are more than the {MAX_RECORDS} of one table: split them", source.len());
         return Err(Error::new(Status::Capacity, message));
@@ -58,11 +59,15 @@ pub(in crate::embedding) fn build_if<T>(
     let beside = beside(path, ".new");
     let file = open_locked(&beside, OpenOptions::new().read(true).write(true).create(true).truncate(false), true)?;
     let built = Builder { source, file: &file, path: &beside, header }.run().and_then(|built| {
-        let checked = check()?;
+        if let Some(content) = check()? {
+            let bytes = Content(content).encode(header.id);
+            file.write_all_at(&bytes, Content::AT).map_err(|error| cannot("written", &beside, &error))?;
+        }
         let failed = |error| cannot("put in place", path, &error);
+        file.sync_all().map_err(failed)?;
         fs::rename(&beside, path).map_err(failed)?;
-        sync_folder(path).map_err(failed)?;
-        Ok((built, checked))
+        sync_parent(path).map_err(failed)?;
+        Ok(built)
     });
     match &built {
         // The new table tells them from its own by what it has replaced.
@@ -116,7 +121,6 @@ impl Builder<'_> {
         }
         self.file.write_all_at(buckets.as_flattened(), HEADER_BYTES as u64).map_err(written)?;
         self.file.write_all_at(&self.header.encode(), 0).map_err(written)?;
-        self.file.sync_all().map_err(written)?;
         let bytes = self.header.file_bytes().expect("it was written");
         Ok(Built { keys: self.header.keys, duplicates, bytes })
     }
@@ -181,12 +185,6 @@ pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
-}
-
-/// Makes the names in a file's folder durable.
-pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn cannot(what: &str, path: &Path, error: &io::Error) -> Error {

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use memmap2::{Advice, Mmap, MmapOptions};
 
-use super::format::{BUCKET_BYTES, Bucket, HEADER_BYTES, Header, MARKER_AT, Marker, Slot, find, is_whole};
+use super::format::{BUCKET_BYTES, Bucket, HEADER_BYTES, Header, Marker, Slot, find, is_whole};
 use super::lock::open_locked;
 use crate::error::{Error, Result, Status};
-use crate::locked::Locked;
+use crate::files::Locked;
 
 pub(super) struct TableFile {
     file: Locked,
@@ -32,7 +32,7 @@ pub(super) enum Found {
 }
 
 impl TableFile {
-    pub(super) fn open(path: &Path, read_only: bool) -> Result<(Self, Marker)> {
+    pub(super) fn open(path: &Path, read_only: bool) -> Result<(Self, Option<Marker>)> {
         let file = open_locked(path, OpenOptions::new().read(true).write(!read_only), !read_only)?;
         let failed =
             |error: io::Error| Error::new(Status::Io, format!("the table {} can not be read: {error}", path.display()));
@@ -45,7 +45,6 @@ impl TableFile {
         };
         let header = Header::decode(bytes, length).map_err(|what| refused(&what))?;
         let marker = Marker::decode(bytes, header.id);
-        let marker = marker.ok_or_else(|| refused("is damaged: nobody can tell whether updates are missing"))?;
         // SAFETY: nobody writes to these bytes: the file was renamed into place when it was complete, and what changes
         // later is in the header alone, which is not mapped. Others are kept away by the lock, as far as they ask for it;
         // whatever they wrote is read as bytes, and every byte is checked.
@@ -140,7 +139,7 @@ impl TableFile {
 
     /// Writes the marker.
     pub(super) fn mark(&self, marker: Marker, durably: bool) -> Result<()> {
-        let written = self.file.write_all_at(&marker.encode(self.header.id), MARKER_AT as u64);
+        let written = self.file.write_all_at(&marker.encode(self.header.id), marker.place());
         let written = written.and_then(|()| if durably { self.file.sync_data() } else { Ok(()) });
         written.map_err(|error| {
             Error::new(Status::Io, format!("the table {} can not be written to: {error}", self.path.display()))

@@ -5,8 +5,8 @@ use crate::store::checksum;
 
 /// Where the buckets begin. The marker before them is written while the rest is mapped, and so has a page to itself.
 pub(super) const HEADER_BYTES: usize = 4096;
-/// Where the marker lies in the header.
-pub(super) const MARKER_AT: usize = 128;
+/// Where the marker lies in the header: in turns in one of two sectors, so that a write that is cut short leaves the other.
+const MARKERS_AT: [usize; 2] = [128, 1024];
 /// One line of the processor's cache.
 pub(super) const BUCKET_BYTES: usize = 64;
 /// The most records of a table: a bucket has 32 bits for the number of each.
@@ -60,7 +60,9 @@ impl Header {
         }
         let sum = checksum(&bytes[..HEADER_BODY]);
         bytes[HEADER_BODY..][..8].copy_from_slice(&sum.to_le_bytes());
-        bytes[MARKER_AT..][..Marker::BYTES].copy_from_slice(&Marker { updates: 0 }.encode(self.id));
+        for at in MARKERS_AT {
+            bytes[at..][..Marker::BYTES].copy_from_slice(&Marker { updates: 0 }.encode(self.id));
+        }
         bytes
     }
 
@@ -243,10 +245,41 @@ impl Marker {
         bytes
     }
 
+    /// Where it is written.
+    pub(super) fn place(self) -> u64 {
+        MARKERS_AT[self.updates as usize % 2] as u64
+    }
+
     /// Reads the marker out of a header; `None` if it is damaged.
     pub(super) fn decode(header: &[u8], table: u64) -> Option<Self> {
-        let marker = Self { updates: u64_at(header, MARKER_AT) };
-        (header[MARKER_AT..][..Self::BYTES] == marker.encode(table)).then_some(marker)
+        let whole = MARKERS_AT.iter().filter_map(|&at| {
+            let marker = Self { updates: u64_at(header, at) };
+            (header[at..][..Self::BYTES] == marker.encode(table)).then_some(marker)
+        });
+        whole.max_by_key(|marker| marker.updates)
+    }
+}
+
+/// A checksum of all that was in the source of a table. It lies behind the marker and has a checksum of its own; tables that
+/// were not built from a configuration have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Content(pub(super) u64);
+
+impl Content {
+    pub(super) const AT: u64 = 192;
+
+    pub(super) fn encode(self, table: u64) -> [u8; 16] {
+        let sum = checksum(&[self.0, table, Self::AT].map(u64::to_le_bytes).concat());
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.0.to_le_bytes());
+        bytes[8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads it out of a header; `None` if it is not there, or is damaged.
+    pub(super) fn decode(header: &[u8], table: u64) -> Option<Self> {
+        let content = Self(u64_at(header, Self::AT as usize));
+        (header[Self::AT as usize..][..16] == content.encode(table)).then_some(content)
     }
 }
 
@@ -276,6 +309,17 @@ mod tests {
         let (bytes, length) = (header.encode(), header.file_bytes().unwrap());
         assert_eq!(Header::decode(&bytes, length), Ok(header));
         assert_eq!(Marker::decode(&bytes, header.id), Some(Marker { updates: 0 }));
+        for marker in [1, 2, 3].map(|updates| Marker { updates }) {
+            let mut marked = bytes;
+            marked[marker.place() as usize..][..Marker::BYTES].copy_from_slice(&marker.encode(header.id));
+            assert_eq!(Marker::decode(&marked, header.id), Some(marker));
+            marked[marker.place() as usize] ^= 1;
+            assert_eq!(Marker::decode(&marked, header.id), Some(Marker { updates: 0 }), "the other one");
+        }
+        assert_eq!(Content::decode(&bytes, header.id), None);
+        let mut with = bytes;
+        with[Content::AT as usize..][..16].copy_from_slice(&Content(0).encode(header.id));
+        assert_eq!((Content::decode(&with, header.id), Content::decode(&with, 1)), (Some(Content(0)), None));
         assert!(Header::decode(&bytes, length - 1).is_err());
         assert!(Header::decode(&bytes[..100], 100).is_err());
         for at in 0..HEADER_BODY + 8 {

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::error::{Error, Result, Status};
-use crate::locked::Locked;
+use crate::files::Locked;
 
 /// Opens a file and locks it, alone if `alone`.
 pub(super) fn open_locked(path: &Path, options: &OpenOptions, alone: bool) -> Result<Locked> {

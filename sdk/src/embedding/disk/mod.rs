@@ -6,19 +6,22 @@ mod file;
 mod format;
 mod lock;
 mod prefetch;
+mod update_format;
+mod update_scan;
 mod updates;
 
 #[cfg(test)]
 mod tests;
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use file::{Found, TableFile};
-use format::Header;
+use format::{Content, Header, Marker};
 use prefetch::prefetch;
 use updates::Updates;
 
@@ -28,6 +31,7 @@ use crate::error::{Error, Result, Status};
 
 pub(super) use build::build_if;
 pub use build::{Built, build};
+pub(super) use updates::path_of as updates_of;
 
 /// How many keys are looked up together while they have to be read from the disk: the more, the more it reads at a time.
 const COLD_BLOCK: usize = 32_768;
@@ -45,7 +49,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Which table, and for what.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DiskOptions {
-    /// The table file. What is updated goes into a folder beside it, of the same name and `.updates`.
+    /// The table file. What is updated goes into a log beside it, of the same name and `.updates`.
     pub(super) path: PathBuf,
     /// Whether nothing is written, so that others can have the table open too.
     pub(super) read_only: bool,
@@ -69,13 +73,42 @@ pub(super) fn bytes_for(layout: Layout, rows: u64) -> u64 {
     Header::new(layout, rows, 0, 0).file_bytes().unwrap_or(u64::MAX)
 }
 
-/// The number of the table in a file, which no other table has; `None` if there is none, or it is damaged.
-pub(super) fn number_of(path: &Path) -> Option<u64> {
-    let file = File::open(path).ok()?;
+/// What a table file says of itself.
+pub(super) struct Facts {
+    /// The number of the table, which no other has.
+    pub(super) number: u64,
+    pub(super) layout: Layout,
+    /// A checksum of all that was in its source, if it is known.
+    pub(super) content: Option<u64>,
+    /// Whether it has updates.
+    pub(super) updated: bool,
+}
+
+/// Reads what a table file says of itself; `None` if there is none. One that can not be read is an error: to build it anew
+/// would lose its updates.
+pub(super) fn look(path: &Path) -> Result<Option<Facts>> {
+    let refused = |what: &str| {
+        let (file, updates) = (path.display(), updates_of(path));
+        let hint = format!("Bring it back from a copy, or remove it and {} to build it anew", updates.display());
+        Error::new(Status::Io, format!("the table {file} {what}. {hint} from its source, without its updates"))
+    };
+    let unreadable = |error: io::Error| refused(&format!("can not be read: {error}"));
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(unreadable)?,
+    };
+    let length = file.metadata().map_err(unreadable)?.len();
     let mut bytes = [0; format::HEADER_BYTES];
-    file.read_exact_at(&mut bytes, 0).ok()?;
-    let length = file.metadata().ok()?.len();
-    Some(Header::decode(&bytes, length).ok()?.id)
+    let bytes = &mut bytes[..length.min(format::HEADER_BYTES as u64) as usize];
+    file.read_exact_at(bytes, 0).map_err(unreadable)?;
+    let header = Header::decode(bytes, length).map_err(|what| refused(&what))?;
+    let marker = Marker::decode(bytes, header.id);
+    Ok(Some(Facts {
+        number: header.id,
+        layout: header.layout,
+        content: Content::decode(bytes, header.id).map(|content| content.0),
+        updated: marker.is_none_or(|marker| marker.updates > 0) || updates_of(path).exists(),
+    }))
 }
 
 impl Disk {
@@ -97,6 +130,11 @@ impl Disk {
     /// What its rows look like.
     pub(super) fn layout(&self) -> Layout {
         self.file.header().layout
+    }
+
+    /// The number of the table, which no other has.
+    pub(super) fn number(&self) -> u64 {
+        self.file.header().id
     }
 
     /// How many keys the table was built with.
@@ -256,6 +294,25 @@ impl Floor for Disk {
             return Ok(());
         }
         self.updates.apply(change, |marker, first| self.file.mark(marker, first))
+    }
+
+    fn later(&self, keys: &[i64], versions: &[u64], sink: &mut Sink<'_>) -> Vec<(usize, Error)> {
+        let Some(updated) = self.updates.places(keys) else { return Vec::new() };
+        let mut read = |place: usize| {
+            self.updates.get(keys[place], |update| {
+                if update.version > versions[place] {
+                    sink(place, update.version, update.row);
+                }
+            })
+        };
+        (0..keys.len())
+            .filter(|&place| updated[place])
+            .filter_map(|place| read(place).err().map(|error| (place, error)))
+            .collect()
+    }
+
+    fn changed(&self) -> Vec<i64> {
+        self.updates.keys()
     }
 
     fn memory(&self) -> u64 {

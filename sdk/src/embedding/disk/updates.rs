@@ -1,65 +1,72 @@
-//! What has changed since a table file was built, in a folder of sled's beside it.
+//! What has changed since a table file was built, in a log beside it. An update is acknowledged when it is durable there.
 
-use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use twox_hash::XxHash3_64;
-
-use super::build::{beside, sync_folder};
-use super::format::{Header, Marker, u64_at};
+use super::build::beside;
+use super::format::{Header, Marker};
+use super::update_format::{BATCH_BYTES, BatchHeader, ENTRY_EXTRA, LogHeader, Update};
+use super::update_scan::{Refused, Scanned, scan};
 use crate::embedding::floor::Rows;
 use crate::error::{Error, Result, Status};
-use crate::store::checksum;
+use crate::files::sync_parent;
 
-/// How much of the updates sled keeps in memory.
-const CACHE_BYTES: u64 = 64 << 20;
-/// How long another process may take to look at the updates.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The name of [`Meta`]; those of rows have 8 bytes.
-const META: &[u8] = b"meta";
+/// A log is compacted when it has this much more than twice what is of use in it.
+const GARBAGE_BYTES: u64 = 8 << 20;
+/// About how many bytes a compaction writes at a time.
+const CHUNK_BYTES: usize = 4 << 20;
 
 pub(super) struct Updates {
     path: PathBuf,
     table: u64,
     row_bytes: usize,
-    held: Held,
-    /// Every key that was updated, and perhaps some that were about to be: most are not, and need not be asked for.
-    keys: RwLock<HashSet<i64>>,
+    index: RwLock<Index>,
+    /// How many keys the index has, to be read without a lock: most tables have none.
     count: AtomicUsize,
-    state: Mutex<State>,
+    writer: Mutex<Writer>,
 }
 
-enum Held {
-    /// Made by the first update.
-    Sled(OnceLock<sled::Db>),
-    /// Read once: sled allows nobody beside it.
-    Loaded(HashMap<i64, Vec<u8>>),
-}
-
+/// What lookups read.
 #[derive(Default)]
-struct State {
-    meta: Meta,
-    /// Whether a write failed: then nobody knows what is in there.
-    broken: bool,
+struct Index {
+    /// Where the newest entry of each key begins.
+    places: HashMap<i64, u64>,
+    /// Made by the first update.
+    file: Option<Arc<File>>,
 }
 
-/// What is known of a key.
-pub(super) struct Update<'a> {
-    pub(super) version: u64,
-    /// `None` if it was deleted.
-    pub(super) row: Option<&'a [u8]>,
+/// How far the log is written.
+#[derive(Default)]
+struct Writer {
+    /// How many updates there are.
+    updates: u64,
+    /// Where the log ends; 0 while it has no header.
+    end: u64,
+    /// Whether something may lie behind the end, of an update that failed.
+    cut: bool,
+    /// Whether the log's name is durable.
+    named: bool,
+    /// Whether the marker is durable, with some number.
+    marked: bool,
+}
+
+/// A key and where its entry begins among those of its batch.
+type Entry = (i64, u64);
+
+/// Where the updates of a table file lie.
+pub(in crate::embedding) fn path_of(table: &Path) -> PathBuf {
+    beside(table, ".updates")
 }
 
 /// Removes the updates of a table that was replaced.
 pub(super) fn remove(table: &Path) -> Result<()> {
-    let path = folder(table);
-    match fs::remove_dir_all(&path) {
+    let path = path_of(table);
+    match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::new(
             Status::Io,
             format!("{}, of the table before, can not be removed: {error}. Remove it by hand", path.display()),
@@ -68,315 +75,262 @@ pub(super) fn remove(table: &Path) -> Result<()> {
     }
 }
 
-fn folder(table: &Path) -> PathBuf {
-    beside(table, ".updates")
-}
-
 impl Updates {
-    pub(super) fn open(table: &Path, header: &Header, marker: Marker, read_only: bool) -> Result<Self> {
-        let mut updates = Self {
-            path: folder(table),
+    /// Opens the updates of a table; `marker` is `None` if the table's is damaged. All are read, so that none that is
+    /// damaged is found later, and to know their keys.
+    pub(super) fn open(table: &Path, header: &Header, marker: Option<Marker>, read_only: bool) -> Result<Self> {
+        let updates = Self {
+            path: path_of(table),
             table: header.id,
             row_bytes: header.layout.row_bytes(),
-            held: Held::Sled(OnceLock::new()),
-            keys: RwLock::default(),
+            index: RwLock::default(),
             count: AtomicUsize::new(0),
-            state: Mutex::default(),
+            writer: Mutex::default(),
         };
-        let there = updates.path.exists();
-        if there {
-            updates.load(header.replaced, read_only)?;
-        }
-        let known = updates.state.get_mut().unwrap_or_else(PoisonError::into_inner).meta.updates;
-        if known < marker.updates {
+        // The marker is durable before the first update is acknowledged. Where it is damaged there may have been one.
+        let least = marker.map_or(1, |marker| marker.updates);
+        let there = updates.load(header.replaced, least, read_only)?;
+        let known = updates.writer().updates;
+        if known < least {
             let what = if there { "has" } else { "is not there; it had" };
-            return Err(updates.wrong(&format!(
-                "{what} {known} updates of at least {}: bring it back, or build the table again",
-                marker.updates
-            )));
+            let message =
+                format!("{what} {known} updates of at least {least}: bring it back, or build the table again");
+            return Err(updates.wrong(&message));
         }
         Ok(updates)
     }
 
-    /// Reads all of them, so that none that is damaged is found later, and to know their keys.
-    fn load(&mut self, replaced: u64, read_only: bool) -> Result<()> {
-        let tree = self.open_sled()?;
-        let meta = self.attempt("read", || tree.get(META))?;
-        let meta = match meta {
-            Some(bytes) => Meta::decode(&bytes).ok_or_else(|| self.wrong("is damaged"))?,
-            // Made, and nothing was written yet.
-            None => Meta { table: self.table, ..Meta::default() },
+    /// Reads the log, if there is one.
+    fn load(&self, replaced: u64, least: u64, read_only: bool) -> Result<bool> {
+        let file = match OpenOptions::new().read(true).write(!read_only).open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            file => file.map_err(|error| self.cannot("opened", &error))?,
         };
-        if meta.table == replaced && replaced != 0 {
+        if !read_only {
+            // A killed process leaves writes that it had not synced. What is read now must not be gone after a later
+            // loss of power.
+            file.sync_all().map_err(|error| self.cannot("written", &error))?;
+        }
+        let scanned = match scan(&file, self.table, self.row_bytes) {
+            Ok(scanned) => scanned,
+            // Left by the first update, which was not written whole.
+            Err(Refused::NoLog) if least == 0 => Scanned::default(),
             // The build that replaced the table was ended before it came to this.
-            self.attempt("closed", || {
-                drop(tree);
-                Ok(())
-            })?;
-            return if read_only {
-                Ok(())
-            } else {
-                fs::remove_dir_all(&self.path).map_err(|error| self.failed(&error))
-            };
-        }
-        if meta.table != self.table {
-            let message = "has updates of another table: bring that table back, or remove the folder to lose them";
-            return Err(self.wrong(message));
-        }
-        let (mut keys, mut loaded, mut digest) = (HashSet::new(), HashMap::new(), Digest::default());
-        self.attempt("read", || {
-            for pair in tree.iter() {
-                let (key, value) = pair?;
-                if key.as_ref() == META {
-                    continue;
-                }
-                digest.add(&key, &value);
-                // One that is too long or short does not get past the digest.
-                let number = key.as_ref().try_into().map_or(0, i64::from_be_bytes);
-                keys.insert(number);
-                if read_only {
-                    loaded.insert(number, value.to_vec());
-                }
+            Err(Refused::OfTable(of)) if of == replaced && replaced != 0 => {
+                let removed = if read_only { Ok(()) } else { fs::remove_file(&self.path) };
+                removed.map_err(|error| self.cannot("removed", &error))?;
+                return Ok(false);
             }
-            Ok(())
-        })?;
-        let whole = digest == meta.digest && keys.len() as u64 == digest.count;
-        if !whole {
-            return Err(self.wrong("is damaged: its updates are not those that were written"));
-        }
-        self.count = AtomicUsize::new(keys.len());
-        self.keys = RwLock::new(keys);
-        self.state = Mutex::new(State { meta, broken: false });
-        self.held = if read_only {
-            self.attempt("closed", || {
-                drop(tree);
-                Ok(())
-            })?;
-            Held::Loaded(loaded)
-        } else {
-            Held::Sled(OnceLock::from(tree))
+            Err(refused) => return Err(self.refused(&refused)),
         };
-        Ok(())
+        let Scanned { places, updates, end } = scanned;
+        self.count.store(places.len(), Ordering::Release);
+        *self.index.write().unwrap_or_else(PoisonError::into_inner) = Index { places, file: Some(Arc::new(file)) };
+        *self.writer() = Writer { updates, end, cut: true, ..Writer::default() };
+        Ok(true)
     }
 
-    fn open_sled(&self) -> Result<sled::Db> {
-        let config = sled::Config::new().path(&self.path).cache_capacity(CACHE_BYTES).flush_every_ms(None);
-        let patience = Instant::now() + PATIENCE;
-        loop {
-            // Another process that opens the table to read has it for a moment, and one of sled's threads may hold its
-            // lock a moment longer than the one who closed it.
-            let held = |error: &sled::Error| error.to_string().contains("could not acquire lock");
-            let opened = self.attempt("opened", || match config.open() {
-                Err(error) if held(&error) => Ok(None),
-                opened => opened.map(Some),
-            })?;
-            match opened {
-                Some(tree) => return Ok(tree),
-                None if Instant::now() < patience => std::thread::sleep(Duration::from_millis(2)),
-                None => return Err(Error::new(Status::Busy, format!("{} is in use", self.path.display()))),
+    fn refused(&self, refused: &Refused) -> Error {
+        match refused {
+            Refused::Io(error) => self.cannot("read", error),
+            Refused::NoLog => self.wrong("is damaged: it does not begin as it was written. Bring it back from a copy"),
+            Refused::OfTable(_) => {
+                self.wrong("has updates of another table: bring that table back, or remove the file to lose them")
             }
+            Refused::Damaged(what) => self.wrong(&format!("is damaged: {what}. Bring it back from a copy")),
         }
     }
 
-    /// The places in `keys` of those that may have been updated; `None` if none was.
+    /// The places in `keys` of those that were updated; `None` if none was.
     pub(super) fn places(&self, keys: &[i64]) -> Option<Vec<bool>> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let updated = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        Some(keys.iter().map(|key| updated.contains(key)).collect())
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        Some(keys.iter().map(|key| index.places.contains_key(key)).collect())
+    }
+
+    /// Every key that was updated.
+    pub(super) fn keys(&self) -> Vec<i64> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner).places.keys().copied().collect()
     }
 
     /// Gives what is known of a key; false if it was not updated.
     pub(super) fn get(&self, key: i64, give: impl FnOnce(Update<'_>)) -> Result<bool> {
-        let kept;
-        let value: &[u8] = match &self.held {
-            Held::Loaded(rows) => match rows.get(&key) {
-                Some(value) => value,
-                None => return Ok(false),
-            },
-            Held::Sled(tree) => {
-                let Some(tree) = tree.get() else { return Ok(false) };
-                match self.attempt("read", || tree.get(key.to_be_bytes()))? {
-                    Some(value) => kept = value,
-                    None => return Ok(false),
-                }
-                &kept
-            }
-        };
-        let update = Update::decode(key, value, self.row_bytes);
-        give(update.ok_or_else(|| self.wrong(&format!("holds for the key {key} what was not written")))?);
+        let Some((file, at)) = self.find(key) else { return Ok(false) };
+        let bytes = self.read(&file, at)?;
+        give(self.decode(&bytes, key)?.0);
         Ok(true)
     }
 
+    /// The entry of a key that bytes of the log begin with, and how long it is.
+    fn decode<'a>(&self, bytes: &'a [u8], key: i64) -> Result<(Update<'a>, usize)> {
+        let update = Update::decode(bytes, self.table, self.row_bytes).filter(|(update, _)| update.key == key);
+        update.ok_or_else(|| self.wrong(&format!("holds for the key {key} what was not written")))
+    }
+
+    /// The log, and where the entry of a key begins in it.
+    fn find(&self, key: i64) -> Option<(Arc<File>, u64)> {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let at = *index.places.get(&key)?;
+        Some((Arc::clone(index.file.as_ref()?), at))
+    }
+
+    /// Bytes of the log, as many as an entry has at most.
+    fn read(&self, file: &File, at: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; ENTRY_EXTRA + self.row_bytes];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match file.read_at(&mut bytes[filled..], at + filled as u64) {
+                // The last entry may be shorter.
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.cannot("read", &error)),
+            }
+        }
+        bytes.truncate(filled);
+        Ok(bytes)
+    }
+
     /// Applies changes that are not older than what is there, and makes them durable. `mark` is called then with the
-    /// number of updates and whether it is the first.
+    /// number of updates and whether that has to be durable: at least that there are any.
     pub(super) fn apply(&self, change: &Rows<'_>, mark: impl FnOnce(Marker, bool) -> Result<()>) -> Result<()> {
-        let Held::Sled(tree) = &self.held else { unreachable!("a table that is read-only is not updated") };
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.broken {
-            return Err(self.wrong("could not be written to before: close the table and open it again"));
+        let mut writer = self.writer();
+        let (body, entries) = self.entries(change)?;
+        if entries.is_empty() {
+            return Ok(());
         }
-        if tree.get().is_none() {
-            let made = self.open_sled()?;
-            drop(tree.set(made));
+        let file = self.file()?;
+        let failed = |error: io::Error| self.cannot("written", &error);
+        if writer.cut {
+            file.set_len(writer.end).map_err(failed)?;
         }
-        let tree = tree.get().expect("made above");
-        let (batch, meta, keys) = self.batch(tree, change, state.meta)?;
-        if !keys.is_empty() {
-            // Before they are there: who asks in between finds nothing new, and looks on.
-            let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-            known.extend(keys);
-            self.count.store(known.len(), Ordering::Release);
+        let update = writer.updates + 1;
+        let mut bytes = Vec::with_capacity(body.len() + 128);
+        if writer.end == 0 {
+            bytes.extend(self.header(0, 0).encode());
         }
-        state.broken = true;
-        self.attempt("written", || {
-            tree.apply_batch(batch)?;
-            tree.flush()
-        })?;
-        if state.meta.updates == 0 {
-            sync_folder(&self.path.join("db")).and_then(|()| sync_folder(&self.path)).map_err(|e| self.failed(&e))?;
+        let at = writer.end + bytes.len() as u64;
+        bytes.extend(BatchHeader::new(update, entries.len() as u64, &body).encode(self.table, at));
+        bytes.extend(&body);
+        writer.cut = true;
+        file.write_all_at(&bytes, writer.end).and_then(|()| file.sync_data()).map_err(failed)?;
+        if file.metadata().map_err(failed)?.nlink() == 0 {
+            return Err(self.wrong("was removed while it was open: what is written is lost. Open the table again"));
         }
-        mark(Marker { updates: meta.updates }, state.meta.updates == 0)?;
-        *state = State { meta, broken: false };
+        if !writer.named {
+            sync_parent(&self.path).map_err(failed)?;
+            writer.named = true;
+        }
+        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        index.places.extend(entries.into_iter().map(|(key, place)| (key, at + BATCH_BYTES as u64 + place)));
+        self.count.store(index.places.len(), Ordering::Release);
+        drop(index);
+        (writer.updates, writer.end, writer.cut) = (update, writer.end + bytes.len() as u64, false);
+        // After the log, so that it is never ahead of that; if it fails the update is there all the same.
+        mark(Marker { updates: update }, !writer.marked)?;
+        writer.marked = true;
+        self.compact_if_due(&mut writer);
         Ok(())
     }
 
-    fn batch(&self, tree: &sled::Db, change: &Rows<'_>, mut meta: Meta) -> Result<(sled::Batch, Meta, Vec<i64>)> {
-        let (mut batch, mut keys) = (sled::Batch::default(), Vec::new());
+    /// The entries of those changes that are not older than what is there.
+    fn entries(&self, change: &Rows<'_>) -> Result<(Vec<u8>, Vec<Entry>)> {
+        let (mut body, mut entries) = (Vec::new(), Vec::new());
         for (place, &key) in change.keys.iter().enumerate() {
-            let name = key.to_be_bytes();
-            if let Some(old) = self.attempt("read", || tree.get(name))? {
-                let held = Update::decode(key, &old, self.row_bytes);
-                let held = held.ok_or_else(|| self.wrong(&format!("holds for the key {key} what was not written")))?;
-                if held.version > change.versions[place] {
-                    continue;
-                }
-                meta.digest.subtract(&name, &old);
-            } else {
-                keys.push(key);
+            let version = change.versions[place];
+            if self.version(key)?.is_some_and(|held| held > version) {
+                continue;
             }
-            let update = Update { version: change.versions[place], row: change.row(place) };
-            let value = update.encode(key);
-            meta.digest.add(&name, &value);
-            batch.insert(&name, value);
+            entries.push((key, body.len() as u64));
+            Update { key, version, row: change.row(place) }.encode(self.table, &mut body);
         }
-        (meta.table, meta.updates) = (self.table, meta.updates + 1);
-        batch.insert(META, meta.encode());
-        Ok((batch, meta, keys))
+        Ok((body, entries))
+    }
+
+    /// The version of a key that was updated. What is damaged has none: whatever comes is newer.
+    fn version(&self, key: i64) -> Result<Option<u64>> {
+        let Some((file, at)) = self.find(key) else { return Ok(None) };
+        let bytes = self.read(&file, at)?;
+        Ok(self.decode(&bytes, key).ok().map(|(update, _)| update.version))
+    }
+
+    /// The log, made if it is not there.
+    fn file(&self) -> Result<Arc<File>> {
+        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        if index.file.is_none() {
+            let made = OpenOptions::new().read(true).write(true).create_new(true).open(&self.path);
+            index.file = Some(Arc::new(made.map_err(|error| self.cannot("made", &error))?));
+        }
+        Ok(Arc::clone(index.file.as_ref().expect("made above")))
+    }
+
+    fn header(&self, base: u64, folded: u64) -> LogHeader {
+        LogHeader { table: self.table, row_bytes: self.row_bytes as u32, base, folded }
+    }
+
+    /// Writes the log anew with the newest entry of each key alone, if that is worth it.
+    fn compact_if_due(&self, writer: &mut Writer) {
+        let live = self.count.load(Ordering::Acquire) as u64 * (ENTRY_EXTRA + self.row_bytes) as u64;
+        if writer.end <= 2 * live + GARBAGE_BYTES {
+            return;
+        }
+        let new = beside(&self.path, ".new");
+        if let Err(error) = self.compact(&new, writer) {
+            let _ = fs::remove_file(&new);
+            log::warn!("{error}. It is not compacted, and stays as it is");
+        }
+    }
+
+    fn compact(&self, new: &Path, writer: &mut Writer) -> Result<()> {
+        let failed = |error: io::Error| self.cannot("compacted", &error);
+        let (old, mut order) = {
+            let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+            let order: Vec<(u64, i64)> = index.places.iter().map(|(&key, &at)| (at, key)).collect();
+            (Arc::clone(index.file.as_ref().expect("it was just written")), order)
+        };
+        order.sort_unstable();
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(new).map_err(failed)?;
+        let header = self.header(writer.updates, order.len() as u64).encode();
+        file.write_all_at(&header, 0).map_err(failed)?;
+        let (mut end, mut places) = (header.len() as u64, HashMap::with_capacity(order.len()));
+        let mut order = order.into_iter().peekable();
+        while order.peek().is_some() {
+            let (mut body, mut count) = (Vec::new(), 0);
+            while let Some((at, key)) = order.next_if(|_| body.len() < CHUNK_BYTES) {
+                let bytes = self.read(&old, at)?;
+                let (_, length) = self.decode(&bytes, key)?;
+                places.insert(key, end + (BATCH_BYTES + body.len()) as u64);
+                body.extend(&bytes[..length]);
+                count += 1;
+            }
+            let batch = BatchHeader::new(writer.updates, count, &body).encode(self.table, end);
+            file.write_all_at(&[&batch[..], &body].concat(), end).map_err(failed)?;
+            end += (batch.len() + body.len()) as u64;
+        }
+        file.sync_all().and_then(|()| fs::rename(new, &self.path)).map_err(failed)?;
+        *self.index.write().unwrap_or_else(PoisonError::into_inner) = Index { places, file: Some(Arc::new(file)) };
+        // Until its name is durable the old log may come back, so no update is acknowledged before.
+        (writer.end, writer.cut, writer.named) = (end, false, sync_parent(&self.path).is_ok());
+        Ok(())
     }
 
     pub(super) fn memory(&self) -> u64 {
         // A hash table keeps an eighth or more of its places free, and a byte for each.
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner).capacity() as u64 * 10;
-        keys + match &self.held {
-            Held::Sled(tree) => tree.get().map_or(0, |_| CACHE_BYTES),
-            Held::Loaded(rows) => rows.len() as u64 * (self.row_bytes as u64 + 64),
-        }
+        self.index.read().unwrap_or_else(PoisonError::into_inner).places.capacity() as u64 * 18
     }
 
-    /// Runs something of sled's, which panics on some damaged files: that is an error like another here.
-    fn attempt<T>(&self, what: &str, run: impl FnOnce() -> sled::Result<T>) -> Result<T> {
-        let reason = match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(Ok(result)) => return Ok(result),
-            Ok(Err(error)) => error.to_string(),
-            Err(panic) => Error::from_panic(&*panic).message().to_owned(),
-        };
-        Err(self.wrong(&format!("can not be {what}: {reason}")))
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cannot(&self, what: &str, error: &io::Error) -> Error {
+        let hint = if error.kind() == io::ErrorKind::StorageFull { ". Make room on the disk" } else { "" };
+        self.wrong(&format!("can not be {what}: {error}{hint}"))
     }
 
     fn wrong(&self, what: &str) -> Error {
         Error::new(Status::Io, format!("{}, with the updates of the table, {what}", self.path.display()))
-    }
-
-    fn failed(&self, error: &io::Error) -> Error {
-        self.wrong(&format!("can not be changed: {error}"))
-    }
-}
-
-impl Drop for Updates {
-    fn drop(&mut self) {
-        if let Held::Sled(tree) = &mut self.held
-            && let Some(tree) = tree.take()
-        {
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(tree)));
-        }
-    }
-}
-
-impl<'a> Update<'a> {
-    fn encode(&self, key: i64) -> Vec<u8> {
-        let mut bytes = self.version.to_le_bytes().to_vec();
-        bytes.push(u8::from(self.row.is_none()));
-        bytes.extend(self.row.unwrap_or_default());
-        bytes.extend(Self::checksum(key, &bytes).to_le_bytes());
-        bytes
-    }
-
-    fn decode(key: i64, bytes: &'a [u8], row_bytes: usize) -> Option<Self> {
-        let (body, sum) = bytes.split_last_chunk()?;
-        if Self::checksum(key, body) != u32::from_le_bytes(*sum) {
-            return None;
-        }
-        let (version, rest) = body.split_first_chunk()?;
-        let row = match rest.split_first()? {
-            (0, row) if row.len() == row_bytes => Some(row),
-            (1, []) => None,
-            _ => return None,
-        };
-        Some(Self { version: u64::from_le_bytes(*version), row })
-    }
-
-    fn checksum(key: i64, body: &[u8]) -> u32 {
-        crc32c::crc32c_append(crc32c::crc32c(&key.to_le_bytes()), body)
-    }
-}
-
-/// What the updates say of themselves; written with each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Meta {
-    table: u64,
-    /// How many times the table was updated.
-    updates: u64,
-    digest: Digest,
-}
-
-/// How many pairs there are, and a sum over them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Digest {
-    count: u64,
-    sum: u64,
-}
-
-impl Digest {
-    fn add(&mut self, key: &[u8], value: &[u8]) {
-        self.count += 1;
-        self.sum = self.sum.wrapping_add(Self::of(key, value));
-    }
-
-    fn subtract(&mut self, key: &[u8], value: &[u8]) {
-        self.count -= 1;
-        self.sum = self.sum.wrapping_sub(Self::of(key, value));
-    }
-
-    fn of(key: &[u8], value: &[u8]) -> u64 {
-        XxHash3_64::oneshot_with_seed(checksum(key), value)
-    }
-}
-
-impl Meta {
-    fn encode(&self) -> Vec<u8> {
-        let words = [self.table, self.updates, self.digest.count, self.digest.sum];
-        let mut bytes = words.map(u64::to_le_bytes).concat();
-        bytes.extend(checksum(&bytes).to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        if bytes.len() != 40 || checksum(&bytes[..32]) != u64_at(bytes, 32) {
-            return None;
-        }
-        let [table, updates, count, sum] = [0, 8, 16, 24].map(|at| u64_at(bytes, at));
-        Some(Self { table, updates, digest: Digest { count, sum } })
     }
 }

@@ -308,3 +308,107 @@ fn only_what_the_cluster_does_not_have_is_kept_to_be_put_there() {
     table.table.floors[0].floor.fetch(&[1500, 1503], None, &mut |_, _, _| found += 1).unwrap();
     assert_eq!(found, 2);
 }
+
+fn every_row(version: u64) -> Vec<f32> {
+    (0..KEYS).flat_map(|key| row(key, version)).collect()
+}
+
+/// Asks for all keys past the cache, of which it has room for a few.
+fn all_have(table: &EmbeddingTable, version: u64) -> bool {
+    (0..KEYS).all(|key| look_at(table, key) == Some(row(key, version)))
+}
+
+#[test]
+fn a_cluster_that_forgot_everything_hides_no_row_of_this_disk() {
+    let (servers, folder, other) = (Servers::start(), Folder::new(), Folder::new());
+    let ours = tables(&servers, &folder, Some(""), 5000);
+    let theirs = tables(&servers, &other, Some(""), 5000);
+    let (our, their) = (ours.table("t").unwrap(), theirs.table("t").unwrap());
+    let keys: Vec<i64> = (0..KEYS).collect();
+    our.upsert(5, &keys, &every_row(5), Reach::AtOnce).unwrap();
+    for node in 0..3 {
+        let _: () = servers.ask(node, &["FLUSHALL"]);
+    }
+    // The other process puts into the cluster what it has.
+    their.refresh();
+    assert!(all_have(&their, 0));
+    theirs.wait();
+    assert!(all_have(&our, 5), "and this one does not believe it");
+    // What was found out is set right in the cluster, for others too.
+    eventually("all changes are back in the cluster", || {
+        their.refresh();
+        all_have(&their, 5)
+    });
+    // Deleted keys stay deleted.
+    our.delete(6, &[7], Reach::AtOnce).unwrap();
+    for node in 0..3 {
+        let _: () = servers.ask(node, &["FLUSHALL"]);
+    }
+    their.refresh();
+    assert_eq!(look_at(&their, 7), Some(row(7, 0)), "what its own disk has");
+    theirs.wait();
+    our.refresh();
+    assert_eq!(look_at(&our, 7), None);
+}
+
+#[test]
+fn nodes_that_come_back_with_an_older_snapshot_hide_no_row_of_this_disk() {
+    for disk in [Some(""), None] {
+        let (mut servers, folder) = (Servers::start(), Folder::new());
+        let embeddings = tables(&servers, &folder, disk, 5000);
+        let table = embeddings.table("t").unwrap();
+        let keys: Vec<i64> = (0..KEYS).collect();
+        table.upsert(3, &keys, &every_row(3), Reach::AtOnce).unwrap();
+        for node in 0..3 {
+            let _: () = servers.ask(node, &["SAVE"]);
+        }
+        table.upsert(5, &keys, &every_row(5), Reach::AtOnce).unwrap();
+        for node in 0..3 {
+            servers.kill(node);
+        }
+        for node in 0..3 {
+            servers.start_one(node);
+        }
+        servers.wait_until_well();
+        eventually("the nodes answer", || table.table.floors[0].floor.fetch(&keys, None, &mut |_, _, _| ()).is_ok());
+        if disk.is_some() {
+            assert!(all_have(&table, 5), "its own disk has it");
+            continue;
+        }
+        // Nothing has it any more: the default vector is given, and never what is older than was acknowledged.
+        let mut lost = 0;
+        for key in 0..KEYS {
+            match look_at(&table, key) {
+                Some(found) => assert_eq!(found, row(key, 5), "of the cache"),
+                None => lost += 1,
+            }
+        }
+        assert!(lost > KEYS / 2, "{lost}");
+        // Another process does not know better.
+        let other = Folder::new();
+        let theirs = tables(&servers, &other, None, 5000);
+        assert_eq!(look_at(&theirs.table("t").unwrap(), 1), Some(row(1, 3)));
+        // Who has the change repeats it.
+        table.upsert(5, &keys, &every_row(5), Reach::AtOnce).unwrap();
+        assert!(all_have(&table, 5));
+    }
+}
+
+#[test]
+fn a_replica_that_was_behind_hides_no_row_of_this_disk() {
+    let (mut servers, folder) = (Servers::with(Setup { replica: true, ..Setup::default() }), Folder::new());
+    let embeddings = tables(&servers, &folder, Some(""), 2000);
+    let table = embeddings.table("t").unwrap();
+    let keys: Vec<i64> = (0..KEYS).collect();
+    eventually("the replica has it all", || {
+        servers.ask::<String>(0, &["INFO", "replication"]).contains("lag=0")
+            && servers.ask::<u64>(0, &["DBSIZE"]) == servers.ask::<u64>(3, &["DBSIZE"])
+    });
+    // It hears of nothing more, and takes over.
+    servers.signal(3, libc::SIGSTOP);
+    table.upsert(5, &keys, &every_row(5), Reach::AtOnce).unwrap();
+    servers.kill(0);
+    servers.signal(3, libc::SIGCONT);
+    eventually("the replica serves", || table.table.floors[0].floor.fetch(&keys, None, &mut |_, _, _| ()).is_ok());
+    assert!(all_have(&table, 5));
+}

@@ -46,7 +46,7 @@ fn a_new_table_replaces_the_old_one_with_its_updates() {
     drop(disk);
     // As a build leaves it that is ended before it has removed the updates.
     let aside = table.folder.path().join("aside");
-    copy_folder(&table.updates(), &aside);
+    fs::copy(table.updates(), &aside).unwrap();
     build(&source(table.folder.path(), &[1, 2]), &table.path, RowType::F32).unwrap();
     assert!(!table.updates().exists() && !table.folder.path().join("table.pgt.new").exists());
     fs::rename(&aside, table.updates()).unwrap();
@@ -63,19 +63,6 @@ fn a_new_table_replaces_the_old_one_with_its_updates() {
     assert!(error.message().contains("table.pgt.updates") && error.message().contains("another table"), "{error}");
 }
 
-fn copy_folder(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for item in fs::read_dir(from).unwrap() {
-        let item = item.unwrap();
-        let to = to.join(item.file_name());
-        if item.path().is_dir() {
-            copy_folder(&item.path(), &to);
-        } else {
-            fs::copy(item.path(), to).unwrap();
-        }
-    }
-}
-
 #[test]
 fn updates_that_are_lost_are_missed() {
     let table = Table::new(&[1, 2]);
@@ -83,11 +70,11 @@ fn updates_that_are_lost_are_missed() {
     update(&disk, 1, &[1], Some(9)).unwrap();
     drop(disk);
     let aside = table.folder.path().join("aside");
-    copy_folder(&table.updates(), &aside);
+    fs::copy(table.updates(), &aside).unwrap();
     let disk = table.open(false).unwrap();
     update(&disk, 2, &[2], Some(9)).unwrap();
     drop(disk);
-    fs::remove_dir_all(table.updates()).unwrap();
+    fs::remove_file(table.updates()).unwrap();
     for (what, found) in
         [("gone", "is not there; it had 0 updates of at least 2"), ("old", "has 1 updates of at least 2")]
     {
@@ -96,11 +83,10 @@ fn updates_that_are_lost_are_missed() {
             assert!(error.message().contains(found) && error.message().contains(".updates"), "{what}: {error}");
         }
         if what == "gone" {
-            copy_folder(&aside, &table.updates());
+            fs::copy(&aside, table.updates()).unwrap();
         }
     }
-    fs::remove_dir_all(table.updates()).unwrap();
-    fs::write(table.updates(), "no folder").unwrap();
+    fs::write(table.updates(), "no log").unwrap();
     let error = table.open(false).err().unwrap();
     assert!(error.message().contains("table.pgt.updates"), "{error}");
 }
@@ -115,32 +101,61 @@ fn damaged_updates_are_an_error_and_never_an_old_row() {
     let asked: Vec<i64> = (1..4).chain(101..120).collect();
     let right = fetch(&disk, &asked).0;
     drop(disk);
-    let good = table.folder.path().join("good");
-    fs::rename(table.updates(), &good).unwrap();
-    let length = fs::metadata(good.join("db")).unwrap().len();
-    let (mut random, mut refused) = (Random(3), 0);
-    for _ in 0..150 {
-        copy_folder(&good, &table.updates());
-        let file = fs::OpenOptions::new().read(true).write(true).open(table.updates().join("db")).unwrap();
-        let at = random.below_u64(length.min(8192));
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, at).unwrap();
-        file.write_all_at(&[byte[0] ^ 1 << random.below(8)], at).unwrap();
-        drop(file);
-        match table.open(false) {
-            Ok(disk) => {
-                let (known, outcome) = fetch(&disk, &asked);
-                assert!(outcome.is_err() || known == right, "byte {at}");
-                assert!(known.iter().all(|(key, known)| right.get(key) == Some(known)), "byte {at}");
-            }
-            Err(error) => {
-                assert!(error.message().contains("table.pgt.updates"), "{error}");
-                refused += 1;
-            }
+    let good = fs::read(table.updates()).unwrap();
+    let mut random = Random(3);
+    for _ in 0..400 {
+        let (mut bytes, at) = (good.clone(), random.below(good.len()));
+        bytes[at] ^= 1 << random.below(8);
+        // Cut, too, and with more behind it.
+        match random.below(4) {
+            0 => bytes.truncate(at),
+            1 => bytes.extend(vec![bytes[at]; at]),
+            _ => {}
         }
-        fs::remove_dir_all(table.updates()).unwrap();
+        fs::write(table.updates(), &bytes).unwrap();
+        let error = table.open(random.once_in(2)).err().expect("the marker tells that an update is missing");
+        assert!(error.message().contains("table.pgt.updates"), "byte {at}: {error}");
     }
-    assert!(refused > 0);
+    fs::write(table.updates(), &good).unwrap();
+    let disk = table.open(false).unwrap();
+    assert_eq!(fetch(&disk, &asked).0, right);
+    // Damage while it is open.
+    let file = fs::OpenOptions::new().write(true).open(table.updates()).unwrap();
+    file.write_all_at(&vec![0x55; good.len() - 64], 64).unwrap();
+    let (known, outcome) = fetch(&disk, &asked);
+    assert!(outcome.unwrap_err().message().contains("was not written"));
+    assert_eq!(known, BTreeMap::from([(3, (0, Some(row(2))))]), "what was not updated is known");
+    // A change sets it right.
+    update(&disk, 3, &[1], Some(7)).unwrap();
+    assert_eq!(get(&disk, 1), Some((3, Some(row(7)))));
+}
+
+#[test]
+fn a_log_that_is_mostly_garbage_is_written_anew() {
+    let keys: Vec<i64> = (0..2000).collect();
+    let table = Table::new(&keys);
+    let disk = table.open(false).unwrap();
+    let mut longest = 0;
+    for version in 1..=200 {
+        // Half of them each time, and some are deleted.
+        let some: Vec<i64> = keys.iter().copied().filter(|key| (key + version as i64) % 2 == 0).collect();
+        update(&disk, version, &some, (version % 7 != 0).then_some(version)).unwrap();
+        longest = longest.max(fs::metadata(table.updates()).unwrap().len());
+    }
+    let now = fs::metadata(table.updates()).unwrap().len();
+    // 200 updates of 1000 keys are 7 MB; twice 2000 keys and 8 MiB are not reached.
+    assert_eq!(now, longest);
+    for version in 201..=500 {
+        update(&disk, version, &keys, Some(version)).unwrap();
+        longest = longest.max(fs::metadata(table.updates()).unwrap().len());
+    }
+    let now = fs::metadata(table.updates()).unwrap().len();
+    assert!(now < longest && longest < 9 << 20, "{now} of {longest}");
+    update(&disk, 499, &[1], None).unwrap();
+    let all_are_newest = |disk: &Disk| fetch(disk, &keys).0.values().all(|known| *known == (500, Some(row(500))));
+    assert!(all_are_newest(&disk));
+    drop(disk);
+    assert!(all_are_newest(&table.open(true).unwrap()) && all_are_newest(&table.open(false).unwrap()));
 }
 
 const CHILD: &str = "PAGODA_TEST_UPDATES";

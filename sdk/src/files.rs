@@ -1,0 +1,72 @@
+//! What the standard library leaves open about files: locks that end with their holder, names and contents that survive a
+//! loss of power.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::ops::Deref;
+use std::path::Path;
+
+/// A file that is locked while this lives.
+pub(crate) struct Locked(pub(crate) File);
+
+impl Deref for Locked {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that is being started by another thread has the file open for a moment too.
+        let _ = self.0.unlock();
+    }
+}
+
+/// Makes it durable that a file or folder is there, or is not.
+pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Makes a folder, and those above it that are missing, durably.
+pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
+    let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.is_dir()).count();
+    fs::create_dir_all(path)?;
+    path.ancestors().take(missing).try_for_each(sync_parent)
+}
+
+/// Replaces a small file: after a crash it has the old contents or the new ones, and when this returns the new ones.
+pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let written = File::create(&beside).and_then(|mut file| {
+        file.write_all(contents)?;
+        file.sync_all()
+    });
+    let replaced = written.and_then(|()| fs::rename(&beside, path));
+    if replaced.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    replaced.and_then(|()| sync_parent(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use pagoda_test_support::Folder;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_or_not_at_all() {
+        let folder = Folder::new();
+        let path = folder.path().join("a/b/file");
+        make_folder(path.parent().unwrap()).unwrap();
+        replace(&path, b"old").unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert!(replace(path.parent().unwrap(), b"a folder is there").is_err());
+        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 1, "nothing is left behind");
+    }
+}
