@@ -194,7 +194,7 @@ def test_what_fails_is_said(programs, here, folder, name):
     assert lost.stdout == "" and "/nowhere.so" in lost.stderr and "PAGODA_ONNXRUNTIME" in lost.stderr
 
 
-# ---- the README --------------------------------------------------------------------------------------------------
+# ---- the examples of the documents -------------------------------------------------------------------------------
 
 AROUND = {
     "c": ("main.c", "#include <pagoda.h>\n#include <stdio.h>\nint main(void) {\n%s}\n"),
@@ -217,11 +217,20 @@ AROUND = {
 }
 
 
-def from_readme(language, place, programs):
-    """The README's lines with what a program has around them, built; what runs it."""
+# Each page has one example in each of its languages.
+PAGES = {
+    "c": "README.md",
+    "cpp": "sdk/docs/languages.md",
+    "go": "sdk/docs/languages.md",
+    "java": "sdk/docs/languages.md",
+    "rust": "README.md",
+}
+
+
+def from_page(language, place, programs):
+    """The lines of the example with what a program has around them, built; what runs it."""
     name, around = AROUND[language]
-    section = (ROOT / "README.md").read_text().split("## In your language\n")[1].split("\n## ")[0]
-    (code,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    (code,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / PAGES[language]).read_text(), re.DOTALL)
     (place / name).write_text(around % code)
     prefix, program = programs.prefix, place / "main"
     flags = [*programs.flags("--cflags", "--libs"), f"-Wl,-rpath,{prefix}/lib"]
@@ -246,8 +255,8 @@ def from_readme(language, place, programs):
 
 
 @pytest.mark.parametrize("language", [name for name in AROUND if name not in ("go", "java") or name in LANGUAGES])
-def test_the_lines_of_the_readme_rank(programs, folder, tmp_path, language):
-    command, environment = from_readme(language, tmp_path, programs)
+def test_the_example_of_the_page_ranks(programs, folder, tmp_path, language):
+    command, environment = from_page(language, tmp_path, programs)
     done = call(*command, env=environment, cwd=folder)
     events = [{"movie": 17, "rating": 5, "time": 0}, {"movie": 4, "rating": 3, "time": 0}]
     asked = {"keys": {}, "events": events, "candidates": [{"movie": movie} for movie in (8, 15, 16)], "now": 0}
