@@ -19,6 +19,7 @@ pub mod embedding;
 pub mod engine;
 pub mod error;
 mod files;
+pub mod folder;
 #[doc(hidden)]
 pub mod json;
 pub mod kv;

@@ -1,46 +1,46 @@
-//! Who is next: requests in order of arrival, one at a time of each user.
+//! Jobs that wait: in order of arrival, one at a time of each key.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::batch::Workspace;
+use super::Job;
 use super::pending::Pending;
 use crate::error::{Error, Result, Status};
 
-/// Requests that wait, and the instances that are free.
-pub(super) struct Queue {
+/// Jobs that wait, and the instances that are free.
+pub(in super::super) struct Queue<J: Job, W> {
     most: usize,
-    /// One of each user at most.
-    ready: VecDeque<Arc<Pending>>,
-    /// An entry for every user who has a request that is ready or runs: the requests that come after that.
-    behind: HashMap<u64, VecDeque<Arc<Pending>>>,
+    /// One of each key at most.
+    ready: VecDeque<Arc<Pending<J>>>,
+    /// An entry for every key that has a job that is ready or runs: the jobs that come after that.
+    behind: HashMap<J::Key, VecDeque<Arc<Pending<J>>>>,
     waiting: usize,
     /// The buffers of the instances that are free.
-    idle: Vec<Workspace>,
+    idle: Vec<W>,
     running: usize,
     /// How many runs have ended.
-    pub(super) ended: u64,
+    pub(in super::super) ended: u64,
     /// Whether the next one waits for pages that a running one has.
     blocked: bool,
-    /// Whether someone takes requests as they come, for a batch that waits for others.
-    pub(super) gathering: bool,
+    /// Whether a worker takes jobs as they come, for a batch that waits for others.
+    pub(in super::super) gathering: bool,
     /// What it has taken. They still wait.
-    gathered: Vec<Arc<Pending>>,
+    gathered: Vec<Arc<Pending<J>>>,
     /// How many threads sleep no longer than a batch may wait for others.
-    pub(super) timed: usize,
-    /// How many requests had come when no others did for the last such batch.
-    pub(super) in_vain: Option<u64>,
-    pub(super) stop: bool,
+    pub(in super::super) timed: usize,
+    /// How many jobs had come when no others did for the last such batch.
+    pub(in super::super) in_vain: Option<u64>,
+    pub(in super::super) stop: bool,
 }
 
-impl Queue {
-    pub(super) fn new(instances: u32, most: u32) -> Self {
+impl<J: Job, W: Default> Queue<J, W> {
+    pub(in super::super) fn new(instances: u32, most: u32) -> Self {
         Self {
             most: most as usize,
             ready: VecDeque::new(),
             behind: HashMap::new(),
             waiting: 0,
-            idle: (0..instances).map(|_| Workspace::default()).collect(),
+            idle: (0..instances).map(|_| W::default()).collect(),
             running: 0,
             ended: 0,
             blocked: false,
@@ -52,13 +52,13 @@ impl Queue {
         }
     }
 
-    /// How many requests wait.
-    pub(super) fn waiting(&self) -> usize {
+    /// How many jobs wait.
+    pub(in super::super) fn waiting(&self) -> usize {
         self.waiting + self.gathered.len()
     }
 
-    /// Whether so many requests could be in the next batch.
-    pub(super) fn fills(&mut self, batch: usize) -> bool {
+    /// Whether so many jobs could be in the next batch.
+    pub(in super::super) fn fills(&mut self, batch: usize) -> bool {
         let mut waiting = self.ready.iter().filter(|pending| !pending.has_ended());
         // Only as many are looked at as it takes, unless some have ended meanwhile.
         if self.ready.len() < batch || waiting.nth(batch - 1).is_some() {
@@ -69,27 +69,27 @@ impl Queue {
     }
 
     /// The one that is next, if an instance could run it.
-    pub(super) fn next(&self) -> Option<&Arc<Pending>> {
+    pub(in super::super) fn next(&self) -> Option<&Arc<Pending<J>>> {
         self.ready.front().filter(|_| !self.blocked && !self.idle.is_empty())
     }
 
-    /// Whether someone sees to it that whoever comes now does not wait for too long.
-    pub(super) fn is_attended(&self) -> bool {
+    /// Whether a worker sees to it that a job that comes now does not wait for too long.
+    pub(in super::super) fn is_attended(&self) -> bool {
         if self.gathering {
-            // Whoever does takes those that come. But that may take long: another one looks after it, if there is one.
+            // That worker takes those that come. But that may take long: another one looks after it, if there is one.
             self.timed > 0 || self.idle.is_empty()
         } else {
             self.next().is_some()
         }
     }
 
-    /// Whether whoever is next has to wait for a run to end.
-    pub(super) fn is_blocked(&self) -> bool {
+    /// Whether the next job has to wait for a run to end.
+    pub(in super::super) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Puts a request at the end, and says whether it could be in the next batch.
-    pub(super) fn push(&mut self, pending: Arc<Pending>) -> Result<bool> {
+    /// Puts a job at the end, and says whether it could be in the next batch.
+    pub(in super::super) fn push(&mut self, pending: Arc<Pending<J>>) -> Result<bool> {
         if self.waiting() >= self.most {
             self.clean();
         }
@@ -98,40 +98,40 @@ impl Queue {
             return Err(Error::new(Status::Capacity, message));
         }
         self.waiting += 1;
-        if let Some(behind) = self.behind.get_mut(&pending.work.user) {
+        if let Some(behind) = self.behind.get_mut(&pending.job.key()) {
             behind.push_back(pending);
             return Ok(false);
         }
-        self.behind.insert(pending.work.user, VecDeque::new());
+        self.behind.insert(pending.job.key(), VecDeque::new());
         self.ready.push_back(pending);
         Ok(true)
     }
 
-    /// An instance for a request that need not wait, if there is one.
-    pub(super) fn at_once(&mut self, user: u64) -> Option<Workspace> {
-        if !self.ready.is_empty() || self.behind.contains_key(&user) {
+    /// An instance for a job that need not wait, if there is one.
+    pub(in super::super) fn at_once(&mut self, key: J::Key) -> Option<W> {
+        if !self.ready.is_empty() || self.behind.contains_key(&key) {
             return None;
         }
         let workspace = self.idle.pop()?;
-        self.behind.insert(user, VecDeque::new());
+        self.behind.insert(key, VecDeque::new());
         self.running += 1;
         Some(workspace)
     }
 
-    /// Whether a request of a user runs, or is being put into a batch.
-    pub(super) fn is_taken(&self, user: u64) -> bool {
-        self.behind.contains_key(&user) && self.ready.iter().all(|pending| pending.work.user != user)
+    /// Whether a job of a key runs, or is being put into a batch.
+    pub(in super::super) fn is_taken(&self, key: J::Key) -> bool {
+        self.behind.contains_key(&key) && self.ready.iter().all(|pending| pending.job.key() != key)
     }
 
     /// A free instance.
-    pub(super) fn instance(&mut self) -> Option<Workspace> {
+    pub(in super::super) fn instance(&mut self) -> Option<W> {
         let workspace = self.idle.pop()?;
         self.running += 1;
         Some(workspace)
     }
 
-    /// The next request, which is its caller's to run or to put back. `callbacks`: also if it has one.
-    pub(super) fn take(&mut self, callbacks: bool) -> Option<Arc<Pending>> {
+    /// The next job, which is its caller's to run or to put back. `callbacks`: also if it has one.
+    pub(in super::super) fn take(&mut self, callbacks: bool) -> Option<Arc<Pending<J>>> {
         if self.blocked {
             return None;
         }
@@ -145,56 +145,56 @@ impl Queue {
                 return Some(pending);
             }
             self.waiting -= 1;
-            self.done(pending.work.user);
+            self.done(pending.job.key());
         }
         None
     }
 
     /// As [`Self::take`], for a batch that waits for others.
-    pub(super) fn gather(&mut self) -> Option<Arc<Pending>> {
+    pub(in super::super) fn gather(&mut self) -> Option<Arc<Pending<J>>> {
         self.take(true).inspect(|pending| self.gathered.push(Arc::clone(pending)))
     }
 
     /// The last that was taken so does not wait any more, or is going to be put back.
-    pub(super) fn ungather(&mut self, last: &Arc<Pending>) {
+    pub(in super::super) fn ungather(&mut self, last: &Arc<Pending<J>>) {
         self.gathered.pop_if(|pending| Arc::ptr_eq(pending, last));
     }
 
-    /// No one takes requests as they come any more; those that were taken run, or are put back.
-    pub(super) fn end_gathering(&mut self) {
+    /// No worker takes jobs as they come any more; those that were taken run, or are put back.
+    pub(in super::super) fn end_gathering(&mut self) {
         self.gathering = false;
         self.gathered.clear();
     }
 
     /// Puts a batch back that waited for others: `in_vain` if none came after so many.
-    pub(super) fn put_all_back(&mut self, batch: Vec<Arc<Pending>>, in_vain: Option<u64>) {
+    pub(in super::super) fn put_all_back(&mut self, batch: Vec<Arc<Pending<J>>>, in_vain: Option<u64>) {
         self.end_gathering();
         for pending in batch {
             if pending.has_ended() {
-                self.done(pending.work.user);
+                self.done(pending.job.key());
                 continue;
             }
             self.put_back(pending);
         }
-        // Their pages are there for whoever found none.
+        // Their pages are there for a job that found none.
         (self.in_vain, self.blocked) = (in_vain, false);
     }
 
-    /// Puts a request back that was taken, in front of those that came later.
-    pub(super) fn put_back(&mut self, pending: Arc<Pending>) {
+    /// Puts a job back that was taken, in front of those that came later.
+    pub(in super::super) fn put_back(&mut self, pending: Arc<Pending<J>>) {
         self.waiting += 1;
-        // Someone else may have put one back who came before: whoever is first decides how long the others wait.
+        // Another worker may have put one back that came before: the first decides how long the others wait.
         let place = self.ready.iter().position(|other| other.arrived > pending.arrived);
         self.ready.insert(place.unwrap_or(self.ready.len()), pending);
     }
 
-    /// Puts a request back for which there is no room now, until a run has ended. Gives it back if none is to end.
-    pub(super) fn until_room(
+    /// Puts a job back for which there is no room now, until a run has ended. Gives it back if none is to end.
+    pub(in super::super) fn until_room(
         &mut self,
-        pending: Arc<Pending>,
+        pending: Arc<Pending<J>>,
         ended: u64,
         batch_holds_some: bool,
-    ) -> Option<Arc<Pending>> {
+    ) -> Option<Arc<Pending<J>>> {
         let others = batch_holds_some || self.running > 1;
         if !others && self.ended == ended {
             return Some(pending);
@@ -204,21 +204,21 @@ impl Queue {
         None
     }
 
-    /// The request of a user that was taken has ended: the next one of that user may follow, after whoever is there. Says
+    /// The job of a key that was taken has ended: the next one of that key may follow, after those that wait. Says
     /// whether there is one.
-    pub(super) fn done(&mut self, user: u64) -> bool {
-        let next = self.behind.get_mut(&user).and_then(VecDeque::pop_front);
+    pub(in super::super) fn done(&mut self, key: J::Key) -> bool {
+        let next = self.behind.get_mut(&key).and_then(VecDeque::pop_front);
         let follows = next.is_some();
         match next {
             Some(next) => self.ready.push_back(next),
-            None => drop(self.behind.remove(&user)),
+            None => drop(self.behind.remove(&key)),
         }
         follows
     }
 
-    /// An instance is free again. `room`: and so may be pages; otherwise whoever found no room is not to look again at
-    /// once, unless no one else runs.
-    pub(super) fn give_back(&mut self, workspace: Workspace, room: bool) {
+    /// An instance is free again. `room`: and so may be pages; otherwise a job that found no room does not look again at
+    /// once, unless nothing else runs.
+    pub(in super::super) fn give_back(&mut self, workspace: W, room: bool) {
         self.idle.push(workspace);
         self.running -= 1;
         if room || self.running == 0 {
@@ -227,7 +227,7 @@ impl Queue {
         }
     }
 
-    /// Drops requests that have ended while they waited.
+    /// Drops jobs that have ended while they waited.
     fn clean(&mut self) {
         self.gathered.retain(|pending| !pending.has_ended());
         for behind in self.behind.values_mut() {
@@ -236,7 +236,7 @@ impl Queue {
         let (gone, left): (Vec<_>, Vec<_>) = self.ready.drain(..).partition(|pending| pending.has_ended());
         self.ready.extend(left);
         for pending in gone {
-            self.done(pending.work.user);
+            self.done(pending.job.key());
         }
         self.waiting = self.ready.len() + self.behind.values().map(VecDeque::len).sum::<usize>();
     }
@@ -244,35 +244,42 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::core::tests::{options, request, serving};
-    use super::super::stats::Counters;
-    use super::super::work::Work;
+    use super::super::Counters;
     use super::*;
 
-    /// Requests of users 0 to before `count`; every other one has a callback.
-    fn requests(count: u64) -> Vec<Arc<Pending>> {
-        let serving = serving(&options(), None);
-        let one = |user| {
-            let work = Work::new(&serving, &request(user, &[])).unwrap();
-            Pending::new(work, None, false, user % 2 == 1, &Arc::new(Counters::new()))
-        };
+    /// A job that is nothing but its key.
+    struct OfUser(u64);
+
+    impl Job for OfUser {
+        type Key = u64;
+        type Response = ();
+
+        fn key(&self) -> u64 {
+            self.0
+        }
+    }
+
+    type Queue = super::Queue<OfUser, u8>;
+
+    /// Jobs of users 0 to before `count`; every other one has a callback.
+    fn requests(count: u64) -> Vec<Arc<Pending<OfUser>>> {
+        let one = |user| Pending::new(OfUser(user), None, false, user % 2 == 1, &Arc::new(Counters::new()));
         (0..count).map(one).collect()
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "opens a model")]
     fn whoever_finds_no_room_is_left_alone_until_a_run_ends() {
         let mut queue = Queue::new(3, 10);
         let mut all = requests(2).into_iter();
         let (runs, waits) = (all.next().unwrap(), all.next().unwrap());
-        let running = queue.at_once(runs.work.user).unwrap();
+        let running = queue.at_once(runs.job.key()).unwrap();
         assert!(queue.push(waits).unwrap());
         let (looks, taken) = (queue.instance().unwrap(), queue.take(true).unwrap());
         let ended = queue.ended;
         assert!(queue.until_room(taken, ended, false).is_none());
         queue.give_back(looks, false);
         assert!(queue.next().is_none() && queue.take(true).is_none() && queue.ended == ended, "nothing has changed");
-        queue.done(runs.work.user);
+        queue.done(runs.job.key());
         queue.give_back(running, true);
         assert!(queue.next().is_some() && queue.waiting() == 1);
         // Alone, and nothing has ended since: there will be no room.
@@ -282,7 +289,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "opens a model")]
     fn two_that_find_no_room_do_not_wait_for_one_another() {
         let mut queue = Queue::new(2, 10);
         requests(2).into_iter().for_each(|pending| assert!(queue.push(pending).unwrap()));
@@ -302,7 +308,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "opens a model")]
     fn a_batch_that_is_put_back_is_behind_whoever_came_before() {
         let mut queue = Queue::new(2, 4);
         requests(4).into_iter().for_each(|pending| assert!(queue.push(pending).unwrap()));
@@ -319,18 +324,17 @@ mod tests {
         assert_eq!((queue.waiting(), queue.gathering, queue.in_vain), (4, false, Some(4)));
         let error = queue.push(requests(5).pop().unwrap()).unwrap_err();
         assert_eq!(error.status(), Status::Capacity, "{error}");
-        let users: Vec<_> = (0..4).map(|_| queue.take(true).unwrap().work.user).collect();
+        let users: Vec<_> = (0..4).map(|_| queue.take(true).unwrap().job.key()).collect();
         assert_eq!(users, [0, 1, 2, 3]);
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "opens a model")]
     fn those_with_a_callback_are_left_to_others() {
         let mut queue = Queue::new(1, 10);
         requests(3).into_iter().for_each(|pending| assert!(queue.push(pending).unwrap()));
-        assert_eq!(queue.take(false).unwrap().work.user, 0);
+        assert_eq!(queue.take(false).unwrap().job.key(), 0);
         assert!(queue.take(false).is_none() && queue.waiting() == 2);
-        assert_eq!((queue.take(true).unwrap().work.user, queue.take(false).unwrap().work.user), (1, 2));
+        assert_eq!((queue.take(true).unwrap().job.key(), queue.take(false).unwrap().job.key()), (1, 2));
         assert_eq!(queue.waiting(), 0);
     }
 }

@@ -1,42 +1,47 @@
-//! The clock that ends requests when their time is over.
+//! Ends jobs when their time is over, on a thread of its own.
 
 use std::collections::BinaryHeap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
+use super::Job;
 use super::pending::Pending;
 use crate::error::{Error, Result, Status};
 
-/// Ends requests whose time is over, of those for which no one waits.
-#[derive(Default)]
-pub(super) struct Clock {
-    state: Mutex<Dues>,
+/// Ends jobs whose time is over, of those that no thread waits for.
+pub(in super::super) struct Deadlines<J: Job> {
+    state: Mutex<Dues<J>>,
     changed: Condvar,
 }
 
-#[derive(Default)]
-struct Dues {
-    heap: BinaryHeap<Due>,
+struct Dues<J: Job> {
+    heap: BinaryHeap<Due<J>>,
     stop: bool,
     /// Whether no more will come.
     last: bool,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Due {
+struct Due<J: Job> {
     at: Instant,
-    pending: Weak<Pending>,
+    pending: Weak<Pending<J>>,
 }
 
-impl Clock {
-    /// Watches a request, if it has a time limit.
-    pub(super) fn watch(self: &Arc<Self>, pending: &Arc<Pending>) -> Result<()> {
+impl<J: Job> Default for Deadlines<J> {
+    fn default() -> Self {
+        Self { state: Mutex::new(Dues::new()), changed: Condvar::new() }
+    }
+}
+
+impl<J: Job> Deadlines<J> {
+    /// Watches a job, if it has a time limit.
+    pub(in super::super) fn watch(self: &Arc<Self>, pending: &Arc<Pending<J>>) -> Result<()> {
         let Some(at) = pending.due() else { return Ok(()) };
         let mut state = self.lock();
         if state.thread.is_none() {
-            let clock = Arc::clone(self);
-            let thread = Builder::new().name("pagoda-clock".into()).spawn(move || clock.run());
+            let deadlines = Arc::clone(self);
+            let thread = Builder::new().name("pagoda-deadline".into()).spawn(move || deadlines.run());
             let no_thread =
                 |error| Error::new(Status::Capacity, format!("no thread to watch time limits with: {error}"));
             state.thread = Some(thread.map_err(no_thread)?);
@@ -49,8 +54,8 @@ impl Clock {
         Ok(())
     }
 
-    /// Has the thread end by itself, when no request is left that it watches.
-    pub(super) fn let_end(&self) {
+    /// Has the thread end by itself, when no job is left that it watches.
+    pub(in super::super) fn let_end(&self) {
         let mut state = self.lock();
         state.last = true;
         state.thread = None;
@@ -59,7 +64,7 @@ impl Clock {
     }
 
     /// Ends the thread.
-    pub(super) fn stop(&self) {
+    pub(in super::super) fn stop(&self) {
         let thread = {
             let mut state = self.lock();
             state.stop = true;
@@ -95,14 +100,18 @@ impl Clock {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Dues> {
+    fn lock(&self) -> MutexGuard<'_, Dues<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Dues {
+impl<J: Job> Dues<J> {
+    fn new() -> Self {
+        Self { heap: BinaryHeap::new(), stop: false, last: false, thread: None }
+    }
+
     /// Puts one in, and says whether it is the soonest.
-    fn push(&mut self, due: Due) -> bool {
+    fn push(&mut self, due: Due<J>) -> bool {
         // Those that were answered in time must not stay until it is over.
         if self.heap.len() == self.heap.capacity() {
             self.heap.retain(|due| due.pending.strong_count() > 0);
@@ -114,25 +123,25 @@ impl Dues {
 }
 
 /// The soonest is the largest.
-impl Ord for Due {
+impl<J: Job> Ord for Due<J> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.at.cmp(&self.at)
     }
 }
 
-impl PartialOrd for Due {
+impl<J: Job> PartialOrd for Due<J> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Due {
+impl<J: Job> PartialEq for Due<J> {
     fn eq(&self, other: &Self) -> bool {
         self.at == other.at
     }
 }
 
-impl Eq for Due {}
+impl<J: Job> Eq for Due<J> {}
 
 #[cfg(test)]
 mod tests {
@@ -140,9 +149,20 @@ mod tests {
 
     use super::*;
 
+    struct Nothing;
+
+    impl Job for Nothing {
+        type Key = u64;
+        type Response = ();
+
+        fn key(&self) -> u64 {
+            0
+        }
+    }
+
     #[test]
     fn requests_that_were_answered_in_time_leave_the_clock() {
-        let (mut dues, now) = (Dues::default(), Instant::now());
+        let (mut dues, now) = (Dues::<Nothing>::new(), Instant::now());
         for second in 0..10_000 {
             dues.push(Due { at: now + Duration::from_secs(3600 + second), pending: Weak::new() });
         }

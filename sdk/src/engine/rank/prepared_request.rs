@@ -5,14 +5,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::layout::Layout;
+use super::open_model::OpenModel;
 use super::request::{Columns, RankRequest};
-use super::serving::Serving;
 use crate::error::{Error, Result, Status};
 
 /// What there is to do for one request.
-pub(super) struct Work {
+pub(super) struct PreparedRequest {
     /// The model that answers: the one that was served when the request came.
-    pub(super) serving: Arc<Serving>,
+    pub(super) serving: Arc<OpenModel>,
     pub(super) user: u64,
     /// Which event of the history is the first of `events`.
     pub(super) start: u64,
@@ -32,9 +32,9 @@ pub(super) struct Work {
     pub(super) is_onloaded: AtomicBool,
 }
 
-impl Work {
+impl PreparedRequest {
     /// Checks a request as far as that goes without knowing the user's history.
-    pub(super) fn new(serving: &Arc<Serving>, request: &RankRequest) -> Result<Self> {
+    pub(super) fn new(serving: &Arc<OpenModel>, request: &RankRequest) -> Result<Self> {
         let (layout, limits) = (&serving.layout, &serving.folder.limits);
         let count = request.events.keys.rows();
         // How many there are comes first: what is too long is not copied.
@@ -92,7 +92,7 @@ impl Work {
         self.serving.layout.row_of(self.total)
     }
 
-    /// Refuses keys that no table has; see [`Serving::refuse_unknown`].
+    /// Refuses keys that no table has; see [`OpenModel::refuse_unknown`].
     fn check_keyed(&self, request: &RankRequest) -> Result<()> {
         let serving = &self.serving;
         for feature in serving.layout.features.iter().filter(|feature| feature.keyed) {

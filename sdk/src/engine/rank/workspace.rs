@@ -1,19 +1,14 @@
-//! One run of the model: the rows of several requests in, their scores out.
+//! The buffers of an instance: the rows of several requests, and one run of the model on them.
 
 use std::time::{Duration, Instant};
 
-use pagoda_kernels::cuda::with_arrivals;
-
-use super::graphs::Fixed;
-use super::history::Ready;
-use super::inputs::{Dim, Input, Numbers, Sizes, borrowed};
-use super::serving::Serving;
-use super::work::Work;
+use super::super::exec::{self, BoundModel, Dim, Input, Numbers, Sizes};
+use super::history::PreparedHistory;
+use super::open_model::OpenModel;
+use super::prepared_request::PreparedRequest;
 use crate::error::{Error, Result, Status};
 use crate::kv::KvCache;
-use crate::metrics;
 use crate::runtime::Cancel;
-use crate::tensor::Tensor;
 
 /// The buffers of an instance, kept from one run to the next.
 #[derive(Default)]
@@ -43,7 +38,7 @@ pub(super) struct Ran<'a> {
 }
 
 /// Runs the requests together whose rows are in the workspace.
-pub(super) fn run<'a>(workspace: &'a mut Workspace, serving: &Serving, cancel: Option<&Cancel>) -> Result<Ran<'a>> {
+pub(super) fn run<'a>(workspace: &'a mut Workspace, serving: &OpenModel, cancel: Option<&Cancel>) -> Result<Ran<'a>> {
     let tasks = serving.folder.tasks.len();
     workspace.scores.clear();
     workspace.scores.resize(workspace.candidate_rows.len() * tasks, 0.0);
@@ -63,46 +58,26 @@ pub(super) fn run<'a>(workspace: &'a mut Workspace, serving: &Serving, cancel: O
     Ok(Ran { scores: &workspace.scores, took })
 }
 
-/// Runs the model on what the workspace holds, as a CUDA graph where there is one for it.
-fn run_model(workspace: &Workspace, serving: &Serving, scores: &mut [f32], cancel: Option<&Cancel>) -> Result<()> {
-    let (names, outputs, tasks) = (&serving.folder.inputs, &serving.folder.outputs, serving.folder.tasks.len());
+/// Runs the model on what the workspace holds.
+fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], cancel: Option<&Cancel>) -> Result<()> {
+    let (names, outputs) = (&serving.folder.inputs, &serving.folder.outputs);
     let inputs = workspace.inputs(serving);
-    let pools = || names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str));
-    let still = serving.kv.as_ref().is_none_or(KvCache::is_still);
-    if let Some(graphs) = &serving.graphs {
-        let (model, kv) = (&serving.model, serving.kv.as_ref());
-        let fixed = Fixed { model, kv, still, pools: pools().collect(), scores: &outputs.scores, tasks };
-        // SAFETY: as below.
-        let run = |shape| unsafe { graphs.run(shape, &inputs, &fixed, scores) };
-        let ran = graphs.find(&workspace.sizes()).map(run).transpose()?;
-        metrics::engine_graph_batches(ran.map_or("other", |ran| if ran { "graph" } else { "failed" })).inc();
-        if ran == Some(true) {
-            return Ok(());
-        }
-    }
-    let tensors = inputs.iter().map(|input| input.numbers.tensor()).collect::<Result<Vec<_>>>()?;
-    let rows = workspace.candidate_rows.len() as i64;
-    // SAFETY: the buffer outlives the tensor, and no one else has it.
-    let scores = unsafe { borrowed(&[rows, tasks as i64], scores.as_mut_ptr(), scores.len()) }?;
-    let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
-    let mut bound: Vec<(&str, Option<&Tensor>)> = vec![(&outputs.scores, Some(&scores))];
-    if let Some(kv) = &serving.kv {
-        for (layer, (name_in, name_out)) in (0..).zip(pools()) {
-            let pool = kv.pool(layer)?;
-            fed.push((name_in, pool));
-            bound.push((name_out, Some(pool)));
-        }
-    }
-    with_arrivals(!still, || {
-        // SAFETY: the buffers are this run's alone. Of the pools it writes only pages that its leases hold, beyond what
-        // others may read.
-        unsafe { serving.model.run_bound(&fed, &bound, cancel) }.map(drop)
-    })
+    let bound = BoundModel {
+        model: &serving.model,
+        kv: serving.kv.as_ref(),
+        settled: serving.kv.as_ref().is_none_or(KvCache::is_still),
+        pools: names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str)).collect(),
+        output: &outputs.scores,
+        width: serving.folder.tasks.len(),
+    };
+    // SAFETY: the buffers are this run's alone. Of the pools it writes only pages that its leases hold, beyond what others
+    // may read.
+    unsafe { exec::run(&bound, serving.graphs.as_ref(), &workspace.sizes(), &inputs, scores, cancel) }
 }
 
 impl Workspace {
     /// What the model is given, but for the pools.
-    fn inputs<'a>(&'a self, serving: &'a Serving) -> Vec<Input<'a>> {
+    fn inputs<'a>(&'a self, serving: &'a OpenModel) -> Vec<Input<'a>> {
         let names = &serving.folder.inputs;
         let mut inputs = Vec::with_capacity(serving.folder.features.len() + 10);
         for (feature, keys) in serving.folder.features.iter().zip(&self.keys) {
@@ -113,13 +88,13 @@ impl Workspace {
         let longs = [
             (names.positions.as_ref(), &self.positions, Dim::Rows(0)),
             (names.times.as_ref(), &self.times, Dim::Rows(0)),
-            (candidates, &self.candidate_rows, Dim::Candidates),
+            (candidates, &self.candidate_rows, Dim::Outputs),
         ];
         let shorts = [
             (Some(&names.row_offsets), &self.row_offsets, Dim::Bounds),
-            (Some(&names.num_candidates), &self.num_candidates, Dim::Users),
-            (names.num_contextual.as_ref(), &self.num_contextual, Dim::Users),
-            (names.cached_len.as_ref(), &self.cached_len, Dim::Users),
+            (Some(&names.num_candidates), &self.num_candidates, Dim::Sequences),
+            (names.num_contextual.as_ref(), &self.num_contextual, Dim::Sequences),
+            (names.cached_len.as_ref(), &self.cached_len, Dim::Sequences),
             (names.page_indptr.as_ref(), &self.page_indptr, Dim::Bounds),
             (names.page_ids.as_ref(), &self.page_ids, Dim::Pages),
         ];
@@ -133,9 +108,9 @@ impl Workspace {
 
     pub(super) fn sizes(&self) -> Sizes {
         Sizes {
-            users: self.num_candidates.len(),
+            sequences: self.num_candidates.len(),
             rows: self.positions.len(),
-            candidates: self.candidate_rows.len(),
+            outputs: self.candidate_rows.len(),
             pages: self.page_ids.len(),
         }
     }
@@ -161,18 +136,18 @@ impl Workspace {
             .iter_mut()
             .chain([&mut self.positions, &mut self.times])
             .for_each(|numbers| numbers.truncate(to.rows));
-        self.candidate_rows.truncate(to.candidates);
+        self.candidate_rows.truncate(to.outputs);
         for numbers in [&mut self.num_candidates, &mut self.num_contextual, &mut self.cached_len] {
-            numbers.truncate(to.users);
+            numbers.truncate(to.sequences);
         }
         for bounds in [&mut self.row_offsets, &mut self.page_indptr] {
-            bounds.truncate(to.users + 1);
+            bounds.truncate(to.sequences + 1);
         }
         self.page_ids.truncate(to.pages);
     }
 
     /// Adds the rows of one request. What fails may leave some of them; see [`Self::truncate`].
-    pub(super) fn add(&mut self, work: &Work, ready: &Ready) -> Result<()> {
+    pub(super) fn add(&mut self, work: &PreparedRequest, ready: &PreparedHistory) -> Result<()> {
         let layout = &work.serving.layout;
         let (at, rows) = (self.positions.len(), ready.cached..work.rows());
         let new = (rows.end - rows.start) as usize;
@@ -202,9 +177,9 @@ impl Workspace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::core::tests::{options, request, serving};
+    use super::super::event_log::{EventLog, Sent};
     use super::super::history::prepare;
-    use super::super::remembered::{Remembered, Sent};
+    use super::super::tests::{options, request, serving};
     use super::*;
 
     /// The rows that a workspace has of everyone but the first so many.
@@ -217,7 +192,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "opens a model")]
     fn rows_do_not_depend_on_those_before_them_nor_on_whether_all_keys_are_known() {
         let serving = serving(&options(), None);
-        let remembered = Remembered::new(1 << 20, &serving.layout.signature);
+        let remembered = EventLog::new(1 << 20, &serving.layout.signature);
         let mut workspace = Workspace::default();
         // Whole; what is new; some of it again; some of it otherwise, for which what came before is recalled; whole again;
         // nothing new; otherwise where a page begins.
@@ -236,7 +211,7 @@ mod tests {
             if keys_left_out {
                 request.user_keys.clear();
             }
-            let mut work = Work::new(&serving, &request).unwrap();
+            let mut work = PreparedRequest::new(&serving, &request).unwrap();
             let ready = prepare(&work, &remembered, &mut workspace.items).unwrap();
             assert!(items.is_empty() || !workspace.items.is_empty(), "histories are compared");
             assert_eq!(ready.are_known(&work), start != 8, "its own events are used unless it takes others");
@@ -248,7 +223,7 @@ mod tests {
             work.known_events = false;
             workspace.add(&work, &ready).unwrap();
             let both = workspace.sizes();
-            assert_eq!((both.users, both.candidates, both.pages), (2, 2 * alone.candidates, 2 * alone.pages));
+            assert_eq!((both.sequences, both.outputs, both.pages), (2, 2 * alone.outputs, 2 * alone.pages));
             let behind = rows_behind(&workspace, &alone);
             workspace.truncate(&alone);
             assert_eq!(workspace.sizes(), alone);
@@ -262,10 +237,10 @@ mod tests {
     #[cfg_attr(miri, ignore = "opens a model")]
     fn what_can_not_be_added_is_taken_away() {
         let serving = serving(&options(), None);
-        let remembered = Remembered::new(1 << 20, &serving.layout.signature);
+        let remembered = EventLog::new(1 << 20, &serving.layout.signature);
         let mut workspace = Workspace::default();
         let ready = |user: u64, workspace: &mut Workspace| {
-            let work = Work::new(&serving, &request(user, &[3, 4, 5])).unwrap();
+            let work = PreparedRequest::new(&serving, &request(user, &[3, 4, 5])).unwrap();
             let ready = prepare(&work, &remembered, &mut workspace.items).unwrap();
             (work, ready)
         };

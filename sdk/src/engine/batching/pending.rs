@@ -1,53 +1,51 @@
-//! A request on its way.
+//! A job on its way: it ends once, with its response, by its deadline, or because it is cancelled.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::request::RankResponse;
-use super::stats::Counters;
-use super::work::Work;
+use super::{Counters, Job};
 use crate::error::{Error, Result, Status};
 use crate::runtime::{Cancel, Watcher, cancelled};
 
-/// Who is told the outcome.
-pub(super) type Callback = Box<dyn FnOnce(Result<RankResponse>) + Send>;
+/// What is called with the outcome.
+type Callback<J> = Box<dyn FnOnce(Result<<J as Job>::Response>) + Send>;
 
-/// A request on its way. It ends once: with its answer, or because its time is over, or because it is cancelled.
-pub(super) struct Pending {
-    pub(super) work: Work,
+/// A job on its way.
+pub(in super::super) struct Pending<J: Job> {
+    pub(in super::super) job: J,
     pub(super) arrived: Instant,
     /// Whether anything can end it early.
     pub(super) limited: bool,
-    /// Whether a callback is told the outcome, and not someone who waits for it.
+    /// Whether a callback gets the outcome, and not a thread that waits for it.
     pub(super) calls_back: bool,
     timeout: Option<Duration>,
-    state: Mutex<State>,
+    state: Mutex<State<J>>,
     ended: Condvar,
     counters: Arc<Counters>,
 }
 
-struct State {
+struct State<J: Job> {
     ended: bool,
-    /// Whether someone waits for the outcome.
+    /// Whether a thread waits for the outcome.
     awaited: bool,
-    outcome: Option<Result<RankResponse>>,
-    callback: Option<Callback>,
+    outcome: Option<Result<J::Response>>,
+    callback: Option<Callback<J>>,
     /// Stops the run that it is alone in.
     stop: Option<Arc<Cancel>>,
 }
 
-impl Pending {
-    pub(super) fn new(
-        work: Work,
+impl<J: Job> Pending<J> {
+    pub(in super::super) fn new(
+        job: J,
         timeout: Option<Duration>,
         limited: bool,
         calls_back: bool,
         counters: &Arc<Counters>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            work,
+            job,
             arrived: Instant::now(),
             limited,
             calls_back,
@@ -59,7 +57,7 @@ impl Pending {
     }
 
     /// Has `callback` told the outcome. If it has ended already, which only a cancel does so early, that is said here.
-    pub(super) fn call(&self, callback: Callback) -> Result<()> {
+    pub(in super::super) fn call(&self, callback: Callback<J>) -> Result<()> {
         let mut state = self.lock();
         if let Some(Err(error)) = state.outcome.take() {
             return Err(error);
@@ -69,7 +67,7 @@ impl Pending {
     }
 
     /// Ends it, unless it has ended.
-    pub(super) fn end(&self, outcome: Result<RankResponse>) {
+    pub(in super::super) fn end(&self, outcome: Result<J::Response>) {
         let mut state = self.lock();
         if state.ended {
             return;
@@ -91,7 +89,7 @@ impl Pending {
         if let Some(stop) = stop {
             stop.trigger();
         }
-        // Whoever has run it here need not be woken, which would be a call of the system.
+        // The thread that has run it need not be woken, which would be a call of the system.
         if awaited {
             self.ended.notify_all();
         }
@@ -106,7 +104,7 @@ impl Pending {
     }
 
     /// Ends it without telling anyone but the caller of this; false if it has ended.
-    pub(super) fn withdraw(&self, error: &Error) -> bool {
+    pub(in super::super) fn withdraw(&self, error: &Error) -> bool {
         let mut state = self.lock();
         if state.ended {
             return false;
@@ -118,12 +116,12 @@ impl Pending {
     }
 
     /// Whether it has ended.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(in super::super) fn has_ended(&self) -> bool {
         self.lock().ended
     }
 
     /// Waits for the outcome, no longer than its time limit.
-    pub(super) fn wait(&self) -> Result<RankResponse> {
+    pub(in super::super) fn wait(&self) -> Result<J::Response> {
         let due = self.due();
         let mut state = self.lock();
         loop {
@@ -144,12 +142,12 @@ impl Pending {
     }
 
     /// When its time is over.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(in super::super) fn due(&self) -> Option<Instant> {
         self.timeout.and_then(|timeout| self.arrived.checked_add(timeout))
     }
 
     /// Ends it because its time is over.
-    pub(super) fn out_of_time(&self) {
+    pub(in super::super) fn out_of_time(&self) {
         let message = format!("the time limit of {:?} is over", self.timeout.unwrap_or_default());
         self.end(Err(Error::new(Status::Cancelled, message).about("timeout")));
     }
@@ -176,12 +174,12 @@ impl Pending {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Watcher for Pending {
+impl<J: Job> Watcher for Pending<J> {
     fn cancelled(&self) {
         self.end(Err(cancelled()));
     }
@@ -192,6 +190,6 @@ thread_local! {
 }
 
 /// Whether this thread is in the callback of a request, which is there until that returns.
-pub(super) fn in_callback() -> bool {
+pub(in super::super) fn in_callback() -> bool {
     IN_CALLBACK.get()
 }

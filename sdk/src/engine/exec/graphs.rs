@@ -4,18 +4,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pagoda_kernels::cuda::{CUdeviceptr, DeviceMemory, Gpu, PinnedMemory, with_arrivals, with_settled};
 
+use super::bound_model::BoundModel;
 use super::inputs::{Input, Sizes};
-use super::options::GraphShape;
 use crate::error::{Error, Result};
-use crate::kv::KvCache;
-use crate::runtime::{Graph, Model};
+use crate::runtime::Graph;
 use crate::tensor::{ElementType, Tensor};
 
 /// Tensors begin at multiples of this.
 const ALIGNMENT: usize = 256;
 
 /// The graphs of one model on a GPU.
-pub(super) struct Graphs {
+pub(in super::super) struct Graphs {
     device: u32,
     /// In the order in which they are looked through.
     shapes: Vec<Sizes>,
@@ -45,25 +44,24 @@ struct Bound {
     scores: Arc<Tensor>,
 }
 
-/// What is bound beside the inputs of a batch.
-pub(super) struct Fixed<'a> {
-    pub(super) model: &'a Arc<Model>,
-    pub(super) kv: Option<&'a KvCache>,
-    /// Whether nothing is on its way into its pools that the batch reads.
-    pub(super) still: bool,
-    /// The names of each layer's pool, as it goes in and comes out.
-    pub(super) pools: Vec<(&'a str, &'a str)>,
-    pub(super) scores: &'a str,
-    pub(super) tasks: usize,
+/// A shape that batches are filled up to.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Shape {
+    pub(in super::super) sequences: u32,
+    pub(in super::super) rows: u32,
+    /// Rows whose results are asked for; 0 = all.
+    pub(in super::super) outputs: u32,
+    /// Pages of keys and values; 0 = as many as sequences of the longest history have.
+    pub(in super::super) pages: u32,
 }
 
 impl Graphs {
     /// For the shapes that were asked for; `history_pages` is how many a user's longest history takes, `pages` how many there
     /// are.
-    pub(super) fn new(device: u32, shapes: &[GraphShape], history_pages: u64, pages: u64) -> Result<Self> {
+    pub(in super::super) fn new(device: u32, shapes: &[Shape], history_pages: u64, pages: u64) -> Result<Self> {
         let mut sizes = Vec::with_capacity(shapes.len());
         for (index, shape) in shapes.iter().enumerate() {
-            let GraphShape { users, rows, candidates, pages: wanted } = *shape;
+            let Shape { sequences: users, rows, outputs: candidates, pages: wanted } = *shape;
             if users == 0 || rows == 0 || candidates > rows {
                 let message = format!(
                     "{users} users, {rows} rows, {candidates} candidates: expected 1 or more users and \
@@ -73,13 +71,13 @@ impl Graphs {
             }
             let most = history_pages.saturating_mul(users.into()).min(pages).max(1);
             sizes.push(Sizes {
-                users: users as usize,
+                sequences: users as usize,
                 rows: rows as usize,
-                candidates: if candidates == 0 { rows } else { candidates } as usize,
+                outputs: if candidates == 0 { rows } else { candidates } as usize,
                 pages: if wanted == 0 { most as usize } else { wanted as usize },
             });
         }
-        sizes.sort_by_key(|size| (size.rows, size.users, size.candidates, size.pages));
+        sizes.sort_by_key(|size| (size.rows, size.sequences, size.outputs, size.pages));
         sizes.dedup();
         let bound = Mutex::new(sizes.iter().map(|_| Slot::New).collect());
         Ok(Self { device, shapes: sizes, bound })
@@ -94,18 +92,18 @@ impl Graphs {
     /// captured.
     ///
     /// # Safety
-    /// As for [`Model::run_bound`], of the pools.
+    /// As for [`Model::run_bound`](crate::runtime::Model::run_bound), of the pools.
     pub(super) unsafe fn run(
         &self,
         shape: usize,
         inputs: &[Input<'_>],
-        fixed: &Fixed<'_>,
+        model: &BoundModel<'_>,
         scores: &mut [f32],
     ) -> Result<bool> {
         let mut all = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         let (sizes, slot) = (self.shapes[shape], &mut all[shape]);
         if let Slot::New = slot {
-            *slot = match Bound::new(self.device, shape as i32, &sizes, inputs, fixed) {
+            *slot = match Bound::new(self.device, shape as i32, &sizes, inputs, model) {
                 Ok(bound) => Slot::Bound(Box::new(bound)),
                 Err(error) => {
                     log::warn!(
@@ -116,15 +114,15 @@ impl Graphs {
             };
         }
         let Slot::Bound(bound) = slot else { return Ok(false) };
-        let which = usize::from(!fixed.still);
+        let which = usize::from(!model.settled);
         if bound.graphs[which].has_failed() {
             return Ok(false);
         }
         // SAFETY: the caller's; the memory is used under this lock alone.
-        let ran = with_arrivals(!fixed.still, || unsafe { bound.run(which, &sizes, inputs, scores) });
+        let ran = with_arrivals(!model.settled, || unsafe { bound.run(which, &sizes, inputs, scores) });
         match ran {
             Err(error) if bound.graphs[which].has_failed() => {
-                let times = if fixed.still { "" } else { " while histories are on their way" };
+                let times = if model.settled { "" } else { " while histories are on their way" };
                 log::warn!(
                     "batches of {sizes:?} run without a CUDA graph on this thread{times}: it could not be captured: {error}"
                 );
@@ -136,7 +134,7 @@ impl Graphs {
 }
 
 impl Bound {
-    fn new(device: u32, number: i32, sizes: &Sizes, inputs: &[Input<'_>], fixed: &Fixed<'_>) -> Result<Self> {
+    fn new(device: u32, number: i32, sizes: &Sizes, inputs: &[Input<'_>], model: &BoundModel<'_>) -> Result<Self> {
         let gpu = Gpu::shared(device as usize)?;
         let mut bytes = 0_usize;
         let mut places = Vec::with_capacity(inputs.len());
@@ -145,23 +143,23 @@ impl Bound {
             bytes += (sizes.of(input.dim) * input.numbers.element().bits() / 8).next_multiple_of(ALIGNMENT);
         }
         let memory = Arc::new(DeviceMemory::zeroed(gpu, bytes)?);
-        let mut fed = Vec::with_capacity(inputs.len() + fixed.pools.len());
+        let mut fed = Vec::with_capacity(inputs.len() + model.pools.len());
         for (input, &place) in inputs.iter().zip(&places) {
             let dims = [sizes.of(input.dim) as i64];
             let tensor = Tensor::on_device(input.numbers.element(), &dims, &memory, place)?;
             fed.push((input.name, Arc::new(tensor)));
         }
-        let dims = [sizes.candidates as i64, fixed.tasks as i64];
+        let dims = [sizes.outputs as i64, model.width as i64];
         let scores = Arc::new(Tensor::zeros_pinned(gpu, ElementType::F32, &dims)?);
-        let mut made = vec![(fixed.scores, Arc::clone(&scores))];
-        if let Some(kv) = fixed.kv {
-            for (layer, (name_in, name_out)) in (0..).zip(&fixed.pools) {
+        let mut made = vec![(model.output, Arc::clone(&scores))];
+        if let Some(kv) = model.kv {
+            for (layer, (name_in, name_out)) in (0..).zip(&model.pools) {
                 let pool = kv.pool(layer)?;
                 fed.push((name_in, Arc::clone(pool)));
                 made.push((name_out, Arc::clone(pool)));
             }
         }
-        let graph = |which| Graph::bind(fixed.model, number * 2 + which, &fed, &made);
+        let graph = |which| Graph::bind(model.model, number * 2 + which, &fed, &made);
         let graphs = [graph(0)?, graph(1)?];
         let staging = PinnedMemory::zeroed(gpu, bytes)?;
         Ok(Self { graphs, staging, places, inputs: memory, scores })
@@ -192,14 +190,15 @@ impl Bound {
 mod tests {
     use super::*;
 
-    fn shape(users: u32, rows: u32, candidates: u32, pages: u32) -> GraphShape {
-        GraphShape { users, rows, candidates, pages }
+    fn shape(sequences: u32, rows: u32, outputs: u32, pages: u32) -> Shape {
+        Shape { sequences, rows, outputs, pages }
     }
 
     #[test]
     fn the_first_shape_that_fits_is_taken() {
         let graphs = Graphs::new(0, &[shape(8, 100, 0, 0), shape(1, 20, 10, 0), shape(8, 100, 0, 0)], 4, 20).unwrap();
-        let batch = |users, rows, candidates, pages| graphs.find(&Sizes { users, rows, candidates, pages });
+        let batch =
+            |users, rows, candidates, pages| graphs.find(&Sizes { sequences: users, rows, outputs: candidates, pages });
         assert_eq!(graphs.shapes.len(), 2);
         assert_eq!(batch(1, 20, 10, 4), Some(0));
         for (users, rows, candidates, pages) in [(2, 20, 10, 4), (1, 21, 10, 4), (1, 20, 11, 4), (1, 20, 10, 5)] {

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::work::Work;
+use super::prepared_request::PreparedRequest;
 
 /// What a user takes beside the numbers, about.
 const OVERHEAD: usize = 200;
 
 /// Events of many users. The least recently used ones leave first.
-pub(super) struct Remembered {
+pub(super) struct EventLog {
     most: u64,
     inner: Mutex<Inner>,
 }
@@ -50,8 +50,8 @@ pub(super) struct Sent<'a> {
 }
 
 impl<'a> Sent<'a> {
-    pub(super) fn new(work: &'a Work) -> Self {
-        let Work { serving, user, start, events, .. } = work;
+    pub(super) fn new(work: &'a PreparedRequest) -> Self {
+        let PreparedRequest { serving, user, start, events, .. } = work;
         let (width, keys, version) = (serving.layout.width(), work.user_keys.as_deref(), &serving.version);
         Self { user: *user, start: *start, events, width, keys, version }
     }
@@ -68,7 +68,7 @@ pub(super) struct Tail {
     pub(super) version: Option<Arc<str>>,
 }
 
-impl Remembered {
+impl EventLog {
     pub(super) fn new(most: u64, signature: &[String]) -> Self {
         let signature = signature.to_vec();
         let inner = Inner { signature, users: HashMap::new(), order: BTreeMap::new(), clock: 0, bytes: 0 };
@@ -223,13 +223,13 @@ mod tests {
         &VERSION
     }
 
-    fn all(remembered: &Remembered, user: u64, to: u64) -> Option<Vec<i64>> {
+    fn all(remembered: &EventLog, user: u64, to: u64) -> Option<Vec<i64>> {
         remembered.tail(user, (0, to), 1, &[]).events
     }
 
     #[test]
     fn events_are_put_together() {
-        let remembered = Remembered::new(1 << 20, &[]);
+        let remembered = EventLog::new(1 << 20, &[]);
         remembered.note(&sent(7, 0, &[1, 2, 3]), &[]);
         remembered.note(&sent(7, 3, &[4]), &[]);
         assert_eq!(all(&remembered, 7, 4), Some(vec![1, 2, 3, 4]));
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn the_least_recently_used_leave() {
         let each = (OVERHEAD + 8 * 10) as u64;
-        let remembered = Remembered::new(3 * each, &[]);
+        let remembered = EventLog::new(3 * each, &[]);
         for user in [1, 2, 3] {
             remembered.note(&sent(user, 0, &[5; 10]), &[]);
         }
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_agrees_or_differs_where_both_have_events() {
-        let remembered = Remembered::new(1 << 20, &[]);
+        let remembered = EventLog::new(1 << 20, &[]);
         let differs = |sent: Sent<'_>| remembered.differs(&sent, &[]);
         assert!(!differs(sent(7, 0, &[1])), "nothing is known");
         remembered.note(&sent(7, 3, &[4, 5, 6]), &[]);
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn room_that_is_not_used_is_counted_and_given_back() {
-        let remembered = Remembered::new(1 << 20, &[]);
+        let remembered = EventLog::new(1 << 20, &[]);
         remembered.note(&sent(7, 0, &[5; 1000]), &[]);
         remembered.note(&sent(7, 1000, &[5]), &[]);
         let (_, bytes) = remembered.size();
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn events_of_another_kind_are_not_given() {
         let (old, new) = (["item".to_owned()], ["film".to_owned()]);
-        let remembered = Remembered::new(1 << 20, &old);
+        let remembered = EventLog::new(1 << 20, &old);
         remembered.note(&sent(7, 0, &[1, 2]), &old);
         assert_eq!(remembered.tail(7, (0, 2), 1, &new).events, None);
         remembered.expect(&old);

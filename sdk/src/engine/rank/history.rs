@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use super::remembered::{Remembered, Sent};
-use super::work::Work;
+use super::event_log::{EventLog, Sent};
+use super::prepared_request::PreparedRequest;
 use crate::error::{Error, Result, Status};
 use crate::kv::{KvCache, Lease, Request, Tiers, Users};
 
 /// A request that can run: it is known which rows the model has to be given.
-pub(super) struct Ready {
+pub(super) struct PreparedHistory {
     /// Where keys and values go; `None` if the model keeps none.
     pub(super) lease: Option<Lease>,
     /// Whether what is computed becomes part of the cached history.
@@ -25,9 +25,9 @@ struct Recalled {
     user_keys: Vec<i64>,
 }
 
-impl Ready {
+impl PreparedHistory {
     /// The user's keys.
-    pub(super) fn user_keys<'a>(&'a self, work: &'a Work) -> &'a [i64] {
+    pub(super) fn user_keys<'a>(&'a self, work: &'a PreparedRequest) -> &'a [i64] {
         match &self.recalled {
             Some(recalled) => &recalled.user_keys,
             None => work.user_keys.as_deref().unwrap_or_default(),
@@ -35,7 +35,7 @@ impl Ready {
     }
 
     /// The number of an event, and the numbers of all from there on.
-    pub(super) fn events<'a>(&'a self, work: &'a Work) -> (u64, &'a [i64]) {
+    pub(super) fn events<'a>(&'a self, work: &'a PreparedRequest) -> (u64, &'a [i64]) {
         match &self.recalled {
             Some(recalled) => (0, &recalled.events),
             None => (work.start, &work.events),
@@ -43,24 +43,24 @@ impl Ready {
     }
 
     /// Whether the keys of those events are looked up as they are.
-    pub(super) fn are_known(&self, work: &Work) -> bool {
+    pub(super) fn are_known(&self, work: &PreparedRequest) -> bool {
         work.known_events && self.recalled.is_none()
     }
 
     /// Rows that the model is given.
-    pub(super) fn rows(&self, work: &Work) -> u64 {
+    pub(super) fn rows(&self, work: &PreparedRequest) -> u64 {
         work.rows() - self.cached + work.num_candidates as u64
     }
 
     /// Counts what was found of the history: it is going to run.
-    pub(super) fn count(&self, work: &Work) {
+    pub(super) fn count(&self, work: &PreparedRequest) {
         if let Some(lease) = &self.lease {
             lease.count(work.is_onloaded.load(Ordering::Relaxed));
         }
     }
 
     /// Lets go of all, for a request that is going to be prepared again.
-    pub(super) fn put_back(self, work: &Work) {
+    pub(super) fn put_back(self, work: &PreparedRequest) {
         if self.lease.is_some_and(|lease| lease.is_onloading()) {
             work.is_onloaded.store(true, Ordering::Relaxed);
         }
@@ -77,7 +77,7 @@ impl Ready {
 
 impl Recalled {
     /// Another version may have been told these, whose tables had other keys.
-    fn check(&self, work: &Work) -> Result<()> {
+    fn check(&self, work: &PreparedRequest) -> Result<()> {
         let (serving, layout) = (&work.serving, &work.serving.layout);
         for (number, feature) in layout.features.iter().enumerate().filter(|(_, feature)| feature.keyed) {
             if let Some(column) = layout.of_event.iter().position(|&of| of == number) {
@@ -93,7 +93,7 @@ impl Recalled {
 }
 
 /// Finds out what is there of the history of a request, and makes room for what is new. `items` is a buffer.
-pub(super) fn prepare(work: &Work, remembered: &Remembered, items: &mut Vec<u64>) -> Result<Ready> {
+pub(super) fn prepare(work: &PreparedRequest, remembered: &EventLog, items: &mut Vec<u64>) -> Result<PreparedHistory> {
     let serving = &work.serving;
     if work.start == 0 {
         return anew(work, None, remembered, items);
@@ -117,9 +117,14 @@ pub(super) fn prepare(work: &Work, remembered: &Remembered, items: &mut Vec<u64>
 }
 
 /// A history of which everything is known, from its beginning on.
-fn anew(work: &Work, recalled: Option<Recalled>, remembered: &Remembered, items: &mut Vec<u64>) -> Result<Ready> {
+fn anew(
+    work: &PreparedRequest,
+    recalled: Option<Recalled>,
+    remembered: &EventLog,
+    items: &mut Vec<u64>,
+) -> Result<PreparedHistory> {
     let serving = &work.serving;
-    let mut ready = Ready { lease: None, keeps: serving.keeps, cached: 0, recalled };
+    let mut ready = PreparedHistory { lease: None, keeps: serving.keeps, cached: 0, recalled };
     let Some(kv) = &serving.kv else { return Ok(ready) };
     let rows = work.rows();
     items.clear();
@@ -146,7 +151,12 @@ fn anew(work: &Work, recalled: Option<Recalled>, remembered: &Remembered, items:
 }
 
 /// A history that goes on after what is cached; `None` if that is not what is cached.
-fn continued(work: &Work, kv: &KvCache, remembered: &Remembered, items: &mut Vec<u64>) -> Result<Option<Ready>> {
+fn continued(
+    work: &PreparedRequest,
+    kv: &KvCache,
+    remembered: &EventLog,
+    items: &mut Vec<u64>,
+) -> Result<Option<PreparedHistory>> {
     let (layout, page) = (&work.serving.layout, u64::from(work.serving.folder.kv.page_size));
     let first_row = layout.row_of(work.start);
     // Pages are compared as a whole: as much as there is before in the page in which the new rows begin, is compared
@@ -187,13 +197,13 @@ fn continued(work: &Work, kv: &KvCache, remembered: &Remembered, items: &mut Vec
     };
     let cached = leased(&lease);
     let keeps = !is_beginning(work, before, cached, remembered);
-    Ok(Some(Ready { lease: Some(lease), keeps, cached, recalled: None }))
+    Ok(Some(PreparedHistory { lease: Some(lease), keeps, cached, recalled: None }))
 }
 
 /// Whether a history is the beginning of a longer one that is cached: that stays, for the request may be a late one.
 /// The cache compares whole pages; what comes after the last one is compared with what is remembered. The keys must be
 /// the same for sure: whoever sends the rest need not tell them again.
-fn is_beginning(work: &Work, before: u64, cached: u64, remembered: &Remembered) -> bool {
+fn is_beginning(work: &PreparedRequest, before: u64, cached: u64, remembered: &EventLog) -> bool {
     let (layout, page) = (&work.serving.layout, u64::from(work.serving.folder.kv.page_size));
     let same_keys = || {
         let known = || remembered.tail(work.user, (0, 0), layout.width(), &layout.signature).keys;
@@ -207,7 +217,7 @@ fn is_beginning(work: &Work, before: u64, cached: u64, remembered: &Remembered) 
 
 /// Whether there is no room for a history because of what it is to replace, which is resident as long as it is not. Others
 /// who leave no room now are no reason: they end.
-fn is_crowded(work: &Work, error: &Error) -> bool {
+fn is_crowded(work: &PreparedRequest, error: &Error) -> bool {
     let never_fits = error.status() == Status::Capacity && error.argument() == Some("batch");
     never_fits && work.serving.fits(work.rows())
 }
@@ -227,8 +237,8 @@ fn plain(error: Error) -> Error {
     Error::new(error.status(), error.message())
 }
 
-fn gap(work: &Work, remembered: &Remembered) -> Error {
-    let Work { serving, user, start, .. } = work;
+fn gap(work: &PreparedRequest, remembered: &EventLog) -> Error {
+    let PreparedRequest { serving, user, start, .. } = work;
     let layout = &serving.layout;
     let cached = serving.kv.as_ref().filter(|_| serving.keeps).map_or(0, |kv| layout.event_at(end(kv, *user)));
     let known = remembered.known(*user, layout.width(), &layout.signature).max(cached);

@@ -2,26 +2,30 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use pagoda_test_support::Folder;
 
+use super::super::batching::{Member, Pending, Runner, Scheduler};
+use super::history;
+use super::ranker::{self, Ranker};
+use super::workspace::{self, Workspace};
 use super::*;
 use crate::config::{ModelOptions, Pages, Provider, StoreOptions};
-use crate::engine::{Columns, Events, ModelFolder, RankRequest};
 use crate::kv::{KvStats, Tiers, Users};
-use crate::store::{DiskStore, Found, History, Key, Record, Room, Ticket};
+use crate::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
 
 /// Longer than anything takes, so that no test waits for ever for what is lost.
 const LONG: Duration = Duration::from_secs(20);
 
 /// A model of the tests, open.
-pub(in crate::engine) fn serving(options: &EngineOptions, store: Option<&Arc<dyn Store>>) -> Arc<Serving> {
+pub(super) fn serving(options: &EngineOptions, store: Option<&Arc<dyn Store>>) -> Arc<OpenModel> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/engine/gather");
-    Serving::open(ModelFolder::open(folder).unwrap(), options, store).unwrap()
+    ranker::open(ModelFolder::open(folder).unwrap(), options, store).unwrap()
 }
 
 /// A user's whole history: the items of its events.
-pub(in crate::engine) fn request(user: u64, items: &[i64]) -> RankRequest {
+pub(super) fn request(user: u64, items: &[i64]) -> RankRequest {
     let ones = vec![1; items.len()];
     let keys = Columns::new().with("item", items).with("genre", ones.clone()).with("rating", ones.clone());
     RankRequest {
@@ -35,20 +39,28 @@ pub(in crate::engine) fn request(user: u64, items: &[i64]) -> RankRequest {
 }
 
 /// Options for tests: the CPU, one thread, a few pages.
-pub(in crate::engine) fn options() -> EngineOptions {
+pub(super) fn options() -> EngineOptions {
     let model =
         ModelOptions { provider: Provider::Cpu, intra_op_threads: 1, sleep_when_idle: true, ..ModelOptions::default() };
     EngineOptions { model, kv: Some(Pages::Count(64)), ..EngineOptions::default() }
 }
 
-/// What the threads of an engine share, without threads.
+/// A scheduler without worker threads.
+type Core = Scheduler<Ranker>;
+
 fn core(options: EngineOptions, store: Option<Arc<dyn Store>>) -> Core {
-    let serving = serving(&options, store.as_ref());
-    Core::new(options, store, serving)
+    let (model, limits) = (serving(&options, store.as_ref()), batch_limits(&options));
+    Scheduler::new(Ranker::new(options, store, model), limits)
 }
 
-fn pending(core: &Core, request: &RankRequest) -> Arc<Pending> {
-    Pending::new(Work::new(&core.current(), request).unwrap(), Some(LONG), false, false, &core.counters)
+fn pending(core: &Core, request: &RankRequest) -> Arc<Pending<PreparedRequest>> {
+    Pending::new(
+        PreparedRequest::new(&core.runner.current(), request).unwrap(),
+        Some(LONG),
+        false,
+        false,
+        &core.counters,
+    )
 }
 
 fn rank(core: &Core, request: &RankRequest) -> Result<RankResponse> {
@@ -58,7 +70,7 @@ fn rank(core: &Core, request: &RankRequest) -> Result<RankResponse> {
 }
 
 /// What a thread of the engine puts together of the requests that are there.
-fn gathered(core: &Core, waits: bool) -> Option<(Workspace, Vec<Member>)> {
+fn gathered(core: &Core, waits: bool) -> Option<(Workspace, Vec<Member<Ranker>>)> {
     let mut workspace = {
         let mut queue = core.lock();
         queue.gathering = waits;
@@ -72,7 +84,7 @@ fn gathered(core: &Core, waits: bool) -> Option<(Workspace, Vec<Member>)> {
 }
 
 fn kv_stats(core: &Core) -> KvStats {
-    core.current().kv.as_ref().unwrap().stats()
+    core.runner.current().kv.as_ref().unwrap().stats()
 }
 
 #[test]
@@ -126,7 +138,7 @@ fn a_batch_that_waits_for_others_is_put_together_as_they_come() {
     core.queue(Arc::clone(&all[2])).unwrap();
     let (workspace, batch) = gathered(&core, true).unwrap();
     assert!(batch.iter().zip(&all).all(|(member, pending)| Arc::ptr_eq(&member.pending, pending)));
-    assert_eq!((batch.len(), workspace.sizes().users), (3, 3));
+    assert_eq!((batch.len(), workspace.sizes().sequences), (3, 3));
     let (stats, queue) = (kv_stats(&core), core.lock());
     assert!(stats.free_pages < stats.pages && !queue.gathering && queue.waiting() == 0);
 }
@@ -138,7 +150,7 @@ fn whoever_ends_while_a_batch_is_put_together_is_not_in_it() {
     let store = failing(&folder);
     let core = core(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, Some(store.clone()));
     let [first, second] = [1, 2].map(|user| {
-        let work = Work::new(&core.current(), &request(user, &[3, 4, 5])).unwrap();
+        let work = PreparedRequest::new(&core.runner.current(), &request(user, &[3, 4, 5])).unwrap();
         Pending::new(work, None, true, false, &core.counters)
     });
     // Its store is asked for the second's history when the first is in the batch.
@@ -152,7 +164,7 @@ fn whoever_ends_while_a_batch_is_put_together_is_not_in_it() {
     core.queue(Arc::clone(&third)).unwrap();
     let (workspace, batch) = gathered(&core, true).unwrap();
     assert!(batch.iter().zip([second, third]).all(|(member, pending)| Arc::ptr_eq(&member.pending, &pending)));
-    assert_eq!((batch.len(), workspace.sizes().users), (2, 2));
+    assert_eq!((batch.len(), workspace.sizes().sequences), (2, 2));
 }
 
 #[test]
@@ -206,7 +218,7 @@ fn what_comes_from_the_store_is_counted_once() {
         outcomes.pop().unwrap().1.unwrap()
     };
     let computed = ran(&[3, 4, 5]).computed_rows;
-    core.current().kv.as_ref().unwrap().evict(Users::All, Tiers::RESIDENT).unwrap();
+    core.runner.current().kv.as_ref().unwrap().evict(Users::All, Tiers::RESIDENT).unwrap();
     let again = ran(&[3, 4, 5, 6, 7]);
     let stats = kv_stats(&core);
     assert_eq!((stats.tokens_from_store, stats.tokens_from_pool), (again.cached_rows, 0));
@@ -226,7 +238,7 @@ fn whoever_waits_for_others_for_long_is_not_held() {
             std::thread::yield_now();
         }
         let in_vain = core.lock().in_vain;
-        let (waiting, forgotten) = (core.waiting(), core.current().forget(1, &mut Vec::new()));
+        let (waiting, forgotten) = (core.waiting(), core.runner.current().forget(1, &mut Vec::new()));
         core.queue(Arc::clone(&second)).unwrap();
         core.stop();
         assert_eq!(
@@ -245,18 +257,18 @@ fn what_can_not_be_added_leaves_the_others_as_they_were() {
     let core = core(options(), None);
     let mut workspace = Workspace::default();
     let [(first, of_first), (mut second, of_second)] = [1, 2].map(|user| {
-        let work = Work::new(&core.current(), &request(user, &[3, 4, 5])).unwrap();
-        let ready = history::prepare(&work, &core.remembered, &mut workspace.items).unwrap();
+        let work = PreparedRequest::new(&core.runner.current(), &request(user, &[3, 4, 5])).unwrap();
+        let ready = history::prepare(&work, &core.runner.events, &mut workspace.items).unwrap();
         (work, ready)
     });
     workspace.clear(first.serving.layout.features.len());
-    add(&mut workspace, &first, &of_first).unwrap();
+    core.runner.add(&mut workspace, &first, &of_first).unwrap();
     // As if another version had been told of it, whose table was larger.
     second.known_events = false;
     second.events[0] = 1 << 40;
-    assert_eq!(add(&mut workspace, &second, &of_second).unwrap_err().argument(), Some("events"));
+    assert_eq!(core.runner.add(&mut workspace, &second, &of_second).unwrap_err().argument(), Some("events"));
     let alone = rank(&core, &request(3, &[3, 4, 5])).unwrap();
-    assert_eq!(batch::run(&mut workspace, &first.serving, None).unwrap().scores, alone.scores);
+    assert_eq!(workspace::run(&mut workspace, &first.serving, None).unwrap().scores, alone.scores);
 }
 
 #[test]
@@ -265,7 +277,7 @@ fn who_finds_no_room_beside_others_loses_nothing() {
     let folder = Folder::new();
     let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap());
     let core = core(EngineOptions { kv: Some(Pages::Count(10)), ..options() }, Some(store));
-    let serving = core.current();
+    let serving = core.runner.current();
     let page = u64::from(serving.folder.kv.page_size);
     // Of four full pages and of six, which is more than half of all.
     let events = [(1, 4), (2, 6)].map(|(user, pages)| {
@@ -276,8 +288,8 @@ fn who_finds_no_room_beside_others_loses_nothing() {
     });
     let one_more = |user: u64| RankRequest { start: Some(events[user as usize - 1]), ..request(user, &[4]) };
     let prepare = |user: u64| {
-        let work = Work::new(&serving, &one_more(user)).unwrap();
-        history::prepare(&work, &core.remembered, &mut Vec::new())
+        let work = PreparedRequest::new(&serving, &one_more(user)).unwrap();
+        history::prepare(&work, &core.runner.events, &mut Vec::new())
     };
     let first = prepare(1).unwrap();
     assert_eq!(prepare(2).err().unwrap().status(), Status::Capacity);
@@ -292,13 +304,13 @@ fn who_has_a_request_that_runs_is_not_forgotten() {
     let core = core(EngineOptions { kv: None, ..options() }, None);
     rank(&core, &request(7, &[3, 4, 5])).unwrap();
     let workspace = core.lock().at_once(7).unwrap();
-    assert_eq!(core.forget_events(7).unwrap_err().status(), Status::Busy);
-    assert!(!core.forget_events(8).unwrap());
+    assert_eq!(forget_events(&core, 7).unwrap_err().status(), Status::Busy);
+    assert!(!forget_events(&core, 8).unwrap());
     core.lock().done(7);
     core.lock().give_back(workspace, true);
     // One that waits has found nothing yet.
     core.queue(pending(&core, &request(7, &[3]))).unwrap();
-    assert!(core.forget_events(7).unwrap() && !core.forget_events(7).unwrap());
+    assert!(forget_events(&core, 7).unwrap() && !forget_events(&core, 7).unwrap());
 }
 
 type Happening = Box<dyn FnOnce() + Send>;
@@ -369,7 +381,7 @@ fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
     let next = |from: usize| RankRequest { start: Some(from as u64), user_keys: vec![], ..request(7, &told[from..]) };
 
     rank(&core, &request(7, &told)).unwrap();
-    core.current().kv.as_ref().unwrap().offload(Users::All).unwrap();
+    core.runner.current().kv.as_ref().unwrap().offload(Users::All).unwrap();
     store.left.store(1, Ordering::Relaxed);
     let response = rank(&core, &request(7, &edited)).unwrap();
     assert_eq!(store.left.load(Ordering::Relaxed), 0, "the commit has failed");
@@ -384,7 +396,7 @@ fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
 
     // Not even forgetting works: others are none the worse for it.
     store.left.store(2, Ordering::Relaxed);
-    core.current().kv.as_ref().unwrap().offload(Users::All).unwrap();
+    core.runner.current().kv.as_ref().unwrap().offload(Users::All).unwrap();
     rank(&core, &request(7, &told)).unwrap();
     assert_eq!(store.left.load(Ordering::Relaxed), 0, "both have failed");
     assert_eq!(rank(&core, &request(8, &told)).unwrap().scores, rank(&alone, &request(8, &told)).unwrap().scores);

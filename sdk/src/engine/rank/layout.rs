@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::folder::{ModelFolder, SourceOf};
 use crate::error::{Error, Result, Status};
+use crate::folder::{ModelFolder, SourceOf};
 
 /// The rows of one model.
 pub(super) struct Layout {
@@ -335,7 +335,7 @@ fn mix(number: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::core::tests::{options, serving};
+    use super::super::tests::{options, serving};
     use super::*;
 
     /// Stored histories are told by these numbers: they are the same whoever computes them, and from wherever on.

@@ -2,24 +2,20 @@
 
 use std::sync::Arc;
 
-use super::batch::{self, Workspace};
-use super::folder::{Lookup, ModelFolder};
-use super::graphs::Graphs;
-use super::history;
+use super::super::exec::{Graphs, Shape};
 use super::layout::{Keys, Layout};
-use super::options::EngineOptions;
-use super::remembered::Remembered;
+use super::options::{EngineOptions, GraphShape};
 use super::tables::FolderTables;
-use super::work::Work;
 use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages, Place, Provider};
 use crate::error::{Error, Result, Status};
+use crate::folder::{Lookup, ModelFolder};
 use crate::kv::KvCache;
 use crate::runtime::Model;
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
 
 /// A version of a model, open.
-pub(super) struct Serving {
+pub(super) struct OpenModel {
     pub(super) folder: Arc<ModelFolder>,
     pub(super) layout: Layout,
     pub(super) model: Arc<Model>,
@@ -35,13 +31,9 @@ pub(super) struct Serving {
     pub(super) version: Arc<str>,
 }
 
-impl Serving {
-    /// Opens a folder and runs its model once.
-    pub(super) fn open(
-        folder: ModelFolder,
-        options: &EngineOptions,
-        store: Option<&Arc<dyn Store>>,
-    ) -> Result<Arc<Self>> {
+impl OpenModel {
+    /// Opens a folder and everything under it.
+    pub(super) fn open(folder: ModelFolder, options: &EngineOptions, store: Option<&Arc<dyn Store>>) -> Result<Self> {
         let tables = match folder.lookup {
             Lookup::Bag => Some(Arc::new(FolderTables::open(&folder, &options.tables)?)),
             Lookup::Gather => None,
@@ -68,15 +60,10 @@ impl Serving {
         let graphs = (!options.graphs.is_empty() && model.provider() == Provider::Cuda).then(|| {
             let (history, page) = (folder.limits.max_history_rows, u64::from(folder.kv.page_size).max(1));
             let pages = kv.as_ref().map_or(1, |kv| kv.stats().pages);
-            Graphs::new(options.model.device_id, &options.graphs, history.div_ceil(page) + 1, pages)
+            Graphs::new(options.model.device_id, &shapes(options), history.div_ceil(page) + 1, pages)
         });
         let graphs = graphs.transpose()?;
-        let folder = Arc::new(folder);
-        let mut serving = Arc::new(Self { folder, layout, model, tables, kv, graphs: None, keeps, version });
-        serving.warm_up()?;
-        // Only now: a graph is captured for the thread that runs it, and this one runs no batches.
-        Arc::get_mut(&mut serving).expect("the warm-up is over").graphs = graphs;
-        Ok(serving)
+        Ok(Self { folder: Arc::new(folder), layout, model, tables, kv, graphs, keeps, version })
     }
 
     /// Whether a history of so many rows can be in the cache at all.
@@ -107,33 +94,17 @@ impl Serving {
         let kv = self.kv.as_ref().filter(|_| self.keeps);
         kv.map_or(Ok(false), |kv| kv.forget(user, tickets))
     }
+}
 
-    /// Scores one candidate without keys: finds out what only a run does, and has ONNX Runtime make ready.
-    fn warm_up(self: &Arc<Self>) -> Result<()> {
-        let none = self.layout.no_key;
-        let work = Work {
-            serving: Arc::clone(self),
-            // Nothing of it is kept.
-            user: u64::MAX,
-            start: 0,
-            events: Vec::new(),
-            known_events: true,
-            total: 0,
-            user_keys: Some(vec![none; self.layout.of_user.len()]),
-            candidates: vec![none; self.layout.of_candidate.len()],
-            num_candidates: 1,
-            time: 0,
-            is_onloaded: false.into(),
-        };
-        let mut workspace = Workspace::default();
-        let ready = history::prepare(&work, &Remembered::new(0, &[]), &mut workspace.items)?;
-        workspace.clear(self.layout.features.len());
-        let ran = workspace.add(&work, &ready).and_then(|()| batch::run(&mut workspace, self, None).map(drop));
-        ran.map_err(|error| {
-            let message = format!("the model can not be run: {error}");
-            Error::new(if error.status() == Status::Runtime { Status::Model } else { error.status() }, message)
-        })
-    }
+/// The shapes that batches are captured for.
+fn shapes(options: &EngineOptions) -> Vec<Shape> {
+    let shape = |shape: &GraphShape| Shape {
+        sequences: shape.users,
+        rows: shape.rows,
+        outputs: shape.candidates,
+        pages: shape.pages,
+    };
+    options.graphs.iter().map(shape).collect()
 }
 
 fn open_kv(

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use pagoda_custom_ops::tables::{DeviceRows, TableRows, Tables};
 use pagoda_kernels::cuda::Gpu;
 
-use super::folder::{FolderTable, ModelFolder};
 use super::options::TableOptions;
 use crate::embedding::{
     CacheConfig, CacheSize, EmbeddingConfig, EmbeddingTable, Embeddings, GpuConfig, Miss, ModelConfig, Source,
     SourceOptions, TableConfig, TableStats,
 };
 use crate::error::{Error, Result, Status};
+use crate::folder::{FolderTable, ModelFolder};
 
 /// A table of up to so many bytes is in the cache as a whole.
 const SMALL: u64 = 256 << 20;

@@ -4,62 +4,63 @@ use crate::error::Result;
 use crate::tensor::{ElementType, Scalar, Tensor};
 
 /// One input of a run.
-pub(super) struct Input<'a> {
-    pub(super) name: &'a str,
-    pub(super) numbers: Numbers<'a>,
-    pub(super) dim: Dim,
+pub(in super::super) struct Input<'a> {
+    pub(in super::super) name: &'a str,
+    pub(in super::super) numbers: Numbers<'a>,
+    pub(in super::super) dim: Dim,
 }
 
 /// What there is one of for each number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dim {
+pub(in super::super) enum Dim {
     /// Rows; those that fill a shape up have this number.
     Rows(i64),
-    Candidates,
-    Users,
-    /// Users, and one more: where each one's part begins, and the last one's ends.
+    /// Rows whose results are asked for.
+    Outputs,
+    Sequences,
+    /// Sequences, and one more: where each one's part begins, and the last one's ends.
     Bounds,
     Pages,
 }
 
 /// How many there are of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sizes {
-    pub(super) users: usize,
-    pub(super) rows: usize,
-    pub(super) candidates: usize,
-    pub(super) pages: usize,
+pub(in super::super) struct Sizes {
+    pub(in super::super) sequences: usize,
+    pub(in super::super) rows: usize,
+    pub(in super::super) outputs: usize,
+    pub(in super::super) pages: usize,
 }
 
 impl Sizes {
-    pub(super) fn of(&self, dim: Dim) -> usize {
+    pub(in super::super) fn of(&self, dim: Dim) -> usize {
         match dim {
             Dim::Rows(_) => self.rows,
-            Dim::Candidates => self.candidates,
-            Dim::Users => self.users,
-            Dim::Bounds => self.users + 1,
+            Dim::Outputs => self.outputs,
+            Dim::Sequences => self.sequences,
+            Dim::Bounds => self.sequences + 1,
             Dim::Pages => self.pages,
         }
     }
 
     /// Whether a batch can be filled up to this.
-    pub(super) fn fits(&self, batch: &Self) -> bool {
-        batch.users <= self.users
+    pub(in super::super) fn fits(&self, batch: &Self) -> bool {
+        batch.sequences <= self.sequences
             && batch.rows <= self.rows
-            && batch.candidates <= self.candidates
+            && batch.outputs <= self.outputs
             && batch.pages <= self.pages
     }
 }
 
 /// The numbers of an input, in a buffer of an instance.
 #[derive(Clone, Copy)]
-pub(super) enum Numbers<'a> {
+pub(in super::super) enum Numbers<'a> {
     I32(&'a [i32]),
     I64(&'a [i64]),
 }
 
 impl Numbers<'_> {
-    pub(super) fn element(&self) -> ElementType {
+    pub(in super::super) fn element(&self) -> ElementType {
         match self {
             Self::I32(_) => ElementType::I32,
             Self::I64(_) => ElementType::I64,
@@ -67,7 +68,7 @@ impl Numbers<'_> {
     }
 
     /// A tensor over them, to be read. It must be gone before they change.
-    pub(super) fn tensor(&self) -> Result<Tensor> {
+    pub(in super::super) fn tensor(&self) -> Result<Tensor> {
         match self {
             Self::I32(numbers) => over(numbers),
             Self::I64(numbers) => over(numbers),
@@ -75,7 +76,7 @@ impl Numbers<'_> {
     }
 
     /// Writes them, and fills up what is left; there is room for all.
-    pub(super) fn write(&self, dim: Dim, to: &mut [u8]) {
+    pub(in super::super) fn write(&self, dim: Dim, to: &mut [u8]) {
         match self {
             Self::I32(numbers) => {
                 let fill = match dim {
@@ -129,20 +130,20 @@ mod tests {
         let i32s = |numbers: &[i32]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
         let i64s = |numbers: &[i64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
         assert_eq!(written(Numbers::I32(&[0, 5]), Dim::Bounds, 4), i32s(&[0, 5, 5, 5]));
-        assert_eq!(written(Numbers::I32(&[7]), Dim::Users, 3), i32s(&[7, 0, 0]));
+        assert_eq!(written(Numbers::I32(&[7]), Dim::Sequences, 3), i32s(&[7, 0, 0]));
         assert_eq!(written(Numbers::I32(&[7]), Dim::Pages, 2), i32s(&[7, -1]));
         assert_eq!(written(Numbers::I64(&[3]), Dim::Rows(-9), 2), i64s(&[3, -9]));
-        assert_eq!(written(Numbers::I64(&[3]), Dim::Candidates, 2), i64s(&[3, 0]));
+        assert_eq!(written(Numbers::I64(&[3]), Dim::Outputs, 2), i64s(&[3, 0]));
     }
 
     #[test]
     fn a_batch_fits_where_nothing_is_more() {
-        let shape = Sizes { users: 2, rows: 10, candidates: 5, pages: 3 };
-        assert!(shape.fits(&shape) && shape.fits(&Sizes { users: 0, rows: 0, candidates: 0, pages: 0 }));
+        let shape = Sizes { sequences: 2, rows: 10, outputs: 5, pages: 3 };
+        assert!(shape.fits(&shape) && shape.fits(&Sizes { sequences: 0, rows: 0, outputs: 0, pages: 0 }));
         for more in [
-            Sizes { users: 3, ..shape },
+            Sizes { sequences: 3, ..shape },
             Sizes { rows: 11, ..shape },
-            Sizes { candidates: 6, ..shape },
+            Sizes { outputs: 6, ..shape },
             Sizes { pages: 4, ..shape },
         ] {
             assert!(!shape.fits(&more), "{more:?}");

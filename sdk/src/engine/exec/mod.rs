@@ -1,0 +1,11 @@
+//! Runs a model on inputs and outputs that are bound in place, as a CUDA graph where one fits.
+
+mod bound_model;
+mod graphs;
+mod inputs;
+mod run;
+
+pub(super) use bound_model::BoundModel;
+pub(super) use graphs::{Graphs, Shape};
+pub(super) use inputs::{Dim, Input, Numbers, Sizes};
+pub(super) use run::run;

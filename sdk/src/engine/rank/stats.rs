@@ -1,0 +1,49 @@
+//! What an engine counts.
+
+use crate::metrics::{self, Count};
+
+/// What an engine did since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Requests that were answered.
+    pub answered: u64,
+    /// Requests that failed, for whatever reason.
+    pub failed: u64,
+    /// Batches that ran.
+    pub batches: u64,
+    /// Rows of histories that were cached.
+    pub cached_rows: u64,
+    /// Rows of histories that were computed.
+    pub computed_rows: u64,
+    /// Requests that wait now.
+    pub waiting: u64,
+    /// Users whose events are remembered.
+    pub remembered_users: u64,
+    /// Bytes that those take.
+    pub remembered_bytes: u64,
+}
+
+/// Rows of histories, while they are counted.
+pub(super) struct RowCounters {
+    cached: Count,
+    computed: Count,
+}
+
+impl RowCounters {
+    pub(super) fn new() -> Self {
+        Self {
+            cached: Count::new(metrics::engine_rows("cached")),
+            computed: Count::new(metrics::engine_rows("computed")),
+        }
+    }
+
+    pub(super) fn add(&self, cached: u64, computed: u64) {
+        self.cached.add(cached);
+        self.computed.add(computed);
+    }
+
+    /// Rows that were cached, and rows that were computed.
+    pub(super) fn totals(&self) -> (u64, u64) {
+        (self.cached.get(), self.computed.get())
+    }
+}
