@@ -1,4 +1,4 @@
-//! EmbeddingBag in a real session, over tables in memory.
+//! EmbeddingBag in a real session, with tables in memory.
 
 mod session;
 
@@ -10,11 +10,11 @@ use pagoda_custom_ops::tables::{self, TableRows, Tables};
 use pagoda_test_support::{Attribute, BOOL, Dim, F32, Graph, I64, Random};
 use session::{Numbers, Session, Values};
 
-/// Keys that each table has: negative, beyond 2^32, at both ends.
+/// The keys of each table: negative, beyond 2^32, and both ends of the range.
 const KEYS: [i64; 6] = [0, -1, 7, (1 << 40) + 3, i64::MIN, i64::MAX];
 const DEFAULT: f32 = -0.5;
 
-/// Tables `narrow` (3 numbers a row), `wide` (70) and `failing`, in which a row is told by its key.
+/// The tables `narrow` (3 elements a row), `wide` (70) and `failing`. The key determines the row.
 struct InMemory;
 
 impl Tables for InMemory {
@@ -106,7 +106,7 @@ fn vector(key: i64, dim: usize) -> Vec<f32> {
     if KEYS.contains(&key) { row(key, dim) } else { vec![DEFAULT; dim] }
 }
 
-/// In f64, key by key.
+/// The reference result: in f64, key by key.
 fn expected(keys: &[i64], offsets: &[i64], dim: usize, combiner: &str) -> Vec<f64> {
     let slot = |pair: &[i64]| {
         let keys = &keys[pair[0] as usize..pair[1] as usize];

@@ -1,7 +1,7 @@
-//! libpagoda_ops.so: `RegisterCustomOps` and nothing else, so that Python's or anyone's ONNX Runtime can load the
-//! ai.pagoda operators (`SessionOptions.register_custom_ops_library` in Python). Embedding tables are those of the
-//! libpagoda.so beside it.
+//! libpagoda_ops.so: the ai.pagoda operators for any host of ONNX Runtime. The library exports `RegisterCustomOps` alone; in
+//! Python, `SessionOptions.register_custom_ops_library` calls it. Embedding tables come from the libpagoda.so beside it.
 
+mod libpagoda;
 mod tables;
 
 use std::ffi::{CStr, CString};
@@ -9,14 +9,14 @@ use std::ffi::{CStr, CString};
 use ort_sys::{ORT_API_VERSION, OrtApi, OrtApiBase, OrtErrorCode, OrtSessionOptions, OrtStatusPtr};
 use pagoda_custom_ops::Providers;
 
-/// Adds the ai.pagoda operators to `options`. ONNX Runtime calls this when the library is registered.
+/// Adds the ai.pagoda operators to `options`. ONNX Runtime calls this when a host registers the library.
 ///
 /// # Safety
-/// Called by ONNX Runtime: `options` is a live session options object and `base` the host's API base.
+/// `options` is a live session options object and `base` is the host's API base, as ONNX Runtime passes them.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub unsafe extern "C" fn RegisterCustomOps(options: *mut OrtSessionOptions, base: *const OrtApiBase) -> OrtStatusPtr {
-    // SAFETY: the host passes its API base; the table it gives lives as long as the host library.
+    // SAFETY: the host passes its API base; the API table lives as long as the host library.
     let (base, api): (&OrtApiBase, Option<&'static OrtApi>) =
         unsafe { (&*base, (((*base).GetApi)(ORT_API_VERSION)).as_ref()) };
     match api {
@@ -29,10 +29,10 @@ pub unsafe extern "C" fn RegisterCustomOps(options: *mut OrtSessionOptions, base
     }
 }
 
-/// A status for a host whose ONNX Runtime does not know our API version.
+/// The status for a host whose ONNX Runtime does not have the required API version.
 fn too_old(base: &OrtApiBase) -> OrtStatusPtr {
-    // SAFETY: the version string is static in the host. Version 1 of the table is the prefix of every later one, so
-    // only its first fields may be read, which is why no reference to the whole table is made.
+    // SAFETY: the version string is static in the host. Version 1 of the API table is a prefix of every later version, so
+    // only its first fields are read, and no reference to the whole table is made.
     unsafe {
         let version = CStr::from_ptr((base.GetVersionString)()).to_string_lossy();
         let message = format!(

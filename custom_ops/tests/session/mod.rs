@@ -1,4 +1,4 @@
-//! A real ONNX Runtime with the operators, through its C interface: this crate knows no other.
+//! A session of a real ONNX Runtime with the operators, through the C interface.
 
 use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut};
@@ -10,10 +10,10 @@ use ort_sys::{
 };
 use pagoda_custom_ops::{Providers, tables};
 
-/// What goes in: integers, in these dimensions.
+/// An input: its name, its dimensions and its elements.
 pub struct Numbers<'a>(pub &'a str, pub &'a [i64], pub &'a [i64]);
 
-/// What comes out.
+/// An output: its dimensions and its elements.
 #[derive(Debug, PartialEq)]
 pub enum Values {
     Floats(Vec<i64>, Vec<f32>),
@@ -34,10 +34,10 @@ fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         let path = std::env::var_os("PAGODA_ONNXRUNTIME").expect("cargo sets the variable");
-        // SAFETY: no other thread reads the environment in C: all of them wait for this one before they do anything else.
-        // ONNX Runtime's own builds report to their maker unless this is set.
+        // SAFETY: no other thread reads the environment in C: every test waits for this initialisation first. ONNX Runtime's
+        // builds send telemetry unless the variable is set.
         unsafe { std::env::set_var("ORT_DISABLE_TELEMETRY", "1") };
-        // SAFETY: it is ONNX Runtime, which stays loaded; the calls are as its header declares them.
+        // SAFETY: the library is ONNX Runtime and is never unloaded. The calls match its header.
         unsafe {
             let library = libloading::Library::new(path).expect("`make deps` fetches ONNX Runtime");
             let base = *library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase\0").unwrap();
@@ -51,20 +51,20 @@ fn runtime() -> &'static Runtime {
     })
 }
 
-/// A model that can be run.
+/// A session of one model.
 pub struct Session(*mut OrtSession);
 
-// SAFETY: any number of threads may run a session.
+// SAFETY: a session may be run from any thread.
 unsafe impl Send for Session {}
 // SAFETY: as above.
 unsafe impl Sync for Session {}
 
 impl Session {
-    /// Opens a model with its tables where `entry` says.
+    /// Opens a model with the tables that `entry` names.
     pub fn open(model: &[u8], entry: Option<&str>) -> Result<Self, String> {
         let Runtime { api, env } = *runtime();
         let (mut options, mut session) = (null_mut(), null_mut());
-        // SAFETY: every pointer is live for the call; the options are released once.
+        // SAFETY: every pointer is live for the call. The options are released once.
         unsafe {
             check(api, (api.CreateSessionOptions)(&mut options))?;
             check(api, (api.SetIntraOpNumThreads)(options, 2))?;
@@ -73,7 +73,7 @@ impl Session {
                 check(api, (api.AddSessionConfigEntry)(options, tables::ENTRY.as_ptr(), entry.as_ptr()))?;
             }
             check(api, pagoda_custom_ops::register(api, options, Providers::All))?;
-            // The first one adds the operators' domain to a list of the process, for which ONNX Runtime has no lock.
+            // The first session adds the operators' domain to a global list, which ONNX Runtime does not lock.
             static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
             let one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
             let made = (api.CreateSessionFromArray)(env, model.as_ptr().cast(), model.len(), options, &mut session);
@@ -84,7 +84,7 @@ impl Session {
         Ok(Self(session))
     }
 
-    /// Runs it.
+    /// Runs the model once.
     pub fn run(&self, inputs: &[Numbers<'_>], outputs: &[&str]) -> Result<Vec<Values>, String> {
         let api = runtime().api;
         let names = |list: Vec<&str>| list.into_iter().map(|name| CString::new(name).unwrap()).collect::<Vec<_>>();
@@ -113,7 +113,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: ours, released once.
+        // SAFETY: owned, released once.
         unsafe { (runtime().api.ReleaseSession)(self.0) };
     }
 }
@@ -121,12 +121,12 @@ impl Drop for Session {
 struct Value(*mut OrtValue);
 
 impl Value {
-    /// One that lies over the numbers.
+    /// A tensor that borrows the elements.
     fn new(Numbers(_, dims, numbers): &Numbers<'_>) -> Self {
         let api = runtime().api;
         let (mut memory, mut value) = (null_mut(), null_mut());
         let (data, element) = (numbers.as_ptr().cast_mut().cast(), OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64);
-        // SAFETY: the numbers outlive the value and are only read.
+        // SAFETY: the elements outlive the value and are only read.
         unsafe {
             let (arena, default) = (OrtAllocatorType::OrtArenaAllocator, OrtMemType::OrtMemTypeDefault);
             check(api, (api.CreateCpuMemoryInfo)(arena, default, &mut memory)).unwrap();
@@ -169,7 +169,7 @@ impl Value {
 
 impl Drop for Value {
     fn drop(&mut self) {
-        // SAFETY: ours, released once.
+        // SAFETY: owned, released once.
         unsafe { (runtime().api.ReleaseValue)(self.0) };
     }
 }
@@ -178,7 +178,7 @@ fn check(api: &OrtApi, status: OrtStatusPtr) -> Result<(), String> {
     if status.0.is_null() {
         return Ok(());
     }
-    // SAFETY: the status is ours to read and to release, once.
+    // SAFETY: this function owns the status, reads it and releases it once.
     unsafe {
         let message = CStr::from_ptr((api.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
         (api.ReleaseStatus)(status.0);

@@ -1,5 +1,5 @@
-//! Where the rows of embedding tables come from: the library that registers the operators says how tables are opened, the
-//! session which.
+//! The source of embedding rows. The library that registers the operators sets the function that opens tables
+//! ([`set_opener`]); the session's configuration entry [`ENTRY`] names the tables to open.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -8,83 +8,86 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pagoda_kernels::cuda::{CUdeviceptr, CUstream, Gpu, Slots};
 
-/// The session's configuration entry that names its tables.
+/// The key of the session configuration entry that names the tables.
 pub const ENTRY: &CStr = c"ai.pagoda.tables";
 
-/// Tables by their names. Any number of threads call at the same time.
+/// A set of named tables. Any number of threads call it at the same time.
 pub trait Tables: Send + Sync {
-    /// A table, or why there is none of that name.
+    /// The table of that name, or the reason why it is not available.
     fn table(&self, name: &str) -> Result<Arc<dyn TableRows>, String>;
 }
 
-/// The rows of a table. Any number of threads call at the same time.
+/// The rows of one table. Any number of threads call it at the same time.
 pub trait TableRows: Send + Sync {
-    /// How many numbers a row has.
+    /// The number of elements of a row.
     fn dim(&self) -> usize;
 
-    /// Looks up keys, among which may be duplicates: `numbers`, which has room for a row of each, gets the row or the
-    /// table's default, `found` whether it was there.
+    /// Looks up keys, which may contain duplicates. Writes for each key the row, or the table's default row, to `numbers`, and
+    /// to `found` whether the key is present. `numbers` has `keys.len() * dim` elements, `found` has `keys.len()`.
     fn lookup(&self, keys: &[i64], numbers: &mut [f32], found: &mut [bool]) -> Result<(), String>;
 
-    /// The rows that are kept on a GPU, for nodes of the CUDA provider. `None`: none are; then their keys are read back, and
-    /// looked up here.
+    /// The rows that the table keeps in the memory of `gpu`, for nodes of the CUDA provider. `None` if it keeps none: the node
+    /// then reads the keys back and calls [`lookup`](Self::lookup).
     fn on_device(&self, _gpu: &'static Gpu) -> Result<Option<Arc<dyn DeviceRows>>, String> {
         Ok(None)
     }
 }
 
-/// The rows of a table that are kept on a GPU. Any number of threads call at the same time.
+/// The rows of one table in GPU memory. Any number of threads call it at the same time.
 pub trait DeviceRows: Send + Sync {
-    /// Looks keys up and combines their rows, on a stream.
+    /// Enqueues the lookup of keys and the combination of their rows on a stream.
     ///
     /// # Safety
-    /// Every address of the call is one of the rows' device, of memory as long as the call says and alive until the stream
-    /// has done this; nothing else writes it meanwhile, or touches what is written. The stream is not being captured.
+    /// Every address of the call is on the device of the rows, points to memory of the size that the call states, and stays
+    /// valid until the stream has run the call. Until then nothing else writes the inputs or uses the outputs. The stream is not
+    /// being captured.
     unsafe fn bag(&self, call: &DeviceBag, stream: CUstream) -> Result<(), String>;
 }
 
-/// A lookup by the addresses of its tensors.
+/// A lookup in GPU memory, by the device addresses of its tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceBag {
-    /// `[count]` of i64, among which may be duplicates.
+    /// `[count]` of i64. May contain duplicates.
     pub keys: CUdeviceptr,
-    /// How many keys.
+    /// The number of keys.
     pub count: usize,
-    /// Which keys make a slot, and how they are combined; without it there is a slot for each key.
+    /// The keys of each slot, and how their rows are combined. `None`: one slot for each key.
     pub slots: Option<Slots>,
-    /// `[slots, dim]` of f32, written.
+    /// Output: `[slots, dim]` of f32.
     pub vectors: CUdeviceptr,
-    /// `[count]` of bool, written: which keys were found.
+    /// Output: `[count]` of bool, whether each key was found.
     pub hit: Option<CUdeviceptr>,
 }
 
-/// Opens the tables that a session's configuration entry `ai.pagoda.tables` names.
+/// Opens the tables that the value of the session configuration entry [`ENTRY`] names.
 pub type OpenTables = fn(&str) -> Result<Arc<dyn Tables>, String>;
 
-/// Says how tables are opened from now on.
+/// Sets the function that opens tables from now on.
 pub fn set_opener(open: OpenTables) {
     *lock(&OPENER) = Some(open);
 }
 
 static OPENER: Mutex<Option<OpenTables>> = Mutex::new(None);
 
-/// Tables that are open already, by the entry that names them.
+/// Open tables that a [`Bound`] lends to sessions, by entry.
 static BOUND: Mutex<Vec<(String, Arc<dyn Tables>)>> = Mutex::new(Vec::new());
 
-/// Tables that sessions can name as long as this lives; sessions that are made meanwhile keep them.
+/// The first character of the entry of a [`Bound`]: no path starts with it.
+const BOUND_PREFIX: char = '\u{1}';
+
+/// Open tables under an entry of their own. New sessions can name them while this lives; sessions keep the tables they opened.
 pub struct Bound(String);
 
 impl Bound {
-    /// Gives tables that are open an entry of their own.
+    /// Binds open tables to a new entry.
     pub fn new(tables: Arc<dyn Tables>) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        // Not a path that anyone has.
-        let entry = format!("\u{1}pagoda {}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let entry = format!("{BOUND_PREFIX}pagoda {}", COUNT.fetch_add(1, Ordering::Relaxed));
         lock(&BOUND).push((entry.clone(), tables));
         Self(entry)
     }
 
-    /// What the session's configuration entry is to say.
+    /// The value for the session configuration entry.
     pub fn entry(&self) -> &str {
         &self.0
     }
@@ -96,25 +99,30 @@ impl Drop for Bound {
     }
 }
 
-/// Tables by the entry that names them, as long as someone has them.
-static OPENED: Mutex<BTreeMap<String, Arc<Place>>> = Mutex::new(BTreeMap::new());
+/// Whether `entry` is that of a [`Bound`], and not a path of the user's.
+pub(crate) fn is_bound(entry: &str) -> bool {
+    entry.starts_with(BOUND_PREFIX)
+}
 
-/// Locked while the tables are opened, which may take long: whoever wants the same waits, others do not.
-type Place = Mutex<Option<Weak<dyn Tables>>>;
+/// Tables that the opener opened, by entry, while a node uses them.
+static OPENED: Mutex<BTreeMap<String, Arc<OpenedTables>>> = Mutex::new(BTreeMap::new());
 
-/// The tables that `entry` names: opened, or those that another node or session has already.
+/// Locked while the tables are opened, which may take long: only openers of the same entry wait for it.
+type OpenedTables = Mutex<Option<Weak<dyn Tables>>>;
+
+/// The tables that `entry` names. Nodes and sessions with the same entry share them.
 pub(crate) fn open(entry: &str) -> Result<Arc<dyn Tables>, String> {
     if let Some((_, tables)) = lock(&BOUND).iter().find(|(bound, _)| bound == entry) {
         return Ok(Arc::clone(tables));
     }
     let open = (*lock(&OPENER)).ok_or("this build of the operators has no way to open tables: run in libpagoda")?;
-    let place = {
+    let slot = {
         let mut opened = lock(&OPENED);
-        // Those that no one has or waits for any more.
-        opened.retain(|_, place| Arc::strong_count(place) > 1 || lock(place).as_ref().is_some_and(is_live));
+        // Drop entries whose tables are closed and that no thread is opening.
+        opened.retain(|_, slot| Arc::strong_count(slot) > 1 || lock(slot).as_ref().is_some_and(is_live));
         Arc::clone(opened.entry(entry.to_owned()).or_default())
     };
-    let mut known = lock(&place);
+    let mut known = lock(&slot);
     if let Some(tables) = known.as_ref().and_then(Weak::upgrade) {
         return Ok(tables);
     }
@@ -127,7 +135,7 @@ fn is_live(tables: &Weak<dyn Tables>) -> bool {
     tables.strong_count() > 0
 }
 
-/// An opener that panicked has left nothing half done here.
+/// Locks, ignoring poison: a panic of the opener leaves the data behind these locks consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -146,7 +154,7 @@ mod tests {
         }
     }
 
-    /// One test, for the opener is the process's.
+    /// A single test, because the opener is global to the process.
     #[test]
     fn tables_are_opened_once_for_all_that_name_them() {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -171,7 +179,7 @@ mod tests {
         assert!(!Arc::ptr_eq(&other, &together[0]));
         assert_eq!(calls(), 1);
 
-        // A failure is not kept, nor is a panic, nor are tables that no one has any more.
+        // Failures, panics and closed tables are not cached.
         assert_eq!((open("bad").err(), open("bad").err()), (Some("bad".to_owned()), Some("bad".to_owned())));
         assert_eq!(calls(), 2);
         for _ in 0..2 {
@@ -184,7 +192,7 @@ mod tests {
         let _again = open("a").unwrap();
         assert_eq!(calls(), 1);
 
-        // What is open already is not opened again, and not found when it is gone.
+        // Bound tables are not opened again, and are not found once the binding is dropped.
         let bound = Bound::new(Arc::clone(&other));
         assert!(Arc::ptr_eq(&open(bound.entry()).unwrap(), &other));
         assert_eq!(calls(), 0);

@@ -1,51 +1,50 @@
-//! Memory of the operator's provider that one call works in.
+//! Scratch memory for one call of an operator on the CUDA provider.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
 use ort_sys::{OrtAllocator, OrtValue};
 
-use crate::context::{Context, check};
-use crate::op::OpError;
+use super::context::KernelContext;
+use super::error::{OpError, check};
 
-/// Memory out of ONNX Runtime's arena, for the stream of the run. It goes back when this is dropped, though the stream may not
-/// have come so far: until then the arena gives it to nothing but later work on the same stream, as it does with the scratch
-/// memory of ONNX Runtime's own operators.
+/// Memory from ONNX Runtime's arena, bound to the stream of the run. Dropping the buffer returns it to the arena, even while
+/// the stream still uses it: the arena then lends it only to later work on the same stream, as it does with the scratch memory
+/// of ONNX Runtime's own operators.
 pub struct ScratchBuffer<'a> {
-    context: &'a Context,
+    context: &'a KernelContext,
     allocator: *mut OrtAllocator,
     data: *mut c_void,
     bytes: usize,
 }
 
-impl Context {
-    /// That many bytes where the first input lies, for an operator of the CUDA provider. None where none are asked for, or
-    /// where there is no room for them.
+impl KernelContext {
+    /// Allocates scratch memory on the device of the first input. `None` if `bytes` is 0, or if the arena is full.
     pub fn scratch(&self, bytes: usize) -> Result<Option<ScratchBuffer<'_>>, OpError> {
         if bytes == 0 {
             return Ok(None);
         }
         let (mut input, mut memory): (*const OrtValue, _) = (null(), null());
         let mut buffer = ScratchBuffer { context: self, allocator: null_mut(), data: null_mut(), bytes };
-        // SAFETY: the context is live for the whole call, and so is its first input, which every operator has, and to which
-        // the description of its memory belongs. The allocator and what it gives are the buffer's, which releases them, once.
-        let given = unsafe {
+        // SAFETY: the context is live for the whole call. So is its first input, which every operator has, and which owns the
+        // description of its memory. The buffer owns the allocator and the memory, and releases them once.
+        let allocated = unsafe {
             check(self.api, (self.api.KernelContext_GetInput)(self.raw, 0, &mut input))?;
             check(self.api, (self.api.GetTensorMemoryInfo)(input, &mut memory))?;
             check(self.api, (self.api.KernelContext_GetAllocator)(self.raw, memory, &mut buffer.allocator))?;
             check(self.api, (self.api.KernelContext_GetScratchBuffer)(self.raw, memory, bytes, &mut buffer.data))
         };
-        Ok((given.is_ok() && !buffer.data.is_null()).then_some(buffer))
+        Ok((allocated.is_ok() && !buffer.data.is_null()).then_some(buffer))
     }
 }
 
 impl ScratchBuffer<'_> {
-    /// Where it begins on the GPU.
+    /// The device address of the first byte.
     pub fn address(&self) -> u64 {
         self.data.addr() as u64
     }
 
-    /// How long it is.
+    /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -54,10 +53,10 @@ impl ScratchBuffer<'_> {
 impl Drop for ScratchBuffer<'_> {
     fn drop(&mut self) {
         let api = self.context.api;
-        // SAFETY: both were got in `scratch` and are given back here alone; null is what was not got.
+        // SAFETY: `scratch` acquired both, and only this releases them. Null means that it was not acquired.
         unsafe {
             if !self.data.is_null() {
-                // A failure leaves the memory with the arena's session: there is no one to tell.
+                // On failure the memory stays allocated until the session's arena is destroyed; `drop` can not return an error.
                 let _ = check(api, (api.AllocatorFree)(self.allocator, self.data));
             }
             if !self.allocator.is_null() {

@@ -1,23 +1,19 @@
-//! `ai.pagoda.PagedKvAppend`.
+//! `ai.pagoda.PagedKvAppend`: writes new rows into the paged KV cache.
 
-use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
-use crate::append::AppendInputs;
-use crate::context::{Attributes, Context, InputTensor};
-use crate::cuda::Launch;
-use crate::element::OnnxElement;
-use crate::inputs::{CacheInputs, I32, RowInputs};
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Shape, Shapes};
+use super::inputs::{AppendInputs, CacheInputs, RowInputs};
+use crate::ort::{
+    I32, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, Shape,
+    ShapeInferContext,
+};
 
-/// Writes each user's new history rows into the pages of one layer, for one element type.
+/// The append of each user's new history rows to the pages of one layer, for one element type.
 pub struct PagedKvAppend<T>(PhantomData<T>);
 
 impl<T: OnnxElement> Operator for PagedKvAppend<T> {
-    const NAME: &'static CStr = c"PagedKvAppend";
     const INPUTS: &'static [Input] = &[
         Input::required("kv_pool", T::ONNX),
         Input::required("key", T::ONNX),
@@ -30,30 +26,30 @@ impl<T: OnnxElement> Operator for PagedKvAppend<T> {
     ];
     const OUTPUTS: &'static [Output] = &[Output::required("kv_pool_out", T::ONNX)];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         Ok(vec![node.input(0)?])
     }
 
-    fn new(_: &Attributes) -> Result<Self, OpError> {
+    fn new(_: &KernelInfo) -> Result<Self, OpError> {
         Ok(Self(PhantomData))
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let append = inputs.append();
-        // SAFETY: the CPU's tensors are in host memory, and the element types are those of `INPUTS`. Nothing writes to these
-        // inputs while the node runs, but this call to the pool.
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS`. Nothing writes to an
+        // input of a running node, except that this call may write the pool.
         let call = unsafe { append.on_host::<T>() };
-        // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
+        // The check precedes the output: an invalid call must not write a buffer that the caller bound.
         let checked = call.check()?;
         let output = append.output(context, 0)?;
-        // SAFETY: as above; f32, f16 and bf16 have no invalid bit patterns.
+        // SAFETY: as above. f32, f16 and bf16 have no invalid bit patterns.
         unsafe { append.write(&checked, &output, context) }
     }
 }
 
 impl<T: OnnxElement> Launch for PagedKvAppend<T> {
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let rows = inputs.rows.on_device()?;
         let (key, value) = (inputs.key.address(), inputs.value.address());
@@ -63,9 +59,8 @@ impl<T: OnnxElement> Launch for PagedKvAppend<T> {
         let append = inputs.append();
         let output = append.output(context, 0)?;
         call.cache.pool = output.address();
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done. Nothing else touches the output, which is apart from everything but the pool,
-        // and from that too unless it is the pool.
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. Nothing else uses the output. It is disjoint from every input, or it is the pool itself.
         unsafe {
             append.copy_on_device::<T>(gpu, &output, stream)?;
             Ok(gpu.append(&call, stream)?)
@@ -73,7 +68,7 @@ impl<T: OnnxElement> Launch for PagedKvAppend<T> {
     }
 }
 
-/// The inputs of a call, whose shapes fit together.
+/// The inputs of a call, with consistent shapes.
 struct Inputs<'a> {
     key: InputTensor<'a>,
     value: InputTensor<'a>,
@@ -82,7 +77,7 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    fn read(context: &'a Context) -> Result<Self, OpError> {
+    fn read(context: &'a KernelContext) -> Result<Self, OpError> {
         let [pool, key, value] = [context.input(0)?, context.input(1)?, context.input(2)?];
         let rows = RowInputs::read(context, &[&key, &value])?;
         let cache = CacheInputs::read(context, Some(pool), &rows)?.expect("there is a pool");

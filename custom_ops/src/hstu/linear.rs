@@ -1,54 +1,48 @@
-//! `ai.pagoda.HstuLinear`.
-
-use std::ffi::CStr;
+//! `ai.pagoda.HstuLinear`: a fully connected layer in f32.
 
 use pagoda_kernels::Activation;
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
-use crate::cuda::Launch;
-use crate::element::OnnxElement;
-use crate::inputs::{expect_shape, flag, named};
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Shape, Shapes};
+use crate::ort::{
+    F32, Input, InputTensor, KernelContext, KernelInfo, Launch, OpError, Operator, Output, OutputTensor, Shape,
+    ShapeInferContext,
+};
 
-/// A layer of an MLP in f32.
+/// A linear layer with an activation, in f32.
 pub struct HstuLinear {
     activation: Activation,
     tf32: bool,
-    /// Whether weight and bias are part of the model.
+    /// Whether weight and bias are initializers of the model.
     constant: bool,
 }
 
 impl Operator for HstuLinear {
-    const NAME: &'static CStr = c"HstuLinear";
     const INPUTS: &'static [Input] =
-        &[Input::required("x", f32::ONNX), Input::required("weight", f32::ONNX), Input::optional("bias", f32::ONNX)];
-    const OUTPUTS: &'static [Output] = &[Output::required("y", f32::ONNX)];
+        &[Input::required("x", F32), Input::required("weight", F32), Input::optional("bias", F32)];
+    const OUTPUTS: &'static [Output] = &[Output::required("y", F32)];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         let (Some(x), Some(weight)) = (node.input(0)?, node.input(1)?) else { return Ok(vec![]) };
         match (&x.dims[..], &weight.dims[..]) {
-            ([rows, _], [width, _]) => {
-                Ok(vec![Some(Shape { element: f32::ONNX, dims: vec![rows.clone(), width.clone()] })])
-            }
+            ([rows, _], [width, _]) => Ok(vec![Some(Shape { element: F32, dims: vec![rows.clone(), width.clone()] })]),
             _ => Ok(vec![]),
         }
     }
 
-    fn new(attributes: &Attributes) -> Result<Self, OpError> {
+    fn new(info: &KernelInfo) -> Result<Self, OpError> {
         let known = Activation::ALL.map(|(name, _)| name).join(", ");
-        let activation = named(attributes, "HstuLinear", c"activation", &format!("one of {known}"), Activation::named)?;
-        let tf32 = flag(attributes, "HstuLinear", c"tf32")?;
-        Ok(Self { activation, tf32, constant: attributes.are_constant(&[1, 2])? })
+        let activation = info.choice(c"activation", &format!("one of {known}"), Activation::named)?;
+        let tf32 = info.flag(c"tf32")?;
+        Ok(Self { activation, tf32, constant: info.all_constant(&[1, 2])? })
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let y = inputs.output(context)?;
         let Inputs { rows, inner, width, .. } = inputs;
-        // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
-        // writes to an input of a running node, and the output is apart from all of them.
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS` and `OUTPUTS`. Nothing
+        // writes to an input of a running node. The output is
+        // disjoint from every input.
         unsafe {
             let call = pagoda_kernels::HstuLinear {
                 rows,
@@ -65,7 +59,7 @@ impl Operator for HstuLinear {
 }
 
 impl Launch for HstuLinear {
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let call = cuda::Linear {
             rows: inputs.rows,
@@ -79,13 +73,13 @@ impl Launch for HstuLinear {
             tf32: self.tf32,
             constant: self.constant,
         };
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done. The output is apart from every input.
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. The output is disjoint from every input.
         Ok(unsafe { gpu.linear(&call, stream) }?)
     }
 }
 
-/// The inputs of a call, whose shapes fit together.
+/// The inputs of a call, with consistent shapes.
 struct Inputs<'a> {
     x: InputTensor<'a>,
     weight: InputTensor<'a>,
@@ -96,21 +90,21 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    fn read(context: &'a Context) -> Result<Self, OpError> {
+    fn read(context: &'a KernelContext) -> Result<Self, OpError> {
         let (x, weight, bias) = (context.input(0)?, context.input(1)?, context.optional_input(2)?);
         let ([rows, inner], [width, _]) = (x.shape()?, weight.shape()?);
-        expect_shape(&weight, &[width, inner])?;
+        weight.expect_shape(&[width, inner])?;
         if let Some(bias) = &bias {
-            expect_shape(bias, &[width])?;
+            bias.expect_shape(&[width])?;
         }
         Ok(Self { x, weight, bias, rows, inner, width })
     }
 
-    /// The output, which must not lie over any of them.
-    fn output(&self, context: &Context) -> Result<OutputTensor, OpError> {
+    /// The output, which must be disjoint from every input.
+    fn output(&self, context: &KernelContext) -> Result<OutputTensor, OpError> {
         let y = context.output(0, &[self.rows, self.width])?;
-        y.apart_from([&self.x, &self.weight])?;
-        y.apart_from(&self.bias)?;
+        y.check_disjoint([&self.x, &self.weight])?;
+        y.check_disjoint(&self.bias)?;
         Ok(y)
     }
 }

@@ -1,31 +1,27 @@
-//! `ai.pagoda.HstuGate`.
+//! `ai.pagoda.HstuGate`: the normalised attention output times the gate u.
 
-use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 use pagoda_kernels::dense::check_epsilon;
 use pagoda_kernels::{GateNorm, Taken};
 
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
-use crate::cuda::Launch;
-use crate::element::OnnxElement;
-use crate::inputs::{I64, expect_shape, flag, named};
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Dim, Shape, Shapes};
+use crate::ort::{
+    Dim, I64, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output,
+    OutputTensor, Shape, ShapeInferContext,
+};
 
-/// What was attended, normed, times u, for one element type.
+/// The norm of the attention output, multiplied by u, for one element type.
 pub struct HstuGate<T> {
     epsilon: f32,
     norm: GateNorm,
     concat: bool,
-    /// Whether weight and bias are part of the model.
+    /// Whether weight and bias are initializers of the model.
     constant: bool,
     element: PhantomData<T>,
 }
 
 impl<T: OnnxElement> Operator for HstuGate<T> {
-    const NAME: &'static CStr = c"HstuGate";
     const INPUTS: &'static [Input] = &[
         Input::required("attended", T::ONNX),
         Input::required("u", T::ONNX),
@@ -35,10 +31,10 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
     ];
     const OUTPUTS: &'static [Output] = &[Output::required("y", T::ONNX)];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         let Some(mut u) = node.input(1)? else { return Ok(vec![]) };
-        if node.inputs()? > 4 {
-            // Where nothing is known of the index, nothing is known of how many rows come out.
+        if node.input_count()? > 4 {
+            // The index determines the number of output rows.
             let index = node.input(4)?;
             let (Some([count]), Some(rows)) = (index.as_ref().map(|index| &index.dims[..]), u.dims.first_mut()) else {
                 return Ok(vec![]);
@@ -46,29 +42,30 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
             *rows = count.clone();
         }
         match (node.int(c"concat").unwrap_or(0), &u.dims[..]) {
-            (1, [rows, Dim::Is(width)]) => {
-                Ok(vec![Some(Shape { element: u.element, dims: vec![rows.clone(), Dim::Is(3 * width)] })])
+            (1, [rows, Dim::Fixed(width)]) => {
+                Ok(vec![Some(Shape { element: u.element, dims: vec![rows.clone(), Dim::Fixed(3 * width)] })])
             }
             (0, [_, _]) => Ok(vec![Some(u)]),
             _ => Ok(vec![]),
         }
     }
 
-    fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        let epsilon = attributes.float(c"epsilon")?.unwrap_or(1e-5);
+    fn new(info: &KernelInfo) -> Result<Self, OpError> {
+        let epsilon = info.float(c"epsilon")?.unwrap_or(1e-5);
         check_epsilon(epsilon)?;
-        let norm = named(attributes, "HstuGate", c"norm", "layer or group", GateNorm::named)?;
-        let concat = flag(attributes, "HstuGate", c"concat")?;
-        let constant = attributes.are_constant(&[2, 3])?;
+        let norm = info.choice(c"norm", "layer or group", GateNorm::named)?;
+        let concat = info.flag(c"concat")?;
+        let constant = info.all_constant(&[2, 3])?;
         Ok(Self { epsilon, norm, concat, constant, element: PhantomData })
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context, self.norm)?;
         let output = inputs.output(context, self.concat)?;
         let [given, heads, head_size] = inputs.attended.shape()?;
-        // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
-        // writes to an input of a running node, and the output is apart from all of them.
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS` and `OUTPUTS`. Nothing
+        // writes to an input of a running node. The output is
+        // disjoint from every input.
         unsafe {
             let call = pagoda_kernels::HstuGate::<T> {
                 rows: inputs.rows,
@@ -89,7 +86,7 @@ impl<T: OnnxElement> Operator for HstuGate<T> {
 }
 
 impl<T: OnnxElement> Launch for HstuGate<T> {
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context, self.norm)?;
         let [given, heads, head_size] = inputs.attended.shape()?;
         let call = cuda::Gate {
@@ -108,25 +105,25 @@ impl<T: OnnxElement> Launch for HstuGate<T> {
             concat: self.concat,
             constant: self.constant,
         };
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done. The output is apart from every input.
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. The output is disjoint from every input.
         Ok(unsafe { gpu.gate(&call, stream) }?)
     }
 }
 
-/// The inputs of a call, whose shapes fit together.
+/// The inputs of a call, with consistent shapes.
 struct Inputs<'a> {
     attended: InputTensor<'a>,
     u: InputTensor<'a>,
     weight: InputTensor<'a>,
     bias: InputTensor<'a>,
     index: Option<InputTensor<'a>>,
-    /// Of the output.
+    /// The number of rows of the output.
     rows: usize,
 }
 
 impl<'a> Inputs<'a> {
-    fn read(context: &'a Context, norm: GateNorm) -> Result<Self, OpError> {
+    fn read(context: &'a KernelContext, norm: GateNorm) -> Result<Self, OpError> {
         let (attended, index) = (context.input(0)?, context.optional_input(4)?);
         let [given, heads, head_size] = attended.shape()?;
         let rows = match &index {
@@ -135,19 +132,19 @@ impl<'a> Inputs<'a> {
         };
         let (u, weight, bias) = (context.input(1)?, context.input(2)?, context.input(3)?);
         let inputs = Self { attended, u, weight, bias, index, rows };
-        expect_shape(&inputs.u, &[given, heads * head_size])?;
+        inputs.u.expect_shape(&[given, heads * head_size])?;
         let learned = if norm == GateNorm::Group { heads } else { heads * head_size };
-        expect_shape(&inputs.weight, &[learned])?;
-        expect_shape(&inputs.bias, &[learned])?;
+        inputs.weight.expect_shape(&[learned])?;
+        inputs.bias.expect_shape(&[learned])?;
         Ok(inputs)
     }
 
-    /// The output, which must not lie over any of them.
-    fn output(&self, context: &Context, concat: bool) -> Result<OutputTensor, OpError> {
+    /// The output, which must be disjoint from every input.
+    fn output(&self, context: &KernelContext, concat: bool) -> Result<OutputTensor, OpError> {
         let [_, width] = self.u.shape()?;
         let output = context.output(0, &[self.rows, if concat { 3 * width } else { width }])?;
-        output.apart_from([&self.attended, &self.u, &self.weight, &self.bias])?;
-        output.apart_from(&self.index)?;
+        output.check_disjoint([&self.attended, &self.u, &self.weight, &self.bias])?;
+        output.check_disjoint(&self.index)?;
         Ok(output)
     }
 }

@@ -1,49 +1,46 @@
-//! `ai.pagoda.HstuNorm`.
+//! `ai.pagoda.HstuNorm`: layer norm.
 
-use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 use pagoda_kernels::dense::check_epsilon;
 
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
-use crate::cuda::Launch;
-use crate::element::OnnxElement;
-use crate::inputs::expect_shape;
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Shape, Shapes};
+use crate::ort::{
+    Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor, Shape,
+    ShapeInferContext,
+};
 
-/// Layer norm of every row, for one element type.
+/// The layer norm of every row, for one element type.
 pub struct HstuNorm<T> {
     epsilon: f32,
-    /// Whether weight and bias are part of the model.
+    /// Whether weight and bias are initializers of the model.
     constant: bool,
     element: PhantomData<T>,
 }
 
 impl<T: OnnxElement> Operator for HstuNorm<T> {
-    const NAME: &'static CStr = c"HstuNorm";
     const INPUTS: &'static [Input] =
         &[Input::required("x", T::ONNX), Input::required("weight", T::ONNX), Input::required("bias", T::ONNX)];
     const OUTPUTS: &'static [Output] = &[Output::required("y", T::ONNX)];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         Ok(vec![node.input(0)?])
     }
 
-    fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        let epsilon = attributes.float(c"epsilon")?.unwrap_or(1e-5);
+    fn new(info: &KernelInfo) -> Result<Self, OpError> {
+        let epsilon = info.float(c"epsilon")?.unwrap_or(1e-5);
         check_epsilon(epsilon)?;
-        let constant = attributes.are_constant(&[1, 2])?;
+        let constant = info.all_constant(&[1, 2])?;
         Ok(Self { epsilon, constant, element: PhantomData })
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let output = inputs.output(context)?;
         let [rows, width] = inputs.x.shape()?;
-        // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
-        // writes to an input of a running node, and the output is apart from all of them.
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS` and `OUTPUTS`. Nothing
+        // writes to an input of a running node. The output is
+        // disjoint from every input.
         unsafe {
             let call = pagoda_kernels::HstuNorm::<T> {
                 rows,
@@ -59,7 +56,7 @@ impl<T: OnnxElement> Operator for HstuNorm<T> {
 }
 
 impl<T: OnnxElement> Launch for HstuNorm<T> {
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let [rows, width] = inputs.x.shape()?;
         let call = cuda::Norm {
@@ -73,13 +70,13 @@ impl<T: OnnxElement> Launch for HstuNorm<T> {
             epsilon: self.epsilon,
             constant: self.constant,
         };
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done. The output is apart from every input.
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. The output is disjoint from every input.
         Ok(unsafe { gpu.norm(&call, stream) }?)
     }
 }
 
-/// The inputs of a call, whose shapes fit together.
+/// The inputs of a call, with consistent shapes.
 struct Inputs<'a> {
     x: InputTensor<'a>,
     weight: InputTensor<'a>,
@@ -87,18 +84,18 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    fn read(context: &'a Context) -> Result<Self, OpError> {
+    fn read(context: &'a KernelContext) -> Result<Self, OpError> {
         let inputs = Self { x: context.input(0)?, weight: context.input(1)?, bias: context.input(2)? };
         let [_, width] = inputs.x.shape()?;
-        expect_shape(&inputs.weight, &[width])?;
-        expect_shape(&inputs.bias, &[width])?;
+        inputs.weight.expect_shape(&[width])?;
+        inputs.bias.expect_shape(&[width])?;
         Ok(inputs)
     }
 
-    /// The output, which must not lie over any of them.
-    fn output(&self, context: &Context) -> Result<OutputTensor, OpError> {
+    /// The output, which must be disjoint from every input.
+    fn output(&self, context: &KernelContext) -> Result<OutputTensor, OpError> {
         let output = context.output(0, &self.x.dims)?;
-        output.apart_from([&self.x, &self.weight, &self.bias])?;
+        output.check_disjoint([&self.x, &self.weight, &self.bias])?;
         Ok(output)
     }
 }

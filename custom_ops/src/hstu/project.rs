@@ -1,29 +1,25 @@
-//! `ai.pagoda.HstuProject`.
+//! `ai.pagoda.HstuProject`: the input projection.
 
-use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use pagoda_kernels::Silu;
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
-use crate::cuda::Launch;
-use crate::element::OnnxElement;
-use crate::inputs::{expect_shape, named, positive};
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Dim, Shape, Shapes};
+use crate::ort::{
+    Dim, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor,
+    Shape, ShapeInferContext,
+};
 
-/// u, v, q and k of every row, for one element type.
+/// The projection of every row to u, v, q and k, for one element type.
 pub struct HstuProject<T> {
     heads: usize,
     silu: Silu,
-    /// Whether weight and bias are part of the model.
+    /// Whether weight and bias are initializers of the model.
     constant: bool,
     element: PhantomData<T>,
 }
 
 impl<T: OnnxElement> Operator for HstuProject<T> {
-    const NAME: &'static CStr = c"HstuProject";
     const INPUTS: &'static [Input] =
         &[Input::required("x", T::ONNX), Input::required("weight", T::ONNX), Input::optional("bias", T::ONNX)];
     const OUTPUTS: &'static [Output] = &[
@@ -33,36 +29,37 @@ impl<T: OnnxElement> Operator for HstuProject<T> {
         Output::required("k", T::ONNX),
     ];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         let (Some(x), Some(weight), Some(heads)) = (node.input(0)?, node.input(1)?, node.int(c"heads")) else {
             return Ok(vec![]);
         };
-        let (Some(rows), Some(Dim::Is(four))) = (x.dims.first(), weight.dims.first()) else {
+        let (Some(rows), Some(Dim::Fixed(four))) = (x.dims.first(), weight.dims.first()) else {
             return Ok(vec![]);
         };
-        // What does not fit is refused when it is run, with the name of the tensor.
+        // `compute` rejects a weight of the wrong shape, with the name of the tensor.
         if heads < 1 || four % (4 * heads) != 0 {
             return Ok(vec![]);
         }
-        let u = Shape { element: x.element, dims: vec![rows.clone(), Dim::Is(four / 4)] };
-        let head = vec![rows.clone(), Dim::Is(heads), Dim::Is(four / 4 / heads)];
+        let u = Shape { element: x.element, dims: vec![rows.clone(), Dim::Fixed(four / 4)] };
+        let head = vec![rows.clone(), Dim::Fixed(heads), Dim::Fixed(four / 4 / heads)];
         let head = Shape { element: x.element, dims: head };
         Ok(vec![Some(u), Some(head.clone()), Some(head.clone()), Some(head)])
     }
 
-    fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        let heads = positive(attributes, "HstuProject", c"heads")?;
-        let silu = named(attributes, "HstuProject", c"silu", "all or u", Silu::named)?;
-        let constant = attributes.are_constant(&[1, 2])?;
+    fn new(info: &KernelInfo) -> Result<Self, OpError> {
+        let heads = info.positive_int(c"heads")?;
+        let silu = info.choice(c"silu", "all or u", Silu::named)?;
+        let constant = info.all_constant(&[1, 2])?;
         Ok(Self { heads, silu, constant, element: PhantomData })
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context, self.heads)?;
         let outputs = inputs.outputs(context)?;
         let Inputs { rows, width, heads, head_size, .. } = inputs;
-        // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
-        // writes to an input of a running node, and the outputs are apart from all of them and from one another.
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS` and `OUTPUTS`. Nothing
+        // writes to an input of a running node. The outputs are
+        // disjoint from every input and from each other.
         unsafe {
             let call = pagoda_kernels::HstuProject::<T> {
                 rows,
@@ -80,7 +77,7 @@ impl<T: OnnxElement> Operator for HstuProject<T> {
 }
 
 impl<T: OnnxElement> Launch for HstuProject<T> {
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context, self.heads)?;
         let outputs = inputs.outputs(context)?;
         let call = cuda::Project {
@@ -95,13 +92,13 @@ impl<T: OnnxElement> Launch for HstuProject<T> {
             silu: self.silu,
             constant: self.constant,
         };
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done. The outputs are apart from every input and from one another.
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. The outputs are disjoint from every input and from each other.
         Ok(unsafe { gpu.project(&call, stream) }?)
     }
 }
 
-/// The inputs of a call, whose shapes fit together.
+/// The inputs of a call, with consistent shapes.
 struct Inputs<'a> {
     x: InputTensor<'a>,
     weight: InputTensor<'a>,
@@ -113,7 +110,7 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    fn read(context: &'a Context, heads: usize) -> Result<Self, OpError> {
+    fn read(context: &'a KernelContext, heads: usize) -> Result<Self, OpError> {
         let (x, weight, bias) = (context.input(0)?, context.input(1)?, context.optional_input(2)?);
         let [rows, width] = x.shape()?;
         let [four, _] = weight.shape()?;
@@ -121,15 +118,15 @@ impl<'a> Inputs<'a> {
             let message = format!("weight: {four} rows, expected a multiple of 4 times {heads} heads");
             return Err(OpError::invalid(message));
         }
-        expect_shape(&weight, &[four, width])?;
+        weight.expect_shape(&[four, width])?;
         if let Some(bias) = &bias {
-            expect_shape(bias, &[four])?;
+            bias.expect_shape(&[four])?;
         }
         Ok(Self { x, weight, bias, rows, width, heads, head_size: four / 4 / heads })
     }
 
-    /// The outputs, which must not lie over any of them, nor over one another.
-    fn outputs(&self, context: &Context) -> Result<[OutputTensor; 4], OpError> {
+    /// The outputs, which must be disjoint from every input and from each other.
+    fn outputs(&self, context: &KernelContext) -> Result<[OutputTensor; 4], OpError> {
         let Self { rows, heads, head_size, .. } = *self;
         let by_head = [rows, heads, head_size];
         let outputs = [
@@ -139,9 +136,9 @@ impl<'a> Inputs<'a> {
             context.output(3, &by_head)?,
         ];
         for (number, output) in outputs.iter().enumerate() {
-            output.apart_from([&self.x, &self.weight])?;
-            output.apart_from(&self.bias)?;
-            outputs[..number].iter().try_for_each(|other| output.apart_from_output(other))?;
+            output.check_disjoint([&self.x, &self.weight])?;
+            output.check_disjoint(&self.bias)?;
+            outputs[..number].iter().try_for_each(|other| output.check_disjoint_output(other))?;
         }
         Ok(outputs)
     }

@@ -1,34 +1,30 @@
-//! `ai.pagoda.HstuAttention`.
+//! `ai.pagoda.HstuAttention`: attention over the paged KV cache and the new rows.
 
-use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use pagoda_kernels::CheckedAttention;
 use pagoda_kernels::batch::Rows;
 use pagoda_kernels::cuda::{self, CUstream, Gpu, Scratch};
 
-use crate::append::AppendInputs;
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
-use crate::cuda::Launch;
-use crate::element::OnnxElement;
-use crate::inputs::{CacheInputs, I32, RowInputs, expect_len, flag};
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Shape, Shapes};
+use super::inputs::{AppendInputs, CacheInputs, RowInputs};
+use crate::ort::{
+    I32, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor,
+    Shape, ShapeInferContext,
+};
 
-/// Attention of each user's new rows over the paged history and the rows themselves, for one element type.
+/// The attention of each user's new rows over the cached history and the new rows themselves, for one element type.
 pub struct HstuAttention<T> {
     alpha: f32,
     scaling_seqlen: i64,
     target_group_size: i64,
     max_attn_len: i64,
     candidates_only: bool,
-    /// The graph asks for the pool with the new history rows in it.
+    /// Whether the node also appends the new history rows to the pool: it then has the output `kv_pool_out`.
     appends: bool,
     element: PhantomData<T>,
 }
 
 impl<T: OnnxElement> Operator for HstuAttention<T> {
-    const NAME: &'static CStr = c"HstuAttention";
     const INPUTS: &'static [Input] = &[
         Input::required("query", T::ONNX),
         Input::required("key", T::ONNX),
@@ -43,46 +39,46 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
     ];
     const OUTPUTS: &'static [Output] = &[Output::required("output", T::ONNX), Output::optional("kv_pool_out", T::ONNX)];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         Ok(vec![node.input(0)?, node.input(8)?])
     }
 
-    fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        let scaling_seqlen = attributes.int(c"scaling_seqlen")?.ok_or_else(|| {
+    fn new(info: &KernelInfo) -> Result<Self, OpError> {
+        let scaling_seqlen = info.int(c"scaling_seqlen")?.ok_or_else(|| {
             OpError::invalid("HstuAttention: the attribute scaling_seqlen (an int of at least 1) is missing")
         })?;
         let operator = Self {
-            alpha: attributes.float(c"alpha")?.unwrap_or(0.0),
+            alpha: info.float(c"alpha")?.unwrap_or(0.0),
             scaling_seqlen,
-            target_group_size: attributes.int(c"target_group_size")?.unwrap_or(1),
-            max_attn_len: attributes.int(c"max_attn_len")?.unwrap_or(0),
-            candidates_only: flag(attributes, "HstuAttention", c"candidates_only")?,
-            appends: appends(attributes)?,
+            target_group_size: info.int(c"target_group_size")?.unwrap_or(1),
+            max_attn_len: info.int(c"max_attn_len")?.unwrap_or(0),
+            candidates_only: info.flag(c"candidates_only")?,
+            appends: appends(info)?,
             element: PhantomData,
         };
-        // An empty batch checks the attributes alone, so that a bad one fails when the model is opened.
+        // An empty batch checks the attributes alone, so that an invalid one fails when the model is loaded.
         operator
-            .with_inputs(Rows { row_offsets: &[0], num_candidates: &[], total_rows: 0, heads: 1, head_size: 1 })
+            .with_rows(Rows { row_offsets: &[0], num_candidates: &[], total_rows: 0, heads: 1, head_size: 1 })
             .check()?;
         Ok(operator)
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         if self.appends {
             return self.append_and_attend(&inputs, context);
         }
-        // SAFETY: the CPU's tensors are in host memory. The element types are those of `INPUTS`, and nothing writes to an
-        // input of a running node: the pool's writer is another node that ran before or runs after.
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS`. Nothing writes to an
+        // input of a running node: a node that writes the pool runs before or after this one.
         let attention = unsafe { self.on_host(&inputs, inputs.pool()) };
-        // Before the output is asked for: a bad call must not touch a buffer that the caller bound.
+        // The check precedes the output: an invalid call must not write a buffer that the caller bound.
         let checked = attention.check()?;
         attend(&checked, &inputs.output(context)?, context)
     }
 }
 
 impl<T: OnnxElement> Launch for HstuAttention<T> {
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let mut call = self.on_device(&inputs)?;
         let (pool, output) = (call.cache.map(|cache| cache.pool), inputs.output(context)?);
@@ -92,12 +88,12 @@ impl<T: OnnxElement> Launch for HstuAttention<T> {
         if let (Some(cache), Some(appended)) = (&mut call.cache, &appended) {
             cache.pool = appended.address();
         }
-        // This checks the call: nothing is written before.
+        // `scratch_bytes` checks the call, before anything is written.
         let scratch = context.scratch(gpu.scratch_bytes(&call)?)?;
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done; what holds for other nodes holds as above. The outputs are apart from each
-        // other and from every input, but for the pool, which may be both. Scratch memory is this call's until the stream has
-        // done it.
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. Nothing else writes the inputs, as in `compute`. The outputs are disjoint from each other
+        // and from every input, except that the output pool may be the input pool. The scratch memory belongs to this call
+        // until the stream has run it.
         unsafe {
             if let Some(pool) = pool {
                 cuda::hold_for_arrivals(pool, stream)?;
@@ -117,20 +113,20 @@ impl<T: OnnxElement> Launch for HstuAttention<T> {
     }
 }
 
-/// Whether the node has its second output, which takes the pool and what says where in it rows go.
-fn appends(attributes: &Attributes) -> Result<bool, OpError> {
-    if !attributes.has_output(1)? {
+/// Whether the node has its second output, which needs all inputs of the cache.
+fn appends(info: &KernelInfo) -> Result<bool, OpError> {
+    if !info.has_output(1)? {
         return Ok(false);
     }
     for (index, name) in (5..).zip(CACHE) {
-        if !attributes.has_input(index)? {
+        if !info.has_input(index)? {
             return Err(no_cache(name));
         }
     }
     Ok(true)
 }
 
-/// The inputs from 5 on that make up a cache.
+/// The inputs of the cache, from input 5 on.
 const CACHE: [&str; 4] = ["cached_len", "page_indptr", "page_ids", "kv_pool"];
 
 fn no_cache(missing: &str) -> OpError {
@@ -140,14 +136,14 @@ fn no_cache(missing: &str) -> OpError {
     ))
 }
 
-/// Attends, on the CPU.
+/// Runs the attention on the CPU.
 fn attend<T: OnnxElement>(
     checked: &CheckedAttention<'_, T>,
     output: &OutputTensor,
-    context: &Context,
+    context: &KernelContext,
 ) -> Result<(), OpError> {
-    // SAFETY: the output is in host memory, of `T` and apart from every input; f32, f16 and bf16 have no invalid bit
-    // patterns, and the kernel writes every element before it is read.
+    // SAFETY: the output is in host memory, has elements of `T` and is disjoint from every input. f32, f16 and bf16 have no
+    // invalid bit patterns, and the kernel writes every element before it reads it.
     let output = unsafe { output.slice_mut::<T>() };
     if output.is_empty() {
         return Ok(());
@@ -155,7 +151,7 @@ fn attend<T: OnnxElement>(
     Ok(checked.run(output, context)?)
 }
 
-/// The inputs of a call, whose shapes fit together.
+/// The inputs of a call, with consistent shapes.
 struct Inputs<'a> {
     query: InputTensor<'a>,
     key: InputTensor<'a>,
@@ -166,7 +162,7 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    fn read(context: &'a Context) -> Result<Self, OpError> {
+    fn read(context: &'a KernelContext) -> Result<Self, OpError> {
         let [query, key, value] = [context.input(0)?, context.input(1)?, context.input(2)?];
         let rows = RowInputs::read(context, &[&query, &key, &value])?;
         let cache = CacheInputs::read(context, context.optional_input(8)?, &rows)?;
@@ -177,61 +173,61 @@ impl<'a> Inputs<'a> {
         Ok(Self { query, key, value, rows, cache, num_contextual })
     }
 
-    /// The pool, of which there is nothing without a cache.
+    /// The elements of the pool; none without a cache.
     ///
     /// # Safety
     /// As for [`InputTensor::slice`].
     unsafe fn pool<T>(&self) -> &'a [T] {
-        // SAFETY: the caller's.
+        // SAFETY: by contract.
         self.cache.as_ref().map_or(&[], |cache| unsafe { cache.pool.slice() })
     }
 
-    /// What is appended, where the node appends.
+    /// The inputs of the append, for a node that appends.
     fn append(&self) -> Result<AppendInputs<'_>, OpError> {
         let cache = self.cache.as_ref().ok_or_else(|| no_cache("each of them"))?;
         Ok(AppendInputs { key: &self.key, value: &self.value, rows: &self.rows, cache })
     }
 
-    /// The pool with what is appended, which may be the input pool as a whole and must not lie over anything else.
+    /// The output pool. It is the input pool itself, or disjoint from it; it is disjoint from everything else.
     fn pool_output(
         &self,
         append: &AppendInputs<'_>,
         output: &OutputTensor,
-        context: &Context,
+        context: &KernelContext,
     ) -> Result<OutputTensor, OpError> {
         let pool = append.output(context, 1)?;
-        pool.apart_from([&self.query])?;
-        pool.apart_from(&self.num_contextual)?;
-        pool.apart_from_output(output)?;
+        pool.check_disjoint([&self.query])?;
+        pool.check_disjoint(&self.num_contextual)?;
+        pool.check_disjoint_output(output)?;
         Ok(pool)
     }
 
-    /// The output, which must not lie over any of them.
-    fn output(&self, context: &Context) -> Result<OutputTensor, OpError> {
+    /// The output, which must be disjoint from every input.
+    fn output(&self, context: &KernelContext) -> Result<OutputTensor, OpError> {
         let output = context.output(0, &self.query.dims)?;
-        output.apart_from([&self.query, &self.key, &self.value])?;
-        output.apart_from(self.rows.tensors())?;
+        output.check_disjoint([&self.query, &self.key, &self.value])?;
+        output.check_disjoint(self.rows.tensors())?;
         if let Some(cache) = &self.cache {
-            output.apart_from(cache.tensors())?;
-            output.apart_from([&cache.pool])?;
+            output.check_disjoint(cache.tensors())?;
+            output.check_disjoint([&cache.pool])?;
         }
-        output.apart_from(&self.num_contextual)?;
+        output.check_disjoint(&self.num_contextual)?;
         Ok(output)
     }
 }
 
 impl<T: OnnxElement> HstuAttention<T> {
-    /// What PagedKvAppend does, then the attention over that: as two nodes would, one after the other.
-    fn append_and_attend(&self, inputs: &Inputs<'_>, context: &Context) -> Result<(), OpError> {
+    /// Appends the new rows, then attends over the result: the same as a PagedKvAppend node before this one.
+    fn append_and_attend(&self, inputs: &Inputs<'_>, context: &KernelContext) -> Result<(), OpError> {
         let append = inputs.append()?;
-        // SAFETY: as in `compute`, but for the pool, which this call itself may write.
+        // SAFETY: as in `compute`, except that this call may write the pool.
         let rows = unsafe { append.on_host::<T>() };
         let checked = rows.check()?;
-        // SAFETY: as in `compute`; nothing is left of the pool's slice when it is written.
+        // SAFETY: as in `compute`. The slice of the pool is gone before the pool is written.
         unsafe { self.on_host(inputs, inputs.pool()) }.check()?;
         let output = inputs.output(context)?;
         let pool = inputs.pool_output(&append, &output, context)?;
-        // SAFETY: as above; the output pool is apart from everything but the pool, and nothing writes it any more.
+        // SAFETY: as above. The output pool is disjoint from everything except the input pool, and is not written after `write`.
         let attention = unsafe {
             append.write(&checked, &pool, context)?;
             self.on_host(inputs, pool.slice_mut())
@@ -239,13 +235,13 @@ impl<T: OnnxElement> HstuAttention<T> {
         attend(&attention.check()?, &output, context)
     }
 
-    /// The call over `pool`, for the kernels of the CPU.
+    /// The call over `pool`, for the CPU kernels.
     ///
     /// # Safety
-    /// The tensors are in host memory, of the types of `INPUTS`, and nothing writes to them while the call lives, but to the
-    /// pool of the inputs.
+    /// The tensors are in host memory and have the element types of `INPUTS`. Nothing writes to them while the call lives,
+    /// except to the pool of the inputs.
     unsafe fn on_host<'a>(&self, inputs: &Inputs<'a>, pool: &'a [T]) -> pagoda_kernels::HstuAttention<'a, T> {
-        // SAFETY: the caller's.
+        // SAFETY: by contract.
         unsafe {
             pagoda_kernels::HstuAttention {
                 query: inputs.query.slice(),
@@ -253,16 +249,16 @@ impl<T: OnnxElement> HstuAttention<T> {
                 value: inputs.value.slice(),
                 cache: inputs.cache.as_ref().map(|cache| (cache.on_host(), pool)),
                 num_contextual: inputs.num_contextual.as_ref().map(|tensor| tensor.slice()),
-                ..self.with_inputs(inputs.rows.on_host())
+                ..self.with_rows(inputs.rows.on_host())
             }
         }
     }
 
-    /// The call without its output, for the kernels of the GPU.
+    /// The call without its output, for the CUDA kernels.
     fn on_device(&self, inputs: &Inputs<'_>) -> Result<cuda::Attention, OpError> {
         let rows = inputs.rows.on_device()?;
         if let Some(contextual) = &inputs.num_contextual {
-            expect_len(contextual, rows.users, "one a user")?;
+            contextual.expect_len(rows.users, "one a user")?;
         }
         let cache = inputs.cache.as_ref().map(|cache| cache.on_device(rows.users)).transpose()?;
         let num_contextual = inputs.num_contextual.as_ref().map(InputTensor::address);
@@ -288,7 +284,8 @@ impl<T: OnnxElement> HstuAttention<T> {
         })
     }
 
-    fn with_inputs<'a>(&self, rows: Rows<'a>) -> pagoda_kernels::HstuAttention<'a, T> {
+    /// The attributes and the rows, without any tensor of elements.
+    fn with_rows<'a>(&self, rows: Rows<'a>) -> pagoda_kernels::HstuAttention<'a, T> {
         pagoda_kernels::HstuAttention {
             rows,
             query: &[],

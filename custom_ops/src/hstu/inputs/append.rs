@@ -1,34 +1,34 @@
-//! What `PagedKvAppend` and `HstuAttention` share: new history rows that go into the pages of a pool.
+//! The append of new rows to the paged KV cache, which `PagedKvAppend` and `HstuAttention` share.
 
 use std::mem::MaybeUninit;
 
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 use pagoda_kernels::{CheckedAppend, PagedKvAppend, cpu};
 
-use crate::context::{Context, InputTensor, OutputTensor};
-use crate::element::OnnxElement;
-use crate::inputs::{CacheInputs, RowInputs};
-use crate::op::OpError;
+use super::cache::CacheInputs;
+use super::rows::RowInputs;
+use crate::ort::{InputTensor, KernelContext, OnnxElement, OpError, OutputTensor};
 
 /// The inputs of an append.
 pub struct AppendInputs<'a> {
-    /// Keys of the call's rows.
+    /// The keys of the call's rows.
     pub key: &'a InputTensor<'a>,
-    /// Values of the call's rows.
+    /// The values of the call's rows.
     pub value: &'a InputTensor<'a>,
-    /// Whose rows they are.
+    /// The users that the rows belong to.
     pub rows: &'a RowInputs<'a>,
-    /// Where they go.
+    /// The pages that the rows are written to.
     pub cache: &'a CacheInputs<'a>,
 }
 
 impl<'a> AppendInputs<'a> {
-    /// The call, for the kernels of the CPU. No slice is made of the pool, which may be the output's buffer.
+    /// The call, for the CPU kernels. It holds no slice of the pool, because the output may be the same buffer.
     ///
     /// # Safety
-    /// The tensors are in host memory, key and value of `T`, and nothing writes to them while the call lives, but to the pool.
+    /// The tensors are in host memory, and key and value have elements of `T`. Nothing writes to them while the call lives,
+    /// except to the pool.
     pub unsafe fn on_host<T: OnnxElement>(&self) -> PagedKvAppend<'a, T> {
-        // SAFETY: the caller's.
+        // SAFETY: by contract.
         unsafe {
             PagedKvAppend {
                 rows: self.rows.on_host(),
@@ -39,35 +39,36 @@ impl<'a> AppendInputs<'a> {
         }
     }
 
-    /// The output of that number, which may be the pool as a whole and must not lie over anything else.
-    pub fn output(&self, context: &Context, index: usize) -> Result<OutputTensor, OpError> {
+    /// Output `index`, which takes the updated pool. It is the pool itself, or disjoint from it; it is disjoint from everything
+    /// else.
+    pub fn output(&self, context: &KernelContext, index: usize) -> Result<OutputTensor, OpError> {
         let pool = &self.cache.pool;
         let output = context.output(index, &pool.dims)?;
-        output.apart_from([self.key, self.value])?;
-        output.apart_from(self.rows.tensors())?;
-        output.apart_from(self.cache.tensors())?;
+        output.check_disjoint([self.key, self.value])?;
+        output.check_disjoint(self.rows.tensors())?;
+        output.check_disjoint(self.cache.tensors())?;
         if !self.is_in_place(&output) {
-            output.apart_from([pool])?;
+            output.check_disjoint([pool])?;
         }
         Ok(output)
     }
 
-    /// Has the output hold the pool with the new rows, on the CPU.
+    /// Writes the pool with the new rows to the output, on the CPU.
     ///
     /// # Safety
-    /// The output is that of [`output`](Self::output), in host memory and of `T`, and nothing else reads or writes it
-    /// meanwhile; what is checked is that of [`on_host`](Self::on_host).
+    /// `output` comes from [`output`](Self::output), is in host memory and has elements of `T`. Nothing else reads or writes it
+    /// during the call. `checked` comes from [`on_host`](Self::on_host).
     pub unsafe fn write<T: OnnxElement>(
         &self,
         checked: &CheckedAppend<'_, T>,
         output: &OutputTensor,
-        context: &Context,
+        context: &KernelContext,
     ) -> Result<(), OpError> {
         if !self.is_in_place(output) {
-            // SAFETY: the caller's; the two are as long as each other and apart.
+            // SAFETY: by contract; the two have the same length and are disjoint.
             unsafe { cpu::copy(self.cache.pool.slice::<T>(), output.slice_mut::<MaybeUninit<T>>(), context) };
         }
-        // SAFETY: all of the output is written, by the copy or because it is the pool; it is apart from everything else.
+        // SAFETY: the output is initialised, by the copy or because it is the pool. It is disjoint from everything else.
         let to = unsafe { output.slice_mut::<T>() };
         if to.is_empty() {
             return Ok(());
@@ -75,11 +76,11 @@ impl<'a> AppendInputs<'a> {
         Ok(checked.run(to, context)?)
     }
 
-    /// Puts on a stream what comes before an append to the output: a copy of the pool, unless the output is the pool.
+    /// Enqueues the copy of the pool to the output, unless the output is the pool. The append kernel runs after it.
     ///
     /// # Safety
-    /// The tensors are on the device, of `T`, as long as their shapes say and alive until the stream is done; the output is
-    /// that of [`output`](Self::output), and nothing else touches it meanwhile.
+    /// The tensors are on the device, have elements of `T` and the sizes of their shapes, and stay allocated until the stream
+    /// has run the copy. `output` comes from [`output`](Self::output), and nothing else uses it until then.
     pub unsafe fn copy_on_device<T: OnnxElement>(
         &self,
         gpu: &Gpu,
@@ -89,7 +90,7 @@ impl<'a> AppendInputs<'a> {
         let pool = &self.cache.pool;
         let bytes = pool.dims.iter().product::<usize>() * size_of::<T>();
         if bytes > 0 && !self.is_in_place(output) {
-            // SAFETY: the caller's.
+            // SAFETY: by contract.
             unsafe {
                 cuda::hold_for_arrivals(pool.address(), stream)?;
                 gpu.copy(output.address(), pool.address(), bytes, stream)?;

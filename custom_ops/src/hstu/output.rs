@@ -1,27 +1,23 @@
-//! `ai.pagoda.HstuOutput`.
+//! `ai.pagoda.HstuOutput`: the output projection and the residual.
 
-use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use pagoda_kernels::Taken;
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
-use crate::cuda::Launch;
-use crate::element::OnnxElement;
-use crate::inputs::{I64, expect_shape};
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Shape, Shapes};
+use crate::ort::{
+    I64, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor,
+    Shape, ShapeInferContext,
+};
 
-/// The projection back to the width of the model, and the residual, for one element type.
+/// The projection back to the width of the model plus the residual, for one element type.
 pub struct HstuOutput<T> {
-    /// Whether weight and bias are part of the model.
+    /// Whether weight and bias are initializers of the model.
     constant: bool,
     element: PhantomData<T>,
 }
 
 impl<T: OnnxElement> Operator for HstuOutput<T> {
-    const NAME: &'static CStr = c"HstuOutput";
     const INPUTS: &'static [Input] = &[
         Input::required("y", T::ONNX),
         Input::required("weight", T::ONNX),
@@ -31,7 +27,7 @@ impl<T: OnnxElement> Operator for HstuOutput<T> {
     ];
     const OUTPUTS: &'static [Output] = &[Output::required("output", T::ONNX)];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         let (Some(y), Some(weight)) = (node.input(0)?, node.input(1)?) else { return Ok(vec![]) };
         match (&y.dims[..], &weight.dims[..]) {
             ([rows, _], [width, _]) => {
@@ -41,19 +37,20 @@ impl<T: OnnxElement> Operator for HstuOutput<T> {
         }
     }
 
-    fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        if attributes.has_input(4)? && !attributes.has_input(3)? {
+    fn new(info: &KernelInfo) -> Result<Self, OpError> {
+        if info.has_input(4)? && !info.has_input(3)? {
             return Err(OpError::invalid("HstuOutput: index names rows of residual, which is missing: give both"));
         }
-        Ok(Self { constant: attributes.are_constant(&[1, 2])?, element: PhantomData })
+        Ok(Self { constant: info.all_constant(&[1, 2])?, element: PhantomData })
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let output = inputs.output(context)?;
         let Inputs { rows, given, inner, width, .. } = inputs;
-        // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
-        // writes to an input of a running node, and the output is apart from all of them.
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS` and `OUTPUTS`. Nothing
+        // writes to an input of a running node. The output is
+        // disjoint from every input.
         unsafe {
             let call = pagoda_kernels::HstuOutput::<T> {
                 rows,
@@ -71,7 +68,7 @@ impl<T: OnnxElement> Operator for HstuOutput<T> {
 }
 
 impl<T: OnnxElement> Launch for HstuOutput<T> {
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let inputs = Inputs::read(context)?;
         let call = cuda::Output {
             element: cuda::Type::of::<T>(),
@@ -86,13 +83,13 @@ impl<T: OnnxElement> Launch for HstuOutput<T> {
             output: inputs.output(context)?.address(),
             constant: self.constant,
         };
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done. The output is apart from every input.
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. The output is disjoint from every input.
         Ok(unsafe { gpu.output(&call, stream) }?)
     }
 }
 
-/// The inputs of a call, whose shapes fit together.
+/// The inputs of a call, with consistent shapes.
 struct Inputs<'a> {
     y: InputTensor<'a>,
     weight: InputTensor<'a>,
@@ -100,42 +97,42 @@ struct Inputs<'a> {
     residual: Option<InputTensor<'a>>,
     index: Option<InputTensor<'a>>,
     rows: usize,
-    /// Of the residual.
+    /// The number of rows of the residual.
     given: usize,
     inner: usize,
     width: usize,
 }
 
 impl<'a> Inputs<'a> {
-    fn read(context: &'a Context) -> Result<Self, OpError> {
+    fn read(context: &'a KernelContext) -> Result<Self, OpError> {
         let (y, weight) = (context.input(0)?, context.input(1)?);
         let (bias, residual) = (context.optional_input(2)?, context.optional_input(3)?);
         let index = context.optional_input(4)?;
         let ([rows, inner], [width, _]) = (y.shape()?, weight.shape()?);
-        expect_shape(&weight, &[width, inner])?;
+        weight.expect_shape(&[width, inner])?;
         if let Some(bias) = &bias {
-            expect_shape(bias, &[width])?;
+            bias.expect_shape(&[width])?;
         }
         if let Some(index) = &index {
-            expect_shape(index, &[rows])?;
+            index.expect_shape(&[rows])?;
         }
         let mut given = rows;
         if let Some(residual) = &residual {
             if index.is_some() {
                 [given, _] = residual.shape()?;
             }
-            expect_shape(residual, &[given, width])?;
+            residual.expect_shape(&[given, width])?;
         }
         Ok(Self { y, weight, bias, residual, index, rows, given, inner, width })
     }
 
-    /// The output, which must not lie over any of them.
-    fn output(&self, context: &Context) -> Result<OutputTensor, OpError> {
+    /// The output, which must be disjoint from every input.
+    fn output(&self, context: &KernelContext) -> Result<OutputTensor, OpError> {
         let output = context.output(0, &[self.rows, self.width])?;
-        output.apart_from([&self.y, &self.weight])?;
-        output.apart_from(&self.bias)?;
-        output.apart_from(&self.residual)?;
-        output.apart_from(&self.index)?;
+        output.check_disjoint([&self.y, &self.weight])?;
+        output.check_disjoint(&self.bias)?;
+        output.check_disjoint(&self.residual)?;
+        output.check_disjoint(&self.index)?;
         Ok(output)
     }
 }

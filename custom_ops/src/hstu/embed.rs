@@ -1,32 +1,26 @@
-//! `ai.pagoda.HstuEmbed`.
+//! `ai.pagoda.HstuEmbed`: the sum of rows of embedding tables in the graph.
 
-use std::ffi::CStr;
 use std::marker::PhantomData;
 
-use ort_sys::ONNXTensorElementDataType as OnnxType;
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 use pagoda_kernels::embed::{LEARNED, TABLES, check_scale};
 use pagoda_kernels::{bf16, f16};
 
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
-use crate::cuda::Launch;
-use crate::element::OnnxElement;
-use crate::inputs::{I64, expect_len};
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Shape, Shapes};
+use crate::ort::{
+    F32, I64, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output,
+    OutputTensor, Shape, ShapeInferContext,
+};
 
-const F32: OnnxType = f32::ONNX;
-/// Where the tables of keys begin: those of what is learned of positions and times stand in front.
+/// The input of the first table of keys. The learned tables of positions and times precede it.
 const FIRST: usize = 2 * LEARNED;
 
-/// Rows out of embedding tables, added up, for one element type of the output.
+/// The sum of one row of each table, for one element type of the output.
 pub struct HstuEmbed<T> {
     scale: f32,
     element: PhantomData<T>,
 }
 
 impl<T: OnnxElement> Operator for HstuEmbed<T> {
-    const NAME: &'static CStr = c"HstuEmbed";
     const INPUTS: &'static [Input] = &[
         Input::optional("positions_table", F32),
         Input::optional("positions", I64),
@@ -51,7 +45,7 @@ impl<T: OnnxElement> Operator for HstuEmbed<T> {
     ];
     const OUTPUTS: &'static [Output] = &[Output::required("y", T::ONNX)];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         let (Some(table), Some(keys)) = (node.input(FIRST)?, node.input(FIRST + 1)?) else { return Ok(vec![]) };
         let to = node.int(c"to").unwrap_or(F32 as i64);
         let element = [F32, f16::ONNX, bf16::ONNX].into_iter().find(|element| *element as i64 == to);
@@ -59,28 +53,29 @@ impl<T: OnnxElement> Operator for HstuEmbed<T> {
         Ok(vec![Some(Shape { element, dims: vec![rows.clone(), width.clone()] })])
     }
 
-    fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        let scale = attributes.float(c"scale")?.unwrap_or(1.0);
+    fn new(info: &KernelInfo) -> Result<Self, OpError> {
+        let scale = info.float(c"scale")?.unwrap_or(1.0);
         check_scale(scale)?;
-        let to = attributes.int(c"to")?.unwrap_or(F32 as i64);
+        let to = info.int(c"to")?.unwrap_or(F32 as i64);
         if to != T::ONNX as i64 {
             return Err(OpError::invalid(format!(
                 "HstuEmbed: the attribute to is {to}, expected the type of the output: 1, 10 or 16 for f32, f16 or bf16"
             )));
         }
         for (pair, inputs) in Self::INPUTS.chunks_exact(2).enumerate() {
-            let [table, index] = [attributes.has_input(2 * pair)?, attributes.has_input(2 * pair + 1)?];
+            let [table, index] = [info.has_input(2 * pair)?, info.has_input(2 * pair + 1)?];
             if table != index {
-                return Err(OpError::invalid(format!("HstuEmbed: {}", together(inputs))));
+                return Err(OpError::invalid(format!("HstuEmbed: {}", together(inputs[0].name, inputs[1].name))));
             }
         }
         Ok(Self { scale, element: PhantomData })
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let tensors = Tensors::read(context)?;
-        // SAFETY: the CPU's tensors are in host memory, the element types are those of `INPUTS` and `OUTPUTS`, nothing
-        // writes to an input of a running node, and the output is apart from all of them.
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS` and `OUTPUTS`. Nothing
+        // writes to an input of a running node. The output is
+        // disjoint from every input.
         unsafe {
             let tables: Vec<_> = tensors.tables.iter().map(|pair| pair.on_host()).collect();
             let learned: Vec<_> = tensors.learned.iter().map(|pair| pair.on_host()).collect();
@@ -97,7 +92,7 @@ impl<T: OnnxElement> Operator for HstuEmbed<T> {
 }
 
 impl<T: OnnxElement> Launch for HstuEmbed<T> {
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let tensors = Tensors::read(context)?;
         let tables: Vec<_> = tensors.tables.iter().map(Pair::on_device).collect();
         let learned: Vec<_> = tensors.learned.iter().map(Pair::on_device).collect();
@@ -110,13 +105,13 @@ impl<T: OnnxElement> Launch for HstuEmbed<T> {
             learned: &learned,
             y: tensors.y.address(),
         };
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done. The output is apart from every input.
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. The output is disjoint from every input.
         Ok(unsafe { gpu.embed(&call, stream) }?)
     }
 }
 
-/// The tensors of a call, whose shapes fit together.
+/// The tensors of a call, with consistent shapes. The output is disjoint from every input.
 struct Tensors<'a> {
     rows: usize,
     width: usize,
@@ -125,32 +120,32 @@ struct Tensors<'a> {
     y: OutputTensor,
 }
 
-/// A table, and which row of it each row takes.
+/// A table, and for each row of the output the row of the table.
 struct Pair<'a> {
     table: InputTensor<'a>,
     index: InputTensor<'a>,
 }
 
 impl<'a> Tensors<'a> {
-    fn read(context: &'a Context) -> Result<Self, OpError> {
+    fn read(context: &'a KernelContext) -> Result<Self, OpError> {
         let [_, width] = context.input(FIRST)?.shape()?;
         let [rows] = context.input(FIRST + 1)?.shape()?;
         let pairs = |first: usize, most: usize, least: usize| {
             let read = |number| Pair::read(context, first + 2 * number, rows, width, least).transpose();
             (0..most).filter_map(read).collect::<Result<Vec<_>, _>>()
         };
-        // Beside the last row, which is for no key, there is the one for keys beyond the table.
+        // A table of keys has at least two rows: the last is for keys below 0, the one before it for keys beyond the table.
         let (tables, learned) = (pairs(FIRST, TABLES, 2)?, pairs(0, LEARNED, 1)?);
         let y = context.output(0, &[rows, width])?;
-        y.apart_from(tables.iter().chain(&learned).flat_map(|pair| [&pair.table, &pair.index]))?;
+        y.check_disjoint(tables.iter().chain(&learned).flat_map(|pair| [&pair.table, &pair.index]))?;
         Ok(Self { rows, width, tables, learned, y })
     }
 }
 
 impl<'a> Pair<'a> {
-    /// Inputs `first` and the one behind it, if they are there.
+    /// Inputs `first` and `first + 1`, or `None` where the graph omits both.
     fn read(
-        context: &'a Context,
+        context: &'a KernelContext,
         first: usize,
         rows: usize,
         width: usize,
@@ -160,7 +155,7 @@ impl<'a> Pair<'a> {
             (None, None) => return Ok(None),
             (Some(table), Some(index)) => (table, index),
             _ => {
-                return Err(OpError::invalid(together(&context.inputs[first..first + 2])));
+                return Err(OpError::invalid(together(context.input_name(first), context.input_name(first + 1))));
             }
         };
         let [found, elements] = table.shape()?;
@@ -171,27 +166,27 @@ impl<'a> Pair<'a> {
             );
             return Err(OpError::invalid(message));
         }
-        expect_len(&index, rows, "one a row")?;
+        index.expect_len(rows, "one a row")?;
         Ok(Some(Self { table, index }))
     }
 
-    /// For the kernels of the CPU.
+    /// The argument of the CPU kernels.
     ///
     /// # Safety
     /// The tensors are in host memory, and nothing writes to them while the slices live.
     unsafe fn on_host(&self) -> pagoda_kernels::Lookup<'a> {
-        // SAFETY: the caller's; the elements are those of `INPUTS`.
+        // SAFETY: by contract; the element types are those of `INPUTS`.
         unsafe { pagoda_kernels::Lookup { table: self.table.slice(), index: self.index.slice() } }
     }
 
-    /// For the kernels of the GPU.
+    /// The argument of the CUDA kernels.
     fn on_device(&self) -> cuda::Lookup {
         let (table, rows, index) = (self.table.address(), self.table.dims[0], self.index.address());
         cuda::Lookup { table, rows, index }
     }
 }
 
-/// What is wrong where only one of a table and its index is given.
-fn together(pair: &[Input]) -> String {
-    format!("{} and {} go together: give both or none", pair[0].name, pair[1].name)
+/// The error message for a table without its index, or an index without its table.
+fn together(table: &str, index: &str) -> String {
+    format!("{table} and {index} go together: give both or none")
 }

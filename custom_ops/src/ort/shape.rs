@@ -1,4 +1,4 @@
-//! What is known of shapes while a model is opened.
+//! `OrtShapeInferContext`: shape inference while a model is loaded.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{null, null_mut};
@@ -7,50 +7,48 @@ use ort_sys::{
     ONNXTensorElementDataType as OnnxType, OrtApi, OrtOpAttrType, OrtShapeInferContext, OrtTensorTypeAndShapeInfo,
 };
 
-use crate::context::check;
-use crate::op::OpError;
+use super::error::{OpError, check};
 
-/// The type and the dimensions of a tensor of a graph.
+/// The element type and the dimensions of a value of the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// The type of its elements.
+    /// The element type.
     pub element: OnnxType,
-    /// Its dimensions.
+    /// The dimensions.
     pub dims: Vec<Dim>,
 }
 
 /// One dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
-    /// Fixed.
-    Is(i64),
-    /// Free. Those of the same name are as large as one another, which ONNX Runtime relies on when it lets one value
-    /// follow another in the same memory.
-    Named(CString),
+    /// A number.
+    Fixed(i64),
+    /// A symbol. Dimensions with the same symbol have the same size: ONNX Runtime relies on that when it reuses the memory
+    /// of one value for another.
+    Symbolic(CString),
 }
 
-/// A node of a graph whose shapes are being inferred.
-pub struct Shapes {
-    pub(crate) api: &'static OrtApi,
-    pub(crate) raw: *mut OrtShapeInferContext,
+/// The node whose output shapes are inferred.
+pub struct ShapeInferContext {
+    pub(super) api: &'static OrtApi,
+    pub(super) raw: *mut OrtShapeInferContext,
 }
 
-impl Shapes {
-    /// The shape of an input. None where the graph leaves the input out, does not say how many dimensions it has, or has
-    /// nothing to say of one of them.
+impl ShapeInferContext {
+    /// The shape of an input. `None` where the graph omits the input, or does not know its rank or one of its dimensions.
     pub fn input(&self, index: usize) -> Result<Option<Shape>, OpError> {
         let api = self.api;
         let (mut rank, mut info) = (0, null_mut());
         let mut element = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-        if index >= self.inputs()? {
+        if index >= self.input_count()? {
             return Ok(None);
         }
-        // SAFETY: the context is live for the whole call, and the information belongs to it; so do the names.
+        // SAFETY: the context is live for the whole call, and owns the description and the symbols.
         unsafe {
             check(api, (api.ShapeInferContext_GetInputTypeShape)(self.raw, index, &mut info))?;
             check(api, (api.GetTensorElementType)(info, &mut element))?;
             check(api, (api.GetDimensionsCount)(info, &mut rank))?;
-            // No operator has a scalar for an input: without dimensions their number is not known.
+            // No operator has a scalar input, so rank 0 means that the rank is unknown.
             if rank == 0 {
                 return Ok(None);
             }
@@ -60,8 +58,8 @@ impl Shapes {
             let dims = sizes.into_iter().zip(names).map(|(size, name)| {
                 let name = if name.is_null() { c"" } else { CStr::from_ptr(name) };
                 match name.is_empty() {
-                    _ if size >= 0 => Some(Dim::Is(size)),
-                    false => Some(Dim::Named(name.to_owned())),
+                    _ if size >= 0 => Some(Dim::Fixed(size)),
+                    false => Some(Dim::Symbolic(name.to_owned())),
                     true => None,
                 }
             });
@@ -69,20 +67,20 @@ impl Shapes {
         }
     }
 
-    /// How many inputs the node names, those that it leaves out among others too.
-    pub fn inputs(&self) -> Result<usize, OpError> {
+    /// The number of inputs that the node lists, including omitted ones that others follow.
+    pub fn input_count(&self) -> Result<usize, OpError> {
         let mut count = 0;
         // SAFETY: the context is live for the whole call.
         check(self.api, unsafe { (self.api.ShapeInferContext_GetInputCount)(self.raw, &mut count) })?;
         Ok(count)
     }
 
-    /// An attribute of the node that is a text.
-    pub fn text(&self, name: &CStr) -> Option<String> {
+    /// A string attribute, if the node has it.
+    pub fn string(&self, name: &CStr) -> Option<String> {
         let (api, kind) = (self.api, OrtOpAttrType::ORT_OP_ATTR_STRING);
         let (mut attribute, mut size) = (null(), 0);
-        // SAFETY: the context is live for the whole call and owns the attribute. Asked with too little room, ONNX Runtime
-        // fails and tells the size.
+        // SAFETY: the context is live for the whole call and owns the attribute. With too small a buffer ONNX Runtime fails
+        // and writes the size.
         unsafe {
             check(api, (api.ShapeInferContext_GetAttribute)(self.raw, name.as_ptr(), &mut attribute)).ok()?;
             let _ = check(api, (api.ReadOpAttr)(attribute, kind, null_mut(), 0, &mut size));
@@ -96,11 +94,11 @@ impl Shapes {
         }
     }
 
-    /// An attribute of the node that is an integer.
+    /// An integer attribute, if the node has it.
     pub fn int(&self, name: &CStr) -> Option<i64> {
         let api = self.api;
         let (mut attribute, mut value, mut size) = (null(), 0_i64, 0);
-        // SAFETY: the context is live for the whole call and owns the attribute; there is room for one integer.
+        // SAFETY: the context is live for the whole call and owns the attribute; the buffer holds one integer.
         unsafe {
             check(api, (api.ShapeInferContext_GetAttribute)(self.raw, name.as_ptr(), &mut attribute)).ok()?;
             let (kind, to) = (OrtOpAttrType::ORT_OP_ATTR_INT, (&raw mut value).cast());
@@ -109,20 +107,20 @@ impl Shapes {
         Some(value)
     }
 
-    /// Tells ONNX Runtime the type and shape of an output. The type too: operators of one name for several types are one to
-    /// it here, and it is the first of them that is asked.
-    pub(crate) fn set_output(&self, index: usize, Shape { element, dims }: &Shape) -> Result<(), OpError> {
+    /// Sets the element type and the shape of an output. The type is part of it because ONNX Runtime merges operators of one
+    /// name into one schema, and asks the first of them whatever the element type of the node.
+    pub(super) fn set_output(&self, index: usize, Shape { element, dims }: &Shape) -> Result<(), OpError> {
         struct Info(&'static OrtApi, *mut OrtTensorTypeAndShapeInfo);
         impl Drop for Info {
             fn drop(&mut self) {
-                // SAFETY: made below, released once.
+                // SAFETY: created below, released once.
                 unsafe { (self.0.ReleaseTensorTypeAndShapeInfo)(self.1) };
             }
         }
         let api = self.api;
-        let sizes: Vec<i64> = dims.iter().map(|dim| if let Dim::Is(size) = dim { *size } else { -1 }).collect();
+        let sizes: Vec<i64> = dims.iter().map(|dim| if let Dim::Fixed(size) = dim { *size } else { -1 }).collect();
         let mut names: Vec<_> =
-            dims.iter().map(|dim| if let Dim::Named(name) = dim { name.as_ptr() } else { c"".as_ptr() }).collect();
+            dims.iter().map(|dim| if let Dim::Symbolic(name) = dim { name.as_ptr() } else { c"".as_ptr() }).collect();
         let mut info = Info(api, null_mut());
         // SAFETY: every pointer is live for the call; ONNX Runtime copies what it needs.
         unsafe {

@@ -1,39 +1,35 @@
-//! `ai.pagoda.EmbeddingBag`.
+//! `ai.pagoda.EmbeddingBag`: lookup in an embedding table, and pooling.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ort_sys::ONNXTensorElementDataType as OnnxType;
 use pagoda_kernels::cuda::{CUstream, Gpu, Slots};
 use pagoda_kernels::parallel::{Parallel, Serial};
 use pagoda_kernels::{Combiner, Pool, check_offsets};
 
-use crate::context::{Attributes, Context, InputTensor, OutputTensor};
-use crate::cuda::Launch;
-use crate::op::{Input, OpError, Operator, Output};
-use crate::shape::{Dim, Shape, Shapes};
-use crate::tables::{self, DeviceBag, DeviceRows, TableRows, Tables};
+use crate::ort::{
+    BOOL, Dim, F32, I64, Input, InputTensor, KernelContext, KernelInfo, Launch, OpError, Operator, Output,
+    OutputTensor, Shape, ShapeInferContext,
+};
 
-const I64: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
-const F32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-const BOOL: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
+use super::tables::{self, DeviceBag, DeviceRows, TableRows, Tables};
 
-/// Looks up the rows of keys and combines them into one vector per slot.
+/// The lookup of keys in one table, whose rows are combined into one vector per slot.
 pub struct EmbeddingBag {
     name: String,
     table: Arc<dyn TableRows>,
-    /// On the CUDA provider: those of its rows that are kept on the device, if any are.
-    on_device: Option<Arc<dyn DeviceRows>>,
-    /// Open as long as a node needs one of them: others find them so, and what is done for them in the background goes on.
+    /// The part of the table in GPU memory, if the node is on the CUDA provider and the table has one.
+    device_rows: Option<Arc<dyn DeviceRows>>,
+    /// Keeps the tables open while a node uses one of them: other nodes share them, and their background work continues.
     _tables: Arc<dyn Tables>,
     dim: usize,
-    /// None: a vector for each key.
+    /// `None`: one vector for each key.
     combiner: Option<Combiner>,
-    /// Buffers of past calls: new ones of this size would be mapped and filled by the system each time.
+    /// Buffers of earlier calls, for reuse: the system would map and zero new ones of this size each time.
     buffers: Mutex<Vec<Buffers>>,
 }
 
-/// What is looked up.
+/// The result of a lookup: the rows of the keys, and which keys were found.
 #[derive(Default)]
 struct Buffers {
     numbers: Vec<f32>,
@@ -41,48 +37,48 @@ struct Buffers {
 }
 
 impl Operator for EmbeddingBag {
-    const NAME: &'static CStr = c"EmbeddingBag";
     const INPUTS: &'static [Input] = &[Input::required("keys", I64), Input::optional("offsets", I64)];
     const OUTPUTS: &'static [Output] = &[Output::required("vectors", F32), Output::optional("hit", BOOL)];
 
-    fn shapes(node: &Shapes) -> Result<Vec<Option<Shape>>, OpError> {
+    fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
         let only = |index| -> Result<Option<Dim>, OpError> {
             let dims: Option<[Dim; 1]> = node.input(index)?.and_then(|shape| shape.dims.try_into().ok());
             Ok(dims.map(|[dim]| dim))
         };
         let keys = only(0)?;
-        let rows = match (node.text(c"combiner").as_deref(), only(1)?) {
+        let rows = match (node.string(c"combiner").as_deref(), only(1)?) {
             (Some("none"), _) => keys.clone(),
-            (_, Some(Dim::Is(offsets))) => Some(Dim::Is((offsets - 1).max(0))),
-            (_, Some(Dim::Named(offsets))) => Some(named(&format!("{} - 1", offsets.to_string_lossy()))),
+            (_, Some(Dim::Fixed(offsets))) => Some(Dim::Fixed((offsets - 1).max(0))),
+            (_, Some(Dim::Symbolic(offsets))) => Some(symbolic(&format!("{} - 1", offsets.to_string_lossy()))),
             _ => None,
         };
-        // How large it is will be known with the session's configuration; in a session a table is what it is.
-        let dim = node.text(c"table").map(|table| named(&format!("ai.pagoda.tables {table}")));
+        // The configuration of the session determines the dimension of the table, which is fixed in one session.
+        let dim = node.string(c"table").map(|table| symbolic(&format!("ai.pagoda.tables {table}")));
         let vectors = rows.zip(dim).map(|(rows, dim)| Shape { element: F32, dims: vec![rows, dim] });
         Ok(vec![vectors, keys.map(|keys| Shape { element: BOOL, dims: vec![keys] })])
     }
 
-    fn new(attributes: &Attributes) -> Result<Self, OpError> {
-        let combiner = combiner(attributes)?;
-        check_offsets_input(attributes, combiner)?;
-        let name = attributes.text(c"table")?.ok_or_else(|| {
+    fn new(info: &KernelInfo) -> Result<Self, OpError> {
+        let combiner = combiner(info)?;
+        check_offsets_input(info, combiner)?;
+        let name = info.string(c"table")?.ok_or_else(|| {
             OpError::invalid("EmbeddingBag: the attribute table (the name of an embedding table) is missing")
         })?;
-        let (tables, table) = bind(attributes, &name)?;
+        let (tables, table) = bind(info, &name)?;
         let dim = table.dim();
-        Ok(Self { name, table, on_device: None, _tables: tables, dim, combiner, buffers: Mutex::default() })
+        Ok(Self { name, table, device_rows: None, _tables: tables, dim, combiner, buffers: Mutex::default() })
     }
 
-    fn compute(&self, context: &Context) -> Result<(), OpError> {
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
         let keys = context.input(0)?;
         let offsets = self.combiner.map(|_| context.input(1)).transpose()?;
         let [count] = keys.shape()?;
-        // Before the outputs are asked for: a bad call must not touch a buffer that the caller bound.
+        // The check precedes the outputs: an invalid call must not write a buffer that the caller bound.
         let pooling = match (self.combiner, &offsets) {
             (Some(combiner), Some(offsets)) => {
                 offsets.shape::<1>()?;
-                // SAFETY: the element type is that of `INPUTS`, and nothing writes to an input of a running node.
+                // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS`. Nothing
+                // writes to an input of a running node.
                 let offsets = unsafe { offsets.slice() };
                 check_offsets(offsets, count)?;
                 Some((combiner, offsets))
@@ -93,8 +89,8 @@ impl Operator for EmbeddingBag {
         let (vectors, hit) = self.outputs(context, rows, &keys, offsets.as_ref())?;
 
         let mut buffers = self.buffers().pop().unwrap_or_default();
-        // SAFETY: as above; the outputs are apart from every input and from one another. f32 has no invalid bit patterns,
-        // and of the other no reference is made.
+        // SAFETY: as above. The outputs are disjoint from every input and from each other. f32 has no invalid bit patterns, and
+        // `hit` is written through a pointer, without a reference to uninitialised bools.
         unsafe {
             self.look_up_and_pool(keys.slice(), pooling, vectors.slice_mut(), &mut buffers, context)?;
             if let Some(hit) = &hit {
@@ -108,12 +104,12 @@ impl Operator for EmbeddingBag {
 
 impl Launch for EmbeddingBag {
     fn prepare(&mut self, gpu: &'static Gpu) -> Result<(), OpError> {
-        self.on_device = self.table.on_device(gpu).map_err(|error| self.failed(&error))?;
+        self.device_rows = self.table.on_device(gpu).map_err(|error| self.failed(&error))?;
         Ok(())
     }
 
-    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
-        // SAFETY: it is the stream of the node's device.
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
+        // SAFETY: the stream belongs to the device of the node.
         if unsafe { gpu.is_capturing(stream) }? {
             return Err(OpError::invalid(format!(
                 "{}: this operator can not be captured into a CUDA graph, for the host brings the rows that are missing: \
@@ -121,7 +117,7 @@ impl Launch for EmbeddingBag {
                 about(&self.name)
             )));
         }
-        let Some(on_device) = &self.on_device else { return self.through_host(gpu, stream, context) };
+        let Some(device_rows) = &self.device_rows else { return self.through_host(gpu, stream, context) };
         let keys = context.input(0)?;
         let offsets = self.combiner.map(|_| context.input(1)).transpose()?;
         let [count] = keys.shape()?;
@@ -137,17 +133,17 @@ impl Launch for EmbeddingBag {
         let (vectors, hit) = self.outputs(context, rows, &keys, offsets.as_ref())?;
         let (vectors, hit) = (vectors.address(), hit.map(|hit| hit.address()));
         let call = DeviceBag { keys: keys.address(), count, slots, vectors, hit };
-        // SAFETY: tensors of the CUDA provider are on its device, as long as their shapes say, and ONNX Runtime does not let
-        // go of them before the stream is done. The outputs are apart from everything else.
-        unsafe { on_device.bag(&call, stream) }.map_err(|error| self.failed(&error))
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. The outputs are disjoint from every input and from each other.
+        unsafe { device_rows.bag(&call, stream) }.map_err(|error| self.failed(&error))
     }
 }
 
 impl EmbeddingBag {
-    /// The outputs, which must not lie over the inputs or each other.
+    /// The outputs, which must be disjoint from every input and from each other.
     fn outputs(
         &self,
-        context: &Context,
+        context: &KernelContext,
         rows: usize,
         keys: &InputTensor<'_>,
         offsets: Option<&InputTensor<'_>>,
@@ -155,20 +151,20 @@ impl EmbeddingBag {
         let vectors = context.output(0, &[rows, self.dim])?;
         let hit = context.optional_output(1, &keys.dims)?;
         let inputs = || [Some(keys), offsets].into_iter().flatten();
-        vectors.apart_from(inputs())?;
+        vectors.check_disjoint(inputs())?;
         if let Some(hit) = &hit {
-            hit.apart_from(inputs())?;
-            hit.apart_from_output(&vectors)?;
+            hit.check_disjoint(inputs())?;
+            hit.check_disjoint_output(&vectors)?;
         }
         Ok((vectors, hit))
     }
 
-    /// A call on the CUDA provider whose table keeps nothing on the device: keys and vectors go through host memory.
-    fn through_host(&self, gpu: &Gpu, stream: CUstream, context: &Context) -> Result<(), OpError> {
+    /// A call on the CUDA provider for a table without rows in GPU memory: keys and vectors go through host memory.
+    fn through_host(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let read = |input: &InputTensor<'_>| -> Result<Vec<i64>, OpError> {
             let [len] = input.shape()?;
             let mut numbers = vec![0; len];
-            // SAFETY: the tensor is on the device, so long, and lives for the whole call.
+            // SAFETY: the tensor is on the device, has `len` elements, and lives for the whole call.
             unsafe { gpu.read(input.address(), &mut numbers, stream) }?;
             Ok(numbers)
         };
@@ -184,7 +180,7 @@ impl EmbeddingBag {
         let mut buffers = Buffers::default();
         let mut made = vec![0.0_f32; rows * self.dim];
         self.look_up_and_pool(&given, pooling, &mut made, &mut buffers, &Serial)?;
-        // SAFETY: the outputs are on the device, as long as their shapes say, and apart from everything else.
+        // SAFETY: the outputs are on the device, have the sizes of their shapes, and are disjoint from everything else.
         unsafe {
             gpu.write(vectors.address(), &made, stream)?;
             if let Some(hit) = &hit {
@@ -227,10 +223,10 @@ impl EmbeddingBag {
     }
 }
 
-fn combiner(attributes: &Attributes) -> Result<Option<Combiner>, OpError> {
+fn combiner(info: &KernelInfo) -> Result<Option<Combiner>, OpError> {
     let expected = "expected sum, mean, sqrtn or none";
-    let name = attributes
-        .text(c"combiner")?
+    let name = info
+        .string(c"combiner")?
         .ok_or_else(|| OpError::invalid(format!("EmbeddingBag: the attribute combiner is missing, {expected}")))?;
     match Combiner::named(&name) {
         None if name != "none" => Err(OpError::invalid(format!("combiner: {name:?}, {expected}"))),
@@ -238,9 +234,9 @@ fn combiner(attributes: &Attributes) -> Result<Option<Combiner>, OpError> {
     }
 }
 
-/// Refuses offsets where there must be none, and their absence where they are needed.
-fn check_offsets_input(attributes: &Attributes, combiner: Option<Combiner>) -> Result<(), OpError> {
-    match (combiner, attributes.has_input(1)?) {
+/// Rejects offsets without a combiner, and a combiner without offsets.
+fn check_offsets_input(info: &KernelInfo, combiner: Option<Combiner>) -> Result<(), OpError> {
+    match (combiner, info.has_input(1)?) {
         (None, true) => Err(OpError::invalid("offsets: with the combiner none there are none, leave this input out")),
         (Some(_), false) => {
             Err(OpError::invalid("offsets: this input is missing, and only the combiner none goes without it"))
@@ -249,14 +245,14 @@ fn check_offsets_input(attributes: &Attributes, combiner: Option<Combiner>) -> R
     }
 }
 
-/// A table, and the ones that it was found among.
-type Bag = (Arc<dyn Tables>, Arc<dyn TableRows>);
+/// A set of tables, and one table of the set.
+type BoundTable = (Arc<dyn Tables>, Arc<dyn TableRows>);
 
-/// Finds a table where the session says that its tables are.
-fn bind(attributes: &Attributes, table: &str) -> Result<Bag, OpError> {
+/// Finds a table in the set of tables that the session's configuration names.
+fn bind(info: &KernelInfo, table: &str) -> Result<BoundTable, OpError> {
     let about = about(table);
     let key = tables::ENTRY;
-    let entry = attributes.session_entry(key)?.ok_or_else(|| {
+    let entry = info.session_entry(key)?.ok_or_else(|| {
         OpError::invalid(format!(
             "{about}: the session does not say where tables come from: open the model with tables \
              (pagoda_model_options.embedding), or in another ONNX Runtime set the configuration entry {} of its session \
@@ -264,7 +260,7 @@ fn bind(attributes: &Attributes, table: &str) -> Result<Bag, OpError> {
             key.to_string_lossy()
         ))
     })?;
-    let failed = |error: String| match entry.starts_with('\u{1}') {
+    let failed = |error: String| match tables::is_bound(&entry) {
         true => OpError::failed(format!("{about}: {error}")),
         false => OpError::failed(format!("{about}: {} is {entry:?}: {error}", key.to_string_lossy())),
     };
@@ -276,12 +272,12 @@ fn bind(attributes: &Attributes, table: &str) -> Result<Bag, OpError> {
     }
 }
 
-/// How errors name a table.
+/// The prefix of error messages about a table.
 fn about(table: &str) -> String {
     format!("EmbeddingBag: table {table:?}")
 }
 
-/// A dimension with a name of ours.
-fn named(name: &str) -> Dim {
-    Dim::Named(CString::new(name.replace('\0', "\\0")).unwrap_or_default())
+/// A symbolic dimension that this operator introduces.
+fn symbolic(name: &str) -> Dim {
+    Dim::Symbolic(CString::new(name.replace('\0', "\\0")).unwrap_or_default())
 }

@@ -1,0 +1,10 @@
+//! The operators over embedding tables.
+
+mod bag;
+pub mod tables;
+
+use crate::ort::{OperatorEntry, Versions, operator};
+use bag::EmbeddingBag;
+
+/// The operators of this family.
+pub const OPERATORS: &[OperatorEntry] = &[operator!(c"EmbeddingBag", EmbeddingBag, Versions::since(1), [Cpu, Cuda])];
