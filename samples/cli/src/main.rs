@@ -1,12 +1,8 @@
 //! The `pagoda` command.
 
-mod bench;
 mod completions;
 mod demo;
 mod inspect;
-mod memory;
-mod output;
-mod progress;
 mod rank;
 mod store;
 mod words;
@@ -14,6 +10,7 @@ mod words;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pagoda_cli::{bench, output, progress};
 
 /// Inference for models that remember.
 ///
@@ -54,18 +51,11 @@ fn main() -> ExitCode {
         Command::Rank(arguments) => rank::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
-        Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Bench(_) => Err(bench::exec()),
         Command::Store(arguments) => store::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Completions(arguments) => completions::run(&arguments).map(|()| ExitCode::SUCCESS),
     };
-    result.unwrap_or_else(|error| {
-        // Who closes our output early, as `head` does, has seen enough.
-        if output::is_closed() {
-            return ExitCode::SUCCESS;
-        }
-        eprintln!("pagoda: {error}");
-        ExitCode::FAILURE
-    })
+    output::exit(result)
 }
 
 #[cfg(test)]

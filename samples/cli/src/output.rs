@@ -1,6 +1,7 @@
-//! Standard output, which may be closed by whoever reads it.
+//! Standard output, which its reader may close, and the exit code.
 
 use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagoda::{Error, Result, Status};
@@ -8,9 +9,16 @@ use serde::Serialize;
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether a write failed since no one reads on.
-pub fn is_closed() -> bool {
-    CLOSED.load(Ordering::Relaxed)
+/// The exit code of a command. An error is a line on stderr, unless it is that the reader closed our output early, as `head`
+/// does: it has seen enough.
+pub fn exit(result: Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        if CLOSED.load(Ordering::Relaxed) {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("pagoda: {error}");
+        ExitCode::FAILURE
+    })
 }
 
 /// Writes a line. `println!` would panic where the reader has gone.
@@ -24,7 +32,7 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     line(text.map_err(|error| Error::new(Status::Internal, format!("an answer can not be put into JSON: {error}")))?)
 }
 
-/// Writes and hands over at once: whoever waits for an answer at the other end of a pipe gets it now.
+/// Writes and flushes: the reader at the other end of a pipe gets an answer at once.
 pub fn write(bytes: &[u8]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| {

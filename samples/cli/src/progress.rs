@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 const PATIENCE: Duration = Duration::from_millis(700);
 const TICK: Duration = Duration::from_millis(100);
 
-/// A bar, or a spinner where no one knows how much there is to do; gone without a trace when this is dropped.
+/// A bar, or a spinner where the amount of work is not known; gone without a trace when this is dropped.
 pub struct Progress {
     bar: ProgressBar,
     ended: Arc<(Mutex<bool>, Condvar)>,

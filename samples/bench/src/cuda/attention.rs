@@ -5,7 +5,7 @@ use pagoda::Result;
 use pagoda_kernels::cuda::{Attention, Cache, Path, Rows, Scratch, Type};
 
 use super::{Bench, ROTATE, ceiling, failed, offsets, scattered};
-use crate::bench::Row;
+use crate::Row;
 
 const HEADS: usize = 4;
 const PAGE: usize = 64;

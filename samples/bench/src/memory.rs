@@ -1,4 +1,4 @@
-//! How much memory a thing takes, for `bench`.
+//! How much memory a thing takes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};

@@ -1,4 +1,4 @@
-//! `pagoda bench`: figures beside their baselines.
+//! `pagoda-bench`, which `pagoda bench` runs: figures beside their baselines.
 
 mod append;
 mod attention;
@@ -6,74 +6,37 @@ mod cuda;
 mod embedding;
 mod kv;
 mod matmul;
+mod memory;
 mod overhead;
 mod random;
 mod rank;
 mod raw;
 mod store;
 
-use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
 use pagoda::{ElementType, Error, Model, ModelOptions, Provider, Result, Tensor};
+use pagoda_cli::bench::{Arguments, Backend, Name};
+use pagoda_cli::output;
+use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Attribute, Dim, Graph};
 
-use crate::output;
-use crate::progress::Progress;
-
-/// What to measure and how.
-#[derive(clap::Args)]
-#[command(after_help = "\
-Examples:
-  pagoda bench attention
-  pagoda bench rank --model target/bench/rank      (after `make bench-model`)
-  pagoda bench kv --json | jq 'select(.ratio < 1)'")]
-pub struct Arguments {
-    /// What to measure.
-    name: Name,
-    /// One JSON object a line.
-    #[arg(long)]
-    json: bool,
-    /// Where to measure.
-    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
-    backend: Backend,
-    /// Threads for both sides; 0 = one for each core.
-    #[arg(long, default_value_t = 0)]
-    threads: u32,
-    /// The model folder that `rank` measures; `make bench-model` makes it.
-    #[arg(long, default_value = rank::MODEL, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
-    model: PathBuf,
+/// Measures: each row is a figure, the baseline measured in the same run, and the ratio (how many times as good).
+#[derive(Parser)]
+#[command(version, max_term_width = 120)]
+struct CommandLine {
+    #[command(flatten)]
+    arguments: Arguments,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Name {
-    /// HstuAttention, against ONNX Runtime's MatMul on 1024x1024x1024.
-    Attention,
-    /// PagedKvAppend, against memcpy of the same bytes.
-    Append,
-    /// A run of a one-node model through pagoda.h, against ONNX Runtime's own C call.
-    Overhead,
-    /// Looking up, preparing and committing a batch in the cache of keys and values.
-    Kv,
-    /// Lookups in an embedding table, against a bare gather and a map behind a lock; writes 5 GB of temporary files.
-    Embedding,
-    /// The host store: reading against memcpy, appending against write and fdatasync, opening.
-    Store,
-    /// The engine with a model of 8 layers: with the cache against without, 16 callers against one, its own time.
-    Rank,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Backend {
-    /// The operators inside ONNX Runtime, on the CPU.
-    Cpu,
-    /// On the first GPU: the kernels alone of `attention`, `append` and `embedding`, the engine of `rank`.
-    Cuda,
+fn main() -> ExitCode {
+    output::exit(run(&CommandLine::parse().arguments).map(|()| ExitCode::SUCCESS))
 }
 
 /// Measures what the arguments ask for and prints it.
-pub fn run(arguments: &Arguments) -> Result<()> {
+fn run(arguments: &Arguments) -> Result<()> {
     let threads = match arguments.threads {
         0 => std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
         threads => threads,

@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 
 use pagoda::engine::{Columns, Events};
 use pagoda::{Engine, EngineOptions, Error, ModelFolder, Pages, RankRequest, RankResponse, Result, Status};
+use pagoda_cli::bench::MODEL;
+use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
 use super::{Row, median, options, side_by_side};
-use crate::progress::Progress;
-
-/// Where `make bench-model` puts the model.
-pub const MODEL: &str = "target/bench/rank";
 
 const ITEMS: usize = 10_000;
 const ACTIONS: usize = 8;

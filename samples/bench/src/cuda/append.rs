@@ -4,7 +4,7 @@ use pagoda::Result;
 use pagoda_kernels::cuda::{Append, Cache, Rows, Type};
 
 use super::{Bench, ceiling, failed, offsets, scattered};
-use crate::bench::Row;
+use crate::Row;
 
 const USERS: usize = 8;
 const HEADS: usize = 4;

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use pagoda::engine::{Columns, Events, GraphShape};
 use pagoda::{Engine, EngineOptions, Error, ModelOptions, Pages, Provider, RankRequest, RankResponse, Result, Status};
+use pagoda_cli::progress::Progress;
 use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory, SideStream};
 use pagoda_test_support::Random;
 
-use super::super::{Row, median};
 use super::failed;
-use crate::progress::Progress;
+use crate::{Row, median};
 
 const ITEMS: usize = 10_000;
 const ACTIONS: usize = 8;

@@ -8,7 +8,7 @@ use pagoda_kernels::cuda::{DeviceTable, Slots, TableBag, TableLookup, TablePut, 
 use pagoda_test_support::Random;
 
 use super::{Bench, ceiling, failed};
-use crate::bench::Row;
+use crate::Row;
 
 const DIM: usize = 128;
 const ROWS: usize = 2_000_000;

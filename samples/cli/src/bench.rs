@@ -1,0 +1,85 @@
+//! `pagoda bench`: its command line. The benchmarks are a program of their own, `pagoda-bench` (samples/bench).
+
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::ValueEnum;
+use pagoda::{Error, Status};
+
+/// The model folder that [`Name::Rank`] measures by default.
+pub const MODEL: &str = "target/bench/rank";
+
+/// What to measure and how.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  pagoda bench attention
+  pagoda bench rank --model target/bench/rank      (after `make bench-model`)
+  pagoda bench kv --json | jq 'select(.ratio < 1)'
+
+The benchmarks are in the program pagoda-bench, which `make build` puts beside `pagoda`; an installed Pagoda has none.")]
+pub struct Arguments {
+    /// What to measure.
+    pub name: Name,
+    /// One JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+    /// Where to measure.
+    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
+    pub backend: Backend,
+    /// Threads for both sides; 0 = one for each core.
+    #[arg(long, default_value_t = 0)]
+    pub threads: u32,
+    /// The model folder that `rank` measures; `make bench-model` makes it.
+    #[arg(long, default_value = MODEL, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
+    pub model: PathBuf,
+}
+
+/// A benchmark.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Name {
+    /// HstuAttention, against ONNX Runtime's MatMul on 1024x1024x1024.
+    Attention,
+    /// PagedKvAppend, against memcpy of the same bytes.
+    Append,
+    /// A run of a one-node model through pagoda.h, against ONNX Runtime's own C call.
+    Overhead,
+    /// Looking up, preparing and committing a batch in the cache of keys and values.
+    Kv,
+    /// Lookups in an embedding table, against a bare gather and a map behind a lock; writes 5 GB of temporary files.
+    Embedding,
+    /// The host store: reading against memcpy, appending against write and fdatasync, opening.
+    Store,
+    /// The engine with a model of 8 layers: with the cache against without, 16 callers against one, its own time.
+    Rank,
+}
+
+/// Where a benchmark computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// The operators inside ONNX Runtime, on the CPU.
+    Cpu,
+    /// On the first GPU: the kernels alone of `attention`, `append` and `embedding`, the engine of `rank`.
+    Cuda,
+}
+
+/// Replaces this process by `pagoda-bench` from the folder of its executable, with the arguments behind `bench` as they
+/// were given: parsing them was the check. Returns only if that fails.
+pub fn exec() -> Error {
+    let program = match std::env::current_exe() {
+        Ok(pagoda) => pagoda.with_file_name("pagoda-bench"),
+        Err(error) => return Error::new(Status::Io, format!("the path of this program is not known: {error}")),
+    };
+    let error = Command::new(&program).args(std::env::args_os().skip(2)).exec();
+    let program = program.display();
+    if error.kind() == ErrorKind::NotFound {
+        let missing = format!(
+            "the benchmarks are not installed: there is no {program}. They come with Pagoda's source: run `make build` there, \
+             and then target/release/pagoda bench"
+        );
+        return Error::new(Status::NotFound, missing);
+    }
+    Error::new(Status::Io, format!("{program} does not start: {error}"))
+}
