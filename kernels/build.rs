@@ -1,8 +1,16 @@
-//! Compiles cuda/*.cu with nvcc into fatbins that the library carries (src/cuda/module.rs). `PAGODA_NVCC` names nvcc;
-//! without it the one on the path is used; without any the fatbins are empty, and the library says so when asked.
+//! Compiles cuda/*.cu with nvcc into fatbins that the library carries (src/cuda/module.rs).
+//!
+//! `PAGODA_NVCC` names nvcc; if it is not set, nvcc is looked for on the path. Without one, as where the variable is empty,
+//! the fatbins are empty: the library is built for the CPU alone, and says so when it is asked for a GPU.
+//!
+//! `PAGODA_FATBINS` names a folder in which fatbins are kept by the hash of what they were made from, because nvcc takes
+//! minutes: all profiles share them, and a build that had no nvcc for a while finds them again.
 
+use std::collections::HashSet;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
 /// Each file with the chips that it is compiled for: machine code, and PTX for chips that come later.
 const FILES: &[(&str, &[&str])] = &[
@@ -23,43 +31,82 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cuda");
     println!("cargo:rerun-if-env-changed=PAGODA_NVCC");
-    if std::env::var_os("CARGO_FEATURE_CUDA").is_none() {
-        return;
-    }
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
-    let nvcc = find_nvcc();
-    if nvcc.is_none() {
-        println!("cargo:warning=no nvcc (`make deps` fetches one; PAGODA_NVCC names another): built for the CPU alone");
-    }
-    // One process a file: nvcc's own threads would each hold a file's worth of memory too.
-    let compiled: Vec<_> = FILES
-        .iter()
-        .map(|(name, chips)| (name, out.join(format!("{name}.fatbin")), chips))
-        .map(|(name, to, chips)| match &nvcc {
-            Some(nvcc) => (name, Some(compile(nvcc, name, chips, &to))),
-            None => (name, std::fs::write(&to, []).map(|()| None).expect("OUT_DIR is writable")),
-        })
-        .collect();
-    for (name, child) in compiled {
-        let Some(mut child) = child else { continue };
-        let status = child.wait().expect("nvcc was started");
-        assert!(status.success(), "nvcc could not compile cuda/{name}.cu (its messages are above): {status}");
+    match find_nvcc() {
+        Some(nvcc) => compile_all(&nvcc, &out),
+        None => FILES.iter().for_each(|(name, _)| fs::write(fatbin(&out, name), []).expect("OUT_DIR is writable")),
     }
 }
 
 fn find_nvcc() -> Option<PathBuf> {
-    let named = std::env::var_os("PAGODA_NVCC").map(PathBuf::from).filter(|nvcc| nvcc.is_file());
-    if let Some(nvcc) = &named {
-        println!("cargo:rerun-if-changed={}", nvcc.display());
+    let nvcc = match std::env::var_os("PAGODA_NVCC") {
+        Some(named) => Some(PathBuf::from(named)).filter(|nvcc| nvcc.is_file()),
+        None => {
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            std::env::split_paths(&path).map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
+        }
+    };
+    match &nvcc {
+        Some(nvcc) => println!("cargo:rerun-if-changed={}", nvcc.display()),
+        None if Path::new("/dev/nvidiactl").exists() => println!(
+            "cargo:warning=there is a GPU but no nvcc: building for the CPU alone (`make deps` fetches nvcc, PAGODA_NVCC \
+             names another)"
+        ),
+        None => {}
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    named.or_else(|| std::env::split_paths(&path).map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file()))
+    nvcc
 }
 
-fn compile(nvcc: &Path, name: &str, chips: &[&str], to: &Path) -> std::process::Child {
-    let mut command = Command::new(nvcc);
-    command.args(["-std=c++17", "-O3", "-fatbin", "-Werror", "all-warnings"]);
-    command.args(chips.iter().flat_map(|chip| ["-gencode", chip]));
-    command.arg(format!("cuda/{name}.cu")).arg("-o").arg(to);
-    command.spawn().unwrap_or_else(|error| panic!("{} does not start: {error}", nvcc.display()))
+fn fatbin(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.fatbin"))
+}
+
+fn compile_all(nvcc: &Path, out: &Path) {
+    let version = Command::new(nvcc).arg("--version").output().unwrap_or_else(|error| does_not_start(nvcc, &error));
+    let kept = std::env::var_os("PAGODA_FATBINS").map_or_else(|| out.join("kept"), PathBuf::from);
+    fs::create_dir_all(&kept).unwrap_or_else(|error| panic!("{} can not be made: {error}", kept.display()));
+    // One process a file: nvcc's own threads would each hold a file's worth of memory too.
+    let mut running = Vec::new();
+    for (name, chips) in FILES {
+        let (source, to) = (format!("cuda/{name}.cu"), fatbin(out, name));
+        let mut command = Command::new(nvcc);
+        command.args(["-std=c++17", "-O3", "-fatbin", "-Werror", "all-warnings"]);
+        command.args(chips.iter().flat_map(|chip| ["-gencode", chip])).arg(&source);
+        let mut hasher = DefaultHasher::new();
+        (&version.stdout, command.get_args().collect::<Vec<_>>()).hash(&mut hasher);
+        let mut seen = HashSet::new();
+        // The versions of the toolkit's headers.
+        hash_file(Path::new("cuda/requirements.txt"), &mut seen, &mut hasher);
+        hash_file(Path::new(&source), &mut seen, &mut hasher);
+        let kept = fatbin(&kept, &format!("{name}-{:016x}", hasher.finish()));
+        if fs::copy(&kept, &to).is_err() {
+            let child = command.arg("-o").arg(&to).spawn().unwrap_or_else(|error| does_not_start(nvcc, &error));
+            running.push((source, child, to, kept));
+        }
+    }
+    running.into_iter().for_each(|(source, child, to, kept)| finish(&source, child, &to, &kept));
+}
+
+/// Hashes a file with all that it includes of its own folder.
+fn hash_file(path: &Path, seen: &mut HashSet<PathBuf>, hasher: &mut DefaultHasher) {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{} can not be read: {error}", path.display()));
+    if seen.insert(path.canonicalize().expect("it was read")) {
+        text.hash(hasher);
+        let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.split('"').next());
+        included.for_each(|name| hash_file(&path.with_file_name(name), seen, hasher));
+    }
+}
+
+/// Waits for nvcc and keeps what it made. Another build may do the same at this time: the name is given to a whole file.
+fn finish(source: &str, mut child: Child, to: &Path, kept: &Path) {
+    let status = child.wait().expect("nvcc was started");
+    assert!(status.success(), "nvcc could not compile {source} (its messages are above): {status}");
+    let partial = kept.with_extension(std::process::id().to_string());
+    fs::copy(to, &partial)
+        .and_then(|_| fs::rename(&partial, kept))
+        .unwrap_or_else(|error| panic!("{} can not be written: {error}", kept.display()));
+}
+
+fn does_not_start<T>(nvcc: &Path, error: &std::io::Error) -> T {
+    panic!("{} does not start: {error}", nvcc.display())
 }

@@ -5,7 +5,7 @@
 //! refuses bad input before anything is written, and its `run` computes on the CPU with the best instruction set there is.
 //!
 //! Where to look: [`batch`] says what a call carries and what is refused; [`cpu::reference`] is the arithmetic in its
-//! plainest form; [`cpu`] holds the fast kernels, which [`parallel`] spreads over threads; `cuda` launches those for
+//! plainest form; [`cpu`] holds the fast kernels, which [`parallel`] spreads over threads; [`cuda`] launches those for
 //! NVIDIA's GPUs.
 
 #![deny(missing_docs)]
@@ -13,7 +13,6 @@
 
 pub mod batch;
 pub mod cpu;
-#[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod dense;
 mod element;

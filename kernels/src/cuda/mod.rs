@@ -90,7 +90,7 @@ impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotBuilt => {
-                write!(f, "this build has no CUDA kernels: build again with nvcc (`make build` fetches it)")
+                write!(f, "this build has no CUDA kernels: build again with nvcc (`make build CUDA=1` fetches it)")
             }
             Self::NoDriver => write!(f, "no GPU: libcuda.so.1, NVIDIA's driver, is not on this machine"),
             Self::Driver { what, error } => write!(f, "{what}: the driver says {error:?}"),
