@@ -26,6 +26,7 @@ pub mod kv;
 pub mod metrics;
 pub mod runtime;
 pub mod store;
+mod sync;
 pub mod tensor;
 
 pub mod ffi;

@@ -1,8 +1,8 @@
 //! Counters of the whole process, as Prometheus text.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -14,6 +14,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::error::{Error, Status};
+use crate::sync::Mutex;
 
 /// Every metric as Prometheus text.
 pub fn text() -> String {
@@ -337,7 +338,7 @@ static TABLES: LazyLock<Mutex<HashMap<String, usize>>> = LazyLock::new(Mutex::de
 
 impl TableMetrics {
     pub(crate) fn new(name: &str) -> Self {
-        let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = TABLES.lock();
         *tables.entry(name.to_owned()).or_default() += 1;
         let labels = TableLabels { table: name.to_owned() };
         let keys = |kind| Count::new(METRICS.embedding_keys.get_or_create_owned(&labels.of_kind(kind)));
@@ -360,7 +361,7 @@ impl TableMetrics {
 
 impl Drop for TableMetrics {
     fn drop(&mut self) {
-        let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = TABLES.lock();
         if let Some(users) = tables.get_mut(&self.labels.table).filter(|users| **users > 1) {
             *users -= 1;
             return;

@@ -4,12 +4,13 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory};
 
 use crate::error::{Error, Result, Status};
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What ONNX Runtime aligns its own tensors to, and enough for every vector unit.
 const ALIGNMENT: usize = 64;
@@ -365,12 +366,12 @@ impl Tensor {
 
     /// Keeps others from writing all of it, while the caller writes a part that is its own.
     pub(crate) fn hold_part(&self) -> RwLockReadGuard<'_, ()> {
-        self.writers.read().unwrap_or_else(PoisonError::into_inner)
+        self.writers.read()
     }
 
     /// Keeps others from writing any of it, while the caller writes all of it.
     pub(crate) fn hold_whole(&self) -> RwLockWriteGuard<'_, ()> {
-        self.writers.write().unwrap_or_else(PoisonError::into_inner)
+        self.writers.write()
     }
 
     /// The elements.

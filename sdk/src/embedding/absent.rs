@@ -1,10 +1,10 @@
 //! Keys that no floor holds, remembered for a while, so that they are not looked for again and again.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::mix::mix;
+use crate::sync::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
 /// The most keys of a shard: about 2 MiB in all.
@@ -55,7 +55,7 @@ impl Absent {
     }
 
     fn shard(&self, key: i64) -> MutexGuard<'_, HashMap<i64, Instant>> {
-        self.shards[mix(key, 3) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[mix(key, 3) as usize % SHARDS].lock()
     }
 }
 
@@ -83,7 +83,7 @@ mod tests {
         for key in 0..10 * (SHARDS * MOST) as i64 {
             absent.add(key, || true);
         }
-        assert!(absent.shards.iter().all(|shard| shard.lock().unwrap().len() <= MOST));
+        assert!(absent.shards.iter().all(|shard| shard.lock().len() <= MOST));
         assert!(absent.contains(10 * (SHARDS * MOST) as i64 - 1));
     }
 }

@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock};
 
 use super::mix::mix;
+use crate::sync::RwLock;
 
 const SHARDS: usize = 64;
 /// The most keys of a shard: about 100 MB in all.
@@ -29,7 +29,7 @@ impl Acknowledged {
     pub(super) fn add(&self, keys: &[i64], version: u64) -> usize {
         let mut forgotten = 0;
         for &key in keys {
-            let mut shard = self.shard(key).write().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = self.shard(key).write();
             if shard.len() >= MOST && !shard.contains_key(&key) {
                 // Any: which ones were changed first is not known.
                 let before = shard.len();
@@ -55,7 +55,7 @@ impl Acknowledged {
         if self.count.load(Ordering::Acquire) == 0 {
             return 0;
         }
-        self.shard(key).read().unwrap_or_else(PoisonError::into_inner).get(&key).copied().unwrap_or(0)
+        self.shard(key).read().get(&key).copied().unwrap_or(0)
     }
 
     /// Bytes of memory, about.

@@ -1,7 +1,7 @@
 //! Keys in the cache that a floor may know better, which did not answer when they were looked up.
 
+use crate::sync::{Mutex, MutexGuard};
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The most of them: what comes beyond is not cached.
@@ -45,7 +45,7 @@ impl Doubtful {
     }
 
     fn lock(&self) -> MutexGuard<'_, Keys> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Complaints(Mutex<Option<Instant>>);
 impl Complaints {
     /// Whether it is time to complain again.
     pub(super) fn now(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         let due = last.is_none_or(|last| last.elapsed() > QUIET);
         if due {
             *last = Some(Instant::now());

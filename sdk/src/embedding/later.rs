@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
@@ -12,6 +12,7 @@ use super::mix::mix;
 use super::table::Table;
 use super::walk::{Outcome, Walked};
 use crate::error::{Error, Result, Status};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The most keys of one task: a large lookup does not keep the others waiting.
 const TASK: usize = 4096;
@@ -119,7 +120,7 @@ impl Later {
             if left.is_zero() {
                 break;
             }
-            state = reply.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            reply.changed.wait_for(&mut state, left);
         }
         state.left = true;
         if let Some(walked) = &state.walked {
@@ -163,9 +164,9 @@ impl Later {
 
     /// Waits until nothing is queued or being fetched.
     pub(super) fn wait(&self) {
-        let queue = self.shared.lock();
+        let mut queue = self.shared.lock();
         let busy = |queue: &mut Queue| !queue.tasks.is_empty() || queue.working > 0;
-        drop(self.shared.changed.wait_while(queue, busy));
+        self.shared.changed.wait_while(&mut queue, busy);
     }
 }
 
@@ -183,7 +184,7 @@ impl Drop for Later {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     fn insert(&self, table: &Arc<Table>, mut keys: Vec<i64>) -> usize {
@@ -205,7 +206,8 @@ impl Shared {
     fn work(&self) {
         loop {
             let idle = |queue: &mut Queue| queue.tasks.is_empty() && !queue.stop;
-            let mut queue = self.changed.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.lock();
+            self.changed.wait_while(&mut queue, idle);
             if queue.stop {
                 return;
             }
@@ -317,7 +319,7 @@ impl Walk {
 
 impl Reply {
     fn lock(&self) -> MutexGuard<'_, Replied> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn set(&self, change: impl FnOnce(&mut Replied)) {

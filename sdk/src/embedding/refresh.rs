@@ -1,12 +1,9 @@
 //! Reading what is in the cache again, for rows that were changed by someone else.
 
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-use super::server::lock;
 use super::table::Table;
 use super::walk::{Outcome, Walked};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// How many keys are read at a time: updates wait that long at most.
 pub(super) const STEP: usize = 4096;
@@ -39,7 +36,7 @@ impl Table {
     pub(super) fn stale(&self) -> Option<Duration> {
         // What is in a floor above the one that others change is only read again while it is in the cache.
         let hidden = self.floors.iter().position(|level| level.shared).is_some_and(|level| level > 0);
-        let refreshed = lock(&self.refreshed);
+        let refreshed = self.refreshed.lock();
         match &self.cache {
             _ if hidden => None,
             None => Some(Duration::ZERO),
@@ -57,7 +54,7 @@ impl Table {
     /// Reads the whole cache again, and those on devices.
     pub(super) fn refresh_all(&self) {
         {
-            let mut refreshed = lock(&self.refreshed);
+            let mut refreshed = self.refreshed.lock();
             (refreshed.cache, refreshed.at) = (0, 0);
         }
         while !self.refresh_step(STEP).1 {}
@@ -84,7 +81,7 @@ impl Table {
             return (0, true);
         }
         // One step at a time, so that no one else waits for a whole refresh.
-        let mut refreshed = lock(&self.refreshed);
+        let mut refreshed = self.refreshed.lock();
         if (refreshed.cache, refreshed.at) == (0, 0) {
             (refreshed.began, refreshed.answered) = (Instant::now(), true);
         }
@@ -153,7 +150,7 @@ impl Table {
     fn refresh_keys(&self, keys: &[i64]) -> bool {
         let Some(cache) = self.cache.as_ref().filter(|_| !keys.is_empty()) else { return true };
         // No update meanwhile: what is read here would undo it.
-        let _one = self.updates.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.updates.lock();
         let mut walked = self.find(keys, 0..self.floors.len(), None, &mut |_| ());
         if let Some(level) = self.floors.iter().position(|level| level.shared).filter(|&level| level > 0) {
             // Others change that floor, and those above it know nothing of it.

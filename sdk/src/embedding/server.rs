@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use super::open::{self, Estimate, Origin};
 use super::table::Table;
 use super::view::EmbeddingTable;
 use crate::error::{Error, Result, Status};
+use crate::sync::{Condvar, Mutex, RwLock};
 
 /// The most keys that may wait to be inserted in the background.
 const QUEUED_KEYS: usize = 1 << 20;
@@ -136,7 +137,7 @@ impl Embeddings {
     /// file was replaced meanwhile: then it is opened anew. Where a table file on disk would have to be built anew for that,
     /// which someone still writes to, it is `BUSY`, as it is where the source is changed while that is built.
     pub fn add(&self, model: &ModelConfig) -> Result<()> {
-        let _one = lock(&self.shared.adding);
+        let _one = self.shared.adding.lock();
         if self.shared.models().contains_key(&model.name) {
             let message = format!("there is a model {} already: retire it first", model.name);
             return Err(Error::invalid("model", message));
@@ -164,9 +165,9 @@ impl Embeddings {
             };
             tables.push((table.name, view));
         }
-        self.shared.models.write().unwrap_or_else(PoisonError::into_inner).insert(model.name.clone(), tables);
+        self.shared.models.write().insert(model.name.clone(), tables);
         // The refresher may have to look sooner; whoever holds the lock has not begun to wait.
-        drop(lock(&self.shared.stop));
+        drop(self.shared.stop.lock());
         self.shared.changed.notify_all();
         Ok(())
     }
@@ -174,7 +175,7 @@ impl Embeddings {
     fn open_table(&self, model: &ModelConfig, table: &TableConfig) -> Result<Arc<Table>> {
         let Shared { config, nodes, later, known, .. } = &*self.shared;
         let (opened, origin) = open::table(config, nodes.as_ref(), model, table).map_err(|error| {
-            let held = lock(known).iter().any(|known| known.config.is_same_table(table) && known.is_there());
+            let held = known.lock().iter().any(|known| known.config.is_same_table(table) && known.is_there());
             if error.status() != Status::Busy || !held {
                 return error;
             }
@@ -185,7 +186,7 @@ impl Embeddings {
         })?;
         let opened = Arc::new(opened);
         open::fill(config, model, table, &opened, later)?;
-        let mut known = lock(known);
+        let mut known = known.lock();
         known.retain(Known::is_there);
         known.push(Known { config: table.clone(), origin, table: Arc::downgrade(&opened), schedule: None });
         Ok(opened)
@@ -193,7 +194,7 @@ impl Embeddings {
 
     /// Takes a model out of service. Its tables go when no other model has them and no one holds them any more.
     pub fn retire(&self, model: &str) -> Result<()> {
-        let removed = self.shared.models.write().unwrap_or_else(PoisonError::into_inner).remove(model);
+        let removed = self.shared.models.write().remove(model);
         removed.map(drop).ok_or_else(|| self.no_model(model))
     }
 
@@ -245,7 +246,7 @@ impl Embeddings {
 
     /// Waits until everything that was to be inserted in the background is, or was dropped.
     pub fn wait(&self) {
-        let tables: Vec<_> = lock(&self.shared.known).iter().filter_map(|known| known.table.upgrade()).collect();
+        let tables: Vec<_> = self.shared.known.lock().iter().filter_map(|known| known.table.upgrade()).collect();
         for device in tables.iter().flat_map(|table| table.devices.live()) {
             device.wait();
         }
@@ -265,7 +266,7 @@ impl Embeddings {
 
 impl Drop for Embeddings {
     fn drop(&mut self) {
-        *lock(&self.shared.stop) = true;
+        *self.shared.stop.lock() = true;
         self.shared.changed.notify_all();
         if let Some(refresher) = self.refresher.take() {
             debug_assert!(
@@ -279,13 +280,15 @@ impl Drop for Embeddings {
 }
 
 impl Shared {
-    fn models(&self) -> std::sync::RwLockReadGuard<'_, HashMap<String, Model>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner)
+    fn models(&self) -> crate::sync::RwLockReadGuard<'_, HashMap<String, Model>> {
+        self.models.read()
     }
 
     /// The same table, if someone has it and it would be no other if it were opened now.
     fn same(&self, wanted: &TableConfig) -> Result<Option<Arc<Table>>> {
-        let alike = lock(&self.known)
+        let alike = self
+            .known
+            .lock()
             .iter()
             .filter(|known| known.config.is_same_table(wanted))
             .filter_map(|known| Some((known.table.upgrade()?, known.origin.clone())))
@@ -301,21 +304,21 @@ impl Shared {
 
     /// Has a table's cache refreshed as a model wants it, and as those that share it already do.
     fn schedule(&self, table: &Arc<Table>, mut schedule: Schedule) {
-        for known in lock(&self.known).iter_mut().filter(|known| known.table.as_ptr() == Arc::as_ptr(table)) {
+        for known in self.known.lock().iter_mut().filter(|known| known.table.as_ptr() == Arc::as_ptr(table)) {
             schedule = known.schedule.map_or(schedule, |other| other.sooner(schedule));
             known.schedule = Some(schedule);
         }
-        lock(&table.refreshed).interval = Some(schedule.interval);
+        table.refreshed.lock().interval = Some(schedule.interval);
     }
 
     /// Refreshes whatever is due, until it is told to stop.
     fn refresh(&self) {
-        let mut stop = lock(&self.stop);
+        let mut stop = self.stop.lock();
         while !*stop {
             let (due, next) = self.due();
             let wait = next.saturating_duration_since(Instant::now());
             if due.is_empty() && !wait.is_zero() {
-                stop = self.changed.wait_timeout(stop, wait).unwrap_or_else(PoisonError::into_inner).0;
+                self.changed.wait_for(&mut stop, wait);
                 continue;
             }
             drop(stop);
@@ -323,28 +326,28 @@ impl Shared {
                 // One table that panics must not end it for the others.
                 let _ = unless_panics(|| {
                     table.settle_doubts();
-                    table.bring_back(|| *lock(&self.stop));
+                    table.bring_back(|| *self.stop.lock());
                     if let Some(share) = share {
-                        table.refresh(share, || *lock(&self.stop));
+                        table.refresh(share, || *self.stop.lock());
                     }
                     table.tell_staleness();
                 });
             }
-            stop = lock(&self.stop);
+            stop = self.stop.lock();
         }
     }
 
     /// The tables to look after now, with the share of the cache that is due of each; and when to look again.
     fn due(&self) -> (Vec<Due>, Instant) {
         let now = Instant::now();
-        let mut last = lock(&self.looked);
+        let mut last = self.looked.lock();
         let look = now.duration_since(*last) >= TICK;
         if look {
             *last = now;
         }
         let mut next = *last + TICK;
         let mut due = Vec::new();
-        for known in lock(&self.known).iter_mut() {
+        for known in self.known.lock().iter_mut() {
             let Some(table) = known.table.upgrade() else { continue };
             let mut share = None;
             if let Some(schedule) = &mut known.schedule {
@@ -360,8 +363,4 @@ impl Shared {
         }
         (due, next)
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,5 @@
 //! One table: its cache, its floors, and what is known of its keys.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use super::refresh::Refreshed;
 use super::row::Layout;
 use super::stamps::Stamps;
 use crate::metrics::TableMetrics;
+use crate::sync::Mutex;
 
 /// How long a key counts as absent after no floor had it.
 const ABSENT: Duration = Duration::from_secs(30);

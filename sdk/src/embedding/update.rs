@@ -1,7 +1,5 @@
 //! Changing and deleting rows, on every floor.
 
-use std::sync::PoisonError;
-
 use super::distinct::Distinct;
 use super::floor::Rows;
 use super::refresh::STEP;
@@ -63,7 +61,7 @@ impl Table {
             let message = format!("table {} is read-only: open it with read_only = false on some floor", self.name);
             return Err(Error::new(Status::Unsupported, message));
         }
-        let _one = self.updates.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.updates.lock();
         let _updating = self.stamps.update(keys);
         // Whatever comes of it, no one is to think any more that they are nowhere.
         self.absent.remove(keys);

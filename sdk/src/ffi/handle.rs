@@ -4,11 +4,12 @@
 //! has been used. It is never dereferenced, by no one, so a freed, forged or mixed-up handle is found out by comparing
 //! numbers.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::{Error, Result, Status};
 use crate::metrics;
+use crate::sync::RwLock;
 
 /// What C callers can hold a handle of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +170,7 @@ impl<T> Table<T> {
     }
 
     fn insert(&self, kind: Kind, object: Arc<T>) -> Result<usize> {
-        let mut table = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.slots.write();
         let index = match table.free.pop() {
             Some(index) => index,
             None if table.slots.len() == MAX_OBJECTS => {
@@ -189,7 +190,7 @@ impl<T> Table<T> {
 
     fn get(&self, kind: Kind, token: usize) -> Result<Arc<T>, Wrong> {
         let (index, generation) = decode(kind, token)?;
-        let table = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.slots.read();
         let slot = table.slots.get(index).ok_or(Wrong::Forged)?;
         match &slot.object {
             Some(object) if slot.generation == generation => Ok(Arc::clone(object)),
@@ -199,7 +200,7 @@ impl<T> Table<T> {
 
     fn remove(&self, kind: Kind, token: usize) -> Result<Arc<T>, Wrong> {
         let (index, generation) = decode(kind, token)?;
-        let mut table = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.slots.write();
         let slot = table.slots.get_mut(index).ok_or(Wrong::Forged)?;
         if slot.generation != generation || slot.object.is_none() {
             return Err(slot.explain(generation));
@@ -259,7 +260,7 @@ mod tests {
         let table = Table::new();
         let first = table.insert(Kind::Tensor, Arc::new(())).unwrap();
         table.remove(Kind::Tensor, first).unwrap();
-        table.slots.write().unwrap().slots[0].generation = u32::MAX;
+        table.slots.write().slots[0].generation = u32::MAX;
         let last = table.insert(Kind::Tensor, Arc::new(())).unwrap();
         table.remove(Kind::Tensor, last).unwrap();
         assert_eq!(table.get(Kind::Tensor, last).unwrap_err(), Wrong::Freed);

@@ -1,6 +1,6 @@
 //! `pagoda_kv_lease`: a batch's hold on its users' histories, from prepare to commit.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 use super::args::{self, Versioned};
 use super::error::{pagoda_error, pagoda_status};
@@ -10,6 +10,7 @@ use super::tensor::pagoda_tensor;
 use super::{boundary, freeing};
 use crate::error::{Error, Result};
 use crate::kv::{KvCache, Lease, Request};
+use crate::sync::{RwLock, RwLockReadGuard};
 use crate::tensor::Tensor;
 
 /// Which of the index tensors of a lease: the inputs of ai.pagoda's operators of the same names.
@@ -98,13 +99,13 @@ impl Object for LeaseObject {
 impl LeaseObject {
     /// Does something with the lease, beside others who do.
     fn with<T>(&self, body: impl FnOnce(&Lease) -> Result<T>) -> Result<T> {
-        let lease: RwLockReadGuard<'_, _> = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let lease: RwLockReadGuard<'_, _> = self.0.read();
         body(lease.as_ref().ok_or_else(ended)?)
     }
 
     /// Takes the lease out, to end it.
     fn take(&self) -> Result<Lease> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(ended)
+        self.0.write().take().ok_or_else(ended)
     }
 }
 

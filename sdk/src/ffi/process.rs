@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
-use std::sync::{PoisonError, RwLock};
 
 use super::error::{pagoda_error, pagoda_status};
 use super::{args, boundary, c_text, handle, reading};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
+use crate::sync::RwLock;
 
 /// The version of the binary interface. It changes only if a program built against another one would break.
 pub const PAGODA_ABI_VERSION: u32 = 1;
@@ -147,7 +147,7 @@ fn set_log(level: pagoda_log_level, callback: pagoda_log_callback, user_data: *m
     if IN_CALLBACK.get() {
         return Err(Error::new(Status::Unsupported, "pagoda_log_set was called from within a log callback"));
     }
-    let mut current = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
+    let mut current = LOGGER.0.write();
     if current.is_none() && log::set_logger(&LOGGER).is_err() {
         return Err(Error::new(
             Status::Unsupported,
@@ -190,7 +190,7 @@ impl log::Log for Logger {
             return;
         }
         // Held during the callback, so that `pagoda_log_set` returns only when it is over.
-        let current = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.0.read();
         if let Some(Some(sink)) = &*current {
             let (source, message) = (c_text(record.target()), c_text(&record.args().to_string()));
             IN_CALLBACK.set(true);

@@ -1,12 +1,13 @@
 //! Storing the users who are to leave next before they leave, so that whoever needs their pages does not wait for a copy.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::Inner;
 use crate::error::{Error, Result, Status};
 use crate::store::Room;
+use crate::sync::{Condvar, Mutex};
 
 /// How long to leave a store alone that could not take something.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -26,26 +27,25 @@ struct State {
 
 impl Signal {
     fn set(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.state.lock());
         self.changed.notify_all();
     }
 
     fn stopped(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).stop
+        self.state.lock().stop
     }
 
     /// Waits until something is wanted, which is false if it is to stop.
     fn wait(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = |state: &mut State| !state.wanted && !state.stop;
-        let mut state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
+        self.changed.wait_while(&mut state, |state| !state.wanted && !state.stop);
         state.wanted = false;
         !state.stop
     }
 
     fn pause(&self) {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.changed.wait_timeout_while(state, PAUSE, |state| !state.stop));
+        let mut state = self.state.lock();
+        let _ = self.changed.wait_while_for(&mut state, |state| !state.stop, PAUSE);
     }
 }
 

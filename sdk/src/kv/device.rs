@@ -1,12 +1,12 @@
 //! Tokens on their way between the pools of a GPU and the host, beside what the GPU computes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use pagoda_kernels::cuda::{Arrivals, CUdeviceptr, DeviceMemory, Event, Gpu, PinnedMemory, SideStream, Tokens};
 
 use super::shape::Shape;
 use crate::error::{Result, Status};
+use crate::sync::{Condvar, Mutex};
 use crate::tensor::Tensor;
 
 /// Bytes that come in at a time, and that go out: enough to keep the link to the host busy.
@@ -95,22 +95,23 @@ impl Mover {
         let read = unsafe { self.read_by(&mut outgoing, pool, stretch, to) };
         // What is on the lane already uses its memory.
         let read = read.inspect_err(|_| drop(outgoing.lane.stream.wait()));
-        lock(&self.outgoing).push(outgoing);
+        self.outgoing.lock().push(outgoing);
         self.returned.notify_one();
         read
     }
 
     /// A lane that no one uses: one more if there is memory for it, else the next that is put back.
     fn way_out(&self) -> Result<Outgoing> {
-        if let Some(free) = lock(&self.outgoing).pop() {
+        if let Some(free) = self.outgoing.lock().pop() {
             return Ok(free);
         }
         match Outgoing::new(self.gpu, self.shape) {
             Err(error) if error.status() == Status::Capacity => {}
             made => return made,
         }
-        let wait = self.returned.wait_while(lock(&self.outgoing), |free| free.is_empty());
-        Ok(wait.unwrap_or_else(PoisonError::into_inner).pop().expect("there is one"))
+        let mut outgoing = self.outgoing.lock();
+        self.returned.wait_while(&mut outgoing, |free| free.is_empty());
+        Ok(outgoing.pop().expect("there is one"))
     }
 
     /// # Safety
@@ -159,7 +160,7 @@ impl Mover {
         (pages, first): (&[u32], usize),
         parts: &[Part<'_>],
     ) -> Result<()> {
-        let mut incoming = lock(&self.incoming);
+        let mut incoming = self.incoming.lock();
         let Incoming { lanes, next } = &mut *incoming;
         let turn = *next;
         *next = (turn + 1) % lanes.len();
@@ -295,8 +296,4 @@ impl Lane {
     fn behind(&self, shape: Shape) -> usize {
         (self.tokens * 2 * shape.row_bytes()).next_multiple_of(16)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,12 @@
 //! Bringing histories back from the store, layer by layer, on threads of our own.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::Builder;
 
 use crate::error::{Error, Result, Status};
 use crate::store::History;
+use crate::sync::{Condvar, Mutex};
 
 /// One history on its way in.
 pub(super) struct Onload {
@@ -33,7 +34,7 @@ impl Onload {
 
     /// Whether a layer has arrived, or is on its way to a GPU.
     pub(super) fn ready(&self, layer: u32) -> Result<bool> {
-        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let progress = self.progress.lock();
         progress.error.clone().map_or(Ok(progress.ready[layer as usize]), Err)
     }
 
@@ -44,7 +45,7 @@ impl Onload {
 
     /// Whether every layer has arrived, and the table knows.
     pub(super) fn is_complete(&self) -> Result<bool> {
-        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let progress = self.progress.lock();
         progress.error.clone().map_or(Ok(progress.left == 0), Err)
     }
 
@@ -59,18 +60,17 @@ impl Onload {
     }
 
     fn wait_until(&self, done: impl Fn(&Progress) -> bool) -> Result<()> {
-        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        let progress =
-            self.changed.wait_while(progress, |progress| !done(progress)).unwrap_or_else(PoisonError::into_inner);
+        let mut progress = self.progress.lock();
+        self.changed.wait_while(&mut progress, |progress| !done(progress));
         progress.error.clone().map_or(Ok(()), Err)
     }
 
     /// Reads one layer through `read`, unless another layer has failed. Says whether it was the last one, and then how
     /// it all went.
     fn run(&self, layer: u32, read: impl FnOnce() -> Result<()>) -> Option<Result<()>> {
-        let failed = self.progress.lock().unwrap_or_else(PoisonError::into_inner).error.is_some();
+        let failed = self.progress.lock().error.is_some();
         let result = if failed { Ok(()) } else { read() };
-        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = self.progress.lock();
         match result {
             Ok(()) => progress.ready[layer as usize] = true,
             Err(error) => progress.error = Some(error),
@@ -82,12 +82,12 @@ impl Onload {
 
     /// What was read did not arrive.
     fn fail(&self, error: &Error) {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).error.get_or_insert_with(|| error.clone());
+        self.progress.lock().error.get_or_insert_with(|| error.clone());
     }
 
     /// Counts a layer as done. Apart from `run`, so that whoever waits finds the table of users in order.
     fn finish(&self) {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).left -= 1;
+        self.progress.lock().left -= 1;
         self.changed.notify_all();
     }
 }
@@ -127,11 +127,11 @@ struct Pending {
 
 impl Pending {
     fn add(&self, tasks: usize) {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += tasks;
+        *self.count.lock() += tasks;
     }
 
     fn done(&self) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = self.count.lock();
         *count -= 1;
         if *count == 0 {
             self.none.notify_all();
@@ -161,8 +161,8 @@ impl Readers {
 
     /// Waits until nothing is being read.
     pub(super) fn wait(&self) {
-        let count = self.pending.count.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.pending.none.wait_while(count, |count| *count > 0));
+        let mut count = self.pending.count.lock();
+        self.pending.none.wait_while(&mut count, |count| *count > 0);
     }
 
     /// Reads histories: the first layer of each, then the second of each, and so on.
@@ -180,7 +180,7 @@ impl Readers {
 
 fn work(tasks: &Mutex<Receiver<Task>>, pending: &Pending) {
     loop {
-        let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let task = tasks.lock().recv();
         let Ok(Task { destination, incoming, layer }) = task else { return };
         let read = || {
             let pieces = 0..incoming.history.pieces().len();
@@ -247,7 +247,7 @@ mod tests {
         }
 
         fn complete(&self, _user: u64, result: Result<()>) {
-            *self.0.lock().unwrap() = Some(result);
+            *self.0.lock() = Some(result);
         }
     }
 
@@ -258,6 +258,6 @@ mod tests {
         let destination: Arc<dyn Destination> = lost.clone();
         readers.start(&destination, vec![incoming], 3);
         assert_eq!(onload.wait_all().unwrap_err().status(), Status::Runtime);
-        assert!(lost.0.lock().unwrap().take().unwrap().is_err());
+        assert!(lost.0.lock().take().unwrap().is_err());
     }
 }

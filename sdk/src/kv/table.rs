@@ -4,12 +4,13 @@
 //! that no one has are under a lock of their own.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::onload::Onload;
 use super::plan::Cached;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 const SHARDS: usize = 64;
 /// The stamp of a shard in which no one can be evicted.
@@ -198,7 +199,7 @@ impl Table {
             return false;
         }
         free.waiting += 1;
-        let (mut free, _) = self.given.wait_timeout(free, moment).unwrap_or_else(PoisonError::into_inner);
+        let _ = self.given.wait_for(&mut free, moment);
         free.waiting -= 1;
         true
     }
@@ -260,12 +261,12 @@ impl Table {
     }
 
     fn lock_shard<'a>(&'a self, shard: &'a Shard) -> Locked<'a> {
-        let users = shard.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let users = shard.users.lock();
         Locked { table: self, shard, users }
     }
 
     fn free_list(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.free.lock()
     }
 }
 
@@ -288,7 +289,7 @@ impl Locked<'_> {
         let Self { table, shard, mut users } = self;
         let waiting = |users: &mut Users| users.map.get(&user).is_some_and(&busy);
         users.waiting += 1;
-        let mut users = shard.changed.wait_while(users, waiting).unwrap_or_else(PoisonError::into_inner);
+        shard.changed.wait_while(&mut users, waiting);
         users.waiting -= 1;
         Self { table, shard, users }
     }

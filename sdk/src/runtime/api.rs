@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use ort_sys::{
     OrtAllocator, OrtAllocatorType, OrtApi, OrtEnv, OrtErrorCode, OrtLoggingFunction, OrtLoggingLevel, OrtMemType,
@@ -11,6 +11,7 @@ use ort_sys::{
 
 use super::library::{self, Loaded};
 use crate::error::{Error, Result, Status};
+use crate::sync::Mutex;
 
 /// ONNX Runtime as this process uses it. Made once and kept until the process ends.
 pub(crate) struct Api {
@@ -41,7 +42,7 @@ pub fn onnxruntime_path() -> Option<&'static Path> {
 pub(crate) fn api(path: Option<&Path>) -> Result<&'static Api> {
     static LOADING: Mutex<()> = Mutex::new(());
     if API.get().is_none() {
-        let one_at_a_time = LOADING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let one_at_a_time = LOADING.lock();
         if API.get().is_none() {
             // A failure is not kept: the next caller may name another path.
             let loaded = Api::new(library::load(path)?)?;

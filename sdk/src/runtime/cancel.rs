@@ -1,13 +1,14 @@
 //! Stopping runs from another thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{OnceLock, Weak};
 
 use ort_sys::OrtRunOptions;
 
 use super::api::Api;
 use super::options::{NO_GRAPH, RunOptions};
 use crate::error::{Error, Result, Status};
+use crate::sync::Mutex;
 
 /// Stops the runs it is handed to. One may serve any number of runs; once triggered it stays so.
 #[derive(Default)]
@@ -36,7 +37,7 @@ impl Cancel {
         if let Some(options) = self.options.get() {
             options.terminate();
         }
-        let watchers = std::mem::take(&mut *self.watchers.lock().unwrap_or_else(PoisonError::into_inner));
+        let watchers = std::mem::take(&mut *self.watchers.lock());
         for watcher in watchers.iter().filter_map(Weak::upgrade) {
             watcher.cancelled();
         }
@@ -44,7 +45,7 @@ impl Cancel {
 
     /// Tells `watcher` when it is triggered, or now if it was.
     pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = self.watchers.lock();
         // `trigger` sets it before it looks for watchers. The others are told by whoever triggered it.
         if self.is_triggered() {
             drop(watchers);

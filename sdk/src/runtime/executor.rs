@@ -1,10 +1,10 @@
 //! The threads that asynchronous runs run on.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex};
 
 use crate::error::{Error, Result, Status};
 use crate::metrics;
+use crate::sync::{Condvar, Mutex};
 
 /// Runs that wait; more are refused, so that a caller who is faster than the model hears of it.
 const QUEUE_LIMIT: usize = 65_536;
@@ -28,7 +28,7 @@ static EXECUTOR: Executor =
 
 /// Has `job` run on a thread of the executor, in order of arrival.
 pub(super) fn submit(job: Job) -> Result<()> {
-    let mut state = EXECUTOR.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut state = EXECUTOR.state.lock();
     if state.queue.len() >= QUEUE_LIMIT {
         return Err(Error::new(
             Status::Capacity,
@@ -61,17 +61,17 @@ pub(super) fn submit(job: Job) -> Result<()> {
 }
 
 fn work() {
-    let mut state = EXECUTOR.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut state = EXECUTOR.state.lock();
     loop {
         while let Some(job) = state.queue.pop_front() {
             metrics::async_queue().set(state.queue.len() as i64);
             drop(state);
             // The job reports its own panics; a second line of defence keeps the thread alive.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
-            state = EXECUTOR.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            state = EXECUTOR.state.lock();
         }
         state.idle += 1;
-        state = EXECUTOR.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        EXECUTOR.work.wait(&mut state);
         state.idle -= 1;
     }
 }

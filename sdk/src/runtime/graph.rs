@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_char;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
@@ -13,6 +13,7 @@ use super::model::Model;
 use super::options::RunOptions;
 use super::value::Value;
 use crate::error::{Error, Result, Status};
+use crate::sync::Mutex;
 use crate::tensor::Tensor;
 
 /// A run of a model on tensors that stay where they are on its GPU. What they hold may change between runs.
@@ -75,7 +76,7 @@ impl Graph {
 
     /// Whether it was captured on this thread; `None` if it has not run there.
     fn captured(&self) -> Option<bool> {
-        self.captured.lock().unwrap_or_else(PoisonError::into_inner).get(&thread::current().id()).copied()
+        self.captured.lock().get(&thread::current().id()).copied()
     }
 
     /// Runs behind what `before` puts on the stream, and waits for it. The first time on a thread takes longer: the run is done,
@@ -85,7 +86,7 @@ impl Graph {
     /// As for [`Model::run_bound`]; no one else writes to the tensors of the graph meanwhile.
     pub(crate) unsafe fn run(&self, before: impl FnOnce(&SideStream) -> Result<(), CudaError>) -> Result<()> {
         let start = Instant::now();
-        let alone = self.model.replaying().write().unwrap_or_else(PoisonError::into_inner);
+        let alone = self.model.replaying().write();
         let captured = self.captured();
         let hold = if captured.is_some() { no_capture() } else { capture() };
         let (input_names, output_names) = self.names.split_at(self.inputs.len());
@@ -110,7 +111,7 @@ impl Graph {
             self.model.let_it_end();
         }
         if captured.is_none() {
-            let mut captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut captured = self.captured.lock();
             captured.insert(thread::current().id(), result.is_ok());
         }
         self.model.count(start, &result);

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 use std::time::Instant;
 
 use ort_sys::{OrtRunOptions, OrtValue};
@@ -20,6 +20,7 @@ use super::value::{Value, ValueInfo};
 use crate::config::{ModelOptions, Provider};
 use crate::error::{Error, Result, Status};
 use crate::metrics::ModelMetrics;
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tensor::{ElementType, Tensor};
 
 /// An ONNX model, ready to run. Any number of threads may run it at the same time.
@@ -146,7 +147,7 @@ impl Model {
 
     /// Keeps the counters of a graph that was captured.
     pub(super) fn keep(&self, counters: KeptCounters) {
-        self.session.counters.lock().unwrap_or_else(PoisonError::into_inner).push(counters);
+        self.session.counters.lock().push(counters);
     }
 
     /// The stream that graphs are replayed on.
@@ -205,7 +206,7 @@ impl Model {
         let mut raw_outputs: Vec<*mut OrtValue> =
             bound.iter().map(|value| value.as_ref().map_or(null_mut(), Value::raw)).collect();
         let replays = self.session.uncaptured.is_some();
-        let _shared = replays.then(|| self.session.replaying.read().unwrap_or_else(PoisonError::into_inner));
+        let _shared = replays.then(|| self.session.replaying.read());
         let _hold = (self.session.provider == Provider::Cuda).then(no_capture);
         // SAFETY: the session, the names and the values live for the whole call.
         let ran = unsafe { self.run_raw(options, input_names, &raw_inputs, output_names, &mut raw_outputs) };

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
 use pagoda_custom_ops::Providers;
@@ -16,6 +16,7 @@ use super::options::{NO_GRAPH, RunOptions};
 use super::value::ValueInfo;
 use crate::config::{GraphTables, ModelOptions, Optimization, Provider};
 use crate::error::{Error, Result, Status};
+use crate::sync::{Mutex, RwLock};
 
 /// Each waits for work by turning in circles; more than any machine has cores would take minutes to start.
 const MAX_THREADS: u32 = 1024;
@@ -108,7 +109,7 @@ impl Session {
         let table = api.table();
         let _hold = (provider == Provider::Cuda).then(no_capture);
         let mut raw = null_mut();
-        let known = IS_DOMAIN_KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = IS_DOMAIN_KNOWN.lock();
         let first = (!*known).then_some(known);
         let status = match source {
             Source::File(path) => {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::Key;
 use super::chain::Location;
 use super::format::{Head, Kind, RecordHeader, SEGMENT_HEADER, next_record, segment_name};
 use super::inner::{Place, Segment};
 use super::persistent::Change;
 use super::writer::{Writer, remove};
-use super::{Key, lock};
 use crate::error::{Error, Result, Status};
 
 impl Writer {
@@ -111,7 +111,7 @@ impl Writer {
 
     /// The segments that have something to remove.
     fn worthy(&self) -> Vec<Arc<Segment>> {
-        let segments = lock(&self.inner.segments);
+        let segments = self.inner.segments.lock();
         let worthy = segments.values().filter(|segment| !segment.stuck.load(Relaxed) && garbage(segment) > 0);
         worthy.cloned().collect()
     }
@@ -150,7 +150,7 @@ impl Writer {
         if !gone.is_empty() {
             self.sync().map_err(|error| self.give_up(error))?;
             for segment in &gone {
-                lock(&self.inner.segments).remove(&segment.id);
+                self.inner.segments.lock().remove(&segment.id);
                 self.leaving.insert(segment.id, segment.lowest_dead.load(Relaxed));
             }
             self.persist(true);
@@ -229,7 +229,7 @@ impl Writer {
     }
 
     fn lowest_dead_outside(&self, segment: u64) -> u64 {
-        let segments = lock(&self.inner.segments);
+        let segments = self.inner.segments.lock();
         let others = segments.values().filter(|other| other.id != segment);
         let lowest = others.map(|other| other.lowest_dead.load(Relaxed));
         lowest.chain(self.leaving.values().copied()).min().unwrap_or(u64::MAX)
@@ -258,7 +258,7 @@ impl Writer {
         for (offset, header) in copied.records {
             let to = Location { segment: header.segment, offset: header.offset };
             if header.kind == Kind::Put {
-                let segment = lock(&self.inner.segments).get(&to.segment).cloned().expect("written to just now");
+                let segment = self.inner.segments.lock().get(&to.segment).cloned().expect("written to just now");
                 self.refer(from, offset, &header, segment);
             }
             self.changes.push((header.key, Change::Moved { seq: header.seq, to }));

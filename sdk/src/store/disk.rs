@@ -4,14 +4,13 @@ use std::any::Any;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, IoSlice, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
-
-use super::lock;
 use crate::error::{Error, Result, Status};
 use crate::files::{Locked, make_folder};
+use crate::sync::Mutex;
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 /// The folder of a store. Everything that a store does to segment files goes through this.
 pub trait Disk: Send + Sync {
@@ -212,7 +211,7 @@ impl RealFile {
     }
 
     fn file(&self) -> io::Result<Arc<File>> {
-        match &*lock(&self.file) {
+        match &*self.file.lock() {
             Handle::Open(file) => Ok(Arc::clone(file)),
             Handle::Closed(_) => Err(io::Error::other("the segment is closed to writing")),
         }
@@ -243,7 +242,7 @@ impl DiskFile for RealFile {
     }
 
     fn len(&self) -> io::Result<u64> {
-        match &*lock(&self.file) {
+        match &*self.file.lock() {
             Handle::Open(file) => Ok(file.metadata()?.len()),
             Handle::Closed(len) => Ok(*len),
         }
@@ -256,7 +255,7 @@ impl DiskFile for RealFile {
     fn close(&self) {
         // One whose length can not be told stays open.
         if let Ok(len) = self.len() {
-            *lock(&self.file) = Handle::Closed(len);
+            *self.file.lock() = Handle::Closed(len);
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use super::chain::{Chain, Slot};
@@ -15,10 +15,11 @@ use super::index::{Index, SledIndex};
 use super::inner::{Inner, Place, Segment};
 use super::open::{Opened, check, open, throw_index_away};
 use super::ticket::{Promise, Ticket};
-use super::{Found, History, INDEX, Key, Piece, Record, Room, Store, lock};
+use super::{Found, History, INDEX, Key, Piece, Record, Room, Store};
 use crate::config::StoreOptions;
 use crate::error::{Error, Result, Status};
 use crate::metrics;
+use crate::sync::Mutex;
 
 /// A store in a folder.
 ///
@@ -82,7 +83,7 @@ impl DiskStore {
             records,
             live_bytes,
             file_bytes,
-            segments: lock(&self.inner.segments).len() as u64,
+            segments: self.inner.segments.lock().len() as u64,
             queued_bytes: self.inner.queue.bytes(),
             writes: counters.writes.load(Relaxed),
             written_bytes: counters.written_bytes.load(Relaxed),
@@ -121,11 +122,11 @@ impl DiskStore {
 
 impl Store for DiskStore {
     fn claim(&self, space: u64) -> bool {
-        lock(&self.claimed).insert(space)
+        self.claimed.lock().insert(space)
     }
 
     fn release(&self, space: u64) {
-        lock(&self.claimed).remove(&space);
+        self.claimed.lock().remove(&space);
     }
 
     fn find(&self, key: Key) -> Option<Found> {

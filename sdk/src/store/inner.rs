@@ -1,18 +1,19 @@
 //! What the callers' threads and the writer share: the index in memory, the segments, the queue.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::chain::{Chain, Plan, Slot};
 use super::disk::{Clock, Disk, DiskFile};
 use super::format::{Head, MAX_LAYERS, MAX_TAG, total_len};
 use super::queue::{Item, Queue, What};
 use super::ticket::{Promise, Ticket};
-use super::{Found, Key, Record, Room, lock};
+use super::{Found, Key, Record, Room};
 use crate::config::{Durability, StoreOptions};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
+use crate::sync::{Mutex, MutexGuard};
 
 const SHARDS: usize = 64;
 
@@ -139,12 +140,12 @@ impl Inner {
 
     pub(super) fn shard(&self, key: Key) -> Shard<'_> {
         let mixed = (key.user ^ key.space.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        lock(&self.shards[(mixed >> 58) as usize])
+        self.shards[(mixed >> 58) as usize].lock()
     }
 
     /// Every shard in turn.
     pub(super) fn shards(&self) -> impl Iterator<Item = Shard<'_>> {
-        self.shards.iter().map(lock)
+        self.shards.iter().map(Mutex::lock)
     }
 
     pub(super) fn next_stamp(&self) -> u64 {
@@ -286,12 +287,12 @@ impl Inner {
         let plan = Plan { prev_seq: 0, history_start: 0 };
         self.queue.push(|seq| Item { seq, key, plan, what: What::Barrier, promise: Some(promise), bytes: 0 })?;
         let outcome = ticket.wait();
-        lock(&self.failure).take().map_or(outcome, Err)
+        self.failure.lock().take().map_or(outcome, Err)
     }
 
     /// Bytes of the files, and of what in them is in use.
     pub(super) fn bytes(&self) -> (u64, u64) {
-        let segments = lock(&self.segments);
+        let segments = self.segments.lock();
         segments
             .values()
             .fold((0, 0), |(file, live), segment| (file + segment.len.load(Relaxed), live + segment.live.load(Relaxed)))

@@ -23,8 +23,6 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use crate::error::Result;
 
 pub use crate::config::{Durability, StoreOptions};
@@ -36,11 +34,6 @@ pub use ticket::Ticket;
 /// The names of what lies in a store's folder beside the segments.
 const LOCK: &str = "LOCK";
 const INDEX: &str = "index";
-
-/// No panic leaves half a change behind in here, so a lock that one was in is as good as another.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Whose history, computed by what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

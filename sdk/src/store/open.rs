@@ -14,7 +14,7 @@ use super::persistent::{Change, Persistent};
 use super::queue::{Item, What};
 use super::recover::{File, Files, Found, has_leftovers, list, open_files, recover, scan};
 use super::writer::{Active, Writer};
-use super::{CheckReport, INDEX, LOCK, lock};
+use super::{CheckReport, INDEX, LOCK};
 use crate::config::StoreOptions;
 use crate::error::{Error, Result, Status};
 use crate::metrics;
@@ -88,7 +88,7 @@ fn refuse_other_folders(disk: &dyn Disk) -> Result<()> {
 fn adopt(inner: &Inner, files: Vec<File>, options: &StoreOptions) -> (Option<Active>, (u64, u64)) {
     let mut last = None;
     let mut previous = (0, 0);
-    let mut segments = lock(&inner.segments);
+    let mut segments = inner.segments.lock();
     // The process before may have been killed between making a file and making its name durable.
     let named = files.is_empty() || inner.disk.sync().is_ok();
     for file in files {
@@ -127,7 +127,7 @@ fn report(inner: &Inner, found: &Found, existed: bool) {
 
 /// Takes over what was found: into memory, into the index, and into the segments where something left.
 fn remember(inner: &Inner, persistent: &mut Persistent, found: Found) {
-    let segments = lock(&inner.segments).clone();
+    let segments = inner.segments.lock().clone();
     for (id, seq) in &found.dead {
         if let Some(segment) = segments.get(id) {
             segment.bury(*seq);

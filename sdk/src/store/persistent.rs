@@ -7,7 +7,6 @@ use super::Key;
 use super::chain::{Chain, Known, Location, resolve};
 use super::index::{Covered, Digest, Index, META, Meta, decode_chain, decode_key, encode_chain, encode_key};
 use super::inner::Inner;
-use super::lock;
 use crate::error::{Error, Result, Status};
 
 /// How many users are written to the index at once when it is made anew.
@@ -176,7 +175,7 @@ impl Persistent {
     }
 
     fn meta(&self, inner: &Inner) -> Meta {
-        let segments = lock(&inner.segments);
+        let segments = inner.segments.lock();
         let segments = segments.values().map(|segment| Covered {
             id: segment.id,
             len: segment.len.load(Relaxed),

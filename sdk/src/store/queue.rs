@@ -1,12 +1,13 @@
 //! What waits to be written, in order of its number.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::chain::Plan;
 use super::ticket::Promise;
-use super::{Key, Record, Room, lock};
+use super::{Key, Record, Room};
 use crate::error::{Error, Result, Status};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Something for the writer to do.
 pub(super) struct Item {
@@ -61,7 +62,7 @@ impl Queue {
 
     /// Takes room for a write. A larger one than the queue goes in when nothing else is there.
     pub(super) fn reserve(&self, bytes: u64, room: Room) -> Result<()> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.bytes > 0 && state.bytes.saturating_add(bytes) > self.limit {
             if let Some(error) = &state.closed {
                 return Err(error.clone());
@@ -82,14 +83,14 @@ impl Queue {
     /// Gives room back.
     pub(super) fn release(&self, bytes: u64) {
         if bytes > 0 {
-            lock(&self.state).bytes -= bytes;
+            self.state.lock().bytes -= bytes;
             self.room.notify_all();
         }
     }
 
     /// Queues what `item` makes of the next number, so that the queue is in order of it. Barriers take no number.
     pub(super) fn push(&self, item: impl FnOnce(u64) -> Item) -> Result<u64> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(error) = &state.closed {
             return Err(error.clone());
         }
@@ -105,21 +106,21 @@ impl Queue {
 
     /// A number for something that is not queued.
     pub(super) fn take_seq(&self) -> u64 {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.next_seq += 1;
         state.next_seq - 1
     }
 
     pub(super) fn next_seq(&self) -> u64 {
-        lock(&self.state).next_seq
+        self.state.lock().next_seq
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        lock(&self.state).bytes
+        self.state.lock().bytes
     }
 
     pub(super) fn ask_for_compaction(&self, promise: Promise) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.closed.is_none() {
             state.compactions.push_back(promise);
             self.work.notify_one();
@@ -128,7 +129,7 @@ impl Queue {
 
     /// Waits for something to do. Items come first; about `bytes` of them at once.
     pub(super) fn next(&self, bytes: u64) -> Work {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if !state.items.is_empty() {
                 return Work::Items(take(&mut state, bytes));
@@ -145,19 +146,19 @@ impl Queue {
 
     /// What is queued now, without waiting.
     pub(super) fn now(&self, bytes: u64) -> Vec<Item> {
-        take(&mut lock(&self.state), bytes)
+        take(&mut self.state.lock(), bytes)
     }
 
     /// Lets nothing more in.
     pub(super) fn close(&self, why: Error) {
-        lock(&self.state).closed.get_or_insert(why);
+        self.state.lock().closed.get_or_insert(why);
         self.work.notify_all();
         self.room.notify_all();
     }
 
     /// Fails all that is left, after the writer ended.
     pub(super) fn clear(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let left = (std::mem::take(&mut state.items), std::mem::take(&mut state.compactions));
         drop(state);
         drop(left);
@@ -177,8 +178,9 @@ fn take(state: &mut State, bytes: u64) -> Vec<Item> {
     items
 }
 
-fn wait<'a>(condition: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-    condition.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner)
+fn wait<'a>(condition: &Condvar, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    condition.wait(&mut state);
+    state
 }
 
 #[cfg(test)]

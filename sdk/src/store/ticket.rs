@@ -1,9 +1,8 @@
 //! What a caller gets for something that is done later.
 
-use std::sync::{Arc, Condvar, Mutex};
-
-use super::lock;
 use crate::error::{Error, Result, Status};
+use crate::sync::{Condvar, Mutex};
+use std::sync::Arc;
 
 /// Says when, and whether, something queued was done.
 #[derive(Clone, Debug)]
@@ -23,12 +22,12 @@ impl Ticket {
 
     /// Waits until it is done.
     pub fn wait(&self) -> Result<()> {
-        let mut outcome = lock(&self.0.outcome);
+        let mut outcome = self.0.outcome.lock();
         loop {
             if let Some(outcome) = &*outcome {
                 return outcome.clone();
             }
-            outcome = self.0.done.wait(outcome).unwrap_or_else(std::sync::PoisonError::into_inner);
+            self.0.done.wait(&mut outcome);
         }
     }
 
@@ -39,7 +38,7 @@ impl Ticket {
 
     /// How it ended; `None` if it is not done yet.
     pub fn outcome(&self) -> Option<Result<()>> {
-        lock(&self.0.outcome).clone()
+        self.0.outcome.lock().clone()
     }
 }
 
@@ -57,7 +56,7 @@ impl Promise {
     }
 
     fn settle(&self, result: Result<()>) {
-        lock(&self.0.outcome).get_or_insert(result);
+        self.0.outcome.lock().get_or_insert(result);
         self.0.done.notify_all();
     }
 }

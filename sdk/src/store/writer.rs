@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use super::Key;
 use super::chain::{Known, Plan};
 use super::disk::Disk;
 use super::format::{Kind, RecordHeader, SEGMENT_HEADER, SegmentHeader, align, layer_sums, segment_name};
 use super::inner::{Inner, Place, Segment, truncate};
 use super::persistent::{Change, Persistent};
 use super::queue::{Item, What, Work};
-use super::{Key, lock};
 use crate::config::Durability;
 use crate::error::{Error, Result, Status};
 use crate::metrics;
@@ -317,7 +317,7 @@ impl Writer {
         begun.map_err(|error| self.failure("begun", id, &error))?;
         self.unmade.remove(&id);
         let segment = Arc::new(Segment::new(id, self.inner.id, file, SEGMENT_HEADER));
-        lock(&self.inner.segments).insert(id, segment.clone());
+        self.inner.segments.lock().insert(id, segment.clone());
         self.touched.push((segment.clone(), SEGMENT_HEADER, true));
         self.active = Some(Active { segment, end: SEGMENT_HEADER, synced: 0, capacity });
         Ok(())
@@ -332,7 +332,7 @@ impl Writer {
             let Some(header) = header else { continue };
             self.inner.counters.writes.fetch_add(1, Relaxed);
             if header.kind == Kind::Put {
-                let segment = lock(&self.inner.segments).get(&header.segment).cloned().expect("written to just now");
+                let segment = self.inner.segments.lock().get(&header.segment).cloned().expect("written to just now");
                 let mut shard = self.inner.shard(item.key);
                 let slots = shard.get_mut(&item.key).map_or(&mut [][..], |chain| &mut chain.slots[..]);
                 match slots.iter_mut().rev().find(|slot| slot.seq == item.seq) {
@@ -371,7 +371,7 @@ impl Writer {
             self.owed.insert(item.key, Owed { seq, from, plan });
             self.failed.insert(item.key, seq);
         }
-        lock(&self.inner.failure).get_or_insert_with(|| error.clone());
+        self.inner.failure.lock().get_or_insert_with(|| error.clone());
         self.warn(error);
     }
 
@@ -387,7 +387,7 @@ impl Writer {
         for (segment, good, made) in std::mem::take(&mut self.touched) {
             segment.len.store(good, Relaxed);
             if made {
-                lock(&self.inner.segments).remove(&segment.id);
+                self.inner.segments.lock().remove(&segment.id);
                 self.unmade.insert(segment.id);
             } else {
                 self.previous = (segment.id, good);

@@ -1,7 +1,6 @@
 //! What a cache holds, against a plain map, alone and with threads that change it.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,7 @@ use pagoda_test_support::Random;
 
 use super::set::WAYS;
 use super::*;
+use crate::sync::Mutex;
 
 const TYPES: [RowType; 3] = [RowType::F32, RowType::F16, RowType::I8];
 
@@ -378,7 +378,7 @@ impl Load {
 
     /// Changes or deletes a row.
     fn change(&self, random: &mut Random) {
-        let _one_at_a_time = self.updating.lock().unwrap();
+        let _one_at_a_time = self.updating.lock();
         let key = random.below(KEYS) as i64;
         let version = self.announced[key as usize].load(Ordering::SeqCst) + 1;
         self.announced[key as usize].store(version, Ordering::SeqCst);

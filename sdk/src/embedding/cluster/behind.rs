@@ -1,11 +1,9 @@
 //! Rows of which the cluster has not heard that they changed.
 
+use crate::sync::Mutex;
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
-
-use super::lock;
 
 /// The most keys that are remembered, about 32 MB of them.
 const MAX_KEYS: usize = 1 << 20;
@@ -22,7 +20,7 @@ pub(super) struct Behind {
 impl Behind {
     /// Remembers that the cluster should have this version. Says whether there was room.
     pub(super) fn note(&self, key: i64, version: u64) -> bool {
-        let mut versions = lock(&self.versions);
+        let mut versions = self.versions.lock();
         if versions.len() >= MAX_KEYS && !versions.contains_key(&key) {
             return false;
         }
@@ -38,7 +36,7 @@ impl Behind {
         if self.count.load(Acquire) == 0 {
             return false;
         }
-        let mut versions = lock(&self.versions);
+        let mut versions = self.versions.lock();
         let stale = versions.get(&key).is_some_and(|&known| version <= known);
         if !stale {
             versions.remove(&key);
@@ -52,7 +50,7 @@ impl Behind {
         if self.count.load(Acquire) == 0 {
             return;
         }
-        let mut versions = lock(&self.versions);
+        let mut versions = self.versions.lock();
         if versions.get(&key).is_some_and(|&known| version >= known) {
             versions.remove(&key);
             self.count.store(versions.len(), Release);
@@ -64,7 +62,7 @@ impl Behind {
         if self.count.load(Acquire) == 0 {
             return None;
         }
-        lock(&self.versions).get(&key).copied()
+        self.versions.lock().get(&key).copied()
     }
 
     /// Bytes of memory, about.

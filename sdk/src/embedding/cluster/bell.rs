@@ -1,9 +1,7 @@
 //! How the threads of the nodes wake the one that knows the way.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use crate::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
-
-use super::lock;
 
 /// Something that can be rung, and waited for by one thread.
 #[derive(Default)]
@@ -20,13 +18,13 @@ struct State {
 
 impl Bell {
     pub(super) fn ring(&self) {
-        lock(&self.state).rung = true;
+        self.state.lock().rung = true;
         self.changed.notify_all();
     }
 
     /// Ends every wait.
     pub(super) fn close(&self) {
-        lock(&self.state).closed = true;
+        self.state.lock().closed = true;
         self.changed.notify_all();
     }
 
@@ -34,7 +32,7 @@ impl Bell {
     /// closed.
     pub(super) fn wait(&self, limit: Option<Duration>) -> bool {
         let go_on = self.wait_until(limit, |state| state.rung);
-        lock(&self.state).rung = false;
+        self.state.lock().rung = false;
         go_on
     }
 
@@ -45,16 +43,16 @@ impl Bell {
 
     fn wait_until(&self, limit: Option<Duration>, is_enough: impl Fn(&State) -> bool) -> bool {
         let end = limit.map(|limit| Instant::now() + limit);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
             if state.closed || is_enough(&state) || rest.is_some_and(|rest| rest.is_zero()) {
                 return !state.closed;
             }
-            state = match rest {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(rest) => self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0,
-            };
+            match rest {
+                None => self.changed.wait(&mut state),
+                Some(rest) => drop(self.changed.wait_for(&mut state, rest)),
+            }
         }
     }
 }

@@ -1,9 +1,7 @@
 //! The circuit breaker of one node: whether it is asked at all.
 
-use std::sync::Mutex;
+use crate::sync::Mutex;
 use std::time::{Duration, Instant};
-
-use super::lock;
 
 /// After some failures in a row the node is left alone for a while, so that lookups do not wait for it. Then one trial
 /// decides whether it is asked again; no lookup has to be that trial.
@@ -38,12 +36,12 @@ impl Breaker {
 
     /// Whether the node is asked.
     pub(super) fn is_closed(&self) -> bool {
-        matches!(*lock(&self.state), State::Closed { .. })
+        matches!(*self.state.lock(), State::Closed { .. })
     }
 
     /// The node answered. Says whether it was left alone until now.
     pub(super) fn worked(&self) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         // Something sent before the breaker opened is no trial.
         if matches!(*state, State::Open { .. }) {
             return false;
@@ -55,7 +53,7 @@ impl Breaker {
 
     /// The node did not answer, or not as it should. Says whether it is left alone from now on.
     pub(super) fn failed(&self, now: Instant) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let failures = match *state {
             State::Closed { failures } => failures + 1,
             State::Trial => self.failures,
@@ -68,7 +66,7 @@ impl Breaker {
 
     /// What a thread that has nothing else to do does. Only one is told to try.
     pub(super) fn next(&self, now: Instant) -> Next {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match *state {
             State::Closed { .. } | State::Trial => Next::Wait,
             State::Open { until } if now < until => Next::WaitFor(until - now),

@@ -19,9 +19,9 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::Instant;
 
 use redis::Value;
@@ -38,6 +38,7 @@ use super::floor::{Floor, Rows, Sink};
 use super::overflow::Overflow;
 use super::row::{Layout, RowType};
 use crate::error::{Error, Result, Status};
+use crate::sync::RwLock;
 
 /// The most keys that are read with one command, and rows that are written with one: a node does nothing else meanwhile.
 const MAX_READ: usize = 1024;
@@ -49,11 +50,6 @@ const WINDOW: usize = 8192;
 
 /// Whether anybody still waits for an answer.
 type Wanted = Arc<AtomicBool>;
-
-/// No panic leaves half a change behind in here, so a lock that one was in is as good as another.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One table in a cluster.
 pub(super) struct Cluster {
@@ -299,11 +295,7 @@ impl Floor for Cluster {
 
     fn put(&self, found: &Rows<'_>, current: &dyn Fn(usize) -> bool) -> Result<()> {
         // While an update is under way nothing is put: whoever looks for it next can do it.
-        let _order = match self.order.try_read() {
-            Ok(order) => order,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(()),
-        };
+        let Some(_order) = self.order.try_read() else { return Ok(()) };
         // What is there but behind is no reason to keep it.
         let mode = |place: usize| {
             let behind = self.behind.version(found.keys[place]).is_some();
@@ -319,7 +311,7 @@ impl Floor for Cluster {
     /// After an error this process does not believe what the cluster has for the rows that it has not heard of; others
     /// do. Doing the same update again sets it right.
     fn update(&self, change: &Rows<'_>) -> Result<()> {
-        let order = self.order.write().unwrap_or_else(PoisonError::into_inner);
+        let order = self.order.write();
         let (lost, failures) = self.write(change, |_| Some(Mode::Update));
         if lost.is_empty() {
             return Ok(());

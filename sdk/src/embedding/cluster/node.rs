@@ -2,22 +2,23 @@
 
 use std::collections::VecDeque;
 use std::fmt::Display;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use redis::{Connection, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
+use super::Wanted;
 use super::address::Address;
 use super::bell::Bell;
 use super::breaker::{Breaker, Next};
 use super::link::{self, Link};
 use super::options::RedisOptions;
 use super::stats::Counters;
-use super::{Wanted, lock};
 use crate::error::{Error, Result, Status};
+use crate::sync::{Condvar, Mutex};
 
 /// So many jobs may wait for one node.
 const MAX_QUEUE: usize = 1024;
@@ -107,7 +108,7 @@ impl Node {
             let worker = node.clone();
             let thread = std::thread::Builder::new().name("pagoda-redis".into()).spawn(move || worker.work());
             match thread {
-                Ok(thread) => lock(&node.threads).push(thread),
+                Ok(thread) => node.threads.lock().push(thread),
                 Err(error) => {
                     node.close();
                     let message =
@@ -121,7 +122,7 @@ impl Node {
 
     /// Hands commands over, or says at once why not.
     pub(super) fn submit(&self, job: Job) -> Result<(), Trouble> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.closed {
             return Err(self.gone());
         }
@@ -143,7 +144,7 @@ impl Node {
 
     /// Ends the threads, after what they are doing now.
     pub(super) fn close(&self) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.closed = true;
         let jobs = std::mem::take(&mut queue.jobs);
         self.ready.notify_all();
@@ -153,7 +154,7 @@ impl Node {
 
     /// Waits until the threads have ended.
     pub(super) fn join(&self) {
-        let threads = std::mem::take(&mut *lock(&self.threads));
+        let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             // A panic in it was printed when it happened; there is nobody here to hand it to.
             let _ = thread.join();
@@ -172,7 +173,7 @@ impl Node {
     }
 
     fn next(&self) -> Work {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         loop {
             if queue.closed {
                 return Work::End;
@@ -180,14 +181,11 @@ impl Node {
             if let Some(job) = queue.jobs.pop_front() {
                 return Work::Job(job);
             }
-            queue = match self.breaker.next(Instant::now()) {
+            match self.breaker.next(Instant::now()) {
                 Next::Try => return Work::Trial,
-                Next::Wait => self.ready.wait(queue).unwrap_or_else(PoisonError::into_inner),
-                Next::WaitFor(rest) => {
-                    let woken: Result<(MutexGuard<'_, _>, _), _> = self.ready.wait_timeout(queue, rest);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+                Next::Wait => self.ready.wait(&mut queue),
+                Next::WaitFor(rest) => drop(self.ready.wait_for(&mut queue, rest)),
+            }
         }
     }
 
@@ -317,7 +315,7 @@ impl Node {
                 self.counters.trips.fetch_add(1, Relaxed);
                 log::warn!("Redis node {} is left alone for a while: {why}", self.address);
             }
-            let jobs = std::mem::take(&mut lock(&self.queue).jobs);
+            let jobs = std::mem::take(&mut self.queue.lock().jobs);
             refuse(jobs, &self.left_alone());
             self.ready.notify_all();
         }

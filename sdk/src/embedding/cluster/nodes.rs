@@ -1,18 +1,18 @@
 //! All nodes of a cluster, and which of them has which slot.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::address::{Address, SLOTS};
 use super::bell::Bell;
 use super::link::{Link, Range};
-use super::lock;
 use super::node::Node;
 use super::options::RedisOptions;
 use super::stats::{Counters, RedisStats};
 use crate::error::{Error, Result, Status};
+use crate::sync::{Mutex, RwLock};
 
 /// Between one look at the slots and the next, so that a cluster in trouble is not asked all the time.
 const LEAST_REST: Duration = Duration::from_millis(50);
@@ -100,7 +100,7 @@ impl Drop for Nodes {
             let _ = scout.join();
         }
         // All before any: they end at the same time.
-        let nodes = std::mem::take(&mut *lock(&self.shared.nodes));
+        let nodes = std::mem::take(&mut *self.shared.nodes.lock());
         nodes.values().for_each(|node| node.close());
         nodes.values().for_each(|node| node.join());
     }
@@ -122,7 +122,7 @@ impl Map {
 
 impl Shared {
     fn map(&self) -> Arc<Map> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.map.read().clone()
     }
 
     /// Looks at the slots again whenever a node seems not to have what the map says, and as long as the map has holes.
@@ -143,7 +143,7 @@ impl Shared {
 
     /// Asks one node after the other which has which slots, until one answers.
     fn look(&self) -> Result<()> {
-        let mut known: Vec<_> = lock(&self.nodes).values().cloned().collect();
+        let mut known: Vec<_> = self.nodes.lock().values().cloned().collect();
         known.sort_by_key(|node| !node.is_asked());
         let mut addresses: Vec<_> = known.iter().map(|node| node.address.clone()).collect();
         addresses
@@ -169,17 +169,17 @@ impl Shared {
             map.ranges.push((first, last, self.at(&address)?));
         }
         let gone: Vec<_> = {
-            let mut nodes = lock(&self.nodes);
+            let mut nodes = self.nodes.lock();
             let gone = nodes.extract_if(|_, node| !map.ranges.iter().any(|(.., other)| Arc::ptr_eq(node, other)));
             gone.map(|(_, node)| node).collect()
         };
-        *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(map);
+        *self.map.write() = Arc::new(map);
         gone.iter().for_each(|node| node.close());
         Ok(())
     }
 
     fn at(&self, address: &Address) -> Result<Arc<Node>> {
-        let mut nodes = lock(&self.nodes);
+        let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.get(address) {
             return Ok(node.clone());
         }

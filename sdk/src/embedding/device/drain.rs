@@ -1,7 +1,7 @@
 //! What lookups that wait for nothing found missing: read when they are done, and brought in the background.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::Builder;
 
 use pagoda_kernels::cuda::BagScratch;
@@ -10,8 +10,9 @@ use super::super::distinct::Distinct;
 use super::super::later::{Later, unless_panics};
 use super::super::lookup::Looked;
 use super::super::table::Table;
-use super::{Scratches, lock};
+use super::Scratches;
 use crate::error::{Error, Result, Status};
+use crate::sync::{Condvar, Mutex};
 
 /// A lookup that is on a stream.
 pub(super) struct Asked {
@@ -39,7 +40,7 @@ struct Waiting {
 
 impl Waiting {
     fn end(&self) {
-        *lock(&self.count) -= 1;
+        *self.count.lock() -= 1;
         self.changed.notify_all();
     }
 }
@@ -58,7 +59,7 @@ impl Drain {
 
     /// Has a lookup read when it is done.
     pub(super) fn send(&self, asked: Asked) {
-        *lock(&self.waiting.count) += 1;
+        *self.waiting.count.lock() += 1;
         if self.sender.send(asked).is_err() {
             self.waiting.end();
         }
@@ -66,8 +67,8 @@ impl Drain {
 
     /// Waits until every lookup was read.
     pub(super) fn wait(&self) {
-        let count = lock(&self.waiting.count);
-        drop(self.waiting.changed.wait_while(count, |count| *count > 0).unwrap_or_else(PoisonError::into_inner));
+        let mut count = self.waiting.count.lock();
+        self.waiting.changed.wait_while(&mut count, |count| *count > 0);
     }
 }
 

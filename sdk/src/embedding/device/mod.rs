@@ -7,7 +7,7 @@
 mod bag;
 mod drain;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 use pagoda_kernels::cuda::{BagScratch, CudaError, Gpu, HeldTable, HostRows, Type};
 
@@ -15,6 +15,7 @@ use self::drain::Drain;
 use super::floor::Rows;
 use super::row::{Layout, RowType};
 use crate::error::{Error, Result, Status};
+use crate::sync::{Mutex, RwLock};
 
 pub(super) use bag::DeviceView;
 
@@ -110,7 +111,7 @@ struct Scratches(Mutex<Vec<BagScratch>>);
 impl Scratches {
     /// One with room for so many keys.
     fn take(&self, gpu: &'static Gpu, keys: usize) -> std::result::Result<BagScratch, CudaError> {
-        let mut kept = lock(&self.0);
+        let mut kept = self.0.lock();
         if let Some(place) = kept.iter().position(|scratch| scratch.room() >= keys) {
             return Ok(kept.swap_remove(place));
         }
@@ -123,7 +124,7 @@ impl Scratches {
 
     /// Takes it back when nothing is under way that uses it.
     fn put_back(&self, scratch: BagScratch) {
-        lock(&self.0).push(scratch);
+        self.0.lock().push(scratch);
     }
 }
 
@@ -134,19 +135,19 @@ pub(super) struct Devices(RwLock<Vec<(usize, Weak<DeviceCache>)>>);
 impl Devices {
     /// Those that someone uses.
     pub(super) fn live(&self) -> Vec<Arc<DeviceCache>> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.read();
         known.iter().filter_map(|(_, cache)| cache.upgrade()).collect()
     }
 
     /// One by its place, which stays the same, if someone uses it; and how many places there are.
     pub(super) fn at(&self, place: usize) -> (Option<Arc<DeviceCache>>, usize) {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.read();
         (known.get(place).and_then(|(_, cache)| cache.upgrade()), known.len())
     }
 
     /// The one on a device, opened if there is none; and whether it was.
     fn on(&self, gpu: &'static Gpu, layout: Layout, rows: usize) -> Result<(Arc<DeviceCache>, bool)> {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.write();
         let place = known.iter().position(|(ordinal, _)| *ordinal == gpu.ordinal());
         if let Some(cache) = place.and_then(|place| known[place].1.upgrade()) {
             return Ok((cache, false));
@@ -159,10 +160,6 @@ impl Devices {
         }
         Ok((cache, true))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

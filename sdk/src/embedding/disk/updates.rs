@@ -5,8 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::build::beside;
 use super::format::{Header, Marker};
@@ -15,6 +15,7 @@ use super::update_scan::{Refused, Scanned, scan};
 use crate::embedding::floor::Rows;
 use crate::error::{Error, Result, Status};
 use crate::files::sync_parent;
+use crate::sync::{Mutex, MutexGuard, RwLock};
 
 /// A log is compacted when it has this much more than twice what is of use in it.
 const GARBAGE_BYTES: u64 = 8 << 20;
@@ -125,7 +126,7 @@ impl Updates {
         };
         let Scanned { places, updates, end } = scanned;
         self.count.store(places.len(), Ordering::Release);
-        *self.index.write().unwrap_or_else(PoisonError::into_inner) = Index { places, file: Some(Arc::new(file)) };
+        *self.index.write() = Index { places, file: Some(Arc::new(file)) };
         *self.writer() = Writer { updates, end, cut: true, ..Writer::default() };
         Ok(true)
     }
@@ -146,13 +147,13 @@ impl Updates {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.index.read();
         Some(keys.iter().map(|key| index.places.contains_key(key)).collect())
     }
 
     /// Every key that was updated.
     pub(super) fn keys(&self) -> Vec<i64> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner).places.keys().copied().collect()
+        self.index.read().places.keys().copied().collect()
     }
 
     /// Gives what is known of a key; false if it was not updated.
@@ -171,7 +172,7 @@ impl Updates {
 
     /// The log, and where the entry of a key begins in it.
     fn find(&self, key: i64) -> Option<(Arc<File>, u64)> {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.index.read();
         let at = *index.places.get(&key)?;
         Some((Arc::clone(index.file.as_ref()?), at))
     }
@@ -223,7 +224,7 @@ impl Updates {
             sync_parent(&self.path).map_err(failed)?;
             writer.named = true;
         }
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        let mut index = self.index.write();
         index.places.extend(entries.into_iter().map(|(key, place)| (key, at + BATCH_BYTES as u64 + place)));
         self.count.store(index.places.len(), Ordering::Release);
         drop(index);
@@ -258,7 +259,7 @@ impl Updates {
 
     /// The log, made if it is not there.
     fn file(&self) -> Result<Arc<File>> {
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        let mut index = self.index.write();
         if index.file.is_none() {
             let made = OpenOptions::new().read(true).write(true).create_new(true).open(&self.path);
             index.file = Some(Arc::new(made.map_err(|error| self.cannot("made", &error))?));
@@ -286,7 +287,7 @@ impl Updates {
     fn compact(&self, new: &Path, writer: &mut Writer) -> Result<()> {
         let failed = |error: io::Error| self.cannot("compacted", &error);
         let (old, mut order) = {
-            let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+            let index = self.index.read();
             let order: Vec<(u64, i64)> = index.places.iter().map(|(&key, &at)| (at, key)).collect();
             (Arc::clone(index.file.as_ref().expect("it was just written")), order)
         };
@@ -310,7 +311,7 @@ impl Updates {
             end += (batch.len() + body.len()) as u64;
         }
         file.sync_all().and_then(|()| fs::rename(new, &self.path)).map_err(failed)?;
-        *self.index.write().unwrap_or_else(PoisonError::into_inner) = Index { places, file: Some(Arc::new(file)) };
+        *self.index.write() = Index { places, file: Some(Arc::new(file)) };
         // Until its name is durable the old log may come back, so no update is acknowledged before.
         (writer.end, writer.cut, writer.named) = (end, false, sync_parent(&self.path).is_ok());
         Ok(())
@@ -318,11 +319,11 @@ impl Updates {
 
     pub(super) fn memory(&self) -> u64 {
         // A hash table keeps an eighth or more of its places free, and a byte for each.
-        self.index.read().unwrap_or_else(PoisonError::into_inner).places.capacity() as u64 * 18
+        self.index.read().places.capacity() as u64 * 18
     }
 
     fn writer(&self) -> MutexGuard<'_, Writer> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writer.lock()
     }
 
     fn cannot(&self, what: &str, error: &io::Error) -> Error {

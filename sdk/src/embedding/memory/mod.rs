@@ -4,7 +4,6 @@ mod partition;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use self::partition::Partition;
@@ -13,6 +12,7 @@ use super::floor::{Floor, Rows, Sink};
 use super::mix::{below, mix};
 use super::overflow::Overflow;
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 
 const MAX_PARTITIONS: usize = 1 << 16;
 /// How many keys are served before others may have the partition.
@@ -67,7 +67,7 @@ impl Memory {
     /// How many rows there are; deleted keys count.
     #[cfg(test)]
     pub(super) fn rows(&self) -> usize {
-        self.partitions.iter().map(|partition| lock(partition).rows()).sum()
+        self.partitions.iter().map(|partition| partition.lock().rows()).sum()
     }
 
     /// Calls `each` with every key's partition and place. A partition is locked for a few keys at a time.
@@ -76,7 +76,7 @@ impl Memory {
         let begins = std::iter::once(0).chain(ends.iter().copied());
         for ((begin, &end), partition) in begins.zip(&ends).zip(&self.partitions) {
             for places in order[begin..end].chunks(AT_ONCE) {
-                let mut partition = lock(partition);
+                let mut partition = partition.lock();
                 places.iter().try_for_each(|&place| each(&mut partition, place as usize))?;
             }
         }
@@ -140,10 +140,6 @@ impl Floor for Memory {
     }
 
     fn memory(&self) -> u64 {
-        self.partitions.iter().map(|partition| lock(partition).memory()).sum()
+        self.partitions.iter().map(|partition| partition.lock().memory()).sum()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -75,7 +75,7 @@ fn whether_it_is_current_is_asked_under_the_lock() {
     let asked = AtomicBool::new(false);
     let locked = |_| {
         asked.store(true, Ordering::Relaxed);
-        memory.partitions[0].try_lock().is_err()
+        memory.partitions[0].try_lock().is_none()
     };
     with_rows(&[(1, 1, false)], |rows| memory.put(rows, &locked)).unwrap();
     assert!(asked.load(Ordering::Relaxed));

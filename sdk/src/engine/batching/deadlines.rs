@@ -1,13 +1,14 @@
 //! Ends jobs when their time is over, on a thread of its own.
 
 use std::collections::BinaryHeap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use super::Job;
 use super::pending::Pending;
 use crate::error::{Error, Result, Status};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Ends jobs whose time is over, of those that no thread waits for.
 pub(in super::super) struct Deadlines<J: Job> {
@@ -83,12 +84,12 @@ impl<J: Job> Deadlines<J> {
                 if state.last {
                     return;
                 }
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut state);
                 continue;
             };
             let left = first.at.saturating_duration_since(Instant::now());
             if !left.is_zero() && first.pending.strong_count() > 0 {
-                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                self.changed.wait_for(&mut state, left);
                 continue;
             }
             let due = state.heap.pop();
@@ -101,7 +102,7 @@ impl<J: Job> Deadlines<J> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Dues<J>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Counters, Job};
 use crate::error::{Error, Result, Status};
 use crate::runtime::{Cancel, Watcher, cancelled};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What is called with the outcome.
 type Callback<J> = Box<dyn FnOnce(Result<<J as Job>::Response>) + Send>;
@@ -129,15 +130,15 @@ impl<J: Job> Pending<J> {
                 return outcome;
             }
             state.awaited = true;
-            state = match due.map(|due| due.saturating_duration_since(Instant::now())) {
-                None => self.ended.wait(state).unwrap_or_else(PoisonError::into_inner),
+            match due.map(|due| due.saturating_duration_since(Instant::now())) {
+                None => self.ended.wait(&mut state),
                 Some(Duration::ZERO) => {
                     drop(state);
                     self.out_of_time();
-                    self.lock()
+                    state = self.lock();
                 }
-                Some(left) => self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-            };
+                Some(left) => drop(self.ended.wait_for(&mut state, left)),
+            }
         }
     }
 
@@ -175,7 +176,7 @@ impl<J: Job> Pending<J> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<J>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The scheduler: worker threads take jobs from the queue, run them in batches, and tell their callers.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use super::pending::Pending;
 use super::queue::Queue;
 use super::{Counters, Job, Member, Outcome, Runner, Taken, Timing, time_left};
 use crate::error::{Error, Result, Status};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a worker that has just run a batch spins for the next job before it sleeps, unless workers are to sleep.
 const SPIN_AFTER_BATCH: Duration = Duration::from_micros(200);
@@ -157,7 +158,7 @@ impl<R: Runner> Scheduler<R> {
                 } else if queue.gathering {
                     queue = self.sleep_for(queue, self.limits.max_delay);
                 } else {
-                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    self.changed.wait(&mut queue);
                 }
                 continue;
             };
@@ -185,7 +186,7 @@ impl<R: Runner> Scheduler<R> {
         time: Duration,
     ) -> MutexGuard<'a, Queue<R::Job, R::Workspace>> {
         queue.timed += 1;
-        let mut queue = self.changed.wait_timeout(queue, time).unwrap_or_else(PoisonError::into_inner).0;
+        self.changed.wait_for(&mut queue, time);
         queue.timed -= 1;
         queue
     }
@@ -310,6 +311,6 @@ impl<R: Runner> Scheduler<R> {
     }
 
     pub(in super::super) fn lock(&self) -> MutexGuard<'_, Queue<R::Job, R::Workspace>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }

@@ -1,6 +1,6 @@
 //! CUDA graphs of an engine: batches of some shapes, captured when one first comes, and replayed.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pagoda_kernels::cuda::{CUdeviceptr, DeviceMemory, Gpu, PinnedMemory, with_arrivals, with_settled};
 
@@ -8,6 +8,7 @@ use super::bound_model::BoundModel;
 use super::inputs::{Input, Sizes};
 use crate::error::{Error, Result};
 use crate::runtime::Graph;
+use crate::sync::Mutex;
 use crate::tensor::{ElementType, Tensor};
 
 /// Tensors begin at multiples of this.
@@ -100,7 +101,7 @@ impl Graphs {
         model: &BoundModel<'_>,
         scores: &mut [f32],
     ) -> Result<bool> {
-        let mut all = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.bound.lock();
         let (sizes, slot) = (self.shapes[shape], &mut all[shape]);
         if let Slot::New = slot {
             *slot = match Bound::new(self.device, shape as i32, &sizes, inputs, model) {

@@ -1,9 +1,10 @@
 //! The events of users as they were sent, in memory up to a limit, so that a history can be computed anew.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::prepared_request::PreparedRequest;
+use crate::sync::{Mutex, MutexGuard};
 
 /// What a user takes beside the numbers, about.
 const OVERHEAD: usize = 200;
@@ -174,7 +175,7 @@ impl EventLog {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -16,7 +16,7 @@ mod workspace;
 mod tests;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -37,6 +37,7 @@ use crate::folder::ModelFolder;
 use crate::kv::{KvStats, Tiers, Users};
 use crate::runtime::{Model, Watcher, cancelled};
 use crate::store::{DiskStore, HostStore, Store, Ticket};
+use crate::sync::Mutex;
 
 /// How many users are forgotten before the store is waited for: enough that the waiting does not show, and few enough that
 /// others' tokens do not wait behind them for long.
@@ -141,7 +142,7 @@ impl Engine {
     /// As [`Engine::open`]. BUSY if that version is served already by another cache of the same store, or was a moment
     /// ago.
     pub fn swap(&self, folder: impl AsRef<Path>) -> Result<()> {
-        let _one = self.swapping.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.swapping.lock();
         let ranker = self.ranker();
         let folder = ModelFolder::open(folder)?;
         if folder.version == ranker.current().folder.version {
@@ -150,7 +151,7 @@ impl Engine {
         let new = ranker::open(folder, &ranker.options, ranker.store.as_ref())?;
         ranker.events.expect(&new.layout.signature);
         log::info!("version {} is served from now on", new.version);
-        let old = std::mem::replace(&mut *ranker.model.write().unwrap_or_else(PoisonError::into_inner), new);
+        let old = std::mem::replace(&mut *ranker.model.write(), new);
         self.retire(old);
         Ok(())
     }
@@ -162,7 +163,7 @@ impl Engine {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
-        let mut retiring = self.retiring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut retiring = self.retiring.lock();
         retiring.retain(|thread| !thread.is_finished());
         match Builder::new().name("pagoda-retire".into()).spawn(wait) {
             Ok(thread) => retiring.push(thread),
@@ -252,7 +253,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.scheduler.stop();
-        let retiring = std::mem::take(&mut *self.retiring.lock().unwrap_or_else(PoisonError::into_inner));
+        let retiring = std::mem::take(&mut *self.retiring.lock());
         self.workers.join();
         // In a callback requests may still wait, which the thread that called it answers after it: their deadlines hold.
         // And its request may have an old model until this returns: that is closed without us.

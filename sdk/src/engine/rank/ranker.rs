@@ -1,6 +1,6 @@
 //! How rank requests run: what the scheduler asks of the ranking engine.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::batching::{Job, Member, Runner, Timing, guarded};
@@ -16,6 +16,7 @@ use crate::error::{Error, Result, Status};
 use crate::folder::ModelFolder;
 use crate::runtime::Cancel;
 use crate::store::{Store, Ticket};
+use crate::sync::RwLock;
 
 /// What the threads of a ranking engine share.
 pub(super) struct Ranker {
@@ -40,7 +41,7 @@ impl Ranker {
 
     /// The model that is served now.
     pub(super) fn current(&self) -> Arc<OpenModel> {
-        Arc::clone(&self.model.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.model.read())
     }
 
     /// Forgets a user whose keys and values could not be kept: what is known is not what the caller has told by now.

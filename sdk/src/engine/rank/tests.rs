@@ -156,7 +156,7 @@ fn whoever_ends_while_a_batch_is_put_together_is_not_in_it() {
     // Its store is asked for the second's history when the first is in the batch.
     let cancelled = Arc::clone(&first);
     let cancel = move || cancelled.end(Err(crate::runtime::cancelled()));
-    *store.happens.lock().unwrap() = Some((2, Box::new(cancel)));
+    *store.happens.lock() = Some((2, Box::new(cancel)));
     [&first, &second].into_iter().for_each(|pending| core.queue(Arc::clone(pending)).unwrap());
     assert!(gathered(&core, true).is_none(), "it is not full without the first");
     assert!(first.has_ended() && core.waiting() == 1 && core.lock().in_vain.is_none());
@@ -181,7 +181,7 @@ fn whoever_comes_while_a_batch_takes_long_to_put_together_does_not_wait_for_it()
         looked.send(()).unwrap();
         answered.recv_timeout(LONG / 2).unwrap();
     };
-    *store.happens.lock().unwrap() = Some((1, Box::new(wait)));
+    *store.happens.lock() = Some((1, Box::new(wait)));
     std::thread::scope(|scope| {
         let _workers = [(); 2].map(|()| scope.spawn(|| core.work()));
         // Both have nothing to do, and sleep.
@@ -339,7 +339,7 @@ impl Store for Failing {
     }
 
     fn find(&self, key: Key) -> Option<Found> {
-        let happens = self.happens.lock().unwrap().take_if(|(user, _)| *user == key.user);
+        let happens = self.happens.lock().take_if(|(user, _)| *user == key.user);
         if let Some((_, happens)) = happens {
             happens();
         }

@@ -1,12 +1,12 @@
 //! One stretch of host memory, given out in blocks.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use pagoda_kernels::cuda::{Gpu, PinnedMemory};
 
 use crate::error::{Error, Result, Status};
-use crate::store::lock;
+use crate::sync::Mutex;
 use crate::tensor::{ElementType, Tensor};
 
 /// What blocks begin at multiples of, and are long.
@@ -55,7 +55,7 @@ impl Arena {
     /// A block with a copy of `data`, in the first place where it fits; `None` if there is none.
     pub(super) fn take(self: &Arc<Self>, data: &[u8]) -> Option<Block> {
         let bytes = data.len().next_multiple_of(GRAIN);
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock();
         let (&at, &len) = free.iter().find(|(_, len)| **len >= bytes)?;
         free.remove(&at);
         if len > bytes {
@@ -85,7 +85,7 @@ impl Arena {
 
     /// Bytes that no one has.
     pub(super) fn free_bytes(&self) -> usize {
-        lock(&self.free).values().sum()
+        self.free.lock().values().sum()
     }
 }
 
@@ -98,7 +98,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let mut free = lock(&self.arena.free);
+        let mut free = self.arena.free.lock();
         let (mut at, mut len) = (self.at, self.bytes.next_multiple_of(GRAIN));
         if let Some(behind) = free.remove(&(at + len)) {
             len += behind;
@@ -133,8 +133,8 @@ mod tests {
         blocks.swap_remove(0);
         blocks.swap_remove(0);
         drop(blocks);
-        assert_eq!(*lock(&arena.free), BTreeMap::from([(0, 10 * GRAIN)]));
+        assert_eq!(*arena.free.lock(), BTreeMap::from([(0, 10 * GRAIN)]));
         assert!(arena.take(&[]).is_some_and(|block| block.bytes().is_empty()));
-        assert_eq!(*lock(&arena.free), BTreeMap::from([(0, 10 * GRAIN)]));
+        assert_eq!(*arena.free.lock(), BTreeMap::from([(0, 10 * GRAIN)]));
     }
 }

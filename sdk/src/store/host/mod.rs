@@ -7,13 +7,14 @@
 mod arena;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use arena::{Arena, Block};
 use pagoda_kernels::cuda::Gpu;
 
-use super::{Found, History, Key, Piece, Record, Room, Store, Ticket, lock};
+use super::{Found, History, Key, Piece, Record, Room, Store, Ticket};
 use crate::error::{Error, Result, Status};
+use crate::sync::Mutex;
 
 /// Numbers of pieces have this bit here and nowhere else: a piece here is never taken for one of the store below.
 const HERE: u64 = 1 << 63;
@@ -83,14 +84,14 @@ impl HostStore {
     /// is room, for which whoever was used least recently leaves.
     fn reserve(&self, record: &Record) -> Option<Block> {
         let key = record.key;
-        if !self.follows(&lock(&self.users), record) || record.data.len() > self.arena.bytes() {
+        if !self.follows(&self.users.lock(), record) || record.data.len() > self.arena.bytes() {
             return None;
         }
         loop {
             if let Some(block) = self.arena.take(&record.data) {
                 return Some(block);
             }
-            let mut users = lock(&self.users);
+            let mut users = self.users.lock();
             // What it replaces goes first.
             let replaced = record.start == record.history_start && users.all.contains_key(&key);
             let next = || users.by_use.values().copied().find(|user| *user != key);
@@ -112,7 +113,7 @@ impl HostStore {
     fn keep(&self, record: &Record, block: Block) -> bool {
         let Record { key, history_start, start, tokens, layers, .. } = *record;
         let data = Arc::new(Data { layers, tag: record.tag.clone(), block });
-        let mut users = lock(&self.users);
+        let mut users = self.users.lock();
         // Someone may have made room for itself meanwhile.
         if !self.follows(&users, record) {
             return false;
@@ -146,10 +147,10 @@ impl Users {
 
 impl Store for HostStore {
     fn claim(&self, space: u64) -> bool {
-        let mine = lock(&self.users).claimed.insert(space);
+        let mine = self.users.lock().claimed.insert(space);
         let free = mine && self.below.as_ref().is_none_or(|below| below.claim(space));
         if mine && !free {
-            lock(&self.users).claimed.remove(&space);
+            self.users.lock().claimed.remove(&space);
         }
         free
     }
@@ -158,11 +159,11 @@ impl Store for HostStore {
         if let Some(below) = &self.below {
             below.release(space);
         }
-        lock(&self.users).claimed.remove(&space);
+        self.users.lock().claimed.remove(&space);
     }
 
     fn find(&self, key: Key) -> Option<Found> {
-        let mut users = lock(&self.users);
+        let mut users = self.users.lock();
         let Some(user) = users.all.get(&key) else {
             drop(users);
             return self.below.as_ref()?.find(key);
@@ -180,7 +181,7 @@ impl Store for HostStore {
     }
 
     fn history(&self, key: Key) -> Option<Box<dyn History>> {
-        let mut users = lock(&self.users);
+        let mut users = self.users.lock();
         if let Some(user) = users.remove(key) {
             let (pieces, data) = user.pieces.iter().map(|held| (held.piece.clone(), Arc::clone(&held.data))).unzip();
             let history = HostHistory { start: user.start, end: user.end(), pieces, data };
@@ -198,7 +199,7 @@ impl Store for HostStore {
                 return Ok(Ticket::ready(Ok(())));
             }
             let Record { key: Key { user, .. }, history_start, start, .. } = record;
-            if !self.follows(&lock(&self.users), &record) {
+            if !self.follows(&self.users.lock(), &record) {
                 let message =
                     format!("user {user}: tokens {history_start} to {start} are not stored, so none can follow");
                 return Err(Error::invalid("record", message));
@@ -217,13 +218,13 @@ impl Store for HostStore {
         // Only when it is below, too: what is there no more counts as stored here neither.
         let kept = written.is_ok() && block.is_some_and(|block| self.keep(&about, block));
         if !kept {
-            drop(lock(&self.users).remove(key));
+            drop(self.users.lock().remove(key));
         }
         written
     }
 
     fn cut(&self, key: Key, from: u64) -> Result<Ticket> {
-        let mut users = lock(&self.users);
+        let mut users = self.users.lock();
         if users.all.get(&key).is_some_and(|user| from < user.end())
             && let Some(mut user) = users.remove(key)
         {
@@ -237,7 +238,7 @@ impl Store for HostStore {
     }
 
     fn users(&self, space: u64) -> Vec<u64> {
-        let here = lock(&self.users).all.keys().filter(|key| key.space == space).map(|key| key.user).collect();
+        let here = self.users.lock().all.keys().filter(|key| key.space == space).map(|key| key.user).collect();
         let Some(below) = &self.below else { return here };
         let mut all: HashSet<u64> = here.into_iter().collect();
         all.extend(below.users(space));
