@@ -34,7 +34,8 @@ pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
 pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.is_dir()).count();
     fs::create_dir_all(path)?;
-    path.ancestors().take(missing).try_for_each(sync_parent)
+    // Its own name in any case: a process that was killed may have made it and not come to this.
+    path.ancestors().take(missing.max(1)).try_for_each(sync_parent)
 }
 
 /// Replaces a small file: after a crash it has the old contents or the new ones, and when this returns the new ones.

@@ -131,6 +131,35 @@ fn a_copy_of_a_source_is_a_table_of_its_own() {
 }
 
 #[test]
+fn a_source_that_was_moved_before_another_was_put_in_its_place_keeps_its_updates() {
+    let folder = updated();
+    let at = |name: &str| folder.path().join(name);
+    fs::rename(at("t"), at("v")).unwrap();
+    write_source(&at("t"), 9);
+    assert_eq!(rows_of(&at("v"), &at("disk"), ""), Ok(with_updates()));
+    assert_eq!(rows_of(&at("t"), &at("disk"), ""), Ok(rows(&KEYS, 9)));
+    assert_eq!(rows_of(&at("v"), &at("disk"), ""), Ok(with_updates()));
+}
+
+#[test]
+fn tables_of_one_name_are_told_apart_when_their_folder_is_moved() {
+    let folder = Folder::new();
+    let at = |name: &str| folder.path().join(name);
+    for version in 0..4 {
+        let source = at(&format!("t{version}"));
+        write_source(&source, version);
+        let (_embeddings, table) = open(&source, &at("disk"), "").unwrap();
+        table.upsert(10 + version, &[1], &row(1, 10 + version), Reach::AtOnce).unwrap();
+    }
+    fs::create_dir_all(at("deeper")).unwrap();
+    fs::rename(at("disk"), at("deeper/disk")).unwrap();
+    for version in (0..4).rev() {
+        let right = [row(1, 10 + version), row(2, version), row(3, version), row(4, version)].concat();
+        assert_eq!(rows_of(&at(&format!("t{version}")), &at("deeper/disk"), ""), Ok(right), "{version}");
+    }
+}
+
+#[test]
 fn a_source_that_was_moved_and_changed_says_what_was_found() {
     let folder = updated();
     let at = |name: &str| folder.path().join(name);
@@ -209,11 +238,11 @@ fn a_table_file_that_is_damaged_or_lost_costs_no_update() {
         assert!(error.message().contains(table.to_str().unwrap()) && error.message().contains("copy"), "{error}");
     }
     fs::remove_file(&table).unwrap();
-    let error = read().unwrap_err();
-    assert!(
-        error.message().contains(updates.to_str().unwrap()) && error.message().contains("bring it back"),
-        "{error}"
-    );
+    for option in ["", r#", "drop_updates_on_source_change": true"#] {
+        let error = rows_of(&source, &disk, option).unwrap_err();
+        let named = error.message().contains(updates.to_str().unwrap());
+        assert!(named && error.message().contains("bring it back"), "{error}");
+    }
     fs::write(&table, &good).unwrap();
     assert_eq!(read(), Ok(with_updates()));
 }

@@ -43,9 +43,9 @@ pub(super) fn prepare(
     match search.run()? {
         Found::Current(path) => Ok(path),
         // Disk::open says that it is not there.
-        Found::Missing(path) if !config.load => Ok(path),
-        Found::Missing(path) => {
-            search.build(source, &path)?;
+        Found::Missing(path, _) if !config.load => Ok(path),
+        Found::Missing(path, before) => {
+            search.build(source, &path, before)?;
             Ok(path)
         }
     }
@@ -73,8 +73,22 @@ pub(super) fn is_current(config: &DiskConfig, table: &TableConfig, path: &Path, 
 enum Found {
     /// A table file that was built from the source as it is.
     Current(PathBuf),
-    /// There is none; this is where it belongs. One that is there was built from something else, and may be replaced.
-    Missing(PathBuf),
+    /// There is none; this is where it belongs. One that is there was built from something else, and may be replaced as
+    /// long as it is the one that was looked at.
+    Missing(PathBuf, Option<Before>),
+}
+
+/// The table that is to be replaced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Before {
+    number: u64,
+    updated: bool,
+}
+
+impl From<&Facts> for Before {
+    fn from(facts: &Facts) -> Self {
+        Self { number: facts.number, updated: facts.updated }
+    }
 }
 
 /// Whose a table file is.
@@ -99,25 +113,36 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn run(&self) -> Result<Found> {
-        let (own, mut gone) = (self.path(0), Vec::new());
+        let (mut gone, mut others) = (Vec::new(), Vec::new());
         for path in self.candidates()? {
             let note = Note::read(&path)?;
             match self.owner(&path, note.as_ref()) {
                 Owner::This => return self.decide(path, note),
                 Owner::Gone => gone.push((path, note)),
-                Owner::Other => {}
+                Owner::Other => others.push((path, note)),
             }
         }
+        // All are looked at before one that can not be this table's is an error.
+        let mut refused = None;
         for (path, note) in gone {
-            if self.adopts(&path, note)? {
+            match self.adopts(&path, note) {
+                Ok(true) => return Ok(Found::Current(path)),
+                Ok(false) => {}
+                Err(error) => drop(refused.get_or_insert(error)),
+            }
+        }
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        for (path, note) in others {
+            if self.was_swapped(&path, note)? {
                 return Ok(Found::Current(path));
             }
         }
-        let free = |path: &PathBuf| !path.exists();
+        let free = |path: &PathBuf| !path.exists() && !disk::updates_of(path).exists();
         // Another table may lie where this one belongs: it was there before its source was moved.
-        Ok(Found::Missing(
-            (1..100).map(|place| self.path(place)).fold(own, |path, next| if free(&path) { path } else { next }),
-        ))
+        let path = (0..100).map(|place| self.path(place)).find(free).unwrap_or_else(|| self.path(0));
+        Ok(Found::Missing(path, None))
     }
 
     /// Where a new table file goes. Models that share the table share the file.
@@ -135,9 +160,12 @@ impl Search<'_> {
     /// Every table file that may be this table's: where it belongs first.
     fn candidates(&self) -> Result<Vec<PathBuf>> {
         let (own, prefix) = (self.path(0), self.prefix());
+        // Also one that is lost and has left its updates.
         let named = |name: &str| {
-            let number = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".table"));
-            number.is_some_and(|number| number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
+            let table = name.strip_suffix(".updates").unwrap_or(name);
+            let number = table.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".table"))?;
+            let is_number = number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
+            is_number.then(|| self.config.path.join(table))
         };
         let unreadable = |error: io::Error| {
             let path = self.config.path.display();
@@ -149,13 +177,12 @@ impl Search<'_> {
             items => {
                 for item in items.map_err(unreadable)? {
                     let item = item.map_err(unreadable)?;
-                    if item.file_name().to_str().is_some_and(named) && item.path() != own {
-                        others.push(item.path());
-                    }
+                    others.extend(item.file_name().to_str().and_then(named).filter(|path| *path != own));
                 }
             }
         }
         others.sort_unstable();
+        others.dedup();
         let own = Some(own).filter(|own| own.exists() || disk::updates_of(own).exists());
         Ok(own.into_iter().chain(others).collect())
     }
@@ -187,8 +214,8 @@ impl Search<'_> {
     /// What to do with the table's own file.
     fn decide(&self, path: PathBuf, note: Option<Note>) -> Result<Found> {
         let Some(facts) = disk::look(&path)? else {
-            self.check_no_updates(&path)?;
-            return Ok(Found::Missing(path));
+            check_no_updates(&path)?;
+            return Ok(Found::Missing(path, None));
         };
         let note = note.filter(|note| note.table == facts.number);
         if !self.config.load || note.as_ref().is_some_and(|note| note.names == self.names) {
@@ -216,19 +243,7 @@ impl Search<'_> {
             let hint = "bring that source back, or set this option to build the table anew without them";
             return Err(Error::invalid(DROP, format!("{message}, which a new one would lose: {hint}")));
         }
-        Ok(Found::Missing(path))
-    }
-
-    /// A build would remove the updates of a table file that is lost.
-    fn check_no_updates(&self, path: &Path) -> Result<()> {
-        let updates = disk::updates_of(path);
-        if self.config.drop_updates_on_source_change || !updates.exists() {
-            return Ok(());
-        }
-        let (file, updates) = (path.display(), updates.display());
-        let message = format!("{updates} has updates of the table {file}, which is not there");
-        let hint = format!("bring it back, or remove {updates} to build the table without them");
-        Err(Error::new(Status::Io, format!("{message}: {hint}")))
+        Ok(Found::Missing(path, Some((&facts).into())))
     }
 
     /// Whether a table file whose source is gone was built from this table's source, which was moved then.
@@ -261,6 +276,25 @@ impl Search<'_> {
         Err(Error::invalid(DROP, format!("{found}, and not from what is in {from}: {hint}")))
     }
 
+    /// Whether a table file that seems to be another's was built from this table's source, which was moved before something
+    /// else was put where it was.
+    fn was_swapped(&self, path: &Path, note: Option<Note>) -> Result<bool> {
+        let Some(note) = note.filter(|note| note.kept == self.kept()) else { return Ok(false) };
+        let Some(facts) = disk::look(path)?.filter(|facts| facts.updated && facts.content.is_some()) else {
+            return Ok(false);
+        };
+        if facts.content != Some(self.content()?) {
+            return Ok(false);
+        }
+        let there = origin::content(&self.config.path.join(&note.source));
+        let swapped = there.is_ok_and(|content| Some(content) != facts.content);
+        if swapped {
+            log::info!("{} is the table of {}, which was moved", path.display(), self.table.path.display());
+            self.note(path, &facts);
+        }
+        Ok(swapped)
+    }
+
     fn note(&self, path: &Path, facts: &Facts) {
         if self.config.read_only {
             return;
@@ -270,7 +304,7 @@ impl Search<'_> {
         Note { table: facts.number, content, kept: self.kept().to_owned(), source, names }.write(path);
     }
 
-    fn build(&self, source: &Source, path: &Path) -> Result<()> {
+    fn build(&self, source: &Source, path: &Path, before: Option<Before>) -> Result<()> {
         let (file, from) = (path.display(), self.table.path.display());
         if self.config.read_only {
             let message = format!("{file} is not there, and read_only is set: open it once without, to build it");
@@ -278,7 +312,15 @@ impl Search<'_> {
         }
         let replaced = path.exists();
         let row_type = self.layout.row_type();
-        disk::build_if(source, path, row_type, || origin::unchanged(&self.table.path, self.names).map(Some))?;
+        let allow = || {
+            let now = disk::look(path)?.as_ref().map(Before::from);
+            if now == before && (now.is_some() || !disk::updates_of(path).exists()) {
+                return Ok(());
+            }
+            let message = format!("the table {file} was changed by another process while it was looked at");
+            Err(Error::new(Status::Busy, format!("{message}: open it again")))
+        };
+        disk::build_if(source, path, row_type, allow, || origin::unchanged(&self.table.path, self.names).map(Some))?;
         if replaced {
             log::warn!("{file} was built anew, without its updates: {from} is not what it was built from");
         }
@@ -287,6 +329,18 @@ impl Search<'_> {
         }
         Ok(())
     }
+}
+
+/// A build would remove the updates of a table file that is lost.
+fn check_no_updates(path: &Path) -> Result<()> {
+    let updates = disk::updates_of(path);
+    if !updates.exists() {
+        return Ok(());
+    }
+    let (file, updates) = (path.display(), updates.display());
+    let message = format!("{updates} has updates of the table {file}, which is not there");
+    let hint = format!("bring it back, or remove {updates} to build the table without them");
+    Err(Error::new(Status::Io, format!("{message}: {hint}")))
 }
 
 /// A path as it is found from a folder; both are absolute.

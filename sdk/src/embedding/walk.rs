@@ -203,6 +203,9 @@ impl Table {
             row_bytes,
             seen: keys.iter().map(|&key| self.stamps.read(key)).collect(),
         };
+        // Before anything is asked: a change that is acknowledged meanwhile may come after what is found.
+        let acknowledged = |&key: &i64| self.acknowledged.as_ref().map_or(0, |known| known.version(key));
+        let acknowledged: Vec<u64> = keys.iter().map(acknowledged).collect();
         let mut left: Vec<u32> = (0..keys.len() as u32).collect();
         let (mut silent, mut missed) = (false, Vec::new());
         for level in levels {
@@ -218,10 +221,9 @@ impl Table {
             }
             let outcome = floor.fetch(&wanted, deadline, &mut |index, version, row| {
                 let place = left[index] as usize;
-                let acknowledged = self.acknowledged.as_ref().map_or(0, |known| known.version(keys[place]));
-                if version < acknowledged {
+                if version < acknowledged[place] {
                     // A later one was there, and is lost.
-                    missed.push((place, acknowledged));
+                    missed.push((place, acknowledged[place]));
                 } else {
                     walked.set(place, level, version, row);
                 }
@@ -241,7 +243,9 @@ impl Table {
             arrived(&walked);
         }
         for &place in &left {
-            walked.outcomes[place as usize] = if silent { Outcome::Unknown } else { Outcome::Absent };
+            // A key that was changed here and is nowhere was lost.
+            let unknown = silent || acknowledged[place as usize] > 0;
+            walked.outcomes[place as usize] = if unknown { Outcome::Unknown } else { Outcome::Absent };
         }
         for (place, version) in missed {
             if !walked.is_known(place) {
@@ -260,9 +264,13 @@ impl Table {
         for (at, below) in self.floors.iter().enumerate().skip(level + 1).filter(|(_, below)| !below.shared) {
             let versions: Vec<u64> = places.iter().map(|&place| walked.versions[place as usize]).collect();
             let unread = below.floor.later(&asked, &versions, &mut |index, version, row| {
-                walked.set(places[index] as usize, at, version, row);
-                self.floors[level].floor.lost(asked[index], version);
-                self.lost.store(true, Ordering::Relaxed);
+                let place = places[index] as usize;
+                walked.set(place, at, version, row);
+                // A change that is under way has reached the lower floor and not the upper one.
+                if self.stamps.current(asked[index], walked.seen[place]) {
+                    self.floors[level].floor.lost(asked[index], version);
+                    self.lost.store(true, Ordering::Relaxed);
+                }
             });
             for (index, error) in unread {
                 walked.outcomes[places[index] as usize] = Outcome::Unknown;

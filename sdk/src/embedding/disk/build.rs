@@ -37,28 +37,30 @@ pub struct Built {
 ///
 /// It takes 16 bytes of memory for each row, and at most 4,294,967,295 rows.
 pub fn build(source: &Source, path: impl AsRef<Path>, row_type: RowType) -> Result<Built> {
-    build_if(source, path.as_ref(), row_type, || Ok(None))
+    build_if(source, path.as_ref(), row_type, || Ok(()), || Ok(None))
 }
 
-/// As [`build`], unless `check` fails, which is asked when the new table is complete: then all stays as it was. It gives
-/// the checksum of the source, if that is to be kept in the table.
+/// As [`build`], unless `allow` or `check` fails: then all stays as it was. `allow` is asked when no one else can change the
+/// table that is there, `check` when the new one is complete; it gives the checksum of the source, if that is to be kept.
 pub(in crate::embedding) fn build_if(
     source: &Source,
     path: &Path,
     row_type: RowType,
+    allow: impl FnOnce() -> Result<()>,
     check: impl FnOnce() -> Result<Option<u64>>,
 ) -> Result<Built> {
     if source.len() > MAX_RECORDS {
         let message = format!("{} rows are more than the {MAX_RECORDS} of one table: split them", source.len());
         return Err(Error::new(Status::Capacity, message));
     }
-    let before = Before::look(path)?;
-    let layout = Layout::new(source.layout().dim() as u32, row_type)?;
-    let header = Header::new(layout, source.len(), new_id(), before.id);
-
     let beside = beside(path, ".new");
+    // Before the table that is there: another build may be about to put one there.
     let file = open_locked(&beside, OpenOptions::new().read(true).write(true).create(true).truncate(false), true)?;
-    let built = Builder { source, file: &file, path: &beside, header }.run().and_then(|built| {
+    let built = Before::look(path).and_then(|before| {
+        allow()?;
+        let layout = Layout::new(source.layout().dim() as u32, row_type)?;
+        let header = Header::new(layout, source.len(), new_id(), before.id);
+        let built = Builder { source, file: &file, path: &beside, header }.run()?;
         if let Some(content) = check()? {
             let bytes = Content(content).encode(header.id);
             file.write_all_at(&bytes, Content::AT).map_err(|error| cannot("written", &beside, &error))?;
@@ -67,12 +69,12 @@ pub(in crate::embedding) fn build_if(
         file.sync_all().map_err(failed)?;
         fs::rename(&beside, path).map_err(failed)?;
         sync_parent(path).map_err(failed)?;
+        // The new table tells them from its own by what it has replaced. While the old one is locked.
+        updates::remove(path)?;
         Ok(built)
     });
-    match &built {
-        // The new table tells them from its own by what it has replaced.
-        Ok(_) => updates::remove(path)?,
-        Err(_) => drop(fs::remove_file(&beside)),
+    if built.is_err() {
+        drop(fs::remove_file(&beside));
     }
     built
 }

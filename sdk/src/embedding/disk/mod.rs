@@ -248,7 +248,8 @@ impl Disk {
         let total = self.damaged.fetch_add(failed, Relaxed) + failed;
         let path = self.options.path.display();
         let message = format!(
-            "the rows of {failed} keys can not be told from the table {path}, e.g. {key}: {what}. Build the table again"
+            "the rows of {failed} keys can not be told from the table {path}, e.g. {key}: {what}. Bring it \
+             back from a copy, or build it again without its updates"
         );
         let now = self.opened.elapsed().as_millis() as u64;
         let quiet = self.quiet_until.load(Relaxed);

@@ -54,6 +54,8 @@ struct Writer {
     named: bool,
     /// Whether the marker is durable, with some number.
     marked: bool,
+    /// How long the log is at least when it is next compacted: later after a compaction that failed.
+    compact_from: u64,
 }
 
 /// A key and where its entry begins among those of its batch.
@@ -108,9 +110,10 @@ impl Updates {
             file => file.map_err(|error| self.cannot("opened", &error))?,
         };
         if !read_only {
-            // A killed process leaves writes that it had not synced. What is read now must not be gone after a later
-            // loss of power.
-            file.sync_all().map_err(|error| self.cannot("written", &error))?;
+            // A killed process leaves writes, and a name, that it had not synced. What is read now must not be gone after a
+            // later loss of power.
+            let synced = file.sync_all().and_then(|()| sync_parent(&self.path));
+            synced.map_err(|error| self.cannot("written", &error))?;
         }
         let scanned = match scan(&file, self.table, self.row_bytes) {
             Ok(scanned) => scanned,
@@ -127,7 +130,7 @@ impl Updates {
         let Scanned { places, updates, end } = scanned;
         self.count.store(places.len(), Ordering::Release);
         *self.index.write() = Index { places, file: Some(Arc::new(file)) };
-        *self.writer() = Writer { updates, end, cut: true, ..Writer::default() };
+        *self.writer() = Writer { updates, end, cut: true, named: true, ..Writer::default() };
         Ok(true)
     }
 
@@ -274,12 +277,13 @@ impl Updates {
     /// Writes the log anew with the newest entry of each key alone, if that is worth it.
     fn compact_if_due(&self, writer: &mut Writer) {
         let live = self.count.load(Ordering::Acquire) as u64 * (ENTRY_EXTRA + self.row_bytes) as u64;
-        if writer.end <= 2 * live + GARBAGE_BYTES {
+        if writer.end <= 2 * live + GARBAGE_BYTES || writer.end < writer.compact_from {
             return;
         }
         let new = beside(&self.path, ".new");
         if let Err(error) = self.compact(&new, writer) {
             let _ = fs::remove_file(&new);
+            writer.compact_from = 2 * writer.end;
             log::warn!("{error}. It is not compacted, and stays as it is");
         }
     }
@@ -327,7 +331,11 @@ impl Updates {
     }
 
     fn cannot(&self, what: &str, error: &io::Error) -> Error {
-        let hint = if error.kind() == io::ErrorKind::StorageFull { ". Make room on the disk" } else { "" };
+        let hint = match error.kind() {
+            io::ErrorKind::StorageFull => ". Make room on the disk",
+            io::ErrorKind::PermissionDenied => ". Check its permissions, or open the table read-only",
+            _ => "",
+        };
         self.wrong(&format!("can not be {what}: {error}{hint}"))
     }
 
