@@ -16,6 +16,21 @@ PY := $(VENV)/bin/python
 ORT := target/onnxruntime/libonnxruntime.so.1
 NVCC := target/cuda-toolkit/nvidia/cu13/bin/nvcc
 RELEASE := target/release
+# The CUDA kernels take nvcc, and minutes. They are built where there is a GPU, where nvcc is already there, and for what
+# tests or ships them; elsewhere CUDA=1 asks for them. A tree that has had them keeps them, until CUDA=0.
+GPU := $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1)
+CUDA_GOALS := test lint test-rust test-python test-go test-java build-gpu test-gpu deps-gpu soak dist
+ifeq ($(origin CUDA),undefined)
+CUDA := $(if $(GPU)$(PAGODA_NVCC)$(wildcard $(NVCC))$(filter $(CUDA_GOALS),$(MAKECMDGOALS)),1,0)
+endif
+ifneq ($(CUDA),0)
+TOOLKIT := $(if $(PAGODA_NVCC),,$(NVCC))
+else
+CPU_ALONE := , for the CPU alone (CUDA=1 adds the kernels for NVIDIA's GPUs)
+ifneq ($(PAGODA_NVCC)$(wildcard $(NVCC)),)
+export PAGODA_NVCC :=
+endif
+endif
 C_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror -Iinclude
 CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -Iinclude -Ibindings/cpp
 LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
@@ -26,6 +41,7 @@ LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@echo "CUDA=1 builds the kernels for NVIDIA's GPUs too, CUDA=0 does without; here and now it is CUDA=$(CUDA)."
 
 # ---- set-up -----------------------------------------------------------------------------------------------------
 
@@ -39,7 +55,7 @@ tools:
 
 # --without-pip, and pip from outside: Debian's python3 has venv's pip in a package of its own (python3-venv).
 $(VENV)/.ready: tests/requirements.txt | tools
-	@echo "Python packages into $(VENV)"
+	@echo "Python packages and ONNX Runtime into $(VENV)"
 	@rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV)
 	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r tests/requirements.txt
 	@touch $@
@@ -49,16 +65,16 @@ $(ORT): $(VENV)/.ready
 	@rm -rf target/onnxruntime && mkdir -p target/onnxruntime
 	@cp $(VENV)/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* target/onnxruntime/
 	@cd target/onnxruntime && ln -s libonnxruntime.so.*.* libonnxruntime.so.1
-	@for profile in debug release; do mkdir -p target/$$profile && ln -sf ../onnxruntime/libonnxruntime.so.1 target/$$profile/; done
+	@for profile in debug quick release; do mkdir -p target/$$profile && ln -sf ../onnxruntime/libonnxruntime.so.1 target/$$profile/; done
 
-# nvcc out of its wheels. Without it everything builds, for the CPU alone; cargo is to look for it again when it comes.
+# nvcc out of its wheels. kernels/build.rs is touched to have cargo look for nvcc again.
 $(NVCC): kernels/cuda/requirements.txt | tools
-	@echo "nvcc into target/cuda-toolkit"
+	@echo "nvcc into target/cuda-toolkit (CUDA=0 does without)"
 	@rm -rf target/cuda-toolkit
 	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --target target/cuda-toolkit -r $< \
-		&& touch $@ kernels/build.rs || echo "nvcc could not be fetched: building for the CPU alone" >&2
+		&& touch $@ kernels/build.rs || { rm -rf target/cuda-toolkit; exit 1; }
 
-deps: $(ORT) $(NVCC) ## Fetch ONNX Runtime, nvcc and the Python packages for tests into target/.
+deps: $(ORT) $(TOOLKIT) ## Fetch ONNX Runtime, the Python packages for tests and, for CUDA, nvcc into target/.
 
 # ONNX Runtime with its CUDA provider, as of tests/requirements.txt. cuBLAS, cuDNN and the like are for the host to have.
 ORT_GPU := target/onnxruntime-gpu/onnxruntime/capi/libonnxruntime.so.1
@@ -73,9 +89,15 @@ deps-gpu: $(ORT_GPU) ## Fetch ONNX Runtime with its CUDA provider into target/, 
 
 # ---- build ------------------------------------------------------------------------------------------------------
 
-build: deps ## Build libpagoda.so, libpagoda_ops.so, the pagoda command and the C samples into target/release.
-	@[ -e $(RELEASE)/libpagoda.so ] || echo "Building Pagoda into $(RELEASE) (a minute or two the first time)"
-	@cargo build --release --workspace -q
+# cargo_build PROFILE, FILE, WHICH: with cargo's progress bar on a terminal; elsewhere, as in CI, it prints what is wrong and
+# nothing else.
+define cargo_build
+	@[ -e target/$(1)/$(2) ] || echo "Building $(2) into target/$(1)$(CPU_ALONE): minutes, the first time"
+	@cargo build --profile $(1) $(3) $$([ -t 2 ] || echo -q)
+endef
+
+build: deps ## Build libpagoda.so, libpagoda_ops.so, the commands pagoda and pagoda-bench and the C samples into target/release.
+	$(call cargo_build,release,libpagoda_ops.so,--workspace)
 	@ln -sf libpagoda.so $(RELEASE)/libpagoda.so.1
 	@$(CC) $(C_FLAGS) samples/c/hello.c -o $(RELEASE)/hello-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/remember.c -o $(RELEASE)/remember-c $(LINK)
@@ -177,7 +199,7 @@ stage: build
 install: stage ## Install under PREFIX, which is /usr/local: library, headers, pkg-config, CMake, ONNX Runtime, command.
 	@tar -C $(STAGE) --mode=u=rwX,go=rX -cf $(STAGE).tar . && mkdir -p "$(TO)" && \
 		tar -C "$(TO)" --no-same-owner --no-overwrite-dir --keep-directory-symlink -xf $(STAGE).tar && rm $(STAGE).tar
-	@echo "Pagoda $(VERSION) is in $(TO)"
+	@echo "Pagoda $(VERSION) is in $(TO)$(CPU_ALONE)"
 
 install-java: build-java ## Install pagoda.jar and what it needs of C under PREFIX, beside what `make install` put there.
 	@install -D -m 644 target/java/pagoda.jar "$(TO)/share/java/pagoda.jar"
@@ -252,8 +274,14 @@ $(MOVIELENS)/evaluation.jsonl: $(MOVIELENS)/data/ml-100k.inter $(VENV)/.ready \
 		samples/movielens/dataset.py samples/movielens/prepare.py
 	@$(PY) samples/movielens/prepare.py $(MOVIELENS)/data $(MOVIELENS)
 
-demo: build target/demo/model.onnx $(MOVIELENS)/evaluation.jsonl ## See it work: MovieLens-100K, replayed through the engine.
-	@$(RELEASE)/pagoda demo $(MOVIELENS)
+# The command alone; where `make build` has not built it yet, in the profile that takes half the time.
+DEMO := $(if $(wildcard $(RELEASE)/pagoda),release,quick)
+.PHONY: command
+command: deps
+	$(call cargo_build,$(DEMO),pagoda,--package pagoda-cli)
+
+demo: command target/demo/model.onnx $(MOVIELENS)/evaluation.jsonl ## See it work: MovieLens-100K, replayed through the engine.
+	@target/$(DEMO)/pagoda demo $(MOVIELENS)
 
 demo-c: build target/demo/model.onnx ## A small HSTU model that remembers, run from C.
 	@$(RELEASE)/demo-c target/demo/model.onnx
@@ -278,7 +306,7 @@ bench: build-go bench-model target/demo/model.onnx ## Measure everything that ha
 
 test: lint test-rust test-python test-go test-java ## Everything that has to hold.
 
-lint: tools $(NVCC) docs-c docs-cpp
+lint: tools $(TOOLKIT) docs-c docs-cpp
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
 		{ echo "rustfmt and clippy are missing. Install them (rustup component add rustfmt clippy) and run make again." >&2; exit 1; }
 	cargo fmt --all --check

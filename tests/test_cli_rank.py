@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import threading
 
@@ -262,6 +263,17 @@ def test_completions_load():
 def test_the_benchmark_says_how_to_make_its_model(tmp_path):
     done = pagoda("bench", "rank", "--model", tmp_path)
     assert done.returncode == 1 and "make bench-model" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_benchmarks_are_a_program_beside_the_command(tmp_path):
+    command = shutil.copy(RELEASE / "pagoda", tmp_path)
+    done = subprocess.run([command, "bench", "kv"], capture_output=True, text=True)
+    assert done.returncode == 1 and "make build" in done.stderr and done.stderr.count("\n") == 1
+    program = tmp_path / "pagoda-bench"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
+    program.chmod(0o755)
+    done = subprocess.run([command, "bench", "kv", "--model", "a b", "--json"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "kv\n--model\na b\n--json\n")
 
 
 def test_a_reader_may_leave_early(made, tmp_path):  # noqa: F811

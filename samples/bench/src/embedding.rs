@@ -184,7 +184,7 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
     };
     let locked = |at: usize, room: &mut Room| {
         for (to, key) in room.numbers.chunks_exact_mut(DIM).zip(&hits[at]) {
-            to.copy_from_slice(&map.read().expect("no one panics")[&(*key as u64)]);
+            to.copy_from_slice(&map.read().expect("not poisoned")[&(*key as u64)]);
         }
         std::hint::black_box(&room.numbers);
         Ok(())

@@ -116,7 +116,7 @@ fn evicting(store: Option<&Arc<dyn Store>>) -> Result<f64> {
     Ok(median(times))
 }
 
-/// The same in a larger pool whose users no one has stored by hand: they are when their turn comes.
+/// The same in a larger pool that stores users ahead of their eviction, without a call of `offload`.
 fn stored_ahead(store: &Arc<dyn Store>) -> Result<f64> {
     let options = KvOptions { model_version: "ahead".into(), ahead_percent: 25, ..options(8 * USERS as u32, 1) };
     let cache = KvCache::open(&options, Some(store.clone()))?;

@@ -90,7 +90,7 @@ fn during<T>(doing: &str, folder: &Folder, work: impl FnOnce() -> Result<T>) -> 
     work()
 }
 
-/// Opening makes a store where there is none, which no one wants who asks after one.
+/// Opening makes a store where there is none; a command that looks at one must not.
 fn existing(folder: &Folder) -> Result<()> {
     if folder.path.join("LOCK").exists() {
         return Ok(());

@@ -74,7 +74,7 @@ impl<'a> Resident<'a> {
     }
 
     fn room<V: DeviceRepr>(&self, len: usize) -> Result<CudaSlice<V>> {
-        // SAFETY: the lookup writes it before anyone reads it.
+        // SAFETY: the lookup writes it before it is read.
         unsafe { self.bench.stream.alloc(len) }.map_err(failed)
     }
 

@@ -146,7 +146,7 @@ impl Bench {
             self.engine.rank_async(request, move |response| {
                 // When it is answered: that this thread has to be woken for it is not the engine's. So the last one does.
                 let at = Instant::now();
-                let mut all = answers.0.lock().expect("no one panics");
+                let mut all = answers.0.lock().expect("not poisoned");
                 all.push((at, response));
                 if all.len() == users {
                     answers.1.notify_one();

@@ -21,7 +21,7 @@ pub struct Source {
     from: Box<dyn BufRead>,
     /// Bytes, where that is known.
     length: Option<u64>,
-    /// Whether someone types them.
+    /// Whether they come from a terminal.
     typed: bool,
     /// Bytes that were read.
     pub read: u64,
@@ -70,7 +70,7 @@ impl Source {
         Ok(next)
     }
 
-    /// No bar where someone types between its lines.
+    /// No bar on a terminal into which requests are typed.
     pub fn progress(&self) -> Option<Progress> {
         match self.length {
             Some(length) => Some(Progress::bytes("ranking", length)),
