@@ -31,12 +31,10 @@ pub mod tensor;
 
 pub mod ffi;
 
-pub use config::{
-    Durability, Edited, KvOptions, ModelOptions, Offload, Optimization, Overlap, Pages, Place, Provider, StoreOptions,
-};
+pub use config::{Durability, ModelOptions, Optimization, Provider, StoreOptions};
 pub use engine::{Engine, EngineOptions, ModelFolder, RankRequest, RankResponse};
 pub use error::{Error, Result, Status};
-pub use kv::{KvCache, Lease};
+pub use kv::{Edited, KvCache, KvOptions, Lease, Offload, Overlap, Owner, Pages, Place};
 pub use runtime::{Cancel, Model, ValueInfo};
 pub use store::DiskStore;
 pub use tensor::{ElementType, Tensor};

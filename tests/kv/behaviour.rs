@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
+use pagoda::kv::{CachedOwner, Owner, Owners, Request, Tier, Tiers};
 use pagoda::store::{DiskStore, HostStore, Store};
 use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Overlap, Pages, Status, StoreOptions};
 use pagoda_test_support::Folder;
@@ -35,7 +35,7 @@ fn store(folder: &Folder) -> Arc<dyn Store> {
 }
 
 fn request(user: u64, start: u64, tokens: u32) -> Request<'static> {
-    Request { user, start, tokens, candidates: 2, items: &[] }
+    Request { owner: Owner(user), start, tokens, candidates: 2, items: &[] }
 }
 
 fn item(user: u64, position: u64) -> u64 {
@@ -50,14 +50,14 @@ fn add(cache: &KvCache, user: u64, start: u64, tokens: u32) {
     let _ = lease.commit().unwrap();
 }
 
-fn cached(start: u64, tokens: u32, tier: Tier) -> CachedUser {
-    CachedUser { start, tokens, tier }
+fn cached(start: u64, tokens: u32, tier: Tier) -> CachedOwner {
+    CachedOwner { start, tokens, tier }
 }
 
 fn refused(cache: &KvCache, requests: &[Request<'_>]) -> Error {
-    let before = (cache.stats().free_pages, cache.lookup(&[1, 2, 3]));
+    let before = (cache.stats().free_pages, cache.lookup(Owner::slice(&[1, 2, 3])));
     let error = cache.prepare(requests).err().expect("this is refused");
-    assert_eq!((cache.stats().free_pages, cache.lookup(&[1, 2, 3])), before, "something changed");
+    assert_eq!((cache.stats().free_pages, cache.lookup(Owner::slice(&[1, 2, 3]))), before, "something changed");
     error
 }
 
@@ -66,9 +66,9 @@ fn a_lease_has_the_index_tensors() {
     let cache = alone(&options());
     add(&cache, 1, 0, 10);
     let batch = [
-        Request { user: 1, start: 10, tokens: 7, candidates: 3, items: &[] },
-        Request { user: 2, start: 0, tokens: 0, candidates: 4, items: &[] },
-        Request { user: 3, start: 0, tokens: 9, candidates: 0, items: &[] },
+        Request { owner: Owner(1), start: 10, tokens: 7, candidates: 3, items: &[] },
+        Request { owner: Owner(2), start: 0, tokens: 0, candidates: 4, items: &[] },
+        Request { owner: Owner(3), start: 0, tokens: 9, candidates: 0, items: &[] },
     ];
     let lease = cache.prepare(&batch).unwrap();
     let numbers = |tensor: &pagoda::Tensor| tensor.as_slice::<i32>().unwrap().to_vec();
@@ -98,12 +98,12 @@ fn an_empty_batch_is_fine() {
 fn tokens_are_there_after_commit_and_only_then() {
     let cache = alone(&options());
     let lease = cache.prepare(&[request(1, 0, 10)]).unwrap();
-    assert_eq!(cache.lookup(&[1]), [CachedUser::default()]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner::default()]);
     let _ = lease.commit().unwrap();
-    assert_eq!(cache.lookup(&[1]), [cached(0, 10, Tier::Resident)]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [cached(0, 10, Tier::Resident)]);
     cache.prepare(&[request(1, 10, 20)]).unwrap().abort();
     drop(cache.prepare(&[request(2, 0, 20)]).unwrap());
-    assert_eq!(cache.lookup(&[1, 2]), [cached(0, 10, Tier::Resident), CachedUser::default()]);
+    assert_eq!(cache.lookup(Owner::slice(&[1, 2])), [cached(0, 10, Tier::Resident), CachedOwner::default()]);
     assert_eq!(cache.stats().free_pages, 14);
 }
 
@@ -126,7 +126,7 @@ fn an_overlap_can_be_trimmed() {
     let cache = alone(&KvOptions { overlap: Overlap::Trim, ..options() });
     add(&cache, 1, 0, 10);
     let lease = cache.prepare(&[request(1, 5, 12)]).unwrap();
-    let user = lease.users().next().unwrap();
+    let user = lease.owners().next().unwrap();
     assert_eq!((user.cached, user.tokens, user.trimmed), (10, 7, 5));
     assert_eq!(lease.row_offsets().as_slice::<i32>().unwrap(), [0, 9]);
     SHAPE.append(&lease, item);
@@ -162,7 +162,7 @@ fn the_least_recently_used_leave_first() {
     // An aborted lease is no use of the user.
     cache.prepare(&[request(2, 32, 0)]).unwrap().abort();
     add(&cache, 5, 0, 5 * 8);
-    let tiers = cache.lookup(&[1, 2, 3, 4, 5]).iter().map(|user| user.tier).collect::<Vec<_>>();
+    let tiers = cache.lookup(Owner::slice(&[1, 2, 3, 4, 5])).iter().map(|user| user.tier).collect::<Vec<_>>();
     assert_eq!(tiers, [Tier::Resident, Tier::None, Tier::None, Tier::Resident, Tier::Resident]);
     assert_eq!(cache.stats().evicted_users, 2);
 }
@@ -174,21 +174,21 @@ fn users_in_a_lease_stay() {
     let lease = cache.prepare(&[request(1, 64, 0)]).unwrap();
     add(&cache, 2, 0, 8 * 8);
     add(&cache, 3, 0, 8 * 8);
-    assert_eq!(cache.lookup(&[1, 2, 3]).map_tiers(), [Tier::Resident, Tier::None, Tier::Resident]);
+    assert_eq!(cache.lookup(Owner::slice(&[1, 2, 3])).map_tiers(), [Tier::Resident, Tier::None, Tier::Resident]);
     SHAPE.check(&lease, item);
-    let error = cache.evict(Users::These(&[3, 1]), Tiers::ALL).unwrap_err();
+    let error = cache.evict(Owners::These(Owner::slice(&[3, 1])), Tiers::ALL).unwrap_err();
     assert_eq!(error.status(), Status::Busy);
-    assert_eq!(cache.evict(Users::All, Tiers::ALL).unwrap(), 1);
-    assert_eq!(cache.lookup(&[1, 3]).map_tiers(), [Tier::Resident, Tier::None]);
+    assert_eq!(cache.evict(Owners::All, Tiers::ALL).unwrap(), 1);
+    assert_eq!(cache.lookup(Owner::slice(&[1, 3])).map_tiers(), [Tier::Resident, Tier::None]);
     drop(lease);
-    assert_eq!(cache.evict(Users::These(&[3, 1]), Tiers::ALL).unwrap(), 1);
+    assert_eq!(cache.evict(Owners::These(Owner::slice(&[3, 1])), Tiers::ALL).unwrap(), 1);
 }
 
 trait MapTiers {
     fn map_tiers(&self) -> Vec<Tier>;
 }
 
-impl MapTiers for Vec<CachedUser> {
+impl MapTiers for Vec<CachedOwner> {
     fn map_tiers(&self) -> Vec<Tier> {
         self.iter().map(|user| user.tier).collect()
     }
@@ -203,7 +203,7 @@ fn many_read_and_one_writes() {
     assert_eq!(cache.prepare(&[request(1, 24, 5)]).err().unwrap().status(), Status::Busy);
     SHAPE.append(&writer, item);
     let _ = writer.commit().unwrap();
-    assert_eq!(cache.lookup(&[1]), [cached(8, 21, Tier::Resident)]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [cached(8, 21, Tier::Resident)]);
     // The page that left the window is still read: no one else may have it.
     assert_eq!(cache.stats().free_pages, 16 - 4);
     add(&cache, 2, 0, 12 * 8);
@@ -220,25 +220,25 @@ fn a_window_moves() {
     let cache = alone(&KvOptions { max_history: 20, ..options() });
     for position in 0..100 {
         add(&cache, 1, position, 1);
-        let user = cache.lookup(&[1])[0];
+        let user = cache.lookup(Owner::slice(&[1]))[0];
         assert_eq!(user.start + u64::from(user.tokens), position + 1);
         assert!(user.tokens <= 20 && (user.start == 0 || user.tokens > 12), "{user:?}");
         assert!(user.start.is_multiple_of(8));
     }
     // More at once than the window holds.
     add(&cache, 1, 100, 50);
-    assert_eq!(cache.lookup(&[1]), [cached(132, 18, Tier::Resident)]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [cached(132, 18, Tier::Resident)]);
     // The last part of a long history.
     add(&cache, 2, 5000, 20);
-    assert_eq!(cache.lookup(&[2]), [cached(5000, 20, Tier::Resident)]);
+    assert_eq!(cache.lookup(Owner::slice(&[2])), [cached(5000, 20, Tier::Resident)]);
     add(&cache, 2, 5020, 1);
-    assert_eq!(cache.lookup(&[2]), [cached(5008, 13, Tier::Resident)]);
+    assert_eq!(cache.lookup(Owner::slice(&[2])), [cached(5008, 13, Tier::Resident)]);
 }
 
 #[test]
 fn an_edited_history_is_noticed() {
     let items: Vec<u64> = (0..40).map(|position| item(1, position)).collect();
-    let with = |start: u64, tokens: u32, items| Request { user: 1, start, tokens, candidates: 0, items };
+    let with = |start: u64, tokens: u32, items| Request { owner: Owner(1), start, tokens, candidates: 0, items };
     let mut edited = items.clone();
     edited[17] = 3;
     for store_it in [false, true] {
@@ -248,7 +248,7 @@ fn an_edited_history_is_noticed() {
         SHAPE.append(&lease, item);
         let _ = lease.commit().unwrap();
         if store_it {
-            refusing.evict(Users::All, Tiers::RESIDENT).unwrap();
+            refusing.evict(Owners::All, Tiers::RESIDENT).unwrap();
         }
         let error = refused(&refusing, &[with(30, 10, &edited)]);
         assert!(error.message().contains("items from 16 to 23"), "{error}");
@@ -263,9 +263,9 @@ fn an_edited_history_is_noticed() {
         let lease = cache.prepare(&[with(0, 30, &items[..30])]).unwrap();
         SHAPE.append(&lease, item);
         let _ = lease.commit().unwrap();
-        cache.offload(Users::All).unwrap();
+        cache.offload(Owners::All).unwrap();
         if store_it {
-            cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+            cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
         }
         let error = refused(&cache, &[with(30, 10, &edited)]);
         assert_eq!(error.message(), "The input sequence has missing tokens from 16 to 29 (both inclusive).");
@@ -276,10 +276,10 @@ fn an_edited_history_is_noticed() {
         let _ = lease.commit().unwrap();
         // What was computed from the old items is gone from the store too.
         assert!(store.users(0).is_empty());
-        cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+        cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
         drop(cache);
         let cache = KvCache::open(&invalidate, Some(store)).unwrap();
-        assert_eq!(cache.lookup(&[1]), [cached(0, 40, Tier::Store)]);
+        assert_eq!(cache.lookup(Owner::slice(&[1])), [cached(0, 40, Tier::Store)]);
         SHAPE.check(&cache.prepare(&[with(40, 0, &edited)]).unwrap(), of);
     }
 }
@@ -293,19 +293,19 @@ fn histories_come_back_from_the_store() {
         add(&cache, user, 0, 30);
     }
     // 16 pages hold 4 users of 4 pages.
-    assert_eq!(cache.lookup(&[1, 5]), [cached(0, 30, Tier::Store), cached(0, 30, Tier::Resident)]);
+    assert_eq!(cache.lookup(Owner::slice(&[1, 5])), [cached(0, 30, Tier::Store), cached(0, 30, Tier::Resident)]);
     for user in 1..=5 {
         add(&cache, user, 30, 3);
     }
     let stats = cache.stats();
     assert!(stats.tokens_from_store > 0 && stats.failed_offloads == 0, "{stats:?}");
-    cache.offload(Users::All).unwrap();
-    assert_eq!(cache.offload(Users::All).unwrap(), 0, "everything is stored");
+    cache.offload(Owners::All).unwrap();
+    assert_eq!(cache.offload(Owners::All).unwrap(), 0, "everything is stored");
     drop(cache);
 
     let reopened = KvCache::open(&options(), Some(store(&folder))).unwrap();
     for user in 1..=5 {
-        assert_eq!(reopened.lookup(&[user]), [cached(0, 33, Tier::Store)]);
+        assert_eq!(reopened.lookup(Owner::slice(&[user])), [cached(0, 33, Tier::Store)]);
         add(&reopened, user, 33, 1);
     }
 }
@@ -325,12 +325,12 @@ fn another_version_sees_nothing() {
         KvOptions { heads: 4, head_size: 2, ..options() },
         KvOptions { edited: Edited::Refuse, ..options() },
     ] {
-        assert_eq!(open(&other).lookup(&[1]), [CachedUser::default()], "{other:?}");
+        assert_eq!(open(&other).lookup(Owner::slice(&[1])), [CachedOwner::default()], "{other:?}");
     }
     let second = KvCache::open(&options(), Some(Arc::clone(&store))).err().unwrap();
     assert_eq!(second.status(), Status::Busy, "{second}");
     drop(first);
-    assert_eq!(open(&options()).lookup(&[1]), [cached(0, 30, Tier::Store)]);
+    assert_eq!(open(&options()).lookup(Owner::slice(&[1])), [cached(0, 30, Tier::Store)]);
 }
 
 #[test]
@@ -339,15 +339,15 @@ fn by_hand_means_by_hand() {
     let cache = KvCache::open(&KvOptions { offload: Offload::ByHand, ..options() }, Some(store(&folder))).unwrap();
     add(&cache, 1, 0, 30);
     add(&cache, 2, 0, 30);
-    assert_eq!(cache.offload(Users::These(&[1, 99])).unwrap(), 1);
+    assert_eq!(cache.offload(Owners::These(Owner::slice(&[1, 99]))).unwrap(), 1);
     add(&cache, 1, 30, 5);
-    assert_eq!(cache.evict(Users::All, Tiers::RESIDENT).unwrap(), 2);
-    assert_eq!(cache.lookup(&[1, 2]), [cached(0, 30, Tier::Store), CachedUser::default()]);
+    assert_eq!(cache.evict(Owners::All, Tiers::RESIDENT).unwrap(), 2);
+    assert_eq!(cache.lookup(Owner::slice(&[1, 2])), [cached(0, 30, Tier::Store), CachedOwner::default()]);
     add(&cache, 1, 30, 5);
-    assert_eq!(cache.evict(Users::These(&[1]), Tiers::STORE).unwrap(), 1);
-    assert_eq!(cache.lookup(&[1]), [cached(0, 35, Tier::Resident)]);
-    cache.evict(Users::These(&[1]), Tiers::RESIDENT).unwrap();
-    assert_eq!(cache.lookup(&[1]), [CachedUser::default()]);
+    assert_eq!(cache.evict(Owners::These(Owner::slice(&[1])), Tiers::STORE).unwrap(), 1);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [cached(0, 35, Tier::Resident)]);
+    cache.evict(Owners::These(Owner::slice(&[1])), Tiers::RESIDENT).unwrap();
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner::default()]);
 }
 
 #[test]
@@ -357,11 +357,11 @@ fn one_history_that_can_not_be_stored_keeps_no_other_from_it() {
     // 9,600 bytes, and 1,920.
     add(&cache, 1, 0, 100);
     add(&cache, 2, 0, 20);
-    let error = cache.offload(Users::These(&[1, 2])).unwrap_err();
+    let error = cache.offload(Owners::These(Owner::slice(&[1, 2]))).unwrap_err();
     assert!(error.status() == Status::Capacity && error.message().starts_with("1 of 2 users"), "{error}");
     assert!(error.message().contains("9600 bytes of user 1") && error.message().contains("8192 bytes"), "{error}");
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
-    assert_eq!(cache.lookup(&[1, 2]), [CachedUser::default(), cached(0, 20, Tier::Store)]);
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
+    assert_eq!(cache.lookup(Owner::slice(&[1, 2])), [CachedOwner::default(), cached(0, 20, Tier::Store)]);
 }
 
 #[test]
@@ -385,11 +385,11 @@ fn who_is_to_leave_next_is_stored_before() {
     assert_eq!(store.stats().writes, 0);
     add(&cache, 3, 0, 32);
     written(1);
-    assert_eq!(cache.lookup(&[1, 2, 3]).map_tiers(), [Tier::Resident; 3]);
+    assert_eq!(cache.lookup(Owner::slice(&[1, 2, 3])).map_tiers(), [Tier::Resident; 3]);
     // Who is used again is not saved any more, and not the next to leave.
     add(&cache, 1, 32, 1);
     written(3);
-    cache.evict(Users::These(&[2, 3]), Tiers::RESIDENT).unwrap();
+    cache.evict(Owners::These(Owner::slice(&[2, 3])), Tiers::RESIDENT).unwrap();
     assert_eq!(store.stats().writes, 3, "they were stored already");
     drop(cache);
     assert_eq!(store.stats().writes, 4);
@@ -406,11 +406,11 @@ fn prefetched_users_are_resident() {
     for user in 1..=3 {
         add(&cache, user, 0, 30);
     }
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
-    assert_eq!(cache.prefetch(&[1, 2, 77]).unwrap(), 2);
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
+    assert_eq!(cache.prefetch(Owner::slice(&[1, 2, 77])).unwrap(), 2);
     let lease = cache.prepare(&[request(1, 30, 0), request(2, 30, 0)]).unwrap();
     SHAPE.check(&lease, item);
-    assert_eq!(cache.lookup(&[1, 2, 3]).map_tiers(), [Tier::Resident, Tier::Resident, Tier::Store]);
+    assert_eq!(cache.lookup(Owner::slice(&[1, 2, 3])).map_tiers(), [Tier::Resident, Tier::Resident, Tier::Store]);
 }
 
 #[test]
@@ -421,10 +421,10 @@ fn more_than_fits_is_prefetched_as_far_as_it_fits_at_once() {
     for &user in &users {
         add(&cache, user, 0, 30);
     }
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     let fit = 16 / 30_u64.div_ceil(SHAPE.page_size.into());
     let begun = Instant::now();
-    assert_eq!(cache.prefetch(&users).unwrap() as u64, fit);
+    assert_eq!(cache.prefetch(Owner::slice(&users)).unwrap() as u64, fit);
     // It would wait for two seconds for those whom it brings itself.
     assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
     for &user in &users[..fit as usize] {
@@ -438,7 +438,7 @@ fn layers_arrive_one_by_one() {
     let options = KvOptions { onload_in_background: true, ..options() };
     let cache = KvCache::open(&options, Some(store(&folder))).unwrap();
     add(&cache, 1, 0, 30);
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     let lease = cache.prepare(&[request(1, 30, 4)]).unwrap();
     for layer in 0..SHAPE.layers {
         lease.wait_layer(layer).unwrap();
@@ -453,8 +453,8 @@ fn layers_arrive_one_by_one() {
 #[test]
 fn without_a_store_there_is_nothing_to_offload_to() {
     let cache = alone(&options());
-    assert_eq!(cache.offload(Users::All).unwrap_err().status(), Status::Unsupported);
-    assert_eq!(cache.prefetch(&[1]).unwrap(), 0);
+    assert_eq!(cache.offload(Owners::All).unwrap_err().status(), Status::Unsupported);
+    assert_eq!(cache.prefetch(Owner::slice(&[1])).unwrap(), 0);
     cache.flush().unwrap();
 }
 

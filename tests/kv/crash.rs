@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagoda::kv::Request;
+use pagoda::kv::{Owner, Request};
 use pagoda::store::DiskStore;
 use pagoda::{Durability, ElementType, KvCache, KvOptions, Offload, Pages, StoreOptions};
 use pagoda_test_support::{Folder, Random};
@@ -54,10 +54,10 @@ fn killed_at_any_moment() {
 
         let cache = open(folder.path(), Durability::Process);
         for user in 0..USERS {
-            let cached = cache.lookup(&[user])[0];
+            let cached = cache.lookup(Owner::slice(&[user]))[0];
             let end = cached.start + u64::from(cached.tokens);
             assert!(end >= acknowledged[user as usize], "cycle {cycle}, user {user}: {end} < {acknowledged:?}");
-            let request = Request { user, start: end, candidates: 1, ..Request::default() };
+            let request = Request { owner: Owner(user), start: end, candidates: 1, ..Request::default() };
             SHAPE.check(&cache.prepare(&[request]).unwrap(), item);
         }
         assert_eq!(cache.stats().failed_onloads, 0);
@@ -79,9 +79,10 @@ fn child() {
     writeln!(out, "\nopen").unwrap();
     loop {
         let user = random.below(USERS as usize) as u64;
-        let cached = cache.lookup(&[user])[0];
+        let cached = cache.lookup(Owner::slice(&[user]))[0];
         let start = cached.start + u64::from(cached.tokens);
-        let request = Request { user, start, tokens: 1 + random.below(30) as u32, candidates: 1, items: &[] };
+        let request =
+            Request { owner: Owner(user), start, tokens: 1 + random.below(30) as u32, candidates: 1, items: &[] };
         let lease = cache.prepare(&[request]).unwrap();
         SHAPE.check(&lease, item);
         SHAPE.append(&lease, item);

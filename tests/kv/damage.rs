@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
+use pagoda::kv::{CachedOwner, Owner, Owners, Request, Tier, Tiers};
 use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
 use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Pages, Result, Status, StoreOptions};
 use pagoda_test_support::Folder;
@@ -33,7 +33,7 @@ fn item(user: u64, position: u64) -> u64 {
 }
 
 fn request(user: u64, start: u64, tokens: u32) -> Request<'static> {
-    Request { user, start, tokens, candidates: 1, items: &[] }
+    Request { owner: Owner(user), start, tokens, candidates: 1, items: &[] }
 }
 
 fn add(cache: &KvCache, request: Request<'_>, item: impl Fn(u64, u64) -> u64) {
@@ -52,9 +52,9 @@ fn damaged(folder: &Folder, options: &KvOptions) -> KvCache {
         let lease = cache.prepare(&[request]).unwrap();
         SHAPE.append(&lease, item);
         let _ = lease.commit().unwrap();
-        cache.offload(Users::All).unwrap();
+        cache.offload(Owners::All).unwrap();
     }
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     let path = folder.path().join("segment-0000000001.pgd");
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
     // The last layer of the last record: padding is at most 63 bytes, and a row more.
@@ -69,14 +69,14 @@ fn damaged(folder: &Folder, options: &KvOptions) -> KvCache {
 fn what_can_not_be_read_counts_as_not_cached() {
     let folder = Folder::new();
     let cache = damaged(&folder, &options());
-    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 40, tier: Tier::Store }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 40, tier: Tier::Store }]);
     let error = cache.prepare(&[request(2, 0, 5), request(1, 40, 1)]).err().unwrap();
     assert_eq!(error.message(), "The input sequence has missing tokens from 30 to 39 (both inclusive).");
     assert_eq!(cache.stats().failed_onloads, 1);
-    assert_eq!(cache.lookup(&[1, 2])[1], CachedUser::default());
+    assert_eq!(cache.lookup(Owner::slice(&[1, 2]))[1], CachedOwner::default());
     add(&cache, request(1, 30, 12), item);
     add(&cache, request(1, 42, 1), item);
-    cache.evict(Users::All, Tiers::ALL).unwrap();
+    cache.evict(Owners::All, Tiers::ALL).unwrap();
     assert_eq!(cache.stats().free_pages, 16);
 }
 
@@ -95,7 +95,7 @@ fn in_the_background_the_lease_says_so() {
     assert_eq!(cache.prepare(&[request(1, 40, 0)]).err().unwrap().status(), Status::Busy);
     assert_eq!(lease.commit().err().unwrap().status(), Status::Io);
     drop(other);
-    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 30, tier: Tier::Store }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 30, tier: Tier::Store }]);
     let lease = cache.prepare(&[request(1, 30, 0)]).unwrap();
     lease.wait().unwrap();
     SHAPE.check(&lease, item);
@@ -196,17 +196,17 @@ fn gone_for_good_is_said_only_when_it_is_so() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 20), item);
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     store.cuts_fail.store(true, Ordering::Relaxed);
     // The first time it is found; then it is not, and still on the disk.
     for _ in 0..3 {
-        for users in [Users::These(&[1]), Users::All] {
+        for users in [Owners::These(Owner::slice(&[1])), Owners::All] {
             assert_eq!(cache.evict(users, Tiers::ALL).unwrap_err().status(), Status::Io);
         }
     }
-    assert_eq!(cache.lookup(&[1]), [CachedUser::default()]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner::default()]);
     store.cuts_fail.store(false, Ordering::Relaxed);
-    assert_eq!(cache.evict(Users::These(&[1]), Tiers::ALL).unwrap(), 0);
+    assert_eq!(cache.evict(Owners::These(Owner::slice(&[1])), Tiers::ALL).unwrap(), 0);
 }
 
 #[test]
@@ -214,16 +214,16 @@ fn a_history_that_changes_while_it_is_fetched_is_fetched_again() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 20), item);
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     let (arrived, open) = store.history.close();
     std::thread::scope(|scope| {
         let late = scope.spawn(|| cache.prepare(&[request(1, 20, 1)]).err());
         arrived.recv().unwrap();
         // Its history is at hand, but now the user goes and comes back as someone else.
-        cache.evict(Users::These(&[1]), Tiers::ALL).unwrap();
+        cache.evict(Owners::These(Owner::slice(&[1])), Tiers::ALL).unwrap();
         let other = |user, position| item(user, position) + 500;
         add(&cache, request(1, 0, 20), other);
-        cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+        cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
         open.send(()).unwrap();
         assert_eq!(late.join().unwrap().map(|error| error.to_string()), None);
         SHAPE.check(&cache.prepare(&[request(1, 20, 0)]).unwrap(), other);
@@ -235,16 +235,16 @@ fn what_was_removed_does_not_come_back_through_someone_slow() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 20), item);
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     let (arrived, open) = store.history.close();
     std::thread::scope(|scope| {
         let late = scope.spawn(|| cache.prepare(&[request(1, 20, 1)]).err().unwrap());
         arrived.recv().unwrap();
-        cache.evict(Users::These(&[1]), Tiers::ALL).unwrap();
+        cache.evict(Owners::These(Owner::slice(&[1])), Tiers::ALL).unwrap();
         open.send(()).unwrap();
         assert!(late.join().unwrap().message().contains("missing tokens from 0 to 19"));
     });
-    assert_eq!(cache.lookup(&[1]), [CachedUser::default()]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner::default()]);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn an_edit_waits_for_the_copy_of_what_it_replaces() {
     let old: Vec<u64> = (0..24).collect();
     let mut new = old.clone();
     new[9] = 99;
-    let with = |start: u64, items| Request { user: 1, start, tokens: 24 - start as u32, candidates: 1, items };
+    let with = |start: u64, items| Request { owner: Owner(1), start, tokens: 24 - start as u32, candidates: 1, items };
     let of = |items: &[u64]| {
         let items = items.to_vec();
         move |_: u64, position: u64| items[position as usize]
@@ -262,7 +262,7 @@ fn an_edit_waits_for_the_copy_of_what_it_replaces() {
     add(&cache, with(0, &old), of(&old));
     let (arrived, open) = store.write.close();
     std::thread::scope(|scope| {
-        let copying = scope.spawn(|| cache.offload(Users::All).unwrap());
+        let copying = scope.spawn(|| cache.offload(Owners::All).unwrap());
         arrived.recv().unwrap();
         let editing = scope.spawn(|| add(&cache, with(8, &new), of(&new)));
         std::thread::sleep(Duration::from_millis(100));
@@ -272,7 +272,7 @@ fn an_edit_waits_for_the_copy_of_what_it_replaces() {
         assert_eq!(copying.join().unwrap(), 1);
         editing.join().unwrap();
     });
-    cache.evict(Users::All, Tiers::RESIDENT).unwrap();
+    cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     SHAPE.check(&cache.prepare(&[with(24, &new)]).unwrap(), of(&new));
 }
 
@@ -283,7 +283,7 @@ fn who_is_on_the_way_out_is_waited_for() {
     add(&cache, request(1, 0, 20), item);
     let (arrived, open) = store.write.close();
     std::thread::scope(|scope| {
-        let leaving = scope.spawn(|| cache.evict(Users::These(&[1]), Tiers::RESIDENT).unwrap());
+        let leaving = scope.spawn(|| cache.evict(Owners::These(Owner::slice(&[1])), Tiers::RESIDENT).unwrap());
         arrived.recv().unwrap();
         let back = scope.spawn(|| add(&cache, request(1, 20, 1), item));
         let gone = scope.spawn(|| add(&cache, request(2, 0, 20), item));
@@ -295,7 +295,7 @@ fn who_is_on_the_way_out_is_waited_for() {
         assert_eq!(leaving.join().unwrap(), 1);
         back.join().unwrap();
     });
-    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 21, tier: Tier::Resident }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 21, tier: Tier::Resident }]);
 }
 
 #[test]
@@ -303,11 +303,11 @@ fn what_goes_from_the_store_while_more_is_written_is_written_whole() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 40), item);
-    cache.offload(Users::All).unwrap();
+    cache.offload(Owners::All).unwrap();
     add(&cache, request(1, 40, 5), item);
     let (arrived, open) = store.write.close();
     std::thread::scope(|scope| {
-        let leaving = scope.spawn(|| cache.evict(Users::All, Tiers::RESIDENT));
+        let leaving = scope.spawn(|| cache.evict(Owners::All, Tiers::RESIDENT));
         arrived.recv().unwrap();
         // As the store does itself when its files take too much room.
         let key = store.last.lock().unwrap().unwrap();
@@ -315,7 +315,7 @@ fn what_goes_from_the_store_while_more_is_written_is_written_whole() {
         open.send(()).unwrap();
         assert_eq!(leaving.join().unwrap().unwrap(), 1);
     });
-    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 45, tier: Tier::Store }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 45, tier: Tier::Store }]);
     SHAPE.check(&cache.prepare(&[request(1, 45, 0)]).unwrap(), item);
 }
 
@@ -343,7 +343,7 @@ fn a_commit_waits_for_its_own_tokens_whoever_writes_them() {
         first.join().unwrap();
         next.join().unwrap();
     });
-    assert_eq!(cache.offload(Users::All).unwrap(), 0, "all of it is stored");
+    assert_eq!(cache.offload(Owners::All).unwrap(), 0, "all of it is stored");
 }
 
 #[test]
@@ -353,6 +353,6 @@ fn what_a_closed_cache_had_is_stored() {
     add(&cache, request(1, 0, 20), item);
     drop(cache);
     let cache = KvCache::open(&options(), Some(store)).unwrap();
-    assert_eq!(cache.lookup(&[1]), [CachedUser { start: 0, tokens: 20, tier: Tier::Store }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 20, tier: Tier::Store }]);
     SHAPE.check(&cache.prepare(&[request(1, 20, 0)]).unwrap(), item);
 }

@@ -5,4 +5,5 @@ mod crash;
 mod damage;
 mod model;
 mod pattern;
+mod sharing;
 mod threads;

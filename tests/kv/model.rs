@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use pagoda::kv::{CachedUser, Request, Tier, Tiers, Users};
+use pagoda::kv::{CachedOwner, Owner, Owners, Request, Tier, Tiers};
 use pagoda::store::{DiskStore, Store};
 use pagoda::{Edited, ElementType, KvCache, KvOptions, Lease, Offload, Overlap, Pages, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
@@ -89,11 +89,12 @@ fn sequence(seed: u64, store: &Arc<dyn Store>) {
     }
 }
 
-/// A user's history: where it begins, and its items.
+/// A user's history: where it begins, its items, and which user has appended each of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct History {
     start: u64,
     items: Vec<u64>,
+    authors: Vec<u64>,
 }
 
 impl History {
@@ -105,9 +106,20 @@ impl History {
         self.items.len().div_ceil(SHAPE.page_size as usize)
     }
 
+    fn truncate(&mut self, tokens: usize) {
+        self.items.truncate(tokens);
+        self.authors.truncate(tokens);
+    }
+
+    fn token(&self, position: u64) -> (u64, u64) {
+        let at = (position - self.start) as usize;
+        (self.authors[at], self.items[at])
+    }
+
     fn drop_page(&mut self) {
         let leaving = self.items.len().min(SHAPE.page_size as usize);
         self.items.drain(..leaving);
+        self.authors.drain(..leaving);
         self.start += leaving as u64;
     }
 }
@@ -124,13 +136,19 @@ struct World {
     clock: u64,
     lease: Option<Held>,
     /// Pages that have left a history which that lease still reads.
-    lingering: usize,
+    lingering: Vec<PageNumber>,
+    /// How many pages there were so far.
+    numbered: PageNumber,
 }
+
+/// Tells pages apart; not the cache's number.
+type PageNumber = u64;
 
 #[derive(Clone, Debug)]
 struct Resident {
     history: History,
     stamp: u64,
+    pages: Vec<PageNumber>,
 }
 
 /// A lease that stays open over other steps, and what it will do.
@@ -179,6 +197,7 @@ impl World {
             onload_threads: 1,
             // Whoever is being copied in the background is passed over, and the naive map knows nothing of that.
             ahead_percent: 0,
+            ..KvOptions::default()
         };
         let has_store = !random.once_in(4);
         Self {
@@ -191,19 +210,21 @@ impl World {
             truth: vec![Vec::new(); USERS],
             clock: 0,
             lease: None,
-            lingering: 0,
+            lingering: Vec::new(),
+            numbered: 0,
         }
     }
 
     fn step(&mut self, random: &mut Random) {
         let user = random.below(USERS) as u64;
-        match random.below(16) {
+        match random.below(18) {
             0..=8 => self.prepare(random),
             9 => self.evict(random.pick(&[Tiers::ALL, Tiers::RESIDENT, Tiers::STORE]), user, random.once_in(4)),
             10 => self.offload(user, random.once_in(3)),
             11 => self.prefetch(user),
             12 | 13 => self.end_lease(random),
             14 => self.edit(random, user),
+            15 | 16 => self.fork(user, random.below(USERS) as u64, random.pick(&[7, 8, 20, 100])),
             _ => self.lookup(),
         }
     }
@@ -212,26 +233,42 @@ impl World {
     fn compare(&self) {
         self.lookup();
         let stats = self.cache.stats();
-        let used: usize = self.resident.values().map(|resident| resident.history.pages()).sum();
-        let leased = self.lease.as_ref().map_or(0, |held| held.pages) + self.lingering;
-        assert_eq!(stats.free_pages as usize, self.pages - used - leased, "free pages");
+        assert_eq!(stats.free_pages as usize, self.free(), "free pages");
+        let mut references = BTreeMap::new();
+        for page in self.resident.values().flat_map(|resident| &resident.pages).chain(&self.lingering) {
+            *references.entry(page).or_insert(0) += 1;
+        }
+        let shared = references.values().filter(|&&owners| owners > 1).count();
+        assert_eq!(stats.shared_pages as usize, shared, "shared pages");
         assert_eq!(stats.resident_users as usize, self.resident.len());
         assert_eq!((stats.failed_offloads, stats.failed_onloads), (0, 0));
     }
 
     fn lookup(&self) {
         for user in 0..USERS as u64 {
-            let mut expected = CachedUser::default();
+            let mut expected = CachedOwner::default();
             let mut is = |history: &History, tier| {
-                expected = CachedUser { start: history.start, tokens: history.items.len() as u32, tier }
+                expected = CachedOwner { start: history.start, tokens: history.items.len() as u32, tier }
             };
             match (self.resident.get(&user), self.stored.get(&user)) {
                 (Some(resident), _) => is(&resident.history, Tier::Resident),
                 (None, Some(stored)) => is(stored, Tier::Store),
                 (None, None) => {}
             }
-            assert_eq!(self.cache.lookup(&[user]), [expected], "user {user}");
+            assert_eq!(self.cache.lookup(Owner::slice(&[user])), [expected], "user {user}");
         }
+    }
+
+    /// How many pages no user has, and no lease.
+    fn free(&self) -> usize {
+        let used: BTreeSet<_> =
+            self.resident.values().flat_map(|resident| &resident.pages).chain(&self.lingering).collect();
+        self.pages - used.len() - self.lease.as_ref().map_or(0, |held| held.pages)
+    }
+
+    fn number_pages(&mut self, count: usize) -> Vec<PageNumber> {
+        self.numbered += count as PageNumber;
+        (self.numbered - count as PageNumber..self.numbered).collect()
     }
 
     fn now(&mut self) -> u64 {
@@ -297,7 +334,7 @@ impl World {
         let batch: Vec<Request<'_>> = requests
             .iter()
             .map(|(user, start, tokens, items)| Request {
-                user: *user,
+                owner: Owner(*user),
                 start: *start,
                 tokens: *tokens,
                 candidates: 1,
@@ -326,9 +363,9 @@ impl World {
         };
         let (lease, plans) = lease;
         lease.wait().unwrap();
-        for (user, plan) in lease.users().zip(&plans) {
+        for (user, plan) in lease.owners().zip(&plans) {
             assert_eq!(
-                (user.user, user.start, user.cached as usize),
+                (user.owner.0, user.start, user.cached as usize),
                 (plan.user, plan.seen.start, plan.seen.items.len())
             );
             assert_eq!(user.tokens as usize, plan.new.len());
@@ -346,18 +383,16 @@ impl World {
 
     fn check_and_append(&self, held: &Held) {
         let plan = |user: u64| held.plans.iter().find(|plan| plan.user == user).unwrap();
-        SHAPE.check(&held.lease, |user, position| plan(user).seen.items[(position - plan(user).seen.start) as usize]);
+        SHAPE.check_shared(&held.lease, |user, position| plan(user).seen.token(position));
         SHAPE.append(&held.lease, |user, position| plan(user).new[(position - plan(user).seen.end()) as usize]);
     }
 
     fn end_lease(&mut self, random: &mut Random) {
         if let Some(held) = self.lease.take() {
-            self.lingering = 0;
+            self.lingering.clear();
             // What was there before is still there.
             let plan = |user: u64| held.plans.iter().find(|plan| plan.user == user).unwrap();
-            SHAPE.check(&held.lease, |user, position| {
-                plan(user).seen.items[(position - plan(user).seen.start) as usize]
-            });
+            SHAPE.check_shared(&held.lease, |user, position| plan(user).seen.token(position));
             self.finish(held, random.once_in(2));
         }
     }
@@ -374,23 +409,39 @@ impl World {
             if plan.changes {
                 let mut history = plan.seen.clone();
                 history.items.extend(&plan.new);
+                history.authors.resize(history.items.len(), plan.user);
+                let before = self
+                    .resident
+                    .get(&plan.user)
+                    .map_or((0, Vec::new()), |resident| (resident.history.start, resident.pages.clone()));
+                let mut pages = Vec::new();
+                if !plan.seen.items.is_empty() {
+                    let from = (plan.seen.start - before.0) as usize / SHAPE.page_size as usize;
+                    pages.extend(&before.1[from..from + plan.seen.pages()]);
+                }
+                let new = self.number_pages(plan.new_pages());
+                pages.extend(&new);
                 while self.options.max_history > 0 && history.items.len() > self.options.max_history as usize {
                     history.drop_page();
+                    pages.remove(0);
                 }
-                let before = self.resident.get(&plan.user).map_or(0, |resident| resident.history.pages());
                 if self.leased(plan.user).is_some() {
-                    self.lingering += before + plan.new_pages() - history.pages();
+                    let left = before.1.into_iter().chain(new).filter(|page| !pages.contains(page));
+                    self.lingering.extend(left);
                 }
                 if history.items.is_empty() {
                     self.resident.remove(&plan.user);
                 } else {
-                    self.resident.insert(plan.user, Resident { history, stamp: now });
+                    self.resident.insert(plan.user, Resident { history, stamp: now, pages });
                 }
                 if plan.cut {
                     self.cut_stored(plan);
                 }
-            } else if plan.holds {
-                self.resident.get_mut(&plan.user).unwrap().stamp = now;
+            } else if plan.holds
+                // Unless another lease has left nothing of it.
+                && let Some(resident) = self.resident.get_mut(&plan.user)
+            {
+                resident.stamp = now;
             }
         }
         if self.options.offload == Offload::AtCommit && self.has_store {
@@ -410,13 +461,13 @@ impl World {
         if kept == 0 {
             self.stored.remove(&plan.user);
         } else {
-            stored.items.truncate(kept);
+            stored.truncate(kept);
         }
     }
 
     /// What a request does, in the simplest words there are.
     fn plan(&self, request: &Request<'_>) -> Result<Plan, (Status, String)> {
-        let user = request.user;
+        let user = request.owner.0;
         let cached = self.cached(user);
         let busy = (Status::Busy, "another lease".into());
         if self.leased(user).is_some_and(|plan| plan.changes)
@@ -440,7 +491,7 @@ impl World {
                     if self.options.edited == Edited::Refuse {
                         return Err((Status::InvalidArgument, format!("items from {from} to {}", to - 1)));
                     }
-                    seen.items.truncate((from - seen.start) as usize);
+                    seen.truncate((from - seen.start) as usize);
                     cut = true;
                     break;
                 }
@@ -456,7 +507,7 @@ impl World {
                     let text = format!("items from {} to {}", seen.start + whole, seen.end() - 1);
                     return Err((Status::InvalidArgument, text));
                 }
-                seen.items.truncate(whole as usize);
+                seen.truncate(whole as usize);
                 cut = true;
             }
         }
@@ -470,7 +521,7 @@ impl World {
                 return Err((Status::InvalidArgument, format!("missing tokens from {end} to {}", request.start - 1)));
             }
             cut = !cached.items.is_empty();
-            seen = History { start: request.start, items: Vec::new() };
+            seen = History { start: request.start, ..History::default() };
         } else if request.start < end {
             if self.options.overlap == Overlap::Refuse {
                 let text = format!("overlapping tokens from {} to {}", request.start, end - 1);
@@ -501,7 +552,7 @@ impl World {
         let needed = plans.iter().map(Plan::new_pages).sum::<usize>()
             + arriving.iter().map(|user| self.stored[user].pages()).sum::<usize>();
         let own = plans.iter().filter_map(|plan| self.resident.get(&plan.user));
-        let own: usize = own.map(|resident| resident.history.pages()).sum();
+        let own = own.flat_map(|resident| &resident.pages).collect::<BTreeSet<_>>().len();
         if needed + own > self.pages {
             return Err((Status::Capacity, format!("needs {} pages and the cache has {}", needed + own, self.pages)));
         }
@@ -513,23 +564,23 @@ impl World {
             .map(|(&user, resident)| (resident.stamp, user))
             .collect();
         idle.sort_unstable();
-        let used: usize = self.resident.values().map(|resident| resident.history.pages()).sum();
-        let mut free = self.pages - used - self.lingering - self.lease.as_ref().map_or(0, |held| held.pages);
-        let evictable: usize = idle.iter().map(|(_, user)| self.resident[user].history.pages()).sum();
-        if needed > free + evictable {
-            let text = format!("{needed} more pages are needed and {} are available", free + evictable);
+        let busy = self.resident.iter().filter(|(user, _)| held(user)).flat_map(|(_, resident)| &resident.pages);
+        let busy = busy.chain(&self.lingering).collect::<BTreeSet<_>>().len();
+        let available = self.pages - busy - self.lease.as_ref().map_or(0, |held| held.pages);
+        if needed > available {
+            let text = format!("{needed} more pages are needed and {available} are available");
             return Err((Status::Capacity, text));
         }
         for (_, user) in idle {
-            if free >= needed {
+            if self.free() >= needed {
                 break;
             }
-            free += self.resident[&user].history.pages();
             self.leave(user);
         }
         for user in arriving {
-            let stamp = self.now();
-            self.resident.insert(user, Resident { history: self.stored[&user].clone(), stamp });
+            let (stamp, history) = (self.now(), self.stored[&user].clone());
+            let pages = self.number_pages(history.pages());
+            self.resident.insert(user, Resident { history, stamp, pages });
         }
         Ok(())
     }
@@ -545,7 +596,7 @@ impl World {
         trace(format!("evict {user}, everyone: {everyone}, {tiers:?}"));
         let users: Vec<u64> = if everyone { (0..USERS as u64).collect() } else { vec![user] };
         if !everyone && self.leased(user).is_some() {
-            let error = self.cache.evict(Users::These(&users), tiers).unwrap_err();
+            let error = self.cache.evict(Owners::These(Owner::slice(&users)), tiers).unwrap_err();
             assert_eq!(error.status(), Status::Busy);
             return;
         }
@@ -563,14 +614,14 @@ impl World {
                 (false, _) => {}
             }
         }
-        let whom = if everyone { Users::All } else { Users::These(&users) };
+        let whom = if everyone { Owners::All } else { Owners::These(Owner::slice(&users)) };
         assert_eq!(self.cache.evict(whom, tiers).unwrap(), expected);
     }
 
     fn offload(&mut self, user: u64, everyone: bool) {
         trace(format!("offload {user}, everyone: {everyone}"));
         let users: Vec<u64> = if everyone { (0..USERS as u64).collect() } else { vec![user] };
-        let whom = if everyone { Users::All } else { Users::These(&users) };
+        let whom = if everyone { Owners::All } else { Owners::These(Owner::slice(&users)) };
         if !self.has_store {
             assert_eq!(self.cache.offload(whom).unwrap_err().status(), Status::Unsupported);
             return;
@@ -596,13 +647,52 @@ impl World {
         let known = self.leased(user).is_some_and(|plan| plan.changes);
         let plan = Plan { user, seen: self.cached(user), new: Vec::new(), holds: false, changes: false, cut: false };
         let expected = usize::from(arrives && !known && self.allocate(&[plan]).is_ok());
-        assert_eq!(self.cache.prefetch(&[user]).unwrap(), expected);
+        assert_eq!(self.cache.prefetch(Owner::slice(&[user])).unwrap(), expected);
         // Until it has arrived it counts as stored.
         if expected == 1 {
-            let request = Request { user, start: self.cached(user).end(), tokens: 0, candidates: 1, items: &[] };
+            let request =
+                Request { owner: Owner(user), start: self.cached(user).end(), tokens: 0, candidates: 1, items: &[] };
             let lease = self.cache.prepare(&[request]).unwrap();
             lease.wait().unwrap();
             lease.abort();
         }
+    }
+
+    /// Another user begins as this one did.
+    fn fork(&mut self, from: u64, to: u64, tokens: u32) {
+        trace(format!("fork {to} from {tokens} tokens of {from}"));
+        let forked = self.cache.fork(Owner(from), Owner(to), tokens);
+        let begun = self.leased(to).is_some_and(|plan| plan.changes);
+        if from == to || begun || self.resident.contains_key(&to) || self.stored.contains_key(&to) {
+            assert_eq!(forked.unwrap_err().status(), Status::InvalidArgument);
+            return;
+        }
+        if !self.resident.contains_key(&from) && self.leased(from).is_none_or(|plan| !plan.changes) {
+            let seen = self.cached(from);
+            let plan = Plan { user: from, seen, new: Vec::new(), holds: false, changes: false, cut: false };
+            if let Err(expected) = self.allocate(&[plan]) {
+                assert_eq!(forked.unwrap_err().status(), expected.0);
+                return;
+            }
+        }
+        let Some(resident) = self.resident.get(&from) else {
+            assert_eq!(forked.unwrap(), 0);
+            return;
+        };
+        let pages = resident.history.items.len().min(tokens as usize) / SHAPE.page_size as usize;
+        assert_eq!(forked.unwrap() as usize, pages * SHAPE.page_size as usize);
+        if pages == 0 {
+            return;
+        }
+        let (mut history, pages) = (resident.history.clone(), resident.pages[..pages].to_vec());
+        history.truncate(pages.len() * SHAPE.page_size as usize);
+        let mut truth = self.truth[from as usize].clone();
+        truth.resize(history.start as usize, 0);
+        truth.extend(&history.items);
+        self.truth[to as usize] = truth;
+        let stamp = self.now();
+        self.resident.get_mut(&from).unwrap().stamp = stamp;
+        let stamp = self.now();
+        self.resident.insert(to, Resident { history, stamp, pages });
     }
 }

@@ -40,7 +40,19 @@ impl Shape {
         }
     }
 
+    /// As [`check`](Self::check), of histories that others have begun: `token` tells which user has appended the token at a
+    /// position, and what it is.
+    pub fn check_shared(self, lease: &Lease, mut token: impl FnMut(u64, u64) -> (u64, u64)) {
+        for layer in 0..self.layers {
+            self.check_tokens(lease, layer, &mut token);
+        }
+    }
+
     pub fn check_layer(self, lease: &Lease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
+        self.check_tokens(lease, layer, &mut |user, position| (user, item(user, position)));
+    }
+
+    fn check_tokens(self, lease: &Lease, layer: u32, token: &mut impl FnMut(u64, u64) -> (u64, u64)) {
         let pool = lease.pool(layer).unwrap();
         // A copy from a GPU takes its time, whatever its size: there all of it at once.
         let mut all = Vec::new();
@@ -57,7 +69,8 @@ impl Shape {
             } else {
                 row.copy_from_slice(&all[at..][..self.row]);
             }
-            let expected = self.expected(layer, half, user, position, item(user, position));
+            let (author, item) = token(user, position);
+            let expected = self.expected(layer, half, author, position, item);
             assert_eq!(row, expected, "user {user}, position {position}, layer {layer}, half {half}");
         });
     }
@@ -68,7 +81,7 @@ impl Shape {
         let pages = lease.page_ids().as_slice::<i32>().unwrap();
         let indptr = lease.page_indptr().as_slice::<i32>().unwrap();
         let page_size = self.page_size as usize;
-        for (index, user) in lease.users().enumerate() {
+        for (index, user) in lease.owners().enumerate() {
             let pages = &pages[indptr[index] as usize..indptr[index + 1] as usize];
             let cached = user.cached as usize;
             let tokens = if new { cached..cached + user.tokens as usize } else { 0..cached };
@@ -76,7 +89,7 @@ impl Shape {
                 for half in 0..2 {
                     let page = usize::try_from(pages[token / page_size]).unwrap();
                     let at = ((page * 2 + half) * page_size + token % page_size) * self.row;
-                    visit(at, half as u32, user.user, user.start + token as u64);
+                    visit(at, half as u32, user.owner.0, user.start + token as u64);
                 }
             }
         }

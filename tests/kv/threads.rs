@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
-use pagoda::kv::{Request, Tiers, Users};
+use pagoda::kv::{Owner, Owners, Request, Tiers};
 use pagoda::store::DiskStore;
 use pagoda::{ElementType, KvCache, KvOptions, Offload, Overlap, Pages, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
@@ -71,12 +71,13 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
 
     // Everyone is still whole, and no page was lost.
     for user in 0..USERS as u64 {
-        let cached = cache.lookup(&[user])[0];
-        let request = Request { user, start: cached.start + u64::from(cached.tokens), ..Request::default() };
+        let cached = cache.lookup(Owner::slice(&[user]))[0];
+        let request =
+            Request { owner: Owner(user), start: cached.start + u64::from(cached.tokens), ..Request::default() };
         let life = [lives[user as usize].read().unwrap()];
         SHAPE.check(&cache.prepare(&[request]).unwrap(), |user, position| item(&life, &[user], user, position));
     }
-    cache.evict(Users::All, Tiers::ALL).unwrap();
+    cache.evict(Owners::All, Tiers::ALL).unwrap();
     let stats = cache.stats();
     assert_eq!((stats.free_pages, stats.resident_users, stats.failed_onloads), (PAGES.into(), 0, 0), "{stats:?}");
 }
@@ -84,19 +85,19 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
 fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU64, refused: &AtomicU64) {
     let user = random.below(USERS) as u64;
     match random.below(40) {
-        0 => match cache.evict(Users::These(&[user]), random.pick(&[Tiers::RESIDENT, Tiers::STORE])) {
+        0 => match cache.evict(Owners::These(Owner::slice(&[user])), random.pick(&[Tiers::RESIDENT, Tiers::STORE])) {
             Err(error) if error.status() == Status::Busy => {}
             result => drop(result.unwrap()),
         },
         4 => end_life(cache, lives, user),
         1 => {
-            if let Err(error) = cache.offload(Users::These(&[user])) {
+            if let Err(error) = cache.offload(Owners::These(Owner::slice(&[user]))) {
                 // Someone else has removed it from there meanwhile.
                 assert!(error.message().contains("is in the store no more"), "{error}");
             }
         }
-        2 => drop(cache.prefetch(&[user]).unwrap()),
-        3 => drop(cache.evict(Users::All, Tiers::RESIDENT).unwrap()),
+        2 => drop(cache.prefetch(Owner::slice(&[user])).unwrap()),
+        3 => drop(cache.evict(Owners::All, Tiers::RESIDENT).unwrap()),
         _ => {
             let users = [user, (user + 1 + random.below(USERS - 1) as u64) % USERS as u64];
             // In order, so that no two threads wait for each other.
@@ -104,12 +105,12 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
             order.sort_unstable();
             let guards = order.map(|user| lives[user as usize].read().unwrap());
             let item = |user, position| item(&guards, &order, user, position);
-            let cached = cache.lookup(&users);
+            let cached = cache.lookup(Owner::slice(&users));
             let batch = [0, 1].map(|index| {
                 let end = cached[index].start + u64::from(cached[index].tokens);
                 // A history that has grown long begins anew, so that pages keep moving.
                 let tokens = if end > 100 { 0 } else { random.below(20) as u32 };
-                Request { user: users[index], start: end, tokens, candidates: 1, items: &[] }
+                Request { owner: Owner(users[index]), start: end, tokens, candidates: 1, items: &[] }
             });
             match cache.prepare(&batch[..1 + random.below(2)]) {
                 Ok(lease) => {
@@ -141,7 +142,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
 /// Removes a user from everywhere; what is added after that is of another life.
 fn end_life(cache: &KvCache, lives: &Lives, user: u64) {
     if let Ok(mut life) = lives[user as usize].try_write() {
-        cache.evict(Users::These(&[user]), Tiers::ALL).unwrap();
+        cache.evict(Owners::These(Owner::slice(&[user])), Tiers::ALL).unwrap();
         *life += 1;
     }
 }

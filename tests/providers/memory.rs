@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagoda::engine::EngineOptions;
-use pagoda::kv::{Request, Users};
+use pagoda::kv::{Owner, Owners, Request};
 use pagoda::store::HostStore;
 use pagoda::{ElementType, Engine, KvCache, KvOptions, Model, ModelOptions, Pages, Place, Provider, Status};
 use pagoda_kernels::cpu::reference;
@@ -90,14 +90,14 @@ fn histories_leave_and_come_back_where_no_memory_is_left() {
     let cache = &KvCache::open(&options, Some(Arc::new(host))).unwrap();
     let _taken = take_all_but(0);
     let add = |user, start, tokens| {
-        let lease = cache.prepare(&[Request { user, start, tokens, candidates: 0, items: &[] }]).unwrap();
+        let lease = cache.prepare(&[Request { owner: Owner(user), start, tokens, candidates: 0, items: &[] }]).unwrap();
         let _ = lease.commit().unwrap();
     };
     (0..8).for_each(|user| add(user, 0, 100));
     // At the same time, for which there are not enough ways out.
     std::thread::scope(|scope| {
         for user in 4..8 {
-            scope.spawn(move || cache.offload(Users::These(&[user])).unwrap());
+            scope.spawn(move || cache.offload(Owners::These(Owner::slice(&[user]))).unwrap());
         }
     });
     (0..8).for_each(|user| add(user, 100, 1));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda::kv::{Request, Tiers, Users};
+use pagoda::kv::{Owner, Owners, Request, Tiers};
 use pagoda::store::{DiskStore, Store};
 use pagoda::{ElementType, KvCache, KvOptions, Pages, Result, StoreOptions};
 use pagoda_test_support::Folder;
@@ -61,12 +61,12 @@ fn options(users: u32, layers: u32) -> KvOptions {
 fn batch(cache: &KvCache, first: u64, tokens: u32) -> Result<Duration> {
     let users: Vec<u64> = (first..first + USERS).collect();
     let start = Instant::now();
-    let cached = cache.lookup(&users);
+    let cached = cache.lookup(Owner::slice(&users));
     let requests: Vec<_> = users
         .iter()
         .zip(&cached)
         .map(|(&user, cached)| Request {
-            user,
+            owner: Owner(user),
             start: cached.start + u64::from(cached.tokens),
             tokens,
             candidates: 128,
@@ -83,7 +83,7 @@ fn new_users() -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
         times.push(batch(&cache, 0, TOKENS)?);
-        cache.evict(Users::All, Tiers::ALL)?;
+        cache.evict(Owners::All, Tiers::ALL)?;
     }
     Ok(median(times))
 }
@@ -95,7 +95,7 @@ fn cached_users() -> Result<f64> {
     for _ in 0..ROUNDS {
         batch(&cache, 0, TOKENS - PAGE)?;
         times.push(batch(&cache, 0, PAGE)?);
-        cache.evict(Users::All, Tiers::ALL)?;
+        cache.evict(Owners::All, Tiers::ALL)?;
     }
     Ok(median(times))
 }
@@ -109,7 +109,7 @@ fn evicting(store: Option<&Arc<dyn Store>>) -> Result<f64> {
     batch(&cache, 0, TOKENS)?;
     for round in 1..=rounds as u64 {
         if store.is_some() {
-            cache.offload(Users::All)?;
+            cache.offload(Owners::All)?;
         }
         times.push(batch(&cache, round * USERS, TOKENS)?);
     }

@@ -9,10 +9,10 @@ use super::kv_options::{PAGODA_OFFLOAD_AT_COMMIT, PAGODA_OFFLOAD_BY_HAND, PAGODA
 use super::model::{self, pagoda_model_options};
 use super::run::pagoda_cancel;
 use super::store::{self, pagoda_store_options};
-use crate::config::{Offload, Pages};
 use crate::embedding::CacheSize;
 use crate::engine::{Columns, EngineOptions, EngineStore, Events, GraphShape, RankRequest, TableOptions};
 use crate::error::{Error, Result};
+use crate::kv::{Offload, Pages};
 use crate::runtime::Cancel;
 
 /// The most events or candidates of one request, and more than any model takes.

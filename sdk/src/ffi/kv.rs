@@ -9,7 +9,7 @@ use super::kv_options::{about_options, pagoda_kv_options, read_options};
 use super::tensor::pagoda_tensor;
 use super::{boundary, freeing};
 use crate::error::Result;
-use crate::kv::{KvCache, Tier, Tiers, Users};
+use crate::kv::{KvCache, Owner, Owners, Tier, Tiers};
 
 /// Where a user's history lies.
 pub type pagoda_tier = i32;
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn pagoda_kv_cache_lookup(
             let mut starts = args::out_list(starts, user_count, "starts")?;
             let mut lengths = args::out_list(lengths, user_count, "lengths")?;
             let mut tiers = args::out_list(tiers, user_count, "tiers")?;
-            for (index, cached) in cache.lookup(users).into_iter().enumerate() {
+            for (index, cached) in cache.lookup(Owner::slice(users)).into_iter().enumerate() {
                 starts.as_mut().map(|starts| starts[index].write(cached.start as i64));
                 lengths.as_mut().map(|lengths| lengths[index].write(cached.tokens.into()));
                 tiers.as_mut().map(|tiers| tiers[index].write(tier(cached.tier)));
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn pagoda_kv_cache_prefetch(
     unsafe {
         boundary("pagoda_kv_cache_prefetch", error, || {
             let (cache, out) = (KvCache::get(cache, "cache")?, args::out(started, "started")?);
-            out.write(cache.prefetch(args::users(users, user_count)?)?);
+            out.write(cache.prefetch(Owner::slice(args::users(users, user_count)?))?);
             Ok(())
         })
     }
@@ -310,12 +310,12 @@ pub extern "C" fn pagoda_kv_cache_free(cache: *mut pagoda_kv_cache) -> pagoda_st
 
 /// # Safety
 /// `users` is NULL or has `count` elements.
-unsafe fn these_or_all<'a>(users: *const u64, count: usize) -> Result<Users<'a>> {
+unsafe fn these_or_all<'a>(users: *const u64, count: usize) -> Result<Owners<'a>> {
     if users.is_null() && count == 0 {
-        return Ok(Users::All);
+        return Ok(Owners::All);
     }
     // SAFETY: by contract.
-    unsafe { args::users(users, count) }.map(Users::These)
+    unsafe { args::users(users, count) }.map(|users| Owners::These(Owner::slice(users)))
 }
 
 fn read_tiers(tiers: pagoda_tiers) -> Result<Tiers> {

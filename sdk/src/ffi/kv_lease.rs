@@ -9,7 +9,7 @@ use super::kv::pagoda_kv_cache;
 use super::tensor::pagoda_tensor;
 use super::{boundary, freeing};
 use crate::error::{Error, Result};
-use crate::kv::{KvCache, Lease, Request};
+use crate::kv::{KvCache, Lease, Owner, Request};
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::tensor::Tensor;
 
@@ -324,7 +324,7 @@ unsafe fn read_requests<'a>(requests: *const pagoda_kv_request, count: usize) ->
         let name = format!("requests[{index}]");
         let negative = |_| Error::invalid(format!("{name}.start"), format!("{} is negative", request.start));
         Ok(Request {
-            user: request.user,
+            owner: Owner(request.user),
             start: u64::try_from(request.start).map_err(negative)?,
             tokens: args::count(request.tokens, &format!("{name}.tokens"))?,
             candidates: args::count(request.candidates, &format!("{name}.candidates"))?,
@@ -358,7 +358,7 @@ fn index_tensor(lease: &Lease, which: pagoda_kv_tensor) -> Result<&Arc<Tensor>> 
 }
 
 fn leased_user(lease: &Lease, index: usize) -> Result<pagoda_kv_leased_user> {
-    let mut users = lease.users();
+    let mut users = lease.owners();
     let count = users.len();
     let user = users
         .nth(index)
@@ -369,7 +369,7 @@ fn leased_user(lease: &Lease, index: usize) -> Result<pagoda_kv_leased_user> {
         cached: user.cached as i32,
         tokens: user.tokens as i32,
         trimmed: user.trimmed as i32,
-        user: user.user,
+        user: user.owner.0,
         start: user.start as i64,
     })
 }

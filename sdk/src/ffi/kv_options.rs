@@ -7,8 +7,8 @@ use super::args::{self, Versioned};
 use super::handle::Object;
 use super::store::pagoda_store;
 use super::tensor::{PAGODA_TYPE_F32, element_type, pagoda_type};
-use crate::config::{Edited, KvOptions, Offload, Overlap, Pages, Place};
 use crate::error::{Error, Result};
+use crate::kv::{Edited, KvOptions, Offload, Overlap, Pages, Place};
 use crate::store::{DiskStore, Store};
 
 /// What becomes of new tokens that are cached already.
@@ -166,6 +166,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
             0 => KvOptions::default().onload_threads,
             threads => threads,
         },
+        ..KvOptions::default()
     };
     let store = match options.store.is_null() {
         true => None,

@@ -1,18 +1,18 @@
-//! Storing the users who are to leave next before they leave, so that whoever needs their pages does not wait for a copy.
+//! Stores the owners that are evicted next ahead of their eviction, so that a request that needs their pages does not wait
+//! for a copy.
 
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::Inner;
-use crate::error::{Error, Result, Status};
+use crate::error::Result;
 use crate::store::Room;
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, Worker};
 
-/// How long to leave a store alone that could not take something.
+/// How long the thread pauses after the store has refused a write.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Through which the thread hears that there may be something to do.
+/// Wakes the thread.
 #[derive(Default)]
 pub(super) struct Signal {
     state: Mutex<State>,
@@ -49,34 +49,29 @@ impl Signal {
     }
 }
 
-/// The thread that does it.
+/// The thread that stores ahead.
 pub(super) struct Ahead {
     inner: Arc<Inner>,
-    thread: Option<JoinHandle<()>>,
+    /// Joined after `drop` has told it to stop.
+    _worker: Worker,
 }
 
 impl Ahead {
     pub(super) fn start(inner: &Arc<Inner>) -> Result<Self> {
         let own = Arc::clone(inner);
-        let spawned = Builder::new().name("pagoda-ahead".into()).spawn(move || own.store_ahead());
-        let thread =
-            spawned.map_err(|error| Error::new(Status::Capacity, format!("no thread to store ahead with: {error}")))?;
-        Ok(Self { inner: Arc::clone(inner), thread: Some(thread) })
+        let worker = Worker::spawn("pagoda-ahead", "store ahead with", move || own.store_ahead())?;
+        Ok(Self { inner: Arc::clone(inner), _worker: worker })
     }
 }
 
 impl Drop for Ahead {
     fn drop(&mut self) {
         self.inner.signal.set(|state| state.stop = true);
-        if let Some(thread) = self.thread.take() {
-            // A panic has been reported where it happened.
-            let _ = thread.join();
-        }
     }
 }
 
 impl Inner {
-    /// Has the thread look, if there is something for it to do.
+    /// Wakes the thread if owners should be stored.
     pub(super) fn wake_ahead(&self) {
         if self.table.wants_saving() {
             self.signal.set(|state| state.wanted = true);
@@ -86,10 +81,10 @@ impl Inner {
     fn store_ahead(&self) {
         while self.signal.wait() {
             while !self.signal.stopped() && self.table.wants_saving() {
-                let Some(user) = self.table.least_recent_unsaved() else { break };
-                if let Err(error) = self.save_copying(user, Room::Wait) {
-                    // Nothing is lost yet: it is tried again, at the latest when the user leaves.
-                    log::debug!("user {user} could not be stored ahead: {error}");
+                let Some(owner) = self.table.next_unsaved() else { break };
+                if let Err(error) = self.save_copying(owner, Room::Wait) {
+                    // Nothing is lost yet: it is tried again, at the latest at eviction.
+                    log::debug!("user {owner} could not be stored ahead: {error}");
                     self.signal.pause();
                 }
             }

@@ -1,4 +1,4 @@
-//! Tokens on their way between the pools of a GPU and the host, beside what the GPU computes.
+//! Copies of tokens between the pools of a GPU and the host, on streams of their own beside the compute stream.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,20 +19,19 @@ pub(super) struct Mover {
     shape: Shape,
     pages: usize,
     incoming: Mutex<Incoming>,
-    /// Has what came in on either lane in the order in which it was put there: whoever waits for the last of a layer has what
-    /// came before it too.
+    /// Joins both lanes in the order of their copies: a wait for the last copy of a layer covers those before it.
     order: SideStream,
     arrivals: Vec<Arrivals>,
-    /// How many times tokens were put on their way, and how many of these are known to have arrived.
+    /// How many copies were begun, and how many of these are known to have ended.
     sent: AtomicU64,
     arrived: AtomicU64,
-    /// Those that no one is using, of at least one.
+    /// The free ones. At least one exists.
     outgoing: Mutex<Vec<Outgoing>>,
-    /// Someone has put one back.
+    /// One was put back.
     returned: Condvar,
 }
 
-/// Lanes that take turns, so that tokens come in on one while those of the other go into their pages.
+/// Two lanes that take turns: tokens come in on one while those of the other go into their pages.
 struct Incoming {
     lanes: [(Lane, Event); 2],
     next: usize,
@@ -54,7 +53,7 @@ struct Lane {
     numbers: Vec<Vec<u8>>,
 }
 
-/// Tokens in the pages of a user: from which on, and how many.
+/// Tokens in the pages of an owner: from which on, and how many.
 #[derive(Clone, Copy)]
 pub(super) struct Stretch<'a> {
     pub(super) pages: &'a [u32],
@@ -62,7 +61,7 @@ pub(super) struct Stretch<'a> {
     pub(super) count: usize,
 }
 
-/// A piece of a user's history in one layer, as the store has it.
+/// A piece of an owner's history in one layer, as the store has it.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'a> {
     /// The keys, then the values, of `held` tokens.
@@ -100,7 +99,7 @@ impl Mover {
         read
     }
 
-    /// A lane that no one uses: one more if there is memory for it, else the next that is put back.
+    /// A free lane: a new one if there is memory for it, else the next that is put back.
     fn way_out(&self) -> Result<Outgoing> {
         if let Some(free) = self.outgoing.lock().pop() {
             return Ok(free);
@@ -175,7 +174,7 @@ impl Mover {
             self.sent.fetch_add(1, Ordering::Release);
             Ok(())
         });
-        // What is on the lane already is waited for here, as no one else knows of it.
+        // No other code waits for the copies that were begun before an error.
         written.inspect_err(|_| drop(lane.stream.wait()))
     }
 

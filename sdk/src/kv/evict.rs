@@ -4,38 +4,39 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Inner, Tiers, Users, busy};
+use super::owner::Owner;
+use super::{Inner, Owners, Tiers, busy};
 use crate::error::{Error, Result, Status};
 use crate::store::{Room, Ticket};
 
-/// How long to wait at a time for pages that others are moving, and how often.
+/// How long an allocation waits at a time for pages that are being moved, and how often.
 const MOMENT: Duration = Duration::from_millis(5);
 const PATIENCE: usize = 400;
 
 impl Inner {
-    /// Takes `count` pages, evicting the least recently used users as far as need be. Whoever `waits` does so for pages
-    /// that others are moving.
+    /// Takes `count` pages and evicts owners for them as far as need be. With `waits`, waits for pages that other threads
+    /// are moving.
     pub(super) fn allocate(&self, count: usize, waits: bool) -> Result<Vec<u32>> {
         let mut pages = Vec::with_capacity(count);
         let (mut patience, moment) = if waits { (PATIENCE, MOMENT) } else { (0, Duration::ZERO) };
         loop {
-            if self.table.take_pages(&mut pages, count) {
+            if self.table.pages().take(&mut pages, count) {
                 self.wake_ahead();
                 return Ok(pages);
             }
-            // Nothing is evicted for a request that can not be met anyhow.
-            if pages.len() + self.table.available() >= count && self.evict_least_recent() {
+            // Nothing is evicted for a request that can not be met.
+            if pages.len() + self.table.pages().available() >= count && self.evict_next() {
                 continue;
             }
-            // Gives back what was taken, too.
-            if !self.table.wait_for_pages(&mut pages, count, moment) || patience == 0 {
+            // Returns what was taken, too.
+            if !self.table.pages().wait(&mut pages, count, moment) || patience == 0 {
                 return Err(Error::new(
                     Status::Capacity,
                     format!(
                         "{count} more pages are needed and {} are available, the rest of the {} are held by live leases: \
                          try again when those have ended, or give the cache more pages",
-                        self.table.available(),
-                        self.table.pages()
+                        self.table.pages().available(),
+                        self.table.pages().len()
                     ),
                 ));
             }
@@ -43,43 +44,43 @@ impl Inner {
         }
     }
 
-    fn evict_least_recent(&self) -> bool {
-        let Some(user) = self.table.least_recent() else { return false };
-        // A request does not wait for the disk: what the store can not take at once is lost, and counted.
-        if let Err(error) = self.save_leaving(user, Room::OrRefuse) {
-            log::warn!("user {user} leaves the pool and could not be handed to the store: {error}");
+    fn evict_next(&self) -> bool {
+        let Some(owner) = self.table.next_victim() else { return false };
+        // A request does not wait for the disk: what the store does not take at once is lost, and counted.
+        if let Err(error) = self.save_leaving(owner, Room::OrRefuse) {
+            log::warn!("user {owner} leaves the pool and could not be handed to the store: {error}");
             self.counters.failed_offloads.add(1);
         }
-        self.leave(user);
+        self.leave(owner);
         true
     }
 
-    /// Takes a user who is marked as leaving out of the pool.
-    fn leave(&self, user: u64) {
+    /// Removes an owner that is marked as leaving from the pool.
+    fn leave(&self, owner: Owner) {
         self.counters.evicted.add(1);
-        self.table.lock(user).change(user, |entry| (entry.leaving, entry.tokens) = (false, 0));
+        self.table.lock(owner).change(owner, |entry| (entry.leaving, entry.tokens) = (false, 0));
     }
 
-    pub(super) fn evict(&self, users: Users<'_>, tiers: Tiers) -> Result<usize> {
-        let everyone;
-        let (users, skip_leased) = match users {
-            Users::These(users) => {
-                for &user in users {
-                    self.not_leased(user)?;
+    pub(super) fn evict(&self, owners: Owners<'_>, tiers: Tiers) -> Result<usize> {
+        let all_owners;
+        let (owners, skip_leased) = match owners {
+            Owners::These(owners) => {
+                for &owner in owners {
+                    self.not_leased(owner)?;
                 }
-                (users, false)
+                (owners, false)
             }
-            Users::All => {
-                let mut all: HashSet<u64> = self.table.users().into_iter().collect();
+            Owners::All => {
+                let mut all: HashSet<Owner> = self.table.owners().into_iter().collect();
                 if let Some(store) = self.store.as_ref().filter(|_| tiers.store) {
-                    all.extend(store.users(self.space));
+                    all.extend(store.users(self.space).into_iter().map(Owner));
                 }
-                everyone = all.into_iter().collect::<Vec<_>>();
-                (&*everyone, true)
+                all_owners = all.into_iter().collect::<Vec<_>>();
+                (&*all_owners, true)
             }
         };
         let (mut evicted, mut tickets) = (0, Vec::new());
-        let mut outcome = users.iter().try_for_each(|&user| match self.evict_user(user, tiers, &mut tickets) {
+        let mut outcome = owners.iter().try_for_each(|&owner| match self.evict_owner(owner, tiers, &mut tickets) {
             Ok(had) => {
                 evicted += usize::from(had);
                 Ok(())
@@ -88,64 +89,65 @@ impl Inner {
             Err(error) => Err(error),
         });
         if tiers.store && skip_leased {
-            // Nothing lies behind this position: it is for what was queued before, also of users whom nobody finds any more.
-            outcome = outcome.and(self.cut(0, u64::MAX).map(|ticket| tickets.extend(ticket)));
+            // Nothing lies behind this position. Its ticket is done when everything that was queued before is done, also of
+            // owners that are not found any more.
+            outcome = outcome.and(self.cut(Owner(0), u64::MAX).map(|ticket| tickets.extend(ticket)));
         }
-        // What has been cut is gone for good before anyone hears of anything else.
+        // Waits before it reports another error: what was cut is gone for good when this returns.
         let waited = Ticket::wait_all(&tickets);
         outcome.and(waited).map(|()| evicted)
     }
 
-    fn not_leased(&self, user: u64) -> Result<()> {
-        match self.table.lock(user).get(user).filter(|entry| entry.leased()) {
-            Some(_) => Err(busy(user, "is held by a live lease: commit or abort it first")),
+    fn not_leased(&self, owner: Owner) -> Result<()> {
+        match self.table.lock(owner).get(owner).filter(|entry| entry.leased()) {
+            Some(_) => Err(busy(owner, "is held by a live lease: commit or abort it first")),
             None => Ok(()),
         }
     }
 
-    /// Evicts one user; says whether there was anything. `tickets` gets what to wait for.
-    pub(super) fn evict_user(&self, user: u64, tiers: Tiers, tickets: &mut Vec<Ticket>) -> Result<bool> {
+    /// Evicts one owner; says whether there was anything. `tickets` gets what to wait for.
+    pub(super) fn evict_owner(&self, owner: Owner, tiers: Tiers, tickets: &mut Vec<Ticket>) -> Result<bool> {
         // Also where nothing is found: what made it so may be queued still, or have failed.
         let cut = |tickets: &mut Vec<Ticket>| -> Result<()> {
             if tiers.store {
-                tickets.extend(self.cut(user, 0)?);
+                tickets.extend(self.cut(owner, 0)?);
             }
             Ok(())
         };
         loop {
-            let mut locked = self.table.lock(user).wait_while(user, |entry| entry.leaving || entry.copying);
-            let stored = tiers.store && self.found(user).is_some();
-            let Some(entry) = locked.get(user) else {
-                // Under the lock, so that no one brings it into the pool meanwhile.
+            let mut locked = self.table.lock(owner).wait_while(owner, |entry| entry.leaving || entry.copying);
+            let stored = tiers.store && self.found(owner).is_some();
+            let Some(entry) = locked.get(owner) else {
+                // Under the lock, so that no other thread brings it into the pool meanwhile.
                 cut(tickets)?;
                 return Ok(stored);
             };
             if entry.leased() {
-                return Err(busy(user, "is held by a live lease: commit or abort it first"));
+                return Err(busy(owner, "is held by a live lease: commit or abort it first"));
             }
             if let Some(onload) = &entry.loading {
                 let onload = Arc::clone(onload);
                 drop(locked);
-                // Whether it went well does not matter to someone who is about to leave.
+                // It is evicted whether or not that went well.
                 let _ = onload.wait_all();
                 continue;
             }
             cut(tickets)?;
             if !tiers.resident {
-                locked.change(user, |entry| entry.saved = false);
+                locked.change(owner, |entry| entry.saved = false);
                 return Ok(stored);
             }
             if tiers.store {
                 self.counters.evicted.add(1);
-                locked.change(user, |entry| entry.tokens = 0);
+                locked.change(owner, |entry| entry.tokens = 0);
             } else {
-                locked.change(user, |entry| entry.leaving = true);
+                locked.change(owner, |entry| entry.leaving = true);
                 drop(locked);
-                if let Err(error) = self.save_leaving(user, Room::Wait) {
-                    self.table.lock(user).change(user, |entry| entry.leaving = false);
+                if let Err(error) = self.save_leaving(owner, Room::Wait) {
+                    self.table.lock(owner).change(owner, |entry| entry.leaving = false);
                     return Err(error);
                 }
-                self.leave(user);
+                self.leave(owner);
             }
             return Ok(true);
         }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::device::Part;
 use super::onload::{Destination, Incoming, Onload};
+use super::options::Edited;
+use super::owner::Owner;
 use super::table::Entry;
 use super::{Inner, offload};
-use crate::config::Edited;
 use crate::error::{Result, Status};
 use crate::store::History;
 
@@ -30,12 +31,12 @@ impl FoundHistory {
 }
 
 impl Inner {
-    /// A user's stored history, if it can be used.
-    pub(super) fn stored_history(&self, user: u64) -> Option<FoundHistory> {
+    /// An owner's stored history, if it can be used.
+    pub(super) fn stored_history(&self, owner: Owner) -> Option<FoundHistory> {
         let store = self.store.as_ref()?;
-        // A tag that can not be read takes its piece with it, so there is ever less; unless the store is past that too.
+        // The store drops a piece whose tag it can not read, so each attempt finds less; a store that fails altogether may not.
         for _ in 0..ATTEMPTS {
-            let history = store.history(self.key(user))?;
+            let history = store.history(self.key(owner))?;
             if history.end() - history.start() > i32::MAX as u64 {
                 break;
             }
@@ -44,41 +45,41 @@ impl Inner {
             }
             match offload::hashes(&*history, self.shape.page_size) {
                 Ok((hashes, end_hash)) => return Some(FoundHistory { history, hashes, end_hash }),
-                Err(error) if error.status() == Status::Io => log::warn!("user {user} in the store: {error}"),
+                Err(error) if error.status() == Status::Io => log::warn!("user {owner} in the store: {error}"),
                 Err(error) => {
-                    log::warn!("user {user} in the store is left out: {error}");
-                    self.forget(user);
+                    log::warn!("user {owner} in the store is left out: {error}");
+                    self.forget(owner);
                 }
             }
         }
         None
     }
 
-    /// Removes what is stored of a user and is of no use; inference goes on if that can not be done.
-    fn forget(&self, user: u64) {
-        if let Err(error) = self.cut(user, 0) {
-            log::warn!("user {user} can not be removed from the store: {error}");
+    /// Removes what is stored of an owner and can not be used. A failure is logged, and inference goes on.
+    fn forget(&self, owner: Owner) {
+        if let Err(error) = self.cut(owner, 0) {
+            log::warn!("user {owner} can not be removed from the store: {error}");
         }
     }
 
-    /// Whether the store has just what `seen` says of a user.
-    pub(super) fn unchanged(&self, user: u64, seen: Option<&dyn History>) -> bool {
-        match (self.found(user), seen) {
+    /// Whether the store has just what `seen` says of an owner.
+    pub(super) fn unchanged(&self, owner: Owner, seen: Option<&dyn History>) -> bool {
+        match (self.found(owner), seen) {
             (Some(found), Some(seen)) => (found.start, &*found.pieces) == (seen.start(), seen.pieces()),
             (found, seen) => found.is_none() && seen.is_none(),
         }
     }
 
-    /// Makes room in the pool for a stored history that no one holds; `None` if there is nothing to do. Whoever `waits` does
-    /// so for pages that others are moving.
-    pub(super) fn fetch(&self, user: u64, waits: bool) -> Result<Option<Incoming>> {
-        if self.table.lock(user).get(user).is_some() {
+    /// Makes room in the pool for a stored history that is not there; `None` if there is nothing to do. With `waits`, waits
+    /// for pages that other threads are moving.
+    pub(super) fn fetch(&self, owner: Owner, waits: bool) -> Result<Option<Incoming>> {
+        if self.table.lock(owner).get(owner).is_some() {
             return Ok(None);
         }
-        let Some(found) = self.stored_history(user) else { return Ok(None) };
+        let Some(found) = self.stored_history(owner) else { return Ok(None) };
         let mut pages = self.allocate(self.pages_of(&*found.history), waits)?;
-        let incoming = self.settle(user, found, &mut pages, |_| ());
-        self.table.give_pages(&mut pages);
+        let incoming = self.settle(owner, found, &mut pages, |_| ());
+        self.table.pages().give(&mut pages);
         Ok(incoming)
     }
 
@@ -86,38 +87,37 @@ impl Inner {
         (history.end() - history.start()).div_ceil(self.shape.page_size.into()) as usize
     }
 
-    /// Puts a stored history into the table, marked as loading; `None` if someone else was faster or it has changed in
-    /// the store. `hold` says who holds it from the beginning.
+    /// Puts a stored history into the table, marked as loading; `None` if another thread was faster or it has changed in
+    /// the store. `hold` sets the lease that holds it from the beginning.
     pub(super) fn settle(
         &self,
-        user: u64,
+        owner: Owner,
         FoundHistory { history, hashes, end_hash }: FoundHistory,
         pages: &mut Vec<u32>,
         hold: impl FnOnce(&mut Entry),
     ) -> Option<Incoming> {
-        let mut locked = self.table.lock(user);
-        if locked.get(user).is_some() || !self.unchanged(user, Some(&*history)) {
+        let mut locked = self.table.lock(owner);
+        if locked.get(owner).is_some() || !self.unchanged(owner, Some(&*history)) {
             return None;
         }
         let onload = Arc::new(Onload::new(self.shape.layers));
         let mut entry = Entry {
             start: history.start(),
             tokens: (history.end() - history.start()) as u32,
-            pages: std::mem::take(pages),
+            pages: std::mem::take(pages).into(),
             hashes,
             end_hash,
-            stamp: self.table.now(),
             loading: Some(Arc::clone(&onload)),
             saved: true,
             ..Entry::default()
         };
         hold(&mut entry);
-        let pages = entry.pages.clone();
-        locked.insert(user, entry);
-        Some(Incoming { user, history, pages, onload })
+        let pages = entry.pages.to_vec();
+        locked.insert(owner, entry);
+        Some(Incoming { owner, history, pages, onload })
     }
 
-    /// Has histories read that are in the table, marked as loading.
+    /// Starts to read histories that are in the table, marked as loading.
     pub(super) fn load(inner: &Arc<Self>, incoming: Vec<Incoming>) {
         if incoming.is_empty() {
             return;
@@ -139,8 +139,8 @@ impl Destination for Inner {
             Part { bytes, held, skip, count: piece.tokens as usize - skip }
         });
         let parts: Vec<_> = parts.collect();
-        // SAFETY: the user is marked as loading: whoever holds its pages waits for this layer before it reads, and writes
-        // to other tokens only. The history, whose bytes these are, lives until `settled` has returned.
+        // SAFETY: the owner is marked as loading: a lease on its pages waits for this layer before it reads, and writes to
+        // other tokens only. The history, whose bytes these are, lives until `settled` has returned.
         unsafe { self.pool.write(layer, &incoming.pages, 0, &parts) }
     }
 
@@ -148,16 +148,16 @@ impl Destination for Inner {
         self.pool.settle()
     }
 
-    fn complete(&self, user: u64, result: Result<()>) {
+    fn complete(&self, owner: Owner, result: Result<()>) {
         if let Err(error) = &result {
-            log::warn!("user {user} can not be read from the store and counts as not cached: {error}");
+            log::warn!("user {owner} can not be read from the store and counts as not cached: {error}");
             self.counters.failed_onloads.add(1);
-            // What the store could not read it has dropped itself, and a GPU that fails says nothing of what is stored; what
-            // does not fit must not be tried for ever.
+            // The store has dropped what it could not read, and a GPU that fails says nothing of what is stored. What does
+            // not fit must not be tried for ever.
             if error.status() == Status::Internal {
-                self.forget(user);
+                self.forget(owner);
             }
         }
-        self.table.lock(user).change(user, |entry| (entry.loading, entry.failed) = (None, result.is_err()));
+        self.table.lock(owner).change(owner, |entry| (entry.loading, entry.failed) = (None, result.is_err()));
     }
 }

@@ -1,31 +1,33 @@
-//! Leases: a batch's hold on its users, from `prepare` to `commit`.
+//! Leases: a batch's hold on its owners, from `prepare` to `commit`.
 
 use std::sync::{Arc, OnceLock};
 
 use super::Inner;
 use super::offload::Saved;
 use super::onload::Onload;
+use super::options::Offload;
+use super::owner::Owner;
 use super::plan::Plan;
-use crate::config::Offload;
+use super::table::Entry;
 use crate::error::{Error, Result};
 use crate::store::Room;
 use crate::tensor::Tensor;
 
-/// A batch's hold on its users: where their histories lie, and room for what is new.
+/// A batch's hold on its owners: where their histories lie, and room for the new tokens.
 ///
 /// Ends with [`commit`](Lease::commit) or [`abort`](Lease::abort); dropping it aborts.
 pub struct Lease {
     pub(super) inner: Arc<Inner>,
-    pub(super) users: Vec<Held>,
+    pub(super) owners: Vec<Held>,
     /// In the order of the functions that give them; made when one is asked for.
     pub(super) tensors: OnceLock<[Arc<Tensor>; 5]>,
 }
 
-/// One user in a lease.
+/// One owner in a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeasedUser {
-    /// The user.
-    pub user: u64,
+pub struct LeasedOwner {
+    /// The owner of the history.
+    pub owner: Owner,
     /// The position where the history begins, as the model sees it.
     pub start: u64,
     /// How many of its tokens are cached.
@@ -38,7 +40,7 @@ pub struct LeasedUser {
 }
 
 /// What a commit has handed to the store.
-#[must_use = "commits need not be waited for, but whoever wants to know whether they are durable must"]
+#[must_use = "a commit is durable only when it was waited for; drop this if that does not matter"]
 pub struct Written {
     inner: Arc<Inner>,
     saved: Vec<Saved>,
@@ -54,14 +56,12 @@ impl Written {
     }
 }
 
-/// What a lease has of one user.
+/// What a lease has of one owner.
 pub(super) struct Held {
-    pub(super) user: u64,
+    pub(super) owner: Owner,
     pub(super) plan: Plan,
     pub(super) candidates: u32,
     pub(super) hold: Hold,
-    /// How many pages the user had before.
-    pub(super) had: usize,
     /// Those that the model sees.
     pub(super) pages: Vec<u32>,
     pub(super) new_pages: Vec<u32>,
@@ -70,37 +70,37 @@ pub(super) struct Held {
     pub(super) onload: Option<Arc<Onload>>,
 }
 
-/// In which way the table knows of it.
+/// How the table counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hold {
-    /// Not: there is nothing to hold.
+    /// Not at all: there is nothing to hold.
     Nothing,
     Reads,
     Writes,
 }
 
 impl Lease {
-    /// Where each user's rows begin: i32 `[users + 1]`.
+    /// Where each owner's rows begin: i32 `[owners + 1]`.
     pub fn row_offsets(&self) -> &Arc<Tensor> {
         &self.tensors()[0]
     }
 
-    /// How many candidates each user has: i32 `[users]`.
+    /// How many candidates each owner has: i32 `[owners]`.
     pub fn num_candidates(&self) -> &Arc<Tensor> {
         &self.tensors()[1]
     }
 
-    /// How many tokens of each user are cached: i32 `[users]`.
+    /// How many tokens of each owner are cached: i32 `[owners]`.
     pub fn cached_len(&self) -> &Arc<Tensor> {
         &self.tensors()[2]
     }
 
-    /// Where each user's list of pages begins: i32 `[users + 1]`.
+    /// Where each owner's list of pages begins: i32 `[owners + 1]`.
     pub fn page_indptr(&self) -> &Arc<Tensor> {
         &self.tensors()[3]
     }
 
-    /// Each user's pages in order of position: i32.
+    /// Each owner's pages in order of position: i32.
     pub fn page_ids(&self) -> &Arc<Tensor> {
         &self.tensors()[4]
     }
@@ -110,10 +110,10 @@ impl Lease {
         self.inner.layer(layer)
     }
 
-    /// What the lease has of each user, in the order of the batch.
-    pub fn users(&self) -> impl ExactSizeIterator<Item = LeasedUser> + '_ {
-        self.users.iter().map(|&Held { user, plan, .. }| LeasedUser {
-            user,
+    /// What the lease has of each owner, in the order of the batch.
+    pub fn owners(&self) -> impl ExactSizeIterator<Item = LeasedOwner> + '_ {
+        self.owners.iter().map(|&Held { owner, plan, .. }| LeasedOwner {
+            owner,
             start: plan.start,
             cached: plan.cached,
             tokens: plan.tokens,
@@ -121,13 +121,13 @@ impl Lease {
         })
     }
 
-    /// Whether a layer of every user has arrived from the store. An error means that something could not be read: the
+    /// Whether a layer of every owner has arrived from the store. An error means that something could not be read: the
     /// lease is of no use, and the next one will find less in the cache.
     pub fn layer_ready(&self, layer: u32) -> Result<bool> {
         self.inner.layer(layer)?;
         let on_gpu = self.inner.pool.is_on_gpu();
         for onload in self.onloads() {
-            // On a GPU no one is told of the layers one by one, but for the operators there.
+            // On a GPU only the operators there are told of single layers.
             if !(if on_gpu { onload.is_complete() } else { onload.ready(layer) })? {
                 return Ok(false);
             }
@@ -135,7 +135,7 @@ impl Lease {
         Ok(true)
     }
 
-    /// Waits until a layer of every user has arrived from the store; errors as [`layer_ready`](Self::layer_ready).
+    /// Waits until a layer of every owner has arrived from the store; errors as [`layer_ready`](Self::layer_ready).
     pub fn wait_layer(&self, layer: u32) -> Result<()> {
         self.inner.layer(layer)?;
         if self.inner.pool.is_on_gpu() {
@@ -146,7 +146,7 @@ impl Lease {
 
     /// Waits until everything has arrived from the store; errors as [`layer_ready`](Self::layer_ready).
     pub fn wait(&self) -> Result<()> {
-        // For all of them, also after an error: then nothing is on its way any more.
+        // Waits for all of them, also after an error: then nothing is on its way any more.
         let results: Vec<_> = self.onloads().map(Onload::wait_all).collect();
         results.into_iter().collect()
     }
@@ -167,17 +167,17 @@ impl Lease {
         let inner = Arc::clone(&self.inner);
         let save = inner.offload == Offload::AtCommit && inner.store.is_some();
         let mut to_save = Vec::new();
-        for held in &mut self.users {
+        for held in &mut self.owners {
             if commit(&inner, held, save) {
-                to_save.push(held.user);
+                to_save.push(held.owner);
             }
         }
         inner.wake_ahead();
         let mut written = Written { inner, saved: Vec::new(), error: None };
-        for user in to_save {
-            match self.inner.save_copying(user, Room::OrRefuse) {
+        for owner in to_save {
+            match self.inner.save_copying(owner, Room::OrRefuse) {
                 Ok(saved) => written.saved.push(saved),
-                // What is not stored now is stored with a later commit, or when the user is evicted.
+                // What is not stored now is stored with a later commit, or when the owner is evicted.
                 Err(error) => {
                     self.inner.counters.failed_offloads.add(1);
                     written.error.get_or_insert(error);
@@ -193,7 +193,7 @@ impl Lease {
     /// Counts what was found of the histories, and what is new. `onloaded`: they came from the store, for an earlier lease.
     pub(crate) fn count(&self, onloaded: bool) {
         let counters = &self.inner.counters;
-        for held in &self.users {
+        for held in &self.owners {
             let from = if onloaded || held.onload.is_some() { &counters.from_store } else { &counters.from_pool };
             from.add(held.plan.cached.into());
             counters.new.add(held.plan.tokens.into());
@@ -205,42 +205,42 @@ impl Lease {
         self.onloads().next().is_some()
     }
 
-    /// Each user's pages in order of position.
+    /// Each owner's pages in order of position.
     pub(crate) fn pages(&self) -> impl Iterator<Item = u32> + '_ {
-        self.users.iter().flat_map(|held| held.pages.iter().chain(&held.new_pages).copied())
+        self.owners.iter().flat_map(|held| held.pages.iter().chain(&held.new_pages).copied())
     }
 
     fn tensors(&self) -> &[Arc<Tensor>; 5] {
-        self.tensors.get_or_init(|| tensors(&self.users))
+        self.tensors.get_or_init(|| tensors(&self.owners))
     }
 
     fn onloads(&self) -> impl Iterator<Item = &Onload> {
-        self.users.iter().filter_map(|held| held.onload.as_deref())
+        self.owners.iter().filter_map(|held| held.onload.as_deref())
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        release(&self.inner, &mut self.users);
+        release(&self.inner, &mut self.owners);
     }
 }
 
 /// The index tensors of a batch, in the order of [`Lease`]'s functions.
-fn tensors(users: &[Held]) -> [Arc<Tensor>; 5] {
-    let count = users.len();
-    let pages = users.iter().map(|held| held.pages.len() + held.new_pages.len()).sum();
+fn tensors(owners: &[Held]) -> [Arc<Tensor>; 5] {
+    let count = owners.len();
+    let pages = owners.iter().map(|held| held.pages.len() + held.new_pages.len()).sum();
     let (mut row_offsets, mut page_indptr) = (Vec::with_capacity(count + 1), Vec::with_capacity(count + 1));
     let (mut rows, mut page_ids) = (0_i32, Vec::with_capacity(pages));
     row_offsets.push(0);
     page_indptr.push(0);
-    for held in users {
+    for held in owners {
         rows += (held.plan.tokens + held.candidates) as i32;
         row_offsets.push(rows);
         page_ids.extend(held.pages.iter().chain(&held.new_pages).map(|&page| page as i32));
         page_indptr.push(page_ids.len() as i32);
     }
-    let candidates: Vec<i32> = users.iter().map(|held| held.candidates as i32).collect();
-    let cached: Vec<i32> = users.iter().map(|held| held.plan.cached as i32).collect();
+    let candidates: Vec<i32> = owners.iter().map(|held| held.candidates as i32).collect();
+    let cached: Vec<i32> = owners.iter().map(|held| held.plan.cached as i32).collect();
     let tensor = |values: &[i32]| {
         let made = Tensor::from_slice(&[values.len() as i64], values);
         Arc::new(made.expect("there is memory for what was a list a moment ago"))
@@ -248,38 +248,35 @@ fn tensors(users: &[Held]) -> [Arc<Tensor>; 5] {
     [tensor(&row_offsets), tensor(&candidates), tensor(&cached), tensor(&page_indptr), tensor(&page_ids)]
 }
 
-/// Makes what one user brought part of its history, and lets go of it; if a panic in a store ends it before, the lease
-/// still holds the user and lets go of it as ever. If it changed and is to be saved, which the result tells, it is marked
-/// as copying in the same moment, so that it can not leave before.
+/// Adds the new tokens of one owner to its history, and ends the hold on it. After a panic in a store the lease still has
+/// its hold, and ends it as ever. Returns whether the owner is to be saved; then it is marked as copying in the same step, so
+/// that it can not be evicted before.
 fn commit(inner: &Inner, held: &mut Held, save: bool) -> bool {
-    let Held { user, plan, .. } = *held;
+    let Held { owner, plan, .. } = *held;
     if held.hold == Hold::Nothing {
         return false;
     }
     let save = save && held.hold == Hold::Writes;
-    let now = inner.table.now();
-    let mut locked = inner.table.lock(user);
+    let mut locked = inner.table.lock(owner);
     if plan.cut || save {
-        // Whoever copies the old tokens must be done before the store hears that they are gone.
-        locked = locked.wait_while(user, |entry| entry.copying);
+        // A copy of the old tokens must have ended before the store removes them.
+        locked = locked.wait_while(owner, |entry| entry.copying);
     }
     let mut uncut = None;
     if plan.cut {
         let from = if plan.cached == 0 { 0 } else { plan.start + u64::from(plan.cached) };
-        uncut = inner.cut(user, from).err();
+        uncut = inner.cut(owner, from).err();
     }
-    let saves = locked.change(user, |entry| {
-        entry.stamp = now;
+    let saves = locked.change_used(owner, |entry| {
         if std::mem::replace(&mut held.hold, Hold::Nothing) == Hold::Reads {
             entry.readers -= 1;
             return false;
         }
         (entry.writer, entry.saved) = (false, false);
         let (from, kept) = (plan.dropped_pages as usize, held.pages.len());
-        let mut pages = std::mem::take(&mut entry.pages);
-        entry.dropped.extend(pages.drain(from + kept..));
-        entry.dropped.extend(pages.drain(..from));
-        pages.reserve_exact(held.new_pages.len());
+        let Entry { pages, dropped, .. } = &mut *entry;
+        pages.truncate(from + kept, dropped);
+        pages.drop_front(from, dropped);
         pages.append(&mut held.new_pages);
         if !entry.hashes.is_empty() {
             entry.hashes.truncate(from + kept);
@@ -289,31 +286,30 @@ fn commit(inner: &Inner, held: &mut Held, save: bool) -> bool {
         entry.end_hash = held.hashes.1;
         // New tokens that are more than the window.
         let after = plan.dropped_after as usize;
-        entry.dropped.extend(pages.drain(..after));
+        entry.pages.drop_front(after, &mut entry.dropped);
         entry.hashes.drain(..after.min(entry.hashes.len()));
         let gone = plan.dropped_after * inner.shape.page_size;
         entry.start = plan.start + u64::from(gone);
         entry.tokens = plan.cached + plan.tokens - gone;
-        entry.pages = pages;
         entry.copying |= save && entry.tokens > 0;
         save && entry.tokens > 0
     });
     drop(locked);
-    // Without the lock: whoever hears of it may ask the cache how it is.
+    // Outside the lock: a logger may call the cache.
     if let Some(error) = uncut {
-        log::warn!("user {user}: what was edited can not be removed from the store: {error}");
+        log::warn!("user {owner}: what was edited can not be removed from the store: {error}");
     }
     saves
 }
 
-/// Lets go of users and of the pages that were meant for them.
-pub(super) fn release(inner: &Inner, users: &mut Vec<Held>) {
-    for mut held in users.drain(..) {
-        inner.table.give_pages(&mut held.new_pages);
+/// Ends the holds on owners, and returns the pages that were meant for them.
+pub(super) fn release(inner: &Inner, owners: &mut Vec<Held>) {
+    for mut held in owners.drain(..) {
+        inner.table.pages().give(&mut held.new_pages);
         match held.hold {
             Hold::Nothing => {}
-            Hold::Reads => inner.table.lock(held.user).change(held.user, |entry| entry.readers -= 1),
-            Hold::Writes => inner.table.lock(held.user).change(held.user, |entry| entry.writer = false),
+            Hold::Reads => inner.table.lock(held.owner).change(held.owner, |entry| entry.readers -= 1),
+            Hold::Writes => inner.table.lock(held.owner).change(held.owner, |entry| entry.writer = false),
         }
     }
 }

@@ -1,17 +1,24 @@
-//! The cache of keys and values: each user's history as pages in a pool, the least recently used ones on disk.
+//! The KV cache: keys and values of each owner's history as pages in a pool, with a store as the tier behind it.
 //!
-//! A [`KvCache`] keeps what a model computed of each user's history. A request asks it to [`prepare`](KvCache::prepare) a
-//! batch, runs the model on the index tensors and pools of the [`Lease`] it gets, and [`commit`](Lease::commit)s what the
-//! model has appended.
+//! An [`Owner`] is a user of a ranker, a conversation, or a prompt that conversations share. A caller
+//! [`prepare`](KvCache::prepare)s a batch, runs the model on the index tensors and pools of the [`Lease`] it gets, and
+//! [`commit`](Lease::commit)s what the model has appended. [`fork`](KvCache::fork) has an owner begin with the pages of
+//! another one. When the pool is full an [`EvictionPolicy`] chooses the owners that leave for the store.
 
 mod ahead;
 mod device;
 mod evict;
+mod eviction_policy;
 mod fetch;
 mod fingerprint;
+mod fork;
+mod format;
 mod lease;
 mod offload;
 mod onload;
+mod options;
+mod owner;
+mod pages;
 mod plan;
 mod pool;
 mod prepare;
@@ -22,8 +29,11 @@ mod table;
 use std::sync::Arc;
 
 use ahead::{Ahead, Signal};
-pub use lease::{Lease, LeasedUser, Written};
+pub use eviction_policy::{EvictionPolicy, LeastRecentlyUsed, Usage};
+pub use lease::{Lease, LeasedOwner, Written};
 use onload::Readers;
+pub use options::{Edited, KvOptions, Offload, Overlap, Pages, Place};
+pub use owner::Owner;
 use plan::Rules;
 use pool::Pool;
 use prepare::Until;
@@ -32,31 +42,30 @@ use stats::Counters;
 pub use stats::KvStats;
 use table::Table;
 
-use crate::config::{KvOptions, Offload};
 use crate::error::{Error, Result, Status};
 use crate::store::{Found, Key, Store, Ticket};
 use crate::tensor::Tensor;
 
-/// What one user of a batch brings.
+/// What a batch asks for one owner.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'a> {
-    /// The user.
-    pub user: u64,
-    /// The position of the first new token in the user's history.
+    /// The owner of the history.
+    pub owner: Owner,
+    /// The position of the first new token in the history.
     pub start: u64,
     /// How many new tokens there are.
     pub tokens: u32,
     /// How many candidates follow them.
     pub candidates: u32,
-    /// If the cache looks out for edited histories: the items of the history up to the last new token, of all new tokens
-    /// at least, and of as many before them as are to be checked.
+    /// If the cache detects edited histories: the items of the history up to the last new token, of all new tokens at least,
+    /// and of as many before them as are to be checked.
     pub items: &'a [u64],
 }
 
-/// Where a user's history lies.
+/// Where a history is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tier {
-    /// Nowhere.
+    /// It is not cached.
     #[default]
     None,
     /// In the pool.
@@ -65,27 +74,27 @@ pub enum Tier {
     Store,
 }
 
-/// What is cached of one user.
+/// What is cached of one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CachedUser {
+pub struct CachedOwner {
     /// The position of the first token.
     pub start: u64,
     /// How many tokens there are.
     pub tokens: u32,
-    /// Where they lie.
+    /// Where they are.
     pub tier: Tier,
 }
 
-/// Which users.
+/// A choice of owners.
 #[derive(Clone, Copy, Debug)]
-pub enum Users<'a> {
-    /// Everyone.
+pub enum Owners<'a> {
+    /// All of them.
     All,
     /// These.
-    These(&'a [u64]),
+    These(&'a [Owner]),
 }
 
-/// Which tiers.
+/// A choice of tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiers {
     /// The pool.
@@ -105,11 +114,11 @@ impl Tiers {
 
 /// A cache of keys and values. Any number of threads may use one at the same time.
 ///
-/// Dropping it stores what is in the pool, unless that is done by hand, and waits for it. Leases that are out stay good;
-/// what they commit afterwards is stored only where that is done at commit.
+/// Dropping it stores what is in the pool, unless [`Offload::ByHand`] is set, and waits for it. Live leases stay valid. What
+/// they commit afterwards is stored only with [`Offload::AtCommit`].
 pub struct KvCache {
     inner: Arc<Inner>,
-    /// There if histories are stored ahead of their eviction.
+    /// Set if histories are stored ahead of their eviction.
     ahead: Option<Ahead>,
 }
 
@@ -122,15 +131,15 @@ struct Inner {
     pool: Pool,
     table: Table,
     store: Option<Arc<dyn Store>>,
-    /// There if there is a store.
+    /// Set if there is a store.
     readers: Option<Readers>,
     signal: Signal,
     counters: Counters,
 }
 
 impl KvCache {
-    /// Opens a cache, above a store if there is one. Caches of several models or versions can share a store; a second one
-    /// of the same version and shape is refused with BUSY, for each takes what is stored for its own.
+    /// Opens a cache, with a store behind it if there is one. Caches of several models or versions can share a store. A second
+    /// cache of the same version and shape is refused with BUSY: each would take the stored histories for its own.
     pub fn open(options: &KvOptions, store: Option<Arc<dyn Store>>) -> Result<Self> {
         let (shape, pages) = shape::check(options)?;
         let ahead = match (&store, options.offload) {
@@ -143,7 +152,7 @@ impl KvCache {
             overlap: options.overlap,
             edited: options.edited,
         };
-        let space = shape::space(options);
+        let space = shape::space(options, shape);
         let pool = Pool::new(shape, pages, options.place)?;
         let readers = store.as_ref().map(|_| Readers::new(options.onload_threads)).transpose()?;
         if store.as_ref().is_some_and(|store| !store.claim(space)) {
@@ -158,7 +167,7 @@ impl KvCache {
             onload_in_background: options.onload_in_background,
             space,
             pool,
-            table: Table::new(pages, ahead),
+            table: Table::new(pages, ahead, Arc::clone(&options.eviction)),
             readers,
             store,
             signal: Signal::default(),
@@ -175,7 +184,7 @@ impl KvCache {
         self.inner.layer(layer)
     }
 
-    /// Whether everything that is brought back, for whomever, is in its pages: operators need not wait then. True in host memory.
+    /// Whether nothing is on its way to the pages of a GPU: operators need not wait then. True in host memory.
     pub(crate) fn is_still(&self) -> bool {
         self.inner.pool.is_still()
     }
@@ -185,15 +194,15 @@ impl KvCache {
         self.inner.shape.layers
     }
 
-    /// Where each user's cached history begins, how long it is, and where it lies. Changes nothing.
-    pub fn lookup(&self, users: &[u64]) -> Vec<CachedUser> {
-        users.iter().map(|&user| self.inner.lookup(user)).collect()
+    /// Where each owner's cached history begins, how long it is, and in which tier it is. Changes nothing.
+    pub fn lookup(&self, owners: &[Owner]) -> Vec<CachedOwner> {
+        owners.iter().map(|&owner| self.inner.lookup(owner)).collect()
     }
 
-    /// Makes room for a batch and says where everything lies. Evicts the least recently used users if need be, and brings
-    /// those of the batch back from the store. The users of the batch stay where they are until the lease ends.
+    /// Makes room for a batch and returns where its histories are. Evicts other owners if need be, and brings those of the
+    /// batch back from the store. The owners of the batch are not evicted until the lease ends.
     ///
-    /// Any number of leases may read a user's history at the same time; one at most may add to it.
+    /// Any number of leases may read a history at the same time; one at most may add to it.
     pub fn prepare(&self, batch: &[Request<'_>]) -> Result<Lease> {
         let lease = prepare::prepare(&self.inner, batch, Until::Arrived)?;
         lease.count(false);
@@ -208,40 +217,51 @@ impl KvCache {
         Ok(lease)
     }
 
-    /// As [`prepare_for_run`](Self::prepare_for_run), for whoever may not run it after all: [`Lease::count`] is theirs.
+    /// As [`prepare_for_run`](Self::prepare_for_run), without counting in the statistics: a caller that runs the batch calls
+    /// [`Lease::count`].
     pub(crate) fn prepare_uncounted(&self, batch: &[Request<'_>]) -> Result<Lease> {
         prepare::prepare(&self.inner, batch, Until::OnItsWay)
     }
 
-    /// Writes histories to the store and waits until they are as durable as it promises. Says how many users had
+    /// Has `to` begin with the first `tokens` tokens of `from`, which both share: a prompt that many conversations begin
+    /// with, or the beams of a search. Whole pages are shared; returns how many tokens that are, which may be fewer than asked
+    /// for, and 0 if there are none. `to` grows by itself from there. Brings `from` back from the store if it is there.
+    ///
+    /// A shared page counts once, and is free when its last owner has left. In a store each owner has a copy of its own.
+    /// `to` must have no history yet.
+    pub fn fork(&self, from: Owner, to: Owner, tokens: u32) -> Result<u32> {
+        Inner::fork(&self.inner, from, to, tokens)
+    }
+
+    /// Writes histories to the store and waits until they are as durable as it promises. Says how many owners had
     /// something that was not stored.
-    pub fn offload(&self, users: Users<'_>) -> Result<usize> {
-        self.inner.offload(users)
+    pub fn offload(&self, owners: Owners<'_>) -> Result<usize> {
+        self.inner.offload(owners)
     }
 
     /// Removes histories from tiers. Those that leave the pool alone go to the store first, unless that is done by hand;
-    /// those that leave the store are gone for good when this returns. Says how many users had something there. A user
-    /// that a lease holds is an error; with [`Users::All`] it is left out.
-    pub fn evict(&self, users: Users<'_>, tiers: Tiers) -> Result<usize> {
-        self.inner.evict(users, tiers)
+    /// those that leave the store are gone for good when this returns. Says how many owners had something there. An owner
+    /// that a lease holds is an error; with [`Owners::All`] it is left out.
+    pub fn evict(&self, owners: Owners<'_>, tiers: Tiers) -> Result<usize> {
+        self.inner.evict(owners, tiers)
     }
 
-    /// As [`evict`](Self::evict), of one user and all tiers; what is gone for good is so when the tickets are done.
-    pub(crate) fn forget(&self, user: u64, tickets: &mut Vec<Ticket>) -> Result<bool> {
-        self.inner.evict_user(user, Tiers::ALL, tickets)
+    /// As [`evict`](Self::evict), of one owner and all tiers; what is gone for good is so when the tickets are done.
+    pub(crate) fn forget(&self, owner: Owner, tickets: &mut Vec<Ticket>) -> Result<bool> {
+        self.inner.evict_owner(owner, Tiers::ALL, tickets)
     }
 
-    /// Begins to bring histories from the store into the pool and returns at once. Says of how many users. Evicts others
+    /// Begins to bring histories from the store into the pool and returns at once. Says of how many owners. Evicts others
     /// as `prepare` does, and stops where that is not enough.
-    pub fn prefetch(&self, users: &[u64]) -> Result<usize> {
+    pub fn prefetch(&self, owners: &[Owner]) -> Result<usize> {
         let mut incoming = Vec::new();
-        let outcome: Result<()> = users.iter().try_for_each(|&user| {
-            // Not for those of this call, who move only behind it.
-            incoming.extend(self.inner.fetch(user, incoming.is_empty())?);
+        let outcome: Result<()> = owners.iter().try_for_each(|&owner| {
+            // Only the first one waits for pages: those that this call itself brings in are not there before it ends.
+            incoming.extend(self.inner.fetch(owner, incoming.is_empty())?);
             Ok(())
         });
         let count = incoming.len();
-        // Whoever is in the table is waited for, whatever became of the others.
+        // Also after an error: leases wait for the owners that are in the table as loading.
         Inner::load(&self.inner, incoming);
         match outcome {
             Err(error) if error.status() != Status::Capacity => Err(error),
@@ -257,11 +277,12 @@ impl KvCache {
     /// What the cache has and what it did since it was opened.
     pub fn stats(&self) -> KvStats {
         let Inner { table, counters, .. } = &*self.inner;
-        let (users, tokens) = table.count();
+        let (owners, tokens) = table.count();
         KvStats {
-            pages: table.pages() as u64,
-            free_pages: table.free_pages() as u64,
-            resident_users: users as u64,
+            pages: table.pages().len() as u64,
+            free_pages: table.pages().free() as u64,
+            shared_pages: table.pages().shared() as u64,
+            resident_users: owners as u64,
             resident_tokens: tokens,
             tokens_from_pool: counters.from_pool.get(),
             tokens_from_store: counters.from_store.get(),
@@ -278,11 +299,11 @@ impl Drop for KvCache {
         self.ahead = None;
         if self.inner.store.is_some()
             && self.inner.offload != Offload::ByHand
-            && let Err(error) = self.inner.offload(Users::All)
+            && let Err(error) = self.inner.offload(Owners::All)
         {
             log::warn!("a cache was closed and not all of it could be stored: {error}");
         }
-        // What is being read keeps the store open, and whoever drops the cache may want to open it again.
+        // What is being read keeps the store open, and the caller may want to open it again.
         if let Some(readers) = &self.inner.readers {
             readers.wait();
         }
@@ -298,12 +319,12 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    fn key(&self, user: u64) -> Key {
-        Key { space: self.space, user }
+    fn key(&self, owner: Owner) -> Key {
+        Key { space: self.space, user: owner.0 }
     }
 
-    fn found(&self, user: u64) -> Option<Found> {
-        self.store.as_ref()?.find(self.key(user))
+    fn found(&self, owner: Owner) -> Option<Found> {
+        self.store.as_ref()?.find(self.key(owner))
     }
 
     fn layer(&self, layer: u32) -> Result<&Arc<Tensor>> {
@@ -314,23 +335,23 @@ impl Inner {
         Error::invalid("layer", format!("{layer} is beyond the {} layers of this cache", self.shape.layers))
     }
 
-    fn lookup(&self, user: u64) -> CachedUser {
-        let locked = self.table.lock(user);
-        if let Some(entry) = locked.get(user).filter(|entry| entry.tokens > 0 && !entry.failed) {
+    fn lookup(&self, owner: Owner) -> CachedOwner {
+        let locked = self.table.lock(owner);
+        if let Some(entry) = locked.get(owner).filter(|entry| entry.tokens > 0 && !entry.failed) {
             let tier = if entry.loading.is_some() { Tier::Store } else { Tier::Resident };
-            return CachedUser { start: entry.start, tokens: entry.tokens, tier };
+            return CachedOwner { start: entry.start, tokens: entry.tokens, tier };
         }
         drop(locked);
-        let Some(found) = self.found(user) else { return CachedUser::default() };
-        CachedUser { start: found.start, tokens: (found.end - found.start) as u32, tier: Tier::Store }
+        let Some(found) = self.found(owner) else { return CachedOwner::default() };
+        CachedOwner { start: found.start, tokens: (found.end - found.start) as u32, tier: Tier::Store }
     }
 
-    /// Removes a user's tokens from a position on from the store.
-    fn cut(&self, user: u64, from: u64) -> Result<Option<Ticket>> {
-        self.store.as_ref().map(|store| store.cut(self.key(user), from)).transpose()
+    /// Removes an owner's tokens from a position on from the store.
+    fn cut(&self, owner: Owner, from: u64) -> Result<Option<Ticket>> {
+        self.store.as_ref().map(|store| store.cut(self.key(owner), from)).transpose()
     }
 }
 
-fn busy(user: u64, why: &str) -> Error {
-    Error::new(Status::Busy, format!("user {user} {why}"))
+fn busy(owner: Owner, why: &str) -> Error {
+    Error::new(Status::Busy, format!("user {owner} {why}"))
 }

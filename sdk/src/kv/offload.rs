@@ -1,17 +1,18 @@
-//! Handing histories to the store, and what is stored beside them.
+//! Hands histories to the store, with the hashes that are stored beside them.
 
+use super::options::{Edited, Offload};
+use super::owner::Owner;
 use super::table::Entry;
-use super::{Inner, Users};
-use crate::config::{Edited, Offload};
+use super::{Inner, Owners};
 use crate::error::{Error, Result, Status};
 use crate::store::{Found, History, Piece, Record, Room, Ticket};
 
 /// The most pages of one record: the hashes of this many fit into its tag.
 const RECORD_PAGES: usize = 4096;
 
-/// A history as it was at one moment; its pages can not be given to anyone else meanwhile.
+/// A history as it was at one moment. Its pages stay its own while it is copied.
 struct Snapshot {
-    user: u64,
+    owner: Owner,
     start: u64,
     tokens: u32,
     pages: Vec<u32>,
@@ -21,7 +22,7 @@ struct Snapshot {
 
 /// What was handed to the store.
 pub(super) struct Saved {
-    user: u64,
+    owner: Owner,
     /// The position after the last token.
     end: u64,
     tickets: Vec<Ticket>,
@@ -29,8 +30,8 @@ pub(super) struct Saved {
     written: bool,
 }
 
-/// Takes the mark of copying away, whatever happens.
-struct Copying<'a>(&'a Inner, u64);
+/// Removes the mark of copying when it is dropped.
+struct Copying<'a>(&'a Inner, Owner);
 
 impl Drop for Copying<'_> {
     fn drop(&mut self) {
@@ -39,23 +40,23 @@ impl Drop for Copying<'_> {
 }
 
 impl Inner {
-    pub(super) fn offload(&self, users: Users<'_>) -> Result<usize> {
+    pub(super) fn offload(&self, owners: Owners<'_>) -> Result<usize> {
         if self.store.is_none() {
             let message = "this cache has no store to offload to: open it with one";
             return Err(Error::new(Status::Unsupported, message));
         }
-        let everyone;
-        let users = match users {
-            Users::These(users) => users,
-            Users::All => {
-                everyone = self.table.users();
-                &everyone
+        let all;
+        let owners = match owners {
+            Owners::These(owners) => owners,
+            Owners::All => {
+                all = self.table.owners();
+                &all
             }
         };
         let (mut saved, mut failed) = (Vec::new(), Vec::new());
-        // Everyone, also after an error: it may be about one history alone.
-        for &user in users {
-            match self.save(user, Room::Wait) {
+        // All owners, also after an error: it may concern one history alone.
+        for &owner in owners {
+            match self.save(owner, Room::Wait) {
                 Ok(some) => saved.extend(some),
                 Err(error) => failed.push(error),
             }
@@ -63,54 +64,54 @@ impl Inner {
         let written = saved.iter().filter(|saved| saved.written).count();
         let waited = self.wait_for(&saved);
         let Some(error) = failed.first() else { return waited.map(|()| written) };
-        let message = format!("{} of {} users could not be stored: {}", failed.len(), users.len(), error.message());
+        let message = format!("{} of {} users could not be stored: {}", failed.len(), owners.len(), error.message());
         Err(Error::new(error.status(), message))
     }
 
-    /// Hands what is not stored yet of a user's history to the store. `None` if nothing is in the pool that the store
+    /// Hands what is not stored yet of an owner's history to the store. `None` if nothing is in the pool that the store
     /// did not give.
-    fn save(&self, user: u64, room: Room) -> Result<Option<Saved>> {
-        let mut locked = self.table.lock(user).wait_while(user, |entry| entry.copying || entry.leaving);
+    fn save(&self, owner: Owner, room: Room) -> Result<Option<Saved>> {
+        let mut locked = self.table.lock(owner).wait_while(owner, |entry| entry.copying || entry.leaving);
         // What is loading comes from the store.
-        let Some(_) = locked.get(user).filter(|entry| entry.tokens > 0 && entry.loading.is_none() && !entry.failed)
+        let Some(_) = locked.get(owner).filter(|entry| entry.tokens > 0 && entry.loading.is_none() && !entry.failed)
         else {
             return Ok(None);
         };
-        locked.change(user, |entry| entry.copying = true);
+        locked.change(owner, |entry| entry.copying = true);
         drop(locked);
-        self.save_copying(user, room).map(Some)
+        self.save_copying(owner, room).map(Some)
     }
 
-    /// As [`Inner::save`], of a user who is marked as copying; takes the mark away.
-    pub(super) fn save_copying(&self, user: u64, room: Room) -> Result<Saved> {
-        let _copying = Copying(self, user);
-        let snapshot = self.snapshot(user);
+    /// As [`Inner::save`], of an owner that is marked as copying; removes the mark.
+    pub(super) fn save_copying(&self, owner: Owner, room: Room) -> Result<Saved> {
+        let _copying = Copying(self, owner);
+        let snapshot = self.snapshot(owner);
         let saved = self.write(&snapshot, room)?;
-        // A commit meanwhile has made it longer: whatever else it could have done waits for the copy.
-        self.table.lock(user).change(user, |entry| entry.saved = entry.cached().end() == saved.end);
+        // A commit may have made it longer meanwhile; every other change waits for the copy.
+        self.table.lock(owner).change(owner, |entry| entry.saved = entry.cached().end() == saved.end);
         Ok(saved)
     }
 
-    /// As [`Inner::save`], of a user who is marked as leaving, unless that is done by hand.
-    pub(super) fn save_leaving(&self, user: u64, room: Room) -> Result<()> {
+    /// As [`Inner::save`], of an owner that is marked as leaving; does nothing with [`Offload::ByHand`].
+    pub(super) fn save_leaving(&self, owner: Owner, room: Room) -> Result<()> {
         if self.offload == Offload::ByHand || self.store.is_none() {
             return Ok(());
         }
-        self.write(&self.snapshot(user), room).map(drop)
+        self.write(&self.snapshot(owner), room).map(drop)
     }
 
-    fn snapshot(&self, user: u64) -> Snapshot {
-        let locked = self.table.lock(user);
-        Snapshot::new(user, locked.get(user).expect("a user that is marked is in the table"))
+    fn snapshot(&self, owner: Owner) -> Snapshot {
+        let locked = self.table.lock(owner);
+        Snapshot::new(owner, locked.get(owner).expect("an owner that is marked is in the table"))
     }
 
     /// Waits until what was saved is as durable as the store promises.
     pub(super) fn wait_for(&self, saved: &[Saved]) -> Result<()> {
         Ticket::wait_all(saved.iter().flat_map(|saved| &saved.tickets))?;
-        for Saved { user, end, .. } in saved.iter().filter(|saved| !saved.written) {
-            // Someone else had written it; whether that went well the store knows.
-            if self.found(*user).is_none_or(|found| found.end < *end) {
-                let message = format!("user {user} is in the store no more, or could not be written: see the log");
+        for Saved { owner, end, .. } in saved.iter().filter(|saved| !saved.written) {
+            // Another call has written it; the store knows whether that went well.
+            if self.found(*owner).is_none_or(|found| found.end < *end) {
+                let message = format!("user {owner} is in the store no more, or could not be written: see the log");
                 return Err(Error::new(Status::Io, message));
             }
         }
@@ -119,15 +120,15 @@ impl Inner {
 
     /// Writes a snapshot; once more in whole if what is stored went while it was copied.
     fn write(&self, snapshot: &Snapshot, room: Room) -> Result<Saved> {
-        match self.write_from(snapshot, room, self.found(snapshot.user)) {
+        match self.write_from(snapshot, room, self.found(snapshot.owner)) {
             Err(error) if error.status() == Status::InvalidArgument => self.write_from(snapshot, room, None),
             result => result,
         }
     }
 
     fn write_from(&self, snapshot: &Snapshot, room: Room, found: Option<Found>) -> Result<Saved> {
-        let store = self.store.as_ref().expect("whoever saves has a store");
-        let Snapshot { user, start, tokens, ref pages, .. } = *snapshot;
+        let store = self.store.as_ref().expect("a cache that saves has a store");
+        let Snapshot { owner, start, tokens, ref pages, .. } = *snapshot;
         let end = start + u64::from(tokens);
         let page_size = u64::from(self.shape.page_size);
         let most = (store.record_bytes() / self.shape.page_bytes()).clamp(1, RECORD_PAGES) as u64 * page_size;
@@ -136,7 +137,7 @@ impl Inner {
         let mut tickets = Vec::new();
         if !written {
             // What is stored may still be queued: removing what comes after it is done when that is.
-            tickets.push(store.cut(self.key(user), end)?);
+            tickets.push(store.cut(self.key(owner), end)?);
         }
         while at < end {
             // Records end where pages do, so that the hash there is known.
@@ -144,12 +145,12 @@ impl Inner {
             let count = (to - at) as usize;
             let mut data = Vec::with_capacity(2 * self.shape.layers as usize * count * self.shape.row_bytes());
             for layer in 0..self.shape.layers {
-                // SAFETY: the tokens are below the user's length, and the user is marked as copying or leaving, so its
+                // SAFETY: the tokens are below the owner's length, and the owner is marked as copying or leaving, so its
                 // pages stay its own.
                 unsafe { self.pool.read(layer, pages, (at - start) as usize, count, &mut data) }?;
             }
             let record = Record {
-                key: self.key(user),
+                key: self.key(owner),
                 history_start: start,
                 start: at,
                 tokens: count as u32,
@@ -160,17 +161,17 @@ impl Inner {
             tickets.push(store.write(record, room)?);
             at = to;
         }
-        Ok(Saved { user, end, tickets, written })
+        Ok(Saved { owner, end, tickets, written })
     }
 }
 
 impl Snapshot {
-    fn new(user: u64, entry: &Entry) -> Self {
+    fn new(owner: Owner, entry: &Entry) -> Self {
         Self {
-            user,
+            owner,
             start: entry.start,
             tokens: entry.tokens,
-            pages: entry.pages.clone(),
+            pages: entry.pages.to_vec(),
             hashes: entry.hashes.clone(),
             end_hash: entry.end_hash,
         }

@@ -1,12 +1,12 @@
-//! Bringing histories back from the store, layer by layer, on threads of our own.
+//! Brings histories back from the store, layer by layer, on threads of the cache.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::Builder;
 
-use crate::error::{Error, Result, Status};
+use super::owner::Owner;
+use crate::error::{Error, Result};
 use crate::store::History;
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, Worker};
 
 /// One history on its way in.
 pub(super) struct Onload {
@@ -16,7 +16,7 @@ pub(super) struct Onload {
 
 struct Progress {
     ready: Box<[bool]>,
-    /// Layers that no one has read yet.
+    /// Layers that are not read yet.
     unread: u32,
     /// Layers whose threads are not done yet.
     left: u32,
@@ -80,12 +80,12 @@ impl Onload {
         (progress.unread == 0).then(|| progress.error.clone().map_or(Ok(()), Err))
     }
 
-    /// What was read did not arrive.
+    /// Records that what was read did not arrive.
     fn fail(&self, error: &Error) {
         self.progress.lock().error.get_or_insert_with(|| error.clone());
     }
 
-    /// Counts a layer as done. Apart from `run`, so that whoever waits finds the table of users in order.
+    /// Counts a layer as done. Apart from `run`: when a wait ends, the table of owners is up to date.
     fn finish(&self) {
         self.progress.lock().left -= 1;
         self.changed.notify_all();
@@ -94,7 +94,7 @@ impl Onload {
 
 /// A history and where its pages are.
 pub(super) struct Incoming {
-    pub(super) user: u64,
+    pub(super) owner: Owner,
     pub(super) history: Box<dyn History>,
     pub(super) pages: Vec<u32>,
     pub(super) onload: Arc<Onload>,
@@ -109,7 +109,7 @@ pub(super) trait Destination: Send + Sync {
     fn settled(&self) -> Result<()>;
 
     /// Every layer is there, or the history could not be read.
-    fn complete(&self, user: u64, result: Result<()>);
+    fn complete(&self, owner: Owner, result: Result<()>);
 }
 
 /// The threads that read.
@@ -152,9 +152,8 @@ impl Readers {
         let (tasks, pending) = (Arc::new(Mutex::new(tasks)), Arc::new(Pending::default()));
         for _ in 0..threads {
             let (tasks, pending) = (Arc::clone(&tasks), Arc::clone(&pending));
-            let spawned = Builder::new().name("pagoda-onload".into()).spawn(move || work(&tasks, &pending));
-            spawned
-                .map_err(|error| Error::new(Status::Capacity, format!("no thread to read the store with: {error}")))?;
+            // A thread may drop the cache itself, when it has the last reference: nothing waits for its end.
+            Worker::spawn("pagoda-onload", "read the store with", move || work(&tasks, &pending))?.detach();
         }
         Ok(Self { queue, pending })
     }
@@ -193,9 +192,9 @@ fn work(tasks: &Mutex<Receiver<Task>>, pending: &Pending) {
         if let Some(result) = onload.run(layer, read) {
             // Also after an error: the layers before it may be on their way still.
             let settled = destination.settled().inspect_err(|error| onload.fail(error));
-            destination.complete(incoming.user, result.and(settled));
+            destination.complete(incoming.owner, result.and(settled));
         }
-        // Before anyone learns that it is done: whoever closes the cache then closes its store with it.
+        // Before the wait for it ends: a caller that then closes the cache closes its store with it.
         drop((destination, incoming));
         onload.finish();
         pending.done();
@@ -246,15 +245,16 @@ mod tests {
             Err(Error::new(Status::Runtime, "the device is lost"))
         }
 
-        fn complete(&self, _user: u64, result: Result<()>) {
+        fn complete(&self, _owner: Owner, result: Result<()>) {
             *self.0.lock() = Some(result);
         }
     }
 
     #[test]
-    fn what_does_not_arrive_is_an_error_for_whoever_waits() {
+    fn what_does_not_arrive_is_an_error_for_the_wait() {
         let (readers, lost, onload) = (Readers::new(2).unwrap(), Arc::new(Lost::default()), Arc::new(Onload::new(3)));
-        let incoming = Incoming { user: 1, history: Box::new(Empty), pages: Vec::new(), onload: Arc::clone(&onload) };
+        let incoming =
+            Incoming { owner: Owner(1), history: Box::new(Empty), pages: Vec::new(), onload: Arc::clone(&onload) };
         let destination: Arc<dyn Destination> = lost.clone();
         readers.start(&destination, vec![incoming], 3);
         assert_eq!(onload.wait_all().unwrap_err().status(), Status::Runtime);

@@ -1,8 +1,8 @@
-//! What a request does to one user's history, worked out before anything is changed.
+//! What a request does to one owner's history, worked out before anything is changed.
 
 use super::Request;
 use super::fingerprint::extend;
-use crate::config::{Edited, Overlap};
+use super::options::{Edited, Overlap};
 use crate::error::{Error, Result};
 
 /// The part of the options that decides.
@@ -15,7 +15,7 @@ pub(super) struct Rules {
     pub(super) edited: Edited,
 }
 
-/// What is cached of one user.
+/// What is cached of one owner.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cached<'a> {
     /// The position of the first token.
@@ -33,7 +33,7 @@ impl Cached<'_> {
     }
 }
 
-/// What a request does to one user's history.
+/// What a request does to one owner's history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Where the history begins, as the model sees it.
@@ -171,12 +171,13 @@ fn edited(rules: Rules, from: u64, to: u64) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::owner::Owner;
     use super::*;
 
     const RULES: Rules = Rules { page_size: 8, max_history: 0, overlap: Overlap::Refuse, edited: Edited::Unnoticed };
 
     fn request(start: u64, tokens: u32) -> Request<'static> {
-        Request { user: 7, start, tokens, candidates: 0, items: &[] }
+        Request { owner: Owner(7), start, tokens, candidates: 0, items: &[] }
     }
 
     fn cached(start: u64, tokens: u32) -> Cached<'static> {
@@ -239,7 +240,7 @@ mod tests {
         let hashes: Vec<u64> = (0..3).map(|page| extend(0, &items[..page * 8])).collect();
         let cached = Cached { start: 0, tokens: 20, hashes: &hashes, end_hash: extend(0, &items[..20]) };
         let request = |start: u64, end: usize| Request {
-            user: 7,
+            owner: Owner(7),
             start,
             tokens: (end as u64 - start) as u32,
             candidates: 0,
@@ -263,7 +264,7 @@ mod tests {
     fn nothing_valid_means_nothing_cached() {
         let items: Vec<u64> = (0..80).collect();
         let cached = Cached { start: 64, tokens: 100, hashes: &[1; 13], end_hash: 2 };
-        let request = Request { user: 7, start: 0, tokens: 80, candidates: 0, items: &items };
+        let request = Request { owner: Owner(7), start: 0, tokens: 80, candidates: 0, items: &items };
         for overlap in [Overlap::Refuse, Overlap::Trim] {
             let rules = Rules { max_history: 100, overlap, edited: Edited::Invalidate, ..RULES };
             let anew = plan(cached, &request, rules).unwrap();
@@ -277,7 +278,7 @@ mod tests {
         let hashes: Vec<u64> = (0..3).map(|page| extend(0, &items[..page * 8])).collect();
         let cached = Cached { start: 0, tokens: 20, hashes: &hashes, end_hash: extend(0, &items[..20]) };
         fn asked(start: u64, tokens: u32, items: &[u64]) -> Request<'_> {
-            Request { user: 7, start, tokens, candidates: 0, items }
+            Request { owner: Owner(7), start, tokens, candidates: 0, items }
         }
         let refused = Rules { edited: Edited::Refuse, ..RULES };
         let invalidated = Rules { edited: Edited::Invalidate, ..RULES };

@@ -5,24 +5,24 @@ use std::sync::Arc;
 use pagoda_kernels::cuda::CUdeviceptr;
 
 use super::device::{Mover, Part, Stretch};
+use super::options::Place;
 use super::shape::{Shape, gpu_of_pool};
-use crate::config::Place;
 use crate::error::{Error, Result, Status};
 use crate::tensor::Tensor;
 
 /// The pages of every layer.
 ///
-/// Who may touch which tokens is decided by the table of users: a page belongs to one user at a time, tokens below the
-/// user's length are only read, and tokens above it are written by the one lease, or the one onload, that holds them.
-/// Models that run on a lease keep to the same rule, so no token is ever written and read, or written twice, at once.
+/// The table of owners decides which thread may touch which tokens. Tokens below an owner's length are only read; pages that
+/// owners share hold such tokens alone. Tokens above it are written by the one lease, or the one onload, that holds them.
+/// Models that run on a lease keep to the same rule, so a token is never written and read, or written twice, at once.
 pub(super) struct Pool {
-    /// There if the pages are on a GPU. Before the pages themselves, so that nothing is on its way when they go.
+    /// Set if the pages are on a GPU. Declared before the pages: it is dropped first, which ends all copies.
     mover: Option<Mover>,
     layers: Vec<Arc<Tensor>>,
     shape: Shape,
 }
 
-/// Why there are no pages on a GPU.
+/// The error where a GPU has no room for the pages.
 fn no_room(error: Error) -> Error {
     let error = match error.status() {
         Status::Capacity => {
@@ -38,11 +38,11 @@ impl Pool {
     pub(super) fn new(shape: Shape, pages: u32, place: Place) -> Result<Self> {
         let dims = [i64::from(pages), 2, shape.page_size.into(), shape.heads.into(), shape.head_size.into()];
         let Place::Cuda(device) = place else {
-            let layers = (0..shape.layers).map(|_| Tensor::zeros(shape.element, &dims).map(Arc::new));
+            let layers = (0..shape.layers).map(|_| Tensor::zeros(shape.format.element(), &dims).map(Arc::new));
             return Ok(Self { layers: layers.collect::<Result<_>>()?, shape, mover: None });
         };
         let gpu = gpu_of_pool(device)?;
-        let layers = (0..shape.layers).map(|_| Tensor::zeros_on(gpu, shape.element, &dims).map(Arc::new));
+        let layers = (0..shape.layers).map(|_| Tensor::zeros_on(gpu, shape.format.element(), &dims).map(Arc::new));
         let layers: Vec<_> = layers.collect::<Result<_>>().map_err(no_room)?;
         let addresses = layers.iter().map(|layer| layer.place().map(|(at, _)| at.addr() as CUdeviceptr));
         let mover = Mover::new(gpu, shape, pages, &addresses.collect::<Result<Vec<_>>>()?).map_err(no_room)?;
@@ -70,7 +70,7 @@ impl Pool {
     /// Appends the keys, then the values, of `count` tokens to `to`. `pages` holds them from token `first` on.
     ///
     /// # Safety
-    /// The tokens lie below the length of a user who can not lose these pages during the call.
+    /// The tokens lie below the length of an owner that can not lose these pages during the call.
     pub(super) unsafe fn read(
         &self,
         layer: u32,
@@ -85,7 +85,7 @@ impl Pool {
         }
         for half in 0..2 {
             self.runs(layer, pages, half, first, count, |at, bytes, _| {
-                // SAFETY: `runs` stays inside the pool, and by contract no one writes there.
+                // SAFETY: `runs` stays inside the pool, and by contract nothing writes there.
                 to.extend_from_slice(unsafe { std::slice::from_raw_parts(at, bytes) });
             });
         }
@@ -112,7 +112,7 @@ impl Pool {
             for half in 0..2 {
                 let from = &bytes[(half * held + skip) * row..][..count * row];
                 self.runs(layer, pages, half, first, count, |at, bytes, done| {
-                    // SAFETY: `runs` stays inside the pool, and by contract no one else touches it there; `from` is not
+                    // SAFETY: `runs` stays inside the pool, and by contract no other thread touches it there; `from` is not
                     // part of a pool.
                     unsafe { std::ptr::copy_nonoverlapping(from[done..][..bytes].as_ptr(), at, bytes) };
                 });
@@ -151,18 +151,19 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::format::Format;
     use super::*;
     use crate::tensor::ElementType;
 
     #[test]
     fn tokens_come_out_as_they_went_in() {
-        let shape = Shape { layers: 2, heads: 1, head_size: 3, page_size: 8, element: ElementType::F16 };
+        let shape = Shape { layers: 2, heads: 1, head_size: 3, page_size: 8, format: Format::Native(ElementType::F16) };
         let pool = Pool::new(shape, 5, Place::Host).unwrap();
         let row = shape.row_bytes();
         let pages = [4, 0, 2];
         // 21 tokens, of which the first 2 are left out, into the slots from 3 on.
         let from: Vec<u8> = (0..2 * 21 * row).map(|n| n as u8).collect();
-        // SAFETY: no one else has this pool.
+        // SAFETY: this thread alone has the pool.
         unsafe { pool.write(1, &pages, 3, &[Part { bytes: &from, held: 21, skip: 2, count: 19 }]) }.unwrap();
         let mut all = Vec::new();
         // SAFETY: as above.

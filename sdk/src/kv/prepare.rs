@@ -1,4 +1,4 @@
-//! Preparing a batch: what each user needs, then the pages, then the lease.
+//! Preparing a batch: what each owner needs, then the pages, then the lease.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -6,23 +6,23 @@ use std::sync::{Arc, OnceLock};
 use super::fetch::FoundHistory;
 use super::fingerprint::extend;
 use super::lease::{Held, Hold, Lease, release};
+use super::pages::PageList;
 use super::plan::{Cached, Plan, plan};
 use super::table::Entry;
-use super::{Inner, Request, busy};
-use crate::config::Edited;
+use super::{Edited, Inner, Request, busy};
 use crate::error::{Error, Result, Status};
 
 /// How often a batch is prepared anew because a history could not be read, before the error is the caller's.
 const ATTEMPTS: usize = 4;
 
-/// A user of the batch whose history is still in the store.
+/// An owner of the batch whose history is in the store.
 struct Stored {
     found: FoundHistory,
-    /// Which user of the batch.
+    /// Which owner of the batch.
     index: usize,
 }
 
-/// Until when a batch waits for what comes from the store.
+/// How long `prepare` waits for what comes from the store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Until {
     /// Until it is in its pages.
@@ -36,7 +36,7 @@ pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>], until: Until) -
     check(inner, batch)?;
     let mut attempts = 0;
     loop {
-        // Someone else was faster, and did something.
+        // Another thread has changed something meanwhile.
         let Some(lease) = try_prepare(inner, batch)? else { continue };
         if inner.onload_in_background {
             return Ok(lease);
@@ -45,7 +45,7 @@ pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>], until: Until) -
         let waited = if until == Until::OnItsWay { lease.wait_on_its_way() } else { lease.wait() };
         match waited {
             Ok(()) => return Ok(lease),
-            // The store has dropped what it could not read: without it, things look different, once everyone is done with it.
+            // The store has dropped what it could not read. The next attempt finds less, once every lease has let go of it.
             Err(error) if attempts == ATTEMPTS => return Err(error),
             Err(_) => drop(lease.wait()),
         }
@@ -56,8 +56,8 @@ fn check(inner: &Inner, batch: &[Request<'_>]) -> Result<()> {
     let mut seen = HashSet::new();
     let mut rows = 0_u64;
     for (index, request) in batch.iter().enumerate() {
-        if batch.len() > 1 && !seen.insert(request.user) {
-            let message = format!("user {} is in the batch twice", request.user);
+        if batch.len() > 1 && !seen.insert(request.owner) {
+            let message = format!("user {} is in the batch twice", request.owner);
             return Err(Error::invalid(format!("batch[{index}].user"), message));
         }
         rows += u64::from(request.tokens) + u64::from(request.candidates);
@@ -80,41 +80,41 @@ fn check(inner: &Inner, batch: &[Request<'_>]) -> Result<()> {
 
 /// As [`prepare`]; `None` if something changed meanwhile and it is to be tried again.
 fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease>> {
-    let mut users = Users { inner, held: Vec::with_capacity(batch.len()) };
-    let mut stored = Vec::new();
+    let mut owners = HeldOwners { inner, held: Vec::with_capacity(batch.len()) };
+    let (mut stored, mut resident) = (Vec::new(), Resident::default());
     for (index, request) in batch.iter().enumerate() {
-        let held = hold(inner, request, index, &mut stored).map_err(|error| match error.argument() {
+        let held = hold(inner, request, index, &mut stored, &mut resident).map_err(|error| match error.argument() {
             Some(argument) => error.clone().about(format!("batch[{index}].{argument}")),
             None => error,
         })?;
         let Some(held) = held else { return Ok(None) };
-        users.held.push(held);
+        owners.held.push(held);
     }
 
     let page_size = inner.shape.page_size;
     let arriving: usize = stored.iter().map(|stored| inner.pages_of(&*stored.found.history)).sum();
-    let needed = users.held.iter().map(|held| held.plan.new_pages(page_size)).sum::<usize>() + arriving;
-    let in_all = needed + users.held.iter().map(|held| held.had).sum::<usize>();
-    if in_all > inner.table.pages() {
+    let needed = owners.held.iter().map(|held| held.plan.new_pages(page_size)).sum::<usize>() + arriving;
+    let in_all = needed + resident.pages();
+    if in_all > inner.table.pages().len() {
         let message = format!(
             "the batch needs {in_all} pages and the cache has {}: prepare fewer users or tokens at once, or give the cache \
              more pages",
-            inner.table.pages()
+            inner.table.pages().len()
         );
-        // Whom others leave no room has no argument at fault.
+        // The batch itself is at fault here; where other leases leave no room, no argument is.
         return Err(Error::new(Status::Capacity, message).about("batch"));
     }
     let mut pages = Pages { inner, pages: inner.allocate(needed, true)? };
 
     let mut incoming = Vec::with_capacity(stored.len());
     for Stored { found, index } in stored {
-        let held = &mut users.held[index];
+        let held = &mut owners.held[index];
         let mut own = pages.take(inner.pages_of(&*found.history));
         let writes = held.plan.changes();
         let hold = |entry: &mut Entry| if writes { entry.writer = true } else { entry.readers = 1 };
-        let Some(arrives) = inner.settle(held.user, found, &mut own, hold) else {
-            inner.table.give_pages(&mut own);
-            // The others are in the pool by the time of the next attempt.
+        let Some(arrives) = inner.settle(held.owner, found, &mut own, hold) else {
+            inner.table.pages().give(&mut own);
+            // The next attempt finds the others in the pool.
             Inner::load(inner, incoming);
             return Ok(None);
         };
@@ -124,24 +124,30 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease
         held.onload = Some(Arc::clone(&arrives.onload));
         incoming.push(arrives);
     }
-    for held in &mut users.held {
+    for held in &mut owners.held {
         held.new_pages = pages.take(held.plan.new_pages(page_size));
     }
     Inner::load(inner, incoming);
-    let users = std::mem::take(&mut users.held);
-    Ok(Some(Lease { inner: Arc::clone(inner), users, tensors: OnceLock::new() }))
+    let owners = std::mem::take(&mut owners.held);
+    Ok(Some(Lease { inner: Arc::clone(inner), owners, tensors: OnceLock::new() }))
 }
 
-/// Holds one user of a batch, or notes that it has to come from the store. `None`: try again.
-fn hold(inner: &Inner, request: &Request<'_>, index: usize, stored: &mut Vec<Stored>) -> Result<Option<Held>> {
-    let user = request.user;
-    let mut locked = inner.table.lock(user).wait_while(user, |entry| entry.leaving);
-    if let Some(entry) = locked.get(user) {
+/// Holds one owner of a batch, or notes that it has to come from the store. `None`: try again.
+fn hold(
+    inner: &Inner,
+    request: &Request<'_>,
+    index: usize,
+    stored: &mut Vec<Stored>,
+    resident: &mut Resident,
+) -> Result<Option<Held>> {
+    let owner = request.owner;
+    let mut locked = inner.table.lock(owner).wait_while(owner, |entry| entry.leaving);
+    if let Some(entry) = locked.get(owner) {
         if entry.failed {
-            return Err(busy(user, "could not be read from the store and another lease still holds it: try again"));
+            return Err(busy(owner, "could not be read from the store and another lease still holds it: try again"));
         }
-        let added = || busy(user, "is being added to by another lease: try again when it has ended");
-        // What the other lease adds may be what this one would miss.
+        let added = || busy(owner, "is being added to by another lease: try again when it has ended");
+        // What the other lease adds may be what this request needs.
         if entry.writer && (entry.tokens == 0 || request.start > entry.cached().end()) {
             return Err(added());
         }
@@ -152,17 +158,18 @@ fn hold(inner: &Inner, request: &Request<'_>, index: usize, stored: &mut Vec<Sto
         let from = plan.dropped_pages as usize;
         let pages = entry.pages[from..from + plan.cached_pages(inner.shape.page_size)].to_vec();
         let base = base_hash(entry.cached(), plan, inner.shape.page_size);
-        let (onload, had) = (entry.loading.clone(), entry.pages.len());
+        let onload = entry.loading.clone();
+        resident.add(&entry.pages);
         let hold = if plan.changes() { Hold::Writes } else { Hold::Reads };
-        locked.change(user, |entry| match hold {
+        locked.change(owner, |entry| match hold {
             Hold::Writes => entry.writer = true,
             _ => entry.readers += 1,
         });
         drop(locked);
-        return Ok(Some(Held { pages, had, onload, hold, ..Held::new(inner, request, plan, base) }));
+        return Ok(Some(Held { pages, onload, hold, ..Held::new(inner, request, plan, base) }));
     }
     drop(locked);
-    let found = inner.stored_history(user);
+    let found = inner.stored_history(owner);
     let cached = found.as_ref().map_or_else(Cached::default, |found| Cached {
         start: found.history.start(),
         tokens: found.tokens(),
@@ -174,13 +181,13 @@ fn hold(inner: &Inner, request: &Request<'_>, index: usize, stored: &mut Vec<Sto
     if plan.cached > 0 {
         stored.extend(found.map(|found| Stored { found, index }));
     } else if plan.changes() {
-        // Nothing of what is stored is of use.
-        let mut locked = inner.table.lock(user);
-        if locked.get(user).is_some() || !inner.unchanged(user, found.as_ref().map(|found| &*found.history)) {
+        // Nothing of what is stored can be used.
+        let mut locked = inner.table.lock(owner);
+        if locked.get(owner).is_some() || !inner.unchanged(owner, found.as_ref().map(|found| &*found.history)) {
             return Ok(None);
         }
-        locked.insert(user, Entry { writer: true, stamp: inner.table.now(), ..Entry::default() });
-        // Its pages are not here to be dropped.
+        locked.insert(owner, Entry { writer: true, ..Entry::default() });
+        // It has no pages in the pool that could be dropped.
         (held.hold, held.plan.dropped_pages) = (Hold::Writes, 0);
     }
     Ok(Some(held))
@@ -207,11 +214,10 @@ impl Held {
             _ => new_hashes(base, plan, request.items, inner.shape.page_size),
         };
         Self {
-            user: request.user,
+            owner: request.owner,
             plan,
             candidates: request.candidates,
             hold: Hold::Nothing,
-            had: 0,
             pages: Vec::new(),
             new_pages: Vec::new(),
             hashes,
@@ -236,19 +242,37 @@ fn new_hashes(base: u64, plan: Plan, items: &[u64], page_size: u32) -> (Vec<u64>
     }
 }
 
-/// Users that are held until the lease is made; whatever goes wrong before lets go of them.
-struct Users<'a> {
+/// Owners that are held until the lease is made. An error before that ends the holds.
+struct HeldOwners<'a> {
     inner: &'a Inner,
     held: Vec<Held>,
 }
 
-impl Drop for Users<'_> {
+impl Drop for HeldOwners<'_> {
     fn drop(&mut self) {
         release(self.inner, &mut self.held);
     }
 }
 
-/// Pages that have no user yet.
+/// The pages that the owners of a batch have already, each counted once.
+#[derive(Default)]
+struct Resident {
+    own: usize,
+    shared: HashSet<u32>,
+}
+
+impl Resident {
+    fn add(&mut self, pages: &PageList) {
+        self.own += pages.own().len();
+        self.shared.extend(pages.shared());
+    }
+
+    fn pages(&self) -> usize {
+        self.own + self.shared.len()
+    }
+}
+
+/// Pages that have no owner yet.
 struct Pages<'a> {
     inner: &'a Inner,
     pages: Vec<u32>,
@@ -257,7 +281,7 @@ struct Pages<'a> {
 impl Pages<'_> {
     fn take(&mut self, count: usize) -> Vec<u32> {
         match self.pages.len() - count {
-            // Most often they are for one user.
+            // Most often they are for one owner.
             0 => std::mem::take(&mut self.pages),
             left => self.pages.split_off(left),
         }
@@ -266,6 +290,6 @@ impl Pages<'_> {
 
 impl Drop for Pages<'_> {
     fn drop(&mut self) {
-        self.inner.table.give_pages(&mut self.pages);
+        self.inner.table.pages().give(&mut self.pages);
     }
 }

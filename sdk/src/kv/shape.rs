@@ -2,10 +2,10 @@
 
 use pagoda_kernels::cuda::Gpu;
 
-use crate::config::{Edited, KvOptions, Pages, Place};
+use super::format::Format;
+use super::options::{Edited, KvOptions, Pages, Place};
 use crate::error::{Error, Result};
 use crate::store::checksum;
-use crate::tensor::ElementType;
 
 /// The shape of keys and values.
 #[derive(Clone, Copy, Debug)]
@@ -14,13 +14,13 @@ pub(super) struct Shape {
     pub(super) heads: u32,
     pub(super) head_size: u32,
     pub(super) page_size: u32,
-    pub(super) element: ElementType,
+    pub(super) format: Format,
 }
 
 impl Shape {
     /// Bytes of the keys, or of the values, of one token in one layer.
     pub(super) fn row_bytes(&self) -> usize {
-        self.heads as usize * self.head_size as usize * self.element.bits() / 8
+        self.heads as usize * self.format.head_bytes(self.head_size)
     }
 
     /// Bytes of a page in all layers.
@@ -47,9 +47,7 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
         let message = format!("{} is less than a page of {page_size} tokens; 0 keeps everything", options.max_history);
         return Err(Error::invalid("max_history", message));
     }
-    if !matches!(element, ElementType::F32 | ElementType::F16 | ElementType::Bf16) {
-        return Err(Error::invalid("element", format!("{} is none of f32, f16 and bf16", element.name())));
-    }
+    let format = Format::native(element)?;
     if options.onload_threads == 0 || options.onload_threads > 1024 {
         let message = format!("{} is not between 1 and 1024", options.onload_threads);
         return Err(Error::invalid("onload_threads", message));
@@ -58,7 +56,7 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
         let message = format!("{} percent are more than the whole pool", options.ahead_percent);
         return Err(Error::invalid("ahead_percent", message));
     }
-    let shape = Shape { layers, heads, head_size, page_size, element };
+    let shape = Shape { layers, heads, head_size, page_size, format };
     let pages = match options.pages {
         Pages::Count(count) => u64::from(count),
         Pages::Bytes(bytes) => bytes / shape.page_bytes() as u64,
@@ -87,17 +85,17 @@ fn free_bytes(place: Place, percent: u32) -> Result<u64> {
     Ok(free / 100 * u64::from(percent))
 }
 
-/// The GPU that a pool is to be on.
+/// The GPU of a pool.
 pub(super) fn gpu_of_pool(device: u32) -> Result<&'static Gpu> {
     Gpu::shared(device as usize).map_err(|error| Error::from(error).about("place"))
 }
 
 /// The number that stands for a model's version and everything that decides what its stored bytes mean.
-pub(super) fn space(options: &KvOptions) -> u64 {
-    let KvOptions { layers, heads, head_size, page_size, element, .. } = *options;
+pub(super) fn space(options: &KvOptions, shape: Shape) -> u64 {
+    let Shape { layers, heads, head_size, page_size, format } = shape;
     let hashed = u32::from(options.edited != Edited::Unnoticed);
     let mut bytes = Vec::new();
-    for number in [layers, heads, head_size, page_size, element as u32, hashed] {
+    for number in [layers, heads, head_size, page_size, format.id(), hashed] {
         bytes.extend(number.to_le_bytes());
     }
     bytes.extend(options.model_version.as_bytes());

@@ -7,9 +7,11 @@ use crate::metrics::{self, Count};
 pub struct KvStats {
     /// Pages of the pool.
     pub pages: u64,
-    /// Those that no one has.
+    /// Those that are free.
     pub free_pages: u64,
-    /// Users in the pool.
+    /// Those that more than one owner has.
+    pub shared_pages: u64,
+    /// Owners in the pool.
     pub resident_users: u64,
     /// Their tokens.
     pub resident_tokens: u64,
@@ -19,9 +21,9 @@ pub struct KvStats {
     pub tokens_from_store: u64,
     /// Tokens that were new.
     pub tokens_new: u64,
-    /// Users that left the pool.
+    /// Owners that left the pool.
     pub evicted_users: u64,
-    /// Users that left the pool, or were committed, and could not be handed to the store.
+    /// Owners that left the pool, or were committed, and could not be handed to the store.
     pub failed_offloads: u64,
     /// Histories that could not be read from the store.
     pub failed_onloads: u64,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::event_log::{EventLog, Sent};
 use super::prepared_request::PreparedRequest;
 use crate::error::{Error, Result, Status};
-use crate::kv::{KvCache, Lease, Request, Tiers, Users};
+use crate::kv::{KvCache, Lease, Owner, Owners, Request, Tiers};
 
 /// A request that can run: it is known which rows the model has to be given.
 pub(super) struct PreparedHistory {
@@ -133,13 +133,18 @@ fn anew(
         let (user_keys, events) = (ready.user_keys(work), ready.events(work));
         serving.layout.history_rows(0..rows, user_keys, events).fingerprints(items);
     }
-    let request =
-        Request { user: work.user, start: 0, tokens: rows as u32, candidates: work.num_candidates as u32, items };
+    let request = Request {
+        owner: Owner(work.user),
+        start: 0,
+        tokens: rows as u32,
+        candidates: work.num_candidates as u32,
+        items,
+    };
     let before = if serving.keeps { end(kv, work.user) } else { 0 };
     let lease = match kv.prepare_uncounted(&[request]) {
         // All of it is known here, so what it replaces may go first.
         Err(error) if is_crowded(work, &error) => {
-            kv.evict(Users::These(&[work.user]), Tiers::ALL).and_then(|_| kv.prepare_uncounted(&[request]))
+            kv.evict(Owners::These(&[Owner(work.user)]), Tiers::ALL).and_then(|_| kv.prepare_uncounted(&[request]))
         }
         lease => lease,
     };
@@ -186,15 +191,16 @@ fn continued(
     layout.history_rows(first_row..work.rows(), user_keys, (work.start, &work.events)).fingerprints(items);
     let tokens = (work.rows() - first_row) as u32;
     let candidates = work.num_candidates as u32;
-    let lease = match kv.prepare_uncounted(&[Request { user: work.user, start: first_row, tokens, candidates, items }])
-    {
-        Ok(lease) => lease,
-        // What is cached ends before, or is not the same.
-        Err(error) if error.status() == Status::InvalidArgument => return Ok(None),
-        // Nor is there room for it beside what it replaces.
-        Err(error) if is_crowded(work, &error) => return Ok(None),
-        Err(error) => return Err(plain(error)),
-    };
+    let lease =
+        match kv.prepare_uncounted(&[Request { owner: Owner(work.user), start: first_row, tokens, candidates, items }])
+        {
+            Ok(lease) => lease,
+            // What is cached ends before, or is not the same.
+            Err(error) if error.status() == Status::InvalidArgument => return Ok(None),
+            // Nor is there room for it beside what it replaces.
+            Err(error) if is_crowded(work, &error) => return Ok(None),
+            Err(error) => return Err(plain(error)),
+        };
     let cached = leased(&lease);
     let keeps = !is_beginning(work, before, cached, remembered);
     Ok(Some(PreparedHistory { lease: Some(lease), keeps, cached, recalled: None }))
@@ -224,12 +230,12 @@ fn is_crowded(work: &PreparedRequest, error: &Error) -> bool {
 
 /// Where what is cached of a user ends.
 fn end(kv: &KvCache, user: u64) -> u64 {
-    kv.lookup(&[user]).first().map_or(0, |cached| cached.start + u64::from(cached.tokens))
+    kv.lookup(&[Owner(user)]).first().map_or(0, |cached| cached.start + u64::from(cached.tokens))
 }
 
 /// How many rows of the one user of a lease are cached.
 fn leased(lease: &Lease) -> u64 {
-    lease.users().next().map_or(0, |user| u64::from(user.cached))
+    lease.owners().next().map_or(0, |user| u64::from(user.cached))
 }
 
 /// An error of the cache's, without the place in a batch that no caller knows of.

@@ -34,7 +34,7 @@ use crate::config::Provider;
 use crate::embedding::TableStats;
 use crate::error::{Error, Result, Status};
 use crate::folder::ModelFolder;
-use crate::kv::{KvStats, Tiers, Users};
+use crate::kv::{KvStats, Owner, Owners, Tiers};
 use crate::runtime::{Model, Watcher, cancelled};
 use crate::store::{DiskStore, HostStore, Store, Ticket};
 use crate::sync::Mutex;
@@ -178,7 +178,7 @@ impl Engine {
     pub fn unload(&self, users: &[u64]) -> Result<usize> {
         let serving = self.ranker().current();
         match serving.kv.as_ref().filter(|_| serving.keeps) {
-            Some(kv) => kv.evict(Users::These(users), Tiers::RESIDENT),
+            Some(kv) => kv.evict(Owners::These(Owner::slice(users)), Tiers::RESIDENT),
             None => Ok(0),
         }
     }

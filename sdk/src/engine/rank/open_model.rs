@@ -6,10 +6,10 @@ use super::super::exec::{Graphs, Shape};
 use super::layout::{Keys, Layout};
 use super::options::{EngineOptions, GraphShape};
 use super::tables::FolderTables;
-use crate::config::{Edited, GraphTables, KvOptions, ModelOptions, Overlap, Pages, Place, Provider};
+use crate::config::{GraphTables, ModelOptions, Provider};
 use crate::error::{Error, Result, Status};
 use crate::folder::{Lookup, ModelFolder};
-use crate::kv::KvCache;
+use crate::kv::{Edited, KvCache, KvOptions, Overlap, Owner, Pages, Place};
 use crate::runtime::Model;
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
@@ -92,7 +92,7 @@ impl OpenModel {
     /// Has the cache and its store forget a user, and says whether there was one; the store has when the tickets are done.
     pub(super) fn forget(&self, user: u64, tickets: &mut Vec<Ticket>) -> Result<bool> {
         let kv = self.kv.as_ref().filter(|_| self.keeps);
-        kv.map_or(Ok(false), |kv| kv.forget(user, tickets))
+        kv.map_or(Ok(false), |kv| kv.forget(Owner(user), tickets))
     }
 }
 

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::{ModelOptions, Offload, Pages, StoreOptions};
+use crate::config::{ModelOptions, StoreOptions};
 use crate::embedding::{CacheSize, EmbeddingConfig};
 use crate::error::{Error, Result};
+use crate::kv::{Offload, Pages};
 
 /// How to open an engine.
 #[derive(Clone, Debug)]

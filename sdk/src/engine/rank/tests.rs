@@ -11,8 +11,8 @@ use super::history;
 use super::ranker::{self, Ranker};
 use super::workspace::{self, Workspace};
 use super::*;
-use crate::config::{ModelOptions, Pages, Provider, StoreOptions};
-use crate::kv::{KvStats, Tiers, Users};
+use crate::config::{ModelOptions, Provider, StoreOptions};
+use crate::kv::{KvStats, Owners, Pages, Tiers};
 use crate::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
 
 /// Longer than anything takes, so that no test waits for ever for what is lost.
@@ -218,7 +218,7 @@ fn what_comes_from_the_store_is_counted_once() {
         outcomes.pop().unwrap().1.unwrap()
     };
     let computed = ran(&[3, 4, 5]).computed_rows;
-    core.runner.current().kv.as_ref().unwrap().evict(Users::All, Tiers::RESIDENT).unwrap();
+    core.runner.current().kv.as_ref().unwrap().evict(Owners::All, Tiers::RESIDENT).unwrap();
     let again = ran(&[3, 4, 5, 6, 7]);
     let stats = kv_stats(&core);
     assert_eq!((stats.tokens_from_store, stats.tokens_from_pool), (again.cached_rows, 0));
@@ -381,7 +381,7 @@ fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
     let next = |from: usize| RankRequest { start: Some(from as u64), user_keys: vec![], ..request(7, &told[from..]) };
 
     rank(&core, &request(7, &told)).unwrap();
-    core.runner.current().kv.as_ref().unwrap().offload(Users::All).unwrap();
+    core.runner.current().kv.as_ref().unwrap().offload(Owners::All).unwrap();
     store.left.store(1, Ordering::Relaxed);
     let response = rank(&core, &request(7, &edited)).unwrap();
     assert_eq!(store.left.load(Ordering::Relaxed), 0, "the commit has failed");
@@ -396,7 +396,7 @@ fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
 
     // Not even forgetting works: others are none the worse for it.
     store.left.store(2, Ordering::Relaxed);
-    core.runner.current().kv.as_ref().unwrap().offload(Users::All).unwrap();
+    core.runner.current().kv.as_ref().unwrap().offload(Owners::All).unwrap();
     rank(&core, &request(7, &told)).unwrap();
     assert_eq!(store.left.load(Ordering::Relaxed), 0, "both have failed");
     assert_eq!(rank(&core, &request(8, &told)).unwrap().scores, rank(&alone, &request(8, &told)).unwrap().scores);

@@ -1,0 +1,124 @@
+//! What a caller can choose of a cache.
+
+use std::sync::Arc;
+
+use super::eviction_policy::{EvictionPolicy, LeastRecentlyUsed};
+use crate::tensor::ElementType;
+
+/// What a cache of keys and values is for, how large it is, and how it behaves.
+#[derive(Clone, Debug)]
+pub struct KvOptions {
+    /// Layers of the model that keep keys and values.
+    pub layers: u32,
+    /// Heads of keys and values in each.
+    pub heads: u32,
+    /// The size of a head.
+    pub head_size: u32,
+    /// Tokens a page holds; a multiple of 8.
+    pub page_size: u32,
+    /// The type of keys and values: f32, f16 or bf16.
+    pub element: ElementType,
+    /// How many pages the pool has.
+    pub pages: Pages,
+    /// Where they lie.
+    pub place: Place,
+    /// The version of the model. Entries of another version are never seen.
+    pub model_version: String,
+    /// The most tokens of a history that are kept; 0 = all. Older ones leave page by page.
+    pub max_history: u32,
+    /// What becomes of new tokens that are cached already.
+    pub overlap: Overlap,
+    /// Whether requests bring the items of the history, and what happens when they are not those that are cached.
+    pub edited: Edited,
+    /// When histories go to the store.
+    pub offload: Offload,
+    /// With [`Offload::OnEviction`]: the percentage of the pool whose pages are free or stored already, so that their
+    /// eviction takes no copy. A background thread stores the owners that are evicted next as the pool fills up. 0: owners
+    /// are stored when they are evicted.
+    pub ahead_percent: u32,
+    /// Whether `prepare` returns before everything has arrived from the store; then the lease tells which layers have.
+    pub onload_in_background: bool,
+    /// Threads that read the store.
+    pub onload_threads: u32,
+    /// Which owner is evicted when the pool is full.
+    pub eviction: Arc<dyn EvictionPolicy>,
+}
+
+impl Default for KvOptions {
+    fn default() -> Self {
+        Self {
+            layers: 0,
+            heads: 0,
+            head_size: 0,
+            page_size: 32,
+            element: ElementType::F32,
+            pages: Pages::Count(0),
+            place: Place::default(),
+            model_version: String::new(),
+            max_history: 0,
+            overlap: Overlap::default(),
+            edited: Edited::default(),
+            offload: Offload::default(),
+            ahead_percent: 12,
+            onload_in_background: false,
+            onload_threads: 2,
+            eviction: Arc::new(LeastRecentlyUsed),
+        }
+    }
+}
+
+/// How much of a cache is resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// So many pages.
+    Count(u32),
+    /// As many pages as fit into so many bytes, all layers together.
+    Bytes(u64),
+    /// As many pages as fit into so many percent of the memory that is free on the GPU where they lie. Refused in host
+    /// memory.
+    Percent(u32),
+}
+
+/// Where the pages of a cache lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// In host memory.
+    #[default]
+    Host,
+    /// On the GPU of that number.
+    Cuda(u32),
+}
+
+/// What becomes of new tokens that are cached already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// The request is refused.
+    #[default]
+    Refuse,
+    /// They are cut off, and the lease tells how many.
+    Trim,
+}
+
+/// What happens when the items of a request are not those that its cached history was computed from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edited {
+    /// It is not noticed: requests bring no items.
+    #[default]
+    Unnoticed,
+    /// The request is refused.
+    Refuse,
+    /// What was computed from the edited part is dropped; what came before it stays.
+    Invalidate,
+}
+
+/// When histories go to the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// When an owner is evicted.
+    #[default]
+    OnEviction,
+    /// With every commit, in the background.
+    AtCommit,
+    /// Only when the caller offloads them; what is evicted before is lost.
+    ByHand,
+}
