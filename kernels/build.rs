@@ -1,4 +1,4 @@
-//! Compiles cuda/*.cu with nvcc into fatbins that the library carries (src/cuda/module.rs).
+//! Compiles cuda/**/*.cu with nvcc into fatbins that the library carries (src/cuda/common/module.rs).
 //!
 //! `PAGODA_NVCC` names nvcc; if it is not set, nvcc is looked for on the path. Without one, as where the variable is empty,
 //! the fatbins are empty: the library is built for the CPU alone, and says so when it is asked for a GPU.
@@ -12,19 +12,26 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// Each file with the chips that it is compiled for: machine code, and PTX for chips that come later.
+/// Machine code for sm_80 and sm_90, and PTX for chips that come later.
+const ALL: &[&str] = &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"];
+const SM80: &[&str] = &["arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80"];
+const SM90A: &[&str] = &["arch=compute_90a,code=sm_90a"];
+
+/// Each file of cuda/ with the chips that it is compiled for. Its fatbin has the file's name without the folder.
 const FILES: &[(&str, &[&str])] = &[
-    ("append", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("plain", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("bag", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("table", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("tokens", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("dense", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("ends", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("mma", &["arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80"]),
-    ("hopper", &["arch=compute_90a,code=sm_90a"]),
-    ("dense_hopper", &["arch=compute_90a,code=sm_90a"]),
-    ("linear_hopper", &["arch=compute_90a,code=sm_90a"]),
+    ("common/kv_pack", ALL),
+    ("embedding/embedding_bag", ALL),
+    ("embedding/embedding_table", ALL),
+    ("hstu/hstu_attention_simt", ALL),
+    ("hstu/hstu_attention_sm80", SM80),
+    ("hstu/hstu_attention_sm90", SM90A),
+    ("hstu/hstu_embed", ALL),
+    ("hstu/hstu_gemm_simt", ALL),
+    ("hstu/hstu_gemm_sm90", SM90A),
+    ("hstu/hstu_linear_sm90", SM90A),
+    ("hstu/hstu_norm", ALL),
+    ("hstu/hstu_unit", ALL),
+    ("hstu/paged_kv_append", ALL),
 ];
 
 fn main() {
@@ -34,7 +41,9 @@ fn main() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     match find_nvcc() {
         Some(nvcc) => compile_all(&nvcc, &out),
-        None => FILES.iter().for_each(|(name, _)| fs::write(fatbin(&out, name), []).expect("OUT_DIR is writable")),
+        None => {
+            FILES.iter().for_each(|(file, _)| fs::write(fatbin(&out, name_of(file)), []).expect("OUT_DIR is writable"))
+        }
     }
 }
 
@@ -57,6 +66,10 @@ fn find_nvcc() -> Option<PathBuf> {
     nvcc
 }
 
+fn name_of(file: &str) -> &str {
+    file.rsplit('/').next().unwrap_or(file)
+}
+
 fn fatbin(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.fatbin"))
 }
@@ -67,10 +80,11 @@ fn compile_all(nvcc: &Path, out: &Path) {
     fs::create_dir_all(&kept).unwrap_or_else(|error| panic!("{} can not be made: {error}", kept.display()));
     // One process a file: nvcc's own threads would each hold a file's worth of memory too.
     let mut running = Vec::new();
-    for (name, chips) in FILES {
-        let (source, to) = (format!("cuda/{name}.cu"), fatbin(out, name));
+    for (file, chips) in FILES {
+        let (name, source) = (name_of(file), format!("cuda/{file}.cu"));
+        let to = fatbin(out, name);
         let mut command = Command::new(nvcc);
-        command.args(["-std=c++17", "-O3", "-fatbin", "-Werror", "all-warnings"]);
+        command.args(["-std=c++17", "-O3", "-fatbin", "-I", "cuda", "-Werror", "all-warnings"]);
         command.args(chips.iter().flat_map(|chip| ["-gencode", chip])).arg(&source);
         let mut hasher = DefaultHasher::new();
         (&version.stdout, command.get_args().collect::<Vec<_>>()).hash(&mut hasher);
@@ -87,13 +101,13 @@ fn compile_all(nvcc: &Path, out: &Path) {
     running.into_iter().for_each(|(source, child, to, kept)| finish(&source, child, &to, &kept));
 }
 
-/// Hashes a file with all that it includes of its own folder.
+/// Hashes a file with all that it includes of cuda/, which includes are relative to.
 fn hash_file(path: &Path, seen: &mut HashSet<PathBuf>, hasher: &mut DefaultHasher) {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{} can not be read: {error}", path.display()));
     if seen.insert(path.canonicalize().expect("it was read")) {
         text.hash(hasher);
         let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.split('"').next());
-        included.for_each(|name| hash_file(&path.with_file_name(name), seen, hasher));
+        included.for_each(|name| hash_file(&Path::new("cuda").join(name), seen, hasher));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use pagoda_kernels::CheckedAttention;
-use pagoda_kernels::batch::Rows;
+use pagoda_kernels::hstu::batch::Rows;
 use pagoda_kernels::cuda::{self, CUstream, Gpu, Scratch};
 
 use super::inputs::{AppendInputs, CacheInputs, RowInputs};

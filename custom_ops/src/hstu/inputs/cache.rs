@@ -1,6 +1,6 @@
 //! The paged KV cache of a batch.
 
-use pagoda_kernels::batch::Pages;
+use pagoda_kernels::hstu::batch::Pages;
 use pagoda_kernels::cuda;
 
 use super::rows::RowInputs;

@@ -1,6 +1,6 @@
 //! The rows of a batch, by user.
 
-use pagoda_kernels::batch::Rows;
+use pagoda_kernels::hstu::batch::Rows;
 use pagoda_kernels::cuda;
 
 use crate::ort::{InputTensor, KernelContext, OpError};
