@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 
 use pagoda_kernels::CheckedAttention;
-use pagoda_kernels::hstu::batch::Rows;
 use pagoda_kernels::cuda::{self, CUstream, Gpu, Scratch};
+use pagoda_kernels::hstu::batch::Rows;
 
 use super::inputs::{AppendInputs, CacheInputs, RowInputs};
 use crate::ort::{

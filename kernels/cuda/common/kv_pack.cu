@@ -1,7 +1,9 @@
 // Tokens of one user and layer out of their pages into one stretch of memory, and back, as bytes: how a history travels to
 // and from the host. Packed are the keys of `held` tokens, then their values; of those, `count` from `skip` on are moved.
 
-#include <stdint.h>
+#include <cstdint>
+
+#include "common/mirrored.cuh"
 
 namespace pagoda {
 
@@ -19,6 +21,7 @@ struct Move {
     int32_t page_size;
     int32_t row_bytes;
 };
+PAGODA_MIRRORED(common, Move)
 
 // A warp a row.
 template <class Unit, bool PACK> __device__ void move_tokens(const Move &move) {

@@ -3,6 +3,7 @@
 // A slot's rows are added one after the other, in the order of its keys: the sums are those of the CPU, to the bit. What is
 // read of a row stays aside until it is known to be whole.
 
+#include "common/mirrored.cuh"
 #include "embedding/embedding_table.cuh"
 
 namespace pagoda {
@@ -31,6 +32,7 @@ struct Bag {
     int slots;
     int combiner;
 };
+PAGODA_MIRRORED(embedding, Bag)
 
 // The keys of a slot. Offsets are not trusted: whatever they hold, these are keys that there are.
 struct Keys {

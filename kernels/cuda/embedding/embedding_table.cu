@@ -1,5 +1,6 @@
 // Looking keys up in an embedding table, row by row, and putting rows into it.
 
+#include "common/mirrored.cuh"
 #include "embedding/embedding_table.cuh"
 
 namespace pagoda {
@@ -22,6 +23,7 @@ struct Lookup {
     unsigned long long *progress;  // 0 before and after
     int count;
 };
+PAGODA_MIRRORED(embedding, Lookup)
 
 struct Put {
     const int64_t *keys;
@@ -35,6 +37,7 @@ struct Put {
     int count;
     int only_present;          // 1: keys that the table does not have are passed over
 };
+PAGODA_MIRRORED(embedding, Put)
 
 // A warp copies the row of one key, however long it takes; whether it is there.
 template <class T, int PIECE>

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cuda_fp16.h>
 
+#include "common/mirrored.cuh"
+
 namespace pagoda {
 
 constexpr int WAYS = 7;
@@ -48,6 +50,7 @@ struct Table {
     uint64_t set_count;
     int dim;
 };
+PAGODA_MIRRORED(embedding, Table)
 
 __device__ inline uint64_t load_relaxed(const uint64_t *from) {
     uint64_t value;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "common/mirrored.cuh"
+
 namespace pagoda {
 
 // Mirrored by `Call` in src/cuda/call.rs; keep the two alike.
@@ -32,6 +34,7 @@ struct Call {
     float scale;                // 1 / scaling_seqlen
     int candidates_only;        // history rows come out as zeros
 };
+PAGODA_MIRRORED(hstu, Call)
 
 __device__ inline int clamped(int64_t value, int64_t low, int64_t high) {
     return static_cast<int>(value < low ? low : value > high ? high : value);

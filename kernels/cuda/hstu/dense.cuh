@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/convert.cuh"
+#include "common/mirrored.cuh"
 
 namespace pagoda {
 namespace dense {
@@ -18,6 +19,7 @@ struct Taken {
         return from >= 0 && from < of ? from : -1;
     }
 };
+PAGODA_MIRRORED(hstu, Taken)
 
 // HstuNorm and HstuGate. A unit is what is normed together: a row, or one head of it. Mirrored by `RawNorm`.
 struct Norm {
@@ -35,6 +37,7 @@ struct Norm {
     int constant;        // nothing on the stream writes weight and bias
     float epsilon;
 };
+PAGODA_MIRRORED(hstu, Norm)
 
 // What a sum goes through. Mirrored by `Activation`.
 enum Activation : int { NONE, RELU, SILU, SIGMOID, TANH };
@@ -55,6 +58,7 @@ struct Product {
     Activation activation; // of HstuLinear, for all columns
     int constant;          // nothing on the stream writes weight and bias
 };
+PAGODA_MIRRORED(hstu, Product)
 
 __device__ inline float activated(float value, Activation activation) {
     switch (activation) {

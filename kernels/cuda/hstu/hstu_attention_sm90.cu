@@ -43,7 +43,7 @@ __device__ inline void work_beside(const Call &call, int duties, int warp, int i
 }
 
 template <class T, class S>
-__device__ void attend(const Call &call, const Maps &maps, int granule, int per, int duties, const Common &common) {
+__device__ void attend(const Call &call, const AttentionMaps &maps, int granule, int per, int duties, const Common &common) {
     constexpr int FETCHING = S::COMPUTING / 32, FIRST_IDLE = FETCHING + (S::MODE == Mode::Parts ? 2 : 1);
     extern __shared__ __align__(1024) uint8_t shared[];
     Ring<S> ring(shared);
@@ -102,18 +102,18 @@ __device__ void attend(const Call &call, const Maps &maps, int granule, int per,
 
 #define KERNEL(NAME, T, D)                                                                                             \
     extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Whole>::THREADS, 1) hopper_##NAME(       \
-        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int per, int duties) { \
+        const __grid_constant__ Call call, const __grid_constant__ hopper::AttentionMaps maps, int granule, int per, int duties) { \
         hopper::Common none(nullptr, nullptr, 0);                                                                      \
         hopper::attend<T, hopper::Shape<D, hopper::Mode::Whole>>(call, maps, granule, per, duties, none);              \
     }                                                                                                                  \
     extern "C" __global__ void __cluster_dims__(hopper::CLUSTER, 1, 1)                                                 \
         __launch_bounds__(hopper::Shape<D, hopper::Mode::Cluster>::THREADS, 1) hopper_split_##NAME(                    \
-            const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int duties) {   \
+            const __grid_constant__ Call call, const __grid_constant__ hopper::AttentionMaps maps, int granule, int duties) {   \
         hopper::Common none(nullptr, nullptr, 0);                                                                      \
         hopper::attend<T, hopper::Shape<D, hopper::Mode::Cluster>>(call, maps, granule, 1, duties, none);              \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(hopper::Shape<D, hopper::Mode::Parts>::THREADS, 1) hopper_parts_##NAME( \
-        const __grid_constant__ Call call, const __grid_constant__ hopper::Maps maps, int granule, int duties,         \
+        const __grid_constant__ Call call, const __grid_constant__ hopper::AttentionMaps maps, int granule, int duties,         \
         unsigned *counters, void *scratch, int64_t blocks) {                                                            \
         hopper::Common common(counters, scratch, blocks);                                                               \
         hopper::attend<T, hopper::Shape<D, hopper::Mode::Parts>>(call, maps, granule, 1, duties, common);              \

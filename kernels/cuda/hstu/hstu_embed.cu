@@ -1,6 +1,7 @@
 // HstuEmbed: rows out of embedding tables that are tensors of the model, added up.
 
 #include "common/dependent_launch.cuh"
+#include "common/mirrored.cuh"
 #include "common/reduce.cuh"
 
 namespace pagoda {
@@ -12,6 +13,7 @@ struct Lookup {
     const int64_t *index;
     int64_t rows;
 };
+PAGODA_MIRRORED(hstu, Lookup)
 
 // HstuEmbed. Mirrored by `RawEmbed`.
 struct Embed {
@@ -24,6 +26,7 @@ struct Embed {
     int learned_count;
     float scale;
 };
+PAGODA_MIRRORED(hstu, Embed)
 
 // Below 0 there is no key, which is the last row; keys beyond the table have the one before it.
 __device__ inline const float *of_key(const Lookup &lookup, int64_t row, int width) {

@@ -7,7 +7,7 @@ namespace pagoda {
 #define KERNEL(NAME, T, KIND, ...)                                                                                     \
     extern "C" __global__ void                                                                                         \
         __launch_bounds__(dense::Tile<__VA_ARGS__>::THREADS, dense::Tile<__VA_ARGS__>::SMALL ? 2 : 1) NAME##_##KIND(   \
-            const __grid_constant__ dense::Product call, const __grid_constant__ dense::Maps maps) {                   \
+            const __grid_constant__ dense::Product call, const __grid_constant__ dense::GemmMaps maps) {                   \
         dense::multiply<T, dense::Tile<__VA_ARGS__>>(call, maps);                                                      \
     }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "common/mirrored.cuh"
 #include "common/tma.cuh"
 #include "common/wgmma_gemm.cuh"
 #include "hstu/dense.cuh"
@@ -22,9 +23,10 @@ constexpr int DEPTH = 64, ROW_BYTES = DEPTH * 2;  // of a box in shared memory
 constexpr int READY = 1, TURN = 4;                // barriers by number; there is one for each warpgroup that computes
 
 // What the copy engine has to know of the tensors.
-struct Maps {
+struct GemmMaps {
     CUtensorMap x, weight, outputs[4];
 };
+PAGODA_MIRRORED(hstu, GemmMaps)
 
 // Mirrored by `TILES` of src/cuda/dense_hopper.rs.
 template <int GROUPS_, int COLUMNS_, int STAGES_, bool TURNS_, bool SMALL_> struct Tile {
@@ -65,7 +67,7 @@ __device__ inline uint32_t pair_at(const void *tensor, int64_t element) {
 
 template <class T, class S> struct Worker {
     const Product &call;
-    const Maps &maps;
+    const GemmMaps &maps;
     uint32_t base;
 
     __device__ uint32_t full(int stage) const { return base + S::DATA_BYTES + stage * 8; }
@@ -262,7 +264,7 @@ template <class T, class S> struct Worker {
     }
 };
 
-template <class T, class S> __device__ void multiply(const Product &call, const Maps &maps) {
+template <class T, class S> __device__ void multiply(const Product &call, const GemmMaps &maps) {
     extern __shared__ __align__(1024) uint8_t shared[];
     Worker<T, S> worker{call, maps, shared_address(shared)};
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

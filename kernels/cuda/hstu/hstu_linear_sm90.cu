@@ -8,6 +8,7 @@
 // row does not change a bit of it.
 
 #include "common/dependent_launch.cuh"
+#include "common/mirrored.cuh"
 #include "common/tma.cuh"
 #include "common/wgmma_gemm.cuh"
 #include "hstu/dense.cuh"
@@ -25,18 +26,19 @@ constexpr int PITCH = COLUMNS + 4;
 static_assert(ROWS * PITCH * 4 <= STAGES * STAGE_BYTES, "sums lie where the stages were");
 
 // What the copy engine has to know of the tensors. It rounds to TF32.
-struct Maps {
+struct LinearMaps {
     CUtensorMap x, weight;
 };
+PAGODA_MIRRORED(hstu, LinearMaps)
 
 struct Worker {
     const Product &call;
-    const Maps &maps;
+    const LinearMaps &maps;
     uint32_t base;
     int rank, row, column;  // in the cluster; of the tile's first element
     int first, steps;       // of the depth
 
-    __device__ Worker(const Product &call, const Maps &maps, uint32_t base) : call(call), maps(maps), base(base) {
+    __device__ Worker(const Product &call, const LinearMaps &maps, uint32_t base) : call(call), maps(maps), base(base) {
         int down = (call.rows + ROWS - 1) / ROWS, tile = blockIdx.x / CLUSTER;
         rank = blockIdx.x % CLUSTER, row = tile % down * ROWS, column = tile / down * COLUMNS;
         int all = (call.depth + DEPTH - 1) / DEPTH, each = (all + CLUSTER - 1) / CLUSTER;
@@ -142,7 +144,7 @@ struct Worker {
 }  // namespace dense
 
 extern "C" __global__ void __cluster_dims__(dense::linear::CLUSTER, 1, 1) __launch_bounds__(32 * dense::linear::WARPS)
-    linear_tf32(const __grid_constant__ dense::Product call, const __grid_constant__ dense::linear::Maps maps) {
+    linear_tf32(const __grid_constant__ dense::Product call, const __grid_constant__ dense::linear::LinearMaps maps) {
     using namespace dense::linear;
     extern __shared__ __align__(1024) uint8_t shared[];
     Worker worker(call, maps, shared_address(shared));

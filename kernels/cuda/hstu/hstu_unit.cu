@@ -1,6 +1,7 @@
 // HstuUnit: rows of unit length.
 
 #include "common/dependent_launch.cuh"
+#include "common/mirrored.cuh"
 #include "common/reduce.cuh"
 
 namespace pagoda {
@@ -14,6 +15,7 @@ struct Unit {
     int size;
     float epsilon;
 };
+PAGODA_MIRRORED(hstu, Unit)
 
 // Not fmaxf, which takes epsilon for a length that is not a number.
 __device__ inline float length_of(float squares, float epsilon) {

@@ -2,6 +2,7 @@
 // come.
 #pragma once
 
+#include "common/mirrored.cuh"
 #include "common/tma.cuh"
 #include "hstu/tiles.cuh"
 
@@ -30,9 +31,10 @@ constexpr int APPENDS = 1, ALONE = 2, CLEARS = 4, EARLY = 8;
 // Which segments of a block's keys a part has: the first of a half or the second, or a run of all but the last, that one, or all.
 enum class Role { First, Second, Last, Run, All };
 
-struct Maps {
+struct AttentionMaps {
     CUtensorMap query, key, value, pool;
 };
+PAGODA_MIRRORED(hstu, AttentionMaps)
 
 template <int D_, Mode MODE_> struct Shape {
     static constexpr int D = D_;

@@ -10,7 +10,7 @@ namespace hopper {
 // The fetching warp.
 template <class S> struct Fetching {
     const Call &call;
-    const Maps &maps;
+    const AttentionMaps &maps;
     int granule;
     const Ring<S> &ring;
     int per;           // items in a piece, 1 or 2

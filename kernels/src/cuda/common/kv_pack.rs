@@ -7,6 +7,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::error::CudaError;
 use super::gpu::Gpu;
+use super::raw::Move;
 use super::sizes::{MOST, copy_width};
 
 const THREADS: u32 = 256;
@@ -38,22 +39,6 @@ pub struct Tokens {
     pub first: usize,
     /// How many are moved.
     pub count: usize,
-}
-
-/// `Move` of cuda/common/kv_pack.cu, field by field.
-#[repr(C)]
-struct RawMove {
-    pool: CUdeviceptr,
-    packed: CUdeviceptr,
-    pages: CUdeviceptr,
-    pool_pages: i64,
-    held: i64,
-    skip: i64,
-    first: i64,
-    count: i64,
-    page_entries: i32,
-    page_size: i32,
-    row_bytes: i32,
 }
 
 impl Tokens {
@@ -104,7 +89,7 @@ unsafe fn launch(gpu: &Gpu, kernel: &str, tokens: &Tokens, stream: CUstream) -> 
     }
     let width = copy_width(tokens.row_bytes, tokens.pool | tokens.packed);
     let function = gpu.modules.kv_pack.function(&format!("{kernel}_{width}"), 0)?;
-    let mut raw = RawMove {
+    let mut raw = Move {
         pool: tokens.pool,
         packed: tokens.packed,
         pages: tokens.pages,

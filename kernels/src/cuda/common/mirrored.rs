@@ -10,6 +10,7 @@
 pub struct Layout {
     pub name: &'static str,
     pub size: usize,
+    pub align: usize,
     /// Name, offset, size.
     pub fields: &'static [(&'static str, usize, usize)],
 }
@@ -31,6 +32,7 @@ macro_rules! mirrored {
             Layout {
                 name: stringify!($name),
                 size: size_of::<$name>(),
+                align: align_of::<$name>(),
                 fields: &[$((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$type>()),)*],
             },
         )*];

@@ -8,7 +8,16 @@ pub mod error;
 pub mod gpu;
 pub mod kv_pack;
 pub mod memory;
+pub mod mirrored;
 pub mod module;
+pub mod raw;
 pub mod settled;
 pub mod sizes;
 pub mod tensor_map;
+
+/// The layouts that CUDA was compiled against are those that Rust has here.
+mod layouts {
+    use super::raw::*;
+
+    include!(concat!(env!("OUT_DIR"), "/layouts_common.rs"));
+}

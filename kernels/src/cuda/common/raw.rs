@@ -3,7 +3,7 @@
 use super::mirrored::{Layout, mirrored};
 
 /// The TMA's description of a tensor: `CUtensorMap` of the driver.
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorMap(pub [u64; 16]);
 

@@ -8,6 +8,10 @@ use cudarc::driver::sys::{
 
 use super::element_type::Type;
 use super::error::{CudaError, asked};
+use super::raw::TensorMap;
+
+const _: () =
+    assert!(size_of::<TensorMap>() == size_of::<CUtensorMap>() && align_of::<TensorMap>() == align_of::<CUtensorMap>());
 
 /// Describes a tensor without gaps, innermost dimension first, to be fetched by boxes that are 128 or 64 bytes wide. Numbers
 /// of f32 are rounded to TF32 on their way.
@@ -16,7 +20,7 @@ pub fn describe<const N: usize>(
     address: CUdeviceptr,
     dims: [usize; N],
     boxed: [usize; N],
-) -> Result<CUtensorMap, CudaError> {
+) -> Result<TensorMap, CudaError> {
     let kind = match element {
         Type::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
         Type::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -50,7 +54,7 @@ pub fn describe<const N: usize>(
     }
     .result()
     .map_err(asked("describing a tensor to the copy engine"))?;
-    Ok(map)
+    Ok(TensorMap(map.opaque))
 }
 
 /// A tensor of rows and columns, to be moved by boxes of so many.
@@ -59,6 +63,6 @@ pub fn describe_matrix(
     address: CUdeviceptr,
     [rows, columns]: [usize; 2],
     [height, width]: [usize; 2],
-) -> Result<CUtensorMap, CudaError> {
+) -> Result<TensorMap, CudaError> {
     describe(element, address, [columns, rows], [width, height])
 }

@@ -5,6 +5,7 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
+use super::raw::Bag;
 use super::table::{DeviceTable, THREADS, counted};
 use crate::Combiner;
 use crate::cuda::common::error::CudaError;
@@ -69,28 +70,6 @@ pub struct GivenRows {
     pub count: usize,
 }
 
-/// `Bag` of cuda/embedding/embedding_bag.cu, field by field.
-#[repr(C)]
-struct RawBag {
-    keys: CUdeviceptr,
-    offsets: CUdeviceptr,
-    vectors: CUdeviceptr,
-    default_row: CUdeviceptr,
-    found: CUdeviceptr,
-    missing: CUdeviceptr,
-    missing_keys: CUdeviceptr,
-    missing_count: CUdeviceptr,
-    progress: CUdeviceptr,
-    given: CUdeviceptr,
-    given_rows: CUdeviceptr,
-    no_key: i64,
-    has_no_key: i32,
-    given_count: i32,
-    count: i32,
-    slots: i32,
-    combiner: i32,
-}
-
 impl Gpu {
     /// As [`table_lookup`](Self::table_lookup), and combines the rows into a vector for each slot of keys, in one launch.
     ///
@@ -110,7 +89,7 @@ unsafe fn launch(gpu: &Gpu, call: &TableBag, stream: CUstream) -> Result<(), Cud
     let slots = call.slots.map_or(call.count, |slots| slots.count);
     let (given, given_rows, given_count) =
         call.given.map_or((0, 0, 0), |given| (given.places, given.rows, given.count));
-    let mut raw = RawBag {
+    let mut raw = Bag {
         keys: call.keys,
         offsets: call.slots.map_or(0, |slots| slots.offsets),
         vectors: call.vectors,

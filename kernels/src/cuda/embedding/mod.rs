@@ -3,4 +3,12 @@
 pub mod bag;
 pub mod held;
 pub mod missing;
+mod raw;
 pub mod table;
+
+/// The layouts that CUDA was compiled against are those that Rust has here.
+mod layouts {
+    use super::raw::*;
+
+    include!(concat!(env!("OUT_DIR"), "/layouts_embedding.rs"));
+}

@@ -5,6 +5,7 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
+use super::raw::{Lookup, Put, Table};
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -65,8 +66,8 @@ impl DeviceTable {
         Ok(())
     }
 
-    pub(super) fn raw(&self) -> RawTable {
-        RawTable {
+    pub(super) fn raw(&self) -> Table {
+        Table {
             sets: self.sets,
             rows: self.rows,
             versions: self.versions,
@@ -128,44 +129,6 @@ pub struct TablePut {
     pub only_present: bool,
 }
 
-/// `Table` of cuda/embedding/embedding_table.cuh, field by field; so are those below, of cuda/embedding/embedding_table.cu.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct RawTable {
-    sets: CUdeviceptr,
-    rows: CUdeviceptr,
-    versions: CUdeviceptr,
-    set_count: u64,
-    dim: i32,
-}
-
-#[repr(C)]
-struct RawLookup {
-    keys: CUdeviceptr,
-    output: CUdeviceptr,
-    default_row: CUdeviceptr,
-    found: CUdeviceptr,
-    missing: CUdeviceptr,
-    missing_keys: CUdeviceptr,
-    missing_count: CUdeviceptr,
-    progress: CUdeviceptr,
-    count: i32,
-}
-
-#[repr(C)]
-struct RawPut {
-    keys: CUdeviceptr,
-    places: CUdeviceptr,
-    place_count: CUdeviceptr,
-    rows: CUdeviceptr,
-    versions: CUdeviceptr,
-    deleted: CUdeviceptr,
-    row_count: CUdeviceptr,
-    key_count: i32,
-    count: i32,
-    only_present: i32,
-}
-
 pub(super) fn counted(count: usize) -> Result<i32, CudaError> {
     let message = || CudaError::Unsupported(format!("{count} keys in one call, expected up to {MOST}"));
     i32::try_from(count).ok().filter(|_| count <= MOST).ok_or_else(message)
@@ -200,7 +163,7 @@ impl Gpu {
 /// As for [`Gpu::table_lookup`].
 unsafe fn lookup(gpu: &Gpu, call: &TableLookup, stream: CUstream) -> Result<(), CudaError> {
     call.table.check()?;
-    let mut raw = RawLookup {
+    let mut raw = Lookup {
         keys: call.keys,
         output: call.output,
         default_row: call.default_row.unwrap_or(0),
@@ -237,7 +200,7 @@ unsafe fn put(gpu: &Gpu, call: &TablePut, stream: CUstream) -> Result<(), CudaEr
     if call.count == 0 {
         return Ok(());
     }
-    let mut raw = RawPut {
+    let mut raw = Put {
         keys: call.keys,
         places: call.places.unwrap_or(0),
         place_count: call.place_count.unwrap_or(0),

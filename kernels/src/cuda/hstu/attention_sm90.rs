@@ -3,13 +3,15 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream, CUtensorMap};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::call::{Attention, Scratch, blocks, row_blocks};
+use super::raw::AttentionMaps;
 use crate::cuda::common::counters;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
 use crate::cuda::common::module::{Function, Module};
+use crate::cuda::common::raw::TensorMap;
 use crate::cuda::common::tensor_map::describe;
 
 const CLUSTER: u32 = 4;
@@ -143,7 +145,7 @@ pub unsafe fn launch(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stre
     let module = gpu.modules.attention_sm90.as_ref().expect("the path was offered");
     let name = format!("{}_{}", call.element.name(), call.rows.head_size);
     let beside = if call.append { APPENDS } else { 0 } | if call.candidates_only { CLEARS } else { 0 };
-    let (mut raw, mut maps, mut granule) = (call.raw(), Maps::of(call)?, granule(call) as i32);
+    let (mut raw, mut maps, mut granule) = (call.raw(), AttentionMaps::of(call)?, granule(call) as i32);
     let (raw, maps, granule) =
         (from_mut(&mut raw).cast::<c_void>(), from_mut(&mut maps).cast(), from_mut(&mut granule).cast());
     let needed = scratch_bytes(call);
@@ -199,16 +201,7 @@ pub unsafe fn launch(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stre
 /// Rows of a box of queries, keys and values; `BOX` of cuda/hopper.cu.
 const BOX: usize = 64;
 
-/// The tensors of a call; `Maps` of cuda/hopper.cu.
-#[repr(C)]
-pub struct Maps {
-    query: CUtensorMap,
-    key: CUtensorMap,
-    value: CUtensorMap,
-    pool: CUtensorMap,
-}
-
-impl Maps {
+impl AttentionMaps {
     pub fn of(call: &Attention) -> Result<Self, CudaError> {
         let rows = call.rows.total_rows;
         let key = map(call, call.key, rows, BOX)?;
@@ -231,7 +224,7 @@ pub fn granule(call: &Attention) -> usize {
 }
 
 /// A tensor `[rows, H, D]`, to be fetched by `height` rows of up to 128 bytes of one head.
-fn map(call: &Attention, address: CUdeviceptr, rows: usize, height: usize) -> Result<CUtensorMap, CudaError> {
+fn map(call: &Attention, address: CUdeviceptr, rows: usize, height: usize) -> Result<TensorMap, CudaError> {
     let (heads, head_size) = (call.rows.heads, call.rows.head_size);
     describe(call.element, address, [head_size, heads, rows], [head_size.min(64), 1, height])
 }

@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::raw::Call;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::sizes::MOST;
@@ -101,35 +102,6 @@ pub struct Append {
     pub cache: Cache,
 }
 
-/// What kernels get; `Call` of cuda/hstu/call.cuh, field by field.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(super) struct Raw {
-    pub query: CUdeviceptr,
-    pub key: CUdeviceptr,
-    pub value: CUdeviceptr,
-    pub output: CUdeviceptr,
-    pub pool: CUdeviceptr,
-    pub row_offsets: CUdeviceptr,
-    pub num_candidates: CUdeviceptr,
-    pub cached_len: CUdeviceptr,
-    pub page_indptr: CUdeviceptr,
-    pub page_ids: CUdeviceptr,
-    pub num_contextual: CUdeviceptr,
-    pub pool_pages: i64,
-    pub group: i64,
-    pub window: i64,
-    pub users: i32,
-    pub total_rows: i32,
-    pub heads: i32,
-    pub head_size: i32,
-    pub page_size: i32,
-    pub page_entries: i32,
-    pub alpha: f32,
-    pub scale: f32,
-    pub candidates_only: i32,
-}
-
 impl Rows {
     /// Checks what is known on the host.
     fn check(&self) -> Result<(), CudaError> {
@@ -141,15 +113,15 @@ impl Rows {
         Ok(())
     }
 
-    fn raw(&self) -> Raw {
-        Raw {
+    fn raw(&self) -> Call {
+        Call {
             row_offsets: self.row_offsets,
             num_candidates: self.num_candidates,
             users: self.users as i32,
             total_rows: self.total_rows as i32,
             heads: self.heads as i32,
             head_size: self.head_size as i32,
-            ..Raw::default()
+            ..Call::default()
         }
     }
 }
@@ -167,8 +139,8 @@ impl Cache {
         Ok(())
     }
 
-    fn add_to(&self, raw: Raw) -> Raw {
-        Raw {
+    fn add_to(&self, raw: Call) -> Call {
+        Call {
             pool: self.pool,
             cached_len: self.cached_len,
             page_indptr: self.page_indptr,
@@ -234,9 +206,9 @@ impl Attention {
         self.suits_matrix_units() && rows < MOST && self.rows.heads * self.rows.head_size < 1 << 38
     }
 
-    pub(super) fn raw(&self) -> Raw {
+    pub(super) fn raw(&self) -> Call {
         let head_size = self.rows.head_size as f64;
-        let raw = Raw {
+        let raw = Call {
             query: self.query,
             key: self.key,
             value: self.value,
@@ -261,8 +233,8 @@ impl Append {
         self.cache.check()
     }
 
-    pub(super) fn raw(&self) -> Raw {
-        self.cache.add_to(Raw { key: self.key, value: self.value, ..self.rows.raw() })
+    pub(super) fn raw(&self) -> Call {
+        self.cache.add_to(Call { key: self.key, value: self.value, ..self.rows.raw() })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::raw;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::sizes::check_sizes;
@@ -134,71 +135,25 @@ pub enum DensePath {
     Hopper,
 }
 
-/// `Taken` of cuda/hstu/dense.cuh.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct RawTaken {
-    pub index: CUdeviceptr,
-    pub of: i64,
-}
-
-/// `Norm` of cuda/hstu/dense.cuh.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct RawNorm {
-    pub x: CUdeviceptr,
-    pub u: CUdeviceptr,
-    pub weight: CUdeviceptr,
-    pub bias: CUdeviceptr,
-    pub y: CUdeviceptr,
-    pub taken: RawTaken,
-    pub units: i64,
-    pub size: i32,
-    pub groups: i32,
-    pub by_group: i32,
-    pub concat: i32,
-    pub constant: i32,
-    pub epsilon: f32,
-}
-
-/// `Product` of cuda/hstu/dense.cuh.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct RawProduct {
-    pub x: CUdeviceptr,
-    pub weight: CUdeviceptr,
-    pub bias: CUdeviceptr,
-    pub residual: CUdeviceptr,
-    pub taken: RawTaken,
-    pub outputs: [CUdeviceptr; 4],
-    pub rows: i32,
-    pub depth: i32,
-    pub columns: i32,
-    pub part: i32,
-    pub silu: i32,
-    pub activation: Activation,
-    pub constant: i32,
-}
-
 impl Taken {
     /// For so many rows of an output. Refuses to take some where there are none: such tensors may have no address, which means
     /// to kernels that they are not given.
-    pub(super) fn raw(taken: Option<Self>, rows: usize) -> Result<RawTaken, CudaError> {
+    pub(super) fn raw(taken: Option<Self>, rows: usize) -> Result<raw::Taken, CudaError> {
         match taken {
-            None => Ok(RawTaken { index: 0, of: 0 }),
+            None => Ok(raw::Taken { index: 0, of: 0 }),
             Some(Self { of: 0, .. }) if rows > 0 => {
                 Err(CudaError::Unsupported(format!("{rows} rows by an index, expected rows of the 0 that there are")))
             }
-            Some(Self { of, index }) => Ok(RawTaken { index, of: of as i64 }),
+            Some(Self { of, index }) => Ok(raw::Taken { index, of: of as i64 }),
         }
     }
 }
 
 impl Project {
-    pub(super) fn raw(&self) -> Result<RawProduct, CudaError> {
+    pub(super) fn raw(&self) -> Result<raw::Product, CudaError> {
         let columns = self.part.saturating_mul(4);
         check_sizes(&[("rows", self.rows), ("E", self.width), ("4·W", columns)])?;
-        Ok(RawProduct {
+        Ok(raw::Product {
             x: self.x,
             weight: self.weight,
             bias: self.bias.unwrap_or(0),
@@ -210,16 +165,16 @@ impl Project {
             columns: columns as i32,
             part: self.part as i32,
             silu: (self.silu.outputs() * self.part) as i32,
-            activation: Activation::None,
+            activation: Activation::None as i32,
             constant: i32::from(self.constant),
         })
     }
 }
 
 impl Output {
-    pub(super) fn raw(&self) -> Result<RawProduct, CudaError> {
+    pub(super) fn raw(&self) -> Result<raw::Product, CudaError> {
         check_sizes(&[("rows", self.rows), ("K", self.inner), ("E", self.width)])?;
-        Ok(RawProduct {
+        Ok(raw::Product {
             x: self.y,
             weight: self.weight,
             bias: self.bias.unwrap_or(0),
@@ -231,7 +186,7 @@ impl Output {
             columns: self.width as i32,
             part: self.width as i32,
             silu: 0,
-            activation: Activation::None,
+            activation: Activation::None as i32,
             constant: i32::from(self.constant),
         })
     }

@@ -5,6 +5,7 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
+use super::raw;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -43,28 +44,6 @@ pub struct Lookup {
     pub index: CUdeviceptr,
 }
 
-/// `Embed` of cuda/hstu/hstu_embed.cu.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RawEmbed {
-    tables: [RawLookup; TABLES],
-    learned: [RawLookup; LEARNED],
-    y: CUdeviceptr,
-    rows: i64,
-    width: i32,
-    table_count: i32,
-    learned_count: i32,
-    scale: f32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct RawLookup {
-    table: CUdeviceptr,
-    index: CUdeviceptr,
-    rows: i64,
-}
-
 impl Embed<'_> {
     fn check(&self) -> Result<(), CudaError> {
         let Self { tables, learned, .. } = *self;
@@ -83,8 +62,8 @@ impl Embed<'_> {
         check_sizes(&[("rows", self.rows), ("E", self.width)])
     }
 
-    fn raw(&self) -> RawEmbed {
-        let mut raw = RawEmbed {
+    fn raw(&self) -> raw::Embed {
+        let mut raw = raw::Embed {
             tables: Default::default(),
             learned: Default::default(),
             y: self.y,
@@ -96,7 +75,7 @@ impl Embed<'_> {
         };
         let places = raw.tables.iter_mut().zip(self.tables).chain(raw.learned.iter_mut().zip(self.learned));
         for (place, &Lookup { table, rows, index }) in places {
-            *place = RawLookup { table, index, rows: rows as i64 };
+            *place = raw::Lookup { table, index, rows: rows as i64 };
         }
         raw
     }

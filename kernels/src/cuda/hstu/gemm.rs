@@ -5,8 +5,9 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::CUstream;
 
-use super::dense_call::{DensePath, Output, Project, RawProduct};
+use super::dense_call::{DensePath, Output, Project};
 use super::gemm_sm90;
+use super::raw::Product;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -63,7 +64,7 @@ impl Gpu {
         Ok(self.product_paths(&call.raw()?, call.element))
     }
 
-    fn product_paths(&self, call: &RawProduct, element: Type) -> Vec<DensePath> {
+    fn product_paths(&self, call: &Product, element: Type) -> Vec<DensePath> {
         let mut paths = vec![DensePath::Plain];
         paths
             .extend((self.modules.gemm_sm90.is_some() && gemm_sm90::takes(call, element)).then_some(DensePath::Hopper));
@@ -75,7 +76,7 @@ impl Gpu {
     pub(super) unsafe fn multiplied(
         &self,
         path: Option<DensePath>,
-        mut raw: RawProduct,
+        mut raw: Product,
         element: Type,
         stream: CUstream,
     ) -> Result<(), CudaError> {

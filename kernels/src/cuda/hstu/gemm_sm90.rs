@@ -5,9 +5,9 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream, CUtensorMap};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::dense_call::RawProduct;
+use super::raw::{GemmMaps, Product};
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -79,17 +79,17 @@ impl Tile {
         stages + self.groups * 64 * self.columns * 2 + 256 + self.groups * self.columns * 4
     }
 
-    fn tiles(&self, call: &RawProduct) -> usize {
+    fn tiles(&self, call: &Product) -> usize {
         (call.rows as usize).div_ceil(self.rows()) * (call.columns as usize).div_ceil(self.columns)
     }
 
     /// A box of the output must not lie in two tensors.
-    fn fits(&self, call: &RawProduct) -> bool {
+    fn fits(&self, call: &Product) -> bool {
         call.part == call.columns || (call.part as usize).is_multiple_of(self.box_columns())
     }
 
     /// What a call costs, in nanoseconds.
-    fn cost(&self, call: &RawProduct, multiprocessors: usize) -> usize {
+    fn cost(&self, call: &Product, multiprocessors: usize) -> usize {
         let tiles = self.tiles(call);
         let (rounds, steps) = (tiles.div_ceil(multiprocessors), (call.depth as usize).div_ceil(DEPTH));
         let time = self.once + rounds * steps * self.step + (rounds - 1) * self.further;
@@ -98,7 +98,7 @@ impl Tile {
 }
 
 /// Whether the kernels take a call: the copy engine wants rows of 16 bytes.
-pub fn takes(call: &RawProduct, element: Type) -> bool {
+pub fn takes(call: &Product, element: Type) -> bool {
     let addresses = call.x | call.weight | call.residual | call.outputs.iter().fold(0, |all, output| all | output);
     element != Type::F32
         && call.depth > 0
@@ -109,10 +109,10 @@ pub fn takes(call: &RawProduct, element: Type) -> bool {
 
 /// # Safety
 /// As for [`Gpu::norm`]; `takes` the call, which has rows and columns.
-pub unsafe fn launch(gpu: &Gpu, mut call: RawProduct, element: Type, stream: CUstream) -> Result<(), CudaError> {
+pub unsafe fn launch(gpu: &Gpu, mut call: Product, element: Type, stream: CUstream) -> Result<(), CudaError> {
     let multiprocessors = gpu.multiprocessors as usize;
     let tile = choose(&call, multiprocessors);
-    let mut maps = Maps::of(&call, tile, element)?;
+    let mut maps = GemmMaps::of(&call, tile, element)?;
     let module = gpu.modules.gemm_sm90.as_ref().expect("the path was offered");
     let function = module.function(&format!("{}_{}", tile.name, element.name()), tile.shared())?;
     let blocks = tile.tiles(&call).min(multiprocessors) as u32;
@@ -121,21 +121,13 @@ pub unsafe fn launch(gpu: &Gpu, mut call: RawProduct, element: Type, stream: CUs
     unsafe { gpu.launch_dependent(function, blocks, tile.threads() as u32, tile.shared(), stream, &mut arguments) }
 }
 
-fn choose(call: &RawProduct, multiprocessors: usize) -> &'static Tile {
+fn choose(call: &Product, multiprocessors: usize) -> &'static Tile {
     let fitting = TILES.iter().filter(|tile| tile.fits(call));
     fitting.min_by_key(|tile| tile.cost(call, multiprocessors)).expect("some tile fits")
 }
 
-/// The tensors of a call; `Maps` of cuda/hstu/hstu_gemm_sm90.cuh.
-#[repr(C)]
-struct Maps {
-    x: CUtensorMap,
-    weight: CUtensorMap,
-    outputs: [CUtensorMap; 4],
-}
-
-impl Maps {
-    fn of(call: &RawProduct, tile: &Tile, element: Type) -> Result<Self, CudaError> {
+impl GemmMaps {
+    fn of(call: &Product, tile: &Tile, element: Type) -> Result<Self, CudaError> {
         let (rows, depth, columns) = (call.rows as usize, call.depth as usize, call.columns as usize);
         let output = |address: CUdeviceptr| {
             // Where there is one output, no box asks for the others.
@@ -157,11 +149,11 @@ mod tests {
     use crate::Activation;
     use crate::cuda::Taken;
 
-    fn call(rows: i32, depth: i32, columns: i32, part: i32) -> RawProduct {
+    fn call(rows: i32, depth: i32, columns: i32, part: i32) -> Product {
         let (x, weight, outputs) = (16, 32, [48, 64, 80, 96]);
         let (bias, residual, taken) = (2, 0, Taken::raw(None, 0).expect("nothing is taken"));
-        let (silu, activation, constant) = (0, Activation::None, 1);
-        RawProduct { x, weight, bias, residual, taken, outputs, rows, depth, columns, part, silu, activation, constant }
+        let (silu, activation, constant) = (0, Activation::None as i32, 1);
+        Product { x, weight, bias, residual, taken, outputs, rows, depth, columns, part, silu, activation, constant }
     }
 
     #[test]
@@ -194,6 +186,6 @@ mod tests {
         assert!(!takes(&call(7, 0, 256, 64), Type::Bf16));
         assert!(!takes(&call(7, 64, 4 * 40, 40), Type::Bf16), "a box would lie in two outputs");
         assert!(takes(&call(7, 64, 40, 40), Type::Bf16), "one output may end within a box");
-        assert!(!takes(&RawProduct { x: 8, ..good }, Type::Bf16));
+        assert!(!takes(&Product { x: 8, ..good }, Type::Bf16));
     }
 }

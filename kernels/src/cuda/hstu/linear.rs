@@ -6,9 +6,10 @@
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream, CUtensorMap};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::dense_call::{Output, RawProduct};
+use super::dense_call::Output;
+use super::raw::{LinearMaps, Product};
 use crate::Activation;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
@@ -54,16 +55,9 @@ pub struct Linear {
     pub constant: bool,
 }
 
-/// The tensors of a call; `Maps` of cuda/hstu/hstu_linear_sm90.cu.
-#[repr(C)]
-struct Maps {
-    x: CUtensorMap,
-    weight: CUtensorMap,
-}
-
 impl Linear {
     /// As `HstuOutput` without a residual, but for what sums go through.
-    fn raw(&self) -> Result<RawProduct, CudaError> {
+    fn raw(&self) -> Result<Product, CudaError> {
         let output = Output {
             element: Type::F32,
             rows: self.rows,
@@ -77,7 +71,7 @@ impl Linear {
             output: self.y,
             constant: self.constant,
         };
-        Ok(RawProduct { activation: self.activation, ..output.raw()? })
+        Ok(Product { activation: self.activation as i32, ..output.raw()? })
     }
 
     /// Whether four numbers of a row lie together everywhere.
@@ -107,7 +101,7 @@ impl Gpu {
         match &self.modules.linear_sm90 {
             Some(module) if call.tf32 && call.lies_in_fours() => {
                 let [high, wide] = TILE;
-                let mut maps = Maps {
+                let mut maps = LinearMaps {
                     x: describe_matrix(Type::F32, call.x, [call.rows, call.inner], [high, DEPTH])?,
                     weight: describe_matrix(Type::F32, call.weight, [call.width, call.inner], [wide, DEPTH])?,
                 };

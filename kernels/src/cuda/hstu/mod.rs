@@ -10,4 +10,12 @@ pub mod gemm;
 mod gemm_sm90;
 pub mod linear;
 pub mod norm;
+mod raw;
 pub mod unit;
+
+/// The layouts that CUDA was compiled against are those that Rust has here.
+mod layouts {
+    use super::raw::*;
+
+    include!(concat!(env!("OUT_DIR"), "/layouts_hstu.rs"));
+}

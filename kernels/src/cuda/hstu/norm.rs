@@ -5,7 +5,8 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::dense_call::{Gate, Norm, RawNorm, Taken};
+use super::dense_call::{Gate, Norm, Taken};
+use super::raw;
 use crate::GateNorm;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
@@ -26,7 +27,7 @@ impl Gpu {
     /// Every address of the call is one of this device, of memory as long as the call's shapes say and alive until the
     /// stream has done this; nothing else writes it meanwhile, or touches the output, which is apart from every input.
     pub unsafe fn norm(&self, call: &Norm, stream: CUstream) -> Result<(), CudaError> {
-        let raw = RawNorm {
+        let raw = raw::Norm {
             x: call.x,
             u: 0,
             weight: call.weight,
@@ -53,7 +54,7 @@ impl Gpu {
         let by_group = call.norm == GateNorm::Group;
         let (groups, size) = if by_group { (call.heads, call.head_size) } else { (1, call.heads * call.head_size) };
         check_sizes(&[("rows", call.rows), ("heads", groups)])?;
-        let raw = RawNorm {
+        let raw = raw::Norm {
             x: call.attended,
             u: call.u,
             weight: call.weight,
@@ -74,7 +75,7 @@ impl Gpu {
 
     /// # Safety
     /// As for [`norm`](Self::norm).
-    unsafe fn normed(&self, mut raw: RawNorm, size: usize, element: Type, stream: CUstream) -> Result<(), CudaError> {
+    unsafe fn normed(&self, mut raw: raw::Norm, size: usize, element: Type, stream: CUstream) -> Result<(), CudaError> {
         check_sizes(&[("rows", raw.units as usize), ("columns", size)])?;
         raw.size = size as i32;
         if raw.units == 0 || size == 0 {

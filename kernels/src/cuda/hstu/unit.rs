@@ -6,6 +6,7 @@ use std::ptr::from_mut;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::norm::{NORM_WARPS, form_of};
+use super::raw;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -28,17 +29,6 @@ pub struct Unit {
     pub epsilon: f32,
 }
 
-/// `Unit` of cuda/hstu/hstu_unit.cu.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct RawUnit {
-    x: CUdeviceptr,
-    y: CUdeviceptr,
-    rows: i64,
-    size: i32,
-    epsilon: f32,
-}
-
 impl Gpu {
     /// Puts `HstuUnit` on a stream.
     ///
@@ -54,7 +44,7 @@ impl Gpu {
         let form = form_of(width * element.bytes(), x | y);
         let (warps, form) = form.map_or((1, "any".into()), |(warps, vectors)| (warps, format!("{warps}_{vectors}")));
         let function = self.modules.unit.function(&format!("unit_{}_{form}", element.name()), 0)?;
-        let mut raw = RawUnit { x, y, rows: rows as i64, size: width as i32, epsilon };
+        let mut raw = raw::Unit { x, y, rows: rows as i64, size: width as i32, epsilon };
         let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
         let (blocks, threads) = (rows.div_ceil(NORM_WARPS / warps) as u32, 32 * NORM_WARPS as u32);
         // SAFETY: the kernel takes a `Unit`, and waits for the kernel before it on chips that let it begin earlier.
