@@ -2,7 +2,7 @@
 // the oracle of those on the device: a warp computes one row of one head, key by key, in f32.
 
 #include "common/convert.cuh"
-#include "hstu/call.cuh"
+#include "hstu/hstu_mask.cuh"
 
 namespace pagoda {
 

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "common/convert.cuh"
-#include "hstu/tiles.cuh"
+#include "hstu/hstu_mask.cuh"
 
 namespace pagoda {
 namespace mma {

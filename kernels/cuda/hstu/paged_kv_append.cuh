@@ -1,7 +1,7 @@
 // The new history rows of a call into their pages, as bytes.
 #pragma once
 
-#include "hstu/call.cuh"
+#include "common/attention/batch.cuh"
 
 namespace pagoda {
 

@@ -6,12 +6,11 @@ use std::ptr::from_mut;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::call::{Attention, Scratch, blocks, row_blocks};
-use super::raw::AttentionMaps;
 use crate::cuda::common::counters;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
 use crate::cuda::common::module::{Function, Module};
-use crate::cuda::common::raw::TensorMap;
+use crate::cuda::common::raw::{AttentionMaps, TensorMap};
 use crate::cuda::common::tensor_map::describe;
 
 const CLUSTER: u32 = 4;

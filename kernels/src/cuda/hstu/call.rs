@@ -2,9 +2,9 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::raw::Call;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
+use crate::cuda::common::raw::Call;
 use crate::cuda::common::sizes::MOST;
 
 /// How the rows `[T, H, D]` of a call are shared out among its users, as [`crate::Rows`].

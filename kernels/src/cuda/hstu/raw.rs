@@ -4,41 +4,6 @@ use super::super::common::mirrored::{Layout, mirrored};
 use super::super::common::raw::TensorMap;
 
 mirrored! {
-    /// Of cuda/hstu/call.cuh.
-    struct Call {
-        query: u64,
-        key: u64,
-        value: u64,
-        output: u64,
-        pool: u64,
-        row_offsets: u64,
-        num_candidates: u64,
-        cached_len: u64,
-        page_indptr: u64,
-        page_ids: u64,
-        num_contextual: u64,
-        pool_pages: i64,
-        group: i64,
-        window: i64,
-        users: i32,
-        total_rows: i32,
-        heads: i32,
-        head_size: i32,
-        page_size: i32,
-        page_entries: i32,
-        alpha: f32,
-        scale: f32,
-        candidates_only: i32,
-    }
-
-    /// The tensors of a call of the attention, of cuda/hstu/attention_sm90/pipeline.cuh.
-    struct AttentionMaps {
-        query: TensorMap,
-        key: TensorMap,
-        value: TensorMap,
-        pool: TensorMap,
-    }
-
     /// Of cuda/hstu/dense.cuh.
     struct Taken {
         index: u64,

@@ -11,10 +11,10 @@
 // run may wait for the last segment of it only if that was begun: it is taken after the run. Otherwise whoever has it waits.
 #pragma once
 
-#include "hstu/attention_sm90/pipeline.cuh"
+#include "common/attention_sm90/pipeline.cuh"
 
 namespace pagoda {
-namespace hopper {
+namespace sm90 {
 
 // What is known of a warpgroup's rows: the first part of the first half is done, and of the second one; all of a half; of a block
 // with a run, that the part behind it is taken, or that the run has ended before.
@@ -51,7 +51,7 @@ template <class S> struct Segments {
     int cached, first, count;
 
     __device__ Segments(const Call &call, const User &user) {
-        int seen = Reach::of(call, user, 0, user.rows - 1).first;
+        int seen = S::Variant::Reach::of(call, user, 0, user.rows - 1).first;
         cached = up(user.cached);
         first = seen < user.cached ? seen / S::SEGMENT_KEYS : cached + (seen - user.cached) / S::SEGMENT_KEYS;
         count = cached + up(user.rows) - first;
@@ -394,5 +394,5 @@ template <class S> struct Slot {
     }
 };
 
-}  // namespace hopper
+}  // namespace sm90
 }  // namespace pagoda

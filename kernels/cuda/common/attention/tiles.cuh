@@ -1,38 +1,9 @@
 // The tiles of keys that a block of rows has to look at, and what of them it sees.
 #pragma once
 
-#include "hstu/call.cuh"
+#include "common/attention/batch.cuh"
 
 namespace pagoda {
-
-// What a stretch of rows sees together.
-struct Reach {
-    int first, end;              // history that some row sees
-    int whole_first, whole_end;  // history that every row sees
-    int candidate, candidate_end;
-
-    // Rows first_row to last_row of the user, both included; last_row < first_row: no row, which sees nothing.
-    __device__ static Reach of(const Call &call, const User &user, int first_row, int last_row) {
-        if (last_row < first_row) return {0, 0, 0, 0, 0, 0};
-        Seen low = seen_by(call, user, first_row), high = seen_by(call, user, last_row);
-        Reach reach;
-        // Windows move on with the rows; contextual rows, which come first, see everything.
-        reach.first = low.first;
-        reach.end = max(low.end, high.end);
-        reach.whole_first = high.first;
-        reach.whole_end = min(low.end, high.end);
-        if (user.cached + first_row < user.contextual && user.cached + last_row >= user.contextual) {
-            reach.whole_end = min(reach.whole_end, user.contextual + 1);
-        }
-        int first_candidate = max(first_row, user.history - user.cached);
-        reach.candidate = reach.candidate_end = 0;
-        if (first_candidate <= last_row) {
-            reach.candidate = seen_by(call, user, first_candidate).candidate;
-            reach.candidate_end = high.candidate_end;
-        }
-        return reach;
-    }
-};
 
 // Consecutive keys, all from pages or all from the user's own rows.
 struct Tile {
@@ -40,13 +11,13 @@ struct Tile {
     int limit;    // keys at and after this position are not the tile's
     bool cached;
 
-    template <int KEYS> __device__ bool seen(const Reach &reach) const {
+    template <int KEYS, class Reach> __device__ bool seen(const Reach &reach) const {
         int end = min(position + KEYS, limit);
         return (position < reach.end && end > reach.first) || (position < reach.candidate_end && end > reach.candidate);
     }
 
     // Every row sees every key: no mask.
-    template <int KEYS> __device__ bool whole(const Reach &reach) const {
+    template <int KEYS, class Reach> __device__ bool whole(const Reach &reach) const {
         return position >= reach.whole_first && position + KEYS <= min(reach.whole_end, limit);
     }
 };
@@ -60,7 +31,7 @@ struct Tiles {
     int candidate_first, candidate_count;
     int cached, keys;
 
-    __device__ static Tiles of(const User &user, const Reach &reach) {
+    template <class Reach> __device__ static Tiles of(const User &user, const Reach &reach) {
         Tiles tiles;
         tiles.cached = user.cached;
         tiles.keys = user.keys();

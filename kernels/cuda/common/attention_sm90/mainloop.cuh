@@ -1,12 +1,11 @@
-// The warpgroups of the Hopper kernel that compute.
+// The main loop of the attention on Hopper: a warpgroup goes over the tiles of an item.
 #pragma once
 
-#include "common/convert.cuh"
+#include "common/attention_sm90/pipeline.cuh"
 #include "common/wgmma.cuh"
-#include "hstu/attention_sm90/split_kv.cuh"
 
 namespace pagoda {
-namespace hopper {
+namespace sm90 {
 
 // Zeros over the values behind the end of a tile: no weight is left for them, but 0 · NaN is NaN.
 template <class S> __device__ void clear_tail(uint32_t values, int from) {
@@ -21,7 +20,9 @@ template <class S> __device__ void clear_tail(uint32_t values, int from) {
 }
 
 // A warpgroup's part of an item: its sums over the item's tiles.
-template <class T, class S> struct Computing {
+template <class T, class S> struct Mainloop {
+    using Mask = typename S::Variant::Mask;
+    using Score = typename S::Variant::Score;
     using Scores = wgmma::Multiply<T, S::KEYS>;
     using Sums = wgmma::Multiply<T, S::PART>;
     // With small heads there are few steps, and computing places anew was 1 % faster.
@@ -32,6 +33,7 @@ template <class T, class S> struct Computing {
     const Item<S> &item;
     int number;  // of the item
     int at;      // the next tile's place
+    Score score;
     float sums[S::PARTS][S::PART / 2];
 
     // Where the warpgroup's rows begin among the block's.
@@ -61,39 +63,18 @@ template <class T, class S> struct Computing {
         }
     }
 
-    template <bool WHOLE>
-    __device__ void weigh(const float (&scores)[S::KEYS / 2], uint32_t (&weights)[S::KEYS / 4], const Tile &tile,
-                          const Seen (&seen)[2]) const {
-        float half = call.alpha * 0.5f;
-        int column = tile.position + (threadIdx.x & 3) * 2;
-#pragma unroll
-        for (int i = 0; i < S::KEYS / 4; i++) {
-            float pair[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                pair[j] = silu_of_half(scores[i * 2 + j] * half);
-                int position = column + i / 2 * 8 + j;
-                // Selected, not multiplied: a score that no one sees may be NaN.
-                if (!WHOLE && !(seen[i & 1].sees(position) & (position < tile.limit))) pair[j] = 0;
-            }
-            weights[i] = Pack<T>::of(pair[0], pair[1]);
-        }
-    }
-
     // How many tiles, from the first on, there are up to the last that the warpgroup sees. One in between that it does not
     // see gets weights of 0: a jump over it would make the matrix instructions wait for one another.
-    __device__ int tiles_to_see(const Reach &reach, int begin, int end) const {
-        while (end > begin && !item.tiles.at(end - 1).template seen<S::KEYS>(reach)) end--;
+    __device__ int tiles_to_see(const Mask &mask, int begin, int end) const {
+        while (end > begin && !mask.template any<S::KEYS>(item.tiles.at(end - 1))) end--;
         return __shfl_sync(~0u, end, 0);
     }
 
+    // The weights of a tile. Sums of the tiles before become those that the score function wants them to be.
     __device__ void weigh(const float (&scores)[S::KEYS / 2], uint32_t (&weights)[S::KEYS / 4], const Tile &tile,
-                          const Seen (&seen)[2], const Reach &reach) const {
-        if (tile.template whole<S::KEYS>(reach)) {
-            weigh<true>(scores, weights, tile, seen);
-        } else {
-            weigh<false>(scores, weights, tile, seen);
-        }
+                          const Mask &mask) {
+        score.template weigh<T, S::KEYS>(scores, weights, tile, mask);
+        if constexpr (Score::RESCALES) score.rescale(sums);
     }
 
     // The thread needs neither the queries nor the item's place in shared memory any more.
@@ -130,9 +111,9 @@ template <class T, class S> struct Computing {
 
     // Goes through the item's tiles. Of a part, `pause(index)` is called behind the tile number `when`, and gives the next such.
     // Gives the first one that was not reached.
-    template <class Pause> __device__ int run(const Seen (&seen)[2], const Reach &reach, int when, Pause pause) {
+    template <class Pause> __device__ int run(const Mask &mask, int when, Pause pause) {
         int turn = __shfl_sync(~0u, threadIdx.x / 128, 0);
-        int index = item.begin, end = tiles_to_see(reach, index, item.end);
+        int index = item.begin, end = tiles_to_see(mask, index, item.end);
         if (end > index) {
             // One warpgroup has scores of two tiles: while it turns those of one into weights, those of the next are multiplied.
             // Several take turns with the matrix units instead.
@@ -146,11 +127,11 @@ template <class T, class S> struct Computing {
             arrive(ring.keys_empty(at));
             if constexpr (ALONE) {
                 for (; index + 2 < end; index += 2) {
-                    step_alone(scores, others, index, seen, reach);
-                    step_alone(others, scores, index + 1, seen, reach);
+                    step_alone(scores, others, index, mask);
+                    step_alone(others, scores, index + 1, mask);
                 }
                 if (index + 1 < end) {
-                    step_alone(scores, others, index, seen, reach);
+                    step_alone(scores, others, index, mask);
 #pragma unroll
                     for (int i = 0; i < S::KEYS / 2; i++) scores[i] = others[i];
                     index++;
@@ -158,19 +139,19 @@ template <class T, class S> struct Computing {
             } else if constexpr (S::MODE == Mode::Parts) {
                 while (index + 1 < end) {
                     int stop = min(when, end - 2);
-                    for (; index <= stop; index++) step(scores, index, turn, seen, reach);
+                    for (; index <= stop; index++) step(scores, index, turn, mask);
                     if (stop == when) {
                         touch();
                         when = pause(stop);
                     }
                 }
             } else {
-                for (; index + 1 < end; index++) step(scores, index, turn, seen, reach);
+                for (; index + 1 < end; index++) step(scores, index, turn, mask);
             }
             leave_item();
             uint32_t weights[S::KEYS / 4];
             Tile tile = item.tiles.at(index);
-            weigh(scores, weights, tile, seen, reach);
+            weigh(scores, weights, tile, mask);
             wait_values(tile, at);
             take(turn);
             add_values(weights, at);
@@ -197,10 +178,10 @@ template <class T, class S> struct Computing {
     }
 
     // Adds the values of a tile and multiplies the next one's scores, in one turn.
-    __device__ void step(float (&scores)[S::KEYS / 2], int index, int turn, const Seen (&seen)[2], const Reach &reach) {
+    __device__ void step(float (&scores)[S::KEYS / 2], int index, int turn, const Mask &mask) {
         uint32_t weights[S::KEYS / 4];
         Tile tile = item.tiles.at(index);
-        weigh(scores, weights, tile, seen, reach);
+        weigh(scores, weights, tile, mask);
         wait_values(tile, at);
         int next = ring.behind(at, 2);
         barrier_wait(ring.keys_full(next), ring.phase(next));
@@ -218,14 +199,14 @@ template <class T, class S> struct Computing {
 
     // The same without turns.
     __device__ void step_alone(float (&scores)[S::KEYS / 2], float (&next_scores)[S::KEYS / 2], int index,
-                               const Seen (&seen)[2], const Reach &reach) {
+                               const Mask &mask) {
         uint32_t weights[S::KEYS / 4];
         Tile tile = item.tiles.at(index);
         int next = ring.behind(at, 2);
         barrier_wait(ring.keys_full(next), ring.phase(next));
         multiply_scores(next_scores, next);
         wgmma::commit();
-        weigh(scores, weights, tile, seen, reach);
+        weigh(scores, weights, tile, mask);
         wait_values(tile, at);
         add_values(weights, at);
         wgmma::commit();
@@ -249,114 +230,5 @@ template <class T, class S> struct Computing {
     }
 };
 
-// The thread's first row of its warpgroup's; the other is 8 below.
-__device__ inline int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
-
-// Adds up what the blocks of the cluster have of this block's share of the rows.
-template <class T, class S> __device__ void add_up(const Call &call, const Ring<S> &ring, const Item<S> &item, int rank) {
-    constexpr int SHARE = S::ROWS / CLUSTER, FOURS = S::D / 4;
-    for (int unit = threadIdx.x; unit < SHARE * FOURS; unit += S::COMPUTING) {
-        int row = rank * SHARE + unit / FOURS, column = unit % FOURS * 4;
-        uint32_t from = ring.base + (row * S::SUM_STRIDE + column) * 4;
-        float4 parts[CLUSTER];
-#pragma unroll
-        for (int block = 0; block < CLUSTER; block++) parts[block] = load_from(from, block);
-        float4 sum = add_segments(parts);
-        if (item.first + row >= item.user.rows) continue;
-        T *to = output_at<T>(call, item.user, item.head, item.first + row) + column;
-        float scale = call.scale;
-        *reinterpret_cast<uint2 *>(to) =
-            make_uint2(Pack<T>::of(sum.x * scale, sum.y * scale), Pack<T>::of(sum.z * scale, sum.w * scale));
-    }
-}
-
-// A computing warp's part of an item; `at` is its first tile's place. Gives that of the next item's.
-template <class T, class S>
-__device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &item, int number, int at,
-                       const Common &common) {
-    extern __shared__ __align__(1024) uint8_t shared[];
-    Computing<T, S> computing{call, ring, item, number, at};
-    int group_first = item.first + computing.rows_at(), first_row = group_first + own_row(), last = item.user.rows - 1;
-    Reach reach = Reach::of(call, item.user, group_first, min(group_first + 63, last));
-    Seen seen[2];
-    for (int i = 0; i < 2; i++) seen[i] = seen_by(call, item.user, min(first_row + 8 * i, last));
-    bool complete = S::MODE == Mode::Whole || item.slot < 0;
-    computing.clear();
-    if (S::MODE == Mode::Parts) {
-        // Behind the third tile what the part before has written has arrived, and every warpgroup has begun with this one: they
-        // take turns. When two more are to come it is time to ask what others have done; not before one has said that one has
-        // begun.
-        auto early = [](const Item<S> &now) { return now.begin + 2; };
-        auto late = [](const Item<S> &now) { return max(now.end - 3, now.begin + 2); };
-        // Looked up again and again: the loop over the tiles has no registers to spare.
-        auto now = [&]() -> const Item<S> & { return ring.record(number); };
-        auto slot = [&] { return Slot<S>{common, ring, now().slot, now().role}; };
-        auto next = [&](int index) {
-            int next = NO_END;
-            for (int at : {early(now()), now().ends[0] - 1, now().ends[1] - 1, now().ends[2] - 1, late(now())}) {
-                if (at > index) next = min(next, at);
-            }
-            return next;
-        };
-        bool any = group_first <= last, parted = !complete && any;
-        if (!any) {
-            // Others may wait for what this warpgroup, which does nothing now, has left before.
-            Slot<S>::meet();
-            Slot<S>::tell(common, ring);
-        }
-        for (int i = 0; parted && i < SEGMENTS - 1; i++) {
-            if (now().ends[i] == now().begin) slot().put(computing.sums, i);
-        }
-        int when = computing.run(seen, reach, next(item.begin - 1), [&](int index) {
-            Slot<S>::tell(common, ring);
-            if (index == early(now())) slot().say_taken();
-            for (int i = 0; i < SEGMENTS - 1; i++) {
-                if (index == now().ends[i] - 1) slot().put(computing.sums, i);
-            }
-            if (index == late(now()) && now().slot >= 0) slot().look_early();
-            return next(index);
-        });
-        // What the warpgroup had too few tiles for.
-        bool looked = when > late(now());
-        if (when <= early(now())) {
-            Slot<S>::meet();
-            Slot<S>::tell(common, ring);
-        }
-        for (int i = 0; parted && i < SEGMENTS - 1; i++) {
-            int end = now().ends[i];
-            if (end != NO_END && end > now().begin && end > when) slot().put(computing.sums, i);
-        }
-        if (parted) complete = slot().leave(computing.sums, looked);
-    } else {
-        computing.run(seen, reach, 0, [](int) { return 0; });
-    }
-    if (complete) {
-        for (int i = 0; i < 2; i++) {
-            int row = first_row + 8 * i;
-            if (row > last) continue;
-            T *to = output_at<T>(call, item.user, item.head, row);
-            computing.each(i, [&](int column, float low, float high) {
-                *reinterpret_cast<uint32_t *>(to + column) = Pack<T>::of(low * call.scale, high * call.scale);
-            });
-        }
-    }
-    if (S::MODE != Mode::Cluster || complete) return computing.at;
-    // Every warpgroup has to be done with the tiles before sums go where they were.
-    named_wait(TAIL, S::COMPUTING);
-    float *sums = reinterpret_cast<float *>(shared);
-    for (int i = 0; i < 2; i++) {
-        float *to = sums + (computing.rows_at() + own_row() + 8 * i) * S::SUM_STRIDE;
-        computing.each(i, [&](int column, float low, float high) {
-            *reinterpret_cast<float2 *>(to + column) = make_float2(low, high);
-        });
-    }
-    cluster_wait();
-    add_up<T, S>(call, ring, item, blockIdx.x % CLUSTER);
-    fence_async();
-    // No block may go on, or end, while another reads its sums.
-    cluster_wait();
-    return computing.at;
-}
-
-}  // namespace hopper
+}  // namespace sm90
 }  // namespace pagoda

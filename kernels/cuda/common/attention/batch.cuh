@@ -34,7 +34,7 @@ struct Call {
     float scale;                // 1 / scaling_seqlen
     int candidates_only;        // history rows come out as zeros
 };
-PAGODA_MIRRORED(hstu, Call)
+PAGODA_MIRRORED(common, Call)
 
 __device__ inline int clamped(int64_t value, int64_t low, int64_t high) {
     return static_cast<int>(value < low ? low : value > high ? high : value);
@@ -90,35 +90,6 @@ __device__ inline User load_user(const Call &call, int user) {
     found.contextual = contextual ? clamped(call.num_contextual[user], 0, fresh) : 0;
     found.skipped = call.candidates_only ? fresh : 0;
     return found;
-}
-
-// The positions that one row sees: an interval of the history and one of the candidates (mask.rs says why).
-struct Seen {
-    int first, end, candidate, candidate_end;
-
-    // Without a branch: this is asked for every element of a tile that has a mask.
-    __device__ bool sees(int position) const {
-        bool history = static_cast<unsigned>(position - first) < static_cast<unsigned>(max(end - first, 0));
-        return history | (static_cast<unsigned>(position - candidate) < static_cast<unsigned>(candidate_end - candidate));
-    }
-};
-
-__device__ inline Seen seen_by(const Call &call, const User &user, int row) {
-    int position = user.cached + row;
-    Seen seen{0, user.history, 0, 0};
-    if (position >= user.contextual) {
-        int last = min(position, user.history);
-        bool unlimited = call.window == 0 || last - user.contextual < call.window;
-        seen.first = unlimited ? 0 : last - static_cast<int>(call.window);
-        seen.end = min(position + 1, user.history);
-    }
-    if (position >= user.history) {
-        int candidate = position - user.history;
-        int group = call.group > INT32_MAX ? INT32_MAX : static_cast<int>(call.group);
-        seen.candidate = user.history + candidate / group * group;
-        seen.candidate_end = position + 1;
-    }
-    return seen;
 }
 
 // The user that has the row; the last one where offsets overlap; -1: no one has it. A whole warp asks.
