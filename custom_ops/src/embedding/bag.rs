@@ -12,7 +12,7 @@ use crate::ort::{
     OutputTensor, Shape, ShapeInferContext,
 };
 
-use super::tables::{self, DeviceBag, DeviceRows, TableRows, Tables};
+use crate::side_channel::tables::{self, DeviceBag, DeviceRows, TableRows, Tables};
 
 /// The lookup of keys in one table, whose rows are combined into one vector per slot.
 pub struct EmbeddingBag {

@@ -16,19 +16,14 @@ mod hstu;
 
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-pub use common::arrivals::{Arrivals, hold_for_arrivals, with_arrivals};
 pub use common::capture::{capture, may_wait, no_capture};
 pub use common::counters::{KeptCounters, keep_counters};
 pub use common::element_type::Type;
-pub use common::error::CudaError;
+pub use common::error::{CudaError, asked};
 pub use common::gpu::Gpu;
 pub use common::kv_pack::Tokens;
-pub use common::memory::{DeviceMemory, Event, PinnedMemory, SideStream};
 pub use common::module::built;
-pub use common::settled::{is_settled, with_settled};
 pub use embedding::bag::{GivenRows, Slots, TableBag};
-pub use embedding::held::{BagCall, HeldTable, HostRows};
-pub use embedding::missing::BagScratch;
 pub use embedding::table::{DeviceTable, TableLookup, TablePut};
 pub use hstu::attention::Path;
 pub use hstu::call::{Append, Attention, Cache, Rows, Scratch};

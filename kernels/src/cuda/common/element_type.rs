@@ -32,7 +32,8 @@ impl Type {
         }
     }
 
-    pub(crate) fn bytes(self) -> usize {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
         if self == Self::F32 { 4 } else { 2 }
     }
 }

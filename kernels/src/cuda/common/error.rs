@@ -45,6 +45,7 @@ impl CudaError {
     }
 }
 
-pub(crate) fn asked(what: &'static str) -> impl Fn(DriverError) -> CudaError {
+/// Turns the driver's error into ours, with what was asked of it.
+pub fn asked(what: &'static str) -> impl Fn(DriverError) -> CudaError {
     move |error| CudaError::Driver { what, error: error.0 }
 }

@@ -75,7 +75,8 @@ impl Gpu {
         result::mem_get_info().map(|(free, _)| free).map_err(asked("asking how much memory is free"))
     }
 
-    pub(in crate::cuda) fn bind(&self) -> Result<(), CudaError> {
+    /// Makes the device's context current on this thread, as every call of the driver's interface needs it.
+    pub fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(asked("making the context current"))
     }
 

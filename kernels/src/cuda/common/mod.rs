@@ -1,17 +1,14 @@
 //! What every launch needs: the device with its modules, errors, element types, and the description of tensors to the TMA.
 
-pub mod arrivals;
 pub mod capture;
 pub mod counters;
 pub mod element_type;
 pub mod error;
 pub mod gpu;
 pub mod kv_pack;
-pub mod memory;
 pub mod mirrored;
 pub mod module;
 pub mod raw;
-pub mod settled;
 pub mod sizes;
 pub mod tensor_map;
 

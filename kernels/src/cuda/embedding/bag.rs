@@ -8,13 +8,14 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use super::raw::Bag;
 use super::table::{DeviceTable, THREADS, counted};
 use crate::Combiner;
+use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
 
 /// Slots of a block, where a warp has one.
 const SLOTS: usize = THREADS as usize / 32;
 /// The longest row that a block keeps aside until it is known to be whole: every chip since sm_80 has as much shared memory.
-pub(super) const MOST_ROW_BYTES: usize = 96 << 10;
+const MOST_ROW_BYTES: usize = 96 << 10;
 
 /// A lookup of keys, any number of times each, whose rows are combined as [`crate::Pool`] does it: the vectors are the same
 /// to the bit.
@@ -46,6 +47,13 @@ pub struct TableBag {
     pub given: Option<GivenRows>,
     /// A key that is none: it counts as zeros, and is neither found nor missing.
     pub no_key: Option<i64>,
+}
+
+impl TableBag {
+    /// Whether there is a kernel for rows of so many numbers.
+    pub fn takes(dim: usize, element: Type) -> bool {
+        dim * element.bytes() <= MOST_ROW_BYTES
+    }
 }
 
 /// The slots of a lookup.
@@ -148,7 +156,6 @@ fn kernel(table: &DeviceTable, vectors: CUdeviceptr) -> Result<(&'static str, us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::Type;
 
     #[test]
     fn every_row_has_a_kernel_until_it_is_too_long() {

@@ -1,8 +1,6 @@
 //! Launches of the operators of embedding tables.
 
 pub mod bag;
-pub mod held;
-pub mod missing;
 mod raw;
 pub mod table;
 

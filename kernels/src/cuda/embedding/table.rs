@@ -12,8 +12,10 @@ use crate::cuda::common::gpu::Gpu;
 use crate::cuda::common::sizes::{MOST, copy_width};
 
 /// Rows of a set; `WAYS` of cuda/embedding/embedding_table.cuh.
-pub(super) const WAYS: usize = 7;
-pub(super) const SET_BYTES: usize = 64;
+const WAYS: usize = 7;
+const SET_BYTES: usize = 64;
+/// `PRESENT_SHIFT` of cuda/embedding/embedding_table.cuh.
+const PRESENT_SHIFT: u32 = 2;
 pub(super) const THREADS: u32 = 256;
 /// Keys that a block looks up; `TILE` of cuda/embedding/embedding_table.cu.
 const TILE: usize = 128;
@@ -43,6 +45,18 @@ impl DeviceTable {
         rows.div_ceil(WAYS)
     }
 
+    /// Bytes of a set: a word with its state, and a key for each of its rows.
+    pub const SET_BYTES: usize = SET_BYTES;
+    /// Rows of a set.
+    pub const WAYS: usize = WAYS;
+
+    /// The keys that a set holds, from the words of the set.
+    pub fn keys_of_set(set: &[u64; SET_BYTES / size_of::<u64>()]) -> impl Iterator<Item = i64> {
+        let [head, keys @ ..] = set;
+        let present = move |way: &usize| head >> (PRESENT_SHIFT + *way as u32) & 1 == 1;
+        (0..WAYS).filter(present).map(move |way| keys[way].cast_signed())
+    }
+
     /// How long `sets` is.
     pub fn sets_bytes(&self) -> usize {
         self.set_count * SET_BYTES
@@ -53,7 +67,8 @@ impl DeviceTable {
         self.set_count * WAYS
     }
 
-    pub(super) fn check(&self) -> Result<(), CudaError> {
+    /// Refuses a table that no kernel takes.
+    pub fn check(&self) -> Result<(), CudaError> {
         // Kernels have the number of a set in 32 bits.
         if !(1..=u32::MAX as usize).contains(&self.set_count) || !(1..=MOST).contains(&self.dim) {
             let shape = format!("{} sets of rows of {}", self.set_count, self.dim);

@@ -1,25 +1,20 @@
 //! An embedding table that owns its memory: rows come from the host on a stream of the table's own, lookups run on others.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaStream, result};
 
-use super::bag::{MOST_ROW_BYTES, Slots, TableBag};
-use super::missing::BagScratch;
-use super::table::{DeviceTable, SET_BYTES, TableLookup, TablePut, WAYS};
-use crate::cuda::common::capture::no_capture;
-use crate::cuda::common::element_type::Type;
-use crate::cuda::common::error::{CudaError, asked};
-use crate::cuda::common::gpu::Gpu;
-use crate::cuda::common::memory::{DeviceMemory, PinnedMemory};
+use pagoda_kernels::cuda::{DeviceTable, Slots, TableBag, TableLookup, TablePut, Type};
+
+use super::memory::{DeviceMemory, PinnedMemory};
+use super::miss_list::BagScratch;
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
+use crate::sync::{Mutex, MutexGuard};
 
 /// How much memory rows go through on their way to the device.
 const STAGED_BYTES: usize = 8 << 20;
-/// `PRESENT_SHIFT` of cuda/table.cuh.
-const PRESENT_SHIFT: u32 = 2;
 
 /// Rows of one table on a device. Any number of threads may use it: those that put rows do it one after the other, lookups
 /// wait for no one.
@@ -79,7 +74,7 @@ pub struct BagCall {
 impl HeldTable {
     /// Whether lookups combine rows of so many numbers.
     pub fn takes(dim: usize, element: Type) -> bool {
-        dim * element.bytes() <= MOST_ROW_BYTES
+        TableBag::takes(dim, element)
     }
 
     /// Takes memory for `rows` rows, or a few more: a table consists of whole sets.
@@ -110,9 +105,9 @@ impl HeldTable {
     /// How much memory on the device a table for so many rows takes.
     pub fn bytes_for(rows: usize, dim: usize, element: Type) -> u64 {
         let row_bytes = (dim * element.bytes()) as u64;
-        let place_bytes = (SET_BYTES / WAYS + 1 + size_of::<u64>()) as u64 + row_bytes;
+        let place_bytes = (DeviceTable::SET_BYTES / DeviceTable::WAYS + 1 + size_of::<u64>()) as u64 + row_bytes;
         let staged = STAGED_BYTES.max(staged_bytes(row_bytes as usize)) as u64;
-        ((sets(rows) * WAYS) as u64).saturating_mul(place_bytes).saturating_add(staged)
+        ((sets(rows) * DeviceTable::WAYS) as u64).saturating_mul(place_bytes).saturating_add(staged)
     }
 
     /// How much memory on the device it takes.
@@ -205,7 +200,7 @@ impl HeldTable {
             count: chosen.len(),
             only_present,
         };
-        self.gpu.context().bind_to_thread().map_err(asked("making the context current"))?;
+        self.gpu.bind()?;
         let stream = self.stream.cu_stream();
         // SAFETY: both memories have room for the parts, and the table's are as long as the table says. All of it is waited
         // for before the lock is given back.
@@ -229,15 +224,12 @@ impl HeldTable {
         // No one else puts rows meanwhile: what is read of a set is whole.
         let _alone = self.lock();
         while *from < self.table.set_count && into.len() < enough {
-            let count = (enough - into.len()).div_ceil(WAYS).min(self.table.set_count - *from);
-            let mut sets = vec![[0_u64; SET_BYTES / size_of::<u64>()]; count];
-            let at = self.table.sets + (*from * SET_BYTES) as CUdeviceptr;
+            let count = (enough - into.len()).div_ceil(DeviceTable::WAYS).min(self.table.set_count - *from);
+            let mut sets = vec![[0_u64; DeviceTable::SET_BYTES / size_of::<u64>()]; count];
+            let at = self.table.sets + (*from * DeviceTable::SET_BYTES) as CUdeviceptr;
             // SAFETY: so many sets there are from there on.
             unsafe { self.gpu.read(at, &mut sets, self.stream.cu_stream()) }?;
-            for [head, keys @ ..] in &sets {
-                let present = |way: &usize| head >> (PRESENT_SHIFT + *way as u32) & 1 == 1;
-                into.extend((0..WAYS).filter(present).map(|way| keys[way].cast_signed()));
-            }
+            into.extend(sets.iter().flat_map(DeviceTable::keys_of_set));
             *from += count;
         }
         if *from >= self.table.set_count {
@@ -300,7 +292,7 @@ impl HeldTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Staging> {
-        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+        self.staging.lock()
     }
 }
 

@@ -1,13 +1,11 @@
 //! What one lookup in an embedding table finds missing, and the rows that it is given for that.
 
-use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUstream};
+use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, result};
+use pagoda_kernels::cuda::GivenRows;
 
-use super::bag::GivenRows;
-use crate::cuda::common::capture::no_capture;
-use crate::cuda::common::error::{CudaError, asked};
-use crate::cuda::common::gpu::Gpu;
-use crate::cuda::common::memory::{DeviceMemory, PinnedMemory};
+use super::memory::{DeviceMemory, PinnedMemory};
+use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 
 /// What one lookup at a time needs beside its tensors: where it lists what is missing, which the host reads afterwards.
 #[derive(Debug)]

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use pagoda_kernels::cuda::{BagCall, BagScratch, Gpu, HeldTable, HostRows, Slots, Type};
+use pagoda::device::{BagCall, BagScratch, Gpu, HeldTable, HostRows};
+use pagoda_kernels::cuda::{Slots, Type};
 use pagoda_kernels::parallel::Serial;
 use pagoda_kernels::{Combiner, Pool, f16};
 use pagoda_test_support::Random;
 
-use crate::Context;
 use crate::device::{Tensor, bytes};
 
 /// Every kernel, and where they meet.
@@ -116,11 +116,15 @@ fn filled(gpu: &'static Gpu, random: &mut Random, dim: usize, element: Type) -> 
 }
 
 /// Random keys and slots in every type, length and combiner, against the CPU; also with rows that are given.
-pub fn parity(context: &Context) {
+#[test]
+#[ignore = "needs a GPU"]
+fn vectors_are_those_of_the_cpu() {
+    let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let gpu = Gpu::shared(0).unwrap();
     let mut random = Random(5);
     for element in [Type::F32, Type::F16] {
         for dim in DIMS {
-            let (table, there) = filled(context.gpu, &mut random, dim, element);
+            let (table, there) = filled(gpu, &mut random, dim, element);
             let known: Vec<i64> = there.keys().copied().collect();
             for round in 0..12 {
                 let count = random.pick(&[0, 1, 5, 33, 200, 1500]);
@@ -130,7 +134,7 @@ pub fn parity(context: &Context) {
                 let offsets = random_offsets(&mut random, count);
                 let combiner = COMBINERS[round % COMBINERS.len()];
                 let what = format!("{element:?} of {dim}, {count} keys, {combiner:?}");
-                let mut scratch = BagScratch::new(context.gpu, count + round).unwrap();
+                let mut scratch = BagScratch::new(gpu, count + round).unwrap();
                 // One that is there, and yet none.
                 let no_key = (round % 3 == 2).then_some(known[0]);
                 // Every third key that is not there is given its row.
@@ -144,9 +148,9 @@ pub fn parity(context: &Context) {
                     let place = |key: &i64| order.iter().position(|given| given == key).map_or(-1, |at| at as i32);
                     let places: Vec<i32> = keys.iter().map(place).collect();
                     let rows: Vec<f32> = order.iter().flat_map(|key| given[key].clone()).collect();
-                    let stream = context.gpu.context().default_stream();
+                    let stream = gpu.context().default_stream();
                     // SAFETY: no lookup is under way.
-                    unsafe { scratch.give(context.gpu, &places, &rows, dim, stream.cu_stream()) }.unwrap();
+                    unsafe { scratch.give(gpu, &places, &rows, dim, stream.cu_stream()) }.unwrap();
                 }
                 let is_none = |key: &i64| no_key == Some(*key);
                 let row = |key: &i64| given.get(key).or(there.get(key)).filter(|_| !is_none(key)).cloned();
@@ -178,13 +182,17 @@ pub fn parity(context: &Context) {
 }
 
 /// Offsets that hold anything: nothing is read or written outside the tensors, and the next lookup is as ever.
-pub fn nonsense(context: &Context) {
+#[test]
+#[ignore = "needs a GPU"]
+fn offsets_that_hold_anything_do_no_harm() {
+    let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let gpu = Gpu::shared(0).unwrap();
     let mut random = Random(6);
     for dim in [1, 128, 300, 1000] {
-        let (table, there) = filled(context.gpu, &mut random, dim, Type::F32);
+        let (table, there) = filled(gpu, &mut random, dim, Type::F32);
         let known: Vec<i64> = there.keys().copied().collect();
         let keys: Vec<i64> = (0..100).map(|_| if random.once_in(2) { 1 } else { random.pick(&known) }).collect();
-        let mut scratch = BagScratch::new(context.gpu, keys.len()).unwrap();
+        let mut scratch = BagScratch::new(gpu, keys.len()).unwrap();
         for _ in 0..20 {
             let odd = [i64::MIN, i64::MAX, -1, 0, 50, 99, 100, 101, 1 << 40];
             let offsets: Vec<i64> = (0..1 + random.below(60)).map(|_| random.pick(&odd)).collect();

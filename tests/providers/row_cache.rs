@@ -3,14 +3,12 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cudarc::driver::result;
-use cudarc::driver::sys::CUstreamCaptureMode;
+use pagoda::device::{BagScratch, Gpu, HeldTable, HostRows};
 use pagoda_kernels::Combiner;
-use pagoda_kernels::cuda::{BagScratch, HeldTable, HostRows, Type};
+use pagoda_kernels::cuda::Type;
 use pagoda_test_support::Random;
 
-use crate::Context;
-use crate::bag::{Odd, bag, encoded};
+use crate::row_lookup::{Odd, bag, encoded};
 
 /// Puts rows whose numbers all are their key's value.
 fn put(table: &HeldTable, dim: usize, element: Type, rows: &[(i64, u64, Option<f32>)], only_present: bool) {
@@ -24,12 +22,16 @@ fn put(table: &HeldTable, dim: usize, element: Type, rows: &[(i64, u64, Option<f
 }
 
 /// Random changes, against a map: by version, in place, deletions, and what is passed over.
-pub fn changed(context: &Context) {
+#[test]
+#[ignore = "needs a GPU"]
+fn rows_change_as_their_versions_say() {
+    let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let gpu = Gpu::shared(0).unwrap();
     let mut random = Random(8);
     for (element, dim) in [(Type::F32, 128), (Type::F16, 64), (Type::F32, 7), (Type::F16, 3)] {
-        let table = HeldTable::new(context.gpu, 100_000, dim, element).unwrap();
+        let table = HeldTable::new(gpu, 100_000, dim, element).unwrap();
         let mut expected: HashMap<i64, (u64, f32)> = HashMap::new();
-        let mut scratch = BagScratch::new(context.gpu, 2000).unwrap();
+        let mut scratch = BagScratch::new(gpu, 2000).unwrap();
         for round in 0..40 {
             let only_present = random.once_in(3);
             let mut rows = HashMap::new();
@@ -83,32 +85,18 @@ pub fn changed(context: &Context) {
     }
 }
 
-/// Whoever would wait for a stream can ask whether it is being captured.
-pub fn captured(context: &Context) {
-    let stream = context.gpu.context().new_stream().unwrap();
-    let is_capturing = || {
-        // SAFETY: the stream is one of the device.
-        unsafe { context.gpu.is_capturing(stream.cu_stream()) }.unwrap()
-    };
-    assert!(!is_capturing());
-    // SAFETY: as above; what was captured, nothing, is given back.
-    unsafe {
-        result::stream::begin_capture(stream.cu_stream(), CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
-        assert!(is_capturing());
-        let graph = result::stream::end_capture(stream.cu_stream()).unwrap();
-        result::graph::destroy(graph).unwrap();
-    }
-    assert!(!is_capturing());
-}
-
 /// Lookups that combine, while threads put more rows than there is room for, change and delete them: what is found is
 /// whole, and the key's own.
-pub fn raced(context: &Context) {
+#[test]
+#[ignore = "needs a GPU"]
+fn rows_are_whole_while_others_change_them() {
+    let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let gpu = Gpu::shared(0).unwrap();
     const KEYS: usize = 2048;
     for (element, dim) in
         [(Type::F32, 128), (Type::F16, 128), (Type::F32, 33), (Type::F32, 384), (Type::F16, 700), (Type::F32, 900)]
     {
-        let table = HeldTable::new(context.gpu, KEYS / 2, dim, element).unwrap();
+        let table = HeldTable::new(gpu, KEYS / 2, dim, element).unwrap();
         let keys: Vec<i64> = (0..KEYS as i64).collect();
         let offsets: Vec<i64> = (0..=KEYS as i64).collect();
         // A row is its key and the round that it was put in, in numbers that every type has.
@@ -130,7 +118,7 @@ pub fn raced(context: &Context) {
                     }
                 });
             }
-            let mut scratch = BagScratch::new(context.gpu, KEYS).unwrap();
+            let mut scratch = BagScratch::new(gpu, KEYS).unwrap();
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 for round in 0..60 {
                     let pooling = (round % 4 != 0).then_some((Combiner::Mean, &offsets[..]));

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use pagoda_kernels::cuda::{CUdeviceptr, CUstream, Gpu, Slots};
+use parking_lot::Mutex;
 
 /// The key of the session configuration entry that names the tables.
 pub const ENTRY: &CStr = c"ai.pagoda.tables";
@@ -64,7 +65,7 @@ pub type OpenTables = fn(&str) -> Result<Arc<dyn Tables>, String>;
 
 /// Sets the function that opens tables from now on.
 pub fn set_opener(open: OpenTables) {
-    *lock(&OPENER) = Some(open);
+    *OPENER.lock() = Some(open);
 }
 
 static OPENER: Mutex<Option<OpenTables>> = Mutex::new(None);
@@ -83,7 +84,7 @@ impl Bound {
     pub fn new(tables: Arc<dyn Tables>) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let entry = format!("{BOUND_PREFIX}pagoda {}", COUNT.fetch_add(1, Ordering::Relaxed));
-        lock(&BOUND).push((entry.clone(), tables));
+        BOUND.lock().push((entry.clone(), tables));
         Self(entry)
     }
 
@@ -95,7 +96,7 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        lock(&BOUND).retain(|(entry, _)| *entry != self.0);
+        BOUND.lock().retain(|(entry, _)| *entry != self.0);
     }
 }
 
@@ -112,17 +113,17 @@ type OpenedTables = Mutex<Option<Weak<dyn Tables>>>;
 
 /// The tables that `entry` names. Nodes and sessions with the same entry share them.
 pub(crate) fn open(entry: &str) -> Result<Arc<dyn Tables>, String> {
-    if let Some((_, tables)) = lock(&BOUND).iter().find(|(bound, _)| bound == entry) {
+    if let Some((_, tables)) = BOUND.lock().iter().find(|(bound, _)| bound == entry) {
         return Ok(Arc::clone(tables));
     }
-    let open = (*lock(&OPENER)).ok_or("this build of the operators has no way to open tables: run in libpagoda")?;
+    let open = (*OPENER.lock()).ok_or("this build of the operators has no way to open tables: run in libpagoda")?;
     let slot = {
-        let mut opened = lock(&OPENED);
+        let mut opened = OPENED.lock();
         // Drop entries whose tables are closed and that no thread is opening.
-        opened.retain(|_, slot| Arc::strong_count(slot) > 1 || lock(slot).as_ref().is_some_and(is_live));
+        opened.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().as_ref().is_some_and(is_live));
         Arc::clone(opened.entry(entry.to_owned()).or_default())
     };
-    let mut known = lock(&slot);
+    let mut known = slot.lock();
     if let Some(tables) = known.as_ref().and_then(Weak::upgrade) {
         return Ok(tables);
     }
@@ -133,11 +134,6 @@ pub(crate) fn open(entry: &str) -> Result<Arc<dyn Tables>, String> {
 
 fn is_live(tables: &Weak<dyn Tables>) -> bool {
     tables.strong_count() > 0
-}
-
-/// Locks, ignoring poison: a panic of the opener leaves the data behind these locks consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -197,6 +193,6 @@ mod tests {
         assert!(Arc::ptr_eq(&open(bound.entry()).unwrap(), &other));
         assert_eq!(calls(), 0);
         drop(bound);
-        assert!(lock(&OPENED).keys().eq(["a", "b"]));
+        assert!(OPENED.lock().keys().eq(["a", "b"]));
     }
 }
