@@ -5,9 +5,11 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
 
 /// Something that runs tasks, perhaps on several threads.
 pub trait Parallel: Sync {
@@ -96,23 +98,23 @@ impl Threads {
 
 impl Parallel for Threads {
     fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let _running = lock(&self.running);
+        let _running = self.running.lock();
         // SAFETY: the lifetime is only forgotten, not outlived: this function does not return or unwind before `busy`
         // is 0 again and the job is gone, and no worker touches a job after it has counted itself out of `busy`.
         let task = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(task) };
         let job = Job { task, tasks };
         self.shared.next.store(0, Ordering::Relaxed);
         {
-            let mut state = lock(&self.shared.state);
+            let mut state = self.shared.state.lock();
             state.job = Some(job);
             state.number += 1;
             state.busy = self.workers.len();
             self.shared.changed.notify_all();
         }
         let own = catch_unwind(AssertUnwindSafe(|| self.shared.drain(job)));
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         while state.busy > 0 {
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.changed.wait(&mut state);
         }
         state.job = None;
         let theirs = state.panic.take();
@@ -125,7 +127,7 @@ impl Parallel for Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        lock(&self.shared.state).stop = true;
+        self.shared.state.lock().stop = true;
         self.shared.changed.notify_all();
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its tasks; there is nothing to learn here.
@@ -138,20 +140,20 @@ impl Shared {
     fn work(&self) {
         let mut seen = 0;
         loop {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let job = loop {
                 if state.stop {
                     return;
                 }
                 match state.job {
                     Some(job) if state.number != seen => break job,
-                    _ => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    _ => self.changed.wait(&mut state),
                 }
             };
             seen = state.number;
             drop(state);
             let result = catch_unwind(AssertUnwindSafe(|| self.drain(job)));
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if let Err(panic) = result {
                 state.panic = Some(panic);
             }
@@ -171,10 +173,6 @@ impl Shared {
             (job.task)(i);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static CAPTURE: RwLock<()> = RwLock::new(());
 
@@ -42,14 +43,14 @@ impl Drop for Hold {
 pub fn no_capture() -> Hold {
     // A second lock would wait for someone who waits for the first.
     let first = HOLDS.get() == 0;
-    Hold::new(first.then(|| CAPTURE.read().unwrap_or_else(PoisonError::into_inner)), None)
+    Hold::new(first.then(|| CAPTURE.read()), None)
 }
 
 /// Keeps others from what would end a capture. Waits until no one else is at that, so no thread asks for it that has
 /// [`no_capture`].
 pub fn capture() -> Hold {
     assert_eq!(HOLDS.get(), 0, "this thread keeps itself from capturing");
-    Hold::new(None, Some(CAPTURE.write().unwrap_or_else(PoisonError::into_inner)))
+    Hold::new(None, Some(CAPTURE.write()))
 }
 
 /// Whether this thread may wait for others that speak to the driver: it has no hold.
@@ -71,7 +72,7 @@ mod tests {
         assert!(!may_wait());
         std::thread::scope(|scope| {
             let capturing = scope.spawn(|| drop(capture()));
-            while CAPTURE.try_read().is_ok() {
+            while CAPTURE.try_read().is_some() {
                 std::thread::yield_now();
             }
             drop(no_capture());

@@ -6,10 +6,11 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::result::{self, stream};
 use cudarc::driver::sys::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureStatus_enum as Status, cuStreamIsCapturing};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::capture::no_capture;
 
@@ -104,7 +105,7 @@ impl Counters {
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,12 +1,13 @@
 //! A device with the kernels on it: what every launch needs.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{
     CUdevice_attribute_enum as Attribute, CUdeviceptr, CUresult, CUstream, CUstreamCaptureStatus_enum as Capture,
 };
 use cudarc::driver::{CudaContext, result};
+use parking_lot::Mutex;
 
 use super::capture::no_capture;
 use super::counters::Counters;
@@ -55,7 +56,7 @@ impl Gpu {
         static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
         // First: opening one asks for it too, and must not wait for someone who waits for the list.
         let _hold = no_capture();
-        let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gpus = GPUS.lock();
         if let Some((_, gpu)) = gpus.iter().find(|(known, _)| *known == ordinal) {
             return Ok(gpu);
         }

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{
     CUfunction, CUfunction_attribute_enum as Attribute, CUlaunchAttribute, CUlaunchAttributeID_enum, CUlaunchConfig,
     CUmodule, CUstream, cuLaunchKernelEx, cuOccupancyMaxActiveClusters,
 };
+use parking_lot::Mutex;
 
 use super::capture::no_capture;
 use super::error::{CudaError, asked};
@@ -114,7 +114,7 @@ impl Module {
         shared: usize,
         clusters: impl Fn(CUfunction) -> Result<u32, CudaError>,
     ) -> Result<Function, CudaError> {
-        let known = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.functions.lock();
         if let Some(found) = known().get(name) {
             return Ok(*found);
         }
