@@ -18,7 +18,7 @@ template <class T> __device__ float2 unpack(uint32_t pair);
 template <> __device__ inline float2 unpack<__half>(uint32_t pair) {
     return __half22float2(*reinterpret_cast<__half2 *>(&pair));
 }
-// By hand: by the library's function each half gets a register of its own before it is needed.
+// Written out: with the library's function each half gets a register of its own before it is needed.
 template <> __device__ inline float2 unpack<__nv_bfloat16>(uint32_t pair) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }

@@ -1,5 +1,6 @@
-// Tokens of one user and layer out of their pages into one stretch of memory, and back, as bytes: how a history travels to
-// and from the host. Packed are the keys of `held` tokens, then their values; of those, `count` from `skip` on are moved.
+// Copies tokens of one user and layer out of their pages into contiguous memory, and back, as bytes: a history on its
+// way to the host and from it. Packed memory has the keys of `held` tokens, then their values; `count` of them from
+// `skip` on are copied.
 
 #include <cstdint>
 
@@ -7,7 +8,6 @@
 
 namespace pagoda {
 
-// `RawMove` of src/cuda/tokens.rs, field by field.
 struct Move {
     void *pool;
     void *packed;

@@ -1,5 +1,4 @@
-// What kernels that go over rows have in common: vectors of elements, and sums over a unit, which is what is added up
-// together: a row, or one head of it.
+// Vectors of elements, and sums over warps. A unit is what is added up together: a row, or one head of it.
 #pragma once
 
 #include "common/convert.cuh"
@@ -12,7 +11,7 @@ __device__ inline float sum_of_warp(float value) {
     return value;
 }
 
-// Sixteen bytes of elements, to be opened when they are needed: open they take twice the registers.
+// Sixteen bytes of elements, to be converted to f32 when they are needed: as f32 they take twice the registers.
 template <class T> struct Vector {
     static constexpr int COUNT = 8;
     uint4 words;
@@ -41,8 +40,8 @@ template <> struct Vector<float> {
     __device__ static Vector of(const float (&from)[COUNT]) { return {{from[0], from[1], from[2], from[3]}}; }
 };
 
-// Each over the WARPS warps that have a unit, or several; if there are several warps, they are a block. `shared` is for these sums
-// alone.
+// Each over the WARPS warps that have a unit, or several; if there are several warps, they are a block. `shared` is for
+// these sums alone.
 template <int WARPS, int UNITS> __device__ void sum_of_units(float (&values)[UNITS], float (&shared)[UNITS][WARPS]) {
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) values[unit] = sum_of_warp(values[unit]);

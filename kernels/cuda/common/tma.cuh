@@ -1,4 +1,5 @@
-// Hopper's copy engine, its barriers in shared memory, and clusters of blocks: thin names over the instructions.
+// The TMA (Tensor Memory Accelerator, Hopper's copy engine), mbarriers (its barriers in shared memory), and thread
+// block clusters: thin names over the instructions.
 #pragma once
 
 #include <cstdint>
@@ -47,15 +48,15 @@ __device__ inline void fetch_box(uint32_t to, const CUtensorMap *map, uint32_t b
         : "memory");
 }
 
-// Asks for the description of a tensor, which is needed before the first box.
+// Prefetches the description of a tensor, which the first box needs.
 __device__ inline void prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Between ordinary accesses to shared memory and those of the matrix units or the copy engine.
+// Between ordinary accesses to shared memory and those of wgmma or the TMA (the async proxy).
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Barriers among some of a block's threads, by number.
+// Named barriers: among some of a block's threads, by number.
 __device__ inline void named_wait(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }

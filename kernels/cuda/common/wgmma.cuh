@@ -1,6 +1,6 @@
-// The warpgroup matrix instructions of sm_90a (wgmma), one function for each shape that hopper.cu uses: 64 rows, N
-// columns, 16 deep, sums in f32. SS takes both sides from shared memory, RS takes the left side from registers and the
-// right side turned about (its columns lie next to one another).
+// wgmma, the matrix instructions of sm_90a for a warpgroup: 64 rows, N columns, 16 deep, sums in f32. One function for
+// each shape that the attention uses. SS takes both operands from shared memory; RS takes the left one from registers
+// and the right one transposed.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,14 @@ template <int N> __device__ inline void touch(float (&sums)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// A number that is the same in the whole warp, as the compiler could not know: it goes into a uniform register, where
-// matrix instructions want to have their addresses.
+// A number that is the same in the whole warp, which the compiler can not know: it goes into a uniform register, where
+// wgmma takes its descriptors from.
 __device__ inline uint32_t uniform(uint32_t value) { return __reduce_max_sync(~0u, value); }
 
-// Where a matrix lies in shared memory: rows of ROW_BYTES (128 or 64) bytes, turned about as the copy engine does it.
-// LEADING is the way from one 128 bytes of columns to the next where the matrix is turned; 8 rows follow 8 rows. With ONCE
-// the description is computed once for a matrix, and places in it are further by a constant; without, for each place.
+// The matrix descriptor of a matrix in shared memory: rows of ROW_BYTES (128 or 64) bytes, swizzled as the TMA does it
+// (the 16-byte chunks of a row are permuted by the row's number, which avoids bank conflicts). LEADING is the distance
+// from one 128 bytes of columns to the next where the matrix is transposed; 8 rows follow 8 rows. With ONCE the
+// descriptor is computed once for a matrix, and places in it are further by a constant; without, for each place.
 template <int ROW_BYTES, int LEADING, bool ONCE> struct Matrix {
     uint32_t start;  // an address, or the lower half of the description of what is there
 

@@ -1,5 +1,5 @@
-// The warpgroup matrix instructions that products of the dense operators use: 64 rows, N columns, 16 deep, both sides
-// from shared memory, rows of 128 bytes turned about as the copy engine does it. The rest is in wgmma.cuh.
+// The wgmma instructions of the matrix products: 64 rows, N columns, 16 deep, both operands from shared memory, rows of
+// 128 bytes, swizzled as the TMA does it. The rest is in wgmma.cuh.
 #pragma once
 
 #include "common/wgmma.cuh"

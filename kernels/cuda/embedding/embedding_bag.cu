@@ -1,26 +1,25 @@
 // Looks keys up in an embedding table and combines their rows into one vector for each slot, in one launch.
 //
-// A slot's rows are added one after the other, in the order of its keys: the sums are those of the CPU, to the bit. What is
-// read of a row stays aside until it is known to be whole.
+// A slot's rows are added one after the other, in the order of its keys: the sums are those of the CPU, to the bit.
+// What is read of a row stays aside until it is known to be whole.
 
 #include "common/mirrored.cuh"
 #include "embedding/embedding_table.cuh"
 
 namespace pagoda {
 
-// As in src/cuda/bag.rs.
+// src/cuda/embedding/bag.rs has the same numbers.
 constexpr int SUM = 0;
 constexpr int MEAN = 1;
 
-// Mirrored in src/cuda/bag.rs; keep them alike.
 struct Bag {
     const int64_t *keys;
     const int64_t *offsets;    // [slots + 1]: where the keys of each slot begin; null: each key is a slot
     float *vectors;            // [slots, dim]
     const float *default_row;  // what a missing key counts as
-    uint8_t *found;            // null: no one asks
+    uint8_t *found;            // null: not wanted
     int *missing;              // the places of missing keys, in no order
-    int64_t *missing_keys;     // the keys there, in the same order; null: no one asks
+    int64_t *missing_keys;     // the keys there, in the same order; null: not wanted
     int *missing_count;
     unsigned *progress;        // [2]: keys that are listed, blocks that are through; 0 before and after
     const int *given;          // [count]: which of given_rows a key has; -1: the table says; null: it says it of all

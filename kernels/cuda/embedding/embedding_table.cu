@@ -5,20 +5,19 @@
 
 namespace pagoda {
 
-// Times that a warp looks up as many keys as it does at once: while the rows of one step are stored those of the next are
-// under way from memory.
+// Times that a warp looks up as many keys as it does at once: while the rows of one step are stored those of the next
+// are under way from memory.
 constexpr int STEPS = 4;
 // Keys of a block.
 constexpr int TILE = THREADS / LANES * AT_ONCE * STEPS;
 
-// The structs here are mirrored in src/cuda/table.rs; keep them alike.
 struct Lookup {
     const int64_t *keys;
     float *output;             // [count, dim]
     const float *default_row;  // what a missing key gets; null: its output is left as it is
-    uint8_t *found;            // null: no one asks
+    uint8_t *found;            // null: not wanted
     int *missing;              // the places of missing keys, in no order
-    int64_t *missing_keys;     // the keys there, in the same order; null: no one asks
+    int64_t *missing_keys;     // the keys there, in the same order; null: not wanted
     int *missing_count;
     unsigned long long *progress;  // 0 before and after
     int count;
@@ -139,8 +138,8 @@ __device__ void lookup_one_by_one(const Table &table, const Lookup &call) {
     rest.end<T, PIECE>(table, call);
 }
 
-// Rows of up to four elements for each of ROW_LANES lanes. The eight lanes of a group find the row of one key; then as many
-// as it takes copy it.
+// Rows of up to four elements for each of ROW_LANES lanes. The eight lanes of a group find the row of one key; then as
+// many as it takes copy it.
 template <class T, int ROW_LANES>
 __device__ void lookup(const Table &table, const Lookup &call) {
     constexpr int PIECE = 4;
@@ -189,9 +188,9 @@ __device__ void lookup(const Table &table, const Lookup &call) {
         agains[step % 2] = way < 0 ? 0 : load_relaxed(reinterpret_cast<const uint64_t *>(&table.sets[number].keys[way]));
     };
     auto finish = [&](int step) {
-        // The state has to be read after the row. Lanes go on in order, and a load whose value was used has been performed;
-        // a fence would wait for the rows of the next step too. (No row makes every lane's bits this number; if one did,
-        // there would be a fence.)
+        // The state has to be read after the row. Lanes go on in order, and a load whose value was used has been
+        // performed; a fence would wait for the rows of the next step too. (No row makes every lane's bits this number;
+        // if one did, there would be a fence.)
         uint32_t bits = 0;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) bits ^= pieces[step % 2][round].mixed();

@@ -1,8 +1,9 @@
-// Rows of an embedding table in device memory, by their keys: looked up without a lock while others put rows.
+// A set-associative cache of an embedding table's rows in device memory. Lookups take no lock while other streams put
+// rows.
 //
-// As in host memory (sdk/src/embedding/cache): a key belongs to one set of seven rows. A reader copies the row and looks
-// afterwards whether anyone has changed the set meanwhile; if so it begins again. Whoever changes a set locks it against
-// others who would.
+// As in host memory (sdk/src/embedding), a key belongs to one set of seven rows. Sets are seqlocks: a reader copies the
+// row and then checks whether the set has changed meanwhile; if so it tries again. A writer locks the set against other
+// writers.
 
 #pragma once
 
@@ -42,7 +43,6 @@ struct alignas(64) Set {
 };
 static_assert(sizeof(Set) == READERS * sizeof(uint64_t));
 
-// Mirrored in src/cuda/table.rs; keep them alike.
 struct Table {
     Set *sets;
     void *rows;          // [sets, WAYS, dim]
@@ -79,7 +79,7 @@ __device__ inline void store_relaxed(uint64_t *to, uint64_t value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
 }
 
-// Elements of a row that someone may be writing: four of them, or one.
+// Elements of a row that may be written at the same time: four of them, or one.
 template <class T, int COUNT> struct Piece;
 
 template <> struct Piece<float, 4> {
@@ -157,7 +157,7 @@ __device__ inline bool unchanged(uint32_t before, uint32_t now) {
     return (before & WRITING) == 0 && ((before ^ now) & ~LOCKED) == 0;
 }
 
-// Written only where it is news, so that those who read the same rows do not disturb one another.
+// Written only where it changes something, so that readers of the same row do not contend for it.
 __device__ inline void touch(Set *set, uint32_t freshness, int way) {
     if ((freshness >> (4 * way) & FRESH) != FRESH) atomicOr(&set->freshness, FRESH << (4 * way));
 }

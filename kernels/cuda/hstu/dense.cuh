@@ -1,4 +1,4 @@
-// What one call of the dense operators carries, as the launchers (src/cuda/dense.rs) lay it out.
+// One call of the dense operators, as the launchers (src/cuda/hstu) fill it in.
 #pragma once
 
 #include "common/convert.cuh"
@@ -7,7 +7,7 @@
 namespace pagoda {
 namespace dense {
 
-// Some of the rows of a tensor. Mirrored by `RawTaken`.
+// Some of the rows of a tensor.
 struct Taken {
     const int64_t *index;  // null: all, in their order
     int64_t of;            // how many there are
@@ -21,7 +21,7 @@ struct Taken {
 };
 PAGODA_MIRRORED(hstu, Taken)
 
-// HstuNorm and HstuGate. A unit is what is normed together: a row, or one head of it. Mirrored by `RawNorm`.
+// HstuNorm and HstuGate. A unit is what is normed together: a row, or one head of it.
 struct Norm {
     const void *x;       // [rows that there are, groups, size]
     const void *u;       // as x; null: nothing is gated
@@ -39,10 +39,10 @@ struct Norm {
 };
 PAGODA_MIRRORED(hstu, Norm)
 
-// What a sum goes through. Mirrored by `Activation`.
+// The activation of a sum. `Activation` of src/hstu/linear.rs has the same numbers.
 enum Activation : int { NONE, RELU, SILU, SIGMOID, TANH };
 
-// HstuProject, HstuOutput and HstuLinear: x [rows, depth] times weightᵀ ([columns, depth]). Mirrored by `RawProduct`.
+// HstuProject, HstuOutput and HstuLinear: x [rows, depth] times weightᵀ ([columns, depth]).
 struct Product {
     const void *x;
     const void *weight;

@@ -1,5 +1,5 @@
-// HstuAttention in the plainest way the GPU can do it, for f32 and for head sizes that the fast kernels do not take, and
-// the oracle of those on the device: a warp computes one row of one head, key by key, in f32.
+// HstuAttention without tensor cores (SIMT), for f32 and for head sizes that the other kernels do not take. It is also
+// their oracle on the device. A warp computes one row of one head, key by key, in f32.
 
 #include "common/convert.cuh"
 #include "hstu/hstu_mask.cuh"

@@ -1,7 +1,7 @@
-// HstuAttention with the matrix units of every chip since sm_80: bf16 and f16, D = 32, 64, 128, 256.
+// HstuAttention by the tensor cores of every chip since sm_80 (mma.sync): bf16 and f16, D = 32, 64, 128, 256.
 //
 // A block of four warps has 64 rows of one user and head, 16 a warp, and walks over tiles of keys: while one tile is
-// computed the next is on its way into shared memory (cp.async), row by row out of its page. There is no softmax: the
+// computed the next is copied into shared memory (cp.async), row by row out of its page. There is no softmax: the
 // weights silu(S) go from the first product's registers straight into the second product.
 
 #include <type_traits>
@@ -49,7 +49,7 @@ __device__ inline void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_
     }
 }
 
-// Where 16-byte chunk `chunk` of row `row` lies: turned about so that eight rows of a column hit eight banks.
+// Where 16-byte chunk `chunk` of row `row` lies: swizzled, so that eight rows of a column are in eight banks.
 template <int D>
 __device__ inline uint32_t place(int row, int chunk) {
     int turn = D == 32 ? (row >> 1) & 3 : row & 7;
@@ -63,7 +63,7 @@ template <class T, int D>
 struct Kernel {
     static constexpr int KEYS = keys_of_tile<D>();
     static constexpr int CHUNKS = D / 8;                  // of 16 bytes in a row
-    static constexpr int PASS = THREADS / CHUNKS;         // rows that the threads bring at once
+    static constexpr int PASS = THREADS / CHUNKS;         // rows that the threads copy at once
     static constexpr int TILE_BYTES = KEYS * D * 2;
     static constexpr bool QUERY_IN_REGISTERS = D <= 128;
 
@@ -190,7 +190,7 @@ struct Kernel {
             for (int i = 0; i < 4; i++) {
                 float weight = silu_of_half(scores[n][i] * half);
                 int position = column + n * 8 + (i & 1);
-                // Selected, not multiplied: a score that no one sees may be NaN.
+                // Selected, not multiplied: a masked score may be NaN.
                 if (!whole && !(seen[i / 2].sees(position) & (position < tile.limit))) weight = 0;
                 scores[n][i] = weight;
             }

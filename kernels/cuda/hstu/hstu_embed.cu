@@ -7,7 +7,7 @@
 namespace pagoda {
 namespace embed {
 
-// A row of a table for each row of the output. Mirrored by `RawLookup`.
+// A row of a table for each row of the output.
 struct Lookup {
     const float *table;    // [rows, width]
     const int64_t *index;
@@ -15,7 +15,7 @@ struct Lookup {
 };
 PAGODA_MIRRORED(hstu, Lookup)
 
-// HstuEmbed. Mirrored by `RawEmbed`.
+// One call.
 struct Embed {
     Lookup tables[8];
     Lookup learned[2];
@@ -67,7 +67,7 @@ template <class T, int COUNT> __device__ void embed(const Embed &call) {
     }
     for (int first = 0; first < call.table_count; first += AT_ONCE) {
         float some[AT_ONCE][COUNT];
-        // All of them are asked for before the first is needed.
+        // All of them are loaded before the first is needed.
 #pragma unroll
         for (int t = 0; t < AT_ONCE; t++) {
             if (first + t < call.table_count) {

@@ -1,5 +1,5 @@
-// The matrix products of HstuProject, HstuOutput and HstuLinear without matrix units (SIMT), for f32 and for chips and shapes
-// that hstu_gemm_sm90.cu does not take.
+// The matrix products of HstuProject, HstuOutput and HstuLinear without tensor cores (SIMT), for f32 and for chips and
+// shapes that hstu_gemm_sm90.cu does not take.
 
 #include "common/dependent_launch.cuh"
 #include "common/reduce.cuh"
@@ -62,8 +62,8 @@ template <class T> __device__ void multiply(const Product &call) {
     }
 }
 
-// Of f32, where there are few columns: a warp has EACH rows, and four numbers at once of each in a lane. What a block has
-// computed leaves together: it may go to the host's memory, which takes long for each piece.
+// Of f32, where there are few columns: a warp has EACH rows, and four numbers at once of each in a lane. What a block
+// has computed leaves together: it may go to the host's memory, which takes long for each piece.
 template <int WARPS, int EACH, int MOST> __device__ void multiply_few(const Product &call) {
     __shared__ float values[WARPS * EACH * MOST];
     int lane = threadIdx.x % 32, own = threadIdx.x / 32 * EACH;

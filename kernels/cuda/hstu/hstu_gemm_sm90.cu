@@ -1,4 +1,4 @@
-// The products of the dense operators on Hopper, one kernel for each shape of tile; dense_hopper.cuh.
+// The products of the dense operators on Hopper, one kernel for each shape of tile; hstu_gemm_sm90.cuh.
 
 #include "hstu/hstu_gemm_sm90.cuh"
 
@@ -7,7 +7,7 @@ namespace pagoda {
 #define KERNEL(NAME, T, KIND, ...)                                                                                     \
     extern "C" __global__ void                                                                                         \
         __launch_bounds__(dense::Tile<__VA_ARGS__>::THREADS, dense::Tile<__VA_ARGS__>::SMALL ? 2 : 1) NAME##_##KIND(   \
-            const __grid_constant__ dense::Product call, const __grid_constant__ dense::GemmMaps maps) {                   \
+            const __grid_constant__ dense::Product call, const __grid_constant__ dense::GemmMaps maps) {               \
         dense::multiply<T, dense::Tile<__VA_ARGS__>>(call, maps);                                                      \
     }
 

@@ -1,13 +1,13 @@
 // The products of the dense operators on Hopper (sm_90a): bf16 and f16.
 //
-// There are as many blocks as multiprocessors, or as tiles of the output if those are fewer, and each goes through its
-// share of the tiles. One of its warps fetches: the copy engine brings boxes of x and of the weight, 64 deep, into a ring
-// in shared memory, ahead of their use and from one tile to the next. The other warpgroups compute: all of them one tile,
-// each 64 rows of it; or by turns, a tile each, so that one has the matrix units while another turns its sums into the
-// output.
+// A persistent, warp-specialised GEMM. There are as many blocks as multiprocessors, or as tiles of the output if those
+// are fewer, and each goes through its share of the tiles. One producer warp fetches: the TMA brings boxes of x and of
+// the weight, 64 deep, into a ring in shared memory, ahead of their use and across tiles. The consumer warpgroups
+// compute by wgmma: all of them one tile, 64 rows each (cooperative); or in turns, a tile each, so that one has the
+// tensor cores while another is in its epilogue (ping-pong).
 //
-// Every element is summed up in the order of the depth by one thread's matrix instructions, whatever the tile: which shape
-// a call gets does not change a bit.
+// Every element is summed up in the order of the depth by one thread's matrix instructions, whatever the tile: which
+// shape a call gets does not change a bit.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -22,19 +22,19 @@ namespace dense {
 constexpr int DEPTH = 64, ROW_BYTES = DEPTH * 2;  // of a box in shared memory
 constexpr int READY = 1, TURN = 4;                // barriers by number; there is one for each warpgroup that computes
 
-// What the copy engine has to know of the tensors.
+// The descriptions of the tensors for the TMA.
 struct GemmMaps {
     CUtensorMap x, weight, outputs[4];
 };
 PAGODA_MIRRORED(hstu, GemmMaps)
 
-// Mirrored by `TILES` of src/cuda/dense_hopper.rs.
+// `TILES` of src/cuda/hstu/gemm_sm90.rs has the same numbers.
 template <int GROUPS_, int COLUMNS_, int STAGES_, bool TURNS_, bool SMALL_> struct Tile {
     static constexpr int GROUPS = GROUPS_;     // warpgroups that compute
     static constexpr int COLUMNS = COLUMNS_;
     static constexpr int STAGES = STAGES_;
     static constexpr bool TURNS = TURNS_;      // a tile for each of them
-    // Half of a multiprocessor's registers, so that blocks of the kernels before and behind have room beside.
+    // Half of a multiprocessor's registers, so that blocks of the kernels before and behind fit beside.
     static constexpr bool SMALL = SMALL_;
     static constexpr int TOGETHER = TURNS ? 1 : GROUPS;
     static constexpr int ROWS = 64 * TOGETHER;
@@ -130,7 +130,8 @@ template <class T, class S> struct Worker {
             uint32_t residual[S::COLUMNS / 4];
             if (call.residual != nullptr) load_residual(residual, row, column);
             float sums[S::COLUMNS / 2];
-            // Stages go by turns too: whoever comes early would take a stage's last filling for its own.
+            // Stages go by turns too: a warpgroup ahead of its turn would take an earlier filling of a stage for its
+            // own.
             if (S::TURNS) named_wait(TURN + group, 256);
             add_up(sums, at, deep, group);
             if (row < call.rows) write(sums, bias, residual, row, column, group);
@@ -165,7 +166,7 @@ template <class T, class S> struct Worker {
         wgmma::touch(sums);
     }
 
-    // The sums of 64 rows: bias, SiLU, residual, and out through shared memory.
+    // The epilogue of 64 rows: bias, SiLU, residual, and out through shared memory.
     __device__ void write(float (&sums)[S::COLUMNS / 2], const float (&bias)[S::BIASES],
                           const uint32_t (&residual)[S::COLUMNS / 4], int row, int column, int group) const {
         int thread = threadIdx.x % 128, lane = thread % 32, line = thread / 32 * 16 + lane / 4;
@@ -202,7 +203,7 @@ template <class T, class S> struct Worker {
                 }
                 above[j] = Pack<T>::of(a, b), below[j] = Pack<T>::of(c, d);
             }
-            // Turned about as the copy engine expects it, which keeps the banks apart too.
+            // Swizzled as the TMA expects it, which avoids bank conflicts too.
             int turn = S::BOX == 64 ? line & 7 : line >> 1 & 3;
             uint32_t to = boxes + box * S::BOX_BYTES + line * (S::BOX * 2) + lane % 4 * 4;
 #pragma unroll
@@ -223,7 +224,7 @@ template <class T, class S> struct Worker {
         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
 
-    // Until the copy engine has read what it was given to store.
+    // Waits until the TMA has read what it has to store.
     __device__ static void wait_for_boxes() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
     __device__ uint32_t biases(int group) const {
@@ -268,7 +269,7 @@ template <class T, class S> __device__ void multiply(const Product &call, const 
     extern __shared__ __align__(1024) uint8_t shared[];
     Worker<T, S> worker{call, maps, shared_address(shared)};
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    let_follow();
+    launch_dependents();
     if (threadIdx.x == 0) worker.init();
     __syncthreads();
     if (warp >= S::COMPUTING / 32) {

@@ -1,11 +1,12 @@
 // HstuLinear on Hopper (sm_90a): x weightᵀ of f32 by TF32, with bias and activation.
 //
-// Rows are few here and the depth is long, so what counts is how soon everything has come: two blocks, which are a cluster,
-// have a tile of the output, half of the depth each. One warp of a block fetches, with nothing in its way for the first
-// STAGES steps; four multiply. Then each of the two blocks adds up both sums for half of the tile's rows.
+// Rows are few and the depth is long, so the time is that of fetching. Split-K: a cluster of two blocks has a tile of
+// the output, and each block half of the depth. One producer warp fetches by the TMA, without waiting for the first
+// STAGES steps; one warpgroup multiplies by wgmma. Then each of the two blocks adds up both sums for half of the tile's
+// rows.
 //
-// The depth alone says where it is cut, and the sums are added in the order of the blocks: what is in the batch beside a
-// row does not change a bit of it.
+// The depth alone says where it is cut, and the sums are added in the order of the blocks: what is in the batch beside
+// a row does not change a bit of it.
 
 #include "common/dependent_launch.cuh"
 #include "common/mirrored.cuh"
@@ -17,15 +18,15 @@ namespace pagoda {
 namespace dense {
 namespace linear {
 
-// Mirrored by src/cuda/linear.rs.
+// src/cuda/hstu/linear.rs has the same numbers.
 constexpr int CLUSTER = 2, ROWS = 64, COLUMNS = 128, DEPTH = 32, STAGES = 8;
 constexpr int FETCHING = 4, WARPS = FETCHING + 1;  // the warps before it compute
 constexpr int ROW_BYTES = DEPTH * 4, STAGE_BYTES = (ROWS + COLUMNS) * ROW_BYTES;
-// Of sums in shared memory; four more than there are, which keeps the banks apart.
+// Row pitch of the sums in shared memory: four more than there are columns, which avoids bank conflicts.
 constexpr int PITCH = COLUMNS + 4;
 static_assert(ROWS * PITCH * 4 <= STAGES * STAGE_BYTES, "sums lie where the stages were");
 
-// What the copy engine has to know of the tensors. It rounds to TF32.
+// The descriptions of the tensors for the TMA, which rounds to TF32.
 struct LinearMaps {
     CUtensorMap x, weight;
 };
@@ -149,7 +150,7 @@ extern "C" __global__ void __cluster_dims__(dense::linear::CLUSTER, 1, 1) __laun
     extern __shared__ __align__(1024) uint8_t shared[];
     Worker worker(call, maps, shared_address(shared));
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    let_follow();
+    launch_dependents();
     if (threadIdx.x == 0) worker.init();
     __syncthreads();
     if (warp == FETCHING) {
@@ -157,7 +158,7 @@ extern "C" __global__ void __cluster_dims__(dense::linear::CLUSTER, 1, 1) __laun
     } else {
         worker.compute(reinterpret_cast<float *>(shared));
     }
-    // Who writes, and who reads a bias that may be written, does so behind the kernel before this one.
+    // The output is written, and the bias read, behind the kernel in front of this one, which may use either.
     wait_for_previous();
     __syncwarp();
     cluster_wait();

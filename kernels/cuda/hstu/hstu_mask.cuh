@@ -5,11 +5,11 @@
 
 namespace pagoda {
 
-// The positions that one row sees: an interval of the history and one of the candidates (mask.rs says why).
+// The positions that one row sees: an interval of the history and one of the candidates (src/hstu/mask.rs says why).
 struct Seen {
     int first, end, candidate, candidate_end;
 
-    // Without a branch: this is asked for every element of a tile that has a mask.
+    // Without a branch: it is evaluated for every element of a masked tile.
     __device__ bool sees(int position) const {
         bool history = static_cast<unsigned>(position - first) < static_cast<unsigned>(max(end - first, 0));
         return history | (static_cast<unsigned>(position - candidate) < static_cast<unsigned>(candidate_end - candidate));
@@ -68,7 +68,8 @@ struct HstuMask {
     Reach reach;
     Seen rows[2];
 
-    // The warpgroup has the 64 rows of the user from `first` on, up to `last`; the thread has row `own` and the one 8 below.
+    // The warpgroup has the 64 rows of the user from `first` on, up to `last`; the thread has row `own` and the one 8
+    // below.
     __device__ HstuMask(const Call &call, const User &user, int first, int own, int last) {
         reach = Reach::of(call, user, first, min(first + 63, last));
         for (int i = 0; i < 2; i++) rows[i] = seen_by(call, user, min(own + 8 * i, last));

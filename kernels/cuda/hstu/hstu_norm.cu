@@ -76,8 +76,8 @@ __device__ inline float total(const float (&sums)[4]) { return sums[0] + sums[1]
 template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call) {
     using V = Vector<T>;
     constexpr int LANES = 32 * WARPS;
-    // Where a lane has one vector or two, what is learned comes while the kernel before this one ends, if that one does not
-    // write it. Where it has more there are no registers for that.
+    // Where a lane has one vector or two, what is learned comes while the kernel before this one ends, if that one does
+    // not write it. Where it has more there are no registers for that.
     constexpr bool EARLY = VECTORS <= 2;
     __shared__ float shared[2][1][WARPS];
     int lane = threadIdx.x % LANES;
@@ -146,8 +146,8 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
     }
 }
 
-// As `norm` with four warps and a vector, to the bit, of UNITS whole rows at once: all that are on a multiprocessor together ask
-// for more at the same time. Nothing stands in front.
+// As `norm` with four warps and a vector, to the bit, of UNITS whole rows at once: all that are on a multiprocessor
+// together ask for more at the same time. Nothing stands in front.
 template <class T, int UNITS, bool GATED> __device__ void norm_many(const Norm &call) {
     using V = Vector<T>;
     constexpr int WARPS = 4;

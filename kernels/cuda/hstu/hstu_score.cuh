@@ -6,11 +6,11 @@
 
 namespace pagoda {
 
-// Turns a tile's scores into weights. There is no softmax: a weight depends on its own score alone, so nothing is kept from tile
-// to tile.
+// Turns a tile's scores into weights. There is no softmax: a weight depends on its own score alone, so nothing is kept
+// from tile to tile.
 struct SiluScore {
-    // Whether the sums over earlier tiles have to be multiplied before those of a tile are added, as a softmax whose maximum has
-    // grown has to; then there is `rescale(sums)`.
+    // Whether the sums over earlier tiles have to be multiplied before those of a tile are added, as a softmax whose
+    // maximum has grown has to; then there is `rescale(sums)`.
     static constexpr bool RESCALES = false;
     // Whether sums over parts of the keys are simply added up: split-KV relies on it.
     static constexpr bool ADDITIVE = true;

@@ -7,7 +7,7 @@
 namespace pagoda {
 namespace unit {
 
-// HstuUnit. Mirrored by `RawUnit`.
+// One call.
 struct Unit {
     const void *x;  // [rows, size]
     float *y;       // as x

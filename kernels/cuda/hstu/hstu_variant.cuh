@@ -8,7 +8,7 @@
 
 namespace pagoda {
 
-// Zeros for a row that is not computed; a warp writes them.
+// Writes zeros for a row that is not computed; a whole warp calls it.
 __device__ inline void clear_row(const Call &call, int row) {
     int number = user_of(call, row);
     if (number < 0) return;

@@ -5,15 +5,15 @@
 
 namespace pagoda {
 
-// Row number `row` of the call, if it is new history; a warp does it. No one reads here soon what it writes: the attention of
-// the same call has it from key and value.
+// Appends row number `row` of the call, if it is new history; a whole warp calls it. Loads and stores are streaming
+// (evict first): the attention of the same call reads key and value, not the pages.
 template <class Unit> __device__ void append_row(const Call &call, int row, int element_bytes) {
     constexpr int LANES = 32;
     int64_t row_units = static_cast<int64_t>(call.heads) * call.head_size * element_bytes / sizeof(Unit);
     int lane = threadIdx.x % LANES;
     const Unit *key = static_cast<const Unit *>(call.key) + row * row_units;
     const Unit *value = static_cast<const Unit *>(call.value) + row * row_units;
-    // Asked for before it is known where they go: finding that out takes as long.
+    // Loaded before it is known where they go: finding that out takes as long.
     Unit a{}, b{}, c{}, d{};
     if (lane < row_units) a = __ldcs(key + lane), b = __ldcs(value + lane);
     if (lane + LANES < row_units) c = __ldcs(key + lane + LANES), d = __ldcs(value + lane + LANES);
@@ -21,7 +21,7 @@ template <class Unit> __device__ void append_row(const Call &call, int row, int 
     if (number < 0) return;
     User user = load_user(call, number);
     if (row >= user.row + (user.rows - clamped(call.num_candidates[number], 0, user.rows))) return;
-    // What is cached is where the new rows begin: the room of the page list is checked slot by slot.
+    // New rows begin behind the cached ones. The room of the page list is checked slot by slot.
     int64_t position = static_cast<int64_t>(clamped(call.cached_len[number], 0, INT32_MAX - 4096)) + (row - user.row);
     if (position > INT32_MAX) return;
     int64_t slot = pool_row(call, user, static_cast<int>(position), 0);

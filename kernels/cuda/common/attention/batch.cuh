@@ -1,5 +1,6 @@
-// What one call of HstuAttention or PagedKvAppend carries, as the launchers (src/cuda) lay it out, and how every kernel
-// reads the index tensors: clamped, so that whatever they hold no kernel leaves its tensors.
+// A batch of the attention: users with rows of their own in the call, and with earlier tokens in the pages of a pool.
+// How every kernel reads the index tensors: clamped, so that no value in them makes a kernel read or write outside its
+// tensors.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace pagoda {
 
-// Mirrored by `Call` in src/cuda/call.rs; keep the two alike.
+// One call of HstuAttention or PagedKvAppend.
 struct Call {
     const void *query;
     const void *key;
@@ -92,7 +93,7 @@ __device__ inline User load_user(const Call &call, int user) {
     return found;
 }
 
-// The user that has the row; the last one where offsets overlap; -1: no one has it. A whole warp asks.
+// The user that has the row; the last one where offsets overlap; -1: none has it. A whole warp calls it.
 __device__ inline int user_of(const Call &call, int row) {
     int lane = threadIdx.x & 31;
     int found = -1;
@@ -119,8 +120,8 @@ __device__ inline int64_t pool_row(const Call &call, const User &user, int posit
     return (static_cast<int64_t>(page) * 2 + which) * page_size + slot;
 }
 
-// Whether the work over a user's keys is shared out among several blocks. The choice is made from the user's own numbers:
-// what else is in the batch must not change a bit.
+// Whether the work over a user's keys is shared out among several blocks (split-KV). It depends on the user's own
+// numbers alone: the rest of the batch must not change a bit.
 enum class Kind { All, Whole, Split };
 
 __device__ inline bool is_split(int rows, int keys) { return keys >= 1024 && keys / 4 >= rows; }
@@ -133,8 +134,8 @@ struct Found {
     int rows;        // as `rows` gave them
 };
 
-// The user who has number `index`, where one who has `rows(user)` rows has `count(rows)` of what is counted. A whole warp
-// asks; every lane gets the answer.
+// The user that has number `index`, where a user with `rows(user)` rows has `count(rows)` of what is counted. A whole
+// warp calls it; every lane gets the answer.
 template <class Rows, class Count>
 __device__ inline Found find_user(const Call &call, int64_t index, Rows rows, Count count) {
     int lane = threadIdx.x & 31;
@@ -174,8 +175,8 @@ struct Piece {
     int blocks;  // of computed rows that the user has
 };
 
-// The piece number `index`, counted over all users of one kind; a piece has `per` of a user's blocks of ROWS rows. A whole
-// warp asks; every lane gets the answer.
+// The piece number `index`, counted over all users of one kind; a piece has `per` of a user's blocks of ROWS rows. A
+// whole warp calls it; every lane gets the answer.
 template <int ROWS, Kind KIND>
 __device__ inline Piece find_piece(const Call &call, int64_t index, int per) {
     auto rows = [&](int user) { return rows_of_kind<KIND>(call, user); };

@@ -6,17 +6,17 @@
 namespace pagoda {
 namespace sm90 {
 
-// Goes over the tiles of a part (split_kv.cuh), and leaves the sums of its segments in their slots. `complete`: the tiles are all that
-// there are. True where the loop has the sums over all keys afterwards.
+// Goes over the tiles of a part (split_kv.cuh), and leaves the sums of its segments in their slots. `complete`: the
+// tiles are all that there are. True where the loop has the sums over all keys afterwards.
 template <class T, class S>
-__device__ bool run_part(Mainloop<T, S> &loop, const typename S::Variant::Mask &mask, const Common &common, bool complete,
-                         bool has_rows) {
-    // Behind the third tile what the part before has written has arrived, and every warpgroup has begun with this one: they
-    // take turns. When two more are to come it is time to ask what others have done; not before one has said that one has
-    // begun.
+__device__ bool run_part(Mainloop<T, S> &loop, const typename S::Variant::Mask &mask, const Common &common,
+                         bool complete, bool has_rows) {
+    // Behind the third tile the stores of the part before have arrived, and every warpgroup has started this one,
+    // because they take turns. When two tiles are left it is time to read the state of the other parts; not before this
+    // one is marked as taken.
     auto early = [](const Item<S> &now) { return now.begin + 2; };
     auto late = [](const Item<S> &now) { return max(now.end - 3, now.begin + 2); };
-    // Looked up again and again: the loop over the tiles has no registers to spare.
+    // Read from shared memory each time: the main loop has no registers to spare.
     auto now = [&]() -> const Item<S> & { return loop.ring.record(loop.number); };
     auto slot = [&] { return Slot<S>{common, loop.ring, now().slot, now().role}; };
     auto next = [&](int index) {
@@ -28,7 +28,7 @@ __device__ bool run_part(Mainloop<T, S> &loop, const typename S::Variant::Mask &
     };
     bool parted = !complete && has_rows;
     if (!has_rows) {
-        // Others may wait for what this warpgroup, which does nothing now, has left before.
+        // This warpgroup has no rows here, but other parts may wait for what it stored before.
         Slot<S>::meet();
         Slot<S>::tell(common, loop.ring);
     }
@@ -44,7 +44,7 @@ __device__ bool run_part(Mainloop<T, S> &loop, const typename S::Variant::Mask &
         if (index == late(now()) && now().slot >= 0) slot().look_early();
         return next(index);
     });
-    // What the warpgroup had too few tiles for.
+    // What the warpgroup had too few tiles to do in the loop.
     bool looked = when > late(now());
     if (when <= early(now())) {
         Slot<S>::meet();
@@ -57,7 +57,7 @@ __device__ bool run_part(Mainloop<T, S> &loop, const typename S::Variant::Mask &
     return parted ? slot().leave(loop.sums, looked) : complete;
 }
 
-// A computing warp's part of an item; `at` is its first tile's place. Gives that of the next item's.
+// A consumer warpgroup's part of an item; `at` is the place of its first tile. Returns the place of the next item's.
 template <class T, class S>
 __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &item, int number, int at,
                        const Common &common) {
@@ -66,13 +66,15 @@ __device__ int compute(const Call &call, const Ring<S> &ring, const Item<S> &ite
     typename S::Variant::Mask mask(call, item.user, group_first, first_row, last);
     bool complete = S::MODE == Mode::Whole || item.slot < 0;
     loop.clear();
-    if (S::MODE == Mode::Parts) {
+    if constexpr (S::MODE == Mode::Parts) {
         complete = run_part(loop, mask, common, complete, group_first <= last);
     } else {
         loop.run(mask, 0, [](int) { return 0; });
     }
     if (complete) write_rows(loop, first_row, last);
-    if (S::MODE == Mode::Cluster && !complete) write_cluster(loop);
+    if constexpr (S::MODE == Mode::Cluster) {
+        if (!complete) write_cluster(loop);
+    }
     return loop.at;
 }
 

@@ -25,8 +25,9 @@ template <class T, class S> __device__ void write_rows(const Mainloop<T, S> &loo
     }
 }
 
-// Adds up what the blocks of the cluster have of this block's share of the rows.
-template <class T, class S> __device__ void add_up_cluster(const Call &call, const Ring<S> &ring, const Item<S> &item, int rank) {
+// Adds up the sums that the blocks of the cluster have of this block's share of the rows, out of their shared memory.
+template <class T, class S>
+__device__ void add_up_cluster(const Call &call, const Ring<S> &ring, const Item<S> &item, int rank) {
     constexpr int SHARE = S::ROWS / CLUSTER, FOURS = S::D / 4;
     for (int unit = threadIdx.x; unit < SHARE * FOURS; unit += S::COMPUTING) {
         int row = rank * SHARE + unit / FOURS, column = unit % FOURS * 4;
@@ -43,8 +44,8 @@ template <class T, class S> __device__ void add_up_cluster(const Call &call, con
     }
 }
 
-// Adds the sums of the cluster's blocks up, which have a segment of the keys each: through shared memory, where each block writes
-// a share of the rows.
+// Split-KV in a cluster: each block has the sums over one segment of the keys. They are exchanged through shared
+// memory, and each block writes a share of the rows.
 template <class T, class S> __device__ void write_cluster(const Mainloop<T, S> &loop) {
     extern __shared__ __align__(1024) uint8_t shared[];
     // Every warpgroup has to be done with the tiles before sums go where they were.

@@ -8,7 +8,7 @@
 namespace pagoda {
 namespace sm90 {
 
-// What idle warps do, a row each: `idle` of each block, of which this is number `warp`.
+// The work of idle warps, a row each. There are `idle` of them in each block, and this is number `warp`.
 template <class S> __device__ void work_beside(const Call &call, int duties, int warp, int idle) {
     int64_t step = static_cast<int64_t>(gridDim.x) * idle;
     for (int64_t row = static_cast<int64_t>(blockIdx.x) * idle + warp; row < call.total_rows; row += step) {
@@ -17,13 +17,14 @@ template <class S> __device__ void work_beside(const Call &call, int duties, int
 }
 
 template <class T, class S>
-__device__ void attend(const Call &call, const AttentionMaps &maps, int granule, int per, int duties, const Common &common) {
+__device__ void attend(const Call &call, const AttentionMaps &maps, int granule, int per, int duties,
+                       const Common &common) {
     constexpr int FETCHING = S::COMPUTING / 32, FIRST_IDLE = FETCHING + (S::MODE == Mode::Parts ? 2 : 1);
     extern __shared__ __align__(1024) uint8_t shared[];
     Ring<S> ring(shared);
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    // What follows works on other rows, or waits for this kernel's end.
-    let_follow();
+    // The kernels behind work on other rows, or wait for the end of this one.
+    launch_dependents();
     if (threadIdx.x == 0) {
         for (const CUtensorMap *map : {&maps.query, &maps.key, &maps.value, &maps.pool}) prefetch_map(map);
         ring.init();
@@ -38,13 +39,15 @@ __device__ void attend(const Call &call, const AttentionMaps &maps, int granule,
             work_beside<S>(call, duties, warp - FIRST_IDLE, FETCHING + 4 - FIRST_IDLE);
         }
         // Made by the warps that need one: it begins with a division.
-        auto scheduler = [&] { return TileScheduler<S>{call, ring, per, duties, common, {call, maps, granule, ring, duties}}; };
+        auto scheduler = [&] {
+            return TileScheduler<S>{call, ring, per, duties, common, {call, maps, granule, ring, duties}};
+        };
         if (warp == FETCHING) {
             scheduler().run();
         } else if (S::MODE == Mode::Parts) {
             if (warp == FETCHING + 1) scheduler().plan_parts();
         } else if (S::MODE == Mode::Cluster) {
-            // Idle, but a cluster waits for all of its threads.
+            // Idle, but the barriers of a cluster count all of its threads.
             for (int number = 0;; number++) {
                 Item<S> item = ring.item(number);
                 barrier_arrive(ring.item_empty(number));
@@ -70,7 +73,7 @@ __device__ void attend(const Call &call, const AttentionMaps &maps, int granule,
             Slot<S>::tell(common, ring);
         }
     }
-    // When this kernel has ended, the one that it followed has too: whoever comes next relies on that.
+    // The end of this kernel implies the end of the one in front: the next kernel on the stream relies on that.
     if (S::SPLIT) wait_for_previous();
 }
 

@@ -7,7 +7,7 @@
 namespace pagoda {
 namespace sm90 {
 
-// Zeros over the values behind the end of a tile: no weight is left for them, but 0 · NaN is NaN.
+// Writes zeros over the values behind the end of a tile: their weights are 0, but 0 · NaN is NaN.
 template <class S> __device__ void clear_tail(uint32_t values, int from) {
     constexpr int CHUNKS = S::ROW_BYTES / 16;
     int count = (S::KEYS - from) * CHUNKS;
@@ -19,13 +19,15 @@ template <class S> __device__ void clear_tail(uint32_t values, int from) {
     named_wait(TAIL, S::COMPUTING);
 }
 
-// A warpgroup's part of an item: its sums over the item's tiles.
+// The main loop of one warpgroup: its accumulators, and the loop over the item's tiles. Mask and score function are the
+// variant's.
 template <class T, class S> struct Mainloop {
     using Mask = typename S::Variant::Mask;
     using Score = typename S::Variant::Score;
     using Scores = wgmma::Multiply<T, S::KEYS>;
     using Sums = wgmma::Multiply<T, S::PART>;
-    // With small heads there are few steps, and computing places anew was 1 % faster.
+    // Matrix descriptors are computed once for a matrix; with small heads there are few steps, and computing each was 1
+    // % faster.
     static constexpr bool ONCE = S::D > 64;
 
     const Call &call;
@@ -63,24 +65,24 @@ template <class T, class S> struct Mainloop {
         }
     }
 
-    // How many tiles, from the first on, there are up to the last that the warpgroup sees. One in between that it does not
-    // see gets weights of 0: a jump over it would make the matrix instructions wait for one another.
+    // The end of the tiles that the warpgroup has to compute: behind the last one that it sees. A tile in between that
+    // it does not see gets weights of 0: a branch around it would serialise the wgmma instructions.
     __device__ int tiles_to_see(const Mask &mask, int begin, int end) const {
         while (end > begin && !mask.template any<S::KEYS>(item.tiles.at(end - 1))) end--;
         return __shfl_sync(~0u, end, 0);
     }
 
-    // The weights of a tile. Sums of the tiles before become those that the score function wants them to be.
+    // The weights of a tile. A score function that depends on all tiles so far rescales the accumulators here.
     __device__ void weigh(const float (&scores)[S::KEYS / 2], uint32_t (&weights)[S::KEYS / 4], const Tile &tile,
                           const Mask &mask) {
         score.template weigh<T, S::KEYS>(scores, weights, tile, mask);
         if constexpr (Score::RESCALES) score.rescale(sums);
     }
 
-    // The thread needs neither the queries nor the item's place in shared memory any more.
+    // Releases the queries and the item's record in shared memory.
     __device__ void leave_item() const { barrier_arrive(ring.item_empty(number)); }
 
-    // Waits for the values of a tile, and makes zeros of those that are behind its end.
+    // Waits for the values of a tile, and clears those behind its end.
     __device__ void wait_values(const Tile &tile, int at) const {
         barrier_wait(ring.values_full(at), ring.values_phase(at));
         if (tile.limit < tile.position + S::KEYS) clear_tail<S>(ring.values(at), tile.limit - tile.position);
@@ -109,14 +111,15 @@ template <class T, class S> struct Mainloop {
         if ((threadIdx.x & 31) == 0) barrier_arrive(barrier);
     }
 
-    // Goes through the item's tiles. Of a part, `pause(index)` is called behind the tile number `when`, and gives the next such.
-    // Gives the first one that was not reached.
+    // Goes over the item's tiles. In Mode::Parts `pause(index)` is called behind tile number `when`, and returns the
+    // next such number. Returns the first one that was not reached.
     template <class Pause> __device__ int run(const Mask &mask, int when, Pause pause) {
         int turn = __shfl_sync(~0u, threadIdx.x / 128, 0);
         int index = item.begin, end = tiles_to_see(mask, index, item.end);
         if (end > index) {
-            // One warpgroup has scores of two tiles: while it turns those of one into weights, those of the next are multiplied.
-            // Several take turns with the matrix units instead.
+            // A single warpgroup has the scores of two tiles: while it turns those of one into weights, the tensor
+            // cores compute those of the next. Several warpgroups alternate instead: one has the tensor cores while
+            // another computes weights (ping-pong).
             constexpr bool ALONE = S::GROUPS == 1;
             float scores[S::KEYS / 2], others[ALONE ? S::KEYS / 2 : 1];
             barrier_wait(ring.keys_full(at), ring.phase(at));
@@ -164,7 +167,7 @@ template <class T, class S> struct Mainloop {
         } else {
             leave_item();
         }
-        // The other warpgroups' are passed on, and turns with them: each has as many.
+        // Tiles that only other warpgroups see are released, and turns passed on: each warpgroup has as many.
         for (; index < item.end; index++, at = ring.behind(at, 2)) {
             barrier_wait(ring.keys_full(at), ring.phase(at));
             wait_values(item.tiles.at(index), at);
@@ -177,7 +180,7 @@ template <class T, class S> struct Mainloop {
         return when;
     }
 
-    // Adds the values of a tile and multiplies the next one's scores, in one turn.
+    // Adds the values of a tile and computes the scores of the next, in one turn.
     __device__ void step(float (&scores)[S::KEYS / 2], int index, int turn, const Mask &mask) {
         uint32_t weights[S::KEYS / 4];
         Tile tile = item.tiles.at(index);
@@ -217,7 +220,7 @@ template <class T, class S> struct Mainloop {
         at = next;
     }
 
-    // The thread's columns of one of its two rows, pair by pair: `to(column, low, high)`.
+    // Visits the thread's columns of one of its two rows, pair by pair: `to(column, low, high)`.
     template <class To> __device__ void each(int which, To to) const {
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++) {

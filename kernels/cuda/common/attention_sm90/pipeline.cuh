@@ -1,5 +1,5 @@
-// What the warps of the attention on Hopper share: items of work, and the rings in shared memory through which queries, keys and
-// values come.
+// What the warps of the attention on Hopper share: items of work, and the rings in shared memory through which queries,
+// keys and values come.
 #pragma once
 
 #include "common/attention_sm90/traits.cuh"
@@ -7,15 +7,15 @@
 namespace pagoda {
 namespace sm90 {
 
-// One block of rows against some of its tiles.
+// An item: one block of rows against some of its tiles.
 template <class S> struct Item {
     User user;       // user.rows < 0: there is no further item
     int head;
     int first;       // row of the user
     Tiles<S::KEYS> tiles;
     int begin, end;  // the tiles that are this block's
-    // Parts: the slot where the sums go, -1 if the tiles are all that there are; which segments they are; the tile behind each of a
-    // run's segments but the last.
+    // Parts: the slot where the sums go, -1 if the tiles are all that there are; which segments they are; the tile
+    // behind each of a run's segments but the last.
     int slot;
     Role role;
     int ends[SEGMENTS - 1];
@@ -31,7 +31,8 @@ template <class S> struct Ring {
     uint32_t base, barriers;
     // Parts: what is done of each warpgroup's rows, and of which part it has to tell the others.
     int *done, *untold;
-    // One more than have queries, so that one may be looked up until all of its sums are left; behind them the one that is planned.
+    // Records of items: one more than have queries, so that an item can be read until all of its sums are stored;
+    // behind them the one that is planned.
     static constexpr int RECORDS = S::ITEMS + 1;
     static_assert(BARRIER_BYTES + (RECORDS + 1) * sizeof(Item<S>) <= 1024, "what the launcher leaves room for");
     Item<S> *items;
@@ -45,8 +46,8 @@ template <class S> struct Ring {
     }
 
     __device__ uint32_t queries(int item) const { return base + item % S::ITEMS * S::QUERY_BYTES; }
-    // Places of tiles count up from 0, keys and values in turn, and begin again where that saves a division. Where the buffers
-    // are an even number, values have the one behind their keys'.
+    // Places of tiles count up from 0, keys and values alternating, and wrap around where that saves a division. If the
+    // number of buffers is even, values have the buffer behind that of their keys.
     static constexpr bool WRAPS = (S::BUFFERS & (S::BUFFERS - 1)) != 0, EVEN = S::BUFFERS % 2 == 0;
     __device__ static int behind(int place, int by) {
         int next = place + by;
@@ -80,7 +81,7 @@ template <class S> struct Ring {
         }
         for (int item = 0; item < S::ITEMS; item++) {
             barrier_init(item_full(item), 1);
-            // In clusters the warps that are idle look at items too.
+            // In clusters the idle warps read items too.
             barrier_init(item_empty(item), S::COMPUTING + (S::MODE == Mode::Cluster ? 96 : 0));
         }
         if (S::MODE == Mode::Parts) {

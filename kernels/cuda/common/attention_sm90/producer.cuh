@@ -21,7 +21,8 @@ template <class S> struct Producer {
 
     static constexpr int UNKNOWN = INT32_MAX / 2;
 
-    // Looks up where the next cached tiles lie, a stretch of `granule` keys a lane: one wait for the page table for all.
+    // Looks up the pages of the next cached tiles, a stretch of `granule` keys in each lane: one access to the page
+    // table for all.
     __device__ void look_up(const Item<S> &item, int index) {
         Tile tile = item.tiles.at(index);
         int position = tile.position + (threadIdx.x & 31) * granule;
@@ -30,7 +31,7 @@ template <class S> struct Producer {
         known = index;
     }
 
-    // A stretch of a tile that lies in one piece: one lane asks for its boxes.
+    // A stretch of a tile that is contiguous: one lane issues its TMA boxes.
     __device__ void copy_stretch(uint32_t to, const CUtensorMap *map, uint32_t full, int head, int row) const {
         if ((threadIdx.x & 31) != 0) return;
 #pragma unroll
@@ -39,8 +40,8 @@ template <class S> struct Producer {
         }
     }
 
-    // The keys of a tile, or its values, into the place given. Of a cached tile the rows have been looked up. (Every instruction
-    // here counts: with divisions in it this warp could not keep up with those that compute.)
+    // Fetches the keys of a tile, or its values, into a place of the ring. The rows of a cached tile have been looked
+    // up. (Every instruction counts here: with divisions this warp could not keep up with the consumers.)
     __device__ void fetch_tile(const Item<S> &item, const Tile &tile, int index, bool values, int place) const {
         uint32_t memory = ring.keys(place), full = ring.keys_full(place);
         int head = S::Variant::kv_head(call, item.head);
@@ -64,7 +65,7 @@ template <class S> struct Producer {
         __syncwarp();
     }
 
-    // Tells the other warps of an item and fetches its queries.
+    // Publishes an item to the other warps, and fetches its queries.
     __device__ void announce(const Item<S> &item) const {
         barrier_wait(ring.item_empty(items), ring.item_phase(items) ^ 1);
         if ((threadIdx.x & 31) == 0) {
@@ -81,7 +82,7 @@ template <class S> struct Producer {
         __syncwarp();
     }
 
-    // Every lane, as every lane has read the plan before.
+    // Every lane arrives, because every lane has read the plan before.
     __device__ void let_plan() const { barrier_arrive(ring.may_plan()); }
 
     __device__ void fetch(const Item<S> &item) {
@@ -96,8 +97,9 @@ template <class S> struct Producer {
             if (tile.cached && !looked_up) look_up(item, index);
 #pragma unroll 1
             for (int which = 0; which < 2; which++) fetch_tile(item, tile, index, which == 1, ring.behind(tiles, which));
-            // Early enough for the plan to be there in time, and no earlier: others may be free sooner. Surely they are where this
-            // block has a run, or has begun with the second part of a half, whose first one others have just begun too.
+            // Early enough for the plan to be ready in time, and no earlier: another block may be free sooner. It
+            // surely is where this block has a run, or has started with the second part of a half, whose first part has
+            // just started elsewhere.
             bool runs = item.role == Role::Run || item.role == Role::All;
             bool behind = runs || (items == 0 && item.role == Role::Second);
             if (S::MODE == Mode::Parts && number == (behind ? count - 1 : count / 2)) let_plan();

@@ -1,14 +1,18 @@
-// How the work over the keys of users that are split is shared out where their sums are added up in device memory.
+// Split-KV by device memory (Mode::Parts): how the work over the keys of split users is shared out, and how its sums
+// are added up.
 //
-// A part is some segments of the keys of a block of rows, for one head; an item of a user who is not split is taken as a part too,
-// with all keys. Blocks take parts in their order, by a counter. There is a slot for the sums of either half of the segments, and
-// whoever comes last reads both and writes the output.
+// A part is some segments of the keys of a block of rows, for one head. An item of a user that is not split is a part
+// too, with all keys. Thread blocks take parts in order, by a counter. Each block of rows has two slots in scratch
+// memory, one for the sums of either half of its segments. The warpgroup that finishes last reads both and writes the
+// output.
 //
-// Where there are few blocks of rows for the chip, a part is one segment: a warpgroup leaves its sums over a half's first segment in
-// the slot, and who has the second one, which is taken later, adds his; if he knows in time that the other half is done he adds up
-// without leaving his. Otherwise one part has a run of all segments but the last, or of all: it leaves the sums of one and goes on
-// with the next, with the same queries and without a gap in the tiles. The last segments are for those who find no run. Who has a
-// run may wait for the last segment of it only if that was begun: it is taken after the run. Otherwise whoever has it waits.
+// Where there are few blocks of rows for the chip, a part is one segment. A warpgroup stores its sums over a half's
+// first segment in the slot; the warpgroup with the second segment, which is taken later, adds its own. If that one
+// sees in time that the other half is done, it keeps its sums in registers and writes the output. Otherwise one part is
+// a run of all segments but the last, or of all: the warpgroup stores the sums of one segment and continues with the
+// next, with the same queries and without a gap in the tiles. The last segments are left for blocks that find no run. A
+// run may wait for its last segment only after that has started, because it is taken after the run; otherwise the last
+// segment waits for the run.
 #pragma once
 
 #include "common/attention_sm90/pipeline.cuh"
@@ -16,37 +20,38 @@
 namespace pagoda {
 namespace sm90 {
 
-// What is known of a warpgroup's rows: the first part of the first half is done, and of the second one; all of a half; of a block
-// with a run, that the part behind it is taken, or that the run has ended before.
+// The state of a warpgroup's rows: the first part of the first half is done, or of the second half (FIRST_DONE << 1); a
+// whole half is done; of a block with a run: the part behind the run is taken, or the run has ended before that.
 constexpr unsigned FIRST_DONE = 1, HALF_DONE = 4, TAKEN = 8, ENDED = 16;
 
-// How many of a block's parts, the last ones, are taken in the order of their size, whole blocks of rows first: the less is
-// left to do when some find nothing more.
+// How many of a block's parts, the last ones, are taken in the order of their size, whole blocks of rows first: the
+// less is left to do when the first thread blocks find nothing more.
 constexpr int LAST_PARTS = 2;
 
-// What the blocks share in device memory: counters, which are 0 before and after a call, and slots, a half of a block of rows
-// each.
+// What the thread blocks share in device memory: counters, which are 0 before and after a call, and slots, each for a
+// half of a block of rows.
 struct Common {
-    unsigned *next;   // how many items were taken
-    unsigned *ended;  // how many blocks have found nothing more to do
-    unsigned *done;   // what is done of each warpgroup's rows
+    unsigned *next;   // how many parts were taken
+    unsigned *ended;  // how many thread blocks have found nothing more to do
+    unsigned *done;   // the state of each warpgroup's rows
     float *sums;
     int64_t blocks;   // of rows that there is memory for
 
     __device__ Common(unsigned *counters, void *scratch, int64_t blocks)
         : next(counters), ended(counters + 1), done(counters + 4), sums(static_cast<float *>(scratch)), blocks(blocks) {}
 
-    // A number that no one has got, for the first lane of a warp. Who has a smaller one is running already: one may wait for him.
+    // The next free number, for the first lane of a warp. The thread blocks with smaller numbers are running: it is
+    // safe to wait for them.
     __device__ unsigned take() const { return (threadIdx.x & 31) == 0 ? atomicAdd(next, 1u) : 0u; }
 
-    // The block takes no more; the last one to say so leaves zeros. A whole warp says so.
+    // The thread block takes no more; the last one resets the counter. A whole warp calls it.
     __device__ void end() const {
         if ((threadIdx.x & 31) == 0 && atomicInc(ended, gridDim.x - 1) == gridDim.x - 1) atomicExch(next, 0u);
     }
 };
 
-// Where the keys of a user are cut. Pages, and behind them the user's own rows, are counted in stretches of SEGMENT_KEYS
-// keys; the segments have as many, from the first on that any row sees.
+// Where the keys of a user are cut. Pages, and behind them the user's own rows, are counted in stretches of
+// SEGMENT_KEYS keys; the segments have as many, from the first on that any row sees.
 template <class S> struct Segments {
     int cached, first, count;
 
@@ -78,16 +83,16 @@ struct Part {
     int segment, count;
 };
 
-// All parts of a call, in their order: the blocks of rows of users who are not split; the first parts of all others, then the
-// second ones, or the runs and then the last segments; of each the whole blocks first and then the users' last ones, which have
-// fewer rows. (With parts of one segment of a block one behind the other those who add up in the middle of a call are late with
-// what they take next: 10 % slower.)
+// All parts of a call, in order: the blocks of rows of users that are not split; of all others the first parts and then
+// the second ones, or the runs and then the last segments; of each the whole blocks first, then the users' last blocks,
+// which have fewer rows. (If the parts of a block follow one another, warpgroups that add up in the middle of a call
+// are late with their next part: 10 % slower.)
 template <class S> struct Parts {
-    enum Blocks { ALONE, WHOLE, LAST };  // of users who are not split; of others, whole ones and their last
+    enum Blocks { ALONE, WHOLE, LAST };  // of users that are not split; of the others, whole blocks and last ones
 
-    int rows;                // computed ones of user number `lane`, those of one who is split as their complement
+    int rows;                // computed rows of user number `lane`; of a split user the complement
     int alone, whole, last;  // how many there are, of one head
-    int run;                 // segments that one has behind one another
+    int run;                 // segments of a run
 
     __device__ explicit Parts(const Call &call) : rows(rows_of(call, threadIdx.x & 31)), alone(0), whole(0), last(0) {
         for (int base = 0; base < call.users; base += 32) {
@@ -96,7 +101,8 @@ template <class S> struct Parts {
             whole += __reduce_add_sync(~0u, blocks<WHOLE>(own));
             last += __reduce_add_sync(~0u, blocks<LAST>(own));
         }
-        // As many as take no longer than one at a time would: then there are SEGMENTS * all / gridDim.x rounds of them, rounded up.
+        // As many segments as take no longer than one at a time would: that is SEGMENTS * all / gridDim.x rounds,
+        // rounded up.
         unsigned all = (whole + last) * call.heads, each = (all + gridDim.x - 1) / gridDim.x;
         auto fits = [&](unsigned segments) { return (segments * each - 1) * gridDim.x < SEGMENTS * all; };
         run = all == 0 ? 1 : fits(SEGMENTS) ? SEGMENTS : fits(SEGMENTS - 1) ? SEGMENTS - 1 : 1;
@@ -136,7 +142,7 @@ template <class S> struct Parts {
             each = __shfl_sync(~0u, each, owner);
             unsigned rest = index - before - __shfl_sync(~0u, sum, owner) + each * call.heads, head = rest / each;
             Part part{base + owner, static_cast<int>(head), static_cast<int>(rest - head * each), -1};
-            // Of those who are not split the blocks with the most keys come first.
+            // Of users that are not split the blocks with the most keys come first.
             if (WHICH == ALONE) part.block = each - 1 - part.block;
             if (WHICH == LAST) part.block = ~__shfl_sync(~0u, own, owner) / S::ROWS;
             if (WHICH != ALONE) part.number = static_cast<int>(index + (WHICH == LAST ? whole * call.heads : 0));
@@ -183,7 +189,7 @@ template <class S> struct Parts {
     }
 };
 
-// The same everywhere, and as the L2 cache adds: it takes tiny numbers for 0.
+// The same in every mode, and as the L2 cache adds (red.add): denormals count as 0.
 __device__ inline float add(float a, float b) {
     float sum;
     asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
@@ -199,7 +205,8 @@ __device__ inline float4 add_halves(const float4 &one, const float4 &other) {
     return add(add(one, other), make_float4(0, 0, 0, 0));
 }
 
-// The order in which sums are added up, everywhere: those of a half's segments one after the other, then those of the halves.
+// The order in which sums are added up, everywhere: those of a half's segments one after the other, then those of the
+// halves.
 __device__ inline float4 add_segments(const float4 (&segments)[SEGMENTS]) {
     constexpr int A_HALF = SEGMENTS / 2;
     float4 halves[2];
@@ -214,9 +221,9 @@ __device__ inline float4 add_segments(const float4 (&segments)[SEGMENTS]) {
     return add_halves(halves[0], halves[1]);
 }
 
-// What a warpgroup knows of its part, and does with its sums in the slots. There a thread's sums of eight columns are together, a
-// pair of them in each of its two rows, for 128 threads side by side; then those of the next columns. Little is kept in
-// registers, of which the loop over the tiles has none to spare.
+// The slot of a warpgroup's part, and what is done with the sums in it. Layout: the four sums that a thread has of
+// eight columns (a pair in each of its two rows) are one float4; those of the 128 threads are side by side; then come
+// the next eight columns. Little is kept in registers, of which the main loop has none to spare.
 template <class S> struct Slot {
     static constexpr int FOURS = S::D / 8, A_SLOT = 16 * S::D * S::GROUPS;
     using Sums = float[S::PARTS][S::PART / 2];
@@ -241,8 +248,8 @@ template <class S> struct Slot {
                threadIdx.x % 128;
     }
 
-    // Tells the others of the part that was left in its slot before, if there is one, when all of the warpgroup have met since.
-    // Not at once where that can be helped: who tells waits until what was written has arrived.
+    // Publishes the part that was stored in its slot before, if there is one. All threads of the warpgroup have met
+    // since. It is called late where possible: a release waits until the stores have arrived.
     __device__ static void tell(const Common &common, const Ring<S> &ring) {
         if (threadIdx.x % 128 != 0) return;
         int &untold = ring.untold[group()];
@@ -275,8 +282,8 @@ template <class S> struct Slot {
 
     __device__ static float4 as_four(const float *four) { return make_float4(four[0], four[1], four[2], four[3]); }
 
-    // Asks what is done of the warpgroup's rows; all of its threads know when they have met. With `wait`: when the first part of
-    // the half is.
+    // Reads the state of the warpgroup's rows; all of its threads have it after they have met. With `wait`: spins until
+    // the first part of the half is done.
     __device__ void look(bool wait) const {
         if (threadIdx.x % 128 != 0) return;
         unsigned what;
@@ -286,7 +293,7 @@ template <class S> struct Slot {
         ring.done[group()] = what;
     }
 
-    // The same, and says something.
+    // The same, and sets flags.
     __device__ void look_and_say(unsigned what) const {
         if (threadIdx.x % 128 != 0) return;
         asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
@@ -304,13 +311,14 @@ template <class S> struct Slot {
                      : "memory");
     }
 
-    // When every warpgroup of the block has begun with the part: nothing keeps it from its end any more, and others may wait for it.
+    // Called when every warpgroup of the block has started the part: nothing can block it any more, so other parts may
+    // wait for it.
     __device__ void say_taken() const {
         if (role != Role::Last || threadIdx.x % 128 != 0) return;
         asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(done(common, slot)), "r"(TAKEN) : "memory");
     }
 
-    // In time for `leave`.
+    // Reads the state early, so that `leave` finds it.
     __device__ void look_early() const {
         if (role == Role::Second || role == Role::Last) look(false);
         if (role == Role::Run) look_and_end();
@@ -318,7 +326,7 @@ template <class S> struct Slot {
 
     __device__ bool is_done(unsigned what) const { return (ring.done[group()] & what) != 0; }
 
-    // Leaves the sums of a run's segment that is not its last, and zeros in their place.
+    // Stores the sums of a run's segment that is not its last, and resets them.
     __device__ void put(Sums &sums, int segment) const {
         float4 *to = at(slot & ~1 | segment / 2);
         if (segment % 2 == 0) {
@@ -329,7 +337,7 @@ template <class S> struct Slot {
         each(sums, [&](int, float *four) { four[0] = four[1] = four[2] = four[3] = 0; });
     }
 
-    // Leaves the sums. True where the others' are all there already: then they become those of all.
+    // Stores the sums. True if those of all other segments are there already: then the sums become those over all keys.
     __device__ bool leave(Sums &sums, bool looked) const {
         float4 *to = at(slot);
         bool second = role != Role::First, joined = role != Role::Second;
@@ -343,7 +351,8 @@ template <class S> struct Slot {
             each(sums, [&](int n, const float *four) { __stcg(to + n * 128, as_four(four)); });
             if (threadIdx.x % 128 == 0) ring.untold[group()] = slot;
             if (role != Role::First) {
-                // At once: the block's other warpgroup may be the second, and wait for one whose other warpgroup waits for this.
+                // At once: another warpgroup of this block may wait for a block of which another warpgroup waits for
+                // this part.
                 meet();
                 tell(common, ring);
             }
@@ -352,7 +361,7 @@ template <class S> struct Slot {
         if (role != Role::All) {
             meet();
             bool there = looked && is_done(first_done());
-            // No one looks again before all have seen this.
+            // All threads have read the state before it is read again.
             meet();
             if (!there) {
                 look(true);
@@ -375,7 +384,7 @@ template <class S> struct Slot {
         return true;
     }
 
-    // Adds those of both halves to the sums.
+    // Adds the sums in the slots of both halves.
     __device__ void add_up(Sums &sums) const {
         constexpr int AT_ONCE = FOURS < 8 ? FOURS : 8;
         const float4 *half = at(slot), *other = at(slot ^ 1);

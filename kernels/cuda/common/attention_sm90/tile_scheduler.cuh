@@ -26,8 +26,8 @@ template <class S> struct TileScheduler {
         return item;
     }
 
-    // Leaves some segments of an item's tiles. They are cut where the user's keys are, whatever the rows of the item see of
-    // them: so it does not matter with which others a row is in an item.
+    // Restricts an item to some segments of its tiles. Segments are cut by the user's keys, whatever the rows of the
+    // item see of them: so a row's bits do not depend on the other rows of its item.
     __device__ void cut(Item<S> &item, int segment, int count) const {
         Segments<S> segments(call, item.user);
         item.begin = segments.first_of(item.tiles, segment);
@@ -44,7 +44,8 @@ template <class S> struct TileScheduler {
         cluster_wait();
     }
 
-    // The pieces of split users, of which every block of a cluster has its segment; or those of the others, a block each.
+    // The pieces of split users, of which every block of a cluster has one segment; or those of the other users, a
+    // block each.
     template <bool SPLIT> __device__ void run_pieces() {
         constexpr Kind KIND = SPLIT ? Kind::Split : Kind::Whole;
         int64_t index = SPLIT ? blockIdx.x / CLUSTER : blockIdx.x, step = SPLIT ? gridDim.x / CLUSTER : gridDim.x;
@@ -52,12 +53,12 @@ template <class S> struct TileScheduler {
         while (piece.user >= 0) {
             User user = load_user(call, piece.user);
             int head = static_cast<int>(index % call.heads), last = piece.blocks - 1 - piece.number;
-            // In a loop, so that the code to fetch an item is there once.
+            // A loop, so that the code that fetches an item is there once.
 #pragma unroll 1
             for (int half = 0; half < per && (half == 0 || piece.number != last); half++) {
                 Item<S> item = item_of(user, head, half == 0 ? last : piece.number);
                 if (SPLIT) cut(item, blockIdx.x % CLUSTER, 1);
-                // Sums of the item before were exchanged where this one's queries and tiles will be.
+                // The sums of the item before are exchanged in the memory of this one's queries and tiles.
                 if (SPLIT && producer.items > 0) wait_for_sums();
                 producer.fetch(item);
             }
@@ -77,9 +78,9 @@ template <class S> struct TileScheduler {
         }
     }
 
-    // What another warp does for the fetching one: it finds the next item while this one's tiles are fetched.
+    // The scheduler warp of Mode::Parts: it finds the next item while the producer fetches the tiles of this one.
     __device__ void plan_parts() const {
-        // On its way while parts are counted.
+        // The atomic is in flight while the parts are counted.
         unsigned index = common.take();
         Parts<S> parts(call);
         Item<S> item{};
@@ -87,7 +88,7 @@ template <class S> struct TileScheduler {
             barrier_wait(ring.may_plan(), number & 1);
             if (number > 0) index = common.take();
             Part part = parts.at(call, __shfl_sync(~0u, index, 0));
-            // More than there is memory for: offsets that no call should have.
+            // More blocks than there is scratch memory for: only invalid offsets have them.
             while (part.user >= 0 && part.number >= common.blocks) part = parts.at(call, __shfl_sync(~0u, common.take(), 0));
             item.user.rows = -1;
             if (part.user >= 0) {
