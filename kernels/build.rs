@@ -1,4 +1,4 @@
-//! Compiles cuda/*.cu with nvcc into fatbins that the library carries (src/cuda/module.rs).
+//! Compiles cuda/**/*.cu with nvcc into fatbins that the library carries (src/cuda/common/module.rs).
 //!
 //! `PAGODA_NVCC` names nvcc; if it is not set, nvcc is looked for on the path. Without one, as where the variable is empty,
 //! the fatbins are empty: the library is built for the CPU alone, and says so when it is asked for a GPU.
@@ -6,25 +6,51 @@
 //! `PAGODA_FATBINS` names a folder in which fatbins are kept by the hash of what they were made from, because nvcc takes
 //! minutes: all profiles share them, and a build that had no nvcc for a while finds them again.
 
+/// The structs that Rust and CUDA share (src/cuda/common/mirrored.rs).
+#[path = "src/cuda"]
+mod cuda {
+    pub mod common {
+        pub mod mirrored;
+        pub mod raw;
+    }
+    pub mod embedding {
+        pub mod raw;
+    }
+    pub mod hstu {
+        pub mod raw;
+    }
+}
+
 use std::collections::HashSet;
+use std::fmt::Write;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// Each file with the chips that it is compiled for: machine code, and PTX for chips that come later.
+use cuda::common::mirrored::Layout;
+use cuda::{common, embedding, hstu};
+
+/// Machine code for sm_80 and sm_90, and PTX for chips that come later.
+const ALL: &[&str] = &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"];
+const SM80: &[&str] = &["arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80"];
+const SM90A: &[&str] = &["arch=compute_90a,code=sm_90a"];
+
+/// Each file of cuda/ with the chips that it is compiled for. Its fatbin has the file's name without the folder.
 const FILES: &[(&str, &[&str])] = &[
-    ("append", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("plain", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("bag", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("table", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("tokens", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("dense", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("ends", &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"]),
-    ("mma", &["arch=compute_80,code=sm_80", "arch=compute_80,code=compute_80"]),
-    ("hopper", &["arch=compute_90a,code=sm_90a"]),
-    ("dense_hopper", &["arch=compute_90a,code=sm_90a"]),
-    ("linear_hopper", &["arch=compute_90a,code=sm_90a"]),
+    ("common/kv_pack", ALL),
+    ("embedding/embedding_bag", ALL),
+    ("embedding/embedding_table", ALL),
+    ("hstu/hstu_attention_simt", ALL),
+    ("hstu/hstu_attention_sm80", SM80),
+    ("hstu/hstu_attention_sm90", SM90A),
+    ("hstu/hstu_embed", ALL),
+    ("hstu/hstu_gemm_simt", ALL),
+    ("hstu/hstu_gemm_sm90", SM90A),
+    ("hstu/hstu_linear_sm90", SM90A),
+    ("hstu/hstu_norm", ALL),
+    ("hstu/hstu_unit", ALL),
+    ("hstu/paged_kv_append", ALL),
 ];
 
 fn main() {
@@ -32,9 +58,76 @@ fn main() {
     println!("cargo:rerun-if-changed=cuda");
     println!("cargo:rerun-if-env-changed=PAGODA_NVCC");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
+    let layouts =
+        [("common", common::raw::LAYOUTS), ("embedding", embedding::raw::LAYOUTS), ("hstu", hstu::raw::LAYOUTS)];
+    let header = layouts_in_cuda(&layouts);
+    fs::write(out.join("pagoda_layouts.h"), &header).expect("OUT_DIR is writable");
+    for (family, layouts) in layouts {
+        let path = out.join(format!("layouts_{family}.rs"));
+        fs::write(path, layouts_in_rust(layouts)).expect("OUT_DIR is writable");
+    }
+    expect_mirrored(&layouts);
     match find_nvcc() {
-        Some(nvcc) => compile_all(&nvcc, &out),
-        None => FILES.iter().for_each(|(name, _)| fs::write(fatbin(&out, name), []).expect("OUT_DIR is writable")),
+        Some(nvcc) => compile_all(&nvcc, &out, &header),
+        None => {
+            FILES.iter().for_each(|(file, _)| fs::write(fatbin(&out, name_of(file)), []).expect("OUT_DIR is writable"))
+        }
+    }
+}
+
+/// A macro for each struct, which cuda/common/mirrored.cuh calls by family and name: the layout that Rust has.
+fn layouts_in_cuda(families: &[(&str, &[Layout])]) -> String {
+    let mut header =
+        String::from("// By kernels/build.rs, from src/cuda/*/raw.rs.\n#pragma once\n#include <cstddef>\n");
+    let differs = "differs from src/cuda/*/raw.rs";
+    for (family, layouts) in families {
+        for Layout { name, size, align, fields } in *layouts {
+            let whole = format!("sizeof({name}) == {size} && alignof({name}) == {align}");
+            let mut checks = format!("static_assert({whole}, \"{name} {differs}\");");
+            for (field, offset, size) in *fields {
+                let place = format!("offsetof({name}, {field}) == {offset} && sizeof({name}::{field}) == {size}");
+                write!(checks, " \\\n    static_assert({place}, \"{name}::{field} {differs}\");").expect("to a string");
+            }
+            writeln!(header, "#define PAGODA_LAYOUT_{family}_{name} {checks}").expect("to a string");
+        }
+    }
+    header
+}
+
+/// The same numbers for the library, which may be compiled for another machine than this program.
+fn layouts_in_rust(layouts: &[Layout]) -> String {
+    let mut checks = String::new();
+    for Layout { name, size, fields, .. } in layouts {
+        writeln!(checks, "const _: () = assert!(size_of::<{name}>() == {size});").expect("to a string");
+        for (field, offset, _) in *fields {
+            writeln!(checks, "const _: () = assert!(std::mem::offset_of!({name}, {field}) == {offset});")
+                .expect("to a string");
+        }
+    }
+    checks
+}
+
+/// Stops where a struct is compared nowhere in cuda/.
+fn expect_mirrored(families: &[(&str, &[Layout])]) {
+    let mut folders = vec![PathBuf::from("cuda")];
+    let mut sources = String::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the repository") {
+            let path = entry.expect("a folder of the repository").path();
+            match path.extension() {
+                None => folders.push(path),
+                Some(extension) if extension == "cu" || extension == "cuh" => {
+                    sources += &fs::read_to_string(&path).expect("a file of the repository");
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    for (family, layouts) in families {
+        for Layout { name, .. } in *layouts {
+            let check = format!("PAGODA_MIRRORED({family}, {name})");
+            assert!(sources.contains(&check), "nothing in kernels/cuda has {check} behind its declaration of {name}");
+        }
     }
 }
 
@@ -57,43 +150,54 @@ fn find_nvcc() -> Option<PathBuf> {
     nvcc
 }
 
+fn name_of(file: &str) -> &str {
+    file.rsplit('/').next().unwrap_or(file)
+}
+
 fn fatbin(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.fatbin"))
 }
 
-fn compile_all(nvcc: &Path, out: &Path) {
+fn compile_all(nvcc: &Path, out: &Path, layouts: &str) {
     let version = Command::new(nvcc).arg("--version").output().unwrap_or_else(|error| does_not_start(nvcc, &error));
     let kept = std::env::var_os("PAGODA_FATBINS").map_or_else(|| out.join("kept"), PathBuf::from);
     fs::create_dir_all(&kept).unwrap_or_else(|error| panic!("{} can not be made: {error}", kept.display()));
     // One process a file: nvcc's own threads would each hold a file's worth of memory too.
     let mut running = Vec::new();
-    for (name, chips) in FILES {
-        let (source, to) = (format!("cuda/{name}.cu"), fatbin(out, name));
+    for (file, chips) in FILES {
+        let (name, source) = (name_of(file), format!("cuda/{file}.cu"));
+        let to = fatbin(out, name);
         let mut command = Command::new(nvcc);
-        command.args(["-std=c++17", "-O3", "-fatbin", "-Werror", "all-warnings"]);
+        command.args(["-std=c++17", "-O3", "-fatbin", "-I", "cuda", "-Werror", "all-warnings"]);
         command.args(chips.iter().flat_map(|chip| ["-gencode", chip])).arg(&source);
         let mut hasher = DefaultHasher::new();
-        (&version.stdout, command.get_args().collect::<Vec<_>>()).hash(&mut hasher);
+        (&version.stdout, command.get_args().collect::<Vec<_>>(), layouts).hash(&mut hasher);
         let mut seen = HashSet::new();
         // The versions of the toolkit's headers.
         hash_file(Path::new("cuda/requirements.txt"), &mut seen, &mut hasher);
         hash_file(Path::new(&source), &mut seen, &mut hasher);
         let kept = fatbin(&kept, &format!("{name}-{:016x}", hasher.finish()));
         if fs::copy(&kept, &to).is_err() {
-            let child = command.arg("-o").arg(&to).spawn().unwrap_or_else(|error| does_not_start(nvcc, &error));
+            let child = command
+                .arg("-I")
+                .arg(out)
+                .arg("-o")
+                .arg(&to)
+                .spawn()
+                .unwrap_or_else(|error| does_not_start(nvcc, &error));
             running.push((source, child, to, kept));
         }
     }
     running.into_iter().for_each(|(source, child, to, kept)| finish(&source, child, &to, &kept));
 }
 
-/// Hashes a file with all that it includes of its own folder.
+/// Hashes a file with all that it includes of cuda/, which includes are relative to.
 fn hash_file(path: &Path, seen: &mut HashSet<PathBuf>, hasher: &mut DefaultHasher) {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{} can not be read: {error}", path.display()));
     if seen.insert(path.canonicalize().expect("it was read")) {
         text.hash(hasher);
         let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.split('"').next());
-        included.for_each(|name| hash_file(&path.with_file_name(name), seen, hasher));
+        included.for_each(|name| hash_file(&Path::new("cuda").join(name), seen, hasher));
     }
 }
 

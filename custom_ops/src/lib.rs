@@ -2,13 +2,14 @@
 //!
 //! libpagoda.so calls [`register`] for its own sessions, and libpagoda_ops.so for those of any host. The modules depend on each
 //! other in one direction: `registry` holds the table of operators, the families `hstu` and `embedding` hold the operators (one
-//! file an operator, one line in the family's list), and `ort` is the layer over ONNX Runtime's raw interface. The library
-//! that registers the operators also tells them where embedding tables come from: [`tables`].
+//! file an operator, one line in the family's list), and `ort` is the layer over ONNX Runtime's raw interface. What an
+//! operator can not know from its node, such as where embedding tables come from, it gets through [`side_channel`].
 
 mod embedding;
 mod hstu;
 mod ort;
 mod registry;
+pub mod side_channel;
 
-pub use embedding::tables;
 pub use registry::{DOMAIN, Providers, has_cuda, register};
+pub use side_channel::tables;

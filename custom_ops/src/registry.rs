@@ -1,9 +1,9 @@
 //! The table of all operators, and their registration with session options.
 
 use std::ffi::CStr;
-use std::sync::{Mutex, PoisonError};
 
 use ort_sys::{OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtSessionOptions, OrtStatusPtr};
+use parking_lot::Mutex;
 
 use crate::ort::{OperatorEntry, Provider, domain};
 use crate::{embedding, hstu};
@@ -56,7 +56,7 @@ pub unsafe fn register(api: &'static OrtApi, options: *mut OrtSessionOptions, pr
 /// domain, so it lives as long as the process.
 fn shared_domain(api: &'static OrtApi, providers: Providers) -> Result<*mut OrtCustomOpDomain, OrtStatusPtr> {
     static DOMAINS: Mutex<Vec<Domain>> = Mutex::new(Vec::new());
-    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut domains = DOMAINS.lock();
     let matches = |known: &&Domain| std::ptr::eq(known.api, api) && known.providers == providers;
     if let Some(known) = domains.iter().find(matches) {
         return Ok(known.raw);

@@ -15,6 +15,8 @@
 //! ```
 
 pub mod config;
+#[doc(hidden)]
+pub mod device;
 pub mod embedding;
 pub mod engine;
 pub mod error;

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory};
 
+use crate::device::{DeviceMemory, Gpu, PinnedMemory};
 use crate::error::{Error, Result, Status};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 

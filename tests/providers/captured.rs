@@ -9,11 +9,11 @@ use ort_sys::{
     ONNXTensorElementDataType as OnnxType, ORT_API_VERSION, OrtAllocatorType, OrtApi, OrtApiBase, OrtIoBinding,
     OrtMemType, OrtMemoryInfo, OrtSession, OrtStatusPtr, OrtValue,
 };
+use pagoda::device::{Arrivals, DeviceMemory, Gpu, PinnedMemory, SideStream};
 use pagoda::runtime::onnxruntime_path;
 use pagoda::{Model, Provider};
 use pagoda_custom_ops::Providers;
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::cuda::{Arrivals, DeviceMemory, Gpu, PinnedMemory, SideStream};
 use pagoda_kernels::{Element, bf16, f16};
 
 use crate::common::{Case, Random, User, bits, error, tolerance};

@@ -12,6 +12,9 @@ mod common;
 #[path = "../../kernels/tests/dense_cases/mod.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the kernels")]
 mod dense_cases;
+#[path = "../../kernels/tests/gpu/device.rs"]
+#[allow(dead_code, reason = "its other half is for the tests of the kernels")]
+mod device;
 mod ends;
 #[path = "../../kernels/tests/ends_cases/mod.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the kernels")]
@@ -24,6 +27,8 @@ mod memory;
 mod moving;
 mod operators;
 mod parity;
+mod row_cache;
+mod row_lookup;
 
 use std::sync::RwLock;
 

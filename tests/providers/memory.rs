@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use pagoda::device::{DeviceMemory, Gpu};
 use pagoda::engine::EngineOptions;
 use pagoda::kv::{Owner, Owners, Request};
 use pagoda::store::HostStore;
 use pagoda::{ElementType, Engine, KvCache, KvOptions, Model, ModelOptions, Pages, Place, Provider, Status};
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::cuda::{DeviceMemory, Gpu};
 
 use crate::cases::{folder, open, options};
 use crate::common::{Case, Random, User, error, tolerance};

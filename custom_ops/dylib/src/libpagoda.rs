@@ -5,9 +5,9 @@ use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
-use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
+use parking_lot::Mutex;
 
 /// The file names of libpagoda.so, in order of preference.
 const NAMES: [&str; 2] = ["libpagoda.so.1", "libpagoda.so"];
@@ -18,7 +18,7 @@ const ABI_VERSION: u32 = 1;
 /// The functions of libpagoda.so, which the first successful call loads. A failure is not cached: the file may appear later.
 pub(crate) fn functions() -> Result<Functions, String> {
     static LOADED: Mutex<Option<Functions>> = Mutex::new(None);
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut loaded = LOADED.lock();
     if let Some(functions) = *loaded {
         return Ok(functions);
     }

@@ -1,18 +1,18 @@
 //! `ai.pagoda.EmbeddingBag`: lookup in an embedding table, and pooling.
 
 use std::ffi::CString;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use pagoda_kernels::cuda::{CUstream, Gpu, Slots};
 use pagoda_kernels::parallel::{Parallel, Serial};
 use pagoda_kernels::{Combiner, Pool, check_offsets};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::ort::{
     BOOL, Dim, F32, I64, Input, InputTensor, KernelContext, KernelInfo, Launch, OpError, Operator, Output,
     OutputTensor, Shape, ShapeInferContext,
 };
-
-use super::tables::{self, DeviceBag, DeviceRows, TableRows, Tables};
+use crate::side_channel::tables::{self, DeviceBag, DeviceRows, TableRows, Tables};
 
 /// The lookup of keys in one table, whose rows are combined into one vector per slot.
 pub struct EmbeddingBag {
@@ -219,7 +219,7 @@ impl EmbeddingBag {
     }
 
     fn buffers(&self) -> MutexGuard<'_, Vec<Buffers>> {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.buffers.lock()
     }
 }
 

@@ -1,7 +1,6 @@
 //! The operators over embedding tables.
 
 mod bag;
-pub mod tables;
 
 use crate::ort::{OperatorEntry, Versions, operator};
 use bag::EmbeddingBag;

@@ -3,14 +3,15 @@
 use std::marker::PhantomData;
 
 use pagoda_kernels::CheckedAttention;
-use pagoda_kernels::batch::Rows;
 use pagoda_kernels::cuda::{self, CUstream, Gpu, Scratch};
+use pagoda_kernels::hstu::batch::Rows;
 
 use super::inputs::{AppendInputs, CacheInputs, RowInputs};
 use crate::ort::{
     I32, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor,
     Shape, ShapeInferContext,
 };
+use crate::side_channel::{is_settled, wait_for_arrivals};
 
 /// The attention of each user's new rows over the cached history and the new rows themselves, for one element type.
 pub struct HstuAttention<T> {
@@ -96,7 +97,7 @@ impl<T: OnnxElement> Launch for HstuAttention<T> {
         // until the stream has run it.
         unsafe {
             if let Some(pool) = pool {
-                cuda::hold_for_arrivals(pool, stream)?;
+                wait_for_arrivals(pool, stream)?;
             }
             if let (Some(append), Some(appended)) = (&append, &appended) {
                 append.copy_on_device::<T>(gpu, appended, stream)?;
@@ -280,7 +281,7 @@ impl<T: OnnxElement> HstuAttention<T> {
             target_group_size: self.target_group_size,
             max_attn_len: self.max_attn_len,
             candidates_only: self.candidates_only,
-            settled_indices: indices.all(cuda::is_settled),
+            settled_indices: indices.all(is_settled),
         })
     }
 

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
-use pagoda_kernels::embed::{LEARNED, TABLES, check_scale};
+use pagoda_kernels::hstu::embed::{LEARNED, TABLES, check_scale};
 use pagoda_kernels::{bf16, f16};
 
 use crate::ort::{

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
-use pagoda_kernels::dense::check_epsilon;
+use pagoda_kernels::hstu::dense::check_epsilon;
 use pagoda_kernels::{GateNorm, Taken};
 
 use crate::ort::{

@@ -1,7 +1,7 @@
 //! The CUDA kernels against the CPU's reference, on a GPU host. One program that needs nothing beside it:
 //! `gpu [--cases N] [PART…]`, with the parts below; it ends with 1 where one fails or there is no GPU.
 
-mod bag;
+mod captured;
 #[path = "../common/mod.rs"]
 mod common;
 mod dense;
@@ -13,7 +13,6 @@ mod ends;
 mod ends_cases;
 mod followed;
 mod harm;
-mod held;
 mod parity;
 mod pools;
 mod same_bits;
@@ -51,11 +50,7 @@ const PARTS: &[Part] = &[
     ("table-found", table::found),
     ("table-evicted", table::evicted),
     ("table-torn", table::torn),
-    ("bag-parity", bag::parity),
-    ("bag-nonsense", bag::nonsense),
-    ("held-changed", held::changed),
-    ("held-raced", held::raced),
-    ("held-captured", held::captured),
+    ("captured", captured::captured),
     ("dense-random", dense::random),
     ("dense-widths", dense::widths),
     ("dense-same-norms", dense::same_norms),

@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pagoda_kernels::cuda::{Arrivals, CUdeviceptr, DeviceMemory, Event, Gpu, PinnedMemory, SideStream, Tokens};
+use pagoda_kernels::cuda::Tokens;
 
 use super::shape::Shape;
+use crate::device::{Arrivals, CUdeviceptr, DeviceMemory, Event, Gpu, PinnedMemory, SideStream};
 use crate::error::{Result, Status};
 use crate::sync::{Condvar, Mutex};
 use crate::tensor::Tensor;

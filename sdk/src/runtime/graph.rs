@@ -7,11 +7,11 @@ use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use ort_sys::OrtValue;
-use pagoda_kernels::cuda::{CudaError, SideStream, capture, keep_counters, no_capture};
 
 use super::model::Model;
 use super::options::RunOptions;
 use super::value::Value;
+use crate::device::{CudaError, SideStream, capture, keep_counters, no_capture};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 use crate::tensor::Tensor;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ort_sys::{OrtRunOptions, OrtValue};
-use pagoda_kernels::cuda::{Gpu, KeptCounters, SideStream, no_capture};
 
 use super::api::{self, Api};
 use super::cancel::{Cancel, cancelled};
@@ -18,6 +17,7 @@ use super::request::Request;
 use super::session::{Session, Source};
 use super::value::{Value, ValueInfo};
 use crate::config::{ModelOptions, Provider};
+use crate::device::{Gpu, KeptCounters, SideStream, no_capture};
 use crate::error::{Error, Result, Status};
 use crate::metrics::ModelMetrics;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
 use pagoda_custom_ops::Providers;
 use pagoda_custom_ops::tables::{Bound, ENTRY};
-use pagoda_kernels::cuda::{Gpu, KeptCounters, SideStream, no_capture};
 
 use super::api::Api;
 use super::options::{NO_GRAPH, RunOptions};
 use super::value::ValueInfo;
 use crate::config::{GraphTables, ModelOptions, Optimization, Provider};
+use crate::device::{Gpu, KeptCounters, SideStream, no_capture};
 use crate::error::{Error, Result, Status};
 use crate::sync::{Mutex, RwLock};
 

@@ -2,12 +2,13 @@
 
 use std::mem::MaybeUninit;
 
-use pagoda_kernels::cuda::{self, CUstream, Gpu};
+use pagoda_kernels::cuda::{CUstream, Gpu};
 use pagoda_kernels::{CheckedAppend, PagedKvAppend, cpu};
 
 use super::cache::CacheInputs;
 use super::rows::RowInputs;
 use crate::ort::{InputTensor, KernelContext, OnnxElement, OpError, OutputTensor};
+use crate::side_channel::wait_for_arrivals;
 
 /// The inputs of an append.
 pub struct AppendInputs<'a> {
@@ -92,7 +93,7 @@ impl<'a> AppendInputs<'a> {
         if bytes > 0 && !self.is_in_place(output) {
             // SAFETY: by contract.
             unsafe {
-                cuda::hold_for_arrivals(pool.address(), stream)?;
+                wait_for_arrivals(pool.address(), stream)?;
                 gpu.copy(output.address(), pool.address(), bytes, stream)?;
             }
         }

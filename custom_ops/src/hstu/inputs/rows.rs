@@ -1,7 +1,7 @@
 //! The rows of a batch, by user.
 
-use pagoda_kernels::batch::Rows;
 use pagoda_kernels::cuda;
+use pagoda_kernels::hstu::batch::Rows;
 
 use crate::ort::{InputTensor, KernelContext, OpError};
 

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use pagoda::device::{DeviceMemory, Gpu, PinnedMemory, SideStream};
 use pagoda::engine::{Columns, Events, GraphShape};
 use pagoda::{Engine, EngineOptions, Error, ModelOptions, Pages, Provider, RankRequest, RankResponse, Result, Status};
 use pagoda_cli::progress::Progress;
-use pagoda_kernels::cuda::{DeviceMemory, Gpu, PinnedMemory, SideStream};
 use pagoda_test_support::Random;
 
 use super::failed;

@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use pagoda_custom_ops::tables::{DeviceBag, DeviceRows};
-use pagoda_kernels::cuda::{BagCall, BagScratch, CUstream, DeviceMemory, Gpu, HeldTable};
 
 use super::super::distinct::Distinct;
 use super::super::lookup::{Looked, Miss};
 use super::super::view::EmbeddingTable;
 use super::drain::Asked;
 use super::{DeviceCache, element};
+use crate::device::{BagCall, BagScratch, CUstream, DeviceMemory, Gpu, HeldTable};
 use crate::error::{Error, Result, Status};
 
 /// How many rows of the cache in host memory a new one on a device takes at a time.

@@ -4,13 +4,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::Builder;
 
-use pagoda_kernels::cuda::BagScratch;
-
 use super::super::distinct::Distinct;
 use super::super::later::{Later, unless_panics};
 use super::super::lookup::Looked;
 use super::super::table::Table;
 use super::Scratches;
+use crate::device::BagScratch;
 use crate::error::{Error, Result, Status};
 use crate::sync::{Condvar, Mutex};
 

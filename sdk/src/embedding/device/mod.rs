@@ -9,11 +9,12 @@ mod drain;
 
 use std::sync::{Arc, Weak};
 
-use pagoda_kernels::cuda::{BagScratch, CudaError, Gpu, HeldTable, HostRows, Type};
+use pagoda_kernels::cuda::Type;
 
 use self::drain::Drain;
 use super::floor::Rows;
 use super::row::{Layout, RowType};
+use crate::device::{BagScratch, CudaError, Gpu, HeldTable, HostRows};
 use crate::error::{Error, Result, Status};
 use crate::sync::{Mutex, RwLock};
 

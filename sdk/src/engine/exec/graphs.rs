@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use pagoda_kernels::cuda::{CUdeviceptr, DeviceMemory, Gpu, PinnedMemory, with_arrivals, with_settled};
+use pagoda_custom_ops::side_channel::{with_arrivals, with_settled};
 
 use super::bound_model::BoundModel;
 use super::inputs::{Input, Sizes};
+use crate::device::{CUdeviceptr, DeviceMemory, Gpu, PinnedMemory};
 use crate::error::{Error, Result};
 use crate::runtime::Graph;
 use crate::sync::Mutex;

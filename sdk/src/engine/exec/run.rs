@@ -1,6 +1,6 @@
 //! One run of a model whose pools, inputs and outputs are bound in place.
 
-use pagoda_kernels::cuda::with_arrivals;
+use pagoda_custom_ops::side_channel::with_arrivals;
 
 use super::bound_model::BoundModel;
 use super::graphs::Graphs;

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pagoda_kernels::cuda::{Gpu, PinnedMemory};
-
+use crate::device::{Gpu, PinnedMemory};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 use crate::tensor::{ElementType, Tensor};

@@ -1,0 +1,77 @@
+//! Facts of one run, for the operators that run on the thread that starts it.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use pagoda_kernels::cuda::CUdeviceptr;
+
+/// What the engine says of the run that this thread starts.
+#[derive(Clone, Copy)]
+struct Run {
+    /// Whether tokens may be on their way into pools.
+    arrivals: bool,
+    /// Memory that is filled before the first kernel of the run, and that no kernel writes: start and end.
+    settled: (CUdeviceptr, CUdeviceptr),
+}
+
+thread_local! {
+    static RUN: Cell<Run> = const { Cell::new(Run { arrivals: true, settled: (0, 0) }) };
+}
+
+/// Runs `work` on this thread with other facts, and restores those of before, after a panic too.
+fn with<R>(change: impl FnOnce(&mut Run), work: impl FnOnce() -> R) -> R {
+    struct Before(Run);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            RUN.set(self.0);
+        }
+    }
+    let before = Before(RUN.get());
+    let mut run = before.0;
+    change(&mut run);
+    RUN.set(run);
+    work()
+}
+
+/// Runs `work` on this thread. If no arrivals are expected, no token is on its way into a pool that its operators read: they do
+/// not wait, and a kernel may start while the kernel in front of it ends. A CUDA graph that is captured then may be replayed only
+/// while that holds.
+pub fn with_arrivals<R>(expected: bool, work: impl FnOnce() -> R) -> R {
+    with(|run| run.arrivals = expected, work)
+}
+
+/// Runs `work` on this thread. The tensors in `memory` are filled before the first kernel of the run, and no kernel of it writes
+/// them: operators may read them before the kernel in front of theirs has ended.
+pub fn with_settled<R>(memory: Range<CUdeviceptr>, work: impl FnOnce() -> R) -> R {
+    with(|run| run.settled = (memory.start, memory.end), work)
+}
+
+pub(super) fn expects_arrivals() -> bool {
+    RUN.get().arrivals
+}
+
+/// Whether a tensor that starts at that address is settled.
+pub(crate) fn is_settled(address: CUdeviceptr) -> bool {
+    let (start, end) = RUN.get().settled;
+    (start..end).contains(&address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_wait_unless_nothing_is_expected() {
+        let waits = expects_arrivals;
+        assert!(waits() && !with_arrivals(false, waits) && with_arrivals(true, waits));
+        let failed = std::panic::catch_unwind(|| with_arrivals(false, || panic!("on purpose")));
+        assert!(failed.is_err() && waits());
+    }
+
+    #[test]
+    fn memory_is_settled_while_it_is_said_to_be() {
+        let asked = || [15, 16, 23, 24].map(is_settled);
+        assert_eq!(with_settled(16..24, asked), [false, true, true, false]);
+        assert_eq!(asked(), [false; 4]);
+    }
+}

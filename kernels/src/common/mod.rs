@@ -1,0 +1,5 @@
+//! What the families of operators share.
+
+pub mod element;
+pub(crate) mod input_error;
+pub mod parallel;

@@ -1,0 +1,10 @@
+//! What the kernels of every family share on the CPU.
+
+pub(super) mod copy;
+pub(super) mod isa;
+pub(super) mod scratch;
+pub(super) mod shared;
+pub(crate) mod simd;
+
+pub(super) use isa::Isa;
+pub(super) use shared::Shared;

@@ -1,0 +1,11 @@
+//! The operators of HSTU models on the CPU.
+
+mod append;
+mod attention;
+mod dense;
+mod embed;
+mod gemm;
+mod linear;
+pub mod reference;
+mod tile;
+mod unit;

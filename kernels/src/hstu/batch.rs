@@ -1,0 +1,392 @@
+//! What one call carries, and every check of it.
+//!
+//! The checks know nothing of the CPU: the CUDA launchers use them too. Index tensors may hold anything at all; once
+//! `check` has passed, every offset computed from them lies inside its tensor.
+
+use std::ops::Range;
+
+use super::mask::Mask;
+use crate::common::input_error::refuse;
+use crate::{Element, InputError};
+
+/// Where the users' pages lie in a layer's pool `[pool_pages, 2, page_size, H, D]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages<'a> {
+    /// `[B]`: how many tokens of each user are in the cache.
+    pub cached_len: &'a [i32],
+    /// `[B + 1]`: where each user's page list begins in `page_ids`.
+    pub page_indptr: &'a [i32],
+    /// Pages in order of position. Entries that no token needs may hold anything.
+    pub page_ids: &'a [i32],
+    /// How many pages the pool has.
+    pub pool_pages: usize,
+    /// How many tokens a page holds; a multiple of 8.
+    pub page_size: usize,
+}
+
+/// How the rows `[T, H, D]` of a call are shared out among its users.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// `[B + 1]`: where each user's rows begin.
+    pub row_offsets: &'a [i32],
+    /// `[B]`: how many of each user's rows, the last ones, are candidates.
+    pub num_candidates: &'a [i32],
+    /// T.
+    pub total_rows: usize,
+    /// H.
+    pub heads: usize,
+    /// D.
+    pub head_size: usize,
+}
+
+/// One call of the operator `HstuAttention`.
+#[derive(Clone, Copy, Debug)]
+pub struct HstuAttention<'a, T> {
+    /// The rows of `query`, `key`, `value` and the output.
+    pub rows: Rows<'a>,
+    /// `[T, H, D]`.
+    pub query: &'a [T],
+    /// `[T, H, D]`.
+    pub key: &'a [T],
+    /// `[T, H, D]`.
+    pub value: &'a [T],
+    /// The pages and the `kv_pool` they lie in. Without it no user has cached tokens.
+    pub cache: Option<(Pages<'a>, &'a [T])>,
+    /// `[B]`: leading rows that see the whole history.
+    pub num_contextual: Option<&'a [i32]>,
+    /// What scores are multiplied by; 0 stands for 1/√D.
+    pub alpha: f32,
+    /// What the sum is divided by; at least 1.
+    pub scaling_seqlen: i64,
+    /// Candidates in a group; at least 1.
+    pub target_group_size: i64,
+    /// How far back a row sees; 0 = all the way.
+    pub max_attn_len: i64,
+    /// Only candidates are computed: history rows come out as zeros. They are seen, and appended, all the same.
+    pub candidates_only: bool,
+}
+
+/// One call of the operator `PagedKvAppend`, in place on the pool: where input and output pool differ, the caller
+/// copies first ([`crate::cpu::copy`]).
+#[derive(Clone, Copy, Debug)]
+pub struct PagedKvAppend<'a, T> {
+    /// The rows of `key` and `value`.
+    pub rows: Rows<'a>,
+    /// `[T, H, D]`.
+    pub key: &'a [T],
+    /// `[T, H, D]`.
+    pub value: &'a [T],
+    /// Where the rows go.
+    pub pages: Pages<'a>,
+}
+
+impl Rows<'_> {
+    /// B.
+    pub fn users(&self) -> usize {
+        self.num_candidates.len()
+    }
+
+    /// The rows of one user. Only after `check`.
+    pub(crate) fn of(&self, user: usize) -> Range<usize> {
+        self.row_offsets[user] as usize..self.row_offsets[user + 1] as usize
+    }
+
+    /// How many rows of one user are new history. Only after `check`.
+    pub(crate) fn new_history(&self, user: usize) -> usize {
+        self.of(user).len() - self.num_candidates[user] as usize
+    }
+
+    /// Elements of one row over all heads. Only after `check`.
+    pub(crate) fn width(&self) -> usize {
+        self.heads * self.head_size
+    }
+
+    fn check(&self, tensors: &[(&'static str, usize)]) -> Result<(), InputError> {
+        let Rows { total_rows, heads, head_size, .. } = *self;
+        if heads == 0 || head_size == 0 {
+            let message = format!("shape [{total_rows}, {heads}, {head_size}] has no heads or no head size");
+            return refuse(tensors[0].0, None, message);
+        }
+        let elements = heads.checked_mul(head_size).and_then(|width| width.checked_mul(total_rows));
+        for &(tensor, len) in tensors {
+            if elements != Some(len) {
+                let message = format!("{len} elements do not make the shape [{total_rows}, {heads}, {head_size}]");
+                return refuse(tensor, None, message);
+            }
+        }
+        check_offsets("row_offsets", self.row_offsets, self.users(), total_rows, "rows")?;
+        for (user, &candidates) in self.num_candidates.iter().enumerate() {
+            let rows = self.of(user).len();
+            if usize::try_from(candidates).is_ok_and(|candidates| candidates <= rows) {
+                continue;
+            }
+            let message = format!("{candidates} candidates, expected 0 to the user's {rows} rows");
+            return refuse("num_candidates", Some(user), message);
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Pages<'a> {
+    /// The page list of one user. Only after `check`.
+    pub(crate) fn of(&self, user: usize) -> &'a [i32] {
+        &self.page_ids[self.page_indptr[user] as usize..self.page_indptr[user + 1] as usize]
+    }
+
+    /// Checks everything but the page ids that tokens need.
+    fn check(&self, rows: &Rows, pool_len: Option<usize>) -> Result<(), InputError> {
+        let page_size = self.page_size;
+        if page_size == 0 || !page_size.is_multiple_of(8) {
+            let message = format!("page_size {page_size}, expected a multiple of 8");
+            return refuse("kv_pool", None, message);
+        }
+        self.check_pool(rows, pool_len)?;
+        if self.cached_len.len() != rows.users() {
+            let message = format!("{} lengths, expected {}, one a user", self.cached_len.len(), rows.users());
+            return refuse("cached_len", None, message);
+        }
+        if let Some(user) = self.cached_len.iter().position(|&len| len < 0) {
+            let message = format!("length {}, expected 0 or more", self.cached_len[user]);
+            return refuse("cached_len", Some(user), message);
+        }
+        check_offsets("page_indptr", self.page_indptr, rows.users(), self.page_ids.len(), "page ids")
+    }
+
+    /// Checks that the pool's shape is possible and, where the caller has the pool, that it is that long.
+    fn check_pool(&self, rows: &Rows, pool_len: Option<usize>) -> Result<(), InputError> {
+        let shape = [self.pool_pages, 2, self.page_size, rows.heads, rows.head_size];
+        let elements = shape.iter().rev().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
+        if elements.is_none() || pool_len.is_some_and(|len| elements != Some(len)) {
+            let len = pool_len.map_or("too many".to_owned(), |len| len.to_string());
+            return refuse("kv_pool", None, format!("{len} elements do not make the shape {shape:?}"));
+        }
+        Ok(())
+    }
+
+    /// Checks that the tokens of one user at `positions` have pages inside the pool.
+    fn check_tokens(&self, user: usize, positions: Range<usize>) -> Result<(), InputError> {
+        if positions.is_empty() {
+            return Ok(());
+        }
+        let Pages { pool_pages, page_size, .. } = *self;
+        let list = self.of(user);
+        let needed = positions.end.div_ceil(page_size);
+        if list.len() < needed {
+            let message =
+                format!("{} pages of {page_size}, expected {needed} for {} tokens", list.len(), positions.end);
+            return refuse("page_ids", Some(user), message);
+        }
+        let first = positions.start / page_size;
+        for (at, &page) in list[first..needed].iter().enumerate() {
+            if usize::try_from(page).is_ok_and(|page| page < pool_pages) {
+                continue;
+            }
+            let position = ((first + at) * page_size).max(positions.start);
+            let message = format!("page {page} for position {position} lies outside the pool of {pool_pages} pages");
+            return refuse("page_ids", Some(user), message);
+        }
+        Ok(())
+    }
+}
+
+/// A call of `HstuAttention` that has passed its checks: it can be run without being checked again.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckedAttention<'a, T>(pub(crate) &'a HstuAttention<'a, T>);
+
+/// A call of `PagedKvAppend` that has passed its checks: it can be run without being checked again.
+#[derive(Clone, Debug)]
+pub struct CheckedAppend<'a, T> {
+    pub(crate) op: &'a PagedKvAppend<'a, T>,
+    /// The slots to write, none of them twice.
+    pub(crate) runs: Vec<Run>,
+}
+
+impl<'a, T: Element> HstuAttention<'a, T> {
+    /// Refuses everything that would make a result meaningless or an access stray. Writes nothing.
+    pub fn check(&self) -> Result<CheckedAttention<'_, T>, InputError> {
+        self.check_inputs()?;
+        Ok(CheckedAttention(self))
+    }
+
+    fn check_inputs(&self) -> Result<(), InputError> {
+        self.check_attributes()?;
+        let tensors = [("query", self.query.len()), ("key", self.key.len()), ("value", self.value.len())];
+        self.rows.check(&tensors)?;
+        if let Some((pages, pool)) = self.cache {
+            pages.check(&self.rows, Some(pool.len()))?;
+            for (user, &cached) in pages.cached_len.iter().enumerate() {
+                pages.check_tokens(user, 0..cached as usize)?;
+            }
+        }
+        let Some(contextual) = self.num_contextual else { return Ok(()) };
+        if contextual.len() != self.rows.users() {
+            let message = format!("{} numbers, expected {}, one a user", contextual.len(), self.rows.users());
+            return refuse("num_contextual", None, message);
+        }
+        for (user, &contextual) in contextual.iter().enumerate() {
+            let new = self.rows.new_history(user);
+            if usize::try_from(contextual).is_ok_and(|contextual| contextual > new) || contextual < 0 {
+                let message = format!("{contextual} contextual rows, expected 0 to the user's {new} history rows");
+                return refuse("num_contextual", Some(user), message);
+            }
+            let cached = self.cached(user);
+            if contextual > 0 && cached > 0 {
+                let message = format!("{contextual} contextual rows beside {cached} cached tokens, expected none");
+                return refuse("num_contextual", Some(user), message);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_attributes(&self) -> Result<(), InputError> {
+        let attributes = [
+            ("scaling_seqlen", self.scaling_seqlen, 1),
+            ("target_group_size", self.target_group_size, 1),
+            ("max_attn_len", self.max_attn_len, 0),
+        ];
+        for (name, value, least) in attributes {
+            if value < least {
+                return refuse(name, None, format!("{value}, expected {least} or more"));
+            }
+        }
+        if !self.alpha.is_finite() {
+            return refuse("alpha", None, format!("{}, expected a finite number", self.alpha));
+        }
+        Ok(())
+    }
+
+    /// Pairs of row and key that the mask lets through, over all users: one head costs 4·D floating-point operations
+    /// for each. 0 where `check` fails.
+    pub fn unmasked_pairs(&self) -> u64 {
+        if self.check().is_err() {
+            return 0;
+        }
+        let of_user = |user| {
+            let mask = self.mask(user);
+            let first = self.cached(user) as i64;
+            let rows = self.computed(user);
+            let of_row = |row| {
+                let (history, candidates) = (mask.history_keys(row), mask.candidate_keys(row));
+                (history.end - history.start + candidates.end - candidates.start) as u64
+            };
+            rows.map(|row| of_row(first + row as i64)).sum::<u64>()
+        };
+        (0..self.rows.users()).map(of_user).sum()
+    }
+
+    /// The rows of one user that are computed, counted from the user's first. Only after `check`.
+    pub(crate) fn computed(&self, user: usize) -> Range<usize> {
+        let first = if self.candidates_only { self.rows.new_history(user) } else { 0 };
+        first..self.rows.of(user).len()
+    }
+
+    /// `alpha` with 0 resolved.
+    pub(crate) fn score_scale(&self) -> f32 {
+        if self.alpha == 0.0 { (1.0 / (self.rows.head_size as f64).sqrt()) as f32 } else { self.alpha }
+    }
+
+    /// Cached tokens of one user. Only after `check`, as the two below.
+    pub(crate) fn cached(&self, user: usize) -> usize {
+        self.cache.map_or(0, |(pages, _)| pages.cached_len[user] as usize)
+    }
+
+    pub(crate) fn contextual(&self, user: usize) -> usize {
+        self.num_contextual.map_or(0, |contextual| contextual[user] as usize)
+    }
+
+    pub(crate) fn mask(&self, user: usize) -> Mask {
+        Mask {
+            history: (self.cached(user) + self.rows.new_history(user)) as i64,
+            contextual: self.contextual(user) as i64,
+            group: self.target_group_size,
+            window: self.max_attn_len,
+        }
+    }
+}
+
+impl<'a, T: Element> PagedKvAppend<'a, T> {
+    /// Refuses everything that would make a write stray, and a slot that would be written twice. Writes nothing.
+    pub fn check(&self) -> Result<CheckedAppend<'_, T>, InputError> {
+        self.check_with(None)
+    }
+
+    /// As [`check`](Self::check), with the length of the pool where the caller has it.
+    pub(crate) fn check_with(&self, pool_len: Option<usize>) -> Result<CheckedAppend<'_, T>, InputError> {
+        Ok(CheckedAppend { op: self, runs: self.runs(pool_len)? })
+    }
+
+    /// Checks that a pool is the one that the call describes.
+    pub(crate) fn check_pool(&self, pool: &[T]) -> Result<(), InputError> {
+        self.pages.check_pool(&self.rows, Some(pool.len()))
+    }
+
+    /// Checks, and gives the slots to write.
+    fn runs(&self, pool_len: Option<usize>) -> Result<Vec<Run>, InputError> {
+        self.rows.check(&[("key", self.key.len()), ("value", self.value.len())])?;
+        self.pages.check(&self.rows, pool_len)?;
+        let page_size = self.pages.page_size;
+        let mut runs = Vec::new();
+        for user in 0..self.rows.users() {
+            let mut row = self.rows.of(user).start;
+            let mut position = self.pages.cached_len[user] as usize;
+            let end = position + self.rows.new_history(user);
+            self.pages.check_tokens(user, position..end)?;
+            let list = self.pages.of(user);
+            while position < end {
+                let slot = position % page_size;
+                let count = (page_size - slot).min(end - position);
+                runs.push(Run { page: list[position / page_size] as usize, slot, count, row, user });
+                row += count;
+                position += count;
+            }
+        }
+        // Threads write the runs in any order: a slot in two of them would hold the one or the other's token.
+        runs.sort_unstable_by_key(|run| (run.page, run.slot));
+        for pair in runs.windows(2) {
+            let [a, b] = [pair[0], pair[1]];
+            if a.page == b.page && a.slot + a.count > b.slot {
+                let (first, second) = (a.user.min(b.user), a.user.max(b.user));
+                let message = format!("page {} slot {} would be written twice, by user {first} too", a.page, b.slot);
+                return refuse("page_ids", Some(second), message);
+            }
+        }
+        Ok(runs)
+    }
+}
+
+/// Consecutive slots of one page and the consecutive rows that go there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub page: usize,
+    pub slot: usize,
+    pub count: usize,
+    pub row: usize,
+    pub user: usize,
+}
+
+/// Offsets of jagged data: one more than users, from 0 up to `total`, never down.
+fn check_offsets(
+    tensor: &'static str,
+    offsets: &[i32],
+    users: usize,
+    total: usize,
+    what: &str,
+) -> Result<(), InputError> {
+    if offsets.len() != users + 1 {
+        let message = format!("{} offsets, expected {} for {users} users", offsets.len(), users + 1);
+        return refuse(tensor, None, message);
+    }
+    if offsets[0] != 0 {
+        return refuse(tensor, None, format!("first offset {}, expected 0", offsets[0]));
+    }
+    for (user, pair) in offsets.windows(2).enumerate() {
+        if pair[1] < pair[0] {
+            return refuse(tensor, Some(user), format!("offset goes down from {} to {}", pair[0], pair[1]));
+        }
+    }
+    let last = offsets[users];
+    if usize::try_from(last) != Ok(total) {
+        return refuse(tensor, None, format!("last offset {last}, expected {total}, the number of {what}"));
+    }
+    Ok(())
+}
