@@ -58,7 +58,8 @@ pub(in super::super) struct Shape {
 }
 
 impl Graphs {
-    /// `history_pages` is the number of pages of the longest history, `pages` the size of the pool.
+    /// For the shapes that were asked for; `history_pages` is how many a user's longest history takes, `pages` how many there
+    /// are.
     pub(in super::super) fn new(device: u32, shapes: &[Shape], history_pages: u64, pages: u64) -> Result<Self> {
         let mut sizes = Vec::with_capacity(shapes.len());
         for (index, shape) in shapes.iter().enumerate() {
@@ -209,9 +210,9 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_hold_nothing_are_rejected() {
+    fn shapes_that_hold_nothing_are_refused() {
         for bad in [shape(0, 1, 0, 0), shape(1, 0, 0, 0), shape(1, 4, 5, 0)] {
-            let error = Graphs::new(0, &[shape(1, 1, 0, 0), bad], 4, 20).err().expect("it is rejected");
+            let error = Graphs::new(0, &[shape(1, 1, 0, 0), bad], 4, 20).err().expect("it is refused");
             assert_eq!(error.argument(), Some("options.graphs[1]"), "{error}");
         }
     }

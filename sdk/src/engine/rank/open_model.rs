@@ -40,7 +40,7 @@ impl OpenModel {
         };
         let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
         let cuda_graphs = options.model.cuda_graphs || !options.graphs.is_empty();
-        // The results of 16-bit blocks have no more significant bits than a TF32 product.
+        // What comes out of such blocks is known to no more bits than a product of TF32 keeps.
         let tf32 = options.model.tf32 || folder.compute != ElementType::F32;
         let model_options = ModelOptions { tables: graph_tables, cuda_graphs, tf32, ..options.model.clone() };
         let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
@@ -96,7 +96,7 @@ impl OpenModel {
     }
 }
 
-/// The batch shapes of the CUDA graphs.
+/// The shapes that batches are captured for.
 fn shapes(options: &EngineOptions) -> Vec<Shape> {
     let shape = |shape: &GraphShape| Shape {
         sequences: shape.users,

@@ -1,4 +1,4 @@
-//! The options of an engine.
+//! What can be chosen when an engine is opened.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,40 +10,40 @@ use crate::error::{Error, Result};
 /// How to open an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Where the model runs, and on how many threads. Leave `tables` unset: the model folder has them.
+    /// Where the model runs, and on how many threads. Its `tables` are those of the model folder.
     pub model: ModelOptions,
-    /// The size of the KV cache in memory. `None` or 0: every request computes its whole history. Models without a cache
-    /// (`kv.cache` in pagoda.json) ignore this.
+    /// How much of users' keys and values is kept in memory. `None`, or nothing: every request computes its whole
+    /// history. Models that can not keep them (`kv.cache` in pagoda.json) go without in any case.
     pub kv: Option<Pages>,
-    /// Bytes of host memory for keys and values that were evicted from the pool. It is pinned if the model can run on a
-    /// GPU. Reading back from it is much faster than from a store. Allocated when the engine is opened. 0: none.
+    /// Bytes of host memory for keys and values that have left the pool, pinned if the model can be on a GPU: from there
+    /// they come back much sooner than from a store. Taken when the engine is opened. 0: none.
     pub host_bytes: u64,
-    /// The store for keys and values that were evicted from memory. It survives restarts. `None`: no store.
+    /// Where keys and values go that memory has no room for, and where they are found after a restart. `None`: nowhere.
     pub store: Option<EngineStore>,
-    /// When they are written there.
+    /// When they go there.
     pub offload: Offload,
     /// As [`KvOptions::ahead_percent`](crate::KvOptions::ahead_percent).
     pub ahead_percent: u32,
-    /// How embedding tables are cached.
+    /// How embedding tables are kept.
     pub tables: TableOptions,
-    /// The number of batches that run at the same time; 1 to 256. They share weights, tables and caches.
+    /// How many batches run at the same time, on one set of weights, tables and caches; 1 to 256.
     pub instances: u32,
-    /// Maximum number of requests in a batch; 1 or more.
+    /// The most requests of one batch; 1 or more.
     pub max_batch: u32,
-    /// Maximum number of rows in a batch: new events and candidates. A single request with more rows runs alone.
+    /// The most rows of one batch: new events, and candidates. A request that alone has more runs alone.
     pub max_batch_rows: u32,
-    /// On a GPU: the batch shapes that run as CUDA graphs, which saves the launch time of each kernel. A shape is captured
-    /// at its first batch and replayed from then on. A batch is padded to the first shape that it fits into, in the order of
-    /// their rows. A batch that fits into none runs without a graph, and is counted. Empty: no CUDA graphs.
+    /// On a GPU: shapes of batches that are captured into CUDA graphs, each when it is first used, and replayed from then on,
+    /// which spares the time that launching every kernel takes. A batch takes the first that it fits into, in the order
+    /// of their rows, and is filled up to it; one that fits into none runs without a graph, and is counted. Empty: none.
     pub graphs: Vec<GraphShape>,
-    /// The coalescing window: how long a request waits for others to share its batch. 0: it does not wait; then a batch has
-    /// the requests that arrived while all instances were busy.
+    /// How long a request waits for others to run with. 0: not at all; then requests run together that came while all
+    /// instances were busy.
     pub max_delay: Duration,
-    /// Maximum number of waiting requests. Further ones are rejected with CAPACITY.
+    /// The most requests that wait; more are refused with CAPACITY.
     pub queue: u32,
-    /// Bytes for the events of users as they were sent. With them, requests that bring only new events still work after an
-    /// eviction or a swap has dropped the keys and values of the earlier ones. The least recently used users are forgotten
-    /// first. 0: no events are remembered.
+    /// Bytes for the events of users as they were sent, a few numbers each, so that requests which bring only new
+    /// events are served also when the keys and values of the earlier ones are gone: after an eviction, or a swap. The
+    /// users who were not seen for longest are forgotten first. 0: none are remembered.
     pub remember_events: u64,
 }
 
@@ -71,19 +71,19 @@ impl Default for EngineOptions {
 /// The shape of batches that share a CUDA graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphShape {
-    /// Maximum number of users.
+    /// The most users.
     pub users: u32,
-    /// Maximum number of rows of all users: new events and candidates.
+    /// The most rows of all of them: new events, and candidates.
     pub rows: u32,
-    /// Maximum number of candidates of all users; 0: as many as rows.
+    /// The most candidates of all of them; 0: as many as rows.
     pub candidates: u32,
-    /// Maximum number of pages of all users; 0: enough for the longest history of each, limited by the size of the pool.
+    /// The most pages of all of them; 0: as many as each user's longest history takes, and no more than there are.
     pub pages: u32,
 }
 
 impl GraphShape {
-    /// Parses shapes separated by commas. Each is users x rows, users x rows x candidates, or users x rows x candidates x
-    /// pages: `1x384, 8x3072x2048`.
+    /// Reads shapes, separated by commas, each as users x rows, or users x rows x candidates, or all four:
+    /// `1x384, 8x3072x2048`.
     pub fn parse(text: &str) -> Result<Vec<Self>> {
         text.split(',').map(str::trim).filter(|shape| !shape.is_empty()).map(Self::parse_one).collect()
     }
@@ -96,37 +96,37 @@ impl GraphShape {
             [Some(users), Some(rows), Some(candidates)] => Ok(shape(users, rows, candidates, 0)),
             [Some(users), Some(rows), Some(candidates), Some(pages)] => Ok(shape(users, rows, candidates, pages)),
             _ => {
-                let message = format!(
-                    "{text:?} is not a shape: expected users x rows or users x rows x candidates, for example 8x3072x2048"
-                );
+                let message =
+                    format!("{text:?} is no shape: users x rows, or users x rows x candidates, as 8x3072x2048");
                 Err(Error::invalid("graphs", message))
             }
         }
     }
 }
 
-/// The store under the KV cache.
+/// A store under the cache of keys and values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineStore {
-    /// Its folder. Only one process can have it open.
+    /// Its folder, which one process has open at a time.
     pub path: PathBuf,
-    /// Its options.
+    /// How it behaves.
     pub options: StoreOptions,
 }
 
 impl EngineStore {
-    /// A store in a folder, with default options.
+    /// A store in a folder, with the options that stores have if nothing is said.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), options: StoreOptions::default() }
     }
 }
 
-/// How the embedding tables of a model folder are cached. Tables that are part of the graph ignore this.
+/// How the embedding tables of a model folder are kept. Tables that are in the graph have no choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TableOptions {
-    /// The cache size of each table. `None`: the whole table, at most 256 MiB of it.
+    /// The size of the cache of each table. `None`: all of a table of up to 256 MiB, and that much of a larger one.
     pub cache: Option<CacheSize>,
-    /// The tiers below the caches, as in `EmbeddingConfig`; its models are ignored. `None`: host memory with all rows.
+    /// The floors under the caches, as `EmbeddingConfig` has them; its models are left aside. `None`: host memory, with
+    /// all rows.
     pub floors: Option<EmbeddingConfig>,
 }
 
