@@ -70,8 +70,8 @@ impl User {
     }
 }
 
-/// One request for a user. A delayed one lacks the last events. It has all earlier events that were not sent yet, and the
-/// keys.
+/// One request for a user. A delayed one lacks the last events. It has all earlier events that were not sent yet, and
+/// the keys.
 fn ask(engine: &Engine, plain: &Plain, user: u64, known: &mut User, random: &mut Random) -> bool {
     let len = known.events.len();
     // A request that ends before an edit does not contain it: a later request does.

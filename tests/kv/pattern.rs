@@ -62,7 +62,8 @@ impl Shape {
         });
     }
 
-    /// Calls `visit` for every row of new or of cached tokens, with its offset in the pool, key or value, user and position.
+    /// Calls `visit` for every row of new or of cached tokens, with its offset in the pool, key or value, user and
+    /// position.
     fn each(self, lease: &Lease, new: bool, mut visit: impl FnMut(usize, u32, u64, u64)) {
         let pages = lease.page_ids().as_slice::<i32>().unwrap();
         let indptr = lease.page_indptr().as_slice::<i32>().unwrap();

@@ -17,8 +17,8 @@ const USERS: usize = 48;
 const PAGES: u32 = 192;
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 16 };
 
-/// How often each user was removed from all tiers: the history after a removal differs from the one before. A thread with a
-/// lease holds the read lock, so that it does not change meanwhile.
+/// How often each user was removed from all tiers: the history after a removal differs from the one before. A thread
+/// with a lease holds the read lock, so that it does not change meanwhile.
 type Lives = [RwLock<u64>; USERS];
 
 fn item(lives: &[RwLockReadGuard<'_, u64>], users: &[u64], user: u64, position: u64) -> u64 {

@@ -1,8 +1,8 @@
 //! Records the changes of this process to the files below one folder, and makes calls fail.
 //!
-//! This file redefines the functions of the C library by which Rust's standard library and sled change files. A program's own
-//! functions have priority over those of a shared library, so every call in this program comes here. It is passed on to the
-//! kernel unchanged.
+//! This file redefines the functions of the C library by which Rust's standard library and sled change files. A
+//! program's own functions have priority over those of a shared library, so every call in this program comes here. It
+//! is passed on to the kernel unchanged.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr};
@@ -176,8 +176,8 @@ fn touch(fd: RawFd, call: impl FnOnce() -> c_long, event: impl FnOnce(u64, c_lon
     result
 }
 
-// SAFETY of all below: they take the arguments of the functions of the same names, and pass them on. The bytes of a write are
-// readable, since the kernel has just read them.
+// SAFETY of all below: they take the arguments of the functions of the same names, and pass them on. The bytes of a
+// write are readable, since the kernel has just read them.
 
 fn open_at(folder: c_int, name: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: see above.

@@ -1,5 +1,5 @@
-//! EmbeddingBag on both providers returns the rows of the tiers: by the threshold, after updates, and while rows are evicted.
-//! The same for a table on a GPU without ONNX Runtime (`--include-ignored directly`).
+//! EmbeddingBag on both providers returns the rows of the tiers: by the threshold, after updates, and while rows are
+//! evicted. The same for a table on a GPU without ONNX Runtime (`--include-ignored directly`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -211,7 +211,8 @@ pub fn vectors(on: impl Into<On>) {
     }
 }
 
-/// Below the threshold a lookup waits for missing rows; at and above it does not. In both cases they are cached afterwards.
+/// Below the threshold a lookup waits for missing rows; at and above it does not. In both cases they are cached
+/// afterwards.
 pub fn threshold(on: impl Into<On>) {
     let on = on.into();
     // 7 of 10 different keys are cached.
@@ -294,8 +295,8 @@ pub fn sharing(on: impl Into<On>) {
     }
 }
 
-/// Several threads look up more keys than fit into the cache, while rows are updated and deleted. Every row is complete and
-/// belongs to its key, and no existing row is missing.
+/// Several threads look up more keys than fit into the cache, while rows are updated and deleted. Every row is complete
+/// and belongs to its key, and no existing row is missing.
 pub fn racing(on: impl Into<On>) {
     let on = on.into();
     const KEYS: i64 = 400;

@@ -45,7 +45,8 @@ fn on_gpu(graphs: &[GraphShape]) -> EngineOptions {
     EngineOptions { model, instances: 4, max_batch: 2, graphs: graphs.to_vec(), ..options() }
 }
 
-/// Batches that fit into a graph, batches that do not, and batches of a model that can not be captured match the oracle.
+/// Batches that fit into a graph, batches that do not, and batches of a model that can not be captured match the
+/// oracle.
 #[test]
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn scores_by_graphs_of_larger_shapes() {
@@ -74,8 +75,8 @@ fn a_graph_changes_no_bit() {
     ["gather", "fused", "half"].into_iter().for_each(check_bits);
 }
 
-/// With a graph: a user alone, in a shape that fits and in one of a batch of three, which is padded. Without a graph: alone,
-/// and as the first of three.
+/// With a graph: a user alone, in a shape that fits and in one of a batch of three, which is padded. Without a graph:
+/// alone, and as the first of three.
 fn check_bits(model: &str) {
     let page = u64::from(ModelFolder::open(folder(model)).unwrap().kv.page_size);
     let one = EngineOptions { instances: 1, ..on_gpu(&[]) };

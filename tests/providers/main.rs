@@ -1,6 +1,6 @@
-//! The ai.pagoda operators inside ONNX Runtime match the reference, on the CPU provider and on the CUDA provider. It is one
-//! program that can be copied to a GPU host (`target/providers-test --include-ignored`, after `make build-gpu`). It needs ONNX
-//! Runtime and, for the engine, the folder tests/data in the current folder.
+//! The ai.pagoda operators inside ONNX Runtime match the reference, on the CPU provider and on the CUDA provider. It is
+//! one program that can be copied to a GPU host (`target/providers-test --include-ignored`, after `make build-gpu`). It
+//! needs ONNX Runtime and, for the engine, the folder tests/data in the current folder.
 
 mod bag;
 mod captured;
@@ -27,8 +27,8 @@ mod parity;
 
 use std::sync::RwLock;
 
-/// Held by every test that uses the GPU. While ONNX Runtime captures a graph, an allocation by any other thread of the process
-/// makes the driver abort the capture.
+/// Held by every test that uses the GPU. While ONNX Runtime captures a graph, an allocation by any other thread of the
+/// process makes the driver abort the capture.
 static GPU: RwLock<()> = RwLock::new(());
 
 /// The same tests on both providers; those on the GPU are for a host that has one.

@@ -9,8 +9,8 @@ use crate::cases::{Case, cases, open, options};
 
 /// Threads that evict users while others send requests for them.
 const LEAVING: usize = 2;
-/// Too few for all users, and enough for two of the longest histories. With less, a request may drop its cached history and
-/// compute all of it again.
+/// Too few for all users, and enough for two of the longest histories. With less, a request may drop its cached history
+/// and compute all of it again.
 const PAGES: u32 = 16;
 /// How often each history grows from its beginning.
 const ROUNDS: usize = 3;

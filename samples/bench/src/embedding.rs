@@ -193,8 +193,8 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
     if threads > 1 {
         cases.extend([(threads, &ours as Work<'_>), (threads, &gather), (threads, &locked), (2, &ours)]);
     }
-    // All cases alternate, and a round is compared with itself, because the speed of the machine varies over time. All write to
-    // the same memory, because the speed of memory varies too.
+    // All cases alternate, and a round is compared with itself, because the speed of the machine varies over time. All
+    // write to the same memory, because the speed of memory varies too.
     let (rooms, batches) = (&RefCell::new(rooms(threads.max(2))), hits.len());
     let run = |(threads, work)| move || on_threads(&mut rooms.borrow_mut()[..threads as usize], work, batches);
     let times = in_turns(15, &mut cases.iter().copied().map(run).collect::<Vec<_>>())?;
@@ -227,7 +227,8 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
 
 /// Batches that each thread does in one measurement.
 const ROUNDS: usize = 8;
-/// Batches so far. A measurement continues where the previous one ended, so that the processor's caches do not hold its rows.
+/// Batches so far. A measurement continues where the previous one ended, so that the processor's caches do not hold its
+/// rows.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 
 /// Does the work on as many threads as there are rooms.
@@ -245,8 +246,8 @@ fn on_threads(rooms: &mut [Room], work: Work<'_>, batches: usize) -> Result<()> 
     })
 }
 
-/// New keys all the time, in asynchronous mode: the cache inserts in the background while it is read. The baseline is a bare
-/// gather of as many rows under the same load, because what slows that down slows down lookups too.
+/// New keys all the time, in asynchronous mode: the cache inserts in the background while it is read. The baseline is a
+/// bare gather of as many rows under the same load, because what slows that down slows down lookups too.
 fn mixed(table: &EmbeddingTable, zipf: &Zipf) -> Result<[Row; 2]> {
     const LOOKUPS: usize = 400;
     let (mut room, mut other) = (Room::new(), Room::new());

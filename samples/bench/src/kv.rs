@@ -100,8 +100,8 @@ fn cached_users() -> Result<f64> {
     Ok(median(times))
 }
 
-/// New users, in a pool that is full of others, which are all evicted. With a store, those are stored already. One layer,
-/// because the bookkeeping is measured.
+/// New users, in a pool that is full of others, which are all evicted. With a store, those are stored already. One
+/// layer, because the bookkeeping is measured.
 fn evicting(store: Option<&Arc<dyn Store>>) -> Result<f64> {
     let (layers, rounds) = if store.is_some() { (1, 20) } else { (8, ROUNDS) };
     let cache = KvCache::open(&options(USERS as u32, layers), store.cloned())?;

@@ -118,7 +118,8 @@ impl Row {
     }
 }
 
-/// Times `measured` and `baseline` alternately, so that both see the same load of the machine. Returns the median of each.
+/// Times `measured` and `baseline` alternately, so that both see the same load of the machine. Returns the median of
+/// each.
 fn side_by_side(
     rounds: usize,
     mut measured: impl FnMut() -> Result<()>,

@@ -101,8 +101,8 @@ impl User {
     }
 }
 
-/// One new event after 2,048 cached ones, compared with computing the same history in full. The history grows by an event in
-/// each run, by a hundredth in all, on both sides.
+/// One new event after 2,048 cached ones, compared with computing the same history in full. The history grows by an
+/// event in each run, by a hundredth in all, on both sides.
 fn cached_against_recompute(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 2048;
     const CANDIDATES: usize = 64;
@@ -139,9 +139,9 @@ fn cached_against_recompute(folder: &Path, threads: u32) -> Result<Row> {
     })
 }
 
-/// All callers at once, each with a new event and candidates after 512 cached events, compared with one caller after another.
-/// Both sides have users with the same histories, and the same scores. Each side has an engine with its own options, because a
-/// coalescing window would only delay a single caller.
+/// All callers at once, each with a new event and candidates after 512 cached events, compared with one caller after
+/// another. Both sides have users with the same histories, and the same scores. Each side has an engine with its own
+/// options, because a coalescing window would only delay a single caller.
 fn callers_against_one(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 512;
     const CANDIDATES: usize = 8;

@@ -27,8 +27,8 @@ impl RawSession {
         let (mut env, mut options, mut session, mut host) = (null_mut(), null_mut(), null_mut(), null_mut());
         let mut values = [null_mut(); 2];
         let dims = [1_i64, 8];
-        // SAFETY: calls of ONNX Runtime's C interface in the required order, with live pointers. The objects live until the
-        // program ends.
+        // SAFETY: calls of ONNX Runtime's C interface in the required order, with live pointers. The objects live until
+        // the program ends.
         unsafe {
             let warning = OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
             check(api, (api.CreateEnv)(warning, c"bench".as_ptr(), &mut env))?;

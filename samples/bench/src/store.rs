@@ -77,7 +77,8 @@ fn lost() -> Error {
     Error::new(Status::Internal, "a record that was written is not in the store")
 }
 
-/// Appends the records of a batch of users and waits until they are durable, compared with the same bytes in a plain file.
+/// Appends the records of a batch of users and waits until they are durable, compared with the same bytes in a plain
+/// file.
 fn append_power() -> Result<Row> {
     let folder = Folder::new();
     let store = open(&folder, Durability::Power)?;

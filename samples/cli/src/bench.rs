@@ -65,8 +65,8 @@ pub enum Backend {
     Cuda,
 }
 
-/// Replaces this process by `pagoda-bench` from the folder of its executable, with the same arguments after `bench`. They
-/// were parsed only to check them. Returns only if that fails.
+/// Replaces this process by `pagoda-bench` from the folder of its executable, with the same arguments after `bench`.
+/// They were parsed only to check them. Returns only if that fails.
 pub fn exec() -> Error {
     let program = match std::env::current_exe() {
         Ok(pagoda) => pagoda.with_file_name("pagoda-bench"),

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// The exit code of a command. An error is a line on stderr. If the reader closed our output early, as `head` does, it is a
-/// success.
+/// The exit code of a command. An error is a line on stderr. If the reader closed our output early, as `head` does, it
+/// is a success.
 pub fn exit(result: Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         if CLOSED.load(Ordering::Relaxed) {

@@ -17,8 +17,8 @@
 //! # Ok::<(), pagoda::Error>(())
 //! ```
 //!
-//! Three parts: `batching` schedules jobs of any kind in batches, `exec` runs a model on tensors that are bound in place,
-//! and `rank` is the ranking engine on top of both.
+//! Three parts: `batching` schedules jobs of any kind in batches, `exec` runs a model on tensors that are bound in
+//! place, and `rank` is the ranking engine on top of both.
 
 mod batching;
 mod exec;

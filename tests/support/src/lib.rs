@@ -1,5 +1,5 @@
-//! What tests and benchmarks share: random numbers, temporary folders, and small ONNX graphs. The graphs are written without
-//! Python, by the few parts of ONNX's protobuf format that they need.
+//! What tests and benchmarks share: random numbers, temporary folders, and small ONNX graphs. The graphs are written
+//! without Python, by the few parts of ONNX's protobuf format that they need.
 
 mod blocked;
 mod folder;

@@ -1,5 +1,5 @@
-//! The possible states of a disk after a loss of power, computed from a record of all operations on it. Synced changes are
-//! there. Every other change arrives, does not arrive, or arrives in part.
+//! The possible states of a disk after a loss of power, computed from a record of all operations on it. Synced changes
+//! are there. Every other change arrives, does not arrive, or arrives in part.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;

@@ -116,8 +116,8 @@ impl Bench {
         Ok(())
     }
 
-    /// A request with the events from `start` on. The cached events of a user are always the same; the later ones differ in
-    /// each round. So the number of new events is always the same.
+    /// A request with the events from `start` on. The cached events of a user are always the same; the later ones
+    /// differ in each round. So the number of new events is always the same.
     fn request(&self, user: u64, start: usize, end: usize, candidates: usize, round: u64) -> RankRequest {
         let mut random = Random(user ^ if start == 0 { 0 } else { (round + 1) << 32 });
         let mut keys = |count: usize, below: usize| (0..count).map(|_| random.below(below) as i64).collect::<Vec<_>>();
@@ -143,7 +143,8 @@ impl Bench {
         for request in &requests {
             let answers = Arc::clone(&answers);
             self.engine.rank_async(request, move |response| {
-                // The time is taken in the callback, without the wake-up of this thread, which only the last callback does.
+                // The time is taken in the callback, without the wake-up of this thread, which only the last callback
+                // does.
                 let at = Instant::now();
                 let mut all = answers.0.lock().expect("not poisoned");
                 all.push((at, response));

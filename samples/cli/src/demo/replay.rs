@@ -59,8 +59,8 @@ pub fn columns(engine: &Engine) -> Result<[usize; 2]> {
     }
 }
 
-/// Sends a request to both engines at every moment of every user, in order of time. The engines alternate, so that both see
-/// the same load of the machine. The engine with the cache gets the new events, the other one the whole history.
+/// Sends a request to both engines at every moment of every user, in order of time. The engines alternate, so that both
+/// see the same load of the machine. The engine with the cache gets the new events, the other one the whole history.
 pub fn replay(data: &Data, cached: &Engine, plain: &Engine, progress: &Progress) -> Result<Replay> {
     let columns = columns(cached)?;
     let mut moments: Vec<(&User, usize)> =

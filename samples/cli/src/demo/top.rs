@@ -42,7 +42,8 @@ pub struct Recommended {
     pub seconds_later: Option<i64>,
 }
 
-/// Ranks all movies that a user has not rated, in the middle of the user's history. The engine forgets the user afterwards.
+/// Ranks all movies that a user has not rated, in the middle of the user's history. The engine forgets the user
+/// afterwards.
 pub fn ten(data: &Data, engine: &Engine, user: Option<u64>) -> Result<Top> {
     let user = chosen(data, user)?;
     let half = user.movies.len() / 2;

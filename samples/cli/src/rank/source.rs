@@ -9,8 +9,8 @@ use pagoda::{Error, Result, Status};
 use crate::progress::Progress;
 use crate::words::bytes;
 
-/// The maximum bytes of a line. A line is in memory as a whole, and its parsed form can take 16 times as much. A history of a
-/// million events is shorter. Without a limit, input without a newline would use up all memory.
+/// The maximum bytes of a line. A line is in memory as a whole, and its parsed form can take 16 times as much. A
+/// history of a million events is shorter. Without a limit, input without a newline would use up all memory.
 const LONGEST_LINE: usize = 64 << 20;
 
 /// The byte order mark, which programs on Windows write.

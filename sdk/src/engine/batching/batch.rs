@@ -9,8 +9,8 @@ use super::scheduler::Scheduler;
 use super::{Member, Outcome, Runner, Taken, catch_panic, time_left};
 use crate::error::{Error, Status};
 
-/// How long a worker spins for the next job of a batch before it sleeps. Concurrent jobs arrive within microseconds, and a
-/// wake-up takes longer than that.
+/// How long a worker spins for the next job of a batch before it sleeps. Concurrent jobs arrive within microseconds,
+/// and a wake-up takes longer than that.
 const SPIN_IN_WINDOW: Duration = Duration::from_micros(20);
 
 /// A batch that is being formed.
@@ -40,9 +40,9 @@ enum NextJob<R: Runner> {
 }
 
 impl<R: Runner> Scheduler<R> {
-    /// Takes jobs while they fit into one batch, and prepares them. `coalesce`: waits for more jobs during the coalescing
-    /// window. `None`: all jobs are back in the queue, because none arrived within the spin time, one can not run, or one
-    /// was cancelled. So a sleeping worker holds no job.
+    /// Takes jobs while they fit into one batch, and prepares them. `coalesce`: waits for more jobs during the
+    /// coalescing window. `None`: all jobs are back in the queue, because none arrived within the spin time, one can
+    /// not run, or one was cancelled. So a sleeping worker holds no job.
     pub(in super::super) fn form_batch(
         &self,
         workspace: &mut R::Workspace,
@@ -178,8 +178,8 @@ impl<R: Runner> Scheduler<R> {
         }
     }
 
-    /// Puts a batch back, and a job that was rejected. `no_arrivals_since`: no worker forms the same batch again before the
-    /// count of arrivals exceeds this.
+    /// Puts a batch back, and a job that was rejected. `no_arrivals_since`: no worker forms the same batch again before
+    /// the count of arrivals exceeds this.
     fn put_back_all(
         &self,
         batch: Vec<Member<R>>,

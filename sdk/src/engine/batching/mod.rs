@@ -1,7 +1,7 @@
 //! Batching: a bounded queue, worker threads that run batches of jobs, deadlines and cancellation.
 //!
-//! Nothing here knows what a job computes: a [`Runner`] does that. The [`Scheduler`] decides which jobs run together and
-//! when. A [`Pending`] is a job that has not ended yet.
+//! Nothing here knows what a job computes: a [`Runner`] does that. The [`Scheduler`] decides which jobs run together
+//! and when. A [`Pending`] is a job that has not ended yet.
 
 mod batch;
 mod counters;

@@ -207,8 +207,8 @@ impl<J: Job, W: Default> Queue<J, W> {
         None
     }
 
-    /// The job of this key has ended. The next job of the key becomes ready, behind those that are ready already. Returns
-    /// whether there is one.
+    /// The job of this key has ended. The next job of the key becomes ready, behind those that are ready already.
+    /// Returns whether there is one.
     pub(in super::super) fn release_key(&mut self, key: J::Key) -> bool {
         let next = self.by_key.get_mut(&key).and_then(VecDeque::pop_front);
         let follows = next.is_some();
@@ -317,8 +317,8 @@ mod tests {
     fn a_batch_that_is_put_back_is_behind_older_jobs() {
         let mut queue = Queue::new(2, 4);
         requests(4).into_iter().for_each(|pending| assert!(queue.push(pending).unwrap()));
-        // One worker has taken the first and the last job, another one coalesces the rest. They are put back in the order
-        // first, rest, last.
+        // One worker has taken the first and the last job, another one coalesces the rest. They are put back in the
+        // order first, rest, last.
         let first = queue.take(true).unwrap();
         queue.coalescing = true;
         let batch: Vec<_> = (0..2).map(|_| queue.coalesce().unwrap()).collect();

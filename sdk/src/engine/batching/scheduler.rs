@@ -48,8 +48,8 @@ pub(in super::super) struct Scheduler<R: Runner> {
 pub(in super::super) struct Workers(Vec<Worker>);
 
 impl Workers {
-    /// Waits for their ends, after [`Scheduler::stop`]. A callback that drops the engine runs on one of them, which does
-    /// not wait for itself.
+    /// Waits for their ends, after [`Scheduler::stop`]. A callback that drops the engine runs on one of them, which
+    /// does not wait for itself.
     pub(in super::super) fn join(&mut self) {
         self.0.clear();
     }
@@ -91,8 +91,8 @@ impl<R: Runner> Scheduler<R> {
         (!queue.is_taken(key)).then(work)
     }
 
-    /// Runs a job on this thread if the queue is empty and an instance is idle. Otherwise appends it to the queue. A job
-    /// that can end early is always queued: a thread that runs a batch can not return before the run ends.
+    /// Runs a job on this thread if the queue is empty and an instance is idle. Otherwise appends it to the queue. A
+    /// job that can end early is always queued: a thread that runs a batch can not return before the run ends.
     pub(in super::super) fn run_or_queue(&self, pending: &Arc<Pending<R::Job>>) -> Result<()> {
         let mut queue = self.lock();
         let at_once =
@@ -119,8 +119,8 @@ impl<R: Runner> Scheduler<R> {
         mut queue: MutexGuard<'_, Queue<R::Job, R::Workspace>>,
         pending: Arc<Pending<R::Job>>,
     ) -> Result<()> {
-        // The first job has woken a worker, which waits for the coalescing window. Later jobs do not wake it again, except
-        // the one that fills the batch.
+        // The first job has woken a worker, which waits for the coalescing window. Later jobs do not wake it again,
+        // except the one that fills the batch.
         let attended = !self.limits.max_delay.is_zero() && queue.is_attended();
         let pushed = queue.push(pending);
         if let Ok(true) = pushed {
@@ -158,8 +158,8 @@ impl<R: Runner> Scheduler<R> {
             let left = time_left(self.limits.max_delay, first.arrived);
             let coalesce = !left.is_zero() && !queue.stop && !queue.can_fill(self.limits.max_batch as usize);
             let no_arrivals = queue.no_arrivals_since == Some(self.pushed.load(Ordering::Relaxed));
-            // The coalescing worker takes these jobs. This worker takes them if that takes too long, or if they fill another
-            // batch.
+            // The coalescing worker takes these jobs. This worker takes them if that takes too long, or if they fill
+            // another batch.
             if coalesce && (queue.coalescing || no_arrivals) {
                 queue = self.sleep_for(queue, left);
                 continue;
@@ -203,8 +203,8 @@ impl<R: Runner> Scheduler<R> {
         self.changed.notify_all();
     }
 
-    /// Forms a batch, runs it, and delivers the outcomes. Returns whether there were any. `first` is the caller's own job,
-    /// on a caller's thread. `coalesce`: waits for other jobs during the coalescing window.
+    /// Forms a batch, runs it, and delivers the outcomes. Returns whether there were any. `first` is the caller's own
+    /// job, on a caller's thread. `coalesce`: waits for other jobs during the coalescing window.
     fn run_next_batch(&self, mut workspace: R::Workspace, first: Option<Taken<R::Job>>, coalesce: bool) -> bool {
         let mut outcomes = Vec::new();
         let formed = self.form_batch(&mut workspace, first, coalesce, &mut outcomes);

@@ -34,8 +34,8 @@ enum Slot {
 
 /// A shape with its tensors on the GPU.
 struct BoundShape {
-    /// Two variants: without copies into the pools in flight, and with them. The second waits before the attention of each
-    /// layer.
+    /// Two variants: without copies into the pools in flight, and with them. The second waits before the attention of
+    /// each layer.
     graphs: [Graph; 2],
     /// The inputs of a batch, contiguous in pinned memory, so that one asynchronous copy uploads them.
     staging: PinnedMemory,

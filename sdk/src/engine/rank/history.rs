@@ -199,9 +199,9 @@ fn prepare_continuation(
     Ok(Some(PreparedHistory { lease: Some(lease), commits, cached, recalled: None }))
 }
 
-/// Whether a history is a prefix of a longer cached one. The longer one then stays: the request may be delayed or repeated.
-/// The cache compares whole pages; the rows behind the last whole page are compared with the event log. The user's keys
-/// must be known to be equal, because a later request need not send them again.
+/// Whether a history is a prefix of a longer cached one. The longer one then stays: the request may be delayed or
+/// repeated. The cache compares whole pages; the rows behind the last whole page are compared with the event log. The
+/// user's keys must be known to be equal, because a later request need not send them again.
 fn is_prefix_of_cached(work: &PreparedRequest, before: u64, cached: u64, remembered: &EventLog) -> bool {
     let (layout, page) = (&work.serving.layout, u64::from(work.serving.folder.kv.page_size));
     let same_keys = || {

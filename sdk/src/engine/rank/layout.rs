@@ -157,8 +157,8 @@ pub(super) struct HistoryRows<'a> {
 }
 
 impl<'a> HistoryRows<'a> {
-    /// Appends a fingerprint for each row: a hash of everything that the model reads of it. Works feature by feature, as
-    /// [`Self::write_keys`] does.
+    /// Appends a fingerprint for each row: a hash of everything that the model reads of it. Works feature by feature,
+    /// as [`Self::write_keys`] does.
     pub(super) fn fingerprints(&self, to: &mut Vec<u64>) {
         let Self { layout, rows, .. } = self;
         for row in rows.start..rows.end.min(layout.begin_rows()) {
@@ -189,8 +189,9 @@ impl<'a> HistoryRows<'a> {
         }
     }
 
-    /// Writes the keys of each row to the columns of their features, starting at index `at`. Feature by feature is several
-    /// times as fast as row by row. `known`: no key of an event needs a default row, see [`FeatureKeys::check`].
+    /// Writes the keys of each row to the columns of their features, starting at index `at`. Feature by feature is
+    /// several times as fast as row by row. `known`: no key of an event needs a default row, see
+    /// [`FeatureKeys::check`].
     pub(super) fn write_keys(&self, at: usize, columns: &mut [Vec<i64>], known: bool) -> Result<()> {
         let Self { layout, rows, .. } = self;
         let place = |row: u64| at + (row - rows.start) as usize;
@@ -263,8 +264,8 @@ impl Cell {
         mix(hash ^ self.feature as u64)
     }
 
-    /// Calls `each` for each of `to` with its key, of `width` numbers each. Branches on the source of the key once, outside
-    /// the loop.
+    /// Calls `each` for each of `to` with its key, of `width` numbers each. Branches on the source of the key once,
+    /// outside the loop.
     fn for_each<T>(&self, to: impl Iterator<Item = T>, numbers: &[i64], width: usize, mut each: impl FnMut(T, i64)) {
         match self.key {
             KeySource::Fixed(key) => to.take(numbers.len() / width).for_each(|to| each(to, key)),

@@ -38,14 +38,14 @@ use crate::runtime::{Model, Watcher, cancelled};
 use crate::store::{DiskStore, HostStore, Store, Ticket};
 use crate::sync::Mutex;
 
-/// How many users are forgotten before each wait for the store. Large enough to amortise the wait, small enough that writes
-/// of other users are not delayed for long.
+/// How many users are forgotten before each wait for the store. Large enough to amortise the wait, small enough that
+/// writes of other users are not delayed for long.
 const FORGET_CHUNK: usize = 4096;
 
 /// An engine that serves one model folder. Any number of threads may use it at the same time.
 ///
-/// Dropping it answers the waiting requests, and writes the cached keys and values to the store, if there is one. It may
-/// be dropped inside one of its own callbacks. Then what that request uses is closed after the callback returns.
+/// Dropping it answers the waiting requests, and writes the cached keys and values to the store, if there is one. It
+/// may be dropped inside one of its own callbacks. Then what that request uses is closed after the callback returns.
 pub struct Engine {
     scheduler: Arc<Scheduler<Ranker>>,
     workers: Workers,
@@ -58,8 +58,8 @@ impl Engine {
     /// Opens a model folder and everything under it, and runs the model once.
     ///
     /// # Errors
-    /// As [`ModelFolder::open`], [`Model::open`], and the errors of opening stores, caches and tables. INVALID_ARGUMENT for
-    /// invalid options.
+    /// As [`ModelFolder::open`], [`Model::open`], and the errors of opening stores, caches and tables. INVALID_ARGUMENT
+    /// for invalid options.
     pub fn open(folder: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
         check(&options)?;
         let folder = ModelFolder::open(folder)?;
@@ -84,14 +84,14 @@ impl Engine {
     ///
     /// # Errors
     /// - INVALID_ARGUMENT: the request is invalid.
-    /// - NOT_FOUND: the model does not have a feature, or there is a gap: the engine does not know the events before `start`.
-    ///   Send the whole history.
+    /// - NOT_FOUND: the model does not have a feature, or there is a gap: the engine does not know the events before
+    ///   `start`. Send the whole history.
     /// - CAPACITY: too many requests wait, or the history is larger than the cache.
     /// - CANCELLED: the request was cancelled, or its timeout is over.
     /// - RUNTIME: the model failed.
     ///
-    /// A request that fails does not affect others, and nothing of it is kept. One exception: if it was cancelled or timed
-    /// out while it ran in a batch with others, its events may be kept.
+    /// A request that fails does not affect others, and nothing of it is kept. One exception: if it was cancelled or
+    /// timed out while it ran in a batch with others, its events may be kept.
     pub fn rank(&self, request: &RankRequest) -> Result<RankResponse> {
         let pending = self.new_pending(request, false)?;
         if let Err(error) = self.scheduler.run_or_queue(&pending) {
@@ -101,8 +101,8 @@ impl Engine {
     }
 
     /// Answers a request asynchronously. `done` is called once, on a worker thread of the engine or on the thread that
-    /// cancels the request. An invalid request is an error of this function, and `done` is not called. `done` must not wait
-    /// for other requests of this engine: they may need the same thread.
+    /// cancels the request. An invalid request is an error of this function, and `done` is not called. `done` must not
+    /// wait for other requests of this engine: they may need the same thread.
     ///
     /// # Errors
     /// As [`Engine::rank`]. Errors that occur while the request runs go to `done`.
@@ -137,9 +137,9 @@ impl Engine {
     }
 
     /// Serves another model folder from now on. The new model is opened and warmed up beside the old one. Requests that
-    /// arrived earlier end on the old model. No request fails. The new model uses no keys and values of the old one. If the
-    /// features differ, the remembered events are dropped, also for requests that arrived earlier. If the swap fails,
-    /// nothing changes. A folder with the version that is served already changes nothing.
+    /// arrived earlier end on the old model. No request fails. The new model uses no keys and values of the old one. If
+    /// the features differ, the remembered events are dropped, also for requests that arrived earlier. If the swap
+    /// fails, nothing changes. A folder with the version that is served already changes nothing.
     ///
     /// # Errors
     /// As [`Engine::open`]. BUSY if another cache on the same store serves that version, or has not closed it yet.
@@ -170,9 +170,9 @@ impl Engine {
     }
 
     /// Forgets users: their events, and their keys and values of the version that is served now, in memory and in the
-    /// store. Keys and values of other versions stay in the store: forget the users again while those versions are served.
-    /// Returns how many of the users were known. BUSY if a user has a request that runs or is being added to a batch. After
-    /// an error some users may be forgotten: repeat the call.
+    /// store. Keys and values of other versions stay in the store: forget the users again while those versions are
+    /// served. Returns how many of the users were known. BUSY if a user has a request that runs or is being added to a
+    /// batch. After an error some users may be forgotten: repeat the call.
     pub fn forget(&self, users: &[u64]) -> Result<usize> {
         let serving = self.ranker().current();
         let mut known = 0;
@@ -252,8 +252,8 @@ impl Drop for Engine {
     }
 }
 
-/// Forgets the events of a user. Returns whether there were any. Meanwhile no worker can take a request of that user, which
-/// would record the events again.
+/// Forgets the events of a user. Returns whether there were any. Meanwhile no worker can take a request of that user,
+/// which would record the events again.
 fn forget_events(scheduler: &Scheduler<Ranker>, user: u64) -> Result<bool> {
     let forgotten = scheduler.with_idle_key(user, || scheduler.runner.events.forget(user));
     forgotten.ok_or_else(|| {

@@ -110,8 +110,8 @@ impl PreparedRequest {
     }
 }
 
-/// Interleaves columns: `width` numbers for each row, of which the first are the keys of `features`. Returns also whether no
-/// key needs a default row.
+/// Interleaves columns: `width` numbers for each row, of which the first are the keys of `features`. Returns also
+/// whether no key needs a default row.
 fn interleave(
     argument: &str,
     columns: &Columns,

@@ -53,13 +53,13 @@ pub struct Events {
 pub struct RankRequest {
     /// The user.
     pub user: u64,
-    /// The position of the first of `events` in the user's history. `None`: `events` are the whole history, and the engine
-    /// finds out which of them are new.
+    /// The position of the first of `events` in the user's history. `None`: `events` are the whole history, and the
+    /// engine finds out which of them are new.
     pub start: Option<u64>,
     /// The whole history, or its new events. May be empty.
     pub events: Events,
-    /// The key of each user feature. May be empty if `start` is above 0: then they are unchanged. If they are sent, they are
-    /// compared with the remembered ones. Without remembered ones it is a gap.
+    /// The key of each user feature. May be empty if `start` is above 0: then they are unchanged. If they are sent,
+    /// they are compared with the remembered ones. Without remembered ones it is a gap.
     pub user_keys: Vec<(String, i64)>,
     /// The keys of each item feature, one for each candidate.
     pub candidates: Columns,

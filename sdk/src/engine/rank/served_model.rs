@@ -9,7 +9,8 @@ use super::open_model::OpenModel;
 use crate::error::Result;
 use crate::sync::{Mutex, Worker};
 
-/// An open model. After [`ModelCloser::retire`] its last reference hands it to the closing thread instead of closing it.
+/// An open model. After [`ModelCloser::retire`] its last reference hands it to the closing thread instead of closing
+/// it.
 pub(super) struct ServedModel {
     /// `None` only while it is dropped.
     model: Option<OpenModel>,
@@ -43,7 +44,8 @@ impl Drop for ServedModel {
     }
 }
 
-/// Closes models on a thread of its own, because closing a cache may take a while. The thread starts with the first swap.
+/// Closes models on a thread of its own, because closing a cache may take a while. The thread starts with the first
+/// swap.
 #[derive(Default)]
 pub(super) struct ModelCloser {
     thread: Mutex<Option<(Sender<OpenModel>, Worker)>>,

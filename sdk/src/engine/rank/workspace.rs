@@ -74,8 +74,8 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
     };
-    // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other runs
-    // may read.
+    // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other
+    // runs may read.
     unsafe { exec::run(&bound, serving.graphs.as_ref(), &workspace.sizes(), &inputs, scores, cancel) }
 }
 
@@ -198,8 +198,8 @@ mod tests {
         let serving = serving(&options(), None);
         let remembered = EventLog::new(1 << 20, &serving.layout.signature);
         let mut workspace = Workspace::default();
-        // The whole history; new events; some events again; some changed, so that the earlier ones are recalled; the whole
-        // history again; nothing new; a change where a page begins.
+        // The whole history; new events; some events again; some changed, so that the earlier ones are recalled; the
+        // whole history again; nothing new; a change where a page begins.
         let steps: [(u64, &[i64], bool); 7] = [
             (0, &[3, 4, 5, 6, 7], false),
             (5, &[8, 9], true),
