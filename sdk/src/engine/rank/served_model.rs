@@ -13,17 +13,17 @@ use crate::sync::{Mutex, Worker};
 /// it.
 pub(super) struct ServedModel {
     /// `None` only while it is dropped.
-    model: Option<OpenModel>,
+    open: Option<OpenModel>,
     closer: OnceLock<Sender<OpenModel>>,
 }
 
 impl ServedModel {
     pub(super) fn new(model: OpenModel) -> Self {
-        Self { model: Some(model), closer: OnceLock::new() }
+        Self { open: Some(model), closer: OnceLock::new() }
     }
 
     pub(super) fn get_mut(&mut self) -> &mut OpenModel {
-        self.model.as_mut().expect("it is there until it is dropped")
+        self.open.as_mut().expect("it is there until it is dropped")
     }
 }
 
@@ -31,13 +31,13 @@ impl Deref for ServedModel {
     type Target = OpenModel;
 
     fn deref(&self) -> &OpenModel {
-        self.model.as_ref().expect("it is there until it is dropped")
+        self.open.as_ref().expect("it is there until it is dropped")
     }
 }
 
 impl Drop for ServedModel {
     fn drop(&mut self) {
-        if let (Some(closer), Some(model)) = (self.closer.take(), self.model.take()) {
+        if let (Some(closer), Some(model)) = (self.closer.take(), self.open.take()) {
             // Without the thread the model is closed here.
             drop(closer.send(model));
         }
@@ -99,4 +99,25 @@ fn start() -> Result<(Sender<OpenModel>, Worker)> {
         }
     })?;
     Ok((closer, worker))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{options, serving};
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "opens a model")]
+    fn a_retired_model_is_closed_after_its_last_reference() {
+        let (closer, served) = (ModelCloser::default(), serving(&options(), None));
+        let (session, in_use) = (Arc::downgrade(&served.model), Arc::clone(&served));
+        closer.retire(served);
+        assert_eq!(session.strong_count(), 1, "a request still uses it");
+        drop(in_use);
+        closer.join();
+        assert_eq!(session.strong_count(), 0);
+        // A model that is retired later gets a new thread.
+        closer.retire(serving(&options(), None));
+        closer.join();
+    }
 }
