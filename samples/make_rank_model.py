@@ -1,6 +1,6 @@
 """Writes a model folder of `pagoda bench rank`: python make_rank_model.py target/bench/rank [gpu-1024 | gpu-512]
 
-Ranking models of sizes that are served: 8 HSTU layers (NVIDIA's flavour) of 4 heads, an item and an action added up in each
+Ranking models of realistic sizes: 8 HSTU layers (NVIDIA's flavour) of 4 heads, an item and an action added up in each
 row, two tasks. On the CPU heads of 64 numbers over rows of 256, in f32; on a GPU heads of 256 or 128 over rows of 1024 or
 512, in bf16. Weights are random: times do not depend on them.
 """
@@ -19,7 +19,7 @@ from pagoda.export import export  # noqa: E402
 
 LAYERS, HEADS, HIDDEN = 8, 4, 128
 ITEMS, ACTIONS = 10_000, 8
-# Numbers of a head, the longest history, and what there is of the model's configuration beside what all have.
+# The head size, the longest history, and the parts of the configuration that differ.
 KINDS = {
     "cpu": (64, 4096, {"kv": {"page_size": 32, "type": "f32"}, "lookup": "bag"}),
     "gpu-1024": (256, 4352, {"kv": {"page_size": 64}, "compute": "bf16", "lookup": "gather"}),
@@ -48,7 +48,7 @@ def config(head_size, history, others):
 
 
 def weights(head_size, history):
-    """Random, of a size that keeps what goes through them at about the size it had."""
+    """Random weights that keep the magnitude of what they are multiplied with."""
     size = width = HEADS * head_size
     shapes = {"positions.weight": (history, size), "head.0.weight": (HIDDEN, size), "head.0.bias": (HIDDEN,)}
     shapes |= {"head.2.weight": (2, HIDDEN), "head.2.bias": (2,)}

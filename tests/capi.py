@@ -1,7 +1,7 @@
 """libpagoda.so through ctypes, with every prototype read out of include/pagoda.h.
 
-Nothing here is a list of functions: one that is added to the header is called, misused and made to panic by the tests
-without anyone remembering it, and one that the tests can not make a good call of fails them.
+There is no list of functions here. The tests call and misuse every function of the header, and make it panic, also a
+new one. If they can not make a good call of a function, they fail.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What the Python tests share: other processes to run things in that may crash."""
+"""What the Python tests share: other processes, for calls that may crash."""
 
 import faulthandler
 import multiprocessing
@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bindings/python"))
 
-# Longer than anything takes on a busy machine: what takes longer hangs.
+# Longer than any test takes on a busy machine: a longer one hangs.
 HANGS = 300
 
 

@@ -1,4 +1,4 @@
-"""`pagoda inspect`: a model folder in words and in JSON, and no folder that is not whole."""
+"""`pagoda inspect`: a model folder as text and as JSON, and damaged folders."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def test_a_folder_in_words(made):  # noqa: F811
         "of 10 users with 12 events each 60.0 KiB",
     ):
         assert expected in words, expected
-    # The request it shows is one that is answered.
+    # The request that it shows can be answered.
     example = re.search(r"^request (.*)$", words, re.M)[1]
     done, [answer] = rank(folder, [example + "\n"])
     assert done.returncode == 0 and answer["candidates"] == 2

@@ -1,4 +1,4 @@
-"""`pagoda rank`: scores as the formulas have them, one clear line for whatever is wrong, the command line."""
+"""`pagoda rank`: scores as the formulas compute them, one clear line for each error, the command line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The operators around the layers in Python's ONNX Runtime: numbers, no rows, and what is wrong with a call in words."""
+"""The operators around the layers in Python's ONNX Runtime: results, empty inputs, and error messages."""
 
 import ml_dtypes
 import numpy as np

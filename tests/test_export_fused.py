@@ -140,7 +140,7 @@ def test_a_layer_of_an_mlp_is_one_operator_with_its_activation(made):
     assert own == ["none", "none", "tanh", "none"]
     rest = Counter(node.op_type for node in nodes)
     assert (rest["Erf"], rest["LayerNormalization"], rest["Sigmoid"], rest["Tanh"]) == (1, 1, 1, 0)
-    # In f32 whoever opens a model says whether TF32 will do.
+    # In f32 the options of the model decide on TF32.
     for changes in {}, {"fused": True}:
         own, nodes = layers(**two, **changes)
         assert not own and sum(node.op_type == "Gemm" for node in nodes) >= 2
@@ -154,7 +154,7 @@ def test_every_activation_of_a_layer_in_half_precision(made, compute, tolerance)
     check(made, config, {"ragged": RAGGED, "nobody": [], "no candidates": [(5, 0)]}, tolerance)
 
 
-def test_scores_do_not_depend_on_who_else_is_in_the_batch(made):
+def test_scores_do_not_depend_on_the_rest_of_the_batch(made):
     config = settings("meta", compute="bf16")
     folder, users = made(config, tensors(config)), people(config, [(9, 3), (30, 40), (2, 1)])
     together = Engine(folder, users).run()

@@ -1,5 +1,5 @@
-"""The cache of keys and values and its store, through pagoda.h and with a real model: what is remembered gives what
-computing it anew gives, and what comes back from the store or after a restart gives the same to the bit."""
+"""The KV cache and its store, through pagoda.h and with a real model: cached histories give the scores of recomputed
+ones, and histories from the store, also after a restart, give the same bits."""
 
 import ctypes
 import os
@@ -83,7 +83,7 @@ class Cache:
         return list(zip(starts, lengths, tiers))
 
     def count(self, what, users, *more):
-        """Calls evict, offload or prefetch. `users` None: everyone."""
+        """Calls evict, offload or prefetch. `users` None: all users."""
         numbers = None if users is None else (ctypes.c_uint64 * max(len(users), 1))(*users)
         list_of = (None, 0) if users is None else (address(numbers), len(users))
         done = ctypes.c_size_t()
@@ -215,13 +215,13 @@ def test_what_is_remembered_is_what_is_computed(pagoda, model, model_bytes, tmp_
     assert cache.stats().tokens_from_store == sum(map(len, HISTORIES.values()))
     assert {tier for _, _, tier in cache.lookup(*HISTORIES)} == {C["PAGODA_TIER_RESIDENT"]}
 
-    # While it is open here no one else gets it, in this process or in another.
+    # While it is open here, it can not be opened again, in this process or in another.
     failure = failing(open_store, pagoda, tmp_path / "a store")
     assert (failure.status, failure.argument) == (BUSY, "path")
     assert f"is in use by process {os.getpid()}" in failure.message
     assert release_process.run(status_of_opening, str(tmp_path / "a store")) == BUSY
 
-    # Free everything, and go on: in this process, then in another.
+    # Free everything, and continue: in this process, then in another.
     cache.close()
     pagoda.free("pagoda_store", store)
     store = open_store(pagoda, tmp_path / "a store")
@@ -357,7 +357,7 @@ def test_options_of_the_first_header_are_of_host_memory(pagoda):
     pagoda.free("pagoda_kv_cache", cache)
 
 
-def test_a_batch_of_no_one_is_fine(pagoda, cache):
+def test_an_empty_batch_is_fine(pagoda, cache):
     lease = pagoda.make("pagoda_kv_cache_prepare", cache.handle, None, 0)
     pagoda.call("pagoda_kv_lease_commit", lease, 1)
     pagoda.free("pagoda_kv_lease", lease)
@@ -407,7 +407,7 @@ def test_a_lease_outlives_its_cache_and_a_cache_its_store(pagoda, model, tmp_pat
     pagoda.call("pagoda_kv_lease_wait", lease, -1)
     pagoda.call("pagoda_kv_lease_commit", lease, 1)
     pagoda.free("pagoda_kv_lease", lease)
-    # The last one who used it has closed it.
+    # The last reference has closed it.
     store = open_store(pagoda, tmp_path)
     cache = Cache(pagoda, store)
     assert cache.lookup(1) == [(0, 4, C["PAGODA_TIER_STORE"])]
@@ -455,7 +455,7 @@ def test_users_leave_tiers_and_come_back(pagoda, tmp_path):
     cache = Cache(pagoda, store, offload=C["PAGODA_OFFLOAD_BY_HAND"], onload_in_background=1, onload_threads=1)
     cache.add(*((user, 0, 10, 0) for user in range(4)))
     tier = lambda: [tier for _, _, tier in cache.lookup(0, 1, 2, 3)]  # noqa: E731
-    assert cache.count("offload", []) == 0, "a list that is empty and not NULL means no one"
+    assert cache.count("offload", []) == 0, "a list that is empty and not NULL means no user"
     assert cache.count("offload", [0, 1]) == 2
     assert cache.count("offload", None) == 2
     assert cache.count("offload", None) == 0

@@ -213,7 +213,7 @@ def test_a_fetched_file_that_is_another_is_refused(tmp_path):
     files = {"ml-100k.inter": fetch.digest(b"not it")}
     fetch.unpack(wheel, tmp_path, files)
     assert (tmp_path / "ml-100k.inter").read_text() == "not it"
-    # Whole already: no one asks the registry.
+    # Intact already: the registry is not asked.
     assert not fetch.fetch(tmp_path, "no-such-package-anywhere", files)
     with pytest.raises(fetch.FetchError, match="has no recbole/dataset_example/ml-100k/ml-100k.item"):
         fetch.unpack(wheel, tmp_path, {"ml-100k.item": ""})
@@ -221,7 +221,7 @@ def test_a_fetched_file_that_is_another_is_refused(tmp_path):
 
 
 def test_a_registry_that_can_not_be_reached_is_said(tmp_path):
-    """Through the command, with an address where nobody answers."""
+    """Through the command, with an address that does not answer."""
     environment = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     done = subprocess.run(
         [PYTHON, HERE / "fetch.py", tmp_path / "data"], capture_output=True, text=True, env=environment

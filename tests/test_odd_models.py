@@ -185,7 +185,7 @@ def test_two_outputs_over_one_memory_are_refused(pagoda, opened):
 
 
 def shape_of_what_can_not_be_read():
-    """Runs a model that asks for nothing but the shape of its input, over memory that no one may read."""
+    """Runs a model that uses only the shape of its input, over memory that can not be read."""
     pagoda, libc = capi.pagoda, ctypes.CDLL(None)
     node = helper.make_node("Shape", ["x"], ["y"])
     model = pagoda.open(graph([node], {"x": (FLOAT, ["N"])}, {"y": (TensorProto.INT64, [1])}))

@@ -53,7 +53,7 @@ def test_a_user_is_remembered_from_one_run_to_the_next(tmp_path):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_valgrind_has_nothing_to_say(program):
+def test_valgrind_finds_nothing(program):
     result = run(program, *VALGRIND)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -68,8 +68,8 @@ def test_a_missing_onnx_runtime_is_told():
     assert result.returncode == 1 and "/nowhere.so: cannot open shared object file" in result.stderr
 
 
-def test_onnx_runtime_reports_to_no_one(tmp_path):
-    # It keeps quiet by itself where it takes itself to be in CI.
+def test_onnx_runtime_sends_no_telemetry(tmp_path):
+    # It is off by itself in what looks like CI.
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
     result = run("hello-c", env={**environment, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)})
     assert result.returncode == 0

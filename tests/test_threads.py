@@ -1,4 +1,4 @@
-"""One model, many threads: results, callbacks, cancels, frees and the log at the same time."""
+"""One model, many threads: results, callbacks, cancels, frees and the log, concurrently."""
 
 import ctypes
 import threading
@@ -167,7 +167,7 @@ def asynchronous_runs():
             inputs = (ctypes.c_void_p * 2)(x, x)
             given = address(names[0]), address(inputs), 2, address(names[1]), address(none), 1, None, callback, number
             pagoda.call("pagoda_model_run_async", world.model, *given)
-            pagoda.free("pagoda_tensor", x)  # As the header allows: the run holds on to it.
+            pagoda.free("pagoda_tensor", x)  # As the header allows: the run keeps a reference.
 
     together(*(lambda first=thread * each + 1: submit(first) for thread in range(THREADS)))
     assert all_seen.wait(PATIENCE), f"{len(seen)} of {THREADS * each} callbacks came"
@@ -175,7 +175,7 @@ def asynchronous_runs():
 
 
 def more_runs_than_may_wait():
-    """Callbacks that do not return hold up the runs behind them until no more are taken."""
+    """Callbacks that do not return block the runs behind them until the queue is full."""
     pagoda, world, limit = capi.pagoda, capi.world, 100_000
     go_on, ended, statuses = threading.Event(), threading.Semaphore(0), set()
     result = np.zeros([2, 2], np.float32)

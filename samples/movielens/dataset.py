@@ -1,7 +1,7 @@
 """MovieLens-100K as events of users, split by time, and the predictions that the model is judged by. NumPy alone.
 
 A *moment* is a second in which a user rated one or more movies. At a moment all ratings of this user from earlier
-seconds are known, and nothing else: neither what happens in this second nor later, nor any later rating of anyone. To
+seconds are known, and nothing else: neither what happens in this second or later, nor any later rating of other users. To
 be predicted are the movies rated in this second (`rated`: positive for "will rate", and their stars for "rated 4 or
 more") among movies drawn at random from those that the user has not rated up to and in this second (`others`: negative
 for "will rate"). Moments before the split train the model; those at the split and after test it.
@@ -21,7 +21,7 @@ TASKS = ("rated 4 or more", "will rate")
 
 @dataclass(frozen=True)
 class Events:
-    """What one user rated, in order of time; in one second in the order of the file, which means nothing."""
+    """The ratings of one user, in order of time; within one second in the order of the file, which has no meaning."""
 
     user: int
     movies: np.ndarray
@@ -94,7 +94,7 @@ def split_time(users, part=TRAIN_PART):
 
 
 def before(users, time):
-    """The users with what they rated before that second; without those who had not come yet."""
+    """The users with their ratings before that second, without users that have none."""
     made = []
     for user in users:
         count = int(np.searchsorted(user.times, time))
@@ -129,7 +129,7 @@ def rated_by_then(user, movies):
 
 
 def draw(items, count, *seeds):
-    """Some of the items, each at most once: always the same for the same seeds, whatever NumPy's version is."""
+    """Some of the items, each at most once: always the same for the same seeds, with any version of NumPy."""
     state = 0
     for seed in seeds:
         state = int(mix(np.array([(state + seed) % 2**64], np.uint64))[0])
@@ -146,7 +146,7 @@ def mix(x):
 
 
 def labels(user, moment):
-    """Of a moment's candidates, the rated ones first: their labels per task; NaN where a task does not ask."""
+    """The labels of a moment's candidates by task, the rated ones first; NaN where a task has none."""
     stars = user.ratings[moment.events : moment.events + moment.rated]
     made = np.zeros([moment.rated + len(moment.others), len(TASKS)])
     made[: moment.rated] = np.stack([stars >= 4, np.ones_like(stars)], axis=1)

@@ -1,7 +1,7 @@
 """Fetches MovieLens-100K: python fetch.py target/demo/movielens/data
 
-The data comes out of the wheel of the package recbole, which pip finds by its name. Needs Python and pip alone. The
-data is for research, and not ours to pass on (README.md): it is fetched by whoever runs this, and never committed.
+The data is in the wheel of the package recbole, which pip finds by its name. Needs only Python and pip. The data is for
+research, and we may not distribute it (README.md): so it is fetched, and never committed.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGE = "recbole==1.2.0"
 FOLDER = "recbole/dataset_example/ml-100k/"
-# SHA-256 of what is taken out of the wheel.
+# SHA-256 of the files from the wheel.
 FILES = {
     "ml-100k.inter": "d4832a77576cb5a480517a9554eef1872331f1ba780ddcd3f4bf956d562ccfc2",
     "ml-100k.item": "d464074b022a10862d32e8885d298ad09464733be6effaf4bd26761995afea38",
@@ -26,7 +26,7 @@ class FetchError(Exception):
 
 
 def fetch(out, package=PACKAGE, files=FILES):
-    """Puts the files into the folder `out`, unless they are there already and whole."""
+    """Puts the files into the folder `out`, unless they are there already and intact."""
     if all((out / name).is_file() and digest((out / name).read_bytes()) == sha for name, sha in files.items()):
         return False
     out.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def fetch(out, package=PACKAGE, files=FILES):
 def download(package, folder):
     """The path of the package's wheel, freshly downloaded into the folder."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    # Long enough for a slow line, and no longer: whoever has no line at all wants to know.
+    # Long enough for a slow connection, and short enough to report a missing one soon.
     command += ["--only-binary", ":all:", "--timeout", "30", "--retries", "1", "--dest", str(folder), package]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -37,7 +37,7 @@ class Block(nn.Module):
         return history, candidates
 
     def parts(self, x):
-        """u as it is, and v, q and k by head: [B, H, rows, D]."""
+        """u unchanged, and v, q and k by head: [B, H, rows, D]."""
         u, *rest = functional.silu(self.uvqk(self.input_norm(x))).chunk(4, dim=-1)
         return u, *(part.unflatten(-1, (self.heads, self.head_size)).transpose(1, 2) for part in rest)
 
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class Ranker(nn.Module):
-    """`content` [movies, C] says what is known of each movie; it ends up in the table, and serving needs no more."""
+    """`content` [movies, C] has the features of each movie; they are merged into the table, so serving does not need them."""
 
     def __init__(self, config, content, dropout):
         super().__init__()
@@ -98,7 +98,7 @@ class Ranker(nn.Module):
 
 
 def waves(count, size):
-    """Sines and cosines of many lengths: places near one another begin alike, and what was lately is easy to learn."""
+    """Sines and cosines of many lengths: near positions start with similar vectors, which makes recency easy to learn."""
     lengths = torch.exp(torch.linspace(math.log(4), math.log(4 * count), size // 2))
     angles = 2 * math.pi * torch.arange(count)[:, None] / lengths
     return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -5,7 +5,7 @@ evaluation.jsonl  a line for each user of the test: their events, and the moment
                   asked about: [how many events are known, how many follow in that second, the second, [others]]
 movies.json       titles by number
 visits.txt        a few visits of one user, and movies to rank at each: what the samples called `rank` read
-trained.json      what training found out, as it stands beside this file
+trained.json      the results of training, a copy of the file beside this one
 """
 
 import argparse
@@ -41,7 +41,7 @@ def prepare(data, out, trained=HERE / "trained.json"):
     (out / "movies.json").write_text(json.dumps(titles, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
     (out / "visits.txt").write_text(visits(asked, titles, split["seed"]), encoding="utf-8")
     shutil.copyfile(trained, out / "trained.json")
-    # Last, for by this file make knows that all is there.
+    # Last: make takes this file as the sign that all are there.
     (out / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
     return len(lines), count
 

@@ -1,8 +1,8 @@
 """Trains the model of the demo: python train.py target/demo/movielens/data
 
 Writes weights.safetensors and trained.json beside this file. Needs torch, NumPy and safetensors, and a few minutes of
-one core. `--validate` trains on the earlier part of the training set alone and judges by its later part: so the
-settings below were chosen, without a look at the test. README.md has the recipe in words.
+one core. `--validate` trains on the earlier part of the training set and evaluates on its later part. The settings below
+were chosen by it, without the test set. README.md describes the recipe.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from model import Ranker
 HERE = Path(__file__).parent
 SEED = 7
 EPOCHS = 12
-NEGATIVES = 4  # drawn for each rating, anew in each epoch
+NEGATIVES = 4  # drawn for each rating, again in each epoch
 BATCH = 3000  # candidates at most, where one user has fewer
 RATE, DECAY, DROPOUT = 2e-3, 0.05, 0.2
 
 
 def content(movies, count):
-    """What is known of each movie: its genres and the half decade it is from."""
+    """The features of each movie: its genres and its half decade."""
     genres = sorted({genre for movie in movies.values() for genre in movie.genres})
     made = torch.zeros(count, len(genres) + 16)
     for number, movie in movies.items():
@@ -73,7 +73,7 @@ class Batches:
             drawn = self.all_movies[self.generator.integers(len(self.all_movies), size=[count, NEGATIVES])]
             scored[row, :count, 1:] = drawn
             labels[row, :count, 0] = np.stack([user.ratings >= 4, np.ones(count)], axis=1)
-            # Drawn movies that the user has rated by then are no negatives.
+            # Drawn movies that the user has rated by then are not negatives.
             labels[row, :count, 1:, 1] = np.where(dataset.rated_by_then(user, drawn), np.nan, 0)
         tensors = movies, ratings, scored.reshape(len(batch), -1), seen.repeat(1 + NEGATIVES, axis=1)
         return *map(torch.from_numpy, tensors), torch.from_numpy(labels.reshape(len(batch), -1, 2))
@@ -135,7 +135,7 @@ def rounded(model):
 
 
 def samples(model, all_movies, count=20):
-    """Made-up users, of nobody's data, with the scores that they get here: for tests of what is exported."""
+    """Made-up users, not from the data, with their scores here: for tests of the exported model."""
     generator, made = np.random.default_rng(SEED), []
     for number in range(count):
         # None at first, and up to 60.

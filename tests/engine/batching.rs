@@ -1,4 +1,4 @@
-//! Requests that run together.
+//! Requests in one batch.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -11,15 +11,15 @@ use pagoda_test_support::Random;
 
 use crate::cases::{cases, close, open, options};
 
-/// Longer than any test waits: a batch runs when it is full.
+/// A coalescing window longer than any test: a batch runs when it is full.
 const LONG: Duration = Duration::from_secs(60);
 
-/// An engine that runs as soon as so many requests are there.
+/// An engine that runs a batch when it has this many requests.
 fn full(model: &str, max_batch: u32) -> Engine {
     open(model, EngineOptions { max_batch, max_delay: LONG, ..options() })
 }
 
-/// Hands requests over, and gives what comes of each.
+/// Sends requests, and returns a channel for each outcome.
 fn send(engine: &Engine, requests: &[RankRequest]) -> Vec<Receiver<Result<RankResponse, Error>>> {
     let one = |request: &RankRequest| {
         let (told, outcome) = channel();
@@ -34,7 +34,7 @@ fn wait(outcome: &Receiver<Result<RankResponse, Error>>) -> Result<RankResponse,
 }
 
 #[test]
-fn scores_do_not_depend_on_who_else_is_there() {
+fn scores_do_not_depend_on_the_other_requests_of_a_batch() {
     for model in ["gather", "bag", "keyed", "uncached"] {
         let users = cases(model);
         let engine = full(model, users.len() as u32);
@@ -84,7 +84,7 @@ fn many_threads_and_users() {
                 });
             }
         });
-        assert!(batched.into_inner() > 0, "none ran together");
+        assert!(batched.into_inner() > 0, "no batch had two requests");
         let stats = engine.stats();
         assert_eq!((stats.answered, stats.failed, stats.waiting), (threads * rounds, 0, 0));
         assert!(engine.kv_stats().unwrap().evicted_users > 0);
@@ -92,9 +92,9 @@ fn many_threads_and_users() {
 }
 
 #[test]
-fn requests_of_one_user_follow_one_another() {
+fn requests_of_one_user_run_in_order() {
     let case = &cases("gather")[0];
-    // Two instances, which could both take one.
+    // Two instances, each of which could take one.
     let engine = open("gather", EngineOptions { instances: 2, ..options() });
     let requests: Vec<_> = (0..case.len()).map(|event| case.request(event, event + 1)).collect();
     for (event, outcome) in send(&engine, &requests).iter().enumerate() {
@@ -107,15 +107,15 @@ fn requests_of_one_user_follow_one_another() {
 }
 
 #[test]
-fn those_who_come_one_by_one_run_together() {
+fn requests_that_arrive_one_by_one_run_in_one_batch() {
     let users = cases("gather");
-    // Others are free, and do not begin a batch of their own.
+    // The other instances are idle, and do not start a batch of their own.
     let engine = open("gather", EngineOptions { instances: 3, max_batch: 4, max_delay: LONG, ..options() });
     for _ in 0..2 {
         let mut outcomes = Vec::new();
         for case in &users[..4] {
             outcomes.extend(send(&engine, &[case.whole(case.len())]));
-            // Longer than anyone looks out without sleeping.
+            // Longer than a worker spins. The result does not depend on this pause.
             std::thread::sleep(Duration::from_millis(20));
         }
         for (case, outcome) in users.iter().zip(&outcomes) {
@@ -128,7 +128,7 @@ fn those_who_come_one_by_one_run_together() {
 }
 
 #[test]
-fn whoever_comes_while_a_thread_looks_out_or_sleeps_is_served() {
+fn a_request_that_arrives_while_a_worker_spins_or_sleeps_is_answered() {
     let users = cases("gather");
     let model = ModelOptions { sleep_when_idle: false, ..options().model };
     for instances in [1, 3] {
@@ -145,7 +145,7 @@ fn whoever_comes_while_a_thread_looks_out_or_sleeps_is_served() {
 }
 
 #[test]
-fn two_of_one_user_are_not_in_one_batch() {
+fn two_requests_of_one_user_are_not_in_one_batch() {
     let users = cases("gather");
     let engine = full("gather", 2);
     let (one, other) = (&users[0], &users[1]);
@@ -158,7 +158,7 @@ fn two_of_one_user_are_not_in_one_batch() {
 }
 
 #[test]
-fn a_user_with_many_requests_does_not_hold_up_others() {
+fn a_user_with_many_requests_does_not_delay_others() {
     let users = cases("gather");
     let engine = open("gather", EngineOptions { max_batch: 1, ..options() });
     let ended = Arc::new(Mutex::new(Vec::new()));
@@ -169,7 +169,7 @@ fn a_user_with_many_requests_does_not_hold_up_others() {
             ended.lock().unwrap().push(user);
         }
     };
-    // The first answer keeps the one thread that runs batches until everyone is there.
+    // The first callback blocks the only worker until all requests have arrived.
     let (all_are_there, go_on) = channel();
     let first = note(0);
     let waits = move |outcome| {
@@ -185,15 +185,15 @@ fn a_user_with_many_requests_does_not_hold_up_others() {
     all_are_there.send(()).unwrap();
     drop(engine);
     let ended = ended.lock().unwrap();
-    assert_eq!(ended.len(), 22, "closing an engine answers what waits");
-    // Of the one with many, one had run and one may have been next.
+    assert_eq!(ended.len(), 22, "closing an engine answers the waiting requests");
+    // Of the user with many requests, one had run and one may have been next.
     let mut first = ended[..4].to_vec();
     first.sort_unstable();
     assert_eq!(first, [0, 0, 1, 2]);
 }
 
 #[test]
-fn a_request_that_can_not_be_served_fails_alone() {
+fn a_request_that_can_not_run_fails_alone() {
     let users = cases("gather");
     let engine = full("gather", 4);
     let gap = RankRequest { user: 9, ..users[0].request(5, 6) };
@@ -207,7 +207,7 @@ fn a_request_that_can_not_be_served_fails_alone() {
     }
 }
 
-/// A request of a model that looks one event's rating up without a check.
+/// A request of a model that looks up the rating of an event without a check.
 fn with_rating(user: u64, rating: i64) -> RankRequest {
     RankRequest {
         user,
@@ -221,7 +221,7 @@ fn with_rating(user: u64, rating: i64) -> RankRequest {
 }
 
 #[test]
-fn a_run_that_fails_is_the_fault_of_one() {
+fn a_failed_run_fails_only_the_request_that_caused_it() {
     let engine = full("guilty", 3);
     let expected: Vec<_> = {
         let alone = open("guilty", options());
@@ -235,7 +235,7 @@ fn a_run_that_fails_is_the_fault_of_one() {
         for (outcome, expected) in [&outcomes[0], &outcomes[2]].into_iter().zip(&expected) {
             let response = outcome.as_ref().unwrap();
             close(&response.scores, expected, 1e-5);
-            assert_eq!(response.cached_rows, round, "what was computed is kept, of those that did not fail");
+            assert_eq!(response.cached_rows, round, "the rows of the other requests are cached");
         }
         let stats = engine.kv_stats().unwrap();
         assert_eq!(stats.resident_tokens, 2);
@@ -256,7 +256,7 @@ fn a_history_that_is_larger_than_the_cache_fails_alone() {
 }
 
 #[test]
-fn whoever_finds_no_room_waits_for_others_to_end() {
+fn a_request_that_finds_no_room_waits_for_others_to_end() {
     let users = cases("gather");
     let kv = Some(Pages::Count(9));
     for instances in [1, 3] {
@@ -277,7 +277,7 @@ fn whoever_finds_no_room_waits_for_others_to_end() {
 }
 
 #[test]
-fn a_batch_has_no_more_rows_than_it_may() {
+fn a_batch_has_at_most_max_batch_rows() {
     let users = cases("gather");
     let engine = open("gather", EngineOptions { max_batch: 6, max_batch_rows: 60, max_delay: LONG, ..options() });
     let requests: Vec<_> = users.iter().map(|case| case.whole(case.len())).collect();

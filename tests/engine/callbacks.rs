@@ -1,4 +1,4 @@
-//! Who is told on which thread, and what may be done there.
+//! The threads that run callbacks, and what a callback may do.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use pagoda::{Cancel, Status};
 
 use crate::cases::{cases, folder, open, options};
 
-/// A request alone would wait so long for another.
+/// The coalescing window of a request without others.
 const LONG: Duration = Duration::from_secs(60);
-/// What "at once" may take on a machine that has other things to do.
+/// The limit for "at once" on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-/// What ends the request in whose callback an engine is dropped.
+/// What ends the request whose callback drops the engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Answer,
@@ -26,7 +26,7 @@ enum End {
 }
 
 #[test]
-fn an_engine_may_be_dropped_where_it_is_answered() {
+fn an_engine_may_be_dropped_in_a_callback() {
     let users = cases("gather");
     for (swapped, end) in [false, true]
         .into_iter()
@@ -41,7 +41,7 @@ fn an_engine_may_be_dropped_where_it_is_answered() {
         };
         let ((told, outcome), (gone, go_on)) = (channel(), channel());
         let callback = move |response| {
-            // Whoever made the engine has none any more: this one is the last.
+            // The test has dropped its own reference: this one is the last.
             go_on.recv_timeout(SOON).unwrap();
             drop(own);
             told.send(response).unwrap();
@@ -51,7 +51,7 @@ fn an_engine_may_be_dropped_where_it_is_answered() {
             engine.swap(folder("second")).unwrap();
         }
         if end == End::Answer {
-            // Then the batch is full.
+            // This fills the batch.
             engine.rank_async(&users[1].whole(4), |_| ()).unwrap();
         }
         drop(engine);
@@ -68,7 +68,7 @@ fn an_engine_may_be_dropped_where_it_is_answered() {
 }
 
 #[test]
-fn time_limits_hold_when_an_engine_is_dropped_where_it_is_answered() {
+fn time_limits_hold_when_an_engine_is_dropped_in_a_callback() {
     let users = cases("gather");
     let engine = Arc::new(open("gather", EngineOptions { instances: 1, ..options() }));
     let own = Arc::clone(&engine);
@@ -78,7 +78,7 @@ fn time_limits_hold_when_an_engine_is_dropped_where_it_is_answered() {
         in_it.send(()).unwrap();
         go_on.recv_timeout(SOON).unwrap();
         drop(own);
-        // The only thread that answers is here meanwhile.
+        // This blocks the only worker.
         over.send(outcome.recv_timeout(SOON)).unwrap();
     };
     engine.rank_async(&users[0].whole(3), first).unwrap();
@@ -92,7 +92,7 @@ fn time_limits_hold_when_an_engine_is_dropped_where_it_is_answered() {
 }
 
 #[test]
-fn callbacks_are_not_called_by_whoever_waits_for_a_request() {
+fn a_thread_that_waits_for_a_request_runs_no_callbacks() {
     let users = cases("gather");
     let engine = open("gather", options());
     let (seen, stop) = (Arc::new(Mutex::new(BTreeSet::new())), AtomicBool::new(false));
@@ -123,7 +123,7 @@ fn callbacks_are_not_called_by_whoever_waits_for_a_request() {
 }
 
 #[test]
-fn a_cancel_at_the_same_moment_is_said_once_and_not_within_the_call() {
+fn a_concurrent_cancel_is_reported_once_and_not_within_the_call() {
     let users = cases("gather");
     let engine = open("gather", EngineOptions { max_delay: LONG, ..options() });
     let (mut at_once, mut later) = (0, 0);
@@ -147,19 +147,19 @@ fn a_cancel_at_the_same_moment_is_said_once_and_not_within_the_call() {
                     at_once += 1;
                 }
                 Ok(()) => {
-                    let error = outcome.recv_timeout(SOON).expect("it is told").unwrap_err();
+                    let error = outcome.recv_timeout(SOON).expect("the callback is called").unwrap_err();
                     assert_eq!(error.status(), Status::Cancelled);
                     later += 1;
                 }
             }
         });
-        assert!(outcome.try_recv().is_err(), "it is said once");
+        assert!(outcome.try_recv().is_err(), "it is reported once");
     }
     assert_eq!((engine.stats().failed, engine.stats().answered), (at_once + later, 0));
 }
 
 #[test]
-fn a_slow_callback_does_not_keep_others_beyond_their_time() {
+fn a_slow_callback_does_not_delay_the_timeouts_of_others() {
     let users = cases("gather");
     let engine = open("gather", EngineOptions { max_delay: LONG, ..options() });
     let ((in_it, is_in_it), (go, go_on)) = (channel(), channel::<()>());

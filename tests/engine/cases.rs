@@ -1,4 +1,4 @@
-//! The users of tests/data/engine, and what the oracle says of them.
+//! The users of tests/data/engine, and the scores of the oracle.
 
 use std::path::PathBuf;
 
@@ -12,9 +12,9 @@ pub struct Case {
     json: Value,
 }
 
-/// Where a model folder of the tests is.
+/// The path of a model folder of the tests.
 pub fn folder(name: &str) -> PathBuf {
-    // On another machine than the one that built the tests: below the current folder.
+    // On a machine other than the build machine: below the current folder.
     let built = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let root = if built.is_dir() { built } else { PathBuf::from(".") };
     root.join("tests/data/engine").join(name)
@@ -39,17 +39,17 @@ pub fn open(name: &str, options: EngineOptions) -> Engine {
 }
 
 impl Case {
-    /// How many events there are.
+    /// The number of events.
     pub fn len(&self) -> usize {
         self.json["times"].as_array().unwrap().len()
     }
 
-    /// After how many events the scores are known.
+    /// The numbers of events for which the scores are known.
     pub fn steps(&self) -> Vec<usize> {
         self.json["steps"].as_array().unwrap().iter().map(|step| number(&step["events"]) as usize).collect()
     }
 
-    /// The scores after so many events.
+    /// The scores after this number of events.
     pub fn expected(&self, events: usize) -> Vec<f32> {
         let steps = self.json["steps"].as_array().unwrap();
         let step =
@@ -57,7 +57,7 @@ impl Case {
         step["scores"].as_array().unwrap().iter().map(|score| score.as_f64().unwrap() as f32).collect()
     }
 
-    /// Asks with the events from `from` to before `to`, and says that they begin there if they do not at 0.
+    /// A request with the events from `from` up to, not including, `to`. It has a `start` unless that is 0.
     pub fn request(&self, from: usize, to: usize) -> RankRequest {
         let columns = |object: &Value, from: usize, to: usize| {
             let columns = object.as_object().unwrap().iter();
@@ -81,12 +81,12 @@ impl Case {
         }
     }
 
-    /// Asks with the whole history of so many events.
+    /// A request with the whole history of this number of events.
     pub fn whole(&self, events: usize) -> RankRequest {
         self.request(0, events)
     }
 
-    /// Checks the scores after so many events.
+    /// Checks the scores after this number of events.
     pub fn check(&self, response: &RankResponse, events: usize) {
         close(&response.scores, &self.expected(events), 1e-5);
     }

@@ -1,4 +1,4 @@
-//! Folders that are not what was exported.
+//! Folders that are damaged, or changed after the export.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn copy(model: &str) -> Folder {
 
 fn refused(folder: &Path) -> Error {
     let error = ModelFolder::open(folder).unwrap_err();
-    let again = Engine::open(folder, options()).err().expect("an engine does not open it either");
+    let again = Engine::open(folder, options()).err().expect("an engine rejects it too");
     assert_eq!(again, error);
     assert_eq!(error.argument(), Some("folder"));
     error
@@ -41,7 +41,7 @@ fn hash(bytes: &[u8]) -> String {
     digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Changes a file, and pagoda.json so that it says what is there now.
+/// Changes a file, and updates pagoda.json accordingly.
 fn reseal(folder: &Path, file: &str, change: impl Fn(&mut Vec<u8>)) {
     let mut bytes = fs::read(folder.join(file)).unwrap();
     let before = hash(&bytes);
@@ -132,7 +132,7 @@ fn pagoda_json_is_cut_or_changed() {
     }
     with("tables/items.safetensors", "../items.safetensors");
     check(made.path(), Status::Model, "the path of a file inside the folder");
-    // Any member that is left out is missed.
+    // Every missing member is an error.
     let lines: Vec<&str> = good.lines().collect();
     for (number, line) in lines.iter().enumerate().filter(|(_, line)| line.ends_with(',') && line.contains("\": ")) {
         let fewer: Vec<_> =

@@ -1,4 +1,4 @@
-//! Histories that are edited, shortened, late, or have a gap.
+//! Histories that are edited, shortened, delayed, or have a gap.
 
 use pagoda::engine::{EngineOptions, EngineStore, RankRequest, RankResponse};
 use pagoda::{Engine, Pages, Status};
@@ -6,13 +6,13 @@ use pagoda_test_support::Folder;
 
 use crate::cases::{cases, close, edited, folder, open, options};
 
-/// What an engine says that has seen nothing before.
+/// The response of an engine without a cache.
 fn fresh(model: &str, request: &RankRequest) -> RankResponse {
     open(model, EngineOptions { kv: None, remember_events: 0, ..options() }).rank(request).unwrap()
 }
 
 #[test]
-fn an_edit_is_noticed_wherever_it_is() {
+fn an_edit_is_detected_at_any_event() {
     let case = &cases("gather")[0];
     let engine = open("gather", options());
     for event in [0, 2, 3, 11, 22] {
@@ -31,7 +31,7 @@ fn an_edit_is_noticed_wherever_it_is() {
 }
 
 #[test]
-fn an_edited_time_is_noticed() {
+fn an_edited_time_is_detected() {
     let case = &cases("gather")[0];
     let engine = open("gather", options());
     engine.rank(&case.whole(case.len())).unwrap();
@@ -51,11 +51,11 @@ fn other_user_keys_mean_another_history() {
     let mut request = case.request(last - 1, last);
     request.user_keys[0].1 = (request.user_keys[0].1 + 1) % 7;
     let response = engine.rank(&request).unwrap();
-    assert_eq!(response.cached_rows, 0, "every row depends on those of the user");
+    assert_eq!(response.cached_rows, 0, "every row depends on the user keys");
     let mut whole = case.whole(last);
     whole.user_keys = request.user_keys.clone();
     close(&response.scores, &fresh("gather", &whole).scores, 1e-5);
-    // Left out, they are what they were.
+    // Left out, they are unchanged.
     request = RankRequest { user_keys: Vec::new(), ..case.request(last, last) };
     let response = engine.rank(&request).unwrap();
     assert_eq!(response.computed_rows, 0);
@@ -63,7 +63,7 @@ fn other_user_keys_mean_another_history() {
 }
 
 #[test]
-fn late_requests_and_repeated_ones_forget_nothing() {
+fn delayed_and_repeated_requests_forget_nothing() {
     let case = &cases("gather")[0];
     let engine = open("gather", options());
     let (half, last) = (case.len() / 2, case.len());
@@ -81,9 +81,9 @@ fn late_requests_and_repeated_ones_forget_nothing() {
     }
 }
 
-/// A model's page has eight rows, so a history of two events is in no page as a whole.
+/// A page has eight rows, so a history of two events fills no page.
 #[test]
-fn a_late_request_with_other_user_keys_is_heard() {
+fn a_delayed_request_with_other_user_keys_counts() {
     let case = &cases("gather")[0];
     let keys = |age: i64, town: i64| vec![("age".to_owned(), age), ("town".to_owned(), town)];
     let engine = open("gather", options());
@@ -116,7 +116,7 @@ fn an_edit_beside_events_that_are_remembered_in_part() {
     // Only the last events are remembered, and all are in the store.
     let engine = open("gather", stored());
     engine.rank(&RankRequest { user_keys: Vec::new(), ..case.request(20, 23) }).unwrap();
-    // Rows 40 to 43 are of no page as a whole.
+    // Rows 40 to 43 fill no page.
     let mut late = case.whole(21);
     late.events.keys = edited(&late.events.keys, "item", 20, 39);
     close(&engine.rank(&late).unwrap().scores, &fresh("gather", &late).scores, 1e-5);
@@ -124,7 +124,7 @@ fn an_edit_beside_events_that_are_remembered_in_part() {
 }
 
 #[test]
-fn keys_that_no_one_can_compare_are_not_taken_for_the_same() {
+fn user_keys_that_can_not_be_compared_are_not_taken_as_equal() {
     let case = &cases("gather")[0];
     let engine = open("gather", EngineOptions { remember_events: 0, ..options() });
     engine.rank(&case.whole(22)).unwrap();
@@ -136,9 +136,9 @@ fn keys_that_no_one_can_compare_are_not_taken_for_the_same() {
 }
 
 #[test]
-fn an_edited_history_that_fits_is_served() {
+fn an_edited_history_that_fits_is_answered() {
     let case = &cases("gather")[0];
-    // The history takes six, and what replaces it as many.
+    // The history takes six pages, and so does its replacement.
     let engine = open("gather", EngineOptions { kv: Some(Pages::Count(9)), ..options() });
     engine.rank(&case.whole(23)).unwrap();
     for (event, from) in [(1, 0), (2, 0), (5, 4)] {
@@ -154,7 +154,7 @@ fn an_edited_history_that_fits_is_served() {
 }
 
 #[test]
-fn events_that_were_sent_otherwise_count_as_they_are_now() {
+fn events_that_are_sent_again_replace_the_earlier_ones() {
     let case = &cases("gather")[0];
     let engine = open("gather", options());
     let (half, last) = (case.len() / 2, case.len());
@@ -169,7 +169,7 @@ fn events_that_were_sent_otherwise_count_as_they_are_now() {
 }
 
 #[test]
-fn a_gap_is_said_and_the_whole_history_closes_it() {
+fn a_gap_is_reported_and_the_whole_history_closes_it() {
     for model in ["gather", "uncached"] {
         let case = &cases(model)[0];
         let engine = open(model, options());
@@ -187,18 +187,18 @@ fn a_gap_is_said_and_the_whole_history_closes_it() {
 }
 
 #[test]
-fn what_is_neither_cached_nor_remembered_is_a_gap() {
+fn events_that_are_neither_cached_nor_remembered_are_a_gap() {
     let users = cases("gather");
     let engine = open("gather", EngineOptions { kv: Some(Pages::Count(9)), remember_events: 0, ..options() });
     let first = &users[0];
     case_of_two(&engine, first);
-    // As long as it is cached, nothing need be remembered.
+    // While it is cached, no events need be remembered.
     let go_on = RankRequest { user_keys: Vec::new(), ..first.request(first.len(), first.len()) };
     first.check(&engine.rank(&go_on).unwrap(), first.len());
-    // But keys can not be told from others.
+    // But user keys can not be compared.
     let error = engine.rank(&first.request(first.len(), first.len())).unwrap_err();
     assert_eq!(error.status(), Status::NotFound, "{error}");
-    // Nor can events that are sent again.
+    // Nor can events that are sent again be compared.
     let again = RankRequest { user_keys: Vec::new(), ..first.request(first.len() - 1, first.len()) };
     let error = engine.rank(&again).unwrap_err();
     assert_eq!(error.status(), Status::NotFound, "{error}");
@@ -215,7 +215,7 @@ fn case_of_two(engine: &pagoda::Engine, case: &crate::cases::Case) {
 }
 
 #[test]
-fn whoever_is_forgotten_is_gone() {
+fn a_forgotten_user_is_unknown() {
     let case = &cases("gather")[0];
     let engine = open("gather", options());
     case_of_two(&engine, case);
@@ -226,7 +226,7 @@ fn whoever_is_forgotten_is_gone() {
 }
 
 #[test]
-fn remembered_events_take_little() {
+fn remembered_events_take_little_memory() {
     let users = cases("gather");
     let engine = open("gather", options());
     for case in &users {
@@ -240,8 +240,8 @@ fn remembered_events_take_little() {
 }
 
 #[test]
-fn what_left_the_pool_comes_back_from_host_memory() {
-    // Those with a page, at least, to come back.
+fn evicted_histories_come_back_from_host_memory() {
+    // Histories of at least one page.
     let all: Vec<_> = cases("gather").into_iter().filter(|case| case.len() > 5).collect();
     assert!(all.len() > 1);
     let engine = open("gather", EngineOptions { host_bytes: 1 << 20, remember_events: 0, ..options() });

@@ -1,4 +1,4 @@
-//! Requests that end early: cancelled, out of time, or never let in.
+//! Requests that end early: cancelled, timed out, or rejected by a full queue.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -9,9 +9,9 @@ use pagoda::{Cancel, Status};
 
 use crate::cases::{Case, cases, open, options};
 
-/// A request alone would wait so long for another.
+/// The coalescing window of a request without others.
 const LONG: Duration = Duration::from_secs(60);
-/// What "at once" may take on a machine that has other things to do.
+/// The limit for "at once" on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn slow() -> Engine {
@@ -37,7 +37,10 @@ fn cancelled_before_and_while_it_waits() {
     engine.rank_async(&request, move |outcome| told.send(outcome).unwrap()).unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| engine.rank(&RankRequest { user: users[2].user, ..request.clone() }));
-        std::thread::sleep(Duration::from_millis(50));
+        let begun = Instant::now();
+        while engine.stats().waiting < 2 && begun.elapsed() < SOON {
+            std::thread::yield_now();
+        }
         cancel.trigger();
         assert_eq!(waits.join().unwrap().unwrap_err().status(), Status::Cancelled);
     });
@@ -49,7 +52,7 @@ fn cancelled_before_and_while_it_waits() {
 }
 
 #[test]
-fn out_of_time_while_it_waits() {
+fn timed_out_while_it_waits() {
     let users = cases("gather");
     let engine = slow();
     let begun = Instant::now();
@@ -65,13 +68,13 @@ fn out_of_time_while_it_waits() {
 }
 
 #[test]
-fn no_time_at_all_stops_a_run() {
+fn a_timeout_of_zero_stops_a_run() {
     let users = cases("gather");
     let engine = open("gather", options());
     let mut ended = 0;
     for _ in 0..50 {
         let request = RankRequest { timeout: Some(Duration::ZERO), ..users[0].whole(23) };
-        // It may be done before anyone looks at the clock.
+        // The run may end before the deadline is checked.
         if let Err(error) = engine.rank(&request) {
             assert_eq!(error.status(), Status::Cancelled, "{error}");
             ended += 1;
@@ -80,15 +83,15 @@ fn no_time_at_all_stops_a_run() {
         users[0].check(&engine.rank(&request).unwrap(), 23);
         engine.forget(&[users[0].user]).unwrap();
     }
-    assert!(ended > 40, "{ended} of 50 heard that there was no time");
+    assert!(ended > 40, "{ended} of 50 timed out");
 }
 
 #[test]
-fn a_limit_holds_while_its_batch_runs() {
+fn a_timeout_holds_while_its_batch_runs() {
     let users = cases("gather");
     let requests = 64;
     let candidates = Columns::new().with("item", [3; 50]).with("genre", [2; 50]);
-    // Where the limit ends the last before all are in one batch, the others wait for another one so long.
+    // If the last request times out before all are in one batch, the others wait this long for another one.
     let max_delay = SOON / 20;
     let engine = open("gather", EngineOptions { max_batch: requests, max_delay, kv: None, ..options() });
     let request =
@@ -101,7 +104,7 @@ fn a_limit_holds_while_its_batch_runs() {
         }
         outcomes
     };
-    // The quickest of some: any of them may have been disturbed.
+    // The fastest of five: each may have been disturbed.
     let whole = (0..5).map(|_| {
         let others = send_others();
         let full = engine.rank(&request(0)).unwrap();
@@ -110,7 +113,7 @@ fn a_limit_holds_while_its_batch_runs() {
     });
     let all = whole.filter(|full| full.batched_with == requests as usize - 1);
     let full = all.min_by_key(|full| full.run_time).expect("one of the five had all in it");
-    // Whether the thread that waits is woken in time is the system's to say: not every time, but some time.
+    // The system decides when a waiting thread is woken: once is enough.
     let (mut left_early, mut tries) = (0, 0);
     while left_early < 3 && tries < 60 {
         tries += 1;
@@ -132,7 +135,7 @@ fn a_limit_holds_while_its_batch_runs() {
 }
 
 #[test]
-fn a_full_queue_says_so() {
+fn a_full_queue_rejects_requests() {
     let users = cases("gather");
     let engine = open("gather", EngineOptions { queue: 2, max_delay: LONG, ..options() });
     let (told, outcomes) = channel();
@@ -152,18 +155,18 @@ fn a_full_queue_says_so() {
 }
 
 #[test]
-fn whoever_has_left_makes_room_in_the_queue() {
+fn a_request_that_timed_out_makes_room_in_the_queue() {
     let users = cases("gather");
     let engine = open("gather", EngineOptions { queue: 1, max_delay: LONG, ..options() });
     for case in &users {
         let request = RankRequest { timeout: Some(Duration::from_millis(5)), ..case.whole(case.len()) };
         assert_eq!(engine.rank(&request).unwrap_err().status(), Status::Cancelled);
     }
-    assert!(engine.stats().waiting <= 1, "no more than the last");
+    assert!(engine.stats().waiting <= 1, "at most the last one");
 }
 
 #[test]
-fn one_that_is_out_of_time_takes_no_place_in_a_batch() {
+fn a_request_that_timed_out_takes_no_place_in_a_batch() {
     let users = cases("gather");
     let engine = slow();
     let request = RankRequest { timeout: Some(Duration::from_millis(5)), ..users[4].whole(3) };

@@ -1,4 +1,4 @@
-//! Random histories, sent in every way there is, against an engine that keeps nothing.
+//! Random histories, sent in every possible way, against an engine without a cache.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use pagoda_test_support::{Folder, Random};
 use crate::cases::{close, open, options};
 use crate::swap::swap;
 
-/// A user as it is, whatever anyone knows of it.
+/// The true state of a user.
 #[derive(Clone, Default)]
 struct User {
     /// Item, genre, rating and time.
     events: Vec<[i64; 4]>,
     keys: [i64; 2],
-    /// The first event that no one was told of, or was told otherwise.
+    /// The first event that was not sent yet, or was changed since.
     untold: usize,
-    /// Whether the keys are not those that were told.
+    /// Whether the keys have changed since they were sent.
     keys_untold: bool,
 }
 
@@ -48,7 +48,7 @@ impl User {
         }
     }
 
-    /// Asks with the events from `start` to before `end`.
+    /// A request with the events from `start` up to, not including, `end`.
     fn request(&self, user: u64, start: Option<usize>, end: usize, random: &mut Random) -> RankRequest {
         let sent = &self.events[start.unwrap_or(0)..end];
         let column = |place: usize| sent.iter().map(|event| event[place]).collect::<Vec<_>>();
@@ -70,20 +70,20 @@ impl User {
     }
 }
 
-/// One request for a user. A late one has not the last events; it tells everything that was untold of those before, and
+/// One request for a user. A delayed one lacks the last events. It has all earlier events that were not sent yet, and
 /// the keys.
 fn ask(engine: &Engine, plain: &Plain, user: u64, known: &mut User, random: &mut Random) -> bool {
     let len = known.events.len();
-    // One that ends before an edit says nothing of it: what comes after is told when it is sent.
+    // A request that ends before an edit does not contain it: a later request does.
     let end = if random.once_in(4) { random.below(len + 1) } else { len };
     let latest = known.untold.min(end);
     let start = match random.below(3) {
         0 => None,
-        // What was told already may be sent again.
+        // Events may be sent again.
         _ => Some(latest.saturating_sub(random.below(4) * random.below(3))),
     };
     let mut request = known.request(user, start, end, random);
-    // Left out, they are what they were.
+    // Left out, they are unchanged.
     if start > Some(0) && !known.keys_untold && random.once_in(2) {
         request.user_keys.clear();
     }
@@ -94,13 +94,13 @@ fn ask(engine: &Engine, plain: &Plain, user: u64, known: &mut User, random: &mut
     };
     let response = response.unwrap();
     close(&response.scores, &plain[&*response.version].rank(&whole).unwrap().scores, 1e-5);
-    // What a late one has changed, or has told first, is known up to its end; what comes after was known before.
+    // Events of a delayed request are known up to its end; the later ones were known before.
     known.untold = if known.untold < end { end } else { known.untold };
     known.keys_untold = false;
     gap
 }
 
-/// Engines that keep nothing, by version.
+/// Engines without a cache, by version.
 type Plain = BTreeMap<String, Engine>;
 
 fn plain() -> Plain {
@@ -116,17 +116,17 @@ struct Round {
     seed: u64,
     remember_events: u64,
     store: bool,
-    /// Whether versions come and go.
+    /// Whether versions are swapped.
     swaps: bool,
     /// Whether users are forgotten, and the engine is closed and opened again.
     forgets: bool,
 }
 
 #[test]
-fn whatever_is_sent_the_scores_are_those_of_the_whole_history() {
+fn the_scores_are_those_of_the_whole_history_for_any_request() {
     let plain = plain();
     let (much, little) = (1 << 20, 3000);
-    // A version that comes back finds what it had in the store, and only what is remembered tells what is new
+    // A version that is served again finds its own histories in the store, and only the event log has the new events
     // (engine.md).
     for (seed, remember_events, store, swaps, forgets) in [
         (1, much, false, false, true),
@@ -175,7 +175,7 @@ fn run(plain: &Plain, round: &Round) {
 }
 
 #[test]
-fn from_many_threads_while_versions_come_and_go() {
+fn from_many_threads_while_versions_are_swapped() {
     let plain = plain();
     // Room for two histories, of six users.
     let engine = open("gather", EngineOptions { kv: Some(Pages::Count(24)), instances: 2, ..options() });

@@ -1,4 +1,4 @@
-//! The same scores, whatever is cached.
+//! The same scores for any state of the cache.
 
 use pagoda::engine::{EngineOptions, EngineStore};
 use pagoda::{Offload, Pages};
@@ -8,7 +8,7 @@ use crate::cases::{Case, cases, close, open, options};
 
 const MODELS: [&str; 4] = ["gather", "bag", "keyed", "uncached"];
 
-/// Rows of a history: those of the user first, then those of each event.
+/// The rows of a history: first those of the user, then those of each event.
 fn rows(engine: &pagoda::Engine, events: usize) -> u64 {
     engine.folder().history_rows(events as u64)
 }
@@ -48,7 +48,7 @@ fn without_a_cache() {
     }
 }
 
-/// Asks after each of the steps, with all events or with those that are new.
+/// Sends a request at each step, with all events or with the new ones.
 fn in_steps(engine: &pagoda::Engine, case: &Case, whole: bool) {
     let mut before = 0;
     for (index, step) in case.steps().into_iter().enumerate() {
@@ -69,7 +69,7 @@ fn histories_that_grow() {
         for whole in [true, false] {
             let engine = open(model, options());
             cases(model).iter().for_each(|case| in_steps(&engine, case, whole));
-            // The model that keeps nothing lives on what is remembered.
+            // Without a cache the engine uses the event log.
             let off = open(model, EngineOptions { kv: None, ..options() });
             cases(model).iter().for_each(|case| in_steps(&off, case, whole));
         }

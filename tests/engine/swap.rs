@@ -1,4 +1,4 @@
-//! Another version of the model while requests run.
+//! Swaps of the model version while requests run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ fn version(model: &str) -> String {
     ModelFolder::open(folder(model)).unwrap().version
 }
 
-/// Swaps, when the version is closed that is to come back.
+/// Swaps, and retries while the version is still being closed.
 pub fn swap(engine: &Engine, model: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while let Err(error) = engine.swap(folder(model)) {
@@ -25,7 +25,7 @@ pub fn swap(engine: &Engine, model: &str) {
 }
 
 #[test]
-fn under_load_no_request_fails_and_none_is_mixed() {
+fn under_load_no_request_fails_and_no_versions_are_mixed() {
     let here = Folder::new();
     for store in [None, Some(EngineStore::new(here.path()))] {
         let users: BTreeMap<String, Vec<Case>> =
@@ -72,7 +72,7 @@ fn nothing_of_the_old_version_is_used_and_events_are_remembered() {
     let last = old[0].len();
     old[0].check(&engine.rank(&old[0].whole(last - 1)).unwrap(), last - 1);
     engine.swap(folder("second")).unwrap();
-    // Only what is new is sent: the rest is computed anew from what is remembered.
+    // Only the new events are sent: the rest is computed again from the event log.
     let response = engine.rank(&old[0].request(last - 1, last)).unwrap();
     new[0].check(&response, last);
     assert_eq!((response.cached_rows, &*response.version), (0, version("second").as_str()));
@@ -100,7 +100,7 @@ fn with_a_store_each_version_finds_its_own() {
 }
 
 #[test]
-fn an_edit_told_to_another_version_is_known_after_swapping_back() {
+fn an_edit_sent_to_another_version_is_known_after_swapping_back() {
     let case = &cases("gather")[0];
     let plain = open("gather", EngineOptions { kv: None, ..options() });
     for late in [false, true] {
@@ -114,7 +114,7 @@ fn an_edit_told_to_another_version_is_known_after_swapping_back() {
         };
         engine.rank(&edit(case.whole(22))).unwrap();
         swap(&engine, "gather");
-        // One that says nothing of the edit changes nothing.
+        // A request without the edited events changes nothing.
         if late {
             engine.rank(&case.whole(2)).unwrap();
         }
@@ -156,13 +156,13 @@ fn the_old_model_is_freed() {
     engine.swap(folder("second")).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     while old.strong_count() > 0 {
-        assert!(Instant::now() < deadline, "it is still there");
+        assert!(Instant::now() < deadline, "it is still open");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn events_that_the_new_tables_do_not_have_are_refused() {
+fn remembered_events_that_the_new_tables_do_not_have_are_rejected() {
     let engine = open("guilty", options());
     let event = |user: u64, item: i64, start: Option<u64>, candidate: i64| RankRequest {
         user,
@@ -176,7 +176,7 @@ fn events_that_the_new_tables_do_not_have_are_refused() {
     };
     engine.rank(&event(7, 3, None, 4)).unwrap();
     swap(&engine, "keyed");
-    // What was told to the version before is remembered, and is to be computed anew.
+    // The events that the earlier version received are remembered, and have to be computed again.
     let known = 1_000_000_005_887;
     let error = engine.rank(&event(7, known, Some(1), known)).unwrap_err();
     assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("events")), "{error}");

@@ -1,4 +1,4 @@
-//! What the cache promises, one thing at a time.
+//! The guarantees of the cache, one at a time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ fn item(user: u64, position: u64) -> u64 {
     user * 1000 + position
 }
 
-/// Checks what is cached of a user and adds tokens.
+/// Checks the cached tokens of a user and appends more.
 fn add(cache: &KvCache, user: u64, start: u64, tokens: u32) {
     let lease = cache.prepare(&[request(user, start, tokens)]).unwrap();
     SHAPE.check(&lease, item);
@@ -108,7 +108,7 @@ fn tokens_are_there_after_commit_and_only_then() {
 }
 
 #[test]
-fn gaps_and_overlaps_are_refused() {
+fn gaps_and_overlaps_are_rejected() {
     let cache = alone(&options());
     add(&cache, 1, 0, 10);
     let error = refused(&cache, &[request(1, 20, 1)]);
@@ -135,7 +135,7 @@ fn an_overlap_can_be_trimmed() {
 }
 
 #[test]
-fn a_batch_that_can_not_fit_is_refused() {
+fn a_batch_that_can_not_fit_is_rejected() {
     let cache = alone(&options());
     add(&cache, 1, 0, 10);
     let error = refused(&cache, &[request(2, 0, 16 * 8 + 1)]);
@@ -143,7 +143,7 @@ fn a_batch_that_can_not_fit_is_refused() {
     assert!(error.message().contains("needs 17 pages and the cache has 16"), "{error}");
     let error = refused(&cache, &[request(1, 10, 7), request(2, 0, 14 * 8)]);
     assert!(error.message().contains("needs 17 pages and the cache has 16"), "{error}");
-    // What other leases hold can not be had now.
+    // Pages of other leases are not available.
     let lease = cache.prepare(&[request(3, 0, 10 * 8)]).unwrap();
     let error = refused(&cache, &[request(2, 0, 7 * 8)]);
     assert_eq!((error.status(), error.argument()), (Status::Capacity, None));
@@ -153,13 +153,13 @@ fn a_batch_that_can_not_fit_is_refused() {
 }
 
 #[test]
-fn the_least_recently_used_leave_first() {
+fn the_least_recently_used_are_evicted_first() {
     let cache = alone(&options());
     for user in 1..=4 {
         add(&cache, user, 0, 4 * 8);
     }
     add(&cache, 1, 32, 0);
-    // An aborted lease is no use of the user.
+    // An aborted lease does not count as a use.
     cache.prepare(&[request(2, 32, 0)]).unwrap().abort();
     add(&cache, 5, 0, 5 * 8);
     let tiers = cache.lookup(Owner::slice(&[1, 2, 3, 4, 5])).iter().map(|user| user.tier).collect::<Vec<_>>();
@@ -204,13 +204,13 @@ fn many_read_and_one_writes() {
     SHAPE.append(&writer, item);
     let _ = writer.commit().unwrap();
     assert_eq!(cache.lookup(Owner::slice(&[1])), [cached(8, 21, Tier::Resident)]);
-    // The page that left the window is still read: no one else may have it.
+    // The page that left the window is still read: it must not be reused.
     assert_eq!(cache.stats().free_pages, 16 - 4);
     add(&cache, 2, 0, 12 * 8);
     for reader in readers {
         SHAPE.check(&reader, item);
     }
-    // Three pages of the one, and three of the other.
+    // Three pages of each.
     assert_eq!(cache.stats().free_pages, 10);
     add(&cache, 1, 29, 1);
 }
@@ -236,7 +236,7 @@ fn a_window_moves() {
 }
 
 #[test]
-fn an_edited_history_is_noticed() {
+fn an_edited_history_is_detected() {
     let items: Vec<u64> = (0..40).map(|position| item(1, position)).collect();
     let with = |start: u64, tokens: u32, items| Request { owner: Owner(1), start, tokens, candidates: 0, items };
     let mut edited = items.clone();
@@ -274,7 +274,7 @@ fn an_edited_history_is_noticed() {
         SHAPE.check(&lease, of);
         SHAPE.append(&lease, of);
         let _ = lease.commit().unwrap();
-        // What was computed from the old items is gone from the store too.
+        // The tokens of the old items are removed from the store too.
         assert!(store.users(0).is_empty());
         cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
         drop(cache);
@@ -287,7 +287,7 @@ fn an_edited_history_is_noticed() {
 #[test]
 fn histories_come_back_from_the_store() {
     let folder = Folder::new();
-    // No one is stored ahead: a user who is just being copied stays, and another leaves instead.
+    // Without storing ahead: a user that is being copied would stay, and another one would be evicted.
     let cache = KvCache::open(&KvOptions { ahead_percent: 0, ..options() }, Some(store(&folder))).unwrap();
     for user in 1..=5 {
         add(&cache, user, 0, 30);
@@ -351,7 +351,7 @@ fn by_hand_means_by_hand() {
 }
 
 #[test]
-fn one_history_that_can_not_be_stored_keeps_no_other_from_it() {
+fn a_history_that_can_not_be_stored_does_not_affect_others() {
     let host = Arc::new(HostStore::new(2 * 4096, None, None).unwrap());
     let cache = KvCache::open(&KvOptions { offload: Offload::ByHand, ..options() }, Some(host)).unwrap();
     // 9,600 bytes, and 1,920.
@@ -365,7 +365,7 @@ fn one_history_that_can_not_be_stored_keeps_no_other_from_it() {
 }
 
 #[test]
-fn who_is_to_leave_next_is_stored_before() {
+fn the_next_user_to_evict_is_stored_ahead() {
     let folder = Folder::new();
     let store = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap());
     let cache = KvCache::open(&KvOptions { ahead_percent: 50, ..options() }, Some(store.clone())).unwrap();
@@ -381,12 +381,12 @@ fn who_is_to_leave_next_is_stored_before() {
     for user in 1..=2 {
         add(&cache, user, 0, 32);
     }
-    // Half of the 16 pages are free: nothing to do. The third user takes 4 of them, so one more has to be stored.
+    // Half of the 16 pages are free: nothing to do. The third user takes 4 of them, so one user has to be stored.
     assert_eq!(store.stats().writes, 0);
     add(&cache, 3, 0, 32);
     written(1);
     assert_eq!(cache.lookup(Owner::slice(&[1, 2, 3])).map_tiers(), [Tier::Resident; 3]);
-    // Who is used again is not saved any more, and not the next to leave.
+    // A user that is used again is neither stored nor next to be evicted.
     add(&cache, 1, 32, 1);
     written(3);
     cache.evict(Owners::These(Owner::slice(&[2, 3])), Tiers::RESIDENT).unwrap();
@@ -425,7 +425,7 @@ fn more_than_fits_is_prefetched_as_far_as_it_fits_at_once() {
     let fit = 16 / 30_u64.div_ceil(SHAPE.page_size.into());
     let begun = Instant::now();
     assert_eq!(cache.prefetch(Owner::slice(&users)).unwrap() as u64, fit);
-    // It would wait for two seconds for those whom it brings itself.
+    // It would wait two seconds for users that it loads itself.
     assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
     for &user in &users[..fit as usize] {
         SHAPE.check(&cache.prepare(&[request(user, 30, 0)]).unwrap(), item);
@@ -459,7 +459,7 @@ fn without_a_store_there_is_nothing_to_offload_to() {
 }
 
 #[test]
-fn options_that_can_not_be_are_refused() {
+fn invalid_options_are_rejected() {
     let good = options();
     for (options, argument) in [
         (KvOptions { layers: 0, ..good.clone() }, "layers"),

@@ -1,4 +1,4 @@
-//! SIGKILL at any moment: what was acknowledged is there afterwards, and every byte is right.
+//! SIGKILL at any moment: afterwards everything acknowledged is there, and every byte is right.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -25,7 +25,7 @@ fn killed_at_any_moment() {
     let mut total = 0;
     for cycle in 0..cycles {
         if cycle % 50 == 0 {
-            // A store that grows for ever would make the cycles ever longer.
+            // A store that grew without limit would make the cycles longer and longer.
             (acknowledged, folder) = ([0; USERS as usize], Folder::new());
         }
         let durability = if cycle % 4 == 0 { "power" } else { "process" };
@@ -36,15 +36,15 @@ fn killed_at_any_moment() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // The harness says things of its own first.
+        // The test harness prints its own lines first.
         while lines.next().expect("the child opens the store").unwrap() != "open" {}
-        // After some commits, however long those take, and then at any moment.
+        // After some commits, however long they take, and then after a random time.
         let told: Vec<_> = lines.by_ref().take(random.below(8)).collect();
         std::thread::sleep(Duration::from_micros(random.below(10_000) as u64));
         child.kill().unwrap();
         for line in told.into_iter().chain(lines) {
             let line = line.unwrap();
-            // A line that was cut off says nothing.
+            // A line that was cut off does not count.
             let Some((user, end)) = line.strip_suffix('.').and_then(|line| line.split_once(' ')) else { continue };
             let (user, end) = (user.parse::<usize>().unwrap(), end.parse::<u64>().unwrap());
             acknowledged[user] = acknowledged[user].max(end);
@@ -75,7 +75,7 @@ fn child() {
     let mut random = Random(arguments.next().unwrap().parse().unwrap());
     let cache = open(arguments.next().unwrap().as_ref(), durability);
     let mut out = std::io::stdout().lock();
-    // On a line of its own, whatever the harness has written.
+    // On a line of its own, after any output of the harness.
     writeln!(out, "\nopen").unwrap();
     loop {
         let user = random.below(USERS as usize) as u64;
@@ -87,7 +87,7 @@ fn child() {
         SHAPE.check(&lease, item);
         SHAPE.append(&lease, item);
         let written = lease.commit().unwrap();
-        // Not everyone waits: writes of several users are then under way at once.
+        // Not every commit waits: then writes of several users are in flight at once.
         if random.once_in(2) {
             written.wait().unwrap();
             let end = start + u64::from(request.tokens);
@@ -102,7 +102,7 @@ fn item(user: u64, position: u64) -> u64 {
 }
 
 fn open(path: &std::path::Path, durability: Durability) -> KvCache {
-    // Small segments and little patience with garbage: rolling over and compaction happen too.
+    // Small segments and early compaction, so that both happen.
     let store = StoreOptions { durability, segment_bytes: 1 << 18, garbage_bytes: 1 << 17, ..StoreOptions::default() };
     let options = KvOptions {
         place: place(),

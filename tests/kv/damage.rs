@@ -1,15 +1,14 @@
-//! What the store can not give, and what changes behind someone's back.
+//! Damage in the store, and concurrent changes.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use pagoda::kv::{CachedOwner, Owner, Owners, Request, Tier, Tiers};
 use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
 use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Pages, Result, Status, StoreOptions};
-use pagoda_test_support::Folder;
+use pagoda_test_support::{Folder, spawn_until_blocked};
 
 use crate::pattern::{Shape, place};
 
@@ -66,7 +65,7 @@ fn damaged(folder: &Folder, options: &KvOptions) -> KvCache {
 }
 
 #[test]
-fn what_can_not_be_read_counts_as_not_cached() {
+fn tokens_that_can_not_be_read_count_as_not_cached() {
     let folder = Folder::new();
     let cache = damaged(&folder, &options());
     assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 40, tier: Tier::Store }]);
@@ -81,17 +80,17 @@ fn what_can_not_be_read_counts_as_not_cached() {
 }
 
 #[test]
-fn in_the_background_the_lease_says_so() {
+fn in_the_background_the_lease_reports_damage() {
     let folder = Folder::new();
     let cache = damaged(&folder, &KvOptions { onload_in_background: true, ..options() });
     let lease = cache.prepare(&[request(1, 40, 4)]).unwrap();
-    // Refused if the damage has been found by now.
+    // Rejected if the damage was found by now.
     let other = cache.prepare(&[request(1, 40, 0)]).ok();
     let error = lease.wait().unwrap_err();
     assert_eq!(error.status(), Status::Io);
     assert!(error.message().contains("user 1"), "{error}");
     assert!(lease.wait_layer(2).is_err() && lease.layer_ready(0).is_err());
-    // Nobody else is given what is not there, as long as someone holds it.
+    // While a lease holds the damaged history, other leases are rejected.
     assert_eq!(cache.prepare(&[request(1, 40, 0)]).err().unwrap().status(), Status::Busy);
     assert_eq!(lease.commit().err().unwrap().status(), Status::Io);
     drop(other);
@@ -101,18 +100,18 @@ fn in_the_background_the_lease_says_so() {
     SHAPE.check(&lease, item);
 }
 
-/// A store that tells the test when something is asked of it, and waits.
+/// A store that signals the test at a call, and waits.
 struct Watched {
     store: DiskStore,
     history: Gate,
     write: Gate,
-    /// Whose record was written last.
+    /// The key of the last record written.
     last: Mutex<Option<Key>>,
-    /// Whether what is removed stays on the disk.
+    /// Whether removals fail.
     cuts_fail: AtomicBool,
 }
 
-/// Where a caller waits until the test lets it go on, once.
+/// Blocks one caller until the test opens it.
 #[derive(Default)]
 struct Gate {
     closed: AtomicBool,
@@ -120,7 +119,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// Closes it. The first end says when someone stands before it; the other opens it.
+    /// Closes it. The receiver signals a blocked caller; the sender opens it.
     fn close(&self) -> (Receiver<()>, Sender<()>) {
         let (here, arrived) = channel();
         let (open, opened) = channel();
@@ -192,13 +191,13 @@ fn watched(folder: &Folder, options: &KvOptions) -> (Arc<Watched>, KvCache) {
 }
 
 #[test]
-fn gone_for_good_is_said_only_when_it_is_so() {
+fn a_removal_is_reported_only_when_it_is_durable() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 20), item);
     cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     store.cuts_fail.store(true, Ordering::Relaxed);
-    // The first time it is found; then it is not, and still on the disk.
+    // The first call finds it; the others do not, and it is still on the disk.
     for _ in 0..3 {
         for users in [Owners::These(Owner::slice(&[1])), Owners::All] {
             assert_eq!(cache.evict(users, Tiers::ALL).unwrap_err().status(), Status::Io);
@@ -219,7 +218,7 @@ fn a_history_that_changes_while_it_is_fetched_is_fetched_again() {
     std::thread::scope(|scope| {
         let late = scope.spawn(|| cache.prepare(&[request(1, 20, 1)]).err());
         arrived.recv().unwrap();
-        // Its history is at hand, but now the user goes and comes back as someone else.
+        // The history was found, but now the user is removed and gets another history.
         cache.evict(Owners::These(Owner::slice(&[1])), Tiers::ALL).unwrap();
         let other = |user, position| item(user, position) + 500;
         add(&cache, request(1, 0, 20), other);
@@ -231,7 +230,7 @@ fn a_history_that_changes_while_it_is_fetched_is_fetched_again() {
 }
 
 #[test]
-fn what_was_removed_does_not_come_back_through_someone_slow() {
+fn a_slow_fetch_does_not_bring_back_a_removed_history() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 20), item);
@@ -248,7 +247,7 @@ fn what_was_removed_does_not_come_back_through_someone_slow() {
 }
 
 #[test]
-fn an_edit_waits_for_the_copy_of_what_it_replaces() {
+fn an_edit_waits_for_the_copy_of_the_tokens_that_it_replaces() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &KvOptions { edited: Edited::Invalidate, ..options() });
     let old: Vec<u64> = (0..24).collect();
@@ -264,11 +263,10 @@ fn an_edit_waits_for_the_copy_of_what_it_replaces() {
     std::thread::scope(|scope| {
         let copying = scope.spawn(|| cache.offload(Owners::All).unwrap());
         arrived.recv().unwrap();
-        let editing = scope.spawn(|| add(&cache, with(8, &new), of(&new)));
-        std::thread::sleep(Duration::from_millis(100));
+        let editing = spawn_until_blocked(scope, || add(&cache, with(8, &new), of(&new)));
         let early = editing.is_finished();
         open.send(()).unwrap();
-        assert!(!early, "what is being copied would be stored as if it were current");
+        assert!(!early, "the old tokens would be stored as current ones");
         assert_eq!(copying.join().unwrap(), 1);
         editing.join().unwrap();
     });
@@ -277,7 +275,7 @@ fn an_edit_waits_for_the_copy_of_what_it_replaces() {
 }
 
 #[test]
-fn who_is_on_the_way_out_is_waited_for() {
+fn a_user_that_is_being_evicted_is_waited_for() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 20), item);
@@ -285,10 +283,9 @@ fn who_is_on_the_way_out_is_waited_for() {
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| cache.evict(Owners::These(Owner::slice(&[1])), Tiers::RESIDENT).unwrap());
         arrived.recv().unwrap();
-        let back = scope.spawn(|| add(&cache, request(1, 20, 1), item));
+        let back = spawn_until_blocked(scope, || add(&cache, request(1, 20, 1), item));
         let gone = scope.spawn(|| add(&cache, request(2, 0, 20), item));
         gone.join().unwrap();
-        std::thread::sleep(Duration::from_millis(100));
         let early = back.is_finished();
         open.send(()).unwrap();
         assert!(!early, "it is neither in the pool nor in the store");
@@ -299,7 +296,7 @@ fn who_is_on_the_way_out_is_waited_for() {
 }
 
 #[test]
-fn what_goes_from_the_store_while_more_is_written_is_written_whole() {
+fn a_history_that_is_removed_from_the_store_during_an_append_is_written_whole() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 40), item);
@@ -309,7 +306,7 @@ fn what_goes_from_the_store_while_more_is_written_is_written_whole() {
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| cache.evict(Owners::All, Tiers::RESIDENT));
         arrived.recv().unwrap();
-        // As the store does itself when its files take too much room.
+        // As the store does itself when its files are too large.
         let key = store.last.lock().unwrap().unwrap();
         let _ = store.store.cut(key, 0).unwrap();
         open.send(()).unwrap();
@@ -320,7 +317,7 @@ fn what_goes_from_the_store_while_more_is_written_is_written_whole() {
 }
 
 #[test]
-fn a_commit_waits_for_its_own_tokens_whoever_writes_them() {
+fn a_commit_waits_for_its_own_tokens_whichever_thread_writes_them() {
     let folder = Folder::new();
     let options = KvOptions { offload: Offload::AtCommit, ..options() };
     let (store, cache) = watched(&folder, &options);
@@ -330,13 +327,12 @@ fn a_commit_waits_for_its_own_tokens_whoever_writes_them() {
     std::thread::scope(|scope| {
         let first = scope.spawn(move || lease.commit().unwrap().wait().unwrap());
         arrived.recv().unwrap();
-        // Committed, but not stored: no one can be told so yet, and the next who adds waits.
-        let next = scope.spawn(|| {
+        // Committed, but not stored: the wait must not end yet, and the next append waits too.
+        let next = spawn_until_blocked(scope, || {
             let lease = cache.prepare(&[request(1, 20, 5)]).unwrap();
             SHAPE.append(&lease, item);
             lease.commit().unwrap().wait().unwrap();
         });
-        std::thread::sleep(Duration::from_millis(100));
         let early = (first.is_finished(), next.is_finished());
         open.send(()).unwrap();
         assert_eq!(early, (false, false));
@@ -347,7 +343,7 @@ fn a_commit_waits_for_its_own_tokens_whoever_writes_them() {
 }
 
 #[test]
-fn what_a_closed_cache_had_is_stored() {
+fn closing_a_cache_stores_its_histories() {
     let folder = Folder::new();
     let (store, cache) = watched(&folder, &options());
     add(&cache, request(1, 0, 20), item);

@@ -1,4 +1,4 @@
-//! The cache of keys and values, over a real store on disk.
+//! The KV cache over a real store on disk.
 
 mod behaviour;
 mod crash;

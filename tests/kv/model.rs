@@ -1,4 +1,4 @@
-//! Random operations, against a naive map that says what must be cached where after each of them.
+//! Random operations, compared after each one with a model of the cache: a naive map.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,12 +11,12 @@ use pagoda_test_support::{Folder, Random};
 
 use crate::pattern::{Shape, place};
 
-/// Unless `PAGODA_KV_SEQUENCES` says otherwise.
+/// The default of `PAGODA_KV_SEQUENCES`.
 const SEQUENCES: u64 = 10_000;
 const STEPS: usize = 25;
-/// Of the one sequence that is long.
+/// The steps of the one long sequence.
 const MANY_STEPS: usize = 10_000;
-/// The store is closed and opened again after so many sequences, which it then has the leftovers of.
+/// The store is reopened after this many sequences, with their leftovers in it.
 const REOPEN: u64 = 500;
 const USERS: usize = 6;
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 4 };
@@ -35,12 +35,12 @@ fn ten_thousand_random_sequences() {
     }
 }
 
-/// One cache for all of them, with a pool of a few pages above a store: whatever adds up over time shows.
+/// One cache for all of them, with a small pool above a store, so that slow leaks show.
 #[test]
 fn ten_thousand_steps_of_one_cache() {
     let folder = Folder::new();
     let store = open(&folder);
-    // Of the ways in which a cache can be, one in which users leave for the store by themselves.
+    // A configuration in which users are evicted to the store automatically.
     let fits = |world: &World| world.has_store && world.options.offload == Offload::OnEviction;
     let mut worlds = (0..).map(|seed| (seed, World::new(&mut Random(seed), seed, &store)));
     let (seed, mut world) = worlds.find(|(_, world)| fits(world)).unwrap();
@@ -56,7 +56,7 @@ fn ten_thousand_steps_of_one_cache() {
     });
 }
 
-/// Says what a sequence has done, if it fails.
+/// Prints the steps of a sequence that fails.
 fn told(seed: u64, sequence: impl FnOnce()) {
     if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(sequence)) {
         let did = TRACE.take();
@@ -66,7 +66,7 @@ fn told(seed: u64, sequence: impl FnOnce()) {
 }
 
 std::thread_local! {
-    /// What the current sequence has done.
+    /// The steps of the current sequence.
     static TRACE: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -131,11 +131,11 @@ struct World {
     pages: usize,
     resident: BTreeMap<u64, Resident>,
     stored: BTreeMap<u64, History>,
-    /// Everything that the user has done, as the user sees it.
+    /// The true history of the user.
     truth: Vec<Vec<u64>>,
     clock: u64,
     lease: Option<Held>,
-    /// Pages that have left a history which that lease still reads.
+    /// Pages that were dropped from a history, but are still read by that lease.
     lingering: Vec<PageNumber>,
     /// How many pages there were so far.
     numbered: PageNumber,
@@ -195,7 +195,7 @@ impl World {
             offload: random.pick(&[Offload::OnEviction, Offload::AtCommit, Offload::ByHand]),
             onload_in_background: random.once_in(2),
             onload_threads: 1,
-            // Whoever is being copied in the background is passed over, and the naive map knows nothing of that.
+            // Eviction skips a user that is being copied in the background, which the naive map does not model.
             ahead_percent: 0,
             ..KvOptions::default()
         };
@@ -280,15 +280,15 @@ impl World {
         self.lease.as_ref()?.plans.iter().find(|plan| plan.user == user && plan.holds)
     }
 
-    /// What the cache has of a user, wherever it is.
+    /// The cached history of a user, in any tier.
     fn cached(&self, user: u64) -> History {
         let resident = self.resident.get(&user).map(|resident| &resident.history);
         resident.or(self.stored.get(&user)).cloned().unwrap_or_default()
     }
 
-    /// A user does something else than what is cached.
+    /// Changes the history of a user.
     fn edit(&mut self, random: &mut Random, user: u64) {
-        // No one would notice: then it is the caller's business not to do it.
+        // The cache can not detect it: then the caller must not do it.
         if self.options.edited == Edited::Unnoticed || self.truth[user as usize].is_empty() {
             return;
         }
@@ -318,7 +318,7 @@ impl World {
             }
             let truth = &mut self.truth[user as usize];
             if self.options.edited != Edited::Unnoticed && random.once_in(3) {
-                // As much as there is: less than what is cached, if something was deleted.
+                // The whole history: shorter than the cached one if items were deleted.
                 start = start.min(truth.len() as u64);
             }
             while truth.len() < (start + new) as usize {
@@ -390,7 +390,7 @@ impl World {
     fn end_lease(&mut self, random: &mut Random) {
         if let Some(held) = self.lease.take() {
             self.lingering.clear();
-            // What was there before is still there.
+            // The earlier history is unchanged.
             let plan = |user: u64| held.plans.iter().find(|plan| plan.user == user).unwrap();
             SHAPE.check_shared(&held.lease, |user, position| plan(user).seen.token(position));
             self.finish(held, random.once_in(2));
@@ -465,7 +465,7 @@ impl World {
         }
     }
 
-    /// What a request does, in the simplest words there are.
+    /// The effect of a request, in the simplest form.
     fn plan(&self, request: &Request<'_>) -> Result<Plan, (Status, String)> {
         let user = request.owner.0;
         let cached = self.cached(user);
@@ -498,7 +498,7 @@ impl World {
             }
             let end = request.start + u64::from(request.tokens);
             if !cut && end < seen.end() {
-                // Shorter than before: the page where it ends goes too.
+                // Shorter than before: its last page is dropped too.
                 let mut whole = 0;
                 while whole + 8 <= end.saturating_sub(seen.start) {
                     whole += 8;
@@ -540,7 +540,7 @@ impl World {
         Ok(Plan { user, seen, new, holds: changes || !cached.items.is_empty(), changes, cut })
     }
 
-    /// Makes room for a batch, as a cache with exact order of use would.
+    /// Evicts for a batch, in exact least-recently-used order.
     fn allocate(&mut self, plans: &[Plan]) -> Result<(), (Status, String)> {
         // Those of whose stored history something is seen.
         let arriving: Vec<u64> = plans
@@ -592,10 +592,10 @@ impl World {
         }
     }
 
-    fn evict(&mut self, tiers: Tiers, user: u64, everyone: bool) {
-        trace(format!("evict {user}, everyone: {everyone}, {tiers:?}"));
-        let users: Vec<u64> = if everyone { (0..USERS as u64).collect() } else { vec![user] };
-        if !everyone && self.leased(user).is_some() {
+    fn evict(&mut self, tiers: Tiers, user: u64, all: bool) {
+        trace(format!("evict {user}, all: {all}, {tiers:?}"));
+        let users: Vec<u64> = if all { (0..USERS as u64).collect() } else { vec![user] };
+        if !all && self.leased(user).is_some() {
             let error = self.cache.evict(Owners::These(Owner::slice(&users)), tiers).unwrap_err();
             assert_eq!(error.status(), Status::Busy);
             return;
@@ -614,14 +614,14 @@ impl World {
                 (false, _) => {}
             }
         }
-        let whom = if everyone { Owners::All } else { Owners::These(Owner::slice(&users)) };
+        let whom = if all { Owners::All } else { Owners::These(Owner::slice(&users)) };
         assert_eq!(self.cache.evict(whom, tiers).unwrap(), expected);
     }
 
-    fn offload(&mut self, user: u64, everyone: bool) {
-        trace(format!("offload {user}, everyone: {everyone}"));
-        let users: Vec<u64> = if everyone { (0..USERS as u64).collect() } else { vec![user] };
-        let whom = if everyone { Owners::All } else { Owners::These(Owner::slice(&users)) };
+    fn offload(&mut self, user: u64, all: bool) {
+        trace(format!("offload {user}, all: {all}"));
+        let users: Vec<u64> = if all { (0..USERS as u64).collect() } else { vec![user] };
+        let whom = if all { Owners::All } else { Owners::These(Owner::slice(&users)) };
         if !self.has_store {
             assert_eq!(self.cache.offload(whom).unwrap_err().status(), Status::Unsupported);
             return;
@@ -630,7 +630,7 @@ impl World {
         for user in &users {
             let Some(resident) = self.resident.get(user) else { continue };
             let stored = self.stored.get(user);
-            // What has left the window since is not worth a write.
+            // Tokens outside the window are not written.
             let current = stored.is_some_and(|stored| stored.end() == resident.history.end());
             if !current {
                 expected += 1;
@@ -643,12 +643,12 @@ impl World {
     fn prefetch(&mut self, user: u64) {
         trace(format!("prefetch {user}"));
         let arrives = !self.resident.contains_key(&user) && self.stored.contains_key(&user);
-        // Held by a lease on nothing, or being added to from nothing.
+        // Held by a lease on an empty history, or appended to from an empty one.
         let known = self.leased(user).is_some_and(|plan| plan.changes);
         let plan = Plan { user, seen: self.cached(user), new: Vec::new(), holds: false, changes: false, cut: false };
         let expected = usize::from(arrives && !known && self.allocate(&[plan]).is_ok());
         assert_eq!(self.cache.prefetch(Owner::slice(&[user])).unwrap(), expected);
-        // Until it has arrived it counts as stored.
+        // Until the onload ends it counts as stored.
         if expected == 1 {
             let request =
                 Request { owner: Owner(user), start: self.cached(user).end(), tokens: 0, candidates: 1, items: &[] };

@@ -1,8 +1,8 @@
-//! What the tests put into pages instead of keys and values: every row tells whose it is, and of which token.
+//! A test pattern instead of keys and values: every row contains its user and its token.
 
 use pagoda::{Lease, Place};
 
-/// Where the caches under test lie: on the GPU whose number is in `PAGODA_TEST_GPU`, or in host memory.
+/// The memory of the caches under test: that of the GPU with the number in `PAGODA_TEST_GPU`, or host memory.
 pub fn place() -> Place {
     std::env::var("PAGODA_TEST_GPU").map_or(Place::Host, |number| Place::Cuda(number.parse().expect("a number")))
 }
@@ -17,7 +17,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Plays the model: appends the new tokens of every user. `item` tells what the token at a position is.
+    /// Acts as the model: appends the new tokens of every user. `item` returns the token at a position.
     pub fn append(self, lease: &Lease, mut item: impl FnMut(u64, u64) -> u64) {
         for layer in 0..self.layers {
             self.append_layer(lease, layer, &mut item);
@@ -28,12 +28,12 @@ impl Shape {
         let pool = lease.pool(layer).unwrap();
         self.each(lease, true, |at, half, user, position| {
             let row = self.expected(layer, half, user, position, item(user, position));
-            // SAFETY: a row of a page that the lease may write to, which no one else looks at.
+            // SAFETY: a row of a page that only this lease writes and reads.
             unsafe { pool.copy_in(at, &row) }.unwrap();
         });
     }
 
-    /// Checks every cached token that the lease shows to the model.
+    /// Checks every cached token of the lease.
     pub fn check(self, lease: &Lease, mut item: impl FnMut(u64, u64) -> u64) {
         for layer in 0..self.layers {
             self.check_layer(lease, layer, &mut item);
@@ -54,17 +54,17 @@ impl Shape {
 
     fn check_tokens(self, lease: &Lease, layer: u32, token: &mut impl FnMut(u64, u64) -> (u64, u64)) {
         let pool = lease.pool(layer).unwrap();
-        // A copy from a GPU takes its time, whatever its size: there all of it at once.
+        // A copy from a GPU has a high latency: there the whole pool is copied at once.
         let mut all = Vec::new();
         if pool.device().is_some() {
             all.resize(pool.len() * pool.element_type().bits() / 8, 0);
-            // SAFETY: what others write meanwhile is not looked at.
+            // SAFETY: rows that others write meanwhile are not read.
             unsafe { pool.copy_out(0, &mut all) }.unwrap();
         }
         let mut row = vec![0; self.row];
         self.each(lease, false, |at, half, user, position| {
             if all.is_empty() {
-                // SAFETY: a row of a page that the lease may read, which no one writes to.
+                // SAFETY: a row of a page that the lease may read, and that is not written.
                 unsafe { pool.copy_out(at, &mut row) }.unwrap();
             } else {
                 row.copy_from_slice(&all[at..][..self.row]);
@@ -75,7 +75,7 @@ impl Shape {
         });
     }
 
-    /// Calls `visit` with every row, of new tokens or of cached ones: its place in the pool, key or value, whose, which
+    /// Calls `visit` for every row of new or of cached tokens, with its offset in the pool, key or value, user and
     /// position.
     fn each(self, lease: &Lease, new: bool, mut visit: impl FnMut(usize, u32, u64, u64)) {
         let pages = lease.page_ids().as_slice::<i32>().unwrap();

@@ -1,4 +1,4 @@
-//! Eight threads at once on one small cache, every token checked: each row carries its user and its position.
+//! Eight threads on one small cache. Every token is checked: each row contains its user and its position.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
@@ -17,8 +17,8 @@ const USERS: usize = 48;
 const PAGES: u32 = 192;
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 16 };
 
-/// How often each user was removed from everywhere: what comes after is not what was there before. Whoever holds a lease
-/// reads it, so that it does not change meanwhile.
+/// How often each user was removed from all tiers: the history after a removal differs from the one before. A thread
+/// with a lease holds the read lock, so that it does not change meanwhile.
 type Lives = [RwLock<u64>; USERS];
 
 fn item(lives: &[RwLockReadGuard<'_, u64>], users: &[u64], user: u64, position: u64) -> u64 {
@@ -69,7 +69,7 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
     let (committed, refused) = (committed.into_inner(), refused.into_inner());
     assert!(committed > refused, "{committed} leases were committed and {refused} refused");
 
-    // Everyone is still whole, and no page was lost.
+    // All histories are intact, and no page was lost.
     for user in 0..USERS as u64 {
         let cached = cache.lookup(Owner::slice(&[user]))[0];
         let request =
@@ -92,7 +92,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
         4 => end_life(cache, lives, user),
         1 => {
             if let Err(error) = cache.offload(Owners::These(Owner::slice(&[user]))) {
-                // Someone else has removed it from there meanwhile.
+                // Another thread has removed it from there.
                 assert!(error.message().contains("is in the store no more"), "{error}");
             }
         }
@@ -100,7 +100,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
         3 => drop(cache.evict(Owners::All, Tiers::RESIDENT).unwrap()),
         _ => {
             let users = [user, (user + 1 + random.below(USERS - 1) as u64) % USERS as u64];
-            // In order, so that no two threads wait for each other.
+            // In order, so that two threads can not deadlock.
             let mut order = users;
             order.sort_unstable();
             let guards = order.map(|user| lives[user as usize].read().unwrap());
@@ -108,7 +108,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
             let cached = cache.lookup(Owner::slice(&users));
             let batch = [0, 1].map(|index| {
                 let end = cached[index].start + u64::from(cached[index].tokens);
-                // A history that has grown long begins anew, so that pages keep moving.
+                // A long history starts again, so that pages keep moving.
                 let tokens = if end > 100 { 0 } else { random.below(20) as u32 };
                 Request { owner: Owner(users[index]), start: end, tokens, candidates: 1, items: &[] }
             });
@@ -124,7 +124,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
                     }
                 }
                 Err(error) => {
-                    // Others hold a user or the pages, or have changed a history since it was looked up.
+                    // Another thread holds a user or the pages, or has changed a history since the lookup.
                     let expected = [Status::Busy, Status::Capacity, Status::InvalidArgument].contains(&error.status());
                     assert!(expected, "{error}");
                     refused.fetch_add(1, Ordering::Relaxed);
@@ -139,7 +139,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
     }
 }
 
-/// Removes a user from everywhere; what is added after that is of another life.
+/// Removes a user from all tiers. What is appended afterwards belongs to the next life.
 fn end_life(cache: &KvCache, lives: &Lives, user: u64) {
     if let Ok(mut life) = lives[user as usize].try_write() {
         cache.evict(Owners::These(Owner::slice(&[user])), Tiers::ALL).unwrap();

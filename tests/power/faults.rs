@@ -1,4 +1,4 @@
-//! Disks that are full or fail: each call that writes an update fails in its turn. The caller hears of it, nothing that was
+//! Full and failing disks: each call that writes an update is made to fail in turn. The caller gets an error, nothing
 //! acknowledged is lost, and the table works again when the disk does.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use pagoda_test_support::Random;
 use crate::recorder::{Fault, Recording};
 use crate::tables::{Change, Place};
 
-/// The versions that a key may have: the last that was acknowledged, and those after it that failed.
+/// The versions that a key may have: the last acknowledged one, and later ones that failed.
 type Allowed = BTreeMap<i64, Vec<Option<u64>>>;
 
 #[test]
@@ -30,7 +30,7 @@ fn a_failing_disk_at_each_write_of_an_update() {
 fn campaign(errno: i32, count: u64) {
     let mut runs = 0;
     for from in 0.. {
-        // The first update makes the log, later ones do not.
+        // The first update creates the log.
         let happened = [0, 2].map(|before| run(Fault { from, count, errno }, before));
         runs += 2;
         if happened == [false; 2] {
@@ -41,7 +41,7 @@ fn campaign(errno: i32, count: u64) {
     println!("{runs} runs");
 }
 
-/// Whether the fault happened, after some updates that went well.
+/// Returns whether the fault happened, after some successful updates.
 fn run(fault: Fault, before: u64) -> bool {
     let place = Place::new(4, 20);
     let recording = place.record();
@@ -78,7 +78,7 @@ fn run(fault: Fault, before: u64) -> bool {
     }
     let happened = recording.calls().1 > 0;
     recording.set_fault(None);
-    // The disk is well again: so is the table, without being opened anew.
+    // The disk works again: so does the table, without a reopen.
     try_one(&recording, &mut allowed, true);
     compare(&place.versions(&table).unwrap(), &allowed, fault);
     drop((embeddings, table));

@@ -1,5 +1,5 @@
-//! Loss of power, full disks and failing ones under the files that sled and the embedding tables write: every call to the
-//! system that changes a file is recorded, and each moment of the record is a moment at which the power could be lost.
+//! Loss of power, full and failing disks, for the files that sled and the embedding tables write. Every system call
+//! that changes a file is recorded, and the power is lost at each point of the record.
 
 mod faults;
 mod recorder;

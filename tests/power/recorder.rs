@@ -1,8 +1,8 @@
-//! Records what this process does to the files below one folder, and makes calls fail.
+//! Records the changes of this process to the files below one folder, and makes calls fail.
 //!
-//! The functions of the C library by which Rust's standard library and sled change files are defined here again. A
-//! program's own functions go before those of a shared library, so every call in this program comes here; it is passed on
-//! to the kernel as it is.
+//! This file redefines the functions of the C library by which Rust's standard library and sled change files. A
+//! program's own functions have priority over those of a shared library, so every call in this program comes here. It
+//! is passed on to the kernel unchanged.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr};
@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use libc::{c_char, c_int, c_long, c_void, mode_t, off_t, size_t, ssize_t};
 use pagoda_test_support::power;
 
-/// What happened, and which change was acknowledged.
+/// A change of a file, or the acknowledgement of an update.
 pub type Event = power::Event<u64>;
 
 /// Which of the calls that change something below the folder fail.
@@ -40,7 +40,7 @@ struct Record {
 }
 
 static RECORD: Mutex<Option<Record>> = Mutex::new(None);
-/// One recording at a time: what the functions here see is the whole process.
+/// One recording at a time: the functions here see the whole process.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// While it lives, changes below its folder are recorded.
@@ -55,7 +55,7 @@ impl Recording {
         Self(one)
     }
 
-    /// Notes that a caller was told that a change is durable.
+    /// Records that an update was acknowledged as durable.
     pub fn acknowledge(&self, change: u64) {
         lock().as_mut().unwrap().events.push(Event::Told(change));
     }
@@ -64,14 +64,14 @@ impl Recording {
         lock().as_ref().unwrap().events.clone()
     }
 
-    /// Has calls fail from now on; calls are counted from 0 again.
+    /// Makes calls fail from now on. Calls are counted from 0 again.
     pub fn set_fault(&self, fault: Option<Fault>) {
         let mut record = lock();
         let record = record.as_mut().unwrap();
         (record.fault, record.calls, record.failed) = (fault, 0, 0);
     }
 
-    /// How many calls there were since the fault was set, and how many failed.
+    /// The number of calls since the fault was set, and how many of them failed.
     pub fn calls(&self) -> (u64, u64) {
         let record = lock();
         let record = record.as_ref().unwrap();
@@ -92,7 +92,7 @@ fn lock() -> MutexGuard<'static, Option<Record>> {
 impl Record {
     /// The name of a path below the root.
     fn name(&self, path: &Path) -> Option<String> {
-        // Folders above may be links; the last part need not be there.
+        // Parent folders may be links; the last part need not exist.
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let whole =
             if path == self.root { self.root.clone() } else { parent.canonicalize().ok()?.join(path.file_name()?) };
@@ -104,7 +104,7 @@ impl Record {
         self.files.get(&inode(fd)?).copied()
     }
 
-    /// Counts a call that changes something, and says how it fails.
+    /// Counts a call that changes a file. Returns the error if it has to fail.
     fn fails(&mut self) -> Option<c_int> {
         let number = self.calls;
         self.calls += 1;
@@ -116,7 +116,7 @@ impl Record {
 }
 
 fn inode(fd: RawFd) -> Option<u64> {
-    // SAFETY: all bits zero are a fine stat, and the call writes to no more than one.
+    // SAFETY: a zeroed stat is valid, and the call writes to one only.
     unsafe {
         let mut facts: libc::stat = std::mem::zeroed();
         (libc::fstat(fd, &raw mut facts) == 0).then_some(facts.st_ino)
@@ -130,7 +130,7 @@ fn path_of(fd: RawFd) -> Option<PathBuf> {
 /// # Safety
 /// The text must end in a zero.
 unsafe fn path(text: *const c_char) -> PathBuf {
-    // SAFETY: as the caller says.
+    // SAFETY: by contract.
     PathBuf::from(OsStr::from_bytes(unsafe { CStr::from_ptr(text) }.to_bytes()))
 }
 
@@ -140,7 +140,7 @@ fn refuse(errno: c_int) -> c_long {
     -1
 }
 
-/// A call that changes the name at `path`; `event` tells what it was when it went well.
+/// A call that changes the name at `path`; `event` describes it after a success.
 fn change(
     path: &Path,
     call: impl FnOnce() -> c_long,
@@ -176,8 +176,8 @@ fn touch(fd: RawFd, call: impl FnOnce() -> c_long, event: impl FnOnce(u64, c_lon
     result
 }
 
-// SAFETY of all below: they take what the functions of the same names take, and pass it on. Bytes that are to be written
-// can be read, since the kernel has just read them.
+// SAFETY of all below: they take the arguments of the functions of the same names, and pass them on. The bytes of a
+// write are readable, since the kernel has just read them.
 
 fn open_at(folder: c_int, name: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: see above.
@@ -350,7 +350,7 @@ extern "C" fn mkdir(name: *const c_char, mode: mode_t) -> c_int {
 }
 
 #[test]
-fn everything_that_is_done_to_files_is_recorded() {
+fn every_change_of_a_file_is_recorded() {
     use std::fs::{self, File};
     use std::io::Write as _;
     use std::os::unix::fs::FileExt as _;

@@ -1,4 +1,4 @@
-//! The host store on real files, its index in sled: what was acknowledged is there after any loss of power.
+//! The host store on real files, with its index in sled: acknowledged data survives any loss of power.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ fn power_lost_at_any_moment_of_a_store_on_files() {
     let folder = Folder::new();
     let work = folder.path().join("work");
     std::fs::create_dir_all(&work).unwrap();
-    // Segments of a few records, so that the index is made durable often.
+    // Small segments, so that the index is synced often.
     let options = StoreOptions { segment_bytes: 4096, garbage_bytes: 4000, ..StoreOptions::default() };
     let recording = Recording::start(&work);
     let mut written = HashMap::<u64, u64>::new();

@@ -1,4 +1,4 @@
-//! Embedding tables: an acknowledged change is there after any loss of power, and whole.
+//! Embedding tables: an acknowledged update survives any loss of power, in full.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -54,7 +54,7 @@ impl Place {
         Ok((embeddings, table))
     }
 
-    /// The version of every key; `None` for those that were deleted. Every number is checked.
+    /// The version of every key; `None` for deleted ones. Every number is checked.
     pub fn versions(&self, table: &EmbeddingTable) -> Result<BTreeMap<i64, Option<u64>>> {
         let keys: Vec<i64> = (0..self.keys).collect();
         let (mut numbers, mut found) = (vec![f32::NAN; keys.len() * self.dim], vec![false; keys.len()]);
@@ -152,7 +152,7 @@ fn campaign(place: &Place, seed: u64, count: u64, most: usize, every: usize) -> 
     events
 }
 
-/// Plays the changes, with the table closed and opened now and then.
+/// Applies the changes, and reopens the table now and then.
 fn play(place: &Place, changes: &[Change]) -> Vec<Event> {
     let recording = place.record();
     let mut opened = place.open().unwrap();
@@ -177,7 +177,7 @@ fn check(place: &Place, allowed: &[BTreeMap<i64, Option<u64>>], change: bool) ->
         return Err(Error::invalid("table", message));
     }
     if change {
-        // It works, and what it is told now is there when it is opened again.
+        // It works, and a new update is there after a reopen.
         let last = Change { version: 1_000_000, keys: vec![0], deleted: false };
         last.apply(place, &table)?;
         drop((embeddings, table));

@@ -1,5 +1,5 @@
-//! EmbeddingBag on either provider: what the floors hold comes out, by the threshold, after changes, and while rows leave
-//! the cache. The same of a table on a GPU without ONNX Runtime around it (`--include-ignored directly`).
+//! EmbeddingBag on both providers returns the rows of the tiers: by the threshold, after updates, and while rows are
+//! evicted. The same for a table on a GPU without ONNX Runtime (`--include-ignored directly`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -17,7 +17,7 @@ use crate::operators::options;
 
 const COMBINERS: [&str; 4] = ["none", "sum", "mean", "sqrtn"];
 
-/// Tables of which a graph has `t`.
+/// The tables of a graph, with table `t`.
 struct Opened {
     embeddings: Arc<Embeddings>,
     table: EmbeddingTable,
@@ -137,7 +137,7 @@ fn on_device(rows: &dyn DeviceRows, keys: &[i64], pooling: Option<(&[i64], Combi
     (vectors[..slots * DIM].to_vec(), hit[..keys.len()].iter().map(|mark| *mark == 1).collect())
 }
 
-/// The same by the table's own interface, on the host.
+/// The same by the interface of the table, on the host.
 fn on_host(table: &EmbeddingTable, keys: &[i64], pooling: Option<(&[i64], Combiner)>) -> (Vec<f32>, Vec<bool>) {
     let mut found = vec![false; keys.len()];
     let mut vectors = vec![f32::NAN; pooling.map_or(keys.len(), |(offsets, _)| offsets.len() - 1) * DIM];
@@ -172,7 +172,7 @@ mod directly {
     }
 }
 
-/// Random keys and slots: the same to the bit as on the CPU, whatever rows are kept as, and without a cache.
+/// Random keys and slots: bit-identical to the CPU, for each row type, and without a cache.
 pub fn vectors(on: impl Into<On>) {
     let on = on.into();
     let mut random = Random(21);
@@ -211,7 +211,8 @@ pub fn vectors(on: impl Into<On>) {
     }
 }
 
-/// Below the threshold rows are waited for, at it and above they are not; either way they are there afterwards.
+/// Below the threshold a lookup waits for missing rows; at and above it does not. In both cases they are cached
+/// afterwards.
 pub fn threshold(on: impl Into<On>) {
     let on = on.into();
     // 7 of 10 different keys are cached.
@@ -223,7 +224,7 @@ pub fn threshold(on: impl Into<On>) {
         let first = bag.look(&cached);
         assert_eq!(first, if threshold == "0.0" { DEFAULT.repeat(7) } else { rows(&cached, 0) });
         opened.embeddings.wait();
-        // Keys that come often count once.
+        // Repeated keys count once.
         let mut keys: Vec<i64> = (0..10).collect();
         keys.extend([9, 9, 9, 9, 8, 0]);
         let vectors = bag.look(&keys);
@@ -233,12 +234,12 @@ pub fn threshold(on: impl Into<On>) {
         }
         opened.embeddings.wait();
         assert_eq!(bag.look(&keys), rows(&keys, 0), "threshold {threshold}");
-        // On a GPU a lookup that waits for nothing is counted when it was read.
+        // On a GPU a lookup that does not wait is counted when its misses are read.
         opened.embeddings.wait();
         let stats = opened.table.stats();
         let defaults = if waits { 0 } else { 3 } + if threshold == "0.0" { 7 } else { 0 };
         assert_eq!((stats.lookups, stats.defaults), (3, defaults), "threshold {threshold}");
-        // A key that is nowhere never comes.
+        // A key that no tier has is never found.
         for _ in 0..2 {
             assert_eq!(bag.look(&[1000, 3]), [DEFAULT, row(3, 0)].concat(), "threshold {threshold}");
             opened.embeddings.wait();
@@ -246,7 +247,7 @@ pub fn threshold(on: impl Into<On>) {
     }
 }
 
-/// Changes are seen at once, or by refresh, by version; deletions too.
+/// Updates and deletions are visible at once or after a refresh, by version.
 pub fn changes(on: impl Into<On>) {
     let on = on.into();
     let keys: Vec<i64> = (0..200).map(|key| key << 35).collect();
@@ -257,7 +258,7 @@ pub fn changes(on: impl Into<On>) {
     table.upsert(5, changed, &rows(changed, 5), Reach::AtOnce).unwrap();
     table.delete(6, &changed[..10], Reach::AtOnce).unwrap();
     table.upsert(7, &[-1], &row(-1, 7), Reach::AtOnce).unwrap();
-    // Older ones come too late.
+    // Older versions are ignored.
     table.upsert(4, &changed[..20], &rows(&changed[..20], 4), Reach::AtOnce).unwrap();
     table.delete(3, changed, Reach::AtOnce).unwrap();
     for _ in 0..2 {
@@ -266,7 +267,7 @@ pub fn changes(on: impl Into<On>) {
         assert_eq!(bag.look(&[-1]), row(-1, 7));
         assert_eq!(bag.look(kept), rows(kept, 0));
     }
-    // The cache knows of these when it was refreshed; also of what is in no other cache than the device's.
+    // The cache has these after a refresh, also those that only the GPU cache holds.
     table.upsert(8, kept, &rows(kept, 8), Reach::ByRefresh).unwrap();
     table.delete(8, &changed[10..20], Reach::ByRefresh).unwrap();
     assert_eq!(bag.look(kept), rows(kept, 0));
@@ -276,7 +277,7 @@ pub fn changes(on: impl Into<On>) {
     assert_eq!(bag.look(&changed[10..]), [DEFAULT.repeat(10), rows(&changed[20..], 5)].concat());
 }
 
-/// Two sessions have one cache: what one has brought the other finds.
+/// Two sessions share one cache: each finds the rows that the other has inserted.
 pub fn sharing(on: impl Into<On>) {
     let on = on.into();
     let opened = open(&[1, 2, 3], r#", "cache_rows": 100, "init_ec": false, "hit_rate_threshold": 0.0"#);
@@ -287,15 +288,15 @@ pub fn sharing(on: impl Into<On>) {
     opened.embeddings.wait();
     drop(second);
     assert_eq!(first.look(&[1, 2, 3]), rows(&[1, 2, 3], 0));
-    // A graph keeps its tables open, and closes them when no one else has them.
+    // A graph keeps its tables open, and closes them if it has the last reference.
     if let On::Session(_) = on {
         drop(opened);
         assert_eq!(first.look(&[1, 2, 3]), rows(&[1, 2, 3], 0));
     }
 }
 
-/// Sessions that look up more keys than the cache has room for, on several threads, while rows change and go: every row is
-/// whole and its key's own, and none is missing that is there.
+/// Several threads look up more keys than fit into the cache, while rows are updated and deleted. Every row is complete
+/// and belongs to its key, and no existing row is missing.
 pub fn racing(on: impl Into<On>) {
     let on = on.into();
     const KEYS: i64 = 400;
@@ -339,7 +340,7 @@ pub fn racing(on: impl Into<On>) {
         stop.store(true, Ordering::Relaxed);
         outcomes.into_iter().for_each(|outcome| outcome.unwrap());
     });
-    // When all is quiet every row is the last one.
+    // In the end every row has its last version.
     let (bag, stays) = (opened.bag("none", on), &keys[..300]);
     let vectors = bag.look(stays);
     let version = vectors[1];

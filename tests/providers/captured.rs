@@ -29,7 +29,7 @@ fn a_captured_graph_gives_what_the_indices_say_at_each_replay() {
     check::<bf16, _>(&few, 128);
 }
 
-/// More users with long histories than there are clusters of blocks for: the operator asks for memory to work in.
+/// More users with long histories than clusters fit on the chip: the operator asks for scratch memory.
 #[test]
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn a_captured_graph_has_its_memory_to_work_in() {
@@ -39,7 +39,7 @@ fn a_captured_graph_has_its_memory_to_work_in() {
     check::<bf16, _>(&many, 128);
 }
 
-/// What a pool has comes in late, and what another has later still.
+/// The content of one pool arrives late, and that of another one later still.
 #[test]
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn attention_waits_for_what_is_on_its_way_into_its_own_pool() {
@@ -48,16 +48,16 @@ fn attention_waits_for_what_is_on_its_way_into_its_own_pool() {
     let stream = gpu.context().new_stream().unwrap();
     let case = Case::<bf16>::new(&mut Random(1), &[user(1500, 20, 30), user(40, 10, 5)], 2, 128, 32);
     let expected = reference::hstu_attention(&case.attention()).unwrap();
-    // With the new rows, so that it does not matter who comes first where they are.
+    // With the new rows, so that the order of writes to them does not matter.
     let mut content = case.pool.clone();
     reference::paged_kv_append(&case.append(), &mut content).unwrap();
     let pool = bytes(&content);
     let pinned = PinnedMemory::zeroed(gpu, pool.len()).unwrap();
-    // SAFETY: as long as that, and no one else's.
+    // SAFETY: the length is right, and nothing else uses it.
     unsafe { pinned.data().copy_from_nonoverlapping(pool.as_ptr(), pool.len()) };
     let late = Late::new(gpu);
     for (nodes, graph) in graphs(&case) {
-        // Kernels that are loaded when they are first used wait for all that the GPU has to do.
+        // The lazy load of a kernel waits for all work of the GPU.
         let used = Session::open(&graph);
         used.run(&Bound::new(&used, &case, &stream));
         let session = Session::open(&graph);
@@ -72,7 +72,7 @@ fn attention_waits_for_what_is_on_its_way_into_its_own_pool() {
             bound.stream.memcpy_htod(&vec![0xff_u8; pool.len()], &mut bound.pool.memory).unwrap();
             bound.stream.synchronize().unwrap();
             late.occupy(&ours, 0, 4);
-            // SAFETY: either memory is as long as that, and the stream is waited for by the run.
+            // SAFETY: both memories have this length, and the run waits for the stream.
             unsafe { ours.upload(bound.pool.address, pinned.data(), pool.len()) }.unwrap();
             arrivals.mark(&ours).unwrap();
             late.occupy(&theirs, 1, 40);
@@ -102,11 +102,11 @@ impl Late {
         Self { host: host.unwrap(), device: device.unwrap() }
     }
 
-    /// Puts so many copies on a stream, into one half of the device's memory.
+    /// Enqueues copies on a stream, into one half of the device memory.
     fn occupy(&self, stream: &SideStream, half: u64, copies: usize) {
         for _ in 0..copies {
             let to = self.device.address() + half * Self::BYTES as u64;
-            // SAFETY: each half is as long as that, and both memories live until the stream was waited for.
+            // SAFETY: each half has this length, and both memories live until the stream has been waited for.
             unsafe { stream.upload(to, self.host.data(), Self::BYTES) }.unwrap();
         }
     }
@@ -155,7 +155,7 @@ fn check_graph<T: Number>(
         bound.expect(case, expected, &format!("{} {nodes} round {round}", T::NAME));
     }
     let (first, expected) = first;
-    // A replay does not look at what is bound now: so this was one.
+    // A replay ignores the current binding: so this was one.
     let elsewhere = Memory::new(stream, &vec![0xff_u8; size_of_val(&first.query[..])]);
     bound.bind("query", &elsewhere, T::TYPE as i32, &first.dims_of_rows());
     bound.write(first);
@@ -232,7 +232,7 @@ impl<'a> Bound<'a> {
         unsafe { (api.ReleaseValue)(value) };
     }
 
-    /// Puts the numbers of a call where those of the first are, and NaN where its output goes.
+    /// Writes the numbers of a call over those of the first one, and NaN into its output.
     fn write<T: Number>(&mut self, case: &Case<T>) {
         let tensors = Inputs::new(case);
         for ((_, memory), (_, tensor)) in self.inputs.iter_mut().zip(&tensors.tensors) {
@@ -276,7 +276,7 @@ struct Session {
 
 impl Session {
     fn open(model: &[u8]) -> Self {
-        // Has Pagoda load ONNX Runtime, which tells where it is, and make the environment.
+        // Pagoda loads ONNX Runtime, reports its path, and creates the environment.
         drop(Model::from_bytes(model, &options(Provider::Cuda)).unwrap());
         let path = onnxruntime_path().unwrap();
         let (mut env, mut settings, mut cuda) = (null_mut(), null_mut(), null_mut());

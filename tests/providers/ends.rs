@@ -1,5 +1,5 @@
-//! The operators around the layers on either provider: one behind the other, from keys to rows of length 1 and through two
-//! layers to scores, with a product of zeros between them that takes some of the rows.
+//! The operators around the layers on either provider: one behind the other, from keys to rows of length 1 and through
+//! two layers to scores, with a product of zeros between them that takes some of the rows.
 
 use pagoda::{Model, ModelOptions, Provider, Tensor};
 use pagoda_kernels::cpu::reference;
@@ -27,7 +27,8 @@ pub fn from_keys_to_scores(provider: Provider) {
     }
 }
 
-/// `x` is what the keys give, `some` rows of it, `y` those at length 1, `inside` and `scores` what the layers make of them.
+/// `x` is what the keys give, `some` rows of it, `y` those at length 1, `inside` and `scores` what the layers make of
+/// them.
 fn graph<T: Number>(case: &Embed, layers: &[Layer; 2]) -> Vec<u8> {
     let (element, width) = (T::TYPE as i32, case.width as i64);
     let rows = |name: &'static str| [Dim::Any(name), Dim::Is(width)];

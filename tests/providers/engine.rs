@@ -1,4 +1,4 @@
-//! The engine on either provider: scores as the oracle has them, from histories that grow, for users at the same time.
+//! The engine on both providers gives the scores of the oracle, for growing histories of concurrent users.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use pagoda::{Engine, ModelFolder, ModelOptions, Provider, RankResponse};
 
 use crate::cases::{cases, close, folder, open, options};
 
-/// Models of the tests, and how far from the oracle's their scores may be.
+/// Models of the tests, and the tolerance of their scores.
 const MODELS: [(&str, f64); 5] = [("gather", 1e-5), ("bag", 1e-5), ("uncached", 1e-5), ("fused", 1e-5), ("half", 5e-2)];
 
 pub fn scores(provider: Provider) {
@@ -23,7 +23,7 @@ pub fn scores(provider: Provider) {
     }
 }
 
-/// Everyone's history as it grows, each on a thread of its own: scores as the oracle has them.
+/// Replays the growing history of each user, each on its own thread, and compares the scores with the oracle.
 pub fn replay(engine: &Engine, model: &str) {
     let (_, tolerance) = MODELS.into_iter().find(|(name, _)| *name == model).expect("one of them");
     std::thread::scope(|scope| {
@@ -45,7 +45,8 @@ fn on_gpu(graphs: &[GraphShape]) -> EngineOptions {
     EngineOptions { model, instances: 4, max_batch: 2, graphs: graphs.to_vec(), ..options() }
 }
 
-/// Batches that fit into a graph, such that do not, and such of a model that can not be captured give what the oracle gives.
+/// Batches that fit into a graph, batches that do not, and batches of a model that can not be captured match the
+/// oracle.
 #[test]
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn scores_by_graphs_of_larger_shapes() {
@@ -59,14 +60,14 @@ fn scores_by_graphs_of_larger_shapes() {
     }
 }
 
-/// Batches so far that were run as a graph, or for either reason without one.
+/// The number of batches so far, by how they ran.
 fn batches(kind: &str) -> u64 {
     let metrics = pagoda::metrics::text();
     let line = format!("pagoda_engine_graph_batches_total{{kind=\"{kind}\"}} ");
     metrics.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.parse().unwrap())
 }
 
-/// The same shape with a graph and without one: the same to the bit, also where the graph is replayed.
+/// The same shape with and without a graph gives the same bits, also in a replay.
 #[test]
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn a_graph_changes_no_bit() {
@@ -74,13 +75,13 @@ fn a_graph_changes_no_bit() {
     ["gather", "fused", "half"].into_iter().for_each(check_bits);
 }
 
-/// A user alone, in a shape that fits and in one of a batch of three, which is filled up; without a graph alone, and as the
-/// first of three.
+/// With a graph: a user alone, in a shape that fits and in one of a batch of three, which is padded. Without a graph:
+/// alone, and as the first of three.
 fn check_bits(model: &str) {
     let page = u64::from(ModelFolder::open(folder(model)).unwrap().kv.page_size);
     let one = EngineOptions { instances: 1, ..on_gpu(&[]) };
     let alone = open(model, one.clone());
-    // Whoever comes first waits for the others.
+    // The first request waits for the others.
     let together = open(model, EngineOptions { max_batch: 3, max_delay: Duration::from_secs(60), ..one.clone() });
     let bits = |response: &RankResponse| response.scores.iter().map(|score| score.to_bits()).collect::<Vec<_>>();
     let cases = cases(model);
@@ -105,7 +106,7 @@ fn check_bits(model: &str) {
     }
 }
 
-/// The answers to requests that run as one batch, of users who are new and forgotten afterwards.
+/// The responses to requests that run as one batch. The users are new, and forgotten afterwards.
 fn rank_as_one(engine: &Engine, requests: &[RankRequest]) -> Vec<RankResponse> {
     let ask = |request: &RankRequest| {
         let (tell, told) = mpsc::channel();
@@ -119,7 +120,7 @@ fn rank_as_one(engine: &Engine, requests: &[RankRequest]) -> Vec<RankResponse> {
     responses
 }
 
-/// The shape of a batch that was answered so, of users who were new.
+/// The shape of a batch of new users with these responses.
 fn shape_of(responses: &[RankResponse], page: u64) -> GraphShape {
     let sum = |of: &dyn Fn(&RankResponse) -> u64| responses.iter().map(of).sum::<u64>() as u32;
     let candidates = sum(&|response| (response.scores.len() / response.tasks) as u64);

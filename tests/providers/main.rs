@@ -1,6 +1,6 @@
-//! The ai.pagoda operators inside ONNX Runtime give what the reference gives, on the CPU provider and on the CUDA provider.
-//! One program that can be carried to a GPU host (`target/providers-test --include-ignored`, after `make build-gpu`): it
-//! needs ONNX Runtime, and for the engine the folder tests/data below the one that it is run in.
+//! The ai.pagoda operators inside ONNX Runtime match the reference, on the CPU provider and on the CUDA provider. It is
+//! one program that can be copied to a GPU host (`target/providers-test --include-ignored`, after `make build-gpu`). It
+//! needs ONNX Runtime and, for the engine, the folder tests/data in the current folder.
 
 mod bag;
 mod captured;
@@ -32,8 +32,8 @@ mod row_lookup;
 
 use std::sync::RwLock;
 
-/// Taken by whatever uses the GPU. While ONNX Runtime captures a graph, allocations by any other thread of the process make
-/// the driver give the capture up.
+/// Held by every test that uses the GPU. While ONNX Runtime captures a graph, an allocation by any other thread of the
+/// process makes the driver abort the capture.
 static GPU: RwLock<()> = RwLock::new(());
 
 /// The same tests on both providers; those on the GPU are for a host that has one.

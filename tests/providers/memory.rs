@@ -1,4 +1,4 @@
-//! Memory of the GPU that runs out: an error that says so, and what is smaller goes on as before.
+//! Out of GPU memory: the error says so, and smaller calls still work.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::operators::{self, Inputs, graph};
 const MEBIBYTE: usize = 1 << 20;
 const GIBIBYTE: usize = 1 << 30;
 
-/// Takes the memory of the GPU up to about so many bytes, until it is dropped.
+/// Allocates GPU memory except for about this many bytes, until it is dropped.
 fn take_all_but(left: usize) -> Vec<DeviceMemory> {
     let gpu = Gpu::shared(0).unwrap();
     let (mut taken, mut size) = (Vec::new(), 64 * GIBIBYTE);
@@ -94,7 +94,7 @@ fn histories_leave_and_come_back_where_no_memory_is_left() {
         let _ = lease.commit().unwrap();
     };
     (0..8).for_each(|user| add(user, 0, 100));
-    // At the same time, for which there are not enough ways out.
+    // Concurrently, with too little memory for all of them.
     std::thread::scope(|scope| {
         for user in 4..8 {
             scope.spawn(move || cache.offload(Owners::These(Owner::slice(&[user]))).unwrap());

@@ -1,4 +1,4 @@
-//! Histories that leave the pages of an engine and come back, on either provider: to the bit what they were.
+//! Histories that are evicted from the pages of an engine and onloaded again are bit-identical, on both providers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,16 +7,16 @@ use pagoda::{Engine, ModelOptions, Pages, Provider, RankResponse, Status};
 
 use crate::cases::{Case, cases, open, options};
 
-/// Threads that have users leave while others ask for them.
+/// Threads that evict users while others send requests for them.
 const LEAVING: usize = 2;
-/// Too few for everyone, and enough for two of the longest: whoever has less room may give up what it has of a history,
-/// and compute all of it anew.
+/// Too few for all users, and enough for two of the longest histories. With less, a request may drop its cached history
+/// and compute all of it again.
 const PAGES: u32 = 16;
 /// How often each history grows from its beginning.
 const ROUNDS: usize = 3;
 
-/// Options with memory of the host for whoever leaves. No two requests run together: what is computed of one is of the
-/// same shape each time, and so the same to the bit.
+/// Options with host memory for evicted histories. Batches have one request, so that each run has the same shape, and
+/// therefore the same bits.
 fn above_host(provider: Provider, pages: u32, graphs: &[GraphShape]) -> EngineOptions {
     EngineOptions {
         model: ModelOptions { provider, ..options().model },
@@ -29,13 +29,13 @@ fn above_host(provider: Provider, pages: u32, graphs: &[GraphShape]) -> EngineOp
     }
 }
 
-/// What must be the same: the scores to the bit, and how many rows were there.
+/// What must be equal: the bits of the scores, and the numbers of rows.
 fn told(response: &RankResponse) -> (Vec<u32>, u64, u64) {
     let bits = response.scores.iter().map(|score| score.to_bits()).collect();
     (bits, response.cached_rows, response.computed_rows)
 }
 
-/// The candidates after all of a history that is there already.
+/// Scores the candidates after a history that is known already.
 fn again(engine: &Engine, case: &Case, events: usize) -> RankResponse {
     engine.rank(&case.request(events, events)).unwrap()
 }
@@ -50,24 +50,24 @@ fn check_back(model: &str, options: EngineOptions) {
         for step in case.steps().into_iter().filter(|&step| step > 0) {
             engine.rank(&case.whole(step)).unwrap();
             let resident = again(&engine, &case, step);
-            assert_eq!(resident.computed_rows, 0, "all of it is there");
+            assert_eq!(resident.computed_rows, 0, "all of it is cached");
             for _ in 0..3 {
                 let before = engine.kv_stats().unwrap().tokens_from_store;
                 assert_eq!(engine.unload(&[case.user]).unwrap(), 1);
                 assert_eq!(told(&again(&engine, &case, step)), told(&resident), "after {step} events");
                 let came = engine.kv_stats().unwrap().tokens_from_store - before;
-                assert_eq!(came, resident.cached_rows, "it came back, and was not computed anew");
+                assert_eq!(came, resident.cached_rows, "it was onloaded, and not computed again");
             }
         }
     }
 }
 
-/// Everyone's history from its first event on, one event with each request, and the answers.
+/// Sends a history event by event, and returns the responses.
 fn grow(engine: &Engine, case: &Case) -> Vec<(Vec<u32>, u64, u64)> {
     (0..case.len()).map(|event| told(&engine.rank(&case.request(event, event + 1)).unwrap())).collect()
 }
 
-/// Histories that leave all the time while requests go on with them, in a pool that is too small for everyone.
+/// Evicts histories all the time while requests use them, in a pool that is too small for all users.
 fn race(options: EngineOptions) {
     let all = cases("gather");
     let quiet = open("gather", EngineOptions { kv: Some(Pages::Count(256)), ..options.clone() });
@@ -103,16 +103,16 @@ fn race(options: EngineOptions) {
             })
             .collect();
         let asked: Vec<_> = asking.into_iter().map(|thread| thread.join()).collect();
-        // Before anyone's panic goes on: the others would never end.
+        // Before a panic continues: the other threads would never end.
         done.store(true, Ordering::Relaxed);
         asked.into_iter().for_each(|result| result.unwrap());
     });
     let stats = engine.kv_stats().unwrap();
-    assert!(stats.evicted_users > 0 && stats.tokens_from_store > 0, "{stats:?}: they left and came back");
+    assert!(stats.evicted_users > 0 && stats.tokens_from_store > 0, "{stats:?}: they were evicted and onloaded");
     assert_eq!((stats.failed_offloads, stats.failed_onloads), (0, 0), "{stats:?}");
 }
 
-/// Another thread may just be having the user leave.
+/// Another thread may be evicting the user.
 fn forget(engine: &Engine, user: u64) {
     while let Err(error) = engine.forget(&[user]) {
         assert_eq!(error.status(), Status::Busy, "{error}");
@@ -127,7 +127,7 @@ pub fn racing(provider: Provider) {
     race(above_host(provider, PAGES, &[]));
 }
 
-/// Of one user, and larger than what any of them brings.
+/// One user, and more rows than any request has.
 const SHAPE: GraphShape = GraphShape { users: 1, rows: 64, candidates: 0, pages: 0 };
 
 #[test]

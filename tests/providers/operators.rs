@@ -119,16 +119,16 @@ impl Inputs {
         self.run_in_place_on(model, &self.pool)
     }
 
-    /// As `run_in_place`, on a pool in which others may use other pages meanwhile.
+    /// As `run_in_place`, on a pool in which other threads may use other pages.
     pub fn run_in_place_on<T: Number>(&self, model: &Model, pool: &Tensor) -> Result<Vec<T>> {
         let outputs = [("output", None), ("kv_pool_out", Some(pool))];
-        // SAFETY: the pages that the call writes, and all else but the pool, are the caller's alone.
+        // SAFETY: only the caller uses the pages that the call writes, and the other tensors.
         let made = unsafe { model.run_bound(&self.fed(pool), &outputs, None) }?;
         Ok(made[0].as_ref().unwrap().as_slice()?.to_vec())
     }
 }
 
 fn bytes<T>(values: &[T]) -> &[u8] {
-    // SAFETY: numbers without padding, seen as bytes.
+    // SAFETY: numbers without padding, viewed as bytes.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }

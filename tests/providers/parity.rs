@@ -1,4 +1,4 @@
-//! Every call gives what the reference gives, on either provider.
+//! Every call matches the reference, on both providers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,7 +35,7 @@ fn check_model<T: Number>(model: &Model, case: &Case<T>, expected: &[f64], what:
     let mut appended = case.pool.clone();
     reference::paged_kv_append(&case.append(), &mut appended).unwrap();
     assert!(bits(&pool) == bits(&appended), "{what}: the pool");
-    // Twice: the rows that are there already are written again.
+    // Twice: the same rows are written again.
     for round in 0..2 {
         assert!(bits(&inputs.run_in_place::<T>(model).unwrap()) == bits(&output), "{what}: in place, round {round}");
         let pool = inputs.pool.as_slice::<T>().unwrap();
@@ -56,7 +56,7 @@ pub fn golden(provider: Provider) {
 }
 
 pub fn random(provider: Provider) {
-    // The CPU's kernels have their own tests of this kind: here a few calls show that the operators hand them on well.
+    // The CPU kernels have their own tests of this kind. Here a few calls show that the operators pass arguments on.
     let seeds = if provider == Provider::Cpu { 8 } else { 48 };
     spread(seeds, |seed| {
         check(&common::random_case::<f32>(seed), provider, &format!("seed {seed}"));
@@ -79,7 +79,7 @@ fn spread(count: u64, work: impl Fn(u64) + Sync) {
     });
 }
 
-/// Every other one with a head size of the GPU's fast kernels.
+/// Every second one has a head size of the fast GPU kernels.
 fn random_case_of<T: Number>(seed: u64) -> Case<T> {
     let case = common::random_case::<T>(seed);
     if seed.is_multiple_of(2) {
@@ -93,7 +93,7 @@ fn random_case_of<T: Number>(seed: u64) -> Case<T> {
     fast
 }
 
-/// Few rows over thousands of tokens, whose keys the GPU's kernels share out.
+/// Few rows over thousands of tokens: split-KV on a GPU.
 pub fn long(provider: Provider) {
     let users = [(2000, 5, 12), (1500, 0, 7), (10, 90, 0)];
     let users = users.map(|(cached, new, candidates)| User { cached, new, candidates, contextual: 0 });
@@ -102,7 +102,7 @@ pub fn long(provider: Provider) {
     check(&Case::<f32>::new(&mut Random(3), &users, 1, 32, 8), provider, "long");
 }
 
-/// A graph that leaves the cache out, with and without contextual rows.
+/// A graph without a cache, with and without contextual rows.
 pub fn without_cache(provider: Provider) {
     fn check<T: Number>(contextual: usize, provider: Provider) {
         let users = [(9, 4, 1), (0, 3, 0), (70, 0, 1)];
@@ -135,7 +135,7 @@ pub fn without_cache(provider: Provider) {
     }
 }
 
-/// One model, run by several threads with calls of their own; each gives what it gives alone.
+/// Several threads run one model with different calls; each gives the same result as alone.
 pub fn at_the_same_time(provider: Provider) {
     let cases: Vec<Case<bf16>> = (0..8)
         .map(|seed| {
@@ -167,7 +167,7 @@ pub fn at_the_same_time(provider: Provider) {
     });
 }
 
-/// One pool in which each of several threads has pages of its own: no one's rows are lost.
+/// One pool, in which each of several threads has its own pages: no rows are lost.
 pub fn one_pool_for_all(provider: Provider) {
     let users: Vec<User> = (0..12).map(|n| User { cached: 8 * n, new: 5 + n, candidates: 2, contextual: 0 }).collect();
     let case = Case::<bf16>::new(&mut Random(13), &users, 2, 64, 16);
@@ -220,7 +220,7 @@ fn nodes_run_on(expected: &str, options: ModelOptions) {
     }
 }
 
-/// What the host knows is checked on either provider, with words.
+/// What the host can check is checked on both providers, with a message.
 pub fn bad_shapes(provider: Provider) {
     let users = [User { cached: 9, new: 3, candidates: 2, contextual: 1 }, User { contextual: 0, ..User::default() }];
     let mut case = Case::<f32>::new(&mut Random(11), &users, 2, 8, 8);

@@ -67,7 +67,7 @@ impl Append {
 
     fn run(&self) -> Result<()> {
         let inputs: Vec<_> = self.inputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
-        // SAFETY: nothing else uses the pool, which is input and output at once as the engine binds it.
+        // SAFETY: nothing else uses the pool. It is input and output, as the engine binds it.
         unsafe { self.model.run_bound(&inputs, &[("kv_pool_out", Some(&self.inputs[0].1))], None) }.map(drop)
     }
 

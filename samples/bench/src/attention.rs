@@ -47,7 +47,7 @@ impl Attention {
         let pool_dims = [pages, 2, PAGE, HEADS, head_size];
         let offsets = |step: i64| (0..=USERS).map(|user| (user * step) as i32).collect::<Vec<_>>();
         let ints = |values: &[i32]| Tensor::from_slice(&[values.len() as i64], values);
-        // Pages in a scattered order, as they are after a while in service.
+        // Pages in random order, as after some time in service.
         let page_ids: Vec<i32> = (0..pages).map(|page| ((page * 37 + 11) % pages) as i32).collect();
         let inputs = vec![
             ("query", random::tensor(element, &dims, 3)?),

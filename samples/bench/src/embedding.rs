@@ -1,4 +1,4 @@
-//! Embedding tables: lookups beside a bare gather and a plain map, under a mixed load, and after a cold start.
+//! Embedding tables: lookups compared with a bare gather and a plain map, under a mixed load, and after a cold start.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ const ROWS: usize = 10_000_000;
 const DIM: usize = 64;
 const BATCH: usize = 65_536;
 const EXPONENT: f64 = 1.05;
-/// How many batches are drawn beforehand: more than any cache of the processor remembers.
+/// The number of batches drawn in advance: more than fit into the processor's caches.
 const BATCHES: usize = 32;
 
 /// Everything with a goal.
@@ -46,7 +46,7 @@ pub fn measure(threads: u32) -> Result<Vec<Row>> {
     let mut rows = vec![cold_start(&config(1.0, r#", "read_only": true"#)?, &batches[0])?];
     let embeddings = Embeddings::open(&config(0.0, r#", "read_only": true"#)?)?;
     let table = embeddings.table("table")?;
-    // Until the cache holds what is asked for most often.
+    // Until the cache holds the most frequent keys.
     for batch in batches.iter().chain(&batches) {
         look(&table, batch, &mut Room::new(), Miss::Wait)?;
     }
@@ -96,7 +96,7 @@ impl Zipf {
         let mut draw = || {
             let at = (random.bits() >> 11) as f64 / (1_u64 << 53) as f64 * all;
             let rank = self.cumulative.partition_point(|&sum| sum < at).min(ROWS - 1);
-            // A number that has no divisor in common with 10 million: keys that follow one another are not neighbours.
+            // Coprime to 10 million, so that consecutive keys are not neighbours.
             (rank as u64 * 7_368_787 % ROWS as u64) as i64
         };
         (0..BATCH).map(|_| draw()).collect()
@@ -129,7 +129,7 @@ fn look(table: &EmbeddingTable, keys: &[i64], room: &mut Room, miss: Miss) -> Re
     Ok(())
 }
 
-/// Opens the table and looks one batch up; its rows are on disk, or in the page cache if that has them still.
+/// Opens the table and looks up one batch. Its rows are on disk, or still in the page cache.
 fn cold_start(config: &EmbeddingConfig, batch: &[i64]) -> Result<Row> {
     let mut room = Room::new();
     let start = Instant::now();
@@ -152,7 +152,7 @@ fn cold_start(config: &EmbeddingConfig, batch: &[i64]) -> Result<Row> {
     })
 }
 
-/// Keys that the cache has, beside the same rows out of one array in the same order, and out of a map behind a lock.
+/// Cached keys, compared with the same rows from one array in the same order, and from a map behind a lock.
 fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result<Vec<Row>> {
     let mut room = Room::new();
     let mut hits = Vec::new();
@@ -161,7 +161,7 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
         let there: Vec<i64> = batch.iter().zip(&room.found).filter(|&(_, &found)| found).map(|(&key, _)| key).collect();
         hits.push(there);
     }
-    // Everyone's rows one after the other, each key once: no larger than it need be.
+    // The rows of all batches, each key once, so that the array is no larger than necessary.
     let mut places = HashMap::new();
     let mut array: Vec<f32> = Vec::new();
     let mut map: HashMap<u64, Box<[f32]>> = HashMap::new();
@@ -193,8 +193,8 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
     if threads > 1 {
         cases.extend([(threads, &ours as Work<'_>), (threads, &gather), (threads, &locked), (2, &ours)]);
     }
-    // All in turns, and those of a round compared: a machine may be slower at one time than at another. Into the same memory,
-    // some of which may be slower than other.
+    // All cases alternate, and a round is compared with itself, because the speed of the machine varies over time. All
+    // write to the same memory, because the speed of memory varies too.
     let (rooms, batches) = (&RefCell::new(rooms(threads.max(2))), hits.len());
     let run = |(threads, work)| move || on_threads(&mut rooms.borrow_mut()[..threads as usize], work, batches);
     let times = in_turns(15, &mut cases.iter().copied().map(run).collect::<Vec<_>>())?;
@@ -227,7 +227,8 @@ fn all_hit(table: &EmbeddingTable, batches: &[Vec<i64>], threads: u32) -> Result
 
 /// Batches that each thread does in one measurement.
 const ROUNDS: usize = 8;
-/// Batches done so far: a measurement goes on where the one before it ended, or the processor would remember their rows.
+/// Batches so far. A measurement continues where the previous one ended, so that the processor's caches do not hold its
+/// rows.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 
 /// Does the work on as many threads as there are rooms.
@@ -245,8 +246,8 @@ fn on_threads(rooms: &mut [Room], work: Work<'_>, batches: usize) -> Result<()> 
     })
 }
 
-/// New keys all the time, in asynchronous mode: the cache inserts in the background while it is read. Beside it what a bare
-/// gather of as many rows does under the same load: what makes that slow makes lookups slow too.
+/// New keys all the time, in asynchronous mode: the cache inserts in the background while it is read. The baseline is a
+/// bare gather of as many rows under the same load, because what slows that down slows down lookups too.
 fn mixed(table: &EmbeddingTable, zipf: &Zipf) -> Result<[Row; 2]> {
     const LOOKUPS: usize = 400;
     let (mut room, mut other) = (Room::new(), Room::new());
@@ -278,7 +279,7 @@ fn mixed(table: &EmbeddingTable, zipf: &Zipf) -> Result<[Row; 2]> {
     Ok([slow_against_usual("mixed", times), slow_against_usual("bare gather beside mixed", bare)])
 }
 
-/// What is slower than 99 of 100, beside twice what half of them are faster than.
+/// The 99th percentile, compared with twice the median.
 fn slow_against_usual(what: &str, mut times: Vec<Duration>) -> Row {
     times.sort();
     let p99 = times[times.len() * 99 / 100].as_secs_f64() * 1e3;

@@ -1,4 +1,4 @@
-//! The cache of keys and values: what a batch costs beside the model, and what a token costs beside its pages.
+//! The KV cache: the cost of a batch beside the model, and of a token beside its pages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const USERS: u64 = 8;
 const TOKENS: u32 = 4096;
 const PAGE: u32 = 32;
 const ROUNDS: usize = 200;
-/// How often a batch comes where the time between them is used.
+/// The time between batches, for the case that uses it.
 const PACE: Duration = Duration::from_millis(200);
 
 /// Everything with a goal.
@@ -57,7 +57,7 @@ fn options(users: u32, layers: u32) -> KvOptions {
     }
 }
 
-/// Looks up, prepares and commits a batch of these users with so many new tokens each.
+/// Looks up, prepares and commits a batch of these users with this many new tokens each.
 fn batch(cache: &KvCache, first: u64, tokens: u32) -> Result<Duration> {
     let users: Vec<u64> = (first..first + USERS).collect();
     let start = Instant::now();
@@ -77,7 +77,7 @@ fn batch(cache: &KvCache, first: u64, tokens: u32) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Users of whom nothing is cached.
+/// Users without a cached history.
 fn new_users() -> Result<f64> {
     let cache = KvCache::open(&options(USERS as u32, 8), None)?;
     let mut times = Vec::new();
@@ -88,7 +88,7 @@ fn new_users() -> Result<f64> {
     Ok(median(times))
 }
 
-/// Users of whom everything but the last page is cached.
+/// Users with all but the last page cached.
 fn cached_users() -> Result<f64> {
     let cache = KvCache::open(&options(USERS as u32, 8), None)?;
     let mut times = Vec::new();
@@ -100,8 +100,8 @@ fn cached_users() -> Result<f64> {
     Ok(median(times))
 }
 
-/// New users, in a pool that is full of others who all have to leave. With a store, they are there already: one layer, for
-/// it is the bookkeeping that is measured.
+/// New users, in a pool that is full of others, which are all evicted. With a store, those are stored already. One
+/// layer, because the bookkeeping is measured.
 fn evicting(store: Option<&Arc<dyn Store>>) -> Result<f64> {
     let (layers, rounds) = if store.is_some() { (1, 20) } else { (8, ROUNDS) };
     let cache = KvCache::open(&options(USERS as u32, layers), store.cloned())?;
@@ -129,7 +129,7 @@ fn stored_ahead(store: &Arc<dyn Store>) -> Result<f64> {
     Ok(median(times.split_off(8)))
 }
 
-/// The same when what leaves has to be copied out first, beside the copy alone.
+/// The same if the evicted histories have to be copied out first, compared with the copy alone.
 fn copying_out(store: &Arc<dyn Store>, case: String) -> Result<Row> {
     let cache =
         KvCache::open(&KvOptions { model_version: "out".into(), ..options(USERS as u32, 1) }, Some(store.clone()))?;
@@ -149,7 +149,7 @@ fn copying_out(store: &Arc<dyn Store>, case: String) -> Result<Row> {
     Ok(Row { bench: "kv", case, value, unit: "us", baseline, baseline_name: "memcpy", ratio: baseline / value })
 }
 
-/// What the cache holds for each token beside the pages.
+/// The memory of the cache for each token beside the pages.
 fn memory_per_token() -> Result<Row> {
     let users = 1024;
     let cache = KvCache::open(&options(users, 1), None)?;

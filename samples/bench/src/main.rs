@@ -1,4 +1,4 @@
-//! `pagoda-bench`, which `pagoda bench` runs: figures beside their baselines.
+//! `pagoda-bench`, which `pagoda bench` runs: figures and their baselines.
 
 mod append;
 mod attention;
@@ -23,7 +23,7 @@ use pagoda_cli::output;
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Attribute, Dim, Graph};
 
-/// Measures: each row is a figure, the baseline measured in the same run, and the ratio (how many times as good).
+/// Runs a benchmark: each row is a figure, the baseline of the same run, and the ratio (how many times as good).
 #[derive(Parser)]
 #[command(version, max_term_width = 120)]
 struct CommandLine {
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     output::exit(run(&CommandLine::parse().arguments).map(|()| ExitCode::SUCCESS))
 }
 
-/// Measures what the arguments ask for and prints it.
+/// Runs the benchmark of the arguments and prints its rows.
 fn run(arguments: &Arguments) -> Result<()> {
     let threads = match arguments.threads {
         0 => std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
@@ -66,7 +66,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     rows.iter().try_for_each(|row| output::line(if arguments.json { row.json(arguments.backend) } else { row.text() }))
 }
 
-/// How both sides of a comparison run: on as many threads, none of which gets in the way of the other side's.
+/// How both sides of a comparison run: on the same number of threads, which sleep while the other side runs.
 fn options(threads: u32) -> ModelOptions {
     let provider = Provider::Cpu;
     ModelOptions { provider, intra_op_threads: threads, sleep_when_idle: true, ..ModelOptions::default() }
@@ -89,7 +89,7 @@ fn one_node(
     Model::from_bytes(&graph.to_bytes(), &options(threads))
 }
 
-/// One figure beside its baseline.
+/// One figure and its baseline.
 struct Row {
     bench: &'static str,
     case: String,
@@ -118,7 +118,8 @@ impl Row {
     }
 }
 
-/// Times `measured` and `baseline` in turn, so that both see the same machine, and returns the median of each.
+/// Times `measured` and `baseline` alternately, so that both see the same load of the machine. Returns the median of
+/// each.
 fn side_by_side(
     rounds: usize,
     mut measured: impl FnMut() -> Result<()>,
@@ -128,7 +129,7 @@ fn side_by_side(
     Ok((median(times[0].concat()), median(times[1].concat())))
 }
 
-/// Times each of `all` in turn, round after round, so that all see the same machine, and returns the times of each by round.
+/// Times each of `all` in each round, so that all see the same load of the machine. Returns the times of each by round.
 fn in_turns(rounds: usize, all: &mut [impl FnMut() -> Result<()>]) -> Result<Vec<Vec<Burst>>> {
     let mut times = vec![Vec::new(); all.len()];
     for _ in 0..rounds {

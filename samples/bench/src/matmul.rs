@@ -7,8 +7,8 @@ use super::random;
 
 const SIZE: i64 = 1024;
 
-/// A matrix product of 1024 x 1024 x 1024 in f32. The right side is a weight of the model, as it is in real ones: that
-/// is what ONNX Runtime is fastest with.
+/// A matrix product of 1024 x 1024 x 1024 in f32. The right side is a weight of the model, as in real models, because
+/// ONNX Runtime is fastest with that.
 pub struct MatMul {
     model: Model,
     a: Tensor,

@@ -1,18 +1,18 @@
-//! How much memory a thing takes.
+//! Measures the memory of an object.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
 struct Counting;
 
-/// Only while it is asked for: all threads count in one place, and would wait for each other in every other benchmark.
+/// Counting is on only when needed: all threads share one counter, and would slow each other down in other benchmarks.
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static TAKEN: AtomicIsize = AtomicIsize::new(0);
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a function returns, and how many bytes more are allocated, by all threads, when it does.
+/// The result of a function, and the bytes that all threads allocated meanwhile and did not free.
 pub fn taken_by<T>(run: impl FnOnce() -> T) -> (T, isize) {
     TAKEN.store(0, Ordering::Relaxed);
     COUNTS.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What a run through pagoda.h costs beside ONNX Runtime's own C call.
+//! The cost of a run through pagoda.h, compared with ONNX Runtime's own C call.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::{null, null_mut};
@@ -14,7 +14,7 @@ use pagoda_test_support::{Dim, F32, Graph};
 use super::raw::RawSession;
 use super::{Row, side_by_side};
 
-/// Runs a measurement has: one alone is shorter than the clock's grain.
+/// The runs of a measurement: one run is shorter than the resolution of the clock.
 const BATCH: usize = 100;
 
 /// One node, outputs bound.

@@ -1,4 +1,4 @@
-//! Numbers to compute with: the same in every run, of the size that trained models have.
+//! Random numbers: the same in every run, of a magnitude as in trained models.
 
 use pagoda::{ElementType, Result, Tensor};
 use pagoda_test_support::Random;

@@ -1,5 +1,4 @@
-//! The engine, with a model of a size that is served: what its cache saves, what running callers together brings, and
-//! what it costs itself.
+//! The engine, with a model of a realistic size: the gain of its cache, the gain of batching, and its overhead.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -18,11 +17,11 @@ const ACTIONS: usize = 8;
 const CALLERS: usize = 16;
 /// Requests of each caller in one measurement.
 const VISITS: usize = 8;
-/// Batches that run at the same time: each on its share of the threads, so that none waits for another's.
+/// Concurrent batches. Each has its share of the threads, so that none waits for threads of another.
 const INSTANCES: u32 = 2;
-/// How long a request waits for the other callers' next ones.
+/// The coalescing window.
 const DELAY: Duration = Duration::from_millis(2);
-/// Microseconds that the engine may take for itself.
+/// The goal for the engine overhead, in microseconds.
 const GOAL: f64 = 30.0;
 
 /// Everything with a goal.
@@ -36,7 +35,7 @@ pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<R
     Ok(vec![cached, callers, overhead(folder, threads)?])
 }
 
-/// Whether it is the model that the cases are about.
+/// Checks that the model is the one of the cases.
 fn check(folder: &Path) -> Result<()> {
     if !folder.join("pagoda.json").is_file() {
         let message = format!("{} is not a model folder: `make bench-model` makes {MODEL}", folder.display());
@@ -70,13 +69,13 @@ impl User {
         user
     }
 
-    /// Does one thing more.
+    /// Adds an event.
     fn act(&mut self) {
         self.items.push(self.random.below(ITEMS) as i64);
         self.actions.push(self.random.below(ACTIONS) as i64);
     }
 
-    /// Asks for scores with the events from `start` on; the same candidates after the same events.
+    /// A request with the events from `start` on. The candidates depend only on the number of events.
     fn request(&self, start: usize, candidates: usize) -> RankRequest {
         let mut random = Random(self.items.len() as u64);
         let items: Vec<i64> = (0..candidates).map(|_| random.below(ITEMS) as i64).collect();
@@ -90,20 +89,20 @@ impl User {
         }
     }
 
-    /// Has the engine compute the whole history.
+    /// Lets the engine compute the whole history.
     fn warm(&self, engine: &Engine) -> Result<()> {
         engine.rank(&self.request(0, 1)).map(drop)
     }
 
-    /// The request after one more event, which alone is new.
+    /// A request with one new event.
     fn next(&mut self, candidates: usize) -> RankRequest {
         self.act();
         self.request(self.items.len() - 1, candidates)
     }
 }
 
-/// One new event over 2,048 that are cached, beside the same history computed anew. It grows by an event with each of the
-/// runs, a hundredth in all, on both sides.
+/// One new event after 2,048 cached ones, compared with computing the same history in full. The history grows by an
+/// event in each run, by a hundredth in all, on both sides.
 fn cached_against_recompute(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 2048;
     const CANDIDATES: usize = 64;
@@ -140,9 +139,9 @@ fn cached_against_recompute(folder: &Path, threads: u32) -> Result<Row> {
     })
 }
 
-/// As many callers as there are, each with a new event and candidates over 512 events that are cached, beside one caller
-/// after another; both sides have users with the same histories, and the same scores. Each side has an engine that is set
-/// up for it: to wait for others would only cost the lone caller.
+/// All callers at once, each with a new event and candidates after 512 cached events, compared with one caller after
+/// another. Both sides have users with the same histories, and the same scores. Each side has an engine with its own
+/// options, because a coalescing window would only delay a single caller.
 fn callers_against_one(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 512;
     const CANDIDATES: usize = 8;
@@ -180,7 +179,7 @@ fn callers_against_one(folder: &Path, threads: u32) -> Result<Row> {
         }
         for (at, ours) in ours.iter().enumerate() {
             computed(ours, 1)?;
-            // Caller by caller here, visit by visit there.
+            // One side is ordered by caller, the other by visit.
             alike(&ours.scores, &theirs[at % VISITS * CALLERS + at / VISITS].scores, 1e-5)?;
         }
     }
@@ -197,7 +196,7 @@ fn callers_against_one(folder: &Path, threads: u32) -> Result<Row> {
     })
 }
 
-/// Every user's next visits from a thread of its own; the answers caller by caller.
+/// Sends each user's next requests from its own thread. Returns the responses by caller.
 fn all_at_once(engine: &Engine, users: &mut [User], candidates: usize) -> Result<(Duration, Vec<RankResponse>)> {
     let ready = Barrier::new(users.len() + 1);
     let visit = |user: &mut User| -> Result<Vec<RankResponse>> {
@@ -216,7 +215,7 @@ fn all_at_once(engine: &Engine, users: &mut [User], candidates: usize) -> Result
     })
 }
 
-/// What is left of a request's time without ONNX Runtime's run, in which the tables are looked up.
+/// The time of a request without ONNX Runtime's run, which includes the table lookups.
 fn overhead(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 512;
     const CANDIDATES: usize = 8;
@@ -244,7 +243,7 @@ fn overhead(folder: &Path, threads: u32) -> Result<Row> {
     })
 }
 
-/// What is measured is what was meant to be.
+/// Checks that the intended case was measured.
 fn computed(response: &RankResponse, rows: u64) -> Result<()> {
     if response.computed_rows == rows {
         return Ok(());

@@ -1,4 +1,4 @@
-//! ONNX Runtime called as a C program would, without Pagoda: the baseline for what Pagoda adds.
+//! ONNX Runtime called as from a C program, without Pagoda: the baseline of the overhead.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::{null, null_mut};
@@ -27,8 +27,8 @@ impl RawSession {
         let (mut env, mut options, mut session, mut host) = (null_mut(), null_mut(), null_mut(), null_mut());
         let mut values = [null_mut(); 2];
         let dims = [1_i64, 8];
-        // SAFETY: the calls of ONNX Runtime's C interface in their order, with live pointers. What they make lives as
-        // long as this short program.
+        // SAFETY: calls of ONNX Runtime's C interface in the required order, with live pointers. The objects live until
+        // the program ends.
         unsafe {
             let warning = OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
             check(api, (api.CreateEnv)(warning, c"bench".as_ptr(), &mut env))?;
@@ -71,7 +71,7 @@ impl Drop for RawSession {
     }
 }
 
-/// The table of the library that Pagoda has loaded: asking the loader for it again gives the same one.
+/// The API table of the library that Pagoda has loaded: loading it again gives the same one.
 fn api() -> Result<&'static OrtApi> {
     let missing = |error: String| Error::new(Status::NotFound, format!("ONNX Runtime for the baseline: {error}"));
     let path = pagoda::runtime::onnxruntime_path().ok_or_else(|| missing("open a model first".to_owned()))?;

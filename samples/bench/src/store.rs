@@ -1,4 +1,4 @@
-//! The host store: reading and appending beside what the machine can do, and opening.
+//! The host store: reading and appending, compared with the limits of the machine, and opening.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ fn open(folder: &Folder, durability: Durability) -> Result<DiskStore> {
     DiskStore::open(folder.path(), &StoreOptions { durability, ..StoreOptions::default() })
 }
 
-/// Copies every layer out, checked, beside a plain copy of as much memory.
+/// Copies every layer out, with checksums, compared with a plain copy of as much memory.
 fn read_warm() -> Result<Row> {
     let folder = Folder::new();
     let store = open(&folder, Durability::Process)?;
@@ -77,8 +77,8 @@ fn lost() -> Error {
     Error::new(Status::Internal, "a record that was written is not in the store")
 }
 
-/// Appends what a batch of users leaves behind and waits until it would survive a power cut, beside the same bytes in a
-/// plain file.
+/// Appends the records of a batch of users and waits until they are durable, compared with the same bytes in a plain
+/// file.
 fn append_power() -> Result<Row> {
     let folder = Folder::new();
     let store = open(&folder, Durability::Power)?;

@@ -1,4 +1,4 @@
-//! `pagoda bench`: its command line. The benchmarks are a program of their own, `pagoda-bench` (samples/bench).
+//! `pagoda bench`: its command line. The benchmarks are a separate program, `pagoda-bench` (samples/bench).
 
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
@@ -46,7 +46,7 @@ pub enum Name {
     Append,
     /// A run of a one-node model through pagoda.h, against ONNX Runtime's own C call.
     Overhead,
-    /// Looking up, preparing and committing a batch in the cache of keys and values.
+    /// Lookup, prepare and commit of a batch in the KV cache.
     Kv,
     /// Lookups in an embedding table, against a bare gather and a map behind a lock; writes 5 GB of temporary files.
     Embedding,
@@ -65,8 +65,8 @@ pub enum Backend {
     Cuda,
 }
 
-/// Replaces this process by `pagoda-bench` from the folder of its executable, with the arguments behind `bench` as they
-/// were given: parsing them was the check. Returns only if that fails.
+/// Replaces this process by `pagoda-bench` from the folder of its executable, with the same arguments after `bench`.
+/// They were parsed only to check them. Returns only if that fails.
 pub fn exec() -> Error {
     let program = match std::env::current_exe() {
         Ok(pagoda) => pagoda.with_file_name("pagoda-bench"),

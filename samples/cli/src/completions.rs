@@ -1,4 +1,4 @@
-//! `pagoda completions`: what makes a shell complete the command's words.
+//! `pagoda completions`: completion scripts for shells.
 
 use clap::{CommandFactory, ValueEnum};
 use clap_complete::Shell;
@@ -14,12 +14,12 @@ Examples:
   pagoda completions zsh  > ~/.zfunc/_pagoda        (with fpath+=~/.zfunc in ~/.zshrc, before compinit)
   pagoda completions fish > ~/.config/fish/completions/pagoda.fish")]
 pub struct Arguments {
-    /// The shell that is to read it.
+    /// The shell.
     #[arg(value_enum)]
     shell: Known,
 }
 
-/// Those that were tried.
+/// The shells that were tested.
 #[derive(Clone, Copy, ValueEnum)]
 enum Known {
     Bash,
@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     output::write(&script)
 }
 
-/// The words that stand for themselves, as the names of benchmarks do: for fish they are left out of the script.
+/// The values of positional arguments, such as the names of benchmarks: clap leaves them out of the script for fish.
 fn words_for_fish(command: &clap::Command) -> String {
     let mut lines = String::new();
     for inner in command.get_subcommands() {

@@ -14,7 +14,7 @@ use pagoda_cli::{bench, output, progress};
 
 /// Inference for models that remember.
 ///
-/// Looks into model folders, ranks candidates with them, looks after stores, and measures.
+/// Inspects model folders, ranks candidates with them, maintains stores, and runs benchmarks.
 #[derive(Parser)]
 #[command(name = "pagoda", version, about, after_help = EXIT_CODES, max_term_width = 120)]
 struct Arguments {
@@ -24,25 +24,25 @@ struct Arguments {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  all went well
-  1  something failed; a line on stderr says what and what to do
-  2  the command line is not right
+  0  success
+  1  failure; a line on stderr says what failed and what to do
+  2  invalid command line
 
 `pagoda help <command>` has an example for each. Progress is shown on stderr if that is a terminal.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Rank candidates for users: requests in, answers out, a line each.
+    /// Rank candidates for users: one request a line in, one answer a line out.
     Rank(rank::Arguments),
-    /// A model folder in words: what it takes, what it gives, the memory it needs, whether its files are whole.
+    /// Describe a model folder: features, tasks, limits, estimated memory, whether its files are intact.
     Inspect(inspect::Arguments),
     /// Replay MovieLens-100K: recommendations, what the cache saves, and the same AUC as the training framework.
     Demo(demo::Arguments),
-    /// Measure: each row is a figure, the baseline measured in the same run, and the ratio (how many times as good).
+    /// Run a benchmark: each row is a figure, the baseline of the same run, and the ratio (how many times as good).
     Bench(bench::Arguments),
-    /// Look at a host store, check it, make its index anew, give space back.
+    /// Show, check, rebuild the index of, or compact a host store.
     Store(store::Arguments),
-    /// Print what makes a shell complete this command's words.
+    /// Print the completion script of a shell.
     Completions(completions::Arguments),
 }
 

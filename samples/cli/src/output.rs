@@ -1,4 +1,4 @@
-//! Standard output, which its reader may close, and the exit code.
+//! Standard output, which its reader may close early, and the exit code.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -9,8 +9,8 @@ use serde::Serialize;
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// The exit code of a command. An error is a line on stderr, unless it is that the reader closed our output early, as `head`
-/// does: it has seen enough.
+/// The exit code of a command. An error is a line on stderr. If the reader closed our output early, as `head` does, it
+/// is a success.
 pub fn exit(result: Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {
         if CLOSED.load(Ordering::Relaxed) {
@@ -21,7 +21,7 @@ pub fn exit(result: Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// Writes a line. `println!` would panic where the reader has gone.
+/// Writes a line. `println!` would panic if the reader has closed the pipe.
 pub fn line(text: impl AsRef<str>) -> Result<()> {
     write(format!("{}\n", text.as_ref()).as_bytes())
 }

@@ -1,4 +1,4 @@
-//! What is going on, on stderr, where that is a terminal and it takes longer than a moment.
+//! Progress of long operations, on stderr if it is a terminal.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// What ends sooner than this is not worth a bar that flashes up.
+/// Operations shorter than this show no bar.
 const PATIENCE: Duration = Duration::from_millis(700);
 const TICK: Duration = Duration::from_millis(100);
 
-/// A bar, or a spinner where the amount of work is not known; gone without a trace when this is dropped.
+/// A progress bar, or a spinner if the amount of work is unknown. Dropping it clears it.
 pub struct Progress {
     bar: ProgressBar,
     ended: Arc<(Mutex<bool>, Condvar)>,
@@ -19,7 +19,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Something of unknown length.
+    /// For work of unknown length.
     pub fn spinner(doing: impl Into<String>) -> Self {
         Self::start(ProgressBar::new_spinner(), "{spinner} {msg}, {elapsed}", doing.into())
     }
@@ -42,17 +42,17 @@ impl Progress {
         Self { bar, ended, painter }
     }
 
-    /// Says what is being done now.
+    /// Sets the message.
     pub fn doing(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
     }
 
-    /// So much is done.
+    /// Sets the position.
     pub fn reached(&self, position: u64) {
         self.bar.set_position(position);
     }
 
-    /// Runs what writes to the terminal, with the bar out of its way.
+    /// Hides the bar while `write` prints to the terminal.
     pub fn aside<T>(&self, write: impl FnOnce() -> T) -> T {
         self.bar.suspend(write)
     }

@@ -1,4 +1,4 @@
-//! `pagoda store`: what a store holds, whether it is whole, and making it so.
+//! `pagoda store`: statistics, check and repair of a store.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use pagoda::{Error, Result, Status, StoreOptions};
 use crate::output;
 use crate::progress::Progress;
 
-/// What to do with which store.
+/// The action and the store.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Example:
@@ -21,16 +21,16 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Say what the store holds.
+    /// Show statistics of the store.
     #[command(after_help = "Example:\n  pagoda store stats /var/lib/ranker/histories --json")]
     Stats(Folder),
     /// Read everything and verify every checksum. Changes nothing; fails if something is damaged.
     #[command(after_help = "Example:\n  pagoda store check /var/lib/ranker/histories")]
     Check(Folder),
-    /// Throw the index away and make it anew from the data files.
+    /// Delete the index and rebuild it from the data files.
     #[command(after_help = "Example:\n  pagoda store rebuild /var/lib/ranker/histories")]
     Rebuild(Folder),
-    /// Give the space of removed data back.
+    /// Free the space of removed data.
     #[command(after_help = "Example:\n  pagoda store compact /var/lib/ranker/histories")]
     Compact(Folder),
 }
@@ -45,7 +45,7 @@ struct Folder {
     json: bool,
 }
 
-/// Does what the arguments ask for and prints what came of it.
+/// Runs the action and prints its result.
 pub fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.command {
         Command::Stats(folder) => {
@@ -84,13 +84,13 @@ fn open(folder: &Folder) -> Result<DiskStore> {
     during("opening", folder, || DiskStore::open(&folder.path, &StoreOptions::default()))
 }
 
-/// Does the work with a word about it on the terminal.
+/// Does the work with a spinner on the terminal.
 fn during<T>(doing: &str, folder: &Folder, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _progress = Progress::spinner(format!("{doing} {}", folder.path.display()));
     work()
 }
 
-/// Opening makes a store where there is none; a command that looks at one must not.
+/// Opening creates a store if there is none. These commands must not.
 fn existing(folder: &Folder) -> Result<()> {
     if folder.path.join("LOCK").exists() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Numbers and names as people read them.
+//! Numbers and names for people.
 
 use pagoda::json::closest;
 
@@ -10,7 +10,7 @@ pub fn bytes(count: u64) -> String {
     }
     let mut size = count as f64 / 1024.0;
     let mut unit = 0;
-    // What would be rounded to 1024.0 is 1.0 of the next.
+    // A value that rounds to 1024.0 is 1.0 of the next unit.
     while size >= 1023.95 && unit + 1 < UNITS.len() {
         size /= 1024.0;
         unit += 1;
@@ -18,7 +18,7 @@ pub fn bytes(count: u64) -> String {
     format!("{size:.1} {}", UNITS[unit])
 }
 
-/// Bytes as someone types them: `0`, `4096`, `512MiB`, `2G`; the units are those of [`bytes`].
+/// Parses a size: `0`, `4096`, `512MiB`, `2G`; the units are those of [`bytes`].
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is not a number of bytes such as 4096, 512MiB or 2GiB");
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -35,7 +35,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// A count with its thousands apart.
+/// A count with thousands separators.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -53,7 +53,7 @@ pub fn counted(number: u64, one: &str) -> String {
     format!("{} {one}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
-/// `; did you mean …?`, or what there is to choose from.
+/// `; did you mean …?`, or the list of choices.
 pub fn did_you_mean(found: &str, words: &[&str]) -> String {
     match closest(found, words.iter().copied()) {
         Some(word) => format!("; did you mean `{word}`?"),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_are_apart() {
+    fn thousands_are_separated() {
         for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(count(number), text);
         }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_of_the_pen_are_understood() {
+    fn typing_errors_are_understood() {
         let words = ["user", "events", "candidates", "time"];
         assert_eq!(did_you_mean("evnets", &words), "; did you mean `events`?");
         assert_eq!(did_you_mean("colour", &["a", "b", "c"]), "; there is `a`, `b` and `c`");

@@ -1,6 +1,6 @@
-//! The ranking engine: a model folder, served. Requests bring a user's events and candidates and get scores; what was
-//! computed of a history is kept, and requests that come at the same time run together. `sdk/docs/engine.md` says what
-//! it promises.
+//! The ranking engine serves a model folder. A request brings a user's events and candidates and gets scores. The keys
+//! and values computed for a history are cached. Concurrent requests run in one batch. `sdk/docs/engine.md` has the
+//! guarantees.
 //!
 //! ```no_run
 //! use pagoda::engine::{Columns, Engine, EngineOptions, Events, RankRequest};
@@ -17,7 +17,7 @@
 //! # Ok::<(), pagoda::Error>(())
 //! ```
 //!
-//! Three parts: `batching` puts jobs of any kind together and runs them, `exec` runs a model on tensors that are bound in
+//! Three parts: `batching` schedules jobs of any kind in batches, `exec` runs a model on tensors that are bound in
 //! place, and `rank` is the ranking engine on top of both.
 
 mod batching;

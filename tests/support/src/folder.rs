@@ -1,4 +1,4 @@
-//! Folders for one test.
+//! Temporary folders of tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes one.
+    /// Creates a folder.
     #[expect(clippy::new_without_default, reason = "a folder on disk is not a default")]
     pub fn new() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("pagoda-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
-        // One that a process with the same number has left behind.
+        // An earlier process with the same ID may have left one.
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).expect("the folder for temporary files can be written to");
         Self(path)
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }

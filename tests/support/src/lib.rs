@@ -1,10 +1,12 @@
-//! What tests and benchmarks share: random numbers, folders, and small ONNX graphs, written without Python with just
-//! enough of ONNX's protobuf format.
+//! What tests and benchmarks share: random numbers, temporary folders, and small ONNX graphs. The graphs are written
+//! without Python, by the few parts of ONNX's protobuf format that they need.
 
+mod blocked;
 mod folder;
 pub mod power;
 mod random;
 
+pub use blocked::spawn_until_blocked;
 pub use folder::Folder;
 pub use random::{Random, mix};
 

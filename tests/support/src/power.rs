@@ -1,24 +1,24 @@
-//! What a loss of power can leave of a disk, from a record of everything that was done to it: what was synced is there, and
-//! each thing else arrives, does not, or does in part.
+//! The possible states of a disk after a loss of power, computed from a record of all operations on it. Synced changes
+//! are there. Every other change arrives, does not arrive, or arrives in part.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 use crate::Random;
 
-/// What arrives as a whole or not at all.
+/// A sector: it arrives as a whole or not at all.
 const SECTOR: usize = 512;
 
-/// One thing that was done to a disk, in the order in which it was. Names are paths from its root, files have numbers.
+/// One operation on a disk, in order. Names are paths from its root; files have numbers.
 #[derive(Clone, Debug)]
 pub enum Event<T> {
-    /// A file was made.
+    /// A file was created.
     Create(String, u64),
-    /// A folder was made.
+    /// A folder was created.
     MakeFolder(String),
     /// A file or an empty folder was removed.
     Remove(String),
-    /// A file was renamed, over one that may be there.
+    /// A file was renamed, possibly over another one.
     Rename(String, String),
     /// The names in a folder became durable; the root's name is empty.
     SyncFolder(String),
@@ -28,21 +28,21 @@ pub enum Event<T> {
     Truncate(u64, u64),
     /// A file's contents became durable.
     SyncFile(u64),
-    /// A caller was told something.
+    /// An update was acknowledged.
     Told(T),
 }
 
 /// The files and folders of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
-    /// What is in each file.
+    /// The content of each file.
     pub files: BTreeMap<String, Vec<u8>>,
     /// The folders below the root.
     pub folders: BTreeSet<String>,
 }
 
 impl Image {
-    /// Makes it all below a folder.
+    /// Writes it all below a folder.
     pub fn write(&self, root: &Path) {
         for folder in &self.folders {
             std::fs::create_dir_all(root.join(folder)).expect("a test can write");
@@ -61,7 +61,7 @@ enum Entry {
 
 type Names = BTreeMap<String, Entry>;
 
-/// A disk as a process finds it that is started when the one before was killed: everything is there.
+/// A disk after the process was killed: every change is there.
 pub fn killed<T>(events: &[Event<T>]) -> Image {
     let (mut names, mut files) = (Names::new(), HashMap::<u64, Vec<u8>>::new());
     for event in events {
@@ -76,7 +76,7 @@ pub fn killed<T>(events: &[Event<T>]) -> Image {
 /// A disk as a loss of power after these events could leave it.
 pub fn crash<T>(events: &[Event<T>], random: &mut Random) -> Image {
     let mut durable = Names::new();
-    // By folder: the names there that were changed since it was synced.
+    // By folder: the names that changed since its last sync.
     let mut changed: BTreeMap<&str, Vec<&Event<T>>> = BTreeMap::new();
     let mut files: HashMap<u64, (Vec<u8>, Vec<&Event<T>>)> = HashMap::new();
     for event in events {
@@ -95,7 +95,7 @@ pub fn crash<T>(events: &[Event<T>], random: &mut Random) -> Image {
             Event::Told(_) => {}
         }
     }
-    // Now and then nothing that was under way arrives, or all of it.
+    // Sometimes none of the pending changes arrive, or all of them.
     let mood = random.below(6);
     let keep = |random: &mut Random| mood == 1 || (mood != 0 && random.once_in(2));
     for event in changed.into_values().flatten() {
@@ -120,10 +120,10 @@ pub fn crash<T>(events: &[Event<T>], random: &mut Random) -> Image {
     })
 }
 
-/// What has a name, unless the name of a folder above it is lost.
+/// All files with a name, except below a folder whose name is lost.
 fn image(names: Names, mut contents: impl FnMut(u64) -> Vec<u8>) -> Image {
     let mut image = Image::default();
-    // A folder comes before what is in it.
+    // A folder sorts before its content.
     for (name, entry) in names {
         let folder = folder_of(&name);
         if !folder.is_empty() && !image.folders.contains(folder) {
@@ -170,7 +170,7 @@ fn reach<T>(event: &Event<T>) -> usize {
     }
 }
 
-/// Does what an event did to a file; torn if there is a source of chance.
+/// Applies an event to a file; in part if there is a random source.
 pub fn apply<T>(bytes: &mut Vec<u8>, event: &Event<T>, torn: Option<&mut Random>) {
     match event {
         Event::Truncate(_, len) => bytes.resize(*len as usize, 0),
@@ -189,13 +189,13 @@ pub fn apply<T>(bytes: &mut Vec<u8>, event: &Event<T>, torn: Option<&mut Random>
     }
 }
 
-/// A beginning of a write, or one with sectors that never arrived.
+/// A prefix of a write, or a write with missing sectors.
 fn tear(old: &[u8], from: usize, data: &mut Vec<u8>, random: &mut Random) {
     if random.once_in(2) {
         let length = random.below(data.len() + 1);
         return data.truncate(length);
     }
-    // Sectors are those of the disk, not of the write.
+    // Sectors of the disk, not of the write.
     let mut at = 0;
     while at < data.len() {
         let next = ((from + at) / SECTOR * SECTOR + SECTOR - from).min(data.len());

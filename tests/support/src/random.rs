@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in every run (splitmix64).
+//! Pseudo-random numbers, the same in every run (splitmix64).
 
 /// The next number.
 pub fn mix(state: &mut u64) -> u64 {
@@ -44,7 +44,7 @@ impl Random {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// Any order.
+    /// Shuffles.
     pub fn shuffle<V>(&mut self, list: &mut [V]) {
         for i in (1..list.len()).rev() {
             list.swap(i, self.below(i + 1));

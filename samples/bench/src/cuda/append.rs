@@ -24,7 +24,7 @@ fn row(bench: &Bench, head_size: usize, copy: f64) -> Result<Row> {
     let indices = [offsets(USERS, NEW), vec![0; USERS], vec![0; USERS], offsets(USERS, NEW / PAGE), scattered(pages)];
     let indices = indices.iter().map(|values| bench.ints(values)).collect::<Result<Vec<_>>>()?;
     let at = |index: usize| bench.address(&indices[index]);
-    // Four sets in turn: together they are several times the cache.
+    // Four sets alternate: together they are several times larger than the cache.
     let mut sets = Vec::new();
     for seed in 0..4 {
         let [key, value] = [bench.numbers(rows * width, seed)?, bench.numbers(rows * width, seed + 10)?];

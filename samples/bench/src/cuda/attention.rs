@@ -10,7 +10,7 @@ use crate::Row;
 const HEADS: usize = 4;
 const PAGE: usize = 64;
 
-/// Users that are all alike.
+/// A batch of equal users.
 struct Shape {
     name: &'static str,
     users: usize,
@@ -52,10 +52,10 @@ pub fn measure() -> Result<Vec<Row>> {
             if path == Path::Plain {
                 continue;
             }
-            // As an operator calls it: the fastest, with the memory that it asks for.
+            // As the operator calls it: the fastest kernel, with its scratch memory.
             let fastest = Some(&path) == bench.gpu.paths(&inputs.calls[0]).last();
             let bytes = bench.gpu.scratch_bytes(&inputs.calls[0]).map_err(failed)?;
-            // SAFETY: kernels write of it what they read.
+            // SAFETY: kernels read only what they have written.
             let memory = unsafe { bench.stream.alloc::<u8>(bytes.max(1)) }.map_err(failed)?;
             let scratch = Scratch { address: bench.address(&memory), bytes };
             let seconds = bench.seconds(|run| {
@@ -77,7 +77,7 @@ pub fn measure() -> Result<Vec<Row>> {
 }
 
 impl Shape {
-    /// 4·D for each pair that is not masked; of a triangle half the square is counted, as in the tables of others.
+    /// 4·D for each pair that is not masked. A triangle counts as half of the square, as in other published tables.
     fn flops(&self) -> f64 {
         let (cached, new, candidates) = (self.cached as f64, self.new as f64, self.candidates as f64);
         let pairs = new * cached + new * new / 2.0 + candidates * (cached + new);

@@ -1,4 +1,4 @@
-//! The most that the GPU does: a large matrix product by cuBLAS, and a copy.
+//! The limits of the GPU: a large matrix product by cuBLAS, and a copy.
 
 use std::ffi::c_void;
 

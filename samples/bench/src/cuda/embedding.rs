@@ -1,4 +1,4 @@
-//! Rows of an embedding table in the GPU's memory: looked up, and put, against a copy of the same bytes.
+//! Rows of an embedding table in GPU memory: lookups and inserts, against a copy of the same bytes.
 
 use cudarc::driver::sys::CUevent_flags_enum as Flags;
 use cudarc::driver::{CudaSlice, DeviceRepr};
@@ -12,9 +12,9 @@ use crate::Row;
 
 const DIM: usize = 128;
 const ROWS: usize = 2_000_000;
-/// The table has more room than rows, or sets that many keys fall into would evict some.
+/// The table has more slots than rows, so that crowded sets do not evict.
 const ROOM: usize = 2_600_000;
-/// Of twenty keys one is missing.
+/// One of twenty keys is missing.
 const MISSING: usize = 20;
 /// Keys of a slot, where rows are combined.
 const IN_SLOT: usize = 8;
@@ -57,7 +57,7 @@ impl<'a> Resident<'a> {
         let mut made = Self { bench, table, _memory: memory, rows, row_count, keys };
         let sent = made.sent(&made.keys)?;
         made.put(&sent, ROWS)?;
-        // A few sets got more keys than they have room for.
+        // A few sets got more keys than they have slots.
         let (looked, found) = (made.looked(&sent, ROWS)?, made.room::<u8>(ROWS)?);
         // SAFETY: as long as the call says, and waited for below.
         unsafe {
@@ -115,14 +115,14 @@ impl<'a> Resident<'a> {
         unsafe { self.bench.gpu.table_put(&call, stream(self.bench)) }.map_err(failed)
     }
 
-    /// Batches of different keys, and how many of each are there.
+    /// Batches of distinct keys, and the number of hits of each.
     fn batches(&self, count: usize) -> Result<(Vec<CudaSlice<i64>>, usize)> {
         let mut random = Random(count as u64);
         let hits = count - count / MISSING;
         let mut batches = Vec::new();
         for _ in 0..BATCHES {
             let mut keys: Vec<i64> = (0..count).map(|_| random.bits() as i64).collect();
-            // Different ones: a stretch of what there is, in another order.
+            // Distinct keys: a range of the cached ones, in another order.
             let start = random.bits() as usize % (self.keys.len() - hits);
             keys[..hits].copy_from_slice(&self.keys[start..][..hits]);
             random.shuffle(&mut keys);
@@ -131,7 +131,7 @@ impl<'a> Resident<'a> {
         Ok((batches, hits))
     }
 
-    /// Finds and copies rows, lists those that are missing, and notes which were used.
+    /// Finds and copies rows, lists the missing keys, and updates recency.
     fn lookup(&self, count: usize, copy: f64) -> Result<Row> {
         let (batches, hits) = self.batches(count)?;
         let looked = self.looked(&batches[0], count)?;
@@ -143,7 +143,7 @@ impl<'a> Resident<'a> {
         Ok(row(format!("lookup, {count} keys, 95 % hits"), seconds, 2 * hits, copy))
     }
 
-    /// As `lookup`, and the rows of each slot become one.
+    /// As `lookup`, and combines the rows of each slot.
     fn pool(&self, count: usize, copy: f64) -> Result<Row> {
         let (batches, hits) = self.batches(count)?;
         let slots = count / IN_SLOT;
@@ -174,7 +174,7 @@ impl<'a> Resident<'a> {
         Ok(row(format!("mean of {IN_SLOT}, {count} keys, 95 % hits"), seconds, hits + slots, copy))
     }
 
-    /// Puts rows of keys that are not there, right after a lookup.
+    /// Inserts rows of missing keys, right after a lookup.
     fn insert(&self, count: usize, copy: f64) -> Result<Row> {
         let mut random = Random(7 + count as u64);
         let new = count / MISSING;
@@ -208,7 +208,7 @@ fn stream(bench: &Bench) -> pagoda_kernels::cuda::CUstream {
     bench.stream.cu_stream()
 }
 
-/// What took so long to read or write so many rows.
+/// The row of a lookup or an insert.
 fn row(case: String, seconds: f64, rows: usize, copy: f64) -> Row {
     let baseline = (rows * DIM * 4) as f64 / copy;
     Row {

@@ -1,4 +1,4 @@
-//! The operators' kernels on a GPU, against what the same GPU can do at most; and the engine there.
+//! The kernels of the operators on a GPU, against the limits of the same GPU, and the engine on a GPU.
 
 mod append;
 mod attention;
@@ -20,7 +20,7 @@ pub use attention::measure as attention;
 pub use embedding::measure as embedding;
 pub use rank::measure as rank;
 
-/// Bytes of inputs that are used in turn, so that no run finds its own in the cache: several times any chip's.
+/// Bytes of inputs that alternate, so that no run finds its own in the L2 cache: several times the size of any.
 const ROTATE: usize = 400 << 20;
 
 /// A GPU and the stream that everything here runs on.
@@ -41,7 +41,7 @@ impl Bench {
         self.stream.clone_htod(values).map_err(failed)
     }
 
-    /// Random bf16 numbers between -1 and 1: a million of them, over and over.
+    /// Random bf16 numbers between -1 and 1: a million of them, repeated.
     fn numbers(&self, len: usize, seed: u64) -> Result<CudaSlice<u16>> {
         let mut random = Random(seed);
         let some: Vec<u16> = (0..1 << 20).map(|_| bf16::from_f32(random.number()).to_bits()).collect();
@@ -58,7 +58,7 @@ impl Bench {
         tensor.device_ptr(&self.stream).0
     }
 
-    /// Seconds of one `run(i)`, i counting up: the median of several stretches of runs one behind the other.
+    /// Seconds of one `run(i)`, i counting up: the median of several series of consecutive runs.
     fn seconds(&self, mut run: impl FnMut(usize) -> Result<()>) -> Result<f64> {
         let mut count = 0;
         let mut stretch = |runs: usize| -> Result<f64> {
@@ -73,7 +73,7 @@ impl Bench {
             Ok(f64::from(milliseconds) * 1e-3 / runs as f64)
         };
         stretch(3)?;
-        // About 10 ms a stretch.
+        // About 10 ms for each series.
         let runs = (0.01 / stretch(3)?).clamp(3.0, 500.0) as usize;
         let mut times = (0..9).map(|_| stretch(runs)).collect::<Result<Vec<_>>>()?;
         times.sort_by(f64::total_cmp);
@@ -81,12 +81,12 @@ impl Bench {
     }
 }
 
-/// Where each of the users' shares begins, all alike.
+/// The offsets of equal shares of the users.
 fn offsets(users: usize, step: usize) -> Vec<i32> {
     (0..=users).map(|user| (user * step) as i32).collect()
 }
 
-/// Pages in a scattered order, as they are after a while in service.
+/// Pages in random order, as after some time in service.
 fn scattered(pages: usize) -> Vec<i32> {
     let mut ids: Vec<i32> = (0..pages as i32).collect();
     Random(9).shuffle(&mut ids);

@@ -1,4 +1,4 @@
-//! The engine on a GPU, with models of a size that is served there.
+//! The engine on a GPU, with models of a realistic size.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
@@ -17,19 +17,18 @@ const ITEMS: usize = 10_000;
 const ACTIONS: usize = 8;
 const CANDIDATES: usize = 256;
 const USERS: usize = 8;
-/// Rounds before it counts: the first few capture graphs.
+/// Warm-up rounds: the first few capture graphs.
 const WARM_UP: usize = 10;
-/// Rounds that are the figure: of eight users, a tenth of a second.
+/// Measured rounds: with eight users a tenth of a second.
 const ROUNDS: usize = 60;
-/// Rounds behind them, for the figure under load that does not end: by then a GPU that reaches its power limit has lowered its
-/// clock.
+/// Rounds after those, for the figure under sustained load: by then a GPU at its power limit has lowered its clock.
 const SUSTAINED: usize = 300;
-/// Rounds in which histories come back from the host.
+/// Rounds with onloads from host memory.
 const ONLOADS: usize = 12;
-/// Microseconds of the host for a batch beside ONNX Runtime's.
+/// The goal for the host time of a batch beside ONNX Runtime's run, in microseconds.
 const HOST_GOAL: f64 = 100.0;
 
-/// A model, what its users have in the cache, and what they bring.
+/// A model, the cached histories of its users, and their requests.
 #[derive(Clone, Copy)]
 struct Case {
     folder: &'static str,
@@ -45,7 +44,7 @@ const LARGE: Case =
 const LONG: Case =
     Case { folder: "gpu-512", what: "8 layers, E=512, 4x128", cached: 8128, new: 64, token_bytes: 8 * 2 * 512 * 2 };
 
-/// Everything with a goal; the models are beside that of the CPU.
+/// Everything with a goal. The models are in folders beside that for the CPU.
 pub fn measure(model: &Path, progress: &Progress) -> Result<Vec<Row>> {
     let folder = |case: &Case| model.with_file_name(case.folder);
     let mut rows = Vec::new();
@@ -65,11 +64,11 @@ pub fn measure(model: &Path, progress: &Progress) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What a batch took whose histories are in the pool.
+/// The times of a batch with resident histories.
 struct Computed {
     /// The run, from the inputs in host memory to the scores there: at first, and sustained.
     run: [Row; 2],
-    /// What the engine takes beside it.
+    /// The time of the engine beside the run.
     host: Row,
 }
 
@@ -90,7 +89,7 @@ impl Bench {
         let bytes = (users * (case.cached + case.new + 64) * case.token_bytes) as u64;
         let options = EngineOptions {
             model: ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() },
-            // Room for two of everyone: what a history is replaced by is there beside it.
+            // Pages for two histories of each user: a history and its replacement are resident at the same time.
             kv: Some(Pages::Bytes(bytes * 2)),
             host_bytes: bytes * 2,
             max_batch: users as u32,
@@ -108,7 +107,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Has everyone's history up to what is cached in the pool, and nothing of what later rounds have added to it.
+    /// Resets the histories of all users in the pool to the cached events, without those of later rounds.
     fn remember(&self) -> Result<()> {
         for user in 0..self.users as u64 {
             self.engine.forget(&[user])?;
@@ -117,8 +116,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Asks with the events from `start` on. They are the same for the same user up to what is cached, and others in each
-    /// round behind it: so there is always as much new.
+    /// A request with the events from `start` on. The cached events of a user are always the same; the later ones
+    /// differ in each round. So the number of new events is always the same.
     fn request(&self, user: u64, start: usize, end: usize, candidates: usize, round: u64) -> RankRequest {
         let mut random = Random(user ^ if start == 0 { 0 } else { (round + 1) << 32 });
         let mut keys = |count: usize, below: usize| (0..count).map(|_| random.below(below) as i64).collect::<Vec<_>>();
@@ -133,7 +132,7 @@ impl Bench {
         }
     }
 
-    /// Everyone's request of a round, as one batch: how long it took from the first request to the last answer.
+    /// Sends the requests of all users as one batch. Returns the time from the first request to the last answer.
     fn batch(&self, round: u64) -> Result<(Duration, RankResponse)> {
         let Case { cached, new, .. } = self.case;
         let requests: Vec<_> =
@@ -144,7 +143,8 @@ impl Bench {
         for request in &requests {
             let answers = Arc::clone(&answers);
             self.engine.rank_async(request, move |response| {
-                // When it is answered: that this thread has to be woken for it is not the engine's. So the last one does.
+                // The time is taken in the callback, without the wake-up of this thread, which only the last callback
+                // does.
                 let at = Instant::now();
                 let mut all = answers.0.lock().expect("not poisoned");
                 all.push((at, response));
@@ -195,15 +195,15 @@ impl Bench {
         })
     }
 
-    /// The same when every history has to come from pinned memory first, beside the larger of what either takes alone.
+    /// The same if every history is onloaded from pinned memory first, compared with the slower of run and copy alone.
     fn onload(&self, compute: f64) -> Result<Row> {
         let users: Vec<u64> = (0..self.users as u64).collect();
         let mut times = Vec::new();
         for round in 0..ONLOADS {
-            // What a round adds would come in with the rest, to be replaced.
+            // Without this the events of the previous round would be onloaded too, and replaced.
             self.remember()?;
             if self.engine.unload(&users)? != self.users {
-                return Err(Error::new(Status::Internal, "not everyone was in the pool"));
+                return Err(Error::new(Status::Internal, "not all histories were in the pool"));
             }
             times.push(self.batch((WARM_UP + ROUNDS + SUSTAINED + round) as u64)?.0);
         }

@@ -10,7 +10,7 @@ const LEFT: f64 = 84.0;
 const RIGHT: f64 = 760.0;
 const TOP: f64 = 132.0;
 const BOTTOM: f64 = 480.0;
-/// Events of one step along the axis, and the requests that a step needs to say something.
+/// The events of one step on the axis, and the minimum number of requests of a step.
 const STEP: usize = 32;
 const ENOUGH: usize = 25;
 const CACHED: &str = "#0b7a75";
@@ -18,7 +18,7 @@ const PLAIN: &str = "#c8553d";
 const INK: &str = "#22313f";
 const FAINT: &str = "#6b7a88";
 
-/// Median and the 10th and 90th percentile of the latency, in milliseconds, about some length of the history.
+/// Median, 10th and 90th percentile of the latency, in milliseconds, around a length of the history.
 struct Point {
     history: f64,
     low: f64,
@@ -26,7 +26,7 @@ struct Point {
     high: f64,
 }
 
-/// The chart as SVG; `about` says in a line what was measured.
+/// The chart as SVG. `about` is a line that says what was measured.
 pub fn latency(requests: &[Visit], about: &str) -> String {
     let groups = groups(requests);
     let cached = points(&groups, |visit| &visit.cached);
@@ -48,7 +48,7 @@ pub fn latency(requests: &[Visit], about: &str) -> String {
     svg
 }
 
-/// Requests by the length of their history; a step with few requests goes to the one before it.
+/// Requests by the length of their history. A step with few requests is merged into the one before it.
 fn groups(requests: &[Visit]) -> Vec<Vec<&Visit>> {
     let mut sorted: Vec<&Visit> = requests.iter().collect();
     sorted.sort_by_key(|visit| visit.history);
@@ -73,14 +73,14 @@ fn points(groups: &[Vec<&Visit>], of: impl Fn(&Visit) -> &Answered) -> Vec<Point
     groups.iter().map(point).collect()
 }
 
-/// The nearest of 1, 2, 2.5 and 5 times a power of ten that is not below.
+/// Rounds up to 1, 2, 2.5 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     let power = 10_f64.powf(least.max(1e-6).log10().floor());
     let fits = |factor: &f64| factor * power >= least * 0.999;
     [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(fits).unwrap_or(10.0) * power
 }
 
-/// From values to places in the picture.
+/// Maps values to coordinates.
 struct Scale {
     most: f64,
     longest: f64,
@@ -154,7 +154,7 @@ fn band(svg: &mut String, scale: &Scale, points: &[Point], colour: &str) {
     let _ = writeln!(svg, r#"<path d="{path}Z" fill="{colour}" opacity="0.16"/>"#);
 }
 
-/// The medians, with a dot where one was measured: between dots there are few requests or none.
+/// The medians, with a dot at each measured step.
 fn line(svg: &mut String, scale: &Scale, points: &[Point], colour: &str) {
     let path = path(scale, points.iter().map(|point| (point.history, point.median)));
     let _ = writeln!(
@@ -179,7 +179,7 @@ fn path(scale: &Scale, places: impl Iterator<Item = (f64, f64)>) -> String {
 /// Names and figures beside the ends of the lines.
 fn ends(svg: &mut String, scale: &Scale, cached: &Point, plain: &Point) {
     let x = scale.x(plain.history);
-    // Two lines of text each: they must not run into one another where the lines end close together.
+    // Each label has two lines of text. They must not overlap if the curves end close together.
     let (upper, lower) = (scale.y(plain.median), scale.y(cached.median));
     let apart = ((44.0 - (lower - upper).abs()) / 2.0).max(0.0);
     let (upper, lower) = (upper - apart, lower + apart);
@@ -200,7 +200,7 @@ fn ends(svg: &mut String, scale: &Scale, cached: &Point, plain: &Point) {
     }
 }
 
-/// A number without zeros that say nothing.
+/// A number without trailing zeros.
 fn short(value: f64) -> String {
     let text = format!("{value:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -26,10 +26,10 @@ Example:
 
 Exit code 1 also if an AUC is further than 0.001 from that of the training framework.";
 
-/// Keys and values of every user of the test fit: the cache is to be seen at work, and not to be short of memory.
+/// Enough for the keys and values of every user of the test, so that nothing is evicted.
 const CACHE_BYTES: u64 = 256 << 20;
 
-/// What to replay, and for whom to recommend.
+/// What to replay, and the user to recommend to.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub struct Arguments {
@@ -50,7 +50,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Replays the test set, prints what came of it, and writes the chart.
+/// Replays the test set, prints the report, and writes the chart.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let progress = Progress::spinner("opening the model");
     let data = Data::read(&arguments.folder)?;
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Err(Error::new(Status::Internal, "the scores are not those of the training framework: see the last table"))
 }
 
-/// Both engines alike, but for the cache. No thread of the one may keep a core busy while the other is measured.
+/// Both engines are equal except for the cache. Idle threads of one sleep while the other is measured.
 fn options(arguments: &Arguments, kv: Option<Pages>) -> EngineOptions {
     let model = ModelOptions {
         provider: Provider::Cpu,

@@ -1,4 +1,4 @@
-//! The figures of a replay in words and tables.
+//! The figures of a replay as text and tables.
 
 use std::fmt::Write;
 
@@ -111,7 +111,7 @@ fn shortened(text: &str, most: usize) -> String {
     text.chars().take(most - 1).chain(['…']).collect()
 }
 
-/// So much time in the largest unit that leaves at least one.
+/// A duration in the largest unit of which it has at least one.
 fn span(seconds: i64) -> String {
     let (count, unit) = match seconds {
         ..60 => (seconds, "second"),
@@ -124,7 +124,7 @@ fn span(seconds: i64) -> String {
 
 /// The day of a time since 1970, by the civil calendar.
 fn date(seconds: i64) -> String {
-    // Counted from a 1 March, so that the day that comes every four years is a year's last.
+    // Years begin on 1 March here, so that the leap day is the last day of a year.
     let days = seconds.div_euclid(86_400) + 719_468;
     let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,4 +1,4 @@
-//! Real users' histories, event by event, through an engine that remembers and through one that does not.
+//! Replays the histories of real users through an engine with a cache and through one without.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,16 @@ pub const TASKS: [&str; 2] = ["rated 4 or more", "will rate"];
 /// Labels and scores of one task.
 pub type Samples = Vec<(bool, f32)>;
 
-/// What came of a replay.
+/// The results of a replay.
 #[derive(Default)]
 pub struct Replay {
-    /// Each request in the order of time.
+    /// The requests in order of time.
     pub requests: Vec<Visit>,
-    /// Of the engine that remembers, by task.
+    /// Of the engine with the cache, by task.
     pub cached: [Samples; 2],
-    /// Of the one that does not.
+    /// Of the engine without.
     pub plain: [Samples; 2],
-    /// The most that any score of the two differs by.
+    /// The largest difference between the scores of the two.
     pub apart: f32,
 }
 
@@ -32,7 +32,7 @@ pub struct Replay {
 pub struct Visit {
     /// Events in the history.
     pub history: usize,
-    /// How many of them the engine that remembers had been told of before.
+    /// How many of them earlier requests had sent to the engine with the cache.
     pub told: Option<usize>,
     pub cached: Answered,
     pub plain: Answered,
@@ -45,7 +45,7 @@ pub struct Answered {
     pub computed_rows: u64,
 }
 
-/// Which column of the scores each task is.
+/// The column of each task in the scores.
 pub fn columns(engine: &Engine) -> Result<[usize; 2]> {
     let folder = engine.folder();
     let find = |name: &str| folder.tasks.iter().position(|task| task.name == name);
@@ -59,8 +59,8 @@ pub fn columns(engine: &Engine) -> Result<[usize; 2]> {
     }
 }
 
-/// Asks both engines at every moment of every user, in order of time, and one right after the other, so that both see
-/// the same machine. The one that remembers is sent what is new since it was last asked, the other the whole history.
+/// Sends a request to both engines at every moment of every user, in order of time. The engines alternate, so that both
+/// see the same load of the machine. The engine with the cache gets the new events, the other one the whole history.
 pub fn replay(data: &Data, cached: &Engine, plain: &Engine, progress: &Progress) -> Result<Replay> {
     let columns = columns(cached)?;
     let mut moments: Vec<(&User, usize)> =
@@ -106,7 +106,7 @@ impl Answered {
     }
 }
 
-/// What to ask at a moment: with the events that the engine has not been told of, or with all.
+/// The request of a moment, with the events that were not sent yet, or with all.
 pub fn request(user: &User, moment: &Moment, told: Option<usize>, candidates: &[i64]) -> RankRequest {
     let &Moment(known, _, time, _) = moment;
     let new = told.unwrap_or(0)..known;
@@ -121,7 +121,7 @@ pub fn request(user: &User, moment: &Moment, told: Option<usize>, candidates: &[
     }
 }
 
-/// The answer and how long it took, as the caller sees it.
+/// The response and its latency for the caller.
 pub fn timed(engine: &Engine, request: &RankRequest) -> Result<(RankResponse, Duration)> {
     let start = Instant::now();
     let response = engine.rank(request)?;

@@ -9,10 +9,10 @@ use super::replay::{Answered, Replay, Samples, TASKS, Visit};
 use super::top::Top;
 use crate::words;
 
-/// The most that an AUC may differ from the training framework's.
+/// The maximum difference of an AUC to that of the training framework.
 pub const TOLERANCE: f64 = 0.001;
 
-/// Every figure, as `--json` has them.
+/// All figures, as `--json` prints them.
 #[derive(Serialize)]
 pub struct Report {
     pub model_version: String,
@@ -25,19 +25,19 @@ pub struct Report {
     pub top: Top,
     pub cached: Side,
     pub plain: Side,
-    /// Of the requests after a user's first, those that found all of the earlier history in the cache.
+    /// The share of the requests after a user's first that found all of the earlier history in the cache.
     pub found_percent: f64,
-    /// Rows of histories that came from the cache, of all.
+    /// The share of history rows that were cached.
     pub cached_rows_percent: f64,
-    /// Rows of movies that the cache of their table had, of all that were looked up.
+    /// The hit rate of the cache of the movie table.
     pub movie_hit_percent: Option<f64>,
     pub tasks: Vec<Task>,
-    /// The most that any score differs by, with the cache and without.
+    /// The largest difference of a score with the cache and without.
     pub largest_score_difference: f32,
     pub chart: String,
 }
 
-/// What one engine took.
+/// The figures of one engine.
 #[derive(Serialize)]
 pub struct Side {
     pub median_ms: f64,
@@ -47,7 +47,7 @@ pub struct Side {
     pub cached_rows: u64,
 }
 
-/// One row of the table of consistency.
+/// One row of the AUC table.
 #[derive(Serialize)]
 pub struct Task {
     pub name: &'static str,
@@ -68,7 +68,7 @@ impl Report {
         let told = visits.iter().filter_map(|visit| Some((visit.told? as u64, visit.cached.cached_rows)));
         let (again, found) =
             told.fold((0, 0), |(again, found), (told, rows)| (again + 1, found + u64::from(rows >= told)));
-        // Of the movies alone: candidates have no rating, which would count as one that is not there.
+        // Only of movies: candidates have no rating, which would count as a miss.
         let movies = engine.table_stats().into_iter().find(|(name, _)| name == "movies");
         let task =
             |(index, name): (usize, &'static str)| Task::new(data, name, &replay.cached[index], &replay.plain[index]);
@@ -139,7 +139,7 @@ impl Task {
             plain_auc: auc(plain),
             agrees: false,
         };
-        // Of other samples the figures would agree by chance alone. NaN agrees with nothing.
+        // Figures of different samples could agree only by chance. NaN agrees with nothing.
         let same = trained.is_some_and(|task| (task.positive, task.negative) == (positive, negative));
         task.agrees = same && task.difference() < TOLERANCE;
         task

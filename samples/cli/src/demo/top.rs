@@ -21,7 +21,7 @@ pub struct Top {
     pub time: i64,
     /// Movies that the user had rated by then.
     pub history: usize,
-    /// Movies that were ranked: all that the user had not rated.
+    /// The number of ranked movies: all that the user had not rated.
     pub ranked: usize,
     pub movies: Vec<Recommended>,
     /// The first request, which computes the history, and the same again, which finds it.
@@ -36,13 +36,14 @@ pub struct Recommended {
     pub title: String,
     pub will_rate: f32,
     pub rated_4_or_more: f32,
-    /// What the user gave it later, if they rated it at all.
+    /// The stars that the user gave it later, if any.
     pub stars: Option<i64>,
-    /// And how many seconds later that was.
+    /// How many seconds later that was.
     pub seconds_later: Option<i64>,
 }
 
-/// Ranks all movies that a user has not rated half-way through what is known of them. The engine forgets the user again.
+/// Ranks all movies that a user has not rated, in the middle of the user's history. The engine forgets the user
+/// afterwards.
 pub fn ten(data: &Data, engine: &Engine, user: Option<u64>) -> Result<Top> {
     let user = chosen(data, user)?;
     let half = user.movies.len() / 2;

@@ -1,4 +1,4 @@
-//! `pagoda inspect`: a model folder in words.
+//! `pagoda inspect`: describes a model folder.
 
 mod text;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::output;
 use crate::progress::Progress;
 
-/// Which folder, and for how many users.
+/// The folder, and the number of users.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Reads every file and fails if one is missing, cut or changed, or has weights that are not finite.
@@ -24,10 +24,10 @@ pub struct Arguments {
     /// The model folder, as `python -m pagoda.export` writes it.
     #[arg(value_hint = clap::ValueHint::DirPath)]
     folder: PathBuf,
-    /// Say how much memory the histories of so many users take.
+    /// The number of users for the memory estimate.
     #[arg(long, default_value_t = 1000, value_name = "N")]
     users: u64,
-    /// How many events a user has; as many as the model allows if not said.
+    /// The events of a user for the memory estimate; the default is the limit of the model.
     #[arg(long, value_name = "N")]
     events: Option<u64>,
     /// One JSON object.
@@ -35,7 +35,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Checks the folder and prints what is in it.
+/// Checks the folder and prints the report.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let folder = {
         let _progress = Progress::spinner(format!("reading {}", arguments.folder.display()));
@@ -46,12 +46,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.json { output::json(&report) } else { output::write(report.text().as_bytes()) }
 }
 
-/// What there is to say of a folder.
+/// The report on a folder.
 #[derive(Serialize)]
 struct Report<'a> {
     folder: String,
     version: &'a str,
-    /// Whether every file is as it was exported: always, for otherwise there is no report.
+    /// Whether every file is as it was exported. Always true: otherwise there is no report.
     whole: bool,
     block: &'a str,
     embedding_size: u32,
@@ -60,7 +60,7 @@ struct Report<'a> {
     head_size: u32,
     tasks: Vec<Task<'a>>,
     features: Vec<Feature<'a>>,
-    /// `bag`: in files of their own; `gather`: in the graph.
+    /// `bag`: in separate files; `gather`: in the graph.
     lookup: &'static str,
     tables: Vec<Table<'a>>,
     sequence: Sequence<'a>,
@@ -86,7 +86,7 @@ struct Task<'a> {
 #[derive(Serialize)]
 struct Feature<'a> {
     name: &'a str,
-    /// Whose: an item's, an action's or the user's.
+    /// Its source: `item`, `action` or `user`.
     of: &'static str,
     table: &'a str,
     candidate_key: Option<i64>,
@@ -135,7 +135,7 @@ struct File<'a> {
     sha256: &'a str,
 }
 
-/// Bytes that serving takes.
+/// Estimated bytes in service.
 #[derive(Serialize)]
 struct Memory {
     /// The dense part, once.
@@ -146,7 +146,7 @@ struct Memory {
     kv_per_1000_events: u64,
     users: u64,
     events: u64,
-    /// Keys and values of so many users with so many events each.
+    /// Keys and values of `users` with `events` each.
     kv_of_users: u64,
 }
 

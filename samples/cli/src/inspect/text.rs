@@ -1,4 +1,4 @@
-//! A report as people read it.
+//! A report as text.
 
 use super::{Feature, Report};
 use crate::words::{bytes, counted};
@@ -93,7 +93,7 @@ impl Report<'_> {
     }
 }
 
-/// Names, those of the many pools by the first and the last.
+/// Names; of the pools only the first and the last.
 fn names(all: &[&str]) -> String {
     let is_pool = |name: &&&str| name.starts_with("kv_pool_");
     let pools: Vec<&str> = all.iter().filter(is_pool).copied().collect();
@@ -105,7 +105,7 @@ fn names(all: &[&str]) -> String {
     shown.join(", ")
 }
 
-/// Lines that begin with what they are about.
+/// Lines that begin with their topic.
 #[derive(Default)]
 struct Page(String);
 
@@ -114,7 +114,7 @@ impl Page {
         self.0 += &format!("{name:<10}{text}\n");
     }
 
-    /// Rows whose cells stand below one another; those with sizes to the right.
+    /// Rows with aligned cells; sizes are right-aligned.
     fn table(&mut self, name: &str, rows: &[Vec<String>]) {
         let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
         let cell = |row: &Vec<String>, at: usize| row.get(at).cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a request came to, as a table or as JSON.
+//! The answer to a request, as a table or as JSON.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::columns::Columns;
 use super::request::Line;
 use crate::words::{count, counted};
 
-/// An answer with what it is the answer to.
+/// An answer and its request.
 pub struct Answer<'a> {
     /// The number of the line, from 1.
     pub number: u64,
@@ -19,7 +19,7 @@ pub struct Answer<'a> {
     pub scores: &'a [f32],
     pub cached_rows: u64,
     pub computed_rows: u64,
-    /// From handing it over to having the scores.
+    /// From sending the request to the arrival of the scores.
     pub took: Duration,
     /// How many of the best to show; 0 = all.
     pub top: usize,
@@ -34,7 +34,7 @@ pub struct Failed {
 }
 
 impl Failed {
-    /// The line of this number failed by this.
+    /// The error of a line.
     pub fn new(line: u64, error: &Error) -> Self {
         Self { line, error: error.to_string(), status: error.status().name() }
     }
@@ -82,7 +82,7 @@ impl Answer<'_> {
         self.line.candidates.first().map_or(0, |(_, keys)| keys.len())
     }
 
-    /// The best candidates of a task, best first; those that are alike in the order in which they came.
+    /// The best candidates of a task, best first; equal ones in the order of the request.
     fn best(&self, task: usize) -> Vec<usize> {
         let score = |candidate: usize| self.scores[candidate * self.tasks.len() + task];
         let mut order: Vec<usize> = (0..self.candidates()).collect();
@@ -116,10 +116,10 @@ impl Answer<'_> {
     }
 }
 
-/// Lines of a table above its first place: the task, and what its columns are.
+/// The header lines of a table: the task, and its columns.
 const HEAD: usize = 2;
 
-/// The column of a task, each of its rows as wide as the others.
+/// The column of a task, with rows of equal width.
 struct Block {
     rows: Vec<String>,
 }
@@ -138,7 +138,7 @@ struct Object {
 
 #[derive(Serialize)]
 struct Place {
-    /// Which of the request's candidates it is, from 0.
+    /// The index of the candidate in the request, from 0.
     index: usize,
     keys: Map<i64>,
     score: f32,

@@ -1,4 +1,4 @@
-//! Keys by feature, out of JSON: errors name the place and what was found there.
+//! Reads keys by feature from JSON. Errors name the place and what was found there.
 
 use pagoda::json::Json;
 use pagoda::{Error, Result};
@@ -68,7 +68,7 @@ pub fn whole<T: TryFrom<i128> + Bounds>(path: &str, value: &Json) -> Result<T> {
         .ok_or_else(|| Error::invalid(path, format!("{value} is not a whole number from {} to {}", T::LEAST, T::MOST)))
 }
 
-/// The least and the greatest of a type.
+/// The minimum and the maximum of a type.
 pub trait Bounds {
     const LEAST: i128;
     const MOST: i128;
@@ -84,7 +84,7 @@ impl Bounds for i64 {
     const MOST: i128 = Self::MAX as i128;
 }
 
-/// Notes a name, which may not have been there before.
+/// Records a name. A repeated name is an error.
 pub fn once<'a>(seen: &mut Vec<&'a str>, name: &'a str, path: &str) -> Result<()> {
     if seen.contains(&name) {
         return Err(Error::invalid(path, "is there twice"));
@@ -101,7 +101,7 @@ fn exists(path: &str, name: &str, known: &[String]) -> Result<()> {
     Err(Error::invalid(path, format!("no such feature here{}", did_you_mean(name, &words))))
 }
 
-/// Every feature has to be there.
+/// Every feature must be present.
 pub fn complete<T>(path: &str, made: &[(String, T)], known: &[String]) -> Result<()> {
     match known.iter().find(|name| !made.iter().any(|(other, _)| &other == name)) {
         Some(name) => Err(Error::invalid(format!("{path}.{name}"), "missing: the model has this feature")),
@@ -109,7 +109,7 @@ pub fn complete<T>(path: &str, made: &[(String, T)], known: &[String]) -> Result
     }
 }
 
-/// All columns have as many entries.
+/// All columns must have the same length.
 pub fn same_length<'a>(path: &str, mut columns: impl Iterator<Item = (&'a str, usize)>) -> Result<()> {
     let Some((first, length)) = columns.next() else { return Ok(()) };
     match columns.find(|(_, other)| *other != length) {

@@ -1,4 +1,4 @@
-//! `pagoda rank`: requests in, answers out, a line each.
+//! `pagoda rank`: one request a line in, one answer a line out.
 
 mod answer;
 mod columns;
@@ -22,7 +22,7 @@ use answer::{Answer, Failed};
 use request::{Features, Line};
 use source::{Next, Source};
 
-/// Which requests, and how to answer them.
+/// The requests, and how to answer them.
 #[derive(clap::Args)]
 #[command(after_help = "\
 A request is a JSON object on one line. For a model with the features `movie` and `rating`:
@@ -34,7 +34,7 @@ Examples:
   pagoda rank model --requests requests.jsonl --top 3
   pagoda rank model --store /var/lib/ranker/histories --json < requests.jsonl > answers.jsonl
 
-Exit codes: 0 all were answered, 1 something failed (a bad line fails alone, the others are answered), 2 wrong usage.")]
+Exit codes: 0 all were answered, 1 something failed (a bad line fails alone, the others are answered), 2 invalid usage.")]
 pub struct Arguments {
     /// The model folder.
     #[arg(value_hint = clap::ValueHint::DirPath)]
@@ -48,21 +48,21 @@ pub struct Arguments {
     /// One JSON object a line.
     #[arg(long)]
     json: bool,
-    /// Keep what was computed of histories in this folder, and go on from what is there.
+    /// Keep the keys and values of histories in this folder, and use those that are there.
     #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     store: Option<PathBuf>,
-    /// Memory for what was computed of histories, such as 512MiB; 0 = compute each history anew.
+    /// Memory for the keys and values of histories, such as 512MiB; 0 = compute each history in full.
     #[arg(long, default_value = "1GiB", value_name = "BYTES", value_parser = parse_bytes)]
     cache: u64,
-    /// How many requests to have under way; more than one are run together.
+    /// The number of requests in flight; with more than one they share batches.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     at_once: u32,
-    /// Threads that compute; 0 = one for each core.
+    /// Compute threads; 0 = one for each core.
     #[arg(long, default_value_t = 0, value_name = "N")]
     threads: u32,
 }
 
-/// Answers every request and says whether all went well.
+/// Answers every request. The exit code says whether all succeeded.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut source = Source::open(&arguments.requests)?;
     let engine = {
@@ -97,23 +97,23 @@ fn options(arguments: &Arguments) -> EngineOptions {
         model: ModelOptions { intra_op_threads: arguments.threads, ..ModelOptions::default() },
         kv: (arguments.cache > 0).then_some(Pages::Bytes(arguments.cache)),
         store: arguments.store.clone().map(EngineStore::new),
-        // What was answered is there for the next time, also if this process is ended.
+        // Committed histories survive the end of this process.
         offload: Offload::AtCommit,
         ..EngineOptions::default()
     }
 }
 
-/// A request that was handed over, or what is wrong with it.
+/// A request in flight, or its error.
 struct Waiting {
     number: u64,
     request: Result<Handed>,
 }
 
-/// A request that the engine has.
+/// A request that was sent to the engine.
 struct Handed {
     line: Line,
     since: Instant,
-    /// The answer, and when it was there.
+    /// The answer, and the time of its arrival.
     answer: Receiver<(Result<RankResponse>, Instant)>,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Ranking<'a> {
         let (sender, answer) = sync_channel(1);
         let since = Instant::now();
         if self.arguments.at_once == 1 {
-            // On this thread, without a hand-over.
+            // On this thread.
             let result = self.engine.rank(&request);
             let _ = sender.send((result, Instant::now()));
         } else {
@@ -162,7 +162,7 @@ impl<'a> Ranking<'a> {
         Ok(Handed { line, since, answer })
     }
 
-    /// Waits for the earliest and prints its answer.
+    /// Waits for the oldest request and prints its answer.
     fn answer_next(&mut self, progress: Option<&Progress>) -> Result<()> {
         let Some(waiting) = self.waiting.pop_front() else { return Ok(()) };
         let number = waiting.number;

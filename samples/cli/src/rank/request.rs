@@ -1,4 +1,4 @@
-//! A request as a line of JSON, checked against what the model has, so that the error names what was written.
+//! A request as a line of JSON. It is checked against the features of the model here, so that errors refer to the text.
 
 use pagoda::json::Json;
 use pagoda::{Error, Result};
@@ -10,7 +10,7 @@ const FIELDS: [&str; 6] = ["user", "user_keys", "events", "start", "candidates",
 /// The column of an event that is not a feature.
 const TIME: &str = "time";
 
-/// The features of a model, by what they are of.
+/// The features of a model, by source.
 #[derive(Clone, Debug, Default)]
 pub struct Features {
     pub user: Vec<String>,
@@ -20,19 +20,19 @@ pub struct Features {
     pub timed: bool,
 }
 
-/// What a line asks for.
+/// The request of a line.
 #[derive(Debug, Default, PartialEq)]
 pub struct Line {
     pub user: u64,
-    /// Of the user, a key each.
+    /// The key of each user feature.
     pub user_keys: Vec<(String, i64)>,
     pub events: Columns,
-    /// Of the events, if they came with any.
+    /// The times of the events, if there are any.
     pub times: Option<Vec<i64>>,
-    /// Which event of the history the first of `events` is; without, they are the whole history.
+    /// The position of the first of `events` in the history; without it they are the whole history.
     pub start: Option<u64>,
     pub candidates: Columns,
-    /// When it is asked.
+    /// The time of the request.
     pub time: Option<i64>,
 }
 
@@ -40,7 +40,7 @@ impl Line {
     /// Reads a line.
     pub fn parse(text: &str, known: &Features) -> Result<Self> {
         let json: Json = serde_json::from_str(text).map_err(|error| {
-            // There is but one line, whose number the caller knows.
+            // The caller knows the number of the line.
             let what = error.to_string().replace(" at line 1 column ", " at column ");
             Error::invalid("request", format!("not JSON: {what}"))
         })?;
@@ -63,7 +63,7 @@ impl Line {
             }
         }
         line.user = user.ok_or_else(|| Error::invalid("user", "missing: whose history is it? Give a whole number"))?;
-        // Later on they are what they were.
+        // With `start` above 0 they are unchanged.
         let begins = line.start.is_none_or(|start| start == 0);
         if let (true, Some(feature), false) = (begins, known.user.first(), seen.contains(&"user_keys")) {
             return Err(Error::invalid("user_keys", format!("missing: the model has `{feature}` of the user")));
@@ -77,7 +77,7 @@ impl Line {
         Ok(line)
     }
 
-    /// How many events came.
+    /// The number of events.
     pub fn event_count(&self) -> usize {
         self.events.first().map_or(0, |(_, keys)| keys.len())
     }
@@ -92,7 +92,7 @@ fn keys_of_user(value: &Json, known: &[String]) -> Result<Vec<(String, i64)>> {
 fn events(value: &Json, features: &Features) -> Result<(Columns, Option<Vec<i64>>)> {
     let known = &features.event;
     let mut names = known.clone();
-    // A feature of that name is the feature.
+    // A feature of that name has priority.
     if !names.iter().any(|name| name == TIME) {
         names.push(TIME.to_owned());
     }
@@ -115,7 +115,7 @@ fn events(value: &Json, features: &Features) -> Result<(Columns, Option<Vec<i64>
 
 fn candidates(value: &Json, known: &[String]) -> Result<Columns> {
     let columns = match (value, known) {
-        // Where an item is one key, a plain list says it all.
+        // If an item has one key, a plain list is enough.
         (Json::List(items), [only]) if !items.iter().any(|item| matches!(item, Json::Object(_))) => {
             vec![(only.clone(), numbers("candidates", value)?)]
         }

@@ -1,4 +1,4 @@
-//! Where requests come from: lines of a file or of standard input.
+//! The source of requests: lines of a file or of standard input.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal, Read};
@@ -9,31 +9,31 @@ use pagoda::{Error, Result, Status};
 use crate::progress::Progress;
 use crate::words::bytes;
 
-/// Bytes that a line may have. It is in memory as a whole, and what is read out of it can take 16 times as much; a history of a
-/// million events is less. Without an end, input that has no newline would take all memory there is.
+/// The maximum bytes of a line. A line is in memory as a whole, and its parsed form can take 16 times as much. A
+/// history of a million events is shorter. Without a limit, input without a newline would use up all memory.
 const LONGEST_LINE: usize = 64 << 20;
 
-/// What programs on Windows begin a text with.
+/// The byte order mark, which programs on Windows write.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 pub struct Source {
     name: String,
     from: Box<dyn BufRead>,
-    /// Bytes, where that is known.
+    /// The size in bytes, if known.
     length: Option<u64>,
     /// Whether they come from a terminal.
     typed: bool,
     /// Bytes that were read.
     pub read: u64,
-    /// Of the latest line, from 1.
+    /// The number of the last line, from 1.
     pub number: u64,
 }
 
-/// What came of reading a line.
+/// The result of reading a line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Next {
     Line,
-    /// It was passed over.
+    /// It was skipped.
     TooLong,
     End,
 }
@@ -70,7 +70,7 @@ impl Source {
         Ok(next)
     }
 
-    /// No bar on a terminal into which requests are typed.
+    /// None if requests are typed on a terminal.
     pub fn progress(&self) -> Option<Progress> {
         match self.length {
             Some(length) => Some(Progress::bytes("ranking", length)),
@@ -86,14 +86,14 @@ pub fn too_long() -> Error {
     Error::invalid("request", message)
 }
 
-/// Reads a line of up to `longest` bytes and a newline, or passes over a longer one; also says how many bytes that were.
+/// Reads a line of up to `longest` bytes and a newline, or skips a longer one. Returns also the number of bytes.
 fn next(from: &mut dyn BufRead, line: &mut Vec<u8>, longest: usize) -> std::io::Result<(Next, usize)> {
     line.clear();
     let read = (&mut *from).take(longest as u64 + 1).read_until(b'\n', line)?;
     if read <= longest || line.ends_with(b"\n") {
         return Ok((if read == 0 { Next::End } else { Next::Line }, read));
     }
-    // Not only cleared: lines after it are most often short.
+    // Freed, not only cleared: the next lines are usually short.
     *line = Vec::new();
     Ok((Next::TooLong, read + from.skip_until(b'\n')?))
 }
@@ -102,7 +102,7 @@ fn next(from: &mut dyn BufRead, line: &mut Vec<u8>, longest: usize) -> std::io::
 mod tests {
     use super::*;
 
-    /// What is read of a text where lines may have 4 bytes, through a buffer of `size`.
+    /// Reads a text with lines of at most 4 bytes, through a buffer of `size`.
     fn lines(text: &[u8], size: usize) -> Vec<(Next, Vec<u8>, usize)> {
         let (mut from, mut line, mut lines) = (BufReader::with_capacity(size, text), vec![1; 9], Vec::new());
         loop {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Status};
 use crate::metrics::{self, Count};
 
-/// What became of the jobs of one scheduler.
+/// The counters of one scheduler.
 pub(in super::super) struct Counters {
     answered: Count,
     failed: AtomicU64,
@@ -18,24 +18,24 @@ impl Counters {
         Self { answered: Count::new(metrics::engine_requests(Status::Ok)), failed: 0.into(), batches: 0.into() }
     }
 
-    pub(super) fn answered(&self) {
+    pub(super) fn count_answered(&self) {
         self.answered.add(1);
     }
 
-    pub(in super::super) fn failed(&self, error: &Error) {
+    pub(in super::super) fn count_failed(&self, error: &Error) {
         self.failed.fetch_add(1, Ordering::Relaxed);
         metrics::engine_requests(error.status()).inc();
     }
 
-    /// A batch is put together; `waited` says for how long each of its jobs has waited.
-    pub(super) fn batch(&self, waited: impl ExactSizeIterator<Item = Duration>) {
+    /// Counts a batch. `waited` has the queue time of each of its jobs.
+    pub(super) fn count_batch(&self, waited: impl ExactSizeIterator<Item = Duration>) {
         let (sizes, seconds) = metrics::engine_batches();
         self.batches.fetch_add(1, Ordering::Relaxed);
         sizes.observe(waited.len() as f64);
         waited.for_each(|waited| seconds.observe(waited.as_secs_f64()));
     }
 
-    /// Jobs that were answered, jobs that failed, and batches.
+    /// The jobs that succeeded, the jobs that failed, and the batches.
     pub(in super::super) fn totals(&self) -> (u64, u64, u64) {
         (self.answered.get(), self.failed.load(Ordering::Relaxed), self.batches.load(Ordering::Relaxed))
     }

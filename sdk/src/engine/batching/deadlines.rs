@@ -1,70 +1,69 @@
-//! Ends jobs when their time is over, on a thread of its own.
+//! Ends jobs at their deadlines, on a thread of its own.
 
 use std::collections::BinaryHeap;
 use std::sync::{Arc, Weak};
-use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use super::Job;
 use super::pending::Pending;
-use crate::error::{Error, Result, Status};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::error::Result;
+use crate::sync::{Condvar, Mutex, MutexGuard, Worker};
 
-/// Ends jobs whose time is over, of those that no thread waits for.
+/// The deadlines of jobs with a callback. A blocking caller watches its deadline itself ([`Pending::wait`]).
 pub(in super::super) struct Deadlines<J: Job> {
-    state: Mutex<Dues<J>>,
+    state: Mutex<State<J>>,
     changed: Condvar,
 }
 
-struct Dues<J: Job> {
-    heap: BinaryHeap<Due<J>>,
+struct State<J: Job> {
+    heap: BinaryHeap<Deadline<J>>,
     stop: bool,
-    /// Whether no more will come.
-    last: bool,
-    thread: Option<JoinHandle<()>>,
+    /// Whether the thread ends when the heap is empty.
+    closing: bool,
+    thread: Option<Worker>,
 }
 
-struct Due<J: Job> {
+struct Deadline<J: Job> {
     at: Instant,
     pending: Weak<Pending<J>>,
 }
 
 impl<J: Job> Default for Deadlines<J> {
     fn default() -> Self {
-        Self { state: Mutex::new(Dues::new()), changed: Condvar::new() }
+        Self { state: Mutex::new(State::new()), changed: Condvar::new() }
     }
 }
 
 impl<J: Job> Deadlines<J> {
-    /// Watches a job, if it has a time limit.
+    /// Watches a job that has a time limit. The first one starts the thread.
     pub(in super::super) fn watch(self: &Arc<Self>, pending: &Arc<Pending<J>>) -> Result<()> {
-        let Some(at) = pending.due() else { return Ok(()) };
+        let Some(at) = pending.deadline() else { return Ok(()) };
         let mut state = self.lock();
         if state.thread.is_none() {
             let deadlines = Arc::clone(self);
-            let thread = Builder::new().name("pagoda-deadline".into()).spawn(move || deadlines.run());
-            let no_thread =
-                |error| Error::new(Status::Capacity, format!("no thread to watch time limits with: {error}"));
-            state.thread = Some(thread.map_err(no_thread)?);
+            let thread = Worker::spawn("pagoda-deadline", "watch time limits with", move || deadlines.run())?;
+            state.thread = Some(thread);
         }
-        let sooner = state.push(Due { at, pending: Arc::downgrade(pending) });
+        let earliest = state.push(Deadline { at, pending: Arc::downgrade(pending) });
         drop(state);
-        if sooner {
+        if earliest {
             self.changed.notify_one();
         }
         Ok(())
     }
 
-    /// Has the thread end by itself, when no job is left that it watches.
-    pub(in super::super) fn let_end(&self) {
+    /// Lets the thread end by itself after the last deadline.
+    pub(in super::super) fn end_when_empty(&self) {
         let mut state = self.lock();
-        state.last = true;
-        state.thread = None;
+        state.closing = true;
+        if let Some(thread) = state.thread.take() {
+            thread.detach();
+        }
         drop(state);
         self.changed.notify_one();
     }
 
-    /// Ends the thread.
+    /// Stops the thread and waits for its end.
     pub(in super::super) fn stop(&self) {
         let thread = {
             let mut state = self.lock();
@@ -72,16 +71,14 @@ impl<J: Job> Deadlines<J> {
             state.thread.take()
         };
         self.changed.notify_one();
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
-            let _ = thread.join();
-        }
+        drop(thread);
     }
 
     fn run(&self) {
         let mut state = self.lock();
         while !state.stop {
             let Some(first) = state.heap.peek() else {
-                if state.last {
+                if state.closing {
                     return;
                 }
                 self.changed.wait(&mut state);
@@ -92,57 +89,57 @@ impl<J: Job> Deadlines<J> {
                 self.changed.wait_for(&mut state, left);
                 continue;
             }
-            let due = state.heap.pop();
+            let deadline = state.heap.pop();
             drop(state);
-            if let Some(pending) = due.and_then(|due| due.pending.upgrade()) {
-                pending.out_of_time();
+            if let Some(pending) = deadline.and_then(|deadline| deadline.pending.upgrade()) {
+                pending.expire();
             }
             state = self.lock();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Dues<J>> {
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
         self.state.lock()
     }
 }
 
-impl<J: Job> Dues<J> {
+impl<J: Job> State<J> {
     fn new() -> Self {
-        Self { heap: BinaryHeap::new(), stop: false, last: false, thread: None }
+        Self { heap: BinaryHeap::new(), stop: false, closing: false, thread: None }
     }
 
-    /// Puts one in, and says whether it is the soonest.
-    fn push(&mut self, due: Due<J>) -> bool {
-        // Those that were answered in time must not stay until it is over.
+    /// Adds a deadline. Returns whether it is the earliest.
+    fn push(&mut self, deadline: Deadline<J>) -> bool {
+        // Jobs that ended in time must not stay here until their deadlines.
         if self.heap.len() == self.heap.capacity() {
-            self.heap.retain(|due| due.pending.strong_count() > 0);
+            self.heap.retain(|deadline| deadline.pending.strong_count() > 0);
         }
-        let sooner = self.heap.peek().is_none_or(|first| due.at < first.at);
-        self.heap.push(due);
-        sooner
+        let earliest = self.heap.peek().is_none_or(|first| deadline.at < first.at);
+        self.heap.push(deadline);
+        earliest
     }
 }
 
-/// The soonest is the largest.
-impl<J: Job> Ord for Due<J> {
+/// The earliest is the greatest: `BinaryHeap` is a max-heap.
+impl<J: Job> Ord for Deadline<J> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.at.cmp(&self.at)
     }
 }
 
-impl<J: Job> PartialOrd for Due<J> {
+impl<J: Job> PartialOrd for Deadline<J> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<J: Job> PartialEq for Due<J> {
+impl<J: Job> PartialEq for Deadline<J> {
     fn eq(&self, other: &Self) -> bool {
         self.at == other.at
     }
 }
 
-impl<J: Job> Eq for Due<J> {}
+impl<J: Job> Eq for Deadline<J> {}
 
 #[cfg(test)]
 mod tests {
@@ -162,13 +159,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_were_answered_in_time_leave_the_clock() {
-        let (mut dues, now) = (Dues::<Nothing>::new(), Instant::now());
+    fn requests_that_ended_in_time_leave_the_heap() {
+        let (mut state, now) = (State::<Nothing>::new(), Instant::now());
         for second in 0..10_000 {
-            dues.push(Due { at: now + Duration::from_secs(3600 + second), pending: Weak::new() });
+            state.push(Deadline { at: now + Duration::from_secs(3600 + second), pending: Weak::new() });
         }
-        assert!(dues.heap.len() < 100 && dues.heap.capacity() < 100, "{} are left", dues.heap.len());
-        assert!(dues.push(Due { at: now, pending: Weak::new() }));
-        assert!(!dues.push(Due { at: now + Duration::from_secs(1), pending: Weak::new() }));
+        assert!(state.heap.len() < 100 && state.heap.capacity() < 100, "{} are left", state.heap.len());
+        assert!(state.push(Deadline { at: now, pending: Weak::new() }));
+        assert!(!state.push(Deadline { at: now + Duration::from_secs(1), pending: Weak::new() }));
     }
 }

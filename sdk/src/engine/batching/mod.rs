@@ -1,11 +1,11 @@
-//! Batching: a bounded queue, worker threads that put jobs together and run them, deadlines and cancellation.
+//! Batching: a bounded queue, worker threads that run batches of jobs, deadlines and cancellation.
 //!
-//! Nothing here knows what a job computes: that is what a [`Runner`] is for. The [`Scheduler`] decides which jobs run
-//! together and when; a [`Pending`] is one job on its way to its response.
+//! Nothing here knows what a job computes: a [`Runner`] does that. The [`Scheduler`] decides which jobs run together
+//! and when. A [`Pending`] is a job that has not ended yet.
 
+mod batch;
 mod counters;
 mod deadlines;
-mod gather;
 mod pending;
 mod queue;
 mod scheduler;
@@ -22,11 +22,11 @@ pub(super) use scheduler::{BatchLimits, Scheduler, Workers};
 use crate::error::{Error, Result};
 use crate::runtime::Cancel;
 
-/// What is to be done for one caller.
+/// The work of one request.
 pub(super) trait Job: Send + Sync + 'static {
-    /// Jobs of one key run one after the other, in order of arrival.
+    /// Jobs with the same key run one at a time, in order of arrival.
     type Key: Copy + Eq + Hash + Send;
-    /// What the caller gets.
+    /// The result for the caller.
     type Response: Send;
 
     fn key(&self) -> Self::Key;
@@ -35,41 +35,41 @@ pub(super) trait Job: Send + Sync + 'static {
 /// Runs batches of one kind of job.
 pub(super) trait Runner: Send + Sync + 'static {
     type Job: Job;
-    /// The buffers of an instance, kept from one batch to the next.
+    /// The buffers of an instance. They are reused by the next batch.
     type Workspace: Default + Send;
-    /// What a job holds while it is in a batch. Dropping it lets go of everything.
+    /// What a job holds while it is in a batch. Dropping it releases everything.
     type Prepared;
-    /// What a run gives for one job.
+    /// The output of a run for one job.
     type Output;
 
-    /// Whether a job may run on its caller's thread when no other is in the way.
-    fn runs_on_caller(&self, job: &Self::Job) -> bool;
+    /// Whether a job may run on its caller's thread when the queue is empty.
+    fn can_run_on_caller(&self, job: &Self::Job) -> bool;
 
     /// Whether two jobs can be in one batch.
-    fn run_together(&self, one: &Self::Job, other: &Self::Job) -> bool;
+    fn can_share_batch(&self, one: &Self::Job, other: &Self::Job) -> bool;
 
-    /// Reserves what a job needs to run. CAPACITY: there is no room now.
+    /// Reserves what a job needs to run. CAPACITY: not enough free memory now.
     fn prepare(&self, job: &Self::Job, workspace: &mut Self::Workspace) -> Result<Self::Prepared>;
 
-    /// Whether there is room for a job once others have ended.
-    fn fits(&self, job: &Self::Job) -> bool;
+    /// Whether a job fits into memory when no other job holds any.
+    fn can_fit(&self, job: &Self::Job) -> bool;
 
-    /// How much of a batch a job takes, in rows.
+    /// The rows of a job in a batch.
     fn rows(&self, job: &Self::Job, prepared: &Self::Prepared) -> u64;
 
-    /// Empties the workspace, for a batch that this job is the first of.
+    /// Empties the workspace for a new batch, of which this is the first job.
     fn clear(&self, workspace: &mut Self::Workspace, job: &Self::Job);
 
-    /// Adds a job to the batch in the workspace. After an error the workspace is as it was.
+    /// Adds a job to the batch in the workspace. An error leaves the workspace unchanged.
     fn add(&self, workspace: &mut Self::Workspace, job: &Self::Job, prepared: &Self::Prepared) -> Result<()>;
 
-    /// Lets go of a job that is going to be prepared again.
-    fn put_back(&self, job: &Self::Job, prepared: Self::Prepared);
+    /// Releases what a job holds. The job will be prepared again.
+    fn unprepare(&self, job: &Self::Job, prepared: Self::Prepared);
 
-    /// A job is in a batch that is about to run.
-    fn begin(&self, job: &Self::Job, prepared: &Self::Prepared);
+    /// Called for each job of a batch that is about to run.
+    fn before_run(&self, job: &Self::Job, prepared: &Self::Prepared);
 
-    /// Runs the batch in the workspace. Gives an output for each job, in order, and how long the model took.
+    /// Runs the batch in the workspace. Returns an output for each job, in order, and the run time of the model.
     fn run(
         &self,
         workspace: &mut Self::Workspace,
@@ -79,8 +79,8 @@ pub(super) trait Runner: Send + Sync + 'static {
     where
         Self: Sized;
 
-    /// Keeps what was computed for a job, and makes its response.
-    fn settle(
+    /// Commits what was computed for a job, and builds its response.
+    fn commit(
         &self,
         job: &Self::Job,
         prepared: Self::Prepared,
@@ -89,35 +89,35 @@ pub(super) trait Runner: Send + Sync + 'static {
     ) -> <Self::Job as Job>::Response;
 }
 
-/// A job of a batch.
+/// A job in a batch.
 pub(super) struct Member<R: Runner> {
     pub(super) pending: Arc<Pending<R::Job>>,
     pub(super) prepared: R::Prepared,
 }
 
-/// How a job ran.
+/// Times and batch size of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// How long it waited.
+    /// From its arrival to the start of its batch.
     pub(super) queue_time: Duration,
-    /// How long the model took.
+    /// The run time of the model.
     pub(super) run_time: Duration,
-    /// How many others were in its batch.
+    /// The number of other jobs in its batch.
     pub(super) batched_with: usize,
 }
 
-/// A job, with the number of runs that had ended when it was taken.
+/// A job taken from the queue, with the number of runs that had ended at that time.
 type Taken<J> = (Arc<Pending<J>>, u64);
 
-/// What came of a job.
+/// A job and its result.
 type Outcome<J> = (Arc<Pending<J>>, Result<<J as Job>::Response>);
 
-/// A panic is an error of the job that it happened in, and of no other.
-pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Turns a panic into an error, so that it fails only the job that it happened in.
+pub(super) fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| Err(Error::from_panic(payload.as_ref())))
 }
 
-/// How long a job that `arrived` then still waits for others.
+/// What is left of the coalescing window of a job.
 fn time_left(max_delay: Duration, arrived: Instant) -> Duration {
     max_delay.saturating_sub(arrived.elapsed())
 }

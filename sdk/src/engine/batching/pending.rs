@@ -1,4 +1,4 @@
-//! A job on its way: it ends once, with its response, by its deadline, or because it is cancelled.
+//! A job that has not ended yet. It ends once: with its response, at its deadline, or when it is cancelled.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,17 +10,17 @@ use crate::error::{Error, Result, Status};
 use crate::runtime::{Cancel, Watcher, cancelled};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// What is called with the outcome.
+/// The function that gets the outcome.
 type Callback<J> = Box<dyn FnOnce(Result<<J as Job>::Response>) + Send>;
 
-/// A job on its way.
+/// A job that was accepted.
 pub(in super::super) struct Pending<J: Job> {
     pub(in super::super) job: J,
     pub(super) arrived: Instant,
-    /// Whether anything can end it early.
-    pub(super) limited: bool,
-    /// Whether a callback gets the outcome, and not a thread that waits for it.
-    pub(super) calls_back: bool,
+    /// Whether it has a deadline or can be cancelled.
+    pub(super) can_end_early: bool,
+    /// Whether a callback gets the outcome instead of a blocked thread.
+    pub(super) has_callback: bool,
     timeout: Option<Duration>,
     state: Mutex<State<J>>,
     ended: Condvar,
@@ -29,11 +29,11 @@ pub(in super::super) struct Pending<J: Job> {
 
 struct State<J: Job> {
     ended: bool,
-    /// Whether a thread waits for the outcome.
-    awaited: bool,
+    /// Whether a thread is blocked in [`Pending::wait`].
+    has_waiter: bool,
     outcome: Option<Result<J::Response>>,
     callback: Option<Callback<J>>,
-    /// Stops the run that it is alone in.
+    /// Cancels the run, if it is the only job in it.
     stop: Option<Arc<Cancel>>,
 }
 
@@ -41,24 +41,24 @@ impl<J: Job> Pending<J> {
     pub(in super::super) fn new(
         job: J,
         timeout: Option<Duration>,
-        limited: bool,
-        calls_back: bool,
+        can_end_early: bool,
+        has_callback: bool,
         counters: &Arc<Counters>,
     ) -> Arc<Self> {
         Arc::new(Self {
             job,
             arrived: Instant::now(),
-            limited,
-            calls_back,
+            can_end_early,
+            has_callback,
             timeout,
-            state: Mutex::new(State { ended: false, awaited: false, outcome: None, callback: None, stop: None }),
+            state: Mutex::new(State { ended: false, has_waiter: false, outcome: None, callback: None, stop: None }),
             ended: Condvar::new(),
             counters: Arc::clone(counters),
         })
     }
 
-    /// Has `callback` told the outcome. If it has ended already, which only a cancel does so early, that is said here.
-    pub(in super::super) fn call(&self, callback: Callback<J>) -> Result<()> {
+    /// Sets the callback. If a cancel has ended the job already, returns that error instead.
+    pub(in super::super) fn set_callback(&self, callback: Callback<J>) -> Result<()> {
         let mut state = self.lock();
         if let Some(Err(error)) = state.outcome.take() {
             return Err(error);
@@ -67,7 +67,7 @@ impl<J: Job> Pending<J> {
         Ok(())
     }
 
-    /// Ends it, unless it has ended.
+    /// Ends it with an outcome, unless it has ended already.
     pub(in super::super) fn end(&self, outcome: Result<J::Response>) {
         let mut state = self.lock();
         if state.ended {
@@ -75,10 +75,10 @@ impl<J: Job> Pending<J> {
         }
         state.ended = true;
         match &outcome {
-            Ok(_) => self.counters.answered(),
-            Err(error) => self.counters.failed(error),
+            Ok(_) => self.counters.count_answered(),
+            Err(error) => self.counters.count_failed(error),
         }
-        let (stop, callback, awaited) = (state.stop.take(), state.callback.take(), state.awaited);
+        let (stop, callback, has_waiter) = (state.stop.take(), state.callback.take(), state.has_waiter);
         let told = match callback {
             Some(callback) => Some((callback, outcome)),
             None => {
@@ -90,13 +90,13 @@ impl<J: Job> Pending<J> {
         if let Some(stop) = stop {
             stop.trigger();
         }
-        // The thread that has run it need not be woken, which would be a call of the system.
-        if awaited {
+        // Without a blocked thread this saves a system call.
+        if has_waiter {
             self.ended.notify_all();
         }
         if let Some((callback, outcome)) = told {
             let around = IN_CALLBACK.replace(true);
-            // A caller's panic must not end a thread of ours.
+            // A panic in a callback must not end a worker thread.
             if catch_unwind(AssertUnwindSafe(|| callback(outcome))).is_err() {
                 log::error!("the callback of a request panicked");
             }
@@ -104,7 +104,7 @@ impl<J: Job> Pending<J> {
         }
     }
 
-    /// Ends it without telling anyone but the caller of this; false if it has ended.
+    /// Ends it without calling the callback. Returns false if it has ended already.
     pub(in super::super) fn withdraw(&self, error: &Error) -> bool {
         let mut state = self.lock();
         if state.ended {
@@ -112,7 +112,7 @@ impl<J: Job> Pending<J> {
         }
         state.ended = true;
         state.callback = None;
-        self.counters.failed(error);
+        self.counters.count_failed(error);
         true
     }
 
@@ -121,20 +121,20 @@ impl<J: Job> Pending<J> {
         self.lock().ended
     }
 
-    /// Waits for the outcome, no longer than its time limit.
+    /// Waits for the outcome, at most until the deadline.
     pub(in super::super) fn wait(&self) -> Result<J::Response> {
-        let due = self.due();
+        let due = self.deadline();
         let mut state = self.lock();
         loop {
             if let Some(outcome) = state.outcome.take() {
                 return outcome;
             }
-            state.awaited = true;
+            state.has_waiter = true;
             match due.map(|due| due.saturating_duration_since(Instant::now())) {
                 None => self.ended.wait(&mut state),
                 Some(Duration::ZERO) => {
                     drop(state);
-                    self.out_of_time();
+                    self.expire();
                     state = self.lock();
                 }
                 Some(left) => drop(self.ended.wait_for(&mut state, left)),
@@ -142,20 +142,20 @@ impl<J: Job> Pending<J> {
         }
     }
 
-    /// When its time is over.
-    pub(in super::super) fn due(&self) -> Option<Instant> {
+    /// Its deadline.
+    pub(in super::super) fn deadline(&self) -> Option<Instant> {
         self.timeout.and_then(|timeout| self.arrived.checked_add(timeout))
     }
 
-    /// Ends it because its time is over.
-    pub(in super::super) fn out_of_time(&self) {
+    /// Ends it at its deadline.
+    pub(in super::super) fn expire(&self) {
         let message = format!("the time limit of {:?} is over", self.timeout.unwrap_or_default());
         self.end(Err(Error::new(Status::Cancelled, message).about("timeout")));
     }
 
-    /// What stops the run that it is alone in, if anything may.
-    pub(super) fn runs_alone(&self) -> Option<Arc<Cancel>> {
-        if !self.limited {
+    /// Begins a run in which this is the only job. Returns what cancels the run, if the job can end early.
+    pub(super) fn begin_single_run(&self) -> Option<Arc<Cancel>> {
+        if !self.can_end_early {
             return None;
         }
         let stop = Arc::new(Cancel::new());
@@ -168,9 +168,9 @@ impl<J: Job> Pending<J> {
         Some(stop)
     }
 
-    /// The run that it was alone in is over: there is nothing to stop any more.
-    pub(super) fn has_run(&self) {
-        if self.limited {
+    /// The run has ended: a cancel has nothing to stop any more.
+    pub(super) fn end_single_run(&self) {
+        if self.can_end_early {
             self.lock().stop = None;
         }
     }
@@ -190,7 +190,7 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is in the callback of a request, which is there until that returns.
+/// Whether this thread is inside the callback of a request.
 pub(in super::super) fn in_callback() -> bool {
     IN_CALLBACK.get()
 }

@@ -1,4 +1,4 @@
-//! CUDA graphs of an engine: batches of some shapes, captured when one first comes, and replayed.
+//! CUDA graphs: one for each configured batch shape, captured at its first batch and replayed from then on.
 
 use std::sync::Arc;
 
@@ -12,48 +12,49 @@ use crate::runtime::Graph;
 use crate::sync::Mutex;
 use crate::tensor::{ElementType, Tensor};
 
-/// Tensors begin at multiples of this.
+/// The alignment of tensors in bytes.
 const ALIGNMENT: usize = 256;
 
 /// The graphs of one model on a GPU.
 pub(in super::super) struct Graphs {
     device: u32,
-    /// In the order in which they are looked through.
+    /// In search order.
     shapes: Vec<Sizes>,
-    /// What was captured, for each shape. Behind one lock: a replay has the model to itself anyhow.
+    /// The state of each shape. One lock for all: replays of one model can not overlap anyway.
     bound: Mutex<Vec<Slot>>,
 }
 
-/// What became of a shape.
+/// The state of a shape.
 enum Slot {
-    /// No batch had it.
+    /// No batch has used it yet.
     New,
-    Bound(Box<Bound>),
-    /// It could not be bound; what has it runs without a graph.
+    Bound(Box<BoundShape>),
+    /// Binding failed. Batches of this shape run without a graph.
     Failed,
 }
 
 /// A shape with its tensors on the GPU.
-struct Bound {
-    /// For times when nothing is on its way into the pools, and for others: that one waits in front of every layer's attention.
+struct BoundShape {
+    /// Two variants: without copies into the pools in flight, and with them. The second waits before the attention of
+    /// each layer.
     graphs: [Graph; 2],
-    /// The inputs one after the other, as they go there: in memory that the GPU copies from by itself.
+    /// The inputs of a batch, contiguous in pinned memory, so that one asynchronous copy uploads them.
     staging: PinnedMemory,
-    /// Where each input begins.
-    places: Vec<usize>,
+    /// The offset of each input.
+    offsets: Vec<usize>,
     inputs: Arc<DeviceMemory>,
-    /// In host memory, where the last of the model's kernels writes them: there is nothing to be copied after a run.
+    /// In pinned host memory. The last kernel writes it directly, so no copy follows a run.
     scores: Arc<Tensor>,
 }
 
-/// A shape that batches are filled up to.
+/// A shape that batches are padded to.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Shape {
     pub(in super::super) sequences: u32,
     pub(in super::super) rows: u32,
-    /// Rows whose results are asked for; 0 = all.
+    /// Rows with results; 0 = all.
     pub(in super::super) outputs: u32,
-    /// Pages of keys and values; 0 = as many as sequences of the longest history have.
+    /// Pages of keys and values; 0 = enough for the longest history of each sequence.
     pub(in super::super) pages: u32,
 }
 
@@ -90,8 +91,7 @@ impl Graphs {
         self.shapes.iter().position(|shape| shape.fits(batch))
     }
 
-    /// Runs a batch as the graph of a shape and writes its scores; false if there is no graph because it could not be
-    /// captured.
+    /// Runs a batch as the graph of a shape and writes its scores. Returns false if the capture failed.
     ///
     /// # Safety
     /// As for [`Model::run_bound`](crate::runtime::Model::run_bound), of the pools.
@@ -105,7 +105,7 @@ impl Graphs {
         let mut all = self.bound.lock();
         let (sizes, slot) = (self.shapes[shape], &mut all[shape]);
         if let Slot::New = slot {
-            *slot = match Bound::new(self.device, shape as i32, &sizes, inputs, model) {
+            *slot = match BoundShape::new(self.device, shape as i32, &sizes, inputs, model) {
                 Ok(bound) => Slot::Bound(Box::new(bound)),
                 Err(error) => {
                     log::warn!(
@@ -116,15 +116,15 @@ impl Graphs {
             };
         }
         let Slot::Bound(bound) = slot else { return Ok(false) };
-        let which = usize::from(!model.settled);
-        if bound.graphs[which].has_failed() {
+        let variant = usize::from(!model.pools_ready);
+        if bound.graphs[variant].has_failed() {
             return Ok(false);
         }
-        // SAFETY: the caller's; the memory is used under this lock alone.
-        let ran = with_arrivals(!model.settled, || unsafe { bound.run(which, &sizes, inputs, scores) });
+        // SAFETY: by contract; the memory is used only under this lock.
+        let ran = with_arrivals(!model.pools_ready, || unsafe { bound.run(variant, &sizes, inputs, scores) });
         match ran {
-            Err(error) if bound.graphs[which].has_failed() => {
-                let times = if model.settled { "" } else { " while histories are on their way" };
+            Err(error) if bound.graphs[variant].has_failed() => {
+                let times = if model.pools_ready { "" } else { " while histories are copied in" };
                 log::warn!(
                     "batches of {sizes:?} run without a CUDA graph on this thread{times}: it could not be captured: {error}"
                 );
@@ -135,18 +135,18 @@ impl Graphs {
     }
 }
 
-impl Bound {
+impl BoundShape {
     fn new(device: u32, number: i32, sizes: &Sizes, inputs: &[Input<'_>], model: &BoundModel<'_>) -> Result<Self> {
         let gpu = Gpu::shared(device as usize)?;
         let mut bytes = 0_usize;
-        let mut places = Vec::with_capacity(inputs.len());
+        let mut offsets = Vec::with_capacity(inputs.len());
         for input in inputs {
-            places.push(bytes);
+            offsets.push(bytes);
             bytes += (sizes.of(input.dim) * input.numbers.element().bits() / 8).next_multiple_of(ALIGNMENT);
         }
         let memory = Arc::new(DeviceMemory::zeroed(gpu, bytes)?);
         let mut fed = Vec::with_capacity(inputs.len() + model.pools.len());
-        for (input, &place) in inputs.iter().zip(&places) {
+        for (input, &place) in inputs.iter().zip(&offsets) {
             let dims = [sizes.of(input.dim) as i64];
             let tensor = Tensor::on_device(input.numbers.element(), &dims, &memory, place)?;
             fed.push((input.name, Arc::new(tensor)));
@@ -161,26 +161,26 @@ impl Bound {
                 made.push((name_out, Arc::clone(pool)));
             }
         }
-        let graph = |which| Graph::bind(model.model, number * 2 + which, &fed, &made);
+        let graph = |variant| Graph::bind(model.model, number * 2 + variant, &fed, &made);
         let graphs = [graph(0)?, graph(1)?];
         let staging = PinnedMemory::zeroed(gpu, bytes)?;
-        Ok(Self { graphs, staging, places, inputs: memory, scores })
+        Ok(Self { graphs, staging, offsets, inputs: memory, scores })
     }
 
     /// # Safety
-    /// As for [`Graphs::run`]; no one else uses this meanwhile.
-    unsafe fn run(&mut self, which: usize, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
-        // SAFETY: as long as that, and `&mut self` is the only access: every run was waited for.
+    /// As for [`Graphs::run`]; no other thread uses this at the same time.
+    unsafe fn run(&mut self, variant: usize, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
+        // SAFETY: the length is right, and `&mut self` is the only access: each run was waited for.
         let staging = unsafe { std::slice::from_raw_parts_mut(self.staging.data(), self.staging.bytes()) };
-        for (input, place) in inputs.iter().zip(&self.places) {
+        for (input, place) in inputs.iter().zip(&self.offsets) {
             let bytes = sizes.of(input.dim) * input.numbers.element().bits() / 8;
             input.numbers.write(input.dim, &mut staging[*place..][..bytes]);
         }
         let (to, from, bytes) = (self.inputs.address(), self.staging.data(), self.staging.bytes());
-        let graph = &self.graphs[which];
-        // What comes up in front of a run is there before its first kernel.
+        let graph = &self.graphs[variant];
+        // The upload is enqueued before the run, so it is complete before the first kernel.
         with_settled(to..to + bytes as CUdeviceptr, || {
-            // SAFETY: the caller's; both memories are as long as that, and left alone until the run has ended, well or not.
+            // SAFETY: by contract; both memories have this length, and nothing else uses them until the run has ended.
             unsafe { graph.run(|stream| stream.upload(to, from, bytes)) }
         })?;
         scores.copy_from_slice(&self.scores.as_slice()?[..scores.len()]);
@@ -206,7 +206,7 @@ mod tests {
         for (users, rows, candidates, pages) in [(2, 20, 10, 4), (1, 21, 10, 4), (1, 20, 11, 4), (1, 20, 10, 5)] {
             assert_eq!(batch(users, rows, candidates, pages), Some(1), "{users} {rows} {candidates} {pages}");
         }
-        // No more pages than there are.
+        // Limited by the pages of the pool.
         assert_eq!((batch(8, 100, 100, 20), batch(8, 100, 100, 21)), (Some(1), None));
     }
 

@@ -1,4 +1,4 @@
-//! The numbers that a run is given, by the names that the model has for them.
+//! The inputs of a run, by their names in the graph.
 
 use crate::error::Result;
 use crate::tensor::{ElementType, Scalar, Tensor};
@@ -6,24 +6,24 @@ use crate::tensor::{ElementType, Scalar, Tensor};
 /// One input of a run.
 pub(in super::super) struct Input<'a> {
     pub(in super::super) name: &'a str,
-    pub(in super::super) numbers: Numbers<'a>,
+    pub(in super::super) numbers: Values<'a>,
     pub(in super::super) dim: Dim,
 }
 
-/// What there is one of for each number.
+/// What an input has one number for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Dim {
-    /// Rows; those that fill a shape up have this number.
+    /// Rows. Padding rows have this number.
     Rows(i64),
-    /// Rows whose results are asked for.
+    /// Rows with results.
     Outputs,
     Sequences,
-    /// Sequences, and one more: where each one's part begins, and the last one's ends.
+    /// Sequences, and one more: the offsets of a ragged array.
     Bounds,
     Pages,
 }
 
-/// How many there are of each.
+/// The size of each dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Sizes {
     pub(in super::super) sequences: usize,
@@ -43,7 +43,7 @@ impl Sizes {
         }
     }
 
-    /// Whether a batch can be filled up to this.
+    /// Whether a batch can be padded to this.
     pub(in super::super) fn fits(&self, batch: &Self) -> bool {
         batch.sequences <= self.sequences
             && batch.rows <= self.rows
@@ -52,14 +52,14 @@ impl Sizes {
     }
 }
 
-/// The numbers of an input, in a buffer of an instance.
+/// The numbers of an input, in a buffer of the workspace.
 #[derive(Clone, Copy)]
-pub(in super::super) enum Numbers<'a> {
+pub(in super::super) enum Values<'a> {
     I32(&'a [i32]),
     I64(&'a [i64]),
 }
 
-impl Numbers<'_> {
+impl Values<'_> {
     pub(in super::super) fn element(&self) -> ElementType {
         match self {
             Self::I32(_) => ElementType::I32,
@@ -67,15 +67,15 @@ impl Numbers<'_> {
         }
     }
 
-    /// A tensor over them, to be read. It must be gone before they change.
+    /// A read-only tensor over the buffer. It must be dropped before the buffer changes.
     pub(in super::super) fn tensor(&self) -> Result<Tensor> {
         match self {
-            Self::I32(numbers) => over(numbers),
-            Self::I64(numbers) => over(numbers),
+            Self::I32(numbers) => tensor_over(numbers),
+            Self::I64(numbers) => tensor_over(numbers),
         }
     }
 
-    /// Writes them, and fills up what is left; there is room for all.
+    /// Writes the numbers and pads the rest of `to`, which is large enough.
     pub(in super::super) fn write(&self, dim: Dim, to: &mut [u8]) {
         match self {
             Self::I32(numbers) => {
@@ -84,34 +84,34 @@ impl Numbers<'_> {
                     Dim::Pages => -1,
                     _ => 0,
                 };
-                put(numbers, fill.to_ne_bytes(), to);
+                write_padded(numbers, fill.to_ne_bytes(), to);
             }
             Self::I64(numbers) => {
                 let fill = if let Dim::Rows(fill) = dim { fill } else { 0 };
-                put(numbers, fill.to_ne_bytes(), to);
+                write_padded(numbers, fill.to_ne_bytes(), to);
             }
         }
     }
 }
 
-/// Copies numbers of `N` bytes each, and `fill` as often as there is room for it after them.
-fn put<T: Scalar, const N: usize>(numbers: &[T], fill: [u8; N], to: &mut [u8]) {
-    // SAFETY: plain numbers, seen as bytes.
+/// Copies numbers of `N` bytes each, and fills the rest of `to` with `fill`.
+fn write_padded<T: Scalar, const N: usize>(numbers: &[T], fill: [u8; N], to: &mut [u8]) {
+    // SAFETY: a slice of plain numbers, viewed as bytes.
     let bytes = unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) };
     let (own, rest) = to.split_at_mut(bytes.len());
     own.copy_from_slice(bytes);
     rest.chunks_exact_mut(N).for_each(|to| to.copy_from_slice(&fill));
 }
 
-fn over<T: Scalar>(numbers: &[T]) -> Result<Tensor> {
-    // SAFETY: an input is not written to, and the tensors of a run are gone before its buffers change.
-    unsafe { borrowed(&[numbers.len() as i64], numbers.as_ptr().cast_mut(), numbers.len()) }
+fn tensor_over<T: Scalar>(numbers: &[T]) -> Result<Tensor> {
+    // SAFETY: inputs are only read, and the tensors of a run are dropped before its buffers change.
+    unsafe { tensor_in_place(&[numbers.len() as i64], numbers.as_ptr().cast_mut(), numbers.len()) }
 }
 
 /// # Safety
-/// The memory outlives the tensor, and is written by no one else while a run uses it.
-pub(super) unsafe fn borrowed<T: Scalar>(dims: &[i64], data: *mut T, len: usize) -> Result<Tensor> {
-    // SAFETY: by contract; the memory has so many elements.
+/// The memory outlives the tensor, and nothing else writes it while a run uses it.
+pub(super) unsafe fn tensor_in_place<T: Scalar>(dims: &[i64], data: *mut T, len: usize) -> Result<Tensor> {
+    // SAFETY: by contract; the memory has `len` elements.
     unsafe { Tensor::from_memory(T::TYPE, dims, data.cast(), len * size_of::<T>(), Box::new(())) }
 }
 
@@ -120,8 +120,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fills_a_shape_up_belongs_to_no_one() {
-        let written = |numbers: Numbers<'_>, dim, len: usize| {
+    fn padding_belongs_to_no_sequence() {
+        let written = |numbers: Values<'_>, dim, len: usize| {
             let width = if numbers.element() == ElementType::I32 { 4 } else { 8 };
             let mut bytes = vec![0xff; len * width];
             numbers.write(dim, &mut bytes);
@@ -129,15 +129,15 @@ mod tests {
         };
         let i32s = |numbers: &[i32]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
         let i64s = |numbers: &[i64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
-        assert_eq!(written(Numbers::I32(&[0, 5]), Dim::Bounds, 4), i32s(&[0, 5, 5, 5]));
-        assert_eq!(written(Numbers::I32(&[7]), Dim::Sequences, 3), i32s(&[7, 0, 0]));
-        assert_eq!(written(Numbers::I32(&[7]), Dim::Pages, 2), i32s(&[7, -1]));
-        assert_eq!(written(Numbers::I64(&[3]), Dim::Rows(-9), 2), i64s(&[3, -9]));
-        assert_eq!(written(Numbers::I64(&[3]), Dim::Outputs, 2), i64s(&[3, 0]));
+        assert_eq!(written(Values::I32(&[0, 5]), Dim::Bounds, 4), i32s(&[0, 5, 5, 5]));
+        assert_eq!(written(Values::I32(&[7]), Dim::Sequences, 3), i32s(&[7, 0, 0]));
+        assert_eq!(written(Values::I32(&[7]), Dim::Pages, 2), i32s(&[7, -1]));
+        assert_eq!(written(Values::I64(&[3]), Dim::Rows(-9), 2), i64s(&[3, -9]));
+        assert_eq!(written(Values::I64(&[3]), Dim::Outputs, 2), i64s(&[3, 0]));
     }
 
     #[test]
-    fn a_batch_fits_where_nothing_is_more() {
+    fn a_batch_fits_if_no_dimension_is_larger() {
         let shape = Sizes { sequences: 2, rows: 10, outputs: 5, pages: 3 };
         assert!(shape.fits(&shape) && shape.fits(&Sizes { sequences: 0, rows: 0, outputs: 0, pages: 0 }));
         for more in [

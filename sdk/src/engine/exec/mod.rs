@@ -1,4 +1,4 @@
-//! Runs a model on inputs and outputs that are bound in place, as a CUDA graph where one fits.
+//! Runs a model on inputs and outputs that are bound in place, as a CUDA graph where a shape fits.
 
 mod bound_model;
 mod graphs;
@@ -7,5 +7,5 @@ mod run;
 
 pub(super) use bound_model::BoundModel;
 pub(super) use graphs::{Graphs, Shape};
-pub(super) use inputs::{Dim, Input, Numbers, Sizes};
+pub(super) use inputs::{Dim, Input, Sizes, Values};
 pub(super) use run::run;

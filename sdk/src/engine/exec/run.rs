@@ -1,20 +1,20 @@
-//! One run of a model whose pools, inputs and outputs are bound in place.
+//! One run of a model with its pools, inputs and outputs bound in place.
 
 use pagoda_custom_ops::side_channel::with_arrivals;
 
 use super::bound_model::BoundModel;
 use super::graphs::Graphs;
-use super::inputs::{Input, Sizes, borrowed};
+use super::inputs::{Input, Sizes, tensor_in_place};
 use crate::error::Result;
 use crate::metrics;
 use crate::runtime::Cancel;
 use crate::tensor::Tensor;
 
-/// Runs a batch of these sizes and writes what comes out, as a CUDA graph where there is one for it.
+/// Runs a batch and writes its output. Uses a CUDA graph if a shape fits.
 ///
 /// # Safety
-/// As for [`Model::run_bound`](crate::runtime::Model::run_bound), of the pools: of those the run writes only pages that its leases hold, beyond what others
-/// may read.
+/// As for [`Model::run_bound`](crate::runtime::Model::run_bound), of the pools: the run writes only to pages of its own
+/// leases, behind the rows that other runs may read.
 pub(in super::super) unsafe fn run(
     bound: &BoundModel<'_>,
     graphs: Option<&Graphs>,
@@ -24,7 +24,7 @@ pub(in super::super) unsafe fn run(
     cancel: Option<&Cancel>,
 ) -> Result<()> {
     if let Some(graphs) = graphs {
-        // SAFETY: the caller's.
+        // SAFETY: by contract.
         let run = |shape| unsafe { graphs.run(shape, inputs, bound, output) };
         let ran = graphs.find(sizes).map(run).transpose()?;
         metrics::engine_graph_batches(ran.map_or("other", |ran| if ran { "graph" } else { "failed" })).inc();
@@ -33,8 +33,9 @@ pub(in super::super) unsafe fn run(
         }
     }
     let tensors = inputs.iter().map(|input| input.numbers.tensor()).collect::<Result<Vec<_>>>()?;
-    // SAFETY: the buffer outlives the tensor, and nothing else has it.
-    let result = unsafe { borrowed(&[sizes.outputs as i64, bound.width as i64], output.as_mut_ptr(), output.len()) }?;
+    // SAFETY: the buffer outlives the tensor, and nothing else uses it.
+    let result =
+        unsafe { tensor_in_place(&[sizes.outputs as i64, bound.width as i64], output.as_mut_ptr(), output.len()) }?;
     let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
     let mut made: Vec<(&str, Option<&Tensor>)> = vec![(bound.output, Some(&result))];
     if let Some(kv) = bound.kv {
@@ -44,8 +45,8 @@ pub(in super::super) unsafe fn run(
             made.push((name_out, Some(pool)));
         }
     }
-    with_arrivals(!bound.settled, || {
-        // SAFETY: the buffers are this run's alone; of the pools see the caller's promise.
+    with_arrivals(!bound.pools_ready, || {
+        // SAFETY: only this run uses the buffers; the pools are by contract.
         unsafe { bound.model.run_bound(&fed, &made, cancel) }.map(drop)
     })
 }

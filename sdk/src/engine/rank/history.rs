@@ -1,25 +1,25 @@
-//! What of a user's history is there and what has to be computed.
+//! Which rows of a user's history are cached, and which the model has to compute.
 
 use std::sync::atomic::Ordering;
 
-use super::event_log::{EventLog, Sent};
+use super::event_log::{EventLog, SentEvents};
 use super::prepared_request::PreparedRequest;
 use crate::error::{Error, Result, Status};
 use crate::kv::{KvCache, Lease, Owner, Owners, Request, Tiers};
 
-/// A request that can run: it is known which rows the model has to be given.
+/// The history of a request that can run.
 pub(super) struct PreparedHistory {
-    /// Where keys and values go; `None` if the model keeps none.
+    /// The pages for keys and values; `None` if the model has no pools.
     pub(super) lease: Option<Lease>,
-    /// Whether what is computed becomes part of the cached history.
-    keeps: bool,
-    /// Rows of the history that are cached.
+    /// Whether the computed rows become part of the cached history.
+    commits: bool,
+    /// The number of cached rows.
     pub(super) cached: u64,
-    /// The events and the user's keys, if they are not those of the request.
+    /// The whole history, if the request has only a part of the events that the model needs.
     recalled: Option<Recalled>,
 }
 
-/// A history from its beginning on.
+/// A whole history from the event log.
 struct Recalled {
     events: Vec<i64>,
     user_keys: Vec<i64>,
@@ -34,7 +34,7 @@ impl PreparedHistory {
         }
     }
 
-    /// The number of an event, and the numbers of all from there on.
+    /// The position of the first event, and the numbers of all events from there on.
     pub(super) fn events<'a>(&'a self, work: &'a PreparedRequest) -> (u64, &'a [i64]) {
         match &self.recalled {
             Some(recalled) => (0, &recalled.events),
@@ -42,49 +42,49 @@ impl PreparedHistory {
         }
     }
 
-    /// Whether the keys of those events are looked up as they are.
-    pub(super) fn are_known(&self, work: &PreparedRequest) -> bool {
+    /// Whether no key of those events needs a default row.
+    pub(super) fn has_known_keys(&self, work: &PreparedRequest) -> bool {
         work.known_events && self.recalled.is_none()
     }
 
-    /// Rows that the model is given.
+    /// The number of rows in the batch.
     pub(super) fn rows(&self, work: &PreparedRequest) -> u64 {
         work.rows() - self.cached + work.num_candidates as u64
     }
 
-    /// Counts what was found of the history: it is going to run.
-    pub(super) fn count(&self, work: &PreparedRequest) {
+    /// Counts cache hits, when the request is about to run.
+    pub(super) fn count_hits(&self, work: &PreparedRequest) {
         if let Some(lease) = &self.lease {
-            lease.count(work.is_onloaded.load(Ordering::Relaxed));
+            lease.count(work.was_onloaded.load(Ordering::Relaxed));
         }
     }
 
-    /// Lets go of all, for a request that is going to be prepared again.
-    pub(super) fn put_back(self, work: &PreparedRequest) {
+    /// Releases everything. The request will be prepared again.
+    pub(super) fn unprepare(self, work: &PreparedRequest) {
         if self.lease.is_some_and(|lease| lease.is_onloading()) {
-            work.is_onloaded.store(true, Ordering::Relaxed);
+            work.was_onloaded.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Has what the model computed become part of the history.
+    /// Makes the computed rows part of the cached history.
     pub(super) fn commit(self) -> Result<()> {
         match self.lease {
-            Some(lease) if self.keeps => lease.commit().map(drop),
+            Some(lease) if self.commits => lease.commit().map(drop),
             _ => Ok(()),
         }
     }
 }
 
 impl Recalled {
-    /// Another version may have been told these, whose tables had other keys.
+    /// Checks the keys: they may have been sent to another version, whose tables had other keys.
     fn check(&self, work: &PreparedRequest) -> Result<()> {
         let (serving, layout) = (&work.serving, &work.serving.layout);
         for (number, feature) in layout.features.iter().enumerate().filter(|(_, feature)| feature.keyed) {
-            if let Some(column) = layout.of_event.iter().position(|&of| of == number) {
-                let keys: Vec<i64> = self.events.iter().skip(column).step_by(layout.width()).copied().collect();
+            if let Some(column) = layout.event_features.iter().position(|&of| of == number) {
+                let keys: Vec<i64> = self.events.iter().skip(column).step_by(layout.event_width()).copied().collect();
                 serving.refuse_unknown("events", feature, &keys)?;
             }
-            if let Some(column) = layout.of_user.iter().position(|&of| of == number) {
+            if let Some(column) = layout.user_features.iter().position(|&of| of == number) {
                 serving.refuse_unknown("user_keys", feature, &self.user_keys[column..=column])?;
             }
         }
@@ -92,44 +92,44 @@ impl Recalled {
     }
 }
 
-/// Finds out what is there of the history of a request, and makes room for what is new. `items` is a buffer.
+/// Finds the cached part of a history and allocates pages for the rest. `items` is a reusable buffer.
 pub(super) fn prepare(work: &PreparedRequest, remembered: &EventLog, items: &mut Vec<u64>) -> Result<PreparedHistory> {
     let serving = &work.serving;
     if work.start == 0 {
-        return anew(work, None, remembered, items);
+        return prepare_whole(work, None, remembered, items);
     }
-    if let Some(kv) = serving.kv.as_ref().filter(|_| serving.keeps)
-        && let Some(ready) = continued(work, kv, remembered, items)?
+    if let Some(kv) = serving.kv.as_ref().filter(|_| serving.caches_kv)
+        && let Some(ready) = prepare_continuation(work, kv, remembered, items)?
     {
         return Ok(ready);
     }
     let layout = &serving.layout;
-    let known = remembered.tail(work.user, (0, work.start), layout.width(), &layout.signature);
-    let Some(mut events) = known.events else { return Err(gap(work, remembered)) };
+    let known = remembered.tail(work.user, (0, work.start), layout.event_width(), &layout.signature);
+    let Some(mut events) = known.events else { return Err(gap_error(work, remembered)) };
     events.extend_from_slice(&work.events);
     let user_keys = work.user_keys.clone().unwrap_or(known.keys);
-    if user_keys.len() != layout.of_user.len() {
-        return Err(Error::invalid("user_keys", "they are not known here: send them"));
+    if user_keys.len() != layout.user_features.len() {
+        return Err(Error::invalid("user_keys", "the engine does not know them: send them"));
     }
     let recalled = Recalled { events, user_keys };
     recalled.check(work)?;
-    anew(work, Some(recalled), remembered, items)
+    prepare_whole(work, Some(recalled), remembered, items)
 }
 
-/// A history of which everything is known, from its beginning on.
-fn anew(
+/// Prepares a history of which all events are known.
+fn prepare_whole(
     work: &PreparedRequest,
     recalled: Option<Recalled>,
     remembered: &EventLog,
     items: &mut Vec<u64>,
 ) -> Result<PreparedHistory> {
     let serving = &work.serving;
-    let mut ready = PreparedHistory { lease: None, keeps: serving.keeps, cached: 0, recalled };
+    let mut ready = PreparedHistory { lease: None, commits: serving.caches_kv, cached: 0, recalled };
     let Some(kv) = &serving.kv else { return Ok(ready) };
     let rows = work.rows();
     items.clear();
     // Without a cache there is nothing to compare with.
-    if serving.keeps {
+    if serving.caches_kv {
         let (user_keys, events) = (ready.user_keys(work), ready.events(work));
         serving.layout.history_rows(0..rows, user_keys, events).fingerprints(items);
     }
@@ -140,23 +140,23 @@ fn anew(
         candidates: work.num_candidates as u32,
         items,
     };
-    let before = if serving.keeps { end(kv, work.user) } else { 0 };
+    let before = if serving.caches_kv { cached_end(kv, work.user) } else { 0 };
     let lease = match kv.prepare_uncounted(&[request]) {
-        // All of it is known here, so what it replaces may go first.
-        Err(error) if is_crowded(work, &error) => {
-            kv.evict(Owners::These(&[Owner(work.user)]), Tiers::ALL).and_then(|_| kv.prepare_uncounted(&[request]))
-        }
+        // All events are known, so the pages of the old history can be evicted first.
+        Err(error) if needs_own_pages(work, &error) => kv
+            .evict(Owners::These(Owner::slice(&[work.user])), Tiers::ALL)
+            .and_then(|_| kv.prepare_uncounted(&[request])),
         lease => lease,
     };
-    let lease = lease.map_err(plain)?;
-    ready.cached = leased(&lease);
-    ready.keeps &= !is_beginning(work, before, ready.cached, remembered);
+    let lease = lease.map_err(without_argument)?;
+    ready.cached = cached_rows(&lease);
+    ready.commits &= !is_prefix_of_cached(work, before, ready.cached, remembered);
     ready.lease = Some(lease);
     Ok(ready)
 }
 
-/// A history that goes on after what is cached; `None` if that is not what is cached.
-fn continued(
+/// Prepares a history that continues the cached one; `None` if the cached rows do not match.
+fn prepare_continuation(
     work: &PreparedRequest,
     kv: &KvCache,
     remembered: &EventLog,
@@ -164,27 +164,26 @@ fn continued(
 ) -> Result<Option<PreparedHistory>> {
     let (layout, page) = (&work.serving.layout, u64::from(work.serving.folder.kv.page_size));
     let first_row = layout.row_of(work.start);
-    // Pages are compared as a whole: as much as there is before in the page in which the new rows begin, is compared
-    // too.
+    // The cache compares whole pages. So the comparison starts at the page in which the new rows begin.
     let from = layout.event_at(first_row / page * page);
-    let tail = remembered.tail(work.user, (from, work.start), layout.width(), &layout.signature);
-    // Another version was told since of what this one's cache may not have heard of.
+    let tail = remembered.tail(work.user, (from, work.start), layout.event_width(), &layout.signature);
+    // The last request went to another version: the cache of this one may lack its events.
     if tail.version.as_ref().is_some_and(|version| *version != work.serving.version) {
         return Ok(None);
     }
-    // Every row depends on the user's keys. If none are remembered, nothing tells whether these are new.
+    // Every row depends on the user's keys. Without remembered keys it is unknown whether they have changed.
     if work.user_keys.as_ref().is_some_and(|own| *own != tail.keys) {
         return Ok(None);
     }
-    let before = end(kv, work.user);
+    let before = cached_end(kv, work.user);
     let user_keys = work.user_keys.as_ref().unwrap_or(&tail.keys);
     items.clear();
     match tail.events {
-        Some(events) if from > 0 || user_keys.len() == layout.of_user.len() => {
+        Some(events) if from > 0 || user_keys.len() == layout.user_features.len() => {
             let rows = if from == 0 { 0 } else { layout.row_of(from) }..first_row;
             layout.history_rows(rows, user_keys, (from, &events)).fingerprints(items);
         }
-        // Nothing tells whether what is cached of the same events is what they are now.
+        // It is unknown whether the cached rows of these events are still the same.
         _ if before > first_row => return Ok(None),
         _ => {}
     }
@@ -195,59 +194,60 @@ fn continued(
         match kv.prepare_uncounted(&[Request { owner: Owner(work.user), start: first_row, tokens, candidates, items }])
         {
             Ok(lease) => lease,
-            // What is cached ends before, or is not the same.
+            // The cached history ends earlier, or differs.
             Err(error) if error.status() == Status::InvalidArgument => return Ok(None),
-            // Nor is there room for it beside what it replaces.
-            Err(error) if is_crowded(work, &error) => return Ok(None),
-            Err(error) => return Err(plain(error)),
+            // It does not fit beside the history that it replaces.
+            Err(error) if needs_own_pages(work, &error) => return Ok(None),
+            Err(error) => return Err(without_argument(error)),
         };
-    let cached = leased(&lease);
-    let keeps = !is_beginning(work, before, cached, remembered);
-    Ok(Some(PreparedHistory { lease: Some(lease), keeps, cached, recalled: None }))
+    let cached = cached_rows(&lease);
+    let commits = !is_prefix_of_cached(work, before, cached, remembered);
+    Ok(Some(PreparedHistory { lease: Some(lease), commits, cached, recalled: None }))
 }
 
-/// Whether a history is the beginning of a longer one that is cached: that stays, for the request may be a late one.
-/// The cache compares whole pages; what comes after the last one is compared with what is remembered. The keys must be
-/// the same for sure: whoever sends the rest need not tell them again.
-fn is_beginning(work: &PreparedRequest, before: u64, cached: u64, remembered: &EventLog) -> bool {
+/// Whether a history is a prefix of a longer cached one. The longer one then stays: the request may be delayed or
+/// repeated. The cache compares whole pages; the rows behind the last whole page are compared with the event log. The
+/// user's keys must be known to be equal, because a later request need not send them again.
+fn is_prefix_of_cached(work: &PreparedRequest, before: u64, cached: u64, remembered: &EventLog) -> bool {
     let (layout, page) = (&work.serving.layout, u64::from(work.serving.folder.kv.page_size));
     let same_keys = || {
-        let known = || remembered.tail(work.user, (0, 0), layout.width(), &layout.signature).keys;
+        let known = || remembered.tail(work.user, (0, 0), layout.event_width(), &layout.signature).keys;
         cached >= layout.begin_rows() || work.user_keys.as_ref().is_none_or(|own| *own == known())
     };
     before > work.rows()
         && cached >= work.rows() / page * page
         && same_keys()
-        && !remembered.differs(&Sent::new(work), &layout.signature)
+        && !remembered.differs(&SentEvents::new(work), &layout.signature)
 }
 
-/// Whether there is no room for a history because of what it is to replace, which is resident as long as it is not. Others
-/// who leave no room now are no reason: they end.
-fn is_crowded(work: &PreparedRequest, error: &Error) -> bool {
+/// Whether a history fits only if the history that it replaces is evicted first. Pages of other running requests are no
+/// reason: those requests will end.
+fn needs_own_pages(work: &PreparedRequest, error: &Error) -> bool {
     let never_fits = error.status() == Status::Capacity && error.argument() == Some("batch");
     never_fits && work.serving.fits(work.rows())
 }
 
-/// Where what is cached of a user ends.
-fn end(kv: &KvCache, user: u64) -> u64 {
-    kv.lookup(&[Owner(user)]).first().map_or(0, |cached| cached.start + u64::from(cached.tokens))
+/// The end of the cached history of a user, in rows.
+fn cached_end(kv: &KvCache, user: u64) -> u64 {
+    kv.lookup(Owner::slice(&[user])).first().map_or(0, |cached| cached.start + u64::from(cached.tokens))
 }
 
-/// How many rows of the one user of a lease are cached.
-fn leased(lease: &Lease) -> u64 {
+/// The cached rows of a lease of one user.
+fn cached_rows(lease: &Lease) -> u64 {
     lease.owners().next().map_or(0, |user| u64::from(user.cached))
 }
 
-/// An error of the cache's, without the place in a batch that no caller knows of.
-fn plain(error: Error) -> Error {
+/// An error of the cache, without its argument: a position in a batch that the caller does not know.
+fn without_argument(error: Error) -> Error {
     Error::new(error.status(), error.message())
 }
 
-fn gap(work: &PreparedRequest, remembered: &EventLog) -> Error {
+fn gap_error(work: &PreparedRequest, remembered: &EventLog) -> Error {
     let PreparedRequest { serving, user, start, .. } = work;
     let layout = &serving.layout;
-    let cached = serving.kv.as_ref().filter(|_| serving.keeps).map_or(0, |kv| layout.event_at(end(kv, *user)));
-    let known = remembered.known(*user, layout.width(), &layout.signature).max(cached);
+    let cached =
+        serving.kv.as_ref().filter(|_| serving.caches_kv).map_or(0, |kv| layout.event_at(cached_end(kv, *user)));
+    let known = remembered.known_events(*user, layout.event_width(), &layout.signature).max(cached);
     let from = if known < *start { known } else { 0 };
     let message =
         format!("a gap: events {from} to {} of user {user} are not known here; send the whole history", start - 1);

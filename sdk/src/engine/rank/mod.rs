@@ -1,4 +1,4 @@
-//! The ranking engine: requests bring a user's events and candidates and get scores.
+//! The ranking engine: a request brings a user's events and candidates and gets scores.
 
 mod event_log;
 mod history;
@@ -8,6 +8,7 @@ mod options;
 mod prepared_request;
 mod ranker;
 mod request;
+mod served_model;
 mod stats;
 mod tables;
 mod workspace;
@@ -17,8 +18,6 @@ mod tests;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
 
 pub use options::{EngineOptions, EngineStore, GraphShape, TableOptions};
 pub use request::{Columns, Events, RankRequest, RankResponse};
@@ -26,9 +25,9 @@ pub use stats::EngineStats;
 
 use pagoda_kernels::cuda::Gpu;
 
-use self::open_model::OpenModel;
 use self::prepared_request::PreparedRequest;
 use self::ranker::Ranker;
+use self::served_model::ModelCloser;
 use super::batching::{BatchLimits, Pending, Scheduler, Workers, in_callback};
 use crate::config::Provider;
 use crate::embedding::TableStats;
@@ -39,29 +38,28 @@ use crate::runtime::{Model, Watcher, cancelled};
 use crate::store::{DiskStore, HostStore, Store, Ticket};
 use crate::sync::Mutex;
 
-/// How many users are forgotten before the store is waited for: enough that the waiting does not show, and few enough that
-/// others' tokens do not wait behind them for long.
-const FORGOTTEN_TOGETHER: usize = 4096;
+/// How many users are forgotten before each wait for the store. Large enough to amortise the wait, small enough that
+/// writes of other users are not delayed for long.
+const FORGET_CHUNK: usize = 4096;
 
-/// A model folder that is being served. Any number of threads may use one at the same time.
+/// An engine that serves one model folder. Any number of threads may use it at the same time.
 ///
-/// Dropping it answers the requests that wait, and stores what is cached if there is a store. It may be dropped in a
-/// callback of its own; then what that request uses is closed after the callback returns.
+/// Dropping it answers the waiting requests, and writes the cached keys and values to the store, if there is one. It
+/// may be dropped inside one of its own callbacks. Then what that request uses is closed after the callback returns.
 pub struct Engine {
     scheduler: Arc<Scheduler<Ranker>>,
     workers: Workers,
-    /// Held while a model is swapped: one after the other.
+    /// Held during a swap: one at a time.
     swapping: Mutex<()>,
-    /// Those that let go of models that are not served any more.
-    retiring: Mutex<Vec<JoinHandle<()>>>,
+    closer: ModelCloser,
 }
 
 impl Engine {
     /// Opens a model folder and everything under it, and runs the model once.
     ///
     /// # Errors
-    /// As [`ModelFolder::open`], [`Model::open`] and what opens stores, caches and tables; INVALID_ARGUMENT for options
-    /// that can not be.
+    /// As [`ModelFolder::open`], [`Model::open`], and the errors of opening stores, caches and tables. INVALID_ARGUMENT
+    /// for invalid options.
     pub fn open(folder: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
         check(&options)?;
         let folder = ModelFolder::open(folder)?;
@@ -69,63 +67,68 @@ impl Engine {
             let opened = DiskStore::open(&store.path, &store.options)?;
             Ok(Arc::new(opened) as Arc<dyn Store>)
         });
-        let store = above(store.transpose()?, &options)?;
-        let model = ranker::open(folder, &options, store.as_ref())?;
+        let store = with_host_tier(store.transpose()?, &options)?;
+        let model = ranker::open_and_warm_up(folder, &options, store.as_ref())?;
         let limits = batch_limits(&options);
         let scheduler = Arc::new(Scheduler::new(Ranker::new(options, store, model), limits));
         let workers = scheduler.start("pagoda-rank")?;
-        Ok(Self { scheduler, workers, swapping: Mutex::new(()), retiring: Mutex::new(Vec::new()) })
+        Ok(Self { scheduler, workers, swapping: Mutex::new(()), closer: ModelCloser::default() })
     }
 
     fn ranker(&self) -> &Ranker {
         &self.scheduler.runner
     }
 
-    /// Answers a request. Runs on the caller's thread if no other request is in the way and nothing can end it early;
-    /// otherwise waits for its turn.
+    /// Answers a request. It runs on the caller's thread if an instance is idle, no request waits, and it has neither a
+    /// timeout nor a cancel. Otherwise it is queued.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for what can not be asked, NOT_FOUND for features that the model does not have and for a gap: the events before `start` are not known here, so send the whole history. CAPACITY when too many requests
-    /// wait or the history is larger than the cache, CANCELLED when it was cancelled or its time is over, RUNTIME when
-    /// the model fails. Whatever fails, fails alone, and leaves nothing of itself behind; only what was cancelled or
-    /// out of time while it ran with others may be kept.
+    /// - INVALID_ARGUMENT: the request is invalid.
+    /// - NOT_FOUND: the model does not have a feature, or there is a gap: the engine does not know the events before
+    ///   `start`. Send the whole history.
+    /// - CAPACITY: too many requests wait, or the history is larger than the cache.
+    /// - CANCELLED: the request was cancelled, or its timeout is over.
+    /// - RUNTIME: the model failed.
+    ///
+    /// A request that fails does not affect others, and nothing of it is kept. One exception: if it was cancelled or
+    /// timed out while it ran in a batch with others, its events may be kept.
     pub fn rank(&self, request: &RankRequest) -> Result<RankResponse> {
-        let pending = self.pending(request, false)?;
+        let pending = self.new_pending(request, false)?;
         if let Err(error) = self.scheduler.run_or_queue(&pending) {
             pending.end(Err(error));
         }
         pending.wait()
     }
 
-    /// Answers a request on another thread and calls `done` there, once: one of the engine's, or the one that cancels
-    /// it. What is wrong with the request itself is said at once, and `done` is then not called. `done` must not wait
-    /// for other requests of this engine, which may be answered on the same thread.
+    /// Answers a request asynchronously. `done` is called once, on a worker thread of the engine or on the thread that
+    /// cancels the request. An invalid request is an error of this function, and `done` is not called. `done` must not
+    /// wait for other requests of this engine: they may need the same thread.
     ///
     /// # Errors
-    /// As [`Engine::rank`]; those that are found while it runs go to `done`.
+    /// As [`Engine::rank`]. Errors that occur while the request runs go to `done`.
     pub fn rank_async(
         &self,
         request: &RankRequest,
         done: impl FnOnce(Result<RankResponse>) + Send + 'static,
     ) -> Result<()> {
-        let pending = self.pending(request, true)?;
-        pending.call(Box::new(done))?;
+        let pending = self.new_pending(request, true)?;
+        pending.set_callback(Box::new(done))?;
         let queued = self.scheduler.deadlines.watch(&pending).and_then(|()| self.scheduler.queue(Arc::clone(&pending)));
         match queued {
-            // It is said here, so not there.
+            // The error is returned here, so `done` is not called.
             Err(error) if pending.withdraw(&error) => Err(error),
             _ => Ok(()),
         }
     }
 
-    fn pending(&self, request: &RankRequest, calls_back: bool) -> Result<Arc<Pending<PreparedRequest>>> {
+    fn new_pending(&self, request: &RankRequest, has_callback: bool) -> Result<Arc<Pending<PreparedRequest>>> {
         let check = || match &request.cancel {
             Some(cancel) if cancel.is_triggered() => Err(cancelled()),
             _ => PreparedRequest::new(&self.ranker().current(), request),
         };
-        let work = check().inspect_err(|error| self.scheduler.counters.failed(error))?;
+        let work = check().inspect_err(|error| self.scheduler.counters.count_failed(error))?;
         let limited = request.timeout.is_some() || request.cancel.is_some();
-        let pending = Pending::new(work, request.timeout, limited, calls_back, &self.scheduler.counters);
+        let pending = Pending::new(work, request.timeout, limited, has_callback, &self.scheduler.counters);
         if let Some(cancel) = &request.cancel {
             let watcher: Arc<dyn Watcher> = Arc::clone(&pending) as _;
             cancel.watch(Arc::downgrade(&watcher));
@@ -133,14 +136,13 @@ impl Engine {
         Ok(pending)
     }
 
-    /// Serves another model folder from now on. It is opened and run once beside the old one; requests that came before
-    /// end on that, no request fails, and nothing that the old model computed is used for the new one. If the features
-    /// are others, what is remembered of events is forgotten, also for requests that came before. If it fails, all
-    /// stays as it was. A folder of the version that is served already changes nothing.
+    /// Serves another model folder from now on. The new model is opened and warmed up beside the old one. Requests that
+    /// arrived earlier end on the old model. No request fails. The new model uses no keys and values of the old one. If
+    /// the features differ, the remembered events are dropped, also for requests that arrived earlier. If the swap
+    /// fails, nothing changes. A folder with the version that is served already changes nothing.
     ///
     /// # Errors
-    /// As [`Engine::open`]. BUSY if that version is served already by another cache of the same store, or was a moment
-    /// ago.
+    /// As [`Engine::open`]. BUSY if another cache on the same store serves that version, or has not closed it yet.
     pub fn swap(&self, folder: impl AsRef<Path>) -> Result<()> {
         let _one = self.swapping.lock();
         let ranker = self.ranker();
@@ -148,58 +150,42 @@ impl Engine {
         if folder.version == ranker.current().folder.version {
             return Ok(());
         }
-        let new = ranker::open(folder, &ranker.options, ranker.store.as_ref())?;
-        ranker.events.expect(&new.layout.signature);
+        let new = ranker::open_and_warm_up(folder, &ranker.options, ranker.store.as_ref())?;
+        ranker.events.set_signature(&new.layout.signature);
         log::info!("version {} is served from now on", new.version);
         let old = std::mem::replace(&mut *ranker.model.write(), new);
-        self.retire(old);
+        self.closer.retire(old);
         Ok(())
     }
 
-    /// Lets go of a model when its last request has ended, on a thread of its own: closing its cache may take a while.
-    fn retire(&self, old: Arc<OpenModel>) {
-        let wait = move || {
-            while Arc::strong_count(&old) > 1 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        let mut retiring = self.retiring.lock();
-        retiring.retain(|thread| !thread.is_finished());
-        match Builder::new().name("pagoda-retire".into()).spawn(wait) {
-            Ok(thread) => retiring.push(thread),
-            // Then whoever has it last closes it.
-            Err(error) => log::warn!("no thread to close the old model on: {error}"),
-        }
-    }
-
-    /// Has keys and values of users leave the pool for the host's memory and the store, as they do when others need the
-    /// room; without either they are gone. Says how many had any there. A user who has a request that runs now, or is just
-    /// being put into a batch, is an error (BUSY).
+    /// Evicts the keys and values of users from the pool to host memory and the store, as an eviction for lack of room
+    /// does. Without those tiers they are lost. Returns how many of the users had any in the pool. BUSY if a user has a
+    /// request that runs or is being added to a batch.
     pub fn unload(&self, users: &[u64]) -> Result<usize> {
         let serving = self.ranker().current();
-        match serving.kv.as_ref().filter(|_| serving.keeps) {
+        match serving.kv.as_ref().filter(|_| serving.caches_kv) {
             Some(kv) => kv.evict(Owners::These(Owner::slice(users)), Tiers::RESIDENT),
             None => Ok(0),
         }
     }
 
-    /// Forgets users: their events, and their keys and values in the version that is served now, also those in the
-    /// store. What another version left in the store is found when that is served again: forget them there too. Says
-    /// how many were known. A user who has a request that runs now, or is just being put into a batch, is an error (BUSY).
-    /// After an error some of it may be forgotten: repeat the call.
+    /// Forgets users: their events, and their keys and values of the version that is served now, in memory and in the
+    /// store. Keys and values of other versions stay in the store: forget the users again while those versions are
+    /// served. Returns how many of the users were known. BUSY if a user has a request that runs or is being added to a
+    /// batch. After an error some users may be forgotten: repeat the call.
     pub fn forget(&self, users: &[u64]) -> Result<usize> {
         let serving = self.ranker().current();
         let mut known = 0;
-        for users in users.chunks(FORGOTTEN_TOGETHER) {
+        for users in users.chunks(FORGET_CHUNK) {
             let mut tickets = Vec::new();
             let forgotten = users.iter().try_for_each(|&user| {
-                // Before keys and values, which a request could otherwise make anew of them.
+                // Events first: a request could compute the keys and values again from them.
                 let remembered = forget_events(&self.scheduler, user)?;
                 let cached = serving.forget(user, &mut tickets)?;
                 known += usize::from(cached || remembered);
                 Ok(())
             });
-            // Also after an error: whoever is gone is so for good when anyone hears of it.
+            // Also after an error: what was forgotten must be durable before this returns.
             let waited = Ticket::wait_all(&tickets);
             forgotten.and(waited)?;
         }
@@ -216,12 +202,12 @@ impl Engine {
         Arc::clone(&self.ranker().current().model)
     }
 
-    /// Whether keys and values are kept.
+    /// Whether keys and values are cached.
     pub fn is_caching(&self) -> bool {
-        self.ranker().current().keeps
+        self.ranker().current().caches_kv
     }
 
-    /// What the engine did.
+    /// The counters of the engine.
     pub fn stats(&self) -> EngineStats {
         let (answered, failed, batches) = self.scheduler.counters.totals();
         let (cached_rows, computed_rows) = self.ranker().rows.totals();
@@ -238,13 +224,13 @@ impl Engine {
         }
     }
 
-    /// What the cache of keys and values has and did, if there is one. A swap begins a new one.
+    /// The statistics of the KV cache, if there is one. They restart with a swap.
     pub fn kv_stats(&self) -> Option<KvStats> {
         let serving = self.ranker().current();
-        serving.kv.as_ref().filter(|_| serving.keeps).map(|kv| kv.stats())
+        serving.kv.as_ref().filter(|_| serving.caches_kv).map(|kv| kv.stats())
     }
 
-    /// What each embedding table did, with its name; none if they are in the graph. A swap begins anew.
+    /// The name and statistics of each embedding table. Empty if the tables are in the graph. They restart with a swap.
     pub fn table_stats(&self) -> Vec<(String, TableStats)> {
         self.ranker().current().tables.as_ref().map_or_else(Vec::new, |tables| tables.stats())
     }
@@ -253,35 +239,32 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.scheduler.stop();
-        let retiring = std::mem::take(&mut *self.retiring.lock());
         self.workers.join();
-        // In a callback requests may still wait, which the thread that called it answers after it: their deadlines hold.
-        // And its request may have an old model until this returns: that is closed without us.
+        // Inside a callback this thread can not wait. It may have more requests to answer after the callback, whose
+        // deadlines hold. The request of the callback may also hold the last reference to a retired model.
         if in_callback() {
-            self.scheduler.deadlines.let_end();
+            self.closer.detach();
+            self.scheduler.deadlines.end_when_empty();
             return;
         }
-        for thread in retiring {
-            // A panic has been reported where it happened.
-            let _ = thread.join();
-        }
+        self.closer.join();
         self.scheduler.deadlines.stop();
     }
 }
 
-/// Forgets the events of a user, and says whether there were any: while no worker can take a request of that user, which
-/// would note again what it has found.
+/// Forgets the events of a user. Returns whether there were any. Meanwhile no worker can take a request of that user,
+/// which would record the events again.
 fn forget_events(scheduler: &Scheduler<Ranker>, user: u64) -> Result<bool> {
-    let forgotten = scheduler.unless_taken(user, || scheduler.runner.events.forget(user));
+    let forgotten = scheduler.with_idle_key(user, || scheduler.runner.events.forget(user));
     forgotten.ok_or_else(|| {
         let message =
-            format!("user {user} has a request that runs, or is being put into a batch: forget it after that");
+            format!("user {user} has a request that runs or is being added to a batch: try again after it has ended");
         Error::new(Status::Busy, message)
     })
 }
 
-/// The host's memory above the store, if there is to be any.
-fn above(store: Option<Arc<dyn Store>>, options: &EngineOptions) -> Result<Option<Arc<dyn Store>>> {
+/// Adds the host memory tier above the store, if `host_bytes` asks for one.
+fn with_host_tier(store: Option<Arc<dyn Store>>, options: &EngineOptions) -> Result<Option<Arc<dyn Store>>> {
     if options.host_bytes == 0 {
         return Ok(store);
     }
@@ -320,10 +303,10 @@ fn check(options: &EngineOptions) -> Result<()> {
         ("options.queue", options.queue),
     ];
     if let Some((name, _)) = numbers.iter().find(|(_, number)| *number == 0) {
-        return Err(Error::invalid(*name, "0 would let no request through; 1 or more"));
+        return Err(Error::invalid(*name, "0 would admit no request; expected 1 or more"));
     }
     if options.model.tables.is_some() {
-        return Err(Error::invalid("options.model.tables", "the tables are those of the model folder: leave it out"));
+        return Err(Error::invalid("options.model.tables", "the model folder has the tables: leave this unset"));
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! A model folder that is open: its model, its tables, and the cache of keys and values that is its own.
+//! An open model folder: its model, its embedding tables, and its own KV cache.
 
 use std::sync::Arc;
 
 use super::super::exec::{Graphs, Shape};
-use super::layout::{Keys, Layout};
+use super::layout::{FeatureKeys, Layout};
 use super::options::{EngineOptions, GraphShape};
 use super::tables::FolderTables;
 use crate::config::{GraphTables, ModelOptions, Provider};
@@ -14,19 +14,19 @@ use crate::runtime::Model;
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
 
-/// A version of a model, open.
+/// One open version of a model.
 pub(super) struct OpenModel {
     pub(super) folder: Arc<ModelFolder>,
     pub(super) layout: Layout,
     pub(super) model: Arc<Model>,
-    /// There if the tables are in files of their own.
+    /// Present if the tables are files of the folder, not part of the graph.
     pub(super) tables: Option<Arc<FolderTables>>,
-    /// There if batches are captured into CUDA graphs. Before the pages, which they have events of.
+    /// Present if batches run as CUDA graphs. Dropped before `kv`: the graphs refer to its events.
     pub(super) graphs: Option<Graphs>,
-    /// Pages for keys and values; `None` if the graph has none.
+    /// The pages for keys and values; `None` if the graph has no pools.
     pub(super) kv: Option<KvCache>,
-    /// Whether keys and values are kept. If not, the pages are there for the time of a run.
-    pub(super) keeps: bool,
+    /// Whether keys and values are cached. If not, a request holds its pages only during its run.
+    pub(super) caches_kv: bool,
     /// The version, for responses.
     pub(super) version: Arc<str>,
 }
@@ -46,10 +46,10 @@ impl OpenModel {
         let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
         let place = if model.operators_on_gpu() { Place::Cuda(options.model.device_id) } else { Place::Host };
         let wanted = options.kv.filter(|pages| !matches!(pages, Pages::Count(0) | Pages::Bytes(0)));
-        let keeps = folder.kv.cache && wanted.is_some();
+        let caches_kv = folder.kv.cache && wanted.is_some();
         let kv = folder.kv.cache.then(|| open_kv(&folder, options, wanted, place, store)).transpose()?;
         if let (Some(reason), Some(_)) = (&folder.kv.reason, wanted) {
-            log::info!("keys and values of this model are not kept: {reason}");
+            log::info!("keys and values of this model are not cached: {reason}");
         }
         let (layout, version) = (Layout::new(&folder), folder.version.as_str().into());
         if !options.graphs.is_empty() && model.provider() == Provider::Cuda && !model.operators_on_gpu() {
@@ -63,18 +63,17 @@ impl OpenModel {
             Graphs::new(options.model.device_id, &shapes(options), history.div_ceil(page) + 1, pages)
         });
         let graphs = graphs.transpose()?;
-        Ok(Self { folder: Arc::new(folder), layout, model, tables, kv, graphs, keeps, version })
+        Ok(Self { folder: Arc::new(folder), layout, model, tables, kv, graphs, caches_kv, version })
     }
 
-    /// Whether a history of so many rows can be in the cache at all.
+    /// Whether a history of this many rows fits into an empty cache.
     pub(super) fn fits(&self, rows: u64) -> bool {
         let page = u64::from(self.folder.kv.page_size);
         self.kv.as_ref().is_none_or(|kv| rows.div_ceil(page) <= kv.stats().pages)
     }
 
-    /// Refuses keys that a keyed table without a default row does not have; of the other tables that is known without
-    /// asking them.
-    pub(super) fn refuse_unknown(&self, place: &str, feature: &Keys, keys: &[i64]) -> Result<()> {
+    /// Rejects keys that a keyed table without a default row does not have. Other tables need no lookup for this.
+    pub(super) fn refuse_unknown(&self, place: &str, feature: &FeatureKeys, keys: &[i64]) -> Result<()> {
         let Some(tables) = self.tables.as_ref().filter(|_| feature.keyed && !keys.is_empty()) else { return Ok(()) };
         if self.folder.table(&feature.table).is_none_or(|table| table.default_row.is_some()) {
             return Ok(());
@@ -89,9 +88,10 @@ impl OpenModel {
         Err(Error::invalid(place, message))
     }
 
-    /// Has the cache and its store forget a user, and says whether there was one; the store has when the tickets are done.
+    /// Forgets a user in the cache and its store. Returns whether the user was known. The removal is durable when the
+    /// tickets are done.
     pub(super) fn forget(&self, user: u64, tickets: &mut Vec<Ticket>) -> Result<bool> {
-        let kv = self.kv.as_ref().filter(|_| self.keeps);
+        let kv = self.kv.as_ref().filter(|_| self.caches_kv);
         kv.map_or(Ok(false), |kv| kv.forget(Owner(user), tickets))
     }
 }
@@ -115,7 +115,7 @@ fn open_kv(
     store: Option<&Arc<dyn Store>>,
 ) -> Result<KvCache> {
     let layout = &folder.kv;
-    // Without a cache: room for the rows of a batch on every instance.
+    // Without a cache: enough pages for one batch on each instance.
     let rows = folder.limits.max_history_rows.max(options.max_batch_rows.into());
     let room = (rows.div_ceil(u64::from(layout.page_size).max(1)) + u64::from(options.max_batch))
         .saturating_mul(options.instances.into());

@@ -5,39 +5,39 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::layout::Layout;
-use super::open_model::OpenModel;
 use super::request::{Columns, RankRequest};
+use super::served_model::ServedModel;
 use crate::error::{Error, Result, Status};
 
-/// What there is to do for one request.
+/// A request that was checked.
 pub(super) struct PreparedRequest {
-    /// The model that answers: the one that was served when the request came.
-    pub(super) serving: Arc<OpenModel>,
+    /// The model that answers: the one that was served when the request arrived.
+    pub(super) serving: Arc<ServedModel>,
     pub(super) user: u64,
-    /// Which event of the history is the first of `events`.
+    /// The position of the first of `events` in the history.
     pub(super) start: u64,
     /// The numbers of each event, one event after the other.
     pub(super) events: Vec<i64>,
-    /// Whether all of their keys are looked up as they are.
+    /// Whether no key of `events` needs a default row.
     pub(super) known_events: bool,
-    /// How many events the history has, with these.
+    /// The number of events of the history, with these.
     pub(super) total: u64,
-    /// The user's own keys, if the request has them.
+    /// The user's keys, if the request has them.
     pub(super) user_keys: Option<Vec<i64>>,
     /// The keys of each candidate, one candidate after the other.
     pub(super) candidates: Vec<i64>,
     pub(super) num_candidates: usize,
     pub(super) time: i64,
-    /// Whether the history came from the store for a batch from which it was put back.
-    pub(super) is_onloaded: AtomicBool,
+    /// Whether an earlier preparation has loaded the history from the store.
+    pub(super) was_onloaded: AtomicBool,
 }
 
 impl PreparedRequest {
-    /// Checks a request as far as that goes without knowing the user's history.
-    pub(super) fn new(serving: &Arc<OpenModel>, request: &RankRequest) -> Result<Self> {
+    /// Checks everything that does not depend on the user's history.
+    pub(super) fn new(serving: &Arc<ServedModel>, request: &RankRequest) -> Result<Self> {
         let (layout, limits) = (&serving.layout, &serving.folder.limits);
         let count = request.events.keys.rows();
-        // How many there are comes first: what is too long is not copied.
+        // The length is checked first, so that a history that is too long is not copied.
         let start = request.start.unwrap_or(0);
         let total = start.checked_add(count as u64).filter(|&total| total <= limits.max_history).ok_or_else(|| {
             let message = format!(
@@ -57,13 +57,13 @@ impl PreparedRequest {
                 format!("{num_candidates} are more than the {most} that this model takes (limits.max_candidates)");
             return Err(Error::invalid("candidates", message));
         }
-        let width = layout.width();
-        let (events, known_events) = table("events", &request.events.keys, layout, &layout.of_event, width)?;
+        let width = layout.event_width();
+        let (events, known_events) = interleave("events", &request.events.keys, layout, &layout.event_features, width)?;
         let events = with_times(events, count, request, layout)?;
-        let of_candidate = &layout.of_candidate;
-        let width = of_candidate.len();
-        let (mut candidates, known) = table("candidates", &request.candidates, layout, of_candidate, width)?;
-        for (place, &feature) in of_candidate.iter().enumerate().filter(|_| !known) {
+        let candidate_features = &layout.candidate_features;
+        let width = candidate_features.len();
+        let (mut candidates, known) = interleave("candidates", &request.candidates, layout, candidate_features, width)?;
+        for (place, &feature) in candidate_features.iter().enumerate().filter(|_| !known) {
             let feature = &layout.features[feature];
             for key in candidates.iter_mut().skip(place).step_by(width) {
                 *key = feature.resolve(*key, layout.no_key).map_err(|error| error.about("candidates"))?;
@@ -80,19 +80,19 @@ impl PreparedRequest {
             user_keys,
             candidates,
             num_candidates,
-            time: request.time.unwrap_or_else(now),
-            is_onloaded: AtomicBool::new(false),
+            time: request.time.unwrap_or_else(unix_now),
+            was_onloaded: AtomicBool::new(false),
         };
         work.check_keyed(request)?;
         Ok(work)
     }
 
-    /// Rows of the history, with what is new.
+    /// The number of rows of the history, with the new ones.
     pub(super) fn rows(&self) -> u64 {
         self.serving.layout.row_of(self.total)
     }
 
-    /// Refuses keys that no table has; see [`OpenModel::refuse_unknown`].
+    /// Rejects keys that a table does not have; see [`refuse_unknown`](super::open_model::OpenModel::refuse_unknown).
     fn check_keyed(&self, request: &RankRequest) -> Result<()> {
         let serving = &self.serving;
         for feature in serving.layout.features.iter().filter(|feature| feature.keyed) {
@@ -110,9 +110,9 @@ impl PreparedRequest {
     }
 }
 
-/// Puts columns side by side: `width` numbers for each row, of which the first are keys of `features`. Says whether all of
-/// them are looked up as they are.
-fn table(
+/// Interleaves columns: `width` numbers for each row, of which the first are the keys of `features`. Returns also
+/// whether no key needs a default row.
+fn interleave(
     argument: &str,
     columns: &Columns,
     layout: &Layout,
@@ -150,22 +150,22 @@ fn table(
             continue;
         }
         for (row, &key) in numbers.chunks_exact_mut(width).zip(keys) {
-            // Kept as it is: another model may know it.
+            // Unresolved: another model may have a row for it.
             row[place] = key;
         }
     }
     Ok((numbers, known))
 }
 
-/// Puts its time after the keys of each event.
+/// Writes the time of each event behind its keys.
 fn with_times(mut events: Vec<i64>, count: usize, request: &RankRequest, layout: &Layout) -> Result<Vec<i64>> {
     let times = &request.events.times;
-    if times.len() != count && (layout.timed || !times.is_empty()) {
+    if times.len() != count && (layout.has_times || !times.is_empty()) {
         let message = format!("{} times for {count} events: give each event its time", times.len());
         return Err(Error::invalid("events.times", message));
     }
-    if layout.timed {
-        let width = layout.width();
+    if layout.has_times {
+        let width = layout.event_width();
         for (event, &time) in events.chunks_exact_mut(width).zip(times) {
             event[width - 1] = time;
         }
@@ -174,10 +174,10 @@ fn with_times(mut events: Vec<i64>, count: usize, request: &RankRequest, layout:
 }
 
 fn user_keys(layout: &Layout, request: &RankRequest, start: u64) -> Result<Option<Vec<i64>>> {
-    if request.user_keys.is_empty() && (start > 0 || layout.of_user.is_empty()) {
-        return Ok(layout.of_user.is_empty().then(Vec::new));
+    if request.user_keys.is_empty() && (start > 0 || layout.user_features.is_empty()) {
+        return Ok(layout.user_features.is_empty().then(Vec::new));
     }
-    let named = |name: &str| layout.of_user.iter().any(|&feature| layout.features[feature].name == name);
+    let named = |name: &str| layout.user_features.iter().any(|&feature| layout.features[feature].name == name);
     if let Some((name, _)) = request.user_keys.iter().find(|(name, _)| !named(name)) {
         let message = format!("users have no feature {name:?}");
         return Err(Error::new(Status::NotFound, message).about("user_keys"));
@@ -194,9 +194,9 @@ fn user_keys(layout: &Layout, request: &RankRequest, start: u64) -> Result<Optio
             _ => Err(Error::invalid("user_keys", format!("{:?} is given twice", feature.name))),
         }
     };
-    layout.of_user.iter().map(key).collect::<Result<_>>().map(Some)
+    layout.user_features.iter().map(key).collect::<Result<_>>().map(Some)
 }
 
-fn now() -> i64 {
+fn unix_now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
 }

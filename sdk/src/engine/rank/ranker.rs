@@ -1,15 +1,16 @@
-//! How rank requests run: what the scheduler asks of the ranking engine.
+//! The [`Runner`] of the ranking engine: how the scheduler prepares, runs and commits rank requests.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::batching::{Job, Member, Runner, Timing, guarded};
-use super::event_log::{EventLog, Sent};
+use super::super::batching::{Job, Member, Runner, Timing, catch_panic};
+use super::event_log::{EventLog, SentEvents};
 use super::history::{self, PreparedHistory};
 use super::open_model::OpenModel;
 use super::options::EngineOptions;
 use super::prepared_request::PreparedRequest;
 use super::request::RankResponse;
+use super::served_model::ServedModel;
 use super::stats::RowCounters;
 use super::workspace::{self, Workspace};
 use crate::error::{Error, Result, Status};
@@ -18,18 +19,18 @@ use crate::runtime::Cancel;
 use crate::store::{Store, Ticket};
 use crate::sync::RwLock;
 
-/// What the threads of a ranking engine share.
+/// The state that the threads of a ranking engine share.
 pub(super) struct Ranker {
     pub(super) options: EngineOptions,
     pub(super) store: Option<Arc<dyn Store>>,
     /// The model that is served now.
-    pub(super) model: RwLock<Arc<OpenModel>>,
+    pub(super) model: RwLock<Arc<ServedModel>>,
     pub(super) events: EventLog,
     pub(super) rows: RowCounters,
 }
 
 impl Ranker {
-    pub(super) fn new(options: EngineOptions, store: Option<Arc<dyn Store>>, model: Arc<OpenModel>) -> Self {
+    pub(super) fn new(options: EngineOptions, store: Option<Arc<dyn Store>>, model: Arc<ServedModel>) -> Self {
         Self {
             events: EventLog::new(options.remember_events, &model.layout.signature),
             options,
@@ -40,15 +41,17 @@ impl Ranker {
     }
 
     /// The model that is served now.
-    pub(super) fn current(&self) -> Arc<OpenModel> {
+    pub(super) fn current(&self) -> Arc<ServedModel> {
         Arc::clone(&self.model.read())
     }
 
-    /// Forgets a user whose keys and values could not be kept: what is known is not what the caller has told by now.
-    fn forget_after(&self, model: &OpenModel, user: u64, error: &Error) {
-        log::warn!("user {user}: what was computed is not kept, and the user is forgotten: {error}");
+    /// Forgets a user after a failed commit: the cached history may lack events that the caller has sent.
+    fn forget_after_failed_commit(&self, model: &OpenModel, user: u64, error: &Error) {
+        log::warn!(
+            "user {user}: the computed keys and values could not be committed, and the user is forgotten: {error}"
+        );
         let mut tickets = Vec::new();
-        let forgotten = guarded(|| model.forget(user, &mut tickets));
+        let forgotten = catch_panic(|| model.forget(user, &mut tickets));
         if let Err(error) = forgotten.and(Ticket::wait_all(&tickets)) {
             log::error!("user {user} could not be forgotten: {error}");
         }
@@ -56,7 +59,7 @@ impl Ranker {
     }
 }
 
-/// Requests of one user run one after the other.
+/// Requests of one user run one at a time.
 impl Job for PreparedRequest {
     type Key = u64;
     type Response = RankResponse;
@@ -72,20 +75,20 @@ impl Runner for Ranker {
     type Prepared = PreparedHistory;
     type Output = Vec<f32>;
 
-    fn runs_on_caller(&self, job: &PreparedRequest) -> bool {
-        // A caller's thread would have to capture graphs of its own.
+    fn can_run_on_caller(&self, job: &PreparedRequest) -> bool {
+        // CUDA graphs are captured per thread: a caller's thread would have to capture its own.
         job.serving.graphs.is_none()
     }
 
-    fn run_together(&self, one: &PreparedRequest, other: &PreparedRequest) -> bool {
+    fn can_share_batch(&self, one: &PreparedRequest, other: &PreparedRequest) -> bool {
         Arc::ptr_eq(&one.serving, &other.serving)
     }
 
     fn prepare(&self, job: &PreparedRequest, workspace: &mut Workspace) -> Result<PreparedHistory> {
-        history::prepare(job, &self.events, &mut workspace.items)
+        history::prepare(job, &self.events, &mut workspace.fingerprints)
     }
 
-    fn fits(&self, job: &PreparedRequest) -> bool {
+    fn can_fit(&self, job: &PreparedRequest) -> bool {
         job.serving.fits(job.rows())
     }
 
@@ -99,15 +102,15 @@ impl Runner for Ranker {
 
     fn add(&self, workspace: &mut Workspace, job: &PreparedRequest, prepared: &PreparedHistory) -> Result<()> {
         let before = workspace.sizes();
-        guarded(|| workspace.add(job, prepared)).inspect_err(|_| workspace.truncate(&before))
+        catch_panic(|| workspace.add(job, prepared)).inspect_err(|_| workspace.truncate(&before))
     }
 
-    fn put_back(&self, job: &PreparedRequest, prepared: PreparedHistory) {
-        prepared.put_back(job);
+    fn unprepare(&self, job: &PreparedRequest, prepared: PreparedHistory) {
+        prepared.unprepare(job);
     }
 
-    fn begin(&self, job: &PreparedRequest, prepared: &PreparedHistory) {
-        prepared.count(job);
+    fn before_run(&self, job: &PreparedRequest, prepared: &PreparedHistory) {
+        prepared.count_hits(job);
     }
 
     fn run(
@@ -124,10 +127,10 @@ impl Runner for Ranker {
             rest = after;
             own.to_vec()
         };
-        Ok((batch.iter().map(split).collect(), ran.took))
+        Ok((batch.iter().map(split).collect(), ran.run_time))
     }
 
-    fn settle(
+    fn commit(
         &self,
         job: &PreparedRequest,
         prepared: PreparedHistory,
@@ -136,10 +139,10 @@ impl Runner for Ranker {
     ) -> RankResponse {
         let model = &job.serving;
         let (cached, computed) = (prepared.cached, job.rows() - prepared.cached);
-        match guarded(|| prepared.commit()) {
-            Ok(()) => self.events.note(&Sent::new(job), &model.layout.signature),
-            // The scores are right all the same.
-            Err(error) => self.forget_after(model, job.user, &error),
+        match catch_panic(|| prepared.commit()) {
+            Ok(()) => self.events.record(&SentEvents::new(job), &model.layout.signature),
+            // The scores are still right.
+            Err(error) => self.forget_after_failed_commit(model, job.user, &error),
         }
         self.rows.add(cached, computed);
         RankResponse {
@@ -156,40 +159,40 @@ impl Runner for Ranker {
 }
 
 /// Opens a folder and runs its model once.
-pub(super) fn open(
+pub(super) fn open_and_warm_up(
     folder: ModelFolder,
     options: &EngineOptions,
     store: Option<&Arc<dyn Store>>,
-) -> Result<Arc<OpenModel>> {
+) -> Result<Arc<ServedModel>> {
     let mut model = OpenModel::open(folder, options, store)?;
-    // A graph is captured for the thread that runs it, and this one runs no batches.
+    // CUDA graphs are captured per thread, and this thread runs no batches.
     let graphs = model.graphs.take();
-    let mut model = Arc::new(model);
+    let mut model = Arc::new(ServedModel::new(model));
     warm_up(&model)?;
-    Arc::get_mut(&mut model).expect("the warm-up is over").graphs = graphs;
+    Arc::get_mut(&mut model).expect("the warm-up is over").get_mut().graphs = graphs;
     Ok(model)
 }
 
-/// Scores one candidate without keys: finds out what only a run does, and has ONNX Runtime make ready.
-fn warm_up(model: &Arc<OpenModel>) -> Result<()> {
+/// Scores one candidate without keys. Finds errors that only a run shows, and lets ONNX Runtime initialise.
+fn warm_up(model: &Arc<ServedModel>) -> Result<()> {
     let layout = &model.layout;
     let none = layout.no_key;
     let request = PreparedRequest {
         serving: Arc::clone(model),
-        // Nothing of it is kept.
+        // Nothing is committed for this user.
         user: u64::MAX,
         start: 0,
         events: Vec::new(),
         known_events: true,
         total: 0,
-        user_keys: Some(vec![none; layout.of_user.len()]),
-        candidates: vec![none; layout.of_candidate.len()],
+        user_keys: Some(vec![none; layout.user_features.len()]),
+        candidates: vec![none; layout.candidate_features.len()],
         num_candidates: 1,
         time: 0,
-        is_onloaded: false.into(),
+        was_onloaded: false.into(),
     };
     let mut workspace = Workspace::default();
-    let prepared = history::prepare(&request, &EventLog::new(0, &[]), &mut workspace.items)?;
+    let prepared = history::prepare(&request, &EventLog::new(0, &[]), &mut workspace.fingerprints)?;
     workspace.clear(layout.features.len());
     let ran = workspace.add(&request, &prepared).and_then(|()| workspace::run(&mut workspace, model, None).map(drop));
     ran.map_err(|error| {

@@ -1,13 +1,13 @@
-//! What an engine counts.
+//! The counters of an engine.
 
 use crate::metrics::{self, Count};
 
-/// What an engine did since it was opened.
+/// The counters of an engine since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
     /// Requests that were answered.
     pub answered: u64,
-    /// Requests that failed, for whatever reason.
+    /// Requests that failed, for any reason.
     pub failed: u64,
     /// Batches that ran.
     pub batches: u64,
@@ -19,11 +19,11 @@ pub struct EngineStats {
     pub waiting: u64,
     /// Users whose events are remembered.
     pub remembered_users: u64,
-    /// Bytes that those take.
+    /// The size of those events in bytes.
     pub remembered_bytes: u64,
 }
 
-/// Rows of histories, while they are counted.
+/// Counts rows of histories.
 pub(super) struct RowCounters {
     cached: Count,
     computed: Count,
@@ -42,7 +42,7 @@ impl RowCounters {
         self.computed.add(computed);
     }
 
-    /// Rows that were cached, and rows that were computed.
+    /// The cached rows and the computed rows.
     pub(super) fn totals(&self) -> (u64, u64) {
         (self.cached.get(), self.computed.get())
     }

@@ -1,27 +1,28 @@
-//! What no caller can bring about: who is woken when, and a store that fails where none should.
+//! What a caller can not cause: the order of wake-ups, and a store that fails where none should.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pagoda_test_support::Folder;
 
 use super::super::batching::{Member, Pending, Runner, Scheduler};
 use super::history;
 use super::ranker::{self, Ranker};
+use super::served_model::ServedModel;
 use super::workspace::{self, Workspace};
 use super::*;
 use crate::config::{ModelOptions, Provider, StoreOptions};
 use crate::kv::{KvStats, Owners, Pages, Tiers};
 use crate::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
 
-/// Longer than anything takes, so that no test waits for ever for what is lost.
+/// A time limit for every wait, so that a lost wake-up fails the test instead of blocking it.
 const LONG: Duration = Duration::from_secs(20);
 
 /// A model of the tests, open.
-pub(super) fn serving(options: &EngineOptions, store: Option<&Arc<dyn Store>>) -> Arc<OpenModel> {
+pub(super) fn serving(options: &EngineOptions, store: Option<&Arc<dyn Store>>) -> Arc<ServedModel> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/engine/gather");
-    ranker::open(ModelFolder::open(folder).unwrap(), options, store).unwrap()
+    ranker::open_and_warm_up(ModelFolder::open(folder).unwrap(), options, store).unwrap()
 }
 
 /// A user's whole history: the items of its events.
@@ -46,149 +47,156 @@ pub(super) fn options() -> EngineOptions {
 }
 
 /// A scheduler without worker threads.
-type Core = Scheduler<Ranker>;
+type RankScheduler = Scheduler<Ranker>;
 
-fn core(options: EngineOptions, store: Option<Arc<dyn Store>>) -> Core {
+fn scheduler(options: EngineOptions, store: Option<Arc<dyn Store>>) -> RankScheduler {
     let (model, limits) = (serving(&options, store.as_ref()), batch_limits(&options));
     Scheduler::new(Ranker::new(options, store, model), limits)
 }
 
-fn pending(core: &Core, request: &RankRequest) -> Arc<Pending<PreparedRequest>> {
+fn pending(scheduler: &RankScheduler, request: &RankRequest) -> Arc<Pending<PreparedRequest>> {
     Pending::new(
-        PreparedRequest::new(&core.runner.current(), request).unwrap(),
+        PreparedRequest::new(&scheduler.runner.current(), request).unwrap(),
         Some(LONG),
         false,
         false,
-        &core.counters,
+        &scheduler.counters,
     )
 }
 
-fn rank(core: &Core, request: &RankRequest) -> Result<RankResponse> {
-    let pending = pending(core, request);
-    core.run_or_queue(&pending)?;
+fn rank(scheduler: &RankScheduler, request: &RankRequest) -> Result<RankResponse> {
+    let pending = pending(scheduler, request);
+    scheduler.run_or_queue(&pending)?;
     pending.wait()
 }
 
-/// What a thread of the engine puts together of the requests that are there.
-fn gathered(core: &Core, waits: bool) -> Option<(Workspace, Vec<Member<Ranker>>)> {
+/// The batch that a worker forms from the waiting requests.
+fn batch_from(scheduler: &RankScheduler, waits: bool) -> Option<(Workspace, Vec<Member<Ranker>>)> {
     let mut workspace = {
-        let mut queue = core.lock();
-        queue.gathering = waits;
-        queue.instance().unwrap()
+        let mut queue = scheduler.lock();
+        queue.coalescing = waits;
+        queue.take_instance().unwrap()
     };
     let mut failed = Vec::new();
-    let batch = core.gather(&mut workspace, None, waits, &mut failed);
+    let batch = scheduler.form_batch(&mut workspace, None, waits, &mut failed);
     assert!(failed.is_empty());
-    core.lock().give_back(Workspace::default(), true);
+    scheduler.lock().return_instance(Workspace::default(), true);
     batch.map(|batch| (workspace, batch))
 }
 
-fn kv_stats(core: &Core) -> KvStats {
-    core.runner.current().kv.as_ref().unwrap().stats()
+/// Waits until so many workers have found nothing to do, and sleep.
+fn until_asleep(scheduler: &RankScheduler, workers: usize) {
+    let begun = Instant::now();
+    while scheduler.lock().sleepers < workers && begun.elapsed() < LONG {
+        std::thread::yield_now();
+    }
+}
+
+fn kv_stats(scheduler: &RankScheduler) -> KvStats {
+    scheduler.runner.current().kv.as_ref().unwrap().stats()
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
 fn a_request_that_is_put_back_wakes_another_instance() {
-    let core = core(EngineOptions { instances: 2, max_batch_rows: 8, ..options() }, None);
-    let [first, second] = [1, 2].map(|user| pending(&core, &request(user, &[3, 4, 5])));
+    let scheduler = scheduler(EngineOptions { instances: 2, max_batch_rows: 8, ..options() }, None);
+    let [first, second] = [1, 2].map(|user| pending(&scheduler, &request(user, &[3, 4, 5])));
     std::thread::scope(|scope| {
-        // Finds nothing to do, and sleeps.
-        scope.spawn(|| core.work());
-        std::thread::sleep(Duration::from_millis(200));
-        // As if this were another one, which was woken for both.
+        scope.spawn(|| scheduler.work());
+        until_asleep(&scheduler, 1);
+        // This thread acts as another worker, which was woken for both.
         let mut workspace = {
-            let mut queue = core.lock();
+            let mut queue = scheduler.lock();
             [&first, &second].into_iter().for_each(|pending| assert!(queue.push(Arc::clone(pending)).unwrap()));
-            queue.instance().unwrap()
+            queue.take_instance().unwrap()
         };
-        let batch = core.gather(&mut workspace, None, false, &mut Vec::new()).unwrap();
+        let batch = scheduler.form_batch(&mut workspace, None, false, &mut Vec::new()).unwrap();
         assert!(batch.len() < 2, "both have more rows than a batch may have");
-        // On a busy machine the other may have come late, and taken the first itself.
+        // On a busy machine the other worker may be late, and take the first request itself.
         let outcome = match batch.first() {
             Some(held) if Arc::ptr_eq(&held.pending, &first) => second.wait().map(drop),
             _ => Ok(()),
         };
-        core.stop();
-        assert!(outcome.is_ok(), "it waits for a run that has nothing to do with it: {outcome:?}");
+        scheduler.stop();
+        assert!(outcome.is_ok(), "it waits for an unrelated run: {outcome:?}");
     });
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn a_batch_that_waits_for_others_is_put_together_as_they_come() {
-    let core = core(EngineOptions { max_batch: 3, max_delay: LONG, ..options() }, None);
-    let all = [1, 2, 3].map(|user| pending(&core, &request(user, &[3, 4, 5])));
-    all[..2].iter().for_each(|pending| core.queue(Arc::clone(pending)).unwrap());
-    assert!(gathered(&core, true).is_none(), "the batch is not full, and no one else comes");
-    let mut queue = core.lock();
-    assert_eq!((queue.gathering, queue.in_vain, queue.waiting()), (false, Some(2), 2));
+fn a_batch_is_formed_as_requests_arrive_during_the_coalescing_window() {
+    let scheduler = scheduler(EngineOptions { max_batch: 3, max_delay: LONG, ..options() }, None);
+    let all = [1, 2, 3].map(|user| pending(&scheduler, &request(user, &[3, 4, 5])));
+    all[..2].iter().for_each(|pending| scheduler.queue(Arc::clone(pending)).unwrap());
+    assert!(batch_from(&scheduler, true).is_none(), "the batch is not full, and no other job arrives");
+    let mut queue = scheduler.lock();
+    assert_eq!((queue.coalescing, queue.no_arrivals_since, queue.waiting()), (false, Some(2), 2));
     let next: Vec<_> = (0..2).map(|_| queue.take(true).unwrap()).collect();
-    assert!(next.iter().zip(&all).all(|(next, pending)| Arc::ptr_eq(next, pending)), "in the order that they had");
+    assert!(next.iter().zip(&all).all(|(next, pending)| Arc::ptr_eq(next, pending)), "in their original order");
     next.into_iter().rev().for_each(|pending| queue.put_back(pending));
     drop(queue);
-    let stats = kv_stats(&core);
-    assert_eq!((stats.resident_users, stats.tokens_new, stats.free_pages), (0, 0, stats.pages), "no one is held");
-    // One that can not be served is one of those who are waited for.
-    let gap = pending(&core, &RankRequest { start: Some(9), user_keys: Vec::new(), ..request(4, &[3]) });
-    core.queue(Arc::clone(&gap)).unwrap();
-    assert!(gathered(&core, true).is_none() && !gap.has_ended());
-    assert_eq!((core.waiting(), core.lock().in_vain), (3, Some(3)));
+    let stats = kv_stats(&scheduler);
+    assert_eq!((stats.resident_users, stats.tokens_new, stats.free_pages), (0, 0, stats.pages), "no history is held");
+    // A request that can not run still counts as a job of the window.
+    let gap = pending(&scheduler, &RankRequest { start: Some(9), user_keys: Vec::new(), ..request(4, &[3]) });
+    scheduler.queue(Arc::clone(&gap)).unwrap();
+    assert!(batch_from(&scheduler, true).is_none() && !gap.has_ended());
+    assert_eq!((scheduler.waiting(), scheduler.lock().no_arrivals_since), (3, Some(3)));
     gap.end(Err(crate::runtime::cancelled()));
-    core.queue(Arc::clone(&all[2])).unwrap();
-    let (workspace, batch) = gathered(&core, true).unwrap();
+    scheduler.queue(Arc::clone(&all[2])).unwrap();
+    let (workspace, batch) = batch_from(&scheduler, true).unwrap();
     assert!(batch.iter().zip(&all).all(|(member, pending)| Arc::ptr_eq(&member.pending, pending)));
     assert_eq!((batch.len(), workspace.sizes().sequences), (3, 3));
-    let (stats, queue) = (kv_stats(&core), core.lock());
-    assert!(stats.free_pages < stats.pages && !queue.gathering && queue.waiting() == 0);
+    let (stats, queue) = (kv_stats(&scheduler), scheduler.lock());
+    assert!(stats.free_pages < stats.pages && !queue.coalescing && queue.waiting() == 0);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn whoever_ends_while_a_batch_is_put_together_is_not_in_it() {
+fn a_request_that_ends_while_its_batch_is_formed_is_not_in_it() {
     let folder = Folder::new();
-    let store = failing(&folder);
-    let core = core(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, Some(store.clone()));
+    let store = failing_store(&folder);
+    let scheduler = scheduler(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, Some(store.clone()));
     let [first, second] = [1, 2].map(|user| {
-        let work = PreparedRequest::new(&core.runner.current(), &request(user, &[3, 4, 5])).unwrap();
-        Pending::new(work, None, true, false, &core.counters)
+        let work = PreparedRequest::new(&scheduler.runner.current(), &request(user, &[3, 4, 5])).unwrap();
+        Pending::new(work, None, true, false, &scheduler.counters)
     });
-    // Its store is asked for the second's history when the first is in the batch.
+    // The store is asked for the history of the second user when the first request is in the batch.
     let cancelled = Arc::clone(&first);
     let cancel = move || cancelled.end(Err(crate::runtime::cancelled()));
-    *store.happens.lock() = Some((2, Box::new(cancel)));
-    [&first, &second].into_iter().for_each(|pending| core.queue(Arc::clone(pending)).unwrap());
-    assert!(gathered(&core, true).is_none(), "it is not full without the first");
-    assert!(first.has_ended() && core.waiting() == 1 && core.lock().in_vain.is_none());
-    let third = pending(&core, &request(1, &[3]));
-    core.queue(Arc::clone(&third)).unwrap();
-    let (workspace, batch) = gathered(&core, true).unwrap();
+    *store.on_find.lock() = Some((2, Box::new(cancel)));
+    [&first, &second].into_iter().for_each(|pending| scheduler.queue(Arc::clone(pending)).unwrap());
+    assert!(batch_from(&scheduler, true).is_none(), "it is not full without the first");
+    assert!(first.has_ended() && scheduler.waiting() == 1 && scheduler.lock().no_arrivals_since.is_none());
+    let third = pending(&scheduler, &request(1, &[3]));
+    scheduler.queue(Arc::clone(&third)).unwrap();
+    let (workspace, batch) = batch_from(&scheduler, true).unwrap();
     assert!(batch.iter().zip([second, third]).all(|(member, pending)| Arc::ptr_eq(&member.pending, &pending)));
     assert_eq!((batch.len(), workspace.sizes().sequences), (2, 2));
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn whoever_comes_while_a_batch_takes_long_to_put_together_does_not_wait_for_it() {
+fn a_request_that_arrives_while_a_batch_is_slow_to_form_does_not_wait_for_it() {
     let folder = Folder::new();
-    let store = failing(&folder);
+    let store = failing_store(&folder);
     let max_delay = Duration::from_millis(200);
-    let core = core(EngineOptions { instances: 2, max_batch: 3, max_delay, ..options() }, Some(store.clone()));
-    // The first takes as long as the second waits, and is told when that was answered.
+    let scheduler =
+        scheduler(EngineOptions { instances: 2, max_batch: 3, max_delay, ..options() }, Some(store.clone()));
+    // The lookup of the first request takes until the second one is answered.
     let (told, answered) = std::sync::mpsc::channel();
     let (looked, looks) = std::sync::mpsc::channel();
     let wait = move || {
         looked.send(()).unwrap();
         answered.recv_timeout(LONG / 2).unwrap();
     };
-    *store.happens.lock() = Some((1, Box::new(wait)));
+    *store.on_find.lock() = Some((1, Box::new(wait)));
     std::thread::scope(|scope| {
-        let _workers = [(); 2].map(|()| scope.spawn(|| core.work()));
-        // Both have nothing to do, and sleep.
-        std::thread::sleep(Duration::from_millis(100));
+        let _workers = [(); 2].map(|()| scope.spawn(|| scheduler.work()));
+        until_asleep(&scheduler, 2);
         let ask = |user| {
-            let asked = pending(&core, &request(user, &[3, 4, 5]));
-            core.queue(Arc::clone(&asked)).unwrap();
+            let asked = pending(&scheduler, &request(user, &[3, 4, 5]));
+            scheduler.queue(Arc::clone(&asked)).unwrap();
             asked
         };
         let first = ask(1);
@@ -196,7 +204,7 @@ fn whoever_comes_while_a_batch_takes_long_to_put_together_does_not_wait_for_it()
         let second = ask(2);
         let answer = second.wait();
         let _ = told.send(());
-        core.stop();
+        scheduler.stop();
         assert_eq!(answer.unwrap().batched_with, 0);
         first.wait().unwrap();
     });
@@ -204,92 +212,88 @@ fn whoever_comes_while_a_batch_takes_long_to_put_together_does_not_wait_for_it()
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn what_comes_from_the_store_is_counted_once() {
+fn rows_from_the_store_are_counted_once() {
     let folder = Folder::new();
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
-    let core = core(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, Some(Arc::new(store)));
+    let scheduler = scheduler(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, Some(Arc::new(store)));
     let ran = |items: &[i64]| {
-        core.queue(pending(&core, &request(1, items))).unwrap();
-        assert!(gathered(&core, true).is_none());
-        let (mut workspace, batch) = gathered(&core, false).unwrap();
+        scheduler.queue(pending(&scheduler, &request(1, items))).unwrap();
+        assert!(batch_from(&scheduler, true).is_none());
+        let (mut workspace, batch) = batch_from(&scheduler, false).unwrap();
         let mut outcomes = Vec::new();
-        core.run(&mut workspace, batch, &mut outcomes);
-        core.lock().done(1);
+        scheduler.run_batch(&mut workspace, batch, &mut outcomes);
+        scheduler.lock().release_key(1);
         outcomes.pop().unwrap().1.unwrap()
     };
     let computed = ran(&[3, 4, 5]).computed_rows;
-    core.runner.current().kv.as_ref().unwrap().evict(Owners::All, Tiers::RESIDENT).unwrap();
+    scheduler.runner.current().kv.as_ref().unwrap().evict(Owners::All, Tiers::RESIDENT).unwrap();
     let again = ran(&[3, 4, 5, 6, 7]);
-    let stats = kv_stats(&core);
+    let stats = kv_stats(&scheduler);
     assert_eq!((stats.tokens_from_store, stats.tokens_from_pool), (again.cached_rows, 0));
     assert!(again.cached_rows > 0 && stats.tokens_new == computed + again.computed_rows);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn whoever_waits_for_others_for_long_is_not_held() {
-    let core = core(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, None);
-    let [first, second] = [1, 2].map(|user| pending(&core, &request(user, &[3, 4, 5])));
+fn a_request_that_waits_in_the_coalescing_window_holds_no_history() {
+    let scheduler = scheduler(EngineOptions { max_batch: 2, max_delay: LONG, ..options() }, None);
+    let [first, second] = [1, 2].map(|user| pending(&scheduler, &request(user, &[3, 4, 5])));
     std::thread::scope(|scope| {
-        scope.spawn(|| core.work());
-        core.queue(Arc::clone(&first)).unwrap();
+        scope.spawn(|| scheduler.work());
+        scheduler.queue(Arc::clone(&first)).unwrap();
         let begun = Instant::now();
-        while core.lock().in_vain.is_none() && begun.elapsed() < LONG / 2 {
+        while scheduler.lock().no_arrivals_since.is_none() && begun.elapsed() < LONG / 2 {
             std::thread::yield_now();
         }
-        let in_vain = core.lock().in_vain;
-        let (waiting, forgotten) = (core.waiting(), core.runner.current().forget(1, &mut Vec::new()));
-        core.queue(Arc::clone(&second)).unwrap();
-        core.stop();
-        assert_eq!(
-            (in_vain, waiting),
-            (Some(1), 1),
-            "no one came, and it is not another's turn before the batch is full"
-        );
-        assert!(!forgotten.unwrap(), "there is nothing of it yet");
+        let no_arrivals_since = scheduler.lock().no_arrivals_since;
+        let (waiting, forgotten) = (scheduler.waiting(), scheduler.runner.current().forget(1, &mut Vec::new()));
+        scheduler.queue(Arc::clone(&second)).unwrap();
+        scheduler.stop();
+        assert_eq!((no_arrivals_since, waiting), (Some(1), 1), "no job arrived, and the batch is not full");
+        assert!(!forgotten.unwrap(), "the user is not known yet");
         assert_eq!(first.wait().unwrap().batched_with, 1);
     });
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn what_can_not_be_added_leaves_the_others_as_they_were() {
-    let core = core(options(), None);
+fn a_request_that_can_not_be_added_leaves_the_batch_unchanged() {
+    let scheduler = scheduler(options(), None);
     let mut workspace = Workspace::default();
     let [(first, of_first), (mut second, of_second)] = [1, 2].map(|user| {
-        let work = PreparedRequest::new(&core.runner.current(), &request(user, &[3, 4, 5])).unwrap();
-        let ready = history::prepare(&work, &core.runner.events, &mut workspace.items).unwrap();
+        let work = PreparedRequest::new(&scheduler.runner.current(), &request(user, &[3, 4, 5])).unwrap();
+        let ready = history::prepare(&work, &scheduler.runner.events, &mut workspace.fingerprints).unwrap();
         (work, ready)
     });
     workspace.clear(first.serving.layout.features.len());
-    core.runner.add(&mut workspace, &first, &of_first).unwrap();
-    // As if another version had been told of it, whose table was larger.
+    scheduler.runner.add(&mut workspace, &first, &of_first).unwrap();
+    // As if the events had been sent to another version with a larger table.
     second.known_events = false;
     second.events[0] = 1 << 40;
-    assert_eq!(core.runner.add(&mut workspace, &second, &of_second).unwrap_err().argument(), Some("events"));
-    let alone = rank(&core, &request(3, &[3, 4, 5])).unwrap();
+    assert_eq!(scheduler.runner.add(&mut workspace, &second, &of_second).unwrap_err().argument(), Some("events"));
+    let alone = rank(&scheduler, &request(3, &[3, 4, 5])).unwrap();
     assert_eq!(workspace::run(&mut workspace, &first.serving, None).unwrap().scores, alone.scores);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn who_finds_no_room_beside_others_loses_nothing() {
+fn a_request_that_finds_no_room_beside_others_loses_nothing() {
     let folder = Folder::new();
     let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap());
-    let core = core(EngineOptions { kv: Some(Pages::Count(10)), ..options() }, Some(store));
-    let serving = core.runner.current();
+    let scheduler = scheduler(EngineOptions { kv: Some(Pages::Count(10)), ..options() }, Some(store));
+    let serving = scheduler.runner.current();
     let page = u64::from(serving.folder.kv.page_size);
-    // Of four full pages and of six, which is more than half of all.
+    // Histories of four and of six full pages, the latter more than half of the pool.
     let events = [(1, 4), (2, 6)].map(|(user, pages)| {
         let count = (1..).find(|&events| serving.layout.row_of(events) >= pages * page).unwrap();
         assert_eq!(serving.layout.row_of(count), pages * page);
-        rank(&core, &request(user, &vec![3; count as usize])).unwrap();
+        rank(&scheduler, &request(user, &vec![3; count as usize])).unwrap();
         count
     });
     let one_more = |user: u64| RankRequest { start: Some(events[user as usize - 1]), ..request(user, &[4]) };
     let prepare = |user: u64| {
         let work = PreparedRequest::new(&serving, &one_more(user)).unwrap();
-        history::prepare(&work, &core.runner.events, &mut Vec::new())
+        history::prepare(&work, &scheduler.runner.events, &mut Vec::new())
     };
     let first = prepare(1).unwrap();
     assert_eq!(prepare(2).err().unwrap().status(), Status::Capacity);
@@ -299,37 +303,37 @@ fn who_finds_no_room_beside_others_loses_nothing() {
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn who_has_a_request_that_runs_is_not_forgotten() {
-    // Without keys and values, which would say so too.
-    let core = core(EngineOptions { kv: None, ..options() }, None);
-    rank(&core, &request(7, &[3, 4, 5])).unwrap();
-    let workspace = core.lock().at_once(7).unwrap();
-    assert_eq!(forget_events(&core, 7).unwrap_err().status(), Status::Busy);
-    assert!(!forget_events(&core, 8).unwrap());
-    core.lock().done(7);
-    core.lock().give_back(workspace, true);
-    // One that waits has found nothing yet.
-    core.queue(pending(&core, &request(7, &[3]))).unwrap();
-    assert!(forget_events(&core, 7).unwrap() && !forget_events(&core, 7).unwrap());
+fn a_user_with_a_running_request_is_not_forgotten() {
+    // Without a KV cache, which would reject it too.
+    let scheduler = scheduler(EngineOptions { kv: None, ..options() }, None);
+    rank(&scheduler, &request(7, &[3, 4, 5])).unwrap();
+    let workspace = scheduler.lock().take_instance_for(7).unwrap();
+    assert_eq!(forget_events(&scheduler, 7).unwrap_err().status(), Status::Busy);
+    assert!(!forget_events(&scheduler, 8).unwrap());
+    scheduler.lock().release_key(7);
+    scheduler.lock().return_instance(workspace, true);
+    // A waiting request has read nothing yet.
+    scheduler.queue(pending(&scheduler, &request(7, &[3]))).unwrap();
+    assert!(forget_events(&scheduler, 7).unwrap() && !forget_events(&scheduler, 7).unwrap());
 }
 
-type Happening = Box<dyn FnOnce() + Send>;
+type Hook = Box<dyn FnOnce() + Send>;
 
-/// A store that panics when something is to be removed: in the middle of a commit that replaces events.
-struct Failing {
+/// A store that panics in `cut`: in the middle of a commit that replaces events.
+struct FailingStore {
     store: DiskStore,
-    /// How often it is still going to.
+    /// How many more times it panics.
     left: AtomicUsize,
-    /// What happens when this user's history is first looked for.
-    happens: Mutex<Option<(u64, Happening)>>,
+    /// Called when this user's history is first looked up.
+    on_find: Mutex<Option<(u64, Hook)>>,
 }
 
-fn failing(folder: &Folder) -> Arc<Failing> {
+fn failing_store(folder: &Folder) -> Arc<FailingStore> {
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
-    Arc::new(Failing { store, left: 0.into(), happens: Mutex::default() })
+    Arc::new(FailingStore { store, left: 0.into(), on_find: Mutex::default() })
 }
 
-impl Store for Failing {
+impl Store for FailingStore {
     fn claim(&self, space: u64) -> bool {
         self.store.claim(space)
     }
@@ -339,9 +343,9 @@ impl Store for Failing {
     }
 
     fn find(&self, key: Key) -> Option<Found> {
-        let happens = self.happens.lock().take_if(|(user, _)| *user == key.user);
-        if let Some((_, happens)) = happens {
-            happens();
+        let on_find = self.on_find.lock().take_if(|(user, _)| *user == key.user);
+        if let Some((_, on_find)) = on_find {
+            on_find();
         }
         self.store.find(key)
     }
@@ -371,34 +375,34 @@ impl Store for Failing {
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
-fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
+fn a_failed_commit_leaves_no_stale_history() {
     let folder = Folder::new();
-    let store = failing(&folder);
-    let core = core(options(), Some(store.clone()));
-    let alone = self::core(EngineOptions { kv: None, remember_events: 0, ..options() }, None);
+    let store = failing_store(&folder);
+    let scheduler = scheduler(options(), Some(store.clone()));
+    let alone = self::scheduler(EngineOptions { kv: None, remember_events: 0, ..options() }, None);
     let told: Vec<i64> = (1..=30).collect();
     let edited: Vec<i64> = told.iter().map(|&item| if item == 5 { 39 } else { item }).collect();
     let next = |from: usize| RankRequest { start: Some(from as u64), user_keys: vec![], ..request(7, &told[from..]) };
 
-    rank(&core, &request(7, &told)).unwrap();
-    core.runner.current().kv.as_ref().unwrap().offload(Owners::All).unwrap();
+    rank(&scheduler, &request(7, &told)).unwrap();
+    scheduler.runner.current().kv.as_ref().unwrap().offload(Owners::All).unwrap();
     store.left.store(1, Ordering::Relaxed);
-    let response = rank(&core, &request(7, &edited)).unwrap();
+    let response = rank(&scheduler, &request(7, &edited)).unwrap();
     assert_eq!(store.left.load(Ordering::Relaxed), 0, "the commit has failed");
-    assert_eq!(response.scores, rank(&alone, &request(7, &edited)).unwrap().scores, "the answer is right all the same");
-    // What was told before the edit must not be taken for what the user did.
-    let error = rank(&core, &next(30)).unwrap_err();
+    assert_eq!(response.scores, rank(&alone, &request(7, &edited)).unwrap().scores, "the answer is still right");
+    // The events before the edit must not be used.
+    let error = rank(&scheduler, &next(30)).unwrap_err();
     assert_eq!((error.status(), error.argument()), (Status::NotFound, Some("start")), "{error}");
-    // The user is as good as any other from then on.
-    let response = rank(&core, &request(7, &edited)).unwrap();
+    // From then on the user works as any other.
+    let response = rank(&scheduler, &request(7, &edited)).unwrap();
     assert_eq!(response.cached_rows, 0);
-    assert_eq!(rank(&core, &request(7, &edited)).unwrap().computed_rows, 0);
+    assert_eq!(rank(&scheduler, &request(7, &edited)).unwrap().computed_rows, 0);
 
-    // Not even forgetting works: others are none the worse for it.
+    // Forgetting fails too: other users are not affected.
     store.left.store(2, Ordering::Relaxed);
-    core.runner.current().kv.as_ref().unwrap().offload(Owners::All).unwrap();
-    rank(&core, &request(7, &told)).unwrap();
+    scheduler.runner.current().kv.as_ref().unwrap().offload(Owners::All).unwrap();
+    rank(&scheduler, &request(7, &told)).unwrap();
     assert_eq!(store.left.load(Ordering::Relaxed), 0, "both have failed");
-    assert_eq!(rank(&core, &request(8, &told)).unwrap().scores, rank(&alone, &request(8, &told)).unwrap().scores);
-    assert_eq!(rank(&core, &request(7, &told)).unwrap().scores, rank(&alone, &request(7, &told)).unwrap().scores);
+    assert_eq!(rank(&scheduler, &request(8, &told)).unwrap().scores, rank(&alone, &request(8, &told)).unwrap().scores);
+    assert_eq!(rank(&scheduler, &request(7, &told)).unwrap().scores, rank(&alone, &request(7, &told)).unwrap().scores);
 }

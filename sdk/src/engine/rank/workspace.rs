@@ -1,8 +1,8 @@
-//! The buffers of an instance: the rows of several requests, and one run of the model on them.
+//! The buffers of an instance: the rows of a batch, and its run.
 
 use std::time::{Duration, Instant};
 
-use super::super::exec::{self, BoundModel, Dim, Input, Numbers, Sizes};
+use super::super::exec::{self, BoundModel, Dim, Input, Sizes, Values};
 use super::history::PreparedHistory;
 use super::open_model::OpenModel;
 use super::prepared_request::PreparedRequest;
@@ -10,11 +10,11 @@ use crate::error::{Error, Result, Status};
 use crate::kv::KvCache;
 use crate::runtime::Cancel;
 
-/// The buffers of an instance, kept from one run to the next.
+/// The buffers of an instance. The next batch reuses them.
 #[derive(Default)]
 pub(super) struct Workspace {
     /// For [`prepare`](super::history::prepare).
-    pub(super) items: Vec<u64>,
+    pub(super) fingerprints: Vec<u64>,
     /// The keys of each feature.
     keys: Vec<Vec<i64>>,
     positions: Vec<i64>,
@@ -29,16 +29,20 @@ pub(super) struct Workspace {
     scores: Vec<f32>,
 }
 
-/// What came of a run.
-pub(super) struct Ran<'a> {
-    /// The scores of all requests, one after the other.
+/// The result of a run.
+pub(super) struct RunResult<'a> {
+    /// The scores of all requests, in order.
     pub(super) scores: &'a [f32],
-    /// How long ONNX Runtime took.
-    pub(super) took: Duration,
+    /// The run time of ONNX Runtime.
+    pub(super) run_time: Duration,
 }
 
-/// Runs the requests together whose rows are in the workspace.
-pub(super) fn run<'a>(workspace: &'a mut Workspace, serving: &OpenModel, cancel: Option<&Cancel>) -> Result<Ran<'a>> {
+/// Runs the batch in the workspace.
+pub(super) fn run<'a>(
+    workspace: &'a mut Workspace,
+    serving: &OpenModel,
+    cancel: Option<&Cancel>,
+) -> Result<RunResult<'a>> {
     let tasks = serving.folder.tasks.len();
     workspace.scores.clear();
     workspace.scores.resize(workspace.candidate_rows.len() * tasks, 0.0);
@@ -46,43 +50,43 @@ pub(super) fn run<'a>(workspace: &'a mut Workspace, serving: &OpenModel, cancel:
     let mut scores = std::mem::take(&mut workspace.scores);
     let begun = Instant::now();
     let ran = run_model(workspace, serving, &mut scores, cancel);
-    let took = begun.elapsed();
+    let run_time = begun.elapsed();
     workspace.scores = scores;
     ran?;
-    // Without a way out of the loop several are looked at in one step.
+    // Without an early exit the compiler can vectorise the loop.
     let finite = workspace.scores.iter().fold(true, |all, score| all & score.is_finite());
     if !finite && let Some(bad) = workspace.scores.iter().find(|score| !score.is_finite()) {
         let message = format!("the model gave the score {bad}: its weights are damaged, or too large for its numbers");
         return Err(Error::new(Status::Runtime, message));
     }
-    Ok(Ran { scores: &workspace.scores, took })
+    Ok(RunResult { scores: &workspace.scores, run_time })
 }
 
-/// Runs the model on what the workspace holds.
+/// Runs the model on the rows in the workspace.
 fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], cancel: Option<&Cancel>) -> Result<()> {
     let (names, outputs) = (&serving.folder.inputs, &serving.folder.outputs);
     let inputs = workspace.inputs(serving);
     let bound = BoundModel {
         model: &serving.model,
         kv: serving.kv.as_ref(),
-        settled: serving.kv.as_ref().is_none_or(KvCache::is_still),
+        pools_ready: serving.kv.as_ref().is_none_or(KvCache::is_still),
         pools: names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str)).collect(),
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
     };
-    // SAFETY: the buffers are this run's alone. Of the pools it writes only pages that its leases hold, beyond what others
-    // may read.
+    // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other
+    // runs may read.
     unsafe { exec::run(&bound, serving.graphs.as_ref(), &workspace.sizes(), &inputs, scores, cancel) }
 }
 
 impl Workspace {
-    /// What the model is given, but for the pools.
+    /// The inputs of the model, without the pools.
     fn inputs<'a>(&'a self, serving: &'a OpenModel) -> Vec<Input<'a>> {
         let names = &serving.folder.inputs;
         let mut inputs = Vec::with_capacity(serving.folder.features.len() + 10);
         for (feature, keys) in serving.folder.features.iter().zip(&self.keys) {
             let dim = Dim::Rows(serving.layout.no_key);
-            inputs.push(Input { name: &feature.input, numbers: Numbers::I64(keys), dim });
+            inputs.push(Input { name: &feature.input, numbers: Values::I64(keys), dim });
         }
         let candidates = Some(&names.candidate_rows);
         let longs = [
@@ -98,8 +102,8 @@ impl Workspace {
             (names.page_indptr.as_ref(), &self.page_indptr, Dim::Bounds),
             (names.page_ids.as_ref(), &self.page_ids, Dim::Pages),
         ];
-        let longs = longs.into_iter().map(|(name, numbers, dim)| (name, Numbers::I64(numbers), dim));
-        let shorts = shorts.into_iter().map(|(name, numbers, dim)| (name, Numbers::I32(numbers), dim));
+        let longs = longs.into_iter().map(|(name, numbers, dim)| (name, Values::I64(numbers), dim));
+        let shorts = shorts.into_iter().map(|(name, numbers, dim)| (name, Values::I32(numbers), dim));
         let named =
             longs.chain(shorts).filter_map(|(name, numbers, dim)| name.map(|name| Input { name, numbers, dim }));
         inputs.extend(named);
@@ -115,7 +119,7 @@ impl Workspace {
         }
     }
 
-    /// Makes room for the rows of a model with so many features.
+    /// Empties the buffers for a model with this number of features.
     pub(super) fn clear(&mut self, features: usize) {
         self.keys.resize_with(features, Vec::new);
         self.keys
@@ -130,7 +134,7 @@ impl Workspace {
         self.page_indptr.push(0);
     }
 
-    /// Takes away what was added since it had these sizes.
+    /// Truncates the buffers to these sizes.
     pub(super) fn truncate(&mut self, to: &Sizes) {
         self.keys
             .iter_mut()
@@ -146,7 +150,7 @@ impl Workspace {
         self.page_ids.truncate(to.pages);
     }
 
-    /// Adds the rows of one request. What fails may leave some of them; see [`Self::truncate`].
+    /// Adds the rows of one request. An error may leave some of them; see [`Self::truncate`].
     pub(super) fn add(&mut self, work: &PreparedRequest, ready: &PreparedHistory) -> Result<()> {
         let layout = &work.serving.layout;
         let (at, rows) = (self.positions.len(), ready.cached..work.rows());
@@ -154,7 +158,7 @@ impl Workspace {
         let all = at + new + work.num_candidates;
         let history = layout.history_rows(rows.clone(), ready.user_keys(work), ready.events(work));
         self.keys.iter_mut().for_each(|keys| keys.resize(all, layout.no_key));
-        history.put(at, &mut self.keys, ready.are_known(work)).map_err(|error| error.about("events"))?;
+        history.write_keys(at, &mut self.keys, ready.has_known_keys(work)).map_err(|error| error.about("events"))?;
         layout.candidate_rows(&work.candidates, at + new, &mut self.keys);
         if work.serving.folder.inputs.times.is_some() {
             history.times(&mut self.times);
@@ -177,12 +181,12 @@ impl Workspace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event_log::{EventLog, Sent};
+    use super::super::event_log::{EventLog, SentEvents};
     use super::super::history::prepare;
     use super::super::tests::{options, request, serving};
     use super::*;
 
-    /// The rows that a workspace has of everyone but the first so many.
+    /// The rows of a workspace behind the first ones.
     fn rows_behind(workspace: &Workspace, first: &Sizes) -> Vec<Vec<i64>> {
         let of_rows = workspace.keys.iter().chain([&workspace.positions, &workspace.times]);
         of_rows.map(|numbers| numbers[first.rows..].to_vec()).collect()
@@ -190,12 +194,12 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "opens a model")]
-    fn rows_do_not_depend_on_those_before_them_nor_on_whether_all_keys_are_known() {
+    fn rows_depend_neither_on_the_rows_before_them_nor_on_whether_all_keys_are_known() {
         let serving = serving(&options(), None);
         let remembered = EventLog::new(1 << 20, &serving.layout.signature);
         let mut workspace = Workspace::default();
-        // Whole; what is new; some of it again; some of it otherwise, for which what came before is recalled; whole again;
-        // nothing new; otherwise where a page begins.
+        // The whole history; new events; some events again; some changed, so that the earlier ones are recalled; the
+        // whole history again; nothing new; a change where a page begins.
         let steps: [(u64, &[i64], bool); 7] = [
             (0, &[3, 4, 5, 6, 7], false),
             (5, &[8, 9], true),
@@ -212,9 +216,13 @@ mod tests {
                 request.user_keys.clear();
             }
             let mut work = PreparedRequest::new(&serving, &request).unwrap();
-            let ready = prepare(&work, &remembered, &mut workspace.items).unwrap();
-            assert!(items.is_empty() || !workspace.items.is_empty(), "histories are compared");
-            assert_eq!(ready.are_known(&work), start != 8, "its own events are used unless it takes others");
+            let ready = prepare(&work, &remembered, &mut workspace.fingerprints).unwrap();
+            assert!(items.is_empty() || !workspace.fingerprints.is_empty(), "histories are compared");
+            assert_eq!(
+                ready.has_known_keys(&work),
+                start != 8,
+                "its own events are used unless the history is recalled"
+            );
             workspace.clear(serving.layout.features.len());
             let nothing = workspace.sizes();
             workspace.add(&work, &ready).unwrap();
@@ -229,19 +237,19 @@ mod tests {
             assert_eq!(workspace.sizes(), alone);
             assert_eq!(behind, rows_behind(&workspace, &nothing), "from {start} on");
             ready.commit().unwrap();
-            remembered.note(&Sent::new(&work), &serving.layout.signature);
+            remembered.record(&SentEvents::new(&work), &serving.layout.signature);
         }
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "opens a model")]
-    fn what_can_not_be_added_is_taken_away() {
+    fn rows_of_a_request_that_can_not_be_added_are_removed() {
         let serving = serving(&options(), None);
         let remembered = EventLog::new(1 << 20, &serving.layout.signature);
         let mut workspace = Workspace::default();
         let ready = |user: u64, workspace: &mut Workspace| {
             let work = PreparedRequest::new(&serving, &request(user, &[3, 4, 5])).unwrap();
-            let ready = prepare(&work, &remembered, &mut workspace.items).unwrap();
+            let ready = prepare(&work, &remembered, &mut workspace.fingerprints).unwrap();
             (work, ready)
         };
         let [(first, of_first), (mut second, of_second)] = [1, 2].map(|user| ready(user, &mut workspace));
@@ -253,7 +261,7 @@ mod tests {
             [row_offsets, num_contextual, cached_len, page_indptr].map(Vec::clone)
         };
         let before = all(&workspace);
-        // As if another version had been told of it, whose table was larger.
+        // As if the events had been sent to another version with a larger table.
         second.known_events = false;
         *second.events.iter_mut().rev().nth(1).unwrap() = 1 << 40;
         let error = workspace.add(&second, &of_second).unwrap_err();
