@@ -4,10 +4,9 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
-use ring::digest::{Context, SHA256, digest};
-
 use super::json::damaged;
 use super::{FolderFile, ModelFolder};
+use crate::checksum::{Sha256, sha256_hex};
 use crate::error::{Error, Result, Status};
 
 /// Checks that `version` is the hash of the text of pagoda.json with zeros in the version's place.
@@ -15,7 +14,7 @@ pub(super) fn version(text: &str, version: &str) -> Result<()> {
     if version.len() != 64 || !version.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return Err(damaged(format!("`version`: expected 64 hexadecimal digits, found {version:?}")));
     }
-    let hash = hex(digest(&SHA256, text.replacen(version, &"0".repeat(64), 1).as_bytes()).as_ref());
+    let hash = sha256_hex(text.replacen(version, &"0".repeat(64), 1).as_bytes());
     if hash != version {
         let message = format!("it was changed after it was exported: its hash is {hash} and its version {version}");
         return Err(damaged(format!("{message}. Export the model again")));
@@ -41,21 +40,17 @@ fn check(path: &Path, file: &FolderFile) -> Result<()> {
         let message = format!("{name} {what}: it has {bytes} bytes and pagoda.json says {}", file.bytes);
         return Err(Error::new(Status::Model, format!("{message}. Copy the whole folder again")));
     }
-    let (mut context, mut buffer) = (Context::new(&SHA256), vec![0; 1 << 20]);
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
         match opened.read(&mut buffer).map_err(failed)? {
             0 => break,
-            count => context.update(&buffer[..count]),
+            count => hash.update(&buffer[..count]),
         }
     }
-    let hash = hex(context.finish().as_ref());
+    let hash = hash.hex();
     if hash != file.sha256.to_ascii_lowercase() {
         let message = format!("{name} was changed: its SHA-256 is {hash} and pagoda.json says {}", file.sha256);
         return Err(Error::new(Status::Model, format!("{message}. Copy the whole folder again")));
     }
     Ok(())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use twox_hash::XxHash3_64;
-
 use super::Key;
 use super::chain::{Chain, Location, Slot};
-use super::format::{checksum, u32_at, u64_at};
+use super::format::{u32_at, u64_at};
+use crate::checksum::{xxh3, xxh3_seeded};
 use crate::error::{Error, Result, Status};
 use crate::files::sync_parent;
 
@@ -236,7 +235,7 @@ impl Digest {
 }
 
 fn hash(seed: u64, key: &[u8], value: &[u8]) -> u64 {
-    XxHash3_64::oneshot_with_seed(seed, &[key, value].concat())
+    xxh3_seeded(seed, &[key, value].concat())
 }
 
 impl Meta {
@@ -245,7 +244,7 @@ impl Meta {
         let words = [META_VERSION, self.store, self.next_seq, self.next_segment, count, sums[0], sums[1]];
         let segments = self.segments.iter().flat_map(|covered| [covered.id, covered.len, covered.lowest_dead]);
         let mut bytes: Vec<u8> = words.into_iter().chain(segments).flat_map(u64::to_le_bytes).collect();
-        bytes.extend(checksum(&bytes).to_le_bytes());
+        bytes.extend(xxh3(&bytes).to_le_bytes());
         bytes
     }
 
@@ -253,7 +252,7 @@ impl Meta {
         let (body, sum) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
         if body.len() < 56
             || (body.len() - 56) % 24 != 0
-            || checksum(body) != u64_at(sum, 0)
+            || xxh3(body) != u64_at(sum, 0)
             || u64_at(body, 0) != META_VERSION
         {
             return None;

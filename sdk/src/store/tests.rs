@@ -438,7 +438,7 @@ fn folders_of_others_and_formats_to_come_are_left_alone() {
     let mut bytes = b"PAGODASG".to_vec();
     bytes.extend(9_u32.to_le_bytes());
     bytes.resize(56, 0);
-    bytes.extend(format::checksum(&bytes).to_le_bytes());
+    bytes.extend(crate::checksum::xxh3(&bytes).to_le_bytes());
     fs::write(segment(&folder), &bytes).unwrap();
     let error = DiskStore::open(folder.path(), &small()).err().unwrap();
     assert_eq!(error.status(), Status::Unsupported);
