@@ -14,6 +14,7 @@
 //! # Ok::<(), pagoda::Error>(())
 //! ```
 
+mod checksum;
 pub mod config;
 pub mod embedding;
 pub mod engine;
@@ -31,12 +32,10 @@ pub mod tensor;
 
 pub mod ffi;
 
-pub use config::{
-    Durability, Edited, KvOptions, ModelOptions, Offload, Optimization, Overlap, Pages, Place, Provider, StoreOptions,
-};
+pub use config::{Edited, KvOptions, Offload, Overlap, Pages, Place};
 pub use engine::{Engine, EngineOptions, ModelFolder, RankRequest, RankResponse};
 pub use error::{Error, Result, Status};
 pub use kv::{KvCache, Lease};
-pub use runtime::{Cancel, Model, ValueInfo};
-pub use store::DiskStore;
+pub use runtime::{Cancel, Model, ModelOptions, Optimization, Provider, ValueInfo};
+pub use store::{DiskStore, Durability, StoreOptions};
 pub use tensor::{ElementType, Tensor};

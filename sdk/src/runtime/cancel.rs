@@ -6,7 +6,7 @@ use std::sync::{OnceLock, Weak};
 use ort_sys::OrtRunOptions;
 
 use super::api::Api;
-use super::options::{NO_GRAPH, RunOptions};
+use super::run_options::{NO_GRAPH, RunOptions};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 

@@ -10,7 +10,7 @@ use ort_sys::OrtValue;
 use pagoda_kernels::cuda::{CudaError, SideStream, capture, keep_counters, no_capture};
 
 use super::model::Model;
-use super::options::RunOptions;
+use super::run_options::RunOptions;
 use super::value::Value;
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;

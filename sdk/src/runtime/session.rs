@@ -12,9 +12,9 @@ use pagoda_custom_ops::tables::{Bound, ENTRY};
 use pagoda_kernels::cuda::{Gpu, KeptCounters, SideStream, no_capture};
 
 use super::api::Api;
-use super::options::{NO_GRAPH, RunOptions};
+use super::options::{GraphTables, ModelOptions, Optimization, Provider};
+use super::run_options::{NO_GRAPH, RunOptions};
 use super::value::ValueInfo;
-use crate::config::{GraphTables, ModelOptions, Optimization, Provider};
 use crate::error::{Error, Result, Status};
 use crate::sync::{Mutex, RwLock};
 

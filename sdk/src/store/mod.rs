@@ -14,6 +14,7 @@ mod host;
 pub mod index;
 mod inner;
 mod open;
+mod options;
 mod persistent;
 mod queue;
 mod recover;
@@ -25,10 +26,10 @@ mod tests;
 
 use crate::error::Result;
 
-pub use crate::config::{Durability, StoreOptions};
+pub(crate) use crate::checksum::xxh3 as checksum;
 pub use disk_store::{CheckReport, DiskStore, Stats};
-pub(crate) use format::checksum;
 pub use host::HostStore;
+pub use options::{Durability, StoreOptions};
 pub use ticket::Ticket;
 
 /// The names of what lies in a store's folder beside the segments.

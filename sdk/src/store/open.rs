@@ -10,12 +10,12 @@ use super::disk::{Clock, Disk, RealDisk};
 use super::format::{Head, Kind, SEGMENT_HEADER, segment_id, segment_name};
 use super::index::{Index, SledIndex};
 use super::inner::{Inner, Place, Segment};
+use super::options::StoreOptions;
 use super::persistent::{Change, Persistent};
 use super::queue::{Item, What};
 use super::recover::{File, Files, Found, has_leftovers, list, open_files, recover, scan};
 use super::writer::{Active, Writer};
 use super::{CheckReport, INDEX, LOCK};
-use crate::config::StoreOptions;
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 

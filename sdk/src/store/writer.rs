@@ -11,9 +11,9 @@ use super::chain::{Known, Plan};
 use super::disk::Disk;
 use super::format::{Kind, RecordHeader, SEGMENT_HEADER, SegmentHeader, align, layer_sums, segment_name};
 use super::inner::{Inner, Place, Segment, truncate};
+use super::options::Durability;
 use super::persistent::{Change, Persistent};
 use super::queue::{Item, What, Work};
-use crate::config::Durability;
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 
