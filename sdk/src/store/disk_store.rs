@@ -6,7 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
 use super::chain::{Chain, Slot};
 use super::disk::{Clock, Disk, RealClock, RealDisk};
@@ -19,7 +18,7 @@ use super::ticket::{Promise, Ticket};
 use super::{Found, History, INDEX, Key, Piece, Record, Room, Store};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Worker};
 
 /// A store in a folder.
 ///
@@ -27,10 +26,11 @@ use crate::sync::Mutex;
 /// One process at a time has a store open. Dropping it writes everything that is queued.
 pub struct DiskStore {
     inner: Arc<Inner>,
-    writer: Option<JoinHandle<()>>,
-    /// The spaces that caches have taken.
+    /// Dropped before the lock: the writer has written everything when the store is free for another process.
+    _writer: Worker,
+    /// The spaces that caches have claimed.
     claimed: Mutex<HashSet<u64>>,
-    /// Keeps others out until the writer is done.
+    /// Keeps other processes out.
     _lock: Box<dyn Any + Send + Sync>,
 }
 
@@ -58,15 +58,12 @@ impl DiskStore {
                 log::error!("the store's writer ended: {error}");
                 shared.queue.close(error);
             }
-            // Its files are closed before anyone waits for nothing.
+            // Its files are closed before `clear` releases the callers that wait.
             drop(writer);
             shared.queue.clear();
         };
-        let thread = std::thread::Builder::new()
-            .name("pagoda-store".into())
-            .spawn(run)
-            .map_err(|error| Error::new(Status::Capacity, format!("the store's thread can not be started: {error}")))?;
-        Ok(Self { inner, writer: Some(thread), claimed: Mutex::default(), _lock: lock })
+        let writer = Worker::spawn("pagoda-store", "write the store", run)?;
+        Ok(Self { inner, _writer: writer, claimed: Mutex::default(), _lock: lock })
     }
 
     /// Numbers about what is stored now and what happened since the store was opened.
@@ -158,9 +155,6 @@ impl Store for DiskStore {
 impl Drop for DiskStore {
     fn drop(&mut self) {
         self.inner.queue.close(Error::new(Status::InvalidHandle, "the store is closed"));
-        if let Some(writer) = self.writer.take() {
-            let _ = writer.join();
-        }
     }
 }
 
