@@ -6,7 +6,8 @@ use super::disk::DiskFile;
 use super::{Key, Record};
 use crate::checksum::{crc32c, xxh3, xxh3_seeded};
 
-/// Where records may begin, so that layers lie well for vector units and a damaged file can be searched for the next one.
+/// Records begin at multiples of this: layers are aligned for vector units, and recovery can search a damaged file for the
+/// next record.
 pub(super) const ALIGNMENT: u64 = 64;
 pub(super) const SEGMENT_HEADER: u64 = 64;
 pub(super) const VERSION: u32 = 1;
@@ -40,11 +41,11 @@ pub(super) fn segment_id(name: &str) -> Option<u64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
     pub(super) id: u64,
-    /// The same in all segments of a store, so that a stray file is not taken for one of ours.
+    /// The number of the store, the same in all its segments: a file of another store is recognised.
     pub(super) store: u64,
-    /// Every record that was written to earlier segments has a lower number than this.
+    /// Every record in earlier segments has a lower number than this.
     pub(super) created_seq: u64,
-    /// The segment that was written before this one, and how much of it counts.
+    /// The segment before this one, and how many bytes of it are valid.
     pub(super) previous: u64,
     pub(super) previous_len: u64,
 }
@@ -73,7 +74,7 @@ impl SegmentHeader {
         bytes
     }
 
-    /// The checksum stays where it is in every format to come, so that damage is told from a newer format.
+    /// The checksum has the same place in every later format, so that damage can be told from a newer format.
     pub(super) fn decode(bytes: &[u8]) -> Opening {
         if bytes.len() < SEGMENT_HEADER as usize
             || &bytes[..8] != SEGMENT_MAGIC
@@ -94,27 +95,26 @@ impl SegmentHeader {
     }
 }
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// These tokens follow those of the record `prev_seq`, or stand alone.
+    /// Tokens that follow those of the record `prev_seq`, or begin the history.
     Put = 1,
     /// The tokens from `start` on are gone; the record `prev_seq` holds the last that is left.
     Cut = 2,
 }
 
-/// What stands in a record before its data.
+/// The part of a record before its data.
 ///
-/// The newest record of a key says all there is to know of it: where the history begins, where it ends, and which record
-/// comes before; that one names the record before it, and so on down to `history_start`. So a record that was lost can
-/// never be mistaken for one that was not.
+/// The newest record of a key determines its history: where it begins, where it ends, and which record comes before. That
+/// one names the record before it, and so on down to `history_start`. So a lost record is always noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub(super) kind: Kind,
     pub(super) store: u64,
     pub(super) segment: u64,
     pub(super) offset: u64,
-    /// Grows with every record of the store.
+    /// The sequence number; it grows with every record of the store.
     pub(super) seq: u64,
     /// The record this one continues; 0 = none.
     pub(super) prev_seq: u64,
@@ -128,7 +128,8 @@ pub(super) struct RecordHeader {
     pub(super) tag_len: u32,
     /// When it was written, in milliseconds since 1970.
     pub(super) time: u64,
-    /// How much of the segment was durable when this was written: damage before that is damage, not a torn write.
+    /// How many bytes of the segment were durable when this was written. A bad record before that is damage; one after it
+    /// may be a torn write.
     pub(super) synced: u64,
 }
 
@@ -190,7 +191,7 @@ impl RecordHeader {
             time: u64_at(bytes, 112),
             synced: u64_at(bytes, 120),
         };
-        // What no writer makes must not make the sums below overflow.
+        // Values that no writer writes must not overflow the sums below.
         let sane = header.layers <= MAX_LAYERS
             && header.tag_len as usize <= MAX_TAG
             && header.layer_bytes <= i64::MAX as u64 / (2 * u64::from(MAX_LAYERS))
@@ -214,7 +215,7 @@ pub(super) fn layer_sums(record: &Record) -> Vec<u64> {
     (0..layers).map(|layer| layer_checksum(&record.data[layer * length..(layer + 1) * length])).collect()
 }
 
-/// A record as it lies in a file, its head checked.
+/// A record in a file, with its head checked.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     pub(super) header: RecordHeader,
@@ -228,7 +229,7 @@ impl<'a> Head<'a> {
         Self::try_read(file, store, segment, offset, end).ok().flatten()
     }
 
-    /// As [`Head::read`], for those who must tell a file that can not be read from one that holds no record there.
+    /// As [`Head::read`], but tells a file that can not be read from one that has no record there.
     pub(super) fn try_read(
         file: &'a dyn DiskFile,
         store: u64,
@@ -257,13 +258,13 @@ impl<'a> Head<'a> {
         (0..self.header.layers as usize).map(|layer| u64_at(self.bytes, FIXED + 8 * layer)).collect()
     }
 
-    /// The bytes of a layer if they can be read and are what was written.
+    /// The bytes of a layer, if they can be read and their checksum is right.
     pub(super) fn layer(&self, layer: u32) -> Option<&'a [u8]> {
         let from = self.header.offset + self.header.head_len() + u64::from(layer) * self.header.layer_bytes;
         checked_view(self.file, from, self.header.layer_bytes, u64_at(self.bytes, FIXED + 8 * layer as usize))
     }
 
-    /// Whether every layer is what was written.
+    /// Whether the checksum of every layer is right.
     pub(super) fn is_whole(&self) -> io::Result<bool> {
         for layer in 0..self.header.layers {
             let from = self.header.offset + self.header.head_len() + u64::from(layer) * self.header.layer_bytes;
@@ -295,7 +296,7 @@ pub(super) fn next_record(file: &dyn DiskFile, store: u64, segment: u64, offset:
     search(file, store, segment, offset, end, |_| Ok(())).ok().flatten()
 }
 
-/// As [`next_record`], but what can not be read is an error.
+/// As [`next_record`], but a read error is returned.
 pub(super) fn try_next_record(
     file: &dyn DiskFile,
     store: u64,
@@ -317,7 +318,7 @@ fn search(
     const STRIDE: u64 = 1 << 20;
     let mut at = offset + ALIGNMENT;
     while at < end {
-        // Large views where the file gives them: asking for each possible place on its own takes a system call.
+        // Views as large as the file gives them: a view takes a system call.
         let length = STRIDE.min(end - at);
         let block = file.view(at, length as usize).map(Some).or_else(|error| unread(error).map(|()| None))?;
         let mut within = 0;
@@ -340,7 +341,7 @@ fn search(
     Ok(None)
 }
 
-/// The checksum of a head, but for the checksum itself.
+/// The checksum of a head without the field of the checksum.
 fn head_checksum(head: &[u8]) -> u64 {
     xxh3_seeded(u64_at(head, 0), &head[16..])
 }

@@ -3,9 +3,9 @@
 /// When a write to a store counts as done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// As soon as it is queued: what is queued is lost with the process.
+    /// When it is queued: the queue is lost if the process ends.
     None,
-    /// When the operating system has it: it survives the end of the process, but not a loss of power.
+    /// When the operating system has it: it survives a crash of the process, but not a loss of power.
     Process,
     /// When the disk has it: it survives a loss of power.
     #[default]
@@ -17,15 +17,15 @@ pub enum Durability {
 pub struct StoreOptions {
     /// When a write counts as done.
     pub durability: Durability,
-    /// How many bytes the data files may take together before the users that were not used for longest leave; 0 = no
-    /// limit. While segments are compacted the files may take one or two segments more.
+    /// How many bytes the data files may take together before the least recently used users are evicted; 0 = no limit. During a
+    /// compaction the files may take one or two segments more.
     pub max_bytes: u64,
-    /// How long a segment file gets before the next one is begun. With `max_bytes`, at most an eighth of that.
+    /// The size at which a segment file is full. With `max_bytes`, at most an eighth of that.
     pub segment_bytes: u64,
-    /// How many bytes may wait to be written before a write has to wait or is refused.
+    /// How many bytes may wait to be written. Beyond it a write waits or is refused.
     pub queue_bytes: u64,
-    /// How many bytes of removed data are left lying in the files before segments are compacted; they are left in any
-    /// case while they are less than half of all.
+    /// How many bytes of garbage the files may have before segments are compacted. Garbage of less than half of the files is
+    /// left in any case.
     pub garbage_bytes: u64,
 }
 
@@ -42,7 +42,7 @@ impl Default for StoreOptions {
 }
 
 impl StoreOptions {
-    /// How long segments get: several must fit under a limit, or every compaction would exceed it.
+    /// The size of a segment. Several must fit under `max_bytes`, or every compaction would exceed it.
     pub(crate) fn segment_size(&self) -> u64 {
         let most = if self.max_bytes == 0 { u64::MAX } else { (self.max_bytes / 8).max(1 << 20) };
         self.segment_bytes.min(most).max(4096)
