@@ -275,7 +275,7 @@ fn an_edited_history_is_noticed() {
         SHAPE.append(&lease, of);
         let _ = lease.commit().unwrap();
         // What was computed from the old items is gone from the store too.
-        assert!(store.users(0).is_empty());
+        assert!(store.users(pagoda::store::Space(0)).is_empty());
         cache.evict(Users::All, Tiers::RESIDENT).unwrap();
         drop(cache);
         let cache = KvCache::open(&invalidate, Some(store)).unwrap();

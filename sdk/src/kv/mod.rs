@@ -34,7 +34,7 @@ use table::Table;
 
 use crate::config::{KvOptions, Offload};
 use crate::error::{Error, Result, Status};
-use crate::store::{Found, Key, Store, Ticket};
+use crate::store::{Found, Key, Space, Store, Ticket};
 use crate::tensor::Tensor;
 
 /// What one user of a batch brings.
@@ -118,7 +118,7 @@ struct Inner {
     rules: Rules,
     offload: Offload,
     onload_in_background: bool,
-    space: u64,
+    space: Space,
     pool: Pool,
     table: Table,
     store: Option<Arc<dyn Store>>,

@@ -2,9 +2,10 @@
 
 use pagoda_kernels::cuda::Gpu;
 
+use crate::checksum::xxh3;
 use crate::config::{Edited, KvOptions, Pages, Place};
 use crate::error::{Error, Result};
-use crate::store::checksum;
+use crate::store::Space;
 use crate::tensor::ElementType;
 
 /// The shape of keys and values.
@@ -93,7 +94,7 @@ pub(super) fn gpu_of_pool(device: u32) -> Result<&'static Gpu> {
 }
 
 /// The number that stands for a model's version and everything that decides what its stored bytes mean.
-pub(super) fn space(options: &KvOptions) -> u64 {
+pub(super) fn space(options: &KvOptions) -> Space {
     let KvOptions { layers, heads, head_size, page_size, element, .. } = *options;
     let hashed = u32::from(options.edited != Edited::Unnoticed);
     let mut bytes = Vec::new();
@@ -101,5 +102,5 @@ pub(super) fn space(options: &KvOptions) -> u64 {
         bytes.extend(number.to_le_bytes());
     }
     bytes.extend(options.model_version.as_bytes());
-    checksum(&bytes)
+    Space(xxh3(&bytes))
 }

@@ -15,7 +15,7 @@ use super::inner::{Inner, Place, Segment};
 use super::open::{Opened, check, open, throw_index_away};
 use super::options::StoreOptions;
 use super::ticket::{Promise, Ticket};
-use super::{Found, History, INDEX, Key, Piece, Record, Room, Store};
+use super::{Found, History, INDEX, Key, Piece, Record, Room, Space, Store};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 use crate::sync::{Mutex, Worker};
@@ -29,7 +29,7 @@ pub struct DiskStore {
     /// Dropped before the lock: the writer has written everything when the store is free for another process.
     _writer: Worker,
     /// The spaces that caches have claimed.
-    claimed: Mutex<HashSet<u64>>,
+    claimed: Mutex<HashSet<Space>>,
     /// Keeps other processes out.
     _lock: Box<dyn Any + Send + Sync>,
 }
@@ -118,11 +118,11 @@ impl DiskStore {
 }
 
 impl Store for DiskStore {
-    fn claim(&self, space: u64) -> bool {
+    fn claim(&self, space: Space) -> bool {
         self.claimed.lock().insert(space)
     }
 
-    fn release(&self, space: u64) {
+    fn release(&self, space: Space) {
         self.claimed.lock().remove(&space);
     }
 
@@ -143,7 +143,7 @@ impl Store for DiskStore {
         self.inner.cut(key, from)
     }
 
-    fn users(&self, space: u64) -> Vec<u64> {
+    fn users(&self, space: Space) -> Vec<u64> {
         self.inner.users(space)
     }
 

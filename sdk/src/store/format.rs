@@ -3,7 +3,7 @@
 use std::io;
 
 use super::disk::DiskFile;
-use super::{Key, Record};
+use super::{Key, Record, Space};
 use crate::checksum::{crc32c, xxh3, xxh3_seeded};
 
 /// Records begin at multiples of this: layers are aligned for vector units, and recovery can search a damaged file for the
@@ -149,7 +149,8 @@ impl RecordHeader {
         let mut bytes = Vec::with_capacity(self.head_len() as usize);
         bytes.extend(RECORD_MAGIC.to_le_bytes());
         bytes.extend((self.kind as u32).to_le_bytes());
-        let before = [0, self.store, self.segment, self.offset, self.seq, self.prev_seq, self.key.space, self.key.user];
+        let before =
+            [0, self.store, self.segment, self.offset, self.seq, self.prev_seq, self.key.space.0, self.key.user];
         bytes.extend(before.iter().flat_map(|value| value.to_le_bytes()));
         bytes.extend([self.history_start, self.start].iter().flat_map(|value| value.to_le_bytes()));
         bytes.extend([self.tokens, self.layers].iter().flat_map(|value| value.to_le_bytes()));
@@ -181,7 +182,7 @@ impl RecordHeader {
             offset: u64_at(bytes, 32),
             seq: u64_at(bytes, 40),
             prev_seq: u64_at(bytes, 48),
-            key: Key { space: u64_at(bytes, 56), user: u64_at(bytes, 64) },
+            key: Key { space: Space(u64_at(bytes, 56)), user: u64_at(bytes, 64) },
             history_start: u64_at(bytes, 72),
             start: u64_at(bytes, 80),
             tokens: u32_at(bytes, 88),
@@ -369,7 +370,7 @@ mod tests {
             offset: 64,
             seq: 9,
             prev_seq: 8,
-            key: Key { space: 1, user: 2 },
+            key: Key { space: Space(1), user: 2 },
             history_start: 5,
             start: 7,
             tokens: 4,

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::Key;
 use super::chain::{Chain, Location, Slot};
 use super::format::{u32_at, u64_at};
+use super::{Key, Space};
 use crate::checksum::{xxh3, xxh3_seeded};
 use crate::error::{Error, Result, Status};
 use crate::files::sync_parent;
@@ -271,13 +271,13 @@ impl Meta {
 }
 
 pub(super) fn encode_key(key: Key) -> Vec<u8> {
-    [key.space.to_be_bytes(), key.user.to_be_bytes()].concat()
+    [key.space.0.to_be_bytes(), key.user.to_be_bytes()].concat()
 }
 
 pub(super) fn decode_key(bytes: &[u8]) -> Option<Key> {
     let bytes: [u8; 16] = bytes.try_into().ok()?;
     Some(Key {
-        space: u64::from_be_bytes(bytes[..8].try_into().ok()?),
+        space: Space(u64::from_be_bytes(bytes[..8].try_into().ok()?)),
         user: u64::from_be_bytes(bytes[8..].try_into().ok()?),
     })
 }
@@ -350,7 +350,7 @@ mod tests {
         };
         let chain = Chain { start: 4, end: 8, newest: 10, stamp: 12, slots: vec![slot.clone(), slot] };
         assert_eq!(decode_chain(&encode_chain(&chain)), Some(chain));
-        let key = Key { space: 1, user: u64::MAX };
+        let key = Key { space: Space(1), user: u64::MAX };
         assert_eq!(decode_key(&encode_key(key)), Some(key));
     }
 

@@ -10,7 +10,7 @@ use super::format::{Head, MAX_LAYERS, MAX_TAG, total_len};
 use super::options::{Durability, StoreOptions};
 use super::queue::{Item, Queue, What};
 use super::ticket::{Promise, Ticket};
-use super::{Found, Key, Record, Room};
+use super::{Found, Key, Record, Room, Space};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 use crate::sync::{Mutex, MutexGuard};
@@ -139,7 +139,7 @@ impl Inner {
     }
 
     pub(super) fn shard(&self, key: Key) -> Shard<'_> {
-        let mixed = (key.user ^ key.space.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (key.user ^ key.space.0.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.shards[(mixed >> 58) as usize].lock()
     }
 
@@ -272,7 +272,7 @@ impl Inner {
     }
 
     /// The users of a space.
-    pub(super) fn users(&self, space: u64) -> Vec<u64> {
+    pub(super) fn users(&self, space: Space) -> Vec<u64> {
         let mut users = Vec::new();
         for shard in self.shards() {
             users.extend(shard.keys().filter(|key| key.space == space).map(|key| key.user));
@@ -283,7 +283,7 @@ impl Inner {
     /// Waits for everything queued before.
     pub(super) fn flush(&self) -> Result<()> {
         let (promise, ticket) = Promise::new();
-        let key = Key { space: 0, user: 0 };
+        let key = Key { space: Space(0), user: 0 };
         let plan = Plan { prev_seq: 0, history_start: 0 };
         self.queue.push(|seq| Item { seq, key, plan, what: What::Barrier, promise: Some(promise), bytes: 0 })?;
         let outcome = ticket.wait();

@@ -36,11 +36,16 @@ pub use ticket::Ticket;
 const LOCK: &str = "LOCK";
 const INDEX: &str = "index";
 
+/// A part of a store that one cache claims: a hash of the model's version and of the shape of its keys and values. A version
+/// never sees the entries of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Space(pub u64);
+
 /// Whose history it is, and which model computed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// A hash of the model's version and the shape of its keys and values. A version never sees the entries of another.
-    pub space: u64,
+    /// Which model.
+    pub space: Space,
     /// The user.
     pub user: u64,
 }
@@ -112,10 +117,10 @@ pub enum Room {
 /// promises when its [`Ticket`] says so.
 pub trait Store: Send + Sync {
     /// Claims a space for one cache; false if another cache has it.
-    fn claim(&self, space: u64) -> bool;
+    fn claim(&self, space: Space) -> bool;
 
     /// Releases a claimed space.
-    fn release(&self, space: u64);
+    fn release(&self, space: Space);
 
     /// Where a user's stored history begins and ends, and its pieces; `None` if nothing is stored.
     fn find(&self, key: Key) -> Option<Found>;
@@ -131,7 +136,7 @@ pub trait Store: Send + Sync {
     fn cut(&self, key: Key, from: u64) -> Result<Ticket>;
 
     /// The users of a space, in no order.
-    fn users(&self, space: u64) -> Vec<u64>;
+    fn users(&self, space: Space) -> Vec<u64>;
 
     /// The most bytes of data that a record should have: enough to be written and read at full speed.
     fn record_bytes(&self) -> usize {

@@ -192,11 +192,12 @@ fn take(state: &mut State, bytes: u64) -> Vec<Item> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Space;
     use super::*;
 
     fn item(seq: u64, bytes: u64) -> Item {
         let plan = Plan { prev_seq: 0, history_start: 0 };
-        Item { seq, key: Key { space: 0, user: 0 }, plan, what: What::Cut { from: 0 }, promise: None, bytes }
+        Item { seq, key: Key { space: Space(0), user: 0 }, plan, what: What::Cut { from: 0 }, promise: None, bytes }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::workspace::{self, Workspace};
 use super::*;
 use crate::config::{ModelOptions, Pages, Provider, StoreOptions};
 use crate::kv::{KvStats, Tiers, Users};
-use crate::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
+use crate::store::{DiskStore, Found, History, Key, Record, Room, Space, Store, Ticket};
 
 /// Longer than anything takes, so that no test waits for ever for what is lost.
 const LONG: Duration = Duration::from_secs(20);
@@ -330,11 +330,11 @@ fn failing(folder: &Folder) -> Arc<Failing> {
 }
 
 impl Store for Failing {
-    fn claim(&self, space: u64) -> bool {
+    fn claim(&self, space: Space) -> bool {
         self.store.claim(space)
     }
 
-    fn release(&self, space: u64) {
+    fn release(&self, space: Space) {
         self.store.release(space);
     }
 
@@ -360,7 +360,7 @@ impl Store for Failing {
         self.store.cut(key, from)
     }
 
-    fn users(&self, space: u64) -> Vec<u64> {
+    fn users(&self, space: Space) -> Vec<u64> {
         self.store.users(space)
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arena::{Arena, Block};
 use pagoda_kernels::cuda::Gpu;
 
-use super::{Found, History, Key, Piece, Record, Room, Store, Ticket};
+use super::{Found, History, Key, Piece, Record, Room, Space, Store, Ticket};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 
@@ -33,7 +33,7 @@ struct Users {
     by_use: BTreeMap<u64, Key>,
     clock: u64,
     pieces: u64,
-    claimed: HashSet<u64>,
+    claimed: HashSet<Space>,
 }
 
 /// A history in this memory.
@@ -146,7 +146,7 @@ impl Users {
 }
 
 impl Store for HostStore {
-    fn claim(&self, space: u64) -> bool {
+    fn claim(&self, space: Space) -> bool {
         let mine = self.users.lock().claimed.insert(space);
         let free = mine && self.below.as_ref().is_none_or(|below| below.claim(space));
         if mine && !free {
@@ -155,7 +155,7 @@ impl Store for HostStore {
         free
     }
 
-    fn release(&self, space: u64) {
+    fn release(&self, space: Space) {
         if let Some(below) = &self.below {
             below.release(space);
         }
@@ -237,7 +237,7 @@ impl Store for HostStore {
         self.below.as_ref().map_or_else(|| Ok(Ticket::ready(Ok(()))), |below| below.cut(key, from))
     }
 
-    fn users(&self, space: u64) -> Vec<u64> {
+    fn users(&self, space: Space) -> Vec<u64> {
         let here = self.users.lock().all.keys().filter(|key| key.space == space).map(|key| key.user).collect();
         let Some(below) = &self.below else { return here };
         let mut all: HashSet<u64> = here.into_iter().collect();

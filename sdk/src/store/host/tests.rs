@@ -2,7 +2,7 @@ use super::*;
 use crate::store::tests::{key, record};
 use crate::store::{DiskStore, StoreOptions};
 
-const SPACE: u64 = 7;
+const SPACE: Space = Space(7);
 
 /// What is stored of a user, layer by layer.
 fn read(store: &dyn Store, user: u64) -> Option<(u64, u64, Vec<Vec<u8>>)> {
