@@ -1,8 +1,8 @@
 //! Checksums, each with its use.
 //!
 //! - XXH3 (64 bits) for headers, index entries and identities: a few bytes at a time.
-//! - CRC-32C for bulk data. Processors have an instruction for it that is faster than memory, so that reading with a check
-//!   costs little more than copying.
+//! - CRC-32C for bulk data. Processors have an instruction for it that is faster than memory, so that a checked read costs
+//!   little more than a copy.
 //! - SHA-256 for the files of model folders, which come from another machine.
 
 use ring::digest;

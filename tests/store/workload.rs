@@ -1,5 +1,5 @@
-//! What the campaigns write and how they tell that what comes back is right: every word says whose it is, which version,
-//! position and layer.
+//! What the campaigns write and how they tell that what comes back is right: every word says whose it is, which
+//! version, position and layer.
 
 use pagoda::store::disk::RealClock;
 use pagoda::store::index::Index;

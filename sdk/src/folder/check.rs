@@ -1,7 +1,7 @@
 //! Checks that the files of a folder are those that were exported, and that the weights of its graph are finite.
 //!
-//! The graph is mapped. Every other file is streamed through a buffer once, hashed, and scanned where the graph has weights
-//! in it. So a folder of any size takes little memory.
+//! The graph is mapped. Every other file is streamed through a buffer once, hashed, and scanned where the graph has
+//! weights in it. So a folder of any size takes little memory.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};

@@ -1,4 +1,5 @@
-//! What model folders of every kind have: a pagoda.json with format, kind and version, the graph, and files with hashes.
+//! What model folders of every kind have: a pagoda.json with format, kind and version, the graph, and files with
+//! hashes.
 
 use std::path::{Component, Path, PathBuf};
 

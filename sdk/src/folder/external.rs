@@ -1,6 +1,6 @@
 //! Weights that a graph has in other files (ONNX's external data). The version of a folder covers the files that its
-//! pagoda.json lists, and a model may use those alone: weights in another file could change while the version, and with it
-//! what is cached, stays.
+//! pagoda.json lists, and a model may use those alone: weights in another file could change while the version, and with
+//! it what is cached, stays.
 
 use std::path::{Component, Path};
 
@@ -17,8 +17,8 @@ pub(super) struct External<'a> {
     files: &'a [FolderFile],
 }
 
-/// Where the floats of a tensor are in another file. The file is read once, for its hash, and each piece of it is passed
-/// to [`Region::feed`].
+/// Where the floats of a tensor are in another file. The file is read once, for its hash, and each piece of it is
+/// passed to [`Region::feed`].
 pub(super) struct Region<'a> {
     /// The name of the file.
     pub(super) file: &'a str,
@@ -29,7 +29,8 @@ pub(super) struct Region<'a> {
 }
 
 impl Region<'_> {
-    /// Scans the part of a piece that is inside the region; `at` is the piece's offset in the file. Pieces come in order.
+    /// Scans the part of a piece that is inside the region; `at` is the piece's offset in the file. Pieces come in
+    /// order.
     pub(super) fn feed(&mut self, at: u64, piece: &[u8]) {
         let (from, to) = (self.offset.max(at), (self.offset + self.bytes).min(at + piece.len() as u64));
         if from < to && self.found.is_none() {
@@ -43,7 +44,7 @@ impl Region<'_> {
     }
 }
 
-/// Where in which file the numbers of a tensor are.
+/// The entries of a tensor's external data.
 struct Place<'a> {
     location: &'a str,
     offset: u64,
@@ -55,8 +56,8 @@ impl<'a> External<'a> {
         Self { model: &folder.model, files: &folder.files }
     }
 
-    /// Checks that a tensor which is not in the model's own file is in one of the folder's. Returns where its numbers are,
-    /// unless they are of a type that is always finite. Error messages continue the name of the tensor.
+    /// Checks that a tensor which is not in the model's own file is in one of the folder's. Returns where its numbers
+    /// are, unless they are of a type that is always finite. Error messages continue the name of the tensor.
     pub(super) fn region(&self, tensor: &TensorProto) -> Result<Option<Region<'a>>> {
         let place = Place::of(tensor).map_err(damaged)?;
         let file = self.listed(place.location)?;

@@ -85,8 +85,8 @@ impl Scan {
         pieces.iter().find_map(|piece| self.next(piece.as_ref()))
     }
 
-    /// As [`Self::first_in`], of numbers of at most 16 bits that are written as varints. Bytes that end inside a varint are
-    /// skipped: ONNX Runtime refuses such a model.
+    /// As [`Self::first_in`], of numbers of at most 16 bits that are written as varints. Bytes that end inside a varint
+    /// are skipped: ONNX Runtime refuses such a model.
     fn first_in_varints(&mut self, pieces: &[impl AsRef<[u8]>]) -> Option<Found> {
         if self.size > 2 {
             return None;

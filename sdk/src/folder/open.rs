@@ -9,8 +9,8 @@ use super::contents::{FolderContents, ModelKind, damaged};
 use crate::error::{Error, Result, Status};
 use crate::json::{Field, Json, Object};
 
-/// Opens a folder of one kind. `read` reads the part of pagoda.json that is the kind's own; `check` checks the files that
-/// only this kind has, when all files are known to be those that were exported.
+/// Opens a folder of one kind. `read` reads the part of pagoda.json that is the kind's own; `check` checks the files
+/// that only this kind has, when all files are known to be those that were exported.
 pub(super) fn open<F: Deref<Target = FolderContents>>(
     path: &Path,
     kind: ModelKind,

@@ -27,8 +27,8 @@ impl Outside<'_> {
     }
 }
 
-/// Checks the numbers in the model's own file, `model`, and returns the tensors that are in others. Error messages continue
-/// the name of the model's file.
+/// Checks the numbers in the model's own file, `model`, and returns the tensors that are in others. Error messages
+/// continue the name of the model's file.
 pub(super) fn check_graph(folder: &FolderContents, model: Bytes) -> Result<Vec<Outside<'_>>> {
     // ONNX Runtime goes by the name too, and weights in its own format would not be checked.
     if Path::new(&folder.model).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort")) {

@@ -1,5 +1,6 @@
-//! JSON documents with good error messages: values keep their order, duplicate keys are seen, every error names the place
-//! in the document, and misspelt words get a suggestion. The `pagoda` command uses it too; it is not part of the interface.
+//! JSON documents with good error messages: values keep their order, duplicate keys are seen, every error names the
+//! place in the document, and misspelt words get a suggestion. The `pagoda` command uses it too; it is not part of the
+//! interface.
 
 mod reader;
 

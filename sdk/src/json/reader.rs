@@ -1,5 +1,5 @@
-//! Reads typed values out of JSON. Each value knows its place in the document, such as `models[0].sparse_files[1]`; errors
-//! are INVALID_ARGUMENT about that place.
+//! Reads typed values out of JSON. Each value knows its place in the document, such as `models[0].sparse_files[1]`;
+//! errors are INVALID_ARGUMENT about that place.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};

@@ -35,8 +35,8 @@ pub(super) fn submit(job: Job) -> Result<()> {
             format!("{QUEUE_LIMIT} asynchronous runs are waiting already: wait for some to complete"),
         ));
     }
-    // Workers are started on demand and never end: at most one per core, but at least two, so that one long run does not
-    // block all others.
+    // Workers are started on demand and never end: at most one per core, but at least two, so that one long run does
+    // not block all others.
     let limit = std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
     let mut spawn_error = None;
     if state.idle <= state.queue.len() && state.threads < limit {

@@ -168,8 +168,8 @@ impl Known {
     }
 }
 
-/// The history that the records of one key make: an empty one, or one whose records are all there. An error means that a
-/// record is missing.
+/// The history that the records of one key make: an empty one, or one whose records are all there. An error means that
+/// a record is missing.
 pub(super) fn resolve(records: &mut Vec<Known>, stamp: u64) -> Result<Option<Chain<Location>>, Broken> {
     // A crash during a compaction leaves a record twice. The first copy is used.
     records.sort_by_key(|record| record.slot.seq);

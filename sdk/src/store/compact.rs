@@ -141,8 +141,8 @@ impl Writer {
             segment.stuck.store(copied.damaged > 0, Relaxed);
             self.move_chains(segment, copied);
         }
-        // A record that was not copied may have been replaced by one that is still queued. The newer one must be in the files
-        // before the older one is removed: otherwise a crash would bring back what the older one replaced.
+        // A record that was not copied may have been replaced by one that is still queued. The newer one must be in the
+        // files before the older one is removed: otherwise a crash would bring back what the older one replaced.
         self.drain();
         let (gone, kept): (Vec<_>, Vec<_>) = victims.iter().partition(|segment| {
             self.owed.is_empty() && !segment.stuck.load(Relaxed) && segment.live.load(Relaxed) == 0
@@ -164,8 +164,8 @@ impl Writer {
         })
     }
 
-    /// Removes the files of compacted segments. The index does not list them any more, so the next opening removes those that
-    /// are left. Until they are gone, a cut that hides a record in them must stay.
+    /// Removes the files of compacted segments. The index does not list them any more, so the next opening removes
+    /// those that are left. Until they are gone, a cut that hides a record in them must stay.
     fn remove_leaving(&mut self) -> Result<()> {
         let Some((&last, _)) = self.leaving.last_key_value() else { return Ok(()) };
         if let Err(error) = self.persistent.retract() {

@@ -56,15 +56,16 @@ pub trait DiskFile: Send + Sync {
         Ok(self.len()? == 0)
     }
 
-    /// Truncates the file. The caller has no view of the part that is cut off, and asks for none before it is written again.
+    /// Truncates the file. The caller has no view of the part that is cut off, and asks for none before it is written
+    /// again.
     fn truncate(&self, len: u64) -> io::Result<()>;
 
-    /// Ends writing, when everything is durable: frees what only writing needs. Views stay valid; `sync` does nothing from
-    /// then on.
+    /// Ends writing, when everything is durable: frees what only writing needs. Views stay valid; `sync` does nothing
+    /// from then on.
     fn close(&self) {}
 
-    /// A view of the bytes at `offset`, which does not change while it lives. The range lies within one `write_at`, or within
-    /// the file as it was opened; any other range is an error.
+    /// A view of the bytes at `offset`, which does not change while it lives. The range lies within one `write_at`, or
+    /// within the file as it was opened; any other range is an error.
     fn view(&self, offset: u64, len: usize) -> io::Result<&[u8]>;
 }
 
@@ -178,8 +179,8 @@ impl RealFile {
         Ok(Self { file: Mutex::new(Handle::Open(Arc::new(file))), map })
     }
 
-    /// Reads the pages of a range into memory. A mapped page that the disk can not read raises SIGBUS when it is touched;
-    /// populating it first returns an error instead.
+    /// Reads the pages of a range into memory. A mapped page that the disk can not read raises SIGBUS when it is
+    /// touched; populating it first returns an error instead.
     fn read_in(&self, from: usize, len: usize) -> io::Result<()> {
         // If all pages are in memory, the last one tells whether the file was truncated meanwhile.
         let (from, len) = if self.is_resident(from, len) { (from + len - 1, 1) } else { (from, len) };
@@ -196,14 +197,15 @@ impl RealFile {
         if inside { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
-    /// Whether all pages of a range are in memory. This looks at the page table alone. Populating pages that are there costs
-    /// a tenth of reading them: the kernel touches its record of each page, which is in no cache.
+    /// Whether all pages of a range are in memory. This looks at the page table alone. Populating pages that are there
+    /// costs a tenth of reading them: the kernel touches its record of each page, which is in no cache.
     fn is_resident(&self, from: usize, len: usize) -> bool {
         // The smallest page size; on systems with larger pages some are asked about twice.
         const PAGE: usize = 4096;
         let first = from / PAGE * PAGE;
         let mut pages = vec![0_u8; (from + len - first).div_ceil(PAGE)];
-        // SAFETY: the range is inside the mapping, which is of whole pages and begins with one; there is a byte for each.
+        // SAFETY: the range is inside the mapping, which is of whole pages and begins with one; there is a byte for
+        // each.
         let asked = unsafe {
             libc::mincore(self.map.as_mut_ptr().add(first).cast(), from + len - first, pages.as_mut_ptr().cast())
         };
@@ -267,9 +269,9 @@ impl DiskFile for RealFile {
             usize::try_from(offset).ok().filter(|&from| from.checked_add(len).is_some_and(|end| end <= self.map.len()));
         let from = inside.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
         self.read_in(from, len)?;
-        // SAFETY: the range lies within the mapping, which lives as long as `self`, and within the file, as was just checked.
-        // The bytes do not change while the slice lives: the file is only appended to, no part that is viewed is cut off (see
-        // the trait), and the lock keeps other stores out.
+        // SAFETY: the range lies within the mapping, which lives as long as `self`, and within the file, as was just
+        // checked. The bytes do not change while the slice lives: the file is only appended to, no part that is viewed
+        // is cut off (see the trait), and the lock keeps other stores out.
         Ok(unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(from), len) })
     }
 }

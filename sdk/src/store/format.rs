@@ -6,8 +6,8 @@ use super::disk::DiskFile;
 use super::{Key, Record, Space};
 use crate::checksum::{crc32c, xxh3, xxh3_seeded};
 
-/// Records begin at multiples of this: layers are aligned for vector units, and recovery can search a damaged file for the
-/// next record.
+/// Records begin at multiples of this: layers are aligned for vector units, and recovery can search a damaged file for
+/// the next record.
 pub(super) const ALIGNMENT: u64 = 64;
 pub(super) const SEGMENT_HEADER: u64 = 64;
 pub(super) const VERSION: u32 = 1;
@@ -106,8 +106,8 @@ pub(super) enum Kind {
 
 /// The part of a record before its data.
 ///
-/// The newest record of a key determines its history: where it begins, where it ends, and which record comes before. That
-/// one names the record before it, and so on down to `history_start`. So a lost record is always noticed.
+/// The newest record of a key determines its history: where it begins, where it ends, and which record comes before.
+/// That one names the record before it, and so on down to `history_start`. So a lost record is always noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub(super) kind: Kind,
@@ -128,8 +128,8 @@ pub(super) struct RecordHeader {
     pub(super) tag_len: u32,
     /// When it was written, in milliseconds since 1970.
     pub(super) time: u64,
-    /// How many bytes of the segment were durable when this was written. A bad record before that is damage; one after it
-    /// may be a torn write.
+    /// How many bytes of the segment were durable when this was written. A bad record before that is damage; one after
+    /// it may be a torn write.
     pub(super) synced: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The persistent copy of the index, which saves reading all segments when a store is opened. It is a cache: if it is damaged
-//! or outdated, it is discarded and rebuilt from the segments.
+//! The persistent copy of the index, which saves reading all segments when a store is opened. It is a cache: if it is
+//! damaged or outdated, it is discarded and rebuilt from the segments.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -79,8 +79,8 @@ fn unless_missing(error: io::Error) -> io::Result<()> {
 fn open_sled(path: &Path) -> sled::Result<sled::Db> {
     // Flushed when a segment is full and at the end. Recovery reads later records from the segments.
     let config = sled::Config::new().path(path).cache_capacity(64 << 20).flush_every_ms(None);
-    // A background thread of sled may hold sled's lock for a moment after the tree was closed. No other store can have it:
-    // this one holds the store's own lock.
+    // A background thread of sled may hold sled's lock for a moment after the tree was closed. No other store can have
+    // it: this one holds the store's own lock.
     let patience = Instant::now() + Duration::from_secs(5);
     loop {
         match config.open() {
@@ -122,8 +122,8 @@ impl Index for SledIndex {
         let path = self.path.clone();
         self.with("written", |tree| {
             tree.flush()?;
-            // sled's flush does not sync the file's metadata or the disk's own cache. Segments are removed because the index
-            // does not list them, so the index has to be durable before.
+            // sled's flush does not sync the file's metadata or the disk's own cache. Segments are removed because the
+            // index does not list them, so the index has to be durable before.
             let file = path.join("db");
             File::open(&file)?.sync_all()?;
             sync_parent(&file)?;
@@ -135,8 +135,8 @@ impl Index for SledIndex {
         self.close();
         let removed =
             if self.path.is_dir() { std::fs::remove_dir_all(&self.path) } else { std::fs::remove_file(&self.path) };
-        // An index that came back after a loss of power would list segments that were removed since. Synced even if there is
-        // no index now: the removal of an earlier one may not be durable yet.
+        // An index that came back after a loss of power would list segments that were removed since. Synced even if
+        // there is no index now: the removal of an earlier one may not be durable yet.
         let synced = || sync_parent(&self.path).or_else(unless_missing);
         removed.or_else(unless_missing).and_then(|()| synced()).map_err(|error| {
             let message = format!("the index {} can not be removed: {error}. Remove it by hand", self.path.display());

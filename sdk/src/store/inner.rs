@@ -57,8 +57,8 @@ pub(super) struct Segment {
     pub(super) len: AtomicU64,
     /// Bytes of the records that chains in memory refer to.
     pub(super) live: AtomicU64,
-    /// The lowest sequence number of a put in it that no chain refers to. A cut with a lower number than this in all segments
-    /// hides nothing any more.
+    /// The lowest sequence number of a put in it that no chain refers to. A cut with a lower number than this in all
+    /// segments hides nothing any more.
     pub(super) lowest_dead: AtomicU64,
     /// Whether compaction of it has failed, or would hide damage.
     pub(super) stuck: AtomicBool,

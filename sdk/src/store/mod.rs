@@ -1,7 +1,7 @@
 //! The host store: histories on disk that survive restarts, crashes and full disks.
 //!
-//! Caches use the [`Store`] trait. [`DiskStore`] is the one on disk; `sdk/docs/store.md` describes its files. [`HostStore`] is
-//! one in host memory, alone or as a tier above another.
+//! Caches use the [`Store`] trait. [`DiskStore`] is the one on disk; `sdk/docs/store.md` describes its files.
+//! [`HostStore`] is one in host memory, alone or as a tier above another.
 
 mod chain;
 mod compact;
@@ -36,8 +36,8 @@ pub use ticket::Ticket;
 const LOCK: &str = "LOCK";
 const INDEX: &str = "index";
 
-/// A part of a store that one cache claims: a hash of the model's version and of the shape of its keys and values. A version
-/// never sees the entries of another.
+/// A part of a store that one cache claims: a hash of the model's version and of the shape of its keys and values. A
+/// version never sees the entries of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Space(pub u64);
 
@@ -97,8 +97,9 @@ pub trait History: Send + Sync {
     /// The tag of a piece, checked.
     fn tag(&self, piece: usize) -> Result<Vec<u8>>;
 
-    /// The bytes of one layer of a piece, checked: all of its tokens, also those before `start`. If they can not be read, or the
-    /// checksum is wrong, this is an error, and the store drops the piece and those after it before this returns.
+    /// The bytes of one layer of a piece, checked: all of its tokens, also those before `start`. If they can not be
+    /// read, or the checksum is wrong, this is an error, and the store drops the piece and those after it before this
+    /// returns.
     fn layer(&self, piece: usize, layer: u32) -> Result<&[u8]>;
 }
 
@@ -113,8 +114,8 @@ pub enum Room {
 
 /// A store of histories.
 ///
-/// A write is visible to [`Store::find`] and [`Store::history`] as soon as the call returns, and as durable as the store
-/// promises when its [`Ticket`] says so.
+/// A write is visible to [`Store::find`] and [`Store::history`] as soon as the call returns, and as durable as the
+/// store promises when its [`Ticket`] says so.
 pub trait Store: Send + Sync {
     /// Claims a space for one cache; false if another cache has it.
     fn claim(&self, space: Space) -> bool;
@@ -128,8 +129,8 @@ pub trait Store: Send + Sync {
     /// A user's stored history, to be read. Marks the user as used.
     fn history(&self, key: Key) -> Option<Box<dyn History>>;
 
-    /// Queues a piece for writing. Either it begins at its own `history_start`, and replaces everything, or the store has all
-    /// tokens from there to the beginning of the piece. Otherwise it is refused with INVALID_ARGUMENT.
+    /// Queues a piece for writing. Either it begins at its own `history_start`, and replaces everything, or the store
+    /// has all tokens from there to the beginning of the piece. Otherwise it is refused with INVALID_ARGUMENT.
     fn write(&self, record: Record, room: Room) -> Result<Ticket>;
 
     /// Queues the removal of a user's tokens from a position on; 0 removes the user. Never refused for lack of room.
@@ -143,8 +144,8 @@ pub trait Store: Send + Sync {
         16 << 20
     }
 
-    /// Waits until everything queued before is as durable as the store promises. An error means that a write since the last
-    /// flush failed.
+    /// Waits until everything queued before is as durable as the store promises. An error means that a write since the
+    /// last flush failed.
     fn flush(&self) -> Result<()>;
 }
 

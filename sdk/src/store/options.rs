@@ -17,15 +17,15 @@ pub enum Durability {
 pub struct StoreOptions {
     /// When a write counts as done.
     pub durability: Durability,
-    /// How many bytes the data files may take together before the least recently used users are evicted; 0 = no limit. During a
-    /// compaction the files may take one or two segments more.
+    /// How many bytes the data files may take together before the least recently used users are evicted; 0 = no limit.
+    /// During a compaction the files may take one or two segments more.
     pub max_bytes: u64,
     /// The size at which a segment file is full. With `max_bytes`, at most an eighth of that.
     pub segment_bytes: u64,
     /// How many bytes may wait to be written. Beyond it a write waits or is refused.
     pub queue_bytes: u64,
-    /// How many bytes of garbage the files may have before segments are compacted. Garbage of less than half of the files is
-    /// left in any case.
+    /// How many bytes of garbage the files may have before segments are compacted. Garbage of less than half of the
+    /// files is left in any case.
     pub garbage_bytes: u64,
 }
 

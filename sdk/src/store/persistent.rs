@@ -80,8 +80,8 @@ impl Persistent {
         }
     }
 
-    /// Makes a loaded index durable: a process that was killed may have written it without a flush. A flush alone would do
-    /// nothing, for nothing was written since.
+    /// Makes a loaded index durable: a process that was killed may have written it without a flush. A flush alone would
+    /// do nothing, for nothing was written since.
     pub(super) fn confirm(&mut self, loaded: Loaded) -> Loaded {
         let Loaded::Good(meta, chains) = loaded else { return loaded };
         let again = vec![(META.to_vec(), Some(meta.encode()))];
@@ -204,8 +204,8 @@ impl Persistent {
         outcome
     }
 
-    /// Makes sure that the index on disk, if there is one, is current. An outdated one would list segments that are about to be
-    /// removed.
+    /// Makes sure that the index on disk, if there is one, is current. An outdated one would list segments that are
+    /// about to be removed.
     pub(super) fn retract(&mut self) -> Result<()> {
         if self.stale {
             self.index.wipe()?;

@@ -99,8 +99,8 @@ impl Queue {
         }
     }
 
-    /// Queues the item that `item` makes of the next sequence number, under the lock that keeps the order. Barriers take no
-    /// number.
+    /// Queues the item that `item` makes of the next sequence number, under the lock that keeps the order. Barriers
+    /// take no number.
     pub(super) fn push(&self, item: impl FnOnce(u64) -> Item) -> Result<u64> {
         let mut state = self.state.lock();
         if let Some(error) = &state.closed {

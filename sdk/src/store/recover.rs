@@ -59,8 +59,8 @@ pub(super) fn open_files(disk: &dyn Disk, capacity: u64) -> Result<Files> {
     let count = ids.len();
     for (place, id) in ids.into_iter().enumerate() {
         let mut file = open_file(disk, id, capacity)?;
-        // All but the last are only read; a process can not have so many files open. The last may turn out to be empty, and
-        // then the one before it is the last.
+        // All but the last are only read; a process can not have so many files open. The last may turn out to be empty,
+        // and then the one before it is the last.
         if place + 2 < count && file.file.sync().is_ok() {
             file.file.close();
             file.closed = true;
@@ -160,8 +160,8 @@ pub(super) struct Scan {
     pub(super) torn: Option<u64>,
 }
 
-/// Reads the heads of the records from `from` on. In the last segment, records that were not known to be durable are read in
-/// full, up to the first that is not intact.
+/// Reads the heads of the records from `from` on. In the last segment, records that were not known to be durable are
+/// read in full, up to the first that is not intact.
 pub(super) fn scan(disk: &dyn Disk, file: &File, store: u64, from: u64, last: bool) -> Result<Scan> {
     scan_file(file, store, from, last).map_err(|error| unread(disk, file.id, &error))
 }

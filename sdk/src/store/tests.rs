@@ -303,8 +303,8 @@ fn room_is_made_while_others_write_without_a_pause() {
         }
         largest
     });
-    // 38 MiB were written. Beside the cap there may be what was queued when room is made, a few times, and copies of what
-    // stays.
+    // 38 MiB were written. Beside the cap there may be what was queued when room is made, a few times, and copies of
+    // what stays.
     assert!(largest < 16 << 20, "{largest} bytes; {:?}", store.stats());
 }
 

@@ -42,7 +42,8 @@ impl Ticket {
     }
 }
 
-/// The other end of a ticket. If it is dropped without an outcome, the ticket fails, so that a caller never waits for ever.
+/// The other end of a ticket. If it is dropped without an outcome, the ticket fails, so that a caller never waits for
+/// ever.
 pub(super) struct Promise(Arc<Shared>);
 
 impl Promise {

@@ -39,8 +39,8 @@ pub(super) struct Writer {
     uncut: Vec<(Arc<Segment>, u64)>,
     /// Compacted segments whose files may still be there, and the lowest dead sequence number in each.
     pub(super) leaving: BTreeMap<u64, u64>,
-    /// Cuts that are owed: after a failed write the files may have records that memory does not. These cuts remove them, as
-    /// soon as writing works again.
+    /// Cuts that are owed: after a failed write the files may have records that memory does not. These cuts remove
+    /// them, as soon as writing works again.
     pub(super) owed: BTreeMap<Key, Owed>,
     /// Keys of failed writes. Queued records of such a key with a lower number continue one that was not written.
     failed: HashMap<Key, u64>,
@@ -108,8 +108,8 @@ impl Writer {
         }
     }
 
-    /// Writes everything that is queued now. Items that are queued meanwhile may wait: callers that never pause would keep
-    /// this from returning.
+    /// Writes everything that is queued now. Items that are queued meanwhile may wait: callers that never pause would
+    /// keep this from returning.
     pub(super) fn drain(&mut self) {
         let until = self.inner.queue.next_seq();
         loop {
@@ -376,8 +376,8 @@ impl Writer {
         self.warn(error);
     }
 
-    /// Restores the files to where the batch began and ends the active segment: after a write error its contents on the disk
-    /// are undefined.
+    /// Restores the files to where the batch began and ends the active segment: after a write error its contents on the
+    /// disk are undefined.
     pub(super) fn abandon(&mut self) {
         if self.touched.is_empty() {
             self.seal();
@@ -399,9 +399,9 @@ impl Writer {
         let _ = self.take_back();
     }
 
-    /// Removes what failed batches wrote from the files, durably. Nothing else is written before: the leftovers would become
-    /// visible again when the records that hide them are compacted. New segments are removed before the segment before them is
-    /// truncated, for their headers have its length.
+    /// Removes what failed batches wrote from the files, durably. Nothing else is written before: the leftovers would
+    /// become visible again when the records that hide them are compacted. New segments are removed before the segment
+    /// before them is truncated, for their headers have its length.
     pub(super) fn take_back(&mut self) -> Result<()> {
         if let Some(&last) = self.unmade.last() {
             for &id in &self.unmade {

@@ -1,4 +1,4 @@
-"""Writes a model folder: model.onnx, tables/, and pagoda.json, which tells an engine all that it has to know of them."""
+"""Writes a model folder: model.onnx, tables/, and pagoda.json, which tells an engine all it has to know of them."""
 
 import hashlib
 import json

@@ -391,8 +391,8 @@ class Graph:
 
 
 def build(config, weights, tables):
-    """The model without its weights, and the weights by name. `tables` holds, for lookup gather, each table with the rows
-    added that stand for no row of it."""
+    """The model without its weights, and the weights by name. `tables` holds, for lookup gather, each table with the
+    rows added that stand for no row of it."""
     graph, i32, i64 = Graph(config, weights, tables), TensorProto.INT32, TensorProto.INT64
     cached = config.not_cacheable is None
     for feature in config.features:

@@ -210,9 +210,9 @@ impl ModelFolder {
     /// Opens a folder: reads its pagoda.json and checks every file against it, byte by byte.
     ///
     /// # Errors
-    /// NOT_FOUND for a folder or a file that does not exist; UNSUPPORTED for a folder of another format or kind; MODEL for
-    /// files that were changed, cut or left out since the export, for weights that are not finite, and for weights in files
-    /// that the version does not cover.
+    /// NOT_FOUND for a folder or a file that does not exist; UNSUPPORTED for a folder of another format or kind; MODEL
+    /// for files that were changed, cut or left out since the export, for weights that are not finite, and for weights
+    /// in files that the version does not cover.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         open(path.as_ref(), ModelKind::Rank, read::read, tables::check)
     }

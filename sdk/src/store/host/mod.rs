@@ -1,8 +1,8 @@
 //! Histories in host memory: a store of bounded size, alone or above another one.
 //!
-//! It holds complete histories, as they were last written, and evicts the least recently used. With a store below it is a
-//! write-through cache: writes go to both, and misses are read from below. For a GPU the memory is pinned, so that the GPU
-//! copies histories by itself (DMA).
+//! It holds complete histories, as they were last written, and evicts the least recently used. With a store below it is
+//! a write-through cache: writes go to both, and misses are read from below. For a GPU the memory is pinned, so that
+//! the GPU copies histories by itself (DMA).
 
 mod arena;
 
@@ -16,7 +16,8 @@ use super::{Found, History, Key, Piece, Record, Room, Space, Store, Ticket};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 
-/// Ids of pieces in this tier have this bit set, and those of other stores have not, so that the two are never confused.
+/// Ids of pieces in this tier have this bit set, and those of other stores have not, so that the two are never
+/// confused.
 const HERE: u64 = 1 << 63;
 
 /// A store in host memory. Calls about one user must not overlap; a KV cache makes them one after the other.
@@ -80,8 +81,8 @@ impl HostStore {
         self.arena.free_bytes() as u64
     }
 
-    /// A copy of a record's data in this memory; `None` if the user's history up to the record is not here, or there is no room
-    /// after evicting the least recently used.
+    /// A copy of a record's data in this memory; `None` if the user's history up to the record is not here, or there is
+    /// no room after evicting the least recently used.
     fn reserve(&self, record: &Record) -> Option<Block> {
         let key = record.key;
         if !self.follows(&self.users.lock(), record) || record.data.len() > self.arena.bytes() {
@@ -98,7 +99,8 @@ impl HostStore {
             let gone = if replaced { key } else { next()? };
             let gone = users.remove(gone);
             drop(users);
-            // A reader may still hold the blocks of an evicted history. Then nothing is freed, and the next one is evicted.
+            // A reader may still hold the blocks of an evicted history. Then nothing is freed, and the next one is
+            // evicted.
             drop(gone);
         }
     }
@@ -170,7 +172,8 @@ impl Store for HostStore {
         };
         if let Some(below) = &self.below {
             let found = below.find(key);
-            // A write below is visible there at once. If the history is not, it was removed, and must not count as stored.
+            // A write below is visible there at once. If the history is not, it was removed, and must not count as
+            // stored.
             if found.as_ref().is_none_or(|found| found.end < user.end()) {
                 drop(users.remove(key));
                 return found;
