@@ -366,6 +366,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 soak: deps ## Run long tests and those that need a nightly Rust: 2,000 kills, Miri, AddressSanitizer over every Rust test.
 	PAGODA_CRASH_CYCLES=2000 cargo test --test kv -- crash --nocapture
 	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture
+	cargo test -p pagoda --lib -- --ignored weights_of_more_than_4_gib
 	cargo +nightly miri --version >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda --lib -- --skip store:: --skip embedding::cluster
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda-kernels --lib --test bad_input

@@ -452,11 +452,11 @@ def made(tmp_path):
     """Exports a configuration and weights, and gives the folder."""
     count = iter(range(100))
 
-    def make(config, weights):
+    def make(config, weights, **options):
         here = tmp_path / f"model{next(count)}"
         save_file(weights, f"{here}.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(config))
-        export(f"{here}.safetensors", tmp_path / "config.json", here)
+        export(f"{here}.safetensors", tmp_path / "config.json", here, **options)
         return here
 
     return make

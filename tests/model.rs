@@ -1,6 +1,7 @@
 //! Models through the Rust interface, on a real ONNX Runtime.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 
 use pagoda::runtime::Request;
@@ -155,24 +156,34 @@ fn a_triggered_cancel_stops_runs() {
     assert_eq!(run().unwrap_err().status(), Status::Cancelled);
 }
 
-/// A chain of matrix products that takes seconds, so that there is something to stop in the middle.
+/// A chain of matrix products that takes seconds. An output that the first node writes shows that the run has begun.
 #[test]
 fn a_long_run_is_stopped_in_the_middle() {
     let square = || [Dim::Is(768), Dim::Is(768)];
     let mut graph = Graph::new().input("x", F32, &square()).output("y", F32, &square());
+    graph = graph.input("zero", F32, &[Dim::Is(1)]).output("begun", F32, &[Dim::Is(1)]);
+    graph = graph.node("Exp", &["zero"], &["begun"], &[]);
     let names: Vec<String> = (0..2_000).map(|i| format!("x{i}")).collect();
-    graph = graph.node("MatMul", &["x", "x"], &[&names[0]], &[]);
+    graph = graph.node("Mul", &["x", "begun"], &[&names[0]], &[]);
     for pair in names.windows(2) {
         graph = graph.node("MatMul", &[&pair[0], "x"], &[&pair[1]], &[]);
     }
     graph = graph.node("Identity", &[&names[names.len() - 1]], &["y"], &[]);
     let model = Arc::new(Model::from_bytes(&graph.to_bytes(), &cpu()).unwrap());
     let cancel = Arc::new(Cancel::new());
-    let x = Arc::new(Tensor::zeros(ElementType::F32, &[768, 768]).unwrap());
+    let zeros = |dims| Arc::new(Tensor::zeros(ElementType::F32, dims).unwrap());
+    let (x, zero, begun) = (zeros(&[768, 768]), zeros(&[1]), zeros(&[1]));
     let (send, receive) = channel();
-    let request = Request::new().input("x", x).output("y").cancel(Arc::clone(&cancel));
+    let request = Request::new().input("x", x).input("zero", zero).output("y").cancel(Arc::clone(&cancel));
+    // SAFETY: the run alone writes to the tensor, and here one number of it is read atomically.
+    let (request, first) = unsafe {
+        let first = AtomicU32::from_ptr(begun.memory().unwrap().0.cast());
+        (request.output_into("begun", Arc::clone(&begun)), first)
+    };
     model.run_async(request, move |result| send.send(result.map(drop)).unwrap()).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    while first.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
     assert!(receive.try_recv().is_err(), "the run should still be under way");
     cancel.trigger();
     assert_eq!(receive.recv().unwrap().unwrap_err().status(), Status::Cancelled);

@@ -238,6 +238,41 @@ def test_the_same_model_gives_the_same_bytes_and_another_one_another_version(mad
         assert said == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+def test_weights_beyond_the_limit_are_in_a_file_beside_the_model(made, compute):
+    config = settings(lookup="gather", compute=compute)
+    weights = tensors(config)
+    inside = made(config, weights)
+    size = sum(onnx.numpy_helper.to_array(w).nbytes for w in onnx.load(inside / "model.onnx").graph.initializer)
+    assert contents(made(config, weights, max_model_bytes=size)) == contents(inside)
+    beside = made(config, weights, max_model_bytes=size - 1)
+    assert contents(made(config, weights, max_model_bytes=0)) == contents(beside)
+    files = json.loads((beside / "pagoda.json").read_text())["files"]
+    assert list(files) == ["model.onnx", "weights.bin"] and version(beside) != version(inside)
+    for name, said in files.items():
+        data = (beside / name).read_bytes()
+        assert said == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    large = 0
+    for tensor in onnx.load(beside / "model.onnx", load_external_data=False).graph.initializer:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if place:
+            assert place["location"] == "weights.bin" and int(place["offset"]) % 4096 == 0
+            large += 1
+        else:
+            assert onnx.numpy_helper.to_array(tensor).nbytes < 1024
+    assert large >= 3
+    loaded = [onnx.load(folder / "model.onnx").graph.initializer for folder in (inside, beside)]
+    for one, other in zip(*loaded, strict=True):
+        assert (one.name, one.data_type, one.dims, one.raw_data) == (
+            other.name,
+            other.data_type,
+            other.dims,
+            other.raw_data,
+        )
+    users = people(config, RAGGED)
+    assert (Engine(beside, users).run() == Engine(inside, users).run()).all()
+
+
 def test_a_bag_model_has_its_tables_in_files(made):
     config = settings(lookup="bag", tables__items={"rows": 40, "dim": 16, "keyed": True})
     keys = np.random.default_rng(4).permutation(np.arange(40) * 10**15 - 7)

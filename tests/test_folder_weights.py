@@ -173,6 +173,38 @@ def test_other_files_are_served_if_the_version_covers_them(made, place):  # noqa
     refused(folder, rf'model.onnx: the tensor "{WEIGHT}" has inf at index 3')
 
 
+def test_weights_that_the_exporter_puts_beside_the_model_are_served(made):  # noqa: F811
+    folder, config, oracle = model(lambda *given: made(*given, max_model_bytes=0))
+    [user] = people(config, [(7, 4)])
+    done, [answer] = rank(folder, [request(config, user, 7)])
+    assert done.returncode == 0, done.stderr
+    assert error(scores(answer), oracle.scores([user])) <= 1e-5
+    data = bytearray((folder / "weights.bin").read_bytes())
+    data[-4:] = np.float32(np.nan).tobytes()
+    (folder / "weights.bin").write_bytes(data)
+    refused(folder, "weights.bin was changed: its SHA-256 is")
+    seal(folder)
+    refused(folder, r'model.onnx: the tensor ".*" has NaN at index ')
+    (folder / "weights.bin").write_bytes(data[:-1])
+    refused(folder, rf"weights.bin was cut: it has {len(data) - 1} bytes and pagoda.json says {len(data)}")
+
+
+def test_folders_of_another_kind_are_refused(made):  # noqa: F811
+    folder, config, _ = model(made)
+    manifest = folder / "pagoda.json"
+    for kind in "generate", "rang":
+        manifest.write_text(re.sub(r'"kind": "\w+"', f'"kind": "{kind}"', manifest.read_text()))
+        seal(folder)
+        refused(folder, rf'pagoda.json: this folder has the kind "{kind}" and this Pagoda serves "rank": ')
+    # Folders from before there were kinds.
+    manifest.write_text(re.sub(r'  "kind": "\w+",\n', "", manifest.read_text()))
+    assert "kind" not in json.loads(manifest.read_text())
+    seal(folder)
+    [user] = people(config, [(7, 4)])
+    done, _ = rank(folder, [request(config, user, 7)])
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_does_not_lie_in_the_file_is_refused(made):  # noqa: F811
     folder, _, _ = model(made)
     write(folder, move(folder, "constant", lambda tensor: elsewhere(tensor, offset=65)))

@@ -1,10 +1,10 @@
-//! What can go wrong, for Rust and C callers alike.
+//! Errors, for Rust and C callers alike.
 
 use std::fmt;
 
 use pagoda_kernels::cuda::CudaError;
 
-/// The result of everything that can fail.
+/// The result of an operation that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The kind of an error. The numbers are those of `pagoda_status` in `pagoda.h`; a number is never used again for
@@ -34,7 +34,7 @@ pub enum Status {
     Io = 9,
     /// A bug in Pagoda: something panicked. The call had no effect that can be relied on.
     Internal = 10,
-    /// Someone else uses it now; try again when they are done.
+    /// It is in use, by another process or thread; try again later.
     Busy = 11,
 }
 
@@ -78,8 +78,8 @@ impl Status {
     }
 }
 
-/// An error: its kind, which argument was at fault if one was, and a message that says what was wrong with which value
-/// and what to do.
+/// An error: its status, the argument at fault if there is one, and a message that says which value was wrong and what
+/// to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     status: Status,

@@ -1,5 +1,5 @@
-//! What the standard library leaves open about files: locks that end with their holder, names and contents that survive a
-//! loss of power.
+//! Files, beyond the standard library: locks that end with their holder, names and contents that survive a loss of
+//! power.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -19,12 +19,12 @@ impl Deref for Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing is not enough: a process that is being started by another thread has the file open for a moment too.
+        // Closing is not enough: a process that another thread is starting has a copy of the file open until its exec.
         let _ = self.0.unlock();
     }
 }
 
-/// Makes it durable that a file or folder is there, or is not.
+/// Makes the creation or removal of a file or folder durable.
 pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
@@ -34,7 +34,7 @@ pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
 pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.is_dir()).count();
     fs::create_dir_all(path)?;
-    // Its own name in any case: a process that was killed may have made it and not come to this.
+    // Its own name in any case: an earlier process may have been killed after it made the folder and before this.
     path.ancestors().take(missing.max(1)).try_for_each(sync_parent)
 }
 

@@ -14,7 +14,7 @@
 //! # Ok::<(), pagoda::Error>(())
 //! ```
 
-pub mod config;
+mod checksum;
 #[doc(hidden)]
 pub mod device;
 pub mod embedding;
@@ -33,10 +33,9 @@ pub mod tensor;
 
 pub mod ffi;
 
-pub use config::{Durability, ModelOptions, Optimization, Provider, StoreOptions};
 pub use engine::{Engine, EngineOptions, ModelFolder, RankRequest, RankResponse};
 pub use error::{Error, Result, Status};
 pub use kv::{Edited, KvCache, KvOptions, Lease, Offload, Overlap, Owner, Pages, Place};
-pub use runtime::{Cancel, Model, ValueInfo};
-pub use store::DiskStore;
+pub use runtime::{Cancel, Model, ModelOptions, Optimization, Provider, ValueInfo};
+pub use store::{DiskStore, Durability, StoreOptions};
 pub use tensor::{ElementType, Tensor};

@@ -199,7 +199,7 @@ impl Metrics {
     }
 }
 
-/// Says how many handles of a kind there are.
+/// The number of live handles of a kind.
 pub(crate) fn live_objects(kind: &'static str, count: usize) {
     METRICS.live_objects.get_or_create(&KindLabels { kind }).set(count as i64);
 }
@@ -214,7 +214,7 @@ pub(crate) fn kv_tokens(source: &'static str) -> Counter {
     METRICS.kv_tokens.get_or_create_owned(&SourceLabels { source })
 }
 
-/// Users in caches of keys and values to whom `kind` happened.
+/// Users in KV caches to which `kind` happened.
 pub(crate) fn kv_events(kind: &'static str) -> Counter {
     METRICS.kv_events.get_or_create_owned(&KindLabels { kind })
 }
@@ -229,7 +229,7 @@ pub(crate) fn store_read_bytes() -> &'static Counter {
     &METRICS.store_read_bytes
 }
 
-/// Counts something that went wrong in a store.
+/// Counts an error of a store.
 pub(crate) fn store_error(kind: &'static str) {
     METRICS.store_errors.get_or_create(&KindLabels { kind }).inc();
 }
@@ -239,17 +239,17 @@ pub(crate) fn store_file_bytes() -> &'static Gauge {
     &METRICS.store_file_bytes
 }
 
-/// Counts something that a floor of an embedding table did not do.
+/// Counts a failure of a tier of an embedding table.
 pub(crate) fn embedding_error(floor: &'static str) {
     METRICS.embedding_errors.get_or_create(&FloorLabels { floor }).inc();
 }
 
-/// Requests of ranking engines that ended so.
+/// Requests of ranking engines with this outcome.
 pub(crate) fn engine_requests(status: Status) -> Counter {
     METRICS.engine_requests.get_or_create_owned(&StatusLabels { status: status.name() })
 }
 
-/// Batches of ranking engines with CUDA graphs that ran in such a way.
+/// Batches of ranking engines with CUDA graphs, by the way they ran.
 pub(crate) fn engine_graph_batches(kind: &'static str) -> Counter {
     METRICS.engine_graph_batches.get_or_create_owned(&KindLabels { kind })
 }
@@ -264,14 +264,14 @@ pub(crate) fn engine_batches() -> (&'static Histogram, &'static Histogram) {
     (&METRICS.engine_batch_requests, &METRICS.engine_queue_seconds)
 }
 
-/// A number that one object counts for itself, and that the process counts with it.
+/// A counter of one object that is also part of the process's counter.
 pub(crate) struct Count {
     own: AtomicU64,
     all: Counter,
 }
 
 impl Count {
-    /// From 0, as a part of `all`.
+    /// A counter from 0, as a part of `all`.
     pub(crate) fn new(all: Counter) -> Self {
         Self { own: AtomicU64::new(0), all }
     }
@@ -281,14 +281,13 @@ impl Count {
         self.all.inc_by(number);
     }
 
-    /// What the object itself has counted.
+    /// The object's own count.
     pub(crate) fn get(&self) -> u64 {
         self.own.load(Ordering::Relaxed)
     }
 }
 
-/// What is counted of one model. The counters are looked up once, when it is opened, so that a run costs two atomic
-/// additions.
+/// The metrics of one model. They are looked up once, when it is opened, so that a run costs two atomic additions.
 pub(crate) struct ModelMetrics {
     name: String,
     ok: Counter,
@@ -321,8 +320,8 @@ impl Drop for ModelMetrics {
     }
 }
 
-/// What is told of one embedding table. With the last table of a name its lines leave the text, so that a process whose
-/// models come and go does not tell of ever more of them.
+/// The metrics of one embedding table. When the last table of a name is closed its lines are removed, so that the text
+/// does not grow in a process that opens and closes models.
 pub(crate) struct TableMetrics {
     labels: TableLabels,
     pub(crate) lookups: Count,
@@ -332,8 +331,8 @@ pub(crate) struct TableMetrics {
     pub(crate) dropped: Count,
 }
 
-/// How many tables of each name there are. Held while their lines are made and removed, so that no one counts in lines that
-/// have just been removed.
+/// How many tables of each name there are. Locked while lines are made and removed, so that no table counts in lines
+/// that were just removed.
 static TABLES: LazyLock<Mutex<HashMap<String, usize>>> = LazyLock::new(Mutex::default);
 
 impl TableMetrics {
@@ -352,7 +351,7 @@ impl TableMetrics {
         }
     }
 
-    /// Says for how long its cache may have missed a change, and how many of its rows are in the caches on GPUs.
+    /// Sets for how long its cache may have missed a change, and how many of its rows are in the caches on GPUs.
     pub(crate) fn tell(&self, stale_seconds: i64, device_rows: usize) {
         METRICS.embedding_stale_seconds.get_or_create(&self.labels).set(stale_seconds);
         METRICS.embedding_device_rows.get_or_create(&self.labels).set(device_rows as i64);

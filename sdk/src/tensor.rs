@@ -1,4 +1,5 @@
-//! Tensors: an element type, dimensions, and memory that is ours, the caller's, or ONNX Runtime's; of the host, or of a GPU.
+//! Tensors: an element type, dimensions, and memory that is ours, the caller's, or ONNX Runtime's; of the host, or of a
+//! GPU.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -153,23 +154,23 @@ pub struct Tensor {
     dims: Box<[i64]>,
     count: usize,
     storage: Storage,
-    /// Shared by those who write a part of the memory that no one else does; held alone by whoever writes all of it.
+    /// Shared by runs that each write their own part of the memory; exclusive for a run that writes all of it.
     writers: RwLock<()>,
 }
 
 enum Storage {
-    /// Numbers. The owner frees the memory, or calls back whoever lent it.
+    /// Numbers. The owner frees the memory, or calls the release callback of borrowed memory.
     Numbers { data: NonNull<c_void>, bytes: usize, _owner: Box<dyn Any + Send + Sync> },
     /// Numbers on a GPU, from the byte `at` on.
     Device { memory: Arc<DeviceMemory>, at: usize, bytes: usize },
-    /// Numbers in host memory that a GPU reaches by the same address, and that count as being on it.
+    /// Numbers in pinned host memory that a GPU reaches at the same address; they count as being on the GPU.
     Pinned { memory: PinnedMemory, bytes: usize },
     /// Texts.
     Strings(Box<[String]>),
 }
 
-// SAFETY: the memory is plain bytes that no thread has a claim on; who may write when is stated at each function that
-// writes (`&mut`, or the contract of an unsafe one).
+// SAFETY: the memory is plain bytes that belong to no thread. Each function that writes states when it may (`&mut`, or
+// the contract of an unsafe one).
 unsafe impl Send for Tensor {}
 // SAFETY: as above; shared references only read.
 unsafe impl Sync for Tensor {}
@@ -212,8 +213,8 @@ impl Tensor {
         Ok(Self { element, dims: dims.into(), count, storage, writers: RwLock::default() })
     }
 
-    /// A tensor of zeros in host memory that a GPU writes to by itself: on that GPU to a run, and to be read here as
-    /// soon as the run has ended.
+    /// A tensor of zeros in pinned host memory: a run treats it as being on the GPU, which writes to it by DMA; the
+    /// host can read it as soon as the run has ended.
     pub(crate) fn zeros_pinned(gpu: &'static Gpu, element: ElementType, dims: &[i64]) -> Result<Self> {
         let (count, bytes) = size_of_tensor(element, dims)?;
         let storage = Storage::Pinned { memory: PinnedMemory::zeroed(gpu, bytes)?, bytes };
@@ -252,11 +253,11 @@ impl Tensor {
         Ok(Self { element: ElementType::String, dims: dims.into(), count, storage, writers: RwLock::default() })
     }
 
-    /// A tensor over memory that someone else owns. `owner` is dropped when the tensor's last user is done with it.
+    /// A tensor over borrowed memory. `owner` is dropped when the tensor is no longer in use.
     ///
     /// # Safety
-    /// `data` points to `bytes` bytes that stay valid, and are written to by no one while a run uses them, until
-    /// `owner` is dropped.
+    /// `data` points to `bytes` bytes that stay valid until `owner` is dropped. Nothing else writes to them while a run
+    /// uses them.
     pub unsafe fn from_memory(
         element: ElementType,
         dims: &[i64],
@@ -309,7 +310,7 @@ impl Tensor {
         }
     }
 
-    /// As [`memory`](Self::memory), on whatever device it is.
+    /// As [`memory`](Self::memory), on any device.
     pub(crate) fn place(&self) -> Result<(*mut c_void, usize)> {
         match &self.storage {
             Storage::Numbers { data, bytes, .. } => Ok((data.as_ptr(), *bytes)),
@@ -335,7 +336,7 @@ impl Tensor {
             return Ok(unsafe { memory.read(at + from, to) }?);
         }
         let at = self.memory()?.0.cast::<u8>().wrapping_add(from);
-        // SAFETY: inside the memory, by the check above; by contract no one writes there.
+        // SAFETY: inside the memory, by the check above; by contract nothing writes there.
         unsafe { std::ptr::copy_nonoverlapping(at, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -343,7 +344,7 @@ impl Tensor {
     /// Copies bytes into a tensor of numbers, wherever it is, from the byte `to` on.
     ///
     /// # Safety
-    /// No one else reads or writes there meanwhile.
+    /// Nothing else reads or writes there meanwhile.
     pub unsafe fn copy_in(&self, to: usize, from: &[u8]) -> Result<()> {
         self.check_inside(to, from.len())?;
         if let Storage::Device { memory, at, .. } = &self.storage {
@@ -351,7 +352,7 @@ impl Tensor {
             return Ok(unsafe { memory.write(at + to, from) }?);
         }
         let at = self.memory()?.0.cast::<u8>().wrapping_add(to);
-        // SAFETY: inside the memory, by the check above; by contract no one else is there.
+        // SAFETY: inside the memory, by the check above; by contract nothing else reads or writes there.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at, from.len()) };
         Ok(())
     }
@@ -364,12 +365,12 @@ impl Tensor {
         Ok(())
     }
 
-    /// Keeps others from writing all of it, while the caller writes a part that is its own.
+    /// A shared lock, for a caller that writes a part of its own.
     pub(crate) fn hold_part(&self) -> RwLockReadGuard<'_, ()> {
         self.writers.read()
     }
 
-    /// Keeps others from writing any of it, while the caller writes all of it.
+    /// An exclusive lock, for a caller that writes all of it.
     pub(crate) fn hold_whole(&self) -> RwLockWriteGuard<'_, ()> {
         self.writers.write()
     }
@@ -444,9 +445,9 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     fn zeroed(bytes: usize) -> Result<Self> {
-        // An empty tensor gets a real address too: callers and ONNX Runtime tell "no memory" by NULL. Aligned by hand:
-        // asked for aligned zeros, the allocator takes its slow way, and writes all of them; otherwise the system has
-        // large ones ready, and a pool takes memory as it is used.
+        // An empty tensor gets a real address too: for callers and ONNX Runtime NULL means "no memory". Aligned by
+        // hand: for aligned zeros the allocator has only a slow path that writes all bytes. Without alignment large
+        // blocks come as zero pages from the system, and a pool takes physical memory only as it is used.
         let size = bytes.max(1).checked_add(ALIGNMENT - 1).ok_or_else(|| too_large(bytes))?;
         let layout = Layout::from_size_align(size, 1).map_err(|_| too_large(bytes))?;
         // SAFETY: the layout's size is not 0.
@@ -587,7 +588,7 @@ mod tests {
     fn bytes_are_copied_out_and_in() {
         let tensor = Tensor::from_slice(&[4], &[1_u8, 2, 3, 4]).unwrap();
         let mut bytes = [0; 2];
-        // SAFETY: no one else has the tensor.
+        // SAFETY: nothing else has the tensor.
         unsafe {
             tensor.copy_in(1, &[8, 9]).unwrap();
             tensor.copy_out(2, &mut bytes).unwrap();

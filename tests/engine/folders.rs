@@ -48,7 +48,7 @@ fn reseal(folder: &Path, file: &str, change: impl Fn(&mut Vec<u8>)) {
     change(&mut bytes);
     fs::write(folder.join(file), &bytes).unwrap();
     let text = fs::read_to_string(folder.join("pagoda.json")).unwrap();
-    let version = ModelFolder::open(crate::cases::folder("bag")).unwrap().version;
+    let version = ModelFolder::open(crate::cases::folder("bag")).unwrap().version.clone();
     let text = text.replace(&before, &hash(&bytes)).replace(&version, &"0".repeat(64));
     let sealed = text.replacen(&"0".repeat(64), &hash(text.as_bytes()), 1);
     fs::write(folder.join("pagoda.json"), sealed).unwrap();

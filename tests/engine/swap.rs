@@ -12,7 +12,7 @@ use pagoda_test_support::{Folder, Random};
 use crate::cases::{Case, cases, close, edited, folder, open, options};
 
 fn version(model: &str) -> String {
-    ModelFolder::open(folder(model)).unwrap().version
+    ModelFolder::open(folder(model)).unwrap().version.clone()
 }
 
 /// Swaps, and retries while the version is still being closed.

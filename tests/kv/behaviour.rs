@@ -275,7 +275,7 @@ fn an_edited_history_is_detected() {
         SHAPE.append(&lease, of);
         let _ = lease.commit().unwrap();
         // The tokens of the old items are removed from the store too.
-        assert!(store.users(0).is_empty());
+        assert!(store.users(pagoda::store::Space(0)).is_empty());
         cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
         drop(cache);
         let cache = KvCache::open(&invalidate, Some(store)).unwrap();

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use pagoda::kv::{CachedOwner, Owner, Owners, Request, Tier, Tiers};
-use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
+use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Space, Store, Ticket};
 use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Pages, Result, Status, StoreOptions};
 use pagoda_test_support::{Folder, spawn_until_blocked};
 
@@ -138,11 +138,11 @@ impl Gate {
 }
 
 impl Store for Watched {
-    fn claim(&self, space: u64) -> bool {
+    fn claim(&self, space: Space) -> bool {
         self.store.claim(space)
     }
 
-    fn release(&self, space: u64) {
+    fn release(&self, space: Space) {
         self.store.release(space);
     }
 
@@ -168,7 +168,7 @@ impl Store for Watched {
         Ok(if self.cuts_fail.load(Ordering::Relaxed) { Ticket::ready(Err(failed)) } else { ticket })
     }
 
-    fn users(&self, space: u64) -> Vec<u64> {
+    fn users(&self, space: Space) -> Vec<u64> {
         self.store.users(space)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pagoda::StoreOptions;
-use pagoda::store::{DiskStore, Key, Record, Room, Store};
+use pagoda::store::{DiskStore, Key, Record, Room, Space, Store};
 use pagoda_test_support::power::{crash, killed};
 use pagoda_test_support::{Folder, Random};
 
@@ -13,7 +13,7 @@ const USERS: u64 = 4;
 const TOKENS: u32 = 5;
 
 fn key(user: u64) -> Key {
-    Key { space: 7, user }
+    Key { space: Space(7), user }
 }
 
 /// The `number`th piece of a user's history.

@@ -101,7 +101,7 @@ impl Closed {
         }
     }
 
-    /// Opens the store and reads everyone, twice; then writes. Gives how many could be read at once.
+    /// Opens the store and reads all users, twice; then writes. Returns how many could be read the first time.
     fn look(&self, place: &str, open: impl FnOnce() -> Result<DiskStore>) -> u64 {
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let store = open().unwrap_or_else(|error| panic!("does not open: {error}"));
@@ -137,7 +137,7 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files
 }
 
-/// Ends the process if nothing has moved for long: a hang is a failure too.
+/// A watchdog: ends the process if there is no progress for long, for a hang is a failure too.
 fn watch(moves: &'static AtomicU64) {
     std::thread::spawn(move || {
         let mut seen = (moves.load(Relaxed), Instant::now());

@@ -1,4 +1,4 @@
-//! Whoever hears of something from the log may ask the store about it.
+//! A log callback may call the store that it is told about.
 
 use std::cell::RefCell;
 use std::fs;

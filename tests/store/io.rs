@@ -1,5 +1,5 @@
-//! Every call to the disk failing in its turn: the store says so, loses nothing that it had acknowledged, and works again
-//! when the disk does.
+//! Every call to the disk failing in its turn: the store says so, loses nothing that it had acknowledged, and works
+//! again when the disk does.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -74,7 +74,7 @@ fn a_disk_that_can_not_be_read_is_not_taken_for_an_empty_one() {
 }
 
 #[test]
-fn a_disk_that_comes_and_goes_under_writes_that_nobody_waits_for() {
+fn a_disk_that_comes_and_goes_under_writes_without_a_wait() {
     let mut failures = 0;
     for seed in 1..=12 {
         let durability = if seed % 2 == 0 { Durability::Process } else { Durability::Power };
@@ -150,7 +150,7 @@ fn group(
     failures
 }
 
-/// Everyone has what was written last, or, where that failed, a part of it.
+/// Every user has what was written last, or, where that failed, a part of it.
 fn compare(store: &DiskStore, pasts: &mut [Past], place: &str) {
     for (user, past) in pasts.iter_mut().enumerate() {
         let state = read(store, user as u64).unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
@@ -288,14 +288,14 @@ fn notice_what_left(store: &DiskStore, disk: &Simulated, pasts: &mut [Past], pla
     }
 }
 
-/// After the disk has come back: everyone can be read and written.
+/// After the disk works again: every user can be read and written.
 fn works(store: &DiskStore, pasts: &mut [Past], place: &str) {
     let _ = store.flush();
     for (user, past) in pasts.iter_mut().enumerate() {
         let state = read(store, user as u64).unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
         assert!(state == *past.now() || past.weak && is_beginning(&state, past.now()), "{place}: {state:?} {past:?}");
         past.settle(state);
-        // Not everyone: who is not written again depends on what was there before.
+        // Not every user: the ones that are not written again depend on what was there before.
         if user < 2 {
             more(store, user as u64, past, 5000, place);
         }

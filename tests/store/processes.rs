@@ -1,10 +1,10 @@
-//! One store, two processes: the second is told who has it, and gets it when the first is gone.
+//! One store, two processes: the second is refused, with the first one's number, until the first has ended.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use pagoda::store::{DiskStore, Room, Store};
 use pagoda::{Status, StoreOptions};
@@ -39,27 +39,30 @@ fn a_store_that_another_process_has_is_busy_until_that_one_is_gone() {
     }
 }
 
-/// Until it begins with its own program, a process that is being started has all files of the one who starts it.
+/// Between fork and exec a process has all files of its parent open.
 #[test]
 fn a_process_that_is_being_started_does_not_keep_a_closed_store() {
-    const STARTING: Duration = Duration::from_millis(300);
     let folder = Folder::new();
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
-    let (mut here, there) = std::io::pipe().unwrap();
+    let ((mut here, there), (mut go_on, mut told)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+    let told_there = told.as_raw_fd();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "none"]).stdout(Stdio::null());
-    // SAFETY: writes into a pipe and sleeps, which a process may do before its program begins.
+    // SAFETY: closes, writes and reads pipes, which a process may do before its program begins.
     unsafe {
         command.pre_exec(move || {
+            // Its own copy, without which it sees the end of the pipe if this process ends.
+            libc::close(told_there);
             (&there).write_all(&[1])?;
-            std::thread::sleep(STARTING);
-            Ok(())
+            go_on.read(&mut [0]).map(drop)
         })
     };
     let started = std::thread::spawn(move || command.status().unwrap());
     here.read_exact(&mut [0]).unwrap();
     drop(store);
-    DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
+    let opened = DiskStore::open(folder.path(), &StoreOptions::default());
+    told.write_all(&[1]).unwrap();
+    opened.unwrap();
     assert!(started.join().unwrap().success());
 }
 
@@ -74,7 +77,7 @@ fn holder(path: &Path) -> Child {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     // The harness says things of its own first.
     while lines.next().expect("the child opens the store").unwrap() != "open" {}
-    // Whoever writes into a pipe that nobody reads is ended by a signal.
+    // Read to the end: a process that writes into a closed pipe is ended by a signal.
     std::thread::spawn(move || lines.for_each(drop));
     child
 }

@@ -63,7 +63,7 @@ struct State {
 pub struct Simulated(Arc<Mutex<State>>);
 
 impl Simulated {
-    /// A disk whose syncs take a moment: whoever acknowledges too early is seen to.
+    /// A disk whose syncs take a moment, so that a too early acknowledgement is noticed.
     pub fn slow() -> Self {
         let disk = Self::default();
         disk.state().slow = true;

@@ -1,16 +1,16 @@
-//! What the campaigns write and how they tell that what comes back is right: every word says whose it is, which version,
-//! position and layer.
+//! What the campaigns write and how they tell that what comes back is right: every word says whose it is, which
+//! version, position and layer.
 
 use pagoda::store::disk::RealClock;
 use pagoda::store::index::Index;
-use pagoda::store::{DiskStore, Key, Record, Room, Store, Ticket};
+use pagoda::store::{DiskStore, Key, Record, Room, Space, Store, Ticket};
 use pagoda::{Result, StoreOptions};
 use pagoda_test_support::Random;
 
 use crate::simulated::Simulated;
 
 pub const LAYERS: u32 = 2;
-const SPACE: u64 = 7;
+const SPACE: Space = Space(7);
 
 pub fn key(user: u64) -> Key {
     Key { space: SPACE, user }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use pagoda::store::{DiskStore, Key, Record, Room, Store, Ticket};
+use pagoda::store::{DiskStore, Key, Record, Room, Space, Store, Ticket};
 use pagoda::{Durability, Error, Result, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
@@ -26,7 +26,7 @@ pub fn measure() -> Result<Vec<Row>> {
 }
 
 fn record(user: u64, bytes: usize, layers: u32) -> Record {
-    let key = Key { space: 1, user };
+    let key = Key { space: Space(1), user };
     let data = (0..bytes).map(|at| (at as u64 * 31 + user) as u8).collect();
     Record { key, history_start: 0, start: 0, tokens: 32, layers, tag: Vec::new(), data }
 }
@@ -47,7 +47,7 @@ fn read_warm() -> Result<Row> {
     let mut to = vec![0_u8; RECORD];
     let mut other = vec![0_u8; RECORD];
     let mut read = |user| -> Result<()> {
-        let history = store.history(Key { space: 1, user }).ok_or_else(lost)?;
+        let history = store.history(Key { space: Space(1), user }).ok_or_else(lost)?;
         for (layer, to) in to.chunks_mut(RECORD / LAYERS as usize).enumerate() {
             to.copy_from_slice(history.layer(0, layer as u32)?);
         }

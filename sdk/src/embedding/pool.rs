@@ -12,8 +12,8 @@ use super::device::DeviceView;
 use super::lookup::{Looked, Miss};
 use super::server::Embeddings;
 use super::view::EmbeddingTable;
-use crate::config::GraphTables;
 use crate::error::{Error, Result, Status};
+use crate::runtime::GraphTables;
 
 impl EmbeddingTable {
     /// Looks keys up and combines them: slot i of `vectors` gets one vector of the keys from `offsets[i]` on to before

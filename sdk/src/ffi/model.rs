@@ -9,10 +9,9 @@ use super::error::{pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::tensor::{PAGODA_TYPE_UNDEFINED, pagoda_type};
 use super::{boundary, c_text, freeing};
-use crate::config::{ModelOptions, Optimization, Provider};
 use crate::embedding::Embeddings;
 use crate::error::{Error, Result};
-use crate::runtime::{Model, ValueInfo};
+use crate::runtime::{Model, ModelOptions, Optimization, Provider, ValueInfo};
 
 /// Where a model runs.
 pub type pagoda_provider = i32;

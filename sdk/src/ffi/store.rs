@@ -7,9 +7,8 @@ use super::args::{self, Versioned};
 use super::error::{pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::{boundary, freeing};
-use crate::config::{Durability, StoreOptions};
 use crate::error::{Error, Result};
-use crate::store::{DiskStore, Store};
+use crate::store::{DiskStore, Durability, Store, StoreOptions};
 
 /// When a write to a store counts as done.
 pub type pagoda_durability = i32;

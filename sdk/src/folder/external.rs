@@ -1,28 +1,50 @@
 //! Weights that a graph has in other files (ONNX's external data). The version of a folder covers the files that its
-//! pagoda.json lists, so a model may use those and no others: what is cached could be of other weights than a file has later.
+//! pagoda.json lists, and a model may use those alone: weights in another file could change while the version, and with
+//! it what is cached, stays.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path};
 
+use super::contents::{FolderContents, FolderFile};
 use super::numbers::{Found, Scan};
 use super::onnx::TensorProto;
-use super::{FolderFile, ModelFolder};
 use crate::error::{Error, Result, Status};
 use crate::tensor::ElementType;
 
-/// Bytes that are read at once: whole numbers of every type.
-const CHUNK: usize = 1 << 20;
-
 /// The files that the tensors of a model may be in.
 pub(super) struct External<'a> {
-    folder: &'a Path,
-    /// The file of the model: ONNX Runtime looks for the others from there.
+    /// The file of the model: locations are relative to its folder.
     model: &'a str,
     files: &'a [FolderFile],
 }
 
-/// Where in which file the numbers of a tensor are.
+/// Where the floats of a tensor are in another file. The file is read once, for its hash, and each piece of it is
+/// passed to [`Region::feed`].
+pub(super) struct Region<'a> {
+    /// The name of the file.
+    pub(super) file: &'a str,
+    offset: u64,
+    bytes: u64,
+    scan: Scan,
+    found: Option<Found>,
+}
+
+impl Region<'_> {
+    /// Scans the part of a piece that is inside the region; `at` is the piece's offset in the file. Pieces come in
+    /// order.
+    pub(super) fn feed(&mut self, at: u64, piece: &[u8]) {
+        let (from, to) = (self.offset.max(at), (self.offset + self.bytes).min(at + piece.len() as u64));
+        if from < to && self.found.is_none() {
+            self.found = self.scan.feed(&piece[(from - at) as usize..(to - at) as usize]);
+        }
+    }
+
+    /// The first number that is not finite.
+    pub(super) fn found(&self) -> Option<Found> {
+        self.found
+    }
+}
+
+/// The entries of a tensor's external data.
 struct Place<'a> {
     location: &'a str,
     offset: u64,
@@ -30,13 +52,13 @@ struct Place<'a> {
 }
 
 impl<'a> External<'a> {
-    pub(super) fn new(folder: &'a ModelFolder) -> Self {
-        Self { folder: folder.path(), model: &folder.model, files: &folder.files }
+    pub(super) fn new(folder: &'a FolderContents) -> Self {
+        Self { model: &folder.model, files: &folder.files }
     }
 
-    /// Checks that a tensor which is not in the model's own file is in one of the folder's, and returns its first number
-    /// that is not finite. Errors go on after the name of the tensor.
-    pub(super) fn look(&self, tensor: &TensorProto) -> Result<Option<Found>> {
+    /// Checks that a tensor which is not in the model's own file is in one of the folder's. Returns where its numbers
+    /// are, unless they are of a type that is always finite. Error messages continue the name of the tensor.
+    pub(super) fn region(&self, tensor: &TensorProto) -> Result<Option<Region<'a>>> {
         let place = Place::of(tensor).map_err(damaged)?;
         let file = self.listed(place.location)?;
         let element = ElementType::from_number(tensor.data_type).filter(|&element| element != ElementType::String);
@@ -45,9 +67,8 @@ impl<'a> External<'a> {
             return Err(damaged(message));
         };
         let bytes = place.bytes(tensor, element, file).map_err(damaged)?;
-        let Some(scan) = Scan::new(element) else { return Ok(None) };
-        let failed = |error| Error::new(Status::Io, format!("lies in {}, which can not be read: {error}", file.name));
-        first(&self.folder.join(&file.name), place.offset, bytes, scan).map_err(failed)
+        let region = |scan| Region { file: &file.name, offset: place.offset, bytes, scan, found: None };
+        Ok(Scan::new(element).map(region))
     }
 
     /// The file of the folder that a tensor's location means.
@@ -125,26 +146,8 @@ fn damaged(message: String) -> Error {
     Error::new(Status::Model, message)
 }
 
-/// The first number that is not finite in so many bytes of a file, of which never more than a part is in memory.
-fn first(path: &Path, offset: u64, bytes: u64, mut scan: Scan) -> std::io::Result<Option<Found>> {
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(offset))?;
-    let (mut buffer, mut left) = (vec![0; CHUNK.min(bytes as usize)], bytes);
-    while left > 0 {
-        let piece = &mut buffer[..left.min(CHUNK as u64) as usize];
-        file.read_exact(piece)?;
-        if let Some(found) = scan.next(piece) {
-            return Ok(Some(found));
-        }
-        left -= piece.len() as u64;
-    }
-    Ok(None)
-}
-
 #[cfg(test)]
 pub(super) mod tests {
-    use pagoda_test_support::Folder;
-
     use super::super::onnx::StringStringEntryProto;
     use super::*;
 
@@ -163,63 +166,64 @@ pub(super) mod tests {
 
     /// A folder that lists no file.
     pub(in super::super) fn none_listed() -> External<'static> {
-        External { folder: Path::new("/nowhere"), model: "model.onnx", files: &[] }
+        External { model: "model.onnx", files: &[] }
     }
 
-    /// A folder with these numbers in `name`, which it lists.
-    fn with_file(name: &str, numbers: &[f32]) -> (Folder, [FolderFile; 1]) {
-        let folder = Folder::new();
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        std::fs::create_dir_all(folder.path().join(name).parent().unwrap()).unwrap();
-        std::fs::write(folder.path().join(name), &bytes).unwrap();
-        (folder, [FolderFile { name: name.into(), bytes: bytes.len() as u64, sha256: String::new() }])
+    /// A listed file of this size.
+    fn listed(name: &str, bytes: u64) -> [FolderFile; 1] {
+        [FolderFile { name: name.into(), bytes, sha256: String::new() }]
     }
 
     #[test]
     fn a_listed_file_is_looked_through() {
-        // More than one chunk, and not a whole number of them.
-        let mut numbers = vec![1.0; CHUNK / 2 + 7];
-        numbers[CHUNK / 2 + 3] = f32::NAN;
-        let (folder, files) = with_file("w.bin", &numbers);
-        let external = External { folder: folder.path(), model: "model.onnx", files: &files };
+        // Several pieces, whose ends are in the middle of numbers.
+        const PIECE: usize = 1021;
+        let mut numbers = vec![1.0_f32; 3000];
+        numbers[2003] = f32::NAN;
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let files = listed("w.bin", bytes.len() as u64);
+        let external = External { model: "model.onnx", files: &files };
         let look = |count: usize, entries: &[(&str, &str)]| {
             let entries = [&[("location", "w.bin")], entries].concat();
-            external.look(&elsewhere("w", count as i64, &entries)).unwrap()
+            let mut region = external.region(&elsewhere("w", count as i64, &entries)).unwrap().unwrap();
+            for (number, piece) in bytes.chunks(PIECE).enumerate() {
+                region.feed((number * PIECE) as u64, piece);
+            }
+            region.found()
         };
-        assert!(matches!(look(numbers.len(), &[]), Some((at, bad)) if at == CHUNK as u64 / 2 + 3 && bad.is_nan()));
-        assert_eq!(look(CHUNK / 2 + 3, &[("length", &(2 * CHUNK + 12).to_string()), ("checksum", "?")]), None);
-        assert!(matches!(look(2, &[("offset", &(2 * CHUNK + 8).to_string())]), Some((1, _))));
-        assert_eq!(look(3, &[("offset", &(2 * CHUNK + 16).to_string())]), None);
+        assert!(matches!(look(numbers.len(), &[]), Some((2003, bad)) if bad.is_nan()));
+        assert_eq!(look(2003, &[("length", &(4 * 2003).to_string()), ("checksum", "?")]), None);
+        assert!(matches!(look(2, &[("offset", &(4 * 2002).to_string())]), Some((1, _))));
+        assert_eq!(look(3, &[("offset", &(4 * 2004).to_string())]), None);
         assert_eq!(look(0, &[]), None);
     }
 
     #[test]
     fn locations_are_seen_from_the_model() {
-        let (folder, files) = with_file("parts/w.bin", &[1.0]);
-        let beside = External { folder: folder.path(), model: "parts/model.onnx", files: &files };
-        assert_eq!(beside.look(&elsewhere("w", 1, &[("location", "w.bin")])), Ok(None));
-        assert!(beside.look(&elsewhere("w", 1, &[("location", "parts/w.bin")])).is_err());
-        let above = External { folder: folder.path(), model: "model.onnx", files: &files };
-        assert_eq!(above.look(&elsewhere("w", 1, &[("location", "parts/w.bin")])), Ok(None));
-        assert!(above.look(&elsewhere("w", 1, &[("location", "w.bin")])).is_err());
+        let files = listed("parts/w.bin", 4);
+        let found = |external: &External<'_>, location| {
+            external.region(&elsewhere("w", 1, &[("location", location)])).is_ok_and(|region| region.is_some())
+        };
+        let beside = External { model: "parts/model.onnx", files: &files };
+        assert!(found(&beside, "w.bin") && !found(&beside, "parts/w.bin"));
+        let above = External { model: "model.onnx", files: &files };
+        assert!(found(&above, "parts/w.bin") && !found(&above, "w.bin"));
     }
 
     #[test]
     fn files_that_are_not_listed_are_refused() {
-        let (folder, files) = with_file("w.bin", &[1.0]);
-        std::fs::write(folder.path().join("other.bin"), [0; 4]).unwrap();
-        let inside = folder.path().join("w.bin");
-        let external = External { folder: folder.path(), model: "model.onnx", files: &files };
+        let files = listed("w.bin", 4);
+        let external = External { model: "model.onnx", files: &files };
         for (location, why) in [
             ("other.bin", "does not list"),
             ("", "does not list"),
             ("../w.bin", "no plain path"),
             ("./w.bin", "no plain path"),
             ("x/../w.bin", "no plain path"),
-            (inside.to_str().unwrap(), "no plain path"),
+            ("/folder/w.bin", "no plain path"),
             ("*/_ORT_MEM_ADDR_/*", "no plain path"),
         ] {
-            let error = external.look(&elsewhere("w", 1, &[("location", location)])).unwrap_err();
+            let error = external.region(&elsewhere("w", 1, &[("location", location)])).err().unwrap();
             assert_eq!(error.status(), Status::Model);
             assert!(error.message().contains(&format!("{location:?}, ")) && error.message().contains(why), "{error}");
         }
@@ -227,10 +231,10 @@ pub(super) mod tests {
 
     #[test]
     fn what_does_not_lie_in_the_file_is_refused() {
-        let (folder, files) = with_file("w.bin", &[1.0; 4]);
-        let external = External { folder: folder.path(), model: "model.onnx", files: &files };
+        let files = listed("w.bin", 16);
+        let external = External { model: "model.onnx", files: &files };
         let refused = |tensor: &TensorProto, why: &str| {
-            let error = external.look(tensor).unwrap_err();
+            let error = external.region(tensor).err().unwrap();
             assert!(error.status() == Status::Model && error.message().contains(why), "{error}");
         };
         let tensor =
@@ -248,7 +252,5 @@ pub(super) mod tests {
         refused(&elsewhere("w", 2, &[]), "does not say in which");
         refused(&TensorProto { data_type: 8, ..tensor(2, &[]) }, "has type 8");
         refused(&TensorProto { data_type: 99, ..tensor(2, &[]) }, "has type 99");
-        std::fs::remove_file(folder.path().join("w.bin")).unwrap();
-        assert_eq!(external.look(&tensor(2, &[])).unwrap_err().status(), Status::Io);
     }
 }

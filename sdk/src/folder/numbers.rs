@@ -1,4 +1,4 @@
-//! Where numbers that are not finite are in the bytes of a tensor.
+//! Finds numbers that are not finite in the bytes of a tensor.
 
 use half::{bf16, f16};
 use prost::encoding::decode_varint;
@@ -9,7 +9,7 @@ use crate::tensor::ElementType;
 /// A number that is not finite, and its index in the tensor.
 pub(super) type Found = (u64, f64);
 
-/// The first number of a tensor that is not finite, of those that the model's own file has.
+/// The first number that is not finite, of those that a tensor has in the model's own file.
 pub(super) fn in_model(tensor: &TensorProto) -> Option<Found> {
     let scan = || ElementType::from_number(tensor.data_type).and_then(Scan::new);
     let raw = scan().and_then(|mut scan| scan.next(&tensor.raw_data));
@@ -19,13 +19,16 @@ pub(super) fn in_model(tensor: &TensorProto) -> Option<Found> {
         .or_else(|| scan()?.first_in_varints(&tensor.int32_data))
 }
 
-/// Looks through the bytes of a tensor, which may come in pieces.
+/// Scans the bytes of a tensor, which may come in pieces.
 pub(super) struct Scan {
     find: fn(&[u8]) -> Option<(usize, f64)>,
     /// Bytes of a number.
     size: usize,
-    /// Numbers that were finite.
+    /// Numbers that were scanned.
     seen: u64,
+    /// The first bytes of a number that continues in the next piece.
+    partial: [u8; 8],
+    partial_bytes: usize,
 }
 
 impl Scan {
@@ -43,7 +46,7 @@ impl Scan {
             ElementType::F8E8M0 => (1, |bytes| find(bytes, |[n]| nan_if(n == 0xFF))),
             _ => return None,
         };
-        Some(Self { find, size, seen: 0 })
+        Some(Self { find, size, seen: 0, partial: [0; 8], partial_bytes: 0 })
     }
 
     /// The first number of the next piece, of whole numbers, that is not finite.
@@ -53,12 +56,37 @@ impl Scan {
         found
     }
 
+    /// As [`Self::next`], of pieces that may end inside a number.
+    pub(super) fn feed(&mut self, mut piece: &[u8]) -> Option<Found> {
+        if self.partial_bytes > 0 {
+            let missing = (self.size - self.partial_bytes).min(piece.len());
+            self.keep(&piece[..missing]);
+            piece = &piece[missing..];
+            if self.partial_bytes < self.size {
+                return None;
+            }
+            self.partial_bytes = 0;
+            let number = self.partial;
+            if let Some(found) = self.next(&number[..self.size]) {
+                return Some(found);
+            }
+        }
+        let (whole, rest) = piece.split_at(piece.len() / self.size * self.size);
+        self.keep(rest);
+        self.next(whole)
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.partial[self.partial_bytes..][..bytes.len()].copy_from_slice(bytes);
+        self.partial_bytes += bytes.len();
+    }
+
     fn first_in(&mut self, pieces: &[impl AsRef<[u8]>]) -> Option<Found> {
         pieces.iter().find_map(|piece| self.next(piece.as_ref()))
     }
 
-    /// As [`Self::first_in`], of numbers whose bits are varints; such have 16 bits at most. What ends within one is for ONNX
-    /// Runtime to refuse.
+    /// As [`Self::first_in`], of numbers of at most 16 bits that are written as varints. Bytes that end inside a varint
+    /// are skipped: ONNX Runtime refuses such a model.
     fn first_in_varints(&mut self, pieces: &[impl AsRef<[u8]>]) -> Option<Found> {
         if self.size > 2 {
             return None;
@@ -76,7 +104,7 @@ fn find<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option
     numbers.enumerate().find(|(_, number)| !number.is_finite())
 }
 
-/// Of types without infinities.
+/// For types without infinities.
 fn nan_if(nan: bool) -> f64 {
     if nan { f64::NAN } else { 0.0 }
 }
@@ -145,6 +173,18 @@ mod tests {
         let mut scan = Scan::new(ElementType::F32).unwrap();
         assert_eq!(scan.next(&[0; 12]), None);
         assert_eq!(scan.next(&[[0; 4], f32::INFINITY.to_le_bytes()].concat()), Some((4, f64::INFINITY)));
+    }
+
+    #[test]
+    fn pieces_may_end_inside_numbers() {
+        let numbers: Vec<u8> = [0.0, 1.0, f64::NAN, 2.0].iter().flat_map(|n: &f64| n.to_le_bytes()).collect();
+        for size in 1..numbers.len() {
+            let mut scan = Scan::new(ElementType::F64).unwrap();
+            let found = numbers.chunks(size).find_map(|piece| scan.feed(piece));
+            assert!(matches!(found, Some((2, number)) if number.is_nan()), "pieces of {size}");
+            let mut scan = Scan::new(ElementType::F64).unwrap();
+            assert_eq!(numbers[..16].chunks(size).find_map(|piece| scan.feed(piece)), None);
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The messages of ONNX's onnx.proto that a tensor can be in, at any depth. Fields that hold none are skipped.
+//! The messages of ONNX's onnx.proto that can contain a tensor, at any depth. Other fields are skipped.
 
 use prost::Message;
 use prost::bytes::Bytes;
@@ -30,7 +30,7 @@ pub(super) struct FunctionProto {
     pub(super) name: String,
     #[prost(message, repeated, tag = "7")]
     pub(super) node: Vec<NodeProto>,
-    /// Attributes with the values that they have where a call leaves them out.
+    /// Attributes with their default values.
     #[prost(message, repeated, tag = "11")]
     pub(super) attribute_proto: Vec<AttributeProto>,
 }
@@ -57,7 +57,7 @@ pub(super) struct NodeProto {
     pub(super) attribute: Vec<AttributeProto>,
 }
 
-/// `type` says which of the fields counts. It is not read: all of them are looked at.
+/// `type` says which of the fields is valid. It is not read: all of them are checked.
 #[derive(Message)]
 pub(super) struct AttributeProto {
     #[prost(string, tag = "1")]
@@ -80,8 +80,9 @@ pub(super) struct AttributeProto {
     pub(super) sparse_tensors: Vec<SparseTensorProto>,
 }
 
-/// Numbers are slices of the file, so that weights are in memory once. For that, `float_data` and its like are read as what a
-/// packed field is: any number of pieces of bytes. One that is not packed is an error, and no writer of ONNX makes one.
+/// Numbers are slices of the mapped file and are not copied. For that, `float_data` and the like are declared as what a
+/// packed field is on the wire: any number of pieces of bytes. One that is not packed is an error, and no writer of
+/// ONNX makes one.
 #[derive(Message)]
 pub(super) struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]
@@ -90,7 +91,7 @@ pub(super) struct TensorProto {
     pub(super) data_type: i32,
     #[prost(bytes = "bytes", repeated, tag = "4")]
     pub(super) float_data: Vec<Bytes>,
-    /// Varints. Numbers of 16 and of 8 bits are here too, by their bits.
+    /// Varints. The bits of numbers of 16 and of 8 bits are here too.
     #[prost(bytes = "bytes", repeated, tag = "5")]
     pub(super) int32_data: Vec<Bytes>,
     #[prost(string, tag = "8")]

@@ -1,72 +1,52 @@
-//! Whether every weight is a finite number: one that is not would make every score it reaches useless, and what is
-//! cached of it too.
+//! Checks that every weight of a graph is a finite number. One that is not would spoil every score that it reaches, and
+//! what is cached too.
 
+use std::cell::RefCell;
 use std::path::Path;
 
 use prost::Message;
 use prost::bytes::Bytes;
 
-use super::ModelFolder;
-use super::external::External;
+use super::contents::FolderContents;
+use super::external::{External, Region};
 use super::numbers::{self, Found};
 use super::onnx::{AttributeProto, DEFAULT, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto};
-use crate::embedding::{Source, SourceOptions};
 use crate::error::{Error, Result, Status};
 
-/// Rows of a table that are looked at in one go.
-const CHUNK: usize = 4096;
-
-/// Looks at the tables and at the graph.
-pub(super) fn finite(folder: &ModelFolder) -> Result<()> {
-    tables(folder)?;
-    let named = |error: Error| Error::new(error.status(), format!("{}: {}", folder.model, error.message()));
-    graph(folder).map_err(named)
+/// A tensor in another file, which is still to be scanned.
+pub(super) struct Outside<'a> {
+    pub(super) region: Region<'a>,
+    tensor: String,
+    may_be_infinite: bool,
 }
 
-fn tables(folder: &ModelFolder) -> Result<()> {
-    for table in &folder.tables {
-        let Some(file) = &table.file else { continue };
-        let source =
-            Source::open(folder.file(file), &SourceOptions { dim: Some(table.dim), ..SourceOptions::default() })
-                .map_err(|error| Error::new(Status::Model, error.to_string()))?;
-        if source.len() != table.rows {
-            let message = format!("{file} has {} rows and pagoda.json says {}", source.len(), table.rows);
-            return Err(Error::new(Status::Model, message));
-        }
-        let layout = source.layout();
-        let mut numbers = vec![0.0; layout.dim()];
-        let mut at = 0_u64;
-        for chunk in source.chunks(CHUNK) {
-            for row in chunk?.rows.chunks_exact(layout.row_bytes()) {
-                layout.decode(row, &mut numbers);
-                if let Some(bad) = numbers.iter().find(|number| !number.is_finite()) {
-                    let message = format!("table {:?} ({file}) has {bad} in row {at}", table.name);
-                    return Err(Error::new(Status::Model, format!("{message}: train or export it again")));
-                }
-                at += 1;
-            }
-        }
+impl Outside<'_> {
+    /// Refuses a number that is not finite; called when the file was read.
+    pub(super) fn check(&self) -> Result<()> {
+        check(&self.tensor, self.region.found(), self.may_be_infinite)
     }
-    Ok(())
 }
 
-fn graph(folder: &ModelFolder) -> Result<()> {
-    // ONNX Runtime goes by the name too, and weights in its own format would not be looked at here.
+/// Checks the numbers in the model's own file, `model`, and returns the tensors that are in others. Error messages
+/// continue the name of the model's file.
+pub(super) fn check_graph(folder: &FolderContents, model: Bytes) -> Result<Vec<Outside<'_>>> {
+    // ONNX Runtime goes by the name too, and weights in its own format would not be checked.
     if Path::new(&folder.model).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort")) {
         return Err(refused("ONNX Runtime's own format can not be checked: save the model as .onnx"));
     }
-    let file = std::fs::read(folder.file(&folder.model))
-        .map_err(|error| Error::new(Status::Io, format!("can not be read: {error}")))?;
-    Weights { external: External::new(folder) }.file(file.into())
+    let weights = Weights { external: External::new(folder), outside: RefCell::default() };
+    weights.model(model)?;
+    Ok(weights.outside.into_inner())
 }
 
-/// What the weights of a graph are checked by.
+/// Walks through a graph.
 struct Weights<'a> {
     external: External<'a>,
+    outside: RefCell<Vec<Outside<'a>>>,
 }
 
 impl Weights<'_> {
-    fn file(&self, file: Bytes) -> Result<()> {
+    fn model(&self, file: Bytes) -> Result<()> {
         let model = ModelProto::decode(file)
             .map_err(|error| refused(format!("this is no ONNX model: {error}. Export the model again")))?;
         model.graph.iter().try_for_each(|graph| self.graph(graph))?;
@@ -101,7 +81,7 @@ impl Weights<'_> {
     }
 
     fn sparse(&self, tensor: &SparseTensorProto, owner: Owner<'_>) -> Result<()> {
-        // Its values are some of its numbers, so one value is no single number.
+        // It has other numbers beside its values, zeros: one value is not a single number.
         [&tensor.values, &tensor.indices].into_iter().flatten().try_for_each(|part| self.numbers(part, owner, false))
     }
 
@@ -116,7 +96,11 @@ impl Weights<'_> {
         }
         let named =
             |error: Error| Error::new(error.status(), format!("{} {}", owner.words(&tensor.name), error.message()));
-        owner.check(&tensor.name, self.external.look(tensor).map_err(named)?, single)
+        if let Some(region) = self.external.region(tensor).map_err(named)? {
+            let (tensor, may_be_infinite) = (owner.words(&tensor.name), owner.may_be_infinite(single));
+            self.outside.borrow_mut().push(Outside { region, tensor, may_be_infinite });
+        }
+        Ok(())
     }
 }
 
@@ -130,20 +114,20 @@ enum Owner<'a> {
 }
 
 impl Owner<'_> {
-    /// Refuses a number that is not finite. That of a node which has a single one may be infinite: the end of a range, or what
-    /// a mask adds.
+    /// Refuses a number that is not finite.
     fn check(self, tensor: &str, found: Option<Found>, single: bool) -> Result<()> {
         match found {
-            Some((_, number)) if single && number.is_infinite() && !matches!(self, Self::Graph) => Ok(()),
-            Some((index, number)) => {
-                let tensor = self.words(tensor);
-                Err(refused(format!("{tensor} has {number} at index {index}: train or export it again")))
-            }
+            Some(_) => check(&self.words(tensor), found, self.may_be_infinite(single)),
             None => Ok(()),
         }
     }
 
-    /// A tensor in words: its name, or else where it is.
+    /// A single number of a node may be infinite: the end of a range, or what a mask adds.
+    fn may_be_infinite(self, single: bool) -> bool {
+        single && !matches!(self, Self::Graph)
+    }
+
+    /// What error messages call a tensor: its name, or else where it is.
     fn words(self, tensor: &str) -> String {
         match self {
             _ if !tensor.is_empty() => format!("the tensor {tensor:?}"),
@@ -156,6 +140,15 @@ impl Owner<'_> {
                 format!("the attribute {attribute:?} of the {operator} node {which}")
             }
         }
+    }
+}
+
+fn check(tensor: &str, found: Option<Found>, may_be_infinite: bool) -> Result<()> {
+    match found {
+        Some((index, number)) if !(may_be_infinite && number.is_infinite()) => {
+            Err(refused(format!("{tensor} has {number} at index {index}: train or export it again")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -177,7 +170,8 @@ mod tests {
     use super::*;
 
     fn check(model: impl Into<Bytes>) -> Result<(), String> {
-        Weights { external: none_listed() }.file(model.into()).map_err(|error| {
+        let weights = Weights { external: none_listed(), outside: RefCell::default() };
+        weights.model(model.into()).map_err(|error| {
             assert_eq!(error.status(), Status::Model, "{error}");
             error.message().to_owned()
         })

@@ -43,7 +43,7 @@ pub use stats::KvStats;
 use table::Table;
 
 use crate::error::{Error, Result, Status};
-use crate::store::{Found, Key, Store, Ticket};
+use crate::store::{Found, Key, Space, Store, Ticket};
 use crate::tensor::Tensor;
 
 /// What a batch asks for one owner.
@@ -127,7 +127,7 @@ struct Inner {
     rules: Rules,
     offload: Offload,
     onload_in_background: bool,
-    space: u64,
+    space: Space,
     pool: Pool,
     table: Table,
     store: Option<Arc<dyn Store>>,

@@ -4,8 +4,9 @@ use pagoda_kernels::cuda::Gpu;
 
 use super::format::Format;
 use super::options::{Edited, KvOptions, Pages, Place};
+use crate::checksum::xxh3;
 use crate::error::{Error, Result};
-use crate::store::checksum;
+use crate::store::Space;
 
 /// The shape of keys and values.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +92,7 @@ pub(super) fn gpu_of_pool(device: u32) -> Result<&'static Gpu> {
 }
 
 /// The number that stands for a model's version and everything that decides what its stored bytes mean.
-pub(super) fn space(options: &KvOptions, shape: Shape) -> u64 {
+pub(super) fn space(options: &KvOptions, shape: Shape) -> Space {
     let Shape { layers, heads, head_size, page_size, format } = shape;
     let hashed = u32::from(options.edited != Edited::Unnoticed);
     let mut bytes = Vec::new();
@@ -99,5 +100,5 @@ pub(super) fn space(options: &KvOptions, shape: Shape) -> u64 {
         bytes.extend(number.to_le_bytes());
     }
     bytes.extend(options.model_version.as_bytes());
-    checksum(&bytes)
+    Space(xxh3(&bytes))
 }

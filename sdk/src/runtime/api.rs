@@ -22,7 +22,7 @@ pub(crate) struct Api {
     env: *mut OrtEnv,
     /// Describes memory of the host.
     pub(crate) host: *mut OrtMemoryInfo,
-    /// Allocates what ONNX Runtime hands out: names, file names.
+    /// Allocates what ONNX Runtime returns to us: names, file names.
     pub(crate) allocator: *mut OrtAllocator,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn api(path: Option<&Path>) -> Result<&'static Api> {
             // A failure is not kept: the next caller may name another path.
             let loaded = Api::new(library::load(path)?)?;
             let api = API.get_or_init(|| loaded);
-            // The log is told without the lock: its callback may open a model.
+            // Logged without the lock: the log callback may open a model.
             drop(one_at_a_time);
             log::info!("ONNX Runtime {} from {}", api.version, api.path.display());
         }
@@ -79,7 +79,7 @@ impl Api {
         unsafe {
             let warning = OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
             let no_state = std::ptr::null_mut();
-            // A later ONNX Runtime may have levels that the Rust enumeration lacks; a number holds them all.
+            // The level is read as a number: a later ONNX Runtime may have some that the Rust enumeration lacks.
             let on_log = std::mem::transmute::<LogFn, OrtLoggingFunction>(on_log);
             check(table, (table.CreateEnvWithCustomLogger)(on_log, no_state, warning, c"pagoda".as_ptr(), &mut env))?;
             check(table, (table.DisableTelemetryEvents)(env))?;
@@ -129,7 +129,7 @@ fn check(table: &OrtApi, status: OrtStatusPtr) -> Result<()> {
     // SAFETY: the status is ours to read and to release, once.
     let (code, message) = unsafe {
         let message = CStr::from_ptr((table.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
-        // A later ONNX Runtime may have codes that the Rust enumeration lacks: taken as a number, none is a wrong value.
+        // Read as a number: a later ONNX Runtime may have codes that the Rust enumeration lacks.
         let code = std::mem::transmute::<ErrorCodeFn, ErrorNumberFn>(table.GetErrorCode)(status.0);
         (table.ReleaseStatus)(status.0);
         (code, message)
@@ -149,7 +149,7 @@ fn check(table: &OrtApi, status: OrtStatusPtr) -> Result<()> {
 
 type LogFn = unsafe extern "system" fn(*mut c_void, i32, *const c_char, *const c_char, *const c_char, *const c_char);
 
-/// ONNX Runtime's log goes where ours goes.
+/// Forwards ONNX Runtime's log to ours.
 unsafe extern "system" fn on_log(
     _: *mut c_void,
     severity: i32,

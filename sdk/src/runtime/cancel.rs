@@ -1,4 +1,4 @@
-//! Stopping runs from another thread.
+//! Cancelling runs from another thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{OnceLock, Weak};
@@ -6,11 +6,11 @@ use std::sync::{OnceLock, Weak};
 use ort_sys::OrtRunOptions;
 
 use super::api::Api;
-use super::options::{NO_GRAPH, RunOptions};
+use super::run_options::{NO_GRAPH, RunOptions};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 
-/// Stops the runs it is handed to. One may serve any number of runs; once triggered it stays so.
+/// Cancels the runs that it is passed to. One may serve any number of runs; once triggered it stays triggered.
 #[derive(Default)]
 pub struct Cancel {
     triggered: AtomicBool,
@@ -18,9 +18,9 @@ pub struct Cancel {
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
 
-/// Someone who wants to hear at once that a run is to be stopped, also one that has not begun.
+/// Notified at once when a run is cancelled, also one that has not begun.
 pub(crate) trait Watcher: Send + Sync {
-    /// It is triggered.
+    /// Called once, when it is triggered.
     fn cancelled(&self);
 }
 
@@ -43,10 +43,10 @@ impl Cancel {
         }
     }
 
-    /// Tells `watcher` when it is triggered, or now if it was.
+    /// Notifies `watcher` when it is triggered, or now if it was.
     pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
         let mut watchers = self.watchers.lock();
-        // `trigger` sets it before it looks for watchers. The others are told by whoever triggered it.
+        // `trigger` sets the flag before it takes the list of watchers, so it notifies those that are in the list.
         if self.is_triggered() {
             drop(watchers);
             if let Some(watcher) = watcher.upgrade() {
@@ -54,7 +54,7 @@ impl Cancel {
             }
             return;
         }
-        // One that serves many requests, one after the other, must not keep a trace of each.
+        // A long-lived `Cancel` must not keep a watcher of every request that it served.
         if watchers.len() == watchers.capacity() {
             watchers.retain(|watcher| watcher.strong_count() > 0);
         }
@@ -70,14 +70,14 @@ impl Cancel {
         if self.is_triggered() { Err(cancelled()) } else { Ok(()) }
     }
 
-    /// The run options through which ONNX Runtime learns of it.
+    /// The run options whose terminate flag stops the run in ONNX Runtime.
     pub(super) fn options(&self, api: &'static Api) -> Result<*mut OrtRunOptions> {
         if self.options.get().is_none() {
-            // Two runs may both come here; one's options are kept and the other's released.
+            // Two runs may race to here. The first one's options are kept, the other's released.
             let _ = self.options.set(RunOptions::new(api, NO_GRAPH)?);
         }
         let options = self.options.get().expect("set above");
-        // `trigger` may have looked for the options just before they were there.
+        // `trigger` may have looked for the options just before they were set.
         if self.is_triggered() {
             options.terminate();
         }

@@ -1,15 +1,15 @@
-//! The threads that asynchronous runs run on.
+//! The worker threads of asynchronous runs.
 
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result, Status};
 use crate::metrics;
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, Worker};
 
-/// Runs that wait; more are refused, so that a caller who is faster than the model hears of it.
+/// The most runs that may wait. Beyond it a run is rejected: the caller is faster than the model.
 const QUEUE_LIMIT: usize = 65_536;
 
-/// One thing to do.
+/// One asynchronous run.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 struct Executor {
@@ -26,7 +26,7 @@ struct State {
 static EXECUTOR: Executor =
     Executor { state: Mutex::new(State { queue: VecDeque::new(), threads: 0, idle: 0 }), work: Condvar::new() };
 
-/// Has `job` run on a thread of the executor, in order of arrival.
+/// Queues `job` for the worker threads, first in, first out.
 pub(super) fn submit(job: Job) -> Result<()> {
     let mut state = EXECUTOR.state.lock();
     if state.queue.len() >= QUEUE_LIMIT {
@@ -35,26 +35,27 @@ pub(super) fn submit(job: Job) -> Result<()> {
             format!("{QUEUE_LIMIT} asynchronous runs are waiting already: wait for some to complete"),
         ));
     }
-    // Threads are started as they are needed and stay: at most one for each core, and never fewer than two, so that
-    // one long run does not hold up every other.
+    // Workers are started on demand and never end: at most one per core, but at least two, so that one long run does
+    // not block all others.
     let limit = std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
-    let mut fewer = None;
+    let mut spawn_error = None;
     if state.idle <= state.queue.len() && state.threads < limit {
         let name = format!("pagoda-run-{}", state.threads);
-        match std::thread::Builder::new().name(name).spawn(work) {
-            Ok(_) => state.threads += 1,
-            Err(error) if state.threads == 0 => {
-                return Err(Error::new(Status::Capacity, format!("no thread for asynchronous runs: {error}")));
+        match Worker::spawn(name, "run models asynchronously", work) {
+            Ok(worker) => {
+                worker.detach();
+                state.threads += 1;
             }
-            Err(error) => fewer = Some((state.threads, error)),
+            Err(error) if state.threads == 0 => return Err(error),
+            Err(error) => spawn_error = Some((state.threads, error)),
         }
     }
     state.queue.push_back(job);
     metrics::async_queue().set(state.queue.len() as i64);
     drop(state);
     EXECUTOR.work.notify_one();
-    // The log is told without the lock: its callback may start a run.
-    if let Some((threads, error)) = fewer {
+    // Logged without the lock: the log callback may start a run.
+    if let Some((threads, error)) = spawn_error {
         log::warn!("asynchronous runs go on with {threads} threads: {error}");
     }
     Ok(())
@@ -66,7 +67,7 @@ fn work() {
         while let Some(job) = state.queue.pop_front() {
             metrics::async_queue().set(state.queue.len() as i64);
             drop(state);
-            // The job reports its own panics; a second line of defence keeps the thread alive.
+            // A job reports its own panics. This keeps the worker alive if one does not.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             state = EXECUTOR.state.lock();
         }

@@ -9,34 +9,34 @@ use std::time::Instant;
 use ort_sys::OrtValue;
 
 use super::model::Model;
-use super::options::RunOptions;
+use super::run_options::RunOptions;
 use super::value::Value;
 use crate::device::{CudaError, SideStream, capture, keep_counters, no_capture};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 use crate::tensor::Tensor;
 
-/// A run of a model on tensors that stay where they are on its GPU. What they hold may change between runs.
+/// A run of a model on tensors at fixed addresses on its GPU. Their contents may change between runs.
 pub(crate) struct Graph {
     model: Arc<Model>,
     options: RunOptions,
-    /// Of the inputs, then of the outputs.
+    /// Names of the inputs, then of the outputs.
     names: Vec<*const c_char>,
     inputs: Vec<Value>,
     outputs: Vec<Value>,
-    /// Who has tried to capture it, and whether that went well: ONNX Runtime has a graph for each thread that runs. A thread
-    /// that failed does not try again: what ONNX Runtime has of it may be half of a graph.
+    /// The threads that have tried to capture it, and whether they succeeded: ONNX Runtime captures a graph per thread.
+    /// A thread that failed does not retry, for ONNX Runtime may have an incomplete graph of it.
     captured: Mutex<HashMap<ThreadId, bool>>,
     _tensors: Vec<Arc<Tensor>>,
 }
 
-// SAFETY: the names are the model's and never change; who runs when is the contract of `run`.
+// SAFETY: the names are the model's and never change; the contract of `run` orders the runs.
 unsafe impl Send for Graph {}
 // SAFETY: as above.
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// Binds every input and output of a run; `number` is that of no other graph of the model.
+    /// Binds every input and output of a run; `number` is unique among the graphs of the model.
     pub(crate) fn bind(
         model: &Arc<Model>,
         number: i32,
@@ -69,7 +69,7 @@ impl Graph {
         })
     }
 
-    /// Whether it could not be captured on this thread: it is not to be run there.
+    /// Whether its capture has failed on this thread; it must not be run there.
     pub(crate) fn has_failed(&self) -> bool {
         self.captured() == Some(false)
     }
@@ -79,11 +79,11 @@ impl Graph {
         self.captured.lock().get(&thread::current().id()).copied()
     }
 
-    /// Runs behind what `before` puts on the stream, and waits for it. The first time on a thread takes longer: the run is done,
-    /// and captured.
+    /// Runs after what `before` enqueues on the stream, and waits for it. The first run on a thread takes longer, for
+    /// it is captured too.
     ///
     /// # Safety
-    /// As for [`Model::run_bound`]; no one else writes to the tensors of the graph meanwhile.
+    /// As for [`Model::run_bound`]: nothing else writes to the tensors of the graph meanwhile.
     pub(crate) unsafe fn run(&self, before: impl FnOnce(&SideStream) -> Result<(), CudaError>) -> Result<()> {
         let start = Instant::now();
         let alone = self.model.replaying().write();
@@ -101,7 +101,7 @@ impl Graph {
         let result = if captured.is_some() {
             run()
         } else {
-            // ONNX Runtime has the graph until the model is closed, whoever uses it.
+            // ONNX Runtime keeps the graph until the model is closed.
             let (result, counters) = keep_counters(run);
             self.model.keep(counters);
             result

@@ -11,10 +11,10 @@ use ort_sys::{ORT_API_VERSION, OrtApi, OrtApiBase};
 
 use crate::error::{Error, Result, Status};
 
-/// What operators of a service set to choose the library without a change to the program.
+/// The environment variable that chooses the library without a change to the program.
 const VARIABLE: &str = "PAGODA_ONNXRUNTIME";
 
-/// The names the library goes by: what distributions, PyPI's wheel and our own make install it as.
+/// The file names of the library, as distributions, PyPI's wheel and our own make install it.
 const NAMES: [&str; 2] = ["libonnxruntime.so.1", "libonnxruntime.so"];
 
 /// A loaded ONNX Runtime.
@@ -34,33 +34,33 @@ pub(super) fn load(path: Option<&Path>) -> Result<Loaded> {
         match unsafe { Library::new(&candidate) } {
             Ok(library) => return bind(library, candidate).map_err(about),
             Err(error) => {
-                // The loader's own words, which say which file or symbol is missing.
+                // The loader's own message names the missing file or symbol.
                 let reason = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
                 tried.push(format!("{} ({reason})", candidate.display()));
             }
         }
     }
-    // Which may have no libpagoda.so: a program with Pagoda inside.
+    // A program that links Pagoda statically has no libpagoda.so.
     let us = our_file().map_or_else(|| "libpagoda.so".to_owned(), |file| file.display().to_string());
     let advice = "set onnxruntime_path in the options or the variable PAGODA_ONNXRUNTIME, or put the library beside";
     let message = format!("ONNX Runtime can not be loaded; tried {}; {advice} {us}", tried.join(", "));
     Err(about(Error::new(Status::NotFound, message)))
 }
 
-/// ONNX Runtime's own builds report to their maker from 1.29 on: a file in the user's cache, a thread, uploads. The call
-/// that switches it off comes too late, for it needs the environment whose making is the first thing reported; this
-/// variable is what stops all of it. Whoever has set it, to whatever, has decided otherwise.
+/// Switches ONNX Runtime's telemetry off. From 1.29 on its official builds send telemetry: a file in the user's cache,
+/// a thread, uploads. The API call that disables it needs the environment, whose creation is already reported; only
+/// this variable stops all of it. A value that is already set is kept.
 fn silence_telemetry() {
     const VARIABLE: &str = "ORT_DISABLE_TELEMETRY";
     if std::env::var_os(VARIABLE).is_none() {
-        // SAFETY: a thread that reads the environment in C at this very moment could be disturbed, if the environment
-        // was changed before. This happens once, when the first model is opened; the README tells programs with threads
-        // to set the variable before they start them.
+        // SAFETY: a thread that reads the environment in C at the same time could see it half changed. This happens
+        // once, when the first model is opened; the documentation tells programs with threads to set the variable
+        // before they start them.
         unsafe { std::env::set_var(VARIABLE, "1") };
     }
 }
 
-/// Where to look, in order. A place that was named is the only one: falling back to another would hide a mistake.
+/// Where to look, in order. A path that was given is the only one: a fallback would hide a mistake.
 fn candidates(path: Option<&Path>) -> Vec<PathBuf> {
     if let Some(path) = path {
         return vec![path.to_owned()];
@@ -73,8 +73,9 @@ fn candidates(path: Option<&Path>) -> Vec<PathBuf> {
     near.filter(|path| path.exists()).chain(NAMES.map(PathBuf::from)).collect()
 }
 
-/// The folder of `file`; and for a program in `bin` the `lib` beside that, for so things are installed. Before each its
-/// `pagoda`: the one that was installed with us counts, not what another package has in the same `lib`.
+/// The folder of `file`; for a program in `bin` also the `lib` beside it, where things are installed. The subfolder
+/// `pagoda` of each comes first: the library that was installed with Pagoda is preferred to that of another package in
+/// the same `lib`.
 fn folders_near(file: &Path) -> Vec<PathBuf> {
     let Some(folder) = file.parent() else { return Vec::new() };
     let lib = folder.ends_with("bin").then(|| folder.with_file_name("lib"));
@@ -85,7 +86,7 @@ fn folders_near(file: &Path) -> Vec<PathBuf> {
 /// The file this code was loaded from: libpagoda.so, or the program that it is part of.
 fn our_file() -> Option<PathBuf> {
     let file = file_of(our_file as *const c_void)?;
-    // A program that was found by PATH goes by its bare name.
+    // A program that was found by PATH has only its name here.
     let file = if file.components().count() == 1 { std::env::current_exe().ok()? } else { file };
     std::fs::canonicalize(file).ok()
 }
@@ -125,9 +126,9 @@ fn bind(library: Library, path: PathBuf) -> Result<Loaded> {
     };
     let api =
         api.ok_or_else(|| unusable(format!("ONNX Runtime 1.{ORT_API_VERSION} or later is needed, this is {version}")))?;
-    // Where the loader found it, which a bare name does not tell.
+    // The path where the loader found it.
     let path = file_of(base as *const c_void).unwrap_or(path);
-    // Sessions, values and threads of the library live until the process ends: it must stay.
+    // Never unloaded: sessions, values and threads of the library live until the process ends.
     std::mem::forget(library);
     Ok(Loaded { api, path, version })
 }

@@ -8,6 +8,7 @@ mod library;
 mod model;
 mod options;
 mod request;
+mod run_options;
 mod session;
 mod value;
 
@@ -16,5 +17,6 @@ pub use cancel::Cancel;
 pub(crate) use cancel::{Watcher, cancelled};
 pub(crate) use graph::Graph;
 pub use model::Model;
+pub use options::{GraphTables, ModelOptions, Optimization, Provider};
 pub use request::Request;
 pub use value::ValueInfo;

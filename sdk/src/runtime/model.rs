@@ -12,11 +12,11 @@ use ort_sys::{OrtRunOptions, OrtValue};
 use super::api::{self, Api};
 use super::cancel::{Cancel, cancelled};
 use super::executor;
-use super::options::RunOptions;
+use super::options::{ModelOptions, Provider};
 use super::request::Request;
+use super::run_options::RunOptions;
 use super::session::{Session, Source};
 use super::value::{Value, ValueInfo};
-use crate::config::{ModelOptions, Provider};
 use crate::device::{Gpu, KeptCounters, SideStream, no_capture};
 use crate::error::{Error, Result, Status};
 use crate::metrics::ModelMetrics;
@@ -33,7 +33,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens the model in a file. The ai.pagoda operators are there without further ado.
+    /// Opens the model in a file. The ai.pagoda operators are registered.
     pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self> {
         let path = path.as_ref();
         if path.as_os_str().is_empty() {
@@ -65,12 +65,12 @@ impl Model {
         Ok(Self { api, session, inputs, outputs, metrics: ModelMetrics::new(name) })
     }
 
-    /// What goes in.
+    /// Its inputs.
     pub fn inputs(&self) -> &[ValueInfo] {
         &self.inputs
     }
 
-    /// What comes out.
+    /// Its outputs.
     pub fn outputs(&self) -> &[ValueInfo] {
         &self.outputs
     }
@@ -80,12 +80,12 @@ impl Model {
         self.session.provider
     }
 
-    /// Why `Provider::Auto` became the CPU; empty if it did not or was not asked for.
+    /// Why `Provider::Auto` chose the CPU; empty otherwise.
     pub fn provider_reason(&self) -> &str {
         &self.session.reason
     }
 
-    /// Whether the ai.pagoda operators run on a GPU: pools are best in its memory then.
+    /// Whether the ai.pagoda operators run on a GPU; then pools should be in its memory.
     pub fn operators_on_gpu(&self) -> bool {
         self.session.operators_on_gpu
     }
@@ -110,12 +110,13 @@ impl Model {
         unsafe { self.run_bound(inputs, &outputs, None) }.map(drop)
     }
 
-    /// Runs the model. An output with a tensor is written into it and `None` returned in its place; the others are
-    /// returned. One memory may be an input and an output at once, as pools of keys and values are; if it is host memory and
-    /// the model on a GPU, such runs wait for one another, unless the model was opened with `host_pools`.
+    /// Runs the model. An output with a tensor is written into it, and `None` is returned in its place; the other
+    /// outputs are returned. The same memory may be an input and an output, as pools of keys and values are. If it is
+    /// host memory and the model runs on a GPU, such runs exclude one another, unless the model was opened with
+    /// `host_pools`.
     ///
     /// # Safety
-    /// During the run no one else writes to the tensors, or makes use of what is in those that are outputs.
+    /// During the run nothing else writes to the tensors, or reads those that are outputs.
     pub unsafe fn run_bound(
         &self,
         inputs: &[(&str, &Tensor)],
@@ -140,7 +141,7 @@ impl Model {
         self.api
     }
 
-    /// Held alone by a run that replays a graph.
+    /// Locked exclusively by a run that replays a graph.
     pub(super) fn replaying(&self) -> &RwLock<()> {
         &self.session.replaying
     }
@@ -155,8 +156,8 @@ impl Model {
         self.session.stream.as_ref()
     }
 
-    /// Has the model run on a thread of Pagoda's and `done` called there with what [`Model::run_bound`] returns. What
-    /// is wrong with the request itself is said at once, and `done` is then not called.
+    /// Runs the model on a worker thread, which calls `done` with what [`Model::run_bound`] returns. An invalid request
+    /// is an error at once, and `done` is not called.
     pub fn run_async(
         self: &Arc<Self>,
         request: Request,
@@ -175,7 +176,7 @@ impl Model {
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
                     .unwrap_or_else(|payload| Err(Error::from_panic(payload.as_ref())))
             };
-            // The tensors are let go before the caller hears of it, so that memory it lent is its own again.
+            // The tensors are released before `done` is called, so that the caller owns its memory again.
             drop(request);
             drop(model);
             done(result);
@@ -191,7 +192,7 @@ impl Model {
         let names = self.resolve(inputs, outputs)?;
         let (input_names, output_names) = names.split_at(inputs.len());
         let options = match cancel {
-            // A session that captures would take every run for one to be captured.
+            // A session that captures would capture every run without these options.
             None => self.session.uncaptured.as_ref().map_or(null_mut(), RunOptions::raw),
             Some(cancel) => {
                 cancel.check()?;
@@ -258,8 +259,8 @@ impl Model {
         })
     }
 
-    /// After a run that failed: waits for what it had put on a GPU, which ONNX Runtime may not have waited for. Whoever has lent
-    /// it memory gives that to others next.
+    /// After a failed run: waits for the work that it enqueued on a GPU, for which ONNX Runtime may not have waited.
+    /// The memory of its tensors is used for other runs next.
     pub(super) fn let_it_end(&self) {
         if let Some(gpu) = self.session.device.and_then(|device| Gpu::shared(device as usize).ok())
             && let Err(error) = gpu.let_all_end()
@@ -268,15 +269,16 @@ impl Model {
         }
     }
 
-    /// Holds what is an input and an output at once, for the time of a run. On the CPU a run writes its own part of it, as
-    /// any number of others do. Of what ONNX Runtime copies to a GPU, all comes back: over what others wrote meanwhile.
+    /// Locks tensors that are inputs and outputs at once, for the time of a run. On the CPU a run writes its own part
+    /// of such a tensor, and any number of runs share it. If ONNX Runtime copies the tensor to a GPU, the whole of it
+    /// is copied back, over what other runs wrote meanwhile; so the lock is exclusive.
     fn hold<'a>(&self, inputs: &[(&str, &Tensor)], outputs: &[(&str, Option<&'a Tensor>)]) -> Vec<Held<'a>> {
         let is_input = |tensor: &&Tensor| {
             let inputs = || inputs.iter().filter_map(|(_, input)| bytes_of(input));
             bytes_of(tensor).is_some_and(|range| inputs().any(|input| overlap(&range, &input)))
         };
         let mut shared: Vec<&Tensor> = outputs.iter().filter_map(|(_, tensor)| *tensor).filter(is_input).collect();
-        // Always in the same order, or two runs could wait for one another.
+        // Always in the same order, or two runs could deadlock.
         shared.sort_by_key(|tensor| std::ptr::from_ref(*tensor).addr());
         let hold = |tensor: &'a Tensor| match self.session.operators_on_gpu && tensor.device().is_none() {
             true => Held::Whole { _guard: tensor.hold_whole() },
@@ -302,9 +304,9 @@ impl Model {
         }
         for (index, (name, tensor)) in outputs.iter().enumerate() {
             let info = find(&self.outputs, name, "output", index)?;
-            // Before the run: ONNX Runtime crashes when it is asked what an empty optional is.
+            // Checked before the run: ONNX Runtime crashes when it is asked for the type of an empty optional.
             tensor_type(info).map_err(|error| error.about(format!("output_names[{index}]")))?;
-            // ONNX Runtime hands such an input back as it is, memory of the caller that the output would outlive.
+            // ONNX Runtime would return the input itself: memory of the caller, which the output could outlive.
             if self.inputs.iter().any(|input| input.name() == info.name()) {
                 let message = format!("{:?} is an input too: use the tensor that goes in", info.name());
                 return Err(Error::new(Status::Unsupported, message).about(format!("output_names[{index}]")));
@@ -333,7 +335,7 @@ impl Model {
     }
 }
 
-/// A hold on a tensor, until it is dropped.
+/// A lock on a tensor.
 enum Held<'a> {
     Part { _guard: RwLockReadGuard<'a, ()> },
     Whole { _guard: RwLockWriteGuard<'a, ()> },

@@ -1,56 +1,83 @@
-//! The options of a run.
+//! How to open a model.
 
-use std::ffi::CString;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use ort_sys::OrtRunOptions;
+use pagoda_custom_ops::tables::Tables;
 
-use super::api::Api;
-use crate::error::Result;
-
-/// The number of no graph: the run is neither captured nor replayed.
-pub(super) const NO_GRAPH: i32 = -1;
-
-/// How ONNX Runtime is to run a model once.
-pub(super) struct RunOptions {
-    api: &'static Api,
-    raw: *mut OrtRunOptions,
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Provider {
+    /// On a GPU if ONNX Runtime can use one, else on the CPU, with a warning in the log. [`Model::provider`] says which it
+    /// is, [`Model::provider_reason`] why.
+    ///
+    /// [`Model::provider`]: crate::Model::provider
+    /// [`Model::provider_reason`]: crate::Model::provider_reason
+    #[default]
+    Auto,
+    /// On the CPU.
+    Cpu,
+    /// On an NVIDIA GPU; an error if there is none.
+    Cuda,
 }
 
-// SAFETY: ONNX Runtime reads the options from many threads; setting the terminate flag meanwhile is what it is for.
-unsafe impl Send for RunOptions {}
-// SAFETY: as above.
-unsafe impl Sync for RunOptions {}
-
-impl RunOptions {
-    /// With the number of the CUDA graph that the run is captured into, and that is replayed from then on.
-    pub(super) fn new(api: &'static Api, graph: i32) -> Result<Self> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the out pointer is live.
-        api.check(unsafe { (api.table().CreateRunOptions)(&mut raw) })?;
-        let options = Self { api, raw };
-        let number = CString::new(graph.to_string()).expect("digits have no NUL");
-        // SAFETY: the options are live, and the texts are copied.
-        api.check(unsafe { (api.table().AddRunConfigEntry)(raw, c"gpu_graph_id".as_ptr(), number.as_ptr()) })?;
-        Ok(options)
-    }
-
-    /// For ONNX Runtime.
-    pub(super) fn raw(&self) -> *mut OrtRunOptions {
-        self.raw
-    }
-
-    /// Stops the runs that use them.
-    pub(super) fn terminate(&self) {
-        // SAFETY: `raw` lives as long as `self`.
-        if let Err(error) = self.api.check(unsafe { (self.api.table().RunOptionsSetTerminate)(self.raw) }) {
-            log::error!("a run could not be cancelled: {error}");
-        }
-    }
+/// How much ONNX Runtime rewrites the graph when a model is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Optimization {
+    /// All optimisations.
+    #[default]
+    All,
+    /// Nothing.
+    None,
+    /// Those that keep the graph standard ONNX: constant folding, removal of redundant nodes.
+    Basic,
+    /// Fusions of nodes too, but no changes of memory layouts.
+    Extended,
 }
 
-impl Drop for RunOptions {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, released once; no run uses it, for a run holds its `Cancel`.
-        unsafe { (self.api.table().ReleaseRunOptions)(self.raw) };
+/// How to open a model.
+#[derive(Clone, Debug, Default)]
+pub struct ModelOptions {
+    /// Where it runs.
+    pub provider: Provider,
+    /// Which GPU.
+    pub device_id: u32,
+    /// Threads that work on one run; 0 = one for each core.
+    pub intra_op_threads: u32,
+    /// Whether those threads, and the workers of an engine, sleep as soon as there is no work. Otherwise they spin for
+    /// a while after each run: the next run begins sooner, but the cores are taken from the rest of the process, other
+    /// models too.
+    pub sleep_when_idle: bool,
+    /// How much the graph is rewritten.
+    pub optimization: Optimization,
+    /// Whether the ai.pagoda operators stay on the CPU even if the model runs on a GPU. Then pools of keys and values
+    /// in host memory are used in place. Otherwise ONNX Runtime copies every such pool to the GPU and back in each run,
+    /// and the run needs exclusive access to it.
+    pub host_pools: bool,
+    /// On a GPU: whether runs can be captured into CUDA graphs, as an engine does. Every node of the model has to run
+    /// on the GPU then. No effect on the CPU.
+    pub cuda_graphs: bool,
+    /// On a GPU: whether f32 matrix products may use TF32, with 10 bits of mantissa, which is several times as fast.
+    /// Otherwise they have full precision, except in nodes that ask for TF32 themselves (`HstuLinear`, in exported
+    /// models that compute in bf16 or f16).
+    pub tf32: bool,
+    /// The ONNX Runtime library. `None`: the environment variable `PAGODA_ONNXRUNTIME`, then the folder `pagoda` beside
+    /// libpagoda.so (or the program), then the folder of libpagoda.so itself, then the system's loader. A process uses
+    /// one library; the first model that is opened decides which.
+    pub onnxruntime_path: Option<PathBuf>,
+    /// Where to write a profile of every run, in Chrome's trace format, when the model is closed.
+    pub profile_path: Option<PathBuf>,
+    /// The tables for the EmbeddingBag nodes of its graph. The model keeps them open.
+    pub tables: Option<GraphTables>,
+}
+
+/// Embedding tables, for a graph that looks keys up: made from `Arc<Embeddings>`.
+#[derive(Clone)]
+pub struct GraphTables(pub(crate) Arc<dyn Tables>);
+
+impl fmt::Debug for GraphTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GraphTables")
     }
 }

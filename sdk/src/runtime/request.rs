@@ -1,11 +1,11 @@
-//! What an asynchronous run needs, kept until it is done.
+//! The request of an asynchronous run; it owns its inputs and outputs until the run is done.
 
 use std::sync::Arc;
 
 use super::cancel::Cancel;
 use crate::tensor::Tensor;
 
-/// A run to be done later: it holds everything it needs.
+/// An asynchronous run. It holds everything that the run needs.
 #[derive(Default)]
 pub struct Request {
     pub(super) inputs: Vec<(String, Arc<Tensor>)>,
@@ -33,17 +33,17 @@ impl Request {
         self
     }
 
-    /// Asks for an output in a tensor that is there.
+    /// Asks for an output in an existing tensor.
     ///
     /// # Safety
-    /// Until the run is done, no one else writes to the tensor or makes use of what is in it.
+    /// Until the run is done, nothing else writes to the tensor or reads it.
     #[must_use]
     pub unsafe fn output_into(mut self, name: impl Into<String>, tensor: Arc<Tensor>) -> Self {
         self.outputs.push((name.into(), Some(tensor)));
         self
     }
 
-    /// Has `cancel` stop the run.
+    /// Lets `cancel` stop the run.
     #[must_use]
     pub fn cancel(mut self, cancel: Arc<Cancel>) -> Self {
         self.cancel = Some(cancel);

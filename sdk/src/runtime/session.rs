@@ -11,17 +11,17 @@ use pagoda_custom_ops::Providers;
 use pagoda_custom_ops::tables::{Bound, ENTRY};
 
 use super::api::Api;
-use super::options::{NO_GRAPH, RunOptions};
+use super::options::{GraphTables, ModelOptions, Optimization, Provider};
+use super::run_options::{NO_GRAPH, RunOptions};
 use super::value::ValueInfo;
-use crate::config::{GraphTables, ModelOptions, Optimization, Provider};
 use crate::device::{Gpu, KeptCounters, SideStream, no_capture};
 use crate::error::{Error, Result, Status};
 use crate::sync::{Mutex, RwLock};
 
-/// Each waits for work by turning in circles; more than any machine has cores would take minutes to start.
+/// Each spins while it waits for work; more threads than any machine has cores would take minutes to start.
 const MAX_THREADS: u32 = 1024;
 
-/// Whether a session was made. The first one adds the operators' domain to a list of the process, for which ONNX Runtime
+/// Whether a session was made. The first one adds the operators' domain to a process-wide list, for which ONNX Runtime
 /// has no lock: two at the same time fail.
 static IS_DOMAIN_KNOWN: Mutex<bool> = Mutex::new(false);
 
@@ -47,24 +47,24 @@ pub(super) struct Session {
     raw: *mut OrtSession,
     profile: Option<PathBuf>,
     pub(super) provider: Provider,
-    /// Whether the ai.pagoda operators are on a GPU: then ONNX Runtime copies host memory that is bound to them there and
-    /// back.
+    /// Whether the ai.pagoda operators are on a GPU. Then ONNX Runtime copies host memory that is bound to them to the
+    /// GPU and back.
     pub(super) operators_on_gpu: bool,
     /// The GPU, if it runs on one.
     pub(super) device: Option<u32>,
-    /// Held alone by a run that replays a graph: the memory that a graph works in was given back when it was captured, and other
-    /// runs get it.
+    /// Locked exclusively by a run that replays a graph: the work memory of a graph was freed after its capture, and
+    /// other runs allocate it.
     pub(super) replaying: RwLock<()>,
-    /// For runs that are not captured, in a session that captures others.
+    /// Options for runs that are not captured, in a session that captures others.
     pub(super) uncaptured: Option<RunOptions>,
-    /// The stream of all runs, of a session that captures.
+    /// The stream of all runs, if the session captures.
     pub(super) stream: Option<SideStream>,
-    /// Why `Provider::Auto` did not become the GPU; empty otherwise.
+    /// Why `Provider::Auto` did not choose the GPU; empty otherwise.
     pub(super) reason: String,
-    /// Those of launches that were captured.
+    /// The counters of captured launches.
     pub(super) counters: Mutex<Vec<KeptCounters>>,
-    /// Those of the graph's nodes. Here too, so that the last to let go of them is not a node: that is when the session is
-    /// released, with captures held off, and closing tables waits for threads.
+    /// The tables of the graph's nodes. Kept here too, so that the last reference is not a node's: nodes are dropped
+    /// when the session is released, while captures are blocked, and closing tables waits for threads.
     _tables: Option<GraphTables>,
 }
 
@@ -100,7 +100,7 @@ impl Session {
     fn open_on(api: &'static Api, source: &Source, options: &ModelOptions, provider: Provider) -> Result<Self> {
         let built = Options::new(api)?;
         built.apply(options)?;
-        // Until the session is made: its nodes have the tables by then.
+        // Only until the session is made: then its nodes hold the tables.
         let tables = options.tables.as_ref().map(|tables| Bound::new(Arc::clone(&tables.0)));
         if let Some(bound) = &tables {
             built.set(ENTRY, bound.entry())?;
@@ -161,7 +161,7 @@ impl Session {
         self.raw
     }
 
-    /// What goes in and what comes out.
+    /// The inputs and the outputs.
     pub(super) fn inputs_and_outputs(&self) -> Result<(Vec<ValueInfo>, Vec<ValueInfo>)> {
         let table = self.api.table();
         let inputs =
@@ -217,7 +217,7 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// ONNX Runtime adds a time to the name of the file; the caller gets the file under the name it asked for.
+    /// Ends the profile and renames its file: ONNX Runtime adds a time to the name that the caller gave.
     fn end_profile(&self, wanted: &Path) -> Result<()> {
         let api = self.api;
         let mut name = null_mut();
@@ -260,7 +260,7 @@ impl Options {
             Optimization::Extended => GraphOptimizationLevel::ORT_ENABLE_EXTENDED,
             Optimization::All => GraphOptimizationLevel::ORT_ENABLE_ALL,
         };
-        // ONNX Runtime's own levels are one louder than they sound: its INFO is our debug.
+        // ONNX Runtime's INFO is as verbose as our debug, and so on.
         let severity = match log::max_level() {
             log::LevelFilter::Trace => 0,
             log::LevelFilter::Debug => 1,
@@ -289,7 +289,7 @@ impl Options {
         self.api.check(unsafe { (self.api.table().AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()) })
     }
 
-    /// Gives the stream that all runs are on, for a session that captures: it must outlive the session.
+    /// Returns the stream of all runs, if the session captures; it must outlive the session.
     fn append_cuda(&self, options: &ModelOptions) -> Result<Option<SideStream>> {
         let (api, table) = (self.api, self.api.table());
         if !available_providers(api)?.iter().any(|name| name == "CUDAExecutionProvider") {
@@ -341,7 +341,7 @@ fn available_providers(api: &Api) -> Result<Vec<String>> {
     }
 }
 
-/// ONNX Runtime would write a profile that it has no place for somewhere else, and say so to no one.
+/// Refuses a path that can not be written: ONNX Runtime would silently write the profile somewhere else.
 fn check_profile_path(path: &Path) -> Result<()> {
     let folder = match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),

@@ -1,4 +1,4 @@
-//! ONNX Runtime's values: made from tensors, turned into tensors, described.
+//! ONNX Runtime's values: from tensors, to tensors, and their descriptions.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::null_mut;
@@ -34,7 +34,7 @@ impl ValueInfo {
         self.element
     }
 
-    /// Its dimensions, -1 where one is free; `None` if the model does not even say how many there are.
+    /// Its dimensions, -1 where one is free; `None` if the model does not give their number.
     pub fn dims(&self) -> Option<&[i64]> {
         self.dims.as_deref()
     }
@@ -119,8 +119,8 @@ impl Value {
         }
         let (data, bytes) = tensor.place()?;
         let (dims, rank) = (dims.as_ptr(), dims.len());
-        // SAFETY: the memory belongs to the tensor, which outlives the value by contract. ONNX Runtime copies what it is
-        // told of the memory, and what is made here for that is released whatever happens between.
+        // SAFETY: the memory belongs to the tensor, which outlives the value by contract. ONNX Runtime copies the
+        // description of the memory, which is released here on every path.
         let status = unsafe {
             match tensor.device() {
                 None => (table.CreateTensorWithDataAsOrtValue)(api.host, data, bytes, dims, rank, element, &mut raw),
@@ -143,7 +143,7 @@ impl Value {
     /// Takes over a value that ONNX Runtime made.
     ///
     /// # Safety
-    /// `raw` is a live value that no one else releases.
+    /// `raw` is a live value that nothing else releases.
     pub(super) unsafe fn from_raw(api: &'static Api, raw: *mut OrtValue) -> Self {
         Self { api, raw }
     }
@@ -223,14 +223,14 @@ unsafe fn type_and_dims(api: &Api, info: *const OrtTensorTypeAndShapeInfo) -> Re
     }
 }
 
-/// Types whose numbers differ between ONNX, whose numbers are ours, and ONNX Runtime.
+/// Types whose numbers in ONNX, which are ours, differ from ONNX Runtime's.
 const RENUMBERED: [(ElementType, OnnxType); 3] = [
     (ElementType::F8E8M0, OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E8M0),
     (ElementType::U2, OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT2),
     (ElementType::I2, OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT2),
 ];
 
-/// Our type for a number of ONNX Runtime's, which may be later than we are.
+/// Our type for a number of ONNX Runtime's; `None` if a later ONNX Runtime has a type that we lack.
 fn element_type(number: i32) -> Option<ElementType> {
     let renumbered = RENUMBERED.iter().find(|(_, theirs)| *theirs as i32 == number);
     renumbered.map_or_else(|| ElementType::from_number(number), |(ours, _)| Some(*ours))

@@ -1,17 +1,17 @@
-//! A user's history as a chain of pieces: what records do to it.
+//! A user's history as a chain of pieces, and what each record changes in it.
 
 use super::Piece;
 use super::format::{Kind, RecordHeader, total_len};
 
-/// Where a piece lies in the files.
+/// Where a piece is in the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Location {
     pub(super) segment: u64,
     pub(super) offset: u64,
 }
 
-/// A piece of a chain. It may have more tokens than count: those from the next piece's start, or the chain's end, on
-/// were replaced or cut.
+/// A piece of a chain. It may hold more tokens than are valid: those from the start of the next piece on were replaced,
+/// those from the end of the chain on were cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slot<P> {
     pub(super) seq: u64,
@@ -58,16 +58,16 @@ pub(super) struct Chain<P> {
     pub(super) slots: Vec<Slot<P>>,
 }
 
-/// What a record has to say so that the chain can be found again from it.
+/// What a record stores so that recovery can rebuild the chain from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// The piece that comes before, or is the last one left; 0 = none.
+    /// Of a put: the piece before it. Of a cut: the last piece that is left. 0 = none.
     pub(super) prev_seq: u64,
     pub(super) history_start: u64,
 }
 
 impl<P> Chain<P> {
-    /// How a piece would join a chain; `None` if something between `history_start` and it would be missing.
+    /// How a piece would join a chain; `None` if there would be a gap between `history_start` and the piece.
     pub(super) fn plan_put(chain: Option<&Self>, history_start: u64, start: u64) -> Option<Plan> {
         if start == history_start {
             return Some(Plan { prev_seq: 0, history_start });
@@ -86,7 +86,7 @@ impl<P> Chain<P> {
         self.slots.iter().rev().find(|slot| slot.start < position).map_or(0, |slot| slot.seq)
     }
 
-    /// Joins a piece to a chain as planned. Gives the pieces that left.
+    /// Joins a piece to a chain as planned. Returns the pieces that were removed.
     pub(super) fn put(chain: Option<Self>, plan: Plan, slot: Slot<P>, stamp: u64) -> (Self, Vec<Slot<P>>) {
         let (start, end, newest) = (plan.history_start, slot.end(), slot.seq);
         let mut slots = chain.map_or_else(Vec::new, |chain| chain.slots);
@@ -98,7 +98,7 @@ impl<P> Chain<P> {
         (Self { start, end, newest, stamp, slots }, removed)
     }
 
-    /// Removes the tokens from `from` on, which lies inside the chain. Gives the pieces that left.
+    /// Removes the tokens from `from` on, which lies inside the chain. Returns the pieces that were removed.
     pub(super) fn cut(&mut self, from: u64, seq: u64) -> Vec<Slot<P>> {
         self.newest = seq;
         self.end = from;
@@ -109,7 +109,7 @@ impl<P> Chain<P> {
         self.slots.iter().rev().find(|slot| slot.seq == seq)
     }
 
-    /// The pieces as the users of the store see them.
+    /// The pieces as callers of the store see them.
     pub(super) fn pieces(&self) -> Vec<Piece> {
         let ends = self.slots.iter().skip(1).map(|next| next.start).chain([self.end]);
         let pieces = self.slots.iter().zip(ends).map(|(slot, end)| Piece {
@@ -149,7 +149,7 @@ impl Known {
         }
     }
 
-    /// The records that a stored chain stands for, so that later ones can be joined to them.
+    /// The records of a stored chain, so that later ones can be joined to them.
     pub(super) fn of_chain(chain: &Chain<Location>) -> Vec<Self> {
         let mut prev_seq = 0;
         let mut known: Vec<Self> = Vec::with_capacity(chain.slots.len() + 1);
@@ -158,7 +158,7 @@ impl Known {
             prev_seq = slot.seq;
         }
         if chain.newest != prev_seq {
-            // The newest was a cut; nothing but its number, its position and what it left matters.
+            // The newest record is a cut. Only its number, its position and the piece that it left matter.
             let place = Location { segment: 0, offset: 0 };
             let slot =
                 Slot { seq: chain.newest, start: chain.end, tokens: 0, layers: 0, layer_bytes: 0, tag_len: 0, place };
@@ -168,10 +168,10 @@ impl Known {
     }
 }
 
-/// What one key's records leave of it: an empty history, one whose records are all there, or an error, for one of them
-/// is missing.
+/// The history that the records of one key make: an empty one, or one whose records are all there. An error means that
+/// a record is missing.
 pub(super) fn resolve(records: &mut Vec<Known>, stamp: u64) -> Result<Option<Chain<Location>>, Broken> {
-    // Of a record that is there twice, for a crash came before the end of a compaction, the first does.
+    // A crash during a compaction leaves a record twice. The first copy is used.
     records.sort_by_key(|record| record.slot.seq);
     records.dedup_by_key(|record| record.slot.seq);
     let Some(newest) = records.last() else { return Ok(None) };
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(ends(&[b.clone(), c.clone()]), Ok(Some((12, 30, vec![2, 3]))));
         assert_eq!(ends(&[a.clone(), c]), Err(Broken));
         assert_eq!(ends(&[b]), Err(Broken));
-        // The cut came after a record that replaced tokens of the first, and which is lost.
+        // Before the cut there was a record that replaced tokens of the first. It is lost.
         assert_eq!(ends(&[a, cut(5, 4, 7)]), Err(Broken));
     }
 

@@ -1,4 +1,4 @@
-//! Making room: users leave, and what is left of a segment moves to another.
+//! Eviction and compaction: users are evicted, and the live records of a segment are copied to another one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,9 +12,9 @@ use super::writer::{Writer, remove};
 use crate::error::{Error, Result, Status};
 
 impl Writer {
-    /// What has to be done after every batch.
+    /// Work that is due after every batch.
     pub(super) fn maintain(&mut self) {
-        // It is tried again, and counted, until it works.
+        // An error is counted, and the removal is retried after the next batch.
         let _ = self.remove_leaving();
         if self.inner.options.max_bytes > 0 {
             self.keep_under_the_cap();
@@ -27,18 +27,18 @@ impl Writer {
         let cap = self.inner.options.max_bytes;
         let target = cap / 4 * 3;
         let mut everything = false;
-        // A disk that refuses must not hold us here, nor others who write as fast as we remove.
+        // Bounded: the disk may fail, and callers may write as fast as this evicts.
         for _ in 0..64 {
             let (file, live) = self.inner.bytes();
             if file <= cap {
                 return;
             }
             if live > target {
-                // Further than need be, for finding the users to remove takes a look at all of them.
+                // An eighth more than necessary: finding the users to evict scans all of them.
                 self.evict(target - target / 8);
                 self.drain();
             }
-            // All at once: what is written meanwhile must not be more than what leaves.
+            // All in one go, so that the writes meanwhile do not exceed what is freed.
             let victims = self.victims(if everything { u64::MAX } else { file - cap });
             if victims.is_empty() || self.compact(&victims).is_err() {
                 return;
@@ -47,7 +47,7 @@ impl Writer {
                 if everything {
                     return;
                 }
-                // Cuts stay for as long as what they hide is in another segment.
+                // A cut has to stay while a record that it hides is in another segment.
                 everything = true;
             }
         }
@@ -68,13 +68,13 @@ impl Writer {
             let done = !victims.is_empty() && self.compact(&victims).is_ok();
             let left = self.inner.bytes();
             if !done || left.0 >= file {
-                // There is nothing to gain now: not again before there is a good deal more of it.
+                // Nothing was gained. Retry when there is a quarter more garbage.
                 self.patience = garbage + garbage / 4;
             }
         }
     }
 
-    /// Removes the users that were not used for longest, until those that are left take `target` bytes.
+    /// Evicts the least recently used users, until the others take `target` bytes.
     fn evict(&mut self, target: u64) {
         let mut users: Vec<(u64, Key, u64)> = Vec::new();
         for shard in self.inner.shards() {
@@ -95,7 +95,7 @@ impl Writer {
         }
     }
 
-    /// The segments where most is to gain, as many as it takes to gain so much; the active one only after all others.
+    /// The segments with the most garbage, as many as it takes to free so many bytes; the active one comes last.
     fn victims(&mut self, gain: u64) -> Vec<Arc<Segment>> {
         let active = self.active.as_ref().map(|active| active.segment.id);
         let mut worthy = self.worthy();
@@ -109,25 +109,25 @@ impl Writer {
         worthy
     }
 
-    /// The segments that have something to remove.
+    /// The segments that have garbage.
     fn worthy(&self) -> Vec<Arc<Segment>> {
         let segments = self.inner.segments.lock();
         let worthy = segments.values().filter(|segment| !segment.stuck.load(Relaxed) && garbage(segment) > 0);
         worthy.cloned().collect()
     }
 
-    /// Compacts every segment that has something to remove.
+    /// Compacts every segment that has garbage.
     pub(super) fn compact_all(&mut self) -> Result<()> {
         self.drain();
         let mut outcome = Ok(());
         for segment in self.worthy() {
-            // One that can not be compacted does not hold up the others.
+            // An error in one segment does not stop the others.
             outcome = outcome.and(self.compact(&[segment]));
         }
         outcome
     }
 
-    /// Copies what is needed of segments to the active one and removes them.
+    /// Copies the live records of segments to the active one and removes the segments.
     fn compact(&mut self, victims: &[Arc<Segment>]) -> Result<()> {
         if self.active.as_ref().is_some_and(|active| victims.iter().any(|victim| victim.id == active.segment.id)) {
             self.sync().map_err(|error| self.give_up(error))?;
@@ -136,13 +136,13 @@ impl Writer {
         for segment in victims {
             let copied = self.copy(segment).map_err(|error| self.give_up(error))?;
             self.inner.counters.damaged_regions.fetch_add(copied.damaged, Relaxed);
-            // Records that can not be read may have replaced others: while the damage is to be seen, nobody takes those
-            // for current.
+            // A record that can not be read may have replaced others. While the segment stays, recovery sees the damage
+            // and does not take the replaced ones for current.
             segment.stuck.store(copied.damaged > 0, Relaxed);
             self.move_chains(segment, copied);
         }
-        // What took the place of records that were not copied may still be queued. It must be in the files before they
-        // leave them, or what they replaced themselves would come back after a crash.
+        // A record that was not copied may have been replaced by one that is still queued. The newer one must be in the
+        // files before the older one is removed: otherwise a crash would bring back what the older one replaced.
         self.drain();
         let (gone, kept): (Vec<_>, Vec<_>) = victims.iter().partition(|segment| {
             self.owed.is_empty() && !segment.stuck.load(Relaxed) && segment.live.load(Relaxed) == 0
@@ -164,8 +164,8 @@ impl Writer {
         })
     }
 
-    /// Removes compacted segments for good. The index does not name them any more, so the next opening removes what is
-    /// left of them; until they are gone no cut may leave that hides something in them.
+    /// Removes the files of compacted segments. The index does not list them any more, so the next opening removes
+    /// those that are left. Until they are gone, a cut that hides a record in them must stay.
     fn remove_leaving(&mut self) -> Result<()> {
         let Some((&last, _)) = self.leaving.last_key_value() else { return Ok(()) };
         if let Err(error) = self.persistent.retract() {
@@ -189,7 +189,7 @@ impl Writer {
         error
     }
 
-    /// Writes the needed records of a segment again, durably.
+    /// Copies the live records of a segment, durably.
     fn copy(&mut self, segment: &Arc<Segment>) -> Result<Copied> {
         let mut copied = Copied { records: Vec::new(), damaged: 0 };
         let floor = self.lowest_dead_outside(segment.id);
@@ -235,7 +235,7 @@ impl Writer {
         lowest.chain(self.leaving.values().copied()).min().unwrap_or(u64::MAX)
     }
 
-    /// Whether a record would be missed: a put that a chain refers to, a cut that hides something.
+    /// Whether a record is live: a put that a chain refers to, or a cut that hides a record.
     fn needed(&self, segment: &Segment, head: &Head<'_>, floor: u64) -> bool {
         let header = &head.header;
         let shard = self.inner.shard(header.key);
@@ -245,7 +245,7 @@ impl Writer {
                 chain.and_then(|chain| chain.slot(header.seq)).is_some_and(|slot| slot.place.is(segment, header.offset))
             }
             Kind::Cut => {
-                // A newer record in the files says all there is to say.
+                // A newer record in the files supersedes it.
                 let outdone = chain.is_some_and(|chain| chain.newest > header.seq && chain.newest < self.done);
                 let trims = chain.is_some_and(|chain| chain.slots.iter().any(|slot| slot.seq < header.seq));
                 !outdone && (trims || floor < header.seq)
@@ -253,7 +253,7 @@ impl Writer {
         }
     }
 
-    /// Lets the chains refer to the copies.
+    /// Points the chains to the copies.
     fn move_chains(&mut self, from: &Arc<Segment>, copied: Copied) {
         for (offset, header) in copied.records {
             let to = Location { segment: header.segment, offset: header.offset };
@@ -275,12 +275,12 @@ impl Writer {
         match slots.iter_mut().find(|slot| slot.seq == header.seq && slot.place.is(from, offset)) {
             Some(slot) => {
                 from.live.fetch_sub(length, Relaxed);
-                // The original is there until the segment is removed.
+                // The original stays until the segment is removed.
                 from.bury(header.seq);
                 to.live.fetch_add(length, Relaxed);
                 slot.place = Place::Disk(to, header.offset);
             }
-            // It left while it was copied.
+            // It was removed while it was copied.
             None => to.bury(header.seq),
         }
     }
@@ -303,13 +303,13 @@ impl Writer {
     }
 }
 
-/// What was copied out of a segment: where it was, and its new header.
+/// The records that were copied out of a segment: where each was, and its new header.
 struct Copied {
     records: Vec<(u64, RecordHeader)>,
     damaged: u64,
 }
 
-/// Bytes of a segment that nobody refers to.
+/// Bytes of a segment that no chain refers to.
 fn garbage(segment: &Segment) -> u64 {
     let used = segment.live.load(Relaxed) + SEGMENT_HEADER;
     segment.len.load(Relaxed).saturating_sub(used)

@@ -1,4 +1,4 @@
-//! The disk under a store, so that tests can put another one there.
+//! The disk under a store, as a trait: tests inject faults by another one.
 
 use std::any::Any;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -12,7 +12,7 @@ use crate::files::{Locked, make_folder};
 use crate::sync::Mutex;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
-/// The folder of a store. Everything that a store does to segment files goes through this.
+/// The folder of a store. All access to segment files goes through it.
 pub trait Disk: Send + Sync {
     /// The folder, for messages.
     fn path(&self) -> &Path;
@@ -23,13 +23,13 @@ pub trait Disk: Send + Sync {
     /// The names of what is in the folder.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Takes the folder for this store alone until the result is dropped; BUSY if another has it.
+    /// Locks the folder until the result is dropped; BUSY if another store has it.
     fn lock(&self) -> Result<Box<dyn Any + Send + Sync>>;
 
-    /// Makes a new file, which must not exist yet. Nobody writes more than `capacity` bytes to it.
+    /// Makes a new file, which must not exist yet. The store writes at most `capacity` bytes to it.
     fn create(&self, name: &str, capacity: u64) -> io::Result<Box<dyn DiskFile>>;
 
-    /// Opens a file to read and append. Its length never exceeds the larger of `capacity` and what it is now.
+    /// Opens a file to read and append. It never grows beyond `capacity`, or beyond its present length if that is more.
     fn open(&self, name: &str, capacity: u64) -> io::Result<Box<dyn DiskFile>>;
 
     /// Removes a file. Views of it stay valid while its [`DiskFile`] lives.
@@ -56,15 +56,16 @@ pub trait DiskFile: Send + Sync {
         Ok(self.len()? == 0)
     }
 
-    /// Cuts the file. No view of what is cut off is alive, and none is asked for again before it is written anew.
+    /// Truncates the file. The caller has no view of the part that is cut off, and asks for none before it is written
+    /// again.
     fn truncate(&self, len: u64) -> io::Result<()>;
 
-    /// Nothing more will be written, and all is durable: gives back what only writing needs. Views stay valid, syncing has
-    /// nothing to do.
+    /// Ends writing, when everything is durable: frees what only writing needs. Views stay valid; `sync` does nothing
+    /// from then on.
     fn close(&self) {}
 
-    /// The bytes at `offset`. They lie within what one `write_at` wrote, or within what was there when the file was
-    /// opened; asking for others must be an error. They do not change while the view lives.
+    /// A view of the bytes at `offset`, which does not change while it lives. The range lies within one `write_at`, or
+    /// within the file as it was opened; any other range is an error.
     fn view(&self, offset: u64, len: usize) -> io::Result<&[u8]>;
 }
 
@@ -134,7 +135,7 @@ impl Disk for RealDisk {
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        // For the message above alone; a full disk must not keep the store from opening.
+        // Only for the message above; a full disk must not keep the store from opening.
         let _ = file.set_len(0).and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
         Ok(Box::new(Locked(file)))
     }
@@ -160,11 +161,11 @@ impl Disk for RealDisk {
 
 struct RealFile {
     file: Mutex<Handle>,
-    /// All that the file may ever hold is mapped at once, past its end too, so that views never move.
+    /// The whole capacity is mapped once, also beyond the end of the file, so that views never move.
     map: MmapRaw,
 }
 
-/// A file until it is closed, and then how long it is: a store has more segments than a process may have open files.
+/// A file, or after `close` only its length: a store may have more segments than a process may have open files.
 enum Handle {
     Open(Arc<File>),
     Closed(u64),
@@ -178,32 +179,33 @@ impl RealFile {
         Ok(Self { file: Mutex::new(Handle::Open(Arc::new(file))), map })
     }
 
-    /// Has the pages of a range read. Reading a mapped page that the disk can not give raises SIGBUS; asking for the pages
-    /// first gives an error.
+    /// Reads the pages of a range into memory. A mapped page that the disk can not read raises SIGBUS when it is
+    /// touched; populating it first returns an error instead.
     fn read_in(&self, from: usize, len: usize) -> io::Result<()> {
-        // Of what is in memory, the last page tells whether someone has cut the file meanwhile.
+        // If all pages are in memory, the last one tells whether the file was truncated meanwhile.
         let (from, len) = if self.is_resident(from, len) { (from + len - 1, 1) } else { (from, len) };
         match self.map.advise_range(Advice::PopulateRead, from, len) {
-            // A kernel before 5.14 does not know this advice.
+            // Kernels before 5.14 do not know this advice.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.inside(from, len),
             result => result,
         }
     }
 
-    /// An error unless the file reaches to the end of a range, by its length alone.
+    /// An error if the file is shorter than the end of a range.
     fn inside(&self, from: usize, len: usize) -> io::Result<()> {
         let inside = (from + len) as u64 <= self.len()?;
         if inside { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
-    /// Whether all pages of a range are in memory. Asking for them costs a tenth of a read of them even where they are:
-    /// the kernel looks at a record of each page that no cache holds, where this looks at the page table alone.
+    /// Whether all pages of a range are in memory. This looks at the page table alone. Populating pages that are there
+    /// costs a tenth of reading them: the kernel touches its record of each page, which is in no cache.
     fn is_resident(&self, from: usize, len: usize) -> bool {
-        // The smallest pages there are: where they are larger, some are asked after twice.
+        // The smallest page size; on systems with larger pages some are asked about twice.
         const PAGE: usize = 4096;
         let first = from / PAGE * PAGE;
         let mut pages = vec![0_u8; (from + len - first).div_ceil(PAGE)];
-        // SAFETY: the range is inside the mapping, which is of whole pages and begins with one; there is a byte for each.
+        // SAFETY: the range is inside the mapping, which is of whole pages and begins with one; there is a byte for
+        // each.
         let asked = unsafe {
             libc::mincore(self.map.as_mut_ptr().add(first).cast(), from + len - first, pages.as_mut_ptr().cast())
         };
@@ -253,7 +255,7 @@ impl DiskFile for RealFile {
     }
 
     fn close(&self) {
-        // One whose length can not be told stays open.
+        // If its length can not be read the file stays open.
         if let Ok(len) = self.len() {
             *self.file.lock() = Handle::Closed(len);
         }
@@ -267,9 +269,9 @@ impl DiskFile for RealFile {
             usize::try_from(offset).ok().filter(|&from| from.checked_add(len).is_some_and(|end| end <= self.map.len()));
         let from = inside.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
         self.read_in(from, len)?;
-        // SAFETY: the range lies within the mapping, which lives as long as `self`, and within the file, as was just seen.
-        // Nobody writes to it while the slice lives: the file is only appended to, what is cut off is not
-        // being viewed (see the trait), and the lock keeps other stores away.
+        // SAFETY: the range lies within the mapping, which lives as long as `self`, and within the file, as was just
+        // checked. The bytes do not change while the slice lives: the file is only appended to, no part that is viewed
+        // is cut off (see the trait), and the lock keeps other stores out.
         Ok(unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(from), len) })
     }
 }
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_someone_cut_is_an_error_not_a_signal() {
+    fn a_file_that_was_cut_is_an_error_not_a_signal() {
         let folder = Folder::new();
         let disk = RealDisk::new(folder.path());
         let file = disk.create("x", 1 << 20).unwrap();

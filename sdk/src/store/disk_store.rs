@@ -1,4 +1,4 @@
-//! The store on disk, as its users see it.
+//! The store on disk: its public interface.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -6,7 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
 use super::chain::{Chain, Slot};
 use super::disk::{Clock, Disk, RealClock, RealDisk};
@@ -14,23 +13,24 @@ use super::format::{checked_view, head_len, segment_name};
 use super::index::{Index, SledIndex};
 use super::inner::{Inner, Place, Segment};
 use super::open::{Opened, check, open, throw_index_away};
+use super::options::StoreOptions;
 use super::ticket::{Promise, Ticket};
-use super::{Found, History, INDEX, Key, Piece, Record, Room, Store};
-use crate::config::StoreOptions;
+use super::{Found, History, INDEX, Key, Piece, Record, Room, Space, Store};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Worker};
 
 /// A store in a folder.
 ///
-/// Histories lie in append-only segment files with a checksum on everything; what is damaged is a miss, never wrong data.
+/// Histories lie in append-only segment files with a checksum on everything. Damaged data is a miss, never wrong data.
 /// One process at a time has a store open. Dropping it writes everything that is queued.
 pub struct DiskStore {
     inner: Arc<Inner>,
-    writer: Option<JoinHandle<()>>,
-    /// The spaces that caches have taken.
-    claimed: Mutex<HashSet<u64>>,
-    /// Keeps others out until the writer is done.
+    /// Dropped before the lock: the writer has written everything when the store is free for another process.
+    _writer: Worker,
+    /// The spaces that caches have claimed.
+    claimed: Mutex<HashSet<Space>>,
+    /// Keeps other processes out.
     _lock: Box<dyn Any + Send + Sync>,
 }
 
@@ -58,18 +58,15 @@ impl DiskStore {
                 log::error!("the store's writer ended: {error}");
                 shared.queue.close(error);
             }
-            // Its files are closed before anyone waits for nothing.
+            // Its files are closed before `clear` releases the callers that wait.
             drop(writer);
             shared.queue.clear();
         };
-        let thread = std::thread::Builder::new()
-            .name("pagoda-store".into())
-            .spawn(run)
-            .map_err(|error| Error::new(Status::Capacity, format!("the store's thread can not be started: {error}")))?;
-        Ok(Self { inner, writer: Some(thread), claimed: Mutex::default(), _lock: lock })
+        let writer = Worker::spawn("pagoda-store", "write the store", run)?;
+        Ok(Self { inner, _writer: writer, claimed: Mutex::default(), _lock: lock })
     }
 
-    /// Numbers about what is stored now and what happened since the store was opened.
+    /// What is stored now, and counters since the store was opened.
     pub fn stats(&self) -> Stats {
         let (file_bytes, live_bytes) = self.inner.bytes();
         let (mut users, mut records) = (0, 0);
@@ -111,7 +108,7 @@ impl DiskStore {
         check(path.as_ref())
     }
 
-    /// Throws away the index of a store that is not open and makes it anew from the segments.
+    /// Discards the index of a store that is not open and rebuilds it from the segments.
     pub fn rebuild(path: impl AsRef<Path>) -> Result<Stats> {
         throw_index_away(path.as_ref())?;
         let store = Self::open(path, &StoreOptions::default())?;
@@ -121,11 +118,11 @@ impl DiskStore {
 }
 
 impl Store for DiskStore {
-    fn claim(&self, space: u64) -> bool {
+    fn claim(&self, space: Space) -> bool {
         self.claimed.lock().insert(space)
     }
 
-    fn release(&self, space: u64) {
+    fn release(&self, space: Space) {
         self.claimed.lock().remove(&space);
     }
 
@@ -146,7 +143,7 @@ impl Store for DiskStore {
         self.inner.cut(key, from)
     }
 
-    fn users(&self, space: u64) -> Vec<u64> {
+    fn users(&self, space: Space) -> Vec<u64> {
         self.inner.users(space)
     }
 
@@ -158,13 +155,10 @@ impl Store for DiskStore {
 impl Drop for DiskStore {
     fn drop(&mut self) {
         self.inner.queue.close(Error::new(Status::InvalidHandle, "the store is closed"));
-        if let Some(writer) = self.writer.take() {
-            let _ = writer.join();
-        }
     }
 }
 
-/// Numbers about a store. Those that count what happened begin at 0 when it is opened.
+/// Statistics of a store. Counters begin at 0 when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Users stored, of all spaces.
@@ -189,15 +183,15 @@ pub struct Stats {
     pub corrupt_records: u64,
     /// Unfinished writes found when the store was opened.
     pub torn_tails: u64,
-    /// Places in segments where records should have been and were not.
+    /// Regions of segments that were damaged.
     pub damaged_regions: u64,
-    /// Users who left because damage made it uncertain what is current.
+    /// Users that were dropped: after damage it was uncertain which of their records are current.
     pub dropped_users: u64,
-    /// Whether the index had to be made anew when the store was opened.
+    /// 1 if the index was rebuilt when the store was opened.
     pub index_rebuilds: u64,
-    /// Times the index failed; it is not used again until the store is opened anew.
+    /// Times the index failed. A failed index is not used until the store is opened again.
     pub index_errors: u64,
-    /// Users who left to make room.
+    /// Users that were evicted to make room.
     pub evicted_users: u64,
     /// Segments compacted.
     pub compacted_segments: u64,
@@ -210,26 +204,26 @@ pub struct CheckReport {
     pub segments: u64,
     /// Bytes of them.
     pub file_bytes: u64,
-    /// Pieces of histories, those too that were replaced since.
+    /// Pieces of histories, including those that were replaced later.
     pub records: u64,
     /// Removals.
     pub removals: u64,
     /// Records whose data is damaged.
     pub corrupt_records: u64,
-    /// Places where records should be and are not.
+    /// Damaged regions.
     pub damaged_regions: u64,
     /// Unfinished writes at the end.
     pub torn_tails: u64,
 }
 
 impl CheckReport {
-    /// Whether nothing is damaged; an unfinished write at the end is no damage.
+    /// Whether nothing is damaged. An unfinished write at the end is not damage.
     pub fn is_sound(&self) -> bool {
         self.corrupt_records == 0 && self.damaged_regions == 0
     }
 }
 
-/// A user's history at one moment.
+/// A snapshot of a user's history.
 struct Snapshot {
     inner: Arc<Inner>,
     key: Key,
@@ -251,7 +245,7 @@ impl Snapshot {
         self.chain.slots.get(piece).ok_or_else(|| Error::invalid("piece", format!("{piece} of {count} does not exist")))
     }
 
-    /// The error for a piece on disk that can not be read, after it has left the store.
+    /// Drops a piece that can not be read from the store, and returns the error.
     fn damaged(&self, slot: &Slot<Place>, segment: &Segment, offset: u64) -> Error {
         self.inner.drop_corrupt(self.key, slot.seq, segment, offset);
         let (user, start) = (self.key.user, slot.start);

@@ -2,12 +2,12 @@
 
 use std::io;
 
-use twox_hash::XxHash3_64;
-
 use super::disk::DiskFile;
-use super::{Key, Record};
+use super::{Key, Record, Space};
+use crate::checksum::{crc32c, xxh3, xxh3_seeded};
 
-/// Where records may begin, so that layers lie well for vector units and a damaged file can be searched for the next one.
+/// Records begin at multiples of this: layers are aligned for vector units, and recovery can search a damaged file for
+/// the next record.
 pub(super) const ALIGNMENT: u64 = 64;
 pub(super) const SEGMENT_HEADER: u64 = 64;
 pub(super) const VERSION: u32 = 1;
@@ -19,15 +19,9 @@ const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"PGDR");
 /// The part of a record's head whose length is fixed.
 const FIXED: usize = 128;
 
-/// Of heads, headers and the index, where there is little to sum up.
-pub(crate) fn checksum(bytes: &[u8]) -> u64 {
-    XxHash3_64::oneshot(bytes)
-}
-
-/// Of a layer: a CRC-32C, which processors compute faster than memory delivers, so that reading costs little more than
-/// copying.
+/// The checksum of one layer of a record.
 pub(super) fn layer_checksum(bytes: &[u8]) -> u64 {
-    crc32c::crc32c(bytes).into()
+    crc32c(bytes).into()
 }
 
 pub(super) fn align(length: u64) -> u64 {
@@ -47,11 +41,11 @@ pub(super) fn segment_id(name: &str) -> Option<u64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
     pub(super) id: u64,
-    /// The same in all segments of a store, so that a stray file is not taken for one of ours.
+    /// The number of the store, the same in all its segments: a file of another store is recognised.
     pub(super) store: u64,
-    /// Every record that was written to earlier segments has a lower number than this.
+    /// Every record in earlier segments has a lower number than this.
     pub(super) created_seq: u64,
-    /// The segment that was written before this one, and how much of it counts.
+    /// The segment before this one, and how many bytes of it are valid.
     pub(super) previous: u64,
     pub(super) previous_len: u64,
 }
@@ -75,16 +69,16 @@ impl SegmentHeader {
         {
             bytes[16 + 8 * place..24 + 8 * place].copy_from_slice(&value.to_le_bytes());
         }
-        let sum = checksum(&bytes[..56]);
+        let sum = xxh3(&bytes[..56]);
         bytes[56..].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
 
-    /// The checksum stays where it is in every format to come, so that damage is told from a newer format.
+    /// The checksum has the same place in every later format, so that damage can be told from a newer format.
     pub(super) fn decode(bytes: &[u8]) -> Opening {
         if bytes.len() < SEGMENT_HEADER as usize
             || &bytes[..8] != SEGMENT_MAGIC
-            || checksum(&bytes[..56]) != u64_at(bytes, 56)
+            || xxh3(&bytes[..56]) != u64_at(bytes, 56)
         {
             return Opening::Damaged;
         }
@@ -101,27 +95,26 @@ impl SegmentHeader {
     }
 }
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// These tokens follow those of the record `prev_seq`, or stand alone.
+    /// Tokens that follow those of the record `prev_seq`, or begin the history.
     Put = 1,
     /// The tokens from `start` on are gone; the record `prev_seq` holds the last that is left.
     Cut = 2,
 }
 
-/// What stands in a record before its data.
+/// The part of a record before its data.
 ///
-/// The newest record of a key says all there is to know of it: where the history begins, where it ends, and which record
-/// comes before; that one names the record before it, and so on down to `history_start`. So a record that was lost can
-/// never be mistaken for one that was not.
+/// The newest record of a key determines its history: where it begins, where it ends, and which record comes before.
+/// That one names the record before it, and so on down to `history_start`. So a lost record is always noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub(super) kind: Kind,
     pub(super) store: u64,
     pub(super) segment: u64,
     pub(super) offset: u64,
-    /// Grows with every record of the store.
+    /// The sequence number; it grows with every record of the store.
     pub(super) seq: u64,
     /// The record this one continues; 0 = none.
     pub(super) prev_seq: u64,
@@ -135,7 +128,8 @@ pub(super) struct RecordHeader {
     pub(super) tag_len: u32,
     /// When it was written, in milliseconds since 1970.
     pub(super) time: u64,
-    /// How much of the segment was durable when this was written: damage before that is damage, not a torn write.
+    /// How many bytes of the segment were durable when this was written. A bad record before that is damage; one after
+    /// it may be a torn write.
     pub(super) synced: u64,
 }
 
@@ -155,7 +149,8 @@ impl RecordHeader {
         let mut bytes = Vec::with_capacity(self.head_len() as usize);
         bytes.extend(RECORD_MAGIC.to_le_bytes());
         bytes.extend((self.kind as u32).to_le_bytes());
-        let before = [0, self.store, self.segment, self.offset, self.seq, self.prev_seq, self.key.space, self.key.user];
+        let before =
+            [0, self.store, self.segment, self.offset, self.seq, self.prev_seq, self.key.space.0, self.key.user];
         bytes.extend(before.iter().flat_map(|value| value.to_le_bytes()));
         bytes.extend([self.history_start, self.start].iter().flat_map(|value| value.to_le_bytes()));
         bytes.extend([self.tokens, self.layers].iter().flat_map(|value| value.to_le_bytes()));
@@ -187,7 +182,7 @@ impl RecordHeader {
             offset: u64_at(bytes, 32),
             seq: u64_at(bytes, 40),
             prev_seq: u64_at(bytes, 48),
-            key: Key { space: u64_at(bytes, 56), user: u64_at(bytes, 64) },
+            key: Key { space: Space(u64_at(bytes, 56)), user: u64_at(bytes, 64) },
             history_start: u64_at(bytes, 72),
             start: u64_at(bytes, 80),
             tokens: u32_at(bytes, 88),
@@ -197,7 +192,7 @@ impl RecordHeader {
             time: u64_at(bytes, 112),
             synced: u64_at(bytes, 120),
         };
-        // What no writer makes must not make the sums below overflow.
+        // Values that no writer writes must not overflow the sums below.
         let sane = header.layers <= MAX_LAYERS
             && header.tag_len as usize <= MAX_TAG
             && header.layer_bytes <= i64::MAX as u64 / (2 * u64::from(MAX_LAYERS))
@@ -221,7 +216,7 @@ pub(super) fn layer_sums(record: &Record) -> Vec<u64> {
     (0..layers).map(|layer| layer_checksum(&record.data[layer * length..(layer + 1) * length])).collect()
 }
 
-/// A record as it lies in a file, its head checked.
+/// A record in a file, with its head checked.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     pub(super) header: RecordHeader,
@@ -235,7 +230,7 @@ impl<'a> Head<'a> {
         Self::try_read(file, store, segment, offset, end).ok().flatten()
     }
 
-    /// As [`Head::read`], for those who must tell a file that can not be read from one that holds no record there.
+    /// As [`Head::read`], but tells a file that can not be read from one that has no record there.
     pub(super) fn try_read(
         file: &'a dyn DiskFile,
         store: u64,
@@ -264,13 +259,13 @@ impl<'a> Head<'a> {
         (0..self.header.layers as usize).map(|layer| u64_at(self.bytes, FIXED + 8 * layer)).collect()
     }
 
-    /// The bytes of a layer if they can be read and are what was written.
+    /// The bytes of a layer, if they can be read and their checksum is right.
     pub(super) fn layer(&self, layer: u32) -> Option<&'a [u8]> {
         let from = self.header.offset + self.header.head_len() + u64::from(layer) * self.header.layer_bytes;
         checked_view(self.file, from, self.header.layer_bytes, u64_at(self.bytes, FIXED + 8 * layer as usize))
     }
 
-    /// Whether every layer is what was written.
+    /// Whether the checksum of every layer is right.
     pub(super) fn is_whole(&self) -> io::Result<bool> {
         for layer in 0..self.header.layers {
             let from = self.header.offset + self.header.head_len() + u64::from(layer) * self.header.layer_bytes;
@@ -302,7 +297,7 @@ pub(super) fn next_record(file: &dyn DiskFile, store: u64, segment: u64, offset:
     search(file, store, segment, offset, end, |_| Ok(())).ok().flatten()
 }
 
-/// As [`next_record`], but what can not be read is an error.
+/// As [`next_record`], but a read error is returned.
 pub(super) fn try_next_record(
     file: &dyn DiskFile,
     store: u64,
@@ -324,7 +319,7 @@ fn search(
     const STRIDE: u64 = 1 << 20;
     let mut at = offset + ALIGNMENT;
     while at < end {
-        // Large views where the file gives them: asking for each possible place on its own takes a system call.
+        // Views as large as the file gives them: a view takes a system call.
         let length = STRIDE.min(end - at);
         let block = file.view(at, length as usize).map(Some).or_else(|error| unread(error).map(|()| None))?;
         let mut within = 0;
@@ -347,9 +342,9 @@ fn search(
     Ok(None)
 }
 
-/// The checksum of a head, but for the checksum itself.
+/// The checksum of a head without the field of the checksum.
 fn head_checksum(head: &[u8]) -> u64 {
-    XxHash3_64::oneshot_with_seed(u64_at(head, 0), &head[16..])
+    xxh3_seeded(u64_at(head, 0), &head[16..])
 }
 
 pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
@@ -375,7 +370,7 @@ mod tests {
             offset: 64,
             seq: 9,
             prev_seq: 8,
-            key: Key { space: 1, user: 2 },
+            key: Key { space: Space(1), user: 2 },
             history_start: 5,
             start: 7,
             tokens: 4,
@@ -399,16 +394,9 @@ mod tests {
         }
         let mut newer = bytes;
         newer[8] = 2;
-        let sum = checksum(&newer[..56]);
+        let sum = xxh3(&newer[..56]);
         newer[56..].copy_from_slice(&sum.to_le_bytes());
         assert_eq!(SegmentHeader::decode(&newer), Opening::Foreign(2));
-    }
-
-    #[test]
-    fn checksums_are_those_of_the_standards() {
-        // The check values of CRC-32C and of XXH3-64.
-        assert_eq!(layer_checksum(b"123456789"), 0xE306_9283);
-        assert_eq!(checksum(b""), 0x2D06_8005_38D3_94C2);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The persistent copy of the index, so that opening a store need not read its segments. Nothing depends on it: what
-//! looks wrong is thrown away and made anew.
+//! The persistent copy of the index, which saves reading all segments when a store is opened. It is a cache: if it is
+//! damaged or outdated, it is discarded and rebuilt from the segments.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,17 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use twox_hash::XxHash3_64;
-
-use super::Key;
 use super::chain::{Chain, Location, Slot};
-use super::format::{checksum, u32_at, u64_at};
+use super::format::{u32_at, u64_at};
+use super::{Key, Space};
+use crate::checksum::{xxh3, xxh3_seeded};
 use crate::error::{Error, Result, Status};
 use crate::files::sync_parent;
 
 /// Pairs of bytes that outlive the process.
 pub trait Index: Send {
-    /// Opens it if need be and gives everything in it.
+    /// Opens it if necessary and returns everything in it.
     fn load(&mut self) -> Result<Vec<Pair>>;
 
     /// The value of a key.
@@ -31,26 +30,26 @@ pub trait Index: Send {
     /// Makes what was applied durable.
     fn flush(&mut self) -> Result<()>;
 
-    /// Removes everything, whatever state it is in.
+    /// Removes everything, also from a damaged index.
     fn wipe(&mut self) -> Result<()>;
 }
 
 /// A key and its value.
 pub type Pair = (Vec<u8>, Vec<u8>);
 
-/// The index as sled keeps it in a folder.
+/// The index in a folder, kept by sled.
 pub struct SledIndex {
     path: PathBuf,
     tree: Option<sled::Db>,
 }
 
 impl SledIndex {
-    /// The index in this folder, which is made when it is needed.
+    /// The index in this folder, which is made on first use.
     pub fn new(path: impl AsRef<Path>) -> Self {
         Self { path: path.as_ref().to_owned(), tree: None }
     }
 
-    /// Runs something on the open tree. sled panics on some damaged files: that is an error like another here.
+    /// Runs a function on the open tree. sled panics on some damaged files; here that is an error.
     fn with<T>(&mut self, what: &str, run: impl FnOnce(&sled::Db) -> sled::Result<T>) -> Result<T> {
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             if self.tree.is_none() {
@@ -78,10 +77,10 @@ fn unless_missing(error: io::Error) -> io::Result<()> {
 }
 
 fn open_sled(path: &Path) -> sled::Result<sled::Db> {
-    // Flushed when a segment is full and at the end; what is missing is read from the segments.
+    // Flushed when a segment is full and at the end. Recovery reads later records from the segments.
     let config = sled::Config::new().path(path).cache_capacity(64 << 20).flush_every_ms(None);
-    // A thread of sled's may hold its lock a moment longer than the one who closed it. Nobody else can have it: the
-    // store's own lock is held.
+    // A background thread of sled may hold sled's lock for a moment after the tree was closed. No other store can have
+    // it: this one holds the store's own lock.
     let patience = Instant::now() + Duration::from_secs(5);
     loop {
         match config.open() {
@@ -123,8 +122,8 @@ impl Index for SledIndex {
         let path = self.path.clone();
         self.with("written", |tree| {
             tree.flush()?;
-            // sled has its bytes written and leaves it to the file system when the file's metadata, and the disk's own
-            // cache, are: segments are removed because the index does not name them, so it has to be there by then.
+            // sled's flush does not sync the file's metadata or the disk's own cache. Segments are removed because the
+            // index does not list them, so the index has to be durable before.
             let file = path.join("db");
             File::open(&file)?.sync_all()?;
             sync_parent(&file)?;
@@ -136,8 +135,8 @@ impl Index for SledIndex {
         self.close();
         let removed =
             if self.path.is_dir() { std::fs::remove_dir_all(&self.path) } else { std::fs::remove_file(&self.path) };
-        // One that came back would name what was removed since. Also if there is none: it may have been removed before, and
-        // that not been written.
+        // An index that came back after a loss of power would list segments that were removed since. Synced even if
+        // there is no index now: the removal of an earlier one may not be durable yet.
         let synced = || sync_parent(&self.path).or_else(unless_missing);
         removed.or_else(unless_missing).and_then(|()| synced()).map_err(|error| {
             let message = format!("the index {} can not be removed: {error}. Remove it by hand", self.path.display());
@@ -152,7 +151,7 @@ impl Drop for SledIndex {
     }
 }
 
-/// An index in memory, for tests: clones share what they hold, so one can be given to the next store.
+/// An index in memory, for tests. Clones share their contents, so that the next store can open the same one.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryIndex {
     /// What is in it.
@@ -189,22 +188,22 @@ impl Index for MemoryIndex {
     }
 }
 
-/// The key of [`Meta`]; those of users have 16 bytes.
+/// The key of [`Meta`]; keys of users have 16 bytes.
 pub(super) const META: &[u8] = b"meta";
 const META_VERSION: u64 = 1;
 
-/// What the index says of itself.
+/// The index's entry about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Meta {
     pub(super) store: u64,
     pub(super) next_seq: u64,
-    /// A segment below this that is not in the list was about to be removed.
+    /// A segment with a lower number that is not in the list was about to be removed.
     pub(super) next_segment: u64,
     pub(super) digest: Digest,
     pub(super) segments: Vec<Covered>,
 }
 
-/// How far the index knows a segment.
+/// How much of a segment the index covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Covered {
     pub(super) id: u64,
@@ -212,7 +211,7 @@ pub(super) struct Covered {
     pub(super) lowest_dead: u64,
 }
 
-/// How many pairs there are and a sum over them that depends on each but not on their order.
+/// The number of pairs and an order-independent checksum of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Digest {
     count: u64,
@@ -236,7 +235,7 @@ impl Digest {
 }
 
 fn hash(seed: u64, key: &[u8], value: &[u8]) -> u64 {
-    XxHash3_64::oneshot_with_seed(seed, &[key, value].concat())
+    xxh3_seeded(seed, &[key, value].concat())
 }
 
 impl Meta {
@@ -245,7 +244,7 @@ impl Meta {
         let words = [META_VERSION, self.store, self.next_seq, self.next_segment, count, sums[0], sums[1]];
         let segments = self.segments.iter().flat_map(|covered| [covered.id, covered.len, covered.lowest_dead]);
         let mut bytes: Vec<u8> = words.into_iter().chain(segments).flat_map(u64::to_le_bytes).collect();
-        bytes.extend(checksum(&bytes).to_le_bytes());
+        bytes.extend(xxh3(&bytes).to_le_bytes());
         bytes
     }
 
@@ -253,7 +252,7 @@ impl Meta {
         let (body, sum) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
         if body.len() < 56
             || (body.len() - 56) % 24 != 0
-            || checksum(body) != u64_at(sum, 0)
+            || xxh3(body) != u64_at(sum, 0)
             || u64_at(body, 0) != META_VERSION
         {
             return None;
@@ -272,13 +271,13 @@ impl Meta {
 }
 
 pub(super) fn encode_key(key: Key) -> Vec<u8> {
-    [key.space.to_be_bytes(), key.user.to_be_bytes()].concat()
+    [key.space.0.to_be_bytes(), key.user.to_be_bytes()].concat()
 }
 
 pub(super) fn decode_key(bytes: &[u8]) -> Option<Key> {
     let bytes: [u8; 16] = bytes.try_into().ok()?;
     Some(Key {
-        space: u64::from_be_bytes(bytes[..8].try_into().ok()?),
+        space: Space(u64::from_be_bytes(bytes[..8].try_into().ok()?)),
         user: u64::from_be_bytes(bytes[8..].try_into().ok()?),
     })
 }
@@ -351,7 +350,7 @@ mod tests {
         };
         let chain = Chain { start: 4, end: 8, newest: 10, stamp: 12, slots: vec![slot.clone(), slot] };
         assert_eq!(decode_chain(&encode_chain(&chain)), Some(chain));
-        let key = Key { space: 1, user: u64::MAX };
+        let key = Key { space: Space(1), user: u64::MAX };
         assert_eq!(decode_key(&encode_key(key)), Some(key));
     }
 

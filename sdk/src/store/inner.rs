@@ -1,4 +1,4 @@
-//! What the callers' threads and the writer share: the index in memory, the segments, the queue.
+//! The state that callers' threads and the writer thread share: the index in memory, the segments, the queue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use super::chain::{Chain, Plan, Slot};
 use super::disk::{Clock, Disk, DiskFile};
 use super::format::{Head, MAX_LAYERS, MAX_TAG, total_len};
+use super::options::{Durability, StoreOptions};
 use super::queue::{Item, Queue, What};
 use super::ticket::{Promise, Ticket};
-use super::{Found, Key, Record, Room};
-use crate::config::{Durability, StoreOptions};
+use super::{Found, Key, Record, Room, Space};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 use crate::sync::{Mutex, MutexGuard};
@@ -25,7 +25,7 @@ pub(super) struct Inner {
     pub(super) id: u64,
     shards: Vec<Mutex<HashMap<Key, Chain<Place>>>>,
     pub(super) segments: Mutex<BTreeMap<u64, Arc<Segment>>>,
-    /// The number of the segment that is made next.
+    /// The number of the next segment.
     pub(super) next_segment: AtomicU64,
     pub(super) queue: Queue,
     pub(super) counters: Counters,
@@ -53,14 +53,14 @@ pub(super) struct Segment {
     pub(super) id: u64,
     pub(super) store: u64,
     pub(super) file: Box<dyn DiskFile>,
-    /// How much of it counts.
+    /// How many bytes of it are valid.
     pub(super) len: AtomicU64,
     /// Bytes of the records that chains in memory refer to.
     pub(super) live: AtomicU64,
-    /// The lowest number of a put in it that no chain refers to any more. Cuts with lower numbers than those of all
-    /// segments have nothing left to hide.
+    /// The lowest sequence number of a put in it that no chain refers to. A cut with a lower number than this in all
+    /// segments hides nothing any more.
     pub(super) lowest_dead: AtomicU64,
-    /// Whether compacting it has failed or would hide damage.
+    /// Whether compaction of it has failed, or would hide damage.
     pub(super) stuck: AtomicBool,
 }
 
@@ -81,7 +81,7 @@ impl Segment {
         Head::read(&*self.file, self.store, self.id, offset, self.len.load(Relaxed))
     }
 
-    /// The head of a piece, if it is the one that was put there.
+    /// The head of a piece, if the record there is the expected one.
     pub(super) fn head_of<P>(&self, key: Key, slot: &Slot<P>, offset: u64) -> Option<Head<'_>> {
         let head = self.head(offset)?;
         let header = &head.header;
@@ -95,7 +95,7 @@ impl Segment {
     }
 }
 
-/// Numbers since the store was opened.
+/// Counters since the store was opened.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) writes: AtomicU64,
@@ -139,7 +139,7 @@ impl Inner {
     }
 
     pub(super) fn shard(&self, key: Key) -> Shard<'_> {
-        let mixed = (key.user ^ key.space.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (key.user ^ key.space.0.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.shards[(mixed >> 58) as usize].lock()
     }
 
@@ -223,7 +223,7 @@ impl Inner {
         Ok(ticket)
     }
 
-    /// A ticket for a write, kept at once where a write counts as done once it is queued.
+    /// A ticket for a write. It is done at once if a write counts as done when it is queued.
     fn promise(&self) -> (Option<Promise>, Ticket) {
         if self.options.durability == Durability::None {
             return (None, Ticket::ready(Ok(())));
@@ -245,9 +245,9 @@ impl Inner {
         let from = slot.start;
         self.counters.corrupt_records.fetch_add(1, Relaxed);
         metrics::store_error("corrupt_record");
-        // It fails only once the store is closed, and then the next opening finds the damage again.
+        // Fails only if the store is closed; the next opening finds the damage again.
         let _ = self.cut_in(&mut shard, key, from);
-        // Whoever hears of it may ask the store how it is.
+        // Logged without locks: the log callback may call the store.
         drop(shard);
         log::warn!(
             "the store {}: a record of user {} in segment {} at {offset} is damaged and leaves, with what follows it",
@@ -260,7 +260,7 @@ impl Inner {
     fn cut_in(&self, shard: &mut Shard<'_>, key: Key, from: u64) -> Result<Ticket> {
         let (promise, ticket) = self.promise();
         let Some(chain) = shard.get_mut(&key).filter(|chain| from < chain.end) else {
-            // What made it so may still be queued.
+            // The records that made it so may still be queued.
             let plan = Plan { prev_seq: 0, history_start: 0 };
             self.queue.push(|seq| Item { seq, key, plan, what: What::Barrier, promise, bytes: 0 })?;
             return Ok(ticket);
@@ -272,7 +272,7 @@ impl Inner {
     }
 
     /// The users of a space.
-    pub(super) fn users(&self, space: u64) -> Vec<u64> {
+    pub(super) fn users(&self, space: Space) -> Vec<u64> {
         let mut users = Vec::new();
         for shard in self.shards() {
             users.extend(shard.keys().filter(|key| key.space == space).map(|key| key.user));
@@ -283,14 +283,14 @@ impl Inner {
     /// Waits for everything queued before.
     pub(super) fn flush(&self) -> Result<()> {
         let (promise, ticket) = Promise::new();
-        let key = Key { space: 0, user: 0 };
+        let key = Key { space: Space(0), user: 0 };
         let plan = Plan { prev_seq: 0, history_start: 0 };
         self.queue.push(|seq| Item { seq, key, plan, what: What::Barrier, promise: Some(promise), bytes: 0 })?;
         let outcome = ticket.wait();
         self.failure.lock().take().map_or(outcome, Err)
     }
 
-    /// Bytes of the files, and of what in them is in use.
+    /// Bytes of the files, and of the live records in them.
     pub(super) fn bytes(&self) -> (u64, u64) {
         let segments = self.segments.lock();
         segments
@@ -299,7 +299,7 @@ impl Inner {
     }
 }
 
-/// Takes the tokens from `from` on out of a chain, which is there and ends after it.
+/// Removes the tokens from `from` on from a chain, which exists and ends after `from`.
 pub(super) fn truncate(shard: &mut Shard<'_>, key: Key, from: u64, plan: Plan, seq: u64) {
     if plan.prev_seq == 0 {
         bury(&shard.remove(&key).map_or_else(Vec::new, |chain| chain.slots));
@@ -308,7 +308,7 @@ pub(super) fn truncate(shard: &mut Shard<'_>, key: Key, from: u64, plan: Plan, s
     }
 }
 
-/// Notes in the segments that no chain refers to these pieces any more.
+/// Marks pieces as dead in their segments.
 pub(super) fn bury(slots: &[Slot<Place>]) {
     for slot in slots {
         if let Place::Disk(segment, _) = &slot.place {

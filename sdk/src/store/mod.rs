@@ -1,7 +1,7 @@
 //! The host store: histories on disk that survive restarts, crashes and full disks.
 //!
-//! What the caches above see is the [`Store`] trait; [`DiskStore`] is the one on disk, whose files `sdk/docs/store.md`
-//! describes, [`HostStore`] one in host memory that can stand above it.
+//! Caches use the [`Store`] trait. [`DiskStore`] is the one on disk; `sdk/docs/store.md` describes its files.
+//! [`HostStore`] is one in host memory, alone or as a tier above another.
 
 mod chain;
 mod compact;
@@ -14,6 +14,7 @@ mod host;
 pub mod index;
 mod inner;
 mod open;
+mod options;
 mod persistent;
 mod queue;
 mod recover;
@@ -25,22 +26,26 @@ mod tests;
 
 use crate::error::Result;
 
-pub use crate::config::{Durability, StoreOptions};
+pub(crate) use crate::checksum::xxh3 as checksum;
 pub use disk_store::{CheckReport, DiskStore, Stats};
-pub(crate) use format::checksum;
 pub use host::HostStore;
+pub use options::{Durability, StoreOptions};
 pub use ticket::Ticket;
 
-/// The names of what lies in a store's folder beside the segments.
+/// Names in a store's folder beside the segments.
 const LOCK: &str = "LOCK";
 const INDEX: &str = "index";
 
-/// Whose history, computed by what.
+/// A part of a store that one cache claims: a hash of the model's version and of the shape of its keys and values. A
+/// version never sees the entries of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Space(pub u64);
+
+/// Whose history it is, and which model computed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// A number that stands for the model's version and the shape of its keys and values: another version never sees
-    /// the entries of this one.
-    pub space: u64,
+    /// Which model.
+    pub space: Space,
     /// The user.
     pub user: u64,
 }
@@ -50,7 +55,7 @@ pub struct Key {
 pub struct Record {
     /// Whose.
     pub key: Key,
-    /// Where the history begins now; what is stored of earlier positions leaves.
+    /// Where the history begins from now on; stored tokens at earlier positions are removed.
     pub history_start: u64,
     /// The position of the first token in here. Stored tokens from this position on are replaced by these.
     pub start: u64,
@@ -58,7 +63,7 @@ pub struct Record {
     pub tokens: u32,
     /// How many layers `data` has.
     pub layers: u32,
-    /// What the owner wants to know of this piece without reading it; at most 64 KiB.
+    /// Bytes of the caller's own, readable without the data; at most 64 KiB.
     pub tag: Vec<u8>,
     /// The layers one after the other, each as long as the others.
     pub data: Vec<u8>,
@@ -73,12 +78,12 @@ pub struct Piece {
     pub tokens: u32,
     /// Bytes of its data, all layers together.
     pub bytes: u64,
-    /// A number that no other piece of this store ever had.
+    /// A number that is unique among all pieces this store ever had.
     pub id: u64,
 }
 
-/// What a store has of one user, at one moment. The pieces stay readable while this lives, whatever is written, removed
-/// or compacted meanwhile.
+/// A snapshot of one user's history. Its pieces stay readable while it lives, also when they are replaced, removed or
+/// compacted meanwhile.
 pub trait History: Send + Sync {
     /// The position of the first token. It may lie inside the first piece.
     fn start(&self) -> u64;
@@ -92,8 +97,9 @@ pub trait History: Send + Sync {
     /// The tag of a piece, checked.
     fn tag(&self, piece: usize) -> Result<Vec<u8>>;
 
-    /// The bytes of one layer of a piece, checked: all of its tokens, also those before `start`. What fails its checksum
-    /// or can not be read is an error, and the store has dropped it and what follows it when this returns.
+    /// The bytes of one layer of a piece, checked: all of its tokens, also those before `start`. If they can not be
+    /// read, or the checksum is wrong, this is an error, and the store drops the piece and those after it before this
+    /// returns.
     fn layer(&self, piece: usize, layer: u32) -> Result<&[u8]>;
 }
 
@@ -106,40 +112,40 @@ pub enum Room {
     OrRefuse,
 }
 
-/// A place for histories.
+/// A store of histories.
 ///
-/// A write is visible to [`Store::find`] and [`Store::history`] as soon as the call returns, and as durable as the store
-/// promises when its [`Ticket`] says so.
+/// A write is visible to [`Store::find`] and [`Store::history`] as soon as the call returns, and as durable as the
+/// store promises when its [`Ticket`] says so.
 pub trait Store: Send + Sync {
-    /// Takes a space for one cache alone; false if another has it.
-    fn claim(&self, space: u64) -> bool;
+    /// Claims a space for one cache; false if another cache has it.
+    fn claim(&self, space: Space) -> bool;
 
-    /// Gives a claimed space back.
-    fn release(&self, space: u64);
+    /// Releases a claimed space.
+    fn release(&self, space: Space);
 
-    /// Where a user's stored history begins and ends, and in how many pieces it lies; `None` if nothing is stored.
+    /// Where a user's stored history begins and ends, and its pieces; `None` if nothing is stored.
     fn find(&self, key: Key) -> Option<Found>;
 
     /// A user's stored history, to be read. Marks the user as used.
     fn history(&self, key: Key) -> Option<Box<dyn History>>;
 
-    /// Queues a piece for writing. It begins at its own `history_start`, and so replaces everything, or the store has
-    /// everything from there to where it begins; otherwise it is refused with INVALID_ARGUMENT.
+    /// Queues a piece for writing. Either it begins at its own `history_start`, and replaces everything, or the store
+    /// has all tokens from there to the beginning of the piece. Otherwise it is refused with INVALID_ARGUMENT.
     fn write(&self, record: Record, room: Room) -> Result<Ticket>;
 
-    /// Queues the removal of a user's tokens from a position on; 0 removes the user. Never refused for want of room.
+    /// Queues the removal of a user's tokens from a position on; 0 removes the user. Never refused for lack of room.
     fn cut(&self, key: Key, from: u64) -> Result<Ticket>;
 
     /// The users of a space, in no order.
-    fn users(&self, space: u64) -> Vec<u64>;
+    fn users(&self, space: Space) -> Vec<u64>;
 
     /// The most bytes of data that a record should have: enough to be written and read at full speed.
     fn record_bytes(&self) -> usize {
         16 << 20
     }
 
-    /// Waits until everything queued before is as durable as the store promises, and says whether any of it failed since
-    /// the last flush.
+    /// Waits until everything queued before is as durable as the store promises. An error means that a write since the
+    /// last flush failed.
     fn flush(&self) -> Result<()>;
 }
 

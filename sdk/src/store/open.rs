@@ -10,16 +10,16 @@ use super::disk::{Clock, Disk, RealDisk};
 use super::format::{Head, Kind, SEGMENT_HEADER, segment_id, segment_name};
 use super::index::{Index, SledIndex};
 use super::inner::{Inner, Place, Segment};
+use super::options::StoreOptions;
 use super::persistent::{Change, Persistent};
 use super::queue::{Item, What};
 use super::recover::{File, Files, Found, has_leftovers, list, open_files, recover, scan};
 use super::writer::{Active, Writer};
 use super::{CheckReport, INDEX, LOCK};
-use crate::config::StoreOptions;
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 
-/// A store that was opened: what to share, who writes, and what keeps others out.
+/// An opened store: the shared state, the writer, and the lock that keeps other processes out.
 pub(super) struct Opened {
     pub(super) inner: Arc<Inner>,
     pub(super) writer: Writer,
@@ -39,7 +39,7 @@ pub(super) fn open(
     let guard = disk.lock()?;
     let Files { store, mut files, empty } = open_files(&*disk, options.segment_size())?;
     for id in &empty {
-        // One that stays is found empty again the next time.
+        // On failure the next opening finds it empty again.
         let _ = disk.remove(&segment_name(*id));
     }
     let newest = files.iter().map(|file| file.id).chain(empty.iter().copied()).max().unwrap_or(0);
@@ -47,7 +47,7 @@ pub(super) fn open(
     let mut persistent = Persistent::new(index);
     let mut loaded = persistent.load();
     if has_leftovers(&loaded, &files) {
-        // An index from before would miss what is removed because of this one.
+        // Leftover segments are removed because this index does not list them. So it has to be durable first.
         loaded = persistent.confirm(loaded);
     }
     let known_segments = loaded.next_segment();
@@ -68,7 +68,7 @@ pub(super) fn open(
     Ok(Opened { writer: Writer::new(inner.clone(), persistent, active, previous), inner, lock: guard })
 }
 
-/// A folder with things in it that are not ours is more likely a slip than a wish.
+/// Refuses a folder with other files and no store: most likely the path is wrong.
 fn refuse_other_folders(disk: &dyn Disk) -> Result<()> {
     let names = list(disk)?;
     let stray =
@@ -84,18 +84,18 @@ fn refuse_other_folders(disk: &dyn Disk) -> Result<()> {
     }
 }
 
-/// Makes segments of the files; the last is appended to if it is sound and has room.
+/// Makes segments of the files. The last becomes the active one if it is intact and has room.
 fn adopt(inner: &Inner, files: Vec<File>, options: &StoreOptions) -> (Option<Active>, (u64, u64)) {
     let mut last = None;
     let mut previous = (0, 0);
     let mut segments = inner.segments.lock();
-    // The process before may have been killed between making a file and making its name durable.
+    // An earlier process may have been killed after it created a file and before it synced the folder.
     let named = files.is_empty() || inner.disk.sync().is_ok();
     for file in files {
         let segment = Arc::new(Segment::new(file.id, inner.id, file.file, file.end));
         segments.insert(file.id, segment.clone());
         previous = (file.id, file.end);
-        // What was found must not be lost again, now that it is served.
+        // Recovered records are served from now on, so they have to be durable.
         let sound = !file.damaged && segment.file.sync().is_ok() && named;
         segment.stuck.store(file.damaged, Relaxed);
         let room = !file.closed && file.end < options.segment_size();
@@ -125,7 +125,7 @@ fn report(inner: &Inner, found: &Found, existed: bool) {
     }
 }
 
-/// Takes over what was found: into memory, into the index, and into the segments where something left.
+/// Takes over the recovered state: into memory, into the index, and into the counters of segments with dead records.
 fn remember(inner: &Inner, persistent: &mut Persistent, found: Found) {
     let segments = inner.segments.lock().clone();
     for (id, seq) in &found.dead {
@@ -143,7 +143,7 @@ fn remember(inner: &Inner, persistent: &mut Persistent, found: Found) {
         let Chain { start, end, newest, stamp, .. } = *chain;
         inner.shard(key).insert(key, Chain { start, end, newest, stamp, slots });
     }
-    // Else the next opening could not know it any more.
+    // Written as cuts: the next opening could not know it otherwise.
     for key in found.dropped {
         let plan = Plan { prev_seq: 0, history_start: 0 };
         let what = What::Cut { from: 0 };

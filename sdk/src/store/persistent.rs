@@ -1,4 +1,4 @@
-//! Keeping the persistent index in step with the segments: it always says what a prefix of the records says.
+//! Keeps the persistent index in step with the segments: it always equals what a prefix of the records makes.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,10 +9,10 @@ use super::index::{Covered, Digest, Index, META, Meta, decode_chain, decode_key,
 use super::inner::Inner;
 use crate::error::{Error, Result, Status};
 
-/// How many users are written to the index at once when it is made anew.
+/// How many users a rebuild writes to the index at once.
 const CHUNK: usize = 10_000;
 
-/// Something the index has to learn.
+/// A change of the index.
 pub(super) enum Change {
     Record(Known),
     /// A compaction copied a record.
@@ -25,22 +25,22 @@ pub(super) enum Change {
 pub(super) struct Persistent {
     index: Box<dyn Index>,
     digest: Digest,
-    /// Whether it failed: then nothing more is done to it, but for removing what it says.
+    /// Whether it failed. Then it is not used again, except to remove its contents.
     broken: bool,
-    /// Whether something that is not current was left behind when it failed.
+    /// Whether outdated contents were left behind when it failed.
     stale: bool,
 }
 
 /// What was found in an index.
 pub(super) enum Loaded {
-    /// It is what was written.
+    /// It is intact.
     Good(Meta, HashMap<Key, Chain<Location>>),
-    /// It is not, or there is none. What it says of itself, if that is whole, tells what the segments should have.
+    /// It is damaged or missing. Its entry about itself, if that is intact, tells how long the segments should be.
     Bad(Option<Meta>),
 }
 
 impl Loaded {
-    /// No segment that the index ever named has this number or a higher one.
+    /// All segments that the index ever listed have lower numbers.
     pub(super) fn next_segment(&self) -> u64 {
         match self {
             Self::Good(meta, _) | Self::Bad(Some(meta)) => meta.next_segment,
@@ -80,8 +80,8 @@ impl Persistent {
         }
     }
 
-    /// Makes what was loaded durable: a process that was killed may have written it and not waited. Flushing alone does
-    /// nothing where nothing was written since.
+    /// Makes a loaded index durable: a process that was killed may have written it without a flush. A flush alone would
+    /// do nothing, for nothing was written since.
     pub(super) fn confirm(&mut self, loaded: Loaded) -> Loaded {
         let Loaded::Good(meta, chains) = loaded else { return loaded };
         let again = vec![(META.to_vec(), Some(meta.encode()))];
@@ -91,7 +91,7 @@ impl Persistent {
         }
     }
 
-    /// Makes it anew from everything.
+    /// Rebuilds it from all chains.
     pub(super) fn rebuild(&mut self, inner: &Inner, chains: &HashMap<Key, Chain<Location>>) -> Result<()> {
         self.attempt(|this| {
             this.index.wipe()?;
@@ -105,14 +105,14 @@ impl Persistent {
                     this.index.apply(std::mem::take(&mut batch))?;
                 }
             }
-            // The last, with it: an index without is none.
+            // Meta goes with the last batch: an index without it is not valid.
             batch.push((META.to_vec(), Some(this.meta(inner).encode())));
             this.index.apply(batch)?;
             this.index.flush()
         })
     }
 
-    /// Adds what happened to the segments since the last time, all at once.
+    /// Applies the changes since the last update, atomically.
     pub(super) fn update(&mut self, inner: &Inner, changes: Vec<(Key, Change)>, flush: bool) -> Result<()> {
         if changes.is_empty() && !flush {
             return Ok(());
@@ -159,7 +159,7 @@ impl Persistent {
         }
         let newest = records.iter().map(|record| record.slot.seq).max().unwrap_or(0);
         let stamp = inner.shard(key).get(&key).map_or(newest, |chain| chain.stamp);
-        // The segments hold every record of it, or the store would have failed the write.
+        // The segments hold all its records, or else the write would have failed.
         let new = resolve(&mut records, stamp).map_err(|_| unreadable("lacks a record"))?;
         let new = new.map(|chain| encode_chain(&chain));
         if let Some(old) = &old {
@@ -198,14 +198,14 @@ impl Persistent {
         let outcome = run(self);
         if outcome.is_err() {
             self.broken = true;
-            // If this fails too, what it says is still a beginning of what the segments say, while they are all there.
+            // If this fails too, the index still equals a prefix of the records, as long as all segments are there.
             self.stale = self.index.wipe().is_err();
         }
         outcome
     }
 
-    /// Makes sure that the index on disk, if there is one, is current: an old one would miss the segments that are
-    /// removed now.
+    /// Makes sure that the index on disk, if there is one, is current. An outdated one would list segments that are
+    /// about to be removed.
     pub(super) fn retract(&mut self) -> Result<()> {
         if self.stale {
             self.index.wipe()?;

@@ -1,4 +1,4 @@
-//! What waits to be written, in order of its number.
+//! The write queue, in order of sequence numbers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use super::chain::Plan;
 use super::ticket::Promise;
 use super::{Key, Record, Room};
 use crate::error::{Error, Result, Status};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 
-/// Something for the writer to do.
+/// A write.
 pub(super) struct Item {
     pub(super) seq: u64,
     pub(super) key: Key,
     pub(super) plan: Plan,
     pub(super) what: What,
-    /// Who waits for it; nobody where a write counts as done once it is queued.
+    /// Kept when it is done; `None` if a write counts as done when it is queued.
     pub(super) promise: Option<Promise>,
-    /// What it takes of the queue's room.
+    /// Bytes of the queue's limit that it takes.
     pub(super) bytes: u64,
 }
 
@@ -26,15 +26,15 @@ pub(super) enum What {
     Cut {
         from: u64,
     },
-    /// Nothing: it is done when everything before it is.
+    /// No write: it is done when everything before it is.
     Barrier,
 }
 
-/// What the writer finds when it looks.
+/// What the writer has to do next.
 pub(super) enum Work {
     Items(Vec<Item>),
     Compact(Promise),
-    /// Nothing more will come.
+    /// The queue is closed and empty.
     End,
 }
 
@@ -48,19 +48,28 @@ pub(super) struct Queue {
 struct State {
     items: VecDeque<Item>,
     compactions: VecDeque<Promise>,
-    /// Bytes reserved: of what waits, what is about to be queued, and what is being written.
+    /// Bytes reserved by items that wait, are about to be queued, or are being written.
     bytes: u64,
+    /// How many writes wait for room.
+    waiting: usize,
     next_seq: u64,
     closed: Option<Error>,
 }
 
 impl Queue {
     pub(super) fn new(limit: u64, next_seq: u64) -> Self {
-        let state = State { items: VecDeque::new(), compactions: VecDeque::new(), bytes: 0, next_seq, closed: None };
+        let state = State {
+            items: VecDeque::new(),
+            compactions: VecDeque::new(),
+            bytes: 0,
+            waiting: 0,
+            next_seq,
+            closed: None,
+        };
         Self { state: Mutex::new(state), work: Condvar::new(), room: Condvar::new(), limit }
     }
 
-    /// Takes room for a write. A larger one than the queue goes in when nothing else is there.
+    /// Reserves room for a write. One that is larger than the limit goes in when the queue is empty.
     pub(super) fn reserve(&self, bytes: u64, room: Room) -> Result<()> {
         let mut state = self.state.lock();
         while state.bytes > 0 && state.bytes.saturating_add(bytes) > self.limit {
@@ -74,7 +83,9 @@ impl Queue {
                 );
                 return Err(Error::new(Status::Capacity, message));
             }
-            state = wait(&self.room, state);
+            state.waiting += 1;
+            self.room.wait(&mut state);
+            state.waiting -= 1;
         }
         state.bytes += bytes;
         Ok(())
@@ -88,7 +99,8 @@ impl Queue {
         }
     }
 
-    /// Queues what `item` makes of the next number, so that the queue is in order of it. Barriers take no number.
+    /// Queues the item that `item` makes of the next sequence number, under the lock that keeps the order. Barriers
+    /// take no number.
     pub(super) fn push(&self, item: impl FnOnce(u64) -> Item) -> Result<u64> {
         let mut state = self.state.lock();
         if let Some(error) = &state.closed {
@@ -104,7 +116,7 @@ impl Queue {
         Ok(seq)
     }
 
-    /// A number for something that is not queued.
+    /// A sequence number for a record that is not queued.
     pub(super) fn take_seq(&self) -> u64 {
         let mut state = self.state.lock();
         state.next_seq += 1;
@@ -127,7 +139,7 @@ impl Queue {
         }
     }
 
-    /// Waits for something to do. Items come first; about `bytes` of them at once.
+    /// Waits for work. Items come before compactions, about `bytes` of them at once.
     pub(super) fn next(&self, bytes: u64) -> Work {
         let mut state = self.state.lock();
         loop {
@@ -140,23 +152,23 @@ impl Queue {
             if state.closed.is_some() {
                 return Work::End;
             }
-            state = wait(&self.work, state);
+            self.work.wait(&mut state);
         }
     }
 
-    /// What is queued now, without waiting.
+    /// Items that are queued now, without waiting; about `bytes` of them.
     pub(super) fn now(&self, bytes: u64) -> Vec<Item> {
         take(&mut self.state.lock(), bytes)
     }
 
-    /// Lets nothing more in.
+    /// Closes the queue: later pushes fail with `why`.
     pub(super) fn close(&self, why: Error) {
         self.state.lock().closed.get_or_insert(why);
         self.work.notify_all();
         self.room.notify_all();
     }
 
-    /// Fails all that is left, after the writer ended.
+    /// Fails everything that is left, after the writer has ended.
     pub(super) fn clear(&self) {
         let mut state = self.state.lock();
         let left = (std::mem::take(&mut state.items), std::mem::take(&mut state.compactions));
@@ -178,18 +190,14 @@ fn take(state: &mut State, bytes: u64) -> Vec<Item> {
     items
 }
 
-fn wait<'a>(condition: &Condvar, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-    condition.wait(&mut state);
-    state
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::Space;
     use super::*;
 
     fn item(seq: u64, bytes: u64) -> Item {
         let plan = Plan { prev_seq: 0, history_start: 0 };
-        Item { seq, key: Key { space: 0, user: 0 }, plan, what: What::Cut { from: 0 }, promise: None, bytes }
+        Item { seq, key: Key { space: Space(0), user: 0 }, plan, what: What::Cut { from: 0 }, promise: None, bytes }
     }
 
     #[test]
@@ -199,7 +207,9 @@ mod tests {
         assert_eq!(queue.reserve(1, Room::OrRefuse).unwrap_err().status(), Status::Capacity);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| queue.reserve(60, Room::Wait));
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            while queue.state.lock().waiting == 0 {
+                std::thread::yield_now();
+            }
             assert!(!waiting.is_finished());
             queue.release(500);
             waiting.join().unwrap().unwrap();

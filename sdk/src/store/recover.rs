@@ -1,4 +1,4 @@
-//! Finding out what a store holds when it is opened.
+//! Recovery: finds out what a store holds when it is opened.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -17,13 +17,13 @@ use crate::error::{Error, Result, Status};
 pub(super) struct File {
     pub(super) id: u64,
     pub(super) file: Box<dyn DiskFile>,
-    /// How much of it counts.
+    /// How many bytes of it are valid.
     pub(super) end: u64,
     pub(super) header: Option<SegmentHeader>,
     /// Whether it is shorter than the segment after it says.
     pub(super) short: bool,
     pub(super) damaged: bool,
-    /// Whether it can not be written to any more.
+    /// Whether no more records may be appended.
     pub(super) closed: bool,
 }
 
@@ -31,11 +31,11 @@ pub(super) struct File {
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) chains: HashMap<Key, Chain<Location>>,
-    /// Records that no chain refers to: the segment and the number.
+    /// Records that no chain refers to: the segment and the sequence number.
     pub(super) dead: Vec<(u64, u64)>,
-    /// Records that the index does not know yet, if it was good.
+    /// Records that the index does not have yet, if the index was intact.
     pub(super) tail: Vec<(Key, Known)>,
-    /// Users that may have had newer records than those that are left.
+    /// Users that may have had newer records than those that were found.
     pub(super) dropped: Vec<Key>,
     pub(super) next_seq: u64,
     pub(super) rebuilt: bool,
@@ -47,7 +47,7 @@ pub(super) struct Found {
 pub(super) struct Files {
     pub(super) store: u64,
     pub(super) files: Vec<File>,
-    /// The newest, where a loss of power left them with nothing in them.
+    /// The newest segments, if a loss of power left them empty.
     pub(super) empty: Vec<u64>,
 }
 
@@ -59,7 +59,8 @@ pub(super) fn open_files(disk: &dyn Disk, capacity: u64) -> Result<Files> {
     let count = ids.len();
     for (place, id) in ids.into_iter().enumerate() {
         let mut file = open_file(disk, id, capacity)?;
-        // All but the last are only read, and so many files can not be open at once. The last may turn out to be empty.
+        // All but the last are only read; a process can not have so many files open. The last may turn out to be empty,
+        // and then the one before it is the last.
         if place + 2 < count && file.file.sync().is_ok() {
             file.file.close();
             file.closed = true;
@@ -68,7 +69,7 @@ pub(super) fn open_files(disk: &dyn Disk, capacity: u64) -> Result<Files> {
     }
     let mut empty = Vec::new();
     while let Some(last) = files.last().filter(|file| file.header.is_none()) {
-        // A record that is not whole will be cut off: with nothing before it there is nothing in the file either.
+        // A torn record will be cut off. If it is the first one, the file is empty.
         if !scan(disk, last, 0, SEGMENT_HEADER, true)?.records.is_empty() {
             break;
         }
@@ -110,7 +111,7 @@ fn open_file(disk: &dyn Disk, id: u64, capacity: u64) -> Result<File> {
     let end = file.len().map_err(failed)?;
     let opening = match end < SEGMENT_HEADER {
         true => Opening::Damaged,
-        // To take an error for damage could be to throw away what is sound: the next time it may be read.
+        // A read error is not damage: the next attempt may succeed, and sound data must not be discarded.
         false => SegmentHeader::decode(file.view(0, SEGMENT_HEADER as usize).map_err(failed)?),
     };
     let header = match opening {
@@ -137,7 +138,7 @@ fn first_record(disk: &dyn Disk, file: &File) -> Result<Option<RecordHeader>> {
     read().map_err(|error| unread(disk, file.id, &error))
 }
 
-/// The error for a segment that can not be read. Nothing is concluded from it: what can not be read now may be sound.
+/// The error for a segment that can not be read. It is not treated as damage: the data may be sound.
 fn unread(disk: &dyn Disk, id: u64, error: &io::Error) -> Error {
     let path = disk.path().join(segment_name(id));
     let advice = "Check the disk; if that does not help, move the file away";
@@ -153,14 +154,14 @@ fn new_store() -> u64 {
 /// The records of a part of a segment.
 pub(super) struct Scan {
     pub(super) records: Vec<RecordHeader>,
-    /// Where something begins that is no record.
+    /// Where damage begins.
     pub(super) damage: Vec<u64>,
-    /// Where the whole records end that were on their way to the disk at the end.
+    /// Where the intact records end, if the last writes were torn.
     pub(super) torn: Option<u64>,
 }
 
-/// Reads the heads of the records from `from` on. In the last segment, what was not known to be durable is read in full,
-/// and ends at the first record that is not whole.
+/// Reads the heads of the records from `from` on. In the last segment, records that were not known to be durable are
+/// read in full, up to the first that is not intact.
 pub(super) fn scan(disk: &dyn Disk, file: &File, store: u64, from: u64, last: bool) -> Result<Scan> {
     scan_file(file, store, from, last).map_err(|error| unread(disk, file.id, &error))
 }
@@ -199,7 +200,7 @@ fn scan_file(file: &File, store: u64, from: u64, last: bool) -> io::Result<Scan>
     Ok(scan)
 }
 
-/// Puts together what the index and the segments say. Torn ends of files are cut off.
+/// Combines the index and the segments. Torn ends of files are cut off.
 pub(super) fn recover(disk: &dyn Disk, store: u64, files: &mut Vec<File>, loaded: Loaded) -> Result<Found> {
     match loaded {
         Loaded::Good(meta, chains) if meta.store == store => {
@@ -212,7 +213,7 @@ pub(super) fn recover(disk: &dyn Disk, store: u64, files: &mut Vec<File>, loaded
     }
 }
 
-/// Every record below the result may be lost, if segments are shorter than the index saw them.
+/// If segments are shorter than the index has them, records with numbers below the result may be lost.
 fn lost_by(meta: &Meta, files: &[File]) -> Option<u64> {
     let ends: BTreeMap<u64, u64> = files.iter().map(|file| (file.id, file.end)).collect();
     let mut full = meta.segments.iter().filter(|covered| covered.len > SEGMENT_HEADER);
@@ -220,7 +221,7 @@ fn lost_by(meta: &Meta, files: &[File]) -> Option<u64> {
     short.then_some(meta.next_seq)
 }
 
-/// Whether there are segments that the index does not name any more.
+/// Whether there are segments that the index does not list any more.
 pub(super) fn has_leftovers(loaded: &Loaded, files: &[File]) -> bool {
     match loaded {
         Loaded::Good(meta, _) => {
@@ -231,19 +232,19 @@ pub(super) fn has_leftovers(loaded: &Loaded, files: &[File]) -> bool {
     }
 }
 
-/// Removes segments that a compaction had emptied; their records are elsewhere, or needless.
+/// Removes segments that were compacted; their live records are in others.
 fn remove_leftovers(disk: &dyn Disk, meta: &Meta, files: &mut Vec<File>) -> bool {
     let named: HashSet<u64> = meta.segments.iter().map(|covered| covered.id).collect();
     let leftover = |file: &File| file.id < meta.next_segment && !named.contains(&file.id);
     if !files.iter().any(leftover) {
         return true;
     }
-    // What was removed does not count, whatever becomes of the others: nobody will find it the next time.
+    // Forget those that were removed even if the removal of another failed: the next opening will not find them.
     files.retain(|file| !leftover(file) || disk.remove(&segment_name(file.id)).is_err());
     !files.iter().any(leftover) && disk.sync().is_ok()
 }
 
-/// The index, and what was written since; `None` if they do not fit together.
+/// Chains from the index and the records that were written after it; `None` if they do not fit together.
 fn from_index(
     disk: &dyn Disk,
     store: u64,
@@ -275,7 +276,7 @@ fn from_index(
     for (key, known) in &found.tail {
         of_keys.entry(*key).or_default().push(known.clone());
     }
-    // The users of the tail were used last, in the order of their newest records.
+    // Users with records after the index were used last, in the order of their newest records.
     let mut of_keys: Vec<_> = of_keys.into_iter().collect();
     of_keys.sort_unstable_by_key(|(_, records)| records.iter().map(|record| record.slot.seq).max());
     let mut stamp = found.chains.values().map(|chain| chain.stamp).max().unwrap_or(0).max(meta.next_seq);
@@ -288,10 +289,10 @@ fn from_index(
     Ok(found.dropped.is_empty().then_some(found))
 }
 
-/// The segments alone.
+/// Chains from the segments alone.
 fn from_segments(disk: &dyn Disk, store: u64, files: &mut [File], meta: Option<&Meta>) -> Result<Found> {
     let mut found = Found { rebuilt: true, next_seq: meta.map_or(1, |meta| meta.next_seq), ..Found::default() };
-    // Every key whose newest known record has a lower number than this may have had a newer one.
+    // A key whose newest known record has a lower number than this may have had a newer one that is lost.
     let mut lost = meta.and_then(|meta| lost_by(meta, files)).unwrap_or(0);
     let created: Vec<u64> = files.iter().map(|file| file.header.map_or(0, |header| header.created_seq)).collect();
     let mut of_keys: HashMap<Key, Vec<Known>> = HashMap::new();
@@ -331,7 +332,7 @@ impl Found {
         if let Some(torn) = torn {
             self.torn_tails += 1;
             file.end = torn;
-            // What can not be cut off must not be appended to.
+            // A file whose torn end can not be cut off must not be appended to.
             file.damaged |= file.file.truncate(torn).is_err();
         }
     }
@@ -342,7 +343,7 @@ impl Found {
             records.iter().filter(|it| it.kind == Kind::Put).map(|it| (it.slot.seq, it.slot.place)).collect();
         self.next_seq = records.iter().map(|record| record.slot.seq + 1).fold(self.next_seq, u64::max);
         let outcome = resolve(&mut records, stamp);
-        // A cut whose record is gone leaves nothing, as a cut of everything does.
+        // A cut whose record is lost leaves nothing, like a cut of everything.
         let cut = records.last().is_some_and(|newest| newest.kind == Kind::Cut);
         let chain = match outcome {
             Ok(chain) => chain,

@@ -16,7 +16,7 @@ use crate::error::Status;
 const LAYERS: u32 = 3;
 
 pub(super) fn key(user: u64) -> Key {
-    Key { space: 7, user }
+    Key { space: Space(7), user }
 }
 
 fn word(version: u64, position: u64, layer: u32) -> u64 {
@@ -93,12 +93,12 @@ pub(super) fn compare(store: &DiskStore, model: &Model, users: u64) {
         let found = store.find(key(user)).map(|found| (found.start, found.end));
         assert_eq!(found, model.get(&user).map(|(start, tokens)| (*start, start + tokens.len() as u64)));
     }
-    let mut listed = store.users(7);
+    let mut listed = store.users(Space(7));
     listed.sort_unstable();
     let mut known: Vec<u64> = model.keys().copied().collect();
     known.sort_unstable();
     assert_eq!(listed, known);
-    assert!(store.users(8).is_empty());
+    assert!(store.users(Space(8)).is_empty());
 }
 
 pub(super) fn small() -> StoreOptions {
@@ -262,7 +262,7 @@ fn who_was_not_used_for_longest_leaves_first() {
         assert!(store.history(key(0)).is_some(), "used all the time");
         assert!(store.stats().file_bytes <= (4 << 20) + (1 << 20), "{:?}", store.stats());
     }
-    let mut left = store.users(7);
+    let mut left = store.users(Space(7));
     left.sort_unstable();
     let (first, rest) = left.split_first().unwrap();
     assert_eq!(*first, 0);
@@ -303,8 +303,8 @@ fn room_is_made_while_others_write_without_a_pause() {
         }
         largest
     });
-    // 38 MiB were written. Beside the cap there may be what was queued when room is made, a few times, and copies of what
-    // stays.
+    // 38 MiB were written. Beside the cap there may be what was queued when room is made, a few times, and copies of
+    // what stays.
     assert!(largest < 16 << 20, "{largest} bytes; {:?}", store.stats());
 }
 
@@ -387,7 +387,7 @@ fn a_lost_record_takes_along_what_it_may_have_replaced() {
     let stats = DiskStore::rebuild(folder.path()).unwrap();
     assert_eq!((stats.damaged_regions, stats.dropped_users, stats.users), (1, 2, 1));
     let store = DiskStore::open(folder.path(), &small()).unwrap();
-    assert_eq!(store.users(7), [2]);
+    assert_eq!(store.users(Space(7)), [2]);
     assert_eq!(store.stats().index_rebuilds, 0);
 }
 
@@ -438,7 +438,7 @@ fn folders_of_others_and_formats_to_come_are_left_alone() {
     let mut bytes = b"PAGODASG".to_vec();
     bytes.extend(9_u32.to_le_bytes());
     bytes.resize(56, 0);
-    bytes.extend(format::checksum(&bytes).to_le_bytes());
+    bytes.extend(crate::checksum::xxh3(&bytes).to_le_bytes());
     fs::write(segment(&folder), &bytes).unwrap();
     let error = DiskStore::open(folder.path(), &small()).err().unwrap();
     assert_eq!(error.status(), Status::Unsupported);

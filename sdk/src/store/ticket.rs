@@ -1,10 +1,10 @@
-//! What a caller gets for something that is done later.
+//! Tickets: how callers learn that a queued operation is done.
 
 use crate::error::{Error, Result, Status};
 use crate::sync::{Condvar, Mutex};
 use std::sync::Arc;
 
-/// Says when, and whether, something queued was done.
+/// The outcome of a queued operation, now or later.
 #[derive(Clone, Debug)]
 pub struct Ticket(Arc<Shared>);
 
@@ -15,7 +15,7 @@ struct Shared {
 }
 
 impl Ticket {
-    /// A ticket of something that is done already.
+    /// A ticket for an operation that is done already.
     pub fn ready(outcome: Result<()>) -> Self {
         Self(Arc::new(Shared { outcome: Mutex::new(Some(outcome)), done: Condvar::new() }))
     }
@@ -31,7 +31,7 @@ impl Ticket {
         }
     }
 
-    /// Waits until all are done, also after an error, which is the first one's that has one.
+    /// Waits until all are done, even if one fails. Returns the first error.
     pub(crate) fn wait_all<'a>(tickets: impl IntoIterator<Item = &'a Self>) -> Result<()> {
         tickets.into_iter().map(Self::wait).fold(Ok(()), Result::and)
     }
@@ -42,7 +42,8 @@ impl Ticket {
     }
 }
 
-/// The other end of a ticket. One that is dropped unkept fails, so that nobody waits for ever.
+/// The other end of a ticket. If it is dropped without an outcome, the ticket fails, so that a caller never waits for
+/// ever.
 pub(super) struct Promise(Arc<Shared>);
 
 impl Promise {

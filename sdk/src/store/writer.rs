@@ -1,4 +1,4 @@
-//! The one thread that writes: batches from the queue, segment after segment.
+//! The writer thread: writes batches from the queue, segment after segment.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -11,39 +11,40 @@ use super::chain::{Known, Plan};
 use super::disk::Disk;
 use super::format::{Kind, RecordHeader, SEGMENT_HEADER, SegmentHeader, align, layer_sums, segment_name};
 use super::inner::{Inner, Place, Segment, truncate};
+use super::options::Durability;
 use super::persistent::{Change, Persistent};
 use super::queue::{Item, What, Work};
-use crate::config::Durability;
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 
-/// About how much is written before it is made durable.
+/// About how many bytes are written before a sync.
 const BATCH_BYTES: u64 = 32 << 20;
-/// How many records the persistent index may lag behind.
+/// By how many records the persistent index may lag behind.
 const MAX_CHANGES: usize = 1 << 14;
 
 pub(super) struct Writer {
     pub(super) inner: Arc<Inner>,
     pub(super) persistent: Persistent,
     pub(super) active: Option<Active>,
-    /// The segment before the next one, and how much of it counts.
+    /// The last segment, and how many bytes of it are valid; the header of the next one says so.
     pub(super) previous: (u64, u64),
     /// The same when the current batch began.
     before: (u64, u64),
-    /// What the persistent index does not know yet.
+    /// Changes that the persistent index does not have yet.
     pub(super) changes: Vec<(Key, Change)>,
-    /// Segments that the current batch writes to, how long they were before, and whether it made them.
+    /// Segments that the current batch writes to: their length before, and whether the batch made them.
     touched: Vec<(Arc<Segment>, u64, bool)>,
-    /// What failed batches left in the files: segments that they made, and others that they made longer.
+    /// What failed batches left in the files: new segments, and bytes at the end of others.
     unmade: BTreeSet<u64>,
     uncut: Vec<(Arc<Segment>, u64)>,
-    /// Compacted segments that may still be there, and the lowest dead number in each.
+    /// Compacted segments whose files may still be there, and the lowest dead sequence number in each.
     pub(super) leaving: BTreeMap<u64, u64>,
-    /// After a failed write the files say more than the memory; these cuts make up for it as soon as writing works.
+    /// Cuts that are owed: after a failed write the files may have records that memory does not. These cuts remove
+    /// them, as soon as writing works again.
     pub(super) owed: BTreeMap<Key, Owed>,
-    /// What is queued for these keys with a lower number builds on something that could not be written.
+    /// Keys of failed writes. Queued records of such a key with a lower number continue one that was not written.
     failed: HashMap<Key, u64>,
-    /// Every queued record with a lower number is written, or failed.
+    /// Every queued record with a lower sequence number is written, or has failed.
     pub(super) done: u64,
     warned: Option<Instant>,
     pub(super) patience: u64,
@@ -100,15 +101,15 @@ impl Writer {
         if !self.owed.is_empty() {
             self.batch(Vec::new());
         }
-        // What stays is found when the store is opened next.
+        // If it fails, the next opening finds what is left.
         let _ = self.take_back();
         if self.sync_active() {
             self.persist(true);
         }
     }
 
-    /// Writes everything that is queued now. Not what comes meanwhile: others who write without a pause would hold us
-    /// here for ever.
+    /// Writes everything that is queued now. Items that are queued meanwhile may wait: callers that never pause would
+    /// keep this from returning.
     pub(super) fn drain(&mut self) {
         let until = self.inner.queue.next_seq();
         loop {
@@ -117,7 +118,7 @@ impl Writer {
                 return;
             }
             self.batch(items);
-            // Behind the first batch: those who only wait for what came before have no number.
+            // Checked after the first batch: barriers have no number of their own.
             if self.done >= until {
                 return;
             }
@@ -144,7 +145,7 @@ impl Writer {
         self.done = after.unwrap_or(self.done).max(self.done);
         let done = self.done;
         self.failed.retain(|_, failed| *failed > done);
-        // The index never covers what a loss of power could take away again.
+        // The index must not cover records that a loss of power could remove.
         if outcome.is_ok() {
             let rolled = before != self.inner.next_segment.load(Relaxed);
             let power = self.inner.options.durability == Durability::Power;
@@ -158,7 +159,7 @@ impl Writer {
         }
     }
 
-    /// Writes the cuts that are owed, then the items, and makes them durable if that is promised.
+    /// Writes the owed cuts, then the items, and syncs if the durability asks for it.
     fn write_all(&mut self, items: &[Item]) -> Result<Vec<Option<RecordHeader>>> {
         self.take_back()?;
         self.begin();
@@ -220,7 +221,7 @@ impl Writer {
         }
     }
 
-    /// Begins a batch: after this an error takes the files back to how they are now.
+    /// Begins a batch. An error before its end restores the files to their present state.
     pub(super) fn begin(&mut self) {
         self.before = self.previous;
         self.touched.clear();
@@ -238,7 +239,7 @@ impl Writer {
         }
     }
 
-    /// Writes one record; gives its header with the place that it got.
+    /// Writes one record. Returns its header, with its place.
     pub(super) fn append(
         &mut self,
         mut header: RecordHeader,
@@ -278,7 +279,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Where durability is not promised: tries to make the active segment durable, and leaves it if that fails.
+    /// Where durability is not promised: tries to sync the active segment, and stops using it if that fails.
     fn sync_active(&mut self) -> bool {
         let outcome = self.sync();
         if let Err(error) = &outcome {
@@ -288,7 +289,7 @@ impl Writer {
         outcome.is_ok()
     }
 
-    /// Appends no more to the active segment.
+    /// Ends the active segment: nothing more is appended to it.
     pub(super) fn seal(&mut self) {
         if let Some(active) = self.active.take() {
             active.segment.len.store(active.end, Relaxed);
@@ -347,7 +348,7 @@ impl Writer {
         }
     }
 
-    /// Undoes a batch that could not be written: in the files as far as they let us, and in memory.
+    /// Undoes a batch that could not be written: in the files as far as the disk allows, and in memory.
     fn fail(&mut self, items: &[Item], error: &Error) {
         self.abandon();
         for item in items.iter().filter(|item| !matches!(item.what, What::Barrier)) {
@@ -362,7 +363,7 @@ impl Writer {
             let from = match chain.slot(item.seq) {
                 Some(slot) => slot.start,
                 None if chain.newest == item.seq => chain.end,
-                // Something newer, still queued, says how it is.
+                // A newer record that is still queued determines the history.
                 None => continue,
             };
             let plan = chain.plan_cut(from);
@@ -375,8 +376,8 @@ impl Writer {
         self.warn(error);
     }
 
-    /// Takes the files back to where the batch began and leaves the active segment: after an error nobody knows what the
-    /// disk made of what was written to it.
+    /// Restores the files to where the batch began and ends the active segment: after a write error its contents on the
+    /// disk are undefined.
     pub(super) fn abandon(&mut self) {
         if self.touched.is_empty() {
             self.seal();
@@ -394,13 +395,13 @@ impl Writer {
                 self.uncut.push((segment, good));
             }
         }
-        // What fails now is tried again before anything else is written.
+        // On failure it is retried before the next write.
         let _ = self.take_back();
     }
 
-    /// Takes what failed batches wrote out of the files, for good. Nothing is written before that is done: it would come
-    /// to light again when what hides it has been compacted away. New segments leave before what the one before them has
-    /// too much: their headers count on it.
+    /// Removes what failed batches wrote from the files, durably. Nothing else is written before: the leftovers would
+    /// become visible again when the records that hide them are compacted. New segments are removed before the segment
+    /// before them is truncated, for their headers have its length.
     pub(super) fn take_back(&mut self) -> Result<()> {
         if let Some(&last) = self.unmade.last() {
             for &id in &self.unmade {
@@ -417,7 +418,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Brings the persistent index up to date, for good if `flush`.
+    /// Brings the persistent index up to date, durably if `flush`.
     pub(super) fn persist(&mut self, flush: bool) {
         let changes = std::mem::take(&mut self.changes);
         let outcome = self.persistent.update(&self.inner, changes, flush);
@@ -438,7 +439,7 @@ impl Writer {
         Error::new(Status::Io, format!("{} can not be {what}: {error}. {advice}", path.display()))
     }
 
-    /// Counts an error of the disk and says so in the log, at most once a minute.
+    /// Counts a disk error and logs it, at most once a minute.
     pub(super) fn warn(&mut self, error: &Error) {
         self.inner.counters.write_errors.fetch_add(1, Relaxed);
         metrics::store_error("write");

@@ -3,16 +3,18 @@
 from . import checkpoint as _checkpoint
 from . import config as _config
 from . import folder as _folder
+from . import model as _model
 from .error import ExportError
 
 __all__ = ["ExportError", "export"]
 
 
-def export(checkpoint, config, out, force=False):
+def export(checkpoint, config, out, force=False, max_model_bytes=_model.MAX_MODEL_BYTES):
     """Writes the model folder `out` from the weights in the file `checkpoint` and the settings in the file `config`.
 
     Returns what the folder's pagoda.json says. Raises ExportError, and leaves nothing behind, if anything is wrong;
-    `out` may exist only if it is empty, or with `force` if it is a model folder.
+    `out` may exist only if it is empty, or with `force` if it is a model folder. Weights of more than
+    `max_model_bytes` go into a file beside model.onnx; the default is what ONNX allows.
     """
     parsed = _config.load(config)
-    return _folder.write(parsed, _checkpoint.open_file(checkpoint), out, force)
+    return _folder.write(parsed, _checkpoint.open_file(checkpoint), out, force, max_model_bytes)

@@ -5,6 +5,7 @@ import json
 import sys
 
 from . import ExportError, export
+from .model import MAX_MODEL_BYTES
 
 
 def main(arguments=None):
@@ -17,9 +18,11 @@ def main(arguments=None):
     parser.add_argument("out_dir", help="the folder to make")
     parser.add_argument("--force", action="store_true", help="replace out_dir if it is a model folder already")
     parser.add_argument("--json", action="store_true", help="print what pagoda.json says")
+    beside = "put the weights into a file beside model.onnx if they are more than this; default: about 2 GiB"
+    parser.add_argument("--max-model-bytes", type=int, default=MAX_MODEL_BYTES, metavar="BYTES", help=beside)
     given = parser.parse_args(arguments)
     try:
-        manifest = export(given.checkpoint, given.config, given.out_dir, given.force)
+        manifest = export(given.checkpoint, given.config, given.out_dir, given.force, given.max_model_bytes)
     except (ExportError, OSError) as error:
         print(f"pagoda.export: {error}", file=sys.stderr)
         return 1

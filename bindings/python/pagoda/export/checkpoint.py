@@ -116,7 +116,7 @@ def table(config, table, source):
 
 
 def refuse_unused(config, source):
-    """A tensor that nobody reads is most often a part of the model that the configuration forgot."""
+    """Refuses tensors that nothing reads: most often they are a part of the model that the configuration forgot."""
     left = sorted(name for name in source.names - source.used if not _ignored(config.checkpoint, name))
     if left:
         shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")

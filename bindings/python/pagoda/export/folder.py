@@ -1,4 +1,4 @@
-"""Writes a model folder: model.onnx, tables/, and pagoda.json, which says all that an engine has to know of them."""
+"""Writes a model folder: model.onnx, tables/, and pagoda.json, which tells an engine all it has to know of them."""
 
 import hashlib
 import json
@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from . import checkpoint, graph
+from . import checkpoint, graph, model
 from .config import NO_KEY
 from .error import ExportError
 
-FORMAT = 1
+FORMAT, KIND = 1, "rank"
 BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
-def write(config, source, out, force=False):
+def write(config, source, out, force=False, max_model_bytes=model.MAX_MODEL_BYTES):
     """Makes the folder `out` whole or not at all, and returns what pagoda.json says."""
     out = Path(out)
     if out.exists() and not out.is_dir():
@@ -30,7 +30,7 @@ def write(config, source, out, force=False):
     made = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         made.chmod(0o755)
-        manifest = _fill(made, config, source)
+        manifest = _fill(made, config, source, max_model_bytes)
         if out.is_dir() and any(out.iterdir()):
             old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
             os.replace(out, old)
@@ -43,9 +43,9 @@ def write(config, source, out, force=False):
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _fill(folder, config, source):
+def _fill(folder, config, source, max_model_bytes):
     weights = checkpoint.weights(config, source)
-    in_graph, files, read = {}, [], {}
+    in_graph, table_files = {}, {}
     for table in config.tables.values():
         rows, keys = checkpoint.table(config, table, source)
         if config.lookup == "gather":
@@ -54,17 +54,15 @@ def _fill(folder, config, source):
         file = f"tables/{table.name}.safetensors"
         (folder / "tables").mkdir(exist_ok=True)
         save_file({"rows": rows} | ({} if keys is None else {"keys": keys}), folder / file)
-        # safetensors lets no one else read its files; whoever serves a model is often another user.
+        # safetensors makes files for their owner alone, and a model is often served by another user.
         (folder / file).chmod(0o644)
-        files.append(file)
-        read[table.name] = file
+        table_files[table.name] = file
     checkpoint.refuse_unused(config, source)
-    model = graph.build(config, weights, in_graph)
-    (folder / "model.onnx").write_bytes(model.SerializeToString(deterministic=True))
-    manifest = _manifest(config, read)
-    manifest["files"] = {file: _described(folder / file) for file in ["model.onnx", *files]}
-    # The version is the hash of pagoda.json with zeros in its place: all files' hashes are in there.
-    text = json.dumps({"format": FORMAT, "version": "0" * 64} | manifest, indent=2) + "\n"
+    files = model.write(folder, *graph.build(config, weights, in_graph), max_model_bytes)
+    manifest = _manifest(config, table_files)
+    manifest["files"] = files | {file: _described(folder / file) for file in table_files.values()}
+    # The version is the hash of pagoda.json with zeros in its place. All files' hashes are in there.
+    text = json.dumps({"format": FORMAT, "kind": KIND, "version": "0" * 64} | manifest, indent=2) + "\n"
     version = hashlib.sha256(text.encode()).hexdigest()
     text = text.replace("0" * 64, version, 1)
     (folder / "pagoda.json").write_bytes(text.encode())
@@ -89,7 +87,7 @@ def _manifest(config, table_files):
     rows_most = len(begin) + config.max_history * len(event)
     one_token = 2 * block.layers * block.width * BYTES[config.kv_type]
     return {
-        "model": "model.onnx",
+        "model": model.MODEL,
         "block": block.flavour,
         "compute": config.compute,
         "embedding_size": config.embedding_size,

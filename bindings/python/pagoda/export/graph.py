@@ -4,8 +4,7 @@ import math
 
 import ml_dtypes
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from .config import NO_KEY, Step
 from .error import ExportError
@@ -13,8 +12,6 @@ from .error import ExportError
 OPSET, IR_VERSION, DOMAIN = 17, 8, "ai.pagoda"
 TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-# protobuf's limit is 2 GiB for all of the graph.
-LARGEST = 2**31 - 2**24
 # HstuEmbed takes no more.
 MOST_TABLES = 8
 # What HstuLinear does too.
@@ -394,7 +391,8 @@ class Graph:
 
 
 def build(config, weights, tables):
-    """The model. `tables` holds, for lookup gather, each table with the rows added that stand for no row of it."""
+    """The model without its weights, and the weights by name. `tables` holds, for lookup gather, each table with the
+    rows added that stand for no row of it."""
     graph, i32, i64 = Graph(config, weights, tables), TensorProto.INT32, TensorProto.INT64
     cached = config.not_cacheable is None
     for feature in config.features:
@@ -416,13 +414,7 @@ def build(config, weights, tables):
         outputs.append(helper.make_tensor_value_info(f"kv_pool_{layer}_out", pool[0], pool[1:]))
     graph.head(graph.blocks(x))
 
-    size = sum(array.nbytes for array in graph.constants.values())
-    if size > LARGEST:
-        hint = "" if config.lookup == "bag" else ": use lookup bag, which keeps the tables in files of their own"
-        raise ExportError(f"the graph would hold {size} bytes of weights, above ONNX's limit of {LARGEST}{hint}")
-    constants = [numpy_helper.from_array(np.asarray(a, order="C"), name) for name, a in graph.constants.items()]
-    made = helper.make_graph(graph.nodes, "pagoda", graph.inputs, outputs, constants)
+    made = helper.make_graph(graph.nodes, "pagoda", graph.inputs, outputs)
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION, producer_name="pagoda.export")
-    onnx.checker.check_model(model)
-    return model
+    return model, graph.constants

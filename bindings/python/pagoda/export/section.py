@@ -79,7 +79,7 @@ class Section:
         return {name: Section(outer.path(name), value) for name, value in outer.values.items()}
 
     def done(self):
-        """Refuses what nobody asked for."""
+        """Refuses keys that were not read."""
         for key in self.values:
             if key not in self.asked:
                 known = ", ".join(sorted(self.asked))

@@ -1,9 +1,13 @@
-//! safetensors files: eight bytes with the length of a JSON object, which says where each tensor lies, then the tensors.
+//! safetensors files: eight bytes with the length of a JSON header, which says where each tensor is, then the tensors. Only
+//! the header is read here; rows are read from the file as they are needed.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use ::safetensors::Dtype;
+use ::safetensors::tensor::TensorInfo;
 use serde_json::{Map, Value};
 
 use super::{Column, Columns, Element, KeyType, SourceOptions, open_file, read_at, wrong};
@@ -23,22 +27,22 @@ pub(super) fn open(path: &Path, options: &SourceOptions) -> Result<Columns> {
         let message = format!("`{}` has the shape {:?}; rows have [number of rows, dim]", rows.name, rows.shape);
         return Err(wrong(path, message));
     };
-    let element = match rows.kind.as_str() {
-        "F32" => Element::F32,
-        "F16" => Element::F16,
-        "BF16" => Element::Bf16,
-        "I8" => Element::I8,
+    let element = match rows.kind {
+        Dtype::F32 => Element::F32,
+        Dtype::F16 => Element::F16,
+        Dtype::BF16 => Element::Bf16,
+        Dtype::I8 => Element::I8,
         other => {
             return Err(wrong(path, format!("`{}` has the type {other}; rows are F32, F16, BF16 or I8", rows.name)));
         }
     };
     let keys = tensors.optional(options.keys_tensor.as_deref(), "keys")?;
     if let Some(keys) = &keys {
-        keys.expect(path, &["I64", "U64"], len)?;
+        keys.expect(path, &[Dtype::I64, Dtype::U64], len)?;
     }
     let scales = tensors.optional(options.scales_tensor.as_deref(), "scales")?;
     if let Some(scales) = &scales {
-        scales.expect(path, &["F32"], len)?;
+        scales.expect(path, &[Dtype::F32], len)?;
     }
     let column = |tensor: Tensor| Column { file: tensors.file.clone(), path: path.to_owned(), start: tensor.start };
     Ok(Columns {
@@ -55,17 +59,17 @@ pub(super) fn open(path: &Path, options: &SourceOptions) -> Result<Columns> {
 struct Tensors<'a> {
     path: &'a Path,
     file: Arc<File>,
-    header: Map<String, Value>,
-    /// Where the tensors begin, and how many bytes there are from there.
+    header: BTreeMap<String, TensorInfo>,
+    /// Where the tensors begin, and how many bytes the file has from there.
     start: u64,
     bytes: u64,
 }
 
 struct Tensor {
     name: String,
-    kind: String,
+    kind: Dtype,
     shape: Vec<u64>,
-    /// In the file.
+    /// The offset in the file.
     start: u64,
 }
 
@@ -85,13 +89,10 @@ impl<'a> Tensors<'a> {
         }
         let mut header = vec![0; size as usize];
         read_at(&file, path, 8, &mut header)?;
-        let header = serde_json::from_slice::<Value>(&header)
-            .map_err(|error| wrong(path, format!("the header is damaged, no JSON: {error}")))?;
-        let Value::Object(header) = header else {
-            return Err(wrong(path, "the header is damaged: it is no JSON object"));
-        };
+        let header =
+            read_header(&header).map_err(|message| wrong(path, format!("the header is damaged: {message}")))?;
         let tensors = Self { path, file, header, start: 8 + size, bytes: length - 8 - size };
-        // A file that was cut after the tensors that are wanted is still not the one that was written.
+        // Also of tensors that are not wanted: a file that was cut there is not the one that was written.
         let mut end = 0;
         for name in tensors.names() {
             let (from, bytes) = tensors.place(name)?;
@@ -105,52 +106,33 @@ impl<'a> Tensors<'a> {
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {
-        self.header.keys().map(String::as_str).filter(|&name| name != "__metadata__")
-    }
-
-    fn damaged(&self, name: &str, what: &str) -> crate::Error {
-        wrong(self.path, format!("the header is damaged: tensor `{name}` has no proper {what}"))
-    }
-
-    fn list(&self, name: &str, field: &str) -> Result<Vec<u64>> {
-        let list = self.header.get(name).and_then(|tensor| tensor.get(field)).and_then(Value::as_array);
-        let list = list.and_then(|list| list.iter().map(Value::as_u64).collect());
-        list.ok_or_else(|| self.damaged(name, field))
+        self.header.keys().map(String::as_str)
     }
 
     /// Where a tensor begins after the header, and how many bytes it takes.
     fn place(&self, name: &str) -> Result<(u64, u64)> {
-        match self.list(name, "data_offsets")?.as_slice() {
-            &[from, to] if from <= to && to <= self.bytes => Ok((from, to - from)),
-            offsets => Err(wrong(
-                self.path,
-                format!("tensor `{name}` lies at {offsets:?}, and the file has {} bytes after the header", self.bytes),
-            )),
+        let (from, to) = self.header[name].data_offsets;
+        let (from, to, bytes) = (from as u64, to as u64, self.bytes);
+        if from <= to && to <= bytes {
+            return Ok((from, to - from));
         }
+        let message =
+            format!("tensor `{name}` lies at [{from}, {to}], and the file has {bytes} bytes after the header");
+        Err(wrong(self.path, message))
     }
 
     fn get(&self, name: &str) -> Result<Tensor> {
-        if name == "__metadata__" || !self.header.contains_key(name) {
+        let Some(TensorInfo { dtype, shape, .. }) = self.header.get(name) else {
             return Err(self.missing(&format!("no tensor `{name}`")));
-        }
-        let kind = self.header[name].get("dtype").and_then(Value::as_str);
-        let kind = kind.ok_or_else(|| self.damaged(name, "dtype"))?.to_owned();
-        let shape = self.list(name, "shape")?;
-        let (from, bytes) = self.place(name)?;
-        let size = match kind.as_str() {
-            "I8" => 1,
-            "F16" | "BF16" => 2,
-            "F32" => 4,
-            "I64" | "U64" => 8,
-            // Whoever asked for it says which would be right.
-            _ => return Ok(Tensor { name: name.to_owned(), kind, shape, start: self.start + from }),
         };
-        let expected = shape.iter().try_fold(size, |product: u64, &size| product.checked_mul(size));
-        if expected != Some(bytes) {
-            let message = format!("tensor `{name}` takes {bytes} bytes, which {shape:?} of {kind} do not");
+        let (from, bytes) = self.place(name)?;
+        let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &size| bits.checked_mul(size));
+        if bits.map(|bits| bits as u64) != bytes.checked_mul(8) {
+            let message = format!("tensor `{name}` takes {bytes} bytes, which {shape:?} of {dtype} do not");
             return Err(wrong(self.path, message));
         }
-        Ok(Tensor { name: name.to_owned(), kind, shape, start: self.start + from })
+        let shape = shape.iter().map(|&size| size as u64).collect();
+        Ok(Tensor { name: name.to_owned(), kind: *dtype, shape, start: self.start + from })
     }
 
     fn optional(&self, named: Option<&str>, usual: &str) -> Result<Option<Tensor>> {
@@ -180,13 +162,25 @@ impl<'a> Tensors<'a> {
     }
 }
 
+/// The tensors of a header, by name.
+fn read_header(header: &[u8]) -> Result<BTreeMap<String, TensorInfo>, String> {
+    let mut tensors: Map<String, Value> =
+        serde_json::from_slice(header).map_err(|error| format!("no JSON object: {error}"))?;
+    tensors.remove("__metadata__");
+    let tensor = |(name, about)| match serde_json::from_value(about) {
+        Ok(tensor) => Ok((name, tensor)),
+        Err(error) => Err(format!("tensor `{name}`: {error}")),
+    };
+    tensors.into_iter().map(tensor).collect()
+}
+
 impl Tensor {
-    fn expect(&self, path: &Path, kinds: &[&str], len: u64) -> Result<()> {
-        if kinds.contains(&self.kind.as_str()) && self.shape == [len] {
+    fn expect(&self, path: &Path, kinds: &[Dtype], len: u64) -> Result<()> {
+        if kinds.contains(&self.kind) && self.shape == [len] {
             return Ok(());
         }
         let Self { name, kind, shape, .. } = self;
-        let kinds = kinds.join(" or ");
+        let kinds = kinds.iter().map(Dtype::to_string).collect::<Vec<_>>().join(" or ");
         Err(wrong(path, format!("`{name}` is {kind} {shape:?}, and with {len} rows it should be {kinds} [{len}]")))
     }
 }

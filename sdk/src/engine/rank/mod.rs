@@ -29,12 +29,11 @@ use self::prepared_request::PreparedRequest;
 use self::ranker::Ranker;
 use self::served_model::ModelCloser;
 use super::batching::{BatchLimits, Pending, Scheduler, Workers, in_callback};
-use crate::config::Provider;
 use crate::embedding::TableStats;
 use crate::error::{Error, Result, Status};
 use crate::folder::ModelFolder;
 use crate::kv::{KvStats, Owner, Owners, Tiers};
-use crate::runtime::{Model, Watcher, cancelled};
+use crate::runtime::{Model, Provider, Watcher, cancelled};
 use crate::store::{DiskStore, HostStore, Store, Ticket};
 use crate::sync::Mutex;
 

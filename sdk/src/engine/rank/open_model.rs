@@ -6,11 +6,10 @@ use super::super::exec::{Graphs, Shape};
 use super::layout::{FeatureKeys, Layout};
 use super::options::{EngineOptions, GraphShape};
 use super::tables::FolderTables;
-use crate::config::{GraphTables, ModelOptions, Provider};
 use crate::error::{Error, Result, Status};
 use crate::folder::{Lookup, ModelFolder};
 use crate::kv::{Edited, KvCache, KvOptions, Overlap, Owner, Pages, Place};
-use crate::runtime::Model;
+use crate::runtime::{GraphTables, Model, ModelOptions, Provider};
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
 

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::{ModelOptions, StoreOptions};
 use crate::embedding::{CacheSize, EmbeddingConfig};
 use crate::error::{Error, Result};
 use crate::kv::{Offload, Pages};
+use crate::runtime::ModelOptions;
+use crate::store::StoreOptions;
 
 /// How to open an engine.
 #[derive(Clone, Debug)]

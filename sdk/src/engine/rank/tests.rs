@@ -12,9 +12,9 @@ use super::ranker::{self, Ranker};
 use super::served_model::ServedModel;
 use super::workspace::{self, Workspace};
 use super::*;
-use crate::config::{ModelOptions, Provider, StoreOptions};
 use crate::kv::{KvStats, Owners, Pages, Tiers};
-use crate::store::{DiskStore, Found, History, Key, Record, Room, Store, Ticket};
+use crate::runtime::{ModelOptions, Provider};
+use crate::store::{DiskStore, Found, History, Key, Record, Room, Space, Store, StoreOptions, Ticket};
 
 /// A time limit for every wait, so that a lost wake-up fails the test instead of blocking it.
 const LONG: Duration = Duration::from_secs(20);
@@ -334,11 +334,11 @@ fn failing_store(folder: &Folder) -> Arc<FailingStore> {
 }
 
 impl Store for FailingStore {
-    fn claim(&self, space: u64) -> bool {
+    fn claim(&self, space: Space) -> bool {
         self.store.claim(space)
     }
 
-    fn release(&self, space: u64) {
+    fn release(&self, space: Space) {
         self.store.release(space);
     }
 
@@ -364,7 +364,7 @@ impl Store for FailingStore {
         self.store.cut(key, from)
     }
 
-    fn users(&self, space: u64) -> Vec<u64> {
+    fn users(&self, space: Space) -> Vec<u64> {
         self.store.users(space)
     }
 

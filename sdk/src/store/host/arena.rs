@@ -1,4 +1,4 @@
-//! One stretch of host memory, given out in blocks.
+//! An allocator of blocks in one region of host memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 use crate::tensor::{ElementType, Tensor};
 
-/// What blocks begin at multiples of, and are long.
+/// Alignment and granularity of blocks.
 const GRAIN: usize = 4096;
 
-/// The memory, and which of it no one has.
+/// The memory and its free list.
 pub(super) struct Arena {
     memory: Memory,
-    /// Where each free stretch begins, and how long it is; no two touch.
+    /// The free ranges: offset and length. Adjacent ones are merged.
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
 enum Memory {
-    /// A GPU copies from it by itself.
+    /// Pinned: a GPU copies from it by DMA.
     Pinned(PinnedMemory),
     Plain(Tensor),
 }
@@ -51,7 +51,7 @@ impl Arena {
         Ok(Arc::new(Self { memory, free: Mutex::new(free) }))
     }
 
-    /// A block with a copy of `data`, in the first place where it fits; `None` if there is none.
+    /// A block with a copy of `data`, first fit; `None` if there is no room.
     pub(super) fn take(self: &Arc<Self>, data: &[u8]) -> Option<Block> {
         let bytes = data.len().next_multiple_of(GRAIN);
         let mut free = self.free.lock();
@@ -62,7 +62,7 @@ impl Arena {
         }
         drop(free);
         let block = Block { arena: Arc::clone(self), at, bytes: data.len() };
-        // SAFETY: the block is inside the memory and no one else's.
+        // SAFETY: the block is inside the memory and was just allocated: nothing else refers to it.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start().add(at), data.len()) };
         Some(block)
     }
@@ -82,7 +82,7 @@ impl Arena {
         }
     }
 
-    /// Bytes that no one has.
+    /// Bytes that are free.
     pub(super) fn free_bytes(&self) -> usize {
         self.free.lock().values().sum()
     }
@@ -90,7 +90,7 @@ impl Arena {
 
 impl Block {
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: inside the memory, written before anyone had the block, and by no one since.
+        // SAFETY: inside the memory; written before the block was handed out, and not since.
         unsafe { std::slice::from_raw_parts(self.arena.start().add(self.at), self.bytes) }
     }
 }
@@ -128,7 +128,7 @@ mod tests {
         for (n, block) in (1..).zip(&blocks) {
             assert_eq!(block.bytes(), &data[..n * GRAIN - 1]);
         }
-        // In an order in which each touches what is free in another way.
+        // In an order that merges with free neighbours in three ways: none, the one after, both.
         blocks.swap_remove(0);
         blocks.swap_remove(0);
         drop(blocks);

@@ -1,8 +1,8 @@
 //! Histories in host memory: a store of bounded size, alone or above another one.
 //!
-//! What it has of a user is what was last written, whole; whoever was used least recently leaves it for others. With a
-//! store below, everything goes there too, and what is not here is found there. For a GPU the memory is pinned, so that
-//! histories go from it to the GPU without anyone's help.
+//! It holds complete histories, as they were last written, and evicts the least recently used. With a store below it is
+//! a write-through cache: writes go to both, and misses are read from below. For a GPU the memory is pinned, so that
+//! the GPU copies histories by itself (DMA).
 
 mod arena;
 
@@ -12,14 +12,15 @@ use std::sync::Arc;
 use arena::{Arena, Block};
 use pagoda_kernels::cuda::Gpu;
 
-use super::{Found, History, Key, Piece, Record, Room, Store, Ticket};
+use super::{Found, History, Key, Piece, Record, Room, Space, Store, Ticket};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 
-/// Numbers of pieces have this bit here and nowhere else: a piece here is never taken for one of the store below.
+/// Ids of pieces in this tier have this bit set, and those of other stores have not, so that the two are never
+/// confused.
 const HERE: u64 = 1 << 63;
 
-/// A store in host memory. Calls about one user come one after the other, as a cache makes them.
+/// A store in host memory. Calls about one user must not overlap; a KV cache makes them one after the other.
 pub struct HostStore {
     arena: Arc<Arena>,
     below: Option<Arc<dyn Store>>,
@@ -29,14 +30,14 @@ pub struct HostStore {
 #[derive(Default)]
 struct Users {
     all: HashMap<Key, User>,
-    /// Who was used when, least recently first.
+    /// Users by their last use, least recently used first.
     by_use: BTreeMap<u64, Key>,
     clock: u64,
     pieces: u64,
-    claimed: HashSet<u64>,
+    claimed: HashSet<Space>,
 }
 
-/// A history that is here.
+/// A history in this memory.
 struct User {
     start: u64,
     pieces: Vec<Held>,
@@ -60,7 +61,7 @@ impl User {
         self.pieces.last().map_or(self.start, |held| held.piece.start + u64::from(held.piece.tokens))
     }
 
-    /// Leaves out what is at a position or behind it.
+    /// Removes the tokens from a position on.
     fn cut(&mut self, from: u64) {
         self.pieces.retain(|held| held.piece.start < from);
         if let Some(Held { piece, .. }) = self.pieces.last_mut() {
@@ -80,8 +81,8 @@ impl HostStore {
         self.arena.free_bytes() as u64
     }
 
-    /// Memory with a copy of what a record holds, if it can be here: the user's history is, up to where it begins, and there
-    /// is room, for which whoever was used least recently leaves.
+    /// A copy of a record's data in this memory; `None` if the user's history up to the record is not here, or there is
+    /// no room after evicting the least recently used.
     fn reserve(&self, record: &Record) -> Option<Block> {
         let key = record.key;
         if !self.follows(&self.users.lock(), record) || record.data.len() > self.arena.bytes() {
@@ -92,29 +93,30 @@ impl HostStore {
                 return Some(block);
             }
             let mut users = self.users.lock();
-            // What it replaces goes first.
+            // Free what it replaces first.
             let replaced = record.start == record.history_start && users.all.contains_key(&key);
             let next = || users.by_use.values().copied().find(|user| *user != key);
             let gone = if replaced { key } else { next()? };
             let gone = users.remove(gone);
             drop(users);
-            // Whoever reads it still keeps its blocks: then there may be nothing to gain, and the next one goes.
+            // A reader may still hold the blocks of an evicted history. Then nothing is freed, and the next one is
+            // evicted.
             drop(gone);
         }
     }
 
-    /// Whether a record replaces everything, or goes on where what is here has it.
+    /// Whether a record replaces the whole history, or continues the part that is here.
     fn follows(&self, users: &Users, &Record { key, history_start, start, .. }: &Record) -> bool {
         let follows = |user: &User| user.start <= history_start && user.end() >= start;
         start == history_start || (start > history_start && users.all.get(&key).is_some_and(follows))
     }
 
-    /// Puts a record here, in memory that was reserved for it; says whether it could be.
+    /// Adds a record whose data was copied to this memory; false if the history changed meanwhile.
     fn keep(&self, record: &Record, block: Block) -> bool {
         let Record { key, history_start, start, tokens, layers, .. } = *record;
         let data = Arc::new(Data { layers, tag: record.tag.clone(), block });
         let mut users = self.users.lock();
-        // Someone may have made room for itself meanwhile.
+        // Another write may have evicted the history meanwhile.
         if !self.follows(&users, record) {
             return false;
         }
@@ -146,7 +148,7 @@ impl Users {
 }
 
 impl Store for HostStore {
-    fn claim(&self, space: u64) -> bool {
+    fn claim(&self, space: Space) -> bool {
         let mine = self.users.lock().claimed.insert(space);
         let free = mine && self.below.as_ref().is_none_or(|below| below.claim(space));
         if mine && !free {
@@ -155,7 +157,7 @@ impl Store for HostStore {
         free
     }
 
-    fn release(&self, space: u64) {
+    fn release(&self, space: Space) {
         if let Some(below) = &self.below {
             below.release(space);
         }
@@ -170,7 +172,8 @@ impl Store for HostStore {
         };
         if let Some(below) = &self.below {
             let found = below.find(key);
-            // What was written below is to be found there at once. If it is not, it went: then it must not count as stored.
+            // A write below is visible there at once. If the history is not, it was removed, and must not count as
+            // stored.
             if found.as_ref().is_none_or(|found| found.end < user.end()) {
                 drop(users.remove(key));
                 return found;
@@ -215,7 +218,7 @@ impl Store for HostStore {
         let (key, about) = (record.key, Record { data: Vec::new(), tag: record.tag.clone(), ..record });
         let Record { data, .. } = record;
         let written = below.write(Record { data, ..about.clone() }, room);
-        // Only when it is below, too: what is there no more counts as stored here neither.
+        // Only if it is below too: a history that was removed there does not count as stored.
         let kept = written.is_ok() && block.is_some_and(|block| self.keep(&about, block));
         if !kept {
             drop(self.users.lock().remove(key));
@@ -237,7 +240,7 @@ impl Store for HostStore {
         self.below.as_ref().map_or_else(|| Ok(Ticket::ready(Ok(()))), |below| below.cut(key, from))
     }
 
-    fn users(&self, space: u64) -> Vec<u64> {
+    fn users(&self, space: Space) -> Vec<u64> {
         let here = self.users.lock().all.keys().filter(|key| key.space == space).map(|key| key.user).collect();
         let Some(below) = &self.below else { return here };
         let mut all: HashSet<u64> = here.into_iter().collect();
@@ -246,7 +249,7 @@ impl Store for HostStore {
     }
 
     fn record_bytes(&self) -> usize {
-        // A history in one piece goes to a GPU in few and large copies.
+        // One piece makes few and large copies to a GPU.
         self.below.as_ref().map_or(256 << 20, |below| below.record_bytes())
     }
 
@@ -255,7 +258,7 @@ impl Store for HostStore {
     }
 }
 
-/// A history that is here, as it was when it was asked for.
+/// A snapshot of a history.
 struct HostHistory {
     start: u64,
     end: u64,

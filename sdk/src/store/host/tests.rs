@@ -2,7 +2,7 @@ use super::*;
 use crate::store::tests::{key, record};
 use crate::store::{DiskStore, StoreOptions};
 
-const SPACE: u64 = 7;
+const SPACE: Space = Space(7);
 
 /// What is stored of a user, layer by layer.
 fn read(store: &dyn Store, user: u64) -> Option<(u64, u64, Vec<Vec<u8>>)> {
@@ -60,7 +60,7 @@ fn who_was_used_least_recently_makes_room() {
     let mut there = host.users(key(1).space);
     there.sort_unstable();
     assert_eq!(there, [1, 3, 4]);
-    // A history that is being read stays readable when its user has left.
+    // A snapshot stays readable when its user was evicted.
     let history = host.history(key(3)).unwrap();
     let before = history.layer(0, 0).unwrap().to_vec();
     for user in 5..9 {
@@ -73,7 +73,7 @@ fn who_was_used_least_recently_makes_room() {
     let before = host.users(key(1).space).len();
     let error = host.write(record(9, 0, 0, 9999, 0), Room::Wait).unwrap_err();
     assert_eq!(error.status(), Status::Capacity, "{error}");
-    assert_eq!(host.users(key(1).space).len(), before, "no one leaves for what can not fit");
+    assert_eq!(host.users(key(1).space).len(), before, "nothing is evicted for a record that can not fit");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn what_leaves_is_found_below() {
     }
     let here = |user| host.find(key(user)).unwrap().pieces[0].id & HERE != 0;
     assert_eq!([1, 2, 3, 4].map(here), [false, false, true, true]);
-    // Tokens that follow what is below only: they are there, and not here.
+    // Tokens that continue a history which is only below: they go there alone.
     host.write(record(1, 0, 4, 2, 9), Room::Wait).unwrap();
     assert!(!here(1) && host.find(key(1)).unwrap().end == 6);
     host.cut(key(3), 0).unwrap();
@@ -100,7 +100,7 @@ fn what_leaves_is_found_below() {
     let mut users = host.users(key(1).space);
     users.sort_unstable();
     assert_eq!(users, [1, 2, 4]);
-    // What went below, as when the disk fails, counts as stored no more.
+    // A history that was removed below, as after a disk failure, does not count as stored.
     disk.cut(key(4), 0).unwrap();
     assert!(host.find(key(4)).is_none() && host.history(key(4)).is_none());
     host.release(SPACE);

@@ -1,5 +1,8 @@
-//! JSON that people have written: in order, with every member of an object, also one that is there twice; and what to
-//! say of slips of the pen. For the `pagoda` command too, and no part of the interface.
+//! JSON documents with good error messages: values keep their order, duplicate keys are seen, every error names the
+//! place in the document, and misspelt words get a suggestion. The `pagoda` command uses it too; it is not part of the
+//! interface.
+
+mod reader;
 
 use std::fmt;
 
@@ -7,7 +10,9 @@ use serde_core::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::error::{Error, Result};
 
-/// One value. `serde_json::Value` would keep only the last of two members of the same name.
+pub(crate) use reader::{Field, Keys, Object};
+
+/// One value. Unlike `serde_json::Value` it keeps all members of an object, also two of the same name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
     /// `null`.
@@ -32,10 +37,10 @@ impl Json {
     }
 }
 
-/// The value in an error's words.
+/// The value as an error message shows it.
 impl fmt::Display for Json {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Longer than any name or path that one would recognise by its end.
+        // Longer texts are cut: an error message is one line.
         const SHOWN: usize = 80;
         match self {
             Self::Null => f.write_str("null"),
@@ -108,7 +113,7 @@ impl<'de> Visitor<'de> for AnyValue {
     }
 }
 
-/// The word that was probably meant: at most two letters wrong, missing, too many or swapped.
+/// The nearest word, for "did you mean ...?": at most two letters are wrong, missing, too many or swapped.
 pub fn closest<'a>(found: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let found: Vec<char> = found.chars().collect();
     let near = words.map(|word| (distance(&found, &word.chars().collect::<Vec<_>>()), word));
@@ -117,9 +122,9 @@ pub fn closest<'a>(found: &str, words: impl Iterator<Item = &'a str>) -> Option<
         .map(|near| near.1)
 }
 
-/// How many letters must be put in, taken out, replaced or swapped with the next to make one word the other.
+/// The Damerau-Levenshtein distance: how many letters to insert, delete, replace or swap with the next.
 fn distance(one: &[char], other: &[char]) -> usize {
-    // Nobody asks how far apart two words of such different lengths are, and the found one may be of any length.
+    // Too far apart for `closest` in any case; a found word may be of any length.
     if one.len().abs_diff(other.len()) > 2 {
         return usize::MAX;
     }
