@@ -10,7 +10,7 @@ use crate::common::parallel::{Parallel, run_once};
 pub(in crate::cpu) const CHUNK_BYTES: usize = 256 << 10;
 
 /// Copies `from` to `to`, all of it: what `PagedKvAppend` needs first where its input and output pool differ. `to` may
-/// be memory that no one has written yet.
+/// be uninitialised memory.
 ///
 /// # Panics
 /// Where the lengths differ.

@@ -130,14 +130,14 @@ pub struct Output {
 pub enum DensePath {
     /// Every type and shape.
     Plain,
-    /// Warpgroup matrix units and the copy engine of sm_90a: f16 and bf16, sizes that are multiples of 8, and of 32 for each
+    /// wgmma and TMA of sm_90a: f16 and bf16, sizes that are multiples of 8, and of 32 for each
     /// of several outputs.
     Hopper,
 }
 
 impl Taken {
-    /// For so many rows of an output. Refuses to take some where there are none: such tensors may have no address, which means
-    /// to kernels that they are not given.
+    /// For so many rows of an output. Refuses to take some where there are none: such tensors may have no address,
+    /// which means to kernels that they are not given.
     pub(super) fn raw(taken: Option<Self>, rows: usize) -> Result<raw::Taken, CudaError> {
         match taken {
             None => Ok(raw::Taken { index: 0, of: 0 }),

@@ -89,7 +89,7 @@ impl Embed<'_> {
 }
 
 impl Gpu {
-    /// Puts `HstuEmbed` on a stream. Whatever indices hold, nothing outside the tensors is read or written.
+    /// Enqueues `HstuEmbed` on a stream. Whatever indices hold, nothing outside the tensors is read or written.
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).

@@ -21,7 +21,7 @@ const AT_ONCE: usize = 2;
 const MANY_UNITS: usize = 16;
 
 impl Gpu {
-    /// Puts `HstuNorm` on a stream.
+    /// Enqueues `HstuNorm` on a stream.
     ///
     /// # Safety
     /// Every address of the call is one of this device, of memory as long as the call's shapes say and alive until the
@@ -46,7 +46,7 @@ impl Gpu {
         unsafe { self.normed(raw, call.width, call.element, stream) }
     }
 
-    /// Puts `HstuGate` on a stream. Whatever an index holds, nothing outside the tensors is read or written.
+    /// Enqueues `HstuGate` on a stream. Whatever an index holds, nothing outside the tensors is read or written.
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).
