@@ -3,8 +3,7 @@
 use std::ptr::NonNull;
 
 use cudarc::driver::result::{self, stream};
-
-use super::{CUdeviceptr, CudaError, Gpu, asked, no_capture};
+use pagoda_kernels::cuda::{CUdeviceptr, CudaError, Gpu, asked, no_capture};
 
 /// Memory on a device.
 #[derive(Debug)]

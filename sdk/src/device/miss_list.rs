@@ -2,10 +2,9 @@
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, result};
-use pagoda_kernels::cuda::GivenRows;
+use pagoda_kernels::cuda::{CUdeviceptr, CUstream, CudaError, GivenRows, Gpu, asked, no_capture};
 
 use super::memory::{DeviceMemory, PinnedMemory};
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 
 /// The scratch memory of one lookup at a time: the list of missing keys, which the host reads afterwards, and given
 /// rows.

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{CudaStream, result};
 
-use pagoda_kernels::cuda::{DeviceTable, Slots, TableBag, TableLookup, TablePut, Type};
+use pagoda_kernels::cuda::{
+    CUdeviceptr, CUstream, CudaError, DeviceTable, Gpu, Slots, TableBag, TableLookup, TablePut, Type, asked, no_capture,
+};
 
 use super::memory::{DeviceMemory, PinnedMemory};
 use super::miss_list::BagScratch;
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 use crate::sync::{Mutex, MutexGuard};
 
 /// Bytes of the staging buffers, by which rows go to the device.

@@ -8,8 +8,7 @@ use cudarc::driver::sys::{
     cuStreamQuery,
 };
 use pagoda_custom_ops::side_channel::Arrival;
-
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
+use pagoda_kernels::cuda::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 
 /// A non-blocking stream: what is enqueued on it runs in order, concurrently with all other streams.
 #[derive(Debug)]

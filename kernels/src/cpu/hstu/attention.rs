@@ -241,7 +241,7 @@ impl<'a, T: Element> Work<'a, T> {
         }
     }
 
-    /// Turns the block's queries so that rows lie in lanes: `[group][D][lanes]`, zeros in lanes without a row.
+    /// Transposes the block's queries, so that rows are in lanes: `[group][D][lanes]`, zeros in lanes without a row.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.

@@ -8,7 +8,7 @@ use crate::cpu::common::simd::{Simd, Work, run_on};
 use crate::cpu::common::{Isa, Shared};
 use crate::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, InputError, Taken};
 
-/// Sums that run beside one another, whatever the instruction set.
+/// Independent sums, the same number for every instruction set.
 const SUMS: usize = 16;
 
 impl<T: Element> HstuNorm<'_, T> {

@@ -1,8 +1,8 @@
 //! Rows times the rows of a weight, for the dense operators: bias, SiLU and residual on the way out.
 //!
-//! As in the attention kernel, rows lie in the lanes of vectors, and a lane adds up its products in the order of the
-//! inner dimension: what a row comes out as does not depend on the rows beside it. So x is transposed once for each
-//! call; the weight is taken as it lies, which costs nothing where rows are few.
+//! As in the attention kernel, rows are in the lanes of vectors, and a lane adds up its products in the order of the
+//! inner dimension: the bits of a row do not depend on the other rows. So x is transposed once for each
+//! call; the weight is read in place, which costs nothing where rows are few.
 
 // Loops over const ranges with indices on both sides are what unrolls into registers, and what reads as arithmetic.
 #![allow(clippy::needless_range_loop)]

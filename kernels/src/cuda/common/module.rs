@@ -181,7 +181,7 @@ impl Function {
     /// before its own end.
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch); nothing on the stream but kernels of this library stands in front, unless the kernel
+    /// As for [`launch`](Self::launch); only kernels of this library are in front on the stream, unless the kernel
     /// waits before it reads or writes what others do.
     pub unsafe fn launch_dependent(
         self,

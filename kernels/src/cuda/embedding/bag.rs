@@ -60,7 +60,7 @@ impl TableBag {
 /// The slots of a lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots {
-    /// `[count + 1]` of i64: where the keys of each slot begin. Whatever they hold, no kernel reads beside the keys.
+    /// `[count + 1]` of i64: where the keys of each slot begin. No value in them makes a kernel read outside the keys.
     pub offsets: CUdeviceptr,
     /// How many slots there are.
     pub count: usize,
@@ -124,7 +124,7 @@ unsafe fn launch(gpu: &Gpu, call: &TableBag, stream: CUstream) -> Result<(), Cud
         },
     };
     let (kernel, per_block, shared) = kernel(&call.table, call.vectors)?;
-    // A kernel is allowed its most once and for all, whichever table comes first.
+    // The limit of a kernel is set once, so it is the most that any table needs.
     let most = if shared > 0 { MOST_ROW_BYTES } else { 0 };
     let function = gpu.modules.embedding_bag.function(&format!("bag_{}_{kernel}", call.table.element.name()), most)?;
     let mut table = call.table.raw();

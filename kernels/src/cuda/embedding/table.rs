@@ -19,7 +19,7 @@ const PRESENT_SHIFT: u32 = 2;
 pub(super) const THREADS: u32 = 256;
 /// Keys that a block looks up; `TILE` of cuda/embedding/embedding_table.cu.
 const TILE: usize = 128;
-/// More for each multiprocessor than it has room for: each goes on until all rows are put.
+/// Blocks for each multiprocessor: more than fit at once. Each loops until all rows are put.
 const PUT_BLOCKS: u32 = 8;
 
 /// A table, by the addresses of its memory. All of it is zeros at first: a table without rows.
@@ -163,7 +163,7 @@ impl Gpu {
     }
 
     /// Enqueues the insertion of rows into an embedding table on a stream. A full set evicts its least recently used
-    /// row. It may run beside lookups and other puts.
+    /// row. It may run at the same time as lookups and other puts.
     ///
     /// # Safety
     /// As for [`table_lookup`](Self::table_lookup).

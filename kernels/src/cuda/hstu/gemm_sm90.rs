@@ -148,7 +148,7 @@ impl GemmMaps {
 mod tests {
     use super::*;
     use crate::Activation;
-    use crate::cuda::Taken;
+    use crate::cuda::hstu::dense_call::Taken;
 
     fn call(rows: i32, depth: i32, columns: i32, part: i32) -> Product {
         let (x, weight, outputs) = (16, 32, [48, 64, 80, 96]);
