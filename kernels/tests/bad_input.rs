@@ -141,7 +141,7 @@ fn a_slot_written_twice() {
     let page = case.page_ids[1];
     append_refuses(&case, &format!("page_ids: user 0: page {page} slot 0 would be written twice, by user 0 too"));
 
-    // A page shared without an overlap of the slots written is no one's harm.
+    // A page shared without an overlap of the slots written does no harm.
     let mut case = good();
     case.page_ids[5] = case.page_ids[2];
     case.append().check().unwrap();

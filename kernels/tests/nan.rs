@@ -1,5 +1,5 @@
-//! A NaN stays with the rows that see it. (That slots no one has written never reach a result is in `random.rs`: there
-//! they hold NaN in every case.)
+//! A NaN stays with the rows that see it. (That slots that were never written do not reach a result is in `random.rs`:
+//! there they hold NaN in every case.)
 
 mod common;
 

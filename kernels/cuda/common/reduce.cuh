@@ -40,8 +40,7 @@ template <> struct Vector<float> {
     __device__ static Vector of(const float (&from)[COUNT]) { return {{from[0], from[1], from[2], from[3]}}; }
 };
 
-// Each over the WARPS warps that have a unit, or several; if there are several warps, they are a block. `shared` is for
-// these sums alone.
+// Sums of UNITS units over the WARPS warps that have them; several warps are a block. `shared` is for these sums alone.
 template <int WARPS, int UNITS> __device__ void sum_of_units(float (&values)[UNITS], float (&shared)[UNITS][WARPS]) {
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) values[unit] = sum_of_warp(values[unit]);

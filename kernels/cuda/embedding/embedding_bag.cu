@@ -1,7 +1,7 @@
 // Looks keys up in an embedding table and combines their rows into one vector for each slot, in one launch.
 //
 // A slot's rows are added one after the other, in the order of its keys: the sums are those of the CPU, to the bit.
-// What is read of a row stays aside until it is known to be whole.
+// A row stays in registers or shared memory until the set's state shows that it was read whole.
 
 #include "common/mirrored.cuh"
 #include "embedding/embedding_table.cuh"
@@ -21,8 +21,8 @@ struct Bag {
     int *missing;              // the places of missing keys, in no order
     int64_t *missing_keys;     // the keys there, in the same order; null: not wanted
     int *missing_count;
-    unsigned *progress;        // [2]: keys that are listed, blocks that are through; 0 before and after
-    const int *given;          // [count]: which of given_rows a key has; -1: the table says; null: it says it of all
+    unsigned *progress;        // [2]: keys listed, blocks done; 0 before and after
+    const int *given;          // [count]: which of given_rows a key has; -1: the table's row; null: -1 for all
     const float *given_rows;   // [given_count, dim]
     int64_t no_key;            // a key that is none: zeros, neither found nor missing
     int has_no_key;
@@ -33,7 +33,7 @@ struct Bag {
 };
 PAGODA_MIRRORED(embedding, Bag)
 
-// The keys of a slot. Offsets are not trusted: whatever they hold, these are keys that there are.
+// The keys of a slot. Offsets are clamped: no value in them leads outside the keys.
 struct Keys {
     int64_t first = 0, end = 0;
 
@@ -65,7 +65,7 @@ __device__ inline void list(const Bag &call, int64_t place, unsigned at) {
     if (call.missing_keys != nullptr) call.missing_keys[at] = __ldg(call.keys + place);
 }
 
-// The last block to come here tells how many keys are missing, and leaves the numbers as they were.
+// The last block writes how many keys are missing, and resets the counters.
 __device__ inline void tell(const Bag &call) {
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -88,7 +88,7 @@ template <class T, int PIECE, int PIECES> struct Row {
             if (at(piece) < dim) pieces[piece].load(from + at(piece));
         }
     }
-    // Reads the row of one key, however long it takes; whether it is there.
+    // Reads the row of one key, with retries; returns whether it is there.
     __device__ bool insist(const Table &table, int64_t key) {
         int lane = threadIdx.x % LANES;
         uint64_t number = set_of(table, key);
@@ -114,7 +114,7 @@ template <class T, int PIECE, int PIECES> struct Row {
 template <int PIECE, int PIECES> struct Sums {
     float sums[PIECES][PIECE];
 
-    // From the first row, not from 0: one row alone comes out to the bit as it is.
+    // From the first row, not from 0: a single row comes out to the bit.
     template <class Value>
     __device__ void add(bool first, Value value) {
 #pragma unroll
@@ -128,7 +128,7 @@ template <int PIECE, int PIECES> struct Sums {
     }
 };
 
-// Rows that a warp has room for in its registers; a warp a slot.
+// Rows that fit into a warp's registers; one warp for each slot.
 template <class T, int PIECE, int PIECES>
 __device__ void bag(const Table &table, const Bag &call) {
     int lane = threadIdx.x % LANES, dim = table.dim;
@@ -161,7 +161,7 @@ __device__ void bag(const Table &table, const Bag &call) {
                 uint64_t row = __shfl_sync(~0u, number, group * READERS) * WAYS + from;
                 if (from >= 0) rows[group].load(static_cast<const T *>(table.rows) + row * dim, dim);
             }
-            // The words of a set were not read at one moment: this one is read after its state.
+            // The words of a set are not read atomically: the key is read again, after the state.
             uint64_t again = way < 0 ? 0 : load_relaxed(reinterpret_cast<const uint64_t *>(&set->keys[way]));
             asm volatile("fence.acq_rel.gpu;" ::: "memory");
             __syncwarp();
@@ -225,7 +225,7 @@ __device__ void bag(const Table &table, const Bag &call) {
     tell(call);
 }
 
-// Rows of any length, which shared memory has room for; a block a slot.
+// Rows of any length that fit into shared memory; one block for each slot.
 template <class T>
 __device__ void bag_long(const Table &table, const Bag &call) {
     extern __shared__ unsigned char memory[];
@@ -294,7 +294,7 @@ __device__ void bag_long(const Table &table, const Bag &call) {
             if (call.found != nullptr) call.found[place] = here;
             if (!here) list(call, place, atomicAdd(call.progress, 1));
         }
-        // The next key's row goes where this one is, and its way too.
+        // The next key's row overwrites this one, and its way too.
         __syncthreads();
     }
     if (blockIdx.x < call.slots) {

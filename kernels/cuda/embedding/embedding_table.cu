@@ -1,12 +1,11 @@
-// Looking keys up in an embedding table, row by row, and putting rows into it.
+// Lookup of keys in an embedding table, row by row, and insertion of rows.
 
 #include "common/mirrored.cuh"
 #include "embedding/embedding_table.cuh"
 
 namespace pagoda {
 
-// Times that a warp looks up as many keys as it does at once: while the rows of one step are stored those of the next
-// are under way from memory.
+// Steps of a warp, each of AT_ONCE keys: while the rows of one step are stored, those of the next are loaded.
 constexpr int STEPS = 4;
 // Keys of a block.
 constexpr int TILE = THREADS / LANES * AT_ONCE * STEPS;
@@ -38,7 +37,7 @@ struct Put {
 };
 PAGODA_MIRRORED(embedding, Put)
 
-// A warp copies the row of one key, however long it takes; whether it is there.
+// A warp copies the row of one key, with retries; returns whether it is there.
 template <class T, int PIECE>
 __device__ bool copy_row(const Table &table, int64_t key, float *to) {
     int lane = threadIdx.x % LANES;
@@ -70,7 +69,7 @@ __device__ bool copy_row(const Table &table, int64_t key, float *to) {
     return false;
 }
 
-// Keys of a block that were not found: those that are missing, and those whose set was changed meanwhile.
+// Keys of a block that were not found: missing ones, and those whose set changed during the lookup.
 struct Rest {
     int places[TILE];
     int changed_places[TILE];
@@ -86,7 +85,7 @@ struct Rest {
     __device__ void add_missing(int place) { places[atomicAdd(&missing, 1)] = place; }
     __device__ void add_changed(int place) { changed_places[atomicAdd(&changed, 1)] = place; }
 
-    // Looks once more for those whose set was changed, gives missing keys the default vector, and lists them.
+    // Retries the keys whose set changed, writes the default row for missing keys, and lists them.
     template <class T, int PIECE>
     __device__ void end(const Table &table, const Lookup &call) {
         int lane = threadIdx.x % LANES;
@@ -99,8 +98,8 @@ struct Rest {
             if (lane == 0 && !hit) add_missing(place);
         }
         __syncthreads();
-        // One number says how many are missing and how many blocks are through: the last one tells, and leaves it as it
-        // was.
+        // One atomic counts the missing keys and the blocks that are done. The last block writes the total and resets
+        // it.
         if (threadIdx.x == 0) {
             unsigned long long sum = atomicAdd(call.progress, (1ull << 32) + missing);
             before = static_cast<int>(sum & 0xffffffff);
@@ -138,8 +137,8 @@ __device__ void lookup_one_by_one(const Table &table, const Lookup &call) {
     rest.end<T, PIECE>(table, call);
 }
 
-// Rows of up to four elements for each of ROW_LANES lanes. The eight lanes of a group find the row of one key; then as
-// many as it takes copy it.
+// Rows of up to four elements for each of ROW_LANES lanes. The eight lanes of a group find the row of one key; then
+// ROW_LANES lanes copy it.
 template <class T, int ROW_LANES>
 __device__ void lookup(const Table &table, const Lookup &call) {
     constexpr int PIECE = 4;
@@ -184,13 +183,13 @@ __device__ void lookup(const Table &table, const Lookup &call) {
             pieces[step % 2][round] = {};
             if (from >= 0 && has_piece) pieces[step % 2][round].load(rows + place * dim + at);
         }
-        // The words of a set were not read at one moment: this one is read after its state.
+        // The words of a set are not read atomically: the key is read again, after the state.
         agains[step % 2] = way < 0 ? 0 : load_relaxed(reinterpret_cast<const uint64_t *>(&table.sets[number].keys[way]));
     };
     auto finish = [&](int step) {
-        // The state has to be read after the row. Lanes go on in order, and a load whose value was used has been
-        // performed; a fence would wait for the rows of the next step too. (No row makes every lane's bits this number;
-        // if one did, there would be a fence.)
+        // The state has to be read after the row. A load whose value was used has been performed, so a dependency on
+        // the row orders the two; a fence would wait for the rows of the next step too. (No row has these bits in
+        // every lane; if one had, there would be a fence.)
         uint32_t bits = 0;
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) bits ^= pieces[step % 2][round].mixed();
@@ -227,8 +226,7 @@ __device__ void lookup(const Table &table, const Lookup &call) {
     rest.end<T, PIECE>(table, call);
 }
 
-// Where to put another row: a way without one, or else the one that was used least recently. Among several it takes
-// turns.
+// The way for another row: an empty one, or else the least recently used. Among equals it rotates.
 __device__ inline int victim(uint32_t state, uint32_t freshness) {
     uint32_t present = state >> PRESENT_SHIFT & PRESENT;
     int turn = state / CHANGE % WAYS, best = 0;
@@ -257,7 +255,7 @@ __device__ inline void make_freshest(uint32_t *freshness, int way) {
     } while (before != assumed);
 }
 
-// A warp a key.
+// One warp for each key.
 template <class Unit>
 __device__ void put(const Table &table, const Put &call, int element_bytes) {
     int lane = threadIdx.x % LANES;
@@ -272,7 +270,7 @@ __device__ void put(const Table &table, const Put &call, int element_bytes) {
         uint64_t version = call.versions == nullptr ? 0 : call.versions[i];
         uint64_t number = set_of(table, key);
         Set *set = table.sets + number;
-        // Under way while the set is being locked.
+        // Loaded while the set is being locked.
         const Unit *from = static_cast<const Unit *>(call.rows) + i * row_units;
         Unit early = {};
         if (!deleted && lane < row_units) early = from[lane];

@@ -22,18 +22,18 @@ constexpr int READERS = 8;
 constexpr int AT_ONCE = LANES / READERS;
 constexpr int THREADS = 256;
 
-// The state of a set: flags, which ways hold a row, and above that a count of changes. A reader would have to sleep
-// through exactly 2^23 of them to be deceived.
+// The state of a set: flags, which ways hold a row, and above that a count of changes. A reader would have to miss
+// exactly 2^23 of them to take a changed set for the same.
 constexpr uint32_t LOCKED = 1;
 constexpr uint32_t WRITING = 2;
 constexpr int PRESENT_SHIFT = 2;
 constexpr uint32_t PRESENT = (1u << WAYS) - 1;
 constexpr uint32_t CHANGE = 1u << (PRESENT_SHIFT + WAYS);
 
-// How often a reader tries before it counts the row as missing; a change takes less than that.
+// How often a reader tries before it reports the row as missing; a change takes less time than that.
 constexpr int PATIENCE = 200;
 
-// Four bits a way: used since the last row was put into the set. Every row that is put makes the others less fresh.
+// An approximate LRU: four bits a way, set by a use and aged by every row that is put into the set.
 constexpr uint32_t FRESH = 15;
 
 struct alignas(64) Set {
@@ -57,7 +57,7 @@ __device__ inline uint64_t load_relaxed(const uint64_t *from) {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
     return value;
 }
-// As the others, and the line stays in the chip's cache when rows that stream by would take its place.
+// The same, with evict-last priority in the L2 cache, so that rows that stream through do not evict the line.
 __device__ inline uint64_t load_kept(const uint64_t *from) {
     uint64_t value, policy;
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -132,7 +132,7 @@ template <> struct Piece<__half, 1> {
     __device__ void store(float *to) const { *to = value(0); }
 };
 
-// Spreads keys evenly over the sets, those that follow one another too.
+// Hashes a key to a set; consecutive keys are spread too.
 __device__ inline uint64_t set_of(const Table &table, int64_t key) {
     uint64_t keyed = static_cast<uint64_t>(key) ^ 0x9E3779B97F4A7C15ull;
     uint64_t bits = __umul64hi(keyed, 0xD6E8FEB86659FD93ull) ^ (keyed * 0xD6E8FEB86659FD93ull);
@@ -152,7 +152,7 @@ __device__ inline int way_of(uint64_t word, int64_t key, uint32_t state, int lan
 __device__ inline uint32_t state_of(uint64_t head) { return static_cast<uint32_t>(head); }
 __device__ inline uint32_t freshness_of(uint64_t head) { return static_cast<uint32_t>(head >> 32); }
 
-// Whether nothing of a set has changed between two looks at its state.
+// Whether a set has not changed between two reads of its state.
 __device__ inline bool unchanged(uint32_t before, uint32_t now) {
     return (before & WRITING) == 0 && ((before ^ now) & ~LOCKED) == 0;
 }

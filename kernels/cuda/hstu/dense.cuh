@@ -12,7 +12,7 @@ struct Taken {
     const int64_t *index;  // null: all, in their order
     int64_t of;            // how many there are
 
-    // Where a row comes from; below 0: from nowhere.
+    // The source row; below 0: it does not exist.
     __device__ int64_t source(int64_t row) const {
         if (index == nullptr) return row;
         int64_t from = index[row];
@@ -28,12 +28,12 @@ struct Norm {
     const void *weight;  // of a row: [size]; by group: [groups]
     const void *bias;
     void *y;
-    Taken taken;         // of x and u; a row from nowhere counts as zeros
+    Taken taken;         // of x and u; a row that does not exist counts as zeros
     int64_t units;       // of the output
     int size;            // elements of a unit
     int groups;          // units of a row
     int by_group;
-    int concat;          // u and x stand in front in y
+    int concat;          // y is [u, x, y]
     int constant;        // nothing on the stream writes weight and bias
     float epsilon;
 };
@@ -48,7 +48,7 @@ struct Product {
     const void *weight;
     const void *bias;      // [columns]; null: none
     const void *residual;  // [rows that there are, columns]; null: none
-    Taken taken;           // of the residual; to a row from nowhere nothing is added
+    Taken taken;           // of the residual; one that does not exist counts as zeros
     void *outputs[4];      // [rows, part] each
     int rows;
     int depth;
@@ -62,7 +62,7 @@ PAGODA_MIRRORED(hstu, Product)
 
 __device__ inline float activated(float value, Activation activation) {
     switch (activation) {
-        // Not fmaxf, which takes 0 for what is not a number.
+        // Not fmaxf, which would return 0 for NaN.
         case RELU: return value < 0.0f ? 0.0f : value;
         case SILU: return value / (1.0f + expf(-value));
         case SIGMOID: return 1.0f / (1.0f + expf(-value));

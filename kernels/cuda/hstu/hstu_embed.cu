@@ -28,7 +28,7 @@ struct Embed {
 };
 PAGODA_MIRRORED(hstu, Embed)
 
-// Below 0 there is no key, which is the last row; keys beyond the table have the one before it.
+// The last row is that of "no key" (below 0); keys beyond the table get the row before it.
 __device__ inline const float *of_key(const Lookup &lookup, int64_t row, int width) {
     int64_t key = lookup.index[row], last = lookup.rows - 1;
     return lookup.table + (key < 0 ? last : key < last ? key : last - 1) * width;
@@ -52,8 +52,8 @@ template <int COUNT> __device__ inline void read(const float *from, float (&to)[
     }
 }
 
-// A thread has COUNT elements of a row. Sums are in the order of the tables, and rounded at every step as one operator
-// after the other would: nothing is contracted into a multiplication.
+// A thread has COUNT elements of a row. Sums are in the order of the tables, and rounded at every step as separate
+// operators would: no fused multiply-add.
 template <class T, int COUNT> __device__ void embed(const Embed &call) {
     constexpr int AT_ONCE = 4;
     uint32_t each = call.width / COUNT, number = blockIdx.x * blockDim.x + threadIdx.x;

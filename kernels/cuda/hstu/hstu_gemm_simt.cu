@@ -62,8 +62,8 @@ template <class T> __device__ void multiply(const Product &call) {
     }
 }
 
-// Of f32, where there are few columns: a warp has EACH rows, and four numbers at once of each in a lane. What a block
-// has computed leaves together: it may go to the host's memory, which takes long for each piece.
+// For f32 and few columns: a warp has EACH rows, and a lane loads four numbers of each at once. A block writes its
+// results together, because the output may be in host memory, where each write has a high latency.
 template <int WARPS, int EACH, int MOST> __device__ void multiply_few(const Product &call) {
     __shared__ float values[WARPS * EACH * MOST];
     int lane = threadIdx.x % 32, own = threadIdx.x / 32 * EACH;
@@ -118,7 +118,7 @@ KERNEL(f32, float)
 KERNEL(f16, __half)
 KERNEL(bf16, __nv_bfloat16)
 
-// Mirrored by src/cuda/hstu/linear.rs.
+// src/cuda/hstu/linear.rs has the same numbers.
 extern "C" __global__ void __launch_bounds__(256) product_few(const __grid_constant__ dense::Product call) {
     dense::multiply_few<8, 4, 8>(call);
 }

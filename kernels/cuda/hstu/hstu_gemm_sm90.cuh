@@ -6,8 +6,8 @@
 // compute by wgmma: all of them one tile, 64 rows each (cooperative); or in turns, a tile each, so that one has the
 // tensor cores while another is in its epilogue (ping-pong).
 //
-// Every element is summed up in the order of the depth by one thread's matrix instructions, whatever the tile: which
-// shape a call gets does not change a bit.
+// Every element is accumulated in the order of the depth by the same sequence of instructions, whatever the tile: the
+// shape that a call gets does not change a bit.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -89,7 +89,7 @@ template <class T, class S> struct Worker {
         for (const CUtensorMap *map : {&maps.weight, &maps.x}) prefetch_map(map);
         for (const CUtensorMap &map : maps.outputs) prefetch_map(&map);
         int count = tiles(), deep = steps(), high = down();
-        // The weight comes while the kernel before this one ends, if that one does not write it.
+        // The weight is fetched while the kernel in front still runs, if that one does not write it.
         int early = call.constant ? min(S::STAGES, deep) : 0;
         int first = blockIdx.x / high * S::COLUMNS;
         for (int step = 0; step < early; step++) fetch_weight(step, step, first);
@@ -123,7 +123,7 @@ template <class T, class S> struct Worker {
         for (int tile = blockIdx.x, number = 0; tile < count; tile += gridDim.x, number++, at += deep) {
             if (S::TURNS && number % S::GROUPS != group) continue;
             int column = tile / high * S::COLUMNS, row = tile % high * S::ROWS + (S::TURNS ? 0 : group * 64);
-            // Asked for before it is needed.
+            // Loaded before it is needed.
             float bias[S::BIASES];
             load_bias(bias, column);
             if (number < S::GROUPS) wait_for_previous();
@@ -141,7 +141,7 @@ template <class T, class S> struct Worker {
 
     __device__ void add_up(float (&sums)[S::COLUMNS / 2], uint32_t at, int deep, int group) const {
         int lane = threadIdx.x % 32;
-        // Where matrices lie is computed once; other stages are further by so many sixteens of bytes.
+        // Descriptors are computed once; those of other stages differ by a constant.
         using Matrix = wgmma::Matrix<ROW_BYTES, 16, true>;
         Matrix x(base + (S::TURNS ? 0 : group * 64 * ROW_BYTES)), weight(base + S::ROWS * ROW_BYTES);
         uint32_t stage = at % S::STAGES, phase = at / S::STAGES & 1, before = 0;
@@ -154,7 +154,7 @@ template <class T, class S> struct Worker {
                 Multiply<T, S::COLUMNS>::of(sums, x.at(offset), weight.at(offset), step + k > 0);
             }
             wgmma::commit();
-            // What was multiplied a step ago has been read.
+            // The products of the step before have read their stage.
             wait_but_one();
             if (step > 0 && lane == 0) barrier_arrive(empty(before));
             before = stage;
@@ -171,11 +171,11 @@ template <class T, class S> struct Worker {
                           const uint32_t (&residual)[S::COLUMNS / 4], int row, int column, int group) const {
         int thread = threadIdx.x % 128, lane = thread % 32, line = thread / 32 * 16 + lane / 4;
         uint32_t boxes = base + S::STAGES * S::STAGE_BYTES + group * S::BOXES * S::BOX_BYTES;
-        // What the last tile left there is gone.
+        // The boxes of the tile before have been stored.
         if (thread == 0) wait_for_boxes();
         store_bias(bias, group);
         named_wait(READY + group, 128);
-        // Box by box: what is read, computed and written of one does not wait for one another.
+        // Box by box: loads, arithmetic and stores of different boxes overlap.
 #pragma unroll
         for (int box = 0; box < S::BOXES; box++) {
             constexpr int ACROSS = S::BOX / 8;

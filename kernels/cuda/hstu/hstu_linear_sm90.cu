@@ -5,8 +5,8 @@
 // STAGES steps; one warpgroup multiplies by wgmma. Then each of the two blocks adds up both sums for half of the tile's
 // rows.
 //
-// The depth alone says where it is cut, and the sums are added in the order of the blocks: what is in the batch beside
-// a row does not change a bit of it.
+// The split depends on the depth alone, and the sums are added in the order of the blocks: the other rows of the batch
+// do not change a bit of a row.
 
 #include "common/dependent_launch.cuh"
 #include "common/mirrored.cuh"
@@ -63,7 +63,7 @@ struct Worker {
     // One thread.
     __device__ void fetch() const {
         prefetch_map(&maps.weight), prefetch_map(&maps.x);
-        // The weight comes while the kernel before this one ends, if that one does not write it.
+        // The weight is fetched while the kernel in front still runs, if that one does not write it.
         int early = call.constant ? min(STAGES, steps) : 0;
         for (int step = 0; step < early; step++) fetch_weight(step, step);
         wait_for_previous();
@@ -81,7 +81,7 @@ struct Worker {
     __device__ void compute(float *part) const {
         int thread = threadIdx.x, lane = thread % 32;
         wgmma::Matrix<ROW_BYTES, 16, true> x(base), weight(base + ROWS * ROW_BYTES);
-        // Where the depth is short there is none of it for the last block.
+        // If the depth is short, the last block has none of it.
         float sums[COLUMNS / 2] = {};
         for (int step = 0; step < steps; step++) {
             int stage = step % STAGES;
@@ -93,13 +93,13 @@ struct Worker {
                 MultiplyTf32::of(sums, x.at(offset), weight.at(offset), step + k > 0);
             }
             wgmma::commit();
-            // What was multiplied a step ago has been read.
+            // The products of the step before have read their stage.
             wait_but_one();
             if (step > 0 && lane == 0) barrier_arrive(empty((step - 1) % STAGES));
         }
         wgmma::wait();
         wgmma::touch(sums);
-        // Sums lie where others' matrices may still be read.
+        // The sums overwrite stages that other warps may still read.
         named_wait(1, 128);
         float *to = part + (thread / 32 * 16 + lane / 4) * PITCH + lane % 4 * 2;
 #pragma unroll

@@ -1,4 +1,4 @@
-// HstuNorm and HstuGate: layer norms, one or several warps for what is normed together.
+// HstuNorm and HstuGate: layer norms, with one or several warps for each unit (what is normalised together).
 
 #include "common/dependent_launch.cuh"
 #include "common/reduce.cuh"
@@ -20,7 +20,7 @@ template <class T> struct Places {
     }
 };
 
-// A unit of any size and anywhere, by reading it again and again. A warp has it.
+// A unit of any size and alignment, read several times. One warp for each.
 template <class T> __device__ void norm_of_any(const Norm &call) {
     int lane = threadIdx.x % 32;
     int64_t unit = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
@@ -54,7 +54,7 @@ template <class T> __device__ void norm_of_any(const Norm &call) {
     }
 }
 
-// Several sums, so that one addition need not wait for the one before it.
+// Four independent sums hide the latency of the additions.
 template <class V> __device__ void add_to(float (&sums)[4], const V &vector) {
     float values[V::COUNT];
     vector.open(values);
@@ -71,13 +71,13 @@ template <class V> __device__ void add_squares_to(float (&sums)[4], const V &vec
 
 __device__ inline float total(const float (&sums)[4]) { return sums[0] + sums[1] + (sums[2] + sums[3]); }
 
-// WARPS warps have a unit, VECTORS vectors of it in each lane, so that memory is gone through once. Several warps are a
-// block.
+// WARPS warps have a unit, with VECTORS vectors of it in the registers of each lane, so that it is read once. Several
+// warps are a block.
 template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call) {
     using V = Vector<T>;
     constexpr int LANES = 32 * WARPS;
-    // Where a lane has one vector or two, what is learned comes while the kernel before this one ends, if that one does
-    // not write it. Where it has more there are no registers for that.
+    // With one or two vectors a lane, weight and bias are loaded while the kernel in front still runs, if that one does
+    // not write them. With more there are no registers for that.
     constexpr bool EARLY = VECTORS <= 2;
     __shared__ float shared[2][1][WARPS];
     int lane = threadIdx.x % LANES;
@@ -105,7 +105,7 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
         if (early && has(v)) learned(v);
     }
     begin();
-    // Of a row from nowhere there are zeros, which come out as zeros times what is normed.
+    // A row that does not exist counts as zeros; u is 0 too, so the output is.
     int64_t from = call.taken.source(row), first = (from * call.groups + group) * call.size;
     const V *x = reinterpret_cast<const V *>(static_cast<const T *>(call.x) + first);
     const V *u = reinterpret_cast<const V *>(static_cast<const T *>(call.u) + first);
@@ -146,8 +146,8 @@ template <class T, int WARPS, int VECTORS> __device__ void norm(const Norm &call
     }
 }
 
-// As `norm` with four warps and a vector, to the bit, of UNITS whole rows at once: all that are on a multiprocessor
-// together ask for more at the same time. Nothing stands in front.
+// The same bits as `norm` with four warps and one vector, for UNITS whole rows at once: more loads are in flight on a
+// multiprocessor. Without concat.
 template <class T, int UNITS, bool GATED> __device__ void norm_many(const Norm &call) {
     using V = Vector<T>;
     constexpr int WARPS = 4;
@@ -214,7 +214,7 @@ template <class T, int UNITS, bool GATED> __device__ void norm_many(const Norm &
         dense::norm_many<T, 2, GATED>(call);                                                                           \
     }
 
-// Warps, vectors, threads, blocks that are to fit onto a multiprocessor.
+// Warps, vectors, threads, minimum blocks of a multiprocessor.
 #define KERNELS(NAME, T)                                                                                               \
     NORM(NAME, T, 1, 1, 128, 8)                                                                                        \
     NORM(NAME, T, 1, 2, 128, 6)                                                                                        \

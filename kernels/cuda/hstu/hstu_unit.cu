@@ -1,4 +1,4 @@
-// HstuUnit: rows of unit length.
+// HstuUnit: rows divided by their Euclidean length (L2 normalisation).
 
 #include "common/dependent_launch.cuh"
 #include "common/mirrored.cuh"
@@ -17,13 +17,13 @@ struct Unit {
 };
 PAGODA_MIRRORED(hstu, Unit)
 
-// Not fmaxf, which takes epsilon for a length that is not a number.
+// Not fmaxf, which would return epsilon for NaN.
 __device__ inline float length_of(float squares, float epsilon) {
     float length = sqrtf(squares);
     return length < epsilon ? epsilon : length;
 }
 
-// A row of any size and anywhere, by reading it twice. A warp has it.
+// A row of any size and alignment, read twice. One warp for each.
 template <class T> __device__ void unit_of_any(const Unit &call) {
     int lane = threadIdx.x % 32;
     int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
@@ -36,7 +36,7 @@ template <class T> __device__ void unit_of_any(const Unit &call) {
     for (int i = lane; i < call.size; i += 32) y[i] = wide(x[i]) / length;
 }
 
-// Four elements, which are 16 bytes of f32: so a warp reads and writes without gaps.
+// Four elements, 16 bytes of f32: a warp's accesses are coalesced.
 template <class T> __device__ inline float4 four_of(const T *from) {
     if constexpr (sizeof(T) == sizeof(float)) {
         return *reinterpret_cast<const float4 *>(from);
@@ -61,7 +61,7 @@ template <class T, int WARPS, int VECTORS> __device__ void unit(const Unit &call
     float4 mine[FOURS];
 #pragma unroll
     for (int f = 0; f < FOURS; f++) mine[f] = at(f) < call.size ? four_of(x + at(f)) : float4{0, 0, 0, 0};
-    // Several sums, so that one addition need not wait for the one before it.
+    // Four independent sums hide the latency of the additions.
     float4 squares{};
 #pragma unroll
     for (int f = 0; f < FOURS; f++) {

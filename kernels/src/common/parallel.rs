@@ -1,7 +1,7 @@
 //! How a kernel spreads its tasks over threads.
 //!
 //! A kernel does not own threads: inside ONNX Runtime it runs on that runtime's pool. It says how many independent
-//! tasks there are and leaves the rest to a [`Parallel`]. No result depends on who runs which task.
+//! tasks there are and leaves the rest to a [`Parallel`]. No result depends on which thread runs which task.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,14 +1,15 @@
-//! The operators on NVIDIA's GPUs.
+//! Launches of the operators on NVIDIA's GPUs.
 //!
-//! A [`Gpu`] is a device with the kernels loaded onto it; [`Gpu::attention`], [`Gpu::append`] and those of the dense
-//! operators put one call of an operator on a stream. Calls are described by device addresses, because index tensors live on
-//! the device too: nothing here waits for the GPU, or allocates on it but counters in the first call of a stream, so a launch can
-//! be captured into a CUDA graph and replayed.
+//! A [`Gpu`] is a device with the kernels loaded onto it. [`Gpu::attention`], [`Gpu::append`] and the methods of the
+//! other operators enqueue one call of an operator on a stream. Calls are described by device addresses, because index
+//! tensors are on the device too. A launch does not wait for the GPU. It allocates nothing but counters, in the first
+//! call of a stream. So a launch can be captured into a CUDA graph and replayed.
 //!
-//! Whoever has the index tensors in host memory checks them first ([`crate::HstuAttention::check`]). The kernels do not
-//! trust them: whatever they hold, no kernel reads or writes outside its tensors.
+//! A caller that has the index tensors in host memory checks them first ([`crate::HstuAttention::check`]). The kernels
+//! do not trust them: no value in them makes a kernel read or write outside its tensors.
 //!
-//! The kernels themselves are in `kernels/cuda`.
+//! Memory, streams and events are the caller's (`sdk::device`). The device code is in `kernels/cuda`, in the same
+//! families.
 
 mod common;
 mod embedding;

@@ -1,6 +1,6 @@
 //! What one call of the dense operators of an HSTU block carries, and every check of it.
 //!
-//! Rows are on their own here: what a row comes out as depends on nothing but the row and the weights. Statistics and sums
+//! Rows are independent: the output of a row depends on the row and the weights alone. Statistics and sums
 //! are in f32, the sum of a product in the order of its columns; each output is rounded once.
 
 use crate::common::input_error::{expect, refuse};
@@ -152,7 +152,7 @@ impl Taken<'_> {
         taken.map_or(row, |taken| taken.index[row] as usize)
     }
 
-    /// How many rows there are where so many are taken. Refuses another number of them, and rows that there are not.
+    /// How many rows are taken. Refuses another number of them, and rows that do not exist.
     fn check(taken: Option<Self>, rows: usize) -> Result<usize, InputError> {
         let Some(Self { of, index }) = taken else { return Ok(rows) };
         expect("index", index.len(), &[rows])?;
@@ -183,7 +183,7 @@ impl<T: Element> HstuProject<'_, T> {
         self.heads * self.head_size
     }
 
-    /// Refuses everything that would make an access stray, for outputs of so many elements. Writes nothing.
+    /// Refuses everything that would lead outside a tensor, for outputs of so many elements. Writes nothing.
     pub fn check(&self, outputs: [usize; 4]) -> Result<(), InputError> {
         let Self { rows, width, heads, head_size, .. } = *self;
         expect("x", self.x.len(), &[rows, width])?;

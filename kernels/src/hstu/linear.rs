@@ -22,7 +22,7 @@ pub struct HstuLinear<'a> {
     pub activation: Activation,
 }
 
-/// What the sums of `HstuLinear` go through. By its number cuda/dense.cuh knows it too.
+/// What the sums of `HstuLinear` go through. cuda/hstu/dense.cuh has the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Activation {

@@ -42,8 +42,8 @@ pub struct Case<T> {
 }
 
 impl<T: Element> Case<T> {
-    /// Random rows and cached tokens for the users given. Pages lie in random order, some pages are no one's, and every
-    /// slot without a token holds NaN.
+    /// Random rows and cached tokens for the users given. Pages lie in random order, some pages belong to no user, and
+    /// every slot without a token holds NaN.
     pub fn new(random: &mut Random, users: &[User], heads: usize, head_size: usize, page_size: usize) -> Self {
         let mut row_offsets = vec![0];
         let mut page_indptr = vec![0];

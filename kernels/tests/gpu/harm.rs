@@ -1,5 +1,5 @@
-//! Index tensors that hold anything: no kernel leaves its tensors. What is around them is watched here; what is far away,
-//! `compute-sanitizer` watches.
+//! Index tensors that hold anything: no kernel leaves its tensors. What is around them is watched here; what is far
+//! away, `compute-sanitizer` watches.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::device::{OnDevice, Tensor, bytes};
 const AROUND: usize = 1 << 16;
 const AROUND_IS: u8 = 0x5a;
 
-/// A tensor with memory around it that no one may write.
+/// A tensor with memory around it that nothing may write.
 struct Guarded {
     stream: Arc<CudaStream>,
     memory: Tensor,

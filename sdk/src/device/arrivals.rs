@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use pagoda_custom_ops::side_channel::PoolArrivals;
+use pagoda_kernels::cuda::{CUdeviceptr, CudaError, Gpu};
 
 use super::stream::{Event, SideStream};
-use super::{CUdeviceptr, CudaError, Gpu};
 
 /// The event behind the tokens that were last brought into a pool. Operators that read the pool wait for it while this lives.
 #[derive(Debug)]

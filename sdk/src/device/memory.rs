@@ -3,8 +3,7 @@
 use std::ptr::NonNull;
 
 use cudarc::driver::result::{self, stream};
-
-use super::{CUdeviceptr, CudaError, Gpu, asked, no_capture};
+use pagoda_kernels::cuda::{CUdeviceptr, CudaError, Gpu, asked, no_capture};
 
 /// Memory on a device.
 #[derive(Debug)]
@@ -23,7 +22,7 @@ impl DeviceMemory {
         // SAFETY: the context is current; the memory is freed once, below.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(asked("allocating memory on the device"))?;
         let memory = Self { gpu, address, bytes };
-        // SAFETY: just allocated, with so many bytes; whoever uses it next does so after the copy has ended.
+        // SAFETY: just allocated, with so many bytes; it is waited for below.
         unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }.map_err(asked("clearing memory on the device"))?;
         result::ctx::synchronize().map_err(asked("clearing memory on the device"))?;
         Ok(memory)
@@ -84,12 +83,12 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _guard = no_capture();
-        // SAFETY: ours, freed once; whoever put work on it waited for that.
+        // SAFETY: ours, freed once; work on it was waited for.
         let _ = self.gpu.bind().map(|()| unsafe { result::free_sync(self.address) });
     }
 }
 
-/// Memory of the host that stays where it is, so that the device copies from and to it by itself.
+/// Pinned (page-locked) memory of the host: the device copies from and to it without the CPU.
 #[derive(Debug)]
 pub struct PinnedMemory {
     gpu: &'static Gpu,
@@ -97,7 +96,7 @@ pub struct PinnedMemory {
     bytes: usize,
 }
 
-// SAFETY: plain bytes that belong to no thread; writing takes `&mut`, or the contract of whoever gets the address.
+// SAFETY: plain bytes that belong to no thread; writing takes `&mut`, or the contract of the address's users.
 unsafe impl Send for PinnedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedMemory {}
@@ -139,7 +138,7 @@ impl PinnedMemory {
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         let _guard = no_capture();
-        // SAFETY: ours, freed once; whoever put work on it waited for that.
+        // SAFETY: ours, freed once; work on it was waited for.
         let _ = self.gpu.bind().map(|()| unsafe { result::free_host(self.data.as_ptr().cast()) });
     }
 }

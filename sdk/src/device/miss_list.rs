@@ -1,13 +1,13 @@
-//! What one lookup in an embedding table finds missing, and the rows that it is given for that.
+//! The list of keys that a lookup did not find, and rows that are given to it instead.
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, result};
-use pagoda_kernels::cuda::GivenRows;
+use pagoda_kernels::cuda::{CUdeviceptr, CUstream, CudaError, GivenRows, Gpu, asked, no_capture};
 
 use super::memory::{DeviceMemory, PinnedMemory};
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 
-/// What one lookup at a time needs beside its tensors: where it lists what is missing, which the host reads afterwards.
+/// The scratch memory of one lookup at a time: the list of missing keys, which the host reads afterwards, and given
+/// rows.
 #[derive(Debug)]
 pub struct BagScratch {
     progress: DeviceMemory,
@@ -32,7 +32,7 @@ const KEYS_AT: usize = 16;
 impl BagScratch {
     /// With room for lookups of so many keys.
     pub fn new(gpu: &'static Gpu, room: usize) -> Result<Self, CudaError> {
-        // Whoever waits in the background is not to keep a core busy.
+        // A thread that waits in the background must not spin.
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         Ok(Self {
             progress: DeviceMemory::zeroed(gpu, 8)?,
@@ -64,7 +64,7 @@ impl BagScratch {
     /// The places of the keys that were missing, in no order, once the lookup is done.
     pub fn missing_places(&self) -> Vec<i32> {
         let at = (self.places_at() - self.listed.address()) as usize;
-        // SAFETY: so many numbers there are; no one writes them while there is no lookup.
+        // SAFETY: so many numbers there are; nothing writes them while there is no lookup.
         unsafe { std::slice::from_raw_parts(self.listed.data().add(at).cast(), self.missing()) }.to_vec()
     }
 

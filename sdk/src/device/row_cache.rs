@@ -1,4 +1,5 @@
-//! An embedding table that owns its memory: rows come from the host on a stream of the table's own, lookups run on others.
+//! A cache of an embedding table's rows in GPU memory. Rows are put from the host on a stream of the cache's own;
+//! lookups run on the streams of their callers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,18 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{CudaStream, result};
 
-use pagoda_kernels::cuda::{DeviceTable, Slots, TableBag, TableLookup, TablePut, Type};
+use pagoda_kernels::cuda::{
+    CUdeviceptr, CUstream, CudaError, DeviceTable, Gpu, Slots, TableBag, TableLookup, TablePut, Type, asked, no_capture,
+};
 
 use super::memory::{DeviceMemory, PinnedMemory};
 use super::miss_list::BagScratch;
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 use crate::sync::{Mutex, MutexGuard};
 
-/// How much memory rows go through on their way to the device.
+/// Bytes of the staging buffers, by which rows go to the device.
 const STAGED_BYTES: usize = 8 << 20;
 
-/// Rows of one table on a device. Any number of threads may use it: those that put rows do it one after the other, lookups
-/// wait for no one.
+/// The rows of one table on a device. Any number of threads may use it: puts are serialised, lookups take no lock.
 #[derive(Debug)]
 pub struct HeldTable {
     gpu: &'static Gpu,
@@ -32,7 +33,7 @@ pub struct HeldTable {
     rows: AtomicU64,
 }
 
-/// Where rows lie on their way: in memory that the device copies from, and on the device.
+/// Staging buffers: pinned memory that the device copies from, and memory on the device.
 #[derive(Debug)]
 struct Staging {
     host: PinnedMemory,
@@ -136,8 +137,8 @@ impl HeldTable {
         self.len() == 0
     }
 
-    /// Puts rows of which `wanted` says yes, asked while no one else can put any; unless a higher version is there, and with
-    /// `only_present` unless none is. When this returns every lookup that begins sees them.
+    /// Puts the rows for which `wanted` returns true, called while no other thread can put any; unless a higher version
+    /// is there, and with `only_present` unless none is. When this returns every lookup that begins sees them.
     ///
     /// # Panics
     /// If there is not one row, version and mark for each key.
@@ -150,7 +151,7 @@ impl HeldTable {
         let row_bytes = self.table.dim * self.table.element.bytes();
         let (count, HostRows { versions, deleted, .. }) = (rows.keys.len(), rows);
         assert_eq!((rows.rows.len(), versions.len(), deleted.len()), (count * row_bytes, count, count));
-        // First: whoever has the lock asks for it too, and must not wait for someone who waits for the lock.
+        // Before the staging lock, whose holder takes it too: one order of the two locks everywhere.
         let _hold = no_capture();
         let staging = self.lock();
         let room = staging.host.bytes() / staged_bytes(row_bytes);
@@ -178,7 +179,8 @@ impl HeldTable {
             let put = |part: &Range<usize>, bytes: &[u8]| {
                 let at = part.start + place * bytes.len();
                 assert!(at + bytes.len() <= staging.host.bytes(), "rows are staged as far as there is room");
-                // SAFETY: by the line above; nothing else uses the memory, for it is locked and every put was waited for.
+                // SAFETY: by the line above; nothing else uses the memory, for it is locked and every put was waited
+                // for.
                 unsafe { start.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             };
             put(&parts.keys, &rows.keys[index].to_ne_bytes());
@@ -202,8 +204,8 @@ impl HeldTable {
         };
         self.gpu.bind()?;
         let stream = self.stream.cu_stream();
-        // SAFETY: both memories have room for the parts, and the table's are as long as the table says. All of it is waited
-        // for before the lock is given back.
+        // SAFETY: both memories have room for the parts, and the table's are as long as the table says. All of it is
+        // waited for before the lock is given back.
         unsafe {
             let content = std::slice::from_raw_parts(start, parts.deleted.end);
             result::memcpy_htod_async(staging.device.address(), content, stream).map_err(asked("copying rows"))?;
@@ -216,12 +218,12 @@ impl HeldTable {
         Ok(())
     }
 
-    /// Appends up to about `most` keys that are here to `into`, beginning at `from`, which is then where to go on. It is 0
-    /// at first, and again when all that is here was walked over.
+    /// Appends up to about `most` keys that are here to `into`, beginning at `from`, which is then where to go on. It
+    /// is 0 at first, and again when all that is here was walked over.
     pub fn keys(&self, from: &mut usize, most: usize, into: &mut Vec<i64>) -> Result<(), CudaError> {
         let enough = into.len().saturating_add(most);
         let _hold = no_capture();
-        // No one else puts rows meanwhile: what is read of a set is whole.
+        // No other thread puts rows meanwhile: every set is read whole.
         let _alone = self.lock();
         while *from < self.table.set_count && into.len() < enough {
             let count = (enough - into.len()).div_ceil(DeviceTable::WAYS).min(self.table.set_count - *from);

@@ -8,10 +8,9 @@ use cudarc::driver::sys::{
     cuStreamQuery,
 };
 use pagoda_custom_ops::side_channel::Arrival;
+use pagoda_kernels::cuda::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
 
-use super::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
-
-/// A stream of its own: what is put on it runs beside everything else, in order.
+/// A non-blocking stream: what is enqueued on it runs in order, concurrently with all other streams.
 #[derive(Debug)]
 pub struct SideStream {
     gpu: &'static Gpu,
@@ -37,7 +36,7 @@ impl SideStream {
         self.raw
     }
 
-    /// Puts a copy to the device on it.
+    /// Enqueues a copy to the device.
     ///
     /// # Safety
     /// There are `bytes` bytes at either place, alive and left alone until the stream has done this.
@@ -50,7 +49,7 @@ impl SideStream {
             .map_err(asked("copying to the device"))
     }
 
-    /// Puts a copy to the host on it.
+    /// Enqueues a copy to the host.
     ///
     /// # Safety
     /// As for [`upload`](Self::upload).
@@ -91,7 +90,7 @@ impl Drop for SideStream {
     }
 }
 
-/// A mark on a stream that other streams wait for.
+/// An event: a position on a stream that other streams wait for.
 #[derive(Debug)]
 pub struct Event {
     gpu: &'static Gpu,
@@ -104,21 +103,21 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Makes one. Who waits for it before it is on a stream waits for nothing.
+    /// Makes one. A wait for an event that was never recorded returns at once.
     pub fn new(gpu: &'static Gpu) -> Result<Self, CudaError> {
         gpu.bind()?;
         let raw = event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(asked("making an event"))?;
         Ok(Self { gpu, raw })
     }
 
-    /// Puts it behind everything that is on the stream; where it was before no one waits for it any more.
+    /// Records it behind everything on the stream. Later waits are for this position alone.
     pub fn record(&self, stream: &SideStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         // SAFETY: both are live.
         unsafe { event::record(self.raw, stream.raw) }.map_err(asked("recording an event"))
     }
 
-    /// Has a stream wait for it where it is now; in a graph that is being captured: where it is at each replay.
+    /// Has a stream wait for the position recorded last; a stream that is being captured: recorded last at each replay.
     ///
     /// # Safety
     /// The stream is one of the event's device, and the event lives until the stream has gone past this, or the graph is

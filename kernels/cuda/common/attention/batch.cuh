@@ -86,7 +86,7 @@ __device__ inline User load_user(const Call &call, int user) {
     found.cached = cached_of(call, user, found.rows, found.pages, found.page_count);
     int fresh = found.rows - clamped(call.num_candidates[user], 0, found.rows);
     found.history = found.cached + fresh;
-    // Contextual rows beside cached tokens are refused before a launch; here they only must do no harm.
+    // Contextual rows together with cached tokens are refused before a launch; here they must only do no harm.
     bool contextual = call.num_contextual != nullptr && found.cached == 0;
     found.contextual = contextual ? clamped(call.num_contextual[user], 0, fresh) : 0;
     found.skipped = call.candidates_only ? fresh : 0;
@@ -126,7 +126,7 @@ enum class Kind { All, Whole, Split };
 
 __device__ inline bool is_split(int rows, int keys) { return keys >= 1024 && keys / 4 >= rows; }
 
-// A user, and what is left of an index that counts over all users.
+// A user, and the rest of an index that counts over all users.
 struct Found {
     int user;  // -1: the index is behind the last user's
     int64_t rest;

@@ -1,4 +1,4 @@
-// The tiles of keys that a block of rows has to look at, and what of them it sees.
+// The tiles of keys that a block of rows goes over. `Reach` is what the rows see together, by the variant's mask.
 #pragma once
 
 #include "common/attention/batch.cuh"

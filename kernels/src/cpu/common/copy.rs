@@ -6,11 +6,11 @@ use super::Shared;
 use crate::Element;
 use crate::common::parallel::{Parallel, run_once};
 
-/// Bytes one task moves: small enough to share out, large enough that handing it out costs nothing beside.
+/// Bytes one task moves: small enough to balance, large enough that scheduling costs little.
 pub(in crate::cpu) const CHUNK_BYTES: usize = 256 << 10;
 
 /// Copies `from` to `to`, all of it: what `PagedKvAppend` needs first where its input and output pool differ. `to` may
-/// be memory that no one has written yet.
+/// be uninitialised memory.
 ///
 /// # Panics
 /// Where the lengths differ.

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Shared<T>(pub *mut T);
 
-// SAFETY: only a pointer to elements that may be sent; whoever dereferences it says why no other thread is there.
+// SAFETY: only a pointer to elements that may be sent; each dereference says why no other thread is there.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}

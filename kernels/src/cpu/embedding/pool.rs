@@ -56,7 +56,7 @@ impl Pool<'_> {
                 let row = &self.rows[row * self.dim..(row + 1) * self.dim];
                 row[at..].first_chunk::<N>().expect("the output is as wide as a row")
             });
-            // From the first row, not from 0: one row alone comes out to the bit as it is.
+            // From the first row, not from 0: a single row comes out to the bit.
             let mut sums = *numbers.next().expect("a slot with rows");
             for numbers in numbers {
                 for (sum, number) in sums.iter_mut().zip(numbers) {

@@ -182,7 +182,7 @@ impl<T: Element> TileRows<'_, T> {
 
 impl<'a, T: Element> Work<'a, T> {
     /// # Safety
-    /// The CPU has the instructions of `S`; `output` is as long as the query, and no one else touches the block's
+    /// The CPU has the instructions of `S`; `output` is as long as the query, and no other task touches the block's
     /// part of it.
     #[inline(always)]
     unsafe fn run<S: Simd>(&self, scratch: &mut Scratch) {
@@ -241,7 +241,7 @@ impl<'a, T: Element> Work<'a, T> {
         }
     }
 
-    /// Turns the block's queries so that rows lie in lanes: `[group][D][lanes]`, zeros in lanes without a row.
+    /// Transposes the block's queries, so that rows are in lanes: `[group][D][lanes]`, zeros in lanes without a row.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.

@@ -8,7 +8,7 @@ use crate::cpu::common::simd::{Simd, Work, run_on};
 use crate::cpu::common::{Isa, Shared};
 use crate::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, InputError, Taken};
 
-/// Sums that run beside one another, whatever the instruction set.
+/// Independent sums, the same number for every instruction set.
 const SUMS: usize = 16;
 
 impl<T: Element> HstuNorm<'_, T> {
@@ -34,8 +34,8 @@ impl<T: Element> HstuProject<'_, T> {
         self.run_with(Isa::detect(), outputs, parallel)
     }
 
-    /// As [`run`](Self::run), with the instruction set given. The bits of a result may differ between sets, and within one
-    /// set depend on nothing but the row's own inputs.
+    /// As [`run`](Self::run), with the instruction set given. The bits of a result may differ between sets, and within
+    /// one set depend on nothing but the row's own inputs.
     ///
     /// # Panics
     /// Where this CPU does not have `isa`.
@@ -111,7 +111,7 @@ pub(super) fn expect_available(isa: Isa) {
 /// Something that is done row by row, each of which writes its own part of the output.
 pub(super) trait Rows: Sync {
     /// # Safety
-    /// The CPU has the instructions of `S`; no one else does this row.
+    /// The CPU has the instructions of `S`; no other task does this row.
     unsafe fn row<S: Simd>(&self, row: usize, scratch: &mut Scratch);
 }
 
@@ -178,7 +178,7 @@ impl<T: Element> Rows for GateRows<'_, T> {
         let from = Taken::source(op.taken, row) * width;
         let (attended, u) = (&op.attended[from..][..width], &op.u[from..][..width]);
         let out_width = if op.concat { 3 * width } else { width };
-        // SAFETY: the output has a row of `out_width` for each row, and this one is no one else's.
+        // SAFETY: the output has a row of `out_width` for each row, and only this task has this one.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.pointer().add(row * out_width), out_width) };
         let y = if op.concat {
             let (front, y) = y.split_at_mut(2 * width);

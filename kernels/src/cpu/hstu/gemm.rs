@@ -1,8 +1,8 @@
 //! Rows times the rows of a weight, for the dense operators: bias, SiLU and residual on the way out.
 //!
-//! As in the attention kernel, rows lie in the lanes of vectors, and a lane adds up its products in the order of the inner
-//! dimension: what a row comes out as does not depend on the rows beside it. So x is turned about once for each call; the
-//! weight is taken as it lies, which costs nothing where rows are few.
+//! As in the attention kernel, rows are in the lanes of vectors, and a lane adds up its products in the order of the
+//! inner dimension: the bits of a row do not depend on the other rows. So x is transposed once for each
+//! call; the weight is read in place, which costs nothing where rows are few.
 
 // Loops over const ranges with indices on both sides are what unrolls into registers, and what reads as arithmetic.
 #![allow(clippy::needless_range_loop)]
@@ -52,8 +52,8 @@ impl<T: Element> Product<'_, T> {
         let mut turned: Vec<f32> = vec![0.0; padded * self.depth];
         let turn = Turn { product: self, to: Shared(turned.as_mut_ptr()) };
         let row_blocks = self.rows.div_ceil(ROWS);
-        // SAFETY: `isa` is available, by whoever chose it; there is room for every row and the lanes beside it, a block of
-        // rows is one task's, and each task runs once.
+        // SAFETY: `isa` is available, as its caller checked; there is room for every row and the lanes beside it, a
+        // block of rows is one task's, and each task runs once.
         run_once(parallel, row_blocks, &|task| unsafe { run_on(isa, &turn, task) });
         let outputs = outputs.map(|output| Shared(output.as_mut_ptr()));
         let multiply = Multiply { product: self, turned: &turned, outputs: &outputs };
@@ -67,7 +67,8 @@ impl<T: Element> Product<'_, T> {
     }
 }
 
-/// Turns x about: group by group of rows, `[depth][lanes]`, where those of a group begin at its first row times the depth.
+/// Turns x about: group by group of rows, `[depth][lanes]`, where those of a group begin at its first row times the
+/// depth.
 struct Turn<'a, T> {
     product: &'a Product<'a, T>,
     to: Shared<f32>,
@@ -82,8 +83,8 @@ impl<T: Element> Work for Turn<'_, T> {
         for (group, vectors) in groups::<S>(rows.len()) {
             let (first, lanes) = (rows.start + group.start, vectors * S::LANES);
             for lane in 0..group.len() {
-                // SAFETY: the caller's instructions. Every group before this one is full, so the lanes of this one fit in
-                // front of those of the next, or of the end.
+                // SAFETY: the caller's instructions. Every group before this one is full, so the lanes of this one fit
+                // in front of those of the next, or of the end.
                 unsafe {
                     T::widen::<S>(&x[(first + lane) * depth..(first + lane + 1) * depth], row);
                     let to = self.to.pointer().add(first * depth + lane);
@@ -127,7 +128,8 @@ impl<T: Element> Multiply<'_, T> {
         let Product { depth, weight, .. } = *self.product;
         let sums = scratch.outputs.at_least(COLUMNS * rows.len().next_multiple_of(S::LANES));
         sums.fill(0.0);
-        // Columns beyond the last are computed from what was there and not used: nothing of NaN gets into other columns.
+        // Columns beyond the last are computed from what was there and not used: nothing of NaN gets into other
+        // columns.
         let tile = scratch.weights.at_least(COLUMNS * DEPTH);
         for start in (0..depth).step_by(DEPTH) {
             let deep = DEPTH.min(depth - start);

@@ -14,7 +14,8 @@ impl HstuLinear<'_> {
         self.run_with(Isa::detect(), y, parallel)
     }
 
-    /// As [`run`](Self::run), with the instruction set given; see [`HstuProject::run_with`](crate::HstuProject::run_with).
+    /// As [`run`](Self::run), with the instruction set given; see
+    /// [`HstuProject::run_with`](crate::HstuProject::run_with).
     ///
     /// # Panics
     /// Where this CPU does not have `isa`.
@@ -56,7 +57,7 @@ struct ThroughRows {
 impl Rows for ThroughRows {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, row: usize, _: &mut Scratch) {
-        // SAFETY: there are rows of `width`, and this one is no one else's.
+        // SAFETY: there are rows of `width`, and only this task has this one.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.pointer().add(row * self.width), self.width) };
         y.iter_mut().for_each(|x| *x = (self.through)(*x));
     }

@@ -1,7 +1,7 @@
 //! The inner loops of the attention kernel: one group of query rows against one tile of keys.
 //!
-//! Queries lie in the lanes of vectors, so a lane computes one row from beginning to end in a fixed order, and what
-//! a row comes out as does not depend on which lane, group or block it is in, nor on the rows beside it.
+//! Rows of queries are in the lanes of vectors, so a lane computes one row in a fixed order. The bits of a row do not
+//! depend on its lane, group or block, nor on the other rows.
 //!
 //! Layouts, all `f32`: queries and outputs `[D][stride]`, weights `[TILE][stride]`, with a row in each lane; keys and
 //! values `[TILE][D]`.

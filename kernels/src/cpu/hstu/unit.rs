@@ -33,7 +33,7 @@ impl<T: Element> Rows for UnitRows<'_, T> {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, row: usize, _: &mut Scratch) {
         let HstuUnit { width, x, epsilon, .. } = *self.op;
-        // SAFETY: the output has a row of `width` for each row of x, and this one is no one else's.
+        // SAFETY: the output has a row of `width` for each row of x, and only this task has this one.
         let y = unsafe { std::slice::from_raw_parts_mut(self.y.pointer().add(row * width), width) };
         // SAFETY: the caller's instructions.
         unsafe { T::widen::<S>(&x[row * width..(row + 1) * width], y) };

@@ -1,9 +1,10 @@
-//! Who may speak to the driver while a graph is captured.
+//! The lock between the capture of CUDA graphs and the driver calls that would invalidate a capture.
 //!
-//! ONNX Runtime captures in the mode in which an allocation, a copy that waits, or the like, on any thread of the process
-//! makes the driver give the capture up. So whoever does such things holds on to [`no_capture`] meanwhile, and whoever
-//! captures to [`capture`]. A thread that has either may ask for [`no_capture`] again, but waits for no other thread that may
-//! ask for it: that one could be behind someone who waits to capture, who waits for the first.
+//! ONNX Runtime captures in global mode: an allocation, a synchronous copy or the like on any thread of the process
+//! invalidates the capture. So a thread holds [`no_capture`] during such calls, and [`capture`] during a capture: a
+//! reader-writer lock. A thread that holds either may take [`no_capture`] again. It must not wait for another thread
+//! that may take [`no_capture`]: that thread could be queued behind one that waits to capture, which waits for the
+//! first. [`may_wait`] says whether waiting is safe.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -17,7 +18,7 @@ thread_local! {
     static HOLDS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A thread's hold, until it is dropped.
+/// A thread's hold on the lock, until it is dropped.
 #[must_use = "it ends when this is dropped"]
 pub struct Hold {
     _shared: Option<RwLockReadGuard<'static, ()>>,
@@ -39,21 +40,24 @@ impl Drop for Hold {
     }
 }
 
-/// Keeps others from capturing.
+/// Prevents captures on other threads. Reentrant.
 pub fn no_capture() -> Hold {
-    // A second lock would wait for someone who waits for the first.
+    // A second read lock could be queued behind a writer that waits for the first.
     let first = HOLDS.get() == 0;
     Hold::new(first.then(|| CAPTURE.read()), None)
 }
 
-/// Keeps others from what would end a capture. Waits until no one else is at that, so no thread asks for it that has
-/// [`no_capture`].
+/// Prevents driver calls that would invalidate a capture. Waits until no other thread is in one, so a thread that holds
+/// [`no_capture`] must not call it.
+///
+/// # Panics
+/// If this thread holds the lock already.
 pub fn capture() -> Hold {
     assert_eq!(HOLDS.get(), 0, "this thread keeps itself from capturing");
     Hold::new(None, Some(CAPTURE.write()))
 }
 
-/// Whether this thread may wait for others that speak to the driver: it has no hold.
+/// Whether this thread may wait for other threads that call the driver: it does not hold the lock.
 pub fn may_wait() -> bool {
     HOLDS.get() == 0
 }

@@ -1,8 +1,10 @@
-//! Counters of kernels that share their work out as they go: some for each stream, on which one kernel comes after the other.
+//! Counters by which the blocks of a kernel share out work at run time: one buffer for each stream, on which kernels
+//! run one after the other.
 //!
-//! A kernel finds them 0 and leaves them 0, so that no one has to clear them in between. A launch that is captured into a graph
-//! has some of its own: the graph may be replayed on any stream, but never while it runs already. Whoever knows when the graph is
-//! gone keeps them until then ([`keep_counters`]), and others get them; without that they are the graph's for good.
+//! A kernel finds its counters 0 and leaves them 0, so nothing has to clear them in between. A launch that is captured
+//! into a CUDA graph gets counters of its own: the graph may be replayed on any stream, but not while it still runs. A
+//! caller that knows when the graph is destroyed keeps the counters until then ([`keep_counters`]), and later captures
+//! reuse them. Without that they belong to the graph for good.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,36 +16,37 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::capture::no_capture;
 
-/// Bytes that a stream has.
+/// Bytes of a stream's buffer.
 pub const BYTES: usize = 64 << 10;
 
-/// Bytes that are kept ready for launches that are captured, when nothing can be allocated; and what those begin at multiples of.
+/// Bytes kept in reserve for captured launches, during which nothing can be allocated, and the alignment of what they
+/// get.
 const RESERVE: usize = 256 << 10;
 const ALIGNMENT: usize = 256;
 
-/// The handle that means another stream on each thread.
+/// The handle of the per-thread default stream: a different stream on each thread.
 const PER_THREAD: usize = 2;
 
-/// Those of a device. They stay there until the process ends: a stream that is gone leaves its own to the one that gets its
-/// handle.
+/// The counters of a device. They stay allocated until the process ends: a stream that is destroyed leaves its buffer
+/// to the next stream with the same handle.
 #[derive(Clone, Debug, Default)]
 pub struct Counters(Arc<Mutex<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
     streams: HashMap<usize, CUdeviceptr>,
-    /// Where what no graph has had begins, and how many bytes there are.
+    /// Memory that no graph has had: address and bytes.
     reserve: Vec<(CUdeviceptr, usize)>,
-    /// What graphs had that are gone.
+    /// Memory of graphs that are destroyed.
     returned: Vec<(CUdeviceptr, usize)>,
 }
 
 thread_local! {
-    /// What launches that are captured on this thread get, if someone keeps it.
+    /// What captured launches on this thread got, if it is kept.
     static KEPT: RefCell<Option<KeptCounters>> = const { RefCell::new(None) };
 }
 
-/// Counters of launches that were captured. To be dropped when their graph is gone, and not before.
+/// Counters of captured launches. Must be dropped after their graph is destroyed, not before.
 #[derive(Debug, Default)]
 #[must_use = "what it holds is given to others when it is dropped"]
 pub struct KeptCounters(Vec<(Counters, CUdeviceptr, usize)>);
@@ -57,7 +60,7 @@ impl Drop for KeptCounters {
     }
 }
 
-/// Does something on this thread, and keeps the counters of what it captures.
+/// Runs `work` on this thread, and returns the counters of the launches that it captures.
 pub fn keep_counters<R>(work: impl FnOnce() -> R) -> (R, KeptCounters) {
     KEPT.set(Some(KeptCounters::default()));
     let done = work();
@@ -73,10 +76,10 @@ pub struct Given {
 }
 
 impl Counters {
-    /// `bytes` bytes, up to [`BYTES`], for a launch on a stream of the current context; none where there is no memory, or no
-    /// more in reserve for a stream that is being captured.
+    /// `bytes` bytes, up to [`BYTES`], for a launch on a stream of the current context; none where there is no memory,
+    /// or no more in reserve for a stream that is being captured.
     pub fn of(&self, stream: CUstream, bytes: usize) -> Option<Given> {
-        // First, as for whoever else speaks to the driver: its holders must not wait for the map's.
+        // Before the map's lock: a thread that holds `no_capture` may wait for that one.
         let _hold = no_capture();
         let mut known = self.lock();
         let (handle, bytes) = (stream.addr(), bytes.next_multiple_of(ALIGNMENT));
@@ -92,7 +95,7 @@ impl Counters {
         if handle == PER_THREAD {
             return None;
         }
-        // Whoever is captured has run before.
+        // A launch runs before it is captured: this fills the reserve.
         if known.reserve.iter().map(|(_, left)| left).sum::<usize>() < RESERVE / 2 {
             known.reserve.push((zeros(RESERVE)?, RESERVE));
         }
@@ -110,7 +113,7 @@ impl Counters {
 }
 
 impl Known {
-    /// So many bytes for a launch of a graph: what one like it had, or some of the reserve.
+    /// Memory for a captured launch: that of a destroyed graph, or some of the reserve.
     fn take(&mut self, bytes: usize) -> Option<CUdeviceptr> {
         if let Some(at) = self.returned.iter().position(|(_, had)| *had == bytes) {
             return Some(self.returned.swap_remove(at).0);
@@ -131,7 +134,7 @@ fn is_captured(stream: CUstream) -> bool {
 }
 
 fn zeros(bytes: usize) -> Option<CUdeviceptr> {
-    // SAFETY: the context is current; the memory is never freed, and it is cleared before anyone has its address.
+    // SAFETY: the context is current; the memory is never freed, and it is cleared before its address is used.
     unsafe {
         let address = result::malloc_sync(bytes).ok()?;
         let cleared = result::memset_d8_sync(address, 0, bytes).and_then(|()| stream::synchronize(stream::null()));
@@ -162,7 +165,7 @@ mod tests {
         };
         let (given, first) = keep_counters(|| [256, 512, 256].map(take));
         assert_eq!(given, [Some(1000), Some(8000), Some(1256)]);
-        // No one keeps these.
+        // These are not kept.
         assert_eq!((take(256), take(512)), (Some(8512), None));
         assert_eq!(counters.lock().reserve, [(8768, 256)]);
         drop(first);

@@ -54,7 +54,7 @@ impl Gpu {
     /// The device of that number, opened once for the whole process.
     pub fn shared(ordinal: usize) -> Result<&'static Self, CudaError> {
         static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
-        // First: opening one asks for it too, and must not wait for someone who waits for the list.
+        // Before the list's lock, because opening a device takes it too: one order of the two locks everywhere.
         let _hold = no_capture();
         let mut gpus = GPUS.lock();
         if let Some((_, gpu)) = gpus.iter().find(|(known, _)| *known == ordinal) {
@@ -70,7 +70,7 @@ impl Gpu {
         self.context.ordinal()
     }
 
-    /// Bytes of memory on the device that no one has.
+    /// Bytes of free memory on the device.
     pub fn free_bytes(&self) -> Result<usize, CudaError> {
         self.bind()?;
         result::mem_get_info().map(|(free, _)| free).map_err(asked("asking how much memory is free"))
@@ -86,7 +86,8 @@ impl Gpu {
         &self.context
     }
 
-    /// Puts a copy of `bytes` bytes on a stream: `PagedKvAppend` works on one pool, so whoever has two copies first.
+    /// Enqueues a copy of `bytes` bytes on a stream: `PagedKvAppend` works in place, so a caller with two pools copies
+    /// first.
     ///
     /// # Safety
     /// Both addresses are ones of this device, of memory as long as that and alive until the stream has done this; the two
@@ -103,10 +104,11 @@ impl Gpu {
         unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }.map_err(asked("copying on the device"))
     }
 
-    /// On Hopper a kernel begins while the one before it ends; all of them wait for it before they touch what anyone writes.
+    /// Launches a kernel by programmatic dependent launch where the chip has it (Hopper): it starts while the kernel in
+    /// front still runs, and waits for that one before it reads or writes what another kernel writes.
     ///
     /// # Safety
-    /// As for [`Function::launch`]; the kernel is one of cuda/dense*.cu, cuda/linear_hopper.cu, cuda/ends.cu or cuda/append.cu.
+    /// As for [`Function::launch`]; the kernel waits (cuda/common/dependent_launch.cuh).
     pub(in crate::cuda) unsafe fn launch_dependent(
         &self,
         function: Function,
@@ -116,17 +118,17 @@ impl Gpu {
         stream: CUstream,
         arguments: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
-        // SAFETY: the caller's; on Hopper the kernels wait for whatever stands in front of them.
+        // SAFETY: the caller's; on Hopper the kernels wait for the kernel in front of them.
         unsafe {
             if self.modules.attention_sm90.is_some() {
-                function.follow(blocks, threads, shared, stream, arguments)
+                function.launch_dependent(blocks, threads, shared, stream, arguments)
             } else {
                 function.launch(blocks, threads, shared, stream, arguments)
             }
         }
     }
 
-    /// Reads numbers from the device after what stands on the stream, and waits for it.
+    /// Reads numbers from the device behind what is on the stream, and waits for it.
     ///
     /// # Safety
     /// The address and the stream are of this device, the memory there is as long as `into`, and `T` has no invalid bit
@@ -142,7 +144,7 @@ impl Gpu {
         unsafe { self.wait(stream) }
     }
 
-    /// Writes numbers to the device after what stands on the stream, and waits for it.
+    /// Writes numbers to the device behind what is on the stream, and waits for it.
     ///
     /// # Safety
     /// The address and the stream are of this device, and the memory there is as long as `from`; nothing else uses it
@@ -158,7 +160,7 @@ impl Gpu {
         unsafe { self.wait(stream) }
     }
 
-    /// Waits until a stream has done everything that stands on it.
+    /// Waits until a stream is done with everything on it.
     ///
     /// # Safety
     /// The stream is one of this device.
@@ -176,7 +178,7 @@ impl Gpu {
         result::ctx::synchronize().map_err(asked("waiting for the device"))
     }
 
-    /// Whether what is put on a stream goes into a CUDA graph, where no one can wait for it.
+    /// Whether a stream is being captured into a CUDA graph: then nothing can wait for it.
     ///
     /// # Safety
     /// The stream is one of this device.

@@ -1,4 +1,4 @@
-//! Tokens out of pages and back: how a history travels between the pool and the host.
+//! Packs tokens out of their pages, and unpacks them: a history on its way between the pool and the host.
 
 use std::ffi::c_void;
 use std::ptr::from_mut;
@@ -11,7 +11,7 @@ use super::raw::Move;
 use super::sizes::{MOST, copy_width};
 
 const THREADS: u32 = 256;
-/// Enough to keep the link to the host busy, and few enough to leave the device to others.
+/// Enough to saturate the link to the host, and few enough to leave the device to other kernels.
 const MOST_BLOCKS: usize = 264;
 
 /// Tokens of one user in one layer: in pages of a pool, and packed, keys first, then values.
@@ -59,7 +59,7 @@ impl Tokens {
 }
 
 impl Gpu {
-    /// Puts on a stream that tokens of a user are packed, out of their pages.
+    /// Enqueues the packing of a user's tokens out of their pages on a stream.
     ///
     /// # Safety
     /// As for [`attention`](Self::attention).
@@ -69,7 +69,7 @@ impl Gpu {
         unsafe { launch(self, "pack", tokens, stream) }
     }
 
-    /// Puts on a stream that packed tokens of a user go into their pages.
+    /// Enqueues the unpacking of a user's tokens into their pages on a stream.
     ///
     /// # Safety
     /// As for [`append`](Self::append).

@@ -118,7 +118,7 @@ impl Module {
         if let Some(found) = known().get(name) {
             return Ok(*found);
         }
-        // The driver loads a kernel when it is first asked for. Before the map's lock, which whoever captures may want.
+        // The driver loads a kernel at its first use. Before the map's lock, which a thread that captures may take.
         let _hold = no_capture();
         let mut functions = known();
         let c_name = CString::new(name).expect("names of kernels have no zeros");
@@ -158,7 +158,7 @@ fn most_clusters(function: CUfunction, shared: usize, threads: u32, cluster: u32
 }
 
 impl Function {
-    /// Puts the kernel on a stream.
+    /// Enqueues the kernel on a stream.
     ///
     /// # Safety
     /// `arguments` point to values of the types that the kernel takes, in its order.
@@ -176,13 +176,14 @@ impl Function {
             .map_err(asked("launching a kernel"))
     }
 
-    /// As [`launch`](Self::launch), of a kernel that may begin before the one in front of it on the stream has ended
-    /// (`let_follow` of cuda/async.cuh). It waits for that one itself, at the latest before its own end.
+    /// As [`launch`](Self::launch), by programmatic dependent launch: the kernel may start before the one in front of
+    /// it on the stream has ended (cuda/common/dependent_launch.cuh). It waits for that one itself, at the latest
+    /// before its own end.
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch); nothing on the stream but kernels of this library stands in front, unless the kernel
+    /// As for [`launch`](Self::launch); only kernels of this library are in front on the stream, unless the kernel
     /// waits before it reads or writes what others do.
-    pub unsafe fn follow(
+    pub unsafe fn launch_dependent(
         self,
         blocks: u32,
         threads: u32,

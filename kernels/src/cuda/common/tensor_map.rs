@@ -1,4 +1,4 @@
-//! What the copy engine of Hopper has to know of a tensor.
+//! Descriptions of tensors for the TMA (Tensor Memory Accelerator), Hopper's copy engine.
 
 use cudarc::driver::sys::{
     CUdeviceptr, CUtensorMap, CUtensorMapDataType_enum as DataType, CUtensorMapFloatOOBfill_enum as Fill,
@@ -13,8 +13,8 @@ use super::raw::TensorMap;
 const _: () =
     assert!(size_of::<TensorMap>() == size_of::<CUtensorMap>() && align_of::<TensorMap>() == align_of::<CUtensorMap>());
 
-/// Describes a tensor without gaps, innermost dimension first, to be fetched by boxes that are 128 or 64 bytes wide. Numbers
-/// of f32 are rounded to TF32 on their way.
+/// Describes a tensor without gaps, innermost dimension first, to be fetched by boxes that are 128 or 64 bytes wide.
+/// Numbers of f32 are rounded to TF32 on their way.
 pub fn describe<const N: usize>(
     element: Type,
     address: CUdeviceptr,
@@ -53,7 +53,7 @@ pub fn describe<const N: usize>(
         )
     }
     .result()
-    .map_err(asked("describing a tensor to the copy engine"))?;
+    .map_err(asked("describing a tensor to the TMA"))?;
     Ok(TensorMap(map.opaque))
 }
 

@@ -14,11 +14,12 @@ use crate::cuda::common::gpu::Gpu;
 
 /// Slots of a block, where a warp has one.
 const SLOTS: usize = THREADS as usize / 32;
-/// The longest row that a block keeps aside until it is known to be whole: every chip since sm_80 has as much shared memory.
+/// The longest row that a block keeps aside until it is known to be whole: every chip since sm_80 has as much shared
+/// memory.
 const MOST_ROW_BYTES: usize = 96 << 10;
 
-/// A lookup of keys, any number of times each, whose rows are combined as [`crate::Pool`] does it: the vectors are the same
-/// to the bit.
+/// A lookup of keys, any number of times each, whose rows are combined as [`crate::Pool`] does it: the vectors are the
+/// same to the bit.
 #[derive(Clone, Copy, Debug)]
 pub struct TableBag {
     /// Where.
@@ -59,7 +60,7 @@ impl TableBag {
 /// The slots of a lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots {
-    /// `[count + 1]` of i64: where the keys of each slot begin. Whatever they hold, no kernel reads beside the keys.
+    /// `[count + 1]` of i64: where the keys of each slot begin. No value in them makes a kernel read outside the keys.
     pub offsets: CUdeviceptr,
     /// How many slots there are.
     pub count: usize,
@@ -79,7 +80,8 @@ pub struct GivenRows {
 }
 
 impl Gpu {
-    /// As [`table_lookup`](Self::table_lookup), and combines the rows into a vector for each slot of keys, in one launch.
+    /// As [`table_lookup`](Self::table_lookup), and combines the rows into a vector for each slot of keys, in one
+    /// launch.
     ///
     /// # Safety
     /// As for [`table_lookup`](Self::table_lookup).
@@ -122,18 +124,19 @@ unsafe fn launch(gpu: &Gpu, call: &TableBag, stream: CUstream) -> Result<(), Cud
         },
     };
     let (kernel, per_block, shared) = kernel(&call.table, call.vectors)?;
-    // A kernel is allowed its most once and for all, whichever table comes first.
+    // The limit of a kernel is set once, so it is the most that any table needs.
     let most = if shared > 0 { MOST_ROW_BYTES } else { 0 };
     let function = gpu.modules.embedding_bag.function(&format!("bag_{}_{kernel}", call.table.element.name()), most)?;
     let mut table = call.table.raw();
     let mut arguments = [from_mut(&mut table).cast::<c_void>(), from_mut(&mut raw).cast()];
-    // One block also where there are no slots: someone has to say that none are missing.
+    // One block even for no slots: it writes that none are missing.
     let blocks = slots.div_ceil(per_block).max(1) as u32;
     // SAFETY: the kernel takes a `Table` and a `Bag`.
     unsafe { function.launch(blocks, THREADS, shared, stream, &mut arguments) }
 }
 
-/// The kernel for a table's rows and vectors that begin there, how many slots a block of it has, and how much shared memory.
+/// The kernel for a table's rows and vectors that begin there, how many slots a block of it has, and how much shared
+/// memory.
 fn kernel(table: &DeviceTable, vectors: CUdeviceptr) -> Result<(&'static str, usize, usize), CudaError> {
     let DeviceTable { dim, rows, element, .. } = *table;
     // Four elements at a time, where those of every row begin at a multiple of their size.

@@ -19,7 +19,7 @@ const PRESENT_SHIFT: u32 = 2;
 pub(super) const THREADS: u32 = 256;
 /// Keys that a block looks up; `TILE` of cuda/embedding/embedding_table.cu.
 const TILE: usize = 128;
-/// More for each multiprocessor than it has room for: each goes on until all rows are put.
+/// Blocks for each multiprocessor: more than fit at once. Each loops until all rows are put.
 const PUT_BLOCKS: u32 = 8;
 
 /// A table, by the addresses of its memory. All of it is zeros at first: a table without rows.
@@ -150,8 +150,8 @@ pub(super) fn counted(count: usize) -> Result<i32, CudaError> {
 }
 
 impl Gpu {
-    /// Puts a lookup in an embedding table on a stream. It may run while rows are put into the table on other streams: what
-    /// it finds is whole, as it was before or after.
+    /// Enqueues a lookup in an embedding table on a stream. It may run while rows are put into the table on other
+    /// streams: what it finds is whole, as it was before or after.
     ///
     /// # Safety
     /// Every address of the call is one of this device, of memory as long as the call says and alive until the stream has
@@ -162,8 +162,8 @@ impl Gpu {
         unsafe { self::lookup(self, call, stream) }
     }
 
-    /// Puts on a stream that rows go into an embedding table, each in place of the least recently used one of its set if
-    /// there is no room. It may run beside lookups and other puts.
+    /// Enqueues the insertion of rows into an embedding table on a stream. A full set evicts its least recently used
+    /// row. It may run at the same time as lookups and other puts.
     ///
     /// # Safety
     /// As for [`table_lookup`](Self::table_lookup).
@@ -202,7 +202,7 @@ unsafe fn lookup(gpu: &Gpu, call: &TableLookup, stream: CUstream) -> Result<(), 
     let function = gpu.modules.embedding_table.function(&format!("lookup_{}_{kernel}", element.name()), 0)?;
     let mut table = call.table.raw();
     let mut arguments = [from_mut(&mut table).cast::<c_void>(), from_mut(&mut raw).cast()];
-    // One block also where there are no keys: someone has to say that none are missing.
+    // One block even for no keys: it writes that none are missing.
     let blocks = call.count.div_ceil(TILE).max(1) as u32;
     // SAFETY: the kernel takes a `Table` and a `Lookup`.
     unsafe { function.launch(blocks, THREADS, 0, stream, &mut arguments) }

@@ -13,7 +13,7 @@ use crate::cuda::common::sizes::copy_width;
 const THREADS: u32 = 256;
 
 impl Gpu {
-    /// Puts `PagedKvAppend` on a stream, in place on the pool.
+    /// Enqueues `PagedKvAppend` on a stream, in place on the pool.
     ///
     /// # Safety
     /// As for [`attention`](Self::attention); nothing else touches the slots that are written.
@@ -38,6 +38,7 @@ pub unsafe fn launch(gpu: &Gpu, call: &Append, stream: CUstream) -> Result<(), C
     let blocks = (call.rows.total_rows as u32).div_ceil(THREADS / 32);
     let (mut raw, mut element_bytes) = (call.raw(), call.element.bytes() as i32);
     let mut arguments = [from_mut(&mut raw).cast::<c_void>(), from_mut(&mut element_bytes).cast()];
-    // SAFETY: the kernel takes a `Call` and an `int`, and waits for the kernel before it on chips that let it begin earlier.
+    // SAFETY: the kernel takes a `Call` and an `int`, and waits for the kernel before it on chips that let it begin
+    // earlier.
     unsafe { gpu.launch_dependent(function, blocks, THREADS, 0, stream, &mut arguments) }
 }

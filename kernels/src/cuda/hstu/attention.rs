@@ -14,7 +14,7 @@ use super::{append, attention_sm90};
 use crate::cuda::common::error::{CudaError, asked};
 use crate::cuda::common::gpu::Gpu;
 
-/// Threads of a block of each kernel, and rows that it has; see cuda/*.cu.
+/// Threads of a block of each kernel, and its rows; cuda/hstu/hstu_attention_*.cu.
 const PLAIN_THREADS: usize = 128;
 const MMA_THREADS: u32 = 128;
 const MMA_ROWS: usize = 64;
@@ -23,9 +23,9 @@ const MMA_ROWS: usize = 64;
 pub enum Path {
     /// Every type, D up to 512.
     Plain,
-    /// Matrix units of sm_80 and later: f16 and bf16, D = 32, 64, 128 or 256.
+    /// Tensor cores of sm_80 and later (mma.sync): f16 and bf16, D = 32, 64, 128 or 256.
     Mma,
-    /// Warpgroup matrix units and the copy engine of sm_90a: as `Mma`.
+    /// wgmma and TMA of sm_90a: as `Mma`.
     Hopper,
 }
 
@@ -38,7 +38,7 @@ impl Gpu {
         paths
     }
 
-    /// Puts `HstuAttention` on a stream, by the fastest kernel that takes the call. Every element of the output is
+    /// Enqueues `HstuAttention` on a stream, by the fastest kernel that takes the call. Every element of the output is
     /// written that is in some user's rows. A call that appends does what [`append`](Self::append) does, too.
     ///
     /// # Safety
@@ -51,8 +51,9 @@ impl Gpu {
         unsafe { self.attention_by(path, call, stream) }
     }
 
-    /// How much memory on the device makes a call faster, where it is given to [`attention_in`](Self::attention_in); 0
-    /// where none does. It depends on the shapes alone: B, T, H, D, the page size and how many page ids there are.
+    /// How much scratch memory on the device makes a call faster, if it is given to
+    /// [`attention_in`](Self::attention_in); 0 where none does. It depends on the shapes alone: B, T, H, D, the page
+    /// size and how many page ids there are.
     pub fn scratch_bytes(&self, call: &Attention) -> Result<usize, CudaError> {
         let most = self.most_scratch_bytes(call)?;
         self.bind()?;

@@ -15,41 +15,42 @@ use crate::cuda::common::tensor_map::describe;
 
 const CLUSTER: u32 = 4;
 
-/// Items for each multiprocessor from which on the Hopper kernel gets a block for each: then the hardware's choice of who
-/// does what next is worth more than fetching ahead from one item to the next.
+/// Items for each multiprocessor from which on each item gets a block of its own, instead of a persistent kernel: then
+/// the hardware's scheduling is worth more than prefetching from one item to the next.
 const MANY_ITEMS: u32 = 8;
 
-/// Keys below which the Hopper kernel never shares a user's keys out; `is_split` of cuda/call.cuh.
+/// Keys below which a user is never split; `is_split` of cuda/common/attention/batch.cuh.
 const SPLIT_KEYS: usize = 1024;
 
-/// Segments of the keys of a split user, and the slots for the sums over them; `SEGMENTS` of cuda/hopper_ring.cuh, and `Common` of
-/// cuda/hopper_parts.cuh.
+/// Segments of the keys of a split user, and the slots for the sums over them; `SEGMENTS` of
+/// cuda/common/attention_sm90/traits.cuh, and `Common` of split_kv.cuh.
 const SEGMENTS: usize = 4;
 const SLOTS: usize = 2;
 
-/// What a kernel does beside; cuda/hopper_ring.cuh.
+/// Flags of a launch; cuda/common/attention_sm90/traits.cuh.
 const APPENDS: i32 = 1;
 const ALONE: i32 = 2;
 const CLEARS: i32 = 4;
 const EARLY: i32 = 8;
 
-/// Scratch memory beyond which a call makes do without.
+/// The most scratch memory that a call uses: one that needs more does without.
 const MOST_SCRATCH: usize = 256 << 20;
 
-/// What the parts of a call need; see [`Gpu::most_scratch_bytes`].
+/// The scratch memory of split-KV by parts; see [`Gpu::most_scratch_bytes`].
 pub fn scratch_bytes(call: &Attention) -> usize {
     let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
     let bytes = parted_blocks(call) * SLOTS * rows * call.rows.head_size * size_of::<f32>();
     if bytes > MOST_SCRATCH || counter_bytes(call) > counters::BYTES { 0 } else { bytes }
 }
 
-/// One for the 64 rows of each warpgroup behind those for all; `Common` of cuda/hopper_parts.cuh.
+/// Four counters of the call, then one for the 64 rows of each warpgroup; `Common` of
+/// cuda/common/attention_sm90/split_kv.cuh.
 fn counter_bytes(call: &Attention) -> usize {
     let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
     (4 + parted_blocks(call) * (rows / 64)) * size_of::<u32>()
 }
 
-/// The blocks of rows that split users can have at most where parts do them.
+/// The most blocks of rows that split users can have in `Mode::Parts`.
 fn parted_blocks(call: &Attention) -> usize {
     let Shape { rows, .. } = Shape::of(call.rows.head_size, Mode::Parts);
     row_blocks(call, rows_to_split(call), rows) * call.rows.heads
@@ -61,19 +62,20 @@ pub fn wants_scratch(gpu: &Gpu, call: &Attention) -> Result<bool, CudaError> {
     Ok(mostly_split(call) && !few_items(call, clustered(module, call)?.clusters))
 }
 
-/// Whether all items are soon done by so many clusters: there is one for each, or for two of them where heads are not large (parts
-/// that all run at once have to wait for one another).
+/// Whether all items are soon done by so many clusters: there is one for each, or for two of them where heads are not
+/// large (parts that all run at once have to wait for one another).
 fn few_items(call: &Attention, clusters: u32) -> bool {
     let each = if call.rows.head_size == 256 { 1 } else { 2 };
     clustered_items(call) <= each * clusters as usize
 }
 
-/// Not where most users cannot be split, because their rows are more than a quarter of the tokens that there are pages for.
+/// Not where most users cannot be split, because their rows are more than a quarter of the tokens that there are pages
+/// for.
 fn mostly_split(call: &Attention) -> bool {
     rows_to_split(call) > 0 && call.rows.total_rows <= tokens(call) / 4
 }
 
-/// The items that split users can have at most where clusters do them.
+/// The most items that split users can have in `Mode::Cluster`.
 fn clustered_items(call: &Attention) -> usize {
     row_blocks(call, rows_to_split(call), Shape::of(call.rows.head_size, Mode::Cluster).rows) * call.rows.heads
 }
@@ -95,7 +97,8 @@ fn clustered(module: &Module, call: &Attention) -> Result<Function, CudaError> {
     module.clustered(&name, shared, threads, CLUSTER)
 }
 
-/// What the Hopper kernel does with the keys of an item; `Mode` of cuda/hopper_ring.cuh.
+/// What a kernel does with the keys of an item: all of them, or split-KV; `Mode` of
+/// cuda/common/attention_sm90/traits.cuh.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
     Whole,
@@ -103,7 +106,7 @@ enum Mode {
     Parts,
 }
 
-/// How the Hopper kernel is compiled for a head size; `Shape` of cuda/hopper_ring.cuh.
+/// How a kernel is compiled for a head size; `Traits` of cuda/common/attention_sm90/traits.cuh.
 struct Shape {
     rows: usize,
     threads: u32,
@@ -135,8 +138,8 @@ impl Shape {
     }
 }
 
-/// One kernel where most users are split: in parts where there is memory for that, else in clusters if there are few items.
-/// Otherwise one for the users who are not, and then one for those who are, if there can be any.
+/// One kernel where most users are split: in parts where there is memory for that, else in clusters if there are few
+/// items. Otherwise one for the users that are not split, and then one for those that are, if there can be any.
 ///
 /// # Safety
 /// As for [`Gpu::attention`]; the kernel takes the call.
@@ -167,9 +170,9 @@ pub unsafe fn launch(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stre
             from_mut(&mut address).cast(),
             from_mut(&mut most).cast(),
         ];
-        // SAFETY: the kernel takes a `Call`, `Maps`, two `int`s, two addresses and an `int64_t`; it waits before it reads what
-        // anyone writes.
-        return unsafe { parts.follow(count, threads, shared, stream, arguments) };
+        // SAFETY: the kernel takes a `Call`, `AttentionMaps`, two `int`s, two addresses and an `int64_t`; it waits
+        // before it reads what another kernel writes.
+        return unsafe { parts.launch_dependent(count, threads, shared, stream, arguments) };
     }
     let split = if rows_to_split(call) > 0 { Some(clustered(module, call)?) } else { None };
     let alone = split.filter(|split| mostly_split(call) && few_items(call, split.clusters)).is_some();
@@ -181,7 +184,7 @@ pub unsafe fn launch(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stre
         let count = if one_each { items } else { items.min(gpu.multiprocessors) };
         let (mut per_piece, mut duties) = (if one_each { 1 } else { 2 }, beside);
         let arguments = &mut [raw, maps, granule, from_mut::<i32>(&mut per_piece).cast(), from_mut(&mut duties).cast()];
-        // SAFETY: the kernel takes a `Call`, `Maps` and three `int`s.
+        // SAFETY: the kernel takes a `Call`, `AttentionMaps` and three `int`s.
         unsafe { whole.launch(count, threads, shared, stream, arguments) }?;
     }
     let Some(split) = split else { return Ok(()) };
@@ -192,12 +195,13 @@ pub unsafe fn launch(gpu: &Gpu, call: &Attention, scratch: Option<Scratch>, stre
     let early = if call.settled_indices { EARLY } else { 0 };
     let mut duties = if alone { beside | ALONE | early } else { 0 };
     let arguments = &mut [raw, maps, granule, from_mut(&mut duties).cast()];
-    // SAFETY: the kernel takes a `Call`, `Maps` and two `int`s; it waits before it reads what anyone writes, or comes behind
-    // the kernel above, which must be an ordinary launch for that: it begins when all before it has ended.
-    unsafe { split.follow(clusters * CLUSTER, threads, shared, stream, arguments) }
+    // SAFETY: the kernel takes a `Call`, `AttentionMaps` and two `int`s; it waits before it reads what another kernel
+    // writes, or comes behind the kernel above, which must be an ordinary launch for that: it begins when all before it
+    // has ended.
+    unsafe { split.launch_dependent(clusters * CLUSTER, threads, shared, stream, arguments) }
 }
 
-/// Rows of a box of queries, keys and values; `BOX` of cuda/hopper.cu.
+/// Rows of a TMA box of queries, keys and values; `BOX` of cuda/common/attention_sm90/traits.cuh.
 const BOX: usize = 64;
 
 impl AttentionMaps {

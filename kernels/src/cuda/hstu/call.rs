@@ -78,7 +78,7 @@ pub struct Attention {
     pub settled_indices: bool,
 }
 
-/// Memory on the device for what a call computes on its way. What it holds before does not matter.
+/// Scratch memory on the device for one call. Its content before does not matter.
 #[derive(Clone, Copy, Debug)]
 pub struct Scratch {
     /// Where it begins; a multiple of 16.
@@ -200,7 +200,7 @@ impl Attention {
             && addresses.iter().all(|address| address % 16 == 0)
     }
 
-    /// The copy engine counts rows in 32 bits, and bytes from one row to the next in 40.
+    /// The TMA counts rows in 32 bits, and bytes from one row to the next in 40.
     pub(super) fn suits_copy_engine(&self) -> bool {
         let rows = self.cache.map_or(0, |cache| cache.pool_rows());
         self.suits_matrix_units() && rows < MOST && self.rows.heads * self.rows.head_size < 1 << 38
@@ -226,8 +226,8 @@ impl Attention {
 }
 
 impl Append {
-    /// Checks what is known on the host. [`Gpu::append`](crate::cuda::Gpu::append) does so too: this is for whoever writes to the
-    /// pool before.
+    /// Checks what is known on the host. [`Gpu::append`](crate::cuda::Gpu::append) does so too: this is for callers
+    /// that write to the pool before.
     pub fn check(&self) -> Result<(), CudaError> {
         self.rows.check()?;
         self.cache.check()
@@ -238,7 +238,7 @@ impl Append {
     }
 }
 
-/// The most blocks of `height` rows that users can have who have `rows` together.
+/// The most blocks of `height` rows that users with `rows` rows together can have.
 pub(super) fn row_blocks(call: &Attention, rows: usize, height: usize) -> usize {
     (rows + call.rows.users.min(rows) * (height - 1)) / height
 }

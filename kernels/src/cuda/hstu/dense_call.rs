@@ -56,7 +56,7 @@ pub struct Project {
     pub constant: bool,
 }
 
-/// Some of the rows of a tensor, as [`crate::Taken`]. A row that there is not counts as zeros.
+/// Some of the rows of a tensor, as [`crate::Taken`]. A row that does not exist counts as zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
     /// R.
@@ -92,7 +92,7 @@ pub struct Gate {
     pub epsilon: f32,
     /// What is normed together.
     pub norm: GateNorm,
-    /// Whether u and what was attended stand in front.
+    /// Whether y is the concatenation of u, the attended rows and the gated norm.
     pub concat: bool,
     /// Whether nothing on the stream writes weight and bias: they are then read while the kernel in front still runs.
     pub constant: bool,
@@ -130,14 +130,14 @@ pub struct Output {
 pub enum DensePath {
     /// Every type and shape.
     Plain,
-    /// Warpgroup matrix units and the copy engine of sm_90a: f16 and bf16, sizes that are multiples of 8, and of 32 for each
+    /// wgmma and TMA of sm_90a: f16 and bf16, sizes that are multiples of 8, and of 32 for each
     /// of several outputs.
     Hopper,
 }
 
 impl Taken {
-    /// For so many rows of an output. Refuses to take some where there are none: such tensors may have no address, which means
-    /// to kernels that they are not given.
+    /// For so many rows of an output. Refuses to take some where there are none: such tensors may have no address,
+    /// which means to kernels that they are not given.
     pub(super) fn raw(taken: Option<Self>, rows: usize) -> Result<raw::Taken, CudaError> {
         match taken {
             None => Ok(raw::Taken { index: 0, of: 0 }),
@@ -211,7 +211,7 @@ mod tests {
             output: 64,
             constant: false,
         };
-        let refused = output(3, 0).raw().err().expect("there are none").to_string();
+        let refused = output(3, 0).raw().expect_err("there are none").to_string();
         assert!(refused.contains("3 rows by an index, expected rows of the 0 that there are"), "{refused}");
         assert_eq!(output(0, 0).raw().map(|raw| raw.taken.index).ok(), Some(48));
         assert_eq!(output(3, 2).raw().map(|raw| (raw.taken.index, raw.taken.of)).ok(), Some((48, 2)));

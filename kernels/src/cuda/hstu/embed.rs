@@ -80,7 +80,7 @@ impl Embed<'_> {
         raw
     }
 
-    /// Elements that a thread has: as many as 16 bytes of the output hold where everything lies so.
+    /// Elements that a thread has: as many as 16 bytes of the output hold, if everything is aligned to 16 bytes.
     fn each(&self) -> usize {
         let tables = self.tables.iter().chain(self.learned).fold(self.y, |all, lookup| all | lookup.table);
         let vector = 16 / self.element.bytes();
@@ -89,7 +89,7 @@ impl Embed<'_> {
 }
 
 impl Gpu {
-    /// Puts `HstuEmbed` on a stream. Whatever indices hold, nothing outside the tensors is read or written.
+    /// Enqueues `HstuEmbed` on a stream. No value in an index makes it read or write outside the tensors.
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).

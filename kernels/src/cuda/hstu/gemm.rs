@@ -18,7 +18,7 @@ const PLAIN_TILE: usize = 64;
 const PLAIN_THREADS: u32 = 256;
 
 impl Gpu {
-    /// Puts `HstuProject` on a stream, by the fastest kernel that takes the call.
+    /// Enqueues `HstuProject` on a stream, by the fastest kernel that takes the call.
     ///
     /// # Safety
     /// As for [`norm`](Self::norm); the outputs are apart from one another.
@@ -36,7 +36,8 @@ impl Gpu {
         unsafe { self.multiplied(Some(path), call.raw()?, call.element, stream) }
     }
 
-    /// Puts `HstuOutput` on a stream, by the fastest kernel that takes the call. Of an index as for [`gate`](Self::gate).
+    /// Enqueues `HstuOutput` on a stream, by the fastest kernel that takes the call. Of an index as for
+    /// [`gate`](Self::gate).
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).

@@ -16,8 +16,9 @@ use crate::cuda::common::tensor_map::describe_matrix;
 /// Elements of the depth that a box has; `DEPTH` of cuda/hstu/hstu_gemm_sm90.cuh.
 const DEPTH: usize = 64;
 
-/// Bytes out of the L2 cache that count as a nanosecond more. They take power, and a GPU that has reached its limit lowers its clock:
-/// one that fetches less, and is a little slower alone, made models as a whole faster (sdk/docs/benchmarks.md).
+/// Bytes out of the L2 cache that count as a nanosecond more. They take power, and a GPU that has reached its limit
+/// lowers its clock: one that fetches less, and is a little slower alone, made models as a whole faster
+/// (sdk/docs/benchmarks.md).
 const BYTES_A_NANOSECOND: usize = 20 << 10;
 
 /// A kernel for one shape of tile; `Tile` of cuda/hstu/hstu_gemm_sm90.cuh.
@@ -30,8 +31,8 @@ struct Tile {
     stages: usize,
     /// Whether each of them has a tile of its own, instead of all of them one.
     turns: bool,
-    /// What it takes on an H200, in nanoseconds: a kernel with one tile for each block but for its steps; a step of the depth;
-    /// what a further tile of a block takes beside its steps.
+    /// What it takes on an H200, in nanoseconds: a kernel with one tile for each block but for its steps; a step of the
+    /// depth; what a further tile of a block takes beside its steps.
     once: usize,
     step: usize,
     further: usize,
@@ -97,7 +98,7 @@ impl Tile {
     }
 }
 
-/// Whether the kernels take a call: the copy engine wants rows of 16 bytes.
+/// Whether the kernels take a call: the TMA needs rows of multiples of 16 bytes.
 pub fn takes(call: &Product, element: Type) -> bool {
     let addresses = call.x | call.weight | call.residual | call.outputs.iter().fold(0, |all, output| all | output);
     element != Type::F32
@@ -147,7 +148,7 @@ impl GemmMaps {
 mod tests {
     use super::*;
     use crate::Activation;
-    use crate::cuda::Taken;
+    use crate::cuda::hstu::dense_call::Taken;
 
     fn call(rows: i32, depth: i32, columns: i32, part: i32) -> Product {
         let (x, weight, outputs) = (16, 32, [48, 64, 80, 96]);

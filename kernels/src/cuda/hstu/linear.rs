@@ -1,7 +1,7 @@
 //! `HstuLinear` on the GPU: which kernel takes a call.
 //!
-//! It is chosen by the weight alone and by where tensors lie, for each adds up in an order of its own: what is in the batch
-//! beside a row must not change a bit of it.
+//! It is chosen by the weight alone and by where tensors lie, for each adds up in an order of its own: what is in the
+//! batch beside a row must not change a bit of it.
 
 use std::ffi::c_void;
 use std::ptr::from_mut;
@@ -17,7 +17,8 @@ use crate::cuda::common::gpu::Gpu;
 use crate::cuda::common::sizes::check_sizes;
 use crate::cuda::common::tensor_map::describe_matrix;
 
-/// Columns up to which there is a kernel that is not by tiles, its rows of a block, and threads; `product_few` of cuda/hstu/hstu_gemm_simt.cu.
+/// Columns up to which there is a kernel that is not by tiles, its rows of a block, and threads; `product_few` of
+/// cuda/hstu/hstu_gemm_simt.cu.
 const FEW: i32 = 8;
 const FEW_ROWS: usize = 32;
 const FEW_THREADS: u32 = 256;
@@ -81,7 +82,7 @@ impl Linear {
 }
 
 impl Gpu {
-    /// Puts `HstuLinear` on a stream.
+    /// Enqueues `HstuLinear` on a stream.
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).
@@ -95,7 +96,8 @@ impl Gpu {
             let function = self.modules.gemm_simt.function("product_few", 0)?;
             let blocks = call.rows.div_ceil(FEW_ROWS) as u32;
             let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
-            // SAFETY: the kernel takes a `Product`, and waits for the kernel before it on chips that let it begin earlier.
+            // SAFETY: the kernel takes a `Product`, and waits for the kernel before it on chips that let it begin
+            // earlier.
             return unsafe { self.launch_dependent(function, blocks, FEW_THREADS, 0, stream, &mut arguments) };
         }
         match &self.modules.linear_sm90 {

@@ -21,7 +21,7 @@ const AT_ONCE: usize = 2;
 const MANY_UNITS: usize = 16;
 
 impl Gpu {
-    /// Puts `HstuNorm` on a stream.
+    /// Enqueues `HstuNorm` on a stream.
     ///
     /// # Safety
     /// Every address of the call is one of this device, of memory as long as the call's shapes say and alive until the
@@ -46,7 +46,7 @@ impl Gpu {
         unsafe { self.normed(raw, call.width, call.element, stream) }
     }
 
-    /// Puts `HstuGate` on a stream. Whatever an index holds, nothing outside the tensors is read or written.
+    /// Enqueues `HstuGate` on a stream. No value in an index makes it read or write outside the tensors.
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).
@@ -86,7 +86,7 @@ impl Gpu {
         let units = raw.units as usize;
         let form = form_of(size * element.bytes(), raw.x | raw.u | raw.y | learned);
         let (warps, vectors) = form.unwrap_or((1, 0));
-        // Several units at once give the same bits, so what is in the batch beside may decide.
+        // Several units at once give the same bits, so the size of the batch may decide.
         let whole = raw.groups == 1 && raw.by_group == 0 && raw.concat == 0;
         let many = whole && (warps, vectors) == (4, 1) && units >= MANY_UNITS * self.multiprocessors as usize;
         let name = match form {
@@ -105,12 +105,12 @@ impl Gpu {
 }
 
 /// How many warps have what is normed together, and how many vectors of 16 bytes each lane has of it: what kernels are
-/// compiled for. None where it does not lie so, or is more.
+/// compiled for. None if it is not aligned to 16 bytes, or is longer.
 pub(super) fn form_of(bytes: usize, addresses: CUdeviceptr) -> Option<(usize, usize)> {
     if !bytes.is_multiple_of(16) || !addresses.is_multiple_of(16) {
         return None;
     }
-    // By the size alone: another form adds up in another order, and what is in the batch beside must not change a bit.
+    // By the size alone: another form adds up in another order, and the rest of the batch must not change a bit.
     let known = [(1, 1), (1, 2), (4, 1), (4, 2), (4, 4)];
     known.into_iter().find(|(warps, vectors)| bytes <= warps * vectors * 32 * 16)
 }

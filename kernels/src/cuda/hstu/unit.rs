@@ -30,7 +30,7 @@ pub struct Unit {
 }
 
 impl Gpu {
-    /// Puts `HstuUnit` on a stream.
+    /// Enqueues `HstuUnit` on a stream.
     ///
     /// # Safety
     /// As for [`norm`](Self::norm).

@@ -1,4 +1,4 @@
-//! The few vector operations that the kernels are written in, and who implements them.
+//! The few vector operations that the kernels are written in, and their implementations by instruction set.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -49,8 +49,8 @@ pub(crate) trait Work: Sync {
     unsafe fn run<S: Simd>(&self, task: usize, scratch: &mut Scratch);
 }
 
-/// Runs one task with the instructions of a set. The scratch memory is lent out here, because what is in a closure does not
-/// get the instructions of the function around it.
+/// Runs one task with the instructions of a set. The scratch memory is lent out here, because what is in a closure does
+/// not get the instructions of the function around it.
 ///
 /// # Safety
 /// The CPU has them; what `W` asks for.
