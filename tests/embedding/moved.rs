@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use pagoda::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss, Reach};
+use pagoda::embedding::{EmbeddingTable, Embeddings, Miss, PsJson, Reach};
 use pagoda::{Error, Result};
 use pagoda_test_support::{Folder, Random};
 
@@ -31,7 +31,7 @@ fn open(source: &Path, disk: &Path, more: &str) -> Result<(Embeddings, Embedding
         source.display(),
         disk.display()
     );
-    let embeddings = Embeddings::open(&EmbeddingConfig::from_json(&json, None)?)?;
+    let embeddings = Embeddings::open(&PsJson::from_json(&json, None)?.options)?;
     let table = embeddings.table("t")?;
     Ok((embeddings, table))
 }

@@ -1,4 +1,4 @@
-//! Reads JSON values and knows where each of them stands, so that every error can name the place.
+//! Reads JSON values with their places, so that every error can name the place.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result, Status};
 use crate::json::{Json, closest};
 
-/// Which keys an object may have.
+/// The keys that an object may have.
 pub(super) struct Keys {
-    /// Those that are read.
+    /// The keys that are read.
     pub(super) known: &'static [&'static str],
-    /// Those that are refused by name, and what to do instead.
+    /// The keys that are refused by name, and what to do instead.
     pub(super) refused: &'static [(&'static str, &'static str)],
 }
 
-/// An object all of whose keys are known, each there once.
+/// An object whose keys are all known and unique.
 pub(super) struct Object<'a> {
     place: String,
     keys: &'static Keys,
@@ -22,7 +22,7 @@ pub(super) struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// The object that is the whole configuration.
+    /// The object of the whole configuration.
     pub(super) fn top(json: &'a Json, keys: &'static Keys) -> Result<Self> {
         Field::new("", json).object(keys).map_err(|error| match error.argument() {
             Some("") => error.about("configuration"),
@@ -30,35 +30,35 @@ impl<'a> Object<'a> {
         })
     }
 
-    /// The value of a key, if it is there.
+    /// The value of a key, if the object has it.
     pub(super) fn get(&self, key: &'static str) -> Option<Field<'a>> {
         debug_assert!(self.keys.known.contains(&key), "{key} is read but not known");
         let (_, value) = self.members.iter().find(|(name, _)| name == key)?;
         Some(Field { place: member(&self.place, key), value })
     }
 
-    /// The value of a key that must be there; `what` says what it is for.
+    /// The value of a required key; `what` describes it in the error.
     pub(super) fn required(&self, key: &'static str, what: &str) -> Result<Field<'a>> {
         self.get(key).ok_or_else(|| Error::invalid(member(&self.place, key), format!("is missing: {what}")))
     }
 
-    /// Whether a key says so; `default` if it is not there.
+    /// The boolean of a key; `default` if the object does not have it.
     pub(super) fn flag(&self, key: &'static str, default: bool) -> Result<bool> {
         self.get(key).map_or(Ok(default), |field| field.flag())
     }
 
-    /// The whole number of a key; `default` if it is not there.
+    /// The whole number of a key; `default` if the object does not have it.
     pub(super) fn whole<T: Whole>(&self, key: &'static str, default: T, range: RangeInclusive<T>) -> Result<T> {
         self.get(key).map_or(Ok(default), |field| field.whole(range))
     }
 
-    /// The number of a key; `default` if it is not there.
+    /// The number of a key; `default` if the object does not have it.
     pub(super) fn real(&self, key: &'static str, default: f64, range: RangeInclusive<f64>) -> Result<f64> {
         self.get(key).map_or(Ok(default), |field| field.real(range))
     }
 }
 
-/// A value and its place, e.g. `models[0].sparse_files[1]`.
+/// A value and its place, for example `models[0].sparse_files[1]`.
 #[derive(Clone)]
 pub(super) struct Field<'a> {
     place: String,
@@ -77,9 +77,9 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A whole number in `range`. `1e6` is one too: Python writes large numbers so.
+    /// A whole number in `range`. `1e6` is one too: Python writes large numbers this way.
     pub(super) fn whole<T: Whole>(&self, range: RangeInclusive<T>) -> Result<T> {
-        // Beyond it not every whole number is an f64, and what was written may have been another.
+        // Beyond this not every whole number is an f64: the number in the text may have been another one.
         const EXACT: f64 = (1_u64 << 53) as f64;
         let number = match self.value {
             Json::Whole(number) => u64::try_from(*number).ok(),
@@ -100,7 +100,7 @@ impl<'a> Field<'a> {
         })
     }
 
-    /// A number that a row can hold.
+    /// A number of a row.
     pub(super) fn row_number(&self) -> Result<f32> {
         let number = self.number().map(|number| number as f32).filter(|number| number.is_finite());
         number.ok_or_else(|| self.expected("a number that an f32 can hold"))
@@ -129,7 +129,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A text that no error shows.
+    /// A text that errors do not show.
     pub(super) fn secret(&self) -> Result<&'a str> {
         match self.value {
             Json::Text(text) => Ok(text),
@@ -137,7 +137,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A file or a folder on this machine; a relative one stands in `folder`.
+    /// A file or a folder on this machine. A relative path is relative to `folder`.
     pub(super) fn path(&self, folder: Option<&Path>) -> Result<PathBuf> {
         let text = self.name()?;
         if text.contains("://") {
@@ -147,7 +147,7 @@ impl<'a> Field<'a> {
         Ok(folder.map_or_else(|| PathBuf::from(text), |folder| folder.join(text)))
     }
 
-    /// One of a few words. Several words may mean the same; errors name the first of them.
+    /// One of a few words. Several words may have the same meaning; errors name the first of them.
     pub(super) fn choice<T: Copy>(&self, meanings: &[(&[&'static str], T)]) -> Result<T> {
         let expected = one_of(meanings.iter().map(|(words, _)| words[0]));
         let Json::Text(text) = self.value else { return Err(self.expected(&expected)) };
@@ -161,14 +161,14 @@ impl<'a> Field<'a> {
         })
     }
 
-    /// The values of a list, or `None` if it is no list.
+    /// The values of a list; `None` if it is not a list.
     pub(super) fn maybe_list(&self) -> Option<Vec<Self>> {
         let Json::List(list) = self.value else { return None };
         let places = (0..).map(|index| format!("{}[{index}]", self.place));
         Some(list.iter().zip(places).map(|(value, place)| Self { place, value }).collect())
     }
 
-    /// The values of a list; `what` says what of.
+    /// The values of a list; `what` names them in the error.
     pub(super) fn list(&self, what: &str) -> Result<Vec<Self>> {
         self.maybe_list().ok_or_else(|| self.expected(&format!("a list of {what}")))
     }
@@ -196,7 +196,7 @@ impl<'a> Field<'a> {
         Error::invalid(&self.place, message)
     }
 
-    /// An error about something that there is none of here.
+    /// An error about a feature that is not supported.
     pub(super) fn unsupported(&self, message: &str) -> Error {
         Error::new(Status::Unsupported, message).about(&self.place)
     }
@@ -205,7 +205,7 @@ impl<'a> Field<'a> {
         self.error(&format!("expected {what}, found {}", self.value))
     }
 
-    /// Where it stands.
+    /// Its place.
     pub(super) fn place(&self) -> &str {
         &self.place
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Column, Columns, Element, KeyType, SourceOptions, open_file, wrong};
+use super::columns::{Column, Columns, Element, KeyType, SourceOptions, open_file, wrong};
 use crate::error::{Error, Result};
 
 pub(super) fn open(folder: &Path, options: &SourceOptions) -> Result<Columns> {

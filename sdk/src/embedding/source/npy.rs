@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Column, Columns, Element, KeyType, open_file, read_at, wrong};
+use super::columns::{Column, Columns, Element, KeyType, open_file, read_at, wrong};
 use crate::error::Result;
 
 const MAGIC: &[u8] = b"\x93NUMPY";

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::{Column, Columns, Element, KeyType, SourceOptions, open_file, read_at, wrong};
+use super::columns::{Column, Columns, Element, KeyType, SourceOptions, open_file, read_at, wrong};
 use crate::error::Result;
 
 /// What the format allows a header to take.

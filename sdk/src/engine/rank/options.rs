@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::{ModelOptions, Offload, Pages, StoreOptions};
-use crate::embedding::{CacheSize, EmbeddingConfig};
+use crate::embedding::{CacheSize, TierOptions};
 use crate::error::{Error, Result};
 
 /// How to open an engine.
@@ -125,9 +125,8 @@ impl EngineStore {
 pub struct TableOptions {
     /// The size of the cache of each table. `None`: all of a table of up to 256 MiB, and that much of a larger one.
     pub cache: Option<CacheSize>,
-    /// The floors under the caches, as `EmbeddingConfig` has them; its models are left aside. `None`: host memory, with
-    /// all rows.
-    pub floors: Option<EmbeddingConfig>,
+    /// The tiers below the caches. `None`: host memory, with all rows.
+    pub tiers: Option<TierOptions>,
 }
 
 #[cfg(test)]
