@@ -35,8 +35,8 @@ pub fn write(folder: &Folder, name: &str, keys: &[i64]) -> PathBuf {
     path
 }
 
-/// A configuration with one model `m`, whose one table `t` has these keys. `model` and `top` are more members of the JSON
-/// objects, each with a comma before it.
+/// A configuration with one model `m`, whose one table `t` has these keys. `model` and `top` are more members of the
+/// JSON objects, each with a comma before it.
 pub fn config(folder: &Folder, keys: &[i64], model: &str, top: &str) -> EmbeddingOptions {
     write(folder, "t", keys);
     let json = format!(

@@ -25,7 +25,7 @@ fn no_torn_or_foreign_row_is_ever_seen() {
         "overflow_policy": "evict_oldest"}, "persistent_db": {"type": "disk", "path": "disk"}"#;
     let (_embeddings, table) = open(&config(&folder, &keys, model, tiers));
     let until = Instant::now() + Duration::from_secs(seconds());
-    // The version that whoever looked up after that must see, or a later one; and the next one to be given.
+    // The version that later lookups must see, or a later one; and the version of the next update.
     let newest: Vec<AtomicU64> = keys.iter().map(|_| AtomicU64::new(0)).collect();
     let (next, looked, changed) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {

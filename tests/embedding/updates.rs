@@ -128,7 +128,7 @@ fn read_only_tables_do_not_change() {
     let folder = Folder::new();
     let read_only = r#", "volatile_db": {"type": "disabled"},
         "persistent_db": {"type": "disk", "path": "disk", "read_only": true}"#;
-    let refused = Embeddings::open(&config(&folder, &[1], CACHE, read_only)).err().expect("no one has built it");
+    let refused = Embeddings::open(&config(&folder, &[1], CACHE, read_only)).err().expect("it was not built");
     assert!(refused.message().contains("open it once without"), "{refused}");
     drop(open(&config(&folder, &[1], CACHE, DISK)));
     let (_embeddings, table) = open(&config(&folder, &[1], CACHE, read_only));
@@ -167,7 +167,7 @@ fn models_share_tables_and_come_and_go() {
     embeddings.retire("m").unwrap();
     assert_eq!(embeddings.retire("m").unwrap_err().status(), Status::NotFound);
     assert_eq!(embeddings.table("m/t").err().unwrap().status(), Status::NotFound);
-    assert_eq!(look(&table, &[1]), row(1, 1), "whoever has it can go on");
+    assert_eq!(look(&table, &[1]), row(1, 1), "the handle stays valid");
     assert_eq!(look(&embeddings.table("t").unwrap(), &[1, 2])[..DIM], row(1, 1));
     embeddings.retire("n").unwrap();
     assert_eq!(embeddings.table("t").err().unwrap().status(), Status::NotFound);
@@ -185,7 +185,7 @@ fn metrics_tell_of_tables_that_are_open() {
     look(&table, &[1, 2]);
     assert!(pagoda::metrics::text().contains(r#"pagoda_embedding_lookups_total{table="told/t"} 1"#));
     embeddings.retire("told").unwrap();
-    assert!(pagoda::metrics::text().contains("told/t"), "someone has it");
+    assert!(pagoda::metrics::text().contains("told/t"), "a handle is open");
     drop((embeddings, table));
     assert!(!pagoda::metrics::text().contains("told/t"));
 }
@@ -223,7 +223,7 @@ fn the_same_table_is_the_same_however_it_is_written_down() {
     config.models[0].tables[0].path = folder.path().join("disk/../t/.");
     let (embeddings, table) = open(&config);
     assert_eq!(look(&table, &[1, 2]), [row(1, 5), row(2, 0)].concat());
-    // Whoever holds a table shares it with who comes later.
+    // A model that is added later shares a table that a handle keeps open.
     embeddings.retire("m").unwrap();
     embeddings.add(&config.models[0]).unwrap();
     embeddings.table("t").unwrap().upsert(6, &[2], &row(2, 6), Reach::AtOnce).unwrap();
@@ -247,7 +247,7 @@ fn a_table_whose_file_was_replaced_is_not_shared_any_more() {
         if tiers.is_empty() {
             let new = add(&embeddings).unwrap();
             assert_eq!(look(&new, &[1, 2, 3]), [row(1, 0), DEFAULT, row(3, 0)].concat());
-            assert_eq!(look(&old, &[1, 2, 3]), [row(1, 0), row(2, 0), DEFAULT].concat(), "whoever has it can go on");
+            assert_eq!(look(&old, &[1, 2, 3]), [row(1, 0), row(2, 0), DEFAULT].concat(), "the handle stays valid");
             // The new one is shared again.
             embeddings.retire("m").unwrap();
             new.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap();

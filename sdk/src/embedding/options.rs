@@ -1,5 +1,5 @@
-//! The options of embedding tables and their tiers. A program can build them directly, or read them from a configuration
-//! file.
+//! The options of embedding tables and their tiers. A program can build them directly, or read them from a
+//! configuration file.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,7 +16,8 @@ pub struct EmbeddingOptions {
     pub models: Vec<ModelTables>,
     /// The tiers that hold the rows.
     pub tiers: TierOptions,
-    /// Whether the keys in HugeCTR table folders have 64 bits. Otherwise they have 32. Other formats state it themselves.
+    /// Whether the keys in HugeCTR table folders have 64 bits. Otherwise they have 32. Other formats state it
+    /// themselves.
     pub long_keys: bool,
 }
 
@@ -103,8 +104,8 @@ impl TableSpec {
         Self { name: name.into(), path: path.into(), dim, default_row, row_type: None }
     }
 
-    /// Whether two models mean the same table, and so share it: name, file, length and type of rows are equal. The default
-    /// rows may differ.
+    /// Whether two models mean the same table, and so share it: name, file, length and type of rows are equal. The
+    /// default rows may differ.
     pub fn is_same_table(&self, other: &Self) -> bool {
         self.name == other.name && self.path == other.path && self.dim == other.dim && self.row_type == other.row_type
     }
@@ -125,8 +126,8 @@ impl TableSpec {
 pub struct CacheOptions {
     /// The size.
     pub size: CacheSize,
-    /// Below this hit rate a lookup waits for the missing rows. At or above it the lookup returns the default row for them,
-    /// and fetches them in the background. 1 or more: lookups always wait.
+    /// Below this hit rate a lookup waits for the missing rows. At or above it the lookup returns the default row for
+    /// them, and fetches them in the background. 1 or more: lookups always wait.
     pub hit_rate_threshold: f64,
     /// The time from the start to the first refresh. Zero: as `refresh_interval`.
     pub refresh_delay: Duration,

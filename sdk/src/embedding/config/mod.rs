@@ -36,8 +36,8 @@ impl PsJson {
     /// Parses a configuration. Relative paths in it are relative to `folder`, if there is one.
     ///
     /// # Errors
-    /// If a key is unknown or not supported, or a value has the wrong type or is out of range. The argument of the error
-    /// names the place, for example `models[0].sparse_files[1]`.
+    /// If a key is unknown or not supported, or a value has the wrong type or is out of range. The argument of the
+    /// error names the place, for example `models[0].sparse_files[1]`.
     pub fn from_json(text: &str, folder: Option<&Path>) -> Result<Self> {
         let json = Json::parse(text)?;
         let top = Object::top(&json, &KEYS)?;
@@ -87,8 +87,8 @@ impl PsJson {
         })
     }
 
-    /// Parses one model, an element of the list `models` of a configuration. Relative paths in it are relative to `folder`,
-    /// if there is one.
+    /// Parses one model, an element of the list `models` of a configuration. Relative paths in it are relative to
+    /// `folder`, if there is one.
     ///
     /// # Errors
     /// As [`Self::from_json`], about `model` and places in it.

@@ -95,8 +95,8 @@ type MemoryFields = (MemoryOptions, HugeCtrMemory);
 /// A tier in Redis.
 type RedisFields = (RedisOptions, Batch);
 
-/// Reads `volatile_db`: one tier, or a list of two, with memory above Redis. Without it, as in HugeCTR, tables are in host
-/// memory.
+/// Reads `volatile_db`: one tier, or a list of two, with memory above Redis. Without it, as in HugeCTR, tables are in
+/// host memory.
 pub(super) fn volatile(
     field: Option<Field<'_>>,
     folder: Option<&Path>,

@@ -1,5 +1,5 @@
-//! Fetches rows on worker threads: for lookups that return the default row meanwhile, for lookups with a time limit, and
-//! for prefetches.
+//! Fetches rows on worker threads: for lookups that return the default row meanwhile, for lookups with a time limit,
+//! and for prefetches.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -140,8 +140,8 @@ impl BackgroundFetch {
         }
     }
 
-    /// Queues rows that were found below the shared tiers to be stored there. They are dropped if the queue is full: the
-    /// next lookup of the same keys stores them.
+    /// Queues rows that were found below the shared tiers to be stored there. They are dropped if the queue is full:
+    /// the next lookup of the same keys stores them.
     pub(in crate::embedding) fn store_shared(&self, table: &Arc<Table>, keys: &[i64], found: &TierResult) {
         let Some(level) = table.tiers.iter().position(|tier| tier.shared && tier.stores_fetched) else { return };
         // Only these rows are copied: as a rule the shared tier holds most of the others.
@@ -294,9 +294,9 @@ impl Reply {
     }
 }
 
-/// The keys of background fetches that are queued or running. A lookup checks thousands of keys, so this is a hash table of
-/// fingerprints without a lock and without collision handling: a key can replace another one, which is then fetched a
-/// second time if a lookup misses it again.
+/// The keys of background fetches that are queued or running. A lookup checks thousands of keys, so this is a hash
+/// table of fingerprints without a lock and without collision handling: a key can replace another one, which is then
+/// fetched a second time if a lookup misses it again.
 struct InFlightKeys(Box<[AtomicU64]>);
 
 impl InFlightKeys {

@@ -29,7 +29,8 @@ pub(super) struct GpuTable {
 }
 
 impl GpuTable {
-    /// The table of a handle on a GPU; `None` if the table is not cached there. `no_key` is padding: it is not looked up.
+    /// The table of a handle on a GPU; `None` if the table is not cached there. `no_key` is padding: it is not looked
+    /// up.
     pub(super) fn open(
         handle: &EmbeddingTable,
         gpu: &'static Gpu,

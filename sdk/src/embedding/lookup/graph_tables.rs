@@ -39,8 +39,8 @@ impl TableRows for EmbeddingTable {
 }
 
 impl EmbeddingTable {
-    /// The rows of the table in the memory of a GPU; `None` if it has no cache there. `no_key` is padding: it is not looked
-    /// up.
+    /// The rows of the table in the memory of a GPU; `None` if it has no cache there. `no_key` is padding: it is not
+    /// looked up.
     pub(crate) fn device_rows(
         &self,
         gpu: &'static Gpu,

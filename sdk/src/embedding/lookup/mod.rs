@@ -32,14 +32,14 @@ pub enum Miss {
     Wait,
     /// Returns the table's default row, and fetches the rows into the cache in the background.
     Default,
-    /// Fetches the rows, and returns the default row for keys whose row does not arrive within the time limit. Late rows are
-    /// cached when they arrive.
+    /// Fetches the rows, and returns the default row for keys whose row does not arrive within the time limit. Late
+    /// rows are cached when they arrive.
     Within(Duration),
 }
 
 impl EmbeddingTable {
-    /// Looks up keys, which may contain duplicates. Writes a row for each key to `numbers`, and to `found` whether it is the
-    /// row of the key (true) or the default row.
+    /// Looks up keys, which may contain duplicates. Writes a row for each key to `numbers`, and to `found` whether it
+    /// is the row of the key (true) or the default row.
     pub fn lookup(&self, keys: &[i64], numbers: &mut [f32], found: &mut [bool], miss: Miss) -> Result<LookupStats> {
         self.check(keys, numbers, found)?;
         let mut missing = Vec::new();
@@ -141,7 +141,8 @@ impl EmbeddingTable {
 
     /// Whether the hit rate is below the threshold. At the threshold it is not.
     pub(in crate::embedding) fn below_threshold(&self, hits: usize, keys: usize) -> bool {
-        // A division: 7 of 10 keys are exactly at a threshold of 0.7. The product 0.7 * 10 may be rounded to another number.
+        // A division: 7 of 10 keys are exactly at a threshold of 0.7. The product 0.7 * 10 may be rounded to another
+        // number.
         (hits as f64 / keys as f64) < self.hit_rate_threshold
     }
 

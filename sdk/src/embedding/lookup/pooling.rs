@@ -10,9 +10,9 @@ use crate::embedding::table::table_handle::EmbeddingTable;
 use crate::error::{Error, Result, Status};
 
 impl EmbeddingTable {
-    /// Looks up keys and combines the rows of each slot. Slot `i` has the keys from `offsets[i]` to before `offsets[i + 1]`.
-    /// Writes one vector for each slot to `vectors`, zeros for a slot without keys, and to `found` whether each key was
-    /// found.
+    /// Looks up keys and combines the rows of each slot. Slot `i` has the keys from `offsets[i]` to before `offsets[i +
+    /// 1]`. Writes one vector for each slot to `vectors`, zeros for a slot without keys, and to `found` whether each
+    /// key was found.
     pub fn pool(
         &self,
         keys: &[i64],

@@ -9,8 +9,9 @@ use crate::embedding::table::{Table, TableTier};
 use crate::metrics;
 
 impl Table {
-    /// Searches all tiers for unique keys. Stores the rows that it finds in the tiers above and in the cache. Calls `arrived`
-    /// after each tier with the result so far, and `store_shared` to store rows in the tiers that other processes share.
+    /// Searches all tiers for unique keys. Stores the rows that it finds in the tiers above and in the cache. Calls
+    /// `arrived` after each tier with the result so far, and `store_shared` to store rows in the tiers that other
+    /// processes share.
     pub(in crate::embedding) fn fetch_rows(
         &self,
         keys: &[i64],
@@ -117,9 +118,9 @@ impl Table {
         found
     }
 
-    /// Takes newer versions from the tiers below `level`, which is shared. A shared tier can return to an older state, or
-    /// receive an older row from another process. If a lower tier of this process holds a later version, that version
-    /// counts, and the shared tier is marked out of sync.
+    /// Takes newer versions from the tiers below `level`, which is shared. A shared tier can return to an older state,
+    /// or receive an older row from another process. If a lower tier of this process holds a later version, that
+    /// version counts, and the shared tier is marked out of sync.
     fn take_newer_below(&self, keys: &[i64], level: usize, indices: &[u32], found: &mut TierResult) {
         let asked: Vec<i64> = indices.iter().map(|&index| keys[index as usize]).collect();
         for (at, below) in self.tiers.iter().enumerate().skip(level + 1).filter(|(_, below)| !below.shared) {

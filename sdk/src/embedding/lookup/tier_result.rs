@@ -21,8 +21,8 @@ pub(in crate::embedding) enum KeyState {
 pub(in crate::embedding) struct TierResult {
     pub(in crate::embedding) states: Vec<KeyState>,
     pub(in crate::embedding) versions: Vec<u64>,
-    /// Whether a newer version may exist: a shared tier above the one that holds the key did not answer, or has missed an
-    /// update to a later version.
+    /// Whether a newer version may exist: a shared tier above the one that holds the key did not answer, or has missed
+    /// an update to a later version.
     pub(in crate::embedding) unverified: Vec<bool>,
     /// The index of the tier that holds the key.
     tiers: Vec<usize>,
@@ -101,8 +101,8 @@ impl TierResult {
         }
     }
 
-    /// The indices of the keys that were found below one tier and may be stored in it. Unverified ones may not: a tier in
-    /// between may hold a newer version.
+    /// The indices of the keys that were found below one tier and may be stored in it. Unverified ones may not: a tier
+    /// in between may hold a newer version.
     pub(in crate::embedding) fn found_below(&self, tier: usize) -> Vec<u32> {
         self.indices(|index| self.is_known(index) && self.tiers[index] > tier && !self.unverified[index])
     }

@@ -71,8 +71,8 @@ pub(super) enum KeyType {
 
 /// A contiguous part of a file.
 ///
-/// It is read and not mapped: it is needed once and in order. If the file is truncated meanwhile, a read returns an error,
-/// and a mapping would raise a signal.
+/// It is read and not mapped: it is needed once and in order. If the file is truncated meanwhile, a read returns an
+/// error, and a mapping would raise a signal.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) file: Arc<File>,

@@ -77,12 +77,12 @@ pub(in crate::embedding) fn sample(path: &Path) -> Result<u64> {
     })
 }
 
-/// The content hash of a source from which a table was just built. `names` are the names, sizes and times from before the
-/// source was opened.
+/// The content hash of a source from which a table was just built. `names` are the names, sizes and times from before
+/// the source was opened.
 ///
 /// # Errors
-/// `BUSY` if the source has changed since: the table is then not built from its present contents. It would be rebuilt at the
-/// next open, and its updates would be lost.
+/// `BUSY` if the source has changed since: the table is then not built from its present contents. It would be rebuilt
+/// at the next open, and its updates would be lost.
 pub(in crate::embedding) fn unchanged(path: &Path, names: &str) -> Result<ContentHash> {
     let content = content(path)?;
     // Compared after the contents were read, so that a replacement before the last read is noticed.

@@ -1,5 +1,5 @@
-//! Readers of tables in the formats of others: safetensors, NumPy arrays, HugeCTR's sparse model folders. A table is read
-//! from its beginning to its end in chunks, and never loaded as a whole.
+//! Readers of tables in the formats of others: safetensors, NumPy arrays, HugeCTR's sparse model folders. A table is
+//! read from its beginning to its end in chunks, and never loaded as a whole.
 
 mod columns;
 mod files;
@@ -38,8 +38,8 @@ pub struct Chunk {
 }
 
 impl Source {
-    /// Opens the table at a path: a file that ends in `.safetensors` or `.npy`, a folder with `key` and `emb_vector`, or a
-    /// folder with `rows.npy`.
+    /// Opens the table at a path: a file that ends in `.safetensors` or `.npy`, a folder with `key` and `emb_vector`,
+    /// or a folder with `rows.npy`.
     pub fn open(path: impl AsRef<Path>, options: &SourceOptions) -> Result<Self> {
         let path = path.as_ref();
         let columns = Self::columns(path, options)?;

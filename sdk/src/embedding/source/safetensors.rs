@@ -1,4 +1,5 @@
-//! safetensors files: eight bytes with the length of a JSON object, which says where each tensor lies, then the tensors.
+//! Reads safetensors files: eight bytes with the length of a JSON object, which has the offsets of the tensors, then
+//! the tensors.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,7 +10,7 @@ use serde_json::{Map, Value};
 use super::columns::{Column, Columns, Element, KeyType, SourceOptions, open_file, read_at, wrong};
 use crate::error::Result;
 
-/// What the format allows a header to take.
+/// The longest header of the format.
 const MAX_HEADER: u64 = 100_000_000;
 const ROWS: [&str; 3] = ["rows", "weight", "embeddings"];
 
@@ -56,7 +57,7 @@ struct Tensors<'a> {
     path: &'a Path,
     file: Arc<File>,
     header: Map<String, Value>,
-    /// Where the tensors begin, and how many bytes there are from there.
+    /// The offset of the tensors, and the number of bytes after it.
     start: u64,
     bytes: u64,
 }
@@ -65,7 +66,7 @@ struct Tensor {
     name: String,
     kind: String,
     shape: Vec<u64>,
-    /// In the file.
+    /// The offset in the file.
     start: u64,
 }
 
@@ -91,7 +92,7 @@ impl<'a> Tensors<'a> {
             return Err(wrong(path, "the header is damaged: it is no JSON object"));
         };
         let tensors = Self { path, file, header, start: 8 + size, bytes: length - 8 - size };
-        // A file that was cut after the tensors that are wanted is still not the one that was written.
+        // A truncated file is refused even if the wanted tensors are complete.
         let mut end = 0;
         for name in tensors.names() {
             let (from, bytes) = tensors.place(name)?;
@@ -118,7 +119,7 @@ impl<'a> Tensors<'a> {
         list.ok_or_else(|| self.damaged(name, field))
     }
 
-    /// Where a tensor begins after the header, and how many bytes it takes.
+    /// The offset of a tensor after the header, and its number of bytes.
     fn place(&self, name: &str) -> Result<(u64, u64)> {
         match self.list(name, "data_offsets")?.as_slice() {
             &[from, to] if from <= to && to <= self.bytes => Ok((from, to - from)),
@@ -142,7 +143,7 @@ impl<'a> Tensors<'a> {
             "F16" | "BF16" => 2,
             "F32" => 4,
             "I64" | "U64" => 8,
-            // Whoever asked for it says which would be right.
+            // The caller names the types that it accepts.
             _ => return Ok(Tensor { name: name.to_owned(), kind, shape, start: self.start + from }),
         };
         let expected = shape.iter().try_fold(size, |product: u64, &size| product.checked_mul(size));
@@ -170,7 +171,7 @@ impl<'a> Tensors<'a> {
     }
 
     fn missing(&self, what: &str) -> crate::Error {
-        // A model has many; a few show what kind of names there are.
+        // A model has many tensors. A few names show the pattern.
         let names: Vec<_> = self.names().take(8).collect();
         let (count, more) = (self.names().count(), if self.names().count() > names.len() { " …" } else { "" });
         wrong(

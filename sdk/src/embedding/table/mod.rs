@@ -39,7 +39,8 @@ pub(in crate::embedding) struct Table {
     pub(in crate::embedding) tiers: Vec<TableTier>,
     pub(in crate::embedding) epochs: UpdateEpochs,
     pub(in crate::embedding) negative_cache: NegativeCache,
-    /// `None` if an acknowledged update can not be lost: the lowest tier is durable and writable, or it is the only one.
+    /// `None` if an acknowledged update can not be lost: the lowest tier is durable and writable, or it is the only
+    /// one.
     pub(in crate::embedding) acknowledged: Option<AcknowledgedVersions>,
     /// Whether a lookup has found that a shared tier lost an update.
     pub(in crate::embedding) lost_updates: AtomicBool,

@@ -102,9 +102,9 @@ pub(super) fn open_cluster(tiers: &TierOptions) -> Result<Option<Arc<Cluster>>> 
     tiers.redis.as_ref().map(|redis| Cluster::open(cluster_options(redis, tiers.disk.is_some()))).transpose()
 }
 
-/// The name of a table in Redis. It depends on a sample of the source: processes with the same table share it, whatever their
-/// models are called, and a table that was trained again gets another name. So does a table whose rows are stored in another
-/// type than that of the file.
+/// The name of a table in Redis. It depends on a sample of the source: processes with the same table share it, whatever
+/// their models are called, and a table that was trained again gets another name. So does a table whose rows are stored
+/// in another type than that of the file.
 fn name_in_redis(table: &TableSpec, source: &Source, layout: Layout) -> Result<String> {
     let name = format!("{}@{:016x}", table.name, fingerprint::sample(&table.path)?);
     Ok(if layout == source.layout() { name } else { format!("{name}.{}", layout.row_type().name()) })
@@ -182,8 +182,8 @@ fn open_disk(
     Ok((path, disk))
 }
 
-/// Loads the rows that the tiers and the cache start with. Without a disk tier, the lowest tier is loaded when this returns,
-/// because no other tier holds the rows. The tiers above are filled from it in the background.
+/// Loads the rows that the tiers and the cache start with. Without a disk tier, the lowest tier is loaded when this
+/// returns, because no other tier holds the rows. The tiers above are filled from it in the background.
 pub(super) fn fill(
     options: &EmbeddingOptions,
     model: &ModelTables,
@@ -300,8 +300,8 @@ pub(super) fn estimate(options: &EmbeddingOptions) -> Result<Vec<Estimate>> {
     Ok(estimates)
 }
 
-/// The number of rows that the tier in host memory comes to hold: the loaded rows, and all rows that it stores after they
-/// were found below it.
+/// The number of rows that the tier in host memory comes to hold: the loaded rows, and all rows that it stores after
+/// they were found below it.
 fn held_rows(memory: &MemoryOptions, rows: u64, tiers: &TierOptions) -> u64 {
     let below = tiers.redis.is_some() || tiers.disk.is_some();
     let held = if below && memory.stores_fetched { rows } else { memory.preload.rows(rows) };

@@ -25,8 +25,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// The most threads of background fetches, unless the options name a number. At most half of the cores.
 const THREADS: usize = 4;
 
-/// The embedding tables of any number of models. Any number of threads may use it at the same time. Models can be added and
-/// retired while others serve.
+/// The embedding tables of any number of models. Any number of threads may use it at the same time. Models can be added
+/// and retired while others serve.
 pub struct Embeddings {
     shared: Arc<Shared>,
     /// Dropped after `shared.stop` is set: dropping a worker waits for its end.
@@ -135,8 +135,8 @@ impl Embeddings {
     /// replaced since, the table is opened again.
     ///
     /// # Errors
-    /// `BUSY` if the table file on disk must be rebuilt for that while another handle writes to it, or if the source changes
-    /// during the build.
+    /// `BUSY` if the table file on disk must be rebuilt for that while another handle writes to it, or if the source
+    /// changes during the build.
     pub fn add(&self, model: &ModelTables) -> Result<()> {
         model.check()?;
         let _adding = self.shared.adding.lock();

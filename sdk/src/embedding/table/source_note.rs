@@ -1,9 +1,9 @@
 //! The note beside a table file: from which source the table was built.
 //!
-//! The table file itself holds a hash of the contents of its source. The note saves reading the source at every open: it
-//! has the names, sizes and times of the files of the source, and while these are the same, the contents count as
-//! unchanged. It also has the path of the source, by which a table is found again after its folders were moved. A note that
-//! is missing or damaged is written again.
+//! The table file itself holds a hash of the contents of its source. The note saves reading the source at every open:
+//! it has the names, sizes and times of the files of the source, and while these are the same, the contents count as
+//! unchanged. It also has the path of the source, by which a table is found again after its folders were moved. A note
+//! that is missing or damaged is written again.
 
 use std::fs;
 use std::io;
@@ -39,7 +39,8 @@ impl SourceNote {
         table_file.with_extension("source")
     }
 
-    /// Reads the note of a table file; `None` if there is none or it is damaged. A note that can not be read is an error.
+    /// Reads the note of a table file; `None` if there is none or it is damaged. A note that can not be read is an
+    /// error.
     pub(super) fn read(table_file: &Path) -> Result<Option<Self>> {
         let path = Self::beside(table_file);
         let bytes = match fs::read(&path) {

@@ -5,7 +5,8 @@ use crate::metrics::TableMetrics;
 /// The counts of one lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LookupStats {
-    /// The number of unique keys. If the cache held all of them, duplicates are not removed: the number of keys as given.
+    /// The number of unique keys. If the cache held all of them, duplicates are not removed: the number of keys as
+    /// given.
     pub keys: usize,
     /// How many of them the cache held.
     pub hits: usize,
@@ -32,8 +33,8 @@ pub struct TableStats {
     pub cache_rows: u64,
     /// Approximate bytes of memory of the cache and the tiers.
     pub memory: u64,
-    /// The longest time in seconds for which an update by another process may be unseen. Negative: without limit, because
-    /// the cache is not refreshed.
+    /// The longest time in seconds for which an update by another process may be unseen. Negative: without limit,
+    /// because the cache is not refreshed.
     pub stale_seconds: i64,
 }
 

@@ -1,5 +1,5 @@
-//! Chooses the file of a table. It finds the file again after folders were moved, and builds it if there is none or if the
-//! source has changed. It never replaces a file with updates unless the options allow it.
+//! Chooses the file of a table. It finds the file again after folders were moved, and builds it if there is none or if
+//! the source has changed. It never replaces a file with updates unless the options allow it.
 
 use std::cell::Cell;
 use std::fs;
@@ -74,8 +74,8 @@ pub(super) fn is_current(options: &DiskOptions, table: &TableSpec, path: &Path, 
 enum Found {
     /// A table file that was built from the present source.
     Current(PathBuf),
-    /// There is none; this is its path. A file at the path was built from another source, and may be replaced if it has not
-    /// changed since it was inspected.
+    /// There is none; this is its path. A file at the path was built from another source, and may be replaced if it has
+    /// not changed since it was inspected.
     Missing(PathBuf, Option<Before>),
 }
 
@@ -277,8 +277,8 @@ impl Search<'_> {
         Err(Error::invalid(DROP, format!("{found}, and not from what is in {from}: {hint}")))
     }
 
-    /// Whether a table file that seems to belong to another table was built from the source of this table: the source was
-    /// moved, and another one took its place.
+    /// Whether a table file that seems to belong to another table was built from the source of this table: the source
+    /// was moved, and another one took its place.
     fn was_swapped(&self, path: &Path, note: Option<SourceNote>) -> Result<bool> {
         let Some(note) = note.filter(|note| note.kept == self.kept()) else { return Ok(false) };
         let Some(info) = disk::inspect(path)?.filter(|info| info.updated && info.content.is_some()) else {

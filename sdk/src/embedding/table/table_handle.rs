@@ -10,9 +10,9 @@ use crate::embedding::row::RowType;
 use crate::embedding::update::Reach;
 use crate::error::Result;
 
-/// A handle of a table, as one model uses it. Models can share the rows and the cache of a table; each has a default row and
-/// a hit rate threshold of its own. Any number of threads may use a handle at the same time. It stays valid after its model
-/// is retired.
+/// A handle of a table, as one model uses it. Models can share the rows and the cache of a table; each has a default
+/// row and a hit rate threshold of its own. Any number of threads may use a handle at the same time. It stays valid
+/// after its model is retired.
 #[derive(Clone)]
 pub struct EmbeddingTable {
     pub(in crate::embedding) table: Arc<Table>,
@@ -47,8 +47,8 @@ impl EmbeddingTable {
         &self.default
     }
 
-    /// Replaces rows or adds them. `numbers` has a row for each key; the last row of a duplicate key counts. Rows with a
-    /// higher version stay.
+    /// Replaces rows or adds them. `numbers` has a row for each key; the last row of a duplicate key counts. Rows with
+    /// a higher version stay.
     pub fn upsert(&self, version: u64, keys: &[i64], numbers: &[f32], reach: Reach) -> Result<()> {
         self.table.upsert(version, keys, numbers, reach)
     }
@@ -58,8 +58,9 @@ impl EmbeddingTable {
         self.table.delete(version, keys, reach)
     }
 
-    /// Starts to fetch keys into the cache in the background and returns at once. Returns how many keys were queued: those
-    /// that are not cached, as far as the queue has room. If the table has a cache on a GPU, no key counts as cached.
+    /// Starts to fetch keys into the cache in the background and returns at once. Returns how many keys were queued:
+    /// those that are not cached, as far as the queue has room. If the table has a cache on a GPU, no key counts as
+    /// cached.
     pub fn prefetch(&self, keys: &[i64]) -> usize {
         let Some(cache) = &self.table.cache else { return 0 };
         let mut missing = Vec::new();

@@ -7,16 +7,17 @@ use crate::error::{Error, Result};
 /// One tier of one table: host memory, Redis, disk. Any number of threads call it at the same time, but updates of one
 /// table run one after the other.
 ///
-/// For each key a tier holds nothing, or a row, or a tombstone that records the deletion of the key. Rows and tombstones
-/// have a version. Version 0 is the version of loaded rows.
+/// For each key a tier holds nothing, or a row, or a tombstone that records the deletion of the key. Rows and
+/// tombstones have a version. Version 0 is the version of loaded rows.
 pub(in crate::embedding) trait Tier: Send + Sync {
     /// The name in logs and metrics: `memory`, `redis`, `disk`.
     fn name(&self) -> &'static str;
 
-    /// Looks up keys. Calls `sink` once for each key of which this tier holds a row or a tombstone, in any order, with the
-    /// index of the key, the version, and the row, or `None` for a tombstone.
+    /// Looks up keys. Calls `sink` once for each key of which this tier holds a row or a tombstone, in any order, with
+    /// the index of the key, the version, and the row, or `None` for a tombstone.
     ///
-    /// After an error the state of the keys that `sink` did not receive is unknown: the deadline passed, or the tier failed.
+    /// After an error the state of the keys that `sink` did not receive is unknown: the deadline passed, or the tier
+    /// failed.
     fn fetch(&self, keys: &[i64], deadline: Option<Instant>, sink: &mut Sink<'_>) -> Result<()>;
 
     /// Stores rows that were found in a lower tier. Rows and tombstones that this tier holds already stay. A row is not
@@ -27,15 +28,16 @@ pub(in crate::embedding) trait Tier: Send + Sync {
     /// Updates and deletes rows. Rows with a higher version stay; rows with the same version are replaced.
     fn update(&self, change: &Rows<'_>) -> Result<()>;
 
-    /// The version of the newest update of a key that did not reach this tier. `None` if the tier is in sync. While a key is
-    /// out of sync, `fetch` does not return it. The key may exist nevertheless, and lower tiers may hold older versions.
+    /// The version of the newest update of a key that did not reach this tier. `None` if the tier is in sync. While a
+    /// key is out of sync, `fetch` does not return it. The key may exist nevertheless, and lower tiers may hold older
+    /// versions.
     fn unsynced_version(&self, _key: i64) -> Option<u64> {
         None
     }
 
-    /// Calls `sink` for the keys of which this tier holds a higher version than the given one. As a rule it reads no other
-    /// rows. Only a durable tier of this process holds any. Returns the indices of the keys that could not be read, with
-    /// the error.
+    /// Calls `sink` for the keys of which this tier holds a higher version than the given one. As a rule it reads no
+    /// other rows. Only a durable tier of this process holds any. Returns the indices of the keys that could not be
+    /// read, with the error.
     fn newer_than(&self, _keys: &[i64], _versions: &[u64], _sink: &mut Sink<'_>) -> Vec<(usize, Error)> {
         Vec::new()
     }

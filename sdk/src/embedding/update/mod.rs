@@ -106,8 +106,8 @@ impl Table {
         updated.into_iter().collect()
     }
 
-    /// Selects the keys of which no tier is known to hold a higher version. Each tier checks the versions of its own rows,
-    /// but a tier that does not hold a key takes any version, and would hide a newer one in a tier below.
+    /// Selects the keys of which no tier is known to hold a higher version. Each tier checks the versions of its own
+    /// rows, but a tier that does not hold a key takes any version, and would hide a newer one in a tier below.
     fn accept(&self, version: u64, keys: &[i64], rows: &[u8]) -> Accepted {
         let acknowledged = |&key: &i64| self.acknowledged.as_ref().map_or(0, |known| known.version(key));
         let mut newest: Vec<u64> = keys.iter().map(acknowledged).collect();
@@ -127,8 +127,8 @@ impl Table {
                     reasons[at] = error.message().into();
                 }
                 for index in (0..some.len()).filter(|&index| !told[index]) {
-                    // A row that a tier of this process can not read is damaged. It holds no newer version, and waiting for
-                    // it would refuse the update for ever.
+                    // A row that a tier of this process can not read is damaged. It holds no newer version, and waiting
+                    // for it would refuse the update for ever.
                     let unanswered = outcome.is_err() && tier.shared;
                     let missed = tier.tier.unsynced_version(some[index]).is_some_and(|later| later > version);
                     if missed && !unanswered {

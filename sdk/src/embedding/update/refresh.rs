@@ -90,8 +90,8 @@ impl Table {
         keys
     }
 
-    /// Writes all updates that the durable tier holds into the shared tiers again, if a lookup has found that one of them
-    /// lost an update.
+    /// Writes all updates that the durable tier holds into the shared tiers again, if a lookup has found that one of
+    /// them lost an update.
     pub(in crate::embedding) fn restore_lost_updates(&self, stop: impl Fn() -> bool) {
         if !self.lost_updates.load(Ordering::Relaxed) {
             return;
@@ -158,8 +158,8 @@ impl Table {
         answered && !found.states.contains(&KeyState::Unknown)
     }
 
-    /// Reads keys again from the tier `level` and those below. Rows that differ and are not older replace those in the tiers
-    /// above.
+    /// Reads keys again from the tier `level` and those below. Rows that differ and are not older replace those in the
+    /// tiers above.
     fn take_newer(&self, keys: &[i64], level: usize, found: &mut TierResult) {
         let below = self.search_tiers(keys, level..self.tiers.len(), None, &mut |_| ());
         let newer = found.indices(|index| {

@@ -1,5 +1,5 @@
-//! Cached keys whose row may be outdated, because a tier that may hold a newer version did not answer when they were looked
-//! up. The refresher reads them again.
+//! Cached keys whose row may be outdated, because a tier that may hold a newer version did not answer when they were
+//! looked up. The refresher reads them again.
 
 use std::collections::{HashSet, VecDeque};
 

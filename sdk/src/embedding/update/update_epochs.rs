@@ -1,9 +1,9 @@
 //! Detects updates of a key between the read of its row and the write of that row into a faster tier.
 //!
-//! A lookup reads a row from a lower tier and stores it in the tiers above. It must not overwrite an update that came in
-//! between. So the lookup reads the epoch of the key first, and the upper tier compares epochs under its own lock before it
-//! stores the row. An update advances the epoch before it changes the first tier and again after the last one. An odd epoch
-//! marks an update in progress: rows that were read during it are not stored.
+//! A lookup reads a row from a lower tier and stores it in the tiers above. It must not overwrite an update that came
+//! in between. So the lookup reads the epoch of the key first, and the upper tier compares epochs under its own lock
+//! before it stores the row. An update advances the epoch before it changes the first tier and again after the last
+//! one. An odd epoch marks an update in progress: rows that were read during it are not stored.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! Reads a row, or the keys of a set, with vector loads, while another thread may be writing it.
 //!
-//! The compiler does not merge atomic loads. With loads of half a cache line a lookup takes a tenth longer than with loads of
-//! a whole line, and with loads of one word another tenth longer.
+//! The compiler does not merge atomic loads. With loads of half a cache line a lookup takes a tenth longer than with
+//! loads of a whole line, and with loads of one word another tenth longer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -97,9 +97,9 @@ mod x86_64 {
             let ((fours, words), (to_fours, to)) =
                 (words[..done / 2].as_chunks::<32>(), numbers[..done].as_chunks_mut::<64>());
             for (words, numbers) in fours.iter().zip(to_fours) {
-                // SAFETY: it reads 256 bytes of `words` and writes 256 bytes of `numbers`. For the compiler these are 32
-                // relaxed atomic loads, which may see any value that a thread has written there. Vector loads see no more
-                // than that: a line may be torn between any of its words, which the callers detect afterwards. The
+                // SAFETY: it reads 256 bytes of `words` and writes 256 bytes of `numbers`. For the compiler these are
+                // 32 relaxed atomic loads, which may see any value that a thread has written there. Vector loads see no
+                // more than that: a line may be torn between any of its words, which the callers detect afterwards. The
                 // processor has the instructions, and it orders loads as an acquire fence requires. The numbers are
                 // little-endian, as in a row. The registers zmm16 and above need no vzeroupper.
                 unsafe {
@@ -141,8 +141,8 @@ mod x86_64 {
         #[inline]
         fn ways_with(self, set: &Set, key: i64) -> u32 {
             let words: u32;
-            // SAFETY: it reads the 64 bytes of the set. For the compiler these are relaxed atomic loads: vector loads do not
-            // tear a word within a line. As above.
+            // SAFETY: it reads the 64 bytes of the set. For the compiler these are relaxed atomic loads: vector loads
+            // do not tear a word within a line. As above.
             unsafe {
                 asm!(
                     "vpbroadcastq zmm16, {key}",

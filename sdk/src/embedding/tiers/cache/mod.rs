@@ -1,7 +1,7 @@
 //! The cache: rows in a fixed amount of memory, which lookups read without a lock.
 //!
-//! It is set-associative: a key belongs to one set of [`WAYS`](set::WAYS) rows. Each set is a seqlock: a reader copies the
-//! row and then checks whether the set has changed; if so it repeats. A writer locks the set against other writers.
+//! It is set-associative: a key belongs to one set of [`WAYS`](set::WAYS) rows. Each set is a seqlock: a reader copies
+//! the row and then checks whether the set has changed; if so it repeats. A writer locks the set against other writers.
 
 mod line_reads;
 mod region;
@@ -21,9 +21,9 @@ use crate::embedding::tiers::tier::Rows;
 
 use crate::error::Result;
 
-/// The number of keys of a block. While one block is served, the rows of the next block and the sets of the one after that
-/// are prefetched. With a third as many keys the prefetches are not complete in time; with a third more they exceed the
-/// outstanding loads of the processor. Either costs about a fifth.
+/// The number of keys of a block. While one block is served, the rows of the next block and the sets of the one after
+/// that are prefetched. With a third as many keys the prefetches are not complete in time; with a third more they
+/// exceed the outstanding loads of the processor. Either costs about a fifth.
 const AHEAD: usize = 12;
 /// The number of bytes of a row that are prefetched. The hardware prefetcher loads the rest of a long row.
 const AHEAD_BYTES: usize = 1024;
@@ -42,8 +42,8 @@ pub(in crate::embedding) struct Cache {
 struct OwnLine<T>(T);
 
 impl Cache {
-    /// A cache for `rows` rows, rounded up to whole sets. Keys are spread over the sets by a hash. A set may evict a row while
-    /// another one has room: of `rows` unique keys about one in seven is evicted.
+    /// A cache for `rows` rows, rounded up to whole sets. Keys are spread over the sets by a hash. A set may evict a
+    /// row while another one has room: of `rows` unique keys about one in seven is evicted.
     pub(in crate::embedding) fn new(layout: Layout, rows: usize) -> Result<Self> {
         Ok(Self { region: Region::new(layout, rows)?, layout, rows: OwnLine::default() })
     }
@@ -68,8 +68,8 @@ impl Cache {
         self.rows.0.load(Ordering::Relaxed)
     }
 
-    /// Decodes the rows of `keys` into `numbers`, and appends the places of the misses to `missing`. The numbers of misses are
-    /// unspecified. A key whose set was being changed for too long counts as a miss.
+    /// Decodes the rows of `keys` into `numbers`, and appends the places of the misses to `missing`. The numbers of
+    /// misses are unspecified. A key whose set was being changed for too long counts as a miss.
     ///
     /// # Panics
     /// If `numbers` is not one row for each key.
@@ -143,8 +143,9 @@ impl Cache {
         });
     }
 
-    /// Inserts rows. A full set evicts its least recently used row. Not inserted are tombstones, rows for which `current`
-    /// returns false, and rows of which the cache holds a higher version. `current` is called under the lock of the set.
+    /// Inserts rows. A full set evicts its least recently used row. Not inserted are tombstones, rows for which
+    /// `current` returns false, and rows of which the cache holds a higher version. `current` is called under the lock
+    /// of the set.
     pub(in crate::embedding) fn insert(&self, rows: &Rows<'_>, current: &dyn Fn(usize) -> bool) {
         self.each_prefetched(Scalar, rows.keys, 0, |index, home| {
             let Some(row) = rows.row(index) else { return };
@@ -183,8 +184,8 @@ impl Cache {
         });
     }
 
-    /// Appends about `most` keys of the cache to `into`, beginning at the position `from`, and advances it. The position is 0
-    /// at the start, and 0 again after the last key.
+    /// Appends about `most` keys of the cache to `into`, beginning at the position `from`, and advances it. The
+    /// position is 0 at the start, and 0 again after the last key.
     pub(in crate::embedding) fn keys(&self, from: &mut usize, most: usize, into: &mut Vec<i64>) {
         let enough = into.len().saturating_add(most);
         let sets = self.region.sets();
@@ -208,7 +209,8 @@ impl Cache {
         }
     }
 
-    /// Calls `each` with the place and the home of every key, after prefetching its set and up to `row_bytes` of its row.
+    /// Calls `each` with the place and the home of every key, after prefetching its set and up to `row_bytes` of its
+    /// row.
     #[inline]
     fn each_prefetched<'a>(
         &'a self,

@@ -10,9 +10,9 @@ use crate::error::{Error, Result, Status};
 
 const WORD: usize = size_of::<AtomicU64>();
 
-/// A sequence of sets: first the set itself, then the rows of its ways, then their versions. Everything that a lookup of a
-/// key needs lies together: a second TLB miss costs about as much as the row. All of it is atomic, and all zeros is a set
-/// without rows.
+/// A sequence of sets: first the set itself, then the rows of its ways, then their versions. Everything that a lookup
+/// of a key needs lies together: a second TLB miss costs about as much as the row. All of it is atomic, and all zeros
+/// is a set without rows.
 pub(super) struct Region {
     map: MmapRaw,
     sets: usize,
@@ -32,8 +32,8 @@ impl Region {
         };
         let length = isize::try_from(bytes).map_err(|error| refused(&error))?.cast_unsigned();
         let map = MmapRaw::from(MmapMut::map_anon(length).map_err(|error| refused(&error))?);
-        // Rows are read in random order: with pages of 4 KiB nearly every one would miss the TLB. Without huge pages the
-        // cache is slower, but works.
+        // Rows are read in random order: with pages of 4 KiB nearly every one would miss the TLB. Without huge pages
+        // the cache is slower, but works.
         #[cfg(all(target_os = "linux", not(miri)))]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Self { map, sets: rows.div_ceil(WAYS), row: words(layout), stride: stride(layout) })
@@ -52,7 +52,8 @@ impl Region {
 
     #[inline]
     pub(super) fn set(&self, set: usize) -> &Set {
-        // SAFETY: a set begins there, aligned to a line. It is valid when zeroed, atomic, and never accessed as another type.
+        // SAFETY: a set begins there, aligned to a line. It is valid when zeroed, atomic, and never accessed as another
+        // type.
         unsafe { &*self.at(set).cast() }
     }
 

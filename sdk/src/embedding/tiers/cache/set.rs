@@ -4,8 +4,8 @@ use std::hint;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering, fence};
 use std::thread;
 
-/// The number of rows of a set: as many keys as fit into one cache line beside the rest. A second line for each lookup costs
-/// more than the additional hits of more ways save.
+/// The number of rows of a set: as many keys as fit into one cache line beside the rest. A second line for each lookup
+/// costs more than the additional hits of more ways save.
 pub(super) const WAYS: usize = 7;
 
 /// A writer holds the lock.
@@ -22,9 +22,9 @@ const SPINS: usize = 100;
 
 /// The bits of the freshness of one way.
 const BITS: usize = 4;
-/// The freshness of a way that was used since the last insertion into the set. An insertion decrements the freshness of all
-/// other ways, down to 1. In a full set an unused row becomes the least fresh one, and is evicted, long before that. 0 is a
-/// way without a row.
+/// The freshness of a way that was used since the last insertion into the set. An insertion decrements the freshness of
+/// all other ways, down to 1. In a full set an unused row becomes the least fresh one, and is evicted, long before
+/// that. 0 is a way without a row.
 const FRESH: u32 = 15;
 
 /// Everything that a lookup needs beside the row. All zeros is a set without rows.
@@ -39,8 +39,8 @@ impl Set {
     /// Calls `attempt` until the set has not changed during the call. `None` after too many attempts.
     ///
     /// `attempt` reads the ways with relaxed atomic loads. If one of them sees a value of a writer, the fence here
-    /// synchronizes with the fence in [`Locked::write`], and the second load of the state sees at least that the writer has
-    /// begun.
+    /// synchronizes with the fence in [`Locked::write`], and the second load of the state sees at least that the writer
+    /// has begun.
     #[inline]
     pub(super) fn read<R>(&self, mut attempt: impl FnMut() -> R) -> Option<R> {
         for _ in 0..PATIENCE {
@@ -72,8 +72,9 @@ impl Set {
         words >> 1
     }
 
-    /// Records the use of a way. It writes only if the freshness changes, so that readers of the same rows share the line. It
-    /// does not write if another thread has changed the freshness: a row that was just removed would come back.
+    /// Records the use of a way. It writes only if the freshness changes, so that readers of the same rows share the
+    /// line. It does not write if another thread has changed the freshness: a row that was just removed would come
+    /// back.
     #[inline]
     pub(super) fn touch(&self, way: usize) {
         let before = self.freshness.load(Ordering::Relaxed);

@@ -217,8 +217,8 @@ fn memory_that_can_not_be_had_is_an_error() {
     assert!(cache.memory() > 1000 * 4 * 64);
 }
 
-/// Keys that follow one another, lie apart by powers of two, or differ in their upper half fill the sets as keys at random
-/// would.
+/// Keys that follow one another, lie apart by powers of two, or differ in their upper half fill the sets as keys at
+/// random would.
 #[test]
 #[cfg_attr(miri, ignore = "many keys, and nothing that could go wrong there")]
 fn keys_are_spread_evenly() {

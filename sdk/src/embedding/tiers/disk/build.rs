@@ -34,16 +34,17 @@ pub struct Built {
     pub bytes: u64,
 }
 
-/// Builds the table file `path` from a source, with rows of any type. An existing table and its updates are replaced when
-/// the new file is complete and durable. No process may have it open.
+/// Builds the table file `path` from a source, with rows of any type. An existing table and its updates are replaced
+/// when the new file is complete and durable. No process may have it open.
 ///
 /// The build takes 16 bytes of memory for each row. A table has at most 4,294,967,295 rows.
 pub fn build(source: &Source, path: impl AsRef<Path>, row_type: RowType) -> Result<Built> {
     build_if(source, path.as_ref(), row_type, || Ok(()), || Ok(None))
 }
 
-/// As [`build`]. If `allow` or `check` fails, the existing table stays. `allow` is called while the existing table is locked,
-/// `check` when the new file is complete. `check` returns the content hash of the source, if the file shall hold it.
+/// As [`build`]. If `allow` or `check` fails, the existing table stays. `allow` is called while the existing table is
+/// locked, `check` when the new file is complete. `check` returns the content hash of the source, if the file shall
+/// hold it.
 pub(in crate::embedding) fn build_if(
     source: &Source,
     path: &Path,
@@ -71,8 +72,8 @@ pub(in crate::embedding) fn build_if(
         file.sync_all().map_err(failed)?;
         fs::rename(&new, path).map_err(failed)?;
         sync_parent(path).map_err(failed)?;
-        // While the old table is locked. If the process ends before this, the new table ignores them: its header has the id
-        // of the old table.
+        // While the old table is locked. If the process ends before this, the new table ignores them: its header has
+        // the id of the old table.
         update_log::remove(path)?;
         Ok(built)
     });

@@ -45,9 +45,9 @@ impl TableFile {
         };
         let header = Header::decode(bytes, length).map_err(|what| refused(&what))?;
         let marker = Marker::decode(bytes, header.id);
-        // SAFETY: nothing writes to these bytes. The file was complete when it was renamed into place, and later only the
-        // header changes, which is not mapped. The lock excludes other processes, as far as they respect it. Their writes
-        // would be read as bytes, and every byte is checked.
+        // SAFETY: nothing writes to these bytes. The file was complete when it was renamed into place, and later only
+        // the header changes, which is not mapped. The lock excludes other processes, as far as they respect it. Their
+        // writes would be read as bytes, and every byte is checked.
         let map = unsafe { MmapOptions::new().offset(HEADER_BYTES as u64).map(&*file) }.map_err(failed)?;
         // Rows are read in random order: readahead would fetch rows that are not needed. A failure is harmless.
         let _ = map.advise(Advice::Random);
@@ -123,8 +123,8 @@ impl TableFile {
         let _ = self.map.advise_range(Advice::WillNeed, self.place(bytes), bytes.len());
     }
 
-    /// Waits until bytes of the map are in memory. Returns false if the disk can not read them: an access would kill the
-    /// process.
+    /// Waits until bytes of the map are in memory. Returns false if the disk can not read them: an access would kill
+    /// the process.
     pub(super) fn can_be_read(&self, bytes: &[u8]) -> bool {
         match self.map.advise_range(Advice::PopulateRead, self.place(bytes), bytes.len()) {
             // Kernels before 5.14 do not have this advice.

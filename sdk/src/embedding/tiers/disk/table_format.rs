@@ -1,10 +1,11 @@
-//! The format of a table file: a header, the buckets of the index, the records. `sdk/docs/embedding-table.md` describes it.
+//! The format of a table file: a header, the buckets of the index, the records. `sdk/docs/embedding-table.md` describes
+//! it.
 
 use crate::embedding::row::{Layout, RowType};
 use crate::store::checksum;
 
-/// The offset of the buckets. The marker in the header is written while the rest is mapped, so the header has a page of its
-/// own.
+/// The offset of the buckets. The marker in the header is written while the rest is mapped, so the header has a page of
+/// its own.
 pub(super) const HEADER_BYTES: usize = 4096;
 /// The two offsets of the marker. Writes alternate between two sectors: a torn write leaves the other one intact.
 const MARKERS_AT: [usize; 2] = [128, 1024];
@@ -118,8 +119,8 @@ impl Header {
 
     /// The first bucket of the probe sequence of a key.
     pub(super) fn home(&self, key: i64) -> u64 {
-        // The finalizer of MurmurHash3: every bit of the key affects every bit of the result. The random id of the table
-        // keeps an attacker from choosing keys that collide.
+        // The finalizer of MurmurHash3: every bit of the key affects every bit of the result. The random id of the
+        // table keeps an attacker from choosing keys that collide.
         let mut bits = key.cast_unsigned() ^ self.id;
         bits = (bits ^ bits >> 33).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
         bits = (bits ^ bits >> 33).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
@@ -166,8 +167,8 @@ pub(super) fn is_table(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// A bucket: five keys, then for each key its record number plus 1, or 0 for a free slot, then a checksum. Slots are used in
-/// order.
+/// A bucket: five keys, then for each key its record number plus 1, or 0 for a free slot, then a checksum. Slots are
+/// used in order.
 pub(super) type Bucket = [u8; BUCKET_BYTES];
 const NUMBERS_AT: usize = 8 * SLOTS;
 const SUM_AT: usize = NUMBERS_AT + 4 * SLOTS;
@@ -229,8 +230,8 @@ pub(super) fn is_whole(header: &Header, number: u64, bucket: &Bucket) -> bool {
     header.bucket_checksum(number, &bucket[..SUM_AT]) == u32_at(bucket, SUM_AT)
 }
 
-/// The only part of a table file that changes: a lower bound of the number of updates. An update log with fewer updates has
-/// lost some.
+/// The only part of a table file that changes: a lower bound of the number of updates. An update log with fewer updates
+/// has lost some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Marker {
     pub(super) updates: u64,
@@ -261,8 +262,8 @@ impl Marker {
     }
 }
 
-/// The hash of the contents of the source of a table. It lies behind the marker and has a checksum of its own. Tables that
-/// the function `build` has built have none.
+/// The hash of the contents of the source of a table. It lies behind the marker and has a checksum of its own. Tables
+/// that the function `build` has built have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Content(pub(super) u64);
 

@@ -180,7 +180,7 @@ fn no_damage_of_a_table_file_gives_a_wrong_row() {
             harmless += usize::from(unseen && !empty);
         }
     }
-    // The first of the two rows of key 1 is read by nobody, and the marker is there twice.
+    // No lookup reads the first of the two rows of key 1, and there are two markers.
     assert_eq!(harmless, 9 * (24 + 16), "everything else that means something is checked");
     for length in 0..good.len() {
         fs::write(&table.path, &good[..length]).unwrap();
@@ -203,7 +203,7 @@ fn a_damaged_row_fails_its_own_key_alone() {
 }
 
 #[test]
-fn a_file_that_someone_cuts_is_an_error_not_a_signal() {
+fn a_file_that_is_cut_is_an_error_not_a_signal() {
     let table = Table::new(&(0..1000).collect::<Vec<_>>());
     let disk = table.open(true).unwrap();
     fs::OpenOptions::new().write(true).open(&table.path).unwrap().set_len(4096).unwrap();
@@ -275,7 +275,7 @@ fn a_build_that_fails_leaves_what_was_there() {
     assert!(build(&source, &table.path, RowType::F32).is_err());
     assert!(!table.folder.path().join("table.pgt.new").exists());
     assert_eq!(table.open(true).unwrap().keys(), 2);
-    // What is left of a build that was killed is in nobody's way.
+    // The rest of a killed build does no harm.
     fs::write(table.folder.path().join("table.pgt.new"), vec![1; 100_000]).unwrap();
     build(&self::source(table.folder.path(), &[1, 2, 3]), &table.path, RowType::F32).unwrap();
     let disk = table.open(true).unwrap();

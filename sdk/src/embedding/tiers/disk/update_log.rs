@@ -78,8 +78,8 @@ pub(super) fn remove(table: &Path) -> Result<()> {
 }
 
 impl UpdateLog {
-    /// Opens the update log of a table. `marker` is `None` if the marker of the table file is damaged. It reads the whole log,
-    /// to check every entry and to build the index.
+    /// Opens the update log of a table. `marker` is `None` if the marker of the table file is damaged. It reads the
+    /// whole log, to check every entry and to build the index.
     pub(super) fn open(table: &Path, header: &Header, marker: Option<Marker>, read_only: bool) -> Result<Self> {
         let updates = Self {
             path: path_of(table),
@@ -89,7 +89,8 @@ impl UpdateLog {
             count: AtomicUsize::new(0),
             writer: Mutex::default(),
         };
-        // The marker is durable before the first update is acknowledged. If it is damaged, there may have been an update.
+        // The marker is durable before the first update is acknowledged. If it is damaged, there may have been an
+        // update.
         let least = marker.map_or(1, |marker| marker.updates);
         let there = updates.load(header.replaced, least, read_only)?;
         let known = updates.writer().updates;
@@ -109,8 +110,8 @@ impl UpdateLog {
             file => file.map_err(|error| self.cannot("opened", &error))?,
         };
         if !read_only {
-            // A killed process leaves writes and a directory entry that are not synced. A later loss of power must not take
-            // back what is read now.
+            // A killed process leaves writes and a directory entry that are not synced. A later loss of power must not
+            // take back what is read now.
             let synced = file.sync_all().and_then(|()| sync_parent(&self.path));
             synced.map_err(|error| self.cannot("written", &error))?;
         }
@@ -196,8 +197,8 @@ impl UpdateLog {
         Ok(bytes)
     }
 
-    /// Appends the changes that are not older than the stored versions, and makes them durable. Then calls `mark` with the
-    /// number of updates, and whether the marker must be durable: it must be once, after the first update.
+    /// Appends the changes that are not older than the stored versions, and makes them durable. Then calls `mark` with
+    /// the number of updates, and whether the marker must be durable: it must be once, after the first update.
     pub(super) fn apply(&self, change: &Rows<'_>, mark: impl FnOnce(Marker, bool) -> Result<()>) -> Result<()> {
         let mut writer = self.writer();
         let (body, entries) = self.entries(change)?;

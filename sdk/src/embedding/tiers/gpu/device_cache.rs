@@ -1,8 +1,8 @@
 //! The cache of a table on a GPU, for the nodes of a graph that runs there.
 //!
-//! A table has at most one cache on each GPU. All sessions on that GPU share it, and it is freed when the last of them is
-//! closed. It receives the same rows as the cache in host memory, on a stream of its own. Lookups read it on the stream of
-//! their graph and take no lock.
+//! A table has at most one cache on each GPU. All sessions on that GPU share it, and it is freed when the last of them
+//! is closed. It receives the same rows as the cache in host memory, on a stream of its own. Lookups read it on the
+//! stream of their graph and take no lock.
 
 use std::sync::{Arc, Weak};
 

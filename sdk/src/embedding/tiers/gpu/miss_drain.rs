@@ -24,8 +24,8 @@ pub(in crate::embedding) struct PendingLookup {
     pub(in crate::embedding) scratches: Arc<ScratchPool>,
 }
 
-/// A worker thread that waits for lookups in the order in which they were enqueued. The thread is detached and ends after
-/// the last lookup: the thread that drops this may be one that the worker waits for.
+/// A worker thread that waits for lookups in the order in which they were enqueued. The thread is detached and ends
+/// after the last lookup: the thread that drops this may be one that the worker waits for.
 pub(in crate::embedding) struct MissDrain {
     sender: Sender<PendingLookup>,
     pending: Arc<Pending>,

@@ -5,8 +5,8 @@ use crate::embedding::eviction::Eviction;
 /// How many rows of a table the tier holds, and what happens beyond that.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::embedding) struct MemoryLimits {
-    /// The number of partitions. Rows are spread over them by a hash of the key. Each has a lock of its own: more of them
-    /// admit more threads at the same time.
+    /// The number of partitions. Rows are spread over them by a hash of the key. Each has a lock of its own: more of
+    /// them admit more threads at the same time.
     pub(in crate::embedding) partitions: usize,
     /// The most rows of a partition, tombstones included. 0: none.
     pub(in crate::embedding) max_rows: usize,

@@ -56,8 +56,8 @@ struct Entry {
     deleted: bool,
 }
 
-/// The approximate number of bytes of a row with its entry and its place in a map. A map is between half full and nearly
-/// full.
+/// The approximate number of bytes of a row with its entry and its place in a map. A map is between half full and
+/// nearly full.
 pub(super) fn bytes_of_row(layout: Layout) -> u64 {
     (layout.row_bytes() + size_of::<Entry>() + (size_of::<(i64, u32)>() + 1) * 3 / 2) as u64
 }

@@ -20,7 +20,8 @@ impl Address {
         Some(Self { host: host.into(), port: port.parse().ok()? }).filter(|address| !address.host.is_empty())
     }
 
-    /// Parses the address of a redirection by the node at `self`. A node that does not know its own name omits the host.
+    /// Parses the address of a redirection by the node at `self`. A node that does not know its own name omits the
+    /// host.
     pub(super) fn parse_redirection(&self, text: &str) -> Option<Self> {
         match text.strip_prefix(':') {
             Some(port) => Some(Self { host: self.host.clone(), port: port.parse().ok()? }),

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
-/// After some consecutive failures the breaker opens: requests to the node fail at once, so that lookups do not wait for it.
-/// After a pause one trial decides whether it closes again. A lookup is never that trial.
+/// After some consecutive failures the breaker opens: requests to the node fail at once, so that lookups do not wait
+/// for it. After a pause one trial decides whether it closes again. A lookup is never that trial.
 pub(super) struct CircuitBreaker {
     failures: u32,
     pause: Duration,
@@ -100,7 +100,7 @@ mod tests {
         let later = start + pause;
         assert_eq!(breaker.next(later), Next::Try);
         assert_eq!(breaker.next(later), Next::Wait, "one trial at a time");
-        assert!(!breaker.is_closed(), "nobody else gets through");
+        assert!(!breaker.is_closed(), "no request gets through");
         assert!(breaker.failed(later), "one failed trial is enough");
         assert_eq!(breaker.next(later + pause), Next::Try);
         assert!(breaker.worked() && breaker.is_closed());

@@ -120,7 +120,8 @@ impl Shared {
         self.map.read().clone()
     }
 
-    /// The loop of the map refresher. It refreshes the slot map when it is woken, and periodically while the map has gaps.
+    /// The loop of the map refresher. It refreshes the slot map when it is woken, and periodically while the map has
+    /// gaps.
     fn run(&self) {
         loop {
             let limit = (!self.map().is_complete()).then_some(self.options.breaker_pause);

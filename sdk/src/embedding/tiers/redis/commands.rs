@@ -67,8 +67,8 @@ impl Partition {
         command.get_packed_command()
     }
 
-    /// Encodes the command that writes rows: key, version, bytes. The answer is the number of evicted rows. If the partition
-    /// has rows of another layout, the answer is that layout, and nothing is written.
+    /// Encodes the command that writes rows: key, version, bytes. The answer is the number of evicted rows. If the
+    /// partition has rows of another layout, the answer is that layout, and nothing is written.
     pub(super) fn write(&self, terms: &WriteLimits<'_>, mode: WriteMode, rows: &[(i64, u64, &[u8])]) -> Vec<u8> {
         let mut command = Cmd::new();
         let mode = if mode == WriteMode::Put { "put" } else { "update" };

@@ -91,7 +91,8 @@ impl Connector {
 }
 
 fn read(tls: &TlsFiles) -> Result<TlsCertificates> {
-    // Without a default, rustls panics if the program links a second provider. A default that the program has set stays.
+    // Without a default, rustls panics if the program links a second provider. A default that the program has set
+    // stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let file = |path: &Path| {
         fs::read(path).map_err(|error| {

@@ -11,8 +11,8 @@ use redis::Value;
 use super::cluster::Cluster;
 use super::node::{Answer, Job, Node, Request, RequestError, Wanted, late};
 
-/// The approximate bytes of one job, sent and received. Answers are passed on one by one, so a time limit loses no complete
-/// answer; but a connection serves one job after the other.
+/// The approximate bytes of one job, sent and received. Answers are passed on one by one, so a time limit loses no
+/// complete answer; but a connection serves one job after the other.
 const JOB_BYTES: usize = 1 << 20;
 /// How often one request is sent at most.
 const MAX_TRIES: u8 = 5;
@@ -35,8 +35,8 @@ pub(super) struct Failures {
     pub(super) reason: String,
 }
 
-/// Sends every request to the node that has its slot, all at the same time. Calls `take` with each answer as it arrives; an
-/// error of `take` fails the request.
+/// Sends every request to the node that has its slot, all at the same time. Calls `take` with each answer as it
+/// arrives; an error of `take` fails the request.
 pub(super) fn exchange(
     cluster: &Cluster,
     requests: Vec<Request>,

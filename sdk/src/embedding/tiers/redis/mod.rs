@@ -1,9 +1,9 @@
 //! The tier in a Redis Cluster, which any number of processes share.
 //!
-//! A table is split into partitions by a hash of the key. Each partition is a Redis hash in a slot of its own, and so on one
-//! node: `pagoda:{<table>/<partition>}:rows`. It maps the 8 bytes of a key to the 8 bytes of a version followed by the row;
-//! a tombstone has the version only. The field `layout` names the layout of the rows: processes with another layout do not
-//! use them.
+//! A table is split into partitions by a hash of the key. Each partition is a Redis hash in a slot of its own, and so
+//! on one node: `pagoda:{<table>/<partition>}:rows`. It maps the 8 bytes of a key to the 8 bytes of a version followed
+//! by the row; a tombstone has the version only. The field `layout` names the layout of the rows: processes with
+//! another layout do not use them.
 
 mod address;
 mod circuit_breaker;
@@ -56,13 +56,14 @@ pub(in crate::embedding) struct RedisTier {
     layout_field: String,
     partitions: Vec<Partition>,
     unsynced: UnsyncedUpdates,
-    /// A `put` takes the read lock, an update the write lock: rows that were read before an update are not put after it.
+    /// A `put` takes the read lock, an update the write lock: rows that were read before an update are not put after
+    /// it.
     update_lock: RwLock<()>,
 }
 
 impl RedisTier {
-    /// Opens a table, which need not exist yet. An error if it exists with another layout, and, unless the options are lazy,
-    /// if no node that has a part of it answers.
+    /// Opens a table, which need not exist yet. An error if it exists with another layout, and, unless the options are
+    /// lazy, if no node that has a part of it answers.
     pub(in crate::embedding) fn open(cluster: Arc<Cluster>, table: &str, layout: Layout) -> Result<Self> {
         if table.is_empty() || table.len() > 255 || table.contains(['{', '}']) {
             let message = format!("{table:?} can not name a table in Redis; use 1 to 255 bytes without braces");
@@ -214,7 +215,8 @@ impl RedisTier {
         send_only(&self.cluster, found.collect());
     }
 
-    /// Writes the rows for which `mode` returns a mode. Returns the places of the rows that could not be written, and why.
+    /// Writes the rows for which `mode` returns a mode. Returns the places of the rows that could not be written, and
+    /// why.
     fn write(&self, rows: &Rows<'_>, mode: impl Fn(usize) -> Option<WriteMode>) -> (Vec<usize>, Failures) {
         let mut lost = Vec::new();
         let mut first = Failures::default();
@@ -248,7 +250,8 @@ impl RedisTier {
             Value::Int(evicted) => {
                 self.cluster.counters().evicted.fetch_add(evicted.max(0).cast_unsigned(), Relaxed);
                 for &place in &chunks[id].2 {
-                    // After an update the cluster holds this version or a later one. After a put it may hold an older one.
+                    // After an update the cluster holds this version or a later one. After a put it may hold an older
+                    // one.
                     if chunks[id].1 == WriteMode::Update {
                         self.unsynced.written(rows.keys[place], rows.versions[place]);
                     }
@@ -304,8 +307,8 @@ impl Tier for RedisTier {
         Err(self.failed(lost.len(), found.len(), "rows", "put", &failures))
     }
 
-    /// After an error this process ignores the rows in the cluster that the update did not reach. Other processes still use
-    /// them. Repeating the update repairs them.
+    /// After an error this process ignores the rows in the cluster that the update did not reach. Other processes still
+    /// use them. Repeating the update repairs them.
     fn update(&self, change: &Rows<'_>) -> Result<()> {
         let guard = self.update_lock.write();
         let (lost, failures) = self.write(change, |_| Some(WriteMode::Update));

@@ -187,8 +187,8 @@ impl Node {
         let used_before = connection.is_some();
         let mut answered = 0;
         let mut outcome = self.talk(connection, job, &mut answered);
-        // A node that restarted has closed the connection, which is noticed only now. The job can be sent again: all our
-        // commands are idempotent.
+        // A node that restarted has closed the connection, which is noticed only now. The job can be sent again: all
+        // our commands are idempotent.
         if used_before && answered == 0 && outcome.as_ref().is_err_and(RedisError::is_connection_dropped) {
             *connection = None;
             outcome = self.talk(connection, job, &mut answered);
@@ -210,7 +210,8 @@ impl Node {
         }
     }
 
-    /// Sends the requests and receives the answers. Returns whether the node is healthy; an error if the connection failed.
+    /// Sends the requests and receives the answers. Returns whether the node is healthy; an error if the connection
+    /// failed.
     fn talk(&self, connection: &mut Option<Connection>, job: &Job, answered: &mut usize) -> RedisResult<bool> {
         let connection = match connection {
             Some(connection) => connection,

@@ -9,7 +9,8 @@ use super::address::Address;
 use crate::embedding::eviction::Eviction;
 use crate::error::{Error, Result};
 
-/// The most partitions of a table. A cluster has 16,384 slots, and a lookup sends a command for each partition of its keys.
+/// The most partitions of a table. A cluster has 16,384 slots, and a lookup sends a command for each partition of its
+/// keys.
 const MAX_PARTITIONS: usize = 4096;
 
 /// The valid time limits.
@@ -17,8 +18,8 @@ const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::fro
 
 /// How to use a Redis Cluster (Redis 6.2 or later) as a tier.
 ///
-/// With `cluster-require-full-coverage no` in the settings of the nodes, the other nodes go on serving when one is down. By
-/// the default of Redis none does.
+/// With `cluster-require-full-coverage no` in the settings of the nodes, the other nodes go on serving when one is
+/// down. By the default of Redis none does.
 #[derive(Clone)]
 pub(in crate::embedding) struct ClusterOptions {
     /// Some of the nodes, as `host:port`. The others are found through them.
@@ -29,8 +30,8 @@ pub(in crate::embedding) struct ClusterOptions {
     pub(in crate::embedding) password: Option<String>,
     /// The files for TLS; `None`: connections are not encrypted.
     pub(in crate::embedding) tls: Option<TlsFiles>,
-    /// The number of partitions of a table. Each lies on one node, so there should be a few for each node. All processes that
-    /// share a table use the same number.
+    /// The number of partitions of a table. Each lies on one node, so there should be a few for each node. All
+    /// processes that share a table use the same number.
     pub(in crate::embedding) partitions: usize,
     /// The most rows of a partition. Above it every write evicts some rows.
     pub(in crate::embedding) max_rows: usize,

@@ -9,8 +9,8 @@ use crate::sync::Mutex;
 /// The most keys: about 32 MB.
 const MAX_KEYS: usize = 1 << 20;
 
-/// The keys whose last update did not reach the cluster, with the version of the update. The cluster still holds the old
-/// rows. This process ignores them until it has written the update, or the cluster holds a later version.
+/// The keys whose last update did not reach the cluster, with the version of the update. The cluster still holds the
+/// old rows. This process ignores them until it has written the update, or the cluster holds a later version.
 #[derive(Default)]
 pub(super) struct UnsyncedUpdates {
     versions: Mutex<HashMap<i64, u64>>,
@@ -31,8 +31,8 @@ impl UnsyncedUpdates {
         true
     }
 
-    /// Whether the row with this version in the cluster is outdated: a later update did not reach it, or one of the same
-    /// version that replaces it. If not, the key is in sync, and is removed.
+    /// Whether the row with this version in the cluster is outdated: a later update did not reach it, or one of the
+    /// same version that replaces it. If not, the key is in sync, and is removed.
     pub(super) fn is_stale(&self, key: i64, version: u64) -> bool {
         if self.count.load(Acquire) == 0 {
             return false;
@@ -90,7 +90,7 @@ mod tests {
         assert!(!unsynced.is_stale(1, 4) && unsynced.version(1).is_none(), "forgotten");
         assert!(
             unsynced.add(1, 5) && !unsynced.is_stale(1, 6) && unsynced.version(1).is_none(),
-            "someone else knows better"
+            "another process has written a later version"
         );
     }
 }

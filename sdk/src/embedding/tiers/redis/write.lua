@@ -1,6 +1,6 @@
--- Writes rows into a partition, and takes some out if there are too many.
+-- Writes rows into a partition, and evicts some if there are too many.
 -- KEYS: rows, and uses unless the policy is random. ARGV: mode, layout, policy, margin, target, then key and value of each row.
--- Gives how many rows left, or the layout of the rows that are there if it is another one.
+-- Returns the number of evicted rows. If the partition has rows of another layout, returns that layout.
 local rows, uses = KEYS[1], KEYS[2]
 local mode, layout, policy = ARGV[1], ARGV[2], ARGV[3]
 local margin, target = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -13,7 +13,7 @@ elseif there ~= layout then
     return there
 end
 
--- Whether the version of one value is lower than that of another. Lua's own < depends on the locale.
+-- Whether the version of one value is lower than that of another. The operator < of Lua depends on the locale.
 local function is_older(one, other)
     for place = 1, 8 do
         local a, b = one:byte(place), other:byte(place)
@@ -53,7 +53,7 @@ for place = first, #ARGV, 2 do
     end
 end
 
--- Fields that are no rows: the layout, and a mark while rows leave over several calls.
+-- Two fields are not rows: the layout, and a mark while an eviction takes several calls.
 local leaving = redis.call('HEXISTS', rows, 'leaving')
 local count = redis.call('HLEN', rows) - 1 - leaving
 if count > margin and leaving == 0 then
@@ -64,10 +64,10 @@ if leaving == 0 then
     return 0
 end
 
--- More leave than came, so that it ends, but not many more, so that nobody waits long for this.
+-- More rows are evicted than were written, so that eviction ends; but not many more, so that the script is short.
 local wanted = math.min(count - target, (#ARGV - first + 1) + 16)
 
--- Up to `most` different keys of rows.
+-- Up to `most` unique keys of rows.
 local function sample(most)
     local keys = {}
     for _, field in ipairs(redis.call('HRANDFIELD', rows, most + 2)) do
@@ -78,7 +78,7 @@ local function sample(most)
     return keys
 end
 
--- The least recently or least often used of three times as many.
+-- The least recently or least frequently used of a sample of three times as many.
 local function lowest(most)
     local keys = sample(3 * most)
     if #keys == 0 then

@@ -53,7 +53,7 @@ fn a_new_table_replaces_the_old_one_with_its_updates() {
     assert_eq!(get(&table.open(true).unwrap(), 1), Some((0, Some(row(0)))));
     assert_eq!(get(&table.open(false).unwrap(), 1), Some((0, Some(row(0)))));
     assert!(!table.updates().exists());
-    // The table of someone else under the same name.
+    // Another table under the same name.
     let disk = table.open(false).unwrap();
     update(&disk, 5, &[1], Some(9)).unwrap();
     drop(disk);
@@ -166,7 +166,7 @@ fn nothing_acknowledged_is_lost_when_the_process_is_killed() {
     let (mut acknowledged, mut random) = (0_u64, Random(5));
     for round in 0..8 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "embedding::disk::tests::updates::child", "--ignored", "--nocapture"])
+            .args(["--exact", "embedding::tiers::disk::tests::update_log::child", "--ignored", "--nocapture"])
             .env(CHILD, &table.path)
             .env("PAGODA_TEST_FROM", (acknowledged + 1).to_string())
             .stdout(Stdio::piped())
@@ -175,7 +175,7 @@ fn nothing_acknowledged_is_lost_when_the_process_is_killed() {
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut left = 3 + random.below(40);
         for line in lines {
-            // Whatever was said before it was killed counts, though nobody had read it yet.
+            // Every acknowledgement before the kill counts, even if it was not read yet.
             if let Some(version) = line.unwrap().strip_prefix("done ") {
                 acknowledged = version.parse().unwrap();
                 if left > 0 {

@@ -27,7 +27,7 @@ fn a_node_that_dies_takes_only_its_own_keys_and_comes_back() {
     let (dead, alive) = split(&servers, &cluster, 1, &keys);
     assert!(dead.len() > 100 && alive.len() > 100);
 
-    // Mid-load: nobody ever misses a key of the nodes that live.
+    // Under load: no key of the living nodes is ever missed.
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -61,7 +61,7 @@ fn a_node_that_dies_takes_only_its_own_keys_and_comes_back() {
 }
 
 #[test]
-fn a_node_that_stalls_holds_nobody_up() {
+fn a_node_that_stalls_does_not_delay_lookups() {
     let servers = Servers::start();
     let timeout = Duration::from_millis(300);
     let options = ClusterOptions { partitions: 24, timeout, breaker_failures: 4, ..servers.options() };
@@ -95,7 +95,7 @@ fn a_node_that_stalls_holds_nobody_up() {
     for _ in 0..100 {
         assert!(fetch_until(&cluster, &stalled, None).1.is_err());
     }
-    assert_eq!(cluster.stats().timeouts, before.timeouts, "nobody waits for it");
+    assert_eq!(cluster.stats().timeouts, before.timeouts, "no lookup waits for it");
 
     // It does not hear of an update, and what it has when it is back is not believed.
     let (key, other) = (stalled[0], stalled[1]);
@@ -133,7 +133,7 @@ fn a_cluster_may_come_later() {
     let start = Instant::now();
     assert!(fetch_until(&cluster, &[1], None).1.unwrap_err().message().contains("no node"));
     assert!(put(&cluster, [1]).is_err());
-    assert!(start.elapsed() < Duration::from_secs(2), "nobody waits for what is not there");
+    assert!(start.elapsed() < Duration::from_secs(2), "no lookup waits for a missing node");
     let _servers = servers.run();
     eventually("it is there", || put(&cluster, [1]).is_ok());
     assert_eq!(fetch(&cluster, &[1]), [(1, (0, true))].into());

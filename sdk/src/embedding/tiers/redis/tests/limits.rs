@@ -48,7 +48,7 @@ fn what_is_used_stays() {
         for _ in 0..3 {
             fetch(&cluster, &used);
         }
-        // Nobody waits for the notes; they are there when the last ones are.
+        // Lookups do not wait for the notes of uses; all are there when the last ones are.
         let uses = &cluster.partitions[0].uses;
         let number = (0..3).find(|&number| has(&servers, number, &cluster.partitions[0])).unwrap();
         eventually("the uses are noted", || {
@@ -65,7 +65,7 @@ fn what_is_used_stays() {
         }
         let kept = fetch(&cluster, &used).len();
         let others = fetch(&cluster, &some(300..900)).len();
-        assert!(others < 400, "{policy:?}: {others} of 600 that nobody used are left");
+        assert!(others < 400, "{policy:?}: {others} of 600 unused ones are left");
         assert!(kept > 280, "{policy:?}: only {kept} of 300 that were used are left");
         assert_eq!(cluster.stats().evicted as usize, 1200 - fetch(&cluster, &some(0..1200)).len());
         // Nothing is noted of rows that have left.

@@ -151,7 +151,7 @@ fn a_table_has_one_layout_and_an_address_has_to_be_right() {
         assert_eq!(RedisTier::open(nodes.clone(), name, layout()).err().unwrap().argument(), Some("table"));
     }
 
-    // Someone else's layout in one partition, after everyone has opened the table.
+    // Another layout in one partition, after all have opened the table.
     let partition = &cluster.partitions[cluster.partition(1)];
     let number =
         (0..3).find(|&node| servers.ask::<u64>(node, &["DBSIZE"]) > 0 && has(&servers, node, partition)).unwrap();
@@ -164,9 +164,9 @@ fn a_table_has_one_layout_and_an_address_has_to_be_right() {
     let (known, outcome) = fetch_until(&cluster, &[1], None);
     assert!(known.is_empty() && outcome.unwrap_err().message().contains("key 1"));
 
-    let nobody = Servers::prepare(Setup::default(), 1);
-    let error = Cluster::open(nobody.options()).err().unwrap();
-    assert!(error.message().contains(&nobody.options().addresses[0]), "{error}");
+    let stopped = Servers::prepare(Setup::default(), 1);
+    let error = Cluster::open(stopped.options()).err().unwrap();
+    assert!(error.message().contains(&stopped.options().addresses[0]), "{error}");
     assert!(
         Cluster::open(ClusterOptions { addresses: vec!["no.such.host.invalid:1".into()], ..servers.options() })
             .is_err()
@@ -208,7 +208,7 @@ fn what_is_sent_is_encrypted() {
     assert!(Cluster::open(ClusterOptions { tls: None, ..servers.options() }).is_err(), "the nodes speak nothing else");
     let tls = servers.options().tls.unwrap();
     let stranger = ClusterOptions { tls: Some(TlsFiles { client: None, ..tls.clone() }), ..servers.options() };
-    assert!(Cluster::open(stranger).is_err(), "they know nobody without a certificate");
+    assert!(Cluster::open(stranger).is_err(), "a client without a certificate is refused");
     let elsewhere = Folder::new();
     let trust = TlsFiles { ca: Some(certificates(elsewhere.path()).ca), ..tls };
     assert!(Cluster::open(ClusterOptions { tls: Some(trust), ..servers.options() }).is_err(), "nor do we");
@@ -230,7 +230,7 @@ fn slots_may_move_and_scripts_be_forgotten() {
     }
     update(&cluster, &[(1, 1, true)]).unwrap();
 
-    // On the way: the old node has nothing of it any more and sends everyone to the new one.
+    // During the migration the old node has none of the slot any more and redirects to the new one.
     let _: () = servers.ask(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
     let _: () = servers.ask(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
     let _: () = servers.ask(from, &["DEL", &partition.rows]);

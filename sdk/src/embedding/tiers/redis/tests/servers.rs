@@ -37,7 +37,7 @@ pub(super) struct Setup {
     pub(super) alone: bool,
 }
 
-/// Files of a certificate authority that signed one certificate for everyone.
+/// Files of a certificate authority that signed one certificate for all nodes.
 #[derive(Clone)]
 pub(super) struct Certificates {
     pub(super) ca: PathBuf,
@@ -247,7 +247,7 @@ pub(super) fn certificates(folder: &Path) -> Certificates {
     Certificates { ca: folder.join("ca.pem"), certificate: folder.join("node.pem"), key: folder.join("node.key") }
 }
 
-/// A port that nobody listens on. Not one that the system gives to connections that go out: a node could then not be
+/// A free port. Not one that the system gives to connections that go out: a node could then not be
 /// started again where it was.
 fn free_port() -> u16 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
