@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::tier_result::{KeyState, TierResult};
 use crate::embedding::table::{Table, TableTier};
+use crate::embedding::update::version::Version;
 use crate::metrics;
 
 impl Table {
@@ -64,8 +65,8 @@ impl Table {
         let epochs = keys.iter().map(|&key| self.epochs.read(key)).collect();
         let mut found = TierResult::new(self.layout.row_bytes(), epochs);
         // Read before the first tier is asked: an update that is acknowledged later may not be in the result.
-        let acknowledged = |&key: &i64| self.acknowledged.as_ref().map_or(0, |known| known.version(key));
-        let acknowledged: Vec<u64> = keys.iter().map(acknowledged).collect();
+        let acknowledged = |&key: &i64| self.acknowledged.as_ref().map_or(Version::LOADED, |known| known.version(key));
+        let acknowledged: Vec<Version> = keys.iter().map(acknowledged).collect();
         let mut left: Vec<u32> = (0..keys.len() as u32).collect();
         let (mut silent, mut missed) = (false, Vec::new());
         for level in tiers {
@@ -105,7 +106,7 @@ impl Table {
         }
         for &index in &left {
             // A key that has an acknowledged update and is in no tier was lost.
-            let unknown = silent || acknowledged[index as usize] > 0;
+            let unknown = silent || acknowledged[index as usize] > Version::LOADED;
             found.states[index as usize] = if unknown { KeyState::Unknown } else { KeyState::Absent };
         }
         for (index, version) in missed {
@@ -124,7 +125,7 @@ impl Table {
     fn take_newer_below(&self, keys: &[i64], level: usize, indices: &[u32], found: &mut TierResult) {
         let asked: Vec<i64> = indices.iter().map(|&index| keys[index as usize]).collect();
         for (at, below) in self.tiers.iter().enumerate().skip(level + 1).filter(|(_, below)| !below.shared) {
-            let versions: Vec<u64> = indices.iter().map(|&index| found.versions[index as usize]).collect();
+            let versions: Vec<Version> = indices.iter().map(|&index| found.versions[index as usize]).collect();
             let unread = below.tier.newer_than(&asked, &versions, &mut |place, version, row| {
                 let index = indices[place] as usize;
                 found.set(index, at, version, row);
@@ -160,7 +161,8 @@ impl Table {
         for (at, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| tier.shared && tier.stores_fetched) {
             // An update writes every tier. A row with a version that only a lower tier holds was lost or evicted above.
             let lost = |&index: &u32| {
-                found.versions[index as usize] > 0 || tier.tier.unsynced_version(keys[index as usize]).is_some()
+                found.versions[index as usize] > Version::LOADED
+                    || tier.tier.unsynced_version(keys[index as usize]).is_some()
             };
             self.store_rows(at, keys, found, &found.found_below(at).into_iter().filter(lost).collect::<Vec<_>>());
         }

@@ -2,6 +2,7 @@
 
 use crate::embedding::tiers::tier::Rows;
 use crate::embedding::update::update_epochs::Epoch;
+use crate::embedding::update::version::Version;
 
 /// The state of a key after a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub(in crate::embedding) enum KeyState {
 #[derive(Clone)]
 pub(in crate::embedding) struct TierResult {
     pub(in crate::embedding) states: Vec<KeyState>,
-    pub(in crate::embedding) versions: Vec<u64>,
+    pub(in crate::embedding) versions: Vec<Version>,
     /// Whether a newer version may exist: a shared tier above the one that holds the key did not answer, or has missed
     /// an update to a later version.
     pub(in crate::embedding) unverified: Vec<bool>,
@@ -39,7 +40,7 @@ impl TierResult {
         let keys = epochs.len();
         Self {
             states: vec![KeyState::Unknown; keys],
-            versions: vec![0; keys],
+            versions: vec![Version::LOADED; keys],
             unverified: vec![false; keys],
             tiers: vec![0; keys],
             rows: vec![0; keys * row_bytes],
@@ -64,7 +65,7 @@ impl TierResult {
     }
 
     /// Sets what a tier holds of a key.
-    pub(super) fn set(&mut self, index: usize, tier: usize, version: u64, row: Option<&[u8]>) {
+    pub(super) fn set(&mut self, index: usize, tier: usize, version: Version, row: Option<&[u8]>) {
         (self.versions[index], self.tiers[index]) = (version, tier);
         self.states[index] = match row {
             Some(row) => {
@@ -140,7 +141,7 @@ impl TierResult {
 /// Rows and tombstones with their keys and versions.
 pub(in crate::embedding) struct OwnedRows {
     keys: Vec<i64>,
-    pub(in crate::embedding) versions: Vec<u64>,
+    pub(in crate::embedding) versions: Vec<Version>,
     rows: Vec<u8>,
     pub(in crate::embedding) deleted: Vec<bool>,
 }

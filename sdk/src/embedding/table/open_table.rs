@@ -17,6 +17,7 @@ use crate::embedding::tiers::disk::{self, DiskTier, TableFileOptions, TableId};
 use crate::embedding::tiers::memory::{MemoryLimits, MemoryTier};
 use crate::embedding::tiers::redis::{Cluster, ClusterOptions, RedisTier, TlsFiles};
 use crate::embedding::tiers::tier::Rows;
+use crate::embedding::update::version::Version;
 use crate::error::{Error, Result};
 
 /// The number of rows that are loaded at a time.
@@ -234,7 +235,7 @@ fn load(source: &Source, table: &Table, rows: u64) -> Result<()> {
         let count = (rows - at).min(CHUNK as u64);
         let Some(chunk) = source.chunks_from(at, count as usize).next().transpose()? else { break };
         let (keys, bytes) = last_of_each(source, chunk, table.layout)?;
-        let (versions, deleted) = (vec![0; keys.len()], vec![false; keys.len()]);
+        let (versions, deleted) = (vec![Version::LOADED; keys.len()], vec![false; keys.len()]);
         lowest.tier.update(&Rows { keys: &keys, versions: &versions, rows: &bytes, deleted: &deleted })?;
         at += count;
     }

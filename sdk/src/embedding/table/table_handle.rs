@@ -8,6 +8,7 @@ use crate::embedding::lookup::background_fetch::BackgroundFetch;
 use crate::embedding::lookup::unique_keys::UniqueKeys;
 use crate::embedding::row::RowType;
 use crate::embedding::update::Reach;
+use crate::embedding::update::version::Version;
 use crate::error::Result;
 
 /// A handle of a table, as one model uses it. Models can share the rows and the cache of a table; each has a default
@@ -50,12 +51,12 @@ impl EmbeddingTable {
     /// Replaces rows or adds them. `numbers` has a row for each key; the last row of a duplicate key counts. Rows with
     /// a higher version stay.
     pub fn upsert(&self, version: u64, keys: &[i64], numbers: &[f32], reach: Reach) -> Result<()> {
-        self.table.upsert(version, keys, numbers, reach)
+        self.table.upsert(Version(version), keys, numbers, reach)
     }
 
     /// Deletes rows. Rows with a higher version stay.
     pub fn delete(&self, version: u64, keys: &[i64], reach: Reach) -> Result<()> {
-        self.table.delete(version, keys, reach)
+        self.table.delete(Version(version), keys, reach)
     }
 
     /// Starts to fetch keys into the cache in the background and returns at once. Returns how many keys were queued:

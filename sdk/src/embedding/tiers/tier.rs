@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use crate::embedding::update::version::Version;
 use crate::error::{Error, Result};
 
 /// One tier of one table: host memory, Redis, disk. Any number of threads call it at the same time, but updates of one
 /// table run one after the other.
 ///
 /// For each key a tier holds nothing, or a row, or a tombstone that records the deletion of the key. Rows and
-/// tombstones have a version. Version 0 is the version of loaded rows.
+/// tombstones have a version.
 pub(in crate::embedding) trait Tier: Send + Sync {
     /// The name in logs and metrics: `memory`, `redis`, `disk`.
     fn name(&self) -> &'static str;
@@ -31,14 +32,14 @@ pub(in crate::embedding) trait Tier: Send + Sync {
     /// The version of the newest update of a key that did not reach this tier. `None` if the tier is in sync. While a
     /// key is out of sync, `fetch` does not return it. The key may exist nevertheless, and lower tiers may hold older
     /// versions.
-    fn unsynced_version(&self, _key: i64) -> Option<u64> {
+    fn unsynced_version(&self, _key: i64) -> Option<Version> {
         None
     }
 
     /// Calls `sink` for the keys of which this tier holds a higher version than the given one. As a rule it reads no
     /// other rows. Only a durable tier of this process holds any. Returns the indices of the keys that could not be
     /// read, with the error.
-    fn newer_than(&self, _keys: &[i64], _versions: &[u64], _sink: &mut Sink<'_>) -> Vec<(usize, Error)> {
+    fn newer_than(&self, _keys: &[i64], _versions: &[Version], _sink: &mut Sink<'_>) -> Vec<(usize, Error)> {
         Vec::new()
     }
 
@@ -48,21 +49,21 @@ pub(in crate::embedding) trait Tier: Send + Sync {
     }
 
     /// Records that this tier has lost a version of a key. From now on the key is out of sync.
-    fn mark_unsynced(&self, _key: i64, _version: u64) {}
+    fn mark_unsynced(&self, _key: i64, _version: Version) {}
 
     /// The approximate number of bytes that it takes in the memory of this process.
     fn memory(&self) -> u64;
 }
 
 /// Receives the rows of a lookup: index, version, row.
-pub(in crate::embedding) type Sink<'a> = dyn FnMut(usize, u64, Option<&[u8]>) + 'a;
+pub(in crate::embedding) type Sink<'a> = dyn FnMut(usize, Version, Option<&[u8]>) + 'a;
 
 /// Rows and tombstones with their keys and versions.
 pub(in crate::embedding) struct Rows<'a> {
     /// Unique keys.
     pub(in crate::embedding) keys: &'a [i64],
     /// One for each key.
-    pub(in crate::embedding) versions: &'a [u64],
+    pub(in crate::embedding) versions: &'a [Version],
     /// One row for each key, contiguous. The bytes of tombstones are ignored.
     pub(in crate::embedding) rows: &'a [u8],
     /// Whether each key is a tombstone.

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::version::Version;
 use crate::embedding::hash::mix;
 use crate::sync::RwLock;
 
@@ -15,7 +16,7 @@ const MAX_KEYS: usize = 1 << 16;
 
 /// The acknowledged versions of one table.
 pub(in crate::embedding) struct AcknowledgedVersions {
-    shards: [RwLock<HashMap<i64, u64>>; SHARDS],
+    shards: [RwLock<HashMap<i64, Version>>; SHARDS],
     /// The number of keys. Read without a lock: most tables are never updated.
     count: AtomicUsize,
 }
@@ -26,7 +27,7 @@ impl AcknowledgedVersions {
     }
 
     /// Adds the version of keys. Returns how many other keys were dropped because a shard was full.
-    pub(in crate::embedding) fn add(&self, keys: &[i64], version: u64) -> usize {
+    pub(in crate::embedding) fn add(&self, keys: &[i64], version: Version) -> usize {
         let mut dropped = 0;
         for &key in keys {
             let mut shard = self.shard(key).write();
@@ -50,12 +51,12 @@ impl AcknowledgedVersions {
         dropped
     }
 
-    /// The acknowledged version of a key; 0 if none is known.
-    pub(in crate::embedding) fn version(&self, key: i64) -> u64 {
+    /// The acknowledged version of a key; [`Version::LOADED`] if none is known.
+    pub(in crate::embedding) fn version(&self, key: i64) -> Version {
         if self.count.load(Ordering::Acquire) == 0 {
-            return 0;
+            return Version::LOADED;
         }
-        self.shard(key).read().get(&key).copied().unwrap_or(0)
+        self.shard(key).read().get(&key).copied().unwrap_or_default()
     }
 
     /// The approximate number of bytes in memory.
@@ -63,7 +64,7 @@ impl AcknowledgedVersions {
         self.count.load(Ordering::Relaxed) as u64 * 24
     }
 
-    fn shard(&self, key: i64) -> &RwLock<HashMap<i64, u64>> {
+    fn shard(&self, key: i64) -> &RwLock<HashMap<i64, Version>> {
         &self.shards[mix(key, 5) as usize % SHARDS]
     }
 }
@@ -75,15 +76,15 @@ mod tests {
     #[test]
     fn the_highest_version_counts_and_there_are_never_too_many() {
         let acknowledged = AcknowledgedVersions::new();
-        assert_eq!((acknowledged.version(1), acknowledged.memory()), (0, 0));
-        acknowledged.add(&[1, 2], 5);
-        acknowledged.add(&[1], 3);
-        assert_eq!([1, 2, 3].map(|key| acknowledged.version(key)), [5, 5, 0]);
+        assert_eq!((acknowledged.version(1), acknowledged.memory()), (Version(0), 0));
+        acknowledged.add(&[1, 2], Version(5));
+        acknowledged.add(&[1], Version(3));
+        assert_eq!([1, 2, 3].map(|key| acknowledged.version(key).0), [5, 5, 0]);
         let keys: Vec<i64> = (0..2 * (SHARDS * MAX_KEYS) as i64).collect();
-        let dropped = acknowledged.add(&keys, 6);
+        let dropped = acknowledged.add(&keys, Version(6));
         let left = acknowledged.memory() / 24;
         assert_eq!(left + dropped as u64, keys.len() as u64);
         assert!(left <= (SHARDS * MAX_KEYS) as u64);
-        assert_eq!(acknowledged.version(*keys.last().unwrap()), 6);
+        assert_eq!(acknowledged.version(*keys.last().unwrap()), Version(6));
     }
 }

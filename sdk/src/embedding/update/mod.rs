@@ -5,10 +5,12 @@ pub(in crate::embedding) mod refresh;
 pub(in crate::embedding) mod refresh_progress;
 pub(in crate::embedding) mod unverified_keys;
 pub(in crate::embedding) mod update_epochs;
+pub(in crate::embedding) mod version;
 
 use crate::embedding::lookup::unique_keys::UniqueKeys;
 use crate::embedding::table::{STEP_KEYS, Table};
 use crate::embedding::tiers::tier::Rows;
+use crate::embedding::update::version::Version;
 use crate::error::{Error, Result, Status};
 
 /// When lookups see an update.
@@ -23,7 +25,13 @@ pub enum Reach {
 
 impl Table {
     /// Replaces rows or adds them.
-    pub(in crate::embedding) fn upsert(&self, version: u64, keys: &[i64], numbers: &[f32], reach: Reach) -> Result<()> {
+    pub(in crate::embedding) fn upsert(
+        &self,
+        version: Version,
+        keys: &[i64],
+        numbers: &[f32],
+        reach: Reach,
+    ) -> Result<()> {
         let dim = self.layout.dim();
         if numbers.len() != keys.len() * dim {
             let (table, given, count) = (&self.name, numbers.len(), keys.len());
@@ -52,13 +60,13 @@ impl Table {
     }
 
     /// Deletes rows: every tier that takes updates stores a tombstone.
-    pub(in crate::embedding) fn delete(&self, version: u64, keys: &[i64], reach: Reach) -> Result<()> {
+    pub(in crate::embedding) fn delete(&self, version: Version, keys: &[i64], reach: Reach) -> Result<()> {
         let unique = UniqueKeys::of(keys.iter().copied());
         let rows = vec![0; unique.keys.len() * self.layout.row_bytes()];
         self.apply(&unique.keys, version, &rows, true, reach)
     }
 
-    fn apply(&self, keys: &[i64], version: u64, rows: &[u8], deleted: bool, reach: Reach) -> Result<()> {
+    fn apply(&self, keys: &[i64], version: Version, rows: &[u8], deleted: bool, reach: Reach) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
         }
@@ -108,9 +116,9 @@ impl Table {
 
     /// Selects the keys of which no tier is known to hold a higher version. Each tier checks the versions of its own
     /// rows, but a tier that does not hold a key takes any version, and would hide a newer one in a tier below.
-    fn accept(&self, version: u64, keys: &[i64], rows: &[u8]) -> Accepted {
-        let acknowledged = |&key: &i64| self.acknowledged.as_ref().map_or(0, |known| known.version(key));
-        let mut newest: Vec<u64> = keys.iter().map(acknowledged).collect();
+    fn accept(&self, version: Version, keys: &[i64], rows: &[u8]) -> Accepted {
+        let acknowledged = |&key: &i64| self.acknowledged.as_ref().map_or(Version::LOADED, |known| known.version(key));
+        let mut newest: Vec<Version> = keys.iter().map(acknowledged).collect();
         let mut silent = vec![None; keys.len()];
         let mut reasons = vec![String::new(); self.tiers.len()];
         for (at, tier) in self.tiers.iter().enumerate() {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::refresh_progress::RefreshProgress;
+use super::version::Version;
 use crate::embedding::lookup::tier_result::{KeyState, TierResult};
 use crate::embedding::table::{STEP_KEYS, Table};
 
@@ -144,7 +145,7 @@ impl Table {
         let mut rows = found.gather(keys, &known);
         for (version, _) in rows.versions.iter_mut().zip(&rows.deleted).filter(|&(_, &deleted)| deleted) {
             // A key that no tier holds leaves the cache, whatever its version there is.
-            *version = u64::MAX;
+            *version = Version::MAX;
         }
         if !known.is_empty() {
             cache.update(&rows.rows());

@@ -19,6 +19,7 @@ use crate::embedding::hash::{below, mix};
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::tiers::tier::Rows;
 
+use crate::embedding::update::version::Version;
 use crate::error::Result;
 
 /// The number of keys of a block. While one block is served, the rows of the next block and the sets of the one after
@@ -155,7 +156,7 @@ impl Cache {
             }
             let version = rows.versions[index];
             if let Some(way) = home.find(Scalar) {
-                if self.region.version(home.number, way).load(Ordering::Relaxed) <= version {
+                if self.region.version(home.number, way).load(Ordering::Relaxed) <= version.0 {
                     locked.write(|| self.write(home.number, way, version, row));
                 }
                 return;
@@ -174,7 +175,7 @@ impl Cache {
             let locked = home.set.lock();
             let Some(way) = home.find(Scalar) else { return };
             let version = change.versions[index];
-            if self.region.version(home.number, way).load(Ordering::Relaxed) > version {
+            if self.region.version(home.number, way).load(Ordering::Relaxed) > version.0 {
                 return;
             }
             match change.row(index) {
@@ -251,14 +252,14 @@ impl Cache {
     }
 
     /// Writes a row. Only within [`Locked::write`] or [`Locked::put`].
-    fn write(&self, set: usize, way: usize, version: u64, row: &[u8]) {
+    fn write(&self, set: usize, way: usize, version: Version, row: &[u8]) {
         let (chunks, rest) = row.as_chunks();
         let mut last = [0; size_of::<u64>()];
         last[..rest.len()].copy_from_slice(rest);
         for (word, chunk) in self.region.row(set, way).iter().zip(chunks.iter().chain([&last])) {
             word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
         }
-        self.region.version(set, way).store(version, Ordering::Relaxed);
+        self.region.version(set, way).store(version.0, Ordering::Relaxed);
     }
 
     fn remove(&self, locked: &Locked<'_>, way: usize) {

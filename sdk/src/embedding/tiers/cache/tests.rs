@@ -21,7 +21,7 @@ type Change = (i64, u64, Option<f32>);
 
 fn with_rows<R>(layout: Layout, changes: &[Change], call: impl FnOnce(&Rows<'_>) -> R) -> R {
     let keys: Vec<i64> = changes.iter().map(|change| change.0).collect();
-    let versions: Vec<u64> = changes.iter().map(|change| change.1).collect();
+    let versions: Vec<Version> = changes.iter().map(|change| Version(change.1)).collect();
     let deleted: Vec<bool> = changes.iter().map(|change| change.2.is_none()).collect();
     let numbers: Vec<f32> = changes.iter().flat_map(|change| vec![change.2.unwrap_or(-1.0); layout.dim()]).collect();
     let mut rows = vec![0; layout.row_bytes() * changes.len()];
@@ -69,7 +69,7 @@ fn rows_of_all_types_and_lengths_come_back() {
             let mut rows = vec![0; 2 * layout.row_bytes()];
             layout.encode(&numbers, &mut rows);
             let keys = [i64::MIN, -1];
-            cache.insert(&Rows { keys: &keys, versions: &[0, 0], rows: &rows, deleted: &[false; 2] }, &|_| true);
+            cache.insert(&Rows { keys: &keys, versions: &[Version::LOADED; 2], rows: &rows, deleted: &[false; 2] }, &|_| true);
             let mut expected = vec![0.0; 2 * dim as usize];
             for (row, numbers) in rows.chunks(layout.row_bytes()).zip(expected.chunks_mut(dim as usize)) {
                 layout.decode(row, numbers);

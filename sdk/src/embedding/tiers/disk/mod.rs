@@ -28,6 +28,7 @@ use update_log::UpdateLog;
 use crate::embedding::row::Layout;
 use crate::embedding::source::fingerprint::ContentHash;
 use crate::embedding::tiers::tier::{Rows, Sink, Tier};
+use crate::embedding::update::version::Version;
 use crate::error::{Error, Result, Status};
 
 pub(in crate::embedding) use build::build_if;
@@ -239,7 +240,7 @@ impl DiskTier {
                 continue;
             }
             match self.file.row(record, keys[place]) {
-                Some(row) => (lookup.sink)(place, 0, Some(row)),
+                Some(row) => (lookup.sink)(place, Version::LOADED, Some(row)),
                 None => lookup.fail(keys[place], "the row is damaged"),
             }
         }
@@ -301,7 +302,7 @@ impl Tier for DiskTier {
         self.updates.apply(change, |marker, first| self.file.mark(marker, first))
     }
 
-    fn newer_than(&self, keys: &[i64], versions: &[u64], sink: &mut Sink<'_>) -> Vec<(usize, Error)> {
+    fn newer_than(&self, keys: &[i64], versions: &[Version], sink: &mut Sink<'_>) -> Vec<(usize, Error)> {
         let Some(updated) = self.updates.places(keys) else { return Vec::new() };
         let mut read = |place: usize| {
             self.updates.get(keys[place], |update| {

@@ -61,7 +61,7 @@ type Known = (u64, Option<Vec<u8>>);
 
 fn fetch(disk: &DiskTier, keys: &[i64]) -> (BTreeMap<i64, Known>, Result<()>) {
     let mut known = BTreeMap::new();
-    let outcome = disk.fetch(keys, None, &mut |place, version, row| {
+    let outcome = disk.fetch(keys, None, &mut |place, Version(version), row| {
         let before = known.insert(keys[place], (version, row.map(<[u8]>::to_vec)));
         assert_eq!(before, None, "a key is told once");
     });
@@ -77,7 +77,7 @@ fn get(disk: &DiskTier, key: i64) -> Option<Known> {
 /// Sets or deletes keys, all with one version.
 fn update(disk: &DiskTier, version: u64, keys: &[i64], seed: Option<u64>) -> Result<()> {
     let rows: Vec<u8> = keys.iter().flat_map(|_| row(seed.unwrap_or(0))).collect();
-    let (versions, deleted) = (vec![version; keys.len()], vec![seed.is_none(); keys.len()]);
+    let (versions, deleted) = (vec![Version(version); keys.len()], vec![seed.is_none(); keys.len()]);
     disk.update(&Rows { keys, versions: &versions, rows: &rows, deleted: &deleted })
 }
 
@@ -230,7 +230,7 @@ fn a_table_that_is_read_only_is_not_updated() {
     assert_eq!(error.status(), Status::Unsupported);
     assert!(error.message().contains("without `read_only`"));
     assert!(!table.updates().exists());
-    let found = Rows { keys: &[1], versions: &[5], rows: &row(9), deleted: &[false] };
+    let found = Rows { keys: &[1], versions: &[Version(5)], rows: &row(9), deleted: &[false] };
     disk.put(&found, &|_| true).unwrap();
     assert_eq!(get(&disk, 1), Some((0, Some(row(0)))));
 }

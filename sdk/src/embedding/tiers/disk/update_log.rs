@@ -12,6 +12,7 @@ use super::table_format::{Header, Marker};
 use super::update_log_format::{BATCH_BYTES, BatchHeader, ENTRY_EXTRA, LogHeader, Update};
 use super::update_log_scan::{Refused, Scanned, scan};
 use crate::embedding::tiers::tier::Rows;
+use crate::embedding::update::version::Version;
 use crate::error::{Error, Result, Status};
 use crate::files::{beside, sync_parent};
 use crate::sync::{Mutex, MutexGuard, RwLock};
@@ -254,7 +255,7 @@ impl UpdateLog {
     }
 
     /// The stored version of a key. A damaged entry has none, so that any update replaces it.
-    fn version(&self, key: i64) -> Result<Option<u64>> {
+    fn version(&self, key: i64) -> Result<Option<Version>> {
         let Some((file, at)) = self.find(key) else { return Ok(None) };
         let bytes = self.read(&file, at)?;
         Ok(self.decode(&bytes, key).ok().map(|(update, _)| update.version))

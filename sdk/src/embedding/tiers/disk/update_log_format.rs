@@ -3,6 +3,7 @@
 use twox_hash::XxHash3_64;
 
 use super::table_format::{u32_at, u64_at};
+use crate::embedding::update::version::Version;
 use crate::store::checksum;
 
 /// The offset of the first batch.
@@ -103,7 +104,7 @@ impl BatchHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Update<'a> {
     pub(super) key: i64,
-    pub(super) version: u64,
+    pub(super) version: Version,
     /// `None`: a tombstone.
     pub(super) row: Option<&'a [u8]>,
 }
@@ -113,7 +114,7 @@ impl<'a> Update<'a> {
     pub(super) fn encode(&self, table: u64, body: &mut Vec<u8>) {
         let start = body.len();
         body.extend(self.key.to_le_bytes());
-        body.extend(self.version.to_le_bytes());
+        body.extend(self.version.0.to_le_bytes());
         body.push(u8::from(self.row.is_none()));
         body.extend(self.row.unwrap_or_default());
         let sum = Self::checksum(table, &body[start..]);
@@ -132,7 +133,10 @@ impl<'a> Update<'a> {
             return None;
         }
         let row = (body[16] == 0).then_some(&body[ENTRY_HEAD..]);
-        Some((Self { key: u64_at(body, 0).cast_signed(), version: u64_at(body, 8), row }, ENTRY_EXTRA + row_bytes))
+        Some((
+            Self { key: u64_at(body, 0).cast_signed(), version: Version(u64_at(body, 8)), row },
+            ENTRY_EXTRA + row_bytes,
+        ))
     }
 
     fn checksum(table: u64, body: &[u8]) -> u32 {
@@ -150,7 +154,10 @@ mod tests {
         let bytes = header.encode();
         assert_eq!(LogHeader::decode(&bytes), Some(header));
         let mut body = Vec::new();
-        let updates = [Update { key: -1, version: 9, row: Some(&[1, 2, 3]) }, Update { key: 5, version: 1, row: None }];
+        let updates = [
+            Update { key: -1, version: Version(9), row: Some(&[1, 2, 3]) },
+            Update { key: 5, version: Version(1), row: None },
+        ];
         updates.iter().for_each(|update| update.encode(7, &mut body));
         let (first, length) = Update::decode(&body, 7, 3).unwrap();
         assert_eq!((first, length), (updates[0], ENTRY_EXTRA + 3));

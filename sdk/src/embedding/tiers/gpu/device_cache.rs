@@ -59,7 +59,8 @@ impl DeviceCache {
     fn put(&self, rows: &Rows<'_>, only_present: bool, wanted: &dyn Fn(usize) -> bool) -> Result<()> {
         let decoded = decoded(self.layout, rows.rows);
         let Rows { keys, versions, deleted, .. } = *rows;
-        let rows = HostRows { keys, versions, rows: decoded.as_deref().unwrap_or(rows.rows), deleted };
+        let versions: Vec<u64> = versions.iter().map(|version| version.0).collect();
+        let rows = HostRows { keys, versions: &versions, rows: decoded.as_deref().unwrap_or(rows.rows), deleted };
         self.held.put(&rows, only_present, wanted).map_err(|error| self.failed(&error))
     }
 

@@ -7,6 +7,7 @@ use super::limits::MemoryLimits;
 use crate::embedding::eviction::Eviction;
 use crate::embedding::hash::{below, mix};
 use crate::embedding::row::Layout;
+use crate::embedding::update::version::Version;
 use crate::error::{Error, Result, Status};
 
 /// The approximate size of a slab, and its most rows.
@@ -50,7 +51,7 @@ struct Slab {
 
 struct Entry {
     key: i64,
-    version: u64,
+    version: Version,
     /// The clock of its last lookup, or the number of its lookups, as the eviction policy needs it.
     worth: u64,
     deleted: bool,
@@ -95,7 +96,7 @@ impl Partition {
     }
 
     /// The version and the row of a key, or `None` as the row of a tombstone. Counts as a use.
-    pub(super) fn look_up(&mut self, key: i64) -> Option<(u64, Option<&[u8]>)> {
+    pub(super) fn look_up(&mut self, key: i64) -> Option<(Version, Option<&[u8]>)> {
         let place = self.place(key)?;
         self.clock += 1;
         let (eviction, clock) = (self.eviction, self.clock);
@@ -108,13 +109,13 @@ impl Partition {
         Some((entry.version, (!entry.deleted).then_some(&*row)))
     }
 
-    pub(super) fn version(&self, key: i64) -> Option<u64> {
+    pub(super) fn version(&self, key: i64) -> Option<Version> {
         let place = self.place(key)?;
         Some(self.slabs[place / self.slab_rows].entries[place % self.slab_rows].version)
     }
 
     /// Stores a row or a tombstone of a key, in place of the stored one.
-    pub(super) fn set(&mut self, key: i64, version: u64, row: Option<&[u8]>) -> Result<()> {
+    pub(super) fn set(&mut self, key: i64, version: Version, row: Option<&[u8]>) -> Result<()> {
         let place = match self.place(key) {
             Some(place) => place,
             None if self.max_rows == 0 => return Ok(()),
@@ -155,7 +156,7 @@ impl Partition {
             Eviction::LeastUsed => 1,
         };
         let slab = &mut self.slabs[place / self.slab_rows];
-        slab.entries.push(Entry { key, version: 0, worth, deleted: false });
+        slab.entries.push(Entry { key, version: Version::LOADED, worth, deleted: false });
         slab.rows.resize(slab.rows.len() + self.row_bytes, 0);
         let map = self.map_of(key);
         self.maps[map].insert(key, place as u32);

@@ -5,6 +5,7 @@ use pagoda_test_support::Random;
 use super::*;
 use crate::embedding::RowType;
 use crate::embedding::eviction::Eviction;
+use crate::embedding::update::version::Version;
 
 const DIM: usize = 3;
 
@@ -25,7 +26,7 @@ fn row(key: i64, version: u64) -> Vec<u8> {
 
 fn with_rows<R>(changes: &[(i64, u64, bool)], call: impl FnOnce(&Rows<'_>) -> R) -> R {
     let keys: Vec<i64> = changes.iter().map(|change| change.0).collect();
-    let versions: Vec<u64> = changes.iter().map(|change| change.1).collect();
+    let versions: Vec<Version> = changes.iter().map(|change| Version(change.1)).collect();
     let deleted: Vec<bool> = changes.iter().map(|change| change.2).collect();
     let rows = changes.iter().flat_map(|&(key, version, _)| row(key, version)).collect::<Vec<u8>>();
     call(&Rows { keys: &keys, versions: &versions, rows: &rows, deleted: &deleted })
@@ -42,7 +43,7 @@ fn update(memory: &MemoryTier, changes: &[(i64, u64, bool)]) {
 /// The version of each key, and whether it is deleted; the row has been checked.
 fn fetch(memory: &MemoryTier, keys: &[i64]) -> Vec<Option<(u64, bool)>> {
     let mut found = vec![None; keys.len()];
-    let mut sink = |place: usize, version, bytes: Option<&[u8]>| {
+    let mut sink = |place: usize, Version(version): Version, bytes: Option<&[u8]>| {
         assert!(found[place].is_none(), "place {place} comes twice");
         assert!(bytes.is_none_or(|bytes| bytes == row(keys[place], version)), "not the row of {}", keys[place]);
         found[place] = Some((version, bytes.is_none()));
@@ -193,11 +194,11 @@ fn keys_of_every_kind_are_told_apart() {
     let keys = [i64::MIN, i64::MAX, 0, -1, 1, 1 << 32, 1 << 33, -(1 << 32)];
     for (version, &key) in keys.iter().enumerate() {
         let rows = [version as u8; 4 * DIM];
-        let rows = Rows { keys: &[key], versions: &[version as u64], rows: &rows, deleted: &[false] };
+        let rows = Rows { keys: &[key], versions: &[Version(version as u64)], rows: &rows, deleted: &[false] };
         memory.put(&rows, &|_| true).unwrap();
     }
     let mut found = 0;
-    let mut sink = |place: usize, version: u64, row: Option<&[u8]>| {
+    let mut sink = |place: usize, Version(version): Version, row: Option<&[u8]>| {
         assert_eq!((version, row), (place as u64, Some(&[place as u8; 4 * DIM][..])));
         found += 1;
     };

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use redis::{Cmd, Script};
 
 use crate::embedding::eviction::Eviction;
+use crate::embedding::update::version::Version;
 
 /// The hash field with the layout of the rows of a partition. The fields of rows have 8 bytes.
 const LAYOUT: &str = "layout";
@@ -69,7 +70,7 @@ impl Partition {
 
     /// Encodes the command that writes rows: key, version, bytes. The answer is the number of evicted rows. If the
     /// partition has rows of another layout, the answer is that layout, and nothing is written.
-    pub(super) fn write(&self, terms: &WriteLimits<'_>, mode: WriteMode, rows: &[(i64, u64, &[u8])]) -> Vec<u8> {
+    pub(super) fn write(&self, terms: &WriteLimits<'_>, mode: WriteMode, rows: &[(i64, Version, &[u8])]) -> Vec<u8> {
         let mut command = Cmd::new();
         let mode = if mode == WriteMode::Put { "put" } else { "update" };
         command.arg("EVALSHA").arg(write().get_hash());
@@ -83,7 +84,7 @@ impl Partition {
         for (key, version, row) in rows {
             value.clear();
             // Big-endian, so that the script can compare byte by byte.
-            value.extend(version.to_be_bytes());
+            value.extend(version.0.to_be_bytes());
             value.extend(*row);
             command.arg(&key.to_le_bytes()).arg(value.as_slice());
         }

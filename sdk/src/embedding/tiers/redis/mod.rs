@@ -36,6 +36,7 @@ use self::unsynced_updates::UnsyncedUpdates;
 use crate::embedding::eviction::Eviction;
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::tiers::tier::{Rows, Sink, Tier};
+use crate::embedding::update::version::Version;
 use crate::error::{Error, Result, Status};
 use crate::sync::RwLock;
 
@@ -192,7 +193,7 @@ impl RedisTier {
                 .split_first_chunk()
                 .filter(|(_, row)| row.is_empty() || row.len() == self.layout.row_bytes())
                 .ok_or_else(|| format!("what it has for key {key} is no row: it has {} bytes", bytes.len()))?;
-            let version = u64::from_be_bytes(*version);
+            let version = Version(u64::from_be_bytes(*version));
             if !self.unsynced.is_stale(key, version) {
                 sink(place, version, (!row.is_empty()).then_some(row));
                 found.push(key);
@@ -324,11 +325,11 @@ impl Tier for RedisTier {
         Err(self.failed(lost.len(), change.len(), "rows", "updated", &failures))
     }
 
-    fn unsynced_version(&self, key: i64) -> Option<u64> {
+    fn unsynced_version(&self, key: i64) -> Option<Version> {
         self.unsynced.version(key)
     }
 
-    fn mark_unsynced(&self, key: i64, version: u64) {
+    fn mark_unsynced(&self, key: i64, version: Version) {
         // If there is no room, the next lookup detects it again.
         self.unsynced.add(key, version);
     }

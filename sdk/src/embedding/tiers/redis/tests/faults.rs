@@ -1,6 +1,6 @@
-//! Cluster that die, stall, come late, and are replaced.
+//! Nodes that die, stall, come late, and are replaced.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use super::*;
@@ -28,17 +28,18 @@ fn a_node_that_dies_takes_only_its_own_keys_and_comes_back() {
     assert!(dead.len() > 100 && alive.len() > 100);
 
     // Under load: no key of the living nodes is ever missed.
-    let stop = AtomicBool::new(false);
+    let (stop, lookups) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(Relaxed) {
                     let (known, _) = fetch_until(&cluster, &keys, None);
                     assert!(alive.iter().all(|key| known.contains_key(key)));
+                    lookups.fetch_add(1, Relaxed);
                 }
             });
         }
-        std::thread::sleep(Duration::from_millis(100));
+        eventually("lookups run", || lookups.load(Relaxed) >= 10);
         servers.kill(1);
         eventually("it is left alone", || cluster.stats().trips > 0);
         stop.store(true, Relaxed);

@@ -33,7 +33,7 @@ type Known = HashMap<i64, (u64, bool)>;
 /// Looks up, and gives what was found before an error too.
 fn fetch_until(cluster: &RedisTier, keys: &[i64], deadline: Option<Instant>) -> (Known, Result<()>) {
     let mut known = Known::new();
-    let outcome = cluster.fetch(keys, deadline, &mut |place, version, found| {
+    let outcome = cluster.fetch(keys, deadline, &mut |place, Version(version), found| {
         if let Some(found) = found {
             assert_eq!(found, row(keys[place], version));
         }
@@ -52,7 +52,7 @@ fn fetch(cluster: &RedisTier, keys: &[i64]) -> Known {
 /// Calls something with rows: a key, a version, and whether there is a row.
 fn with_rows<T>(rows: &[(i64, u64, bool)], call: impl FnOnce(&Rows<'_>) -> T) -> T {
     let keys: Vec<_> = rows.iter().map(|row| row.0).collect();
-    let versions: Vec<_> = rows.iter().map(|row| row.1).collect();
+    let versions: Vec<_> = rows.iter().map(|row| Version(row.1)).collect();
     let deleted: Vec<_> = rows.iter().map(|row| !row.2).collect();
     let bytes: Vec<_> = rows.iter().flat_map(|&(key, version, _)| row(key, version)).collect();
     call(&Rows { keys: &keys, versions: &versions, rows: &bytes, deleted: &deleted })

@@ -1,6 +1,6 @@
 //! Tables over a real cluster: what a lookup gives while nodes fail.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use pagoda_test_support::Random;
@@ -68,22 +68,24 @@ fn a_node_that_dies_costs_no_row_that_lies_below() {
     let (mut servers, folder) = (Servers::start(), Folder::new());
     let embeddings = tables(&servers, &folder, Some(""), 2000);
     let table = embeddings.table("t").unwrap();
-    let done = AtomicBool::new(false);
+    let (done, lookups) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for seed in 0..3 {
-            let (table, done) = (&table, &done);
+            let (table, done, lookups) = (&table, &done, &lookups);
             scope.spawn(move || {
                 let mut random = Random(seed);
                 while !done.load(Relaxed) {
                     let (found, asked) = look(table, &mut random, 0);
                     assert_eq!(found, asked);
+                    lookups.fetch_add(1, Relaxed);
                 }
             });
         }
-        std::thread::sleep(Duration::from_millis(300));
+        eventually("lookups run", || lookups.load(Relaxed) >= 30);
         servers.kill(1);
         eventually("the node is left alone", || embeddings.redis_stats().unwrap().trips > 0);
-        std::thread::sleep(Duration::from_millis(300));
+        let before = lookups.load(Relaxed);
+        eventually("lookups run without the node", || lookups.load(Relaxed) >= before + 30);
         servers.start_one(1);
         servers.wait_until_well();
         done.store(true, Relaxed);
@@ -239,7 +241,7 @@ fn miss(servers: &Servers, table: &EmbeddingTable, version: u64, keys: &[i64]) {
     }
     let redis = &table.table.tiers[0].tier;
     eventually("the nodes answer", || redis.fetch(keys, None, &mut |_, _, _| ()).is_ok());
-    assert!(keys.iter().all(|&key| redis.unsynced_version(key) == Some(version)));
+    assert!(keys.iter().all(|&key| redis.unsynced_version(key) == Some(Version(version))));
 }
 
 #[test]
