@@ -119,7 +119,7 @@ impl Exchange<'_> {
         let mut groups: Vec<(&Arc<Node>, usize, Vec<_>)> = Vec::new();
         for request in self.requests.clone() {
             let Some(node) = map.node(request.slot) else {
-                let reason = format!("no known node has slot {}", request.slot);
+                let reason = format!("no node that is known has slot {}", request.slot);
                 self.fail(request.id, reason, failures);
                 continue;
             };
