@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A file that is locked while this lives.
 pub(crate) struct Locked(pub(crate) File);
@@ -38,17 +38,23 @@ pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     path.ancestors().take(missing.max(1)).try_for_each(sync_parent)
 }
 
+/// A path with a suffix appended to its file name.
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
 /// Replaces a small file: after a crash it has the old contents or the new ones, and when this returns the new ones.
 pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let written = File::create(&beside).and_then(|mut file| {
+    let new = beside(path, ".new");
+    let written = File::create(&new).and_then(|mut file| {
         file.write_all(contents)?;
         file.sync_all()
     });
-    let replaced = written.and_then(|()| fs::rename(&beside, path));
+    let replaced = written.and_then(|()| fs::rename(&new, path));
     if replaced.is_err() {
-        let _ = fs::remove_file(&beside);
+        let _ = fs::remove_file(&new);
     }
     replaced.and_then(|()| sync_parent(path))
 }

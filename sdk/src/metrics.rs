@@ -40,7 +40,7 @@ struct Metrics {
     store_file_bytes: Gauge,
     embedding_lookups: Family<TableLabels, Counter>,
     embedding_keys: Family<TableKindLabels, Counter>,
-    embedding_errors: Family<FloorLabels, Counter>,
+    embedding_errors: Family<TierLabels, Counter>,
     embedding_stale_seconds: Family<TableLabels, Gauge>,
     embedding_device_rows: Family<TableLabels, Gauge>,
     engine_requests: Family<StatusLabels, Counter>,
@@ -94,8 +94,8 @@ struct TableKindLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FloorLabels {
-    floor: &'static str,
+struct TierLabels {
+    tier: &'static str,
 }
 
 impl Metrics {
@@ -140,7 +140,7 @@ impl Metrics {
         let embedding_errors = Family::default();
         registry.register(
             "embedding_errors",
-            "Times a floor of an embedding table did not do what it was asked",
+            "Times a tier of an embedding table did not do what it was asked",
             embedding_errors.clone(),
         );
         let embedding_stale_seconds = Family::default();
@@ -240,8 +240,8 @@ pub(crate) fn store_file_bytes() -> &'static Gauge {
 }
 
 /// Counts a failure of a tier of an embedding table.
-pub(crate) fn embedding_error(floor: &'static str) {
-    METRICS.embedding_errors.get_or_create(&FloorLabels { floor }).inc();
+pub(crate) fn embedding_error(tier: &'static str) {
+    METRICS.embedding_errors.get_or_create(&TierLabels { tier }).inc();
 }
 
 /// Requests of ranking engines with this outcome.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pagoda::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings};
+use pagoda::embedding::{EmbeddingOptions, EmbeddingTable, Embeddings, PsJson};
 use pagoda_test_support::Folder;
 
 pub const DIM: usize = 4;
@@ -35,9 +35,9 @@ pub fn write(folder: &Folder, name: &str, keys: &[i64]) -> PathBuf {
     path
 }
 
-/// A configuration with one model `m`, whose one table `t` has these keys. `model` and `top` are more members of the JSON
-/// objects, each with a comma before it.
-pub fn config(folder: &Folder, keys: &[i64], model: &str, top: &str) -> EmbeddingConfig {
+/// A configuration with one model `m`, whose one table `t` has these keys. `model` and `top` are more members of the
+/// JSON objects, each with a comma before it.
+pub fn config(folder: &Folder, keys: &[i64], model: &str, top: &str) -> EmbeddingOptions {
     write(folder, "t", keys);
     let json = format!(
         r#"{{"supportlonglong": true, "models": [{{
@@ -47,14 +47,14 @@ pub fn config(folder: &Folder, keys: &[i64], model: &str, top: &str) -> Embeddin
             {model}
         }}] {top} }}"#
     );
-    EmbeddingConfig::from_json(&json, Some(folder.path())).unwrap()
+    PsJson::from_json(&json, Some(folder.path())).unwrap().options
 }
 
 /// The default vector of those tables.
 pub const DEFAULT: [f32; DIM] = [-1.0, -2.0, -3.0, -4.0];
 
 /// Opens a configuration and gives its table `t`, when everything is loaded.
-pub fn open(config: &EmbeddingConfig) -> (Embeddings, EmbeddingTable) {
+pub fn open(config: &EmbeddingOptions) -> (Embeddings, EmbeddingTable) {
     let embeddings = Embeddings::open(config).unwrap();
     embeddings.wait();
     let table = embeddings.table("t").unwrap();

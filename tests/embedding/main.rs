@@ -1,8 +1,8 @@
 //! Embedding tables: what lookups promise, one thing at a time, and all of it at once on many threads.
 
 mod files;
-mod floors;
 mod moved;
 mod policies;
 mod threads;
+mod tiers;
 mod updates;

@@ -1,11 +1,12 @@
-//! Tables whose files were moved, copied, damaged or lost: updates are there, or an error says which file and what to do.
+//! Tables whose files were moved, copied, damaged or lost: updates are there, or an error says which file and what to
+//! do.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use pagoda::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss, Reach};
+use pagoda::embedding::{EmbeddingTable, Embeddings, Miss, PsJson, Reach};
 use pagoda::{Error, Result};
 use pagoda_test_support::{Folder, Random};
 
@@ -31,12 +32,13 @@ fn open(source: &Path, disk: &Path, more: &str) -> Result<(Embeddings, Embedding
         source.display(),
         disk.display()
     );
-    let embeddings = Embeddings::open(&EmbeddingConfig::from_json(&json, None)?)?;
+    let embeddings = Embeddings::open(&PsJson::from_json(&json, None)?.options)?;
     let table = embeddings.table("t")?;
     Ok((embeddings, table))
 }
 
-/// A folder with a source `t` and a table in `disk`, in which key 1 has version 5, 2 is deleted, and the others are as loaded.
+/// A folder with a source `t` and a table in `disk`, in which key 1 has version 5, 2 is deleted, and the others are as
+/// loaded.
 fn updated() -> Folder {
     let folder = Folder::new();
     write_source(&folder.path().join("t"), 0);
@@ -282,7 +284,7 @@ fn a_folder_that_is_removed_while_it_is_open() {
         let before = look(&table).unwrap();
         fs::remove_dir_all(folder.path().join("disk")).unwrap();
         assert_eq!(look(&table).unwrap(), before, "what is open can be read");
-        // Nothing is acknowledged that no one will find again.
+        // No update is acknowledged that can not be found again.
         refused(table.upsert(9, &[1], &row(1, 9), Reach::AtOnce).unwrap_err());
         refused(table.delete(9, &[2], Reach::AtOnce).unwrap_err());
         assert_eq!(look(&table).unwrap(), before);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pagoda::embedding::{EmbeddingTable, Embeddings, Looked, Miss};
+use pagoda::embedding::{EmbeddingTable, Embeddings, LookupStats, Miss};
 use pagoda_test_support::Folder;
 
 use crate::files::{DEFAULT, DIM, config, open, row, rows};
@@ -15,7 +15,7 @@ fn with_threshold(folder: &Folder, threshold: &str) -> (Embeddings, EmbeddingTab
     open(&config(folder, &keys, &cache, ""))
 }
 
-fn look(table: &EmbeddingTable, keys: &[i64], miss: Miss) -> (Vec<f32>, Vec<bool>, Looked) {
+fn look(table: &EmbeddingTable, keys: &[i64], miss: Miss) -> (Vec<f32>, Vec<bool>, LookupStats) {
     let (mut numbers, mut found) = (vec![f32::NAN; keys.len() * DIM], vec![false; keys.len()]);
     let looked = table.lookup(keys, &mut numbers, &mut found, miss).unwrap();
     (numbers, found, looked)
@@ -34,7 +34,7 @@ fn below_the_threshold_rows_are_waited_for_and_from_it_on_they_are_not() {
         keys.extend([9, 9, 9, 9, 8, 0]);
         let (numbers, found, looked) = look(&table, &keys, Miss::ByHitRate);
         let defaults = if waits { 0 } else { 3 };
-        assert_eq!(looked, Looked { keys: 10, hits: 7, defaults }, "threshold {threshold}");
+        assert_eq!(looked, LookupStats { keys: 10, hits: 7, defaults }, "threshold {threshold}");
         for (place, &key) in keys.iter().enumerate() {
             let expected = if waits || key < 7 { row(key, 0) } else { DEFAULT };
             assert_eq!(numbers[place * DIM..][..DIM], expected, "key {key}, threshold {threshold}");
@@ -54,7 +54,7 @@ fn a_request_can_have_it_otherwise() {
     let (embeddings, table) = with_threshold(&folder, "1.0");
     let (numbers, found, looked) = look(&table, &[1, 2], Miss::Default);
     assert_eq!((numbers, found), ([DEFAULT, DEFAULT].concat(), vec![false; 2]));
-    assert_eq!(looked, Looked { keys: 2, hits: 0, defaults: 2 });
+    assert_eq!(looked, LookupStats { keys: 2, hits: 0, defaults: 2 });
     embeddings.wait();
     assert_eq!(look(&table, &[1, 2], Miss::Default).0, rows(&[1, 2], 0));
     let patient = Miss::Within(Duration::from_secs(60));
@@ -97,7 +97,7 @@ fn without_a_cache_every_lookup_goes_below() {
     let (numbers, found, looked) = look(&table, &asked, Miss::ByHitRate);
     assert_eq!(numbers, [row(keys[3], 0), row(keys[0], 0), DEFAULT, row(keys[3], 0)].concat());
     assert_eq!(found, [true, true, false, true]);
-    assert_eq!(looked, Looked { keys: 3, hits: 0, defaults: 1 });
+    assert_eq!(looked, LookupStats { keys: 3, hits: 0, defaults: 1 });
     assert_eq!((table.stats().cache_rows, table.stats().stale_seconds), (0, 0));
     drop(embeddings);
 }
@@ -110,7 +110,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(error.argument(), Some("numbers"));
     let error = table.lookup(&[1, 2], &mut [0.0; 8], &mut [false; 3], Miss::Wait).unwrap_err();
     assert_eq!(error.argument(), Some("found"));
-    assert_eq!(table.lookup(&[], &mut [], &mut [], Miss::Wait).unwrap(), Looked::default());
+    assert_eq!(table.lookup(&[], &mut [], &mut [], Miss::Wait).unwrap(), LookupStats::default());
 }
 
 #[test]

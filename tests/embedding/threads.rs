@@ -19,13 +19,13 @@ fn seconds() -> u64 {
 fn no_torn_or_foreign_row_is_ever_seen() {
     let folder = Folder::new();
     let keys: Vec<i64> = (0..KEYS as i64).map(|key| key.wrapping_mul(0x0123_4567_89AB_CDEF)).collect();
-    // Small, so that rows come and go on every floor.
+    // Small, so that rows come and go on every tier.
     let model = r#", "gpucache": true, "cache_rows": 500, "hit_rate_threshold": 0.5, "refresh_interval": 0.05"#;
-    let floors = r#", "volatile_db": {"type": "hash_map", "num_partitions": 4, "overflow_margin": 200,
+    let tiers = r#", "volatile_db": {"type": "hash_map", "num_partitions": 4, "overflow_margin": 200,
         "overflow_policy": "evict_oldest"}, "persistent_db": {"type": "disk", "path": "disk"}"#;
-    let (_embeddings, table) = open(&config(&folder, &keys, model, floors));
+    let (_embeddings, table) = open(&config(&folder, &keys, model, tiers));
     let until = Instant::now() + Duration::from_secs(seconds());
-    // The version that whoever looked up after that must see, or a later one; and the next one to be given.
+    // The version that later lookups must see, or a later one; and the version of the next update.
     let newest: Vec<AtomicU64> = keys.iter().map(|_| AtomicU64::new(0)).collect();
     let (next, looked, changed) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {

@@ -8,8 +8,8 @@ use crate::files::{DEFAULT, DIM, config, open, row, rows, write};
 
 const CACHE: &str = r#", "gpucache": true, "cache_rows": 64, "hit_rate_threshold": 1.0"#;
 const DISK: &str = r#", "persistent_db": {"type": "disk", "path": "disk"}"#;
-/// Each combination of floors that runs without a server.
-const FLOORS: [&str; 3] = [
+/// Each combination of tiers that runs without a server.
+const TIERS: [&str; 3] = [
     "",
     DISK,
     r#", "volatile_db": {"type": "parallel_hash_map", "num_partitions": 4, "initial_cache_rate": 0.2},
@@ -26,21 +26,21 @@ fn look(table: &EmbeddingTable, keys: &[i64]) -> Vec<f32> {
 }
 
 #[test]
-fn changes_are_seen_at_once_on_every_floor() {
-    for floors in FLOORS {
+fn changes_are_seen_at_once_on_every_tier() {
+    for tiers in TIERS {
         let folder = Folder::new();
         let keys: Vec<i64> = (0..200).map(|key| key << 35).collect();
-        let (embeddings, table) = open(&config(&folder, &keys, CACHE, floors));
+        let (embeddings, table) = open(&config(&folder, &keys, CACHE, tiers));
         assert_eq!(look(&table, &keys), rows(&keys, 0));
         let (changed, kept) = keys.split_at(100);
         table.upsert(5, changed, &rows(changed, 5), Reach::AtOnce).unwrap();
         table.delete(6, &changed[..10], Reach::AtOnce).unwrap();
         table.upsert(7, &[-1], &row(-1, 7), Reach::AtOnce).unwrap();
         let expected = |table: &EmbeddingTable| {
-            assert_eq!(look(table, &changed[10..]), rows(&changed[10..], 5), "{floors}");
-            assert_eq!(look(table, &changed[..10]), DEFAULT.repeat(10), "{floors}");
-            assert_eq!(look(table, &[-1]), row(-1, 7), "{floors}");
-            assert_eq!(look(table, kept), rows(kept, 0), "{floors}");
+            assert_eq!(look(table, &changed[10..]), rows(&changed[10..], 5), "{tiers}");
+            assert_eq!(look(table, &changed[..10]), DEFAULT.repeat(10), "{tiers}");
+            assert_eq!(look(table, &[-1]), row(-1, 7), "{tiers}");
+            assert_eq!(look(table, kept), rows(kept, 0), "{tiers}");
         };
         expected(&table);
         // An older change comes too late; the same version again counts.
@@ -49,8 +49,8 @@ fn changes_are_seen_at_once_on_every_floor() {
         table.upsert(5, changed, &rows(changed, 5), Reach::AtOnce).unwrap();
         expected(&table);
         drop((embeddings, table));
-        if floors.contains("disk") {
-            let (_embeddings, table) = open(&config(&folder, &keys, CACHE, floors));
+        if tiers.contains("disk") {
+            let (_embeddings, table) = open(&config(&folder, &keys, CACHE, tiers));
             expected(&table);
         }
     }
@@ -128,7 +128,7 @@ fn read_only_tables_do_not_change() {
     let folder = Folder::new();
     let read_only = r#", "volatile_db": {"type": "disabled"},
         "persistent_db": {"type": "disk", "path": "disk", "read_only": true}"#;
-    let refused = Embeddings::open(&config(&folder, &[1], CACHE, read_only)).err().expect("no one has built it");
+    let refused = Embeddings::open(&config(&folder, &[1], CACHE, read_only)).err().expect("it was not built");
     assert!(refused.message().contains("open it once without"), "{refused}");
     drop(open(&config(&folder, &[1], CACHE, DISK)));
     let (_embeddings, table) = open(&config(&folder, &[1], CACHE, read_only));
@@ -136,7 +136,7 @@ fn read_only_tables_do_not_change() {
     let refused = table.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap_err();
     assert_eq!(refused.status(), Status::Unsupported);
     assert_eq!(look(&table, &[1]), row(1, 0));
-    // With a floor above that takes it, it is seen; until it leaves there.
+    // With a tier above that takes it, it is seen; until it leaves there.
     let (_embeddings, table) = open(&config(&folder, &[1], CACHE, &read_only.replace("disabled", "hash_map")));
     table.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap();
     assert_eq!(look(&table, &[1]), row(1, 1));
@@ -150,7 +150,7 @@ fn models_share_tables_and_come_and_go() {
     let (embeddings, table) = open(&config);
     let mut second = config.models[0].clone();
     second.name = "n".into();
-    second.tables[0].default = vec![9.0; DIM];
+    second.tables[0].default_row = vec![9.0; DIM];
     let mut other = second.tables[0].clone();
     (other.name, other.path) = ("u".into(), folder.path().join("u"));
     second.tables.push(other);
@@ -167,7 +167,7 @@ fn models_share_tables_and_come_and_go() {
     embeddings.retire("m").unwrap();
     assert_eq!(embeddings.retire("m").unwrap_err().status(), Status::NotFound);
     assert_eq!(embeddings.table("m/t").err().unwrap().status(), Status::NotFound);
-    assert_eq!(look(&table, &[1]), row(1, 1), "whoever has it can go on");
+    assert_eq!(look(&table, &[1]), row(1, 1), "the handle stays valid");
     assert_eq!(look(&embeddings.table("t").unwrap(), &[1, 2])[..DIM], row(1, 1));
     embeddings.retire("n").unwrap();
     assert_eq!(embeddings.table("t").err().unwrap().status(), Status::NotFound);
@@ -185,7 +185,7 @@ fn metrics_tell_of_tables_that_are_open() {
     look(&table, &[1, 2]);
     assert!(pagoda::metrics::text().contains(r#"pagoda_embedding_lookups_total{table="told/t"} 1"#));
     embeddings.retire("told").unwrap();
-    assert!(pagoda::metrics::text().contains("told/t"), "someone has it");
+    assert!(pagoda::metrics::text().contains("told/t"), "a handle is open");
     drop((embeddings, table));
     assert!(!pagoda::metrics::text().contains("told/t"));
 }
@@ -195,12 +195,12 @@ fn an_older_change_never_hides_a_newer_one() {
     let folder = Folder::new();
     let keys: Vec<i64> = (0..200).collect();
     // Host memory that holds some of the rows, or hardly any.
-    let floors = r#", "volatile_db": {"type": "hash_map", "num_partitions": 1, "initial_cache_rate": 0.1,
+    let tiers = r#", "volatile_db": {"type": "hash_map", "num_partitions": 1, "initial_cache_rate": 0.1,
         "overflow_margin": 20}, "persistent_db": {"type": "disk", "path": "disk"}"#;
-    let (embeddings, table) = open(&config(&folder, &keys, CACHE, floors));
+    let (embeddings, table) = open(&config(&folder, &keys, CACHE, tiers));
     table.upsert(5, &keys, &rows(&keys, 5), Reach::AtOnce).unwrap();
     drop((embeddings, table));
-    let (_embeddings, table) = open(&config(&folder, &keys, CACHE, floors));
+    let (_embeddings, table) = open(&config(&folder, &keys, CACHE, tiers));
     table.upsert(3, &keys[..100], &rows(&keys[..100], 3), Reach::AtOnce).unwrap();
     table.delete(4, &keys[100..], Reach::AtOnce).unwrap();
     assert_eq!(look(&table, &keys), rows(&keys, 5));
@@ -223,7 +223,7 @@ fn the_same_table_is_the_same_however_it_is_written_down() {
     config.models[0].tables[0].path = folder.path().join("disk/../t/.");
     let (embeddings, table) = open(&config);
     assert_eq!(look(&table, &[1, 2]), [row(1, 5), row(2, 0)].concat());
-    // Whoever holds a table shares it with who comes later.
+    // A model that is added later shares a table that a handle keeps open.
     embeddings.retire("m").unwrap();
     embeddings.add(&config.models[0]).unwrap();
     embeddings.table("t").unwrap().upsert(6, &[2], &row(2, 6), Reach::AtOnce).unwrap();
@@ -233,9 +233,9 @@ fn the_same_table_is_the_same_however_it_is_written_down() {
 
 #[test]
 fn a_table_whose_file_was_replaced_is_not_shared_any_more() {
-    for floors in FLOORS {
+    for tiers in TIERS {
         let folder = Folder::new();
-        let config = config(&folder, &[1, 2], CACHE, floors);
+        let config = config(&folder, &[1, 2], CACHE, tiers);
         let (embeddings, old) = open(&config);
         let add = |embeddings: &Embeddings| {
             embeddings.add(&config.models[0])?;
@@ -244,10 +244,10 @@ fn a_table_whose_file_was_replaced_is_not_shared_any_more() {
         };
         embeddings.retire("m").unwrap();
         write(&folder, "t", &[1, 3, 4]);
-        if floors.is_empty() {
+        if tiers.is_empty() {
             let new = add(&embeddings).unwrap();
             assert_eq!(look(&new, &[1, 2, 3]), [row(1, 0), DEFAULT, row(3, 0)].concat());
-            assert_eq!(look(&old, &[1, 2, 3]), [row(1, 0), row(2, 0), DEFAULT].concat(), "whoever has it can go on");
+            assert_eq!(look(&old, &[1, 2, 3]), [row(1, 0), row(2, 0), DEFAULT].concat(), "the handle stays valid");
             // The new one is shared again.
             embeddings.retire("m").unwrap();
             new.upsert(1, &[1], &row(1, 1), Reach::AtOnce).unwrap();
@@ -289,11 +289,11 @@ fn numbers_that_a_row_can_not_hold_are_refused() {
         assert_eq!(refused.argument(), Some("numbers"));
     }
     // Nor are they loaded.
-    for floors in FLOORS {
+    for tiers in TIERS {
         for (kept, number) in [("f16", 1e6), ("i8", f32::INFINITY), ("f16", f32::NAN)] {
             let folder = Folder::new();
             let kept_so = format!(r#"{CACHE}, "row_type_per_table": ["{kept}"]"#);
-            let config = config(&folder, &[1, 2, 77], &kept_so, floors);
+            let config = config(&folder, &[1, 2, 77], &kept_so, tiers);
             let rows: Vec<u8> = [0.0, 1.0, 2.0, 3.0, 0.0, 1.0, 2.0, 3.0, 0.0, number, 2.0, 3.0_f32]
                 .iter()
                 .flat_map(|number| number.to_le_bytes())

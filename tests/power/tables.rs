@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pagoda::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss, Reach};
+use pagoda::embedding::{EmbeddingTable, Embeddings, Miss, PsJson, Reach};
 use pagoda::{Error, Result};
 use pagoda_test_support::power::{crash, killed};
 use pagoda_test_support::{Folder, Random};
@@ -49,7 +49,7 @@ impl Place {
                 "persistent_db": {{"type": "disk", "path": "work/tables/disk"{more}}}}}"#,
             self.dim
         );
-        let embeddings = Embeddings::open(&EmbeddingConfig::from_json(&json, Some(self.folder.path()))?)?;
+        let embeddings = Embeddings::open(&PsJson::from_json(&json, Some(self.folder.path()))?.options)?;
         let table = embeddings.table("t")?;
         Ok((embeddings, table))
     }

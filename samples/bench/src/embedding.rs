@@ -9,7 +9,7 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pagoda::embedding::{EmbeddingConfig, EmbeddingTable, Embeddings, Miss};
+use pagoda::embedding::{EmbeddingOptions, EmbeddingTable, Embeddings, Miss, PsJson};
 use pagoda::{Error, Result, Status};
 use pagoda_test_support::{Folder, Random};
 
@@ -28,7 +28,7 @@ pub fn measure(threads: u32) -> Result<Vec<Row>> {
     write_table(folder.path())
         .map_err(|error| Error::new(Status::Io, format!("the table can not be written: {error}")))?;
     let config = |threshold: f64, disk: &str| {
-        EmbeddingConfig::from_json(
+        PsJson::from_json(
             &format!(
                 r#"{{"models": [{{"model": "bench", "sparse_files": ["rows.npy"], "embedding_table_names": ["table"],
                 "embedding_vecsize_per_table": [{DIM}], "gpucacheper": 0.1, "hit_rate_threshold": {threshold},
@@ -37,6 +37,7 @@ pub fn measure(threads: u32) -> Result<Vec<Row>> {
             ),
             Some(folder.path()),
         )
+        .map(|config| config.options)
     };
     let zipf = Zipf::new();
     let mut random = Random(7);
@@ -130,7 +131,7 @@ fn look(table: &EmbeddingTable, keys: &[i64], room: &mut Room, miss: Miss) -> Re
 }
 
 /// Opens the table and looks up one batch. Its rows are on disk, or still in the page cache.
-fn cold_start(config: &EmbeddingConfig, batch: &[i64]) -> Result<Row> {
+fn cold_start(config: &EmbeddingOptions, batch: &[i64]) -> Result<Row> {
     let mut room = Room::new();
     let start = Instant::now();
     let embeddings = Embeddings::open(config)?;

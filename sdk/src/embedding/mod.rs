@@ -1,50 +1,35 @@
-//! Embedding rows: a cache over floors that are larger and slower, down to a table file on disk.
+//! Embedding tables: a cache over tiers that are larger and slower, down to a table file on disk.
 //!
-//! `sdk/docs/embedding.md` says what lookups and changes promise, `embedding-config.md` what a configuration says, and
-//! `embedding-table.md` what is in a table file.
+//! `sdk/docs/embedding.md` states what lookups and updates guarantee, `embedding-config.md` describes the configuration
+//! file, and `embedding-table.md` the format of table files.
 
-mod absent;
-mod acknowledged;
-mod cache;
-mod cluster;
 mod config;
-mod device;
-mod disk;
-mod distinct;
-mod doubtful;
-mod floor;
-mod later;
+mod eviction;
+mod hash;
+mod log_throttle;
 mod lookup;
-mod memory;
-mod mix;
-mod open;
-mod origin;
-mod overflow;
-mod pool;
-mod refresh;
+mod options;
+mod panic_guard;
 mod row;
-mod server;
 mod source;
-mod stamps;
-mod stats;
 mod table;
-mod table_files;
+mod tiers;
 mod update;
-mod view;
-mod walk;
 
-pub use cluster::RedisStats;
-pub use config::{
-    Address, Batch, CacheConfig, CacheSize, DiskConfig, EmbeddingConfig, Eviction, GpuConfig, MemoryConfig,
-    ModelConfig, OverflowConfig, RedisConfig, Secret, Start, TableConfig, TlsConfig,
+pub use config::{Batch, HugeCtrDisk, HugeCtrFields, HugeCtrGpuCache, HugeCtrMemory, HugeCtrModel, PsJson};
+pub use eviction::Eviction;
+pub use lookup::Miss;
+pub use lookup::pooling::Combiner;
+pub use options::{
+    Address, CacheOptions, CacheSize, DiskOptions, EmbeddingOptions, MemoryOptions, ModelTables, OverflowOptions,
+    Preload, RedisOptions, Secret, TableSpec, TierOptions, TlsOptions,
 };
-pub use disk::{Built, build};
-pub use lookup::{Looked, Miss};
-pub use open::Estimate;
-pub use pool::Combiner;
 pub use row::{Layout, RowType};
-pub use server::Embeddings;
 pub use source::{Chunk, Source, SourceOptions};
-pub use stats::TableStats;
+pub use table::open_table::Estimate;
+pub use table::registry::Embeddings;
+pub use table::stats::{LookupStats, TableStats};
+pub use table::table_handle::EmbeddingTable;
+pub use tiers::disk::{Built, build};
+pub use tiers::redis::RedisStats;
 pub use update::Reach;
-pub use view::EmbeddingTable;

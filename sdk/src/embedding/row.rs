@@ -1,13 +1,13 @@
-//! How the rows of a table are kept as bytes.
+//! The layout of rows as bytes.
 
 use half::f16;
 
 use crate::error::{Error, Result};
 
-/// The most numbers of one row.
+/// The most elements of one row.
 const MAX_DIM: u32 = 1 << 16;
 
-/// How the numbers of a row are kept.
+/// The type of the elements of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowType {
     /// 4 bytes each.
@@ -15,12 +15,12 @@ pub enum RowType {
     F32,
     /// 2 bytes each.
     F16,
-    /// 1 byte each, and a scale for the whole row: a number is the scale times a whole number from -127 to 127.
+    /// 1 byte each, and a scale for the row: an element is the scale times a whole number from -127 to 127.
     I8,
 }
 
 impl RowType {
-    /// As it is written in a configuration.
+    /// The name in configuration files.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -30,8 +30,8 @@ impl RowType {
     }
 }
 
-/// What every row of a table looks like, in memory, in files and on the wire: little-endian numbers one after the other;
-/// with [`RowType::I8`] the scale comes first, as an f32.
+/// The layout of the rows of a table, in memory, in files and on the wire: contiguous little-endian numbers. With
+/// [`RowType::I8`] the scale comes first, as an f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     dim: u32,
@@ -39,7 +39,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Rows of `dim` numbers.
+    /// Rows of `dim` elements.
     pub fn new(dim: u32, row_type: RowType) -> Result<Self> {
         if dim == 0 || dim > MAX_DIM {
             return Err(Error::invalid("dim", format!("{dim} numbers a row are not between 1 and {MAX_DIM}")));
@@ -47,17 +47,17 @@ impl Layout {
         Ok(Self { dim, row_type })
     }
 
-    /// How many numbers a row has.
+    /// The number of elements of a row.
     pub fn dim(self) -> usize {
         self.dim as usize
     }
 
-    /// How they are kept.
+    /// The type of the elements.
     pub fn row_type(self) -> RowType {
         self.row_type
     }
 
-    /// How many bytes a row takes.
+    /// The number of bytes of a row.
     pub fn row_bytes(self) -> usize {
         match self.row_type {
             RowType::F32 => 4 * self.dim(),
@@ -66,10 +66,10 @@ impl Layout {
         }
     }
 
-    /// Reads the numbers of a row.
+    /// Decodes a row.
     ///
     /// # Panics
-    /// If `row` or `numbers` has not the length of a row.
+    /// If `row` or `numbers` does not have the length of a row.
     pub fn decode(self, row: &[u8], numbers: &mut [f32]) {
         assert_eq!((row.len(), numbers.len()), (self.row_bytes(), self.dim()));
         match self.row_type {
@@ -93,16 +93,16 @@ impl Layout {
         }
     }
 
-    /// What is wrong with numbers that rows of this type can not hold: they would come back infinite, or all of a row would
-    /// be nonsense. `None` if they can.
+    /// Why rows of this type can not represent some numbers; `None` if they can. Such numbers would be decoded as
+    /// infinite, or make the whole row meaningless.
     pub(super) fn refuses(self, numbers: &[f32]) -> Option<String> {
         let most = match self.row_type {
             RowType::F32 => return None,
             RowType::F16 => f16::MAX.to_f32(),
-            // A bit less than there is, because the scale is rounded.
+            // A little less than the largest f32, because the scale is rounded.
             RowType::I8 => f32::MAX / 128.0 * 127.0,
         };
-        // NaN is not at most anything. All of them are compared, which is faster than to stop at the first.
+        // The comparison is false for NaN. The loop compares all numbers: that is faster than stopping at the first.
         let fits = |number: &f32| number.abs() <= most;
         if numbers.iter().fold(true, |all, number| all & fits(number)) {
             return None;
@@ -111,10 +111,10 @@ impl Layout {
         Some(format!("{number} can not be kept in a row of {}", self.row_type.name()))
     }
 
-    /// Writes numbers as a row; `numbers` are as many rows as `rows` has room for.
+    /// Encodes numbers as rows.
     ///
     /// # Panics
-    /// If they do not fit each other.
+    /// If `numbers` and `rows` do not have the same number of rows.
     pub fn encode(self, numbers: &[f32], rows: &mut [u8]) {
         assert_eq!(numbers.len() / self.dim() * self.row_bytes(), rows.len());
         for (numbers, row) in numbers.chunks_exact(self.dim()).zip(rows.chunks_exact_mut(self.row_bytes())) {
@@ -140,7 +140,7 @@ impl Layout {
                 let (first, row) = row.split_first_chunk_mut().expect("a row has a scale");
                 *first = scale.to_le_bytes();
                 for (number, byte) in numbers.iter().zip(row) {
-                    // The cast saturates; a row of zeros divides to NaN, which it makes zero.
+                    // The cast saturates. A row of zeros divides 0 by 0, and the cast turns NaN into 0.
                     *byte = ((number / scale).round() as i8).max(-127).cast_unsigned();
                 }
             }

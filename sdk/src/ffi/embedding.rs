@@ -9,7 +9,7 @@ use super::args::{self, Versioned};
 use super::error::{pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::{boundary, freeing};
-use crate::embedding::{Combiner, EmbeddingConfig, EmbeddingTable, Embeddings, Miss, ModelConfig, Reach};
+use crate::embedding::{Combiner, EmbeddingTable, Embeddings, Miss, PsJson, Reach};
 use crate::error::{Error, Result};
 
 /// What a lookup does about keys that the cache does not have.
@@ -157,8 +157,8 @@ pub unsafe extern "C" fn pagoda_embedding_estimate(
     unsafe {
         boundary("pagoda_embedding_estimate", error, || {
             let (memory, disk) = (args::out_list(memory, 1, "memory")?, args::out_list(disk, 1, "disk")?);
-            let config = EmbeddingConfig::from_file(args::text(path, "path")?).map_err(about_path)?;
-            let estimate = Embeddings::estimate(&config).map_err(about_path)?;
+            let config = PsJson::from_file(args::text(path, "path")?).map_err(about_path)?;
+            let estimate = Embeddings::estimate(&config.options).map_err(about_path)?;
             memory.map(|memory| {
                 memory[0].write(estimate.iter().fold(0, |sum: u64, table| sum.saturating_add(table.memory)))
             });
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn pagoda_embedding_add(
         boundary("pagoda_embedding_add", error, || {
             let embedding = Embeddings::get(embedding, "embedding")?;
             let (model, folder) = (args::text(model, "model")?, args::optional_text(folder, "folder")?);
-            let model = ModelConfig::from_json(model, folder.map(std::path::Path::new))?;
+            let model = PsJson::model_from_json(model, folder.map(std::path::Path::new))?;
             embedding.add(&model).map_err(|error| told_of(error, "model"))
         })
     }

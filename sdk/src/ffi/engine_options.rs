@@ -203,7 +203,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
         ahead_percent: args::count(options.ahead_percent, "options.ahead_percent")?,
         tables: TableOptions {
             cache: (options.table_cache_bytes > 0).then_some(CacheSize::Bytes(options.table_cache_bytes)),
-            floors: None,
+            tiers: None,
         },
         graphs: graphs.unwrap_or_default(),
         instances: args::count(options.instances, "options.instances")?,

@@ -1,48 +1,13 @@
-//! Where the nodes of a cluster are.
-
-use std::fmt;
+//! Reads the addresses of nodes.
 
 use super::reader::Field;
+use crate::embedding::options::Address;
 use crate::error::Result;
 
-/// Redis's own port.
+/// The default port of Redis.
 const PORT: u16 = 6379;
 
-/// A host and a port.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// The host's name or number; that of IPv6 without brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-}
-
-impl Address {
-    /// `host`, `host:port` or `[host]:port`.
-    fn parse(text: &str) -> Option<Self> {
-        let (host, rest) = match text.strip_prefix('[') {
-            Some(text) => text.split_once(']')?,
-            None => text.split_at(text.find(':').unwrap_or(text.len())),
-        };
-        let port = match rest {
-            "" => PORT,
-            _ => rest.strip_prefix(':')?.parse().ok().filter(|port| *port > 0)?,
-        };
-        let known = |letter: char| letter.is_alphanumeric() || "-._:%".contains(letter);
-        (!host.is_empty() && host.chars().all(known)).then(|| Self { host: host.to_owned(), port })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
-        }
-    }
-}
-
-/// Addresses in one text, with `;` or `,` between them, or in a list of texts.
+/// Reads addresses: one text, with `;` or `,` between them, or a list of texts.
 pub(super) fn read(field: &Field<'_>) -> Result<Vec<Address>> {
     let Some(list) = field.maybe_list() else { return one_text(field) };
     if list.is_empty() {
@@ -51,18 +16,30 @@ pub(super) fn read(field: &Field<'_>) -> Result<Vec<Address>> {
     Ok(list.iter().map(one_text).collect::<Result<Vec<_>>>()?.concat())
 }
 
+/// Parses `host`, `host:port` or `[host]:port`.
+fn parse(text: &str) -> Option<Address> {
+    let (host, rest) = match text.strip_prefix('[') {
+        Some(text) => text.split_once(']')?,
+        None => text.split_at(text.find(':').unwrap_or(text.len())),
+    };
+    let port = match rest {
+        "" => PORT,
+        _ => rest.strip_prefix(':')?.parse().ok().filter(|port| *port > 0)?,
+    };
+    let known = |letter: char| letter.is_alphanumeric() || "-._:%".contains(letter);
+    (!host.is_empty() && host.chars().all(known)).then(|| Address { host: host.to_owned(), port })
+}
+
 fn one_text(field: &Field<'_>) -> Result<Vec<Address>> {
     let text = field.text()?;
     if text.contains('@') {
-        // Not shown: there may be a password in it.
+        // The text is not shown: it may contain a password.
         return Err(field.error(
             "expected host:port, found an @; the user and the password belong under `user_name` and `password`",
         ));
     }
-    let parse = |text: &str| {
-        Address::parse(text.trim()).ok_or_else(|| field.expected("host:port, several with ; between them"))
-    };
-    text.split([';', ',']).map(parse).collect()
+    let read = |text: &str| parse(text.trim()).ok_or_else(|| field.expected("host:port, several with ; between them"));
+    text.split([';', ',']).map(read).collect()
 }
 
 #[cfg(test)]
@@ -71,7 +48,7 @@ mod tests {
 
     #[test]
     fn hosts_and_ports_come_apart() {
-        let shown = |text| Address::parse(text).map(|address| address.to_string());
+        let shown = |text| parse(text).map(|address| address.to_string());
         for text in ["127.0.0.1:7000", "redis-0.local_net:1", "[::1]:7000", "[fe80::1%eth0]:65535"] {
             assert_eq!(shown(text).as_deref(), Some(text));
         }

@@ -1,12 +1,15 @@
-//! Reads `models`, all but their tables.
+//! Reads `models`, except for their tables.
 
 use std::path::Path;
+use std::time::Duration;
 
+use super::hugectr_fields::{HugeCtrGpuCache, HugeCtrModel};
 use super::reader::{Field, Keys, Object};
-use super::{CacheConfig, CacheSize, GpuConfig, ModelConfig, tables};
+use super::tables;
+use crate::embedding::options::{CacheOptions, CacheSize, ModelTables};
 use crate::error::Result;
 
-/// Seconds that a time may be long: far longer than any, and short enough to count in.
+/// The longest time in seconds.
 const LONGEST: f64 = 1e9;
 
 pub(super) const KEYS: Keys = Keys {
@@ -68,13 +71,20 @@ pub(super) const KEYS: Keys = Keys {
     ],
 };
 
-pub(super) fn read(models: &Field<'_>, folder: Option<&Path>) -> Result<Vec<ModelConfig>> {
-    let mut read = Vec::<ModelConfig>::new();
+/// A model of the file.
+pub(super) struct ModelFields {
+    pub(super) tables: ModelTables,
+    pub(super) hugectr: HugeCtrModel,
+}
+
+pub(super) fn read(models: &Field<'_>, folder: Option<&Path>) -> Result<Vec<ModelFields>> {
+    let mut read = Vec::<ModelFields>::new();
     for field in models.list("models")? {
         let model = read_model(&field, folder)?;
-        if let Some(before) = read.iter().position(|before| before.name == model.name) {
+        if let Some(before) = read.iter().position(|before| before.tables.name == model.tables.name) {
             let name = field.object(&KEYS)?.required("model", "the model's name")?;
-            let message = format!("{:?} is the name of models[{before}] too; each model needs its own", model.name);
+            let message =
+                format!("{:?} is the name of models[{before}] too; each model needs its own", model.tables.name);
             return Err(name.error(&message));
         }
         read.push(model);
@@ -82,8 +92,8 @@ pub(super) fn read(models: &Field<'_>, folder: Option<&Path>) -> Result<Vec<Mode
     Ok(read)
 }
 
-/// Reads one of them.
-pub(super) fn read_model(field: &Field<'_>, folder: Option<&Path>) -> Result<ModelConfig> {
+/// Reads one model.
+pub(super) fn read_model(field: &Field<'_>, folder: Option<&Path>) -> Result<ModelFields> {
     let model = field.object(&KEYS)?;
     let name_field = model.required("model", "the model's name")?;
     let name = name_field.name()?;
@@ -93,7 +103,7 @@ pub(super) fn read_model(field: &Field<'_>, folder: Option<&Path>) -> Result<Mod
     read_one(&model, name, folder)
 }
 
-fn read_one(model: &Object<'_>, name: &str, folder: Option<&Path>) -> Result<ModelConfig> {
+fn read_one(model: &Object<'_>, name: &str, folder: Option<&Path>) -> Result<ModelFields> {
     let devices = match model.get("deployed_device_list") {
         Some(devices) => {
             devices.list("GPUs")?.iter().map(|device| device.whole(0..=i32::MAX as u32)).collect::<Result<_>>()?
@@ -101,30 +111,30 @@ fn read_one(model: &Object<'_>, name: &str, folder: Option<&Path>) -> Result<Mod
         None => vec![0],
     };
     let path = |key| model.get(key).filter(|field| field.text() != Ok("")).map(|field| field.path(folder)).transpose();
-    // Whether tables are fused is said beside `models`: here it would only be an exception from that.
+    // The key beside `models` decides whether tables are fused. Here it could only make an exception.
     model.flag("fuse_embedding_table", false)?;
     refuse_other_caches(model)?;
     let cached = model.flag("gpucache", true)?;
-    Ok(ModelConfig {
-        name: name.to_owned(),
-        tables: tables::read(model, folder)?,
-        // Read in any case: what is wrong there is wrong even while it is switched off.
-        cache: Some(cache(model, cached)?).filter(|_| cached),
+    let (tables, max_keys_per_sample) = tables::read(model, folder)?;
+    // Read in any case: errors are reported even if the cache is switched off.
+    let cache = Some(cache(model, cached)?).filter(|_| cached);
+    let hugectr = HugeCtrModel {
         max_batch: model.get("max_batch_size").map(|most| most.whole(1..=u64::MAX)).transpose()?,
-        devices,
         dense_file: path("dense_file")?,
         network_file: path("network_file")?,
         max_dense_features: model.whole("maxnum_des_feature_per_sample", 26, 0..=u64::MAX)?,
         labels: model.whole("label_dim", 1, 0..=u64::MAX)?,
         slots: model.whole("slot_num", 10, 0..=u64::MAX)?,
-        gpu: GpuConfig {
+        max_keys_per_sample,
+        gpu: HugeCtrGpuCache {
             worker_buffers: model.whole("num_of_worker_buffer_in_pool", 1, 0..=i32::MAX as u32)?,
             refresh_buffers: model.whole("num_of_refresher_buffer_in_pool", 1, 0..=i32::MAX as u32)?,
             context_stream: model.flag("use_context_stream", true)?,
             page_locked: model.flag("enable_pagelock", false)?,
             own_implementation: model.flag("use_hctr_cache_implementation", true)?,
         },
-    })
+    };
+    Ok(ModelFields { tables: ModelTables { name: name.to_owned(), tables, cache, devices }, hugectr })
 }
 
 fn refuse_other_caches(model: &Object<'_>) -> Result<()> {
@@ -154,15 +164,16 @@ fn refuse_other_caches(model: &Object<'_>) -> Result<()> {
     Ok(())
 }
 
-fn cache(model: &Object<'_>, cached: bool) -> Result<CacheConfig> {
-    Ok(CacheConfig {
+fn cache(model: &Object<'_>, cached: bool) -> Result<CacheOptions> {
+    let seconds = |key| model.real(key, 0.0, 0.0..=LONGEST).map(Duration::from_secs_f64);
+    Ok(CacheOptions {
         size: cache_size(model, cached)?,
         hit_rate_threshold: model.real("hit_rate_threshold", 0.9, 0.0..=f64::MAX)?,
-        refresh_delay: model.real("refresh_delay", 0.0, 0.0..=LONGEST)?,
-        refresh_interval: model.real("refresh_interval", 0.0, 0.0..=LONGEST)?,
+        refresh_delay: seconds("refresh_delay")?,
+        refresh_interval: seconds("refresh_interval")?,
         refresh_share: model.real("cache_refresh_percentage_per_iteration", 0.0, 0.0..=1.0)?,
         fill_at_start: model.flag("init_ec", true)?,
-        insert_threads: model.get("thread_pool_size").map(|threads| threads.whole(1..=1024)).transpose()?,
+        fetch_threads: model.get("thread_pool_size").map(|threads| threads.whole(1..=1024)).transpose()?,
     })
 }
 

@@ -1,15 +1,16 @@
-//! Reads the tables of a model, which are written as one list for each of their properties.
+//! Reads the tables of a model: the file has one list for each property.
 
 use std::path::Path;
 
-use super::TableConfig;
 use super::reader::{Field, Object};
+use crate::embedding::options::TableSpec;
 use crate::embedding::row::{Layout, RowType};
 use crate::error::Result;
 
-pub(super) fn read(model: &Object<'_>, folder: Option<&Path>) -> Result<Vec<TableConfig>> {
+/// Reads the tables, and for each the most keys of one sample, if the file has them.
+pub(super) fn read(model: &Object<'_>, folder: Option<&Path>) -> Result<(Vec<TableSpec>, Option<Vec<u64>>)> {
     let lists = Lists::read(model)?;
-    let mut tables = Vec::<TableConfig>::new();
+    let mut tables = Vec::<TableSpec>::new();
     for index in 0..lists.files.len() {
         let table = lists.table(index, folder)?;
         if let (Some(names), Some(before)) = (&lists.names, tables.iter().position(|before| before.name == table.name))
@@ -20,10 +21,11 @@ pub(super) fn read(model: &Object<'_>, folder: Option<&Path>) -> Result<Vec<Tabl
         }
         tables.push(table);
     }
-    Ok(tables)
+    let max_keys = lists.max_keys.as_ref().map(|most| most.iter().map(|most| most.whole(0..=u64::MAX)).collect());
+    Ok((tables, max_keys.transpose()?))
 }
 
-/// One entry for each table in each of the lists that are there.
+/// The lists of the file, each with one entry for each table.
 struct Lists<'a> {
     files: Vec<Field<'a>>,
     dims: Vec<Field<'a>>,
@@ -58,21 +60,20 @@ impl<'a> Lists<'a> {
         })
     }
 
-    fn table(&self, index: usize, folder: Option<&Path>) -> Result<TableConfig> {
+    fn table(&self, index: usize, folder: Option<&Path>) -> Result<TableSpec> {
         let dim = self.dims[index].whole(0..=u32::MAX)?;
         Layout::new(dim, RowType::F32).map_err(|error| self.dims[index].error(error.message()))?;
-        Ok(TableConfig {
+        Ok(TableSpec {
             name: match &self.names {
                 Some(names) => names[index].name()?.to_owned(),
                 None => format!("sparse_embedding{index}"),
             },
             path: self.files[index].path(folder)?,
             dim,
-            default: match &self.defaults {
+            default_row: match &self.defaults {
                 Some(defaults) => default_row(&defaults[index], dim)?,
                 None => vec![0.0; dim as usize],
             },
-            max_keys_per_sample: self.max_keys.as_ref().map(|most| most[index].whole(0..=u64::MAX)).transpose()?,
             row_type: self.row_types.as_ref().map(|types| types[index].choice(&ROW_TYPES)).transpose()?,
         })
     }
@@ -80,7 +81,7 @@ impl<'a> Lists<'a> {
 
 const ROW_TYPES: [(&[&str], RowType); 3] = [(&["f32"], RowType::F32), (&["f16"], RowType::F16), (&["i8"], RowType::I8)];
 
-/// One number for the whole row, or all of them.
+/// A default row: one number for all elements, or a list of them.
 fn default_row(field: &Field<'_>, dim: u32) -> Result<Vec<f32>> {
     let Some(numbers) = field.maybe_list() else { return Ok(vec![field.row_number()?; dim as usize]) };
     if numbers.len() != dim as usize {

@@ -1,8 +1,8 @@
-//! HugeCTR's sparse model folders: all keys in the file `key`, all rows in `emb_vector`, and no header in either.
+//! Reads HugeCTR's sparse model folders: all keys in the file `key`, all rows in `emb_vector`, without headers.
 
 use std::path::Path;
 
-use super::{Column, Columns, Element, KeyType, SourceOptions, open_file, wrong};
+use super::columns::{Column, Columns, Element, KeyType, SourceOptions, open_file, wrong};
 use crate::error::{Error, Result};
 
 pub(super) fn open(folder: &Path, options: &SourceOptions) -> Result<Columns> {
@@ -67,7 +67,7 @@ mod tests {
             let rows = vec![vec![0.5, 1.0], vec![f32::INFINITY, 3.0], vec![4.0, 5.0]];
             assert_eq!(all(&source, at_a_time), (keys.to_vec(), rows));
         }
-        // Nothing tells what is wrong, but that something is.
+        // The sizes only tell that something is wrong, not what.
         for dim in [1, 3] {
             let error = Source::open(folder.path(), &SourceOptions { dim: Some(dim), ..options.clone() }).unwrap_err();
             assert!(error.message().contains("emb_vector: 24 bytes are not the"), "{error}");

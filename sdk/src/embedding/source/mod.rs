@@ -1,51 +1,27 @@
-//! Tables as they come: safetensors, NumPy arrays, HugeCTR's sparse model folders. Nothing is loaded whole: a table is
-//! read from its beginning to its end, in chunks.
+//! Readers of tables in the formats of others: safetensors, NumPy arrays, HugeCTR's sparse model folders. A table is
+//! read from its beginning to its end in chunks, and never loaded as a whole.
 
+mod columns;
+mod files;
+pub(super) mod fingerprint;
 mod hugectr;
 mod npy;
 mod safetensors;
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-use super::row::{Layout, RowType};
-use crate::error::{Error, Result, Status};
+use self::columns::{Column, Columns, Element, KeyType, open_file, wrong};
+use crate::embedding::row::Layout;
+use crate::error::Result;
 
-/// What a table that comes as a folder may consist of.
-const PARTS: [&str; 5] = ["emb_vector", "key", "keys.npy", "rows.npy", "scales.npy"];
+pub use self::columns::SourceOptions;
 
-/// The files that the table at a path is read from, in order; what else lies in a folder is none of it.
-pub(super) fn files(path: &Path) -> Vec<PathBuf> {
-    if !path.is_dir() {
-        return vec![path.to_owned()];
-    }
-    PARTS.iter().map(|name| path.join(name)).filter(|file| file.exists()).collect()
-}
-
-/// What a source can not tell by itself.
-#[derive(Clone, Debug, Default)]
-pub struct SourceOptions {
-    /// Numbers a row has. HugeCTR's folders need it; for others it is checked if given.
-    pub dim: Option<u32>,
-    /// Whether the `key` file of a HugeCTR folder has 32-bit keys, not 64-bit ones.
-    pub keys_are_32_bit: bool,
-    /// The name of the rows in a safetensors file; else `rows`, `weight` or `embeddings`.
-    pub rows_tensor: Option<String>,
-    /// The name of the keys in a safetensors file; else `keys`, and without that the number of a row is its key.
-    pub keys_tensor: Option<String>,
-    /// The name of the scales of int8 rows in a safetensors file; else `scales`.
-    pub scales_tensor: Option<String>,
-}
-
-/// A table in someone else's files.
+/// A table in the files of another program.
 #[derive(Debug)]
 pub struct Source {
     layout: Layout,
     len: u64,
-    /// Without them the number of a row is its key.
+    /// `None`: the index of a row is its key.
     keys: Option<(Column, KeyType)>,
     rows: Column,
     element: Element,
@@ -55,19 +31,19 @@ pub struct Source {
 /// Some rows of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Their keys. One may come again later: then the later row counts.
+    /// Their keys. A key may occur again: the last row counts.
     pub keys: Vec<i64>,
-    /// The rows, one after the other, in the layout of the source.
+    /// The rows, contiguous, in the layout of the source.
     pub rows: Vec<u8>,
 }
 
 impl Source {
-    /// Opens what lies at a path: a file that ends in `.safetensors` or `.npy`, a folder with `key` and `emb_vector`, or a
-    /// folder with `rows.npy`.
+    /// Opens the table at a path: a file that ends in `.safetensors` or `.npy`, a folder with `key` and `emb_vector`,
+    /// or a folder with `rows.npy`.
     pub fn open(path: impl AsRef<Path>, options: &SourceOptions) -> Result<Self> {
         let path = path.as_ref();
         let columns = Self::columns(path, options)?;
-        let source = columns.into_source(path)?;
+        let source = Self::from_columns(columns, path)?;
         match options.dim {
             Some(dim) if dim as usize != source.layout.dim() => {
                 Err(wrong(path, format!("rows have {} numbers, and {dim} were expected", source.layout.dim())))
@@ -96,19 +72,33 @@ impl Source {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("safetensors") => safetensors::open(path, options),
             Some("npy") => npy::open_rows(path),
-            // A file that is not there is more likely than one of another kind.
+            // The likely mistake is a path that does not exist, not a file of another kind.
             _ => Err(open_file(path).err().unwrap_or_else(|| {
                 wrong(path, "a table comes as .safetensors, as .npy, or as a folder; this file's name ends in neither")
             })),
         }
     }
 
-    /// What the rows look like that [`Source::chunks`] gives.
+    fn from_columns(columns: Columns, path: &Path) -> Result<Self> {
+        let Columns { len, dim, keys, rows, element, scales } = columns;
+        if (element == Element::I8) != scales.is_some() {
+            let message = match scales {
+                None => "int8 rows need `scales`, one f32 for each row, and there are none",
+                Some(_) => "there are `scales`, which only int8 rows have, and the rows are not int8",
+            };
+            return Err(wrong(path, message));
+        }
+        let dim = u32::try_from(dim).unwrap_or(u32::MAX);
+        let layout = Layout::new(dim, element.row_type()).map_err(|error| wrong(path, error.message()))?;
+        Ok(Self { layout, len, keys, rows, element, scales })
+    }
+
+    /// The layout of the rows that [`Source::chunks`] returns.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// How many rows there are; more than keys if some come twice.
+    /// The number of rows. There are fewer keys if some occur more than once.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -118,7 +108,7 @@ impl Source {
         self.len == 0
     }
 
-    /// All rows from the first to the last, `rows` at a time.
+    /// All rows in order, `rows` at a time.
     ///
     /// # Panics
     /// If `rows` is 0.
@@ -126,7 +116,7 @@ impl Source {
         self.chunks_from(0, rows)
     }
 
-    /// As [`Source::chunks`], from one row on.
+    /// As [`Source::chunks`], beginning at the row `first`.
     ///
     /// # Panics
     /// If `rows` is 0.
@@ -137,7 +127,10 @@ impl Source {
             .map(move |first| self.chunk(first, (self.len - first).min(rows as u64) as usize))
     }
 
-    /// Reads a row of a chunk for a table that keeps its rows in another layout; an error if that can not hold them.
+    /// Decodes a row of a chunk for a table with another layout.
+    ///
+    /// # Errors
+    /// If the other layout can not represent a number.
     pub(super) fn decode_for(&self, to: Layout, key: i64, row: &[u8], numbers: &mut [f32]) -> Result<()> {
         self.layout.decode(row, numbers);
         match to.refuses(numbers) {
@@ -182,123 +175,13 @@ impl Source {
     }
 }
 
-/// The parts of a table, as one of the formats found them.
-struct Columns {
-    len: u64,
-    dim: u64,
-    keys: Option<(Column, KeyType)>,
-    rows: Column,
-    element: Element,
-    scales: Option<Column>,
-}
-
-impl Columns {
-    fn into_source(self, path: &Path) -> Result<Source> {
-        let Self { len, dim, keys, rows, element, scales } = self;
-        if (element == Element::I8) != scales.is_some() {
-            let message = match scales {
-                None => "int8 rows need `scales`, one f32 for each row, and there are none",
-                Some(_) => "there are `scales`, which only int8 rows have, and the rows are not int8",
-            };
-            return Err(wrong(path, message));
-        }
-        let dim = u32::try_from(dim).unwrap_or(u32::MAX);
-        let layout = Layout::new(dim, element.row_type()).map_err(|error| wrong(path, error.message()))?;
-        Ok(Source { layout, len, keys, rows, element, scales })
-    }
-}
-
-/// How the numbers of rows are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Element {
-    F32,
-    F16,
-    /// Read as f32.
-    Bf16,
-    I8,
-}
-
-impl Element {
-    fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::I8 => 1,
-        }
-    }
-
-    fn row_type(self) -> RowType {
-        match self {
-            Self::F32 | Self::Bf16 => RowType::F32,
-            Self::F16 => RowType::F16,
-            Self::I8 => RowType::I8,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KeyType {
-    /// With a sign or without: the bits count.
-    Bits64,
-    Bits32,
-}
-
-/// Bytes of a file that belong together.
-///
-/// They are read, not mapped: they are needed once and in order, and a file that someone cuts meanwhile is an error so,
-/// and not a signal.
-#[derive(Debug)]
-struct Column {
-    file: Arc<File>,
-    path: PathBuf,
-    start: u64,
-}
-
-impl Column {
-    /// Reads `count` items of `bytes` bytes each.
-    fn read(&self, first: u64, count: usize, bytes: usize) -> Result<Vec<u8>> {
-        let mut buffer = vec![0; count * bytes];
-        let at = self.start + first * bytes as u64;
-        self.file.read_exact_at(&mut buffer, at).map_err(|error| {
-            let what = match error.kind() {
-                io::ErrorKind::UnexpectedEof => "it has become shorter since it was opened".into(),
-                _ => error.to_string(),
-            };
-            let message = format!("{}: {} bytes at {at} can not be read: {what}", self.path.display(), buffer.len());
-            Error::new(Status::Io, message)
-        })?;
-        Ok(buffer)
-    }
-}
-
-/// Opens a file and gives its length.
-fn open_file(path: &Path) -> Result<(Arc<File>, u64)> {
-    let opened = File::open(path).and_then(|file| {
-        let facts = file.metadata()?;
-        if facts.is_file() { Ok((Arc::new(file), facts.len())) } else { Err(io::Error::other("it is no file")) }
-    });
-    opened.map_err(|error| {
-        let status = if error.kind() == io::ErrorKind::NotFound { Status::NotFound } else { Status::Io };
-        Error::new(status, format!("{} can not be opened: {error}", path.display()))
-    })
-}
-
-/// Reads the beginning of a file.
-fn read_at(file: &File, path: &Path, at: u64, buffer: &mut [u8]) -> Result<()> {
-    file.read_exact_at(buffer, at)
-        .map_err(|error| Error::new(Status::Io, format!("{} can not be read: {error}", path.display())))
-}
-
-/// A file that is not what it should be.
-fn wrong(path: &Path, message: impl AsRef<str>) -> Error {
-    Error::new(Status::InvalidArgument, format!("{}: {}", path.display(), message.as_ref()))
-}
-
 #[cfg(test)]
 mod tests {
     use pagoda_test_support::Folder;
 
     use super::*;
+    use crate::embedding::row::RowType;
+    use crate::error::Status;
 
     /// Everything in a source, its rows as numbers.
     pub(super) fn all(source: &Source, at_a_time: usize) -> (Vec<i64>, Vec<Vec<f32>>) {

@@ -1,21 +1,21 @@
-//! NumPy's .npy files: a magic, the length of a header, the header as a Python dict, then the numbers. Versions 1 to 3
-//! differ in how long a header can be and in its characters.
+//! Reads NumPy's .npy files: a magic number, the length of the header, the header as a Python dict, then the elements.
+//! Versions 1 to 3 differ in the longest header and in its character set.
 
 use std::path::Path;
 
-use super::{Column, Columns, Element, KeyType, open_file, read_at, wrong};
+use super::columns::{Column, Columns, Element, KeyType, open_file, read_at, wrong};
 use crate::error::Result;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// Far more than the header of a plain array takes.
+/// The longest header: far more than a plain array needs.
 const MAX_HEADER: u64 = 1 << 20;
 
-/// One array of rows; the number of a row is its key.
+/// Opens one array of rows. The index of a row is its key.
 pub(super) fn open_rows(path: &Path) -> Result<Columns> {
     open_parts(path, None, None)
 }
 
-/// A folder with `rows.npy`, and `keys.npy` and `scales.npy` if they are needed.
+/// Opens a folder with `rows.npy`, and `keys.npy` and `scales.npy` if there are any.
 pub(super) fn open_folder(folder: &Path) -> Result<Columns> {
     let optional = |name: &str| Some(folder.join(name)).filter(|path| path.exists());
     open_parts(&folder.join("rows.npy"), optional("keys.npy").as_deref(), optional("scales.npy").as_deref())
@@ -46,7 +46,7 @@ fn open_parts(rows: &Path, keys: Option<&Path>, scales: Option<&Path>) -> Result
 }
 
 struct Array {
-    /// As NumPy names it, e.g. `<f4`.
+    /// The name in NumPy, for example `<f4`.
     kind: String,
     shape: Vec<u64>,
     column: Column,
@@ -95,7 +95,7 @@ impl Array {
             "<f2" => 2,
             "<f4" => 4,
             "<i8" | "<u8" => 8,
-            // Whoever asked for it says which would be right.
+            // The caller names the types that it accepts.
             _ => return Ok(()),
         };
         let expected = self.shape.iter().try_fold(size, |product: u64, &size| product.checked_mul(size));
@@ -122,7 +122,7 @@ struct Header {
     shape: Vec<u64>,
 }
 
-/// Reads the dict: three entries in any order, as Python would read it.
+/// Parses the dict: three entries in any order, with the syntax of Python.
 fn parse_header(bytes: &[u8]) -> Option<Header> {
     let mut text = Text { rest: bytes };
     let (mut kind, mut fortran_order, mut shape) = (None, None, None);
@@ -130,7 +130,7 @@ fn parse_header(bytes: &[u8]) -> Option<Header> {
     while !text.accept(b'}') {
         let name = text.string()?;
         text.expect(b':')?;
-        // A name that comes again is an error, as another name is.
+        // A duplicate name is an error, as an unknown name is.
         match name.as_str() {
             "descr" if kind.is_none() => kind = Some(text.string()?),
             "fortran_order" if fortran_order.is_none() => fortran_order = Some(text.boolean()?),
@@ -147,7 +147,7 @@ fn parse_header(bytes: &[u8]) -> Option<Header> {
     Some(Header { kind: kind?, fortran_order: fortran_order?, shape: shape? })
 }
 
-/// What is left of a Python literal.
+/// The rest of a Python literal.
 struct Text<'a> {
     rest: &'a [u8],
 }
@@ -173,7 +173,7 @@ impl Text<'_> {
         let (&quote, rest) = self.rest.split_first().filter(|(first, _)| matches!(first, b'\'' | b'"'))?;
         let end = rest.iter().position(|&byte| byte == quote)?;
         let text = std::str::from_utf8(&rest[..end]).ok()?;
-        // Neither a name nor a type has a backslash in it.
+        // Names and types contain no backslash.
         (!text.contains(['\\', '\n'])).then_some(())?;
         self.rest = &rest[end + 1..];
         Some(text.to_owned())
@@ -196,7 +196,7 @@ impl Text<'_> {
         while !self.accept(b')') {
             sizes.push(self.number()?);
             if !self.accept(b',') {
-                // One number in brackets without a comma is a number.
+                // One number in parentheses without a comma is a number, not a tuple.
                 self.expect(b')')?;
                 return (sizes.len() > 1).then_some(sizes);
             }
@@ -208,7 +208,7 @@ impl Text<'_> {
         self.skip_space();
         let end = self.rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(self.rest.len());
         let (digits, rest) = self.rest.split_at(end);
-        // Python 2 wrote an L behind long numbers.
+        // Python 2 wrote an L after long numbers.
         self.rest = rest.strip_prefix(b"L").unwrap_or(rest);
         std::str::from_utf8(digits).ok()?.parse().ok()
     }

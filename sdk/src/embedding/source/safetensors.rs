@@ -10,10 +10,10 @@ use ::safetensors::Dtype;
 use ::safetensors::tensor::TensorInfo;
 use serde_json::{Map, Value};
 
-use super::{Column, Columns, Element, KeyType, SourceOptions, open_file, read_at, wrong};
+use super::columns::{Column, Columns, Element, KeyType, SourceOptions, open_file, read_at, wrong};
 use crate::error::Result;
 
-/// What the format allows a header to take.
+/// The longest header of the format.
 const MAX_HEADER: u64 = 100_000_000;
 const ROWS: [&str; 3] = ["rows", "weight", "embeddings"];
 
@@ -109,7 +109,7 @@ impl<'a> Tensors<'a> {
         self.header.keys().map(String::as_str)
     }
 
-    /// Where a tensor begins after the header, and how many bytes it takes.
+    /// The offset of a tensor after the header, and its number of bytes.
     fn place(&self, name: &str) -> Result<(u64, u64)> {
         let (from, to) = self.header[name].data_offsets;
         let (from, to, bytes) = (from as u64, to as u64, self.bytes);
@@ -152,7 +152,7 @@ impl<'a> Tensors<'a> {
     }
 
     fn missing(&self, what: &str) -> crate::Error {
-        // A model has many; a few show what kind of names there are.
+        // A model has many tensors. A few names show the pattern.
         let names: Vec<_> = self.names().take(8).collect();
         let (count, more) = (self.names().count(), if self.names().count() > names.len() { " …" } else { "" });
         wrong(

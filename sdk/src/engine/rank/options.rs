@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::embedding::{CacheSize, EmbeddingConfig};
+use crate::embedding::{CacheSize, TierOptions};
 use crate::error::{Error, Result};
 use crate::kv::{Offload, Pages};
 use crate::runtime::ModelOptions;
@@ -127,9 +127,8 @@ impl EngineStore {
 pub struct TableOptions {
     /// The size of the cache of each table. `None`: all of a table of up to 256 MiB, and that much of a larger one.
     pub cache: Option<CacheSize>,
-    /// The floors under the caches, as `EmbeddingConfig` has them; its models are left aside. `None`: host memory, with
-    /// all rows.
-    pub floors: Option<EmbeddingConfig>,
+    /// The tiers below the caches. `None`: host memory, with all rows.
+    pub tiers: Option<TierOptions>,
 }
 
 #[cfg(test)]

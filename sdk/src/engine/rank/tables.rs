@@ -7,8 +7,8 @@ use pagoda_kernels::cuda::Gpu;
 
 use super::options::TableOptions;
 use crate::embedding::{
-    CacheConfig, CacheSize, EmbeddingConfig, EmbeddingTable, Embeddings, GpuConfig, Miss, ModelConfig, Source,
-    SourceOptions, TableConfig, TableStats,
+    CacheOptions, CacheSize, EmbeddingOptions, EmbeddingTable, Embeddings, Miss, ModelTables, Source, SourceOptions,
+    TableSpec, TableStats,
 };
 use crate::error::{Error, Result, Status};
 use crate::folder::{FolderTable, ModelFolder};
@@ -25,14 +25,11 @@ pub(super) struct FolderTables {
 
 impl FolderTables {
     pub(super) fn open(folder: &ModelFolder, options: &TableOptions) -> Result<Self> {
-        let floors = match &options.floors {
-            Some(floors) => floors.clone(),
-            None => EmbeddingConfig::from_json(r#"{"models": []}"#, None)?,
-        };
-        let embeddings = Embeddings::open(&EmbeddingConfig { models: Vec::new(), ..floors })?;
+        let tiers = options.tiers.clone().unwrap_or_default();
+        let embeddings = Embeddings::open(&EmbeddingOptions { tiers, ..EmbeddingOptions::default() })?;
         let mut tables = Vec::with_capacity(folder.tables.len());
         for table in &folder.tables {
-            // Each has a cache of its own size, which is said of a model.
+            // The cache size is an option of a model. Each table has another one, and so is a model of its own.
             let model = model(folder, table, options)?;
             embeddings.add(&model)?;
             let table = embeddings.table(&format!("{}/{}", model.name, table.name))?;
@@ -63,56 +60,24 @@ impl Tables for FolderTables {
     }
 }
 
-fn model(folder: &ModelFolder, table: &FolderTable, options: &TableOptions) -> Result<ModelConfig> {
+fn model(folder: &ModelFolder, table: &FolderTable, options: &TableOptions) -> Result<ModelTables> {
     let file = table.file.as_ref().ok_or_else(|| {
         let message = format!("table {:?} has no file of its own", table.name);
         Error::new(Status::Model, message)
     })?;
     let path = folder.file(file);
     let bytes = table.rows * u64::from(table.dim) * 4;
-    // Rows are spread over sets by their keys: with half as many places again hardly any set is too small.
+    // Rows are spread over sets by a hash of their keys: with half as many places again hardly any set is too small.
     let whole = CacheSize::Rows(table.rows + table.rows / 2 + 64);
     let size = options.cache.unwrap_or(if bytes <= SMALL { whole } else { CacheSize::Bytes(SMALL) });
-    let cache = CacheConfig {
-        size,
-        // Missing rows are always waited for: scores must not depend on what is in a cache.
-        hit_rate_threshold: 1.0,
-        refresh_delay: 0.0,
-        refresh_interval: 0.0,
-        refresh_share: 0.0,
-        fill_at_start: true,
-        insert_threads: None,
-    };
-    let default = match table.default_row {
+    // Lookups always wait for missing rows: scores must not depend on the contents of a cache.
+    let cache = CacheOptions { size, hit_rate_threshold: 1.0, ..CacheOptions::default() };
+    let default_row = match table.default_row {
         Some(row) => row_of(&path, table, row)?,
         None => vec![0.0; table.dim as usize],
     };
-    Ok(ModelConfig {
-        name: table.name.replace('/', "_"),
-        tables: vec![TableConfig {
-            name: table.name.clone(),
-            path,
-            dim: table.dim,
-            default,
-            max_keys_per_sample: None,
-            row_type: None,
-        }],
-        cache: Some(cache),
-        max_batch: None,
-        devices: Vec::new(),
-        dense_file: None,
-        network_file: None,
-        max_dense_features: 0,
-        labels: 0,
-        slots: 0,
-        gpu: GpuConfig {
-            worker_buffers: 1,
-            refresh_buffers: 1,
-            context_stream: true,
-            page_locked: false,
-            own_implementation: true,
-        },
-    })
+    let spec = TableSpec { default_row, ..TableSpec::new(&table.name, path, table.dim) };
+    Ok(ModelTables { cache: Some(cache), ..ModelTables::new(table.name.replace('/', "_"), vec![spec]) })
 }
 
 /// The numbers of one row of a table's file.

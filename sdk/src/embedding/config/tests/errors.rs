@@ -3,7 +3,7 @@
 use super::*;
 
 fn error(text: &str) -> String {
-    EmbeddingConfig::from_json(text, None).unwrap_err().to_string()
+    PsJson::from_json(text, None).unwrap_err().to_string()
 }
 
 /// Of a configuration that is fine but for one key of its model, or beside it.
@@ -154,13 +154,13 @@ fn what_does_not_go_together() {
     );
     assert_eq!(
         of("", r#", "volatile_db": [{"type": "redis_cluster"}, {"type": "hash_map"}]"#),
-        "volatile_db[1]: is a floor in memory; there can be one, above \"redis_cluster\""
+        "volatile_db[1]: is a tier in memory; there can be one, above \"redis_cluster\""
     );
     assert_eq!(
         of("", r#", "volatile_db": [{"type": "redis_cluster"}, {"type": "redis_cluster"}]"#),
         "volatile_db[1]: is a second \"redis_cluster\"; there can be one, name all its nodes in `address`"
     );
-    assert_eq!(of("", r#", "volatile_db": []"#), "volatile_db: is empty; for no floor say {\"type\": \"disabled\"}");
+    assert_eq!(of("", r#", "volatile_db": []"#), "volatile_db: is empty; for no tier say {\"type\": \"disabled\"}");
     assert_eq!(
         of("", r#", "volatile_db": {"tls_client_key": "k"}"#),
         "volatile_db.tls_client_key: is of no use without `tls_client_certificate`; give both or none"
@@ -171,14 +171,14 @@ fn what_does_not_go_together() {
     );
     assert_eq!(
         of("", r#", "persistent_db": {"type": "rocksdb"}"#),
-        "persistent_db.path: is missing: the folder of the floor on disk"
+        "persistent_db.path: is missing: the folder of the tier on disk"
     );
 }
 
 #[test]
 fn what_there_is_none_of() {
     let unsupported = |model: &str, beside: &str| {
-        let error = EmbeddingConfig::from_json(&with(model, beside), None).unwrap_err();
+        let error = PsJson::from_json(&with(model, beside), None).unwrap_err();
         assert_eq!(error.status(), Status::Unsupported);
         error.to_string()
     };

@@ -123,7 +123,7 @@ fn written(json: &Json) -> String {
 
 /// Whether a configuration is accepted.
 fn check(text: &str) -> bool {
-    let config = match EmbeddingConfig::from_json(text, Some(Path::new("folder"))) {
+    let config = match PsJson::from_json(text, Some(Path::new("folder"))) {
         Ok(config) => config,
         Err(error) => {
             assert!(!error.to_string().contains("hunter2"), "{error}\n{text}");
@@ -132,19 +132,21 @@ fn check(text: &str) -> bool {
         }
     };
     assert!(!format!("{config:?}").contains("hunter2"), "{text}");
-    for model in &config.models {
+    let options = config.options;
+    for model in &options.models {
         assert!(!model.name.is_empty() && !model.tables.is_empty());
         for table in &model.tables {
-            assert_eq!(table.default.len(), table.dim as usize);
-            assert!(table.dim > 0 && table.default.iter().all(|number| number.is_finite()));
+            assert_eq!(table.default_row.len(), table.dim as usize);
+            assert!(table.dim > 0 && table.default_row.iter().all(|number| number.is_finite()));
         }
-        if let Some(CacheConfig { size: CacheSize::Share(share), refresh_interval, .. }) = model.cache {
-            assert!(share > 0.0 && share <= 1.0 && Duration::try_from_secs_f64(refresh_interval).is_ok());
+        if let Some(CacheOptions { size: CacheSize::Share(share), refresh_interval, .. }) = model.cache {
+            assert!(share > 0.0 && share <= 1.0 && refresh_interval <= Duration::from_secs(1 << 30));
         }
     }
-    let overflows = [config.memory.map(|memory| memory.overflow), config.redis.map(|redis| redis.overflow)];
+    let TierOptions { memory, redis, .. } = options.tiers;
+    let overflows = [memory.map(|memory| memory.overflow), redis.map(|redis| redis.overflow)];
     for overflow in overflows.into_iter().flatten() {
-        assert!(overflow.keep > 0.0 && overflow.keep < 1.0 && overflow.rows != Some(0));
+        assert!(overflow.keep > 0.0 && overflow.keep < 1.0 && overflow.max_rows != Some(0));
     }
     true
 }

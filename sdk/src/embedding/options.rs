@@ -1,0 +1,389 @@
+//! The options of embedding tables and their tiers. A program can build them directly, or read them from a
+//! configuration file.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::eviction::Eviction;
+use super::row::{Layout, RowType};
+use crate::error::{Error, Result};
+
+/// The embedding tables of all models, and the tiers that they share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingOptions {
+    /// The models. Their names are unique. More can be added to open tables.
+    pub models: Vec<ModelTables>,
+    /// The tiers that hold the rows.
+    pub tiers: TierOptions,
+    /// Whether the keys in HugeCTR table folders have 64 bits. Otherwise they have 32. Other formats state it
+    /// themselves.
+    pub long_keys: bool,
+}
+
+impl Default for EmbeddingOptions {
+    /// No models, all rows in host memory.
+    fn default() -> Self {
+        Self { models: Vec::new(), tiers: TierOptions::default(), long_keys: true }
+    }
+}
+
+/// The tiers below the cache, from the fastest to the largest. There must be at least one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TierOptions {
+    /// Host memory.
+    pub memory: Option<MemoryOptions>,
+    /// A Redis Cluster.
+    pub redis: Option<RedisOptions>,
+    /// Table files on disk.
+    pub disk: Option<DiskOptions>,
+}
+
+impl Default for TierOptions {
+    /// Host memory alone.
+    fn default() -> Self {
+        Self { memory: Some(MemoryOptions::default()), redis: None, disk: None }
+    }
+}
+
+/// The tables of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelTables {
+    /// The name of the model, without `/`: `model/table` names a table of a model.
+    pub name: String,
+    /// The tables. Their names are unique within the model.
+    pub tables: Vec<TableSpec>,
+    /// The cache of each table. `None`: every lookup reads the tiers.
+    pub cache: Option<CacheOptions>,
+    /// The GPUs on which graphs may cache the tables. Empty: any.
+    pub devices: Vec<u32>,
+}
+
+impl ModelTables {
+    /// Tables with a default cache, on any GPU.
+    pub fn new(name: impl Into<String>, tables: Vec<TableSpec>) -> Self {
+        Self { name: name.into(), tables, cache: Some(CacheOptions::default()), devices: Vec::new() }
+    }
+
+    /// Checks the values that do not depend on files.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.name.is_empty() || self.name.contains('/') {
+            let message = format!("{:?} can not name a model: use a name that is not empty, without /", self.name);
+            return Err(Error::invalid("model", message));
+        }
+        for (index, table) in self.tables.iter().enumerate() {
+            table.check()?;
+            if self.tables[..index].iter().any(|before| before.name == table.name) {
+                let message = format!("two tables of model {} have the name {:?}", self.name, table.name);
+                return Err(Error::invalid("table", message));
+            }
+        }
+        self.cache.as_ref().map_or(Ok(()), CacheOptions::check)
+    }
+}
+
+/// A table: where its rows come from, and how they are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableSpec {
+    /// The name of the table.
+    pub name: String,
+    /// The file or folder with the rows.
+    pub path: PathBuf,
+    /// The number of elements of a row.
+    pub dim: u32,
+    /// The row of keys that are not found, or not in time: `dim` numbers.
+    pub default_row: Vec<f32>,
+    /// The type of the stored rows. `None`: as in the file.
+    pub row_type: Option<RowType>,
+}
+
+impl TableSpec {
+    /// A table whose default row is zeros, with the row type of its file.
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>, dim: u32) -> Self {
+        let default_row = vec![0.0; dim as usize];
+        Self { name: name.into(), path: path.into(), dim, default_row, row_type: None }
+    }
+
+    /// Whether two models mean the same table, and so share it: name, file, length and type of rows are equal. The
+    /// default rows may differ.
+    pub fn is_same_table(&self, other: &Self) -> bool {
+        self.name == other.name && self.path == other.path && self.dim == other.dim && self.row_type == other.row_type
+    }
+
+    fn check(&self) -> Result<()> {
+        Layout::new(self.dim, RowType::F32)?;
+        if self.default_row.len() != self.dim as usize {
+            let (name, length, dim) = (&self.name, self.default_row.len(), self.dim);
+            let message = format!("the default row of table {name} has {length} numbers, and its rows have {dim}");
+            return Err(Error::invalid("default_row", message));
+        }
+        Ok(())
+    }
+}
+
+/// The cache of each table of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheOptions {
+    /// The size.
+    pub size: CacheSize,
+    /// Below this hit rate a lookup waits for the missing rows. At or above it the lookup returns the default row for
+    /// them, and fetches them in the background. 1 or more: lookups always wait.
+    pub hit_rate_threshold: f64,
+    /// The time from the start to the first refresh. Zero: as `refresh_interval`.
+    pub refresh_delay: Duration,
+    /// The time from one refresh to the next. Zero: the cache is not refreshed.
+    pub refresh_interval: Duration,
+    /// The share of the cache that one refresh reads, from 0 to 1. 0: all of it.
+    pub refresh_share: f64,
+    /// Whether the cache is filled with rows when the model is added.
+    pub fill_at_start: bool,
+    /// The number of threads for background fetches. `None`: half of the cores, at most 4.
+    pub fetch_threads: Option<u32>,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self {
+            size: CacheSize::Share(0.2),
+            hit_rate_threshold: 0.9,
+            refresh_delay: Duration::ZERO,
+            refresh_interval: Duration::ZERO,
+            refresh_share: 0.0,
+            fill_at_start: true,
+            fetch_threads: None,
+        }
+    }
+}
+
+impl CacheOptions {
+    fn check(&self) -> Result<()> {
+        if let CacheSize::Share(share) = self.size
+            && !(share > 0.0 && share <= 1.0)
+        {
+            return Err(Error::invalid("size", format!("a cache of {share} of the rows is not above 0 and at most 1")));
+        }
+        if !(0.0..=1.0).contains(&self.refresh_share) {
+            return Err(Error::invalid("refresh_share", format!("{} is not between 0 and 1", self.refresh_share)));
+        }
+        Ok(())
+    }
+}
+
+/// The size of the cache of one table.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CacheSize {
+    /// Room for a share of the rows of the table: above 0, at most 1.
+    Share(f64),
+    /// Room for a number of rows.
+    Rows(u64),
+    /// A number of bytes.
+    Bytes(u64),
+}
+
+/// The tier in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryOptions {
+    /// The number of partitions of each table. Each has a lock of its own.
+    pub partitions: u32,
+    /// The limit of rows.
+    pub overflow: OverflowOptions,
+    /// The rows that it starts with.
+    pub preload: Preload,
+    /// Whether it stores rows that a lookup finds in lower tiers.
+    pub stores_fetched: bool,
+}
+
+impl Default for MemoryOptions {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        Self {
+            partitions: cores.min(16),
+            overflow: OverflowOptions::default(),
+            preload: Preload::default(),
+            stores_fetched: true,
+        }
+    }
+}
+
+/// The tier in a Redis Cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RedisOptions {
+    /// At least one node. The others are found through it.
+    pub nodes: Vec<Address>,
+    /// The user. Empty: the default user of Redis.
+    pub user: String,
+    /// The password. Empty: none.
+    pub password: Secret,
+    /// The number of partitions of each table. The same in all processes that share the tables.
+    pub partitions: u32,
+    /// The number of connections to each node.
+    pub connections_per_node: u32,
+    /// `None`: connections are not encrypted.
+    pub tls: Option<TlsOptions>,
+    /// The limit of rows.
+    pub overflow: OverflowOptions,
+    /// The rows that it starts with.
+    pub preload: Preload,
+    /// Whether it stores rows that a lookup finds in lower tiers.
+    pub stores_fetched: bool,
+    /// The time limit of a lookup.
+    pub timeout: Duration,
+    /// The number of consecutive failures of a node that opens its circuit breaker.
+    pub breaker_failures: u32,
+    /// The time for which a circuit breaker stays open.
+    pub breaker_pause: Duration,
+}
+
+impl Default for RedisOptions {
+    /// Without nodes.
+    fn default() -> Self {
+        Self {
+            nodes: Vec::new(),
+            user: "default".into(),
+            password: Secret::default(),
+            partitions: 8,
+            connections_per_node: 5,
+            tls: None,
+            overflow: OverflowOptions::default(),
+            preload: Preload::default(),
+            stores_fetched: true,
+            timeout: Duration::from_millis(100),
+            breaker_failures: 5,
+            breaker_pause: Duration::from_secs(1),
+        }
+    }
+}
+
+/// The address of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// The name or the IP address of the host; an IPv6 address without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// The files for encrypted connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// A PEM file with the certificates of trusted authorities. `None`: those that this machine trusts.
+    pub authorities: Option<PathBuf>,
+    /// PEM files with the client certificate and its key, if the server requires them.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// The tier on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// The folder of the table files.
+    pub path: PathBuf,
+    /// Whether nothing may be written.
+    pub read_only: bool,
+    /// Whether a table file is built if there is none, or if its source has changed. Otherwise it must exist.
+    pub build: bool,
+    /// Whether a table is rebuilt without its updates when its source has changed. Otherwise opening it is an error.
+    pub drop_updates_on_source_change: bool,
+}
+
+impl DiskOptions {
+    /// A writable tier that builds its table files.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), read_only: false, build: true, drop_updates_on_source_change: false }
+    }
+}
+
+/// The limit of rows of a tier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OverflowOptions {
+    /// The most rows of one partition. `None`: no limit.
+    pub max_rows: Option<u64>,
+    /// Which rows are evicted.
+    pub eviction: Eviction,
+    /// The share of `max_rows` at which eviction ends: above 0, below 1.
+    pub keep: f64,
+}
+
+impl Default for OverflowOptions {
+    fn default() -> Self {
+        Self { max_rows: None, eviction: Eviction::default(), keep: 0.8 }
+    }
+}
+
+/// The rows that a tier starts with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Preload {
+    /// Whether rows of the table files are loaded. Otherwise it starts with what it held before.
+    pub load: bool,
+    /// The share of the rows that is loaded, from 0 to 1.
+    pub share: f64,
+}
+
+impl Default for Preload {
+    fn default() -> Self {
+        Self { load: true, share: 1.0 }
+    }
+}
+
+impl Preload {
+    /// How many of `rows` rows are loaded.
+    pub(super) fn rows(&self, rows: u64) -> u64 {
+        if self.load { (rows as f64 * self.share).ceil() as u64 } else { 0 }
+    }
+}
+
+/// A text that is not shown in logs.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "(none)" } else { "(not shown)" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_can_not_be_used_are_named() {
+        let good = ModelTables::new("m", vec![TableSpec::new("t", "rows.npy", 4), TableSpec::new("u", "rows.npy", 4)]);
+        assert!(good.check().is_ok());
+        type Spoil = fn(&mut ModelTables);
+        let cases: [(&str, Spoil); 7] = [
+            ("model", |model| model.name = "a/b".into()),
+            ("model", |model| model.name.clear()),
+            ("table", |model| model.tables[1].name = "t".into()),
+            ("dim", |model| model.tables[0].dim = 0),
+            ("default_row", |model| model.tables[1].default_row = vec![0.0; 3]),
+            ("size", |model| model.cache.as_mut().unwrap().size = CacheSize::Share(f64::NAN)),
+            ("refresh_share", |model| model.cache.as_mut().unwrap().refresh_share = 1.5),
+        ];
+        for (argument, spoil) in cases {
+            let mut model = good.clone();
+            spoil(&mut model);
+            assert_eq!(model.check().unwrap_err().argument(), Some(argument));
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The tiers that hold the rows of a table, from the fastest to the largest.
+
+pub(super) mod cache;
+pub(super) mod disk;
+pub(super) mod gpu;
+pub(super) mod memory;
+pub(super) mod redis;
+pub(super) mod tier;
