@@ -46,7 +46,7 @@ type EngineOptions struct {
 	RememberBytes int64
 	// TableCacheBytes is for the cache of each embedding table; 0: all of a table of up to 256 MiB.
 	TableCacheBytes uint64
-	// Model is where the model runs, and on how many threads. Its Embedding must be nil.
+	// Model is where the model runs, and on how many threads. Its Embeddings must be nil.
 	Model *ModelOptions
 	// Store is the folder of a store for keys and values; "": none. One process has it open at a time.
 	Store string
@@ -232,9 +232,9 @@ func (e *Engine) Stats() (EngineStats, error) {
 		return EngineStats{}, err
 	}
 	defer runtime.KeepAlive(e)
-	c := C.pagoda_rank_stats_init()
+	c := C.pagoda_engine_stats_init()
 	var failure *C.pagoda_error
-	if err := check(C.pagoda_engine_stats(handle, &c, &failure), &failure); err != nil {
+	if err := check(C.pagoda_engine_get_stats(handle, &c, &failure), &failure); err != nil {
 		return EngineStats{}, err
 	}
 	return EngineStats{

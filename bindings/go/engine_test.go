@@ -52,7 +52,7 @@ func TestEngine(t *testing.T) {
 	ok(t, json.Unmarshal([]byte(must[string](t)(engine.Info())), &info))
 	equal(t, "format", info.Format, 1)
 
-	cold := must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
+	cold := must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
 	equal(t, "tasks", cold.Tasks, 2)
 	equal(t, "scores", len(cold.Scores), 6)
 	equal(t, "cached", cold.CachedRows, 0)
@@ -61,26 +61,26 @@ func TestEngine(t *testing.T) {
 		t.Errorf("%+v", cold)
 	}
 	for _, c := range []context.Context{ctx, t.Context()} {
-		warm := must[*pagoda.Ranking](t)(engine.Rank(c, request()))
+		warm := must[*pagoda.RankResponse](t)(engine.Rank(c, request()))
 		equal(t, "cached", warm.CachedRows, 6)
 		near(t, warm.Scores, cold.Scores)
 		later := <-must[<-chan pagoda.RankResult](t)(engine.RankAsync(c, request()))
 		ok(t, later.Err)
-		equal(t, "cached", later.Ranking.CachedRows, 6)
-		equal(t, "tasks", later.Ranking.Tasks, 2)
-		near(t, later.Ranking.Scores, cold.Scores)
+		equal(t, "cached", later.RankResponse.CachedRows, 6)
+		equal(t, "tasks", later.RankResponse.Tasks, 2)
+		near(t, later.RankResponse.Scores, cold.Scores)
 	}
 
 	more := request()
 	more.Start, more.UserKeys, more.Times = 2, nil, []int64{1700001500}
 	more.Events = pagoda.Columns{"item": {9}, "genre": {1}, "rating": {0}}
-	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, more)).CachedRows, 6)
+	equal(t, "cached", must[*pagoda.RankResponse](t)(engine.Rank(ctx, more)).CachedRows, 6)
 	none := request()
 	none.Start, none.UserKeys, none.Times, none.Events = 3, nil, nil, nil
-	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, none)).CachedRows, 8)
+	equal(t, "cached", must[*pagoda.RankResponse](t)(engine.Rank(ctx, none)).CachedRows, 8)
 
 	ok(t, engine.Swap(ctx, data+"/second"))
-	swapped := must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
+	swapped := must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
 	if swapped.CachedRows != 0 || slices.Equal(swapped.Scores, cold.Scores) {
 		t.Errorf("%+v", swapped)
 	}
@@ -119,7 +119,7 @@ func TestScoresAreThoseOfTheReference(t *testing.T) {
 			if start == 0 {
 				r.UserKeys = user.Keys
 			}
-			near(t, must[*pagoda.Ranking](t)(engine.Rank(ctx, r)).Scores, step.Scores)
+			near(t, must[*pagoda.RankResponse](t)(engine.Rank(ctx, r)).Scores, step.Scores)
 			start = step.Events
 		}
 	}
@@ -133,7 +133,7 @@ func TestRequestsThatCanNotBe(t *testing.T) {
 	type r = pagoda.RankRequest
 	for _, c := range []struct {
 		change   func(*r)
-		code     pagoda.Code
+		code     pagoda.Status
 		argument string
 	}{
 		{func(r *r) { r.Candidates = nil }, pagoda.ErrInvalidArgument, "request.candidate_keys"},
@@ -189,8 +189,8 @@ func TestAnEngineWithoutMemory(t *testing.T) {
 	engine := must[*pagoda.Engine](t)(pagoda.OpenEngine(t.Context(), data+"/gather",
 		&pagoda.EngineOptions{KVBytes: pagoda.None, RememberBytes: pagoda.None, Model: cpu()}))
 	defer engine.Close()
-	must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
-	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, request())).CachedRows, 0)
+	must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
+	equal(t, "cached", must[*pagoda.RankResponse](t)(engine.Rank(ctx, request())).CachedRows, 0)
 	equal(t, "remembered", must[pagoda.EngineStats](t)(engine.Stats()).RememberedBytes, 0)
 }
 
@@ -211,7 +211,7 @@ func TestWhatLeftThePoolComesBackFromHostMemory(t *testing.T) {
 		var scores []float32
 		for _, came := range []bool{false, true} {
 			for long.User = 1; long.User <= 6; long.User++ {
-				ranking := must[*pagoda.Ranking](t)(engine.Rank(ctx, long))
+				ranking := must[*pagoda.RankResponse](t)(engine.Rank(ctx, long))
 				equal(t, "cached", ranking.CachedRows > 0, came && hostBytes > 0)
 				if scores == nil {
 					scores = ranking.Scores
@@ -249,7 +249,7 @@ func TestAContextEndsRankings(t *testing.T) {
 
 func TestManyGoroutinesRank(t *testing.T) {
 	engine := openEngine(t, &pagoda.EngineOptions{Instances: 2})
-	want := must[*pagoda.Ranking](t)(engine.Rank(ctx, request())).Scores
+	want := must[*pagoda.RankResponse](t)(engine.Rank(ctx, request())).Scores
 	var group sync.WaitGroup
 	for user := range uint64(8) {
 		group.Add(1)

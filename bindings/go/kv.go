@@ -66,7 +66,7 @@ type KVOptions struct {
 	// PageSize is how many tokens a page holds, a multiple of 8; 0: 32.
 	PageSize int32
 	// Type is that of keys and values: F32, F16 or BF16; 0: F32.
-	Type Type
+	Type ElementType
 	// Pages is how many pages the pool has; 0: Bytes or Percent says it.
 	Pages int32
 	// Bytes is how much the pool may take, all layers together; 0: Pages or Percent says it.
@@ -104,7 +104,7 @@ func (o *KVOptions) toC(l *lent) (*C.pagoda_kv_options, error) {
 		c.page_size = C.int32_t(o.PageSize)
 	}
 	if o.Type != Undefined {
-		c._type = C.pagoda_type(o.Type)
+		c._type = C.pagoda_element_type(o.Type)
 	}
 	c.pages = C.int32_t(o.Pages)
 	c.bytes = C.uint64_t(o.Bytes)
@@ -351,7 +351,7 @@ func (c *KVCache) Stats() (KVStats, error) {
 	defer runtime.KeepAlive(c)
 	s := C.pagoda_kv_stats_init()
 	var failure *C.pagoda_error
-	if err := check(C.pagoda_kv_cache_stats(handle, &s, &failure), &failure); err != nil {
+	if err := check(C.pagoda_kv_cache_get_stats(handle, &s, &failure), &failure); err != nil {
 		return KVStats{}, err
 	}
 	return KVStats{

@@ -161,7 +161,7 @@ func TestCaches(t *testing.T) {
 	for _, c := range []struct {
 		onGPU    bool
 		deviceID int32
-		code     pagoda.Code
+		code     pagoda.Status
 	}{{true, 4096, pagoda.ErrUnsupported}, {false, 4096, pagoda.ErrInvalidArgument}, {true, -1, pagoda.ErrInvalidArgument}} {
 		options.OnGPU, options.DeviceID = c.onGPU, c.deviceID
 		_, err = pagoda.OpenKVCache(ctx, options)

@@ -48,8 +48,8 @@ type ModelOptions struct {
 	ONNXRuntime string
 	// Profile is where a profile of every run is written when the model is closed; "": nowhere.
 	Profile string
-	// Embedding has the tables that EmbeddingBag nodes of the graph name. The model keeps them open.
-	Embedding *Embedding
+	// Embeddings has the tables that EmbeddingBag nodes of the graph name. The model keeps them open.
+	Embeddings *Embeddings
 }
 
 // Model is an open model.
@@ -130,8 +130,8 @@ func (o *ModelOptions) toC(l *lent) (*C.pagoda_model_options, error) {
 	if c.profile_path, err = l.optional(o.Profile, "options.profile_path"); err != nil {
 		return nil, err
 	}
-	if o.Embedding != nil {
-		if c.embedding, err = o.Embedding.handle("options.embedding"); err != nil {
+	if o.Embeddings != nil {
+		if c.embedding, err = o.Embeddings.handle("options.embedding"); err != nil {
 			return nil, err
 		}
 	}
@@ -166,7 +166,7 @@ type ValueInfo struct {
 	// Name is its name.
 	Name string
 	// Type is the type of its elements; [Undefined] if it is not a tensor.
-	Type Type
+	Type ElementType
 	// Dims is its dimensions, -1 where one is free; nil if the model does not even say how many there are.
 	Dims []int64
 	// Symbols is for each dimension the name of its symbol; "" where it is fixed or has none.
@@ -213,7 +213,7 @@ func (m *Model) infos(count func(*C.pagoda_model, *C.size_t, **C.pagoda_error) C
 		if err := check(info(handle, C.size_t(i), &c, &failure), &failure); err != nil {
 			return nil, err
 		}
-		infos[i] = ValueInfo{Name: C.GoString(c.name), Type: Type(c._type)}
+		infos[i] = ValueInfo{Name: C.GoString(c.name), Type: ElementType(c._type)}
 		if c.dims != nil {
 			infos[i].Dims = append([]int64{}, unsafe.Slice((*int64)(c.dims), c.rank)...)
 			for _, symbol := range unsafe.Slice(c.symbols, c.rank) {

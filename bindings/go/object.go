@@ -103,8 +103,8 @@ func (o *object) close() error {
 	if token == 0 {
 		return nil
 	}
-	if status := o.kind.free(token); status != C.PAGODA_OK {
-		return fail(Code(status), o.kind.name, "could not be closed: %s", Code(status))
+	if status := o.kind.free(token); status != C.PAGODA_STATUS_OK {
+		return fail(Status(status), o.kind.name, "could not be closed: %s", Status(status))
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func TestVersions(t *testing.T) {
 	}
 	err := checkABI(99)
 	var e *Error
-	if !errors.As(err, &e) || e.Code != ErrUnsupported || !strings.Contains(err.Error(), "99") {
+	if !errors.As(err, &e) || e.Status != ErrUnsupported || !strings.Contains(err.Error(), "99") {
 		t.Errorf("%v", err)
 	}
 	if parts := strings.Split(Version(), "."); len(parts) != 3 {
@@ -27,7 +27,7 @@ func TestVersions(t *testing.T) {
 }
 
 func TestCodes(t *testing.T) {
-	for code, name := range map[Code]string{
+	for code, name := range map[Status]string{
 		ErrInvalidArgument: "INVALID_ARGUMENT", ErrInvalidHandle: "INVALID_HANDLE", ErrNotFound: "NOT_FOUND",
 		ErrUnsupported: "UNSUPPORTED", ErrCapacity: "CAPACITY", ErrCancelled: "CANCELLED", ErrModel: "MODEL",
 		ErrRuntime: "RUNTIME", ErrIO: "IO", ErrInternal: "INTERNAL", ErrBusy: "BUSY", 99: "UNKNOWN",

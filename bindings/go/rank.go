@@ -38,8 +38,8 @@ type RankRequest struct {
 	Timeout time.Duration
 }
 
-// Ranking is the answer to a request.
-type Ranking struct {
+// RankResponse is the answer to a request.
+type RankResponse struct {
 	// Tasks is how many scores a candidate has.
 	Tasks int
 	// Scores is those of the first candidate, in the order of the tasks, then those of the next.
@@ -53,10 +53,10 @@ type Ranking struct {
 }
 
 // Candidate is the scores of one candidate, in the order of the tasks.
-func (r *Ranking) Candidate(index int) []float32 { return r.Scores[index*r.Tasks : (index+1)*r.Tasks] }
+func (r *RankResponse) Candidate(index int) []float32 { return r.Scores[index*r.Tasks : (index+1)*r.Tasks] }
 
-func newRanking(candidates C.size_t, scores []float32, c *C.pagoda_rank_response) *Ranking {
-	return &Ranking{
+func newRankResponse(candidates C.size_t, scores []float32, c *C.pagoda_rank_response) *RankResponse {
+	return &RankResponse{
 		Tasks:        len(scores) / max(int(candidates), 1),
 		Scores:       scores,
 		BatchedWith:  int(c.batched_with),
@@ -75,7 +75,7 @@ func newRanking(candidates C.size_t, scores []float32, c *C.pagoda_rank_response
 // [ErrNotFound] about "request.start" is a gap: events before Start are not known here, so send the whole history.
 // [ErrInvalidArgument] about "score_count": meanwhile the engine was swapped to a model with another number of tasks,
 // so ask again.
-func (e *Engine) Rank(ctx context.Context, request *RankRequest) (*Ranking, error) {
+func (e *Engine) Rank(ctx context.Context, request *RankRequest) (*RankResponse, error) {
 	var l lent
 	defer l.Unpin()
 	handle, c, stopper, err := e.prepare(ctx, request, &l)
@@ -95,13 +95,13 @@ func (e *Engine) Rank(ctx context.Context, request *RankRequest) (*Ranking, erro
 	if err != nil {
 		return nil, blame(ctx, err)
 	}
-	return newRanking(c.candidate_count, scores, &response), nil
+	return newRankResponse(c.candidate_count, scores, &response), nil
 }
 
 // RankResult is how an asynchronous request ended.
 type RankResult struct {
-	// Ranking is the answer.
-	Ranking *Ranking
+	// RankResponse is the answer.
+	RankResponse *RankResponse
 	// Err says why there is none.
 	Err error
 }
@@ -143,11 +143,11 @@ func pagodaGoRanked(held C.uintptr_t, status C.pagoda_status, scores *C.float, c
 	rank := cgo.Handle(held).Value().(*asyncRank)
 	cgo.Handle(held).Delete()
 	rank.stopper.end()
-	if status != C.PAGODA_OK {
+	if status != C.PAGODA_STATUS_OK {
 		rank.result <- RankResult{Err: blame(rank.ctx, toError(status, failure))}
 	} else {
 		copied := slices.Clone(unsafe.Slice((*float32)(scores), count))
-		rank.result <- RankResult{Ranking: newRanking(rank.candidates, copied, response)}
+		rank.result <- RankResult{RankResponse: newRankResponse(rank.candidates, copied, response)}
 	}
 	close(rank.result)
 }

@@ -109,7 +109,7 @@ func pagodaGoRan(held C.uintptr_t, status C.pagoda_status, outputs **C.pagoda_te
 	run := cgo.Handle(held).Value().(*asyncRun)
 	cgo.Handle(held).Delete()
 	run.stopper.end()
-	if status != C.PAGODA_OK {
+	if status != C.PAGODA_STATUS_OK {
 		run.result <- Result{Err: blame(run.ctx, toError(status, failure))}
 	} else {
 		run.result <- Result{Outputs: newTensors(unsafe.Slice(outputs, count)[run.into:], run.made)}

@@ -140,7 +140,7 @@ func TestRunsThatCanNotBe(t *testing.T) {
 	_, err = pagoda.Open(ctx, hello, options)
 	fails(t, err, pagoda.ErrInvalidArgument, "options.profile_path")
 	options = cpu()
-	options.Embedding = new(pagoda.Embedding)
+	options.Embeddings = new(pagoda.Embeddings)
 	_, err = pagoda.Open(ctx, hello, options)
 	fails(t, err, pagoda.ErrInvalidHandle, "options.embedding")
 }

@@ -39,7 +39,7 @@ static pagoda_error *error;
 
 /* Every call of Pagoda that may fail goes through here. */
 static void check(pagoda_status status) {
-    if (status == PAGODA_OK) return;
+    if (status == PAGODA_STATUS_OK) return;
     fprintf(stderr, "%s: %s\n", pagoda_status_name(status), pagoda_error_message(error));
     pagoda_error_free(error);
     exit(1);
@@ -57,7 +57,7 @@ static int ascending(const void *a, const void *b) {
 }
 
 static void print_value(const char *role, const pagoda_value_info *info) {
-    printf("  %-7s %-15s %s [", role, info->name, pagoda_type_name(info->type));
+    printf("  %-7s %-15s %s [", role, info->name, pagoda_element_type_name(info->type));
     for (size_t i = 0; i < info->rank; i++) {
         if (i > 0) printf(", ");
         if (info->dims[i] >= 0) printf("%lld", (long long)info->dims[i]);
@@ -112,7 +112,7 @@ static void ranker_free(ranker *r) {
 }
 
 /* A tensor with one dimension over an array of ours. */
-static pagoda_tensor *borrow(pagoda_type type, void *data, size_t count, size_t size) {
+static pagoda_tensor *borrow(pagoda_element_type type, void *data, size_t count, size_t size) {
     pagoda_tensor *tensor;
     check(pagoda_tensor_borrow(type, &(int64_t){(int64_t)count}, 1, data, count * size, NULL, NULL, &tensor, &error));
     return tensor;
@@ -135,14 +135,14 @@ static void rank(const ranker *r, const visit *v, int keep, float *scores) {
     const char *input_names[] = {"row_offsets", "num_candidates", "cached_len", "page_indptr",
                                  "page_ids",    "item_ids",       "kv_pool_0",  "kv_pool_1"};
     pagoda_tensor *inputs[8];
-    for (int i = 0; i < 5; i++) check(pagoda_kv_lease_tensor(lease, PAGODA_KV_ROW_OFFSETS + i, &inputs[i], &error));
+    for (int i = 0; i < 5; i++) check(pagoda_kv_lease_tensor(lease, PAGODA_KV_TENSOR_ROW_OFFSETS + i, &inputs[i], &error));
     size_t rows = (size_t)(v->new_items + v->candidates);
-    inputs[5] = borrow(PAGODA_TYPE_I64, v->items, rows, sizeof *v->items);
+    inputs[5] = borrow(PAGODA_ELEMENT_TYPE_I64, v->items, rows, sizeof *v->items);
     inputs[6] = r->pools[0];
     inputs[7] = r->pools[1];
     /* The pools are inputs and outputs at once: the model adds the new items where the old ones lie. */
     const char *output_names[] = {"scores", "kv_pool_0_out", "kv_pool_1_out"};
-    pagoda_tensor *outputs[] = {borrow(PAGODA_TYPE_F32, scores, rows, sizeof *scores), r->pools[0], r->pools[1]};
+    pagoda_tensor *outputs[] = {borrow(PAGODA_ELEMENT_TYPE_F32, scores, rows, sizeof *scores), r->pools[0], r->pools[1]};
 
     check(pagoda_model_run(r->model, input_names, inputs, 8, output_names, outputs, 3, NULL, &error));
     check(keep ? pagoda_kv_lease_commit(lease, 0, &error) : pagoda_kv_lease_abort(lease, &error));

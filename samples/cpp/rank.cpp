@@ -37,7 +37,7 @@ void rank(const std::string& folder) {
     request.user = user;
     request.start = 0;
     request.candidates = {{"movie", movies}};
-    pagoda::Ranked ranked;
+    pagoda::RankResponse ranked;
     std::printf("User %llu\n", static_cast<unsigned long long>(user));
     for (std::size_t i = 0; i < visits.size(); ++i) {
         request.events = visits[i];

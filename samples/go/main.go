@@ -41,7 +41,7 @@ func run(folder string) error {
 
 	fmt.Println("User", user)
 	request := pagoda.RankRequest{User: user, Candidates: pagoda.Columns{"movie": movies}}
-	var ranking *pagoda.Ranking
+	var ranking *pagoda.RankResponse
 	for i, events := range visits {
 		request.Events = events
 		if ranking, err = engine.Rank(ctx, &request); err != nil {

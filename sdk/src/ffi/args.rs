@@ -175,6 +175,11 @@ pub(super) fn within(argument: &str, error: Error) -> Error {
     }
 }
 
+/// An error about a file or a text that an argument names, said of that argument; the message has the rest.
+pub(super) fn all_about(argument: &str, error: &Error) -> Error {
+    Error::new(error.status(), error.to_string()).about(argument)
+}
+
 /// Where a list of results goes, if it is wanted. Nothing is written before the call has succeeded.
 ///
 /// # Safety

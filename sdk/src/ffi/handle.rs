@@ -49,7 +49,7 @@ impl Kind {
             Self::Store => "pagoda_store",
             Self::KvCache => "pagoda_kv_cache",
             Self::KvLease => "pagoda_kv_lease",
-            Self::Embedding => "pagoda_embedding",
+            Self::Embedding => "pagoda_embeddings",
             Self::Engine => "pagoda_engine",
         }
     }

@@ -30,6 +30,7 @@ use self::open_model::OpenModel;
 use self::prepared_request::PreparedRequest;
 use self::ranker::Ranker;
 use super::batching::{BatchLimits, Pending, Scheduler, Workers, in_callback};
+use super::exec::Shape;
 use crate::config::Provider;
 use crate::embedding::TableStats;
 use crate::error::{Error, Result, Status};
@@ -172,9 +173,20 @@ impl Engine {
         }
     }
 
-    /// Has keys and values of users leave the pool for the host's memory and the store, as they do when others need the
-    /// room; without either they are gone. Says how many had any there. A user who has a request that runs now, or is just
-    /// being put into a batch, is an error (BUSY).
+    /// Starts to load keys and values of users from host memory and the store into the pool, and returns at once, so that
+    /// a request that comes soon need not wait for them. Stops where the pool has no more room. Returns how many histories
+    /// are being loaded.
+    pub fn prefetch(&self, users: &[u64]) -> Result<usize> {
+        let serving = self.ranker().current();
+        match serving.kv.as_ref().filter(|_| serving.keeps) {
+            Some(kv) => kv.prefetch(users),
+            None => Ok(0),
+        }
+    }
+
+    /// Evicts keys and values of users from the pool to host memory and the store, as an eviction for other users does;
+    /// without either they are gone. Returns how many users had any in the pool. A user whose request runs or is being put
+    /// into a batch is an error (BUSY).
     pub fn unload(&self, users: &[u64]) -> Result<usize> {
         let serving = self.ranker().current();
         match serving.kv.as_ref().filter(|_| serving.keeps) {
@@ -204,6 +216,12 @@ impl Engine {
             forgotten.and(waited)?;
         }
         Ok(known)
+    }
+
+    /// The GPU that the model runs on; `None` on the CPU.
+    pub fn device(&self) -> Option<u32> {
+        let ranker = self.ranker();
+        (ranker.current().model.provider() == Provider::Cuda).then_some(ranker.options.model.device_id)
     }
 
     /// The folder that is served now.
@@ -325,5 +343,6 @@ fn check(options: &EngineOptions) -> Result<()> {
     if options.model.tables.is_some() {
         return Err(Error::invalid("options.model.tables", "the tables are those of the model folder: leave it out"));
     }
+    Shape::check_all(&open_model::shapes(options))?;
     Ok(())
 }

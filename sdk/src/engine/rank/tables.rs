@@ -25,11 +25,11 @@ pub(super) struct FolderTables {
 
 impl FolderTables {
     pub(super) fn open(folder: &ModelFolder, options: &TableOptions) -> Result<Self> {
-        let floors = match &options.floors {
-            Some(floors) => floors.clone(),
+        let tiers = match &options.tiers {
+            Some(tiers) => tiers.clone(),
             None => EmbeddingConfig::from_json(r#"{"models": []}"#, None)?,
         };
-        let embeddings = Embeddings::open(&EmbeddingConfig { models: Vec::new(), ..floors })?;
+        let embeddings = Embeddings::open(&EmbeddingConfig { models: Vec::new(), ..tiers })?;
         let mut tables = Vec::with_capacity(folder.tables.len());
         for table in &folder.tables {
             // Each has a cache of its own size, which is said of a model.

@@ -375,7 +375,7 @@ fn a_commit_that_fails_leaves_nothing_that_is_out_of_date() {
     let folder = Folder::new();
     let store = failing(&folder);
     let core = core(options(), Some(store.clone()));
-    let alone = self::core(EngineOptions { kv: None, remember_events: 0, ..options() }, None);
+    let alone = self::core(EngineOptions { kv: None, remember_bytes: 0, ..options() }, None);
     let told: Vec<i64> = (1..=30).collect();
     let edited: Vec<i64> = told.iter().map(|&item| if item == 5 { 39 } else { item }).collect();
     let next = |from: usize| RankRequest { start: Some(from as u64), user_keys: vec![], ..request(7, &told[from..]) };

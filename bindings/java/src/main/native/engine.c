@@ -85,7 +85,7 @@ static pagoda_rank_request unpacked(call *call, jlongArray numbers, jbyteArray n
     return request;
 }
 
-/* The fields of a response for Ranked. */
+/* The fields of a response for RankResponse. */
 typedef struct {
     jlong fields[5];
 } response;
@@ -117,7 +117,7 @@ static bool tell(JNIEnv *env, jobject ranking, pagoda_status status, const float
     jthrowable failure = NULL;
     jfloatArray made = NULL;
     jlongArray answer = NULL;
-    if (status != PAGODA_OK) {
+    if (status != PAGODA_STATUS_OK) {
         failure = to_exception(env, status, error);
     } else {
         const response all = response_of(how);
@@ -197,9 +197,9 @@ NATIVE(jbyteArray, Engine, info)(JNIEnv *env, SELF, jlong handle) {
 
 NATIVE(jlongArray, Engine, stats)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
-    pagoda_rank_stats stats = PAGODA_RANK_STATS_INIT;
+    pagoda_engine_stats stats = PAGODA_ENGINE_STATS_INIT;
     jlongArray numbers = NULL;
-    if (check(&call, pagoda_engine_stats(AS(pagoda_engine, handle), &stats, &call.error)))
+    if (check(&call, pagoda_engine_get_stats(AS(pagoda_engine, handle), &stats, &call.error)))
         numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
     end(&call);
     return numbers;

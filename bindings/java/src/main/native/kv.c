@@ -128,7 +128,7 @@ NATIVE(jlongArray, KvCache, stats)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
     pagoda_kv_stats stats = PAGODA_KV_STATS_INIT;
     jlongArray numbers = NULL;
-    if (check(&call, pagoda_kv_cache_stats(AS(pagoda_kv_cache, handle), &stats, &call.error)))
+    if (check(&call, pagoda_kv_cache_get_stats(AS(pagoda_kv_cache, handle), &stats, &call.error)))
         numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
     end(&call);
     return numbers;

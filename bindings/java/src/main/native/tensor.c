@@ -60,7 +60,7 @@ NATIVE(jlong, Tensor, borrow)(JNIEnv *env, SELF, jint type, jlongArray dims, job
 
 NATIVE(jint, Tensor, type)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
-    pagoda_type type = PAGODA_TYPE_UNDEFINED;
+    pagoda_element_type type = PAGODA_ELEMENT_TYPE_UNDEFINED;
     check(&call, pagoda_tensor_type(AS(pagoda_tensor, handle), &type, &call.error));
     end(&call);
     return type;

@@ -55,7 +55,7 @@ public final class Engine extends NativeObject {
      * @param request what is asked
      * @return the scores, and how it went
      */
-    public Ranked rank(RankRequest request) {
+    public RankResponse rank(RankRequest request) {
         RankRequest.Packed packed = request.pack();
         long[] response = new long[5];
         Cancel cancel = request.cancel();
@@ -66,7 +66,7 @@ public final class Engine extends NativeObject {
                 try {
                     rank(handle(), packed.numbers, packed.names, cancel == null ? 0 : cancel.handle(), scores,
                             response);
-                    return new Ranked(tasks, scores, response);
+                    return new RankResponse(tasks, scores, response);
                 } catch (PagodaException error) {
                     // A swap may have changed the number of tasks since.
                     if (!error.argument().equals("score_count") || tasks() == tasks) {
@@ -87,7 +87,7 @@ public final class Engine extends NativeObject {
      * @return what {@link #rank} returns or throws; to cancel it ends the request, unless that has a cancel of its own,
      *     which then does so alone
      */
-    public CompletableFuture<Ranked> rankAsync(RankRequest request) {
+    public CompletableFuture<RankResponse> rankAsync(RankRequest request) {
         RankRequest.Packed packed = request.pack();
         Cancel cancel = request.cancel();
         long handle = handle();
@@ -145,12 +145,12 @@ public final class Engine extends NativeObject {
      *
      * @return the numbers
      */
-    public RankStats stats() {
-        return RankStats.of(stats(handle()));
+    public EngineStats stats() {
+        return EngineStats.of(stats(handle()));
     }
 
     /** A request under way. */
-    static final class Ranking extends Pending<Ranked> {
+    static final class Ranking extends Pending<RankResponse> {
         private final int candidates;
 
         Ranking(int candidates, Cancel cancel) {
@@ -161,7 +161,7 @@ public final class Engine extends NativeObject {
         /** Called by the native part, on a thread of Pagoda's. */
         void done(Throwable error, float[] scores, long[] response) {
             try {
-                ended(error, error == null ? new Ranked(scores.length / candidates, scores, response) : null,
+                ended(error, error == null ? new RankResponse(scores.length / candidates, scores, response) : null,
                         ranked -> {});
             } catch (Throwable failure) {
                 failed(failure);

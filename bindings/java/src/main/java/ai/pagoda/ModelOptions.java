@@ -12,7 +12,7 @@ public final class ModelOptions {
     private long sleepWhenIdle = Native.UNSET;
     private Path onnxruntime;
     private Path profile;
-    private Embedding embedding;
+    private Embeddings embedding;
 
     /** The defaults. */
     public ModelOptions() {}
@@ -102,7 +102,7 @@ public final class ModelOptions {
      * @param embedding the tables; {@code null} = none
      * @return these options
      */
-    public ModelOptions embedding(Embedding embedding) {
+    public ModelOptions embedding(Embeddings embedding) {
         this.embedding = embedding;
         return this;
     }

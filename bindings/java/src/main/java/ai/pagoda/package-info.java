@@ -3,7 +3,7 @@
  *
  * <pre>{@code
  * try (Engine engine = Engine.open(Path.of("model"))) {
- *     Ranked ranked = engine.rank(new RankRequest(7)
+ *     RankResponse ranked = engine.rank(new RankRequest(7)
  *             .events("movie", 17, 4).events("rating", 5, 3)
  *             .candidates("movie", 8, 15, 16));
  *     float first = ranked.score(0, 0);

@@ -42,9 +42,9 @@ class EmbeddingTest extends Support {
     @Test
     void looksUpAndChanges(@TempDir Path folder) throws Exception {
         Path path = table(folder);
-        assertTrue(Embedding.estimate(path).memory() > 0);
+        assertTrue(Embeddings.estimate(path).memory() > 0);
         long[] keys = {2, 9, 2, 4};
-        try (Embedding tables = Embedding.open(path)) {
+        try (Embedding tables = Embeddings.open(path)) {
             assertEquals(2, tables.dim("m/t"));
             EmbeddingRows rows = tables.lookup("t", keys, Miss.WAIT);
             assertArrayEquals(new float[] {2, -2, 7, 8, 2, -2, 4, -4}, rows.numbers());
@@ -85,7 +85,7 @@ class EmbeddingTest extends Support {
 
     @Test
     void servesTheTablesOfAModel(@TempDir Path folder) throws Exception {
-        try (Embedding tables = Embedding.open(table(folder));
+        try (Embedding tables = Embeddings.open(table(folder));
                 Model model = Model.open(HELLO, cpu().embedding(tables))) {
             assertEquals(1, model.inputs().size());
             tables.close();
@@ -95,10 +95,10 @@ class EmbeddingTest extends Support {
 
     @Test
     void misuseIsAnException(@TempDir Path folder) throws Exception {
-        fails(Status.NOT_FOUND, "path", () -> Embedding.open(folder.resolve("none.json")));
-        fails(Status.NOT_FOUND, "path", () -> Embedding.estimate(folder.resolve("none.json")));
-        assertThrows(NullPointerException.class, () -> Embedding.open(null));
-        Embedding tables = Embedding.open(table(folder));
+        fails(Status.NOT_FOUND, "path", () -> Embeddings.open(folder.resolve("none.json")));
+        fails(Status.NOT_FOUND, "path", () -> Embeddings.estimate(folder.resolve("none.json")));
+        assertThrows(NullPointerException.class, () -> Embeddings.open(null));
+        Embedding tables = Embeddings.open(table(folder));
         fails(Status.NOT_FOUND, "table", () -> tables.lookup("u", 1));
         fails(Status.INVALID_ARGUMENT, "offsets",
                 () -> tables.pool("t", new long[] {1, 2}, new long[] {0, 1}, Combiner.SUM, Miss.WAIT));

@@ -62,7 +62,7 @@ class EngineTest extends Support {
             return ((Double) step.get("events")).intValue();
         }
 
-        static void right(Map<String, Object> step, Ranked ranked) {
+        static void right(Map<String, Object> step, RankResponse ranked) {
             List<Double> expected = (List<Double>) step.get("scores");
             assertEquals(expected.size(), ranked.scores().length);
             for (int i = 0; i < expected.size(); i++) {
@@ -87,7 +87,7 @@ class EngineTest extends Support {
                 }
                 user++;
             }
-            RankStats stats = engine.stats();
+            EngineStats stats = engine.stats();
             assertEquals(0, stats.failed());
             assertTrue(stats.answered() > 40 && (name.equals("uncached") || stats.cachedRows() > stats.computedRows()));
         }
@@ -97,10 +97,10 @@ class EngineTest extends Support {
     void remembers() throws Exception {
         User user = User.of("gather").get(0);
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options())) {
-            Ranked first = engine.rank(user.request(7, 0, 20));
+            RankResponse first = engine.rank(user.request(7, 0, 20));
             assertEquals(0, first.cachedRows());
             assertEquals(42, first.computedRows());
-            Ranked second = engine.rank(user.request(7, 20, 23));
+            RankResponse second = engine.rank(user.request(7, 20, 23));
             assertEquals(42, second.cachedRows());
             assertEquals(6, second.computedRows());
             assertEquals(0, second.batchedWith());
@@ -125,7 +125,7 @@ class EngineTest extends Support {
             float[] before = engine.rank(user.request(1, 0, 9)).scores();
             engine.swap(FOLDERS.resolve("second"));
             assertNotEquals(info, engine.info());
-            Ranked after = engine.rank(user.request(1, 0, 9));
+            RankResponse after = engine.rank(user.request(1, 0, 9));
             assertTrue(!Arrays.equals(before, after.scores()));
             User.right(User.of("second").get(1).steps().get(4), after);
             fails(Status.NOT_FOUND, "folder", () -> engine.swap(Path.of("/nowhere")));
@@ -159,7 +159,7 @@ class EngineTest extends Support {
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options)) {
             for (boolean came : new boolean[] {false, true}) {
                 for (int number = 1; number <= 6; number++) {
-                    Ranked ranked = engine.rank(user.request(number, 0, User.events(last)));
+                    RankResponse ranked = engine.rank(user.request(number, 0, User.events(last)));
                     assertEquals(came && hostBytes > 0, ranked.cachedRows() > 0, "user " + number);
                     User.right(last, ranked);
                 }
@@ -201,11 +201,11 @@ class EngineTest extends Support {
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), slow); Cancel cancel = new Cancel()) {
             fails(Status.CANCELLED, "request.timeout_us",
                     () -> engine.rank(user.request(1, 0, 9).timeout(Duration.ofMillis(20))));
-            CompletableFuture<Ranked> timed = engine.rankAsync(user.request(1, 0, 9).timeout(Duration.ofMillis(20)));
+            CompletableFuture<RankResponse> timed = engine.rankAsync(user.request(1, 0, 9).timeout(Duration.ofMillis(20)));
             assertEquals(Status.CANCELLED, status(assertThrows(ExecutionException.class, timed::get)));
 
-            CompletableFuture<Ranked> future = engine.rankAsync(user.request(1, 0, 9));
-            CompletableFuture<Integer> dependent = future.thenApply(Ranked::size);
+            CompletableFuture<RankResponse> future = engine.rankAsync(user.request(1, 0, 9));
+            CompletableFuture<Integer> dependent = future.thenApply(RankResponse::size);
             Thread.sleep(30);
             assertTrue(!future.isDone());
             assertTrue(future.cancel(true));
@@ -213,13 +213,13 @@ class EngineTest extends Support {
             assertThrows(CompletionException.class, dependent::join);
             // The request itself has ended too.
             eventually(() -> engine.stats().failed() == 3, () -> engine.stats().toString());
-            CompletableFuture<Ranked> late = engine.rankAsync(user.request(1, 0, 9));
+            CompletableFuture<RankResponse> late = engine.rankAsync(user.request(1, 0, 9));
             late.orTimeout(20, TimeUnit.MILLISECONDS);
             Throwable cause = assertThrows(ExecutionException.class, late::get).getCause();
             assertEquals(TimeoutException.class, cause.getClass());
             eventually(() -> engine.stats().failed() == 4, () -> engine.stats().toString());
 
-            CompletableFuture<Ranked> shared = engine.rankAsync(user.request(1, 0, 9).cancel(cancel));
+            CompletableFuture<RankResponse> shared = engine.rankAsync(user.request(1, 0, 9).cancel(cancel));
             cancel.trigger();
             assertEquals(Status.CANCELLED, status(assertThrows(ExecutionException.class, shared::get)));
             fails(Status.CANCELLED, "", () -> engine.rank(user.request(1, 0, 9).cancel(cancel)));

@@ -26,11 +26,11 @@ class HeaderTest {
     private static final Path NATIVE = Support.ROOT.resolve("bindings/java/src/main/native");
     /** Functions that the native part does not call, with the reason. */
     private static final Map<String, String> LEFT_OUT =
-            Map.of("pagoda_error_code", "the status that comes with every error is the same");
+            Map.of("pagoda_error_status", "the status that comes with every error is the same");
 
-    private static final Map<String, Class<? extends Record>> STATISTICS = Map.of("pagoda_store_info", StoreInfo.class,
+    private static final Map<String, Class<? extends Record>> STATISTICS = Map.of("pagoda_store_stats", StoreStats.class,
             "pagoda_kv_stats", KvStats.class, "pagoda_table_stats", TableStats.class,
-            "pagoda_rank_stats", RankStats.class);
+            "pagoda_engine_stats", EngineStats.class);
 
     private static String header() throws IOException {
         String text = Files.readString(Support.ROOT.resolve("include/pagoda.h"));

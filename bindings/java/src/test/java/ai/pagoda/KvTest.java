@@ -144,14 +144,14 @@ class KvTest extends Support {
         // A number that no machine has a GPU of.
         fails(Status.UNSUPPORTED, "options.device", () -> KvCache.open(shape().device(4096)));
         KvCache.open(shape().device(-1)).close();
-        StoreInfo plain = filled(folder.resolve("plain"), new StoreOptions());
+        StoreStats plain = filled(folder.resolve("plain"), new StoreOptions());
         assertEquals(List.of(1L, 0L, 20L), List.of(plain.segments(), plain.evictedUsers(), plain.users()));
         assertTrue(filled(folder.resolve("segments"), new StoreOptions().segmentBytes(1 << 16)).segments() > 3);
         assertTrue(filled(folder.resolve("small"), new StoreOptions().maxBytes(1 << 18)).evictedUsers() > 3);
     }
 
     /** A store with 20 users, of some 32 KiB each. */
-    private static StoreInfo filled(Path folder, StoreOptions options) {
+    private static StoreStats filled(Path folder, StoreOptions options) {
         try (Store store = Store.open(folder, options.durability(Durability.PROCESS));
                 KvCache cache = KvCache.open(shape().pages(32).offload(Offload.AT_COMMIT).store(store))) {
             for (int user = 0; user < 20; user++) {

@@ -4,13 +4,13 @@ import java.time.Duration;
 import java.util.Arrays;
 
 /** The answer to a request: a score for each candidate and task, and how it went. */
-public final class Ranked {
+public final class RankResponse {
     private final int tasks;
     private final float[] scores;
     private final long[] response;
 
     /** The response has its fields in the order of pagoda.h. */
-    Ranked(int tasks, float[] scores, long[] response) {
+    RankResponse(int tasks, float[] scores, long[] response) {
         this.tasks = tasks;
         this.scores = scores;
         this.response = response;

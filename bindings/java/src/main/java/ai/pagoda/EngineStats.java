@@ -12,9 +12,9 @@ package ai.pagoda;
  * @param rememberedUsers users whose events are remembered
  * @param rememberedBytes bytes that those take
  */
-public record RankStats(long answered, long failed, long batches, long cachedRows, long computedRows, long waiting,
+public record EngineStats(long answered, long failed, long batches, long cachedRows, long computedRows, long waiting,
         long rememberedUsers, long rememberedBytes) {
-    static RankStats of(long[] n) {
-        return new RankStats(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7]);
+    static EngineStats of(long[] n) {
+        return new EngineStats(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7]);
     }
 }

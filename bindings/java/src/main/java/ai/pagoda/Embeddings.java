@@ -12,13 +12,13 @@ import java.util.Objects;
  * Tables of embedding rows, of any number of models: a cache over host memory, a Redis Cluster, and disk, as a
  * configuration says. A table is named {@code model/table}, or {@code table} alone if that is no other's name.
  */
-public final class Embedding extends NativeObject {
+public final class Embeddings extends NativeObject {
     static {
         Native.load();
     }
 
-    private Embedding(long handle) {
-        super(handle, Embedding::free);
+    private Embeddings(long handle) {
+        super(handle, Embeddings::free);
     }
 
     /**
@@ -27,8 +27,8 @@ public final class Embedding extends NativeObject {
      * @param path the file; relative paths in it are relative to its folder
      * @return the tables
      */
-    public static Embedding open(Path path) {
-        return new Embedding(open(text(path)));
+    public static Embeddings open(Path path) {
+        return new Embeddings(open(text(path)));
     }
 
     /**
