@@ -52,17 +52,17 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"KVLease.Wait":         l.Wait(ctx, 0),
 		"KVLease.Commit":       l.Commit(ctx, false),
 		"KVLease.Abort":        l.Abort(),
-		"Embeddings.Add":        e.Add(ctx, "{}", ""),
-		"Embeddings.Retire":     e.Retire("m"),
-		"Embeddings.Dim":        of(e.Dim("t")),
-		"Embeddings.Lookup":     of(e.Lookup(ctx, "t", []int64{1}, nil)),
-		"Embeddings.Pool":       of(e.Pool(ctx, "t", []int64{1}, []int64{0, 1}, 0, nil)),
-		"Embeddings.Upsert":     e.Upsert(ctx, "t", 0, nil, nil, 0),
-		"Embeddings.Delete":     e.Delete(ctx, "t", 0, nil, 0),
-		"Embeddings.Prefetch":   of(e.Prefetch("t", nil)),
-		"Embeddings.Refresh":    e.Refresh(ctx, "t"),
-		"Embeddings.Wait":       e.Wait(ctx),
-		"Embeddings.Stats":      of(e.Stats("t")),
+		"Embeddings.Add":       e.Add(ctx, "{}", ""),
+		"Embeddings.Retire":    e.Retire("m"),
+		"Embeddings.Dim":       of(e.Dim("t")),
+		"Embeddings.Lookup":    of(e.Lookup(ctx, "t", []int64{1}, nil)),
+		"Embeddings.Pool":      of(e.Pool(ctx, "t", []int64{1}, []int64{0, 1}, 0, nil)),
+		"Embeddings.Upsert":    e.Upsert(ctx, "t", 0, nil, nil, 0),
+		"Embeddings.Delete":    e.Delete(ctx, "t", 0, nil, 0),
+		"Embeddings.Prefetch":  of(e.Prefetch("t", nil)),
+		"Embeddings.Refresh":   e.Refresh(ctx, "t"),
+		"Embeddings.Wait":      e.Wait(ctx),
+		"Embeddings.Stats":     of(e.Stats("t")),
 		"Engine.Rank":          of(g.Rank(ctx, request())),
 		"Engine.RankAsync":     of(g.RankAsync(ctx, request())),
 		"Engine.Swap":          g.Swap(ctx, data+"/second"),
@@ -71,7 +71,7 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"Engine.Info":          of(g.Info()),
 		"Engine.Stats":         of(g.Stats()),
 		"OpenKVCache (store)":  of(pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Store: or(s, new(pagoda.Store))})),
-		"Open (embedding)":     of(pagoda.Open(ctx, hello, &pagoda.ModelOptions{Embeddings: or(e, new(pagoda.Embeddings))})),
+		"Open (embedding)":     of(pagoda.Open(ctx, hello, &pagoda.ModelOptions{Tables: or(e, new(pagoda.Embeddings))})),
 		"Model.Run (tensor)":   of(open(t, hello).Run(ctx, pagoda.Tensors{"x": x}, "y")),
 		"Model.Run (in place)": of(open(t, hello).RunInto(ctx, pagoda.Tensors{"x": good}, pagoda.Tensors{"y": x})),
 	}
@@ -128,7 +128,7 @@ func TestClosingWhileOthersUseIt(t *testing.T) {
 		x := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1, 4}, make([]float32, 4)))
 		y := must[*pagoda.Tensor](t)(pagoda.Zeros(pagoda.F32, 1, 3))
 		g := must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{
-			KVBytes: 1 << 20, Model: cpu(),
+			KVSize: pagoda.KVBytes(1 << 20), Model: cpu(),
 		}))
 		var group sync.WaitGroup
 		until := time.Now().Add(20 * time.Millisecond)
@@ -198,7 +198,7 @@ func TestWhatIsForgottenIsClosed(t *testing.T) {
 		c := must[*pagoda.KVCache](t)(pagoda.OpenKVCache(ctx, shape()))
 		must[*pagoda.KVLease](t)(c.Prepare(t.Context(), pagoda.KVRequest{Tokens: 1}))
 		must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(t.Context(), path))
-		must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVBytes: 1 << 20, Model: cpu()}))
+		must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVSize: pagoda.KVBytes(1 << 20), Model: cpu()}))
 		closed := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1}, []float32{1}))
 		ok(t, closed.Close())
 	}
@@ -259,7 +259,7 @@ func TestOpeningCanBeLeft(t *testing.T) {
 	before := settled(0)
 	for _, wait := range []time.Duration{0, time.Millisecond, 3 * time.Millisecond} {
 		soon, cancel := context.WithTimeout(ctx, wait)
-		engine, err := pagoda.OpenEngine(soon, data+"/gather", &pagoda.EngineOptions{KVBytes: 1 << 20, Model: cpu()})
+		engine, err := pagoda.OpenEngine(soon, data+"/gather", &pagoda.EngineOptions{KVSize: pagoda.KVBytes(1 << 20), Model: cpu()})
 		cancel()
 		if err == nil {
 			ok(t, engine.Close())

@@ -31,7 +31,7 @@
 //
 // Some calls can wait and take no context. [Store.Close], [KVCache.Close] and [Engine.Close] write what is not on disk
 // yet; the engine's answers the requests that wait, too. [KVLease.Abort], and closing a lease that has not ended, wait
-// for who waits for that lease. [EstimateEmbedding] reads the headers of the tables, and [Embeddings.Retire] gives back
+// for who waits for that lease. [EstimateEmbeddings] reads the headers of the tables, and [Embeddings.Retire] gives back
 // what no other model has. To wait for the disk no longer than a context lasts, call Flush, or [KVCache.OffloadAll],
 // before Close; or call them in a goroutine.
 //

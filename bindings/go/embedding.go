@@ -11,22 +11,22 @@ import (
 	"unsafe"
 )
 
-// Miss is what a lookup does about keys that the cache does not have.
+// Miss is what a lookup does with keys that are not in the cache.
 type Miss int32
 
-// What a lookup does about keys that the cache does not have.
+// What a lookup does with keys that are not in the cache.
 const (
 	MissByHitRate Miss = C.PAGODA_MISS_BY_HIT_RATE // Below the table's hit_rate_threshold MissWait, else MissDefault.
-	MissWait      Miss = C.PAGODA_MISS_WAIT        // They are fetched from the floors below.
+	MissWait      Miss = C.PAGODA_MISS_WAIT        // The lookup waits for the backing tiers.
 	MissDefault   Miss = C.PAGODA_MISS_DEFAULT     // They get the default vector, and are inserted in the background.
 	MissWithin    Miss = C.PAGODA_MISS_WITHIN      // They are fetched, or get the default vector after a limit.
 )
 
-// LookupOptions is how to look up.
+// LookupOptions is the options of a lookup.
 type LookupOptions struct {
-	// Miss is what is done about keys that the cache does not have.
+	// Miss is what happens to keys that are not in the cache.
 	Miss Miss
-	// Limit is how long is waited with MissWithin, rounded up to whole microseconds.
+	// Limit is the time limit with MissWithin, rounded up to whole microseconds.
 	Limit time.Duration
 }
 
@@ -58,28 +58,42 @@ const (
 	CombinerSqrtN Combiner = C.PAGODA_COMBINER_SQRTN // Their sum, divided by the square root of how many there are.
 )
 
-// Reach is when lookups see a change.
+// Reach is when lookups see an update.
 type Reach int32
 
-// When lookups see a change.
+// When lookups see an update.
 const (
 	ReachAtOnce    Reach = C.PAGODA_REACH_AT_ONCE    // When the call returns.
 	ReachByRefresh Reach = C.PAGODA_REACH_BY_REFRESH // When the cache is refreshed next.
 )
 
-// TableStats is what a table did since it was opened.
+// TableStats is statistics of a table since it was opened.
 type TableStats struct {
 	Lookups    uint64 // Lookups.
 	Keys       uint64 // Keys, the different ones of each lookup; where the cache had all of them, every key.
 	Hits       uint64 // Those that the cache had.
 	Defaults   uint64 // Those that got the default vector.
-	Dropped    uint64 // Keys that were to be inserted in the background and found no room in the queue.
-	CachedRows uint64 // Rows that are in the cache.
-	CacheRows  uint64 // Rows that it has room for.
-	Memory     uint64 // Bytes of memory that the cache and the floors take, about.
+	Dropped    uint64 // Keys that were not inserted in the background because the queue was full.
+	CachedRows uint64 // Rows in the cache.
+	CacheRows  uint64 // The capacity of the cache in rows.
+	Memory     uint64 // Bytes of memory of the cache and the tiers, approximately.
 	// StaleSeconds is for how long at most a change that did not go through this process may not have been seen;
 	// negative if it may not be seen at all.
 	StaleSeconds int64
+}
+
+func newTableStats(c *C.pagoda_table_stats) TableStats {
+	return TableStats{
+		Lookups:      uint64(c.lookups),
+		Keys:         uint64(c.keys),
+		Hits:         uint64(c.hits),
+		Defaults:     uint64(c.defaults),
+		Dropped:      uint64(c.dropped),
+		CachedRows:   uint64(c.cached_rows),
+		CacheRows:    uint64(c.cache_rows),
+		Memory:       uint64(c.memory),
+		StaleSeconds: int64(c.stale_seconds),
+	}
 }
 
 // Rows is what a lookup found: a vector for each key or slot, one after the other.
@@ -95,8 +109,8 @@ type Rows struct {
 // Row is the vector of one key or slot.
 func (r *Rows) Row(index int) []float32 { return r.Numbers[index*r.Dim : (index+1)*r.Dim] }
 
-// Embeddings is tables of embedding rows, of any number of models: a cache over host memory, a Redis Cluster, and disk,
-// as a configuration says. A table is named model/table, or table alone if that is no other's name.
+// Embeddings is embedding tables of any number of models. Each has a cache over backing tiers: host memory, a Redis
+// Cluster, disk. A table is named model/table, or table if that is unique.
 type Embeddings struct{ object *object }
 
 var embeddingKind = &kind{"table set", func(token uintptr) C.pagoda_status {
@@ -129,9 +143,9 @@ func OpenEmbeddings(ctx context.Context, path string) (*Embeddings, error) {
 	}, func(e *Embeddings) { e.Close() })
 }
 
-// EstimateEmbedding is how many bytes of memory the tables of a configuration file will take in this process, and how
+// EstimateEmbeddings is how many bytes of memory the tables of a configuration file will take in this process, and how
 // many of disk their files, about.
-func EstimateEmbedding(path string) (memory, disk uint64, err error) {
+func EstimateEmbeddings(path string) (memory, disk uint64, err error) {
 	if err := loaded(); err != nil {
 		return 0, 0, err
 	}
@@ -189,7 +203,7 @@ func (e *Embeddings) Dim(table string) (int, error) {
 	return int(dim), err
 }
 
-// Lookup looks keys up, any number of times each; nil options are the defaults. A floor that does not answer is no
+// Lookup looks keys up, any number of times each; nil options are the defaults. A tier that does not answer is no
 // error: its keys get the default vector.
 func (e *Embeddings) Lookup(ctx context.Context, table string, keys []int64, options *LookupOptions) (*Rows, error) {
 	return e.rows(ctx, table, keys, len(keys), options, func(handle *C.pagoda_embeddings, table *C.char, keys []int64,
@@ -246,7 +260,7 @@ func (e *Embeddings) rows(ctx context.Context, table string, keys []int64, vecto
 	return await(ctx, func() (*Rows, error) { return look(keys) }, nil)
 }
 
-// Upsert replaces rows or adds them, on every floor and in the cache. numbers has a row for each key; of a key that
+// Upsert replaces rows or adds them, in all tiers and in the cache. numbers has a row for each key; of a key that
 // comes twice the last one counts. A row that has a higher version already stays; rows that the table was loaded with
 // have version 0.
 func (e *Embeddings) Upsert(ctx context.Context, table string, version uint64, keys []int64, numbers []float32,
@@ -264,7 +278,7 @@ func (e *Embeddings) Upsert(ctx context.Context, table string, version uint64, k
 	})
 }
 
-// Delete deletes rows, on every floor and from the cache: from now on their keys get the default vector. A row that has
+// Delete deletes rows, in all tiers and from the cache: from now on their keys get the default vector. A row that has
 // a higher version stays.
 func (e *Embeddings) Delete(ctx context.Context, table string, version uint64, keys []int64, reach Reach) error {
 	cTable, err := text(table, "table")
@@ -294,7 +308,7 @@ func (e *Embeddings) Prefetch(table string, keys []int64) (int, error) {
 	return int(queued), err
 }
 
-// Refresh reads what is in a table's cache again from the floors below, all of it.
+// Refresh reloads all rows in the cache of a table from the backing tiers.
 func (e *Embeddings) Refresh(ctx context.Context, table string) error {
 	cTable, err := text(table, "table")
 	if err != nil {
@@ -316,7 +330,7 @@ func (e *Embeddings) Wait(ctx context.Context) error {
 	})
 }
 
-// Stats is what a table did since it was opened.
+// Stats is the statistics of a table.
 func (e *Embeddings) Stats(table string) (TableStats, error) {
 	cTable, err := text(table, "table")
 	if err != nil {
@@ -328,20 +342,10 @@ func (e *Embeddings) Stats(table string) (TableStats, error) {
 	}); err != nil {
 		return TableStats{}, err
 	}
-	return TableStats{
-		Lookups:      uint64(c.lookups),
-		Keys:         uint64(c.keys),
-		Hits:         uint64(c.hits),
-		Defaults:     uint64(c.defaults),
-		Dropped:      uint64(c.dropped),
-		CachedRows:   uint64(c.cached_rows),
-		CacheRows:    uint64(c.cache_rows),
-		Memory:       uint64(c.memory),
-		StaleSeconds: int64(c.stale_seconds),
-	}, nil
+	return newTableStats(&c), nil
 }
 
-// Close lets go of the tables. A model that is open and names some of them keeps them.
+// Close closes the tables. A model that uses some of them keeps those open.
 func (e *Embeddings) Close() error { return e.it().close() }
 
 func (e *Embeddings) it() *object {

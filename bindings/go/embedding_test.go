@@ -12,7 +12,7 @@ import (
 
 func TestEmbeddings(t *testing.T) {
 	path, rest := table(t)
-	memory, _, err := pagoda.EstimateEmbedding(path)
+	memory, _, err := pagoda.EstimateEmbeddings(path)
 	if err != nil || memory == 0 {
 		t.Errorf("%d bytes, %v", memory, err)
 	}
@@ -72,7 +72,7 @@ func TestEmbeddings(t *testing.T) {
 	fails(t, tables.Retire("n\x00"), pagoda.ErrInvalidArgument, "model")
 	_, err = pagoda.OpenEmbeddings(ctx, "/nowhere/ps.json")
 	fails(t, err, pagoda.ErrNotFound, "path")
-	_, _, err = pagoda.EstimateEmbedding("/nowhere/ps.json")
+	_, _, err = pagoda.EstimateEmbeddings("/nowhere/ps.json")
 	fails(t, err, pagoda.ErrNotFound, "path")
 
 	// A model keeps tables that it is given.

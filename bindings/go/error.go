@@ -9,12 +9,12 @@ import (
 	"fmt"
 )
 
-// Status is the kind of an [Error], for errors.Is. Later libraries may have codes that are not here.
+// Status is the kind of an [Error], for errors.Is. Later versions may add numbers.
 type Status int32
 
 // What can go wrong.
 const (
-	ErrInvalidArgument Status = C.PAGODA_STATUS_INVALID_ARGUMENT // A value can not be used; Error.Argument names it.
+	ErrInvalidArgument Status = C.PAGODA_STATUS_INVALID_ARGUMENT // An invalid value; Error.Argument names it.
 	ErrInvalidHandle   Status = C.PAGODA_STATUS_INVALID_HANDLE   // An object is nil or was closed.
 	ErrNotFound        Status = C.PAGODA_STATUS_NOT_FOUND        // A file, a library or a name does not exist.
 	ErrUnsupported     Status = C.PAGODA_STATUS_UNSUPPORTED      // Not with this build, this model or this machine.
@@ -24,12 +24,12 @@ const (
 	ErrRuntime         Status = C.PAGODA_STATUS_RUNTIME          // ONNX Runtime failed while running the model.
 	ErrIO              Status = C.PAGODA_STATUS_IO               // Reading or writing a file failed.
 	ErrInternal        Status = C.PAGODA_STATUS_INTERNAL         // A bug in Pagoda. Please report it.
-	ErrBusy            Status = C.PAGODA_STATUS_BUSY             // Someone else uses it now; try again when they are done.
+	ErrBusy            Status = C.PAGODA_STATUS_BUSY             // The object is in use; try again later.
 )
 
-// Error is the name of the code, such as "pagoda: NOT_FOUND".
-func (c Status) Error() string {
-	return "pagoda: " + C.GoString(C.pagoda_status_name(C.pagoda_status(c)))
+// Error is the name of the status, such as "pagoda: NOT_FOUND".
+func (s Status) Error() string {
+	return "pagoda: " + C.GoString(C.pagoda_status_name(C.pagoda_status(s)))
 }
 
 // Error is what every call of this package returns that fails.
@@ -48,21 +48,21 @@ type Error struct {
 // Error is the message.
 func (e *Error) Error() string { return "pagoda: " + e.Message }
 
-// Is tells whether target is the code of the error.
+// Is tells whether target is the status of the error.
 func (e *Error) Is(target error) bool {
-	code, ok := target.(Status)
-	return ok && code == e.Status
+	status, ok := target.(Status)
+	return ok && status == e.Status
 }
 
 // Unwrap is the error of the context that ended the call, or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
-func fail(code Status, argument, format string, values ...any) *Error {
+func fail(status Status, argument, format string, values ...any) *Error {
 	message := fmt.Sprintf(format, values...)
 	if argument != "" {
 		message = argument + ": " + message
 	}
-	return &Error{Status: code, Argument: argument, Message: message}
+	return &Error{Status: status, Argument: argument, Message: message}
 }
 
 // check turns what a function of pagoda.h returned into an error. `from` is where the function put its words; they are
@@ -77,13 +77,11 @@ func check(status C.pagoda_status, from **C.pagoda_error) error {
 }
 
 func toError(status C.pagoda_status, from *C.pagoda_error) *Error {
-	code := Status(status)
 	if from == nil {
-		return &Error{Status: code, Message: "the library gives no reason: " + code.Error()}
+		return &Error{Status: Status(status), Message: "the library gives no reason: " + Status(status).Error()}
 	}
-	code = Status(C.pagoda_error_status(from))
 	return &Error{
-		Status:     code,
+		Status:   Status(C.pagoda_error_status(from)),
 		Argument: C.GoString(C.pagoda_error_argument(from)),
 		Message:  C.GoString(C.pagoda_error_message(from)),
 	}

@@ -97,7 +97,7 @@ func ExampleModel_RunAsync() {
 
 func ExampleKVCache() {
 	ctx := context.Background()
-	cache, err := pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Layers: 2, Heads: 2, HeadSize: 32, Pages: 16})
+	cache, err := pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Layers: 2, Heads: 2, HeadSize: 32, Size: pagoda.KVPages(16)})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -91,7 +91,7 @@ func fails(t testing.TB, err error, code pagoda.Status, argument string) {
 
 // The tests run on the CPU with one thread, wherever they run.
 func cpu() *pagoda.ModelOptions {
-	return &pagoda.ModelOptions{Provider: pagoda.ProviderCPU, Threads: 1, SleepWhenIdle: true}
+	return &pagoda.ModelOptions{Provider: pagoda.ProviderCPU, IntraOpThreads: 1, SleepWhenIdle: true}
 }
 
 func open(t testing.TB, path string) *pagoda.Model {

@@ -200,7 +200,7 @@ func TestMemoryBesidePointers(t *testing.T) {
 
 	engine := openEngine(t, &pagoda.EngineOptions{})
 	asked := request()
-	asked.Events["item"], asked.Times = r.keys[:], r.keys[:]
+	asked.Events["item"], asked.EventTimes = r.keys[:], r.keys[:]
 	must[*pagoda.RankResponse](t)(engine.Rank(ctx, asked))
 	ok(t, (<-must[<-chan pagoda.RankResult](t)(engine.RankAsync(t.Context(), asked))).Err)
 	equal(t, "forgotten", must[int](t)(engine.Forget(ctx, r.users[:]...)), 1)

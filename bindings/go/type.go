@@ -38,7 +38,9 @@ const (
 )
 
 // String is the name of the type, such as "f32".
-func (t ElementType) String() string { return C.GoString(C.pagoda_element_type_name(C.pagoda_element_type(t))) }
+func (t ElementType) String() string {
+	return C.GoString(C.pagoda_element_type_name(C.pagoda_element_type(t)))
+}
 
 // Float16 is the bits of a 16-bit float (IEEE half).
 type Float16 uint16

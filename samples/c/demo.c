@@ -99,7 +99,7 @@ static ranker ranker_new(pagoda_model *model) {
     options.layers = LAYERS;
     options.heads = (int32_t)pool.dims[3];
     options.head_size = (int32_t)pool.dims[4];
-    options.bytes = 4 << 20;
+    options.size_unit = PAGODA_KV_SIZE_UNIT_BYTES, options.size = 4 << 20;
     check(pagoda_kv_cache_open(&options, &made.cache, &error));
     for (int i = 0; i < LAYERS; i++) check(pagoda_kv_cache_pool(made.cache, i, &made.pools[i], &error));
     return made;

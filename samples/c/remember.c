@@ -14,7 +14,7 @@ int main(int argc, char **argv) {
     pagoda_kv_options options = PAGODA_KV_OPTIONS_INIT;
     options.layers = options.heads = 2;
     options.head_size = 32;
-    options.bytes = 4 << 20;
+    options.size_unit = PAGODA_KV_SIZE_UNIT_BYTES, options.size = 4 << 20;
     options.offload = PAGODA_OFFLOAD_AT_COMMIT;
     options.model_version = "1";
     int failed = pagoda_model_open(argv[1], NULL, &model, &error) || pagoda_store_open(argv[2], NULL, &store, &error);

@@ -33,14 +33,14 @@ static int failures = 0;
         }                                                                            \
     } while (false)
 
-// Whether `function` throws an Error with this code about this argument.
+// Whether `function` throws an Error with this status about this argument.
 template <class Function>
-static bool throws(pagoda_status code, const char* argument, Function function) {
+static bool throws(pagoda_status status, const char* argument, Function function) {
     try {
         function();
     } catch (const Error& error) {
-        if (error.code() == code && error.argument() == argument && error.what()[0] != '\0') return true;
-        std::fprintf(stderr, "it threw %d about \"%s\": %s\n", error.code(), error.argument().c_str(), error.what());
+        if (error.status() == status && error.argument() == argument && error.what()[0] != '\0') return true;
+        std::fprintf(stderr, "it threw %d about \"%s\": %s\n", error.status(), error.argument().c_str(), error.what());
         return false;
     }
     std::fprintf(stderr, "it did not throw\n");
@@ -297,7 +297,7 @@ static KvOptions shape() {
     options.layers = options.heads = 2;
     options.head_size = 32;
     options.page_size = 8;
-    options.pages = 16;
+    options.size = KvSize::pages(16);
     return options;
 }
 
@@ -319,7 +319,7 @@ static void embedding() {
     const std::string path = folder.path + "/ps.json";
     std::ofstream(path) << R"({"models": [{"model": "m", )" << model << "]}";
     CHECK(Embeddings::estimate(path).first > 0);
-    const Embedding tables(path);
+    const Embeddings tables(path);
     CHECK(tables.dim("m/t") == 2);
     const std::vector<std::int64_t> keys = {2, 9, 2, 4};
     const EmbeddingRows rows = tables.lookup("t", keys, {PAGODA_MISS_WAIT, 0});
@@ -421,15 +421,18 @@ static void caches() {
     CHECK(cache.lookup(1).tier == PAGODA_TIER_RESIDENT);
     CHECK(cache.evict_all(PAGODA_TIERS_ALL) == 1 && cache.lookup(1).tier == PAGODA_TIER_NONE);
 
-    options.pages = 0;
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.pages", [&] { KvCache{options}; }));
-    options.percent = 50;
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.percent", [&] { KvCache{options}; }));
-    options.device = -2;
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.device", [&] { KvCache{options}; }));
+    for (const KvSize size : {KvSize::none(), KvSize::bytes(1), KvSize::percent(0), KvSize::percent(50), KvSize::percent(101)}) {
+        options.size = size;
+        CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.size", [&] { KvCache{options}; }));
+    }
+    options.size = {};
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.size_unit", [&] { KvCache{options}; }));
+    options.size = KvSize::percent(50);
+    options.device_id = -2;
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.device_id", [&] { KvCache{options}; }));
     // A number that no machine has a GPU of.
-    options.device = 4096;
-    CHECK(throws(PAGODA_STATUS_UNSUPPORTED, "options.device", [&] { KvCache{options}; }));
+    options.device_id = 4096;
+    CHECK(throws(PAGODA_STATUS_UNSUPPORTED, "options.device_id", [&] { KvCache{options}; }));
     CHECK(throws(PAGODA_STATUS_UNSUPPORTED, "", [] { KvCache(shape()).offload_all(); }));
 }
 
@@ -490,13 +493,11 @@ static int end_in_log() {
     return 1;
 }
 
-static pagoda_engine_options engine_options() {
-    static pagoda_model_options model = PAGODA_MODEL_OPTIONS_INIT;
-    model.provider = PAGODA_PROVIDER_CPU;
-    model.intra_op_threads = 1;
-    pagoda_engine_options options = PAGODA_ENGINE_OPTIONS_INIT;
-    options.model = &model;
-    options.kv_bytes = 1 << 20;
+static EngineOptions engine_options() {
+    EngineOptions options;
+    options.model = cpu();
+    options.model.intra_op_threads = 1;
+    options.kv_size = KvSize::bytes(1 << 20);
     return options;
 }
 
@@ -541,10 +542,9 @@ static void other_versions(const std::string& folder) {
         response_size = in_library;
         const RankResponse ranked = engine.rank_async(request).get();
         response_size = 0;
-        CHECK(ranked.response.cached_rows + ranked.response.computed_rows == 6);
-        CHECK(ranked.response.queue_ns < UINT64_MAX && ranked.response.run_ns < UINT64_MAX);
-        CHECK(in_library >= size || (ranked.response.queue_ns == 0 && ranked.response.run_ns == 0));
-        CHECK(ranked.response.struct_size == size);
+        CHECK(ranked.cached_rows + ranked.computed_rows == 6);
+        CHECK(ranked.queue_time >= std::chrono::nanoseconds::zero() && ranked.run_time >= std::chrono::nanoseconds::zero());
+        CHECK(in_library >= size || (ranked.queue_time.count() == 0 && ranked.run_time.count() == 0));
     }
 }
 
@@ -561,9 +561,9 @@ static void serving(const std::string& folder) {
     request.time = 1700002000;
     const RankResponse cold = engine.rank(request);
     CHECK(cold.size() == 3 && cold.tasks == 2 && cold.candidate(2)[1] > 0 && cold.candidate(2)[1] < 1);
-    CHECK(cold.response.cached_rows == 0 && cold.response.computed_rows == 6);
+    CHECK(cold.cached_rows == 0 && cold.computed_rows == 6);
     const RankResponse warm = engine.rank_async(request).get();
-    CHECK(warm.size() == 3 && warm.response.cached_rows == 6 && warm.response.computed_rows == 0);
+    CHECK(warm.size() == 3 && warm.cached_rows == 6 && warm.computed_rows == 0);
     for (std::size_t i = 0; i < 6; ++i) CHECK(std::abs(warm.scores[i] - cold.scores[i]) < 1e-4);
 
     RankRequest more = request;
@@ -571,7 +571,7 @@ static void serving(const std::string& folder) {
     more.events.keys = {{"item", {9}}, {"genre", {1}}, {"rating", {0}}};
     more.events.times = {1700001500};
     more.user_keys.clear();
-    CHECK(engine.rank(more).response.cached_rows == 6);
+    CHECK(engine.rank(more).cached_rows == 6);
     more.start = 9;
     CHECK(throws(PAGODA_STATUS_NOT_FOUND, "request.start", [&] { engine.rank(more); }));
     CHECK(throws(PAGODA_STATUS_NOT_FOUND, "request.start", [&] { engine.rank_async(more).get(); }));
@@ -595,23 +595,91 @@ static void serving(const std::string& folder) {
 
     engine.swap((std::filesystem::path(folder).parent_path() / "second").string());
     const RankResponse swapped = engine.rank(request);
-    CHECK(swapped.response.cached_rows == 0 && swapped.scores[0] != cold.scores[0]);
+    CHECK(swapped.cached_rows == 0 && swapped.scores[0] != cold.scores[0]);
     const std::array<std::uint64_t, 2> users{7, 8};
+    CHECK(engine.kv_stats().resident_users == 1 && engine.kv_stats().pages > engine.kv_stats().free_pages);
+    CHECK(engine.unload(users) == 1 && engine.kv_stats().resident_users == 0 && engine.prefetch(users) == 0);
     CHECK(engine.forget(users) == 1);
+    const EngineProvider provider = engine.provider();
+    CHECK(provider.provider == PAGODA_PROVIDER_CPU && provider.device_id == -1 && provider.reason.empty());
+    CHECK(engine.tables().empty());
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "table", [&] { engine.table_stats("items"); }));
     CHECK(engine.stats().answered == 4 && engine.stats().failed == 5);
     CHECK(throws(PAGODA_STATUS_NOT_FOUND, "folder", [] { Engine("/nowhere/model"); }));
 }
 
+// Swaps between a model of two tasks and one of three while other threads rank: every answer is a whole one of either.
+static void swaps_that_change_the_tasks(const std::string& folder) {
+    const std::filesystem::path folders = std::filesystem::path(folder).parent_path();
+    const Engine engine(folder, engine_options());
+    RankRequest request;
+    request.events.keys = {{"item", {3, 7}}, {"genre", {1, 0}}, {"rating", {4, 2}}};
+    request.events.times = {1700000000, 1700001000};
+    request.user_keys = {{"age", 6}, {"town", 8}};
+    request.candidates = {{"item", {5, 6, 39}}, {"genre", {5, 2, -1}}};
+    request.time = 1700002000;
+    std::atomic<bool> stop{false};
+    std::atomic<int> wrong{0}, with_two{0}, with_three{0};
+    std::vector<std::thread> threads;
+    for (std::uint64_t user = 1; user <= 3; ++user) {
+        threads.emplace_back([&, user] {
+            RankRequest mine = request;
+            mine.user = user;
+            for (std::uint64_t round = 0; !stop; ++round) {
+                try {
+                    const RankResponse response = round % 4 == 0 ? engine.rank_async(mine).get() : engine.rank(mine);
+                    ++(response.tasks == 2 ? with_two : with_three);
+                    if (response.size() != 3 || response.scores.size() != 3 * response.tasks || response.tasks > 3) ++wrong;
+                } catch (const Error& error) {
+                    std::fprintf(stderr, "a swap failed a request: %s\n", error.what());
+                    ++wrong;
+                }
+            }
+        });
+    }
+    const auto until = [&](const std::atomic<int>& count) {
+        const int before = count;
+        for (int i = 0; i < 20000 && count < before + 5; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        CHECK(count >= before + 5);
+    };
+    for (int round = 0; round < 10; ++round) {
+        until(with_two);
+        engine.swap((folders / "three").string());
+        until(with_three);
+        engine.swap((folders / "gather").string());
+    }
+    stop = true;
+    for (std::thread& thread : threads) thread.join();
+    CHECK(wrong == 0);
+}
+
+static void tables_of_engines(const std::string& folder) {
+    const Folder tiers;
+    EngineOptions options = engine_options();
+    options.table_tiers_path = tiers.path + "/ps.json";
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "options.table_tiers_path", [&] { Engine(folder, options); }));
+    std::ofstream(options.table_tiers_path) << R"({"models": []})";
+    const Engine engine((std::filesystem::path(folder).parent_path() / "bag").string(), options);
+    const std::vector<std::string> names = engine.tables();
+    CHECK(names.size() == 5 && std::find(names.begin(), names.end(), "items") != names.end());
+    CHECK(engine.table_stats("items").cached_rows == 40);
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "table", [&] { engine.table_stats("nothing"); }));
+}
+
 static void options_of_engines(const std::string& folder) {
-    pagoda_engine_options options = engine_options();
-    options.cuda_graphs = "nonsense";
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.cuda_graphs", [&] { Engine(folder, options); }));
-    options.cuda_graphs = "1x384, 8x3072x2048";
+    EngineOptions options = engine_options();
+    options.cuda_graphs = {{8, 0}};
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.cuda_graphs[0]", [&] { Engine(folder, options); }));
+    options.cuda_graphs = {{1, 384}, {8, 3072, 2048}};
     { const Engine without_a_gpu(folder, options); }
-    options.kv_percent = 50;
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.kv_percent", [&] { Engine(folder, options); }));
-    options.kv_bytes = 0;
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.kv_percent", [&] { Engine(folder, options); }));
+    for (const KvSize size : {KvSize::percent(50), KvSize::percent(101), KvSize{PAGODA_KV_SIZE_UNIT_DEFAULT, 1}}) {
+        options.kv_size = size;
+        CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.kv_size", [&] { Engine(folder, options); }));
+    }
+    options.kv_size = {99, 1};
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.kv_size_unit", [&] { Engine(folder, options); }));
+    options.kv_size = KvSize::none();
+    { CHECK(Engine(folder, options).kv_stats().pages == 0); }
     options = engine_options();
     options.host_bytes = UINT64_MAX;
     CHECK(throws(PAGODA_STATUS_CAPACITY, "options.host_bytes", [&] { Engine(folder, options); }));
@@ -632,9 +700,8 @@ static void host_memory(const std::string& folder) {
     request.candidates = {{"item", {5}}, {"genre", {5}}};
     request.time = 1700002000;
     for (const std::uint64_t host_bytes : {1 << 20, 0}) {
-        pagoda_engine_options options = engine_options();
-        options.kv_bytes = 0;
-        options.kv_pages = 14;
+        EngineOptions options = engine_options();
+        options.kv_size = KvSize::pages(14);
         options.host_bytes = host_bytes;
         options.remember_bytes = 0;
         const Engine engine(folder, options);
@@ -642,12 +709,16 @@ static void host_memory(const std::string& folder) {
         for (const bool came : {false, true}) {
             for (request.user = 1; request.user <= 6; ++request.user) {
                 const RankResponse ranked = engine.rank(request);
-                CHECK((ranked.response.cached_rows > 0) == (came && host_bytes > 0));
+                CHECK((ranked.cached_rows > 0) == (came && host_bytes > 0));
                 if (scores.empty()) scores = ranked.scores;
                 for (std::size_t i = 0; i < scores.size(); ++i) CHECK(std::abs(ranked.scores[i] - scores[i]) < 1e-4);
             }
         }
     }
+}
+
+static void versions() {
+    CHECK(std::string(version()) == PAGODA_VERSION && version_number() == PAGODA_VERSION_NUMBER);
 }
 
 int main(int argc, char** argv) {
@@ -657,6 +728,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     try {
+        versions();
         types();
         tensors();
         borrowing();
@@ -675,6 +747,8 @@ int main(int argc, char** argv) {
         serving(argv[3]);
         other_versions(argv[3]);
         options_of_engines(argv[3]);
+        tables_of_engines(argv[3]);
+        swaps_that_change_the_tasks(argv[3]);
         host_memory(argv[3]);
         logging(argv[1]);
         CHECK(std::system(("'" + std::string(argv[0]) + "' end-in-log").c_str()) == 0);

@@ -57,9 +57,11 @@ impl Ours {
             intra_op_threads: 1,
             optimization: 0,
             sleep_when_idle: 0,
+            tf32: 0,
+            host_pools: 0,
             onnxruntime_path: null(),
             profile_path: null(),
-            embedding: null(),
+            tables: null(),
         };
         let mut this = Self { model: null_mut(), x: null_mut(), y: null_mut() };
         let dims = [1_i64, 8];
