@@ -62,9 +62,9 @@ fn in_sections(header: &str) -> String {
             }
             let source = read(&format!("sdk/src/ffi/{file}"));
             for line in source.lines().filter(|line| line.starts_with("pub ")) {
-                let name = line.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).find(|word| {
-                    word.starts_with("pagoda_") || word.starts_with("PAGODA_")
-                });
+                let name = line
+                    .split(|c: char| c != '_' && !c.is_ascii_alphanumeric())
+                    .find(|word| word.starts_with("pagoda_") || word.starts_with("PAGODA_"));
                 let Some(name) = name else { continue };
                 text += &take(name);
                 if line.starts_with("pub struct") {

@@ -198,7 +198,7 @@ SCALARS = {
     "int32_t wait": [(v, FIRST) for v in (-1, 2, INT_MAX)],
     "size_t key_count": [(v, FIRST) for v in (2**28 + 1, 2**63, SIZE_MAX)] + [(2, FIRST, "number_count")],
     ("pagoda_embeddings_pool", "key_count"): [(v, FIRST) for v in (2**28 + 1, SIZE_MAX)] + [(2, FIRST, "offsets")],
-    **{(f"pagoda_embedding_{name}", "key_count"): [(2**28 + 1, FIRST), (SIZE_MAX, FIRST)] for name in ("delete", "prefetch")},
+    **{(f"pagoda_embeddings_{name}", "key_count"): [(2**28 + 1, FIRST), (SIZE_MAX, FIRST)] for name in ("delete", "prefetch")},
     "size_t offset_count": [(0, FIRST, "number_count"), (2, FIRST, "number_count"), (SIZE_MAX, FIRST, "offsets")],
     "size_t number_count": [(v, FIRST) for v in (0, 8, 10, SIZE_MAX)],
     "pagoda_combiner combiner": [(v, FIRST) for v in (-1, 3, INT_MAX)],
@@ -257,7 +257,7 @@ WRONG_OPTIONS = {
         **dict.fromkeys(["layers", "heads", "head_size"], BAD_COUNTS),
         "page_size": (-1, 0, 4, 12, INT_MAX),
         "type": (-1, 0, 6, 11, 27, INT_MAX),
-        "size_unit": (-1, 0, 4, INT_MIN, INT_MAX),
+        "size_unit": (-1, 4, INT_MIN, INT_MAX),
         "size": (0, 2**31, SIZE_MAX),
         "max_history": NEGATIVE,
         "overlap": (-1, 2, INT_MAX),
@@ -385,6 +385,7 @@ def by_name(world, function, p):
             yield Case(f"store {what}", field(p.name, "store", handle), INVALID_HANDLE, "options.store")
         for what, unit, size in BAD_SIZES:
             yield Case(what, instead(p.name, size_unit=unit, size=size), argument="options.size")
+        yield Case("no size", instead(p.name, size_unit=UNIT["DEFAULT"], size=0), argument="options.size_unit")
         for unit, size in (UNIT["PAGES"], 64), (UNIT["PERCENT"], 50):
             spoil = instead(p.name, device_id=NO_GPU, size_unit=unit, size=size)
             yield Case(f"device {NO_GPU} {size}", spoil, C["PAGODA_STATUS_UNSUPPORTED"], "options.device_id")

@@ -3,6 +3,7 @@ computing it anew gives, and what comes back from the store or after a restart g
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -73,7 +74,7 @@ class Cache:
         return [scores[end - len(visit[3]) : end] for end, visit in zip(ends, visits)]
 
     def tensor(self, lease, name):
-        return self.pagoda.make("pagoda_kv_lease_tensor", lease, C[f"PAGODA_KV_{name.upper()}"])
+        return self.pagoda.make("pagoda_kv_lease_tensor", lease, C[f"PAGODA_KV_TENSOR_{name.upper()}"])
 
     def lookup(self, *users):
         """Start, length and tier of each user."""
@@ -348,10 +349,10 @@ def test_requests_of_a_later_header_are_stepped_over(pagoda, cache):
     pagoda.free("pagoda_kv_lease", lease)
 
 
-def test_options_of_the_first_header_are_of_host_memory(pagoda):
-    # They ended before `device`, which is 0 here as any memory behind them may be.
-    options = capi.kv_options(device=0)
-    options.struct_size = HEADER.structs["pagoda_kv_options"].device.offset
+def test_a_pool_is_in_host_memory_by_default(pagoda):
+    init = re.search(r"#define PAGODA_KV_OPTIONS_INIT \{ (.*) \}", (ROOT / "include/pagoda.h").read_text())[1].split(", ")
+    names = [name for name, _ in HEADER.structs["pagoda_kv_options"]._fields_]
+    options = capi.kv_options(device_id=int(init[names.index("device_id")]))
     cache = pagoda.make("pagoda_kv_cache_open", address(options))
     pool = pagoda.make("pagoda_kv_cache_pool", cache, 0)
     assert pagoda.read(pool).shape == (64, 2, 8, 2, 4)

@@ -19,6 +19,7 @@ FALLBACKS = {
     "pagoda_error_argument": b"",
     "pagoda_abi_version": 0,
     "pagoda_version": b"",
+    "pagoda_version_number": 0,
     "pagoda_live_objects": 0,
 }
 

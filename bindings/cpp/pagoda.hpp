@@ -470,7 +470,7 @@ private:
             for (const std::string& name : names) output_names.push_back(name.c_str());
             for (const Output& output : bound) {
                 output_names.push_back(output.name.c_str());
-                // To C this would mean that a new tensor is wanted, which no one would free.
+                // To C this would ask for a new tensor, which would leak.
                 if (!output.tensor->get()) throw Error(PAGODA_STATUS_INVALID_HANDLE, "the tensor was moved away", output.name);
                 outputs.push_back(output.tensor->get());
             }

@@ -220,15 +220,15 @@ public:
 
     /// Writes the histories of these users to the store and waits; says how many had something that was not stored.
     std::size_t offload(Span<const std::uint64_t> users) const { return these(pagoda_kv_cache_offload, users); }
-    /// The same of everyone.
-    std::size_t offload_all() const { return everyone(pagoda_kv_cache_offload); }
+    /// The same for all users in the pool.
+    std::size_t offload_all() const { return all(pagoda_kv_cache_offload); }
 
     /// Removes the histories of these users from tiers; says how many had something there.
     std::size_t evict(Span<const std::uint64_t> users, pagoda_tiers tiers) const {
         return these(pagoda_kv_cache_evict, users, tiers);
     }
-    /// The same of everyone whom no lease holds.
-    std::size_t evict_all(pagoda_tiers tiers) const { return everyone(pagoda_kv_cache_evict, tiers); }
+    /// The same for all users that no lease holds.
+    std::size_t evict_all(pagoda_tiers tiers) const { return all(pagoda_kv_cache_evict, tiers); }
 
     /// Begins to bring histories from the store into the pool; says how many are on their way.
     std::size_t prefetch(Span<const std::uint64_t> users) const { return these(pagoda_kv_cache_prefetch, users); }
@@ -274,15 +274,15 @@ private:
 
     template <class Function, class... Rest>
     std::size_t these(Function function, Span<const std::uint64_t> users, Rest... rest) const {
-        // An empty list that lies nowhere would mean everyone to C.
-        const std::uint64_t no_one = 0;
+        // To C an empty list at NULL would mean all users.
+        const std::uint64_t none = 0;
         std::size_t count = 0;
-        detail::call(function, get(), users.size() == 0 ? &no_one : users.data(), users.size(), rest..., &count);
+        detail::call(function, get(), users.size() == 0 ? &none : users.data(), users.size(), rest..., &count);
         return count;
     }
 
     template <class Function, class... Rest>
-    std::size_t everyone(Function function, Rest... rest) const {
+    std::size_t all(Function function, Rest... rest) const {
         std::size_t count = 0;
         detail::call(function, get(), static_cast<const std::uint64_t*>(nullptr), std::size_t{0}, rest..., &count);
         return count;

@@ -77,7 +77,7 @@ func TestEmbeddings(t *testing.T) {
 
 	// A model keeps tables that it is given.
 	options := cpu()
-	options.Embeddings = tables
+	options.Tables = tables
 	m := must[*pagoda.Model](t)(pagoda.Open(t.Context(), hello, options))
 	ok(t, m.Close())
 }

@@ -192,7 +192,7 @@ func (c *doneMeanwhile) Err() error {
 	return c.Context.Err()
 }
 
-// Whoever no longer waits for a commit may close the lease: the commit goes on.
+// A caller that no longer waits for a commit may close the lease: the commit goes on.
 func TestACommitOutlivesItsContextAndItsLease(t *testing.T) {
 	held := settled(0) + 2
 	// On one processor the goroutine of the commit begins after the Close.

@@ -84,7 +84,7 @@ func pagodaGoLogged(held C.uintptr_t, level C.pagoda_log_level, source, message 
 }
 
 // log calls the function of the user. A panic of it must not unwind the library, whose frames lie below ours: it ends
-// the program as a panic does that no one recovers, from a goroutine of its own.
+// the program as a panic without a recover does, from a goroutine of its own.
 func (l *logger) log(level LogLevel, source, message string) {
 	defer func() {
 		if problem := recover(); problem != nil {

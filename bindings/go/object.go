@@ -89,7 +89,7 @@ func (o *object) let() {
 	}
 }
 
-// spare is the handle that was closed, if no one keeps it.
+// spare is the handle that was closed, if nothing keeps it.
 func (o *object) spare() (token uintptr) {
 	if o.keepers.Load() == 0 {
 		token, o.left = o.left, 0

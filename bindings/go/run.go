@@ -79,7 +79,7 @@ func (m *Model) RunAsync(ctx context.Context, inputs, into Tensors, outputs ...s
 	if err != nil {
 		return nil, err
 	}
-	// Room for the result, so that the thread of Pagoda's need not wait for anyone.
+	// Room for the result, so that the thread of Pagoda does not wait for a reader.
 	run := &asyncRun{ctx, stopper, len(into), callers(), make(chan Result, 1)}
 	held := cgo.NewHandle(run)
 	err = lists.run(handle, stopper, held)

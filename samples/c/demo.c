@@ -87,7 +87,7 @@ static void print_model(const char *path, const pagoda_model *model) {
     }
 }
 
-/* A ranker that remembers no one yet. The keys and values have the shape that the model asks for. */
+/* A ranker with an empty cache. The keys and values have the shape that the model asks for. */
 static ranker ranker_new(pagoda_model *model) {
     ranker made = {model, NULL, {NULL}};
     size_t inputs;
@@ -208,7 +208,7 @@ int main(int argc, char **argv) {
            CANDIDATES);
 
     ranker r = ranker_new(model);
-    /* No one knows this user yet: everything has to be computed. */
+    /* This user is new: everything has to be computed. */
     visit stranger = {1, 0, items, HISTORY + NEW, CANDIDATES};
     double slow = time_ms(&r, &stranger, recomputed);
 

@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_char};
 use std::ptr::{null, null_mut};
 
 use pagoda::ffi::{
-    PAGODA_STATUS_OK, PAGODA_PROVIDER_CPU, PAGODA_ELEMENT_TYPE_F32, pagoda_error, pagoda_error_free, pagoda_error_message,
-    pagoda_model, pagoda_model_free, pagoda_model_open_memory, pagoda_model_options, pagoda_model_run, pagoda_status,
-    pagoda_tensor, pagoda_tensor_free, pagoda_tensor_new,
+    PAGODA_ELEMENT_TYPE_F32, PAGODA_PROVIDER_CPU, PAGODA_STATUS_OK, pagoda_error, pagoda_error_free,
+    pagoda_error_message, pagoda_model, pagoda_model_free, pagoda_model_open_memory, pagoda_model_options,
+    pagoda_model_run, pagoda_status, pagoda_tensor, pagoda_tensor_free, pagoda_tensor_new,
 };
 use pagoda::{Error, Result, Status};
 use pagoda_test_support::{Dim, F32, Graph};

@@ -5,8 +5,8 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use super::args::{self, Versioned};
-use super::engine_options::{about_options, pagoda_engine_options, pagoda_rank_request, read_options, read_request};
 use super::embedding::{self, pagoda_table_stats};
+use super::engine_options::{about_options, pagoda_engine_options, pagoda_rank_request, read_options, read_request};
 use super::error::{ErrorObject, PAGODA_STATUS_OK, pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::kv::{self, pagoda_kv_stats};
@@ -564,7 +564,7 @@ fn how(answer: &RankResponse) -> pagoda_rank_response {
     }
 }
 
-/// Whom to tell that an asynchronous request has ended.
+/// The callback of an asynchronous request.
 struct Done {
     callback: unsafe extern "C" fn(
         *mut c_void,
@@ -587,7 +587,9 @@ impl Done {
                 let (scores, response) = (&answer.scores, how(&answer));
                 let list = (scores.as_ptr(), scores.len());
                 // SAFETY: the caller gave the two for this call, which happens once; what is passed lives during it.
-                unsafe { (self.callback)(self.user_data, PAGODA_STATUS_OK, list.0, list.1, &raw const response, null_mut()) };
+                unsafe {
+                    (self.callback)(self.user_data, PAGODA_STATUS_OK, list.0, list.1, &raw const response, null_mut())
+                };
             }
             Err(error) => {
                 let error = about_request(error);

@@ -225,8 +225,13 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
 /// # Safety
 /// `shapes` is NULL or points to `count` structs of the size that they say.
 unsafe fn read_graphs(shapes: *const pagoda_graph_shape, count: usize) -> Result<Vec<GraphShape>> {
-    let defaults =
-        pagoda_graph_shape { struct_size: size_of::<pagoda_graph_shape>() as u32, users: 0, rows: 0, candidates: 0, pages: 0 };
+    let defaults = pagoda_graph_shape {
+        struct_size: size_of::<pagoda_graph_shape>() as u32,
+        users: 0,
+        rows: 0,
+        candidates: 0,
+        pages: 0,
+    };
     // SAFETY: by contract.
     let shapes = unsafe { args::structs(shapes, count, defaults, "options.cuda_graphs", "options.cuda_graph_count")? };
     let read = |(index, shape): (usize, pagoda_graph_shape)| {
@@ -257,7 +262,9 @@ pub(super) fn about_options(error: Error) -> Error {
     match error.argument() {
         Some("options.kv") => error.about("options.kv_size"),
         Some("ahead_percent") => error.about("options.ahead_percent"),
-        Some("options.intra_op_threads" | "options.profile_path" | "options.provider") => deeper(error, "options.model"),
+        Some("options.intra_op_threads" | "options.profile_path" | "options.provider") => {
+            deeper(error, "options.model")
+        }
         _ => error,
     }
 }

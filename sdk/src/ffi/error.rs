@@ -87,11 +87,9 @@ pub extern "C" fn pagoda_status_name(status: pagoda_status) -> *const c_char {
 /// Ownership: the caller keeps the error. Threads: any. Errors: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagoda_error_status(error: *const pagoda_error) -> pagoda_status {
-    reading(
-        "pagoda_error_status",
-        PAGODA_STATUS_INVALID_HANDLE,
-        || Ok(ErrorObject::get(error, "error")?.status as pagoda_status),
-    )
+    reading("pagoda_error_status", PAGODA_STATUS_INVALID_HANDLE, || {
+        Ok(ErrorObject::get(error, "error")?.status as pagoda_status)
+    })
 }
 
 /// Returns the message of an error: which value was wrong, and what to do about it. Returns "" if the handle is

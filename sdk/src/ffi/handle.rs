@@ -1,7 +1,7 @@
 //! Handles: what C callers hold instead of pointers.
 //!
 //! A handle is a number dressed as a pointer: the kind of object, a place in that kind's table, and how often the place
-//! has been used. It is never dereferenced, by no one, so a freed, forged or mixed-up handle is found out by comparing
+//! has been used. It is never dereferenced, so a freed, forged or mixed-up handle is found out by comparing
 //! numbers.
 
 use std::sync::Arc;

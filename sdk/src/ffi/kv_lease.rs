@@ -83,7 +83,7 @@ unsafe impl Versioned for pagoda_kv_leased_user {
     const FIRST_SIZE: usize = 32;
 }
 
-/// A lease until it ends. Whoever reads it or waits for it shares the lock; whoever ends it has it for a moment.
+/// A lease until it ends. Calls that read it or wait for it share the lock; the call that ends it takes it exclusively.
 pub(super) struct LeaseObject(RwLock<Option<Lease>>);
 
 impl Object for LeaseObject {
@@ -97,7 +97,7 @@ impl Object for LeaseObject {
 }
 
 impl LeaseObject {
-    /// Does something with the lease, beside others who do.
+    /// Calls `body` with the lease, under the shared lock.
     fn with<T>(&self, body: impl FnOnce(&Lease) -> Result<T>) -> Result<T> {
         let lease: RwLockReadGuard<'_, _> = self.0.read();
         body(lease.as_ref().ok_or_else(ended)?)
@@ -270,8 +270,8 @@ pub unsafe extern "C" fn pagoda_kv_lease_commit(
     unsafe {
         boundary("pagoda_kv_lease_commit", error, || {
             let (lease, wait) = (LeaseObject::get(lease, "lease")?, args::flag(wait, "wait")?);
-            // Waited for beside others who do; after that, no one holds up whoever wants the lease for itself. What went
-            // wrong the commit says.
+            // Waits with the shared lock, as other calls may do at the same time; the exclusive lock is then free soon. The
+            // commit returns the error, if there is one.
             let _ = lease.with(Lease::wait);
             let written = lease.take()?.commit()?;
             if wait { written.wait().map_err(|error| error.about("wait")) } else { Ok(()) }

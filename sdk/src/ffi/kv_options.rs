@@ -198,7 +198,9 @@ pub(super) fn read_size(unit: pagoda_kv_size_unit, size: u64, argument: &str) ->
         },
         PAGODA_KV_SIZE_UNIT_BYTES => Ok(Some(Pages::Bytes(size))),
         PAGODA_KV_SIZE_UNIT_PERCENT if (1..=100).contains(&size) => Ok(Some(Pages::Percent(size as u32))),
-        PAGODA_KV_SIZE_UNIT_PERCENT => Err(Error::invalid(argument, format!("{size} percent is not between 1 and 100"))),
+        PAGODA_KV_SIZE_UNIT_PERCENT => {
+            Err(Error::invalid(argument, format!("{size} percent is not between 1 and 100")))
+        }
         other => Err(args::unknown(&format!("{argument}_unit"), other, "PAGODA_KV_SIZE_UNIT_...")),
     }
 }

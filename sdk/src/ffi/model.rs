@@ -139,7 +139,7 @@ struct Description {
     symbols: Vec<*const c_char>,
 }
 
-// SAFETY: the pointers are to texts that the same struct owns and no one changes.
+// SAFETY: the pointers are to texts that the same struct owns and that never change.
 unsafe impl Send for Description {}
 // SAFETY: as above.
 unsafe impl Sync for Description {}
@@ -148,7 +148,9 @@ impl Description {
     fn new(info: &ValueInfo) -> Self {
         let owned: Vec<CString> = info.symbols().iter().map(|symbol| c_text(symbol)).collect();
         Self {
-            element: info.element_type().map_or(PAGODA_ELEMENT_TYPE_UNDEFINED, |element| element as pagoda_element_type),
+            element: info
+                .element_type()
+                .map_or(PAGODA_ELEMENT_TYPE_UNDEFINED, |element| element as pagoda_element_type),
             name: c_text(info.name()),
             dims: info.dims().map(<[i64]>::to_vec),
             symbols: owned.iter().map(|symbol| symbol.as_ptr()).collect(),

@@ -260,7 +260,7 @@ fn insert_all(made: Vec<Option<Tensor>>) -> Result<Vec<Option<*mut pagoda_tensor
     Ok(handles)
 }
 
-/// Whom to tell that an asynchronous run is done.
+/// The callback of an asynchronous run.
 struct Done {
     callback: unsafe extern "C" fn(*mut c_void, pagoda_status, *const *mut pagoda_tensor, usize, *const pagoda_error),
     user_data: *mut c_void,
@@ -279,7 +279,9 @@ impl Done {
                     .map(|(bound, made)| made.unwrap_or(std::ptr::without_provenance_mut(bound)))
                     .collect();
                 // SAFETY: the caller gave the two for this call, which happens once; the list lives during it.
-                unsafe { (self.callback)(self.user_data, PAGODA_STATUS_OK, handles.as_ptr(), handles.len(), null_mut()) };
+                unsafe {
+                    (self.callback)(self.user_data, PAGODA_STATUS_OK, handles.as_ptr(), handles.len(), null_mut())
+                };
             }
             Err(error) => {
                 let status = error.status() as pagoda_status;

@@ -23,7 +23,9 @@ pagoda_model_options model_options(call *call, jlongArray numbers, jbyteArray on
     take32(&from, &options.intra_op_threads);
     take32(&from, &options.optimization);
     take32(&from, &options.sleep_when_idle);
-    options.embedding = AS(pagoda_embeddings, *from);
+    take32(&from, &options.tf32);
+    take32(&from, &options.host_pools);
+    options.tables = AS(pagoda_embeddings, *from);
     return options;
 }
 

@@ -19,6 +19,10 @@ NATIVE(jint, Pagoda, abiVersion)(__attribute__((unused)) JNIEnv *env, SELF) { re
 
 NATIVE(jlong, Pagoda, liveObjects)(__attribute__((unused)) JNIEnv *env, SELF) { return (jlong)pagoda_live_objects(); }
 
+NATIVE(jint, Pagoda, versionNumber)(__attribute__((unused)) JNIEnv *env, SELF) {
+    return (jint)pagoda_version_number();
+}
+
 NATIVE(jbyteArray, Pagoda, versionText)(JNIEnv *env, SELF) { return to_text(env, pagoda_version()); }
 
 NATIVE(jbyteArray, Pagoda, statusName)(JNIEnv *env, SELF, jint status) {

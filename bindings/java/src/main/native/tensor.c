@@ -34,7 +34,7 @@ NATIVE(jlong, Tensor, makeStrings)(JNIEnv *env, SELF, jbyteArray all, jintArray 
     return HANDLE(tensor);
 }
 
-/* Pagoda is done with a buffer of Java's. If Java can not be entered it stays: no one waits for it. */
+/* Pagoda is done with a buffer of Java's. If Java can not be entered it stays: nothing waits for it. */
 static void release(void *buffer) {
     JNIEnv *env = enter();
     if (!env) return;

@@ -142,7 +142,7 @@ public final class Embeddings extends NativeObject {
     }
 
     /**
-     * Replaces rows or adds them, on every floor and in the cache. A row that has a higher version already stays; rows
+     * Replaces rows or adds them, in all tiers and in the cache. A row that has a higher version already stays; rows
      * that the table was loaded with have version 0.
      *
      * @param table the table
@@ -157,7 +157,7 @@ public final class Embeddings extends NativeObject {
     }
 
     /**
-     * Deletes rows, on every floor and from the cache: their keys get the default vector. A row that has a higher
+     * Deletes rows, in all tiers and from the cache: their keys get the default vector. A row that has a higher
      * version stays.
      *
      * @param table the table
@@ -182,7 +182,7 @@ public final class Embeddings extends NativeObject {
     }
 
     /**
-     * Reads what is in a table's cache again from the floors below, all of it, now.
+     * Reloads all rows in the cache of a table from the backing tiers.
      *
      * @param table the table
      */

@@ -1,16 +1,16 @@
 package ai.pagoda;
 
 /**
- * What an engine did since it was opened.
+ * The state of an engine, and counters since it was opened.
  *
  * @param answered requests that were answered
- * @param failed requests that failed, for whatever reason
- * @param batches batches that ran
+ * @param failed requests that failed, for any reason
+ * @param batches batches
  * @param cachedRows rows of histories that were cached
  * @param computedRows rows of histories that were computed
- * @param waiting requests that wait now
- * @param rememberedUsers users whose events are remembered
- * @param rememberedBytes bytes that those take
+ * @param waiting requests in the queue
+ * @param rememberedUsers users in the event log
+ * @param rememberedBytes bytes of the event log
  */
 public record EngineStats(long answered, long failed, long batches, long cachedRows, long computedRows, long waiting,
         long rememberedUsers, long rememberedBytes) {

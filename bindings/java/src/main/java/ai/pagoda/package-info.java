@@ -13,7 +13,7 @@
  * <ul>
  * <li>Everything here may be used from any thread, unless it says otherwise; options and requests are for one thread at
  * a time.
- * <li>Objects are closed by whoever made them, best by {@code try}-with-resources. One that is forgotten is closed some
+ * <li>The caller closes the objects that it makes, best by {@code try}-with-resources. One that is forgotten is closed some
  * time after it can not be reached any more, with a warning in the system logger {@code ai.pagoda}. Using a closed
  * object is a {@link ai.pagoda.PagodaException}, never a crash.
  * <li>What fails throws {@link ai.pagoda.PagodaException}, with the status of {@code pagoda.h} and the argument at
