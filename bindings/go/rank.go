@@ -78,6 +78,11 @@ func newRankResponse(scores []float32, c *C.pagoda_rank_response) *RankResponse 
 //
 // [ErrNotFound] about "request.start" is a gap: events before Start are missing here, so send the whole history.
 func (e *Engine) Rank(ctx context.Context, request *RankRequest) (*RankResponse, error) {
+	return e.rank(ctx, request, e.Tasks)
+}
+
+// rank is Rank with another way to ask for the number of tasks.
+func (e *Engine) rank(ctx context.Context, request *RankRequest, tasksOf func() (int, error)) (*RankResponse, error) {
 	var l lent
 	defer l.Unpin()
 	handle, c, stopper, err := e.prepare(ctx, request, &l)
@@ -87,7 +92,7 @@ func (e *Engine) Rank(ctx context.Context, request *RankRequest) (*RankResponse,
 	defer stopper.end()
 	defer runtime.KeepAlive(e)
 	for {
-		tasks, err := e.Tasks()
+		tasks, err := tasksOf()
 		if err != nil {
 			return nil, err
 		}

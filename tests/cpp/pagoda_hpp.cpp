@@ -17,9 +17,13 @@
 // What pagoda.hpp asks of an engine goes through here, so that the answer can be that of another version of Pagoda.
 static pagoda_status asked_of_any_version(const pagoda_engine* engine, const pagoda_rank_request* request,
                                           pagoda_rank_callback callback, void* user_data, pagoda_error** error);
+// And what it asks about tasks through here, so that a swap can come right after.
+static pagoda_status tasks_before_a_swap(const pagoda_engine* engine, std::size_t* tasks, pagoda_error** error);
 #define pagoda_engine_rank_async asked_of_any_version
+#define pagoda_engine_tasks tasks_before_a_swap
 #include <pagoda.hpp>
 #undef pagoda_engine_rank_async
+#undef pagoda_engine_tasks
 
 using namespace pagoda;
 
@@ -608,6 +612,15 @@ static void serving(const std::string& folder) {
     CHECK(throws(PAGODA_STATUS_NOT_FOUND, "folder", [] { Engine("/nowhere/model"); }));
 }
 
+// The folder to swap to when the number of tasks was read; "": none.
+static std::string swapped_to;
+
+static pagoda_status tasks_before_a_swap(const pagoda_engine* engine, std::size_t* tasks, pagoda_error** error) {
+    const pagoda_status status = pagoda_engine_tasks(engine, tasks, error);
+    if (!swapped_to.empty()) pagoda_engine_swap(engine, std::exchange(swapped_to, "").c_str(), nullptr);
+    return status;
+}
+
 // Swaps between a model of two tasks and one of three while other threads rank: every answer is a whole one of either.
 static void swaps_that_change_the_tasks(const std::string& folder) {
     const std::filesystem::path folders = std::filesystem::path(folder).parent_path();
@@ -618,6 +631,12 @@ static void swaps_that_change_the_tasks(const std::string& folder) {
     request.user_keys = {{"age", 6}, {"town", 8}};
     request.candidates = {{"item", {5, 6, 39}}, {"genre", {5, 2, -1}}};
     request.time = 1700002000;
+    // At the worst moment: between the number of tasks and the request.
+    for (const char* name : {"three", "gather", "three", "bag"}) {
+        swapped_to = (folders / name).string();
+        const RankResponse response = engine.rank(request);
+        CHECK(swapped_to.empty() && response.tasks == engine.tasks() && response.scores.size() == 3 * response.tasks);
+    }
     std::atomic<bool> stop{false};
     std::atomic<int> wrong{0}, with_two{0}, with_three{0};
     std::vector<std::thread> threads;

@@ -5,6 +5,7 @@ import java.nio.file.Path;
 import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.CompletableFuture;
+import java.util.function.IntSupplier;
 
 /**
  * A ranking engine: an open model folder with its embedding tables and the keys and values of its users. Closing it
@@ -57,12 +58,17 @@ public final class Engine extends NativeObject {
      * @return the scores, and how it went
      */
     public RankResponse rank(RankRequest request) {
+        return rank(request, this::tasks);
+    }
+
+    /** The same with another way to ask for the number of tasks. */
+    RankResponse rank(RankRequest request, IntSupplier tasks) {
         RankRequest.Packed packed = request.pack();
         long[] response = new long[RankResponse.FIELDS];
         Cancel cancel = request.cancel();
         try {
             for (;;) {
-                float[] scores = new float[Math.multiplyExact(packed.candidates, tasks())];
+                float[] scores = new float[Math.multiplyExact(packed.candidates, tasks.getAsInt())];
                 try {
                     rank(handle(), packed.numbers, packed.names, cancel == null ? 0 : cancel.handle(), scores,
                             response);

@@ -20,6 +20,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
@@ -215,6 +216,27 @@ class EngineTest extends Support {
             assertTrue(engine.tables().contains("items"), engine.tables().toString());
             assertEquals(40, engine.tableStats("items").cachedRows());
             fails(Status.NOT_FOUND, "table", () -> engine.tableStats("nothing"));
+        }
+    }
+
+    /** At the worst moment: between the number of tasks and the request. */
+    @Test
+    void swapsRightAfterTheNumberOfTasksWasRead() throws Exception {
+        User user = User.of("gather").get(1);
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options())) {
+            for (String folder : List.of("three", "gather", "three", "second")) {
+                AtomicInteger reads = new AtomicInteger();
+                RankResponse response = engine.rank(user.request(1, 0, 9), () -> {
+                    int tasks = engine.tasks();
+                    if (reads.incrementAndGet() == 1) {
+                        engine.swap(FOLDERS.resolve(folder));
+                    }
+                    return tasks;
+                });
+                assertEquals(2, reads.get());
+                assertEquals(engine.tasks(), response.tasks());
+                assertEquals(response.size() * response.tasks(), response.scores().length);
+            }
         }
     }
 
