@@ -24,22 +24,23 @@
  *     pagoda_error_free(error);
  *     pagoda_engine_free(engine);
  *
- * The file has a section for each kind of object: errors, the library, tensors, embedding tables, models, stores, caches of
- * keys and values, engines. An application that serves a model folder needs the first two sections and the last one.
+ * The file has a section for each kind of object: errors, the library, tensors, embedding tables, models, stores,
+ * caches of keys and values, leases, engines. An application that serves a model folder needs the first two sections
+ * and the last one.
  *
  * Rules for every function
- * - Errors. A function that can fail returns a pagoda_status; 0 is success. Its last argument is a `pagoda_error **`, which
- *   may be NULL. On failure the function stores an error there, and the caller frees it. Other outputs are written on
- *   success only. The comment of a function lists its statuses without the prefix PAGODA_STATUS_.
+ * - Errors. A function that can fail returns a pagoda_status; 0 is success. Its last argument is a `pagoda_error **`,
+ *   which may be NULL. On failure the function stores an error there, and the caller frees it. Other outputs are
+ *   written on success only. The comment of a function lists its statuses without the prefix PAGODA_STATUS_.
  * - Handles. The caller frees a handle (pagoda_model *, pagoda_tensor *, ...) with the _free function of its type.
  *   _free(NULL) does nothing. A handle is a checked number and not an address: a freed, forged or mistyped handle is an
  *   error, never a crash.
  * - Threads. Any thread may call any function, unless its comment says otherwise.
- * - Structs. A struct begins with its size, `struct_size`: initialise it with its PAGODA_..._INIT. New fields are only ever
- *   added at the end. All elements of an array of structs have the same `struct_size`.
+ * - Structs. A struct begins with its size, `struct_size`: initialise it with its PAGODA_..._INIT. New fields are only
+ *   ever added at the end. All elements of an array of structs have the same `struct_size`.
  * - Types. Text is UTF-8 and ends with a NUL. Dimensions are int64_t, counts are size_t.
- * - Limits. A list of users has at most 1,048,576 elements; one of requests, inputs or outputs 65,536; one of keys or items
- *   268,435,456. A longer list is INVALID_ARGUMENT.
+ * - Limits. A list of users has at most 1,048,576 elements; one of requests, inputs or outputs 65,536; one of keys or
+ *   items 268,435,456. A longer list is INVALID_ARGUMENT.
  */
 
 #ifndef PAGODA_H
@@ -52,57 +53,46 @@
 extern "C" {
 #endif
 
-/* ---- Statuses and errors ---------------------------------------------------------------------------------------------
+/* ---- Statuses and errors -------------------------------------------------------------------------------------------
  * How a call ended, and why.
  */
-
-/** How a call ended. 0 is success. A number is never reused for another meaning. Later versions may add numbers. */
-typedef int32_t pagoda_status;
-
-/** Success. */
-#define PAGODA_STATUS_OK 0
-
-/**
- * An argument has an invalid value; pagoda_error_argument names it. If an operator of the model found it during a run,
- * the message names the tensor instead.
- */
-#define PAGODA_STATUS_INVALID_ARGUMENT 1
-
-/** A handle is NULL, freed, of another type, or not a handle at all. */
-#define PAGODA_STATUS_INVALID_HANDLE 2
-
-/** A file, a library or a name does not exist. */
-#define PAGODA_STATUS_NOT_FOUND 3
-
-/** The build, the model or the machine does not support this. */
-#define PAGODA_STATUS_UNSUPPORTED 4
-
-/** A limit is reached: a queue is full, a buffer is too small, or memory is exhausted. */
-#define PAGODA_STATUS_CAPACITY 5
-
-/** The call was cancelled, or its time limit was exceeded. */
-#define PAGODA_STATUS_CANCELLED 6
-
-/** The model can not be loaded. */
-#define PAGODA_STATUS_MODEL 7
-
-/** ONNX Runtime failed while it ran the model. */
-#define PAGODA_STATUS_RUNTIME 8
-
-/** A file could not be read or written. */
-#define PAGODA_STATUS_IO 9
-
-/** A bug in Pagoda: a panic was caught. Please report it. */
-#define PAGODA_STATUS_INTERNAL 10
-
-/** The object is in use; try again later. */
-#define PAGODA_STATUS_BUSY 11
 
 /**
  * The description of a failure: a status, a message, and the argument at fault. A function that fails stores one
  * through its last argument, unless that is NULL. The caller frees it with pagoda_error_free.
  */
 typedef struct pagoda_error pagoda_error;
+
+/** How a call ended. 0 is success. A number is never reused for another meaning. Later versions may add numbers. */
+typedef int32_t pagoda_status;
+
+/** Success. */
+#define PAGODA_STATUS_OK 0
+/**
+ * An argument has an invalid value; pagoda_error_argument names it. If an operator of the model found it during a run,
+ * the message names the tensor instead.
+ */
+#define PAGODA_STATUS_INVALID_ARGUMENT 1
+/** A handle is NULL, freed, of another type, or not a handle at all. */
+#define PAGODA_STATUS_INVALID_HANDLE 2
+/** A file, a library or a name does not exist. */
+#define PAGODA_STATUS_NOT_FOUND 3
+/** The build, the model or the machine does not support this. */
+#define PAGODA_STATUS_UNSUPPORTED 4
+/** A limit is reached: a queue is full, a buffer is too small, or memory is exhausted. */
+#define PAGODA_STATUS_CAPACITY 5
+/** The call was cancelled, or its time limit was exceeded. */
+#define PAGODA_STATUS_CANCELLED 6
+/** The model can not be loaded. */
+#define PAGODA_STATUS_MODEL 7
+/** ONNX Runtime failed while it ran the model. */
+#define PAGODA_STATUS_RUNTIME 8
+/** A file could not be read or written. */
+#define PAGODA_STATUS_IO 9
+/** A bug in Pagoda: a panic was caught. Please report it. */
+#define PAGODA_STATUS_INTERNAL 10
+/** The object is in use; try again later. */
+#define PAGODA_STATUS_BUSY 11
 
 /**
  * Returns the name of a status without its prefix, e.g. "INVALID_ARGUMENT"; "UNKNOWN" for an unknown number.
@@ -140,7 +130,7 @@ const char *pagoda_error_argument(const pagoda_error *error);
  */
 pagoda_status pagoda_error_free(pagoda_error *error);
 
-/* ---- The library -----------------------------------------------------------------------------------------------------
+/* ---- The library ---------------------------------------------------------------------------------------------------
  * Versions, the log, the metrics, live objects.
  */
 
@@ -158,7 +148,6 @@ pagoda_status pagoda_error_free(pagoda_error *error);
 
 /** The version of this header as one number, for comparisons. pagoda_version_number returns that of the library. */
 #define PAGODA_VERSION_NUMBER (PAGODA_VERSION_MAJOR * 1000000 + PAGODA_VERSION_MINOR * 1000 + PAGODA_VERSION_PATCH)
-
 /**
  * The version of the binary interface. It changes only if a program that was built with the header of another version
  * would not work.
@@ -170,19 +159,14 @@ typedef int32_t pagoda_log_level;
 
 /** Nothing. */
 #define PAGODA_LOG_LEVEL_OFF 0
-
 /** Failures, above all those that no call returns. */
 #define PAGODA_LOG_LEVEL_ERROR 1
-
 /** What is probably not intended, such as a model that runs on the CPU because there is no GPU. */
 #define PAGODA_LOG_LEVEL_WARN 2
-
 /** Rare events, such as a model swap. */
 #define PAGODA_LOG_LEVEL_INFO 3
-
 /** Details for debugging, such as every error that a call returns. */
 #define PAGODA_LOG_LEVEL_DEBUG 4
-
 /** Everything. */
 #define PAGODA_LOG_LEVEL_TRACE 5
 
@@ -252,93 +236,9 @@ pagoda_status pagoda_log_set(pagoda_log_level level,
                              void *user_data,
                              pagoda_error **error);
 
-/* ---- Tensors ---------------------------------------------------------------------------------------------------------
+/* ---- Tensors -------------------------------------------------------------------------------------------------------
  * Typed arrays: the inputs and outputs of models.
  */
-
-/** The type of the elements of a tensor. The numbers are those of ONNX (TensorProto.DataType). */
-typedef int32_t pagoda_element_type;
-
-/** Not a tensor (some models have sequences or maps as outputs), or a type that this library does not know. */
-#define PAGODA_ELEMENT_TYPE_UNDEFINED 0
-
-/** 32-bit float. */
-#define PAGODA_ELEMENT_TYPE_F32 1
-
-/** Unsigned 8-bit integer. */
-#define PAGODA_ELEMENT_TYPE_U8 2
-
-/** Signed 8-bit integer. */
-#define PAGODA_ELEMENT_TYPE_I8 3
-
-/** Unsigned 16-bit integer. */
-#define PAGODA_ELEMENT_TYPE_U16 4
-
-/** Signed 16-bit integer. */
-#define PAGODA_ELEMENT_TYPE_I16 5
-
-/** Signed 32-bit integer. */
-#define PAGODA_ELEMENT_TYPE_I32 6
-
-/** Signed 64-bit integer. */
-#define PAGODA_ELEMENT_TYPE_I64 7
-
-/** UTF-8 text. */
-#define PAGODA_ELEMENT_TYPE_STRING 8
-
-/** Boolean, one byte, 0 or 1. */
-#define PAGODA_ELEMENT_TYPE_BOOL 9
-
-/** 16-bit float (IEEE half). */
-#define PAGODA_ELEMENT_TYPE_F16 10
-
-/** 64-bit float. */
-#define PAGODA_ELEMENT_TYPE_F64 11
-
-/** Unsigned 32-bit integer. */
-#define PAGODA_ELEMENT_TYPE_U32 12
-
-/** Unsigned 64-bit integer. */
-#define PAGODA_ELEMENT_TYPE_U64 13
-
-/** Two 32-bit floats. */
-#define PAGODA_ELEMENT_TYPE_COMPLEX64 14
-
-/** Two 64-bit floats. */
-#define PAGODA_ELEMENT_TYPE_COMPLEX128 15
-
-/** 16-bit float with the exponent of a 32-bit float (bfloat16). */
-#define PAGODA_ELEMENT_TYPE_BF16 16
-
-/** 8-bit float, 4 bits of exponent, no infinity. */
-#define PAGODA_ELEMENT_TYPE_F8E4M3FN 17
-
-/** 8-bit float, 4 bits of exponent, no infinity, no negative zero. */
-#define PAGODA_ELEMENT_TYPE_F8E4M3FNUZ 18
-
-/** 8-bit float, 5 bits of exponent. */
-#define PAGODA_ELEMENT_TYPE_F8E5M2 19
-
-/** 8-bit float, 5 bits of exponent, no infinity, no negative zero. */
-#define PAGODA_ELEMENT_TYPE_F8E5M2FNUZ 20
-
-/** Unsigned 4-bit integer, two a byte, the first in the low bits. */
-#define PAGODA_ELEMENT_TYPE_U4 21
-
-/** Signed 4-bit integer, two a byte, the first in the low bits. */
-#define PAGODA_ELEMENT_TYPE_I4 22
-
-/** 4-bit float, two a byte, the first in the low bits. */
-#define PAGODA_ELEMENT_TYPE_F4E2M1 23
-
-/** 8-bit power of two, used as a scale. */
-#define PAGODA_ELEMENT_TYPE_F8E8M0 24
-
-/** Unsigned 2-bit integer, four a byte, the first in the low bits. */
-#define PAGODA_ELEMENT_TYPE_U2 25
-
-/** Signed 2-bit integer, four a byte, the first in the low bits. */
-#define PAGODA_ELEMENT_TYPE_I2 26
 
 /**
  * A tensor: an element type, dimensions, and memory. The memory belongs to Pagoda, to the caller or to ONNX Runtime.
@@ -346,6 +246,64 @@ typedef int32_t pagoda_element_type;
  * ends.
  */
 typedef struct pagoda_tensor pagoda_tensor;
+
+/** The type of the elements of a tensor. The numbers are those of ONNX (TensorProto.DataType). */
+typedef int32_t pagoda_element_type;
+
+/** Not a tensor (some models have sequences or maps as outputs), or a type that this library does not know. */
+#define PAGODA_ELEMENT_TYPE_UNDEFINED 0
+/** 32-bit float. */
+#define PAGODA_ELEMENT_TYPE_F32 1
+/** Unsigned 8-bit integer. */
+#define PAGODA_ELEMENT_TYPE_U8 2
+/** Signed 8-bit integer. */
+#define PAGODA_ELEMENT_TYPE_I8 3
+/** Unsigned 16-bit integer. */
+#define PAGODA_ELEMENT_TYPE_U16 4
+/** Signed 16-bit integer. */
+#define PAGODA_ELEMENT_TYPE_I16 5
+/** Signed 32-bit integer. */
+#define PAGODA_ELEMENT_TYPE_I32 6
+/** Signed 64-bit integer. */
+#define PAGODA_ELEMENT_TYPE_I64 7
+/** UTF-8 text. */
+#define PAGODA_ELEMENT_TYPE_STRING 8
+/** Boolean, one byte, 0 or 1. */
+#define PAGODA_ELEMENT_TYPE_BOOL 9
+/** 16-bit float (IEEE half). */
+#define PAGODA_ELEMENT_TYPE_F16 10
+/** 64-bit float. */
+#define PAGODA_ELEMENT_TYPE_F64 11
+/** Unsigned 32-bit integer. */
+#define PAGODA_ELEMENT_TYPE_U32 12
+/** Unsigned 64-bit integer. */
+#define PAGODA_ELEMENT_TYPE_U64 13
+/** Two 32-bit floats. */
+#define PAGODA_ELEMENT_TYPE_COMPLEX64 14
+/** Two 64-bit floats. */
+#define PAGODA_ELEMENT_TYPE_COMPLEX128 15
+/** 16-bit float with the exponent of a 32-bit float (bfloat16). */
+#define PAGODA_ELEMENT_TYPE_BF16 16
+/** 8-bit float, 4 bits of exponent, no infinity. */
+#define PAGODA_ELEMENT_TYPE_F8E4M3FN 17
+/** 8-bit float, 4 bits of exponent, no infinity, no negative zero. */
+#define PAGODA_ELEMENT_TYPE_F8E4M3FNUZ 18
+/** 8-bit float, 5 bits of exponent. */
+#define PAGODA_ELEMENT_TYPE_F8E5M2 19
+/** 8-bit float, 5 bits of exponent, no infinity, no negative zero. */
+#define PAGODA_ELEMENT_TYPE_F8E5M2FNUZ 20
+/** Unsigned 4-bit integer, two a byte, the first in the low bits. */
+#define PAGODA_ELEMENT_TYPE_U4 21
+/** Signed 4-bit integer, two a byte, the first in the low bits. */
+#define PAGODA_ELEMENT_TYPE_I4 22
+/** 4-bit float, two a byte, the first in the low bits. */
+#define PAGODA_ELEMENT_TYPE_F4E2M1 23
+/** 8-bit power of two, used as a scale. */
+#define PAGODA_ELEMENT_TYPE_F8E8M0 24
+/** Unsigned 2-bit integer, four a byte, the first in the low bits. */
+#define PAGODA_ELEMENT_TYPE_U2 25
+/** Signed 2-bit integer, four a byte, the first in the low bits. */
+#define PAGODA_ELEMENT_TYPE_I2 26
 
 /** Called once, on any thread, when Pagoda no longer uses memory that the caller lent. */
 typedef void (*pagoda_release_callback)(void *user_data);
@@ -445,9 +403,15 @@ pagoda_status pagoda_tensor_string(const pagoda_tensor *tensor,
  */
 pagoda_status pagoda_tensor_free(pagoda_tensor *tensor);
 
-/* ---- Embedding tables ------------------------------------------------------------------------------------------------
+/* ---- Embedding tables ----------------------------------------------------------------------------------------------
  * Rows by key: a cache over host memory, a Redis Cluster and disk.
  */
+
+/**
+ * Embedding tables of any number of models. Each table has a cache over backing tiers: host memory, a Redis Cluster,
+ * disk. A configuration file says which. Any number of threads may use a handle at the same time.
+ */
+typedef struct pagoda_embeddings pagoda_embeddings;
 
 /** What a lookup does with keys that are not in the cache. */
 typedef int32_t pagoda_miss;
@@ -457,13 +421,10 @@ typedef int32_t pagoda_miss;
  * PAGODA_MISS_DEFAULT.
  */
 #define PAGODA_MISS_BY_HIT_RATE 0
-
 /** The lookup waits for their rows from the backing tiers. */
 #define PAGODA_MISS_WAIT 1
-
 /** They get the default vector of the table, and are inserted into the cache in the background. */
 #define PAGODA_MISS_DEFAULT 2
-
 /**
  * The lookup waits up to `limit_us`. Keys whose rows have not arrived by then get the default vector, and are inserted
  * when the rows arrive.
@@ -475,10 +436,8 @@ typedef int32_t pagoda_combiner;
 
 /** The sum. */
 #define PAGODA_COMBINER_SUM 0
-
 /** The mean. */
 #define PAGODA_COMBINER_MEAN 1
-
 /** The sum, divided by the square root of the number of rows. */
 #define PAGODA_COMBINER_SQRTN 2
 
@@ -487,15 +446,8 @@ typedef int32_t pagoda_reach;
 
 /** When the call returns. */
 #define PAGODA_REACH_AT_ONCE 0
-
 /** At the next refresh of the cache. The backing tiers have the update when the call returns. */
 #define PAGODA_REACH_BY_REFRESH 1
-
-/**
- * Embedding tables of any number of models. Each table has a cache over backing tiers: host memory, a Redis Cluster,
- * disk. A configuration file says which. Any number of threads may use a handle at the same time.
- */
-typedef struct pagoda_embeddings pagoda_embeddings;
 
 /** The options of a lookup. Start from PAGODA_LOOKUP_OPTIONS_INIT, which sets `struct_size` and the defaults. */
 typedef struct {
@@ -718,19 +670,25 @@ pagoda_status pagoda_embeddings_get_stats(const pagoda_embeddings *embeddings,
  */
 pagoda_status pagoda_embeddings_free(pagoda_embeddings *embeddings);
 
-/* ---- Models ----------------------------------------------------------------------------------------------------------
+/* ---- Models --------------------------------------------------------------------------------------------------------
  * ONNX models, opened and run by themselves.
  */
+
+/** An open model. Any number of threads may use a handle at the same time. */
+typedef struct pagoda_model pagoda_model;
+
+/** Cancels runs and requests. Any number of them may share one. Once triggered, it stays triggered. */
+typedef struct pagoda_cancel pagoda_cancel;
 
 /** The execution provider: where a model runs. */
 typedef int32_t pagoda_provider;
 
-/** On a GPU if there is one, else on the CPU. pagoda_model_provider and pagoda_engine_provider return which, and why. */
+/**
+ * On a GPU if there is one, else on the CPU. pagoda_model_provider and pagoda_engine_provider return which, and why.
+ */
 #define PAGODA_PROVIDER_AUTO 0
-
 /** On the CPU. */
 #define PAGODA_PROVIDER_CPU 1
-
 /** On an NVIDIA GPU. Opening the model fails if that is not possible. */
 #define PAGODA_PROVIDER_CUDA 2
 
@@ -739,18 +697,12 @@ typedef int32_t pagoda_optimization;
 
 /** All optimizations. */
 #define PAGODA_OPTIMIZATION_ALL 0
-
 /** None. */
 #define PAGODA_OPTIMIZATION_NONE 1
-
 /** Only those whose result is standard ONNX. */
 #define PAGODA_OPTIMIZATION_BASIC 2
-
 /** Node fusions too, but no changes of memory layouts. */
 #define PAGODA_OPTIMIZATION_EXTENDED 3
-
-/** An open model. Any number of threads may use a handle at the same time. */
-typedef struct pagoda_model pagoda_model;
 
 /** How to open a model. Start from PAGODA_MODEL_OPTIONS_INIT, which sets `struct_size` and the defaults. */
 typedef struct {
@@ -896,9 +848,6 @@ pagoda_status pagoda_model_output(const pagoda_model *model,
  */
 pagoda_status pagoda_model_free(pagoda_model *model);
 
-/** Cancels runs and requests. Any number of them may share one. Once triggered, it stays triggered. */
-typedef struct pagoda_cancel pagoda_cancel;
-
 /**
  * Called once when an asynchronous run has ended, on a thread of Pagoda. Other asynchronous runs may wait until it
  * returns.
@@ -977,21 +926,9 @@ pagoda_status pagoda_cancel_trigger(const pagoda_cancel *cancel, pagoda_error **
  */
 pagoda_status pagoda_cancel_free(pagoda_cancel *cancel);
 
-/* ---- Stores ----------------------------------------------------------------------------------------------------------
+/* ---- Stores --------------------------------------------------------------------------------------------------------
  * Histories on disk.
  */
-
-/** When a write to a store is acknowledged. */
-typedef int32_t pagoda_durability;
-
-/** When it is on the disk: it survives a loss of power. */
-#define PAGODA_DURABILITY_POWER 0
-
-/** When the operating system has it: it survives a crash of the process, but not a loss of power. */
-#define PAGODA_DURABILITY_PROCESS 1
-
-/** When it is queued: queued writes are lost if the process crashes. */
-#define PAGODA_DURABILITY_NONE 2
 
 /**
  * Histories of users in the files of a folder. They survive restarts and crashes. A damaged record counts as missing;
@@ -999,6 +936,16 @@ typedef int32_t pagoda_durability;
  * handle at the same time.
  */
 typedef struct pagoda_store pagoda_store;
+
+/** When a write to a store is acknowledged. */
+typedef int32_t pagoda_durability;
+
+/** When it is on the disk: it survives a loss of power. */
+#define PAGODA_DURABILITY_POWER 0
+/** When the operating system has it: it survives a crash of the process, but not a loss of power. */
+#define PAGODA_DURABILITY_PROCESS 1
+/** When it is queued: queued writes are lost if the process crashes. */
+#define PAGODA_DURABILITY_NONE 2
 
 /** How to open a store. Start from PAGODA_STORE_OPTIONS_INIT, which sets `struct_size` and the defaults. */
 typedef struct {
@@ -1011,7 +958,9 @@ typedef struct {
      * evicted. A compaction may exceed the limit for a while.
      */
     uint64_t max_bytes;
-    /** The maximum size of a segment file in bytes; default 0 = 256 MiB, or an eighth of `max_bytes` if that is less. */
+    /**
+     * The maximum size of a segment file in bytes; default 0 = 256 MiB, or an eighth of `max_bytes` if that is less.
+     */
     uint64_t segment_bytes;
     /** The maximum number of bytes in the write queue; default 0 = 256 MiB. A write beyond it waits or is rejected. */
     uint64_t queue_bytes;
@@ -1099,7 +1048,7 @@ pagoda_status pagoda_store_compact(const pagoda_store *store, pagoda_error **err
  * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
  * invalid `struct_size`.
  */
-pagoda_status pagoda_store_get_stats(const pagoda_store *store, pagoda_store_stats *info, pagoda_error **error);
+pagoda_status pagoda_store_get_stats(const pagoda_store *store, pagoda_store_stats *stats, pagoda_error **error);
 
 /**
  * Frees a store. NULL is allowed. When no cache uses the store any more, the write queue is written and the store is
@@ -1109,22 +1058,25 @@ pagoda_status pagoda_store_get_stats(const pagoda_store *store, pagoda_store_sta
  */
 pagoda_status pagoda_store_free(pagoda_store *store);
 
-/* ---- Caches of keys and values ---------------------------------------------------------------------------------------
+/* ---- Caches of keys and values -------------------------------------------------------------------------------------
  * The histories of users, as pages in a pool.
  */
+
+/**
+ * A cache of keys and values: the history of each user as pages in a pool. Users that were not used for long are
+ * evicted to a store. Any number of threads may use a handle at the same time.
+ */
+typedef struct pagoda_kv_cache pagoda_kv_cache;
 
 /** The unit of the size of a pool of keys and values. */
 typedef int32_t pagoda_kv_size_unit;
 
 /** No size is given; the size must be 0. An engine then uses 1 GiB. A cache that is opened by itself has no default. */
 #define PAGODA_KV_SIZE_UNIT_DEFAULT 0
-
 /** Pages. */
 #define PAGODA_KV_SIZE_UNIT_PAGES 1
-
 /** Bytes, all layers together: the pool has as many pages as fit. */
 #define PAGODA_KV_SIZE_UNIT_BYTES 2
-
 /** Percent of the free memory of the GPU that the pool is on; 1 to 100. Not possible in host memory. */
 #define PAGODA_KV_SIZE_UNIT_PERCENT 3
 
@@ -1133,7 +1085,6 @@ typedef int32_t pagoda_overlap;
 
 /** The request is rejected. */
 #define PAGODA_OVERLAP_REFUSE 0
-
 /** They are trimmed; pagoda_kv_lease_user returns how many. */
 #define PAGODA_OVERLAP_TRIM 1
 
@@ -1142,10 +1093,8 @@ typedef int32_t pagoda_edited;
 
 /** Items are not checked: requests have none. */
 #define PAGODA_EDITED_UNNOTICED 0
-
 /** The request is rejected. */
 #define PAGODA_EDITED_REFUSE 1
-
 /** The cached history is invalidated from the first edited item on. The part before it stays. */
 #define PAGODA_EDITED_INVALIDATE 2
 
@@ -1154,16 +1103,14 @@ typedef int32_t pagoda_offload;
 
 /** When a user is evicted from the pool. */
 #define PAGODA_OFFLOAD_ON_EVICTION 0
-
 /** With every commit, in the background. */
 #define PAGODA_OFFLOAD_AT_COMMIT 1
-
 /** Only by pagoda_kv_cache_offload; what is evicted without it is lost. */
 #define PAGODA_OFFLOAD_BY_HAND 2
 
 /**
- * The shape, the size and the behaviour of a cache. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size` and the
- * defaults. `layers`, `heads`, `head_size`, `size` and `size_unit` have no default.
+ * The shape, the size and the behaviour of a cache. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size` and
+ * the defaults. `layers`, `heads`, `head_size`, `size` and `size_unit` have no default.
  */
 typedef struct {
     /** The size of this struct. */
@@ -1196,23 +1143,23 @@ typedef struct {
     /** When histories are written to the store; default PAGODA_OFFLOAD_ON_EVICTION. */
     pagoda_offload offload;
     /**
-     * 1: pagoda_kv_cache_prepare returns before the histories are loaded from the store, and pagoda_kv_lease_wait waits for
-     * them. 0, the default: pagoda_kv_cache_prepare waits.
+     * 1: pagoda_kv_cache_prepare returns before the histories are loaded from the store, and pagoda_kv_lease_wait
+     * waits for them. 0, the default: pagoda_kv_cache_prepare waits.
      */
     int32_t onload_in_background;
     /** The number of threads that read the store; default 0 = 2. */
     int32_t onload_threads;
     /**
-     * With PAGODA_OFFLOAD_ON_EVICTION: the percentage of the pool that is kept free or stored ahead of eviction, so that an
-     * eviction needs no copy. A background thread stores the least recently used users as the pool fills up. Default 12;
-     * 0: nothing is stored ahead.
+     * With PAGODA_OFFLOAD_ON_EVICTION: the percentage of the pool that is kept free or stored ahead of eviction, so
+     * that an eviction needs no copy. A background thread stores the least recently used users as the pool fills up.
+     * Default 12; 0: nothing is stored ahead.
      */
     int32_t ahead_percent;
     /** The version of the model, UTF-8; NULL = "". A history that was stored for another version is not used. */
     const char *model_version;
     /**
-     * The store for evicted histories; NULL = none. Several caches may share a store. The cache keeps the store open, even
-     * after its handle is freed.
+     * The store for evicted histories; NULL = none. Several caches may share a store. The cache keeps the store open,
+     * even after its handle is freed.
      */
     const pagoda_store *store;
 } pagoda_kv_options;
@@ -1225,10 +1172,8 @@ typedef int32_t pagoda_tier;
 
 /** Not cached. */
 #define PAGODA_TIER_NONE 0
-
 /** In the pool. */
 #define PAGODA_TIER_RESIDENT 1
-
 /** In the store, or being loaded from there into the pool. */
 #define PAGODA_TIER_STORE 2
 
@@ -1237,20 +1182,14 @@ typedef int32_t pagoda_tiers;
 
 /** The pool. */
 #define PAGODA_TIERS_RESIDENT 1
-
 /** The store. */
 #define PAGODA_TIERS_STORE 2
-
 /** Both. */
 #define PAGODA_TIERS_ALL 3
 
 /**
- * A cache of keys and values: the history of each user as pages in a pool. Users that were not used for long are
- * evicted to a store. Any number of threads may use a handle at the same time.
+ * The state of a cache, and counters since it was opened. Start from PAGODA_KV_STATS_INIT, which sets `struct_size`.
  */
-typedef struct pagoda_kv_cache pagoda_kv_cache;
-
-/** The state of a cache, and counters since it was opened. Start from PAGODA_KV_STATS_INIT, which sets `struct_size`. */
 typedef struct {
     /** The size of this struct. */
     uint32_t struct_size;
@@ -1381,30 +1320,26 @@ pagoda_status pagoda_kv_cache_get_stats(const pagoda_kv_cache *cache, pagoda_kv_
  */
 pagoda_status pagoda_kv_cache_free(pagoda_kv_cache *cache);
 
-/* ---- Leases ----------------------------------------------------------------------------------------------------------
+/* ---- Leases --------------------------------------------------------------------------------------------------------
  * The part of a cache that a batch uses while a model runs.
  */
+
+/** Holds the users of a batch in the pool, with room for their new tokens. It ends with a commit or an abort. */
+typedef struct pagoda_kv_lease pagoda_kv_lease;
 
 /** An index tensor of a lease: the input of the same name of the ai.pagoda operators. */
 typedef int32_t pagoda_kv_tensor;
 
 /** The offset of the first row of each user: i32 [users + 1]. */
 #define PAGODA_KV_TENSOR_ROW_OFFSETS 0
-
 /** The number of candidates of each user: i32 [users]. */
 #define PAGODA_KV_TENSOR_NUM_CANDIDATES 1
-
 /** The number of cached tokens of each user: i32 [users]. */
 #define PAGODA_KV_TENSOR_CACHED_LEN 2
-
 /** The offset of each user in the list of pages: i32 [users + 1]. */
 #define PAGODA_KV_TENSOR_PAGE_INDPTR 3
-
 /** The pages of all users, each user's in order of position: i32. */
 #define PAGODA_KV_TENSOR_PAGE_IDS 4
-
-/** Holds the users of a batch in the pool, with room for their new tokens. It ends with a commit or an abort. */
-typedef struct pagoda_kv_lease pagoda_kv_lease;
 
 /**
  * What a batch has of one user. Start from PAGODA_KV_REQUEST_INIT, which sets `struct_size`. All elements of an array
@@ -1541,9 +1476,15 @@ pagoda_status pagoda_kv_lease_abort(const pagoda_kv_lease *lease, pagoda_error *
  */
 pagoda_status pagoda_kv_lease_free(pagoda_kv_lease *lease);
 
-/* ---- Engines ---------------------------------------------------------------------------------------------------------
+/* ---- Engines -------------------------------------------------------------------------------------------------------
  * Model folders, served: users and candidates in, scores out.
  */
+
+/**
+ * A ranking engine: an open model folder with its embedding tables and the keys and values of its users. Requests of
+ * concurrent callers run in batches. Any number of threads may use a handle at the same time.
+ */
+typedef struct pagoda_engine pagoda_engine;
 
 /** The largest batch that a CUDA graph has room for. Start from PAGODA_GRAPH_SHAPE_INIT, which sets `struct_size`. */
 typedef struct {
@@ -1556,8 +1497,8 @@ typedef struct {
     /** The maximum number of candidates of all users together; 0: as many as `rows`. */
     int32_t candidates;
     /**
-     * The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more than
-     * the pool has.
+     * The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more
+     * than the pool has.
      */
     int32_t pages;
 } pagoda_graph_shape;
@@ -1569,13 +1510,21 @@ typedef struct {
 typedef struct {
     /** The size of this struct. */
     uint32_t struct_size;
-    /** How many batches run at the same time; 1 to 256, default 1. They share the weights, the tables and the caches. */
+    /**
+     * How many batches run at the same time; 1 to 256, default 1. They share the weights, the tables and the caches.
+     */
     int32_t instances;
     /** The maximum number of requests in a batch; default 64. */
     int32_t max_batch;
-    /** The maximum number of rows in a batch: new events and candidates; default 8192. A request with more rows runs alone. */
+    /**
+     * The maximum number of rows in a batch: new events and candidates; default 8192. A request with more rows runs
+     * alone.
+     */
     int32_t max_batch_rows;
-    /** The maximum number of queued requests; default 4096. A request beyond it is rejected with PAGODA_STATUS_CAPACITY. */
+    /**
+     * The maximum number of queued requests; default 4096. A request beyond it is rejected with
+     * PAGODA_STATUS_CAPACITY.
+     */
     int32_t queue;
     /** The unit of `kv_size`; default PAGODA_KV_SIZE_UNIT_DEFAULT: 1 GiB. */
     pagoda_kv_size_unit kv_size_unit;
@@ -1584,13 +1533,13 @@ typedef struct {
     /** As in pagoda_kv_options; default 12. */
     int32_t ahead_percent;
     /**
-     * The size of the pool of keys and values, in `kv_size_unit`. With 0 pages or 0 bytes nothing is cached: every request
-     * computes its whole history.
+     * The size of the pool of keys and values, in `kv_size_unit`. With 0 pages or 0 bytes nothing is cached: every
+     * request computes its whole history.
      */
     uint64_t kv_size;
     /**
-     * Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned if
-     * the model can run on a GPU.
+     * Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned
+     * if the model can run on a GPU.
      */
     uint64_t host_bytes;
     /**
@@ -1604,13 +1553,13 @@ typedef struct {
      */
     uint64_t remember_bytes;
     /**
-     * Bytes for the cache of each embedding table; default 0: a table of up to 256 MiB is cached as a whole, a larger one
-     * with 256 MiB.
+     * Bytes for the cache of each embedding table; default 0: a table of up to 256 MiB is cached as a whole, a larger
+     * one with 256 MiB.
      */
     uint64_t table_cache_bytes;
     /**
-     * A configuration file (ps.json) that names the backing tiers of the embedding tables, UTF-8; NULL: host memory, with
-     * all rows. The models in the file are ignored. The tables are those of the model folder.
+     * A configuration file (ps.json) that names the backing tiers of the embedding tables, UTF-8; NULL: host memory,
+     * with all rows. The models in the file are ignored. The tables are those of the model folder.
      */
     const char *table_tiers_path;
     /** Where the model runs, and on how many threads; NULL = the defaults. Its `tables` must be NULL. */
@@ -1621,9 +1570,9 @@ typedef struct {
     const pagoda_store_options *store_options;
     /**
      * On a GPU: batch shapes that are captured into CUDA graphs, `cuda_graph_count` of them; NULL = none. A graph is
-     * captured when its shape is first used, and replayed after that. A batch uses the shape with the fewest rows that it
-     * fits into; a batch that fits into none runs without a graph. Every node of the model must run on the GPU. On the CPU
-     * the shapes are checked and not used.
+     * captured when its shape is first used, and replayed after that. A batch uses the shape with the fewest rows that
+     * it fits into; a batch that fits into none runs without a graph. Every node of the model must run on the GPU. On
+     * the CPU the shapes are checked and not used.
      */
     const pagoda_graph_shape *cuda_graphs;
     /** How many shapes `cuda_graphs` has; default 0. */
@@ -1631,10 +1580,13 @@ typedef struct {
 } pagoda_engine_options;
 
 /** The default options of an engine. */
-#define PAGODA_ENGINE_OPTIONS_INIT { sizeof(pagoda_engine_options), 1, 64, 8192, 4096, 0, 0, 12, 0, 0, 0, 67108864, 0, NULL, NULL, NULL, NULL, NULL, 0 }
+#define PAGODA_ENGINE_OPTIONS_INIT \
+    { sizeof(pagoda_engine_options), 1, 64, 8192, 4096, 0, 0, 12, 0, 0, 0, 67108864, 0, \
+      NULL, NULL, NULL, NULL, NULL, 0 }
 
 /**
- * A request: score candidates for a user. Start from PAGODA_RANK_REQUEST_INIT, which sets `struct_size` and the defaults.
+ * A request: score candidates for a user. Start from PAGODA_RANK_REQUEST_INIT, which sets `struct_size` and the
+ * defaults.
  *
  * A feature is named as in pagoda.json. It has one key for every event, candidate or user; -1 stands for no key.
  */
@@ -1646,8 +1598,8 @@ typedef struct {
     /** The user. */
     uint64_t user;
     /**
-     * The position of the first sent event in the history of the user. Default -1: the events are the whole history, and
-     * the engine finds out which of them are new.
+     * The position of the first sent event in the history of the user. Default -1: the events are the whole history,
+     * and the engine finds out which of them are new.
      */
     int64_t start;
     /** How many events are sent; may be 0. */
@@ -1661,9 +1613,9 @@ typedef struct {
     /** The time of each event, in seconds; may be NULL if the model has no times. */
     const int64_t *event_times;
     /**
-     * How many user features are sent: all features of the model, or 0 if `start` is greater than 0; they are then those
-     * of earlier requests. If they are sent with such a `start`, the engine compares them with its event log; without an
-     * entry there, the request fails as a gap does.
+     * How many user features are sent: all features of the model, or 0 if `start` is greater than 0; they are then
+     * those of earlier requests. If they are sent with such a `start`, the engine compares them with its event log;
+     * without an entry there, the request fails as a gap does.
      */
     size_t user_feature_count;
     /** The names of the user features. */
@@ -1690,13 +1642,8 @@ typedef struct {
 } pagoda_rank_request;
 
 /** A request of user 0 without events and candidates. */
-#define PAGODA_RANK_REQUEST_INIT { sizeof(pagoda_rank_request), 0, 0, -1, 0, 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0, NULL }
-
-/**
- * A ranking engine: an open model folder with its embedding tables and the keys and values of its users. Requests of
- * concurrent callers run in batches. Any number of threads may use a handle at the same time.
- */
-typedef struct pagoda_engine pagoda_engine;
+#define PAGODA_RANK_REQUEST_INIT \
+    { sizeof(pagoda_rank_request), 0, 0, -1, 0, 0, NULL, NULL, NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0, NULL }
 
 /** How a request was answered. Start from PAGODA_RANK_RESPONSE_INIT, which sets `struct_size`. */
 typedef struct {
@@ -1779,16 +1726,16 @@ pagoda_status pagoda_engine_open(const char *folder,
  * first candidate in the order of the tasks, then those of the next. `score_count` is the capacity of `scores`; it
  * must be candidates times tasks (pagoda_engine_tasks). `response` may be NULL.
  *
- * A swap can change the number of tasks between pagoda_engine_tasks and this call, or while the request is queued. The
- * call then fails with INVALID_ARGUMENT about "score_count": get the number of tasks again, and repeat the call.
+ * If a swap changes the number of tasks before or during this call, it fails with INVALID_ARGUMENT about
+ * "score_count". Get the number of tasks again, and repeat the call.
  *
  * Ownership: the caller keeps the arguments. Threads: any number at once; concurrent requests may run in one batch.
  * Errors: INVALID_HANDLE; INVALID_ARGUMENT for an invalid request; NOT_FOUND for a feature that the model does not
  * have, and about "request.start" for a gap: events before `start` are missing here, so send the whole history;
  * CAPACITY if the queue is full, or the history is larger than the pool; CANCELLED if the request was cancelled or
- * exceeded its time limit; RUNTIME if the model fails. A failed request does not affect other requests, and its events
- * are not kept, with two exceptions: they may be kept if the request was cancelled while its batch ran, and they are
- * kept after the "score_count" error above.
+ * exceeded its time limit; RUNTIME if the model fails. A failed request does not affect other requests. Its events are
+ * not kept, with two exceptions: they may be kept if the request was cancelled while its batch ran, and after the
+ * "score_count" error above.
  */
 pagoda_status pagoda_engine_rank(const pagoda_engine *engine,
                                  const pagoda_rank_request *request,
@@ -1850,7 +1797,7 @@ pagoda_status pagoda_engine_prefetch(const pagoda_engine *engine,
 
 /**
  * Evicts the keys and values of users from the pool to host memory and the store. Without either they are lost, and
- * the next request of the user computes them again. `unloaded` receives the number of users that had any in the pool.
+ * must be computed again. `unloaded` receives the number of users that had any in the pool.
  *
  * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a request
  * of one of the users runs or is being put into a batch; IO.

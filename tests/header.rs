@@ -53,7 +53,15 @@ fn in_sections(header: &str) -> String {
         at.map_or(String::new(), |at| format!("\n{}\n", items.remove(at).1))
     };
     for (title, about, files) in SECTIONS {
-        text += &format!("\n/* ---- {title} {}\n * {about}\n */\n", "-".repeat(112 - title.len()));
+        text += &format!("\n/* ---- {title} {}\n * {about}\n */\n", "-".repeat(110 - title.len()));
+        // The handles first.
+        for file in files {
+            for part in read(&format!("sdk/src/ffi/{file}")).split("\npub struct ").skip(1) {
+                if let Some((name, _)) = part.split_once(" {\n    _private:") {
+                    text += &take(name);
+                }
+            }
+        }
         for file in files {
             if *file == "process.rs" {
                 for part in ["", "_MAJOR", "_MINOR", "_PATCH", "_NUMBER"] {
@@ -66,7 +74,15 @@ fn in_sections(header: &str) -> String {
                     .split(|c: char| c != '_' && !c.is_ascii_alphanumeric())
                     .find(|word| word.starts_with("pagoda_") || word.starts_with("PAGODA_"));
                 let Some(name) = name else { continue };
-                text += &take(name);
+                // The constants of a type stand together.
+                let item = take(name);
+                text += if line.starts_with("pub const")
+                    && text.lines().last().is_some_and(|last| last.starts_with("#def"))
+                {
+                    item.trim_start_matches('\n')
+                } else {
+                    &item
+                };
                 if line.starts_with("pub struct") {
                     text += &take(&format!("{}_INIT", name.to_uppercase()));
                 }
@@ -113,12 +129,15 @@ fn tidy(header: &str) -> String {
                 }
                 in_safety = false;
                 if lines.len() >= 2 && lines[lines.len() - 2].trim() == "/**" {
-                    let text = lines.pop().expect("two lines");
-                    let opening = lines.pop().expect("two lines");
-                    lines.push(format!("{opening}{} */", text.trim().trim_start_matches('*')));
-                } else {
-                    lines.push(line.to_owned());
+                    let text = &lines[lines.len() - 1];
+                    let joined = format!("{}{} */", lines[lines.len() - 2], text.trim().trim_start_matches('*'));
+                    if joined.len() <= 120 {
+                        lines.truncate(lines.len() - 2);
+                        lines.push(joined);
+                        continue;
+                    }
                 }
+                lines.push(line.to_owned());
             }
             _ if in_safety => {}
             _ => lines.push(line.to_owned()),

@@ -25,8 +25,8 @@ pub(super) unsafe fn out<'a, T>(pointer: *mut T, argument: &str) -> Result<&'a m
         .ok_or_else(|| Error::invalid(argument, "NULL, where the result is to be written"))
 }
 
-/// Writes a text to a caller's buffer, and its length with the NUL at the end; to a buffer that is NULL, with a capacity of
-/// 0, the length alone.
+/// Writes a text to a caller's buffer, and its length with the NUL at the end; to a buffer that is NULL, with a
+/// capacity of 0, the length alone.
 ///
 /// # Safety
 /// `buffer` is NULL or has room for `capacity` bytes; `length` is NULL or may be written to.

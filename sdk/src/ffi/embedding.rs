@@ -253,8 +253,9 @@ pub unsafe extern "C" fn pagoda_embeddings_dim(
 /// unknown table.
 ///
 /// # Safety
-/// `table` is a C string, `keys` has `key_count` elements, `options` is NULL or of the size that it says; `numbers` has room
-/// for `number_count` numbers and `found`, unless it is NULL, for `key_count` bytes; they and `error` may be written to.
+/// `table` is a C string, `keys` has `key_count` elements, `options` is NULL or of the size that it says; `numbers` has
+/// room for `number_count` numbers and `found`, unless it is NULL, for `key_count` bytes; they and `error` may be
+/// written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_embeddings_lookup(
     embeddings: *const pagoda_embeddings,

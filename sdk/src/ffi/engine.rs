@@ -136,16 +136,16 @@ pub unsafe extern "C" fn pagoda_engine_open(
 /// first candidate in the order of the tasks, then those of the next. `score_count` is the capacity of `scores`; it
 /// must be candidates times tasks (pagoda_engine_tasks). `response` may be NULL.
 ///
-/// A swap can change the number of tasks between pagoda_engine_tasks and this call, or while the request is queued. The
-/// call then fails with INVALID_ARGUMENT about "score_count": get the number of tasks again, and repeat the call.
+/// If a swap changes the number of tasks before or during this call, it fails with INVALID_ARGUMENT about
+/// "score_count". Get the number of tasks again, and repeat the call.
 ///
 /// Ownership: the caller keeps the arguments. Threads: any number at once; concurrent requests may run in one batch.
 /// Errors: INVALID_HANDLE; INVALID_ARGUMENT for an invalid request; NOT_FOUND for a feature that the model does not
 /// have, and about "request.start" for a gap: events before `start` are missing here, so send the whole history;
 /// CAPACITY if the queue is full, or the history is larger than the pool; CANCELLED if the request was cancelled or
-/// exceeded its time limit; RUNTIME if the model fails. A failed request does not affect other requests, and its events
-/// are not kept, with two exceptions: they may be kept if the request was cancelled while its batch ran, and they are
-/// kept after the "score_count" error above.
+/// exceeded its time limit; RUNTIME if the model fails. A failed request does not affect other requests. Its events are
+/// not kept, with two exceptions: they may be kept if the request was cancelled while its batch ran, and after the
+/// "score_count" error above.
 ///
 /// # Safety
 /// `request` is of the size that it says, and its lists as long as it says, with names that are C strings; `scores` has
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn pagoda_engine_prefetch(
 }
 
 /// Evicts the keys and values of users from the pool to host memory and the store. Without either they are lost, and
-/// the next request of the user computes them again. `unloaded` receives the number of users that had any in the pool.
+/// must be computed again. `unloaded` receives the number of users that had any in the pool.
 ///
 /// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a request
 /// of one of the users runs or is being put into a batch; IO.

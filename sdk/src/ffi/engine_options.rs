@@ -33,8 +33,8 @@ pub struct pagoda_graph_shape {
     pub rows: i32,
     /// The maximum number of candidates of all users together; 0: as many as `rows`.
     pub candidates: i32,
-    /// The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more than
-    /// the pool has.
+    /// The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more
+    /// than the pool has.
     pub pages: i32,
 }
 
@@ -48,9 +48,11 @@ pub struct pagoda_engine_options {
     pub instances: i32,
     /// The maximum number of requests in a batch; default 64.
     pub max_batch: i32,
-    /// The maximum number of rows in a batch: new events and candidates; default 8192. A request with more rows runs alone.
+    /// The maximum number of rows in a batch: new events and candidates; default 8192. A request with more rows runs
+    /// alone.
     pub max_batch_rows: i32,
-    /// The maximum number of queued requests; default 4096. A request beyond it is rejected with PAGODA_STATUS_CAPACITY.
+    /// The maximum number of queued requests; default 4096. A request beyond it is rejected with
+    /// PAGODA_STATUS_CAPACITY.
     pub queue: i32,
     /// The unit of `kv_size`; default PAGODA_KV_SIZE_UNIT_DEFAULT: 1 GiB.
     pub kv_size_unit: pagoda_kv_size_unit,
@@ -58,11 +60,11 @@ pub struct pagoda_engine_options {
     pub offload: pagoda_offload,
     /// As in pagoda_kv_options; default 12.
     pub ahead_percent: i32,
-    /// The size of the pool of keys and values, in `kv_size_unit`. With 0 pages or 0 bytes nothing is cached: every request
-    /// computes its whole history.
+    /// The size of the pool of keys and values, in `kv_size_unit`. With 0 pages or 0 bytes nothing is cached: every
+    /// request computes its whole history.
     pub kv_size: u64,
-    /// Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned if
-    /// the model can run on a GPU.
+    /// Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned
+    /// if the model can run on a GPU.
     pub host_bytes: u64,
     /// The coalescing window: how many microseconds a request waits for other requests, to run in one batch with them;
     /// default 0: it does not wait. A batch then has the requests that arrived while all instances were busy.
@@ -70,11 +72,11 @@ pub struct pagoda_engine_options {
     /// Bytes for the event log: the events of users as they were sent; default 64 MiB, 0: none. With it, a request that
     /// sends only new events is served even if the keys and values of the earlier events were evicted.
     pub remember_bytes: u64,
-    /// Bytes for the cache of each embedding table; default 0: a table of up to 256 MiB is cached as a whole, a larger one
-    /// with 256 MiB.
+    /// Bytes for the cache of each embedding table; default 0: a table of up to 256 MiB is cached as a whole, a larger
+    /// one with 256 MiB.
     pub table_cache_bytes: u64,
-    /// A configuration file (ps.json) that names the backing tiers of the embedding tables, UTF-8; NULL: host memory, with
-    /// all rows. The models in the file are ignored. The tables are those of the model folder.
+    /// A configuration file (ps.json) that names the backing tiers of the embedding tables, UTF-8; NULL: host memory,
+    /// with all rows. The models in the file are ignored. The tables are those of the model folder.
     pub table_tiers_path: *const c_char,
     /// Where the model runs, and on how many threads; NULL = the defaults. Its `tables` must be NULL.
     pub model: *const pagoda_model_options,
@@ -83,9 +85,9 @@ pub struct pagoda_engine_options {
     /// How the store is opened; NULL = the defaults.
     pub store_options: *const pagoda_store_options,
     /// On a GPU: batch shapes that are captured into CUDA graphs, `cuda_graph_count` of them; NULL = none. A graph is
-    /// captured when its shape is first used, and replayed after that. A batch uses the shape with the fewest rows that it
-    /// fits into; a batch that fits into none runs without a graph. Every node of the model must run on the GPU. On the CPU
-    /// the shapes are checked and not used.
+    /// captured when its shape is first used, and replayed after that. A batch uses the shape with the fewest rows that
+    /// it fits into; a batch that fits into none runs without a graph. Every node of the model must run on the GPU. On
+    /// the CPU the shapes are checked and not used.
     pub cuda_graphs: *const pagoda_graph_shape,
     /// How many shapes `cuda_graphs` has; default 0.
     pub cuda_graph_count: usize,
@@ -101,7 +103,8 @@ unsafe impl Versioned for pagoda_engine_options {
     const FIRST_SIZE: usize = 120;
 }
 
-/// A request: score candidates for a user. Start from PAGODA_RANK_REQUEST_INIT, which sets `struct_size` and the defaults.
+/// A request: score candidates for a user. Start from PAGODA_RANK_REQUEST_INIT, which sets `struct_size` and the
+/// defaults.
 ///
 /// A feature is named as in pagoda.json. It has one key for every event, candidate or user; -1 stands for no key.
 #[repr(C)]
@@ -113,8 +116,8 @@ pub struct pagoda_rank_request {
     pub has_time: i32,
     /// The user.
     pub user: u64,
-    /// The position of the first sent event in the history of the user. Default -1: the events are the whole history, and
-    /// the engine finds out which of them are new.
+    /// The position of the first sent event in the history of the user. Default -1: the events are the whole history,
+    /// and the engine finds out which of them are new.
     pub start: i64,
     /// How many events are sent; may be 0.
     pub event_count: usize,
@@ -126,9 +129,9 @@ pub struct pagoda_rank_request {
     pub event_keys: *const *const i64,
     /// The time of each event, in seconds; may be NULL if the model has no times.
     pub event_times: *const i64,
-    /// How many user features are sent: all features of the model, or 0 if `start` is greater than 0; they are then those
-    /// of earlier requests. If they are sent with such a `start`, the engine compares them with its event log; without an
-    /// entry there, the request fails as a gap does.
+    /// How many user features are sent: all features of the model, or 0 if `start` is greater than 0; they are then
+    /// those of earlier requests. If they are sent with such a `start`, the engine compares them with its event log;
+    /// without an entry there, the request fails as a gap does.
     pub user_feature_count: usize,
     /// The names of the user features.
     pub user_features: *const *const c_char,

@@ -144,8 +144,8 @@ impl Wrong {
 const _: () = assert!(usize::BITS == 64);
 const INDEX_BITS: u32 = 24;
 const MAX_OBJECTS: usize = 1 << INDEX_BITS;
-/// Where the count of uses begins. Its highest bit makes a handle a number that is no address: a caller's garbage collector
-/// that takes it for a pointer finds nothing there.
+/// Where the count of uses begins. Its highest bit makes a handle a number that is no address: a caller's garbage
+/// collector that takes it for a pointer finds nothing there.
 const FIRST_GENERATION: u32 = 1 << 31;
 
 fn token(kind: Kind, index: u32, generation: u32) -> usize {

@@ -51,8 +51,8 @@ pub const PAGODA_OFFLOAD_AT_COMMIT: pagoda_offload = 1;
 /// Only by pagoda_kv_cache_offload; what is evicted without it is lost.
 pub const PAGODA_OFFLOAD_BY_HAND: pagoda_offload = 2;
 
-/// The shape, the size and the behaviour of a cache. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size` and the
-/// defaults. `layers`, `heads`, `head_size`, `size` and `size_unit` have no default.
+/// The shape, the size and the behaviour of a cache. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size` and
+/// the defaults. `layers`, `heads`, `head_size`, `size` and `size_unit` have no default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_kv_options {
@@ -83,19 +83,19 @@ pub struct pagoda_kv_options {
     pub edited: pagoda_edited,
     /// When histories are written to the store; default PAGODA_OFFLOAD_ON_EVICTION.
     pub offload: pagoda_offload,
-    /// 1: pagoda_kv_cache_prepare returns before the histories are loaded from the store, and pagoda_kv_lease_wait waits for
-    /// them. 0, the default: pagoda_kv_cache_prepare waits.
+    /// 1: pagoda_kv_cache_prepare returns before the histories are loaded from the store, and pagoda_kv_lease_wait
+    /// waits for them. 0, the default: pagoda_kv_cache_prepare waits.
     pub onload_in_background: i32,
     /// The number of threads that read the store; default 0 = 2.
     pub onload_threads: i32,
-    /// With PAGODA_OFFLOAD_ON_EVICTION: the percentage of the pool that is kept free or stored ahead of eviction, so that an
-    /// eviction needs no copy. A background thread stores the least recently used users as the pool fills up. Default 12;
-    /// 0: nothing is stored ahead.
+    /// With PAGODA_OFFLOAD_ON_EVICTION: the percentage of the pool that is kept free or stored ahead of eviction, so
+    /// that an eviction needs no copy. A background thread stores the least recently used users as the pool fills up.
+    /// Default 12; 0: nothing is stored ahead.
     pub ahead_percent: i32,
     /// The version of the model, UTF-8; NULL = "". A history that was stored for another version is not used.
     pub model_version: *const c_char,
-    /// The store for evicted histories; NULL = none. Several caches may share a store. The cache keeps the store open, even
-    /// after its handle is freed.
+    /// The store for evicted histories; NULL = none. Several caches may share a store. The cache keeps the store open,
+    /// even after its handle is freed.
     pub store: *const pagoda_store,
 }
 

@@ -171,18 +171,18 @@ pub unsafe extern "C" fn pagoda_store_compact(
 /// invalid `struct_size`.
 ///
 /// # Safety
-/// `info` may be written to as far as its struct_size says, and `error`.
+/// `stats` may be written to as far as its struct_size says, and `error`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_store_get_stats(
     store: *const pagoda_store,
-    info: *mut pagoda_store_stats,
+    stats: *mut pagoda_store_stats,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
         boundary("pagoda_store_get_stats", error, || {
-            let (store, out) = (DiskStore::get(store, "store")?, args::out_struct(info, "info")?);
-            out.write(&info_of(&store));
+            let (store, out) = (DiskStore::get(store, "store")?, args::out_struct(stats, "stats")?);
+            out.write(&stats_of(&store));
             Ok(())
         })
     }
@@ -240,7 +240,7 @@ fn about_path(error: Error) -> Error {
     if error.argument().is_none() { error.about("path") } else { error }
 }
 
-fn info_of(store: &DiskStore) -> pagoda_store_stats {
+fn stats_of(store: &DiskStore) -> pagoda_store_stats {
     let stats = store.stats();
     pagoda_store_stats {
         struct_size: size_of::<pagoda_store_stats>() as u32,

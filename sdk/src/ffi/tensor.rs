@@ -169,8 +169,8 @@ pub unsafe extern "C" fn pagoda_tensor_borrow(
 /// dimensions, for a NULL, and for text that is not UTF-8.
 ///
 /// # Safety
-/// `values` has `count` elements, each a C string or as long as `lengths` says; `dims` has `rank` elements; `tensor` and
-/// `error` may be written to.
+/// `values` has `count` elements, each a C string or as long as `lengths` says; `dims` has `rank` elements; `tensor`
+/// and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_tensor_new_strings(
     values: *const *const c_char,

@@ -40,14 +40,14 @@ use crate::runtime::{Model, Watcher, cancelled};
 use crate::store::{DiskStore, HostStore, Store, Ticket};
 use crate::sync::Mutex;
 
-/// How many users are forgotten before the store is waited for: enough that the waiting does not show, and few enough that
-/// others' tokens do not wait behind them for long.
+/// How many users are forgotten before the store is waited for: enough that the waiting does not show, and few enough
+/// that others' tokens do not wait behind them for long.
 const FORGOTTEN_TOGETHER: usize = 4096;
 
-/// A model folder that is being served. Any number of threads may use one at the same time.
+/// A model folder that is served. Any number of threads may use an engine at the same time.
 ///
-/// Dropping it answers the requests that wait, and stores what is cached if there is a store. It may be dropped in a
-/// callback of its own; then what that request uses is closed after the callback returns.
+/// Dropping it answers the queued requests, and writes the pool to the store if there is one. It may be dropped in a
+/// callback of its own; what that request uses is then closed after the callback returns.
 pub struct Engine {
     scheduler: Arc<Scheduler<Ranker>>,
     workers: Workers,
@@ -86,10 +86,11 @@ impl Engine {
     /// otherwise waits for its turn.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for what can not be asked, NOT_FOUND for features that the model does not have and for a gap: the events before `start` are not known here, so send the whole history. CAPACITY when too many requests
-    /// wait or the history is larger than the cache, CANCELLED when it was cancelled or its time is over, RUNTIME when
-    /// the model fails. Whatever fails, fails alone, and leaves nothing of itself behind; only what was cancelled or
-    /// out of time while it ran with others may be kept.
+    /// INVALID_ARGUMENT for what can not be asked, NOT_FOUND for features that the model does not have and for a gap:
+    /// the events before `start` are not known here, so send the whole history. CAPACITY when too many requests wait or
+    /// the history is larger than the cache, CANCELLED when it was cancelled or its time is over, RUNTIME when the
+    /// model fails. Whatever fails, fails alone, and leaves nothing of itself behind; only what was cancelled or out of
+    /// time while it ran with others may be kept.
     pub fn rank(&self, request: &RankRequest) -> Result<RankResponse> {
         let pending = self.pending(request, false)?;
         if let Err(error) = self.scheduler.run_or_queue(&pending) {
@@ -173,9 +174,9 @@ impl Engine {
         }
     }
 
-    /// Starts to load keys and values of users from host memory and the store into the pool, and returns at once, so that
-    /// a request that comes soon need not wait for them. Stops where the pool has no more room. Returns how many histories
-    /// are being loaded.
+    /// Starts to load keys and values of users from host memory and the store into the pool, and returns at once, so
+    /// that a request that comes soon need not wait for them. Stops where the pool has no more room. Returns how many
+    /// histories are being loaded.
     pub fn prefetch(&self, users: &[u64]) -> Result<usize> {
         let serving = self.ranker().current();
         match serving.kv.as_ref().filter(|_| serving.keeps) {
@@ -185,8 +186,8 @@ impl Engine {
     }
 
     /// Evicts keys and values of users from the pool to host memory and the store, as an eviction for other users does;
-    /// without either they are gone. Returns how many users had any in the pool. A user whose request runs or is being put
-    /// into a batch is an error (BUSY).
+    /// without either they are gone. Returns how many users had any in the pool. A user whose request runs or is being
+    /// put into a batch is an error (BUSY).
     pub fn unload(&self, users: &[u64]) -> Result<usize> {
         let serving = self.ranker().current();
         match serving.kv.as_ref().filter(|_| serving.keeps) {
@@ -197,8 +198,8 @@ impl Engine {
 
     /// Forgets users: their events, and their keys and values in the version that is served now, also those in the
     /// store. What another version left in the store is found when that is served again: forget them there too. Says
-    /// how many were known. A user who has a request that runs now, or is just being put into a batch, is an error (BUSY).
-    /// After an error some of it may be forgotten: repeat the call.
+    /// how many were known. A user who has a request that runs now, or is just being put into a batch, is an error
+    /// (BUSY). After an error some of it may be forgotten: repeat the call.
     pub fn forget(&self, users: &[u64]) -> Result<usize> {
         let serving = self.ranker().current();
         let mut known = 0;
@@ -224,22 +225,22 @@ impl Engine {
         (ranker.current().model.provider() == Provider::Cuda).then_some(ranker.options.model.device_id)
     }
 
-    /// The folder that is served now.
+    /// The model folder that is served.
     pub fn folder(&self) -> Arc<ModelFolder> {
         Arc::clone(&self.ranker().current().folder)
     }
 
-    /// The model that runs now.
+    /// The model that is served.
     pub fn model(&self) -> Arc<Model> {
         Arc::clone(&self.ranker().current().model)
     }
 
-    /// Whether keys and values are kept.
+    /// Whether keys and values are cached.
     pub fn is_caching(&self) -> bool {
         self.ranker().current().keeps
     }
 
-    /// What the engine did.
+    /// The state and the counters of the engine.
     pub fn stats(&self) -> EngineStats {
         let (answered, failed, batches) = self.scheduler.counters.totals();
         let (cached_rows, computed_rows) = self.ranker().rows.totals();
@@ -256,13 +257,14 @@ impl Engine {
         }
     }
 
-    /// What the cache of keys and values has and did, if there is one. A swap begins a new one.
+    /// The statistics of the cache of keys and values, if there is one. A swap starts a new cache.
     pub fn kv_stats(&self) -> Option<KvStats> {
         let serving = self.ranker().current();
         serving.kv.as_ref().filter(|_| serving.keeps).map(|kv| kv.stats())
     }
 
-    /// What each embedding table did, with its name; none if they are in the graph. A swap begins anew.
+    /// The name and the statistics of each embedding table; none if the tables are in the graph. A swap opens new
+    /// tables.
     pub fn table_stats(&self) -> Vec<(String, TableStats)> {
         self.ranker().current().tables.as_ref().map_or_else(Vec::new, |tables| tables.stats())
     }
@@ -287,8 +289,8 @@ impl Drop for Engine {
     }
 }
 
-/// Forgets the events of a user, and says whether there were any: while no worker can take a request of that user, which
-/// would note again what it has found.
+/// Forgets the events of a user, and says whether there were any: while no worker can take a request of that user,
+/// which would note again what it has found.
 fn forget_events(scheduler: &Scheduler<Ranker>, user: u64) -> Result<bool> {
     let forgotten = scheduler.unless_taken(user, || scheduler.runner.events.forget(user));
     forgotten.ok_or_else(|| {

@@ -9,13 +9,16 @@ use crate::embedding::{CacheSize, EmbeddingConfig};
 /// How to open an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Where the model runs, and on how many threads. `tables` must be `None`: an engine opens the tables of its model folder.
+    /// Where the model runs, and on how many threads. `tables` must be `None`: an engine opens the tables of its model
+    /// folder.
     pub model: ModelOptions,
-    /// The size of the pool of keys and values. `None`, or a size of 0: nothing is cached, and every request computes its
-    /// whole history. A model that does not support the cache (`kv.cache` in pagoda.json) runs without it in any case.
+    /// The size of the pool of keys and values. `None`, or a size of 0: nothing is cached, and every request computes
+    /// its whole history. A model that does not support the cache (`kv.cache` in pagoda.json) runs without it in any
+    /// case.
     pub kv: Option<Pages>,
-    /// Bytes of host memory for keys and values that were evicted from the pool; 0: none. The memory is allocated when the
-    /// engine is opened, and is pinned if the model can run on a GPU. Loading from it is faster than loading from a store.
+    /// Bytes of host memory for keys and values that were evicted from the pool; 0: none. The memory is allocated when
+    /// the engine is opened, and is pinned if the model can run on a GPU. Loading from it is faster than loading from a
+    /// store.
     pub host_bytes: u64,
     /// The store on disk for keys and values that were evicted from memory. They survive a restart. `None`: no store.
     pub store: Option<EngineStore>,
@@ -31,18 +34,19 @@ pub struct EngineOptions {
     pub max_batch: u32,
     /// The maximum number of rows in a batch: new events and candidates. A request with more rows runs alone.
     pub max_batch_rows: u32,
-    /// On a GPU: the batch shapes that are captured into CUDA graphs. A graph is captured when its shape is first used, and
-    /// replayed after that, which saves the launch of every kernel. A batch uses the shape with the fewest rows that it fits
-    /// into, and is padded to it. A batch that fits into no shape runs without a graph, and is counted. Empty: no graphs.
+    /// On a GPU: the batch shapes that are captured into CUDA graphs. A graph is captured when its shape is first used,
+    /// and replayed after that, which saves the launch of every kernel. A batch uses the shape with the fewest rows
+    /// that it fits into, and is padded to it. A batch that fits into no shape runs without a graph, and is counted.
+    /// Empty: no graphs.
     pub cuda_graphs: Vec<GraphShape>,
-    /// The coalescing window: how long a request waits for other requests, to run in one batch with them. 0: it does not
-    /// wait; a batch then has the requests that arrived while all instances were busy.
+    /// The coalescing window: how long a request waits for other requests, to run in one batch with them. 0: it does
+    /// not wait; a batch then has the requests that arrived while all instances were busy.
     pub max_delay: Duration,
     /// The maximum number of queued requests. A request beyond it is rejected with CAPACITY.
     pub queue: u32,
-    /// Bytes for the event log: the events of users as they were sent, a few numbers each. With it, a request that sends
-    /// only new events is served even if the keys and values of the earlier events are gone, after an eviction or a swap.
-    /// The least recently used users are removed first. 0: no event log.
+    /// Bytes for the event log: the events of users as they were sent, a few numbers each. With it, a request that
+    /// sends only new events is served even if the keys and values of the earlier events are gone, after an eviction or
+    /// a swap. The least recently used users are removed first. 0: no event log.
     pub remember_bytes: u64,
 }
 
@@ -76,8 +80,8 @@ pub struct GraphShape {
     pub rows: u32,
     /// The maximum number of candidates of all users together; 0: as many as `rows`.
     pub candidates: u32,
-    /// The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more than
-    /// the pool has.
+    /// The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more
+    /// than the pool has.
     pub pages: u32,
 }
 
@@ -100,8 +104,10 @@ impl EngineStore {
 /// How the embedding tables of a model folder are kept. They have no effect on tables that are part of the graph.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TableOptions {
-    /// The size of the cache of each table. `None`: a table of up to 256 MiB is cached as a whole, a larger one with 256 MiB.
+    /// The size of the cache of each table. `None`: a table of up to 256 MiB is cached as a whole, a larger one with
+    /// 256 MiB.
     pub cache: Option<CacheSize>,
-    /// The backing tiers under the caches. The models of the configuration are ignored. `None`: host memory, with all rows.
+    /// The backing tiers under the caches. The models of the configuration are ignored. `None`: host memory, with all
+    /// rows.
     pub tiers: Option<EmbeddingConfig>,
 }

@@ -1,4 +1,4 @@
-//! What a caller asks, and what it gets.
+//! Requests and responses.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use crate::runtime::Cancel;
 
-/// Keys by feature: a column for each, all of one length.
+/// Keys by feature: a column for each feature, all of the same length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns(Vec<(String, Vec<i64>)>);
 
 impl Columns {
-    /// None.
+    /// No columns.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the keys of a feature, which goes by its name in pagoda.json. -1 (`no_key`) stands for none.
+    /// Adds the keys of a feature, which is named as in pagoda.json. -1 (`no_key`) stands for no key.
     #[must_use]
     pub fn with(mut self, feature: impl Into<String>, keys: impl Into<Vec<i64>>) -> Self {
         self.0.push((feature.into(), keys.into()));
@@ -33,18 +33,18 @@ impl Columns {
         self.iter().find(|(name, _)| *name == feature).map(|(_, keys)| keys)
     }
 
-    /// How many rows the first column has; 0 without columns.
+    /// The number of rows of the first column; 0 without columns.
     pub fn rows(&self) -> usize {
         self.0.first().map_or(0, |(_, keys)| keys.len())
     }
 }
 
-/// Things that a user did, the earliest first.
+/// Events of a user, the earliest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     /// The keys of each item feature and each action feature.
     pub keys: Columns,
-    /// When they were, in seconds; may be empty if the model has no times.
+    /// The time of each event, in seconds; may be empty if the model has no times.
     pub times: Vec<i64>,
 }
 
@@ -53,21 +53,23 @@ pub struct Events {
 pub struct RankRequest {
     /// The user.
     pub user: u64,
-    /// Which event of the user's history is the first of `events`. `None`: `events` are the whole history, and the
-    /// engine works out what of it is new.
+    /// The position of the first of `events` in the history of the user. `None`: `events` are the whole history, and
+    /// the engine finds out which of them are new.
     pub start: Option<u64>,
-    /// The whole history, or what is new of it; there may be none.
+    /// The whole history, or its new part; may be empty.
     pub events: Events,
-    /// The key of each user feature. May be left empty where `start` is beyond 0: then they are what they were.
-    /// Sent, they are compared with those remembered; where none are, it is a gap.
+    /// The key of each user feature. May be empty if `start` is greater than 0: they are then those of earlier
+    /// requests. If they are sent with such a `start`, the engine compares them with its event log; without an entry
+    /// there, the request fails as a gap does.
     pub user_keys: Vec<(String, i64)>,
-    /// The keys of each item feature, one of each for every candidate.
+    /// The keys of each item feature, one for every candidate.
     pub candidates: Columns,
-    /// The time of the request, in seconds, which candidates have if the model has times. `None`: now.
+    /// The time of the request, in seconds, used for the candidates if the model has times. `None`: now.
     pub time: Option<i64>,
-    /// How long it may take. After that the caller gets CANCELLED at once; requests that ran with it go on.
+    /// The time limit. A request that exceeds it ends at once with CANCELLED; the other requests of its batch are not
+    /// affected.
     pub timeout: Option<Duration>,
-    /// Ends it before that.
+    /// Cancels the request when triggered.
     pub cancel: Option<Arc<Cancel>>,
 }
 
@@ -88,9 +90,9 @@ impl fmt::Debug for RankRequest {
 /// The answer to a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankResponse {
-    /// A score for each candidate and task: those of the first candidate, in the order of the tasks, then the next.
+    /// A score for each candidate and task: those of the first candidate in the order of the tasks, then the next.
     pub scores: Vec<f32>,
-    /// How many tasks there are.
+    /// The number of tasks.
     pub tasks: usize,
     /// The version of the model that answered.
     pub version: Arc<str>,
@@ -98,11 +100,11 @@ pub struct RankResponse {
     pub cached_rows: u64,
     /// Rows of the history that were computed.
     pub computed_rows: u64,
-    /// How many other requests ran in the same batch.
+    /// The number of other requests in the same batch.
     pub batched_with: usize,
-    /// From when it came to when its batch was put together.
+    /// The time in the queue, until the batch was formed.
     pub queue_time: Duration,
-    /// How long ONNX Runtime ran.
+    /// The time that ONNX Runtime ran.
     pub run_time: Duration,
 }
 

@@ -1,29 +1,29 @@
-//! What an engine counts.
+//! The counters of an engine.
 
 use crate::metrics::{self, Count};
 
-/// What an engine did since it was opened.
+/// The state of an engine, and counters since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
     /// Requests that were answered.
     pub answered: u64,
-    /// Requests that failed, for whatever reason.
+    /// Requests that failed, for any reason.
     pub failed: u64,
-    /// Batches that ran.
+    /// Batches.
     pub batches: u64,
     /// Rows of histories that were cached.
     pub cached_rows: u64,
     /// Rows of histories that were computed.
     pub computed_rows: u64,
-    /// Requests that wait now.
+    /// Requests in the queue.
     pub waiting: u64,
-    /// Users whose events are remembered.
+    /// Users in the event log.
     pub remembered_users: u64,
-    /// Bytes that those take.
+    /// Bytes of the event log.
     pub remembered_bytes: u64,
 }
 
-/// Rows of histories, while they are counted.
+/// Counters of the rows of histories.
 pub(super) struct RowCounters {
     cached: Count,
     computed: Count,
