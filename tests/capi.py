@@ -68,6 +68,7 @@ class Function:
 
 class Header:
     def __init__(self, text):
+        text = text.replace("\\\n", "")
         self.constants = {name: int(value) for name, value in re.findall(r"^#define (PAGODA_\w+) (-?\d+)$", text, re.M)}
         code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
         code = re.sub(r"^\s*#.*$|extern \"C\" \{|^\}\s*$", "", code, flags=re.M)

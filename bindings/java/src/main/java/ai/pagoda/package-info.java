@@ -3,10 +3,10 @@
  *
  * <pre>{@code
  * try (Engine engine = Engine.open(Path.of("model"))) {
- *     RankResponse ranked = engine.rank(new RankRequest(7)
+ *     RankResponse response = engine.rank(new RankRequest(7)
  *             .events("movie", 17, 4).events("rating", 5, 3)
  *             .candidates("movie", 8, 15, 16));
- *     float first = ranked.score(0, 0);
+ *     float first = response.score(0, 0);
  * }
  * }</pre>
  *
