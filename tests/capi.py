@@ -29,7 +29,7 @@ TYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 1
 
 
 def number_of(dtype):
-    """The pagoda_type of a numpy type."""
+    """The pagoda_element_type of a numpy type."""
     return next(number for number, known in TYPES.items() if np.dtype(known) == np.dtype(dtype))
 
 
@@ -68,6 +68,7 @@ class Function:
 
 class Header:
     def __init__(self, text):
+        text = text.replace("\\\n", "")
         self.constants = {name: int(value) for name, value in re.findall(r"^#define (PAGODA_\w+) (-?\d+)$", text, re.M)}
         code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
         code = re.sub(r"^\s*#.*$|extern \"C\" \{|^\}\s*$", "", code, flags=re.M)
@@ -140,7 +141,7 @@ FUNCTIONS = HEADER.functions
 EXPORTS = (ROOT / "tests/exports.txt").read_text().split()
 assert sorted(FUNCTIONS) == sorted(EXPORTS), sorted(set(FUNCTIONS) ^ set(EXPORTS))
 globals().update(HEADER.constants)
-OK = HEADER.constants["PAGODA_OK"]
+OK = HEADER.constants["PAGODA_STATUS_OK"]
 
 
 # ---- the library -------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class Pagoda:
     def take_error(self, status, handle):
         """An error as an exception, and the handle is freed."""
         texts = [self.raw(f"pagoda_error_{part}", handle).decode() for part in ("message", "argument")]
-        failure = Failure(status, self.raw("pagoda_error_code", handle), *texts)
+        failure = Failure(status, self.raw("pagoda_error_status", handle), *texts)
         assert self.raw("pagoda_error_free", handle) == OK
         return failure
 
@@ -304,14 +305,14 @@ class World:
         dims, words = (ctypes.c_int64 * 1)(2), texts(["pagoda", "塔"])
         self.strings = pagoda.make("pagoda_tensor_new_strings", address(words), None, 2, address(dims), 1)
         self.table, self.models = write_table(Path(folder)), 0
-        self.embedding = self.fresh("pagoda_embedding")
+        self.embedding = self.fresh("pagoda_embeddings")
         self.store = self.fresh("pagoda_store")
         self.cache = self.fresh("pagoda_kv_cache")
         self.engine = self.fresh("pagoda_engine")
         # What the functions that do not free are called with.
         self.shared = {"pagoda_tensor": self.x, "pagoda_model": self.model}
         self.shared |= {"pagoda_store": self.store, "pagoda_kv_cache": self.cache}
-        self.shared |= {"pagoda_embedding": self.embedding, "pagoda_engine": self.engine}
+        self.shared |= {"pagoda_embeddings": self.embedding, "pagoda_engine": self.engine}
 
     def logged(self, user_data, level, source, message):
         self.log.append(ctypes.string_at(message).decode())
@@ -327,7 +328,7 @@ class World:
         self.done.set()
 
     def set_log(self):
-        self.pagoda.call("pagoda_log_set", HEADER.constants["PAGODA_LOG_ERROR"], self.on_log, None)
+        self.pagoda.call("pagoda_log_set", HEADER.constants["PAGODA_LOG_LEVEL_ERROR"], self.on_log, None)
 
     def fresh(self, kind):
         """A new handle."""
@@ -352,9 +353,9 @@ class World:
             self.users += 1
             requests = structs("pagoda_kv_request", [{"user": self.users, "tokens": 3, "candidates": 2}])
             return pagoda.make("pagoda_kv_cache_prepare", self.cache, address(requests), 1)
-        if kind == "pagoda_embedding":
+        if kind == "pagoda_embeddings":
             path = ctypes.create_string_buffer(str(self.table).encode())
-            return pagoda.make("pagoda_embedding_open", address(path))
+            return pagoda.make("pagoda_embeddings_open", address(path))
         if kind == "pagoda_engine":
             folder, options = ctypes.create_string_buffer(str(ENGINE).encode()), engine_options()
             return pagoda.make("pagoda_engine_open", address(folder), address(options))
@@ -371,7 +372,7 @@ class World:
         """The name of a model that is there."""
         model = self.new_model()
         texts = [ctypes.create_string_buffer(text.encode()) for text in (json.dumps(model), str(self.table.parent))]
-        self.pagoda.call("pagoda_embedding_add", self.embedding, *map(address, texts))
+        self.pagoda.call("pagoda_embeddings_add", self.embedding, *map(address, texts))
         return ctypes.create_string_buffer(model["model"].encode())
 
     def folder(self):
@@ -409,14 +410,15 @@ VERSIONS = []
 
 def kv_options(store=None, **fields):
     """Options of a small cache, of a version of its own: a second of the same would not be let to the store."""
-    shape = {"layers": 2, "heads": 2, "head_size": 4, "page_size": 8, "type": 1, "pages": 64, "device": -1}
+    shape = {"layers": 2, "heads": 2, "head_size": 4, "page_size": 8, "type": 1, "device_id": -1}
+    shape |= {"size_unit": HEADER.constants["PAGODA_KV_SIZE_UNIT_PAGES"], "size": 64}
     # Kept, for copies of the options have only its address.
     VERSIONS.append(ctypes.create_string_buffer(str(len(VERSIONS)).encode()))
     return struct("pagoda_kv_options", store=store, model_version=address(VERSIONS[-1]), **shape | fields)
 
 
 # A small model, and what requests and options point to: copies of those have only addresses.
-ENGINE = ROOT / "tests/data/engine/gather"
+ENGINE = ROOT / "tests/data/engine/bag"
 POINTED_TO = []
 
 
@@ -428,7 +430,8 @@ def pointed_to(memory):
 def engine_options(**fields):
     """Options of an engine on one thread with a few pages."""
     model = pointed_to(good_options())
-    limits = {"instances": 1, "max_batch": 4, "max_batch_rows": 100, "queue": 10, "kv_pages": 64, "ahead_percent": 12}
+    limits = {"instances": 1, "max_batch": 4, "max_batch_rows": 100, "queue": 10, "ahead_percent": 12}
+    limits |= {"kv_size_unit": HEADER.constants["PAGODA_KV_SIZE_UNIT_PAGES"], "kv_size": 64}
     return struct("pagoda_engine_options", **limits | {"model": model} | fields)
 
 
@@ -462,14 +465,14 @@ def sentinels(size):
 GOOD = {
     "pagoda_status status": lambda world: 1,
     "uint32_t header_version": lambda world: HEADER.constants["PAGODA_ABI_VERSION"],
-    "pagoda_log_level level": lambda world: HEADER.constants["PAGODA_LOG_ERROR"],
+    "pagoda_log_level level": lambda world: HEADER.constants["PAGODA_LOG_LEVEL_ERROR"],
     "pagoda_log_callback callback": lambda world: world.on_log,
     "pagoda_release_callback release": lambda world: world.on_release,
     "pagoda_run_callback callback": lambda world: world.on_done,
     "void * user_data": lambda world: None,
     "char * buffer": lambda world: sentinels(1 << 16),
     "size_t capacity": lambda world: 1 << 16,
-    "pagoda_type type": lambda world: HEADER.constants["PAGODA_TYPE_F32"],
+    "pagoda_element_type type": lambda world: HEADER.constants["PAGODA_ELEMENT_TYPE_F32"],
     "const int64_t * dims": lambda world: (ctypes.c_int64 * 2)(2, 2),
     "size_t rank": lambda world: 2,
     "void * data": lambda world: (ctypes.c_double * 8)(),
@@ -499,14 +502,14 @@ GOOD = {
         "pagoda_kv_request", [{"user": user, "tokens": 3, "candidates": 2} for user in (7, 8)]
     ),
     "size_t request_count": lambda world: 2,
-    "pagoda_kv_tensor which": lambda world: HEADER.constants["PAGODA_KV_PAGE_IDS"],
+    "pagoda_kv_tensor which": lambda world: HEADER.constants["PAGODA_KV_TENSOR_PAGE_IDS"],
     "int32_t wait": lambda world: 1,
     ("pagoda_store_open", "path"): lambda world: world.folder(),
-    ("pagoda_embedding_open", "path"): lambda world: ctypes.create_string_buffer(str(world.table).encode()),
-    ("pagoda_embedding_estimate", "path"): lambda world: ctypes.create_string_buffer(str(world.table).encode()),
+    ("pagoda_embeddings_open", "path"): lambda world: ctypes.create_string_buffer(str(world.table).encode()),
+    ("pagoda_embeddings_estimate", "path"): lambda world: ctypes.create_string_buffer(str(world.table).encode()),
     "const char * table": lambda world: ctypes.create_string_buffer(b"m/t"),
     "const char * model": lambda world: ctypes.create_string_buffer(json.dumps(world.new_model()).encode()),
-    ("pagoda_embedding_retire", "model"): lambda world: world.added_model(),
+    ("pagoda_embeddings_retire", "model"): lambda world: world.added_model(),
     "const char * folder": lambda world: ctypes.create_string_buffer(str(world.table.parent).encode()),
     "const int64_t * keys": lambda world: (ctypes.c_int64 * 3)(1, -7, 1),
     "size_t key_count": lambda world: 3,
@@ -525,6 +528,7 @@ GOOD = {
     "float * scores": lambda world: (ctypes.c_float * 6)(),
     "size_t score_count": lambda world: 6,
     ("pagoda_engine_open", "folder"): lambda world: ctypes.create_string_buffer(str(ENGINE).encode()),
+    ("pagoda_engine_get_table_stats", "table"): lambda world: ctypes.create_string_buffer(b"items"),
     ("pagoda_engine_swap", "folder"): lambda world: ctypes.create_string_buffer(str(ENGINE).encode()),
     "pagoda_reach reach": lambda world: HEADER.constants["PAGODA_REACH_AT_ONCE"],
 }

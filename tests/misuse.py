@@ -6,7 +6,7 @@ import json
 from capi import HEADER, POINTED_TO, address, pointed_to, struct
 
 C = HEADER.constants
-INVALID_ARGUMENT, INVALID_HANDLE = C["PAGODA_INVALID_ARGUMENT"], C["PAGODA_INVALID_HANDLE"]
+INVALID_ARGUMENT, INVALID_HANDLE = C["PAGODA_STATUS_INVALID_ARGUMENT"], C["PAGODA_STATUS_INVALID_HANDLE"]
 SIZE_MAX, INT_MIN, INT_MAX = 2**64 - 1, -(2**31), 2**31 - 1
 NOT_UTF8 = b"caf\xe9"
 # A number that no machine has a GPU of.
@@ -22,11 +22,11 @@ NULL_IS_FINE_IN = {
     ("pagoda_kv_cache_lookup", "starts"),
     ("pagoda_kv_cache_lookup", "lengths"),
     ("pagoda_kv_cache_lookup", "tiers"),
-    ("pagoda_embedding_lookup", "found"),
-    ("pagoda_embedding_pool", "found"),
-    ("pagoda_embedding_estimate", "memory"),
-    ("pagoda_embedding_estimate", "disk"),
-    ("pagoda_embedding_add", "folder"),
+    ("pagoda_embeddings_lookup", "found"),
+    ("pagoda_embeddings_pool", "found"),
+    ("pagoda_embeddings_estimate", "memory"),
+    ("pagoda_embeddings_estimate", "disk"),
+    ("pagoda_embeddings_add", "folder"),
     ("pagoda_engine_rank", "response"),
 }
 # A cache has no shape without them.
@@ -126,7 +126,7 @@ def by_role(world, function, p):
         for what, text in ("NULL", None), ("not UTF-8", NOT_UTF8):
             yield Case(f"[0] {what}", element(p.name, 0, text), argument=f"{p.name}[0]")
         if p.name.endswith("_names"):
-            not_found = C["PAGODA_NOT_FOUND"]
+            not_found = C["PAGODA_STATUS_NOT_FOUND"]
             yield Case("[0] unknown", element(p.name, 0, b"nothing"), not_found, f"{p.name}[0]")
             yield Case("[0] empty", element(p.name, 0, b""), not_found, f"{p.name}[0]")
         if p.name == "input_names":
@@ -176,15 +176,17 @@ def bad_dims(function, p):
 # Scalars that can not be used: value, status, and the argument named where that is another one.
 FIRST = INVALID_ARGUMENT
 SCALARS = {
-    "uint32_t header_version": [(v, C["PAGODA_UNSUPPORTED"]) for v in (0, 2, 2**32 - 1)],
+    "uint32_t header_version": [(v, C["PAGODA_STATUS_UNSUPPORTED"]) for v in (0, 2, 2**32 - 1)],
     "pagoda_log_level level": [(v, FIRST) for v in (-1, 6, INT_MIN, INT_MAX)],
-    "pagoda_type type": [(v, FIRST) for v in (-1, 0, 27, 1000, INT_MIN)],
-    "size_t capacity": [(v, C["PAGODA_CAPACITY"]) for v in (0, 1, 10)],
+    "pagoda_element_type type": [(v, FIRST) for v in (-1, 0, 27, 1000, INT_MIN)],
+    "size_t capacity": [(v, C["PAGODA_STATUS_CAPACITY"]) for v in (0, 1, 10)],
+    # Where the provider was asked for there is no reason to give: a NUL alone.
+    ("pagoda_engine_provider", "capacity"): [(0, C["PAGODA_STATUS_CAPACITY"])],
     "size_t rank": [(v, FIRST) for v in (65, 2**32, 2**63, SIZE_MAX)],
     "size_t bytes": [(v, FIRST) for v in (0, 15)],
     "size_t count": [(v, FIRST) for v in (0, 3, 5, SIZE_MAX)],
     "size_t index": [(v, FIRST) for v in (2, 1000, 2**63, SIZE_MAX)],
-    "size_t size": [(0, FIRST, "bytes"), (SIZE_MAX, FIRST, "bytes"), (20, C["PAGODA_MODEL"], "bytes")],
+    "size_t size": [(0, FIRST, "bytes"), (SIZE_MAX, FIRST, "bytes"), (20, C["PAGODA_STATUS_MODEL"], "bytes")],
     "size_t input_count": [(v, FIRST) for v in (65537, 2**63, SIZE_MAX)] + [(v, FIRST, "input_names") for v in (0, 1)],
     "size_t output_count": [(v, FIRST) for v in (65537, 2**63, SIZE_MAX)] + [(0, FIRST, "output_names")],
     "int32_t layer": [(v, FIRST) for v in (-1, 2, INT_MIN, INT_MAX)],
@@ -195,8 +197,8 @@ SCALARS = {
     "pagoda_kv_tensor which": [(v, FIRST) for v in (-1, 5, INT_MIN, INT_MAX)],
     "int32_t wait": [(v, FIRST) for v in (-1, 2, INT_MAX)],
     "size_t key_count": [(v, FIRST) for v in (2**28 + 1, 2**63, SIZE_MAX)] + [(2, FIRST, "number_count")],
-    ("pagoda_embedding_pool", "key_count"): [(v, FIRST) for v in (2**28 + 1, SIZE_MAX)] + [(2, FIRST, "offsets")],
-    **{(f"pagoda_embedding_{name}", "key_count"): [(2**28 + 1, FIRST), (SIZE_MAX, FIRST)] for name in ("delete", "prefetch")},
+    ("pagoda_embeddings_pool", "key_count"): [(v, FIRST) for v in (2**28 + 1, SIZE_MAX)] + [(2, FIRST, "offsets")],
+    **{(f"pagoda_embeddings_{name}", "key_count"): [(2**28 + 1, FIRST), (SIZE_MAX, FIRST)] for name in ("delete", "prefetch")},
     "size_t offset_count": [(0, FIRST, "number_count"), (2, FIRST, "number_count"), (SIZE_MAX, FIRST, "offsets")],
     "size_t number_count": [(v, FIRST) for v in (0, 8, 10, SIZE_MAX)],
     "pagoda_combiner combiner": [(v, FIRST) for v in (-1, 3, INT_MAX)],
@@ -215,6 +217,8 @@ WRONG_OPTIONS = {
         "optimization": (-1, 4, INT_MAX),
         "device_id": NEGATIVE,
         "sleep_when_idle": (2, -1),
+        "tf32": (2, -1),
+        "host_pools": (2, INT_MIN),
         "intra_op_threads": (-1, INT_MIN, 1025, INT_MAX),
         # Another ONNX Runtime than before, and no place to write to.
         "onnxruntime_path": (NOT_UTF8, b"/nowhere/file"),
@@ -225,14 +229,13 @@ WRONG_OPTIONS = {
     "pagoda_engine_options": {
         "instances": (-1, 0, 257, INT_MAX),
         **dict.fromkeys(["max_batch", "max_batch_rows", "queue"], (-1, 0, INT_MIN)),
-        "kv_pages": NEGATIVE,
-        "kv_bytes": (1, SIZE_MAX),  # beside `kv_pages`
-        "kv_percent": (-1, 1, 101, INT_MIN),  # beside `kv_pages`
+        "kv_size_unit": (-1, 4, INT_MIN, INT_MAX),
+        "kv_size": (2**31, SIZE_MAX),
         "offload": (-1, 3, INT_MAX),
         "ahead_percent": (-1, 101, INT_MAX),
         "store_path": (NOT_UTF8, b""),
-        "cuda_graphs": (NOT_UTF8, b"nonsense", b"8", b"8x", b"8x-1", b"1x2x3x4x5", b"1x2;3x4"),
-        "reserved": (1, -1),
+        "table_tiers_path": (NOT_UTF8, b""),
+        "cuda_graph_count": (65537, SIZE_MAX),
     },
     "pagoda_rank_request": {
         "has_time": (2, -1),
@@ -254,7 +257,8 @@ WRONG_OPTIONS = {
         **dict.fromkeys(["layers", "heads", "head_size"], BAD_COUNTS),
         "page_size": (-1, 0, 4, 12, INT_MAX),
         "type": (-1, 0, 6, 11, 27, INT_MAX),
-        "pages": NEGATIVE,
+        "size_unit": (-1, 4, INT_MIN, INT_MAX),
+        "size": (0, 2**31, SIZE_MAX),
         "max_history": NEGATIVE,
         "overlap": (-1, 2, INT_MAX),
         "edited": (-1, 3, INT_MAX),
@@ -262,12 +266,21 @@ WRONG_OPTIONS = {
         "onload_in_background": (2, -1),
         "onload_threads": (-1, 1025, INT_MAX),
         "ahead_percent": (-1, 101, INT_MAX),
-        "bytes": (1, 2**40, SIZE_MAX),  # beside `pages`
         "model_version": (NOT_UTF8,),
-        "device": (-2, INT_MIN),
-        "percent": (-1, 1, 101, INT_MIN),  # beside `pages`
+        "device_id": (-2, INT_MIN),
     },
 }
+
+
+UNIT = {name: C[f"PAGODA_KV_SIZE_UNIT_{name}"] for name in ("DEFAULT", "PAGES", "BYTES", "PERCENT")}
+# Sizes of a pool in host memory that can not be.
+BAD_SIZES = [
+    ("a size without a unit", UNIT["DEFAULT"], 1),
+    ("percent of the host", UNIT["PERCENT"], 50),
+    ("0 percent", UNIT["PERCENT"], 0),
+    ("101 percent", UNIT["PERCENT"], 101),
+    ("one byte", UNIT["BYTES"], 1),
+]
 
 
 def bad_requests(p):
@@ -294,7 +307,7 @@ def bad_requests(p):
             ctypes.c_uint32.from_buffer(longer, at).value = size + 8
         call.set(p.name, longer)
 
-    yield Case("[1] a field unknown here", later, C["PAGODA_UNSUPPORTED"], f"{p.name}[1]")
+    yield Case("[1] a field unknown here", later, C["PAGODA_STATUS_UNSUPPORTED"], f"{p.name}[1]")
 
 
 def bad_engine_options(p):
@@ -306,13 +319,26 @@ def bad_engine_options(p):
     store = pointed_to(struct("pagoda_store_options", durability=7))
     yield Case("durability", field(p.name, "store_options", store), argument="options.store_options.durability")
     too_much = field(p.name, "host_bytes", SIZE_MAX)
-    yield Case(f"host_bytes {SIZE_MAX}", too_much, C["PAGODA_CAPACITY"], "options.host_bytes")
-    yield Case("percent of the host", instead(p.name, kv_pages=0, kv_percent=50), argument="options.kv_percent")
+    yield Case(f"host_bytes {SIZE_MAX}", too_much, C["PAGODA_STATUS_CAPACITY"], "options.host_bytes")
+    for what, unit, size in BAD_SIZES:
+        yield Case(what, instead(p.name, kv_size_unit=unit, kv_size=size), argument="options.kv_size")
+    yield Case("no shapes", field(p.name, "cuda_graph_count", 1), argument="options.cuda_graphs")
+    shapes = {"no users": (0, 8, 0, 0), "no rows": (8, 0, 0, 0), "more candidates than rows": (1, 8, 9, 0)}
+    for what, (users, rows, candidates, pages) in shapes.items():
+        graph = struct("pagoda_graph_shape", users=users, rows=rows, candidates=candidates, pages=pages)
+        spoil = instead(p.name, cuda_graphs=pointed_to(graph), cuda_graph_count=1)
+        yield Case(what, spoil, argument="options.cuda_graphs[0]")
+    for name in "users", "rows", "candidates", "pages":
+        graph = struct("pagoda_graph_shape", **{"users": 1, "rows": 8} | {name: -1})
+        spoil = instead(p.name, cuda_graphs=pointed_to(graph), cuda_graph_count=1)
+        yield Case(f"{name} -1", spoil, argument=f"options.cuda_graphs[0].{name}")
+    missing = field(p.name, "table_tiers_path", b"/nowhere/ps.json")
+    yield Case("no tiers", missing, C["PAGODA_STATUS_NOT_FOUND"], "options.table_tiers_path")
 
 
 def bad_rank_requests(world, function, p):
     """What a request can have wrong beyond its numbers."""
-    not_found = C["PAGODA_NOT_FOUND"]
+    not_found = C["PAGODA_STATUS_NOT_FOUND"]
     for what in "event", "candidate":
         for name, status, at in (
             (None, FIRST, f"{what}_features[0]"),
@@ -350,74 +376,75 @@ def by_name(world, function, p):
             ctypes.c_uint32.from_buffer(longer).value = size + 8
             call.set(p.name, longer)
 
-        yield Case("a field unknown here", later, C["PAGODA_UNSUPPORTED"], p.name)
+        yield Case("a field unknown here", later, C["PAGODA_STATUS_UNSUPPORTED"], p.name)
     if p.kind == "pagoda_model_options":
-        for what, handle in bad_handles(world, "pagoda_embedding"):
-            yield Case(f"embedding {what}", field(p.name, "embedding", handle), INVALID_HANDLE, "options.embedding")
+        for what, handle in bad_handles(world, "pagoda_embeddings"):
+            yield Case(f"tables {what}", field(p.name, "tables", handle), INVALID_HANDLE, "options.tables")
     if p.kind == "pagoda_kv_options":
         for what, handle in bad_handles(world, "pagoda_store"):
             yield Case(f"store {what}", field(p.name, "store", handle), INVALID_HANDLE, "options.store")
-        yield Case("no size", field(p.name, "pages", 0), argument="options.pages")
-        yield Case("percent of the host", instead(p.name, pages=0, percent=50), argument="options.percent")
-        for size in {"pages": 64, "percent": 0}, {"pages": 0, "percent": 50}:
-            spoil = instead(p.name, device=NO_GPU, **size)
-            yield Case(f"device {NO_GPU} {size}", spoil, C["PAGODA_UNSUPPORTED"], "options.device")
+        for what, unit, size in BAD_SIZES:
+            yield Case(what, instead(p.name, size_unit=unit, size=size), argument="options.size")
+        yield Case("no size", instead(p.name, size_unit=UNIT["DEFAULT"], size=0), argument="options.size_unit")
+        for unit, size in (UNIT["PAGES"], 64), (UNIT["PERCENT"], 50):
+            spoil = instead(p.name, device_id=NO_GPU, size_unit=unit, size=size)
+            yield Case(f"device {NO_GPU} {size}", spoil, C["PAGODA_STATUS_UNSUPPORTED"], "options.device_id")
     if p.kind == "pagoda_engine_options":
         yield from bad_engine_options(p)
     if p.kind == "pagoda_rank_request":
         yield from bad_rank_requests(world, function, p)
     if p.name == "folder" and function.name in ("pagoda_engine_open", "pagoda_engine_swap"):
-        folders = {"empty": (b"", FIRST), "not there": (b"/nowhere/model", C["PAGODA_NOT_FOUND"])}
-        folders |= {"another folder": (str(world.path.parent).encode(), C["PAGODA_NOT_FOUND"])}
+        folders = {"empty": (b"", FIRST), "not there": (b"/nowhere/model", C["PAGODA_STATUS_NOT_FOUND"])}
+        folders |= {"another folder": (str(world.path.parent).encode(), C["PAGODA_STATUS_NOT_FOUND"])}
         for what, (path, status) in folders.items():
             yield Case(what, setting(p, ctypes.create_string_buffer(path)), status)
     if p.kind == "pagoda_kv_request":
         yield from bad_requests(p)
     if (function.name, p.role) == ("pagoda_kv_cache_lookup", "out"):
         yield Case("misaligned", misaligned(p.name, 2))
-    if str(p) == "pagoda_type type" and function.has("data"):
-        yield Case("strings", setting(p, C["PAGODA_TYPE_STRING"]))
+    if str(p) == "pagoda_element_type type" and function.has("data"):
+        yield Case("strings", setting(p, C["PAGODA_ELEMENT_TYPE_STRING"]))
     if str(p) == "void * data":
         for offset, kind in (1, "F32"), (2, "F32"), (1, "BF16"), (4, "F64"):
 
             def moved(call, offset=offset, kind=kind):
                 call.set("bytes", 32)
-                call.set("type", C[f"PAGODA_TYPE_{kind}"])
+                call.set("type", C[f"PAGODA_ELEMENT_TYPE_{kind}"])
                 call.values["data"] += offset
 
             yield Case(f"{kind} at an address + {offset}", moved)
     if (function.name, p.name) == ("pagoda_store_open", "path"):
         busy = world.folder()
         world.busy = world.pagoda.make("pagoda_store_open", address(busy), None)
-        folders = {"a file": (world.path, C["PAGODA_IO"]), "nowhere": ("/proc/nowhere", C["PAGODA_IO"])}
+        folders = {"a file": (world.path, C["PAGODA_STATUS_IO"]), "nowhere": ("/proc/nowhere", C["PAGODA_STATUS_IO"])}
         folders |= {"other things": (world.path.parent, FIRST), "empty": ("", FIRST)}
-        folders |= {"busy": (busy.value.decode(), C["PAGODA_BUSY"])}
+        folders |= {"busy": (busy.value.decode(), C["PAGODA_STATUS_BUSY"])}
         for what, (path, status) in folders.items():
             yield Case(what, setting(p, ctypes.create_string_buffer(str(path).encode())), status)
     if str(p) == "const char * table":
         for name in "nothing", "", "m/", "x/t", "/":
-            yield Case(name, setting(p, ctypes.create_string_buffer(name.encode())), C["PAGODA_NOT_FOUND"])
+            yield Case(name, setting(p, ctypes.create_string_buffer(name.encode())), C["PAGODA_STATUS_NOT_FOUND"])
     if str(p) == "const int64_t * offsets":
         for offsets in [1, 2, 2, 3], [0, 2, 1, 3], [0, 2, 2, 2], [0, 2, 2, 4], [-1, 2, 2, 3]:
             yield Case(str(offsets), setting(p, (ctypes.c_int64 * 4)(*offsets)))
-    if (function.name, p.name) == ("pagoda_embedding_add", "model"):
+    if (function.name, p.name) == ("pagoda_embeddings_add", "model"):
         again = {**world.new_model(), "model": "m"}
         wrong = {"": "model", "{": "model", "[]": "model", "{}": "model.model", json.dumps(again): "model"}
         for text, argument in wrong.items():
             yield Case(text[:20], setting(p, ctypes.create_string_buffer(text.encode())), argument=argument)
         for key, value in ("sparse_files", ["nowhere.npy"]), ("gpucacheper", 7), ("nonsense", 1):
             text = json.dumps({**world.new_model(), key: value})
-            status, at = (C["PAGODA_NOT_FOUND"], "model") if key == "sparse_files" else (FIRST, f"model.{key}")
+            status, at = (C["PAGODA_STATUS_NOT_FOUND"], "model") if key == "sparse_files" else (FIRST, f"model.{key}")
             yield Case(f"{key} {value}", setting(p, ctypes.create_string_buffer(text.encode())), status, at)
-    if (function.name, p.name) == ("pagoda_embedding_retire", "model"):
-        yield Case("nothing", setting(p, ctypes.create_string_buffer(b"nothing")), C["PAGODA_NOT_FOUND"])
-    if p.name == "path" and function.name in ("pagoda_embedding_open", "pagoda_embedding_estimate"):
-        yield Case("not there", setting(p, ctypes.create_string_buffer(b"/nowhere/ps.json")), C["PAGODA_NOT_FOUND"])
+    if (function.name, p.name) == ("pagoda_embeddings_retire", "model"):
+        yield Case("nothing", setting(p, ctypes.create_string_buffer(b"nothing")), C["PAGODA_STATUS_NOT_FOUND"])
+    if p.name == "path" and function.name in ("pagoda_embeddings_open", "pagoda_embeddings_estimate"):
+        yield Case("not there", setting(p, ctypes.create_string_buffer(b"/nowhere/ps.json")), C["PAGODA_STATUS_NOT_FOUND"])
         yield Case("not JSON", setting(p, ctypes.create_string_buffer(str(world.path).encode())))
     if (function.name, p.name) == ("pagoda_model_open", "path"):
-        files = {"a folder": (world.path.parent, FIRST), "not there": ("/nowhere/m.onnx", C["PAGODA_NOT_FOUND"])}
-        files |= {"empty": ("", C["PAGODA_INVALID_ARGUMENT"]), "not a model": (__file__, C["PAGODA_MODEL"])}
-        files |= {"an empty file": ("/dev/null", C["PAGODA_MODEL"])}
+        files = {"a folder": (world.path.parent, FIRST), "not there": ("/nowhere/m.onnx", C["PAGODA_STATUS_NOT_FOUND"])}
+        files |= {"empty": ("", C["PAGODA_STATUS_INVALID_ARGUMENT"]), "not a model": (__file__, C["PAGODA_STATUS_MODEL"])}
+        files |= {"an empty file": ("/dev/null", C["PAGODA_STATUS_MODEL"])}
         for what, (path, status) in files.items():
             yield Case(what, setting(p, ctypes.create_string_buffer(str(path).encode())), status)
     if str(p) == "const void * bytes":
@@ -426,8 +453,8 @@ def by_name(world, function, p):
             call.set("bytes", ctypes.create_string_buffer(b"\x08\x0a"))
             call.set("size", 2)
 
-        yield Case("no graph", graphless, C["PAGODA_MODEL"])
+        yield Case("no graph", graphless, C["PAGODA_STATUS_MODEL"])
     if function.name == "pagoda_tensor_string" and p.name == "tensor":
         yield Case("of numbers", setting(p, world.x))
     if function.name == "pagoda_tensor_data" and p.name == "tensor":
-        yield Case("of strings", setting(p, world.strings), C["PAGODA_UNSUPPORTED"])
+        yield Case("of strings", setting(p, world.strings), C["PAGODA_STATUS_UNSUPPORTED"])

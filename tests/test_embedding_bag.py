@@ -279,7 +279,7 @@ def test_a_libpagoda_that_does_not_fit_is_told(tmp_path):
 # Libraries of another time: what is in them, and what is said of it.
 WRONG = {
     "unsigned pagoda_abi_version(void) { return 2; }": "has version 2 of the C interface, expected 1",
-    "unsigned pagoda_abi_version(void) { return 1; }": "has no function pagoda_embedding_open",
+    "unsigned pagoda_abi_version(void) { return 1; }": "has no function pagoda_embeddings_open",
 }
 
 
@@ -287,18 +287,18 @@ WRONG = {
 
 
 def pooled(pagoda, embedding, table, keys, offsets, combiner):
-    """What pagoda_embedding_pool, or without a combiner pagoda_embedding_lookup, gives."""
+    """What pagoda_embeddings_pool, or without a combiner pagoda_embeddings_lookup, gives."""
     name = ctypes.create_string_buffer(f"m/{table}".encode())
     keys, offsets = np.ascontiguousarray(keys), np.int64(offsets)
     slots = len(keys) if combiner == "none" else len(offsets) - 1
     vectors, found = np.full([slots, DIMS[table]], np.nan, np.float32), np.full(len(keys), 7, np.uint8)
     out = None, vectors.ctypes.data, vectors.size, found.ctypes.data
     if combiner == "none":
-        pagoda.call("pagoda_embedding_lookup", embedding, address(name), keys.ctypes.data, len(keys), *out)
+        pagoda.call("pagoda_embeddings_lookup", embedding, address(name), keys.ctypes.data, len(keys), *out)
     else:
         number = capi.HEADER.constants[f"PAGODA_COMBINER_{combiner.upper()}"]
         given = keys.ctypes.data, len(keys), offsets.ctypes.data, len(offsets), number
-        pagoda.call("pagoda_embedding_pool", embedding, address(name), *given, *out)
+        pagoda.call("pagoda_embeddings_pool", embedding, address(name), *given, *out)
     return vectors, found.astype(bool)
 
 
@@ -306,7 +306,7 @@ def pooled(pagoda, embedding, table, keys, offsets, combiner):
 def test_a_graph_and_a_lookup_give_the_same_in_both_runtimes(pagoda, tables, combiner):
     before = pagoda.live()
     path = ctypes.create_string_buffer(str(tables.path).encode())
-    embedding = pagoda.make("pagoda_embedding_open", address(path))
+    embedding = pagoda.make("pagoda_embeddings_open", address(path))
     for table in DIMS:
         model = bag(table, combiner)
         options = capi.good_options()
@@ -326,19 +326,19 @@ def test_a_graph_and_a_lookup_give_the_same_in_both_runtimes(pagoda, tables, com
             for tensor in made:
                 pagoda.free("pagoda_tensor", tensor)
         pagoda.free("pagoda_model", ours)
-    pagoda.free("pagoda_embedding", embedding)
+    pagoda.free("pagoda_embeddings", embedding)
     assert pagoda.live() == before
 
 
 def test_a_model_keeps_its_tables(pagoda, tables):
     path = ctypes.create_string_buffer(str(tables.path).encode())
-    embedding = pagoda.make("pagoda_embedding_open", address(path))
+    embedding = pagoda.make("pagoda_embeddings_open", address(path))
     model, options = bag("users", "none"), capi.good_options()
     options.embedding = embedding
     ours = pagoda.make("pagoda_model_open_memory", address(model), len(model), address(options))
     name = ctypes.create_string_buffer(b"m")
-    pagoda.call("pagoda_embedding_retire", embedding, address(name))
-    pagoda.free("pagoda_embedding", embedding)
+    pagoda.call("pagoda_embeddings_retire", embedding, address(name))
+    pagoda.free("pagoda_embeddings", embedding)
     made = pagoda.run(ours, {"keys": KEYS}, {"vectors": None})
     assert np.array_equal(pagoda.read(made[0]), rows(KEYS, 4)[0])
     pagoda.free("pagoda_tensor", made[0])

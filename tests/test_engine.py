@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from capi import Failure, address, engine_options, pointed_to, struct, texts
+from capi import Failure, address, engine_options, pointed_to, struct, structs, texts
 from exported import BEFORE, END, HOURS, MLP, QUARTERS, WIDE, Oracle, error, made, people, settings, tensors, with_user
 
 COUNTS = [(13, 5), (0, 3), (25, 2), (1, 1), (18, 6)]
@@ -74,7 +74,7 @@ def test_the_scores_are_those_of_the_formulas(pagoda, made, model, cached):
     config, tolerance = MODELS[model]
     weights = tensors(config)
     folder, oracle = made(config, weights), Oracle(config, weights)
-    with Engine(pagoda, folder, kv_pages=64 if cached else 0, remember_bytes=1 << 20) as engine:
+    with Engine(pagoda, folder, kv_size=64 if cached else 0, remember_bytes=1 << 20) as engine:
         for number, user in enumerate(people(config, COUNTS)):
             expected = oracle.scores([user])
             third = len(user["events"]) // 3
@@ -107,7 +107,7 @@ def test_what_left_the_pool_comes_back_from_host_memory(pagoda, made, host_bytes
     weights = tensors(config)
     users, oracle = people(config, [(24, 3)] * 8), Oracle(config, weights)
     # Room for two of them: by the time that one comes back, the others have had its pages.
-    options = {"kv_pages": 8, "host_bytes": host_bytes, "remember_bytes": 0}
+    options = {"kv_size": 8, "host_bytes": host_bytes, "remember_bytes": 0}
     with Engine(pagoda, made(config, weights), **options) as engine:
         for came in False, True:
             for number, user in enumerate(users):
@@ -120,7 +120,7 @@ def test_graphs_are_read_and_left_alone_on_the_cpu(pagoda, made):
     config, tolerance = MODELS["nvidia"]
     weights = tensors(config)
     (user,) = people(config, [(13, 5)])
-    shapes = ctypes.create_string_buffer(b"1x384, 8x3072x2048")
-    with Engine(pagoda, made(config, weights), cuda_graphs=address(shapes)) as engine:
+    shapes = structs("pagoda_graph_shape", [{"users": 1, "rows": 384}, {"users": 8, "rows": 3072, "candidates": 2048}])
+    with Engine(pagoda, made(config, weights), cuda_graphs=address(shapes), cuda_graph_count=2) as engine:
         scores, *_ = engine.rank(config, user, 7)
     assert error(scores, Oracle(config, weights).scores([user])) <= tolerance

@@ -3,6 +3,7 @@ ones, and histories from the store, also after a restart, give the same bits."""
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,8 @@ sys.path.insert(0, str(ROOT / "samples"))
 import make_model  # noqa: E402
 
 C = HEADER.constants
-INVALID_ARGUMENT, BUSY, UNSUPPORTED = C["PAGODA_INVALID_ARGUMENT"], C["PAGODA_BUSY"], C["PAGODA_UNSUPPORTED"]
+INVALID_ARGUMENT, BUSY, UNSUPPORTED = (C[f"PAGODA_STATUS_{name}"] for name in ("INVALID_ARGUMENT", "BUSY", "UNSUPPORTED"))
+PAGES, BYTES = C["PAGODA_KV_SIZE_UNIT_PAGES"], C["PAGODA_KV_SIZE_UNIT_BYTES"]
 RESIDENT, STORE, ALL = C["PAGODA_TIERS_RESIDENT"], C["PAGODA_TIERS_STORE"], C["PAGODA_TIERS_ALL"]
 INDEX = ["row_offsets", "num_candidates", "cached_len", "page_indptr", "page_ids"]
 LAYERS, HEADS, HEAD_SIZE = make_model.LAYERS, make_model.HEADS, make_model.HEAD_SIZE
@@ -31,8 +33,9 @@ class Cache:
 
     def __init__(self, pagoda, store=None, **options):
         self.pagoda = pagoda
-        shape = {"layers": LAYERS, "heads": HEADS, "head_size": HEAD_SIZE, "page_size": 8, "type": 1, "device": -1}
-        self.options = struct("pagoda_kv_options", store=store, **shape | {"pages": 64} | options)
+        shape = {"layers": LAYERS, "heads": HEADS, "head_size": HEAD_SIZE, "page_size": 8, "type": 1, "device_id": -1}
+        shape |= {"size_unit": PAGES, "size": 64}
+        self.options = struct("pagoda_kv_options", store=store, **shape | options)
         self.handle = pagoda.make("pagoda_kv_cache_open", address(self.options))
         self.pools = [pagoda.make("pagoda_kv_cache_pool", self.handle, layer) for layer in range(LAYERS)]
 
@@ -71,7 +74,7 @@ class Cache:
         return [scores[end - len(visit[3]) : end] for end, visit in zip(ends, visits)]
 
     def tensor(self, lease, name):
-        return self.pagoda.make("pagoda_kv_lease_tensor", lease, C[f"PAGODA_KV_{name.upper()}"])
+        return self.pagoda.make("pagoda_kv_lease_tensor", lease, C[f"PAGODA_KV_TENSOR_{name.upper()}"])
 
     def lookup(self, *users):
         """Start, length and tier of each user."""
@@ -92,7 +95,7 @@ class Cache:
 
     def stats(self):
         stats = struct("pagoda_kv_stats")
-        self.pagoda.call("pagoda_kv_cache_stats", self.handle, address(stats))
+        self.pagoda.call("pagoda_kv_cache_get_stats", self.handle, address(stats))
         return stats
 
     def user(self, lease, index):
@@ -192,7 +195,7 @@ def equal(some, others):
 
 def test_what_is_remembered_is_what_is_computed(pagoda, model, model_bytes, tmp_path, release_process):
     store = open_store(pagoda, tmp_path / "a store")
-    cache = Cache(pagoda, store, pages=20)
+    cache = Cache(pagoda, store, size=20)
     expected = recomputed(pagoda, model, [(history, CANDIDATES) for history in HISTORIES.values()])
 
     # Two steps, the second with the candidates, for three users at once.
@@ -225,7 +228,7 @@ def test_what_is_remembered_is_what_is_computed(pagoda, model, model_bytes, tmp_
     cache.close()
     pagoda.free("pagoda_store", store)
     store = open_store(pagoda, tmp_path / "a store")
-    cache = Cache(pagoda, store, pages=20)
+    cache = Cache(pagoda, store, size=20)
     assert equal(cache.rank(model, *asked(), commit=False), first)
     assert equal(cache.rank(model, *asked(new=LATER), commit=False), more)
     cache.close()
@@ -346,10 +349,10 @@ def test_requests_of_a_later_header_are_stepped_over(pagoda, cache):
     pagoda.free("pagoda_kv_lease", lease)
 
 
-def test_options_of_the_first_header_are_of_host_memory(pagoda):
-    # They ended before `device`, which is 0 here as any memory behind them may be.
-    options = capi.kv_options(device=0)
-    options.struct_size = HEADER.structs["pagoda_kv_options"].device.offset
+def test_a_pool_is_in_host_memory_by_default(pagoda):
+    init = re.search(r"#define PAGODA_KV_OPTIONS_INIT \{ (.*) \}", (ROOT / "include/pagoda.h").read_text())[1].split(", ")
+    names = [name for name, _ in HEADER.structs["pagoda_kv_options"]._fields_]
+    options = capi.kv_options(device_id=int(init[names.index("device_id")]))
     cache = pagoda.make("pagoda_kv_cache_open", address(options))
     pool = pagoda.make("pagoda_kv_cache_pool", cache, 0)
     assert pagoda.read(pool).shape == (64, 2, 8, 2, 4)
@@ -417,7 +420,7 @@ def test_a_lease_outlives_its_cache_and_a_cache_its_store(pagoda, model, tmp_pat
 
 def test_of_many_threads_that_end_a_lease_one_does(pagoda, tmp_path):
     store = open_store(pagoda, tmp_path, durability=C["PAGODA_DURABILITY_NONE"])
-    cache = Cache(pagoda, store, onload_in_background=1, pages=16)
+    cache = Cache(pagoda, store, onload_in_background=1, size=16)
     length = 0
     for turn in range(30):
         cache.count("evict", None, RESIDENT)
@@ -476,13 +479,13 @@ def test_users_leave_tiers_and_come_back(pagoda, tmp_path):
     assert cache.count("evict", None, ALL) == 3
     assert tier() == [0] * 4
 
-    info = struct("pagoda_store_info")
+    info = struct("pagoda_store_stats")
     pagoda.call("pagoda_store_flush", store)
-    pagoda.call("pagoda_store_stats", store, address(info))
+    pagoda.call("pagoda_store_get_stats", store, address(info))
     assert (info.users, info.live_bytes, info.write_errors) == (0, 0, 0) and info.writes >= 8
     held = info.file_bytes
     pagoda.call("pagoda_store_compact", store)
-    pagoda.call("pagoda_store_stats", store, address(info))
+    pagoda.call("pagoda_store_get_stats", store, address(info))
     assert info.file_bytes < held
     cache.close()
     pagoda.free("pagoda_store", store)
@@ -490,14 +493,14 @@ def test_users_leave_tiers_and_come_back(pagoda, tmp_path):
 
 def test_a_pool_that_is_too_small_is_told(pagoda, cache):
     failure = failing(cache.prepare, (1, 0, 65 * 8, 0))
-    assert failure.status == C["PAGODA_CAPACITY"] and "the batch needs 65 pages and the cache has 64" in failure.message
+    assert failure.status == C["PAGODA_STATUS_CAPACITY"] and "the batch needs 65 pages and the cache has 64" in failure.message
     failure = failing(cache.count, "offload", None)
     assert failure.status == UNSUPPORTED and "no store" in failure.message
 
 
 def test_a_pool_can_be_sized_by_bytes(pagoda):
     page = 2 * LAYERS * 8 * HEADS * HEAD_SIZE * 4
-    cache = Cache(pagoda, pages=0, bytes=5 * page + 1)
+    cache = Cache(pagoda, size_unit=BYTES, size=5 * page + 1)
     assert cache.stats().pages == 5
     cache.close()
-    assert failing(lambda: Cache(pagoda, pages=0, bytes=page - 1)).argument == "options.bytes"
+    assert failing(lambda: Cache(pagoda, size_unit=BYTES, size=page - 1)).argument == "options.size"

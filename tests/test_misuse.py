@@ -13,7 +13,7 @@ from conftest import trying
 from misuse import C, INT_MIN, INVALID_ARGUMENT, NULL_IS_FINE, by_name, by_role, fine
 
 # Functions without an error, and what they return for a handle that is not one.
-ODD_RESULTS = {"pagoda_error_code": C["PAGODA_INVALID_HANDLE"], "pagoda_type_name": b"undefined"}
+ODD_RESULTS = {"pagoda_error_status": C["PAGODA_STATUS_INVALID_HANDLE"], "pagoda_element_type_name": b"undefined"}
 ODD_RESULTS |= {"pagoda_error_message": b"", "pagoda_error_argument": b""}
 
 
@@ -192,9 +192,9 @@ def set_within_the_callback():
     @HEADER.callbacks["pagoda_log_callback"]
     def callback(user_data, level, source, message):
         pagoda.raw("pagoda_tensor_free", 1)  # Would log a line, which would come here, and so on without end.
-        seen.append(pagoda.raw("pagoda_log_set", C["PAGODA_LOG_OFF"], None, None, None))
+        seen.append(pagoda.raw("pagoda_log_set", C["PAGODA_LOG_LEVEL_OFF"], None, None, None))
 
-    pagoda.call("pagoda_log_set", C["PAGODA_LOG_ERROR"], callback, None)
+    pagoda.call("pagoda_log_set", C["PAGODA_LOG_LEVEL_ERROR"], callback, None)
     pagoda.raw("pagoda_tensor_free", 1)
     pagoda.raw("pagoda_tensor_free", 1)
     capi.world.set_log()
@@ -202,11 +202,11 @@ def set_within_the_callback():
 
 
 def test_a_log_callback_that_logs_or_changes_the_log_does_not_hang(process):
-    assert process.run(set_within_the_callback) == [C["PAGODA_UNSUPPORTED"]] * 2
+    assert process.run(set_within_the_callback) == [C["PAGODA_STATUS_UNSUPPORTED"]] * 2
 
 
 LATER = [("pagoda_model_open", "options"), ("pagoda_model_input", "info"), ("pagoda_store_open", "options")]
-LATER += [("pagoda_kv_cache_open", "options"), ("pagoda_kv_cache_stats", "stats"), ("pagoda_kv_lease_user", "user")]
+LATER += [("pagoda_kv_cache_open", "options"), ("pagoda_kv_cache_get_stats", "stats"), ("pagoda_kv_lease_user", "user")]
 
 
 def later_structs():
@@ -263,8 +263,8 @@ except capi.Failure as failure:
 @pytest.mark.parametrize("profile", ["debug", "release"])
 @pytest.mark.parametrize("kind, count", [("F32", 2**48), ("U8", 2**50), ("STRING", 2**40), ("STRING", 2**62)])
 def test_memory_that_there_is_not_is_refused(profile, kind, count):
-    script = HUGE.format(tests=str(capi.ROOT / "tests"), profile=profile, count=count, kind=C[f"PAGODA_TYPE_{kind}"])
+    script = HUGE.format(tests=str(capi.ROOT / "tests"), profile=profile, count=count, kind=C[f"PAGODA_ELEMENT_TYPE_{kind}"])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"the process died: {done.stderr.splitlines()[:1]}"
     # Either the machine has too little memory, or no machine could have as much.
-    assert done.stdout.split() in [[str(status), "dims"] for status in (C["PAGODA_CAPACITY"], INVALID_ARGUMENT)]
+    assert done.stdout.split() in [[str(status), "dims"] for status in (C["PAGODA_STATUS_CAPACITY"], INVALID_ARGUMENT)]

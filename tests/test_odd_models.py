@@ -81,7 +81,7 @@ def test_an_output_that_is_an_input_too_is_refused(pagoda, opened):
     x = np.float32([1, 2])
     for bound in None, np.float32([9, 9]):
         failure = refused(pagoda, model, {"x": x}, {"x": bound})
-        assert (failure.status, failure.argument) == (C["PAGODA_UNSUPPORTED"], "output_names[0]")
+        assert (failure.status, failure.argument) == (C["PAGODA_STATUS_UNSUPPORTED"], "output_names[0]")
     assert np.array_equal(result(pagoda, model, {"x": x}, "y"), -x)
 
 
@@ -95,7 +95,7 @@ def test_an_output_that_is_not_a_tensor_is_refused(pagoda, opened):
     made = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     model = opened(made.SerializeToString())
     failure = refused(pagoda, model, {"x": np.float32([1, 2])}, {"y": None, "o": None})
-    assert (failure.status, failure.argument) == (C["PAGODA_UNSUPPORTED"], "output_names[1]")
+    assert (failure.status, failure.argument) == (C["PAGODA_STATUS_UNSUPPORTED"], "output_names[1]")
 
 
 def test_an_attribute_of_another_type_is_not_overlooked(pagoda, opened):
@@ -134,7 +134,7 @@ def test_an_output_over_an_input_is_refused(pagoda, opened):
         inputs = rows()
         before = inputs[name].copy()
         failure = refused(pagoda, model, inputs, {"output": inputs[name]})
-        assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and f"{name}: its memory overlaps" in failure.message
+        assert failure.status == C["PAGODA_STATUS_INVALID_ARGUMENT"] and f"{name}: its memory overlaps" in failure.message
         assert np.array_equal(inputs[name], before)
 
 
@@ -146,7 +146,7 @@ def test_a_pool_that_overlaps_itself_is_refused(pagoda, opened):
     given = rows()
     inputs = {"kv_pool": pool, **{name: given[name] for name in ("key", "value", *INDICES)}, **pages}
     failure = refused(pagoda, model, inputs, {"kv_pool_out": shifted})
-    assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and "kv_pool: its memory overlaps" in failure.message
+    assert failure.status == C["PAGODA_STATUS_INVALID_ARGUMENT"] and "kv_pool: its memory overlaps" in failure.message
     assert not memory.any()
     pagoda.run(model, inputs, {"kv_pool_out": pool})
     assert np.array_equal(pool[1, 0, :3], given["key"][:3])
@@ -160,14 +160,14 @@ def test_the_pool_of_attention_lies_over_the_pool_or_nothing(pagoda, opened):
     output, given = np.full([5, 1, 4], 9, np.float32), rows()
     inputs = given | pages | {"kv_pool": pool}
     failure = refused(pagoda, model, inputs, {"output": output, "kv_pool_out": shifted})
-    assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and "kv_pool: its memory overlaps" in failure.message
+    assert failure.status == C["PAGODA_STATUS_INVALID_ARGUMENT"] and "kv_pool: its memory overlaps" in failure.message
     for name in "query", "key", "value":
         # Twenty numbers that lie where the output pool begins.
         over = inputs | {"kv_pool": np.zeros_like(pool), name: memory[64:84].reshape(5, 1, 4)}
         failure = refused(pagoda, model, over, {"output": output, "kv_pool_out": shifted})
-        assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and f"{name}: its memory overlaps" in failure.message
+        assert failure.status == C["PAGODA_STATUS_INVALID_ARGUMENT"] and f"{name}: its memory overlaps" in failure.message
     failure = refused(pagoda, model, inputs, {"output": memory[:20].reshape(5, 1, 4), "kv_pool_out": pool})
-    assert failure.status == C["PAGODA_INVALID_ARGUMENT"] and "overlap" in failure.message
+    assert failure.status == C["PAGODA_STATUS_INVALID_ARGUMENT"] and "overlap" in failure.message
     assert not memory.any() and (output == 9).all()
     pagoda.run(model, inputs, {"output": output, "kv_pool_out": pool})
     assert np.array_equal(pool[1, 0, :3], given["key"][:3])
@@ -180,7 +180,7 @@ def test_two_outputs_over_one_memory_are_refused(pagoda, opened):
     model = opened(graph(nodes, {"x": value}, {"y": value, "z": value}))
     shared = np.float32([9, 9])
     failure = refused(pagoda, model, {"x": np.float32([1, -2])}, {"y": shared, "z": shared})
-    assert (failure.status, failure.argument) == (C["PAGODA_INVALID_ARGUMENT"], "outputs[1]")
+    assert (failure.status, failure.argument) == (C["PAGODA_STATUS_INVALID_ARGUMENT"], "outputs[1]")
     assert np.array_equal(shared, [9, 9])
 
 

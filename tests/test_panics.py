@@ -8,17 +8,18 @@ from capi import FUNCTIONS, HEADER, OK, Call
 from conftest import trying
 
 C = HEADER.constants
-INTERNAL = C["PAGODA_INTERNAL"]
+INTERNAL = C["PAGODA_STATUS_INTERNAL"]
 
 # What functions that return no status of their own return instead of an answer.
 FALLBACKS = {
     "pagoda_status_name": b"UNKNOWN",
-    "pagoda_type_name": b"undefined",
-    "pagoda_error_code": C["PAGODA_INVALID_HANDLE"],
+    "pagoda_element_type_name": b"undefined",
+    "pagoda_error_status": C["PAGODA_STATUS_INVALID_HANDLE"],
     "pagoda_error_message": b"",
     "pagoda_error_argument": b"",
     "pagoda_abi_version": 0,
     "pagoda_version": b"",
+    "pagoda_version_number": 0,
     "pagoda_live_objects": 0,
 }
 

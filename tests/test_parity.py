@@ -328,7 +328,7 @@ def test_a_bad_input_is_refused_by_name_and_nothing_is_written(pagoda, operator,
         python_session(made).run(None, fed)
     with pytest.raises(capi.Failure) as from_pagoda:
         in_pagoda(pagoda, made, fed, outputs)
-    assert from_pagoda.value.status == capi.PAGODA_INVALID_ARGUMENT
+    assert from_pagoda.value.status == capi.PAGODA_STATUS_INVALID_ARGUMENT
     for word in words:
         assert word in str(from_python.value)
         assert word in from_pagoda.value.message

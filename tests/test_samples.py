@@ -76,6 +76,16 @@ def test_onnx_runtime_sends_no_telemetry(tmp_path):
     assert list(tmp_path.rglob("*")) == []
 
 
+def test_the_tour_of_the_header_compiles():
+    tour = re.search(r"A tour:.*?\n((?: \*(?:     .*)?\n)+)", (ROOT / "include/pagoda.h").read_text())[1]
+    code = "\n".join(line[2:] for line in tour.splitlines())
+    assert "pagoda_engine_open" in code and "pagoda_engine_free" in code
+    program = f"#include <pagoda.h>\n#include <stdio.h>\nint main(void) {{\n{code}\n}}\n"
+    command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{ROOT}/include", "-xc", "-"]
+    result = subprocess.run(command, input=program, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name, page", [("hello.c", "sdk/docs/models.md"), ("remember.c", "sdk/docs/kv.md")])
 def test_the_page_shows_the_sample(name, page):
     code = (ROOT / "samples/c" / name).read_text()

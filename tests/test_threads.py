@@ -114,8 +114,8 @@ def runs_while_the_log_changes():
         number = 0
         while not over.is_set():
             number += 1
-            pagoda.call("pagoda_log_set", C["PAGODA_LOG_TRACE"], callback, number)
-            pagoda.call("pagoda_log_set", C["PAGODA_LOG_OFF"], None, None)
+            pagoda.call("pagoda_log_set", C["PAGODA_LOG_LEVEL_TRACE"], callback, number)
+            pagoda.call("pagoda_log_set", C["PAGODA_LOG_LEVEL_OFF"], None, None)
             dead.add(number)
         assert number > 1
 
@@ -161,7 +161,7 @@ def asynchronous_runs():
         names, none = (texts("xy"), texts("z")), (ctypes.c_void_p * 1)()
         for number in range(first, first + each):
             dims, place, size = (ctypes.c_int64 * 2)(1, 2), ctypes.c_void_p(), ctypes.c_size_t()
-            x = pagoda.make("pagoda_tensor_new", C["PAGODA_TYPE_F32"], address(dims), 2)
+            x = pagoda.make("pagoda_tensor_new", C["PAGODA_ELEMENT_TYPE_F32"], address(dims), 2)
             pagoda.call("pagoda_tensor_data", x, address(place), address(size))
             (ctypes.c_float * 2).from_address(place.value)[:] = [number, number]
             inputs = (ctypes.c_void_p * 2)(x, x)
@@ -231,7 +231,7 @@ def lent_memory_freed_during_a_run():
     """The run has it until its end, whatever was freed meanwhile; then it comes back once."""
     pagoda, released, array = capi.pagoda, [], np.eye(256, dtype=np.float32)
     release = HEADER.callbacks["pagoda_release_callback"](released.append)
-    dims, where, number = (ctypes.c_int64 * 2)(256, 256), array.ctypes.data, C["PAGODA_TYPE_F32"]
+    dims, where, number = (ctypes.c_int64 * 2)(256, 256), array.ctypes.data, C["PAGODA_ELEMENT_TYPE_F32"]
     x = pagoda.make("pagoda_tensor_borrow", number, address(dims), 2, where, array.nbytes, release, 42)
     run = LongRun(3000, x=x)
     pagoda.free("pagoda_tensor", x)
@@ -307,15 +307,15 @@ def test_each_asynchronous_run_calls_back_once(release_process):
 
 def test_a_full_queue_is_said_and_empties(release_process):
     refused, missing, too_many, statuses = left_nothing(release_process, more_runs_than_may_wait)
-    assert (refused, missing, too_many, statuses) == (C["PAGODA_CAPACITY"], 0, False, {OK})
+    assert (refused, missing, too_many, statuses) == (C["PAGODA_STATUS_CAPACITY"], 0, False, {OK})
 
 
 def test_a_cancel_from_another_thread_stops_a_run(release_process):
-    assert left_nothing(release_process, a_cancel_from_another_thread) == C["PAGODA_CANCELLED"]
+    assert left_nothing(release_process, a_cancel_from_another_thread) == C["PAGODA_STATUS_CANCELLED"]
 
 
 def test_a_model_freed_during_a_run_lets_it_end_well(release_process):
-    invalid = C["PAGODA_INVALID_HANDLE"]
+    invalid = C["PAGODA_STATUS_INVALID_HANDLE"]
     assert left_nothing(release_process, a_model_freed_during_a_run) == (True, None, True, invalid)
 
 
@@ -324,7 +324,7 @@ def test_memory_lent_to_a_run_comes_back_after_it(release_process):
 
 
 def test_one_of_many_frees_succeeds(release_process):
-    invalid = C["PAGODA_INVALID_HANDLE"]
+    invalid = C["PAGODA_STATUS_INVALID_HANDLE"]
     statuses, codes = left_nothing(release_process, many_threads_free_one_model)
     assert statuses == [OK, invalid, invalid]
     assert codes == {invalid}

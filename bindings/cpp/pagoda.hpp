@@ -5,10 +5,11 @@
 //     auto outputs = model.run({{"x", x}}, {"y"});
 //     for (float score : outputs[0].data<float>()) ...
 //
-// - What a model remembers (Store, KvCache, KvLease) is in pagoda_kv.hpp, which comes with this one.
-// - Numbers (types, statuses, providers, log levels) are the PAGODA_... constants of pagoda.h.
-// - What fails throws pagoda::Error. No exception of a callback reaches C: what it throws is swallowed.
-// - Objects can be moved, not copied. Every one may be used from any thread; what is said of memory in pagoda.h holds.
+// - This file includes the others: pagoda_embedding.hpp (Embeddings), pagoda_kv.hpp (Store, KvCache, KvLease) and
+//   pagoda_engine.hpp (Engine).
+// - Enums (element types, statuses, providers, log levels) are the PAGODA_... constants of pagoda.h.
+// - A failed call throws pagoda::Error. An exception that a callback throws is swallowed: it can not cross C.
+// - Objects can be moved, not copied. Any thread may use any object. The rules for memory are those of pagoda.h.
 
 #ifndef PAGODA_HPP
 #define PAGODA_HPP
@@ -32,26 +33,26 @@
 
 namespace pagoda {
 
-/// What went wrong, in words; `what()` has them.
+/// A failed call; `what()` is the message.
 class Error : public std::runtime_error {
 public:
-    /// An error with a PAGODA_... status, its words, and the argument at fault ("" if none was).
-    Error(pagoda_status code, const std::string& message, std::string argument = "")
-        : std::runtime_error(message), code_(code), argument_(std::move(argument)) {}
+    /// An error with a status, a message, and the argument at fault ("" if there is none).
+    Error(pagoda_status status, const std::string& message, std::string argument = "")
+        : std::runtime_error(message), status_(status), argument_(std::move(argument)) {}
 
-    /// The status, e.g. PAGODA_INVALID_ARGUMENT.
-    pagoda_status code() const noexcept { return code_; }
-    /// Its name, e.g. "INVALID_ARGUMENT".
-    const char* name() const noexcept { return pagoda_status_name(code_); }
-    /// Which argument of the C function was at fault, e.g. "inputs[1]"; "" if none was.
+    /// The status, e.g. PAGODA_STATUS_INVALID_ARGUMENT.
+    pagoda_status status() const noexcept { return status_; }
+    /// The name of the status, e.g. "INVALID_ARGUMENT".
+    const char* name() const noexcept { return pagoda_status_name(status_); }
+    /// The argument of the C function at fault, e.g. "inputs[1]"; "" if there is none.
     const std::string& argument() const noexcept { return argument_; }
 
 private:
-    pagoda_status code_;
+    pagoda_status status_;
     std::string argument_;
 };
 
-/// Elements that lie one after the other in someone else's memory: C++20's std::span, as far as it is needed here.
+/// A view of contiguous elements: the part of C++20's std::span that is needed here.
 template <class T>
 class Span {
     // For containers whose elements are T, or T without const.
@@ -92,22 +93,22 @@ struct BFloat16 { std::uint16_t bits; };
 /// The dimensions of a tensor.
 using Dims = std::vector<std::int64_t>;
 
-/// The PAGODA_TYPE_... of a C++ type.
+/// The PAGODA_ELEMENT_TYPE_... of a C++ type.
 template <class T>
-constexpr pagoda_type type_of() {
+constexpr pagoda_element_type type_of() {
     constexpr bool is_signed = std::is_signed_v<T>;
-    if constexpr (std::is_same_v<T, float>) return PAGODA_TYPE_F32;
-    else if constexpr (std::is_same_v<T, double>) return PAGODA_TYPE_F64;
-    else if constexpr (std::is_same_v<T, Float16>) return PAGODA_TYPE_F16;
-    else if constexpr (std::is_same_v<T, BFloat16>) return PAGODA_TYPE_BF16;
-    else if constexpr (std::is_same_v<T, bool>) return PAGODA_TYPE_BOOL;
+    if constexpr (std::is_same_v<T, float>) return PAGODA_ELEMENT_TYPE_F32;
+    else if constexpr (std::is_same_v<T, double>) return PAGODA_ELEMENT_TYPE_F64;
+    else if constexpr (std::is_same_v<T, Float16>) return PAGODA_ELEMENT_TYPE_F16;
+    else if constexpr (std::is_same_v<T, BFloat16>) return PAGODA_ELEMENT_TYPE_BF16;
+    else if constexpr (std::is_same_v<T, bool>) return PAGODA_ELEMENT_TYPE_BOOL;
     else {
         // By size, not by name: long and long long are two types, and both may be 64 bits wide.
         static_assert(std::is_integral_v<T>, "tensors have no elements of this type");
-        if constexpr (sizeof(T) == 1) return is_signed ? PAGODA_TYPE_I8 : PAGODA_TYPE_U8;
-        else if constexpr (sizeof(T) == 2) return is_signed ? PAGODA_TYPE_I16 : PAGODA_TYPE_U16;
-        else if constexpr (sizeof(T) == 4) return is_signed ? PAGODA_TYPE_I32 : PAGODA_TYPE_U32;
-        else return is_signed ? PAGODA_TYPE_I64 : PAGODA_TYPE_U64;
+        if constexpr (sizeof(T) == 1) return is_signed ? PAGODA_ELEMENT_TYPE_I8 : PAGODA_ELEMENT_TYPE_U8;
+        else if constexpr (sizeof(T) == 2) return is_signed ? PAGODA_ELEMENT_TYPE_I16 : PAGODA_ELEMENT_TYPE_U16;
+        else if constexpr (sizeof(T) == 4) return is_signed ? PAGODA_ELEMENT_TYPE_I32 : PAGODA_ELEMENT_TYPE_U32;
+        else return is_signed ? PAGODA_ELEMENT_TYPE_I64 : PAGODA_ELEMENT_TYPE_U64;
     }
 }
 
@@ -127,7 +128,7 @@ void call(Function function, Arguments... arguments) {
     pagoda_error* raw = nullptr;
     const pagoda_status status = function(arguments..., &raw);
     const Handle<pagoda_error, pagoda_error_free> error(raw);
-    if (status != PAGODA_OK) throw to_error(status, raw);
+    if (status != PAGODA_STATUS_OK) throw to_error(status, raw);
 }
 
 /// Calls a function of pagoda.h that makes a T.
@@ -161,14 +162,14 @@ void guarded(const Function& function, Arguments... arguments) noexcept {
 
 }  // namespace detail
 
-/// Stops runs: hand it to any number of them. Once triggered it stays so.
+/// Cancels runs and requests. Any number of them may share one. Once triggered, it stays triggered.
 class Cancel {
 public:
     /// One that is not triggered.
     Cancel() : handle_(detail::make<pagoda_cancel>(pagoda_cancel_new)) {}
-    /// Stops the runs that have it, now and later: they fail with PAGODA_CANCELLED.
+    /// Cancels all runs and requests that have it, now and later. They fail with PAGODA_STATUS_CANCELLED.
     void trigger() const { detail::call(pagoda_cancel_trigger, handle_.get()); }
-    /// The handle, for functions of pagoda.h; it stays this object's.
+    /// The handle, for functions of pagoda.h. This object keeps it.
     const pagoda_cancel* get() const noexcept { return handle_.get(); }
 
 private:
@@ -180,20 +181,20 @@ namespace detail {
 /// The handle of a cancel, NULL of none.
 inline const pagoda_cancel* handle_of(const Cancel* cancel, const char* argument) {
     // To C this would mean that nothing stops the run.
-    if (cancel && !cancel->get()) throw Error(PAGODA_INVALID_HANDLE, "the cancel was moved away", argument);
+    if (cancel && !cancel->get()) throw Error(PAGODA_STATUS_INVALID_HANDLE, "the cancel was moved away", argument);
     return cancel ? cancel->get() : nullptr;
 }
 
 }  // namespace detail
 
-/// A type, dimensions, and memory that is Pagoda's, the caller's, or ONNX Runtime's.
+/// A tensor: an element type, dimensions, and memory of Pagoda, the caller or ONNX Runtime.
 class Tensor {
 public:
     /// Makes a tensor of zeros in memory of its own.
     template <class T>
     static Tensor zeros(const Dims& dims) { return zeros(type_of<T>(), dims); }
     /// Makes a tensor of zeros, or of empty strings, of a type that is known at run time.
-    static Tensor zeros(pagoda_type type, const Dims& dims) {
+    static Tensor zeros(pagoda_element_type type, const Dims& dims) {
         return Tensor(detail::make<pagoda_tensor>(pagoda_tensor_new, type, dims.data(), dims.size()));
     }
 
@@ -242,9 +243,9 @@ public:
     /// Takes over a handle of pagoda.h.
     explicit Tensor(pagoda_tensor* handle) noexcept : handle_(handle) {}
 
-    /// The type of the elements, a PAGODA_TYPE_...
-    pagoda_type type() const {
-        pagoda_type type = PAGODA_TYPE_UNDEFINED;
+    /// The type of the elements, a PAGODA_ELEMENT_TYPE_...
+    pagoda_element_type type() const {
+        pagoda_element_type type = PAGODA_ELEMENT_TYPE_UNDEFINED;
         detail::call(pagoda_tensor_type, get(), &type);
         return type;
     }
@@ -280,7 +281,7 @@ public:
         return {text, length};
     }
 
-    /// The handle, for functions of pagoda.h; it stays this object's.
+    /// The handle, for functions of pagoda.h. This object keeps it.
     pagoda_tensor* get() const noexcept { return handle_.get(); }
 
 private:
@@ -290,7 +291,7 @@ private:
         const Span<T> data = tensor.data<T>();
         if (data.size() != values.size()) {
             const std::string both = std::to_string(values.size()) + ", not " + std::to_string(data.size());
-            throw Error(PAGODA_INVALID_ARGUMENT, "the number of values is " + both, "values");
+            throw Error(PAGODA_STATUS_INVALID_ARGUMENT, "the number of values is " + both, "values");
         }
         std::copy(values.begin(), values.end(), data.begin());
         return tensor;
@@ -298,10 +299,10 @@ private:
 
     template <class T>
     Span<T> memory() const {
-        const pagoda_type asked = type_of<std::remove_const_t<T>>(), real = type();
+        const pagoda_element_type asked = type_of<std::remove_const_t<T>>(), real = type();
         if (asked != real) {
-            const std::string both = std::string(pagoda_type_name(real)) + ", not " + pagoda_type_name(asked);
-            throw Error(PAGODA_INVALID_ARGUMENT, "T: this is a tensor of " + both, "T");
+            const std::string both = std::string(pagoda_element_type_name(real)) + ", not " + pagoda_element_type_name(asked);
+            throw Error(PAGODA_STATUS_INVALID_ARGUMENT, "T: this is a tensor of " + both, "T");
         }
         void* data = nullptr;
         std::size_t bytes = 0;
@@ -328,33 +329,55 @@ using Output = Named<Tensor>;
 /// An input or an output of a model.
 struct ValueInfo {
     std::string name;                          ///< Its name.
-    pagoda_type type = PAGODA_TYPE_UNDEFINED;  ///< The type of its elements; PAGODA_TYPE_UNDEFINED: it is no tensor.
+    pagoda_element_type type = PAGODA_ELEMENT_TYPE_UNDEFINED;  ///< The type of its elements; PAGODA_ELEMENT_TYPE_UNDEFINED: it is no tensor.
     bool has_dims = false;                     ///< Whether the model says how many dimensions there are.
     Dims dims;                                 ///< Its dimensions, -1 where one is free.
     std::vector<std::string> symbols;          ///< For each dimension the name of its symbol, "" where it has none.
 };
 
-/// How to open a model; pagoda_model_options tells more.
-struct Options {
-    pagoda_provider provider = PAGODA_PROVIDER_AUTO;             ///< Where it runs.
-    std::int32_t device_id = 0;                                  ///< Which GPU.
+/// How to open a model; see pagoda_model_options.
+struct ModelOptions {
+    pagoda_provider provider = PAGODA_PROVIDER_AUTO;             ///< Where the model runs.
+    std::int32_t device_id = 0;                                  ///< The number of the GPU.
     std::int32_t intra_op_threads = 0;                           ///< Threads that work on one run; 0 = one a core.
-    bool sleep_when_idle = false;  ///< Whether they sleep between runs instead of looking out for work for a while.
-    pagoda_optimization optimization = PAGODA_OPTIMIZATION_ALL;  ///< How much the graph is rewritten.
-    std::string onnxruntime_path;                                ///< The ONNX Runtime library; "" = look for it.
-    std::string profile_path;                                    ///< Where to write a profile; "" = nowhere.
-    const pagoda_embedding* embedding = nullptr;                 ///< Tables that the graph names: Embedding::get().
+    pagoda_optimization optimization = PAGODA_OPTIMIZATION_ALL;  ///< How far the graph is optimized.
+    bool sleep_when_idle = false;                                ///< Whether idle threads sleep instead of spinning.
+    bool tf32 = false;                                           ///< Whether f32 products on a GPU may use TF32.
+    bool host_pools = false;                                     ///< Whether ai.pagoda operators stay on the CPU.
+    std::string onnxruntime_path;                                ///< The ONNX Runtime library; "" = search for it.
+    std::string profile_path;                                    ///< Where to write a profile; "" = no profile.
+    const pagoda_embeddings* tables = nullptr;                   ///< Tables that the graph names: Embeddings::get().
 };
+
+namespace detail {
+
+/// Model options in C's form; the texts are those of `options`.
+inline pagoda_model_options to_c(const ModelOptions& options) noexcept {
+    pagoda_model_options c_options = PAGODA_MODEL_OPTIONS_INIT;
+    c_options.provider = options.provider;
+    c_options.device_id = options.device_id;
+    c_options.intra_op_threads = options.intra_op_threads;
+    c_options.optimization = options.optimization;
+    c_options.sleep_when_idle = options.sleep_when_idle ? 1 : 0;
+    c_options.tf32 = options.tf32 ? 1 : 0;
+    c_options.host_pools = options.host_pools ? 1 : 0;
+    if (!options.onnxruntime_path.empty()) c_options.onnxruntime_path = options.onnxruntime_path.c_str();
+    if (!options.profile_path.empty()) c_options.profile_path = options.profile_path.c_str();
+    c_options.tables = options.tables;
+    return c_options;
+}
+
+}  // namespace detail
 
 /// An open model. Any number of threads may run one at the same time.
 class Model {
 public:
     /// Opens the model in an .onnx file.
-    explicit Model(const std::string& path, const Options& options = {})
+    explicit Model(const std::string& path, const ModelOptions& options = {})
         : handle_(open(options, pagoda_model_open, path.c_str())) {}
 
     /// Opens a model from the bytes of an .onnx file; they are copied.
-    static Model from_memory(Span<const std::uint8_t> bytes, const Options& options = {}) {
+    static Model from_memory(Span<const std::uint8_t> bytes, const ModelOptions& options = {}) {
         return Model(open(options, pagoda_model_open_memory, static_cast<const void*>(bytes.data()), bytes.size()));
     }
 
@@ -402,22 +425,14 @@ public:
         return future;
     }
 
-    /// The handle, for functions of pagoda.h; it stays this object's.
+    /// The handle, for functions of pagoda.h. This object keeps it.
     const pagoda_model* get() const noexcept { return handle_.get(); }
 
 private:
     template <class Opener, class... Source>
-    static pagoda_model* open(const Options& options, Opener opener, Source... source) {
+    static pagoda_model* open(const ModelOptions& options, Opener opener, Source... source) {
         detail::check_abi();
-        pagoda_model_options c_options = PAGODA_MODEL_OPTIONS_INIT;
-        c_options.provider = options.provider;
-        c_options.device_id = options.device_id;
-        c_options.intra_op_threads = options.intra_op_threads;
-        c_options.sleep_when_idle = options.sleep_when_idle ? 1 : 0;
-        c_options.optimization = options.optimization;
-        if (!options.onnxruntime_path.empty()) c_options.onnxruntime_path = options.onnxruntime_path.c_str();
-        if (!options.profile_path.empty()) c_options.profile_path = options.profile_path.c_str();
-        c_options.embedding = options.embedding;
+        const pagoda_model_options c_options = detail::to_c(options);
         return detail::make<pagoda_model>(opener, source..., &c_options);
     }
 
@@ -455,8 +470,8 @@ private:
             for (const std::string& name : names) output_names.push_back(name.c_str());
             for (const Output& output : bound) {
                 output_names.push_back(output.name.c_str());
-                // To C this would mean that a new tensor is wanted, which no one would free.
-                if (!output.tensor->get()) throw Error(PAGODA_INVALID_HANDLE, "the tensor was moved away", output.name);
+                // To C this would ask for a new tensor, which would leak.
+                if (!output.tensor->get()) throw Error(PAGODA_STATUS_INVALID_HANDLE, "the tensor was moved away", output.name);
                 outputs.push_back(output.tensor->get());
             }
         }
@@ -477,7 +492,7 @@ private:
                          const pagoda_error* error) noexcept {
             const std::unique_ptr<Pending> self(static_cast<Pending*>(user_data));
             try {
-                if (status != PAGODA_OK) throw detail::to_error(status, error);
+                if (status != PAGODA_STATUS_OK) throw detail::to_error(status, error);
                 for (std::size_t i = 0; i < self->made.size(); ++i) self->made[i] = Tensor(outputs[i]);
                 self->promise.set_value(std::move(self->made));
             } catch (...) {
@@ -489,11 +504,11 @@ private:
     detail::Handle<pagoda_model, pagoda_model_free> handle_;
 };
 
-/// Gets a line of the log: a PAGODA_LOG_... level, who speaks, and what. The texts are valid during the call only.
+/// Receives a line of the log: a level, the component that logs, and the message. The texts are valid during the call only.
 using Log = std::function<void(pagoda_log_level level, std::string_view source, std::string_view message)>;
 
-/// Has the log sent to `log`, up to `level`, from any thread; an empty function stops it. When this returns, the
-/// function of before is not running any more. Not to be called from within such a function.
+/// Sends the log to `log`, up to `level`, on any thread. An empty function stops the log. When this returns, the previous
+/// function is not running and will not be called again. Do not call this from such a function.
 inline void set_log(pagoda_log_level level, Log log) {
     struct Current {
         std::mutex mutex;
@@ -501,7 +516,7 @@ inline void set_log(pagoda_log_level level, Log log) {
         // Threads of ONNX Runtime may outlive the statics of the program. Within the function itself the log can not be
         // stopped: if the program ends there, the function must outlive them too.
         ~Current() {
-            if (log && pagoda_log_set(PAGODA_LOG_OFF, nullptr, nullptr, nullptr) != PAGODA_OK) (void)log.release();
+            if (log && pagoda_log_set(PAGODA_LOG_LEVEL_OFF, nullptr, nullptr, nullptr) != PAGODA_STATUS_OK) (void)log.release();
         }
     };
     static Current current;
@@ -514,10 +529,12 @@ inline void set_log(pagoda_log_level level, Log log) {
     current.log = std::move(next);
 }
 
-/// The version of the library, e.g. "0.1.0".
+/// The version of the library, e.g. "0.1.0"; PAGODA_VERSION is that of the header.
 inline const char* version() noexcept { return pagoda_version(); }
+/// The version of the library as a number; PAGODA_VERSION_NUMBER is that of the header.
+inline std::uint32_t version_number() noexcept { return pagoda_version_number(); }
 
-/// How many objects of Pagoda's are alive in the process: 0 when everything is gone.
+/// The number of handles in the process that were not freed.
 inline std::size_t live_objects() noexcept { return pagoda_live_objects(); }
 
 /// The metrics of the process as Prometheus text.
@@ -525,9 +542,9 @@ inline std::string metrics() {
     std::string text(4096, '\0');
     std::size_t length = 0;
     pagoda_status status;
-    while ((status = pagoda_metrics_text(&text[0], text.size(), &length, nullptr)) == PAGODA_CAPACITY)
+    while ((status = pagoda_metrics_text(&text[0], text.size(), &length, nullptr)) == PAGODA_STATUS_CAPACITY)
         text.resize(2 * text.size());
-    if (status != PAGODA_OK) throw Error(status, "the metrics can not be read");
+    if (status != PAGODA_STATUS_OK) throw Error(status, "the metrics can not be read");
     text.resize(length - 1);  // without the NUL
     return text;
 }
@@ -535,7 +552,7 @@ inline std::string metrics() {
 }  // namespace pagoda
 
 #include "pagoda_embedding.hpp"
-#include "pagoda_engine.hpp"
 #include "pagoda_kv.hpp"
+#include "pagoda_engine.hpp"
 
 #endif  // PAGODA_HPP

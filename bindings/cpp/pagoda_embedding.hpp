@@ -1,7 +1,7 @@
-// Tables of embedding rows, for C++17. Part of pagoda.hpp, which includes it.
+// Embedding tables, for C++17. Part of pagoda.hpp, which includes it.
 //
-//     const pagoda::Embedding embedding("ps.json");
-//     const pagoda::EmbeddingRows rows = embedding.lookup("model/table", keys);
+//     const pagoda::Embeddings embeddings("ps.json");
+//     const pagoda::EmbeddingRows rows = embeddings.lookup("model/table", keys);
 
 #ifndef PAGODA_EMBEDDING_HPP
 #define PAGODA_EMBEDDING_HPP
@@ -10,10 +10,10 @@
 
 namespace pagoda {
 
-/// What a lookup does about keys that the cache does not have; pagoda_lookup_options tells more.
+/// The options of a lookup; see pagoda_lookup_options.
 struct LookupOptions {
-    pagoda_miss miss = PAGODA_MISS_BY_HIT_RATE;  ///< What is done about them.
-    std::uint64_t limit_us = 0;                  ///< With PAGODA_MISS_WITHIN: how many microseconds are waited.
+    pagoda_miss miss = PAGODA_MISS_BY_HIT_RATE;  ///< What happens to keys that are not in the cache.
+    std::uint64_t limit_us = 0;                  ///< With PAGODA_MISS_WITHIN: the time limit.
 };
 
 /// What a lookup found.
@@ -28,34 +28,37 @@ struct EmbeddingRows {
     Span<const float> row(std::size_t index) const noexcept { return {numbers.data() + index * dim, dim}; }
 };
 
-/// Tables of embedding rows, of any number of models. A table is named "model/table", or "table" alone if that is no
-/// other's name. Any number of threads may use one at the same time.
-class Embedding {
+/// Statistics of a table.
+using TableStats = pagoda_table_stats;
+
+/// Embedding tables of any number of models. A table is named "model/table", or "table" if that is
+/// unique. Any number of threads may use one at the same time.
+class Embeddings {
 public:
     /// Opens the tables of a configuration file.
-    explicit Embedding(const std::string& path) : handle_(open(path)) {}
+    explicit Embeddings(const std::string& path) : handle_(open(path)) {}
     /// Takes over a handle of pagoda.h.
-    explicit Embedding(pagoda_embedding* handle) noexcept : handle_(handle) {}
+    explicit Embeddings(pagoda_embeddings* handle) noexcept : handle_(handle) {}
 
-    /// How many bytes of memory and of disk the tables of a configuration file will take, about.
+    /// Estimates the bytes of memory and of disk of the tables of a configuration file.
     static std::pair<std::uint64_t, std::uint64_t> estimate(const std::string& path) {
         detail::check_abi();
         std::pair<std::uint64_t, std::uint64_t> bytes;
-        detail::call(pagoda_embedding_estimate, path.c_str(), &bytes.first, &bytes.second);
+        detail::call(pagoda_embeddings_estimate, path.c_str(), &bytes.first, &bytes.second);
         return bytes;
     }
 
-    /// Adds a model while others serve: an element of the configuration's `models`, as JSON.
+    /// Adds a model while others are in use: an element of `models` in the configuration, as JSON.
     void add(const std::string& model, const std::string& folder = {}) const {
-        detail::call(pagoda_embedding_add, get(), model.c_str(), folder.empty() ? nullptr : folder.c_str());
+        detail::call(pagoda_embeddings_add, get(), model.c_str(), folder.empty() ? nullptr : folder.c_str());
     }
-    /// Takes a model out of service.
-    void retire(const std::string& model) const { detail::call(pagoda_embedding_retire, get(), model.c_str()); }
+    /// Removes a model.
+    void retire(const std::string& model) const { detail::call(pagoda_embeddings_retire, get(), model.c_str()); }
 
-    /// How many numbers a row of a table has.
+    /// The number of elements in a row of a table.
     std::size_t dim(const std::string& table) const {
         std::size_t dim = 0;
-        detail::call(pagoda_embedding_dim, get(), table.c_str(), &dim);
+        detail::call(pagoda_embeddings_dim, get(), table.c_str(), &dim);
         return dim;
     }
 
@@ -69,7 +72,7 @@ public:
     void lookup_into(const std::string& table, Span<const std::int64_t> keys, Span<float> numbers,
                      std::uint8_t* found = nullptr, LookupOptions options = {}) const {
         const pagoda_lookup_options c_options = c(options);
-        detail::call(pagoda_embedding_lookup, get(), table.c_str(), keys.data(), keys.size(), &c_options,
+        detail::call(pagoda_embeddings_lookup, get(), table.c_str(), keys.data(), keys.size(), &c_options,
                      numbers.data(), numbers.size(), found);
     }
 
@@ -78,7 +81,7 @@ public:
                        pagoda_combiner combiner, LookupOptions options = {}) const {
         EmbeddingRows rows = room(table, offsets.size() == 0 ? 0 : offsets.size() - 1, keys.size());
         const pagoda_lookup_options c_options = c(options);
-        detail::call(pagoda_embedding_pool, get(), table.c_str(), keys.data(), keys.size(), offsets.data(),
+        detail::call(pagoda_embeddings_pool, get(), table.c_str(), keys.data(), keys.size(), offsets.data(),
                      offsets.size(), combiner, &c_options, rows.numbers.data(), rows.numbers.size(),
                      rows.found.data());
         return rows;
@@ -87,40 +90,40 @@ public:
     /// Replaces rows or adds them; a row that has a higher version stays.
     void upsert(const std::string& table, std::uint64_t version, Span<const std::int64_t> keys,
                 Span<const float> numbers, pagoda_reach reach = PAGODA_REACH_AT_ONCE) const {
-        detail::call(pagoda_embedding_upsert, get(), table.c_str(), version, keys.data(), keys.size(), numbers.data(),
+        detail::call(pagoda_embeddings_upsert, get(), table.c_str(), version, keys.data(), keys.size(), numbers.data(),
                      numbers.size(), reach);
     }
     /// Deletes rows; a row that has a higher version stays.
     void remove(const std::string& table, std::uint64_t version, Span<const std::int64_t> keys,
                 pagoda_reach reach = PAGODA_REACH_AT_ONCE) const {
-        detail::call(pagoda_embedding_delete, get(), table.c_str(), version, keys.data(), keys.size(), reach);
+        detail::call(pagoda_embeddings_delete, get(), table.c_str(), version, keys.data(), keys.size(), reach);
     }
 
-    /// Begins to bring keys into the cache; says how many were not there and found room in the queue.
+    /// Starts to load keys into the cache; returns how many were not there and were queued.
     std::size_t prefetch(const std::string& table, Span<const std::int64_t> keys) const {
         std::size_t queued = 0;
-        detail::call(pagoda_embedding_prefetch, get(), table.c_str(), keys.data(), keys.size(), &queued);
+        detail::call(pagoda_embeddings_prefetch, get(), table.c_str(), keys.data(), keys.size(), &queued);
         return queued;
     }
-    /// Reads what is in a table's cache again from the floors below.
-    void refresh(const std::string& table) const { detail::call(pagoda_embedding_refresh, get(), table.c_str()); }
-    /// Waits until everything that was to be fetched or loaded in the background is.
-    void wait() const { detail::call(pagoda_embedding_wait, get()); }
+    /// Reloads all rows in the cache of a table from the backing tiers.
+    void refresh(const std::string& table) const { detail::call(pagoda_embeddings_refresh, get(), table.c_str()); }
+    /// Waits until all background fetches and loads are done.
+    void wait() const { detail::call(pagoda_embeddings_wait, get()); }
 
-    /// What a table did since it was opened.
-    pagoda_table_stats stats(const std::string& table) const {
-        pagoda_table_stats stats = PAGODA_TABLE_STATS_INIT;
-        detail::call(pagoda_embedding_stats, get(), table.c_str(), &stats);
+    /// The statistics of a table.
+    TableStats stats(const std::string& table) const {
+        TableStats stats = PAGODA_TABLE_STATS_INIT;
+        detail::call(pagoda_embeddings_get_stats, get(), table.c_str(), &stats);
         return stats;
     }
 
-    /// The handle, for functions of pagoda.h; it stays this object's.
-    const pagoda_embedding* get() const noexcept { return handle_.get(); }
+    /// The handle, for functions of pagoda.h. This object keeps it.
+    const pagoda_embeddings* get() const noexcept { return handle_.get(); }
 
 private:
-    static pagoda_embedding* open(const std::string& path) {
+    static pagoda_embeddings* open(const std::string& path) {
         detail::check_abi();
-        return detail::make<pagoda_embedding>(pagoda_embedding_open, path.c_str());
+        return detail::make<pagoda_embeddings>(pagoda_embeddings_open, path.c_str());
     }
 
     EmbeddingRows room(const std::string& table, std::size_t rows, std::size_t keys) const {
@@ -138,7 +141,7 @@ private:
         return c_options;
     }
 
-    detail::Handle<pagoda_embedding, pagoda_embedding_free> handle_;
+    detail::Handle<pagoda_embeddings, pagoda_embeddings_free> handle_;
 };
 
 }  // namespace pagoda

@@ -5,48 +5,93 @@
 //     request.user = 7;
 //     request.events.keys = {{"movie", {17, 4}}, {"rating", {5, 3}}};
 //     request.candidates = {{"movie", {8, 15, 16}}};
-//     const pagoda::Ranked ranked = engine.rank(request);
+//     const pagoda::RankResponse response = engine.rank(request);
 
 #ifndef PAGODA_ENGINE_HPP
 #define PAGODA_ENGINE_HPP
 
 #include "pagoda.hpp"
+#include "pagoda_embedding.hpp"
+#include "pagoda_kv.hpp"
 
+#include <chrono>
 #include <optional>
 
 namespace pagoda {
 
-/// Keys by feature: the name of each, and its keys, as many for one as for another; -1 for none.
+/// Keys by feature: the name of each feature and its keys. All features have the same number of keys; -1 stands for no key.
 using Columns = std::vector<std::pair<std::string, std::vector<std::int64_t>>>;
 
-/// Things that a user did, the earliest first.
+/// Events of a user, the earliest first.
 struct Events {
     Columns keys;                     ///< The keys of each item feature and each action feature.
-    std::vector<std::int64_t> times;  ///< When they were, in seconds; may be empty if the model has no times.
+    std::vector<std::int64_t> times;  ///< The time of each event, in seconds; may be empty if the model has no times.
 };
 
-/// A request: score candidates for a user. pagoda_rank_request tells more.
+/// A request: score candidates for a user. See pagoda_rank_request.
 struct RankRequest {
     std::uint64_t user = 0;                                       ///< The user.
-    std::optional<std::int64_t> start;                            ///< The first event's number; none: all are sent.
-    Events events;                                                ///< The whole history, or what is new of it.
+    std::optional<std::int64_t> start;                            ///< The position of the first event; none: all are sent.
+    Events events;                                                ///< The whole history, or its new part.
     std::vector<std::pair<std::string, std::int64_t>> user_keys;  ///< The key of each user feature.
     Columns candidates;                                           ///< The keys of each item feature.
     std::optional<std::int64_t> time;                             ///< The time of the request, in seconds; none: now.
-    std::uint64_t timeout_us = 0;                                 ///< Microseconds that it may take; 0: any number.
-    const Cancel* cancel = nullptr;                               ///< Ends it before that.
+    std::uint64_t timeout_us = 0;                                 ///< The time limit in microseconds; 0: none.
+    const Cancel* cancel = nullptr;                               ///< Cancels the request when triggered.
 };
 
 /// The answer to a request.
-struct Ranked {
-    std::size_t tasks = 0;                                       ///< How many scores a candidate has.
-    std::vector<float> scores;                                   ///< Those of the first candidate, then the next.
-    pagoda_rank_response response = PAGODA_RANK_RESPONSE_INIT;  ///< How it went.
+struct RankResponse {
+    std::size_t tasks = 0;                  ///< The number of scores of a candidate.
+    std::vector<float> scores;              ///< The scores of the first candidate, then those of the next.
+    std::uint32_t batched_with = 0;         ///< The number of other requests in the same batch.
+    std::uint64_t cached_rows = 0;          ///< Rows of the history that were cached.
+    std::uint64_t computed_rows = 0;        ///< Rows of the history that were computed.
+    std::chrono::nanoseconds queue_time{};  ///< The time in the queue, until the batch was formed.
+    std::chrono::nanoseconds run_time{};    ///< The time that ONNX Runtime ran.
 
-    /// How many candidates there are.
+    /// The number of candidates.
     std::size_t size() const noexcept { return tasks == 0 ? 0 : scores.size() / tasks; }
-    /// The scores of one, in the order of the tasks.
+    /// The scores of a candidate, in the order of the tasks.
     Span<const float> candidate(std::size_t index) const noexcept { return {scores.data() + index * tasks, tasks}; }
+};
+
+/// The largest batch that a CUDA graph has room for; see pagoda_graph_shape.
+struct GraphShape {
+    std::int32_t users = 0;       ///< The maximum number of users.
+    std::int32_t rows = 0;        ///< The maximum number of rows: new events and candidates.
+    std::int32_t candidates = 0;  ///< The maximum number of candidates; 0: as many as rows.
+    std::int32_t pages = 0;       ///< The maximum number of pages; 0: enough for the longest histories.
+};
+
+/// How to open an engine; see pagoda_engine_options.
+struct EngineOptions {
+    std::int32_t instances = 1;                           ///< How many batches run at the same time.
+    std::int32_t max_batch = 64;                          ///< The maximum number of requests in a batch.
+    std::int32_t max_batch_rows = 8192;                   ///< The maximum number of rows in a batch.
+    std::int32_t queue = 4096;                            ///< The maximum number of queued requests.
+    KvSize kv_size;                                       ///< The size of the pool; the default is 1 GiB.
+    std::uint64_t host_bytes = 0;                         ///< Host memory for what was evicted from the pool; 0: none.
+    pagoda_offload offload = PAGODA_OFFLOAD_ON_EVICTION;  ///< When keys and values are written to the store.
+    std::int32_t ahead_percent = 12;                      ///< Percentage of the pool that is free or stored ahead.
+    std::uint64_t max_delay_us = 0;                       ///< The coalescing window in microseconds.
+    std::uint64_t remember_bytes = 64 << 20;              ///< Bytes for the event log; 0: none.
+    std::uint64_t table_cache_bytes = 0;                  ///< Bytes for the cache of each table; 0: up to 256 MiB.
+    std::string table_tiers_path;                         ///< A ps.json with the tiers of the tables; "": host memory.
+    ModelOptions model;                                   ///< Where the model runs, and on how many threads.
+    std::string store_path;                               ///< The folder of a store; "": none.
+    StoreOptions store_options;                           ///< How the store is opened.
+    std::vector<GraphShape> cuda_graphs;                  ///< On a GPU: batch shapes that become CUDA graphs.
+};
+
+/// The state and the counters of an engine.
+using EngineStats = pagoda_engine_stats;
+
+/// Where the model of an engine runs.
+struct EngineProvider {
+    pagoda_provider provider = PAGODA_PROVIDER_CPU;  ///< PAGODA_PROVIDER_CPU or PAGODA_PROVIDER_CUDA.
+    std::int32_t device_id = -1;                     ///< The number of the GPU; -1 on the CPU.
+    std::string reason;                              ///< Why PAGODA_PROVIDER_AUTO chose the CPU; else "".
 };
 
 namespace detail {
@@ -104,7 +149,7 @@ private:
     static void same(std::size_t size, std::size_t count, const char* what) {
         if (size == count) return;
         const std::string name = std::string("request.") + what;
-        throw Error(PAGODA_INVALID_ARGUMENT, name + ": " + std::to_string(size) + " and " + std::to_string(count) +
+        throw Error(PAGODA_STATUS_INVALID_ARGUMENT, name + ": " + std::to_string(size) + " and " + std::to_string(count) +
                                                  " numbers: give each as many", name);
     }
 
@@ -116,99 +161,194 @@ private:
 
 }  // namespace detail
 
-/// A model folder that is being served. Any number of threads may use one at the same time.
+/// A model folder that is served. Any number of threads may use an engine at the same time.
 class Engine {
 public:
     /// Opens a model folder.
-    explicit Engine(const std::string& folder, pagoda_engine_options options = PAGODA_ENGINE_OPTIONS_INIT)
-        : handle_(open(folder, options)) {}
-    /// Takes over a handle of pagoda.h.
+    explicit Engine(const std::string& folder, const EngineOptions& options = {}) : handle_(open(folder, options)) {}
+    /// Takes a handle of pagoda.h.
     explicit Engine(pagoda_engine* handle) noexcept : handle_(handle) {}
 
-    /// Scores candidates.
-    Ranked rank(const RankRequest& request) const {
+    /// Scores candidates, and waits for the result. If a swap changes the number of tasks meanwhile, the new model answers.
+    RankResponse rank(const RankRequest& request) const {
         const detail::CRequest c_request(request);
-        Ranked ranked;
-        ranked.tasks = tasks();
-        ranked.scores.resize(c_request.get()->candidate_count * ranked.tasks);
-        // Room for none is not where the result goes: what is wrong with the request is to be said, not that.
-        float none = 0;
-        detail::call(pagoda_engine_rank, get(), c_request.get(), ranked.scores.empty() ? &none : ranked.scores.data(),
-                     ranked.scores.size(), &ranked.response);
-        return ranked;
+        RankResponse response;
+        for (;;) {
+            response.scores.resize(c_request.get()->candidate_count * tasks());
+            pagoda_rank_response c_response = PAGODA_RANK_RESPONSE_INIT;
+            // A place for none: the error is to be about the request, not about the missing place.
+            float none = 0;
+            try {
+                detail::call(pagoda_engine_rank, get(), c_request.get(),
+                             response.scores.empty() ? &none : response.scores.data(), response.scores.size(), &c_response);
+            } catch (const Error& error) {
+                // A swap has changed the number of tasks since it was read.
+                if (error.argument() == "score_count") continue;
+                throw;
+            }
+            fill(response, c_response);
+            return response;
+        }
     }
 
-    /// Scores candidates on a thread of Pagoda's. What is wrong with the request itself is thrown at once.
-    std::future<Ranked> rank_async(const RankRequest& request) const {
+    /// Scores candidates on a thread of Pagoda. An error in the request itself is thrown at once.
+    std::future<RankResponse> rank_async(const RankRequest& request) const {
         const detail::CRequest c_request(request);
-        struct Waiting {
-            std::promise<Ranked> promise;
-            std::size_t candidates = 0;
-        };
-        auto waiting = std::make_unique<Waiting>();
-        waiting->candidates = c_request.get()->candidate_count;
-        auto future = waiting->promise.get_future();
+        using Promise = std::promise<RankResponse>;
+        auto promise = std::make_unique<Promise>();
+        auto future = promise->get_future();
         const pagoda_rank_callback done = [](void* to, pagoda_status status, const float* scores, std::size_t count,
-                                             const pagoda_rank_response* response, const pagoda_error* error) {
-            const std::unique_ptr<Waiting> self(static_cast<Waiting*>(to));
+                                             const pagoda_rank_response* c_response, const pagoda_error* error) {
+            const std::unique_ptr<Promise> self(static_cast<Promise*>(to));
             try {
-                if (status != PAGODA_OK) throw detail::to_error(status, error);
-                Ranked ranked;
-                ranked.scores.assign(scores, scores + count);
-                ranked.tasks = self->candidates == 0 ? 0 : count / self->candidates;
-                ranked.response = detail::known_of(response);
-                self->promise.set_value(std::move(ranked));
+                if (status != PAGODA_STATUS_OK) throw detail::to_error(status, error);
+                RankResponse response;
+                response.scores.assign(scores, scores + count);
+                fill(response, detail::known_of(c_response));
+                self->set_value(std::move(response));
             } catch (...) {
-                self->promise.set_exception(std::current_exception());
+                self->set_exception(std::current_exception());
             }
         };
-        detail::call(pagoda_engine_rank_async, get(), c_request.get(), done, static_cast<void*>(waiting.get()));
-        waiting.release();
+        detail::call(pagoda_engine_rank_async, get(), c_request.get(), done, static_cast<void*>(promise.get()));
+        promise.release();
         return future;
     }
 
-    /// Serves another model folder from now on.
+    /// Replaces the model folder that is served. Requests that arrived before are answered by the old model.
     void swap(const std::string& folder) const { detail::call(pagoda_engine_swap, get(), folder.c_str()); }
 
-    /// Forgets users; says how many were known.
-    std::size_t forget(Span<const std::uint64_t> users) const {
-        std::size_t forgotten = 0;
-        detail::call(pagoda_engine_forget, get(), users.data(), users.size(), &forgotten);
-        return forgotten;
+    /// Removes all data of users; returns how many were known.
+    std::size_t forget(Span<const std::uint64_t> users) const { return count(pagoda_engine_forget, users); }
+    /// Starts to load keys and values of users into the pool; returns how many histories are being loaded.
+    std::size_t prefetch(Span<const std::uint64_t> users) const { return count(pagoda_engine_prefetch, users); }
+    /// Evicts keys and values of users from the pool; returns how many users had any there.
+    std::size_t unload(Span<const std::uint64_t> users) const { return count(pagoda_engine_unload, users); }
+
+    /// Where the model that is served runs.
+    EngineProvider provider() const {
+        EngineProvider result;
+        result.reason = text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            detail::call(pagoda_engine_provider, get(), &result.provider, &result.device_id, buffer, capacity, length);
+        });
+        return result;
     }
 
-    /// How many scores a candidate has.
+    /// The number of scores of a candidate.
     std::size_t tasks() const {
         std::size_t tasks = 0;
         detail::call(pagoda_engine_tasks, get(), &tasks);
         return tasks;
     }
 
-    /// The pagoda.json of the model that is served now.
+    /// The pagoda.json of the model that is served.
     std::string info() const {
-        std::size_t length = 0;
-        detail::call(pagoda_engine_info, get(), static_cast<char*>(nullptr), std::size_t{0}, &length);
-        // A swap may put a longer one in its place.
-        std::string text(length + 65536, '\0');
-        detail::call(pagoda_engine_info, get(), text.data(), text.size(), &length);
-        text.resize(length - 1);
-        return text;
+        return text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            detail::call(pagoda_engine_info, get(), buffer, capacity, length);
+        });
     }
 
-    /// What the engine did since it was opened.
-    pagoda_rank_stats stats() const {
-        pagoda_rank_stats stats = PAGODA_RANK_STATS_INIT;
-        detail::call(pagoda_engine_stats, get(), &stats);
+    /// The names of the embedding tables that have statistics; none if they are in the graph.
+    std::vector<std::string> tables() const {
+        const std::string lines = text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+            detail::call(pagoda_engine_tables, get(), buffer, capacity, length);
+        });
+        std::vector<std::string> names;
+        for (std::size_t at = 0; at < lines.size();) {
+            const std::size_t end = std::min(lines.find('\n', at), lines.size());
+            names.push_back(lines.substr(at, end - at));
+            at = end + 1;
+        }
+        return names;
+    }
+
+    /// The state and the counters of the engine.
+    EngineStats stats() const {
+        EngineStats stats = PAGODA_ENGINE_STATS_INIT;
+        detail::call(pagoda_engine_get_stats, get(), &stats);
         return stats;
     }
 
-    /// The handle, for functions of pagoda.h; it stays this object's.
+    /// The statistics of the cache of keys and values; `pages` is 0 if nothing is cached.
+    KvStats kv_stats() const {
+        KvStats stats = PAGODA_KV_STATS_INIT;
+        detail::call(pagoda_engine_get_kv_stats, get(), &stats);
+        return stats;
+    }
+
+    /// The statistics of an embedding table.
+    TableStats table_stats(const std::string& table) const {
+        TableStats stats = PAGODA_TABLE_STATS_INIT;
+        detail::call(pagoda_engine_get_table_stats, get(), table.c_str(), &stats);
+        return stats;
+    }
+
+    /// The handle, for functions of pagoda.h. This object keeps it.
     const pagoda_engine* get() const noexcept { return handle_.get(); }
 
 private:
-    static pagoda_engine* open(const std::string& folder, const pagoda_engine_options& options) {
+    static pagoda_engine* open(const std::string& folder, const EngineOptions& options) {
         detail::check_abi();
-        return detail::make<pagoda_engine>(pagoda_engine_open, folder.c_str(), &options);
+        const pagoda_model_options model = detail::to_c(options.model);
+        const pagoda_store_options store = detail::to_c(options.store_options);
+        std::vector<pagoda_graph_shape> shapes;
+        for (const GraphShape& from : options.cuda_graphs) {
+            pagoda_graph_shape shape = PAGODA_GRAPH_SHAPE_INIT;
+            shape.users = from.users;
+            shape.rows = from.rows;
+            shape.candidates = from.candidates;
+            shape.pages = from.pages;
+            shapes.push_back(shape);
+        }
+        pagoda_engine_options c_options = PAGODA_ENGINE_OPTIONS_INIT;
+        c_options.instances = options.instances;
+        c_options.max_batch = options.max_batch;
+        c_options.max_batch_rows = options.max_batch_rows;
+        c_options.queue = options.queue;
+        c_options.kv_size_unit = options.kv_size.unit;
+        c_options.kv_size = options.kv_size.value;
+        c_options.host_bytes = options.host_bytes;
+        c_options.offload = options.offload;
+        c_options.ahead_percent = options.ahead_percent;
+        c_options.max_delay_us = options.max_delay_us;
+        c_options.remember_bytes = options.remember_bytes;
+        c_options.table_cache_bytes = options.table_cache_bytes;
+        if (!options.table_tiers_path.empty()) c_options.table_tiers_path = options.table_tiers_path.c_str();
+        c_options.model = &model;
+        if (!options.store_path.empty()) c_options.store_path = options.store_path.c_str();
+        c_options.store_options = &store;
+        c_options.cuda_graphs = shapes.data();
+        c_options.cuda_graph_count = shapes.size();
+        return detail::make<pagoda_engine>(pagoda_engine_open, folder.c_str(), &c_options);
+    }
+
+    /// Everything but the scores.
+    static void fill(RankResponse& response, const pagoda_rank_response& from) {
+        response.tasks = from.tasks;
+        response.batched_with = from.batched_with;
+        response.cached_rows = from.cached_rows;
+        response.computed_rows = from.computed_rows;
+        response.queue_time = std::chrono::nanoseconds(from.queue_ns);
+        response.run_time = std::chrono::nanoseconds(from.run_ns);
+    }
+
+    template <class Function>
+    std::size_t count(Function function, Span<const std::uint64_t> users) const {
+        std::size_t count = 0;
+        detail::call(function, get(), users.data(), users.size(), &count);
+        return count;
+    }
+
+    /// A text of a length that C says first.
+    template <class Function>
+    static std::string text(Function function) {
+        std::size_t length = 0;
+        function(static_cast<char*>(nullptr), std::size_t{0}, &length);
+        // A swap may put a longer one in its place.
+        std::string text(length + 65536, '\0');
+        function(text.data(), text.size(), &length);
+        text.resize(length - 1);
+        return text;
     }
 
     detail::Handle<pagoda_engine, pagoda_engine_free> handle_;

@@ -1,4 +1,4 @@
-// What a model remembers, for C++17: stores, caches of keys and values, leases. Part of pagoda.hpp, which includes it.
+// Stores, caches of keys and values and leases, for C++17. Part of pagoda.hpp, which includes it.
 //
 //     const pagoda::Store store("/var/lib/ranker");
 //     const pagoda::KvCache cache(options, &store);
@@ -13,15 +13,32 @@
 
 namespace pagoda {
 
-/// How to open a store; pagoda_store_options tells more.
+/// How to open a store; see pagoda_store_options.
 struct StoreOptions {
-    pagoda_durability durability = PAGODA_DURABILITY_POWER;  ///< When a write counts as done.
-    std::uint64_t max_bytes = 0;                             ///< How many bytes the files may take; 0 = no limit.
-    std::uint64_t segment_bytes = 0;                         ///< How long a file gets; 0 = the default.
-    std::uint64_t queue_bytes = 0;                           ///< How many bytes may wait; 0 = the default.
+    pagoda_durability durability = PAGODA_DURABILITY_POWER;  ///< When a write is acknowledged.
+    std::uint64_t max_bytes = 0;                             ///< The maximum size of the files; 0 = no limit.
+    std::uint64_t segment_bytes = 0;                         ///< The maximum size of a segment file; 0 = the default.
+    std::uint64_t queue_bytes = 0;                           ///< The maximum size of the write queue; 0 = the default.
 };
 
-/// Histories on disk, in a folder that one process at a time has open. Any number of caches may share one.
+/// The state and the counters of a store.
+using StoreStats = pagoda_store_stats;
+
+namespace detail {
+
+/// Store options in C's form.
+inline pagoda_store_options to_c(const StoreOptions& options) noexcept {
+    pagoda_store_options c_options = PAGODA_STORE_OPTIONS_INIT;
+    c_options.durability = options.durability;
+    c_options.max_bytes = options.max_bytes;
+    c_options.segment_bytes = options.segment_bytes;
+    c_options.queue_bytes = options.queue_bytes;
+    return c_options;
+}
+
+}  // namespace detail
+
+/// Histories on disk, in a folder. One process at a time has it open. Any number of caches may share one.
 class Store {
 public:
     /// Opens the store in a folder, or makes one there.
@@ -29,63 +46,78 @@ public:
     /// Takes over a handle of pagoda.h.
     explicit Store(pagoda_store* handle) noexcept : handle_(handle) {}
 
-    /// Waits until everything that was handed to the store is as durable as it promises.
+    /// Waits until all writes so far are as durable as the options say.
     void flush() const { detail::call(pagoda_store_flush, get()); }
-    /// Gives back the space of everything that was removed or replaced, and waits for that.
+    /// Frees the disk space of removed and replaced records, and waits for that.
     void compact() const { detail::call(pagoda_store_compact, get()); }
-    /// What the store has now, and what happened since it was opened.
-    pagoda_store_info stats() const {
-        pagoda_store_info info = PAGODA_STORE_INFO_INIT;
-        detail::call(pagoda_store_stats, get(), &info);
-        return info;
+    /// The state and the counters of the store.
+    StoreStats stats() const {
+        StoreStats stats = PAGODA_STORE_STATS_INIT;
+        detail::call(pagoda_store_get_stats, get(), &stats);
+        return stats;
     }
 
-    /// The handle, for functions of pagoda.h; it stays this object's.
+    /// The handle, for functions of pagoda.h. This object keeps it.
     const pagoda_store* get() const noexcept { return handle_.get(); }
 
 private:
     static pagoda_store* open(const std::string& path, const StoreOptions& options) {
         detail::check_abi();
-        pagoda_store_options c_options = PAGODA_STORE_OPTIONS_INIT;
-        c_options.durability = options.durability;
-        c_options.max_bytes = options.max_bytes;
-        c_options.segment_bytes = options.segment_bytes;
-        c_options.queue_bytes = options.queue_bytes;
+        const pagoda_store_options c_options = detail::to_c(options);
         return detail::make<pagoda_store>(pagoda_store_open, path.c_str(), &c_options);
     }
 
     detail::Handle<pagoda_store, pagoda_store_free> handle_;
 };
 
-/// What a cache is for and how it behaves; pagoda_kv_options tells more. The first three, and one of `pages`, `bytes`
-/// and `percent`, must be set.
-struct KvOptions {
-    std::int32_t layers = 0;                              ///< Layers that keep keys and values.
-    std::int32_t heads = 0;                               ///< Heads in each.
-    std::int32_t head_size = 0;                           ///< The size of a head.
-    std::int32_t page_size = 32;                          ///< Tokens that a page holds.
-    pagoda_type type = PAGODA_TYPE_F32;                   ///< The type of keys and values.
-    std::int32_t pages = 0;                               ///< How many pages the pool has,
-    std::uint64_t bytes = 0;                              ///< or how many bytes, all layers together.
-    std::int32_t max_history = 0;                         ///< The most tokens of a history that are kept; 0 = all.
-    pagoda_overlap overlap = PAGODA_OVERLAP_REFUSE;       ///< What becomes of new tokens that are cached already.
-    pagoda_edited edited = PAGODA_EDITED_UNNOTICED;       ///< What happens when items are not those that are cached.
-    pagoda_offload offload = PAGODA_OFFLOAD_ON_EVICTION;  ///< When histories go to the store.
-    bool onload_in_background = false;                    ///< Whether `prepare` returns before all has arrived.
-    std::int32_t onload_threads = 0;                      ///< Threads that read the store; 0 = the default.
-    std::int32_t ahead_percent = 12;                      ///< How much of the pool is free or stored before it is needed.
-    std::string model_version;                            ///< Histories of another version are never seen.
-    std::int32_t device = -1;                             ///< The GPU whose memory the pool is in; -1: host memory.
-    std::int32_t percent = 0;                             ///< On a GPU: percent of its free memory, not `pages`.
+/// The size of a pool of keys and values.
+struct KvSize {
+    pagoda_kv_size_unit unit = PAGODA_KV_SIZE_UNIT_DEFAULT;  ///< The unit of `value`.
+    std::uint64_t value = 0;                                 ///< How many.
+
+    /// Pages.
+    static KvSize pages(std::uint64_t count) noexcept { return {PAGODA_KV_SIZE_UNIT_PAGES, count}; }
+    /// As many pages as fit into so many bytes, all layers together.
+    static KvSize bytes(std::uint64_t count) noexcept { return {PAGODA_KV_SIZE_UNIT_BYTES, count}; }
+    /// Percent of the free memory of the GPU that the pool is on.
+    static KvSize percent(std::uint64_t count) noexcept { return {PAGODA_KV_SIZE_UNIT_PERCENT, count}; }
+    /// Nothing is cached: for engines.
+    static KvSize none() noexcept { return pages(0); }
 };
 
-/// What one user of a batch brings.
+/// The shape, the size and the behaviour of a cache; see pagoda_kv_options. `layers`, `heads`, `head_size` and `size` must be
+/// set.
+struct KvOptions {
+    std::int32_t layers = 0;                                       ///< Layers that keep keys and values.
+    std::int32_t heads = 0;                                        ///< Heads in a layer.
+    std::int32_t head_size = 0;                                    ///< Elements in a head.
+    std::int32_t page_size = 32;                                   ///< Tokens in a page.
+    pagoda_element_type type = PAGODA_ELEMENT_TYPE_F32;            ///< The type of keys and values.
+    std::int32_t device_id = -1;                                   ///< The GPU that holds the pool; -1: host memory.
+    KvSize size;                                                   ///< The size of the pool.
+    std::int32_t max_history = 0;                                  ///< Maximum tokens of a history; 0 = all.
+    pagoda_overlap overlap = PAGODA_OVERLAP_REFUSE;                ///< What happens to tokens that are cached already.
+    pagoda_edited edited = PAGODA_EDITED_UNNOTICED;                ///< What happens if items were edited.
+    pagoda_offload offload = PAGODA_OFFLOAD_ON_EVICTION;           ///< When histories are written to the store.
+    bool onload_in_background = false;                             ///< Whether `prepare` returns before all is loaded.
+    std::int32_t onload_threads = 0;                               ///< Threads that read the store; 0 = the default.
+    std::int32_t ahead_percent = 12;                               ///< Percentage that is free or stored ahead.
+    std::string model_version;                                     ///< Histories of another version are not used.
+};
+
+/// The state and the counters of a cache.
+using KvStats = pagoda_kv_stats;
+
+/// A user in a lease.
+using LeasedUser = pagoda_kv_leased_user;
+
+/// What a batch has of one user.
 struct KvRequest {
     std::uint64_t user = 0;           ///< The user.
     std::int64_t start = 0;           ///< The position of the first new token in the user's history.
-    std::int32_t tokens = 0;          ///< How many new tokens there are.
-    std::int32_t candidates = 0;      ///< How many candidates follow them.
-    Span<const std::uint64_t> items;  ///< Items of the history, if the cache looks out for edited ones.
+    std::int32_t tokens = 0;          ///< The number of new tokens.
+    std::int32_t candidates = 0;      ///< The number of candidates after them.
+    Span<const std::uint64_t> items;  ///< Items of the history, if the cache checks them (`edited`).
 };
 
 /// What is cached of one user.
@@ -95,47 +127,47 @@ struct CachedUser {
     pagoda_tier tier = PAGODA_TIER_NONE;  ///< Where they lie.
 };
 
-/// A batch's hold on its users, until it is committed or aborted; one that is neither is aborted at its end.
+/// Holds the users of a batch in the pool until a commit or an abort. The destructor aborts a lease that has not ended.
 class KvLease {
 public:
     /// Takes over a handle of pagoda.h.
     explicit KvLease(pagoda_kv_lease* handle) noexcept : handle_(handle) {}
 
-    Tensor row_offsets() const { return tensor(PAGODA_KV_ROW_OFFSETS); }        ///< Where each user's rows begin.
-    Tensor num_candidates() const { return tensor(PAGODA_KV_NUM_CANDIDATES); }  ///< How many candidates each has.
-    Tensor cached_len() const { return tensor(PAGODA_KV_CACHED_LEN); }          ///< How many tokens are cached.
-    Tensor page_indptr() const { return tensor(PAGODA_KV_PAGE_INDPTR); }        ///< Where each list of pages begins.
-    Tensor page_ids() const { return tensor(PAGODA_KV_PAGE_IDS); }              ///< Pages in order of position.
+    Tensor row_offsets() const { return tensor(PAGODA_KV_TENSOR_ROW_OFFSETS); }        ///< Where each user's rows begin.
+    Tensor num_candidates() const { return tensor(PAGODA_KV_TENSOR_NUM_CANDIDATES); }  ///< How many candidates each has.
+    Tensor cached_len() const { return tensor(PAGODA_KV_TENSOR_CACHED_LEN); }          ///< How many tokens are cached.
+    Tensor page_indptr() const { return tensor(PAGODA_KV_TENSOR_PAGE_INDPTR); }        ///< Where each list of pages begins.
+    Tensor page_ids() const { return tensor(PAGODA_KV_TENSOR_PAGE_IDS); }              ///< Pages in order of position.
 
     /// One of the tensors above, by its number.
     Tensor tensor(pagoda_kv_tensor which) const {
         return Tensor(detail::make<pagoda_tensor>(pagoda_kv_lease_tensor, get(), which));
     }
 
-    /// What the lease has of one user, by its place in the batch.
-    pagoda_kv_leased_user user(std::size_t index) const {
-        pagoda_kv_leased_user user = PAGODA_KV_LEASED_USER_INIT;
+    /// A user of the lease, by its index in the batch.
+    LeasedUser user(std::size_t index) const {
+        LeasedUser user = PAGODA_KV_LEASED_USER_INIT;
         detail::call(pagoda_kv_lease_user, get(), index, &user);
         return user;
     }
 
-    /// Whether a layer of every user has arrived from the store.
+    /// Whether a layer of all users was loaded from the store.
     bool ready(std::int32_t layer) const {
         std::int32_t ready = 0;
         detail::call(pagoda_kv_lease_ready, get(), layer, &ready);
         return ready != 0;
     }
 
-    /// Waits until a layer of every user, or every layer, has arrived from the store.
+    /// Waits until a layer of all users, or all layers, were loaded from the store.
     void wait(std::int32_t layer = -1) const { detail::call(pagoda_kv_lease_wait, get(), layer); }
 
-    /// Makes the new tokens part of their histories, and ends the lease. With `durable` it waits until what goes to the
-    /// store at commit is as durable as that promises; an Error about "wait" means that it is committed, not durable.
+    /// Adds the new tokens to the histories, and ends the lease. With `durable` it waits until what is written to the store
+    /// at commit is durable; an Error about "wait" means that the tokens are committed, but not durable.
     void commit(bool durable = false) const { detail::call(pagoda_kv_lease_commit, get(), durable ? 1 : 0); }
-    /// Ends the lease and leaves everything as it was.
+    /// Ends the lease without a change of the histories.
     void abort() const { detail::call(pagoda_kv_lease_abort, get()); }
 
-    /// The handle, for functions of pagoda.h; it stays this object's.
+    /// The handle, for functions of pagoda.h. This object keeps it.
     const pagoda_kv_lease* get() const noexcept { return handle_.get(); }
 
 private:
@@ -143,7 +175,7 @@ private:
 };
 
 /// A cache of keys and values: each user's history as pages in a pool. Any number of threads may use one at the same
-/// time. Leases that are out stay good when it goes.
+/// time. Leases stay valid after it is destroyed.
 class KvCache {
 public:
     /// Opens a cache, above a store if there is one; it keeps the store open.
@@ -169,7 +201,7 @@ public:
     /// What is cached of one user.
     CachedUser lookup(std::uint64_t user) const { return lookup({&user, 1})[0]; }
 
-    /// Makes room for a batch and says where everything lies.
+    /// Makes room for a batch, and returns a lease with the tensors for the model.
     KvLease prepare(const std::vector<KvRequest>& batch) const {
         std::vector<pagoda_kv_request> requests;
         for (const KvRequest& from : batch) {
@@ -188,15 +220,15 @@ public:
 
     /// Writes the histories of these users to the store and waits; says how many had something that was not stored.
     std::size_t offload(Span<const std::uint64_t> users) const { return these(pagoda_kv_cache_offload, users); }
-    /// The same of everyone.
-    std::size_t offload_all() const { return everyone(pagoda_kv_cache_offload); }
+    /// The same for all users in the pool.
+    std::size_t offload_all() const { return all(pagoda_kv_cache_offload); }
 
     /// Removes the histories of these users from tiers; says how many had something there.
     std::size_t evict(Span<const std::uint64_t> users, pagoda_tiers tiers) const {
         return these(pagoda_kv_cache_evict, users, tiers);
     }
-    /// The same of everyone whom no lease holds.
-    std::size_t evict_all(pagoda_tiers tiers) const { return everyone(pagoda_kv_cache_evict, tiers); }
+    /// The same for all users that no lease holds.
+    std::size_t evict_all(pagoda_tiers tiers) const { return all(pagoda_kv_cache_evict, tiers); }
 
     /// Begins to bring histories from the store into the pool; says how many are on their way.
     std::size_t prefetch(Span<const std::uint64_t> users) const { return these(pagoda_kv_cache_prefetch, users); }
@@ -205,13 +237,13 @@ public:
     void flush() const { detail::call(pagoda_kv_cache_flush, get()); }
 
     /// What the cache has, and what it did since it was opened.
-    pagoda_kv_stats stats() const {
-        pagoda_kv_stats stats = PAGODA_KV_STATS_INIT;
-        detail::call(pagoda_kv_cache_stats, get(), &stats);
+    KvStats stats() const {
+        KvStats stats = PAGODA_KV_STATS_INIT;
+        detail::call(pagoda_kv_cache_get_stats, get(), &stats);
         return stats;
     }
 
-    /// The handle, for functions of pagoda.h; it stays this object's.
+    /// The handle, for functions of pagoda.h. This object keeps it.
     const pagoda_kv_cache* get() const noexcept { return handle_.get(); }
 
 private:
@@ -223,8 +255,9 @@ private:
         c_options.head_size = options.head_size;
         c_options.page_size = options.page_size;
         c_options.type = options.type;
-        c_options.pages = options.pages;
-        c_options.bytes = options.bytes;
+        c_options.device_id = options.device_id;
+        c_options.size_unit = options.size.unit;
+        c_options.size = options.size.value;
         c_options.max_history = options.max_history;
         c_options.overlap = options.overlap;
         c_options.edited = options.edited;
@@ -233,25 +266,23 @@ private:
         c_options.onload_threads = options.onload_threads;
         c_options.ahead_percent = options.ahead_percent;
         c_options.model_version = options.model_version.c_str();
-        c_options.device = options.device;
-        c_options.percent = options.percent;
         // To C this would mean that no store is wanted.
-        if (store && !store->get()) throw Error(PAGODA_INVALID_HANDLE, "the store was moved away", "options.store");
+        if (store && !store->get()) throw Error(PAGODA_STATUS_INVALID_HANDLE, "the store was moved away", "options.store");
         c_options.store = store ? store->get() : nullptr;
         return detail::make<pagoda_kv_cache>(pagoda_kv_cache_open, &c_options);
     }
 
     template <class Function, class... Rest>
     std::size_t these(Function function, Span<const std::uint64_t> users, Rest... rest) const {
-        // An empty list that lies nowhere would mean everyone to C.
-        const std::uint64_t no_one = 0;
+        // To C an empty list at NULL would mean all users.
+        const std::uint64_t none = 0;
         std::size_t count = 0;
-        detail::call(function, get(), users.size() == 0 ? &no_one : users.data(), users.size(), rest..., &count);
+        detail::call(function, get(), users.size() == 0 ? &none : users.data(), users.size(), rest..., &count);
         return count;
     }
 
     template <class Function, class... Rest>
-    std::size_t everyone(Function function, Rest... rest) const {
+    std::size_t all(Function function, Rest... rest) const {
         std::size_t count = 0;
         detail::call(function, get(), static_cast<const std::uint64_t*>(nullptr), std::size_t{0}, rest..., &count);
         return count;

@@ -24,7 +24,7 @@ static void logged(void *held, pagoda_log_level level, const char *source, const
     pagodaGoLogged((uintptr_t)held, level, (char *)source, (char *)message);
 }
 
-pagoda_status pagoda_go_tensor_borrow(pagoda_type type, const int64_t *dims, size_t rank, uintptr_t data, size_t bytes,
+pagoda_status pagoda_go_tensor_borrow(pagoda_element_type type, const int64_t *dims, size_t rank, uintptr_t data, size_t bytes,
                                       uintptr_t held, pagoda_tensor **tensor, pagoda_error **error) {
     return pagoda_tensor_borrow(type, dims, rank, (void *)data, bytes, released, (void *)held, tensor, error);
 }
@@ -35,7 +35,7 @@ pagoda_status pagoda_go_model_run(const pagoda_model *model, const char *names, 
     /* The list is made here: in Go it would be pointers in Go's memory, which take time to pin. */
     const char *few[32], **list = few;
     const size_t count = input_count + output_count;
-    if (count > sizeof few / sizeof *few && !(list = malloc(count * sizeof *list))) return PAGODA_CAPACITY;
+    if (count > sizeof few / sizeof *few && !(list = malloc(count * sizeof *list))) return PAGODA_STATUS_CAPACITY;
     for (size_t i = 0; i < count; i++) {
         list[i] = names;
         names += strlen(names) + 1;

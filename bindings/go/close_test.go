@@ -15,7 +15,7 @@ import (
 
 // uses calls every method of every type on what is handed to it, and checks what they say.
 func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *pagoda.KVCache, l *pagoda.KVLease,
-	e *pagoda.Embedding, g *pagoda.Engine) map[string]error {
+	e *pagoda.Embeddings, g *pagoda.Engine) map[string]error {
 	t.Helper()
 	of := func(_ any, err error) error { return err }
 	_, _, provider := m.Provider()
@@ -52,17 +52,17 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"KVLease.Wait":         l.Wait(ctx, 0),
 		"KVLease.Commit":       l.Commit(ctx, false),
 		"KVLease.Abort":        l.Abort(),
-		"Embedding.Add":        e.Add(ctx, "{}", ""),
-		"Embedding.Retire":     e.Retire("m"),
-		"Embedding.Dim":        of(e.Dim("t")),
-		"Embedding.Lookup":     of(e.Lookup(ctx, "t", []int64{1}, nil)),
-		"Embedding.Pool":       of(e.Pool(ctx, "t", []int64{1}, []int64{0, 1}, 0, nil)),
-		"Embedding.Upsert":     e.Upsert(ctx, "t", 0, nil, nil, 0),
-		"Embedding.Delete":     e.Delete(ctx, "t", 0, nil, 0),
-		"Embedding.Prefetch":   of(e.Prefetch("t", nil)),
-		"Embedding.Refresh":    e.Refresh(ctx, "t"),
-		"Embedding.Wait":       e.Wait(ctx),
-		"Embedding.Stats":      of(e.Stats("t")),
+		"Embeddings.Add":       e.Add(ctx, "{}", ""),
+		"Embeddings.Retire":    e.Retire("m"),
+		"Embeddings.Dim":       of(e.Dim("t")),
+		"Embeddings.Lookup":    of(e.Lookup(ctx, "t", []int64{1}, nil)),
+		"Embeddings.Pool":      of(e.Pool(ctx, "t", []int64{1}, []int64{0, 1}, 0, nil)),
+		"Embeddings.Upsert":    e.Upsert(ctx, "t", 0, nil, nil, 0),
+		"Embeddings.Delete":    e.Delete(ctx, "t", 0, nil, 0),
+		"Embeddings.Prefetch":  of(e.Prefetch("t", nil)),
+		"Embeddings.Refresh":   e.Refresh(ctx, "t"),
+		"Embeddings.Wait":      e.Wait(ctx),
+		"Embeddings.Stats":     of(e.Stats("t")),
 		"Engine.Rank":          of(g.Rank(ctx, request())),
 		"Engine.RankAsync":     of(g.RankAsync(ctx, request())),
 		"Engine.Swap":          g.Swap(ctx, data+"/second"),
@@ -71,7 +71,7 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"Engine.Info":          of(g.Info()),
 		"Engine.Stats":         of(g.Stats()),
 		"OpenKVCache (store)":  of(pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Store: or(s, new(pagoda.Store))})),
-		"Open (embedding)":     of(pagoda.Open(ctx, hello, &pagoda.ModelOptions{Embedding: or(e, new(pagoda.Embedding))})),
+		"Open (embedding)":     of(pagoda.Open(ctx, hello, &pagoda.ModelOptions{Tables: or(e, new(pagoda.Embeddings))})),
 		"Model.Run (tensor)":   of(open(t, hello).Run(ctx, pagoda.Tensors{"x": x}, "y")),
 		"Model.Run (in place)": of(open(t, hello).RunInto(ctx, pagoda.Tensors{"x": good}, pagoda.Tensors{"y": x})),
 	}
@@ -94,13 +94,13 @@ func TestWhatIsNotOpenIsAnError(t *testing.T) {
 	}
 	check("nil", uses(t, nil, nil, nil, nil, nil, nil, nil))
 	check("what was made by hand", uses(t, new(pagoda.Model), new(pagoda.Tensor), new(pagoda.Store), new(pagoda.KVCache),
-		new(pagoda.KVLease), new(pagoda.Embedding), new(pagoda.Engine)))
+		new(pagoda.KVLease), new(pagoda.Embeddings), new(pagoda.Engine)))
 
 	path, _ := table(t)
 	m, x := open(t, hello), tensor(t, []int64{1}, []float32{1})
 	s, c := openStore(t, t.TempDir(), nil), openCache(t, shape())
 	l := must[*pagoda.KVLease](t)(c.Prepare(ctx, pagoda.KVRequest{Tokens: 1}))
-	e, g := must[*pagoda.Embedding](t)(pagoda.OpenEmbedding(ctx, path)), openEngine(t, &pagoda.EngineOptions{})
+	e, g := must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(ctx, path)), openEngine(t, &pagoda.EngineOptions{})
 	for _, it := range []interface{ Close() error }{m, x, s, c, l, e, g} {
 		ok(t, it.Close())
 		ok(t, it.Close()) // again is fine
@@ -112,7 +112,7 @@ func TestWhatIsNotOpenIsAnError(t *testing.T) {
 	ok(t, (*pagoda.Store)(nil).Close())
 	ok(t, (*pagoda.KVCache)(nil).Close())
 	ok(t, (*pagoda.KVLease)(nil).Close())
-	ok(t, (*pagoda.Embedding)(nil).Close())
+	ok(t, (*pagoda.Embeddings)(nil).Close())
 	ok(t, (*pagoda.Engine)(nil).Close())
 	ok(t, new(pagoda.Model).Close())
 }
@@ -128,7 +128,7 @@ func TestClosingWhileOthersUseIt(t *testing.T) {
 		x := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1, 4}, make([]float32, 4)))
 		y := must[*pagoda.Tensor](t)(pagoda.Zeros(pagoda.F32, 1, 3))
 		g := must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{
-			KVBytes: 1 << 20, Model: cpu(),
+			KVSize: pagoda.KVBytes(1 << 20), Model: cpu(),
 		}))
 		var group sync.WaitGroup
 		until := time.Now().Add(20 * time.Millisecond)
@@ -197,8 +197,8 @@ func TestWhatIsForgottenIsClosed(t *testing.T) {
 		must[*pagoda.Store](t)(pagoda.OpenStore(t.Context(), t.TempDir(), nil))
 		c := must[*pagoda.KVCache](t)(pagoda.OpenKVCache(ctx, shape()))
 		must[*pagoda.KVLease](t)(c.Prepare(t.Context(), pagoda.KVRequest{Tokens: 1}))
-		must[*pagoda.Embedding](t)(pagoda.OpenEmbedding(t.Context(), path))
-		must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVBytes: 1 << 20, Model: cpu()}))
+		must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(t.Context(), path))
+		must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVSize: pagoda.KVBytes(1 << 20), Model: cpu()}))
 		closed := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1}, []float32{1}))
 		ok(t, closed.Close())
 	}
@@ -250,7 +250,7 @@ func TestHandlesAreNotAddresses(t *testing.T) {
 	}
 	runtime.GC()
 	for _, it := range held {
-		must[pagoda.Type](t)(it.Type())
+		must[pagoda.ElementType](t)(it.Type())
 		ok(t, it.Close())
 	}
 }
@@ -259,7 +259,7 @@ func TestOpeningCanBeLeft(t *testing.T) {
 	before := settled(0)
 	for _, wait := range []time.Duration{0, time.Millisecond, 3 * time.Millisecond} {
 		soon, cancel := context.WithTimeout(ctx, wait)
-		engine, err := pagoda.OpenEngine(soon, data+"/gather", &pagoda.EngineOptions{KVBytes: 1 << 20, Model: cpu()})
+		engine, err := pagoda.OpenEngine(soon, data+"/gather", &pagoda.EngineOptions{KVSize: pagoda.KVBytes(1 << 20), Model: cpu()})
 		cancel()
 		if err == nil {
 			ok(t, engine.Close())

@@ -23,7 +23,7 @@ func newStopper(ctx context.Context) (stopper, error) {
 	if err != nil {
 		return stopper{}, err
 	}
-	// It may run after end() has freed the handle: then C finds that out, and there is no one to tell.
+	// It may run after end() has freed the handle: then C rejects the handle, and the error is ignored.
 	return stopper{handle, context.AfterFunc(ctx, func() { C.pagoda_cancel_trigger(handle, nil) })}, nil
 }
 

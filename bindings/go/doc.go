@@ -2,7 +2,7 @@
 //
 // A [Model] is an ONNX model, run on [Tensor]s. An [Engine] serves a model folder: a user's history, or what is new of
 // it, and candidates go in, a score for each candidate and task comes out. Under it lie a [KVCache] of keys and values,
-// over a [Store] on disk, and [Embedding] tables; each can be used by itself.
+// over a [Store] on disk, and [Embeddings] tables; each can be used by itself.
 //
 //	engine, err := pagoda.OpenEngine(ctx, "model", nil)
 //	if err != nil {
@@ -17,7 +17,7 @@
 //
 // # Errors
 //
-// What fails returns an [*Error]. errors.Is compares it with a [Code]:
+// What fails returns an [*Error]. errors.Is compares it with a [Status]:
 //
 //	if errors.Is(err, pagoda.ErrNotFound) { ... }
 //
@@ -31,7 +31,7 @@
 //
 // Some calls can wait and take no context. [Store.Close], [KVCache.Close] and [Engine.Close] write what is not on disk
 // yet; the engine's answers the requests that wait, too. [KVLease.Abort], and closing a lease that has not ended, wait
-// for who waits for that lease. [EstimateEmbedding] reads the headers of the tables, and [Embedding.Retire] gives back
+// for who waits for that lease. [EstimateEmbeddings] reads the headers of the tables, and [Embeddings.Retire] gives back
 // what no other model has. To wait for the disk no longer than a context lasts, call Flush, or [KVCache.OffloadAll],
 // before Close; or call them in a goroutine.
 //

@@ -11,22 +11,22 @@ import (
 	"unsafe"
 )
 
-// Miss is what a lookup does about keys that the cache does not have.
+// Miss is what a lookup does with keys that are not in the cache.
 type Miss int32
 
-// What a lookup does about keys that the cache does not have.
+// What a lookup does with keys that are not in the cache.
 const (
 	MissByHitRate Miss = C.PAGODA_MISS_BY_HIT_RATE // Below the table's hit_rate_threshold MissWait, else MissDefault.
-	MissWait      Miss = C.PAGODA_MISS_WAIT        // They are fetched from the floors below.
+	MissWait      Miss = C.PAGODA_MISS_WAIT        // The lookup waits for the backing tiers.
 	MissDefault   Miss = C.PAGODA_MISS_DEFAULT     // They get the default vector, and are inserted in the background.
 	MissWithin    Miss = C.PAGODA_MISS_WITHIN      // They are fetched, or get the default vector after a limit.
 )
 
-// LookupOptions is how to look up.
+// LookupOptions is the options of a lookup.
 type LookupOptions struct {
-	// Miss is what is done about keys that the cache does not have.
+	// Miss is what happens to keys that are not in the cache.
 	Miss Miss
-	// Limit is how long is waited with MissWithin, rounded up to whole microseconds.
+	// Limit is the time limit with MissWithin, rounded up to whole microseconds.
 	Limit time.Duration
 }
 
@@ -58,28 +58,42 @@ const (
 	CombinerSqrtN Combiner = C.PAGODA_COMBINER_SQRTN // Their sum, divided by the square root of how many there are.
 )
 
-// Reach is when lookups see a change.
+// Reach is when lookups see an update.
 type Reach int32
 
-// When lookups see a change.
+// When lookups see an update.
 const (
 	ReachAtOnce    Reach = C.PAGODA_REACH_AT_ONCE    // When the call returns.
 	ReachByRefresh Reach = C.PAGODA_REACH_BY_REFRESH // When the cache is refreshed next.
 )
 
-// TableStats is what a table did since it was opened.
+// TableStats is statistics of a table since it was opened.
 type TableStats struct {
 	Lookups    uint64 // Lookups.
 	Keys       uint64 // Keys, the different ones of each lookup; where the cache had all of them, every key.
 	Hits       uint64 // Those that the cache had.
 	Defaults   uint64 // Those that got the default vector.
-	Dropped    uint64 // Keys that were to be inserted in the background and found no room in the queue.
-	CachedRows uint64 // Rows that are in the cache.
-	CacheRows  uint64 // Rows that it has room for.
-	Memory     uint64 // Bytes of memory that the cache and the floors take, about.
+	Dropped    uint64 // Keys that were not inserted in the background because the queue was full.
+	CachedRows uint64 // Rows in the cache.
+	CacheRows  uint64 // The capacity of the cache in rows.
+	Memory     uint64 // Bytes of memory of the cache and the tiers, approximately.
 	// StaleSeconds is for how long at most a change that did not go through this process may not have been seen;
 	// negative if it may not be seen at all.
 	StaleSeconds int64
+}
+
+func newTableStats(c *C.pagoda_table_stats) TableStats {
+	return TableStats{
+		Lookups:      uint64(c.lookups),
+		Keys:         uint64(c.keys),
+		Hits:         uint64(c.hits),
+		Defaults:     uint64(c.defaults),
+		Dropped:      uint64(c.dropped),
+		CachedRows:   uint64(c.cached_rows),
+		CacheRows:    uint64(c.cache_rows),
+		Memory:       uint64(c.memory),
+		StaleSeconds: int64(c.stale_seconds),
+	}
 }
 
 // Rows is what a lookup found: a vector for each key or slot, one after the other.
@@ -95,20 +109,20 @@ type Rows struct {
 // Row is the vector of one key or slot.
 func (r *Rows) Row(index int) []float32 { return r.Numbers[index*r.Dim : (index+1)*r.Dim] }
 
-// Embedding is tables of embedding rows, of any number of models: a cache over host memory, a Redis Cluster, and disk,
-// as a configuration says. A table is named model/table, or table alone if that is no other's name.
-type Embedding struct{ object *object }
+// Embeddings is embedding tables of any number of models. Each has a cache over backing tiers: host memory, a Redis
+// Cluster, disk. A table is named model/table, or table if that is unique.
+type Embeddings struct{ object *object }
 
 var embeddingKind = &kind{"table set", func(token uintptr) C.pagoda_status {
-	return C.pagoda_embedding_free(embeddingHandle(token))
+	return C.pagoda_embeddings_free(embeddingHandle(token))
 }}
 
-func embeddingHandle(token uintptr) *C.pagoda_embedding {
-	return *(**C.pagoda_embedding)(unsafe.Pointer(&token))
+func embeddingHandle(token uintptr) *C.pagoda_embeddings {
+	return *(**C.pagoda_embeddings)(unsafe.Pointer(&token))
 }
 
-// OpenEmbedding opens the tables of a configuration file, HugeCTR's ps.json or one with Pagoda's own words.
-func OpenEmbedding(ctx context.Context, path string) (*Embedding, error) {
+// OpenEmbeddings opens the tables of a configuration file, HugeCTR's ps.json or one with Pagoda's own words.
+func OpenEmbeddings(ctx context.Context, path string) (*Embeddings, error) {
 	if err := loaded(); err != nil {
 		return nil, err
 	}
@@ -117,21 +131,21 @@ func OpenEmbedding(ctx context.Context, path string) (*Embedding, error) {
 		return nil, err
 	}
 	made := callers()
-	return await(ctx, func() (*Embedding, error) {
-		var handle *C.pagoda_embedding
+	return await(ctx, func() (*Embeddings, error) {
+		var handle *C.pagoda_embeddings
 		var failure *C.pagoda_error
-		if err := check(C.pagoda_embedding_open(cPath, &handle, &failure), &failure); err != nil {
+		if err := check(C.pagoda_embeddings_open(cPath, &handle, &failure), &failure); err != nil {
 			return nil, err
 		}
-		e := new(Embedding)
+		e := new(Embeddings)
 		e.object = own(e, embeddingKind, *(*uintptr)(unsafe.Pointer(&handle)), made)
 		return e, nil
-	}, func(e *Embedding) { e.Close() })
+	}, func(e *Embeddings) { e.Close() })
 }
 
-// EstimateEmbedding is how many bytes of memory the tables of a configuration file will take in this process, and how
+// EstimateEmbeddings is how many bytes of memory the tables of a configuration file will take in this process, and how
 // many of disk their files, about.
-func EstimateEmbedding(path string) (memory, disk uint64, err error) {
+func EstimateEmbeddings(path string) (memory, disk uint64, err error) {
 	if err := loaded(); err != nil {
 		return 0, 0, err
 	}
@@ -141,13 +155,13 @@ func EstimateEmbedding(path string) (memory, disk uint64, err error) {
 	}
 	var cMemory, cDisk C.uint64_t
 	var failure *C.pagoda_error
-	err = check(C.pagoda_embedding_estimate(cPath, &cMemory, &cDisk, &failure), &failure)
+	err = check(C.pagoda_embeddings_estimate(cPath, &cMemory, &cDisk, &failure), &failure)
 	return uint64(cMemory), uint64(cDisk), err
 }
 
 // Add adds a model while others serve. model is JSON, an element of the configuration's models; relative paths in it
 // are relative to folder, or to the working directory if that is "".
-func (e *Embedding) Add(ctx context.Context, model, folder string) error {
+func (e *Embeddings) Add(ctx context.Context, model, folder string) error {
 	cModel, err := text(model, "model")
 	if err != nil {
 		return err
@@ -159,62 +173,62 @@ func (e *Embedding) Add(ctx context.Context, model, folder string) error {
 		}
 	}
 	return awaitError(ctx, func() error {
-		return e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-			return C.pagoda_embedding_add(handle, cModel, cFolder, failure)
+		return e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_embeddings_add(handle, cModel, cFolder, failure)
 		})
 	})
 }
 
 // Retire takes a model out of service. Its tables go when no other model has them; lookups that are under way end well.
-func (e *Embedding) Retire(model string) error {
+func (e *Embeddings) Retire(model string) error {
 	cModel, err := text(model, "model")
 	if err != nil {
 		return err
 	}
-	return e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-		return C.pagoda_embedding_retire(handle, cModel, failure)
+	return e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+		return C.pagoda_embeddings_retire(handle, cModel, failure)
 	})
 }
 
 // Dim is how many numbers a row of a table has.
-func (e *Embedding) Dim(table string) (int, error) {
+func (e *Embeddings) Dim(table string) (int, error) {
 	cTable, err := text(table, "table")
 	if err != nil {
 		return 0, err
 	}
 	var dim C.size_t
-	err = e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-		return C.pagoda_embedding_dim(handle, cTable, &dim, failure)
+	err = e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+		return C.pagoda_embeddings_dim(handle, cTable, &dim, failure)
 	})
 	return int(dim), err
 }
 
-// Lookup looks keys up, any number of times each; nil options are the defaults. A floor that does not answer is no
+// Lookup looks keys up, any number of times each; nil options are the defaults. A tier that does not answer is no
 // error: its keys get the default vector.
-func (e *Embedding) Lookup(ctx context.Context, table string, keys []int64, options *LookupOptions) (*Rows, error) {
-	return e.rows(ctx, table, keys, len(keys), options, func(handle *C.pagoda_embedding, table *C.char, keys []int64,
+func (e *Embeddings) Lookup(ctx context.Context, table string, keys []int64, options *LookupOptions) (*Rows, error) {
+	return e.rows(ctx, table, keys, len(keys), options, func(handle *C.pagoda_embeddings, table *C.char, keys []int64,
 		options *C.pagoda_lookup_options, rows *Rows, failure **C.pagoda_error) C.pagoda_status {
-		return C.pagoda_embedding_lookup(handle, table, cKeys(keys), C.size_t(len(keys)), options,
+		return C.pagoda_embeddings_lookup(handle, table, cKeys(keys), C.size_t(len(keys)), options,
 			cNumbers(rows.Numbers), C.size_t(len(rows.Numbers)), cFound(rows.Found), failure)
 	})
 }
 
 // Pool looks keys up and combines them: slot i gets one vector of the keys from offsets[i] on to before offsets[i+1],
 // or zeros if there are none. The offsets begin with 0, do not go down, and end with how many keys there are.
-func (e *Embedding) Pool(ctx context.Context, table string, keys, offsets []int64, combiner Combiner,
+func (e *Embeddings) Pool(ctx context.Context, table string, keys, offsets []int64, combiner Combiner,
 	options *LookupOptions) (*Rows, error) {
 	offsets = lasting(ctx, offsets)
-	return e.rows(ctx, table, keys, max(len(offsets)-1, 0), options, func(handle *C.pagoda_embedding, table *C.char,
+	return e.rows(ctx, table, keys, max(len(offsets)-1, 0), options, func(handle *C.pagoda_embeddings, table *C.char,
 		keys []int64, options *C.pagoda_lookup_options, rows *Rows, failure **C.pagoda_error) C.pagoda_status {
-		return C.pagoda_embedding_pool(handle, table, cKeys(keys), C.size_t(len(keys)), cKeys(offsets),
+		return C.pagoda_embeddings_pool(handle, table, cKeys(keys), C.size_t(len(keys)), cKeys(offsets),
 			C.size_t(len(offsets)), C.pagoda_combiner(combiner), options, cNumbers(rows.Numbers),
 			C.size_t(len(rows.Numbers)), cFound(rows.Found), failure)
 	})
 }
 
 // rows makes room for so many vectors and has them filled.
-func (e *Embedding) rows(ctx context.Context, table string, keys []int64, vectors int, options *LookupOptions,
-	fill func(*C.pagoda_embedding, *C.char, []int64, *C.pagoda_lookup_options, *Rows, **C.pagoda_error) C.pagoda_status,
+func (e *Embeddings) rows(ctx context.Context, table string, keys []int64, vectors int, options *LookupOptions,
+	fill func(*C.pagoda_embeddings, *C.char, []int64, *C.pagoda_lookup_options, *Rows, **C.pagoda_error) C.pagoda_status,
 ) (*Rows, error) {
 	cTable, err := text(table, "table")
 	if err != nil {
@@ -230,7 +244,7 @@ func (e *Embedding) rows(ctx context.Context, table string, keys []int64, vector
 			return nil, err
 		}
 		rows := &Rows{dim, make([]float32, vectors*dim), make([]bool, len(keys))}
-		err = e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
+		err = e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
 			return fill(handle, cTable, keys, cOptions, rows, failure)
 		})
 		if err != nil {
@@ -246,10 +260,10 @@ func (e *Embedding) rows(ctx context.Context, table string, keys []int64, vector
 	return await(ctx, func() (*Rows, error) { return look(keys) }, nil)
 }
 
-// Upsert replaces rows or adds them, on every floor and in the cache. numbers has a row for each key; of a key that
+// Upsert replaces rows or adds them, in all tiers and in the cache. numbers has a row for each key; of a key that
 // comes twice the last one counts. A row that has a higher version already stays; rows that the table was loaded with
 // have version 0.
-func (e *Embedding) Upsert(ctx context.Context, table string, version uint64, keys []int64, numbers []float32,
+func (e *Embeddings) Upsert(ctx context.Context, table string, version uint64, keys []int64, numbers []float32,
 	reach Reach) error {
 	cTable, err := text(table, "table")
 	if err != nil {
@@ -257,24 +271,24 @@ func (e *Embedding) Upsert(ctx context.Context, table string, version uint64, ke
 	}
 	keys, numbers = lasting(ctx, keys), lasting(ctx, numbers)
 	return awaitError(ctx, func() error {
-		return e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-			return C.pagoda_embedding_upsert(handle, cTable, C.uint64_t(version), cKeys(keys), C.size_t(len(keys)),
+		return e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_embeddings_upsert(handle, cTable, C.uint64_t(version), cKeys(keys), C.size_t(len(keys)),
 				cNumbers(numbers), C.size_t(len(numbers)), C.pagoda_reach(reach), failure)
 		})
 	})
 }
 
-// Delete deletes rows, on every floor and from the cache: from now on their keys get the default vector. A row that has
+// Delete deletes rows, in all tiers and from the cache: from now on their keys get the default vector. A row that has
 // a higher version stays.
-func (e *Embedding) Delete(ctx context.Context, table string, version uint64, keys []int64, reach Reach) error {
+func (e *Embeddings) Delete(ctx context.Context, table string, version uint64, keys []int64, reach Reach) error {
 	cTable, err := text(table, "table")
 	if err != nil {
 		return err
 	}
 	keys = lasting(ctx, keys)
 	return awaitError(ctx, func() error {
-		return e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-			return C.pagoda_embedding_delete(handle, cTable, C.uint64_t(version), cKeys(keys), C.size_t(len(keys)),
+		return e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_embeddings_delete(handle, cTable, C.uint64_t(version), cKeys(keys), C.size_t(len(keys)),
 				C.pagoda_reach(reach), failure)
 		})
 	})
@@ -282,81 +296,71 @@ func (e *Embedding) Delete(ctx context.Context, table string, version uint64, ke
 
 // Prefetch begins to bring keys that are expected soon into the cache and returns at once, with how many were not there
 // and found room in the queue.
-func (e *Embedding) Prefetch(table string, keys []int64) (int, error) {
+func (e *Embeddings) Prefetch(table string, keys []int64) (int, error) {
 	cTable, err := text(table, "table")
 	if err != nil {
 		return 0, err
 	}
 	var queued C.size_t
-	err = e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-		return C.pagoda_embedding_prefetch(handle, cTable, cKeys(keys), C.size_t(len(keys)), &queued, failure)
+	err = e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+		return C.pagoda_embeddings_prefetch(handle, cTable, cKeys(keys), C.size_t(len(keys)), &queued, failure)
 	})
 	return int(queued), err
 }
 
-// Refresh reads what is in a table's cache again from the floors below, all of it.
-func (e *Embedding) Refresh(ctx context.Context, table string) error {
+// Refresh reloads all rows in the cache of a table from the backing tiers.
+func (e *Embeddings) Refresh(ctx context.Context, table string) error {
 	cTable, err := text(table, "table")
 	if err != nil {
 		return err
 	}
 	return awaitError(ctx, func() error {
-		return e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-			return C.pagoda_embedding_refresh(handle, cTable, failure)
+		return e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_embeddings_refresh(handle, cTable, failure)
 		})
 	})
 }
 
 // Wait waits until everything that was to be fetched or loaded in the background is.
-func (e *Embedding) Wait(ctx context.Context) error {
+func (e *Embeddings) Wait(ctx context.Context) error {
 	return awaitError(ctx, func() error {
-		return e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-			return C.pagoda_embedding_wait(handle, failure)
+		return e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+			return C.pagoda_embeddings_wait(handle, failure)
 		})
 	})
 }
 
-// Stats is what a table did since it was opened.
-func (e *Embedding) Stats(table string) (TableStats, error) {
+// Stats is the statistics of a table.
+func (e *Embeddings) Stats(table string) (TableStats, error) {
 	cTable, err := text(table, "table")
 	if err != nil {
 		return TableStats{}, err
 	}
 	c := C.pagoda_table_stats_init()
-	if err := e.call(func(handle *C.pagoda_embedding, failure **C.pagoda_error) C.pagoda_status {
-		return C.pagoda_embedding_stats(handle, cTable, &c, failure)
+	if err := e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
+		return C.pagoda_embeddings_get_stats(handle, cTable, &c, failure)
 	}); err != nil {
 		return TableStats{}, err
 	}
-	return TableStats{
-		Lookups:      uint64(c.lookups),
-		Keys:         uint64(c.keys),
-		Hits:         uint64(c.hits),
-		Defaults:     uint64(c.defaults),
-		Dropped:      uint64(c.dropped),
-		CachedRows:   uint64(c.cached_rows),
-		CacheRows:    uint64(c.cache_rows),
-		Memory:       uint64(c.memory),
-		StaleSeconds: int64(c.stale_seconds),
-	}, nil
+	return newTableStats(&c), nil
 }
 
-// Close lets go of the tables. A model that is open and names some of them keeps them.
-func (e *Embedding) Close() error { return e.it().close() }
+// Close closes the tables. A model that uses some of them keeps those open.
+func (e *Embeddings) Close() error { return e.it().close() }
 
-func (e *Embedding) it() *object {
+func (e *Embeddings) it() *object {
 	if e == nil {
 		return nil
 	}
 	return e.object
 }
 
-func (e *Embedding) handle(argument string) (*C.pagoda_embedding, error) {
+func (e *Embeddings) handle(argument string) (*C.pagoda_embeddings, error) {
 	token, err := e.it().get(argument)
 	return embeddingHandle(token), err
 }
 
-func (e *Embedding) call(call func(*C.pagoda_embedding, **C.pagoda_error) C.pagoda_status) error {
+func (e *Embeddings) call(call func(*C.pagoda_embeddings, **C.pagoda_error) C.pagoda_status) error {
 	handle, err := e.handle("embedding")
 	if err != nil {
 		return err

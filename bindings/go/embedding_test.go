@@ -12,11 +12,11 @@ import (
 
 func TestEmbeddings(t *testing.T) {
 	path, rest := table(t)
-	memory, _, err := pagoda.EstimateEmbedding(path)
+	memory, _, err := pagoda.EstimateEmbeddings(path)
 	if err != nil || memory == 0 {
 		t.Errorf("%d bytes, %v", memory, err)
 	}
-	tables := must[*pagoda.Embedding](t)(pagoda.OpenEmbedding(ctx, path))
+	tables := must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(ctx, path))
 	defer tables.Close()
 	equal(t, "dim", must[int](t)(tables.Dim("m/t")), 2)
 
@@ -70,14 +70,14 @@ func TestEmbeddings(t *testing.T) {
 	fails(t, tables.Add(ctx, "{", ""), pagoda.ErrInvalidArgument, "model")
 	fails(t, tables.Retire("n"), pagoda.ErrNotFound, "model")
 	fails(t, tables.Retire("n\x00"), pagoda.ErrInvalidArgument, "model")
-	_, err = pagoda.OpenEmbedding(ctx, "/nowhere/ps.json")
+	_, err = pagoda.OpenEmbeddings(ctx, "/nowhere/ps.json")
 	fails(t, err, pagoda.ErrNotFound, "path")
-	_, _, err = pagoda.EstimateEmbedding("/nowhere/ps.json")
+	_, _, err = pagoda.EstimateEmbeddings("/nowhere/ps.json")
 	fails(t, err, pagoda.ErrNotFound, "path")
 
 	// A model keeps tables that it is given.
 	options := cpu()
-	options.Embedding = tables
+	options.Tables = tables
 	m := must[*pagoda.Model](t)(pagoda.Open(t.Context(), hello, options))
 	ok(t, m.Close())
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,8 +16,8 @@ import (
 func openEngine(t testing.TB, options *pagoda.EngineOptions) *pagoda.Engine {
 	t.Helper()
 	options.Model = cpu()
-	if options.KVPages == 0 {
-		options.KVBytes = 1 << 20
+	if options.KVSize == (pagoda.KVSize{}) {
+		options.KVSize = pagoda.KVBytes(1 << 20)
 	}
 	it := must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", options))
 	t.Cleanup(func() { ok(t, it.Close()) })
@@ -27,7 +28,7 @@ func request() *pagoda.RankRequest {
 	return &pagoda.RankRequest{
 		User:       7,
 		Events:     pagoda.Columns{"item": {3, 7}, "genre": {1, 0}, "rating": {4, 2}},
-		Times:      []int64{1700000000, 1700001000},
+		EventTimes: []int64{1700000000, 1700001000},
 		UserKeys:   map[string]int64{"age": 6, "town": 8},
 		Candidates: pagoda.Columns{"item": {5, 6, 39}, "genre": {5, 2, -1}},
 		Time:       time.Unix(1700002000, 0),
@@ -44,7 +45,7 @@ func near(t *testing.T, got, want []float32) {
 }
 
 func TestEngine(t *testing.T) {
-	engine := openEngine(t, &pagoda.EngineOptions{Store: t.TempDir(), StoreOptions: &pagoda.StoreOptions{
+	engine := openEngine(t, &pagoda.EngineOptions{StorePath: t.TempDir(), StoreOptions: &pagoda.StoreOptions{
 		Durability: pagoda.DurabilityNone,
 	}})
 	equal(t, "tasks", must[int](t)(engine.Tasks()), 2)
@@ -52,35 +53,35 @@ func TestEngine(t *testing.T) {
 	ok(t, json.Unmarshal([]byte(must[string](t)(engine.Info())), &info))
 	equal(t, "format", info.Format, 1)
 
-	cold := must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
+	cold := must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
 	equal(t, "tasks", cold.Tasks, 2)
 	equal(t, "scores", len(cold.Scores), 6)
 	equal(t, "cached", cold.CachedRows, 0)
 	equal(t, "computed", cold.ComputedRows, 6)
-	if click := cold.Candidate(2)[1]; click <= 0 || click >= 1 || cold.Ran <= 0 {
+	if click := cold.Candidate(2)[1]; click <= 0 || click >= 1 || cold.RunTime <= 0 {
 		t.Errorf("%+v", cold)
 	}
 	for _, c := range []context.Context{ctx, t.Context()} {
-		warm := must[*pagoda.Ranking](t)(engine.Rank(c, request()))
+		warm := must[*pagoda.RankResponse](t)(engine.Rank(c, request()))
 		equal(t, "cached", warm.CachedRows, 6)
 		near(t, warm.Scores, cold.Scores)
 		later := <-must[<-chan pagoda.RankResult](t)(engine.RankAsync(c, request()))
 		ok(t, later.Err)
-		equal(t, "cached", later.Ranking.CachedRows, 6)
-		equal(t, "tasks", later.Ranking.Tasks, 2)
-		near(t, later.Ranking.Scores, cold.Scores)
+		equal(t, "cached", later.Response.CachedRows, 6)
+		equal(t, "tasks", later.Response.Tasks, 2)
+		near(t, later.Response.Scores, cold.Scores)
 	}
 
 	more := request()
-	more.Start, more.UserKeys, more.Times = 2, nil, []int64{1700001500}
+	more.Start, more.UserKeys, more.EventTimes = 2, nil, []int64{1700001500}
 	more.Events = pagoda.Columns{"item": {9}, "genre": {1}, "rating": {0}}
-	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, more)).CachedRows, 6)
+	equal(t, "cached", must[*pagoda.RankResponse](t)(engine.Rank(ctx, more)).CachedRows, 6)
 	none := request()
-	none.Start, none.UserKeys, none.Times, none.Events = 3, nil, nil, nil
-	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, none)).CachedRows, 8)
+	none.Start, none.UserKeys, none.EventTimes, none.Events = 3, nil, nil, nil
+	equal(t, "cached", must[*pagoda.RankResponse](t)(engine.Rank(ctx, none)).CachedRows, 8)
 
 	ok(t, engine.Swap(ctx, data+"/second"))
-	swapped := must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
+	swapped := must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
 	if swapped.CachedRows != 0 || slices.Equal(swapped.Scores, cold.Scores) {
 		t.Errorf("%+v", swapped)
 	}
@@ -115,11 +116,11 @@ func TestScoresAreThoseOfTheReference(t *testing.T) {
 			for name, keys := range user.Events {
 				r.Events[name] = keys[start:step.Events]
 			}
-			r.Times, r.Time = user.Times[start:step.Events], time.Unix(user.Now, 0)
+			r.EventTimes, r.Time = user.Times[start:step.Events], time.Unix(user.Now, 0)
 			if start == 0 {
 				r.UserKeys = user.Keys
 			}
-			near(t, must[*pagoda.Ranking](t)(engine.Rank(ctx, r)).Scores, step.Scores)
+			near(t, must[*pagoda.RankResponse](t)(engine.Rank(ctx, r)).Scores, step.Scores)
 			start = step.Events
 		}
 	}
@@ -129,17 +130,17 @@ func TestScoresAreThoseOfTheReference(t *testing.T) {
 }
 
 func TestRequestsThatCanNotBe(t *testing.T) {
-	engine := openEngine(t, &pagoda.EngineOptions{KVPages: 64})
+	engine := openEngine(t, &pagoda.EngineOptions{KVSize: pagoda.KVPages(64)})
 	type r = pagoda.RankRequest
 	for _, c := range []struct {
 		change   func(*r)
-		code     pagoda.Code
+		status   pagoda.Status
 		argument string
 	}{
 		{func(r *r) { r.Candidates = nil }, pagoda.ErrInvalidArgument, "request.candidate_keys"},
 		{func(r *r) { r.Candidates["x\x00"] = []int64{1, 2, 3} }, pagoda.ErrInvalidArgument, "request.candidate_keys"},
 		{func(r *r) { r.Events["genre"] = nil }, pagoda.ErrInvalidArgument, "request.event_keys"},
-		{func(r *r) { r.Times = r.Times[:1] }, pagoda.ErrInvalidArgument, "request.event_times"},
+		{func(r *r) { r.EventTimes = r.EventTimes[:1] }, pagoda.ErrInvalidArgument, "request.event_times"},
 		{func(r *r) { r.Timeout = -time.Second }, pagoda.ErrInvalidArgument, "request.timeout_us"},
 		{func(r *r) { r.Start = -2 }, pagoda.ErrInvalidArgument, "request.start"},
 		{func(r *r) { r.UserKeys["shoe"] = 1 }, pagoda.ErrNotFound, "request.user_keys"},
@@ -147,9 +148,9 @@ func TestRequestsThatCanNotBe(t *testing.T) {
 		bad := request()
 		c.change(bad)
 		_, err := engine.Rank(ctx, bad)
-		fails(t, err, c.code, c.argument)
+		fails(t, err, c.status, c.argument)
 		_, err = engine.RankAsync(t.Context(), bad)
-		fails(t, err, c.code, c.argument)
+		fails(t, err, c.status, c.argument)
 	}
 	gap := request()
 	gap.Start = 9
@@ -163,22 +164,24 @@ func TestRequestsThatCanNotBe(t *testing.T) {
 
 	for argument, options := range map[string]*pagoda.EngineOptions{
 		"options.instances":      {Instances: -1},
-		"options.kv_bytes":       {KVBytes: -2},
 		"options.remember_bytes": {RememberBytes: -2},
 		"options.max_delay_us":   {MaxDelay: -1},
 		"options.model.provider": {Model: &pagoda.ModelOptions{Provider: 9}},
-		"options.store_path":     {Store: "a\x00b"},
-		"options.cuda_graphs":    {CUDAGraphs: "nonsense"},
-		"options.kv_percent":     {KVPercent: 50, Model: cpu()},
-		"options.kv_pages":       {KVPages: -1},
+		"options.store_path":     {StorePath: "a\x00b"},
+		"options.cuda_graphs[1]": {CUDAGraphs: []pagoda.GraphShape{{Users: 1, Rows: 1}, {Users: 1}}},
+		"options.kv_size_unit":   {KVSize: pagoda.KVSize{Unit: 9}},
 	} {
 		_, err := pagoda.OpenEngine(ctx, data+"/gather", options)
 		fails(t, err, pagoda.ErrInvalidArgument, argument)
 	}
-	_, err = pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVPages: 1, KVBytes: 1 << 20})
-	fails(t, err, pagoda.ErrInvalidArgument, "options.kv_bytes")
-	_, err = pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVPercent: 1, KVBytes: 1 << 20})
-	fails(t, err, pagoda.ErrInvalidArgument, "options.kv_percent")
+	for _, size := range []pagoda.KVSize{
+		{Value: 1}, pagoda.KVPages(1 << 31), pagoda.KVPercent(0), pagoda.KVPercent(50), pagoda.KVPercent(101),
+	} {
+		_, err = pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVSize: size, Model: cpu()})
+		fails(t, err, pagoda.ErrInvalidArgument, "options.kv_size")
+	}
+	_, err = pagoda.OpenEngine(ctx, data+"/bag", &pagoda.EngineOptions{TableTiersPath: "/nowhere/ps.json"})
+	fails(t, err, pagoda.ErrNotFound, "options.table_tiers_path")
 	_, err = pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{HostBytes: math.MaxUint64, Model: cpu()})
 	fails(t, err, pagoda.ErrCapacity, "options.host_bytes")
 	_, err = pagoda.OpenEngine(ctx, "/nowhere/model", nil)
@@ -187,31 +190,32 @@ func TestRequestsThatCanNotBe(t *testing.T) {
 
 func TestAnEngineWithoutMemory(t *testing.T) {
 	engine := must[*pagoda.Engine](t)(pagoda.OpenEngine(t.Context(), data+"/gather",
-		&pagoda.EngineOptions{KVBytes: pagoda.None, RememberBytes: pagoda.None, Model: cpu()}))
+		&pagoda.EngineOptions{KVSize: pagoda.KVNone(), RememberBytes: pagoda.None, Model: cpu()}))
 	defer engine.Close()
-	must[*pagoda.Ranking](t)(engine.Rank(ctx, request()))
-	equal(t, "cached", must[*pagoda.Ranking](t)(engine.Rank(ctx, request())).CachedRows, 0)
+	must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
+	equal(t, "cached", must[*pagoda.RankResponse](t)(engine.Rank(ctx, request())).CachedRows, 0)
 	equal(t, "remembered", must[pagoda.EngineStats](t)(engine.Stats()).RememberedBytes, 0)
 }
 
 // A pool with room for two of them: by the time that one comes back, the others have had its pages.
 func TestWhatLeftThePoolComesBackFromHostMemory(t *testing.T) {
 	long := request()
-	long.Events, long.Times = pagoda.Columns{}, nil
+	long.Events, long.EventTimes = pagoda.Columns{}, nil
 	for i := range int64(20) {
 		for name, key := range map[string]int64{"item": i, "genre": i % 6, "rating": i % 5} {
 			long.Events[name] = append(long.Events[name], key)
 		}
-		long.Times = append(long.Times, 1700000000+i)
+		long.EventTimes = append(long.EventTimes, 1700000000+i)
 	}
 	for _, hostBytes := range []uint64{1 << 20, 0} {
 		engine := openEngine(t, &pagoda.EngineOptions{
-			KVPages: 14, HostBytes: hostBytes, RememberBytes: pagoda.None, CUDAGraphs: "1x384, 8x3072x2048",
+			KVSize: pagoda.KVPages(14), HostBytes: hostBytes, RememberBytes: pagoda.None,
+			CUDAGraphs: []pagoda.GraphShape{{Users: 1, Rows: 384}, {Users: 8, Rows: 3072, Candidates: 2048}},
 		})
 		var scores []float32
 		for _, came := range []bool{false, true} {
 			for long.User = 1; long.User <= 6; long.User++ {
-				ranking := must[*pagoda.Ranking](t)(engine.Rank(ctx, long))
+				ranking := must[*pagoda.RankResponse](t)(engine.Rank(ctx, long))
 				equal(t, "cached", ranking.CachedRows > 0, came && hostBytes > 0)
 				if scores == nil {
 					scores = ranking.Scores
@@ -247,9 +251,83 @@ func TestAContextEndsRankings(t *testing.T) {
 	}
 }
 
+// Swaps between a model of two tasks and one of three while goroutines rank: every answer is a whole one of either.
+func TestASwapThatChangesTheTasksFailsNoRequest(t *testing.T) {
+	engine := openEngine(t, &pagoda.EngineOptions{Instances: 2})
+	var stop atomic.Bool
+	var answered [4]atomic.Int64
+	var group sync.WaitGroup
+	for user := range uint64(3) {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			mine := request()
+			mine.User = user
+			for round := 0; !stop.Load(); round++ {
+				var response *pagoda.RankResponse
+				var err error
+				switch round % 3 {
+				case 0:
+					response, err = engine.Rank(ctx, mine)
+				case 1:
+					response, err = engine.Rank(t.Context(), mine)
+				default:
+					result := <-must[<-chan pagoda.RankResult](t)(engine.RankAsync(ctx, mine))
+					response, err = result.Response, result.Err
+				}
+				if err != nil || len(response.Scores) != 3*response.Tasks || response.Tasks < 2 || response.Tasks > 3 {
+					t.Errorf("%+v: %v", response, err)
+					return
+				}
+				answered[response.Tasks].Add(1)
+			}
+		}()
+	}
+	until := func(tasks int) {
+		deadline := time.Now().Add(time.Minute)
+		for before := answered[tasks].Load(); answered[tasks].Load() < before+5 && !t.Failed(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("no answers with %d tasks", tasks)
+			}
+		}
+	}
+	for range 10 {
+		until(2)
+		ok(t, engine.Swap(ctx, data+"/three"))
+		until(3)
+		ok(t, engine.Swap(ctx, data+"/gather"))
+	}
+	stop.Store(true)
+	group.Wait()
+}
+
+func TestWhatAnEngineRunsOnAndHas(t *testing.T) {
+	engine := openEngine(t, &pagoda.EngineOptions{HostBytes: 1 << 20})
+	provider := must[pagoda.EngineProvider](t)(engine.Provider())
+	equal(t, "provider", provider, pagoda.EngineProvider{Provider: pagoda.ProviderCPU, DeviceID: -1})
+	must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
+	if stats := must[pagoda.KVStats](t)(engine.KVStats()); stats.ResidentUsers != 1 || stats.FreePages >= stats.Pages {
+		t.Errorf("%+v", stats)
+	}
+	equal(t, "unloaded", must[int](t)(engine.Unload(ctx, 7, 8)), 1)
+	equal(t, "resident", must[pagoda.KVStats](t)(engine.KVStats()).ResidentUsers, 0)
+	equal(t, "prefetched", must[int](t)(engine.Prefetch(7, 8)), 1)
+	equal(t, "cached", must[*pagoda.RankResponse](t)(engine.Rank(ctx, request())).CachedRows, 6)
+	equal(t, "tables", len(must[[]string](t)(engine.Tables())), 0)
+
+	ok(t, engine.Swap(ctx, data+"/bag"))
+	tables := must[[]string](t)(engine.Tables())
+	if len(tables) != 5 || !slices.Contains(tables, "items") {
+		t.Errorf("%q", tables)
+	}
+	equal(t, "rows", must[pagoda.TableStats](t)(engine.TableStats("items")).CachedRows, 40)
+	_, err := engine.TableStats("nothing")
+	fails(t, err, pagoda.ErrNotFound, "table")
+}
+
 func TestManyGoroutinesRank(t *testing.T) {
 	engine := openEngine(t, &pagoda.EngineOptions{Instances: 2})
-	want := must[*pagoda.Ranking](t)(engine.Rank(ctx, request())).Scores
+	want := must[*pagoda.RankResponse](t)(engine.Rank(ctx, request())).Scores
 	var group sync.WaitGroup
 	for user := range uint64(8) {
 		group.Add(1)

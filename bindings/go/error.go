@@ -9,33 +9,33 @@ import (
 	"fmt"
 )
 
-// Code is the kind of an [Error], for errors.Is. Later libraries may have codes that are not here.
-type Code int32
+// Status is the kind of an [Error], for errors.Is. Later versions may add numbers.
+type Status int32
 
 // What can go wrong.
 const (
-	ErrInvalidArgument Code = C.PAGODA_INVALID_ARGUMENT // A value can not be used; Error.Argument names it.
-	ErrInvalidHandle   Code = C.PAGODA_INVALID_HANDLE   // An object is nil or was closed.
-	ErrNotFound        Code = C.PAGODA_NOT_FOUND        // A file, a library or a name does not exist.
-	ErrUnsupported     Code = C.PAGODA_UNSUPPORTED      // Not with this build, this model or this machine.
-	ErrCapacity        Code = C.PAGODA_CAPACITY         // A queue is full, memory is exhausted.
-	ErrCancelled       Code = C.PAGODA_CANCELLED        // The context was done, or the time of the request over.
-	ErrModel           Code = C.PAGODA_MODEL            // The model can not be loaded.
-	ErrRuntime         Code = C.PAGODA_RUNTIME          // ONNX Runtime failed while running the model.
-	ErrIO              Code = C.PAGODA_IO               // Reading or writing a file failed.
-	ErrInternal        Code = C.PAGODA_INTERNAL         // A bug in Pagoda. Please report it.
-	ErrBusy            Code = C.PAGODA_BUSY             // Someone else uses it now; try again when they are done.
+	ErrInvalidArgument Status = C.PAGODA_STATUS_INVALID_ARGUMENT // An invalid value; Error.Argument names it.
+	ErrInvalidHandle   Status = C.PAGODA_STATUS_INVALID_HANDLE   // An object is nil or was closed.
+	ErrNotFound        Status = C.PAGODA_STATUS_NOT_FOUND        // A file, a library or a name does not exist.
+	ErrUnsupported     Status = C.PAGODA_STATUS_UNSUPPORTED      // Not with this build, this model or this machine.
+	ErrCapacity        Status = C.PAGODA_STATUS_CAPACITY         // A queue is full, memory is exhausted.
+	ErrCancelled       Status = C.PAGODA_STATUS_CANCELLED        // The context was done, or the time of the request over.
+	ErrModel           Status = C.PAGODA_STATUS_MODEL            // The model can not be loaded.
+	ErrRuntime         Status = C.PAGODA_STATUS_RUNTIME          // ONNX Runtime failed while running the model.
+	ErrIO              Status = C.PAGODA_STATUS_IO               // Reading or writing a file failed.
+	ErrInternal        Status = C.PAGODA_STATUS_INTERNAL         // A bug in Pagoda. Please report it.
+	ErrBusy            Status = C.PAGODA_STATUS_BUSY             // The object is in use; try again later.
 )
 
-// Error is the name of the code, such as "pagoda: NOT_FOUND".
-func (c Code) Error() string {
-	return "pagoda: " + C.GoString(C.pagoda_status_name(C.pagoda_status(c)))
+// Error is the name of the status, such as "pagoda: NOT_FOUND".
+func (s Status) Error() string {
+	return "pagoda: " + C.GoString(C.pagoda_status_name(C.pagoda_status(s)))
 }
 
 // Error is what every call of this package returns that fails.
 type Error struct {
-	// Code is the kind of the error.
-	Code Code
+	// Status is the kind of the error.
+	Status Status
 	// Argument is what was at fault, such as `inputs["x"]` or "options.provider"; "" if nothing was. It goes by the
 	// names of pagoda.h.
 	Argument string
@@ -48,27 +48,27 @@ type Error struct {
 // Error is the message.
 func (e *Error) Error() string { return "pagoda: " + e.Message }
 
-// Is tells whether target is the code of the error.
+// Is tells whether target is the status of the error.
 func (e *Error) Is(target error) bool {
-	code, ok := target.(Code)
-	return ok && code == e.Code
+	status, ok := target.(Status)
+	return ok && status == e.Status
 }
 
 // Unwrap is the error of the context that ended the call, or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
-func fail(code Code, argument, format string, values ...any) *Error {
+func fail(status Status, argument, format string, values ...any) *Error {
 	message := fmt.Sprintf(format, values...)
 	if argument != "" {
 		message = argument + ": " + message
 	}
-	return &Error{Code: code, Argument: argument, Message: message}
+	return &Error{Status: status, Argument: argument, Message: message}
 }
 
 // check turns what a function of pagoda.h returned into an error. `from` is where the function put its words; they are
 // freed. It is a pointer because Go may read a plain argument before it calls the function.
 func check(status C.pagoda_status, from **C.pagoda_error) error {
-	if status == C.PAGODA_OK {
+	if status == C.PAGODA_STATUS_OK {
 		return nil
 	}
 	err := toError(status, *from)
@@ -77,13 +77,11 @@ func check(status C.pagoda_status, from **C.pagoda_error) error {
 }
 
 func toError(status C.pagoda_status, from *C.pagoda_error) *Error {
-	code := Code(status)
 	if from == nil {
-		return &Error{Code: code, Message: "the library gives no reason: " + code.Error()}
+		return &Error{Status: Status(status), Message: "the library gives no reason: " + Status(status).Error()}
 	}
-	code = Code(C.pagoda_error_code(from))
 	return &Error{
-		Code:     code,
+		Status:   Status(C.pagoda_error_status(from)),
 		Argument: C.GoString(C.pagoda_error_argument(from)),
 		Message:  C.GoString(C.pagoda_error_message(from)),
 	}
@@ -92,7 +90,7 @@ func toError(status C.pagoda_status, from *C.pagoda_error) *Error {
 // blame says that a context ended a call, if that is how it ended.
 func blame(ctx context.Context, err error) error {
 	var e *Error
-	if ctx.Err() != nil && errors.As(err, &e) && e.Code == ErrCancelled {
+	if ctx.Err() != nil && errors.As(err, &e) && e.Status == ErrCancelled {
 		e.cause = ctx.Err()
 		e.Message += ": " + ctx.Err().Error()
 	}
@@ -105,7 +103,7 @@ func done(ctx context.Context) error {
 		return fail(ErrInvalidArgument, "ctx", "nil, where a context is needed; context.Background() is one")
 	}
 	if err := ctx.Err(); err != nil {
-		return &Error{Code: ErrCancelled, Message: "the context is done: " + err.Error(), cause: err}
+		return &Error{Status: ErrCancelled, Message: "the context is done: " + err.Error(), cause: err}
 	}
 	return nil
 }

@@ -46,24 +46,24 @@ func ExampleEngine_Rank() {
 	// The whole history at first, then only what is new.
 	for _, request := range []pagoda.RankRequest{
 		{
-			User:     7,
-			UserKeys: map[string]int64{"age": 6, "town": 8},
-			Events:   pagoda.Columns{"item": {3, 7}, "genre": {1, 0}, "rating": {4, 2}},
-			Times:    []int64{1700000000, 1700001000},
+			User:       7,
+			UserKeys:   map[string]int64{"age": 6, "town": 8},
+			Events:     pagoda.Columns{"item": {3, 7}, "genre": {1, 0}, "rating": {4, 2}},
+			EventTimes: []int64{1700000000, 1700001000},
 		},
 		{
-			User:   7,
-			Start:  2,
-			Events: pagoda.Columns{"item": {9}, "genre": {1}, "rating": {0}},
-			Times:  []int64{1700001500},
+			User:       7,
+			Start:      2,
+			Events:     pagoda.Columns{"item": {9}, "genre": {1}, "rating": {0}},
+			EventTimes: []int64{1700001500},
 		},
 	} {
 		request.Candidates = pagoda.Columns{"item": {5, 6, 39}, "genre": {5, 2, -1}}
-		ranking, err := engine.Rank(ctx, &request)
+		response, err := engine.Rank(ctx, &request)
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(len(ranking.Scores), "scores,", ranking.CachedRows, "rows remembered,", ranking.ComputedRows, "computed")
+		fmt.Println(len(response.Scores), "scores,", response.CachedRows, "rows remembered,", response.ComputedRows, "computed")
 	}
 	// Output:
 	// 6 scores, 0 rows remembered, 6 computed
@@ -97,7 +97,7 @@ func ExampleModel_RunAsync() {
 
 func ExampleKVCache() {
 	ctx := context.Background()
-	cache, err := pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Layers: 2, Heads: 2, HeadSize: 32, Pages: 16})
+	cache, err := pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Layers: 2, Heads: 2, HeadSize: 32, Size: pagoda.KVPages(16)})
 	if err != nil {
 		log.Fatal(err)
 	}

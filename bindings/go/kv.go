@@ -23,7 +23,7 @@ type Edited int32
 
 // What happens when a history was edited.
 const (
-	EditedUnnoticed  Edited = C.PAGODA_EDITED_UNNOTICED  // No one looks: requests bring no items.
+	EditedUnnoticed  Edited = C.PAGODA_EDITED_UNNOTICED  // Items are not checked: requests have none.
 	EditedRefuse     Edited = C.PAGODA_EDITED_REFUSE     // The request is refused.
 	EditedInvalidate Edited = C.PAGODA_EDITED_INVALIDATE // What was computed from the edited part is dropped.
 )
@@ -58,24 +58,50 @@ const (
 	TiersAll      Tiers = C.PAGODA_TIERS_ALL      // Both.
 )
 
-// KVOptions is what a cache is for, how large it is, and how it behaves. Layers, Heads, HeadSize, and one of Pages, Bytes
-// and Percent have no default.
+// KVSizeUnit is the unit of a [KVSize].
+type KVSizeUnit int32
+
+// Units of the size of a pool of keys and values.
+const (
+	KVSizeUnitDefault KVSizeUnit = C.PAGODA_KV_SIZE_UNIT_DEFAULT // No size is given.
+	KVSizeUnitPages   KVSizeUnit = C.PAGODA_KV_SIZE_UNIT_PAGES   // Pages.
+	KVSizeUnitBytes   KVSizeUnit = C.PAGODA_KV_SIZE_UNIT_BYTES   // Bytes, all layers together.
+	KVSizeUnitPercent KVSizeUnit = C.PAGODA_KV_SIZE_UNIT_PERCENT // Percent of the free memory of the GPU.
+)
+
+// KVSize is the size of a pool of keys and values. The zero value is the default of an engine, 1 GiB.
+type KVSize struct {
+	// Unit is the unit of Value.
+	Unit KVSizeUnit
+	// Value is how many.
+	Value uint64
+}
+
+// KVPages is a size in pages.
+func KVPages(count uint64) KVSize { return KVSize{KVSizeUnitPages, count} }
+
+// KVBytes is a size in bytes, all layers together: as many pages as fit.
+func KVBytes(count uint64) KVSize { return KVSize{KVSizeUnitBytes, count} }
+
+// KVPercent is a size in percent of the free memory of the GPU that the pool is on.
+func KVPercent(count uint64) KVSize { return KVSize{KVSizeUnitPercent, count} }
+
+// KVNone is no pool, for engines: nothing is cached.
+func KVNone() KVSize { return KVPages(0) }
+
+// KVOptions is the shape, the size and the behaviour of a cache. Layers, Heads, HeadSize and Size have no default.
 type KVOptions struct {
 	// Layers of the model keep keys and values; each has so many Heads of HeadSize.
 	Layers, Heads, HeadSize int32
 	// PageSize is how many tokens a page holds, a multiple of 8; 0: 32.
 	PageSize int32
 	// Type is that of keys and values: F32, F16 or BF16; 0: F32.
-	Type Type
-	// Pages is how many pages the pool has; 0: Bytes or Percent says it.
-	Pages int32
-	// Bytes is how much the pool may take, all layers together; 0: Pages or Percent says it.
-	Bytes uint64
-	// Percent is how much the pool may take of the memory that is free on its GPU; 0: Pages or Bytes says it.
-	Percent int32
-	// OnGPU has the pool in the memory of a GPU, not in that of the host. Its tensors have no [Values] and no [View].
+	Type ElementType
+	// Size is the size of the pool.
+	Size KVSize
+	// OnGPU puts the pool into the memory of a GPU instead of host memory. Its tensors have no [Values] and no [View].
 	OnGPU bool
-	// DeviceID is which GPU, with OnGPU.
+	// DeviceID is the number of the GPU, with OnGPU.
 	DeviceID int32
 	// MaxHistory is the most tokens of a history that are kept; 0: all. Older ones leave page by page.
 	MaxHistory int32
@@ -104,11 +130,9 @@ func (o *KVOptions) toC(l *lent) (*C.pagoda_kv_options, error) {
 		c.page_size = C.int32_t(o.PageSize)
 	}
 	if o.Type != Undefined {
-		c._type = C.pagoda_type(o.Type)
+		c._type = C.pagoda_element_type(o.Type)
 	}
-	c.pages = C.int32_t(o.Pages)
-	c.bytes = C.uint64_t(o.Bytes)
-	c.percent = C.int32_t(o.Percent)
+	c.size_unit, c.size = C.pagoda_kv_size_unit(o.Size.Unit), C.uint64_t(o.Size.Value)
 	if err := o.device(&c); err != nil {
 		return nil, err
 	}
@@ -135,11 +159,11 @@ func (o *KVOptions) toC(l *lent) (*C.pagoda_kv_options, error) {
 func (o *KVOptions) device(c *C.pagoda_kv_options) error {
 	switch {
 	case o.DeviceID < 0:
-		return fail(ErrInvalidArgument, "options.device", "%d is no GPU: DeviceID is 0 or more", o.DeviceID)
+		return fail(ErrInvalidArgument, "options.device_id", "%d is no GPU: DeviceID is 0 or more", o.DeviceID)
 	case o.OnGPU:
-		c.device = C.int32_t(o.DeviceID)
+		c.device_id = C.int32_t(o.DeviceID)
 	case o.DeviceID != 0:
-		return fail(ErrInvalidArgument, "options.device", "%d, where the pool is in host memory: set OnGPU too", o.DeviceID)
+		return fail(ErrInvalidArgument, "options.device_id", "%d, where the pool is in host memory: set OnGPU too", o.DeviceID)
 	}
 	return nil
 }
@@ -158,7 +182,7 @@ func orNone[Option ~int32 | ~uint64, Value int32 | int64](option *Option, value 
 // KVStats is what a cache has, and what it did since it was opened.
 type KVStats struct {
 	Pages           uint64 // Pages of the pool.
-	FreePages       uint64 // Those that no one has.
+	FreePages       uint64 // Free pages.
 	ResidentUsers   uint64 // Users in the pool.
 	ResidentTokens  uint64 // Their tokens.
 	TokensFromPool  uint64 // Tokens of prepared histories that were in the pool.
@@ -167,6 +191,21 @@ type KVStats struct {
 	EvictedUsers    uint64 // Users that left the pool.
 	FailedOffloads  uint64 // Users that could not be handed to the store.
 	FailedOnloads   uint64 // Histories that could not be read from the store.
+}
+
+func newKVStats(s *C.pagoda_kv_stats) KVStats {
+	return KVStats{
+		Pages:           uint64(s.pages),
+		FreePages:       uint64(s.free_pages),
+		ResidentUsers:   uint64(s.resident_users),
+		ResidentTokens:  uint64(s.resident_tokens),
+		TokensFromPool:  uint64(s.tokens_from_pool),
+		TokensFromStore: uint64(s.tokens_from_store),
+		TokensNew:       uint64(s.tokens_new),
+		EvictedUsers:    uint64(s.evicted_users),
+		FailedOffloads:  uint64(s.failed_offloads),
+		FailedOnloads:   uint64(s.failed_onloads),
+	}
 }
 
 // CachedUser is what a cache has of a user.
@@ -280,7 +319,7 @@ func (c *KVCache) Offload(ctx context.Context, users ...uint64) (int, error) {
 	return c.offload(ctx, cUsers(lasting(ctx, users)), len(users))
 }
 
-// OffloadAll is [KVCache.Offload] for everyone in the pool.
+// OffloadAll is [KVCache.Offload] for all users in the pool.
 func (c *KVCache) OffloadAll(ctx context.Context) (int, error) { return c.offload(ctx, nil, 0) }
 
 func (c *KVCache) offload(ctx context.Context, users *C.uint64_t, count int) (int, error) {
@@ -295,7 +334,7 @@ func (c *KVCache) Evict(ctx context.Context, tiers Tiers, users ...uint64) (int,
 	return c.evict(ctx, tiers, cUsers(lasting(ctx, users)), len(users))
 }
 
-// EvictAll is [KVCache.Evict] for everyone whom no lease holds.
+// EvictAll is [KVCache.Evict] for all users that no lease holds.
 func (c *KVCache) EvictAll(ctx context.Context, tiers Tiers) (int, error) {
 	return c.evict(ctx, tiers, nil, 0)
 }
@@ -351,21 +390,10 @@ func (c *KVCache) Stats() (KVStats, error) {
 	defer runtime.KeepAlive(c)
 	s := C.pagoda_kv_stats_init()
 	var failure *C.pagoda_error
-	if err := check(C.pagoda_kv_cache_stats(handle, &s, &failure), &failure); err != nil {
+	if err := check(C.pagoda_kv_cache_get_stats(handle, &s, &failure), &failure); err != nil {
 		return KVStats{}, err
 	}
-	return KVStats{
-		Pages:           uint64(s.pages),
-		FreePages:       uint64(s.free_pages),
-		ResidentUsers:   uint64(s.resident_users),
-		ResidentTokens:  uint64(s.resident_tokens),
-		TokensFromPool:  uint64(s.tokens_from_pool),
-		TokensFromStore: uint64(s.tokens_from_store),
-		TokensNew:       uint64(s.tokens_new),
-		EvictedUsers:    uint64(s.evicted_users),
-		FailedOffloads:  uint64(s.failed_offloads),
-		FailedOnloads:   uint64(s.failed_onloads),
-	}, nil
+	return newKVStats(&s), nil
 }
 
 // Close lets go of the cache. If there is a store, what is in the pool goes there, which is waited for, unless that is

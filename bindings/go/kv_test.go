@@ -11,7 +11,7 @@ import (
 )
 
 func shape() *pagoda.KVOptions {
-	return &pagoda.KVOptions{Layers: 2, Heads: 2, HeadSize: 32, PageSize: 8, Pages: 16}
+	return &pagoda.KVOptions{Layers: 2, Heads: 2, HeadSize: 32, PageSize: 8, Size: pagoda.KVPages(16)}
 }
 
 func openStore(t *testing.T, folder string, options *pagoda.StoreOptions) *pagoda.Store {
@@ -149,23 +149,25 @@ func TestCaches(t *testing.T) {
 	fails(t, err, pagoda.ErrInvalidArgument, "tiers")
 
 	_, err = pagoda.OpenKVCache(ctx, nil)
-	fails(t, err, pagoda.ErrInvalidArgument, "options.pages")
+	fails(t, err, pagoda.ErrInvalidArgument, "options.size_unit")
 	options = shape()
-	options.Pages = 0
+	options.Size = pagoda.KVSize{}
 	_, err = pagoda.OpenKVCache(ctx, options)
-	fails(t, err, pagoda.ErrInvalidArgument, "options.pages")
-	options.Percent = 50
-	_, err = pagoda.OpenKVCache(ctx, options)
-	fails(t, err, pagoda.ErrInvalidArgument, "options.percent")
+	fails(t, err, pagoda.ErrInvalidArgument, "options.size_unit")
+	for _, size := range []pagoda.KVSize{{Value: 1}, pagoda.KVNone(), pagoda.KVBytes(1), pagoda.KVPercent(50)} {
+		options.Size = size
+		_, err = pagoda.OpenKVCache(ctx, options)
+		fails(t, err, pagoda.ErrInvalidArgument, "options.size")
+	}
 	// 4096 is a number that no machine has a GPU of.
 	for _, c := range []struct {
 		onGPU    bool
 		deviceID int32
-		code     pagoda.Code
+		code     pagoda.Status
 	}{{true, 4096, pagoda.ErrUnsupported}, {false, 4096, pagoda.ErrInvalidArgument}, {true, -1, pagoda.ErrInvalidArgument}} {
 		options.OnGPU, options.DeviceID = c.onGPU, c.deviceID
 		_, err = pagoda.OpenKVCache(ctx, options)
-		fails(t, err, c.code, "options.device")
+		fails(t, err, c.code, "options.device_id")
 	}
 	options = shape()
 	options.AheadPercent = 101
@@ -190,7 +192,7 @@ func (c *doneMeanwhile) Err() error {
 	return c.Context.Err()
 }
 
-// Whoever no longer waits for a commit may close the lease: the commit goes on.
+// A caller that no longer waits for a commit may close the lease: the commit goes on.
 func TestACommitOutlivesItsContextAndItsLease(t *testing.T) {
 	held := settled(0) + 2
 	// On one processor the goroutine of the commit begins after the Close.

@@ -15,11 +15,11 @@ type KVTensor int32
 
 // The index tensors of a lease.
 const (
-	KVRowOffsets    KVTensor = C.PAGODA_KV_ROW_OFFSETS    // Where each user's rows begin: int32 [users + 1].
-	KVNumCandidates KVTensor = C.PAGODA_KV_NUM_CANDIDATES // How many candidates each user has: int32 [users].
-	KVCachedLen     KVTensor = C.PAGODA_KV_CACHED_LEN     // How many tokens of each user are cached: int32 [users].
-	KVPageIndptr    KVTensor = C.PAGODA_KV_PAGE_INDPTR    // Where each user's list of pages begins: int32 [users + 1].
-	KVPageIDs       KVTensor = C.PAGODA_KV_PAGE_IDS       // Each user's pages in order of position: int32.
+	KVRowOffsets    KVTensor = C.PAGODA_KV_TENSOR_ROW_OFFSETS    // Where each user's rows begin: int32 [users + 1].
+	KVNumCandidates KVTensor = C.PAGODA_KV_TENSOR_NUM_CANDIDATES // How many candidates each user has: int32 [users].
+	KVCachedLen     KVTensor = C.PAGODA_KV_TENSOR_CACHED_LEN     // How many tokens of each user are cached: int32 [users].
+	KVPageIndptr    KVTensor = C.PAGODA_KV_TENSOR_PAGE_INDPTR    // Where each user's list of pages begins: int32 [users + 1].
+	KVPageIDs       KVTensor = C.PAGODA_KV_TENSOR_PAGE_IDS       // Each user's pages in order of position: int32.
 )
 
 // LeasedUser is one user in a lease.

@@ -16,12 +16,12 @@ type LogLevel int32
 
 // How much is logged, from nothing to everything.
 const (
-	LogOff   LogLevel = C.PAGODA_LOG_OFF   // Nothing.
-	LogError LogLevel = C.PAGODA_LOG_ERROR // What failed, above all where there is no caller to tell.
-	LogWarn  LogLevel = C.PAGODA_LOG_WARN  // What is likely not as the caller wants it.
-	LogInfo  LogLevel = C.PAGODA_LOG_INFO  // What happens rarely and is good to know.
-	LogDebug LogLevel = C.PAGODA_LOG_DEBUG // What helps to find a mistake: errors that calls return, forgotten Closes.
-	LogTrace LogLevel = C.PAGODA_LOG_TRACE // Everything.
+	LogOff   LogLevel = C.PAGODA_LOG_LEVEL_OFF   // Nothing.
+	LogError LogLevel = C.PAGODA_LOG_LEVEL_ERROR // What failed, above all where there is no caller to tell.
+	LogWarn  LogLevel = C.PAGODA_LOG_LEVEL_WARN  // What is likely not as the caller wants it.
+	LogInfo  LogLevel = C.PAGODA_LOG_LEVEL_INFO  // What happens rarely and is good to know.
+	LogDebug LogLevel = C.PAGODA_LOG_LEVEL_DEBUG // What helps to find a mistake: errors that calls return, forgotten Closes.
+	LogTrace LogLevel = C.PAGODA_LOG_LEVEL_TRACE // Everything.
 )
 
 // String is the name of the level, such as "warn".
@@ -84,7 +84,7 @@ func pagodaGoLogged(held C.uintptr_t, level C.pagoda_log_level, source, message 
 }
 
 // log calls the function of the user. A panic of it must not unwind the library, whose frames lie below ours: it ends
-// the program as a panic does that no one recovers, from a goroutine of its own.
+// the program as a panic without a recover does, from a goroutine of its own.
 func (l *logger) log(level LogLevel, source, message string) {
 	defer func() {
 		if problem := recover(); problem != nil {

@@ -78,20 +78,20 @@ func equal[T comparable](t testing.TB, what string, got, want T) {
 }
 
 // fails checks that an error has a code and is about an argument.
-func fails(t testing.TB, err error, code pagoda.Code, argument string) {
+func fails(t testing.TB, err error, code pagoda.Status, argument string) {
 	t.Helper()
 	var e *pagoda.Error
 	switch {
 	case !errors.As(err, &e):
 		t.Errorf("%v, where %v about %q is due", err, code, argument)
 	case !errors.Is(err, code) || e.Argument != argument || e.Message == "":
-		t.Errorf("%v about %q (%v), where %v about %q is due", e.Code, e.Argument, err, code, argument)
+		t.Errorf("%v about %q (%v), where %v about %q is due", e.Status, e.Argument, err, code, argument)
 	}
 }
 
 // The tests run on the CPU with one thread, wherever they run.
 func cpu() *pagoda.ModelOptions {
-	return &pagoda.ModelOptions{Provider: pagoda.ProviderCPU, Threads: 1, SleepWhenIdle: true}
+	return &pagoda.ModelOptions{Provider: pagoda.ProviderCPU, IntraOpThreads: 1, SleepWhenIdle: true}
 }
 
 func open(t testing.TB, path string) *pagoda.Model {

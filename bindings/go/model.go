@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// Provider is where a model runs.
+// Provider is the execution provider: where a model runs.
 type Provider int32
 
 // Where a model runs.
@@ -19,10 +19,10 @@ const (
 	ProviderCUDA Provider = C.PAGODA_PROVIDER_CUDA // On an NVIDIA GPU, or not at all.
 )
 
-// Optimization is how much ONNX Runtime rewrites the graph when a model is opened.
+// Optimization is how far ONNX Runtime optimizes the graph when a model is opened.
 type Optimization int32
 
-// How much the graph is rewritten.
+// How far the graph is optimized.
 const (
 	OptimizationAll      Optimization = C.PAGODA_OPTIMIZATION_ALL      // Everything that ONNX Runtime can do.
 	OptimizationNone     Optimization = C.PAGODA_OPTIMIZATION_NONE     // Nothing.
@@ -32,24 +32,28 @@ const (
 
 // ModelOptions is how to open a model.
 type ModelOptions struct {
-	// Provider is where it runs.
+	// Provider is where the model runs.
 	Provider Provider
-	// DeviceID is which GPU.
+	// DeviceID is the number of the GPU.
 	DeviceID int32
-	// Threads work on one run; 0: one for each core.
-	Threads int32
-	// Optimization is how much the graph is rewritten.
+	// IntraOpThreads is the number of threads that work on one run; 0: one for each core.
+	IntraOpThreads int32
+	// Optimization is how far the graph is optimized.
 	Optimization Optimization
-	// SleepWhenIdle has the threads sleep while there is nothing to do. Otherwise they look out for work for a while
-	// after each run, which takes cores from everything else in the process.
+	// SleepWhenIdle lets idle threads sleep. Otherwise they spin for a while after each run, which takes cores from
+	// everything else in the process.
 	SleepWhenIdle bool
-	// ONNXRuntime is the path of the ONNX Runtime library; "": it is looked for. A process uses one; the first model
-	// decides.
-	ONNXRuntime string
-	// Profile is where a profile of every run is written when the model is closed; "": nowhere.
-	Profile string
-	// Embedding has the tables that EmbeddingBag nodes of the graph name. The model keeps them open.
-	Embedding *Embedding
+	// TF32 lets f32 matrix products on a GPU use TF32, which keeps 10 bits of the fraction and is several times as fast.
+	TF32 bool
+	// HostPools keeps the ai.pagoda operators on the CPU even if the rest of the model runs on a GPU, so that pools of
+	// keys and values in host memory are used in place.
+	HostPools bool
+	// ONNXRuntimePath is the ONNX Runtime library; "": search for it. A process loads one, for its first model.
+	ONNXRuntimePath string
+	// ProfilePath is where a profile of all runs is written when the model is closed; "": no profile.
+	ProfilePath string
+	// Tables has the tables that EmbeddingBag nodes of the graph name. The model keeps them open.
+	Tables *Embeddings
 }
 
 // Model is an open model.
@@ -61,7 +65,7 @@ var modelKind = &kind{"model", func(token uintptr) C.pagoda_status {
 
 func modelHandle(token uintptr) *C.pagoda_model { return *(**C.pagoda_model)(unsafe.Pointer(&token)) }
 
-// Open opens the model in an .onnx file. The ai.pagoda operators are there without further ado.
+// Open opens the model in an .onnx file. The ai.pagoda operators are always available.
 func Open(ctx context.Context, path string, options *ModelOptions) (*Model, error) {
 	cPath, err := text(path, "path")
 	if err != nil {
@@ -120,18 +124,18 @@ func (o *ModelOptions) toC(l *lent) (*C.pagoda_model_options, error) {
 	c := C.pagoda_model_options_init()
 	c.provider = C.pagoda_provider(o.Provider)
 	c.device_id = C.int32_t(o.DeviceID)
-	c.intra_op_threads = C.int32_t(o.Threads)
+	c.intra_op_threads = C.int32_t(o.IntraOpThreads)
 	c.optimization = C.pagoda_optimization(o.Optimization)
-	c.sleep_when_idle = flag(o.SleepWhenIdle)
+	c.sleep_when_idle, c.tf32, c.host_pools = flag(o.SleepWhenIdle), flag(o.TF32), flag(o.HostPools)
 	var err error
-	if c.onnxruntime_path, err = l.optional(o.ONNXRuntime, "options.onnxruntime_path"); err != nil {
+	if c.onnxruntime_path, err = l.optional(o.ONNXRuntimePath, "options.onnxruntime_path"); err != nil {
 		return nil, err
 	}
-	if c.profile_path, err = l.optional(o.Profile, "options.profile_path"); err != nil {
+	if c.profile_path, err = l.optional(o.ProfilePath, "options.profile_path"); err != nil {
 		return nil, err
 	}
-	if o.Embedding != nil {
-		if c.embedding, err = o.Embedding.handle("options.embedding"); err != nil {
+	if o.Tables != nil {
+		if c.tables, err = o.Tables.handle("options.tables"); err != nil {
 			return nil, err
 		}
 	}
@@ -145,7 +149,7 @@ func flag(on bool) C.int32_t {
 	return 0
 }
 
-// Provider is where the model runs, and why [ProviderAuto] became the CPU; "" if it did not or was not asked for.
+// Provider is where the model runs, and why [ProviderAuto] chose the CPU; "" in all other cases.
 func (m *Model) Provider() (provider Provider, reason string, err error) {
 	handle, err := m.hold()
 	if err != nil {
@@ -166,7 +170,7 @@ type ValueInfo struct {
 	// Name is its name.
 	Name string
 	// Type is the type of its elements; [Undefined] if it is not a tensor.
-	Type Type
+	Type ElementType
 	// Dims is its dimensions, -1 where one is free; nil if the model does not even say how many there are.
 	Dims []int64
 	// Symbols is for each dimension the name of its symbol; "" where it is fixed or has none.
@@ -213,7 +217,7 @@ func (m *Model) infos(count func(*C.pagoda_model, *C.size_t, **C.pagoda_error) C
 		if err := check(info(handle, C.size_t(i), &c, &failure), &failure); err != nil {
 			return nil, err
 		}
-		infos[i] = ValueInfo{Name: C.GoString(c.name), Type: Type(c._type)}
+		infos[i] = ValueInfo{Name: C.GoString(c.name), Type: ElementType(c._type)}
 		if c.dims != nil {
 			infos[i].Dims = append([]int64{}, unsafe.Slice((*int64)(c.dims), c.rank)...)
 			for _, symbol := range unsafe.Slice(c.symbols, c.rank) {
@@ -224,7 +228,7 @@ func (m *Model) infos(count func(*C.pagoda_model, *C.size_t, **C.pagoda_error) C
 	return infos, nil
 }
 
-// Close lets go of the model. Runs that are under way go on to their end.
+// Close closes the model. Runs that are in progress end normally.
 func (m *Model) Close() error { return m.it().close() }
 
 func (m *Model) it() *object {

@@ -89,7 +89,7 @@ func (o *object) let() {
 	}
 }
 
-// spare is the handle that was closed, if no one keeps it.
+// spare is the handle that was closed, if nothing keeps it.
 func (o *object) spare() (token uintptr) {
 	if o.keepers.Load() == 0 {
 		token, o.left = o.left, 0
@@ -103,8 +103,8 @@ func (o *object) close() error {
 	if token == 0 {
 		return nil
 	}
-	if status := o.kind.free(token); status != C.PAGODA_OK {
-		return fail(Code(status), o.kind.name, "could not be closed: %s", Code(status))
+	if status := o.kind.free(token); status != C.PAGODA_STATUS_OK {
+		return fail(Status(status), o.kind.name, "could not be closed: %s", Status(status))
 	}
 	return nil
 }

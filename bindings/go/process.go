@@ -14,6 +14,19 @@ const None = -1
 // Version is the version of the library, such as "0.1.0".
 func Version() string { return C.GoString(C.pagoda_version()) }
 
+// VersionNumber is the version of the library as a number: major * 1,000,000 + minor * 1,000 + patch.
+func VersionNumber() uint32 { return uint32(C.pagoda_version_number()) }
+
+// The version of the header that this package was written against, as text, as numbers, and as one number. The library may
+// be a later one: see [Version].
+const (
+	HeaderVersion       = C.PAGODA_VERSION
+	HeaderVersionMajor  = C.PAGODA_VERSION_MAJOR
+	HeaderVersionMinor  = C.PAGODA_VERSION_MINOR
+	HeaderVersionPatch  = C.PAGODA_VERSION_PATCH
+	HeaderVersionNumber = C.PAGODA_VERSION_NUMBER
+)
+
 // ABIVersion is the version of the library's binary interface.
 func ABIVersion() uint32 { return uint32(C.pagoda_abi_version()) }
 

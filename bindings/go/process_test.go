@@ -3,6 +3,7 @@ package pagoda
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -18,22 +19,23 @@ func TestVersions(t *testing.T) {
 	}
 	err := checkABI(99)
 	var e *Error
-	if !errors.As(err, &e) || e.Code != ErrUnsupported || !strings.Contains(err.Error(), "99") {
+	if !errors.As(err, &e) || e.Status != ErrUnsupported || !strings.Contains(err.Error(), "99") {
 		t.Errorf("%v", err)
 	}
-	if parts := strings.Split(Version(), "."); len(parts) != 3 {
-		t.Errorf("%q", Version())
+	parts := fmt.Sprintf("%d.%d.%d", HeaderVersionMajor, HeaderVersionMinor, HeaderVersionPatch)
+	if Version() != HeaderVersion || parts != HeaderVersion || VersionNumber() != HeaderVersionNumber {
+		t.Errorf("%q and %d, not %q and %d", Version(), VersionNumber(), HeaderVersion, HeaderVersionNumber)
 	}
 }
 
-func TestCodes(t *testing.T) {
-	for code, name := range map[Code]string{
+func TestStatuses(t *testing.T) {
+	for status, name := range map[Status]string{
 		ErrInvalidArgument: "INVALID_ARGUMENT", ErrInvalidHandle: "INVALID_HANDLE", ErrNotFound: "NOT_FOUND",
 		ErrUnsupported: "UNSUPPORTED", ErrCapacity: "CAPACITY", ErrCancelled: "CANCELLED", ErrModel: "MODEL",
 		ErrRuntime: "RUNTIME", ErrIO: "IO", ErrInternal: "INTERNAL", ErrBusy: "BUSY", 99: "UNKNOWN",
 	} {
-		if code.Error() != "pagoda: "+name {
-			t.Errorf("%v, not %s", code, name)
+		if status.Error() != "pagoda: "+name {
+			t.Errorf("%v, not %s", status, name)
 		}
 	}
 	err := error(fail(ErrIO, "path", "%d", 7))

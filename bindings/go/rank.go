@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"runtime/cgo"
 	"slices"
@@ -12,70 +13,76 @@ import (
 	"unsafe"
 )
 
-// Columns is keys by feature: as many for one as for another, -1 for none.
+// Columns is keys by feature. All features have the same number of keys; -1 stands for no key.
 type Columns map[string][]int64
 
-// RankRequest is a request: score candidates for a user. Features go by their names in pagoda.json.
+// RankRequest is a request: score candidates for a user. Features are named as in pagoda.json.
 type RankRequest struct {
 	// User is the user.
 	User uint64
-	// Start is which event of the user's history is the first of those sent: 0 if they are the whole history, and then
-	// the engine works out what of it is new; else how many events came before, which are not sent again.
+	// Start is the position of the first sent event in the history of the user. 0: the events are the whole history, and
+	// the engine finds out which of them are new.
 	Start int64
 	// Events is the keys of each feature of events, the earliest event first. There may be none.
 	Events Columns
-	// Times is when each event was, in seconds; may be nil if the model has no times.
-	Times []int64
-	// UserKeys is the key of each user feature. It may be left out where Start is beyond 0: then they are what they
-	// were.
+	// EventTimes is the time of each event, in seconds; may be nil if the model has no times.
+	EventTimes []int64
+	// UserKeys is the key of each user feature. It may be nil if Start is greater than 0: then they are those of earlier
+	// requests.
 	UserKeys map[string]int64
 	// Candidates is the keys of each item feature.
 	Candidates Columns
 	// Time is the time of the request; zero: now.
 	Time time.Time
-	// Timeout is how long it may take, rounded up to whole microseconds; 0: as long as it does. After that it ends
-	// with [ErrCancelled]. A context with a deadline does the same.
+	// Timeout is the time limit, rounded up to whole microseconds; 0: none. A request that exceeds it ends with
+	// [ErrCancelled]. A context with a deadline does the same.
 	Timeout time.Duration
 }
 
-// Ranking is the answer to a request.
-type Ranking struct {
-	// Tasks is how many scores a candidate has.
+// RankResponse is the answer to a request.
+type RankResponse struct {
+	// Tasks is the number of scores of a candidate.
 	Tasks int
 	// Scores is those of the first candidate, in the order of the tasks, then those of the next.
 	Scores []float32
-	// BatchedWith is how many other requests ran in the same batch.
+	// BatchedWith is the number of other requests in the same batch.
 	BatchedWith int
 	// CachedRows of the history were cached, ComputedRows were computed.
 	CachedRows, ComputedRows uint64
-	// Queued is how long it waited until its batch was put together, Ran how long ONNX Runtime ran.
-	Queued, Ran time.Duration
+	// QueueTime is the time in the queue until the batch was formed, RunTime the time that ONNX Runtime ran.
+	QueueTime, RunTime time.Duration
 }
 
 // Candidate is the scores of one candidate, in the order of the tasks.
-func (r *Ranking) Candidate(index int) []float32 { return r.Scores[index*r.Tasks : (index+1)*r.Tasks] }
+func (r *RankResponse) Candidate(index int) []float32 {
+	return r.Scores[index*r.Tasks : (index+1)*r.Tasks]
+}
 
-func newRanking(candidates C.size_t, scores []float32, c *C.pagoda_rank_response) *Ranking {
-	return &Ranking{
-		Tasks:        len(scores) / max(int(candidates), 1),
+func newRankResponse(scores []float32, c *C.pagoda_rank_response) *RankResponse {
+	return &RankResponse{
+		Tasks:        int(c.tasks),
 		Scores:       scores,
 		BatchedWith:  int(c.batched_with),
 		CachedRows:   uint64(c.cached_rows),
 		ComputedRows: uint64(c.computed_rows),
-		Queued:       time.Duration(c.queue_ns),
-		Ran:          time.Duration(c.run_ns),
+		QueueTime:    time.Duration(c.queue_ns),
+		RunTime:      time.Duration(c.run_ns),
 	}
 }
 
-// Rank scores candidates and waits for it. Requests that come at the same time may run together.
+// Rank scores candidates, and waits for the result. Concurrent requests may run in one batch. If a swap changes the
+// number of tasks meanwhile, the new model answers.
 //
-// When ctx is done, it returns at once. A context that can be done costs a little: the request runs on a thread of the
-// engine then, so that it can be left.
+// When ctx is done, it returns at once. A context that can be done has a small cost: the request then runs on a thread of
+// the engine.
 //
-// [ErrNotFound] about "request.start" is a gap: events before Start are not known here, so send the whole history.
-// [ErrInvalidArgument] about "score_count": meanwhile the engine was swapped to a model with another number of tasks,
-// so ask again.
-func (e *Engine) Rank(ctx context.Context, request *RankRequest) (*Ranking, error) {
+// [ErrNotFound] about "request.start" is a gap: events before Start are missing here, so send the whole history.
+func (e *Engine) Rank(ctx context.Context, request *RankRequest) (*RankResponse, error) {
+	return e.rank(ctx, request, e.Tasks)
+}
+
+// rank is Rank with another way to ask for the number of tasks.
+func (e *Engine) rank(ctx context.Context, request *RankRequest, tasksOf func() (int, error)) (*RankResponse, error) {
 	var l lent
 	defer l.Unpin()
 	handle, c, stopper, err := e.prepare(ctx, request, &l)
@@ -84,31 +91,38 @@ func (e *Engine) Rank(ctx context.Context, request *RankRequest) (*Ranking, erro
 	}
 	defer stopper.end()
 	defer runtime.KeepAlive(e)
-	tasks, err := e.Tasks()
-	if err != nil {
-		return nil, err
+	for {
+		tasks, err := tasksOf()
+		if err != nil {
+			return nil, err
+		}
+		scores := make([]float32, int(c.candidate_count)*tasks)
+		response := C.pagoda_rank_response_init()
+		var failure *C.pagoda_error
+		err = check(C.pagoda_engine_rank(handle, c, cNumbers(scores), C.size_t(len(scores)), &response, &failure),
+			&failure)
+		if err == nil {
+			return newRankResponse(scores, &response), nil
+		}
+		// A swap has changed the number of tasks since it was read.
+		var failed *Error
+		if !errors.As(err, &failed) || failed.Argument != "score_count" {
+			return nil, blame(ctx, err)
+		}
 	}
-	scores := make([]float32, int(c.candidate_count)*tasks)
-	response := C.pagoda_rank_response_init()
-	var failure *C.pagoda_error
-	err = check(C.pagoda_engine_rank(handle, c, cNumbers(scores), C.size_t(len(scores)), &response, &failure), &failure)
-	if err != nil {
-		return nil, blame(ctx, err)
-	}
-	return newRanking(c.candidate_count, scores, &response), nil
 }
 
 // RankResult is how an asynchronous request ended.
 type RankResult struct {
-	// Ranking is the answer.
-	Ranking *Ranking
+	// Response is the answer.
+	Response *RankResponse
 	// Err says why there is none.
 	Err error
 }
 
-// RankAsync has candidates scored on a thread of Pagoda's and returns at once; the result comes through the channel.
-// What is wrong with the request itself is said at once. Everything that was passed may be reused as soon as this
-// returns. It is fine never to read the channel.
+// RankAsync starts to score candidates on a thread of Pagoda, and returns at once; the result comes through the channel.
+// An error in the request itself is returned at once. When this returns, the arguments may be reused. The channel need not
+// be read.
 func (e *Engine) RankAsync(ctx context.Context, request *RankRequest) (<-chan RankResult, error) {
 	var l lent
 	defer l.Unpin()
@@ -117,8 +131,8 @@ func (e *Engine) RankAsync(ctx context.Context, request *RankRequest) (<-chan Ra
 		return nil, err
 	}
 	defer runtime.KeepAlive(e)
-	// Room for the result, so that the thread of Pagoda's need not wait for anyone.
-	rank := &asyncRank{ctx, stopper, c.candidate_count, make(chan RankResult, 1)}
+	// Room for the result, so that the thread of Pagoda does not wait for a reader.
+	rank := &asyncRank{ctx, stopper, make(chan RankResult, 1)}
 	held := cgo.NewHandle(rank)
 	var failure *C.pagoda_error
 	if err := check(C.pagoda_go_engine_rank_async(handle, c, C.uintptr_t(held), &failure), &failure); err != nil {
@@ -131,10 +145,9 @@ func (e *Engine) RankAsync(ctx context.Context, request *RankRequest) (<-chan Ra
 
 // asyncRank is what is kept until a request has ended.
 type asyncRank struct {
-	ctx        context.Context
-	stopper    stopper
-	candidates C.size_t
-	result     chan RankResult
+	ctx     context.Context
+	stopper stopper
+	result  chan RankResult
 }
 
 //export pagodaGoRanked
@@ -143,11 +156,11 @@ func pagodaGoRanked(held C.uintptr_t, status C.pagoda_status, scores *C.float, c
 	rank := cgo.Handle(held).Value().(*asyncRank)
 	cgo.Handle(held).Delete()
 	rank.stopper.end()
-	if status != C.PAGODA_OK {
+	if status != C.PAGODA_STATUS_OK {
 		rank.result <- RankResult{Err: blame(rank.ctx, toError(status, failure))}
 	} else {
 		copied := slices.Clone(unsafe.Slice((*float32)(scores), count))
-		rank.result <- RankResult{Ranking: newRanking(rank.candidates, copied, response)}
+		rank.result <- RankResult{Response: newRankResponse(copied, response)}
 	}
 	close(rank.result)
 }
@@ -179,13 +192,13 @@ func (r *RankRequest) toC(l *lent) (*C.pagoda_rank_request, error) {
 		return nil, err
 	}
 	c.event_feature_count = C.size_t(len(r.Events))
-	if len(r.Times) > 0 {
-		if len(r.Times) != int(c.event_count) {
+	if len(r.EventTimes) > 0 {
+		if len(r.EventTimes) != int(c.event_count) {
 			return nil, fail(ErrInvalidArgument, "request.event_times", "there are %d, and %d events: give one for each",
-				len(r.Times), c.event_count)
+				len(r.EventTimes), c.event_count)
 		}
-		l.Pin(&r.Times[0])
-		c.event_times = cKeys(r.Times)
+		l.Pin(&r.EventTimes[0])
+		c.event_times = cKeys(r.EventTimes)
 	}
 	if c.user_features, c.user_keys, err = userKeys(l, r.UserKeys); err != nil {
 		return nil, err

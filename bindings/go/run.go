@@ -79,7 +79,7 @@ func (m *Model) RunAsync(ctx context.Context, inputs, into Tensors, outputs ...s
 	if err != nil {
 		return nil, err
 	}
-	// Room for the result, so that the thread of Pagoda's need not wait for anyone.
+	// Room for the result, so that the thread of Pagoda does not wait for a reader.
 	run := &asyncRun{ctx, stopper, len(into), callers(), make(chan Result, 1)}
 	held := cgo.NewHandle(run)
 	err = lists.run(handle, stopper, held)
@@ -109,7 +109,7 @@ func pagodaGoRan(held C.uintptr_t, status C.pagoda_status, outputs **C.pagoda_te
 	run := cgo.Handle(held).Value().(*asyncRun)
 	cgo.Handle(held).Delete()
 	run.stopper.end()
-	if status != C.PAGODA_OK {
+	if status != C.PAGODA_STATUS_OK {
 		run.result <- Result{Err: blame(run.ctx, toError(status, failure))}
 	} else {
 		run.result <- Result{Outputs: newTensors(unsafe.Slice(outputs, count)[run.into:], run.made)}

@@ -136,13 +136,13 @@ func TestRunsThatCanNotBe(t *testing.T) {
 	_, err = pagoda.Open(ctx, hello, options)
 	fails(t, err, pagoda.ErrInvalidArgument, "options.device_id")
 	options = cpu()
-	options.Profile = "a\x00b"
+	options.ProfilePath = "a\x00b"
 	_, err = pagoda.Open(ctx, hello, options)
 	fails(t, err, pagoda.ErrInvalidArgument, "options.profile_path")
 	options = cpu()
-	options.Embedding = new(pagoda.Embedding)
+	options.Tables = new(pagoda.Embeddings)
 	_, err = pagoda.Open(ctx, hello, options)
-	fails(t, err, pagoda.ErrInvalidHandle, "options.embedding")
+	fails(t, err, pagoda.ErrInvalidHandle, "options.tables")
 }
 
 // history is the inputs of samples/make_model.py's model for one user with so many events and a candidate, and the

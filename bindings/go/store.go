@@ -127,9 +127,9 @@ func (s *Store) Stats() (StoreStats, error) {
 		return StoreStats{}, err
 	}
 	defer runtime.KeepAlive(s)
-	c := C.pagoda_store_info_init()
+	c := C.pagoda_store_stats_init()
 	var failure *C.pagoda_error
-	if err := check(C.pagoda_store_stats(handle, &c, &failure), &failure); err != nil {
+	if err := check(C.pagoda_store_get_stats(handle, &c, &failure), &failure); err != nil {
 		return StoreStats{}, err
 	}
 	return StoreStats{

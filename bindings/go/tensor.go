@@ -47,18 +47,18 @@ func NewTensor[T Element](dims []int64, values []T) (*Tensor, error) {
 }
 
 // NewTensorOf makes a tensor of any type but strings over its bytes, as [NewTensor] does.
-func NewTensorOf(elements Type, dims []int64, memory []byte) (*Tensor, error) {
+func NewTensorOf(elements ElementType, dims []int64, memory []byte) (*Tensor, error) {
 	return borrow(elements, dims, unsafe.Pointer(unsafe.SliceData(memory)), uint64(len(memory)))
 }
 
 // Zeros makes a tensor of zeros, or of empty strings, in memory of its own.
-func Zeros(elements Type, dims ...int64) (*Tensor, error) {
+func Zeros(elements ElementType, dims ...int64) (*Tensor, error) {
 	if err := loaded(); err != nil {
 		return nil, err
 	}
 	var handle *C.pagoda_tensor
 	var failure *C.pagoda_error
-	status := C.pagoda_tensor_new(C.pagoda_type(elements), cDims(dims), C.size_t(len(dims)), &handle, &failure)
+	status := C.pagoda_tensor_new(C.pagoda_element_type(elements), cDims(dims), C.size_t(len(dims)), &handle, &failure)
 	if err := check(status, &failure); err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func Zeros(elements Type, dims ...int64) (*Tensor, error) {
 }
 
 // Type is the type of the elements.
-func (t *Tensor) Type() (Type, error) {
+func (t *Tensor) Type() (ElementType, error) {
 	handle, err := t.handle("tensor")
 	if err != nil {
 		return Undefined, err
@@ -164,7 +164,7 @@ func elements(dims []int64) (count uint64, ok bool) {
 
 func cDims(dims []int64) *C.int64_t { return (*C.int64_t)(first(dims)) }
 
-func borrow(elements Type, dims []int64, data unsafe.Pointer, bytes uint64) (*Tensor, error) {
+func borrow(elements ElementType, dims []int64, data unsafe.Pointer, bytes uint64) (*Tensor, error) {
 	if err := loaded(); err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func borrow(elements Type, dims []int64, data unsafe.Pointer, bytes uint64) (*Te
 	held := cgo.NewHandle(pinner)
 	var handle *C.pagoda_tensor
 	var failure *C.pagoda_error
-	status := C.pagoda_go_tensor_borrow(C.pagoda_type(elements), cDims(dims), C.size_t(len(dims)),
+	status := C.pagoda_go_tensor_borrow(C.pagoda_element_type(elements), cDims(dims), C.size_t(len(dims)),
 		C.uintptr_t(uintptr(data)), C.size_t(bytes), C.uintptr_t(held), &handle, &failure)
 	if err := check(status, &failure); err != nil {
 		pagodaGoReleased(C.uintptr_t(held))
@@ -217,11 +217,11 @@ func newStrings(dims []int64, values []string) (*Tensor, error) {
 	return newTensor(handle, callers()), nil
 }
 
-func typeOf(handle *C.pagoda_tensor) (Type, error) {
-	var found C.pagoda_type
+func typeOf(handle *C.pagoda_tensor) (ElementType, error) {
+	var found C.pagoda_element_type
 	var failure *C.pagoda_error
 	err := check(C.pagoda_tensor_type(handle, &found, &failure), &failure)
-	return Type(found), err
+	return ElementType(found), err
 }
 
 func dimsOf(handle *C.pagoda_tensor) ([]int64, error) {

@@ -12,10 +12,10 @@ import (
 	"pagoda"
 )
 
-func roundTrip[T pagoda.Element](t *testing.T, want pagoda.Type, name string, values ...T) {
+func roundTrip[T pagoda.Element](t *testing.T, want pagoda.ElementType, name string, values ...T) {
 	t.Run(name, func(t *testing.T) {
 		it := tensor(t, []int64{int64(len(values))}, values)
-		equal(t, "type", must[pagoda.Type](t)(it.Type()), want)
+		equal(t, "type", must[pagoda.ElementType](t)(it.Type()), want)
 		equal(t, "name", want.String(), name)
 		if copied := must[[]T](t)(pagoda.Values[T](it)); !slices.Equal(copied, values) {
 			t.Errorf("%v, not %v", copied, values)
@@ -40,21 +40,21 @@ func TestEveryTypeOfElement(t *testing.T) {
 	roundTrip[complex128](t, pagoda.Complex128, "complex128", 1+2i, 3)
 	roundTrip[pagoda.Float16](t, pagoda.F16, "f16", 0x3c00, 0xc000)
 	roundTrip[pagoda.BFloat16](t, pagoda.BF16, "bf16", 0x3f80, 0xc000)
-	for _, kind := range []pagoda.Type{
+	for _, kind := range []pagoda.ElementType{
 		pagoda.F8E4M3FN, pagoda.F8E4M3FNUZ, pagoda.F8E5M2, pagoda.F8E5M2FNUZ, pagoda.F8E8M0,
 	} {
 		it := must[*pagoda.Tensor](t)(pagoda.NewTensorOf(kind, []int64{3}, []byte{1, 2, 3}))
 		equal(t, kind.String(), string(must[[]byte](t)(it.Bytes())), "\x01\x02\x03")
 		ok(t, it.Close())
 	}
-	for kind, perByte := range map[pagoda.Type]int64{
+	for kind, perByte := range map[pagoda.ElementType]int64{
 		pagoda.U4: 2, pagoda.I4: 2, pagoda.F4E2M1: 2, pagoda.U2: 4, pagoda.I2: 4,
 	} {
 		it := must[*pagoda.Tensor](t)(pagoda.NewTensorOf(kind, []int64{2 * perByte}, []byte{0x21, 0x43}))
 		equal(t, kind.String(), string(must[[]byte](t)(it.Bytes())), "\x21\x43")
 		ok(t, it.Close())
 	}
-	equal(t, "name", pagoda.Type(99).String(), "undefined")
+	equal(t, "name", pagoda.ElementType(99).String(), "undefined")
 }
 
 func TestDims(t *testing.T) {
@@ -188,7 +188,7 @@ func TestMemoryBesidePointers(t *testing.T) {
 	}
 
 	path, _ := table(t)
-	tables := must[*pagoda.Embedding](t)(pagoda.OpenEmbedding(ctx, path))
+	tables := must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(ctx, path))
 	defer tables.Close()
 	ok(t, tables.Upsert(ctx, "t", 1, r.keys[:], r.numbers[:], pagoda.ReachAtOnce))
 	equal(t, "rows", fmt.Sprint(must[*pagoda.Rows](t)(tables.Lookup(ctx, "t", r.keys[:], nil)).Numbers), "[0 0 5 0]")
@@ -200,8 +200,8 @@ func TestMemoryBesidePointers(t *testing.T) {
 
 	engine := openEngine(t, &pagoda.EngineOptions{})
 	asked := request()
-	asked.Events["item"], asked.Times = r.keys[:], r.keys[:]
-	must[*pagoda.Ranking](t)(engine.Rank(ctx, asked))
+	asked.Events["item"], asked.EventTimes = r.keys[:], r.keys[:]
+	must[*pagoda.RankResponse](t)(engine.Rank(ctx, asked))
 	ok(t, (<-must[<-chan pagoda.RankResult](t)(engine.RankAsync(t.Context(), asked))).Err)
 	equal(t, "forgotten", must[int](t)(engine.Forget(ctx, r.users[:]...)), 1)
 

@@ -39,7 +39,7 @@ static pagoda_error *error;
 
 /* Every call of Pagoda that may fail goes through here. */
 static void check(pagoda_status status) {
-    if (status == PAGODA_OK) return;
+    if (status == PAGODA_STATUS_OK) return;
     fprintf(stderr, "%s: %s\n", pagoda_status_name(status), pagoda_error_message(error));
     pagoda_error_free(error);
     exit(1);
@@ -57,7 +57,7 @@ static int ascending(const void *a, const void *b) {
 }
 
 static void print_value(const char *role, const pagoda_value_info *info) {
-    printf("  %-7s %-15s %s [", role, info->name, pagoda_type_name(info->type));
+    printf("  %-7s %-15s %s [", role, info->name, pagoda_element_type_name(info->type));
     for (size_t i = 0; i < info->rank; i++) {
         if (i > 0) printf(", ");
         if (info->dims[i] >= 0) printf("%lld", (long long)info->dims[i]);
@@ -87,7 +87,7 @@ static void print_model(const char *path, const pagoda_model *model) {
     }
 }
 
-/* A ranker that remembers no one yet. The keys and values have the shape that the model asks for. */
+/* A ranker with an empty cache. The keys and values have the shape that the model asks for. */
 static ranker ranker_new(pagoda_model *model) {
     ranker made = {model, NULL, {NULL}};
     size_t inputs;
@@ -99,7 +99,7 @@ static ranker ranker_new(pagoda_model *model) {
     options.layers = LAYERS;
     options.heads = (int32_t)pool.dims[3];
     options.head_size = (int32_t)pool.dims[4];
-    options.bytes = 4 << 20;
+    options.size_unit = PAGODA_KV_SIZE_UNIT_BYTES, options.size = 4 << 20;
     check(pagoda_kv_cache_open(&options, &made.cache, &error));
     for (int i = 0; i < LAYERS; i++) check(pagoda_kv_cache_pool(made.cache, i, &made.pools[i], &error));
     return made;
@@ -112,7 +112,7 @@ static void ranker_free(ranker *r) {
 }
 
 /* A tensor with one dimension over an array of ours. */
-static pagoda_tensor *borrow(pagoda_type type, void *data, size_t count, size_t size) {
+static pagoda_tensor *borrow(pagoda_element_type type, void *data, size_t count, size_t size) {
     pagoda_tensor *tensor;
     check(pagoda_tensor_borrow(type, &(int64_t){(int64_t)count}, 1, data, count * size, NULL, NULL, &tensor, &error));
     return tensor;
@@ -135,14 +135,14 @@ static void rank(const ranker *r, const visit *v, int keep, float *scores) {
     const char *input_names[] = {"row_offsets", "num_candidates", "cached_len", "page_indptr",
                                  "page_ids",    "item_ids",       "kv_pool_0",  "kv_pool_1"};
     pagoda_tensor *inputs[8];
-    for (int i = 0; i < 5; i++) check(pagoda_kv_lease_tensor(lease, PAGODA_KV_ROW_OFFSETS + i, &inputs[i], &error));
+    for (int i = 0; i < 5; i++) check(pagoda_kv_lease_tensor(lease, PAGODA_KV_TENSOR_ROW_OFFSETS + i, &inputs[i], &error));
     size_t rows = (size_t)(v->new_items + v->candidates);
-    inputs[5] = borrow(PAGODA_TYPE_I64, v->items, rows, sizeof *v->items);
+    inputs[5] = borrow(PAGODA_ELEMENT_TYPE_I64, v->items, rows, sizeof *v->items);
     inputs[6] = r->pools[0];
     inputs[7] = r->pools[1];
     /* The pools are inputs and outputs at once: the model adds the new items where the old ones lie. */
     const char *output_names[] = {"scores", "kv_pool_0_out", "kv_pool_1_out"};
-    pagoda_tensor *outputs[] = {borrow(PAGODA_TYPE_F32, scores, rows, sizeof *scores), r->pools[0], r->pools[1]};
+    pagoda_tensor *outputs[] = {borrow(PAGODA_ELEMENT_TYPE_F32, scores, rows, sizeof *scores), r->pools[0], r->pools[1]};
 
     check(pagoda_model_run(r->model, input_names, inputs, 8, output_names, outputs, 3, NULL, &error));
     check(keep ? pagoda_kv_lease_commit(lease, 0, &error) : pagoda_kv_lease_abort(lease, &error));
@@ -208,7 +208,7 @@ int main(int argc, char **argv) {
            CANDIDATES);
 
     ranker r = ranker_new(model);
-    /* No one knows this user yet: everything has to be computed. */
+    /* This user is new: everything has to be computed. */
     visit stranger = {1, 0, items, HISTORY + NEW, CANDIDATES};
     double slow = time_ms(&r, &stranger, recomputed);
 

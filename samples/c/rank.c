@@ -32,7 +32,7 @@ static void fail(const char *what, const char *why) {
 }
 
 static void check(pagoda_status status) {
-    if (status != PAGODA_OK) fail(pagoda_status_name(status), pagoda_error_message(error));
+    if (status != PAGODA_STATUS_OK) fail(pagoda_status_name(status), pagoda_error_message(error));
 }
 
 static void read_visits(const char *path) {

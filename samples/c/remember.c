@@ -14,7 +14,7 @@ int main(int argc, char **argv) {
     pagoda_kv_options options = PAGODA_KV_OPTIONS_INIT;
     options.layers = options.heads = 2;
     options.head_size = 32;
-    options.bytes = 4 << 20;
+    options.size_unit = PAGODA_KV_SIZE_UNIT_BYTES, options.size = 4 << 20;
     options.offload = PAGODA_OFFLOAD_AT_COMMIT;
     options.model_version = "1";
     int failed = pagoda_model_open(argv[1], NULL, &model, &error) || pagoda_store_open(argv[2], NULL, &store, &error);
@@ -40,8 +40,8 @@ int main(int argc, char **argv) {
     out[0] = in[5];
     out[1] = in[6];
     failed = failed ||
-             pagoda_tensor_borrow(PAGODA_TYPE_I64, &rows, 1, items, sizeof items, NULL, NULL, &in[7], &error) ||
-             pagoda_tensor_borrow(PAGODA_TYPE_F32, &rows, 1, scores, sizeof scores, NULL, NULL, &out[2], &error) ||
+             pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_I64, &rows, 1, items, sizeof items, NULL, NULL, &in[7], &error) ||
+             pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_F32, &rows, 1, scores, sizeof scores, NULL, NULL, &out[2], &error) ||
              pagoda_model_run(model, inputs, in, 8, outputs, out, 3, NULL, &error) ||
              pagoda_kv_lease_commit(lease, 1, &error); /* on disk when this returns */
     if (failed) fprintf(stderr, "%s\n", pagoda_error_message(error));

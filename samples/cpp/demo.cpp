@@ -19,7 +19,7 @@ pagoda::KvOptions cache_options() {
     options.layers = 2;
     options.heads = 2;
     options.head_size = 32;
-    options.bytes = 4 << 20;
+    options.size = pagoda::KvSize::bytes(4 << 20);
     return options;
 }
 

@@ -37,25 +37,25 @@ void rank(const std::string& folder) {
     request.user = user;
     request.start = 0;
     request.candidates = {{"movie", movies}};
-    pagoda::Ranked ranked;
+    pagoda::RankResponse response;
     std::printf("User %llu\n", static_cast<unsigned long long>(user));
     for (std::size_t i = 0; i < visits.size(); ++i) {
         request.events = visits[i];
-        ranked = engine.rank(request);
+        response = engine.rank(request);
         const std::size_t events = visits[i].keys[0].second.size();
         *request.start += std::int64_t(events);
         std::printf("  visit %zu: %zu new events, %zu rows remembered, %zu computed\n", i + 1, events,
-                    std::size_t(ranked.response.cached_rows), std::size_t(ranked.response.computed_rows));
+                    std::size_t(response.cached_rows), std::size_t(response.computed_rows));
     }
     // A candidate has a score for each task; this is the first task's.
     std::vector<std::size_t> order(movies.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return ranked.candidate(a)[0] > ranked.candidate(b)[0];
+        return response.candidate(a)[0] > response.candidate(b)[0];
     });
     std::printf("Top ten of %zu movies:\n", order.size());
     for (std::size_t i = 0; i < std::min<std::size_t>(10, order.size()); ++i)
-        std::printf("  %2zu. %.6f  %s\n", i + 1, double(ranked.candidate(order[i])[0]), titles[order[i]].c_str());
+        std::printf("  %2zu. %.6f  %s\n", i + 1, double(response.candidate(order[i])[0]), titles[order[i]].c_str());
 }
 
 int main(int argc, char** argv) {

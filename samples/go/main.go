@@ -41,18 +41,18 @@ func run(folder string) error {
 
 	fmt.Println("User", user)
 	request := pagoda.RankRequest{User: user, Candidates: pagoda.Columns{"movie": movies}}
-	var ranking *pagoda.Ranking
+	var response *pagoda.RankResponse
 	for i, events := range visits {
 		request.Events = events
-		if ranking, err = engine.Rank(ctx, &request); err != nil {
+		if response, err = engine.Rank(ctx, &request); err != nil {
 			return err
 		}
 		fmt.Printf("  visit %d: %d new events, %d rows remembered, %d computed\n", i+1, len(events["movie"]),
-			ranking.CachedRows, ranking.ComputedRows)
+			response.CachedRows, response.ComputedRows)
 		request.Start += int64(len(events["movie"]))
 	}
 	// A candidate has a score for each task; this is the first task's.
-	score := func(candidate int) float32 { return ranking.Candidate(candidate)[0] }
+	score := func(candidate int) float32 { return response.Candidate(candidate)[0] }
 	order := make([]int, len(movies))
 	for i := range order {
 		order[i] = i

@@ -4,7 +4,7 @@
 import ai.pagoda.Engine;
 import ai.pagoda.PagodaException;
 import ai.pagoda.RankRequest;
-import ai.pagoda.Ranked;
+import ai.pagoda.RankResponse;
 import java.io.IOException;
 import java.io.PrintStream;
 import java.math.BigDecimal;
@@ -46,7 +46,7 @@ public final class Rank {
             long sent = 0;
             for (int visit = 0; visit < all.visits.size(); visit++) {
                 long[][] events = all.visits.get(visit);
-                Ranked ranked = engine.rank(new RankRequest(all.user).start(sent)
+                RankResponse ranked = engine.rank(new RankRequest(all.user).start(sent)
                         .events("movie", events[0]).events("rating", events[1])
                         .candidates("movie", all.candidates));
                 out.printf(Locale.ROOT, "  visit %d: %d new events, %d rows remembered, %d computed\n", visit + 1,

@@ -52,7 +52,7 @@ fn rank(folder: &Path) -> Result<(), Box<dyn Error>> {
     }
 
     // A candidate has a score for each task; this is the first task's. Sorting keeps the order of those that are alike.
-    let score = |candidate: usize| answer.of_candidate(candidate)[0];
+    let score = |candidate: usize| answer.candidate(candidate)[0];
     let mut order: Vec<usize> = (0..movies.len()).collect();
     order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
     println!("Top ten of {} movies:", movies.len());

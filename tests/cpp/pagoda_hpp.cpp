@@ -17,9 +17,13 @@
 // What pagoda.hpp asks of an engine goes through here, so that the answer can be that of another version of Pagoda.
 static pagoda_status asked_of_any_version(const pagoda_engine* engine, const pagoda_rank_request* request,
                                           pagoda_rank_callback callback, void* user_data, pagoda_error** error);
+// And what it asks about tasks through here, so that a swap can come right after.
+static pagoda_status tasks_before_a_swap(const pagoda_engine* engine, std::size_t* tasks, pagoda_error** error);
 #define pagoda_engine_rank_async asked_of_any_version
+#define pagoda_engine_tasks tasks_before_a_swap
 #include <pagoda.hpp>
 #undef pagoda_engine_rank_async
+#undef pagoda_engine_tasks
 
 using namespace pagoda;
 
@@ -33,14 +37,14 @@ static int failures = 0;
         }                                                                            \
     } while (false)
 
-// Whether `function` throws an Error with this code about this argument.
+// Whether `function` throws an Error with this status about this argument.
 template <class Function>
-static bool throws(pagoda_status code, const char* argument, Function function) {
+static bool throws(pagoda_status status, const char* argument, Function function) {
     try {
         function();
     } catch (const Error& error) {
-        if (error.code() == code && error.argument() == argument && error.what()[0] != '\0') return true;
-        std::fprintf(stderr, "it threw %d about \"%s\": %s\n", error.code(), error.argument().c_str(), error.what());
+        if (error.status() == status && error.argument() == argument && error.what()[0] != '\0') return true;
+        std::fprintf(stderr, "it threw %d about \"%s\": %s\n", error.status(), error.argument().c_str(), error.what());
         return false;
     }
     std::fprintf(stderr, "it did not throw\n");
@@ -54,40 +58,40 @@ static_assert(!std::is_copy_constructible_v<Store> && std::is_nothrow_move_const
 static_assert(!std::is_copy_constructible_v<KvCache> && std::is_nothrow_move_constructible_v<KvCache>);
 static_assert(!std::is_copy_constructible_v<KvLease> && std::is_nothrow_move_constructible_v<KvLease>);
 static_assert(!std::is_copy_assignable_v<Tensor> && std::is_nothrow_move_assignable_v<Tensor>);
-static_assert(type_of<long>() == type_of<long long>() && type_of<unsigned char>() == PAGODA_TYPE_U8);
+static_assert(type_of<long>() == type_of<long long>() && type_of<unsigned char>() == PAGODA_ELEMENT_TYPE_U8);
 static_assert(std::is_convertible_v<Span<float>, Span<const float>>);
 static_assert(!std::is_constructible_v<Span<float>, const std::vector<float>&>);
 static_assert(!std::is_constructible_v<Span<float>, std::vector<double>&>);
 
 // The tests run on the CPU with one thread, wherever they run.
-static Options cpu() {
-    Options options;
+static ModelOptions cpu() {
+    ModelOptions options;
     options.provider = PAGODA_PROVIDER_CPU;
     options.intra_op_threads = 1;
     return options;
 }
 
 template <class T>
-static void type_is(pagoda_type type, std::array<T, 2> values) {
+static void type_is(pagoda_element_type type, std::array<T, 2> values) {
     const Tensor tensor = Tensor::from({2}, Span<T>(values));
     CHECK(tensor.type() == type && tensor.size() == 2);
     CHECK(std::memcmp(tensor.data<T>().data(), values.data(), sizeof values) == 0);
 }
 
 static void types() {
-    type_is<float>(PAGODA_TYPE_F32, {1.5f, -2});
-    type_is<double>(PAGODA_TYPE_F64, {1.5, -2});
-    type_is<std::int8_t>(PAGODA_TYPE_I8, {1, -2});
-    type_is<std::int16_t>(PAGODA_TYPE_I16, {1, -2});
-    type_is<std::int32_t>(PAGODA_TYPE_I32, {1, -2});
-    type_is<std::int64_t>(PAGODA_TYPE_I64, {1, -2});
-    type_is<std::uint8_t>(PAGODA_TYPE_U8, {1, 255});
-    type_is<std::uint16_t>(PAGODA_TYPE_U16, {1, 65535});
-    type_is<std::uint32_t>(PAGODA_TYPE_U32, {1, ~0u});
-    type_is<std::uint64_t>(PAGODA_TYPE_U64, {1, ~std::uint64_t{0}});
-    type_is<bool>(PAGODA_TYPE_BOOL, {true, false});
-    type_is<Float16>(PAGODA_TYPE_F16, {Float16{0x3c00}, Float16{0xc000}});
-    type_is<BFloat16>(PAGODA_TYPE_BF16, {BFloat16{0x3f80}, BFloat16{0xc000}});
+    type_is<float>(PAGODA_ELEMENT_TYPE_F32, {1.5f, -2});
+    type_is<double>(PAGODA_ELEMENT_TYPE_F64, {1.5, -2});
+    type_is<std::int8_t>(PAGODA_ELEMENT_TYPE_I8, {1, -2});
+    type_is<std::int16_t>(PAGODA_ELEMENT_TYPE_I16, {1, -2});
+    type_is<std::int32_t>(PAGODA_ELEMENT_TYPE_I32, {1, -2});
+    type_is<std::int64_t>(PAGODA_ELEMENT_TYPE_I64, {1, -2});
+    type_is<std::uint8_t>(PAGODA_ELEMENT_TYPE_U8, {1, 255});
+    type_is<std::uint16_t>(PAGODA_ELEMENT_TYPE_U16, {1, 65535});
+    type_is<std::uint32_t>(PAGODA_ELEMENT_TYPE_U32, {1, ~0u});
+    type_is<std::uint64_t>(PAGODA_ELEMENT_TYPE_U64, {1, ~std::uint64_t{0}});
+    type_is<bool>(PAGODA_ELEMENT_TYPE_BOOL, {true, false});
+    type_is<Float16>(PAGODA_ELEMENT_TYPE_F16, {Float16{0x3c00}, Float16{0xc000}});
+    type_is<BFloat16>(PAGODA_ELEMENT_TYPE_BF16, {BFloat16{0x3f80}, BFloat16{0xc000}});
 }
 
 static void tensors() {
@@ -103,10 +107,10 @@ static void tensors() {
     CHECK(Tensor::from<double>({}, {2.5}).dims().size() == 0);
     CHECK(Tensor::zeros<float>({0, 3}).data<float>().size() == 0);
 
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "values", [] { Tensor::from<float>({3}, {1, 2}); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "T", [&] { zeros.data<double>(); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "dims[0]", [] { Tensor::zeros<float>({-1}); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "type", [] { Tensor::zeros(99, {1}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "values", [] { Tensor::from<float>({3}, {1, 2}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "T", [&] { zeros.data<double>(); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "dims[0]", [] { Tensor::zeros<float>({-1}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "type", [] { Tensor::zeros(99, {1}); }));
 }
 
 static void borrowing() {
@@ -121,7 +125,7 @@ static void borrowing() {
         CHECK(released == 0);
     }
     CHECK(released == 1);
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "bytes", [&] { Tensor::borrow<float>({4}, memory, [&] { ++released; }); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "bytes", [&] { Tensor::borrow<float>({4}, memory, [&] { ++released; }); }));
     CHECK(released == 1);
     // What a callback throws must not reach Rust.
     { const Tensor tensor = Tensor::borrow<float>({3}, memory, [&] { ++released; throw 1; }); }
@@ -134,7 +138,7 @@ static void moving(const std::string& path) {
     pagoda_tensor* handle = a.get();
     Tensor b = std::move(a);
     CHECK(a.get() == nullptr && b.get() == handle);
-    CHECK(throws(PAGODA_INVALID_HANDLE, "tensor", [&] { a.type(); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "tensor", [&] { a.type(); }));
     const std::size_t before = pagoda_live_objects();
     b = Tensor::from<float>({2.0f});
     CHECK(pagoda_live_objects() == before && b.data<float>()[0] == 2);
@@ -142,21 +146,21 @@ static void moving(const std::string& path) {
     Model model(path, cpu());
     Model other = std::move(model);
     CHECK(model.get() == nullptr && other.inputs().size() == 1);
-    CHECK(throws(PAGODA_INVALID_HANDLE, "model", [&] { model.inputs(); }));
-    // To C it would ask for a new tensor, which no one would free.
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "model", [&] { model.inputs(); }));
+    // To C it would ask for a new tensor, which would leak.
     const Tensor x = Tensor::zeros<float>({1, 4});
-    CHECK(throws(PAGODA_INVALID_HANDLE, "y", [&] { other.run_into({{"x", x}}, {{"y", a}}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "y", [&] { other.run_into({{"x", x}}, {{"y", a}}); }));
     // A handle that was freed is an error, not a crash.
     pagoda_tensor* stale = Tensor::zeros<float>({1}).get();
     Tensor ghost(stale);
-    CHECK(throws(PAGODA_INVALID_HANDLE, "tensor", [&] { ghost.type(); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "tensor", [&] { ghost.type(); }));
 }
 
 static void describing(const std::string& path) {
     const Model model(path, cpu());
     CHECK(model.provider() == PAGODA_PROVIDER_CPU && model.provider_reason().empty());
     const ValueInfo x = model.inputs().at(0), y = model.outputs().at(0);
-    CHECK(x.name == "x" && x.type == PAGODA_TYPE_F32 && x.has_dims && x.dims == Dims({-1, 4}));
+    CHECK(x.name == "x" && x.type == PAGODA_ELEMENT_TYPE_F32 && x.has_dims && x.dims == Dims({-1, 4}));
     CHECK(y.name == "y" && y.symbols == std::vector<std::string>({"n", ""}));
 }
 
@@ -181,16 +185,16 @@ static void running(const std::string& path) {
 static void errors(const std::string& path) {
     const Model model(path, cpu());
     const Tensor x = Tensor::zeros<float>({1, 4}), wide = Tensor::zeros<float>({1, 5});
-    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
-    CHECK(throws(PAGODA_MODEL, "bytes", [] { Model::from_memory(std::vector<std::uint8_t>(64, 1), cpu()); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "inputs[0]", [&] { model.run({{"x", wide}}, {"y"}); }));
-    CHECK(throws(PAGODA_NOT_FOUND, "input_names[0]", [&] { model.run({{"z", x}}, {"y"}); }));
-    CHECK(throws(PAGODA_NOT_FOUND, "output_names[0]", [&] { model.run({{"x", x}}, {"z"}); }));
-    CHECK(throws(PAGODA_NOT_FOUND, "output_names[0]", [&] { model.run_async({{"x", x}}, {"z"}); }));
-    Options options = cpu();
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
+    CHECK(throws(PAGODA_STATUS_MODEL, "bytes", [] { Model::from_memory(std::vector<std::uint8_t>(64, 1), cpu()); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "inputs[0]", [&] { model.run({{"x", wide}}, {"y"}); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "input_names[0]", [&] { model.run({{"z", x}}, {"y"}); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "output_names[0]", [&] { model.run({{"x", x}}, {"z"}); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "output_names[0]", [&] { model.run_async({{"x", x}}, {"z"}); }));
+    ModelOptions options = cpu();
     options.device_id = -1;
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.device_id", [&] { Model(path, options); }));
-    CHECK(std::string(Error(PAGODA_CANCELLED, "").name()) == "CANCELLED" && std::strlen(version()) >= 5);
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.device_id", [&] { Model(path, options); }));
+    CHECK(std::string(Error(PAGODA_STATUS_CANCELLED, "").name()) == "CANCELLED" && std::strlen(version()) >= 5);
 }
 
 static void strings() {
@@ -203,11 +207,11 @@ static void strings() {
     const Model model = Model::from_memory({unsigned_bytes, sizeof bytes - 1}, cpu());
     const std::vector<std::string> texts{"", "pagoda", "\u5854", std::string("b\0c", 3)};
     const auto outputs = model.run({{"x", Tensor::strings({4}, texts)}}, {"y"});
-    CHECK(outputs.at(0).type() == PAGODA_TYPE_STRING && outputs[0].size() == 4);
+    CHECK(outputs.at(0).type() == PAGODA_ELEMENT_TYPE_STRING && outputs[0].size() == 4);
     for (std::size_t i = 0; i < 4; ++i) CHECK(outputs[0].text(i) == texts[i]);
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "index", [&] { outputs[0].text(4); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "count", [] { Tensor::strings({2}, {"a"}); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "values[0]", [] { Tensor::strings({1}, {"\xff"}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "index", [&] { outputs[0].text(4); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "count", [] { Tensor::strings({2}, {"a"}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "values[0]", [] { Tensor::strings({1}, {"\xff"}); }));
 }
 
 static void asynchronous(const std::string& path) {
@@ -229,7 +233,7 @@ static void asynchronous(const std::string& path) {
     Tensor bound = Tensor::zeros<float>({1, 3});
     CHECK(model.run_async({{"x", Tensor::zeros<float>({1, 4})}}, {}, {{"y", bound}}).get().empty());
     CHECK(std::abs(bound.data<float>()[2] - 1.0f / 3) < 1e-6);
-    // A future that no one waits for leaves nothing behind.
+    // A future that is dropped leaves nothing behind.
     model.run_async({{"x", Tensor::zeros<float>({1, 4})}}, {"y"});
 }
 
@@ -239,16 +243,16 @@ static void cancelling(const std::string& path) {
     const Cancel cancel;
     CHECK(model.run({{"x", x}}, {"y"}, {}, &cancel).size() == 1);
     cancel.trigger();
-    CHECK(throws(PAGODA_CANCELLED, "", [&] { model.run({{"x", x}}, {"y"}, {}, &cancel); }));
+    CHECK(throws(PAGODA_STATUS_CANCELLED, "", [&] { model.run({{"x", x}}, {"y"}, {}, &cancel); }));
     auto future = model.run_async({{"x", x}}, {"y"}, {}, &cancel);
-    CHECK(throws(PAGODA_CANCELLED, "", [&] { future.get(); }));
+    CHECK(throws(PAGODA_STATUS_CANCELLED, "", [&] { future.get(); }));
 
     // To C one that was moved away would be none.
     Cancel gone;
     const Cancel there = std::move(gone);
-    CHECK(throws(PAGODA_INVALID_HANDLE, "cancel", [&] { gone.trigger(); }));
-    CHECK(throws(PAGODA_INVALID_HANDLE, "cancel", [&] { model.run({{"x", x}}, {"y"}, {}, &gone); }));
-    CHECK(throws(PAGODA_INVALID_HANDLE, "cancel", [&] { model.run_async({{"x", x}}, {"y"}, {}, &gone); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "cancel", [&] { gone.trigger(); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "cancel", [&] { model.run({{"x", x}}, {"y"}, {}, &gone); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "cancel", [&] { model.run_async({{"x", x}}, {"y"}, {}, &gone); }));
     CHECK(model.run({{"x", x}}, {"y"}, {}, &there).size() == 1);
 }
 
@@ -281,8 +285,8 @@ static void remembering(const std::string& path) {
     CHECK(second.at(0).data<float>()[2] != first.at(0).data<float>()[2]);  // the memory counts
 
     // Right by names, types and shapes, wrong by its numbers: the run itself fails.
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "", [&] { ranked(pool_0, pool_1, 0, 9, now); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "", [&] { ranked(pool_0, pool_1, 0, 9, later).get(); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "", [&] { ranked(pool_0, pool_1, 0, 9, now); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "", [&] { ranked(pool_0, pool_1, 0, 9, later).get(); }));
 }
 
 // A folder of its own, and nothing of it is left afterwards.
@@ -297,7 +301,7 @@ static KvOptions shape() {
     options.layers = options.heads = 2;
     options.head_size = 32;
     options.page_size = 8;
-    options.pages = 16;
+    options.size = KvSize::pages(16);
     return options;
 }
 
@@ -318,8 +322,8 @@ static void embedding() {
         "default_value_for_each_table": [[7, 8]], "gpucacheper": 1.0, "hit_rate_threshold": 1.0})";
     const std::string path = folder.path + "/ps.json";
     std::ofstream(path) << R"({"models": [{"model": "m", )" << model << "]}";
-    CHECK(Embedding::estimate(path).first > 0);
-    const Embedding tables(path);
+    CHECK(Embeddings::estimate(path).first > 0);
+    const Embeddings tables(path);
     CHECK(tables.dim("m/t") == 2);
     const std::vector<std::int64_t> keys = {2, 9, 2, 4};
     const EmbeddingRows rows = tables.lookup("t", keys, {PAGODA_MISS_WAIT, 0});
@@ -328,7 +332,7 @@ static void embedding() {
     std::array<float, 8> into{};
     tables.lookup_into("t", keys, into);
     CHECK(std::equal(into.begin(), into.end(), rows.numbers.begin()));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "number_count", [&] { tables.lookup_into("t", keys, {into.data(), 7}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "number_count", [&] { tables.lookup_into("t", keys, {into.data(), 7}); }));
     const std::vector<std::int64_t> offsets = {0, 1, 1, 4};
     const EmbeddingRows pooled = tables.pool("t", keys, offsets, PAGODA_COMBINER_MEAN);
     CHECK((pooled.numbers == std::vector<float>{2, -2, 0, 0, (7.f + 2 + 4) / 3, (8.f - 2 - 4) / 3}));
@@ -343,9 +347,9 @@ static void embedding() {
     tables.refresh("n/t");
     CHECK(tables.stats("t").lookups >= 3);
     tables.retire("n");
-    CHECK(throws(PAGODA_NOT_FOUND, "table", [&] { tables.dim("n/t"); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "offsets", [&] { tables.pool("t", keys, {keys.data(), 4}, 0); }));
-    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Embedding("/nowhere/ps.json"); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "table", [&] { tables.dim("n/t"); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "offsets", [&] { tables.pool("t", keys, {keys.data(), 4}, 0); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "path", [] { Embeddings("/nowhere/ps.json"); }));
 }
 
 static void stores() {
@@ -354,7 +358,7 @@ static void stores() {
     options.durability = PAGODA_DURABILITY_NONE;
     {
         const Store store(folder.path, options);
-        CHECK(throws(PAGODA_BUSY, "path", [&] { Store(folder.path); }));
+        CHECK(throws(PAGODA_STATUS_BUSY, "path", [&] { Store(folder.path); }));
         store.flush();
         store.compact();
         CHECK(store.stats().users == 0 && store.stats().write_errors == 0);
@@ -364,13 +368,13 @@ static void stores() {
         Store store(folder.path, options);
         const KvCache cache(shape(), &store);
         { const Store gone = std::move(store); }
-        CHECK(throws(PAGODA_INVALID_HANDLE, "options.store", [&] { KvCache(shape(), &store); }));
-        CHECK(throws(PAGODA_BUSY, "path", [&] { Store(folder.path); }));
+        CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "options.store", [&] { KvCache(shape(), &store); }));
+        CHECK(throws(PAGODA_STATUS_BUSY, "path", [&] { Store(folder.path); }));
     }
     { const Store again(folder.path); }
     options.durability = 9;
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.durability", [&] { Store(folder.path, options); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "path", [] { Store(""); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.durability", [&] { Store(folder.path, options); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "path", [] { Store(""); }));
 }
 
 static void caches() {
@@ -390,25 +394,25 @@ static void caches() {
     CHECK(lease.page_ids().size() == 1 && lease.ready(1));
     lease.wait();
     lease.wait(1);
-    CHECK(throws(PAGODA_BUSY, "", [&] { cache.prepare({{1, 0, 3, 0, {items.data(), 3}}}); }));
+    CHECK(throws(PAGODA_STATUS_BUSY, "", [&] { cache.prepare({{1, 0, 3, 0, {items.data(), 3}}}); }));
     lease.commit(true);
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "lease", [&] { lease.commit(); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "lease", [&] { lease.abort(); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "lease", [&] { lease.commit(); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "lease", [&] { lease.abort(); }));
     CHECK(store.stats().users == 1);
 
     KvLease other = cache.prepare({{1, 2, 2, 0, items}});
     const pagoda_kv_leased_user user = other.user(0);
     CHECK(user.user == 1 && user.start == 0 && user.cached == 3 && user.tokens == 1 && user.trimmed == 1);
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "index", [&] { other.user(1); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "index", [&] { other.user(1); }));
     lease = std::move(other);
-    CHECK(throws(PAGODA_INVALID_HANDLE, "lease", [&] { other.wait(); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "lease", [&] { other.wait(); }));
     lease.abort();
     const CachedUser cached = cache.lookup(1);
     CHECK(cached.start == 0 && cached.length == 3 && cached.tier == PAGODA_TIER_RESIDENT);
 
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "requests[1].start",
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "requests[1].start",
                  [&] { cache.prepare({{2, 0, 0, 1, {}}, {1, 9, 0, 1, {}}}); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "layer", [&] { cache.pool(2); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "layer", [&] { cache.pool(2); }));
     CHECK(cache.pool(1).dims().size() == 5);
 
     cache.flush();
@@ -421,16 +425,19 @@ static void caches() {
     CHECK(cache.lookup(1).tier == PAGODA_TIER_RESIDENT);
     CHECK(cache.evict_all(PAGODA_TIERS_ALL) == 1 && cache.lookup(1).tier == PAGODA_TIER_NONE);
 
-    options.pages = 0;
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.pages", [&] { KvCache{options}; }));
-    options.percent = 50;
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.percent", [&] { KvCache{options}; }));
-    options.device = -2;
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.device", [&] { KvCache{options}; }));
+    for (const KvSize size : {KvSize::none(), KvSize::bytes(1), KvSize::percent(0), KvSize::percent(50), KvSize::percent(101)}) {
+        options.size = size;
+        CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.size", [&] { KvCache{options}; }));
+    }
+    options.size = {};
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.size_unit", [&] { KvCache{options}; }));
+    options.size = KvSize::percent(50);
+    options.device_id = -2;
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.device_id", [&] { KvCache{options}; }));
     // A number that no machine has a GPU of.
-    options.device = 4096;
-    CHECK(throws(PAGODA_UNSUPPORTED, "options.device", [&] { KvCache{options}; }));
-    CHECK(throws(PAGODA_UNSUPPORTED, "", [] { KvCache(shape()).offload_all(); }));
+    options.device_id = 4096;
+    CHECK(throws(PAGODA_STATUS_UNSUPPORTED, "options.device_id", [&] { KvCache{options}; }));
+    CHECK(throws(PAGODA_STATUS_UNSUPPORTED, "", [] { KvCache(shape()).offload_all(); }));
 }
 
 // The pools of a cache through the model.
@@ -457,21 +464,21 @@ static void ranking_with_a_cache(const std::string& path) {
 
 static void logging(const std::string& path) {
     std::atomic<int> lines{0}, wrong{0};
-    set_log(PAGODA_LOG_DEBUG, [&](pagoda_log_level level, std::string_view source, std::string_view message) {
+    set_log(PAGODA_LOG_LEVEL_DEBUG, [&](pagoda_log_level level, std::string_view source, std::string_view message) {
         ++lines;
-        if (level < PAGODA_LOG_ERROR || level > PAGODA_LOG_DEBUG || source.empty() || message.empty()) ++wrong;
+        if (level < PAGODA_LOG_LEVEL_ERROR || level > PAGODA_LOG_LEVEL_DEBUG || source.empty() || message.empty()) ++wrong;
         throw std::runtime_error("must not reach Rust");
     });
-    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
     { const Model model(path, cpu()); }
     CHECK(lines > 0 && wrong == 0);
-    set_log(PAGODA_LOG_OFF, {});
+    set_log(PAGODA_LOG_LEVEL_OFF, {});
     const int before = lines;
-    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
     CHECK(lines == before);
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "level", [] { set_log(99, [](auto...) {}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "level", [] { set_log(99, [](auto...) {}); }));
     // Left on at the end of the program.
-    set_log(PAGODA_LOG_ERROR, [](auto...) {});
+    set_log(PAGODA_LOG_LEVEL_ERROR, [](auto...) {});
 }
 
 // A process of its own, which ends within its log function. The function must be there as long as the log goes to it.
@@ -482,21 +489,19 @@ static int end_in_log() {
     };
     // Before set_log has statics, so that it is called after they are gone.
     std::atexit([] { std::_Exit(!ended ? 1 : gone ? 2 : 0); });
-    set_log(PAGODA_LOG_DEBUG, [witness = std::make_shared<Witness>()](auto...) {
+    set_log(PAGODA_LOG_LEVEL_DEBUG, [witness = std::make_shared<Witness>()](auto...) {
         ended = true;
         std::exit(0);
     });
-    CHECK(throws(PAGODA_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
     return 1;
 }
 
-static pagoda_engine_options engine_options() {
-    static pagoda_model_options model = PAGODA_MODEL_OPTIONS_INIT;
-    model.provider = PAGODA_PROVIDER_CPU;
-    model.intra_op_threads = 1;
-    pagoda_engine_options options = PAGODA_ENGINE_OPTIONS_INIT;
-    options.model = &model;
-    options.kv_bytes = 1 << 20;
+static EngineOptions engine_options() {
+    EngineOptions options;
+    options.model = cpu();
+    options.model.intra_op_threads = 1;
+    options.kv_size = KvSize::bytes(1 << 20);
     return options;
 }
 
@@ -525,7 +530,7 @@ static pagoda_status asked_of_any_version(const pagoda_engine* engine, const pag
     };
     auto asked = std::make_unique<Asked>(Asked{callback, user_data});
     const pagoda_status status = pagoda_engine_rank_async(engine, request, answered, asked.get(), error);
-    if (status == PAGODA_OK) asked.release();
+    if (status == PAGODA_STATUS_OK) asked.release();
     return status;
 }
 
@@ -539,12 +544,11 @@ static void other_versions(const std::string& folder) {
     const std::uint32_t size = sizeof(pagoda_rank_response);
     for (const std::uint32_t in_library : {std::uint32_t{offsetof(pagoda_rank_response, queue_ns)}, size, size + 8}) {
         response_size = in_library;
-        const Ranked ranked = engine.rank_async(request).get();
+        const RankResponse ranked = engine.rank_async(request).get();
         response_size = 0;
-        CHECK(ranked.response.cached_rows + ranked.response.computed_rows == 6);
-        CHECK(ranked.response.queue_ns < UINT64_MAX && ranked.response.run_ns < UINT64_MAX);
-        CHECK(in_library >= size || (ranked.response.queue_ns == 0 && ranked.response.run_ns == 0));
-        CHECK(ranked.response.struct_size == size);
+        CHECK(ranked.cached_rows + ranked.computed_rows == 6);
+        CHECK(ranked.queue_time >= std::chrono::nanoseconds::zero() && ranked.run_time >= std::chrono::nanoseconds::zero());
+        CHECK(in_library >= size || (ranked.queue_time.count() == 0 && ranked.run_time.count() == 0));
     }
 }
 
@@ -559,11 +563,11 @@ static void serving(const std::string& folder) {
     request.user_keys = {{"age", 6}, {"town", 8}};
     request.candidates = {{"item", {5, 6, 39}}, {"genre", {5, 2, -1}}};
     request.time = 1700002000;
-    const Ranked cold = engine.rank(request);
+    const RankResponse cold = engine.rank(request);
     CHECK(cold.size() == 3 && cold.tasks == 2 && cold.candidate(2)[1] > 0 && cold.candidate(2)[1] < 1);
-    CHECK(cold.response.cached_rows == 0 && cold.response.computed_rows == 6);
-    const Ranked warm = engine.rank_async(request).get();
-    CHECK(warm.size() == 3 && warm.response.cached_rows == 6 && warm.response.computed_rows == 0);
+    CHECK(cold.cached_rows == 0 && cold.computed_rows == 6);
+    const RankResponse warm = engine.rank_async(request).get();
+    CHECK(warm.size() == 3 && warm.cached_rows == 6 && warm.computed_rows == 0);
     for (std::size_t i = 0; i < 6; ++i) CHECK(std::abs(warm.scores[i] - cold.scores[i]) < 1e-4);
 
     RankRequest more = request;
@@ -571,50 +575,133 @@ static void serving(const std::string& folder) {
     more.events.keys = {{"item", {9}}, {"genre", {1}}, {"rating", {0}}};
     more.events.times = {1700001500};
     more.user_keys.clear();
-    CHECK(engine.rank(more).response.cached_rows == 6);
+    CHECK(engine.rank(more).cached_rows == 6);
     more.start = 9;
-    CHECK(throws(PAGODA_NOT_FOUND, "request.start", [&] { engine.rank(more); }));
-    CHECK(throws(PAGODA_NOT_FOUND, "request.start", [&] { engine.rank_async(more).get(); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "request.start", [&] { engine.rank(more); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "request.start", [&] { engine.rank_async(more).get(); }));
     RankRequest bad = request;
     bad.candidates.clear();
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "request.candidate_keys", [&] { engine.rank(bad); }));
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "request.candidate_keys", [&] { engine.rank_async(bad); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.candidate_keys", [&] { engine.rank(bad); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.candidate_keys", [&] { engine.rank_async(bad); }));
     bad = request;
     bad.events.keys[1].second.pop_back();
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "request.event_keys", [&] { engine.rank(bad); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.event_keys", [&] { engine.rank(bad); }));
     const Cancel cancel;
     cancel.trigger();
     bad = request;
     bad.cancel = &cancel;
-    CHECK(throws(PAGODA_CANCELLED, "", [&] { engine.rank(bad); }));
+    CHECK(throws(PAGODA_STATUS_CANCELLED, "", [&] { engine.rank(bad); }));
     Cancel gone;
     const Cancel there = std::move(gone);
     bad.cancel = &gone;
-    CHECK(throws(PAGODA_INVALID_HANDLE, "request.cancel", [&] { engine.rank(bad); }));
-    CHECK(throws(PAGODA_INVALID_HANDLE, "request.cancel", [&] { engine.rank_async(bad); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "request.cancel", [&] { engine.rank(bad); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "request.cancel", [&] { engine.rank_async(bad); }));
 
     engine.swap((std::filesystem::path(folder).parent_path() / "second").string());
-    const Ranked swapped = engine.rank(request);
-    CHECK(swapped.response.cached_rows == 0 && swapped.scores[0] != cold.scores[0]);
+    const RankResponse swapped = engine.rank(request);
+    CHECK(swapped.cached_rows == 0 && swapped.scores[0] != cold.scores[0]);
     const std::array<std::uint64_t, 2> users{7, 8};
+    CHECK(engine.kv_stats().resident_users == 1 && engine.kv_stats().pages > engine.kv_stats().free_pages);
+    CHECK(engine.unload(users) == 1 && engine.kv_stats().resident_users == 0 && engine.prefetch(users) == 0);
     CHECK(engine.forget(users) == 1);
+    const EngineProvider provider = engine.provider();
+    CHECK(provider.provider == PAGODA_PROVIDER_CPU && provider.device_id == -1 && provider.reason.empty());
+    CHECK(engine.tables().empty());
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "table", [&] { engine.table_stats("items"); }));
     CHECK(engine.stats().answered == 4 && engine.stats().failed == 5);
-    CHECK(throws(PAGODA_NOT_FOUND, "folder", [] { Engine("/nowhere/model"); }));
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "folder", [] { Engine("/nowhere/model"); }));
+}
+
+// The folder to swap to when the number of tasks was read; "": none.
+static std::string swapped_to;
+
+static pagoda_status tasks_before_a_swap(const pagoda_engine* engine, std::size_t* tasks, pagoda_error** error) {
+    const pagoda_status status = pagoda_engine_tasks(engine, tasks, error);
+    if (!swapped_to.empty()) pagoda_engine_swap(engine, std::exchange(swapped_to, "").c_str(), nullptr);
+    return status;
+}
+
+// Swaps between a model of two tasks and one of three while other threads rank: every answer is a whole one of either.
+static void swaps_that_change_the_tasks(const std::string& folder) {
+    const std::filesystem::path folders = std::filesystem::path(folder).parent_path();
+    const Engine engine(folder, engine_options());
+    RankRequest request;
+    request.events.keys = {{"item", {3, 7}}, {"genre", {1, 0}}, {"rating", {4, 2}}};
+    request.events.times = {1700000000, 1700001000};
+    request.user_keys = {{"age", 6}, {"town", 8}};
+    request.candidates = {{"item", {5, 6, 39}}, {"genre", {5, 2, -1}}};
+    request.time = 1700002000;
+    // At the worst moment: between the number of tasks and the request.
+    for (const char* name : {"three", "gather", "three", "bag"}) {
+        swapped_to = (folders / name).string();
+        const RankResponse response = engine.rank(request);
+        CHECK(swapped_to.empty() && response.tasks == engine.tasks() && response.scores.size() == 3 * response.tasks);
+    }
+    std::atomic<bool> stop{false};
+    std::atomic<int> wrong{0}, with_two{0}, with_three{0};
+    std::vector<std::thread> threads;
+    for (std::uint64_t user = 1; user <= 3; ++user) {
+        threads.emplace_back([&, user] {
+            RankRequest mine = request;
+            mine.user = user;
+            for (std::uint64_t round = 0; !stop; ++round) {
+                try {
+                    const RankResponse response = round % 4 == 0 ? engine.rank_async(mine).get() : engine.rank(mine);
+                    ++(response.tasks == 2 ? with_two : with_three);
+                    if (response.size() != 3 || response.scores.size() != 3 * response.tasks || response.tasks > 3) ++wrong;
+                } catch (const Error& error) {
+                    std::fprintf(stderr, "a swap failed a request: %s\n", error.what());
+                    ++wrong;
+                }
+            }
+        });
+    }
+    const auto until = [&](const std::atomic<int>& count) {
+        const int before = count;
+        for (int i = 0; i < 60000 && count < before + 5; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        CHECK(count >= before + 5);
+    };
+    for (int round = 0; round < 5; ++round) {
+        until(with_two);
+        engine.swap((folders / "three").string());
+        until(with_three);
+        engine.swap((folders / "gather").string());
+    }
+    stop = true;
+    for (std::thread& thread : threads) thread.join();
+    CHECK(wrong == 0);
+}
+
+static void tables_of_engines(const std::string& folder) {
+    const Folder tiers;
+    EngineOptions options = engine_options();
+    options.table_tiers_path = tiers.path + "/ps.json";
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "options.table_tiers_path", [&] { Engine(folder, options); }));
+    std::ofstream(options.table_tiers_path) << R"({"models": []})";
+    const Engine engine((std::filesystem::path(folder).parent_path() / "bag").string(), options);
+    const std::vector<std::string> names = engine.tables();
+    CHECK(names.size() == 5 && std::find(names.begin(), names.end(), "items") != names.end());
+    CHECK(engine.table_stats("items").cached_rows == 40);
+    CHECK(throws(PAGODA_STATUS_NOT_FOUND, "table", [&] { engine.table_stats("nothing"); }));
 }
 
 static void options_of_engines(const std::string& folder) {
-    pagoda_engine_options options = engine_options();
-    options.cuda_graphs = "nonsense";
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.cuda_graphs", [&] { Engine(folder, options); }));
-    options.cuda_graphs = "1x384, 8x3072x2048";
+    EngineOptions options = engine_options();
+    options.cuda_graphs = {{8, 0}};
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.cuda_graphs[0]", [&] { Engine(folder, options); }));
+    options.cuda_graphs = {{1, 384}, {8, 3072, 2048}};
     { const Engine without_a_gpu(folder, options); }
-    options.kv_percent = 50;
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.kv_percent", [&] { Engine(folder, options); }));
-    options.kv_bytes = 0;
-    CHECK(throws(PAGODA_INVALID_ARGUMENT, "options.kv_percent", [&] { Engine(folder, options); }));
+    for (const KvSize size : {KvSize::percent(50), KvSize::percent(101), KvSize{PAGODA_KV_SIZE_UNIT_DEFAULT, 1}}) {
+        options.kv_size = size;
+        CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.kv_size", [&] { Engine(folder, options); }));
+    }
+    options.kv_size = {99, 1};
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.kv_size_unit", [&] { Engine(folder, options); }));
+    options.kv_size = KvSize::none();
+    { CHECK(Engine(folder, options).kv_stats().pages == 0); }
     options = engine_options();
     options.host_bytes = UINT64_MAX;
-    CHECK(throws(PAGODA_CAPACITY, "options.host_bytes", [&] { Engine(folder, options); }));
+    CHECK(throws(PAGODA_STATUS_CAPACITY, "options.host_bytes", [&] { Engine(folder, options); }));
 }
 
 // A pool with room for two of them: by the time that one comes back, the others have had its pages.
@@ -632,22 +719,25 @@ static void host_memory(const std::string& folder) {
     request.candidates = {{"item", {5}}, {"genre", {5}}};
     request.time = 1700002000;
     for (const std::uint64_t host_bytes : {1 << 20, 0}) {
-        pagoda_engine_options options = engine_options();
-        options.kv_bytes = 0;
-        options.kv_pages = 14;
+        EngineOptions options = engine_options();
+        options.kv_size = KvSize::pages(14);
         options.host_bytes = host_bytes;
         options.remember_bytes = 0;
         const Engine engine(folder, options);
         std::vector<float> scores;
         for (const bool came : {false, true}) {
             for (request.user = 1; request.user <= 6; ++request.user) {
-                const Ranked ranked = engine.rank(request);
-                CHECK((ranked.response.cached_rows > 0) == (came && host_bytes > 0));
+                const RankResponse ranked = engine.rank(request);
+                CHECK((ranked.cached_rows > 0) == (came && host_bytes > 0));
                 if (scores.empty()) scores = ranked.scores;
                 for (std::size_t i = 0; i < scores.size(); ++i) CHECK(std::abs(ranked.scores[i] - scores[i]) < 1e-4);
             }
         }
     }
+}
+
+static void versions() {
+    CHECK(std::string(version()) == PAGODA_VERSION && version_number() == PAGODA_VERSION_NUMBER);
 }
 
 int main(int argc, char** argv) {
@@ -657,6 +747,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     try {
+        versions();
         types();
         tensors();
         borrowing();
@@ -675,6 +766,8 @@ int main(int argc, char** argv) {
         serving(argv[3]);
         other_versions(argv[3]);
         options_of_engines(argv[3]);
+        tables_of_engines(argv[3]);
+        swaps_that_change_the_tasks(argv[3]);
         host_memory(argv[3]);
         logging(argv[1]);
         CHECK(std::system(("'" + std::string(argv[0]) + "' end-in-log").c_str()) == 0);

@@ -8,7 +8,7 @@ use crate::cases::{cases, close, edited, folder, open, options};
 
 /// The response of an engine without a cache.
 fn fresh(model: &str, request: &RankRequest) -> RankResponse {
-    open(model, EngineOptions { kv: None, remember_events: 0, ..options() }).rank(request).unwrap()
+    open(model, EngineOptions { kv: None, remember_bytes: 0, ..options() }).rank(request).unwrap()
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn an_edit_beside_events_that_are_remembered_in_part() {
 #[test]
 fn user_keys_that_can_not_be_compared_are_not_taken_as_equal() {
     let case = &cases("gather")[0];
-    let engine = open("gather", EngineOptions { remember_events: 0, ..options() });
+    let engine = open("gather", EngineOptions { remember_bytes: 0, ..options() });
     engine.rank(&case.whole(22)).unwrap();
     let mut request = case.request(22, 23);
     request.user_keys[0].1 = (request.user_keys[0].1 + 1) % 7;
@@ -189,7 +189,7 @@ fn a_gap_is_reported_and_the_whole_history_closes_it() {
 #[test]
 fn events_that_are_neither_cached_nor_remembered_are_a_gap() {
     let users = cases("gather");
-    let engine = open("gather", EngineOptions { kv: Some(Pages::Count(9)), remember_events: 0, ..options() });
+    let engine = open("gather", EngineOptions { kv: Some(Pages::Count(9)), remember_bytes: 0, ..options() });
     let first = &users[0];
     case_of_two(&engine, first);
     // While it is cached, no events need be remembered.
@@ -244,7 +244,7 @@ fn evicted_histories_come_back_from_host_memory() {
     // Histories of at least one page.
     let all: Vec<_> = cases("gather").into_iter().filter(|case| case.len() > 5).collect();
     assert!(all.len() > 1);
-    let engine = open("gather", EngineOptions { host_bytes: 1 << 20, remember_events: 0, ..options() });
+    let engine = open("gather", EngineOptions { host_bytes: 1 << 20, remember_bytes: 0, ..options() });
     for case in &all {
         engine.rank(&case.whole(case.len() - 1)).unwrap();
     }

@@ -105,7 +105,7 @@ type Plain = BTreeMap<String, Engine>;
 
 fn plain() -> Plain {
     let engines = ["gather", "second"].map(|model| {
-        let engine = open(model, EngineOptions { kv: None, remember_events: 0, ..options() });
+        let engine = open(model, EngineOptions { kv: None, remember_bytes: 0, ..options() });
         (engine.folder().version.clone(), engine)
     });
     engines.into()
@@ -114,7 +114,7 @@ fn plain() -> Plain {
 /// How an engine is used in one round.
 struct Round {
     seed: u64,
-    remember_events: u64,
+    remember_bytes: u64,
     store: bool,
     /// Whether versions are swapped.
     swaps: bool,
@@ -128,7 +128,7 @@ fn the_scores_are_those_of_the_whole_history_for_any_request() {
     let (much, little) = (1 << 20, 3000);
     // A version that is served again finds its own histories in the store, and only the event log has the new events
     // (engine.md).
-    for (seed, remember_events, store, swaps, forgets) in [
+    for (seed, remember_bytes, store, swaps, forgets) in [
         (1, much, false, false, true),
         (2, little, false, true, true),
         (3, much, true, false, true),
@@ -137,7 +137,7 @@ fn the_scores_are_those_of_the_whole_history_for_any_request() {
         (6, much, false, true, true),
         (7, 0, false, true, true),
     ] {
-        run(&plain, &Round { seed, remember_events, store, swaps, forgets });
+        run(&plain, &Round { seed, remember_bytes, store, swaps, forgets });
     }
 }
 
@@ -149,7 +149,7 @@ fn run(plain: &Plain, round: &Round) {
         kv: Some(Pages::Count(24)),
         store: store.clone(),
         offload,
-        remember_events: round.remember_events,
+        remember_bytes: round.remember_bytes,
         ..options()
     };
     let mut engine = open("gather", with());

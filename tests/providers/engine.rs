@@ -42,7 +42,7 @@ pub fn replay(engine: &Engine, model: &str) {
 
 fn on_gpu(graphs: &[GraphShape]) -> EngineOptions {
     let model = ModelOptions { provider: Provider::Cuda, ..options().model };
-    EngineOptions { model, instances: 4, max_batch: 2, graphs: graphs.to_vec(), ..options() }
+    EngineOptions { model, instances: 4, max_batch: 2, cuda_graphs: graphs.to_vec(), ..options() }
 }
 
 /// Batches that fit into a graph, batches that do not, and batches of a model that can not be captured match the
@@ -92,7 +92,7 @@ fn check_bits(model: &str) {
             let batch = [&[case.whole(step)], &*others].concat();
             for expected in [rank_as_one(&alone, &batch[..1]), rank_as_one(&together, &batch)] {
                 let shape = shape_of(&expected, page);
-                let graph = open(model, EngineOptions { graphs: vec![shape], ..one.clone() });
+                let graph = open(model, EngineOptions { cuda_graphs: vec![shape], ..one.clone() });
                 let before = batches("graph");
                 for _ in 0..3 {
                     let response = graph.rank(&batch[0]).unwrap();

@@ -24,7 +24,7 @@ fn above_host(provider: Provider, pages: u32, graphs: &[GraphShape]) -> EngineOp
         host_bytes: 64 << 20,
         instances: 4,
         max_batch: 1,
-        graphs: graphs.to_vec(),
+        cuda_graphs: graphs.to_vec(),
         ..options()
     }
 }

@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_char};
 use std::ptr::{null, null_mut};
 
 use pagoda::ffi::{
-    PAGODA_OK, PAGODA_PROVIDER_CPU, PAGODA_TYPE_F32, pagoda_error, pagoda_error_free, pagoda_error_message,
-    pagoda_model, pagoda_model_free, pagoda_model_open_memory, pagoda_model_options, pagoda_model_run, pagoda_status,
-    pagoda_tensor, pagoda_tensor_free, pagoda_tensor_new,
+    PAGODA_ELEMENT_TYPE_F32, PAGODA_PROVIDER_CPU, PAGODA_STATUS_OK, pagoda_error, pagoda_error_free,
+    pagoda_error_message, pagoda_model, pagoda_model_free, pagoda_model_open_memory, pagoda_model_options,
+    pagoda_model_run, pagoda_status, pagoda_tensor, pagoda_tensor_free, pagoda_tensor_new,
 };
 use pagoda::{Error, Result, Status};
 use pagoda_test_support::{Dim, F32, Graph};
@@ -57,9 +57,11 @@ impl Ours {
             intra_op_threads: 1,
             optimization: 0,
             sleep_when_idle: 0,
+            tf32: 0,
+            host_pools: 0,
             onnxruntime_path: null(),
             profile_path: null(),
-            embedding: null(),
+            tables: null(),
         };
         let mut this = Self { model: null_mut(), x: null_mut(), y: null_mut() };
         let dims = [1_i64, 8];
@@ -67,8 +69,8 @@ impl Ours {
         unsafe {
             let (data, size) = (bytes.as_ptr().cast(), bytes.len());
             ok(|error| pagoda_model_open_memory(data, size, &options, &mut this.model, error))?;
-            ok(|error| pagoda_tensor_new(PAGODA_TYPE_F32, dims.as_ptr(), 2, &mut this.x, error))?;
-            ok(|error| pagoda_tensor_new(PAGODA_TYPE_F32, dims.as_ptr(), 2, &mut this.y, error))?;
+            ok(|error| pagoda_tensor_new(PAGODA_ELEMENT_TYPE_F32, dims.as_ptr(), 2, &mut this.x, error))?;
+            ok(|error| pagoda_tensor_new(PAGODA_ELEMENT_TYPE_F32, dims.as_ptr(), 2, &mut this.y, error))?;
         }
         Ok(this)
     }
@@ -98,7 +100,7 @@ impl Drop for Ours {
 /// Makes a call of pagoda.h and takes its error.
 fn ok(call: impl FnOnce(*mut *mut pagoda_error) -> pagoda_status) -> Result<()> {
     let mut error = null_mut();
-    if call(&mut error) == PAGODA_OK {
+    if call(&mut error) == PAGODA_STATUS_OK {
         return Ok(());
     }
     // SAFETY: the text lives until the error is freed.

@@ -13,7 +13,7 @@
 //!     candidates: Columns::new().with("movie", [8, 15, 16]),
 //!     ..RankRequest::default()
 //! })?;
-//! println!("{:?}", response.of_candidate(0));
+//! println!("{:?}", response.candidate(0));
 //! # Ok::<(), pagoda::Error>(())
 //! ```
 //!

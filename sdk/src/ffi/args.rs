@@ -25,8 +25,8 @@ pub(super) unsafe fn out<'a, T>(pointer: *mut T, argument: &str) -> Result<&'a m
         .ok_or_else(|| Error::invalid(argument, "NULL, where the result is to be written"))
 }
 
-/// Writes a text to a caller's buffer, and its length with the NUL at the end; to a buffer that is NULL, with a capacity of
-/// 0, the length alone.
+/// Writes a text to a caller's buffer, and its length with the NUL at the end; to a buffer that is NULL, with a
+/// capacity of 0, the length alone.
 ///
 /// # Safety
 /// `buffer` is NULL or has room for `capacity` bytes; `length` is NULL or may be written to.
@@ -173,6 +173,11 @@ pub(super) fn within(argument: &str, error: Error) -> Error {
         }
         None => error,
     }
+}
+
+/// An error about a file or a text that an argument names, said of that argument; the message has the rest.
+pub(super) fn all_about(argument: &str, error: &Error) -> Error {
+    Error::new(error.status(), error.to_string()).about(argument)
 }
 
 /// Where a list of results goes, if it is wanted. Nothing is written before the call has succeeded.

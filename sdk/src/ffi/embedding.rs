@@ -1,4 +1,4 @@
-//! `pagoda_embedding`: tables of embedding rows.
+//! `pagoda_embeddings`: tables of embedding rows.
 
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
@@ -9,62 +9,63 @@ use super::args::{self, Versioned};
 use super::error::{pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::{boundary, freeing};
-use crate::embedding::{Combiner, EmbeddingTable, Embeddings, Miss, PsJson, Reach};
+use crate::embedding::{Combiner, EmbeddingTable, Embeddings, Miss, PsJson, Reach, TableStats};
 use crate::error::{Error, Result};
 
-/// What a lookup does about keys that the cache does not have.
+/// What a lookup does with keys that are not in the cache.
 pub type pagoda_miss = i32;
 
-/// What the table's hit_rate_threshold says: below it as PAGODA_MISS_WAIT, otherwise as PAGODA_MISS_DEFAULT.
+/// PAGODA_MISS_WAIT if the hit rate of the lookup is below the hit_rate_threshold of the table, else
+/// PAGODA_MISS_DEFAULT.
 pub const PAGODA_MISS_BY_HIT_RATE: pagoda_miss = 0;
-/// They are fetched from the floors below, and their rows returned.
+/// The lookup waits for their rows from the backing tiers.
 pub const PAGODA_MISS_WAIT: pagoda_miss = 1;
-/// They get the table's default vector, and are inserted in the background.
+/// They get the default vector of the table, and are inserted into the cache in the background.
 pub const PAGODA_MISS_DEFAULT: pagoda_miss = 2;
-/// They are fetched; those that have not arrived after `limit_us` get the default vector, and are inserted when they
-/// arrive.
+/// The lookup waits up to `limit_us`. Keys whose rows have not arrived by then get the default vector, and are inserted
+/// when the rows arrive.
 pub const PAGODA_MISS_WITHIN: pagoda_miss = 3;
 
-/// How the rows of a slot's keys become one vector.
+/// How a pooled lookup combines the rows of a slot into one vector.
 pub type pagoda_combiner = i32;
 
-/// Their sum.
+/// The sum.
 pub const PAGODA_COMBINER_SUM: pagoda_combiner = 0;
-/// Their mean.
+/// The mean.
 pub const PAGODA_COMBINER_MEAN: pagoda_combiner = 1;
-/// Their sum, divided by the square root of how many there are.
+/// The sum, divided by the square root of the number of rows.
 pub const PAGODA_COMBINER_SQRTN: pagoda_combiner = 2;
 
-/// When lookups see a change.
+/// When lookups see an update.
 pub type pagoda_reach = i32;
 
 /// When the call returns.
 pub const PAGODA_REACH_AT_ONCE: pagoda_reach = 0;
-/// When the cache is refreshed next; the floors below have it when the call returns.
+/// At the next refresh of the cache. The backing tiers have the update when the call returns.
 pub const PAGODA_REACH_BY_REFRESH: pagoda_reach = 1;
 
 /// The most keys of one call.
 const MAX_KEYS: usize = 1 << 28;
 
-/// Tables of embedding rows, of any number of models: a cache over host memory, a Redis Cluster, and disk, as a
-/// configuration says. Any number of threads may use one handle at the same time.
-pub struct pagoda_embedding {
+/// Embedding tables of any number of models. Each table has a cache over backing tiers: host memory, a Redis Cluster,
+/// disk. A configuration file says which. Any number of threads may use a handle at the same time.
+pub struct pagoda_embeddings {
     _private: [u8; 0],
 }
 
-/// How to look up. Start from PAGODA_LOOKUP_OPTIONS_INIT, which sets `struct_size` and the defaults.
+/// The options of a lookup. Start from PAGODA_LOOKUP_OPTIONS_INIT, which sets `struct_size` and the defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_lookup_options {
     /// The size of this struct.
     pub struct_size: u32,
-    /// What is done about keys that the cache does not have; default PAGODA_MISS_BY_HIT_RATE.
+    /// What happens to keys that are not in the cache; default PAGODA_MISS_BY_HIT_RATE.
     pub miss: pagoda_miss,
-    /// With PAGODA_MISS_WITHIN: how many microseconds are waited; default 0.
+    /// With PAGODA_MISS_WITHIN: the time limit in microseconds; default 0.
     pub limit_us: u64,
 }
 
-/// What a table did since it was opened. Start from PAGODA_TABLE_STATS_INIT, which sets `struct_size`.
+/// Statistics of a table since it was opened. Start from PAGODA_TABLE_STATS_INIT, which sets `struct_size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_table_stats {
@@ -72,22 +73,23 @@ pub struct pagoda_table_stats {
     pub struct_size: u32,
     /// Lookups.
     pub lookups: u64,
-    /// Keys, the different ones of each lookup; where the cache had all of them, every key as it was given.
+    /// Keys that were looked up, without the duplicates within a lookup. A lookup that finds all its keys in the cache
+    /// counts every key.
     pub keys: u64,
-    /// Those that the cache had.
+    /// Keys that were in the cache.
     pub hits: u64,
-    /// Those that got the default vector.
+    /// Keys that got the default vector.
     pub defaults: u64,
-    /// Keys that were to be inserted in the background and found no room in the queue.
+    /// Keys that were not inserted in the background because the queue was full.
     pub dropped: u64,
-    /// Rows that are in the cache.
+    /// Rows in the cache.
     pub cached_rows: u64,
-    /// Rows that it has room for.
+    /// The capacity of the cache in rows.
     pub cache_rows: u64,
-    /// Bytes of memory that the cache and the floors take, about.
+    /// Bytes of memory of the cache and the tiers, approximately.
     pub memory: u64,
-    /// For how many seconds at most a change that did not go through this process may not have been seen; negative if it
-    /// may not be seen at all, because nothing refreshes the cache.
+    /// An update by another process is visible after at most this many seconds; negative if it may never be visible,
+    /// because the cache is not refreshed.
     pub stale_seconds: i64,
 }
 
@@ -102,7 +104,7 @@ unsafe impl Versioned for pagoda_table_stats {
 }
 
 impl Object for Embeddings {
-    type C = pagoda_embedding;
+    type C = pagoda_embeddings;
     const KIND: Kind = Kind::Embedding;
 
     fn table() -> &'static Table<Self> {
@@ -111,26 +113,26 @@ impl Object for Embeddings {
     }
 }
 
-/// Opens the tables of a configuration file, HugeCTR's ps.json or one with Pagoda's own words. Relative paths in it are
-/// relative to its folder.
+/// Opens the tables of a configuration file: HugeCTR's ps.json, or one with Pagoda's own keys. Relative paths in the
+/// file are relative to its folder.
 ///
-/// Ownership: the caller frees the tables. Threads: any. Errors: NOT_FOUND for a file that is not there; INVALID_ARGUMENT
-/// for a key or value that is not understood, which the message names; UNSUPPORTED for what there is none of; BUSY if
-/// another process has a table open, or the source of one was changed while its table file was built; CAPACITY if there
-/// is no memory; IO.
+/// Ownership: the caller frees the tables. Threads: any. Errors: NOT_FOUND for a missing file; INVALID_ARGUMENT for a
+/// key or value that is not understood, which the message names; UNSUPPORTED for a feature that Pagoda does not have;
+/// BUSY if another process has a table open, or if the source of a table was changed while its table file was built;
+/// CAPACITY if there is not enough memory; IO.
 ///
 /// # Safety
-/// `path` is a C string; `embedding` and `error` may be written to.
+/// `path` is a C string; `embeddings` and `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_open(
+pub unsafe extern "C" fn pagoda_embeddings_open(
     path: *const c_char,
-    embedding: *mut *mut pagoda_embedding,
+    embeddings: *mut *mut pagoda_embeddings,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_open", error, || {
-            let out = args::out(embedding, "embedding")?;
+        boundary("pagoda_embeddings_open", error, || {
+            let out = args::out(embeddings, "embeddings")?;
             let path = args::text(path, "path")?;
             let opened = Embeddings::open_file(path).map_err(about_path)?;
             out.write(Arc::new(opened).insert()?);
@@ -139,15 +141,15 @@ pub unsafe extern "C" fn pagoda_embedding_open(
     }
 }
 
-/// How much memory the tables of a configuration file will take in this process, and how much disk their files, about;
-/// nothing is opened but the headers of the tables. `memory` and `disk` are NULL or get a number of bytes.
+/// Estimates the memory and the disk space of the tables of a configuration file. Only the headers of the tables are
+/// read. `memory` and `disk` receive a number of bytes; each may be NULL.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: as pagoda_embedding_open.
+/// Ownership: nothing is opened. Threads: any. Errors: those of pagoda_embeddings_open.
 ///
 /// # Safety
 /// `path` is a C string; `memory`, `disk` and `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_estimate(
+pub unsafe extern "C" fn pagoda_embeddings_estimate(
     path: *const c_char,
     memory: *mut u64,
     disk: *mut u64,
@@ -155,7 +157,7 @@ pub unsafe extern "C" fn pagoda_embedding_estimate(
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_estimate", error, || {
+        boundary("pagoda_embeddings_estimate", error, || {
             let (memory, disk) = (args::out_list(memory, 1, "memory")?, args::out_list(disk, 1, "disk")?);
             let config = PsJson::from_file(args::text(path, "path")?).map_err(about_path)?;
             let estimate = Embeddings::estimate(&config.options).map_err(about_path)?;
@@ -168,90 +170,95 @@ pub unsafe extern "C" fn pagoda_embedding_estimate(
     }
 }
 
-/// Adds a model while others serve. `model` is JSON, an element of the configuration's `models`; relative paths in it are
-/// relative to `folder`, or to the working directory if that is NULL. Tables that another model has already are shared.
+/// Adds a model while other models are in use. `model` is JSON: an element of `models` in the configuration. Relative
+/// paths in it are relative to `folder`, or to the working directory if `folder` is NULL. A table that another model
+/// has open already is shared.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE; else as pagoda_embedding_open.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE, and those of
+/// pagoda_embeddings_open.
 ///
 /// # Safety
 /// `model` is a C string, `folder` NULL or one; `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_add(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_add(
+    embeddings: *const pagoda_embeddings,
     model: *const c_char,
     folder: *const c_char,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_add", error, || {
-            let embedding = Embeddings::get(embedding, "embedding")?;
+        boundary("pagoda_embeddings_add", error, || {
+            let embeddings = Embeddings::get(embeddings, "embeddings")?;
             let (model, folder) = (args::text(model, "model")?, args::optional_text(folder, "folder")?);
             let model = PsJson::model_from_json(model, folder.map(std::path::Path::new))?;
-            embedding.add(&model).map_err(|error| told_of(error, "model"))
+            embeddings.add(&model).map_err(|error| told_of(error, "model"))
         })
     }
 }
 
-/// Takes a model out of service. Its tables go when no other model has them; lookups that are under way end well.
+/// Removes a model. A table is closed when no model uses it. Lookups that are running end normally.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a model that there
-/// is not.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; NOT_FOUND for an
+/// unknown model.
 ///
 /// # Safety
 /// `model` is a C string; `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_retire(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_retire(
+    embeddings: *const pagoda_embeddings,
     model: *const c_char,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_retire", error, || {
-            Embeddings::get(embedding, "embedding")?.retire(args::text(model, "model")?)
+        boundary("pagoda_embeddings_retire", error, || {
+            Embeddings::get(embeddings, "embeddings")?.retire(args::text(model, "model")?)
         })
     }
 }
 
-/// How many numbers a row of a table has. A table is named `model/table`, or `table` alone if that is no other's name.
+/// Gets the number of elements in a row of a table. A table is named "model/table", or "table" if that is unique.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
-/// is not.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; NOT_FOUND for an
+/// unknown table.
 ///
 /// # Safety
 /// `table` is a C string; `dim` and `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_dim(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_dim(
+    embeddings: *const pagoda_embeddings,
     table: *const c_char,
     dim: *mut usize,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_dim", error, || {
+        boundary("pagoda_embeddings_dim", error, || {
             let out = args::out(dim, "dim")?;
-            out.write(named(embedding, table)?.dim());
+            out.write(named(embeddings, table)?.dim());
             Ok(())
         })
     }
 }
 
-/// Looks keys up, any number of times each. `numbers` gets the row of each key, or the table's default vector, one after
-/// the other; `number_count` says for how many numbers there is room, key_count times what pagoda_embedding_dim says.
-/// `found` is NULL or gets a 1 for each key whose row it is and a 0 for each that got the default. `options` may be NULL.
-/// A floor that does not answer is no error: its keys get the default vector, which is counted and logged.
+/// Looks up keys. A key may occur more than once. `numbers` receives one row for each key, in the order of the keys:
+/// the row of the key, or the default vector of the table. `number_count` is the capacity of `numbers`; it must be
+/// `key_count` times pagoda_embeddings_dim. `found` receives 1 for each key that has a row and 0 for each that got the
+/// default vector; it may be NULL. `options` may be NULL.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
-/// is not.
+/// A tier that does not answer is not an error: its keys get the default vector, which is counted and logged.
+///
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; NOT_FOUND for an
+/// unknown table.
 ///
 /// # Safety
-/// `table` is a C string, `keys` has `key_count` elements, `options` is NULL or of the size that it says; `numbers` has room
-/// for `number_count` numbers and `found`, unless it is NULL, for `key_count` bytes; they and `error` may be written to.
+/// `table` is a C string, `keys` has `key_count` elements, `options` is NULL or of the size that it says; `numbers` has
+/// room for `number_count` numbers and `found`, unless it is NULL, for `key_count` bytes; they and `error` may be
+/// written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_lookup(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_lookup(
+    embeddings: *const pagoda_embeddings,
     table: *const c_char,
     keys: *const i64,
     key_count: usize,
@@ -263,8 +270,8 @@ pub unsafe extern "C" fn pagoda_embedding_lookup(
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_lookup", error, || {
-            let (table, keys) = (named(embedding, table)?, read_keys(keys, key_count)?);
+        boundary("pagoda_embeddings_lookup", error, || {
+            let (table, keys) = (named(embeddings, table)?, read_keys(keys, key_count)?);
             let miss = read_options(options)?;
             let found = args::out_list(found, key_count, "found")?;
             let numbers = room(numbers, number_count, key_count, table.dim(), "numbers")?;
@@ -276,18 +283,19 @@ pub unsafe extern "C" fn pagoda_embedding_lookup(
     }
 }
 
-/// Looks keys up and combines them: slot i gets one vector of the keys from `offsets[i]` on to before `offsets[i + 1]`, or
-/// zeros if there are none. `offsets` begin with 0, do not go down, and end with `key_count`; there is one more of them than
-/// slots. Everything else is as in pagoda_embedding_lookup, with a vector for each slot.
+/// Looks up keys and combines the rows of each slot into one vector. Slot i has the keys from `offsets[i]` up to, but
+/// not including, `offsets[i + 1]`; a slot without keys gets zeros. `offsets` has one element more than there are
+/// slots, begins with 0, never decreases, and ends with `key_count`. `vectors` receives one vector for each slot. The
+/// rest is as for pagoda_embeddings_lookup.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
-/// is not.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; NOT_FOUND for an
+/// unknown table.
 ///
 /// # Safety
-/// As for pagoda_embedding_lookup; `offsets` has `offset_count` elements.
+/// As for pagoda_embeddings_lookup; `offsets` has `offset_count` elements.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_pool(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_pool(
+    embeddings: *const pagoda_embeddings,
     table: *const c_char,
     keys: *const i64,
     key_count: usize,
@@ -302,8 +310,8 @@ pub unsafe extern "C" fn pagoda_embedding_pool(
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_pool", error, || {
-            let (table, keys) = (named(embedding, table)?, read_keys(keys, key_count)?);
+        boundary("pagoda_embeddings_pool", error, || {
+            let (table, keys) = (named(embeddings, table)?, read_keys(keys, key_count)?);
             let offsets = args::slice(offsets, offset_count, "offsets")?;
             let (combiner, miss) = (read_combiner(combiner)?, read_options(options)?);
             let found = args::out_list(found, key_count, "found")?;
@@ -317,18 +325,19 @@ pub unsafe extern "C" fn pagoda_embedding_pool(
     }
 }
 
-/// Replaces rows or adds them, on every floor and in the cache. `numbers` has a row for each key; of a key that comes twice
-/// the last one counts. A row that has a higher version already stays; rows that the table was loaded with have version 0.
+/// Replaces or inserts rows, in all tiers and in the cache. `numbers` has one row for each key; if a key occurs twice,
+/// the last row counts. A row that has a higher version already is not changed. Rows from the file of the table have
+/// version 0.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
-/// is not, UNSUPPORTED if every floor is read-only, IO if a floor could not take it: floors below that one have the change,
-/// and those above do not; call again.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; NOT_FOUND for an
+/// unknown table; UNSUPPORTED if every tier is read-only; IO if a tier failed. After IO the tiers below that one have
+/// the update, and those above do not: repeat the call.
 ///
 /// # Safety
 /// `table` is a C string, `keys` has `key_count` elements and `numbers` `number_count`; `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_upsert(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_upsert(
+    embeddings: *const pagoda_embeddings,
     table: *const c_char,
     version: u64,
     keys: *const i64,
@@ -340,8 +349,8 @@ pub unsafe extern "C" fn pagoda_embedding_upsert(
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_upsert", error, || {
-            let (table, keys) = (named(embedding, table)?, read_keys(keys, key_count)?);
+        boundary("pagoda_embeddings_upsert", error, || {
+            let (table, keys) = (named(embeddings, table)?, read_keys(keys, key_count)?);
             check_room(number_count, key_count, table.dim())?;
             let numbers = args::slice(numbers, number_count, "numbers")?;
             table.upsert(version, keys, numbers, read_reach(reach)?)
@@ -349,16 +358,16 @@ pub unsafe extern "C" fn pagoda_embedding_upsert(
     }
 }
 
-/// Deletes rows, on every floor and from the cache: from now on their keys get the default vector. A row that has a higher
-/// version stays.
+/// Deletes rows, in all tiers and from the cache. Their keys then get the default vector. A row that has a higher
+/// version is not deleted.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: as pagoda_embedding_upsert.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: those of pagoda_embeddings_upsert.
 ///
 /// # Safety
 /// `table` is a C string, `keys` has `key_count` elements; `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_delete(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_delete(
+    embeddings: *const pagoda_embeddings,
     table: *const c_char,
     version: u64,
     keys: *const i64,
@@ -368,24 +377,24 @@ pub unsafe extern "C" fn pagoda_embedding_delete(
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_delete", error, || {
-            let (table, keys) = (named(embedding, table)?, read_keys(keys, key_count)?);
+        boundary("pagoda_embeddings_delete", error, || {
+            let (table, keys) = (named(embeddings, table)?, read_keys(keys, key_count)?);
             table.delete(version, keys, read_reach(reach)?)
         })
     }
 }
 
-/// Begins to bring keys that are expected soon into the cache and returns at once. `queued` gets how many were not there
-/// and found room in the queue.
+/// Starts to load keys into the cache, and returns at once. `queued` receives the number of keys that were not in the
+/// cache and were queued.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
-/// is not.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; NOT_FOUND for an
+/// unknown table.
 ///
 /// # Safety
 /// `table` is a C string, `keys` has `key_count` elements; `queued` and `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_prefetch(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_prefetch(
+    embeddings: *const pagoda_embeddings,
     table: *const c_char,
     keys: *const i64,
     key_count: usize,
@@ -394,107 +403,111 @@ pub unsafe extern "C" fn pagoda_embedding_prefetch(
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_prefetch", error, || {
+        boundary("pagoda_embeddings_prefetch", error, || {
             let out = args::out(queued, "queued")?;
-            let (table, keys) = (named(embedding, table)?, read_keys(keys, key_count)?);
+            let (table, keys) = (named(embeddings, table)?, read_keys(keys, key_count)?);
             out.write(table.prefetch(keys));
             Ok(())
         })
     }
 }
 
-/// Reads what is in a table's cache again from the floors below, all of it, now. A configuration can have that done every
-/// so often (`refresh_interval`).
+/// Reloads all rows in the cache of a table from the backing tiers, and waits for that. A configuration can have this
+/// done at intervals (`refresh_interval`).
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, NOT_FOUND for a table that there
-/// is not.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; NOT_FOUND for an
+/// unknown table.
 ///
 /// # Safety
 /// `table` is a C string; `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_refresh(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_refresh(
+    embeddings: *const pagoda_embeddings,
     table: *const c_char,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_refresh", error, || {
-            named(embedding, table)?.refresh();
+        boundary("pagoda_embeddings_refresh", error, || {
+            named(embeddings, table)?.refresh();
             Ok(())
         })
     }
 }
 
-/// Waits until everything that was to be fetched or loaded in the background is.
+/// Waits until all background fetches and loads are done.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE.
+/// Ownership: the caller keeps the tables. Threads: any. Errors: INVALID_HANDLE.
 ///
 /// # Safety
 /// `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_wait(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_wait(
+    embeddings: *const pagoda_embeddings,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_wait", error, || {
-            Embeddings::get(embedding, "embedding")?.wait();
+        boundary("pagoda_embeddings_wait", error, || {
+            Embeddings::get(embeddings, "embeddings")?.wait();
             Ok(())
         })
     }
 }
 
-/// What a table did since it was opened.
+/// Gets the statistics of a table.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL or a small struct_size,
-/// NOT_FOUND for a table that there is not.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+/// invalid `struct_size`; NOT_FOUND for an unknown table.
 ///
 /// # Safety
 /// `table` is a C string; `stats` may be written to as far as its struct_size says, and `error`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_embedding_stats(
-    embedding: *const pagoda_embedding,
+pub unsafe extern "C" fn pagoda_embeddings_get_stats(
+    embeddings: *const pagoda_embeddings,
     table: *const c_char,
     stats: *mut pagoda_table_stats,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_embedding_stats", error, || {
-            let (stats, out) = (named(embedding, table)?.stats(), args::out_struct(stats, "stats")?);
-            out.write(&pagoda_table_stats {
-                struct_size: size_of::<pagoda_table_stats>() as u32,
-                lookups: stats.lookups,
-                keys: stats.keys,
-                hits: stats.hits,
-                defaults: stats.defaults,
-                dropped: stats.dropped,
-                cached_rows: stats.cached_rows,
-                cache_rows: stats.cache_rows,
-                memory: stats.memory,
-                stale_seconds: stats.stale_seconds,
-            });
+        boundary("pagoda_embeddings_get_stats", error, || {
+            let (table, out) = (named(embeddings, table)?, args::out_struct(stats, "stats")?);
+            out.write(&stats_of(&table.stats()));
             Ok(())
         })
     }
 }
 
-/// Frees tables. NULL is fine. A model that is open and names some of them keeps them.
+/// Frees tables. NULL is allowed. A model that uses some of them keeps those open.
 ///
-/// Ownership: takes the tables over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+/// Ownership: takes the tables. Threads: any. Errors: INVALID_HANDLE, which is also logged.
 #[unsafe(no_mangle)]
-pub extern "C" fn pagoda_embedding_free(embedding: *mut pagoda_embedding) -> pagoda_status {
-    freeing("pagoda_embedding_free", || Embeddings::remove(embedding, "embedding"))
+pub extern "C" fn pagoda_embeddings_free(embeddings: *mut pagoda_embeddings) -> pagoda_status {
+    freeing("pagoda_embeddings_free", || Embeddings::remove(embeddings, "embeddings"))
+}
+
+pub(super) fn stats_of(stats: &TableStats) -> pagoda_table_stats {
+    pagoda_table_stats {
+        struct_size: size_of::<pagoda_table_stats>() as u32,
+        lookups: stats.lookups,
+        keys: stats.keys,
+        hits: stats.hits,
+        defaults: stats.defaults,
+        dropped: stats.dropped,
+        cached_rows: stats.cached_rows,
+        cache_rows: stats.cache_rows,
+        memory: stats.memory,
+        stale_seconds: stats.stale_seconds,
+    }
 }
 
 /// # Safety
 /// `table` is NULL or a C string.
-unsafe fn named(embedding: *const pagoda_embedding, table: *const c_char) -> Result<EmbeddingTable> {
-    let embedding = Embeddings::get(embedding, "embedding")?;
+unsafe fn named(embeddings: *const pagoda_embeddings, table: *const c_char) -> Result<EmbeddingTable> {
+    let embeddings = Embeddings::get(embeddings, "embeddings")?;
     // SAFETY: by contract.
-    embedding.table(unsafe { args::text(table, "table")? })
+    embeddings.table(unsafe { args::text(table, "table")? })
 }
 
 /// # Safety
@@ -532,14 +545,14 @@ fn check_room(count: usize, rows: usize, dim: usize) -> Result<()> {
 
 /// What is wrong in a configuration is wrong with its file.
 fn about_path(error: Error) -> Error {
-    Error::new(error.status(), error.to_string()).about("path")
+    args::all_about("path", &error)
 }
 
 /// An error about `argument`, unless it is about a part of it.
 fn told_of(error: Error, argument: &str) -> Error {
     match error.argument() {
         Some(part) if part.starts_with(argument) => error,
-        _ => Error::new(error.status(), error.to_string()).about(argument),
+        _ => args::all_about(argument, &error),
     }
 }
 

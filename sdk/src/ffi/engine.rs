@@ -5,15 +5,19 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use super::args::{self, Versioned};
+use super::embedding::{self, pagoda_table_stats};
 use super::engine_options::{about_options, pagoda_engine_options, pagoda_rank_request, read_options, read_request};
-use super::error::{ErrorObject, PAGODA_OK, pagoda_error, pagoda_status};
+use super::error::{ErrorObject, PAGODA_STATUS_OK, pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
+use super::kv::{self, pagoda_kv_stats};
+use super::model::{pagoda_provider, provider_number};
 use super::{boundary, c_text, freeing};
-use crate::engine::{Engine, RankResponse};
-use crate::error::{Error, Result};
+use crate::embedding::TableStats;
+use crate::engine::{Engine, EngineStats, RankResponse};
+use crate::error::{Error, Result, Status};
 
-/// A ranking engine: a model folder that is being served, with its tables and the keys and values of its users. Any
-/// number of threads may use one handle at the same time.
+/// A ranking engine: an open model folder with its embedding tables and the keys and values of its users. Requests of
+/// concurrent callers run in batches. Any number of threads may use a handle at the same time.
 pub struct pagoda_engine {
     _private: [u8; 0],
 }
@@ -24,57 +28,61 @@ pub struct pagoda_engine {
 pub struct pagoda_rank_response {
     /// The size of this struct.
     pub struct_size: u32,
-    /// How many other requests ran in the same batch.
+    /// The number of other requests in the same batch.
     pub batched_with: u32,
     /// Rows of the history that were cached.
     pub cached_rows: u64,
     /// Rows of the history that were computed.
     pub computed_rows: u64,
-    /// Nanoseconds from when it came to when its batch was put together.
+    /// Nanoseconds in the queue, until the batch was formed.
     pub queue_ns: u64,
     /// Nanoseconds that ONNX Runtime ran.
     pub run_ns: u64,
+    /// The number of tasks of the model that answered: the scores of one candidate.
+    pub tasks: usize,
 }
 
-/// What an engine did since it was opened. Start from PAGODA_RANK_STATS_INIT, which sets `struct_size`.
+/// The state of an engine, and counters since it was opened. Start from PAGODA_ENGINE_STATS_INIT, which sets
+/// `struct_size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct pagoda_rank_stats {
+pub struct pagoda_engine_stats {
     /// The size of this struct.
     pub struct_size: u32,
     /// Requests that were answered.
     pub answered: u64,
-    /// Requests that failed, for whatever reason.
+    /// Requests that failed, for any reason.
     pub failed: u64,
-    /// Batches that ran.
+    /// Batches.
     pub batches: u64,
     /// Rows of histories that were cached.
     pub cached_rows: u64,
     /// Rows of histories that were computed.
     pub computed_rows: u64,
-    /// Requests that wait now.
+    /// Requests in the queue.
     pub waiting: u64,
-    /// Users whose events are remembered.
+    /// Users in the event log.
     pub remembered_users: u64,
-    /// Bytes that those take.
+    /// Bytes of the event log.
     pub remembered_bytes: u64,
 }
 
 // SAFETY: numbers in C's layout, the size first.
 unsafe impl Versioned for pagoda_rank_response {
-    const FIRST_SIZE: usize = 40;
+    const FIRST_SIZE: usize = 48;
 }
 
 // SAFETY: as above.
-unsafe impl Versioned for pagoda_rank_stats {
+unsafe impl Versioned for pagoda_engine_stats {
     const FIRST_SIZE: usize = 72;
 }
 
-/// Called once when an asynchronous request has ended, on a thread of Pagoda's, or on the one that cancels it; it must
-/// not wait for other requests of the engine, which may be answered on the same thread, and may free the engine.
-/// `status` is PAGODA_OK or says why there are no scores; then `error` has the words, and is freed after the callback
-/// returns. `scores` has a score for each candidate and task, those of the first candidate first. `scores` and
-/// `response` are valid during the callback only.
+/// Called once when an asynchronous request has ended, on a thread of Pagoda or on the thread that cancels the request.
+/// It must not wait for other requests of the engine, which may be answered on the same thread. It may free the engine.
+///
+/// `status` is PAGODA_STATUS_OK, or says why there are no scores; `error` then has the message, and is freed after the
+/// callback returns. `scores` has a score for each candidate and task: those of the first candidate, then those of the
+/// next. `scores` and `response` are valid during the callback only.
 pub type pagoda_rank_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,
@@ -98,9 +106,9 @@ impl Object for Engine {
 
 /// Opens a model folder, checks all its files, and runs the model once. `options` may be NULL.
 ///
-/// Ownership: the caller frees the engine. Threads: any. Errors: NOT_FOUND for what is not there, UNSUPPORTED for a
-/// folder of another format, MODEL for files that were changed or cut and for weights that are not finite,
-/// INVALID_ARGUMENT, INVALID_HANDLE, CAPACITY, BUSY if another process has the store open, IO.
+/// Ownership: the caller frees the engine. Threads: any. Errors: NOT_FOUND for a missing file; UNSUPPORTED for a folder
+/// of another format; MODEL for a file that was changed or truncated, and for weights that are not finite;
+/// INVALID_ARGUMENT; INVALID_HANDLE; CAPACITY; BUSY if another process has the store open; IO.
 ///
 /// # Safety
 /// `folder` is a C string, `options` of the size that it says with what it points to good; `engine` and `error` may be
@@ -117,24 +125,27 @@ pub unsafe extern "C" fn pagoda_engine_open(
         boundary("pagoda_engine_open", error, || {
             let out = args::out(engine, "engine")?;
             let (folder, options) = (args::text(folder, "folder")?, read_options(options)?);
-            let opened = Engine::open(folder, options.clone()).map_err(|error| about_options(&options, error))?;
+            let opened = Engine::open(folder, options).map_err(about_options)?;
             out.write(Arc::new(opened).insert()?);
             Ok(())
         })
     }
 }
 
-/// Scores candidates and waits for it. `scores` gets a score for each candidate and task, those of the first candidate,
-/// in the order of the tasks, then those of the next; `score_count`, how many it has room for, must be candidates x
-/// tasks. `response` is NULL or gets how it went.
+/// Scores candidates, and waits for the result. `scores` receives a score for each candidate and task: those of the
+/// first candidate in the order of the tasks, then those of the next. `score_count` is the capacity of `scores`; it
+/// must be candidates times tasks (pagoda_engine_tasks). `response` may be NULL.
 ///
-/// Ownership: takes nothing over. Threads: any number at once; requests that come at the same time may run together.
-/// Errors: INVALID_HANDLE; INVALID_ARGUMENT for what can not be asked; NOT_FOUND for features that the model does not
-/// have, and about "start" for a gap: events before it are not known here, so send the whole history. CAPACITY if too
-/// many requests wait or the history is larger than the cache; CANCELLED if it was cancelled or its time is over;
-/// RUNTIME if the model fails. Whatever fails, fails alone, and leaves nothing of itself behind; only what was
-/// cancelled or out of time while it ran with others may be kept, and what fails about "score_count" because a swap
-/// changed the tasks is.
+/// If a swap changes the number of tasks before or during this call, it fails with INVALID_ARGUMENT about
+/// "score_count". Get the number of tasks again, and repeat the call.
+///
+/// Ownership: the caller keeps the arguments. Threads: any number at once; concurrent requests may run in one batch.
+/// Errors: INVALID_HANDLE; INVALID_ARGUMENT for an invalid request; NOT_FOUND for a feature that the model does not
+/// have, and about "request.start" for a gap: events before `start` are missing here, so send the whole history;
+/// CAPACITY if the queue is full, or the history is larger than the pool; CANCELLED if the request was cancelled or
+/// exceeded its time limit; RUNTIME if the model fails. A failed request does not affect other requests. Its events are
+/// not kept, with two exceptions: they may be kept if the request was cancelled while its batch ran, and after the
+/// "score_count" error above.
 ///
 /// # Safety
 /// `request` is of the size that it says, and its lists as long as it says, with names that are C strings; `scores` has
@@ -181,11 +192,11 @@ pub unsafe extern "C" fn pagoda_engine_rank(
     }
 }
 
-/// Has candidates scored on a thread of Pagoda's and returns at once. What is wrong with the request itself is said at
-/// once, and then `callback` is not called. Everything that was passed may be freed as soon as this returns.
+/// Starts to score candidates on a thread of Pagoda, and returns at once. An error in the request itself is returned at
+/// once, and `callback` is not called. When this returns, all arguments may be freed.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: as pagoda_engine_rank; those that are found while it runs go to
-/// the callback.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: those of pagoda_engine_rank; those that occur later
+/// go to the callback.
 ///
 /// # Safety
 /// As for `pagoda_engine_rank`; `callback` may be called with `user_data` from any thread.
@@ -209,12 +220,12 @@ pub unsafe extern "C" fn pagoda_engine_rank_async(
     }
 }
 
-/// Serves another model folder from now on. It is opened and run once beside the old one; requests that came before end
-/// on that, no request fails, and nothing that the old model computed is used for the new one. On an error all stays as
-/// it was.
+/// Replaces the model folder that is served. The new one is opened and run once while the old one still serves.
+/// Requests that arrived before the swap are answered by the old model; no request fails. Keys and values of the old
+/// model are not used for the new one. On an error the old folder stays in service.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: as pagoda_engine_open; BUSY also if the version was served a
-/// moment ago and is still being closed.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: those of pagoda_engine_open; BUSY also if this
+/// version was swapped out a moment ago and is still being closed.
 ///
 /// # Safety
 /// `folder` is a C string; `error` may be written to.
@@ -230,12 +241,13 @@ pub unsafe extern "C" fn pagoda_engine_swap(
     }
 }
 
-/// Forgets users: their events, and their keys and values in the version that is served now, also those in the store.
-/// What another version left in the store is found when that is served again: forget them there too. `forgotten` gets
-/// how many were known.
+/// Removes all data of users: their events, and their keys and values in the version that is served, also in the store.
+/// What another version left in the store is not removed: swap to that version, and call this again. `forgotten`
+/// receives the number of users that were known.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUSY if a request of one of
-/// them runs now or is just being put into a batch, IO. After an error some of it may be forgotten: repeat the call.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a request
+/// of one of the users runs or is being put into a batch; IO. After an error some users may be removed: repeat the
+/// call.
 ///
 /// # Safety
 /// `users` has `user_count` elements; `forgotten` and `error` may be written to.
@@ -257,9 +269,94 @@ pub unsafe extern "C" fn pagoda_engine_forget(
     }
 }
 
-/// How many tasks the model that is served now has: the scores of one candidate.
+/// Starts to load the keys and values of users from host memory and the store into the pool, and returns at once, so
+/// that the next request of these users need not wait. Stops when the pool is full. `started` receives the number of
+/// histories that are being loaded.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; IO.
+///
+/// # Safety
+/// `users` has `user_count` elements; `started` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_engine_prefetch(
+    engine: *const pagoda_engine,
+    users: *const u64,
+    user_count: usize,
+    started: *mut usize,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_engine_prefetch", error, || {
+            let (engine, out) = (Engine::get(engine, "engine")?, args::out(started, "started")?);
+            out.write(engine.prefetch(args::users(users, user_count)?)?);
+            Ok(())
+        })
+    }
+}
+
+/// Evicts the keys and values of users from the pool to host memory and the store. Without either they are lost, and
+/// must be computed again. `unloaded` receives the number of users that had any in the pool.
+///
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a request
+/// of one of the users runs or is being put into a batch; IO.
+///
+/// # Safety
+/// `users` has `user_count` elements; `unloaded` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_engine_unload(
+    engine: *const pagoda_engine,
+    users: *const u64,
+    user_count: usize,
+    unloaded: *mut usize,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_engine_unload", error, || {
+            let (engine, out) = (Engine::get(engine, "engine")?, args::out(unloaded, "unloaded")?);
+            out.write(engine.unload(args::users(users, user_count)?)?);
+            Ok(())
+        })
+    }
+}
+
+/// Gets where the model that is served runs: PAGODA_PROVIDER_CPU with `device_id` -1, or PAGODA_PROVIDER_CUDA with the
+/// number of the GPU. Also writes to `buffer` why PAGODA_PROVIDER_AUTO chose the CPU; "" in all other cases. `length`
+/// receives the number of bytes with the NUL. With `buffer` NULL and `capacity` 0 the text is not written.
+///
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL;
+/// CAPACITY if the text does not fit, and then nothing is written.
+///
+/// # Safety
+/// `buffer` has room for `capacity` bytes; `provider`, `device_id`, `length` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_engine_provider(
+    engine: *const pagoda_engine,
+    provider: *mut pagoda_provider,
+    device_id: *mut i32,
+    buffer: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_engine_provider", error, || {
+            let engine = Engine::get(engine, "engine")?;
+            let (out_provider, out_device) = (args::out(provider, "provider")?, args::out(device_id, "device_id")?);
+            let model = engine.model();
+            args::write_text(buffer, capacity, length, || c_text(model.provider_reason()))?;
+            out_provider.write(provider_number(model.provider()));
+            out_device.write(engine.device().map_or(-1, u32::cast_signed));
+            Ok(())
+        })
+    }
+}
+
+/// Gets the number of tasks of the model that is served: the scores of one candidate.
+///
+/// Ownership: the caller keeps the engine. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL.
 ///
 /// # Safety
 /// `tasks` and `error` may be written to.
@@ -279,11 +376,11 @@ pub unsafe extern "C" fn pagoda_engine_tasks(
     }
 }
 
-/// The pagoda.json of the model that is served now: its features, tasks, limits and version, as JSON. With `buffer`
-/// NULL and `capacity` 0 only `length` is written: the bytes needed, with the NUL at the end.
+/// Writes the pagoda.json of the model that is served to `buffer`: its features, tasks, limits and version, as JSON.
+/// `length` receives the number of bytes with the NUL. With `buffer` NULL and `capacity` 0 only `length` is written.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, CAPACITY if the
-/// text does not fit; then nothing is written.
+/// Ownership: the caller keeps the buffer. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL; CAPACITY
+/// if the text does not fit, and then nothing is written.
 ///
 /// # Safety
 /// `buffer` has room for `capacity` bytes; `length` and `error` may be written to.
@@ -304,44 +401,115 @@ pub unsafe extern "C" fn pagoda_engine_info(
     }
 }
 
-/// What an engine did since it was opened.
+/// Writes the names of the embedding tables that have statistics to `buffer`, one a line; "" if the model has its
+/// tables in the graph. `length` receives the number of bytes with the NUL. With `buffer` NULL and `capacity` 0 only
+/// `length` is written.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+/// Ownership: the caller keeps the buffer. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL; CAPACITY
+/// if the text does not fit, and then nothing is written.
 ///
 /// # Safety
-/// `stats` is of the size that it says; it and `error` may be written to.
+/// `buffer` has room for `capacity` bytes; `length` and `error` may be written to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_engine_stats(
+pub unsafe extern "C" fn pagoda_engine_tables(
     engine: *const pagoda_engine,
-    stats: *mut pagoda_rank_stats,
+    buffer: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_engine_stats", error, || {
+        boundary("pagoda_engine_tables", error, || {
+            let engine = Engine::get(engine, "engine")?;
+            args::write_text(buffer, capacity, length, || {
+                let names: Vec<String> = engine.table_stats().into_iter().map(|(name, _)| name).collect();
+                c_text(&names.join("\n"))
+            })
+        })
+    }
+}
+
+/// Gets the state and the counters of an engine.
+///
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+/// invalid `struct_size`.
+///
+/// # Safety
+/// `stats` is of the size that it says; it and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_engine_get_stats(
+    engine: *const pagoda_engine,
+    stats: *mut pagoda_engine_stats,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_engine_get_stats", error, || {
             let (engine, out) = (Engine::get(engine, "engine")?, args::out_struct(stats, "stats")?);
-            let did = engine.stats();
-            out.write(&pagoda_rank_stats {
-                struct_size: size_of::<pagoda_rank_stats>() as u32,
-                answered: did.answered,
-                failed: did.failed,
-                batches: did.batches,
-                cached_rows: did.cached_rows,
-                computed_rows: did.computed_rows,
-                waiting: did.waiting,
-                remembered_users: did.remembered_users,
-                remembered_bytes: did.remembered_bytes,
-            });
+            out.write(&stats_of(&engine.stats()));
             Ok(())
         })
     }
 }
 
-/// Frees an engine. NULL is fine. Requests that wait are answered first, and what is cached is stored if there is a
-/// store; this waits for both, unless another thread is in a call with the handle: then that one does. In a callback of
-/// the engine, what that request uses is closed after the callback returns.
+/// Gets the statistics of the cache of keys and values. All are 0 if nothing is cached; `pages` is 0 only then. A swap
+/// starts a new cache, and with it new counters.
 ///
-/// Ownership: takes it over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+/// invalid `struct_size`.
+///
+/// # Safety
+/// `stats` is of the size that it says; it and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_engine_get_kv_stats(
+    engine: *const pagoda_engine,
+    stats: *mut pagoda_kv_stats,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_engine_get_kv_stats", error, || {
+            let (engine, out) = (Engine::get(engine, "engine")?, args::out_struct(stats, "stats")?);
+            out.write(&kv::stats_of(&engine.kv_stats().unwrap_or_default()));
+            Ok(())
+        })
+    }
+}
+
+/// Gets the statistics of an embedding table, by its name in pagoda.json. A swap opens new tables, and with them new
+/// counters.
+///
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+/// invalid `struct_size`; NOT_FOUND for an unknown table, and for one that is part of the graph.
+///
+/// # Safety
+/// `table` is a C string; `stats` is of the size that it says; it and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_engine_get_table_stats(
+    engine: *const pagoda_engine,
+    table: *const c_char,
+    stats: *mut pagoda_table_stats,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_engine_get_table_stats", error, || {
+            let (engine, out) = (Engine::get(engine, "engine")?, args::out_struct(stats, "stats")?);
+            let asked = args::text(table, "table")?;
+            let all = engine.table_stats();
+            let (_, found) = all.iter().find(|(name, _)| name == asked).ok_or_else(|| no_table(asked, &all))?;
+            out.write(&embedding::stats_of(found));
+            Ok(())
+        })
+    }
+}
+
+/// Frees an engine. NULL is allowed. Queued requests are answered first, and the pool is written to the store if there
+/// is one; this waits for both. If another thread is in a call with the handle, that call does the waiting instead. In
+/// a callback of the engine, what the request uses is closed after the callback returns.
+///
+/// Ownership: takes the engine. Threads: any. Errors: INVALID_HANDLE, which is also logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagoda_engine_free(engine: *mut pagoda_engine) -> pagoda_status {
     freeing("pagoda_engine_free", || Engine::remove(engine, "engine"))
@@ -361,6 +529,29 @@ fn about_request(error: Error) -> Error {
     error.about(named)
 }
 
+fn no_table(asked: &str, all: &[(String, TableStats)]) -> Error {
+    let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+    let message = match names[..] {
+        [] => format!("{asked:?}, where this model has its tables in the graph"),
+        _ => format!("the model has no table {asked:?}; its tables are {}", names.join(", ")),
+    };
+    Error::new(Status::NotFound, message).about("table")
+}
+
+fn stats_of(stats: &EngineStats) -> pagoda_engine_stats {
+    pagoda_engine_stats {
+        struct_size: size_of::<pagoda_engine_stats>() as u32,
+        answered: stats.answered,
+        failed: stats.failed,
+        batches: stats.batches,
+        cached_rows: stats.cached_rows,
+        computed_rows: stats.computed_rows,
+        waiting: stats.waiting,
+        remembered_users: stats.remembered_users,
+        remembered_bytes: stats.remembered_bytes,
+    }
+}
+
 fn how(answer: &RankResponse) -> pagoda_rank_response {
     pagoda_rank_response {
         struct_size: size_of::<pagoda_rank_response>() as u32,
@@ -369,10 +560,11 @@ fn how(answer: &RankResponse) -> pagoda_rank_response {
         computed_rows: answer.computed_rows,
         queue_ns: answer.queue_time.as_nanos() as u64,
         run_ns: answer.run_time.as_nanos() as u64,
+        tasks: answer.tasks,
     }
 }
 
-/// Whom to tell that an asynchronous request has ended.
+/// The callback of an asynchronous request.
 struct Done {
     callback: unsafe extern "C" fn(
         *mut c_void,
@@ -395,7 +587,9 @@ impl Done {
                 let (scores, response) = (&answer.scores, how(&answer));
                 let list = (scores.as_ptr(), scores.len());
                 // SAFETY: the caller gave the two for this call, which happens once; what is passed lives during it.
-                unsafe { (self.callback)(self.user_data, PAGODA_OK, list.0, list.1, &raw const response, null_mut()) };
+                unsafe {
+                    (self.callback)(self.user_data, PAGODA_STATUS_OK, list.0, list.1, &raw const response, null_mut())
+                };
             }
             Err(error) => {
                 let error = about_request(error);

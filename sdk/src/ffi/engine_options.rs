@@ -5,18 +5,38 @@ use std::time::Duration;
 
 use super::args::{self, Versioned};
 use super::handle::Object;
-use super::kv_options::{PAGODA_OFFLOAD_AT_COMMIT, PAGODA_OFFLOAD_BY_HAND, PAGODA_OFFLOAD_ON_EVICTION, pagoda_offload};
+use super::kv_options::{
+    PAGODA_KV_SIZE_UNIT_DEFAULT, PAGODA_OFFLOAD_AT_COMMIT, PAGODA_OFFLOAD_BY_HAND, PAGODA_OFFLOAD_ON_EVICTION,
+    pagoda_kv_size_unit, pagoda_offload, read_size,
+};
 use super::model::{self, pagoda_model_options};
 use super::run::pagoda_cancel;
 use super::store::{self, pagoda_store_options};
-use crate::embedding::CacheSize;
+use crate::embedding::{CacheSize, PsJson};
 use crate::engine::{Columns, EngineOptions, EngineStore, Events, GraphShape, RankRequest, TableOptions};
 use crate::error::{Error, Result};
-use crate::kv::{Offload, Pages};
+use crate::kv::Offload;
 use crate::runtime::Cancel;
 
 /// The most events or candidates of one request, and more than any model takes.
 const MAX_ROWS: usize = 1 << 28;
+
+/// The largest batch that a CUDA graph has room for. Start from PAGODA_GRAPH_SHAPE_INIT, which sets `struct_size`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pagoda_graph_shape {
+    /// The size of this struct.
+    pub struct_size: u32,
+    /// The maximum number of users; 1 or more.
+    pub users: i32,
+    /// The maximum number of rows of all users together: new events and candidates; 1 or more.
+    pub rows: i32,
+    /// The maximum number of candidates of all users together; 0: as many as `rows`.
+    pub candidates: i32,
+    /// The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more
+    /// than the pool has.
+    pub pages: i32,
+}
 
 /// How to open an engine. Start from PAGODA_ENGINE_OPTIONS_INIT, which sets `struct_size` and the defaults.
 #[repr(C)]
@@ -24,106 +44,113 @@ const MAX_ROWS: usize = 1 << 28;
 pub struct pagoda_engine_options {
     /// The size of this struct.
     pub struct_size: u32,
-    /// How many batches run at the same time, on one set of weights, tables and caches; 1 to 256, default 1.
+    /// How many batches run at the same time; 1 to 256, default 1. They share the weights, the tables and the caches.
     pub instances: i32,
-    /// The most requests of one batch; default 64.
+    /// The maximum number of requests in a batch; default 64.
     pub max_batch: i32,
-    /// The most rows of one batch: new events, and candidates; default 8192. A request that alone has more runs alone.
+    /// The maximum number of rows in a batch: new events and candidates; default 8192. A request with more rows runs
+    /// alone.
     pub max_batch_rows: i32,
-    /// The most requests that wait; more are refused with PAGODA_CAPACITY. Default 4096.
+    /// The maximum number of queued requests; default 4096. A request beyond it is rejected with
+    /// PAGODA_STATUS_CAPACITY.
     pub queue: i32,
-    /// How many pages of keys and values are kept in memory; default 0: `kv_bytes` says it. Where this says it, set
-    /// `kv_bytes` to 0, which it is not by itself.
-    pub kv_pages: i32,
-    /// When keys and values go to the store; default PAGODA_OFFLOAD_ON_EVICTION.
+    /// The unit of `kv_size`; default PAGODA_KV_SIZE_UNIT_DEFAULT: 1 GiB.
+    pub kv_size_unit: pagoda_kv_size_unit,
+    /// When keys and values are written to the store; default PAGODA_OFFLOAD_ON_EVICTION.
     pub offload: pagoda_offload,
     /// As in pagoda_kv_options; default 12.
     pub ahead_percent: i32,
-    /// How many bytes of keys and values are kept in memory; default 1 GiB. With 0, and 0 pages, every request computes
-    /// its whole history.
-    pub kv_bytes: u64,
-    /// How many microseconds a request waits for others to run with; default 0: not at all. Then requests run together
-    /// that came while all instances were busy.
-    pub max_delay_us: u64,
-    /// Bytes for the events of users as they were sent, so that requests with only new events are served also when the
-    /// keys and values of the earlier ones are gone; default 64 MiB. 0: none are remembered.
-    pub remember_bytes: u64,
-    /// Bytes for the cache of each embedding table; default 0: all of a table of up to 256 MiB, and that much of a
-    /// larger one.
-    pub table_cache_bytes: u64,
-    /// Where the model runs, and on how many threads; NULL = the defaults. Its `embedding` must be NULL.
-    pub model: *const pagoda_model_options,
-    /// The folder of a store for keys and values, UTF-8; NULL = none. One process has it open at a time.
-    pub store_path: *const c_char,
-    /// How the store behaves; NULL = the defaults.
-    pub store_options: *const pagoda_store_options,
-    /// On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on; NULL =
-    /// none. UTF-8, separated by commas, each the most users, the most rows, and, if they are fewer, the most
-    /// candidates: "1x384, 8x3072x2048". A batch takes the first that it fits into, in the order of their rows; one that
-    /// fits into none runs without. Every node of the model has to be on the GPU. Elsewhere they are read, and not used.
-    pub cuda_graphs: *const c_char,
-    /// Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default
-    /// 0: none.
+    /// The size of the pool of keys and values, in `kv_size_unit`. With 0 pages or 0 bytes nothing is cached: every
+    /// request computes its whole history.
+    pub kv_size: u64,
+    /// Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned
+    /// if the model can run on a GPU.
     pub host_bytes: u64,
-    /// With a model on a GPU: how many percent of the memory that is free there are for keys and values; default 0:
-    /// `kv_pages` or `kv_bytes` says it. Where this says it, set `kv_bytes` to 0, which it is not by itself. Refused with
-    /// INVALID_ARGUMENT where the model runs on the CPU, also if it was PAGODA_PROVIDER_AUTO that became the CPU.
-    pub kv_percent: i32,
-    /// 0.
-    pub reserved: i32,
+    /// The coalescing window: how many microseconds a request waits for other requests, to run in one batch with them;
+    /// default 0: it does not wait. A batch then has the requests that arrived while all instances were busy.
+    pub max_delay_us: u64,
+    /// Bytes for the event log: the events of users as they were sent; default 64 MiB, 0: none. With it, a request that
+    /// sends only new events is served even if the keys and values of the earlier events were evicted.
+    pub remember_bytes: u64,
+    /// Bytes for the cache of each embedding table; default 0: a table of up to 256 MiB is cached as a whole, a larger
+    /// one with 256 MiB.
+    pub table_cache_bytes: u64,
+    /// A configuration file (ps.json) that names the backing tiers of the embedding tables, UTF-8; NULL: host memory,
+    /// with all rows. The models in the file are ignored. The tables are those of the model folder.
+    pub table_tiers_path: *const c_char,
+    /// Where the model runs, and on how many threads; NULL = the defaults. Its `tables` must be NULL.
+    pub model: *const pagoda_model_options,
+    /// The folder of a store for keys and values, UTF-8; NULL = none. One process at a time has it open.
+    pub store_path: *const c_char,
+    /// How the store is opened; NULL = the defaults.
+    pub store_options: *const pagoda_store_options,
+    /// On a GPU: batch shapes that are captured into CUDA graphs, `cuda_graph_count` of them; NULL = none. A graph is
+    /// captured when its shape is first used, and replayed after that. A batch uses the shape with the fewest rows that
+    /// it fits into; a batch that fits into none runs without a graph. Every node of the model must run on the GPU. On
+    /// the CPU the shapes are checked and not used.
+    pub cuda_graphs: *const pagoda_graph_shape,
+    /// How many shapes `cuda_graphs` has; default 0.
+    pub cuda_graph_count: usize,
+}
+
+// SAFETY: numbers in C's layout, the size first.
+unsafe impl Versioned for pagoda_graph_shape {
+    const FIRST_SIZE: usize = 20;
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
 unsafe impl Versioned for pagoda_engine_options {
-    const FIRST_SIZE: usize = 88;
+    const FIRST_SIZE: usize = 120;
 }
 
 /// A request: score candidates for a user. Start from PAGODA_RANK_REQUEST_INIT, which sets `struct_size` and the
-/// defaults. Features go by their names in pagoda.json; each has one key for every event, candidate or user, -1 for
-/// none.
+/// defaults.
+///
+/// A feature is named as in pagoda.json. It has one key for every event, candidate or user; -1 stands for no key.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_rank_request {
     /// The size of this struct.
     pub struct_size: u32,
-    /// 1: the time of the request is `time`; 0, the default: it is now.
+    /// 1: the time of the request is `time`; 0, the default: it is the current time.
     pub has_time: i32,
     /// The user.
     pub user: u64,
-    /// Which event of the user's history is the first of those that are sent; default -1: they are the whole history,
-    /// and the engine works out what of it is new.
+    /// The position of the first sent event in the history of the user. Default -1: the events are the whole history,
+    /// and the engine finds out which of them are new.
     pub start: i64,
-    /// How many events are sent; there may be none.
+    /// How many events are sent; may be 0.
     pub event_count: usize,
-    /// How many features of events are sent: all that there are, or 0 if there are no events.
+    /// How many event features are sent: all features of the model, or 0 if `event_count` is 0.
     pub event_feature_count: usize,
-    /// Their names.
+    /// The names of the event features.
     pub event_features: *const *const c_char,
-    /// For each of them its keys, `event_count` of them.
+    /// For each event feature an array of `event_count` keys.
     pub event_keys: *const *const i64,
-    /// When each event was, in seconds; may be NULL if the model has no times.
+    /// The time of each event, in seconds; may be NULL if the model has no times.
     pub event_times: *const i64,
-    /// How many features of the user are sent: all that there are, or 0 where `start` is beyond 0: then they are what
-    /// they were. Sent with `start`, they are compared with those remembered; where none are, it is a gap.
+    /// How many user features are sent: all features of the model, or 0 if `start` is greater than 0; they are then
+    /// those of earlier requests. If they are sent with such a `start`, the engine compares them with its event log;
+    /// without an entry there, the request fails as a gap does.
     pub user_feature_count: usize,
-    /// Their names.
+    /// The names of the user features.
     pub user_features: *const *const c_char,
-    /// For each of them its key.
+    /// The key of each user feature.
     pub user_keys: *const i64,
-    /// How many candidates there are, 1 or more.
+    /// How many candidates there are; 1 or more.
     pub candidate_count: usize,
-    /// How many features of candidates are sent: all that items have.
+    /// How many candidate features are sent: all item features of the model.
     pub candidate_feature_count: usize,
-    /// Their names.
+    /// The names of the candidate features.
     pub candidate_features: *const *const c_char,
-    /// For each of them its keys, `candidate_count` of them.
+    /// For each candidate feature an array of `candidate_count` keys.
     pub candidate_keys: *const *const i64,
     /// The time of the request, in seconds, if `has_time` is 1.
     pub time: i64,
-    /// How many microseconds it may take; default 0: as long as it does. After that it ends with PAGODA_CANCELLED at
-    /// once; requests that ran with it go on.
+    /// The time limit in microseconds; default 0: none. A request that exceeds it ends at once with
+    /// PAGODA_STATUS_CANCELLED; the other requests of its batch are not affected.
     pub timeout_us: u64,
-    /// Ends it before that; NULL = nothing does.
+    /// Cancels the request when triggered; NULL = none.
     pub cancel: *const pagoda_cancel,
 }
 
@@ -135,7 +162,7 @@ unsafe impl Versioned for pagoda_rank_request {
 /// # Safety
 /// As for `pagoda_engine_open`.
 pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Result<EngineOptions> {
-    let EngineOptions { instances, max_batch, max_batch_rows, queue, ahead_percent, remember_events, .. } =
+    let EngineOptions { instances, max_batch, max_batch_rows, queue, ahead_percent, remember_bytes, kv, .. } =
         EngineOptions::default();
     let defaults = pagoda_engine_options {
         struct_size: size_of::<pagoda_engine_options>() as u32,
@@ -143,42 +170,24 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
         max_batch: max_batch as i32,
         max_batch_rows: max_batch_rows as i32,
         queue: queue as i32,
-        kv_pages: 0,
+        kv_size_unit: PAGODA_KV_SIZE_UNIT_DEFAULT,
         offload: PAGODA_OFFLOAD_ON_EVICTION,
         ahead_percent: ahead_percent as i32,
-        kv_bytes: 1 << 30,
+        kv_size: 0,
+        host_bytes: 0,
         max_delay_us: 0,
-        remember_bytes: remember_events,
+        remember_bytes,
         table_cache_bytes: 0,
+        table_tiers_path: std::ptr::null(),
         model: std::ptr::null(),
         store_path: std::ptr::null(),
         store_options: std::ptr::null(),
         cuda_graphs: std::ptr::null(),
-        host_bytes: 0,
-        kv_percent: 0,
-        reserved: 0,
+        cuda_graph_count: 0,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
-    if options.reserved != 0 {
-        return Err(Error::invalid("options.reserved", format!("{}, where it is 0 so far", options.reserved)));
-    }
-    let percent = args::count(options.kv_percent, "options.kv_percent")?;
-    let kv = match (args::count(options.kv_pages, "options.kv_pages")?, options.kv_bytes) {
-        (0, 0) if percent > 0 => Some(Pages::Percent(percent)),
-        (0, 0) => None,
-        (pages, bytes) if percent > 0 => {
-            let message =
-                format!("{percent}, where kv_pages is {pages} and kv_bytes {bytes}: set one, and the others to 0");
-            return Err(Error::invalid("options.kv_percent", message));
-        }
-        (0, bytes) => Some(Pages::Bytes(bytes)),
-        (pages, 0) => Some(Pages::Count(pages)),
-        (pages, bytes) => {
-            let message = format!("{bytes}, where kv_pages already says {pages}: set one of them, and the other to 0");
-            return Err(Error::invalid("options.kv_bytes", message));
-        }
-    };
+    let size = read_size(options.kv_size_unit, options.kv_size, "options.kv_size")?;
     // SAFETY: by contract.
     let model = unsafe { model::read_options(options.model) };
     // SAFETY: by contract.
@@ -187,11 +196,11 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
     let store_path = unsafe { args::optional_text(options.store_path, "options.store_path")? };
     let store_options = store_options.map_err(|error| deeper(error, "options.store_options"))?;
     // SAFETY: by contract.
-    let graphs = unsafe { args::optional_text(options.cuda_graphs, "options.cuda_graphs")? };
-    let graphs = graphs.map(GraphShape::parse).transpose().map_err(|error| error.about("options.cuda_graphs"))?;
+    let tiers = unsafe { args::optional_text(options.table_tiers_path, "options.table_tiers_path")? };
+    let tiers = tiers.map(PsJson::from_file).transpose();
     Ok(EngineOptions {
         model: model.map_err(|error| deeper(error, "options.model"))?,
-        kv,
+        kv: size.or(kv),
         host_bytes: options.host_bytes,
         store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
         offload: match options.offload {
@@ -203,16 +212,43 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
         ahead_percent: args::count(options.ahead_percent, "options.ahead_percent")?,
         tables: TableOptions {
             cache: (options.table_cache_bytes > 0).then_some(CacheSize::Bytes(options.table_cache_bytes)),
-            tiers: None,
+            tiers: tiers
+                .map_err(|error| args::all_about("options.table_tiers_path", &error))?
+                .map(|config| config.options.tiers),
         },
-        graphs: graphs.unwrap_or_default(),
+        // SAFETY: by contract.
+        cuda_graphs: unsafe { read_graphs(options.cuda_graphs, options.cuda_graph_count)? },
         instances: args::count(options.instances, "options.instances")?,
         max_batch: args::count(options.max_batch, "options.max_batch")?,
         max_batch_rows: args::count(options.max_batch_rows, "options.max_batch_rows")?,
         max_delay: Duration::from_micros(options.max_delay_us),
         queue: args::count(options.queue, "options.queue")?,
-        remember_events: options.remember_bytes,
+        remember_bytes: options.remember_bytes,
     })
+}
+
+/// # Safety
+/// `shapes` is NULL or points to `count` structs of the size that they say.
+unsafe fn read_graphs(shapes: *const pagoda_graph_shape, count: usize) -> Result<Vec<GraphShape>> {
+    let defaults = pagoda_graph_shape {
+        struct_size: size_of::<pagoda_graph_shape>() as u32,
+        users: 0,
+        rows: 0,
+        candidates: 0,
+        pages: 0,
+    };
+    // SAFETY: by contract.
+    let shapes = unsafe { args::structs(shapes, count, defaults, "options.cuda_graphs", "options.cuda_graph_count")? };
+    let read = |(index, shape): (usize, pagoda_graph_shape)| {
+        let number = |value, field| args::count(value, &format!("options.cuda_graphs[{index}].{field}"));
+        Ok(GraphShape {
+            users: number(shape.users, "users")?,
+            rows: number(shape.rows, "rows")?,
+            candidates: number(shape.candidates, "candidates")?,
+            pages: number(shape.pages, "pages")?,
+        })
+    };
+    shapes.into_iter().enumerate().map(read).collect()
 }
 
 /// An error about options that are part of others, with the name that they have there.
@@ -227,15 +263,11 @@ fn deeper(error: Error, argument: &str) -> Error {
 }
 
 /// What an engine says of its options, in the names of the header.
-pub(super) fn about_options(options: &EngineOptions, error: Error) -> Error {
-    match (error.argument(), options.kv) {
-        (Some("options.kv"), Some(Pages::Bytes(_))) => error.about("options.kv_bytes"),
-        (Some("options.kv"), Some(Pages::Percent(_))) => error.about("options.kv_percent"),
-        (Some("options.kv"), _) => error.about("options.kv_pages"),
-        (Some("options.model.tables"), _) => error.about("options.model.embedding"),
-        (Some(shape), _) if shape.starts_with("options.graphs[") => error.about("options.cuda_graphs"),
-        (Some("ahead_percent"), _) => error.about("options.ahead_percent"),
-        (Some("options.intra_op_threads" | "options.profile_path" | "options.provider"), _) => {
+pub(super) fn about_options(error: Error) -> Error {
+    match error.argument() {
+        Some("options.kv") => error.about("options.kv_size"),
+        Some("ahead_percent") => error.about("options.ahead_percent"),
+        Some("options.intra_op_threads" | "options.profile_path" | "options.provider") => {
             deeper(error, "options.model")
         }
         _ => error,

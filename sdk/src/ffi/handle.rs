@@ -1,7 +1,7 @@
 //! Handles: what C callers hold instead of pointers.
 //!
 //! A handle is a number dressed as a pointer: the kind of object, a place in that kind's table, and how often the place
-//! has been used. It is never dereferenced, by no one, so a freed, forged or mixed-up handle is found out by comparing
+//! has been used. It is never dereferenced, so a freed, forged or mixed-up handle is found out by comparing
 //! numbers.
 
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Kind {
             Self::Store => "pagoda_store",
             Self::KvCache => "pagoda_kv_cache",
             Self::KvLease => "pagoda_kv_lease",
-            Self::Embedding => "pagoda_embedding",
+            Self::Embedding => "pagoda_embeddings",
             Self::Engine => "pagoda_engine",
         }
     }
@@ -144,8 +144,8 @@ impl Wrong {
 const _: () = assert!(usize::BITS == 64);
 const INDEX_BITS: u32 = 24;
 const MAX_OBJECTS: usize = 1 << INDEX_BITS;
-/// Where the count of uses begins. Its highest bit makes a handle a number that is no address: a caller's garbage collector
-/// that takes it for a pointer finds nothing there.
+/// Where the count of uses begins. Its highest bit makes a handle a number that is no address: a caller's garbage
+/// collector that takes it for a pointer finds nothing there.
 const FIRST_GENERATION: u32 = 1 << 31;
 
 fn token(kind: Kind, index: u32, generation: u32) -> usize {

@@ -9,19 +9,19 @@ use super::kv_options::{about_options, pagoda_kv_options, read_options};
 use super::tensor::pagoda_tensor;
 use super::{boundary, freeing};
 use crate::error::Result;
-use crate::kv::{KvCache, Owner, Owners, Tier, Tiers};
+use crate::kv::{KvCache, KvStats, Owner, Owners, Tier, Tiers};
 
-/// Where a user's history lies.
+/// Where the history of a user is.
 pub type pagoda_tier = i32;
 
-/// Nowhere.
+/// Not cached.
 pub const PAGODA_TIER_NONE: pagoda_tier = 0;
 /// In the pool.
 pub const PAGODA_TIER_RESIDENT: pagoda_tier = 1;
-/// In the store, or on its way from there to the pool.
+/// In the store, or being loaded from there into the pool.
 pub const PAGODA_TIER_STORE: pagoda_tier = 2;
 
-/// Which tiers: a sum of the PAGODA_TIERS_... numbers.
+/// A set of tiers: a sum of PAGODA_TIERS_... numbers.
 pub type pagoda_tiers = i32;
 
 /// The pool.
@@ -31,13 +31,13 @@ pub const PAGODA_TIERS_STORE: pagoda_tiers = 2;
 /// Both.
 pub const PAGODA_TIERS_ALL: pagoda_tiers = 3;
 
-/// A cache of keys and values: each user's history as pages in a pool, those of users not seen for long in a store. Any
-/// number of threads may use one handle at the same time.
+/// A cache of keys and values: the history of each user as pages in a pool. Users that were not used for long are
+/// evicted to a store. Any number of threads may use a handle at the same time.
 pub struct pagoda_kv_cache {
     _private: [u8; 0],
 }
 
-/// What a cache has, and what it did since it was opened. Start from PAGODA_KV_STATS_INIT, which sets `struct_size`.
+/// The state of a cache, and counters since it was opened. Start from PAGODA_KV_STATS_INIT, which sets `struct_size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_kv_stats {
@@ -45,21 +45,21 @@ pub struct pagoda_kv_stats {
     pub struct_size: u32,
     /// Pages of the pool.
     pub pages: u64,
-    /// Those that no one has.
+    /// Free pages.
     pub free_pages: u64,
     /// Users in the pool.
     pub resident_users: u64,
-    /// Their tokens.
+    /// Tokens of those users.
     pub resident_tokens: u64,
-    /// Tokens of prepared histories that were in the pool.
+    /// Cache hits: tokens of prepared histories that were in the pool.
     pub tokens_from_pool: u64,
-    /// Tokens of prepared histories that came from the store.
+    /// Tokens of prepared histories that were loaded from the store.
     pub tokens_from_store: u64,
     /// Tokens that were new.
     pub tokens_new: u64,
-    /// Users that left the pool.
+    /// Users that were evicted from the pool.
     pub evicted_users: u64,
-    /// Users that left the pool, or were committed, and could not be handed to the store.
+    /// Users whose write to the store failed, at an eviction or a commit.
     pub failed_offloads: u64,
     /// Histories that could not be read from the store.
     pub failed_onloads: u64,
@@ -80,11 +80,11 @@ impl Object for KvCache {
     }
 }
 
-/// Opens a cache. `options` must not be NULL, for they have the shape of the keys and values.
+/// Opens a cache. `options` must not be NULL: it has the shape of the keys and values.
 ///
-/// Ownership: the caller frees the cache. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HANDLE for `options.store`,
-/// CAPACITY if there is no memory for the pool, UNSUPPORTED if there is no GPU `options.device`, BUSY if another cache of
-/// this model version and shape uses the store.
+/// Ownership: the caller frees the cache. Threads: any. Errors: INVALID_ARGUMENT; INVALID_HANDLE for `options.store`;
+/// CAPACITY if there is not enough memory for the pool; UNSUPPORTED if the GPU `options.device_id` does not exist; BUSY
+/// if another cache of the same model version and shape uses the store.
 ///
 /// # Safety
 /// `options` is of the size that it says and the text in it a C string; `cache` and `error` may be written to.
@@ -99,18 +99,18 @@ pub unsafe extern "C" fn pagoda_kv_cache_open(
         boundary("pagoda_kv_cache_open", error, || {
             let out = args::out(cache, "cache")?;
             let (options, store) = read_options(options)?;
-            let opened = KvCache::open(&options, store).map_err(|error| about_options(&options, error))?;
+            let opened = KvCache::open(&options, store).map_err(about_options)?;
             out.write(Arc::new(opened).insert()?);
             Ok(())
         })
     }
 }
 
-/// The pool of one layer, [pages, 2, page_size, heads, head_size]: an input and an output of the model, both bound to it.
-/// The pool is the same for every lease; its memory is for the model alone to read and write.
+/// Gets the pool of a layer as a tensor, [pages, 2, page_size, heads, head_size]. Bind it to an input and to the
+/// matching output of the model. The pool is the same for every lease. Only the model may read and write its memory.
 ///
-/// Ownership: the caller frees the tensor; the memory lives until every such handle and the cache are freed. Threads:
-/// any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL or a layer that there is not.
+/// Ownership: the caller frees the tensor; the memory is valid until all these tensors and the cache are freed.
+/// Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or a layer out of range.
 ///
 /// # Safety
 /// `pool` and `error` may be written to.
@@ -132,11 +132,11 @@ pub unsafe extern "C" fn pagoda_kv_cache_pool(
     }
 }
 
-/// Where each user's cached history begins, how many tokens it has, and where it lies. Each of `starts`, `lengths` and
-/// `tiers` is NULL or has room for `user_count` elements. Changes nothing; by the time the answer is read, other threads
-/// may have changed it.
+/// Gets for each user the first position of the cached history, its number of tokens, and its tier. Each of `starts`,
+/// `lengths` and `tiers` is NULL or has room for `user_count` elements. Other threads may change the cache before the
+/// caller reads the result.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT.
 ///
 /// # Safety
 /// `users` has `user_count` elements, and the other lists as many or NULL; they and `error` may be written to.
@@ -167,11 +167,12 @@ pub unsafe extern "C" fn pagoda_kv_cache_lookup(
     }
 }
 
-/// Writes histories to the store and waits until they are as durable as it promises. With `users` NULL and `user_count` 0
-/// those of everyone in the pool; a list that is not NULL and empty means no one. `offloaded` gets how many users had
-/// something that was not stored.
+/// Writes histories to the store, and waits until they are durable. `users` NULL with `user_count` 0 means all users in
+/// the pool; an empty list that is not NULL means none. `offloaded` receives the number of users that had tokens to
+/// write.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, UNSUPPORTED without a store, IO.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; UNSUPPORTED
+/// without a store; IO.
 ///
 /// # Safety
 /// `users` has `user_count` elements; `offloaded` and `error` may be written to.
@@ -193,12 +194,13 @@ pub unsafe extern "C" fn pagoda_kv_cache_offload(
     }
 }
 
-/// Removes histories from tiers. Those that leave the pool alone go to the store first, unless that is done by hand; those
-/// that leave the store are gone for good when this returns. With `users` NULL and `user_count` 0 those of everyone whom no
-/// lease holds; a list that is not NULL and empty means no one. `evicted` gets how many users had something there.
+/// Removes histories from tiers. Histories that are removed only from the pool are written to the store first, unless
+/// offload is PAGODA_OFFLOAD_BY_HAND. Histories that are removed from the store are lost when this returns. `users`
+/// NULL with `user_count` 0 means all users that no lease holds; an empty list that is not NULL means none. `evicted`
+/// receives the number of users that had something in these tiers.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, BUSY if a lease holds a user of
-/// the list, IO.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a lease
+/// holds a user of the list; IO.
 ///
 /// # Safety
 /// `users` has `user_count` elements; `evicted` and `error` may be written to.
@@ -222,10 +224,10 @@ pub unsafe extern "C" fn pagoda_kv_cache_evict(
     }
 }
 
-/// Begins to bring histories from the store into the pool and returns at once, so that a request that comes soon need not
-/// wait for them. Stops where there is no more room. `started` gets how many histories are on their way.
+/// Starts to load histories from the store into the pool, and returns at once, so that the next request of these users
+/// need not wait. Stops when the pool is full. `started` receives the number of histories that are being loaded.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT, IO.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; IO.
 ///
 /// # Safety
 /// `users` has `user_count` elements; `started` and `error` may be written to.
@@ -247,10 +249,10 @@ pub unsafe extern "C" fn pagoda_kv_cache_prefetch(
     }
 }
 
-/// Waits until everything that was handed to the store is as durable as it promises; without a store, not at all.
+/// Waits until all writes to the store so far are durable. Without a store it returns at once.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, IO if something could not be written since the
-/// last flush.
+/// Ownership: the caller keeps the cache. Threads: any. Errors: INVALID_HANDLE; IO if a write failed since the last
+/// flush.
 ///
 /// # Safety
 /// `error` may be written to.
@@ -263,49 +265,52 @@ pub unsafe extern "C" fn pagoda_kv_cache_flush(
     unsafe { boundary("pagoda_kv_cache_flush", error, || KvCache::get(cache, "cache")?.flush()) }
 }
 
-/// What a cache has, and what it did since it was opened.
+/// Gets the state and the counters of a cache.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL or a small
-/// struct_size.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+/// invalid `struct_size`.
 ///
 /// # Safety
 /// `stats` may be written to as far as its struct_size says, and `error`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_kv_cache_stats(
+pub unsafe extern "C" fn pagoda_kv_cache_get_stats(
     cache: *const pagoda_kv_cache,
     stats: *mut pagoda_kv_stats,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_kv_cache_stats", error, || {
+        boundary("pagoda_kv_cache_get_stats", error, || {
             let (cache, out) = (KvCache::get(cache, "cache")?, args::out_struct(stats, "stats")?);
-            let stats = cache.stats();
-            out.write(&pagoda_kv_stats {
-                struct_size: size_of::<pagoda_kv_stats>() as u32,
-                pages: stats.pages,
-                free_pages: stats.free_pages,
-                resident_users: stats.resident_users,
-                resident_tokens: stats.resident_tokens,
-                tokens_from_pool: stats.tokens_from_pool,
-                tokens_from_store: stats.tokens_from_store,
-                tokens_new: stats.tokens_new,
-                evicted_users: stats.evicted_users,
-                failed_offloads: stats.failed_offloads,
-                failed_onloads: stats.failed_onloads,
-            });
+            out.write(&stats_of(&cache.stats()));
             Ok(())
         })
     }
 }
 
-/// Frees a cache. NULL is fine. Leases that are out stay good. If there is a store, what is in the pool goes there, which is
-/// waited for, unless offload is PAGODA_OFFLOAD_BY_HAND.
+/// Frees a cache. NULL is allowed. Leases stay valid. If there is a store, the pool is written to it, and this waits
+/// for that, unless offload is PAGODA_OFFLOAD_BY_HAND.
 ///
-/// Ownership: takes the cache over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+/// Ownership: takes the cache. Threads: any. Errors: INVALID_HANDLE, which is also logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagoda_kv_cache_free(cache: *mut pagoda_kv_cache) -> pagoda_status {
     freeing("pagoda_kv_cache_free", || KvCache::remove(cache, "cache"))
+}
+
+pub(super) fn stats_of(stats: &KvStats) -> pagoda_kv_stats {
+    pagoda_kv_stats {
+        struct_size: size_of::<pagoda_kv_stats>() as u32,
+        pages: stats.pages,
+        free_pages: stats.free_pages,
+        resident_users: stats.resident_users,
+        resident_tokens: stats.resident_tokens,
+        tokens_from_pool: stats.tokens_from_pool,
+        tokens_from_store: stats.tokens_from_store,
+        tokens_new: stats.tokens_new,
+        evicted_users: stats.evicted_users,
+        failed_offloads: stats.failed_offloads,
+        failed_onloads: stats.failed_onloads,
+    }
 }
 
 /// # Safety

@@ -13,63 +13,63 @@ use crate::kv::{KvCache, Lease, Owner, Request};
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::tensor::Tensor;
 
-/// Which of the index tensors of a lease: the inputs of ai.pagoda's operators of the same names.
+/// An index tensor of a lease: the input of the same name of the ai.pagoda operators.
 pub type pagoda_kv_tensor = i32;
 
-/// Where each user's rows begin: i32 [users + 1].
-pub const PAGODA_KV_ROW_OFFSETS: pagoda_kv_tensor = 0;
-/// How many candidates each user has: i32 [users].
-pub const PAGODA_KV_NUM_CANDIDATES: pagoda_kv_tensor = 1;
-/// How many tokens of each user are cached: i32 [users].
-pub const PAGODA_KV_CACHED_LEN: pagoda_kv_tensor = 2;
-/// Where each user's list of pages begins: i32 [users + 1].
-pub const PAGODA_KV_PAGE_INDPTR: pagoda_kv_tensor = 3;
-/// Each user's pages in order of position: i32.
-pub const PAGODA_KV_PAGE_IDS: pagoda_kv_tensor = 4;
+/// The offset of the first row of each user: i32 [users + 1].
+pub const PAGODA_KV_TENSOR_ROW_OFFSETS: pagoda_kv_tensor = 0;
+/// The number of candidates of each user: i32 [users].
+pub const PAGODA_KV_TENSOR_NUM_CANDIDATES: pagoda_kv_tensor = 1;
+/// The number of cached tokens of each user: i32 [users].
+pub const PAGODA_KV_TENSOR_CACHED_LEN: pagoda_kv_tensor = 2;
+/// The offset of each user in the list of pages: i32 [users + 1].
+pub const PAGODA_KV_TENSOR_PAGE_INDPTR: pagoda_kv_tensor = 3;
+/// The pages of all users, each user's in order of position: i32.
+pub const PAGODA_KV_TENSOR_PAGE_IDS: pagoda_kv_tensor = 4;
 
-/// A batch's hold on its users: where their histories lie, and room for what is new. Ends with a commit or an abort.
+/// Holds the users of a batch in the pool, with room for their new tokens. It ends with a commit or an abort.
 pub struct pagoda_kv_lease {
     _private: [u8; 0],
 }
 
-/// What one user of a batch brings. Start from PAGODA_KV_REQUEST_INIT, which sets `struct_size`: in an array it is what
-/// tells where the next element lies, so all elements must have the same.
+/// What a batch has of one user. Start from PAGODA_KV_REQUEST_INIT, which sets `struct_size`. All elements of an array
+/// must have the same `struct_size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_kv_request {
     /// The size of this struct.
     pub struct_size: u32,
-    /// How many new tokens there are.
+    /// The number of new tokens.
     pub tokens: i32,
-    /// How many candidates follow them.
+    /// The number of candidates after the new tokens.
     pub candidates: i32,
     /// The user.
     pub user: u64,
-    /// The position of the first new token in the user's history.
+    /// The position of the first new token in the history of the user.
     pub start: i64,
-    /// If the cache looks out for edited histories: the items of the history up to the last new token, of all new tokens
-    /// at least, and of as many before them as are to be checked. Else NULL.
+    /// The items of the history up to the last new token, if the cache checks them (`edited`): those of all new tokens,
+    /// and of as many tokens before them as are to be checked. Else NULL.
     pub items: *const u64,
-    /// How many items there are.
+    /// The number of items.
     pub item_count: usize,
 }
 
-/// One user in a lease. Start from PAGODA_KV_LEASED_USER_INIT, which sets `struct_size`.
+/// A user in a lease. Start from PAGODA_KV_LEASED_USER_INIT, which sets `struct_size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_kv_leased_user {
     /// The size of this struct.
     pub struct_size: u32,
-    /// How many of its tokens are cached.
+    /// The number of cached tokens.
     pub cached: i32,
-    /// How many are new; the model appends them.
+    /// The number of new tokens, which the model appends.
     pub tokens: i32,
-    /// How many rows at the beginning of the request were cached already, where overlaps are trimmed: they must be left
-    /// out of the model's rows.
+    /// The number of tokens at the start of the request that were cached already and trimmed. Leave their rows out of
+    /// the inputs of the model.
     pub trimmed: i32,
     /// The user.
     pub user: u64,
-    /// The position where the history begins, as the model sees it.
+    /// The position of the first token of the history that the model uses.
     pub start: i64,
 }
 
@@ -83,7 +83,7 @@ unsafe impl Versioned for pagoda_kv_leased_user {
     const FIRST_SIZE: usize = 32;
 }
 
-/// A lease until it ends. Whoever reads it or waits for it shares the lock; whoever ends it has it for a moment.
+/// A lease until it ends. Calls that read it or wait for it share the lock; the call that ends it takes it exclusively.
 pub(super) struct LeaseObject(RwLock<Option<Lease>>);
 
 impl Object for LeaseObject {
@@ -97,7 +97,7 @@ impl Object for LeaseObject {
 }
 
 impl LeaseObject {
-    /// Does something with the lease, beside others who do.
+    /// Calls `body` with the lease, under the shared lock.
     fn with<T>(&self, body: impl FnOnce(&Lease) -> Result<T>) -> Result<T> {
         let lease: RwLockReadGuard<'_, _> = self.0.read();
         body(lease.as_ref().ok_or_else(ended)?)
@@ -113,16 +113,17 @@ fn ended() -> Error {
     Error::invalid("lease", "this lease has ended already, by a commit or an abort: prepare another one")
 }
 
-/// Makes room for a batch and says where everything lies. Evicts the least recently used users if need be, and brings those
-/// of the batch back from the store. The users of the batch stay where they are until the lease ends. Any number of
-/// leases may read a user's history at the same time; one at most may add to it.
+/// Makes room for a batch, and returns a lease with the tensors for the model. Evicts the least recently used users if
+/// necessary, and loads those of the batch from the store. The users of the batch stay in the pool until the lease
+/// ends. Any number of leases may read a history at the same time; only one may append to it.
 ///
-/// Then run the model on the tensors of the lease and the pools of the cache: for each user the rows of its new tokens,
-/// then those of its candidates. A call that fails changes no history.
+/// Then run the model on the tensors of the lease and the pools of the cache. Its rows are, for each user, the new
+/// tokens and then the candidates. A call that fails changes no history.
 ///
-/// Ownership: the caller frees the lease. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT (a gap between the cached
-/// history and the new tokens, an overlap, edited items, a user twice), CAPACITY if the pool has too few pages that no
-/// lease holds, about `requests` if it would have too few without any, BUSY if another lease adds to one of the histories, IO.
+/// Ownership: the caller frees the lease. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a gap between the
+/// cached history and the new tokens, an overlap, edited items, or a user that occurs twice; CAPACITY if too few pages
+/// are free or evictable, about `requests` if the whole pool is too small; BUSY if another lease appends to one of the
+/// histories; IO.
 ///
 /// # Safety
 /// `requests` has `request_count` structs of the size that they say, each with as many items as it says; `lease` and
@@ -147,10 +148,10 @@ pub unsafe extern "C" fn pagoda_kv_cache_prepare(
     }
 }
 
-/// One of the index tensors of a lease, to be an input of the model.
+/// Gets an index tensor of a lease, an input of the model.
 ///
-/// Ownership: the caller frees the tensor, before or after the lease. Threads: any. Errors: INVALID_HANDLE,
-/// INVALID_ARGUMENT for a NULL, a number that is none of the PAGODA_KV_... tensors, or a lease that has ended.
+/// Ownership: the caller frees the tensor, before or after the lease. Threads: any. Errors: INVALID_HANDLE;
+/// INVALID_ARGUMENT for a NULL, an unknown PAGODA_KV_TENSOR_... number, or a lease that has ended.
 ///
 /// # Safety
 /// `tensor` and `error` may be written to.
@@ -172,10 +173,10 @@ pub unsafe extern "C" fn pagoda_kv_lease_tensor(
     }
 }
 
-/// What a lease has of one user, by its place in the batch.
+/// Gets a user of a lease, by its index in the batch.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, a small struct_size,
-/// an index beyond the end, or a lease that has ended.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an
+/// invalid `struct_size`, an index out of range, or a lease that has ended.
 ///
 /// # Safety
 /// `user` may be written to as far as its struct_size says, and `error`.
@@ -196,11 +197,11 @@ pub unsafe extern "C" fn pagoda_kv_lease_user(
     }
 }
 
-/// Whether a layer of every user has arrived from the store: `ready` gets 1 or 0. Does not wait.
+/// Tells whether a layer of all users was loaded from the store: `ready` receives 1 or 0. Does not wait.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, a layer that there is
-/// not, or a lease that has ended; IO if something could not be read: the lease is of no use then, and the next one will
-/// find less in the cache.
+/// Ownership: the caller keeps the lease. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, a layer
+/// out of range, or a lease that has ended; IO if a history could not be read. The lease is then unusable, and the next
+/// one has less in the cache.
 ///
 /// # Safety
 /// `ready` and `error` may be written to.
@@ -222,10 +223,11 @@ pub unsafe extern "C" fn pagoda_kv_lease_ready(
     }
 }
 
-/// Waits until a layer of every user has arrived from the store; with `layer` -1 until all have. Needed before the model
-/// runs only where `options.onload_in_background` is 1.
+/// Waits until a layer of all users was loaded from the store; with `layer` -1, all layers. It is needed only if
+/// `options.onload_in_background` is 1, before the model runs.
 ///
-/// Ownership: takes nothing over. Threads: any number at once on one lease. Errors: as for pagoda_kv_lease_ready.
+/// Ownership: the caller keeps the lease. Threads: any number at once on a lease. Errors: those of
+/// pagoda_kv_lease_ready.
 ///
 /// # Safety
 /// `error` may be written to.
@@ -247,14 +249,14 @@ pub unsafe extern "C" fn pagoda_kv_lease_wait(
     }
 }
 
-/// Makes the new tokens part of their histories: the model has appended them. Ends the lease; the handle is still to be
-/// freed. Where histories go to the store at commit, they are on their way when this returns; with `wait` 1 it waits until
-/// they are as durable as the store promises.
+/// Adds the new tokens, which the model has appended, to the histories, and ends the lease. The handle must still be
+/// freed. With PAGODA_OFFLOAD_AT_COMMIT the histories are queued for the store when this returns; with `wait` 1 it
+/// waits until they are durable.
 ///
-/// Ownership: takes nothing over. Threads: any; of two that end one lease, the second is told so. Errors: INVALID_HANDLE;
-/// INVALID_ARGUMENT for a lease that has ended; IO if something could not be read from the store, and then this was an
-/// abort. With `wait` 1 also CAPACITY or IO about "wait": the tokens are committed, but the store does not have them as
-/// it should.
+/// Ownership: the caller keeps the handle. Threads: any; if two threads end a lease, the second one gets an error.
+/// Errors: INVALID_HANDLE; INVALID_ARGUMENT for a lease that has ended; IO if a history could not be read from the
+/// store, and then this was an abort. With `wait` 1 also CAPACITY or IO about "wait": the tokens are committed, but
+/// they are not durable.
 ///
 /// # Safety
 /// `error` may be written to.
@@ -268,8 +270,8 @@ pub unsafe extern "C" fn pagoda_kv_lease_commit(
     unsafe {
         boundary("pagoda_kv_lease_commit", error, || {
             let (lease, wait) = (LeaseObject::get(lease, "lease")?, args::flag(wait, "wait")?);
-            // Waited for beside others who do; after that, no one holds up whoever wants the lease for itself. What went
-            // wrong the commit says.
+            // Waits with the shared lock, as other calls may do at the same time; the exclusive lock is then free soon. The
+            // commit returns the error, if there is one.
             let _ = lease.with(Lease::wait);
             let written = lease.take()?.commit()?;
             if wait { written.wait().map_err(|error| error.about("wait")) } else { Ok(()) }
@@ -277,10 +279,10 @@ pub unsafe extern "C" fn pagoda_kv_lease_commit(
     }
 }
 
-/// Ends a lease and leaves everything as it was before; the handle is still to be freed.
+/// Ends a lease without a change of the histories. The handle must still be freed.
 ///
-/// Ownership: takes nothing over. Threads: any; waits for other threads that wait for this lease. Errors: INVALID_HANDLE,
-/// INVALID_ARGUMENT for a lease that has ended.
+/// Ownership: the caller keeps the handle. Threads: any; waits for other threads that wait for this lease. Errors:
+/// INVALID_HANDLE; INVALID_ARGUMENT for a lease that has ended.
 ///
 /// # Safety
 /// `error` may be written to.
@@ -298,9 +300,9 @@ pub unsafe extern "C" fn pagoda_kv_lease_abort(
     }
 }
 
-/// Frees a lease, and aborts it if it has not ended. NULL is fine.
+/// Frees a lease, and aborts it if it has not ended. NULL is allowed.
 ///
-/// Ownership: takes the lease over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+/// Ownership: takes the lease. Threads: any. Errors: INVALID_HANDLE, which is also logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagoda_kv_lease_free(lease: *mut pagoda_kv_lease) -> pagoda_status {
     freeing("pagoda_kv_lease_free", || LeaseObject::remove(lease, "lease"))
@@ -348,11 +350,11 @@ fn about_requests(error: Error) -> Error {
 
 fn index_tensor(lease: &Lease, which: pagoda_kv_tensor) -> Result<&Arc<Tensor>> {
     match which {
-        PAGODA_KV_ROW_OFFSETS => Ok(lease.row_offsets()),
-        PAGODA_KV_NUM_CANDIDATES => Ok(lease.num_candidates()),
-        PAGODA_KV_CACHED_LEN => Ok(lease.cached_len()),
-        PAGODA_KV_PAGE_INDPTR => Ok(lease.page_indptr()),
-        PAGODA_KV_PAGE_IDS => Ok(lease.page_ids()),
+        PAGODA_KV_TENSOR_ROW_OFFSETS => Ok(lease.row_offsets()),
+        PAGODA_KV_TENSOR_NUM_CANDIDATES => Ok(lease.num_candidates()),
+        PAGODA_KV_TENSOR_CACHED_LEN => Ok(lease.cached_len()),
+        PAGODA_KV_TENSOR_PAGE_INDPTR => Ok(lease.page_indptr()),
+        PAGODA_KV_TENSOR_PAGE_IDS => Ok(lease.page_ids()),
         other => Err(args::unknown("which", other, "PAGODA_KV_...")),
     }
 }

@@ -6,94 +6,102 @@ use std::sync::Arc;
 use super::args::{self, Versioned};
 use super::handle::Object;
 use super::store::pagoda_store;
-use super::tensor::{PAGODA_TYPE_F32, element_type, pagoda_type};
+use super::tensor::{PAGODA_ELEMENT_TYPE_F32, element_type, pagoda_element_type};
 use crate::error::{Error, Result};
 use crate::kv::{Edited, KvOptions, Offload, Overlap, Pages, Place};
 use crate::store::{DiskStore, Store};
 
-/// What becomes of new tokens that are cached already.
+/// The unit of the size of a pool of keys and values.
+pub type pagoda_kv_size_unit = i32;
+
+/// No size is given; the size must be 0. An engine then uses 1 GiB. A cache that is opened by itself has no default.
+pub const PAGODA_KV_SIZE_UNIT_DEFAULT: pagoda_kv_size_unit = 0;
+/// Pages.
+pub const PAGODA_KV_SIZE_UNIT_PAGES: pagoda_kv_size_unit = 1;
+/// Bytes, all layers together: the pool has as many pages as fit.
+pub const PAGODA_KV_SIZE_UNIT_BYTES: pagoda_kv_size_unit = 2;
+/// Percent of the free memory of the GPU that the pool is on; 1 to 100. Not possible in host memory.
+pub const PAGODA_KV_SIZE_UNIT_PERCENT: pagoda_kv_size_unit = 3;
+
+/// What happens to new tokens that are cached already.
 pub type pagoda_overlap = i32;
 
-/// The request is refused.
+/// The request is rejected.
 pub const PAGODA_OVERLAP_REFUSE: pagoda_overlap = 0;
-/// They are cut off; pagoda_kv_lease_user tells how many.
+/// They are trimmed; pagoda_kv_lease_user returns how many.
 pub const PAGODA_OVERLAP_TRIM: pagoda_overlap = 1;
 
-/// What happens when the items of a request are not those that the cached history was computed from.
+/// What happens if the items of a request differ from those that the cached history was computed from.
 pub type pagoda_edited = i32;
 
-/// No one looks: requests bring no items.
+/// Items are not checked: requests have none.
 pub const PAGODA_EDITED_UNNOTICED: pagoda_edited = 0;
-/// The request is refused.
+/// The request is rejected.
 pub const PAGODA_EDITED_REFUSE: pagoda_edited = 1;
-/// What was computed from the edited part is dropped; what came before it stays.
+/// The cached history is invalidated from the first edited item on. The part before it stays.
 pub const PAGODA_EDITED_INVALIDATE: pagoda_edited = 2;
 
-/// When histories go to the store.
+/// When histories are written to the store.
 pub type pagoda_offload = i32;
 
-/// When a user is evicted to make room.
+/// When a user is evicted from the pool.
 pub const PAGODA_OFFLOAD_ON_EVICTION: pagoda_offload = 0;
 /// With every commit, in the background.
 pub const PAGODA_OFFLOAD_AT_COMMIT: pagoda_offload = 1;
-/// Only when the caller says so; what is evicted before is lost.
+/// Only by pagoda_kv_cache_offload; what is evicted without it is lost.
 pub const PAGODA_OFFLOAD_BY_HAND: pagoda_offload = 2;
 
-/// What a cache is for, how large it is, and how it behaves. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size`
-/// and the defaults; layers, heads, head_size, and one of pages, bytes and percent have none.
+/// The shape, the size and the behaviour of a cache. Start from PAGODA_KV_OPTIONS_INIT, which sets `struct_size` and
+/// the defaults. `layers`, `heads`, `head_size`, `size` and `size_unit` have no default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pagoda_kv_options {
     /// The size of this struct.
     pub struct_size: u32,
-    /// Layers of the model that keep keys and values.
+    /// The number of layers that keep keys and values.
     pub layers: i32,
-    /// Heads of keys and values in each.
+    /// The number of key and value heads in a layer.
     pub heads: i32,
-    /// The size of a head.
+    /// The number of elements in a head.
     pub head_size: i32,
-    /// Tokens that a page holds, a multiple of 8; default 32.
+    /// The number of tokens in a page, a multiple of 8; default 32.
     pub page_size: i32,
-    /// The type of keys and values: PAGODA_TYPE_F32 (the default), _F16 or _BF16.
-    pub r#type: pagoda_type,
-    /// How many pages the pool has; 0 if `bytes` says it.
-    pub pages: i32,
-    /// The most tokens of a history that are kept; default 0 = all. Older ones leave page by page.
+    /// The type of keys and values: PAGODA_ELEMENT_TYPE_F32 (the default), _F16 or _BF16.
+    pub r#type: pagoda_element_type,
+    /// The GPU whose memory holds the pool; default -1: host memory. pagoda_tensor_data rejects tensors on a GPU.
+    pub device_id: i32,
+    /// The unit of `size`; PAGODA_KV_SIZE_UNIT_PAGES, _BYTES or _PERCENT.
+    pub size_unit: pagoda_kv_size_unit,
+    /// The size of the pool, in `size_unit`; 1 or more.
+    pub size: u64,
+    /// The maximum number of tokens of a history that are kept; default 0: all. The oldest pages are removed first.
     pub max_history: i32,
-    /// What becomes of new tokens that are cached already; default PAGODA_OVERLAP_REFUSE.
+    /// What happens to new tokens that are cached already; default PAGODA_OVERLAP_REFUSE.
     pub overlap: pagoda_overlap,
-    /// Whether requests bring the items of the history, and what happens when they are not those that are cached; default
+    /// Whether requests have the items of the history, and what happens if the cached ones differ; default
     /// PAGODA_EDITED_UNNOTICED.
     pub edited: pagoda_edited,
-    /// When histories go to the store; default PAGODA_OFFLOAD_ON_EVICTION.
+    /// When histories are written to the store; default PAGODA_OFFLOAD_ON_EVICTION.
     pub offload: pagoda_offload,
-    /// 1: pagoda_kv_cache_prepare returns before everything has arrived from the store, and pagoda_kv_lease_wait waits
-    /// for it; 0, the default: it waits itself.
+    /// 1: pagoda_kv_cache_prepare returns before the histories are loaded from the store, and pagoda_kv_lease_wait
+    /// waits for them. 0, the default: pagoda_kv_cache_prepare waits.
     pub onload_in_background: i32,
-    /// Threads that read the store; default 0 = 2.
+    /// The number of threads that read the store; default 0 = 2.
     pub onload_threads: i32,
-    /// With PAGODA_OFFLOAD_ON_EVICTION: of how many percent of the pool the pages are kept free or stored already, so that
-    /// evicting those users takes no copy. A thread in the background stores the least recently used ones as the pool
-    /// fills up. Default 12; 0: none are stored before they are evicted.
+    /// With PAGODA_OFFLOAD_ON_EVICTION: the percentage of the pool that is kept free or stored ahead of eviction, so
+    /// that an eviction needs no copy. A background thread stores the least recently used users as the pool fills up.
+    /// Default 12; 0: nothing is stored ahead.
     pub ahead_percent: i32,
-    /// How many bytes the pool may take, all layers together; 0 if `pages` says it.
-    pub bytes: u64,
-    /// The version of the model, UTF-8; NULL = "". Histories that another version has stored are never seen.
+    /// The version of the model, UTF-8; NULL = "". A history that was stored for another version is not used.
     pub model_version: *const c_char,
-    /// Where histories go that the pool has no room for; NULL: nowhere. Several caches may share one. The cache keeps the
-    /// store open, also when its handle is freed.
+    /// The store for evicted histories; NULL = none. Several caches may share a store. The cache keeps the store open,
+    /// even after its handle is freed.
     pub store: *const pagoda_store,
-    /// The GPU whose memory the pool is in; default -1: it is in host memory. pagoda_tensor_data refuses tensors on a
-    /// GPU.
-    pub device: i32,
-    /// How many percent of the memory that is free on that GPU the pool may take; default 0: `pages` or `bytes` says
-    /// it.
-    pub percent: i32,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
 unsafe impl Versioned for pagoda_kv_options {
-    const FIRST_SIZE: usize = 80;
+    const FIRST_SIZE: usize = 88;
 }
 
 /// # Safety
@@ -108,8 +116,10 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         heads: 0,
         head_size: 0,
         page_size: 32,
-        r#type: PAGODA_TYPE_F32,
-        pages: 0,
+        r#type: PAGODA_ELEMENT_TYPE_F32,
+        device_id: -1,
+        size_unit: PAGODA_KV_SIZE_UNIT_DEFAULT,
+        size: 0,
         max_history: 0,
         overlap: PAGODA_OVERLAP_REFUSE,
         edited: PAGODA_EDITED_UNNOTICED,
@@ -117,11 +127,8 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         onload_in_background: 0,
         onload_threads: 0,
         ahead_percent: KvOptions::default().ahead_percent as i32,
-        bytes: 0,
         model_version: std::ptr::null(),
         store: std::ptr::null(),
-        device: -1,
-        percent: 0,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -136,10 +143,12 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         head_size: args::count(options.head_size, "options.head_size")?,
         page_size: args::count(options.page_size, "options.page_size")?,
         element: element_type(options.r#type).map_err(|error| args::within("options", error))?,
-        pages: read_pages(&options)?,
-        place: match options.device {
+        pages: read_size(options.size_unit, options.size, "options.size")?.ok_or_else(|| {
+            Error::invalid("options.size_unit", "PAGODA_KV_SIZE_UNIT_DEFAULT, where the size of the pool is needed")
+        })?,
+        place: match options.device_id {
             -1 => Place::Host,
-            device => Place::Cuda(args::count(device, "options.device")?),
+            device => Place::Cuda(args::count(device, "options.device_id")?),
         },
         model_version: model_version.into(),
         max_history: args::count(options.max_history, "options.max_history")?,
@@ -175,31 +184,34 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
     Ok((read, store))
 }
 
-fn read_pages(options: &pagoda_kv_options) -> Result<Pages> {
-    let percent = args::count(options.percent, "options.percent")?;
-    match (args::count(options.pages, "options.pages")?, options.bytes) {
-        (0, 0) if percent > 0 => Ok(Pages::Percent(percent)),
-        (pages, bytes) if percent > 0 => {
-            let message = format!("{percent}, where pages is {pages} and bytes {bytes}: set one, and the others to 0");
-            Err(Error::invalid("options.percent", message))
+/// The size of a pool; `None` if none was given. `argument` names the size; its unit is `argument` with `_unit`.
+pub(super) fn read_size(unit: pagoda_kv_size_unit, size: u64, argument: &str) -> Result<Option<Pages>> {
+    match unit {
+        PAGODA_KV_SIZE_UNIT_DEFAULT if size == 0 => Ok(None),
+        PAGODA_KV_SIZE_UNIT_DEFAULT => {
+            Err(Error::invalid(argument, format!("{size}, where {argument}_unit does not say of what")))
         }
-        (0, 0) => Err(Error::invalid("options.pages", "0, and bytes is 0 too: set one of them, the size of the pool")),
-        (0, bytes) => Ok(Pages::Bytes(bytes)),
-        (pages, 0) => Ok(Pages::Count(pages)),
-        (pages, bytes) => {
-            let message = format!("{bytes}, where pages already says {pages}: set one of them, and the other to 0");
-            Err(Error::invalid("options.bytes", message))
+        PAGODA_KV_SIZE_UNIT_PAGES => match i32::try_from(size) {
+            Ok(pages) => Ok(Some(Pages::Count(pages.cast_unsigned()))),
+            Err(_) => {
+                Err(Error::invalid(argument, format!("{size} pages are more than the {} there can be", i32::MAX)))
+            }
+        },
+        PAGODA_KV_SIZE_UNIT_BYTES => Ok(Some(Pages::Bytes(size))),
+        PAGODA_KV_SIZE_UNIT_PERCENT if (1..=100).contains(&size) => Ok(Some(Pages::Percent(size as u32))),
+        PAGODA_KV_SIZE_UNIT_PERCENT => {
+            Err(Error::invalid(argument, format!("{size} percent is not between 1 and 100")))
         }
+        other => Err(args::unknown(&format!("{argument}_unit"), other, "PAGODA_KV_SIZE_UNIT_...")),
     }
 }
 
 /// What the cache says of its options, in the names of the header.
-pub(super) fn about_options(options: &KvOptions, error: Error) -> Error {
-    match (error.argument(), options.pages) {
-        (Some("element"), _) => error.about("options.type"),
-        (Some("place"), _) => error.about("options.device"),
-        (Some("pages"), Pages::Bytes(_)) => error.about("options.bytes"),
-        (Some("pages"), Pages::Percent(_)) => error.about("options.percent"),
+pub(super) fn about_options(error: Error) -> Error {
+    match error.argument() {
+        Some("element") => error.about("options.type"),
+        Some("place") => error.about("options.device_id"),
+        Some("pages") => error.about("options.size"),
         _ => args::within("options", error),
     }
 }

@@ -48,7 +48,7 @@ unsafe fn boundary(
     error: *mut *mut pagoda_error,
     body: impl FnOnce() -> Result<()>,
 ) -> pagoda_status {
-    let Err(failure) = caught(function, body) else { return PAGODA_OK };
+    let Err(failure) = caught(function, body) else { return PAGODA_STATUS_OK };
     log::debug!("{function}: {failure}");
     let status = failure.status() as pagoda_status;
     if !error.is_null() {
@@ -69,7 +69,7 @@ fn reading<T>(function: &'static str, otherwise: T, body: impl FnOnce() -> Resul
 /// The boundary of every `_free`: there is no error object to hand out, so what was wrong goes to the log.
 fn freeing(function: &'static str, body: impl FnOnce() -> Result<()>) -> pagoda_status {
     match caught(function, body) {
-        Ok(()) => PAGODA_OK,
+        Ok(()) => PAGODA_STATUS_OK,
         Err(failure) => {
             log::error!("{function}: {failure}");
             failure.status() as pagoda_status

@@ -4,38 +4,38 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 
 use super::args::{self, Versioned};
-use super::embedding::pagoda_embedding;
+use super::embedding::pagoda_embeddings;
 use super::error::{pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
-use super::tensor::{PAGODA_TYPE_UNDEFINED, pagoda_type};
+use super::tensor::{PAGODA_ELEMENT_TYPE_UNDEFINED, pagoda_element_type};
 use super::{boundary, c_text, freeing};
 use crate::embedding::Embeddings;
 use crate::error::{Error, Result};
 use crate::runtime::{Model, ModelOptions, Optimization, Provider, ValueInfo};
 
-/// Where a model runs.
+/// The execution provider: where a model runs.
 pub type pagoda_provider = i32;
 
-/// On a GPU where there is one, else on the CPU; pagoda_model_provider says which it became and why.
+/// On a GPU if there is one, else on the CPU. pagoda_model_provider and pagoda_engine_provider return which, and why.
 pub const PAGODA_PROVIDER_AUTO: pagoda_provider = 0;
 /// On the CPU.
 pub const PAGODA_PROVIDER_CPU: pagoda_provider = 1;
-/// On an NVIDIA GPU, or not at all.
+/// On an NVIDIA GPU. Opening the model fails if that is not possible.
 pub const PAGODA_PROVIDER_CUDA: pagoda_provider = 2;
 
-/// How much ONNX Runtime rewrites the graph when a model is opened.
+/// How far ONNX Runtime optimizes the graph when a model is opened.
 pub type pagoda_optimization = i32;
 
-/// Everything it can do.
+/// All optimizations.
 pub const PAGODA_OPTIMIZATION_ALL: pagoda_optimization = 0;
-/// Nothing.
+/// None.
 pub const PAGODA_OPTIMIZATION_NONE: pagoda_optimization = 1;
-/// What keeps the graph standard ONNX.
+/// Only those whose result is standard ONNX.
 pub const PAGODA_OPTIMIZATION_BASIC: pagoda_optimization = 2;
-/// Fusions of nodes too, but not of memory layouts.
+/// Node fusions too, but no changes of memory layouts.
 pub const PAGODA_OPTIMIZATION_EXTENDED: pagoda_optimization = 3;
 
-/// An open model. Any number of threads may use one handle at the same time.
+/// An open model. Any number of threads may use a handle at the same time.
 pub struct pagoda_model {
     _private: [u8; 0],
 }
@@ -46,27 +46,33 @@ pub struct pagoda_model {
 pub struct pagoda_model_options {
     /// The size of this struct.
     pub struct_size: u32,
-    /// Where it runs; default PAGODA_PROVIDER_AUTO.
+    /// Where the model runs; default PAGODA_PROVIDER_AUTO.
     pub provider: pagoda_provider,
-    /// Which GPU; default 0.
+    /// The number of the GPU; default 0.
     pub device_id: i32,
-    /// Threads that work on one run; default 0 = one for each core.
+    /// The number of threads that work on one run; default 0 = one for each core.
     pub intra_op_threads: i32,
-    /// How much the graph is rewritten; default PAGODA_OPTIMIZATION_ALL.
+    /// How far the graph is optimized; default PAGODA_OPTIMIZATION_ALL.
     pub optimization: pagoda_optimization,
-    /// 1: those threads sleep while there is nothing to do; 0, the default: they look out for work for a while after
-    /// each run, which wakes them sooner and takes cores from everything else in the process, other models too. So do the
-    /// threads of an engine.
+    /// 1: idle threads sleep. 0, the default: they spin for a while after each run. That wakes them sooner, and takes
+    /// cores from everything else in the process, other models included. The threads of an engine do the same.
     pub sleep_when_idle: i32,
-    /// The ONNX Runtime library, UTF-8. NULL: the environment variable PAGODA_ONNXRUNTIME, then libonnxruntime.so.1 or
-    /// libonnxruntime.so in the folder pagoda beside libpagoda.so or right beside it, then the system's loader. A process
-    /// uses one; the first model decides.
+    /// 1: f32 matrix products on a GPU may use TF32, which keeps 10 bits of the fraction and is several times as fast.
+    /// 0, the default: they are computed in f32, except in nodes that ask for TF32 themselves. No effect on the CPU.
+    pub tf32: i32,
+    /// 1: the ai.pagoda operators run on the CPU even if the rest of the model runs on a GPU, so that pools of keys and
+    /// values in host memory are used in place. 0, the default: they run where the model runs. With pools in host
+    /// memory ONNX Runtime then copies every pool to the GPU and back in each run, and runs can not share a pool.
+    pub host_pools: i32,
+    /// The ONNX Runtime library, UTF-8. NULL: the environment variable PAGODA_ONNXRUNTIME; then libonnxruntime.so.1 or
+    /// libonnxruntime.so in the folder `pagoda` beside libpagoda.so, or beside libpagoda.so itself; then the loader of
+    /// the system. A process loads one ONNX Runtime, for the first model that it opens.
     pub onnxruntime_path: *const c_char,
-    /// Where to write a profile of every run, in Chrome's trace format, when the model is freed; NULL = none.
+    /// Where to write a profile of all runs when the model is freed, in Chrome's trace format; NULL = no profile.
     pub profile_path: *const c_char,
-    /// The tables that EmbeddingBag nodes of the graph name; NULL = none. The model keeps them open, also when the handle
-    /// is freed, and those that it names also when their model is retired.
-    pub embedding: *const pagoda_embedding,
+    /// The tables that EmbeddingBag nodes of the graph name; NULL = none. The model keeps the tables that it uses open,
+    /// even after the handle is freed or their model is retired.
+    pub tables: *const pagoda_embeddings,
 }
 
 /// An input or an output of a model. Start from PAGODA_VALUE_INFO_INIT, which sets `struct_size`.
@@ -75,21 +81,21 @@ pub struct pagoda_model_options {
 pub struct pagoda_value_info {
     /// The size of this struct.
     pub struct_size: u32,
-    /// The type of its elements; PAGODA_TYPE_UNDEFINED if it is not a tensor.
-    pub r#type: pagoda_type,
-    /// Its name.
+    /// The element type; PAGODA_ELEMENT_TYPE_UNDEFINED if it is not a tensor.
+    pub r#type: pagoda_element_type,
+    /// The name.
     pub name: *const c_char,
-    /// How many dimensions it has.
+    /// The number of dimensions.
     pub rank: usize,
-    /// Its dimensions, -1 where one is free; NULL if the model does not even say how many there are.
+    /// The dimensions, -1 for a dynamic one; NULL if the model does not specify the rank.
     pub dims: *const i64,
-    /// For each dimension the name of its symbol; "" where it is fixed or has none.
+    /// The symbolic name of each dimension; "" if it is fixed or has no name.
     pub symbols: *const *const c_char,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
 unsafe impl Versioned for pagoda_model_options {
-    const FIRST_SIZE: usize = 48;
+    const FIRST_SIZE: usize = 56;
 }
 
 // SAFETY: as above.
@@ -124,7 +130,7 @@ impl ModelObject {
 }
 
 struct Description {
-    element: pagoda_type,
+    element: pagoda_element_type,
     name: CString,
     dims: Option<Vec<i64>>,
     /// Owns what `symbols` points to.
@@ -132,7 +138,7 @@ struct Description {
     symbols: Vec<*const c_char>,
 }
 
-// SAFETY: the pointers are to texts that the same struct owns and no one changes.
+// SAFETY: the pointers are to texts that the same struct owns and that never change.
 unsafe impl Send for Description {}
 // SAFETY: as above.
 unsafe impl Sync for Description {}
@@ -141,7 +147,9 @@ impl Description {
     fn new(info: &ValueInfo) -> Self {
         let owned: Vec<CString> = info.symbols().iter().map(|symbol| c_text(symbol)).collect();
         Self {
-            element: info.element_type().map_or(PAGODA_TYPE_UNDEFINED, |element| element as pagoda_type),
+            element: info
+                .element_type()
+                .map_or(PAGODA_ELEMENT_TYPE_UNDEFINED, |element| element as pagoda_element_type),
             name: c_text(info.name()),
             dims: info.dims().map(<[i64]>::to_vec),
             symbols: owned.iter().map(|symbol| symbol.as_ptr()).collect(),
@@ -150,10 +158,10 @@ impl Description {
     }
 }
 
-/// Opens the model in an .onnx file. The ai.pagoda operators are there without further ado. `options` may be NULL.
+/// Opens the model in an .onnx file. The ai.pagoda operators are always available. `options` may be NULL.
 ///
-/// Ownership: the caller frees the model. Threads: any. Errors: NOT_FOUND for the file or for ONNX Runtime, IO for a file
-/// that can not be read, MODEL for one that is not a model that can be run, UNSUPPORTED for a GPU that is not there,
+/// Ownership: the caller frees the model. Threads: any. Errors: NOT_FOUND if the file or ONNX Runtime is missing; IO if
+/// the file can not be read; MODEL if it is not a model that can be run; UNSUPPORTED if the GPU is missing;
 /// INVALID_ARGUMENT.
 ///
 /// # Safety
@@ -178,7 +186,8 @@ pub unsafe extern "C" fn pagoda_model_open(
 
 /// Opens a model from the bytes of an .onnx file. `options` may be NULL.
 ///
-/// Ownership: the caller frees the model; the bytes are copied. Threads: any. Errors: as for pagoda_model_open.
+/// Ownership: the caller frees the model, and keeps the bytes, which are copied. Threads: any. Errors: those of
+/// pagoda_model_open.
 ///
 /// # Safety
 /// `bytes` has `size` bytes; the texts in `options` are C strings; `model` and `error` may be written to.
@@ -201,11 +210,11 @@ pub unsafe extern "C" fn pagoda_model_open_memory(
     }
 }
 
-/// Where a model runs, PAGODA_PROVIDER_CPU or PAGODA_PROVIDER_CUDA, and why PAGODA_PROVIDER_AUTO became the CPU ("" if
-/// it did not or was not asked for).
+/// Gets where a model runs: PAGODA_PROVIDER_CPU or PAGODA_PROVIDER_CUDA. `reason` says why PAGODA_PROVIDER_AUTO chose
+/// the CPU; "" in all other cases.
 ///
-/// Ownership: `reason` belongs to the model and lives until it is freed. Threads: any. Errors: INVALID_HANDLE,
-/// INVALID_ARGUMENT for a NULL.
+/// Ownership: `reason` belongs to the model and is valid until the model is freed. Threads: any. Errors:
+/// INVALID_HANDLE; INVALID_ARGUMENT for a NULL.
 ///
 /// # Safety
 /// `provider`, `reason` and `error` may be written to.
@@ -221,19 +230,16 @@ pub unsafe extern "C" fn pagoda_model_provider(
         boundary("pagoda_model_provider", error, || {
             let object = ModelObject::get(model, "model")?;
             let (out_provider, out_reason) = (args::out(provider, "provider")?, args::out(reason, "reason")?);
-            out_provider.write(match object.model.provider() {
-                Provider::Cuda => PAGODA_PROVIDER_CUDA,
-                Provider::Cpu | Provider::Auto => PAGODA_PROVIDER_CPU,
-            });
+            out_provider.write(provider_number(object.model.provider()));
             out_reason.write(object.reason.as_ptr());
             Ok(())
         })
     }
 }
 
-/// How many inputs a model has.
+/// Gets the number of inputs of a model.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL.
+/// Ownership: the caller keeps the model. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL.
 ///
 /// # Safety
 /// `count` and `error` may be written to.
@@ -253,9 +259,9 @@ pub unsafe extern "C" fn pagoda_model_input_count(
     }
 }
 
-/// How many outputs a model has.
+/// Gets the number of outputs of a model.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL.
+/// Ownership: the caller keeps the model. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL.
 ///
 /// # Safety
 /// `count` and `error` may be written to.
@@ -275,10 +281,10 @@ pub unsafe extern "C" fn pagoda_model_output_count(
     }
 }
 
-/// One input of a model.
+/// Gets one input of a model.
 ///
-/// Ownership: what `info` points to belongs to the model and lives until it is freed. Threads: any. Errors:
-/// INVALID_HANDLE, INVALID_ARGUMENT for a NULL, a small struct_size, an index beyond the end.
+/// Ownership: the pointers in `info` belong to the model and are valid until the model is freed. Threads: any. Errors:
+/// INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an invalid `struct_size`, or an index out of range.
 ///
 /// # Safety
 /// `info` may be written to as far as its struct_size says, and `error`.
@@ -298,10 +304,10 @@ pub unsafe extern "C" fn pagoda_model_input(
     }
 }
 
-/// One output of a model.
+/// Gets one output of a model.
 ///
-/// Ownership: what `info` points to belongs to the model and lives until it is freed. Threads: any. Errors:
-/// INVALID_HANDLE, INVALID_ARGUMENT for a NULL, a small struct_size, an index beyond the end.
+/// Ownership: the pointers in `info` belong to the model and are valid until the model is freed. Threads: any. Errors:
+/// INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an invalid `struct_size`, or an index out of range.
 ///
 /// # Safety
 /// `info` may be written to as far as its struct_size says, and `error`.
@@ -321,12 +327,20 @@ pub unsafe extern "C" fn pagoda_model_output(
     }
 }
 
-/// Frees a model. NULL is fine. Runs that are under way go on to their end.
+/// Frees a model. NULL is allowed. Runs that are in progress end normally.
 ///
-/// Ownership: takes the model over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+/// Ownership: takes the model. Threads: any. Errors: INVALID_HANDLE, which is also logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagoda_model_free(model: *mut pagoda_model) -> pagoda_status {
     freeing("pagoda_model_free", || ModelObject::remove(model, "model"))
+}
+
+/// Where a model that is open runs.
+pub(super) fn provider_number(provider: Provider) -> pagoda_provider {
+    match provider {
+        Provider::Cuda => PAGODA_PROVIDER_CUDA,
+        Provider::Cpu | Provider::Auto => PAGODA_PROVIDER_CPU,
+    }
 }
 
 /// # Safety
@@ -339,9 +353,11 @@ pub(super) unsafe fn read_options(options: *const pagoda_model_options) -> Resul
         intra_op_threads: 0,
         optimization: PAGODA_OPTIMIZATION_ALL,
         sleep_when_idle: 0,
+        tf32: 0,
+        host_pools: 0,
         onnxruntime_path: std::ptr::null(),
         profile_path: std::ptr::null(),
-        embedding: std::ptr::null(),
+        tables: std::ptr::null(),
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -369,14 +385,14 @@ pub(super) unsafe fn read_options(options: *const pagoda_model_options) -> Resul
             PAGODA_OPTIMIZATION_EXTENDED => Optimization::Extended,
             other => return Err(args::unknown("options.optimization", other, "PAGODA_OPTIMIZATION_...")),
         },
-        host_pools: false,
+        host_pools: args::flag(options.host_pools, "options.host_pools")?,
         cuda_graphs: false,
-        tf32: false,
+        tf32: args::flag(options.tf32, "options.tf32")?,
         onnxruntime_path: onnxruntime_path.map(Into::into),
         profile_path: profile_path.map(Into::into),
-        tables: match options.embedding.is_null() {
+        tables: match options.tables.is_null() {
             true => None,
-            false => Some(Embeddings::get(options.embedding, "options.embedding")?.into()),
+            false => Some(Embeddings::get(options.tables, "options.tables")?.into()),
         },
     })
 }

@@ -9,27 +9,29 @@ use crate::error::{Error, Result, Status};
 use crate::metrics;
 use crate::sync::RwLock;
 
-/// The version of the binary interface. It changes only if a program built against another one would break.
+/// The version of the binary interface. It changes only if a program that was built with the header of another version
+/// would not work.
 pub const PAGODA_ABI_VERSION: u32 = 1;
 
-/// How much is logged.
+/// How much is logged. A level includes the levels before it.
 pub type pagoda_log_level = i32;
 
 /// Nothing.
-pub const PAGODA_LOG_OFF: pagoda_log_level = 0;
-/// What failed, above all where there is no caller to tell.
-pub const PAGODA_LOG_ERROR: pagoda_log_level = 1;
-/// What is likely not as the caller wants it, such as a model on the CPU where a GPU was hoped for.
-pub const PAGODA_LOG_WARN: pagoda_log_level = 2;
-/// What happens rarely and is good to know.
-pub const PAGODA_LOG_INFO: pagoda_log_level = 3;
-/// What helps to find a mistake, such as every error that a call returned.
-pub const PAGODA_LOG_DEBUG: pagoda_log_level = 4;
+pub const PAGODA_LOG_LEVEL_OFF: pagoda_log_level = 0;
+/// Failures, above all those that no call returns.
+pub const PAGODA_LOG_LEVEL_ERROR: pagoda_log_level = 1;
+/// What is probably not intended, such as a model that runs on the CPU because there is no GPU.
+pub const PAGODA_LOG_LEVEL_WARN: pagoda_log_level = 2;
+/// Rare events, such as a model swap.
+pub const PAGODA_LOG_LEVEL_INFO: pagoda_log_level = 3;
+/// Details for debugging, such as every error that a call returns.
+pub const PAGODA_LOG_LEVEL_DEBUG: pagoda_log_level = 4;
 /// Everything.
-pub const PAGODA_LOG_TRACE: pagoda_log_level = 5;
+pub const PAGODA_LOG_LEVEL_TRACE: pagoda_log_level = 5;
 
-/// Called with each line of the log, from any thread. `source` says who speaks, e.g. "onnxruntime". The texts are valid
-/// during the call only. It must not call pagoda_log_set or open models; lines that arise while it runs are dropped.
+/// Receives the lines of the log, on any thread. `source` is the component that logs, e.g. "onnxruntime". The texts are
+/// valid during the call only. The callback must not call pagoda_log_set and must not open models. Lines that are
+/// logged on the same thread while the callback runs are dropped.
 pub type pagoda_log_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,
@@ -39,7 +41,7 @@ pub type pagoda_log_callback = Option<
     ),
 >;
 
-/// The version of the binary interface of this library: PAGODA_ABI_VERSION of the header it was built with.
+/// Returns the ABI version of the library: the PAGODA_ABI_VERSION that it was built with.
 ///
 /// Threads: any. Errors: none.
 #[unsafe(no_mangle)]
@@ -47,10 +49,10 @@ pub extern "C" fn pagoda_abi_version() -> u32 {
     reading("pagoda_abi_version", 0, || Ok(PAGODA_ABI_VERSION))
 }
 
-/// Whether a program built with a header of version `header_version` works with this library. Call it first, with
-/// PAGODA_ABI_VERSION.
+/// Checks that the library works with a program that was built with the header of ABI version `header_version`. Call it
+/// first, with PAGODA_ABI_VERSION.
 ///
-/// Threads: any. Errors: UNSUPPORTED, naming both versions.
+/// Threads: any. Errors: UNSUPPORTED; the message has both versions.
 ///
 /// # Safety
 /// `error` may be written to.
@@ -71,7 +73,7 @@ pub unsafe extern "C" fn pagoda_abi_check(header_version: u32, error: *mut *mut 
     }
 }
 
-/// The version of this library, e.g. "0.1.0".
+/// Returns the version of the library as text, e.g. "0.1.0". PAGODA_VERSION is that of the header.
 ///
 /// Ownership: the text is static. Threads: any. Errors: none.
 #[unsafe(no_mangle)]
@@ -80,7 +82,21 @@ pub extern "C" fn pagoda_version() -> *const c_char {
     reading("pagoda_version", c"".as_ptr(), || Ok(VERSION.as_ptr().cast()))
 }
 
-/// How many objects (errors, models, tensors, caches and so on) the caller holds handles of: 0 if everything was freed.
+/// Returns the version of the library as a number: major * 1,000,000 + minor * 1,000 + patch. PAGODA_VERSION_NUMBER is
+/// that of the header.
+///
+/// Threads: any. Errors: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn pagoda_version_number() -> u32 {
+    const PARTS: [&str; 3] =
+        [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+    reading("pagoda_version_number", 0, || {
+        // Cargo has checked that they are numbers.
+        Ok(PARTS.iter().fold(0, |number, part| 1000 * number + part.parse::<u32>().unwrap_or(0)))
+    })
+}
+
+/// Returns the number of handles of all types that were not freed. 0 means that nothing leaks.
 ///
 /// Threads: any. Errors: none.
 #[unsafe(no_mangle)]
@@ -88,12 +104,12 @@ pub extern "C" fn pagoda_live_objects() -> usize {
     reading("pagoda_live_objects", 0, || Ok(handle::live()))
 }
 
-/// The metrics of the process as Prometheus text (to be served as "application/openmetrics-text; version=1.0.0"). With
-/// `buffer` NULL and `capacity` 0 only `length` is written: the bytes needed, with the NUL at the end. The text may have
-/// grown by the next call: leave some room.
+/// Writes the metrics of the process to `buffer` as Prometheus text, for the content type
+/// "application/openmetrics-text; version=1.0.0". `length` receives the number of bytes with the NUL. With `buffer`
+/// NULL and `capacity` 0 only `length` is written. The text can be longer in the next call: allocate some more.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_ARGUMENT for a NULL, CAPACITY if the text does not fit;
-/// then nothing is written.
+/// Ownership: the caller keeps the buffer. Threads: any. Errors: INVALID_ARGUMENT for a NULL; CAPACITY if the text does
+/// not fit, and then nothing is written.
 ///
 /// # Safety
 /// `buffer` has room for `capacity` bytes; `length` and `error` may be written to.
@@ -115,11 +131,11 @@ pub unsafe extern "C" fn pagoda_metrics_text(
     }
 }
 
-/// Has the log of Pagoda and of ONNX Runtime sent to `callback`, up to `level`; NULL stops it. Without a callback nothing
-/// is logged. When this returns, the callback of before is not running and will not be called again.
+/// Sends the log of Pagoda and of ONNX Runtime to `callback`, up to `level`. NULL stops the log. Without a callback
+/// nothing is logged. When this returns, the previous callback is not running and will not be called again.
 ///
-/// Ownership: `user_data` must live until another callback is set. Threads: any, but not from within the callback.
-/// Errors: INVALID_ARGUMENT for a level that there is not, UNSUPPORTED in a Rust program with a logger of its own.
+/// Ownership: `user_data` must be valid until another callback is set. Threads: any, but not from the callback. Errors:
+/// INVALID_ARGUMENT for an unknown level; UNSUPPORTED from the callback, and in a Rust program that has its own logger.
 ///
 /// # Safety
 /// `callback` may be called with `user_data` from any thread; `error` may be written to.
@@ -136,13 +152,13 @@ pub unsafe extern "C" fn pagoda_log_set(
 
 fn set_log(level: pagoda_log_level, callback: pagoda_log_callback, user_data: *mut c_void) -> Result<()> {
     let filter = match level {
-        PAGODA_LOG_OFF => log::LevelFilter::Off,
-        PAGODA_LOG_ERROR => log::LevelFilter::Error,
-        PAGODA_LOG_WARN => log::LevelFilter::Warn,
-        PAGODA_LOG_INFO => log::LevelFilter::Info,
-        PAGODA_LOG_DEBUG => log::LevelFilter::Debug,
-        PAGODA_LOG_TRACE => log::LevelFilter::Trace,
-        other => return Err(Error::invalid("level", format!("{other} is none of the PAGODA_LOG_... numbers"))),
+        PAGODA_LOG_LEVEL_OFF => log::LevelFilter::Off,
+        PAGODA_LOG_LEVEL_ERROR => log::LevelFilter::Error,
+        PAGODA_LOG_LEVEL_WARN => log::LevelFilter::Warn,
+        PAGODA_LOG_LEVEL_INFO => log::LevelFilter::Info,
+        PAGODA_LOG_LEVEL_DEBUG => log::LevelFilter::Debug,
+        PAGODA_LOG_LEVEL_TRACE => log::LevelFilter::Trace,
+        other => return Err(Error::invalid("level", format!("{other} is none of the PAGODA_LOG_LEVEL_... numbers"))),
     };
     if IN_CALLBACK.get() {
         return Err(Error::new(Status::Unsupported, "pagoda_log_set was called from within a log callback"));

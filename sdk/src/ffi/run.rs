@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::args;
-use super::error::{ErrorObject, PAGODA_OK, pagoda_error, pagoda_status};
+use super::error::{ErrorObject, PAGODA_STATUS_OK, pagoda_error, pagoda_status};
 use super::handle::{Kind, Object, Table};
 use super::model::{ModelObject, pagoda_model};
 use super::tensor::pagoda_tensor;
@@ -14,16 +14,17 @@ use crate::error::{Error, Result};
 use crate::runtime::{Cancel, Request};
 use crate::tensor::Tensor;
 
-/// Stops runs. One may be handed to any number of runs; once triggered it stays so.
+/// Cancels runs and requests. Any number of them may share one. Once triggered, it stays triggered.
 pub struct pagoda_cancel {
     _private: [u8; 0],
 }
 
-/// Called once when an asynchronous run is done, on a thread of Pagoda's; what it does holds up other asynchronous
-/// runs. `status` is PAGODA_OK or says why there are no outputs; then `error` has the words. `error` is freed after
-/// the callback returns, and counts as a live object until then. `outputs` is the list of the call, with a new tensor
-/// where it had NULL: those belong to the callback, which frees them or keeps them. The list itself is valid during the
-/// callback only.
+/// Called once when an asynchronous run has ended, on a thread of Pagoda. Other asynchronous runs may wait until it
+/// returns.
+///
+/// `status` is PAGODA_STATUS_OK, or says why there are no outputs; `error` then has the message, and is freed after the
+/// callback returns. `outputs` is the list of the call, with a new tensor in place of each NULL. The callback owns the
+/// new tensors: it frees or keeps them. The list itself is valid during the callback only.
 pub type pagoda_run_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,
@@ -44,18 +45,17 @@ impl Object for Cancel {
     }
 }
 
-/// Runs a model and waits for it. `inputs[i]` is the input named `input_names[i]`; every input must be there. Where
-/// `outputs[i]` is a tensor, the output named `output_names[i]` is written into its memory; where it is NULL, a new
-/// tensor is put in its place. Nothing is copied between those memories and the run (except strings). One memory may
-/// be an input and an output at once, if the model's operators allow that, as pools of keys and values do.
-/// `cancel` may be NULL.
+/// Runs a model and waits for the result. `inputs[i]` is the input named `input_names[i]`; all inputs must be given. If
+/// `outputs[i]` is a tensor, the output named `output_names[i]` is written to its memory; if it is NULL, a new tensor
+/// is stored there. Nothing but strings is copied. A tensor may be both an input and an output if the operators of the
+/// model allow that, as with pools of keys and values. `cancel` may be NULL.
 ///
-/// Ownership: takes nothing over; the caller frees new outputs. Threads: any number at once on one model; the memory
-/// of the tensors must not be written to meanwhile, and that of bound outputs not be read either. Errors:
-/// INVALID_HANDLE, NOT_FOUND for a name, INVALID_ARGUMENT for types and shapes that do not fit or bound outputs that
-/// overlap, UNSUPPORTED for an output that is not a tensor or is an input too, CANCELLED, RUNTIME. On an error the list
-/// `outputs` is as it was. A run that fails half-way or is cancelled may have written to the memory of bound outputs;
-/// pools of keys and values stay good for what was in them before.
+/// Ownership: the caller frees new outputs, and keeps the rest. Threads: any number at once on a model; during the run
+/// the memory of inputs must not be written, and that of bound outputs neither written nor read. Errors:
+/// INVALID_HANDLE; NOT_FOUND for an unknown name; INVALID_ARGUMENT for a wrong type or shape, and for bound outputs
+/// that overlap; UNSUPPORTED for an output that is not a tensor or is also an input; CANCELLED; RUNTIME. On an error
+/// the list `outputs` is not changed, but the memory of bound outputs may have been written. Pools of keys and values
+/// stay valid for what they held before.
 ///
 /// # Safety
 /// The lists have as many elements as their counts say, the names are C strings; `outputs` and `error` may be written
@@ -92,12 +92,12 @@ pub unsafe extern "C" fn pagoda_model_run(
     }
 }
 
-/// Has a model run on a thread of Pagoda's and returns at once. Arguments as for pagoda_model_run; everything that is
-/// wrong with them is said at once, and then `callback` is not called. The handles may be freed and the lists reused as
-/// soon as this returns; the memory of the tensors must stay as it is until `callback` is called.
+/// Starts a run on a thread of Pagoda, and returns at once. The arguments are as for pagoda_model_run. An error in the
+/// arguments is returned at once, and `callback` is not called. When this returns, the handles may be freed and the
+/// lists reused. The memory of the tensors must not change until `callback` is called.
 ///
-/// Ownership: takes nothing over; new outputs belong to the callback. Threads: any. Errors: INVALID_HANDLE, NOT_FOUND,
-/// INVALID_ARGUMENT, CAPACITY if too many runs wait; later, through the callback, CANCELLED, RUNTIME.
+/// Ownership: the callback owns new outputs. Threads: any. Errors: INVALID_HANDLE, NOT_FOUND, INVALID_ARGUMENT,
+/// CAPACITY if too many runs are queued; through the callback CANCELLED and RUNTIME.
 ///
 /// # Safety
 /// The lists have as many elements as their counts say, the names are C strings; `error` may be written to; `callback`
@@ -145,9 +145,9 @@ pub unsafe extern "C" fn pagoda_model_run_async(
     }
 }
 
-/// Makes a way to stop runs.
+/// Makes a cancel that is not triggered.
 ///
-/// Ownership: the caller frees it. Threads: any. Errors: INVALID_ARGUMENT for a NULL.
+/// Ownership: the caller frees it. Threads: any. Errors: INVALID_ARGUMENT for a NULL; CAPACITY.
 ///
 /// # Safety
 /// `cancel` and `error` may be written to.
@@ -166,10 +166,9 @@ pub unsafe extern "C" fn pagoda_cancel_new(
     }
 }
 
-/// Stops the runs that were handed `cancel`, now and later: each ends with PAGODA_CANCELLED before its graph's next
-/// node. A run that is at its last node may still end well.
+/// Cancels all runs and requests that have this cancel, now and later. They fail with CANCELLED.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE.
+/// Ownership: the caller keeps it. Threads: any. Errors: INVALID_HANDLE.
 ///
 /// # Safety
 /// `error` may be written to.
@@ -187,9 +186,9 @@ pub unsafe extern "C" fn pagoda_cancel_trigger(
     }
 }
 
-/// Frees a way to stop runs. NULL is fine. Runs that were handed it go on.
+/// Frees a cancel. NULL is allowed. Runs that have it continue.
 ///
-/// Ownership: takes it over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+/// Ownership: takes it. Threads: any. Errors: INVALID_HANDLE, which is also logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagoda_cancel_free(cancel: *mut pagoda_cancel) -> pagoda_status {
     freeing("pagoda_cancel_free", || Cancel::remove(cancel, "cancel"))
@@ -261,7 +260,7 @@ fn insert_all(made: Vec<Option<Tensor>>) -> Result<Vec<Option<*mut pagoda_tensor
     Ok(handles)
 }
 
-/// Whom to tell that an asynchronous run is done.
+/// The callback of an asynchronous run.
 struct Done {
     callback: unsafe extern "C" fn(*mut c_void, pagoda_status, *const *mut pagoda_tensor, usize, *const pagoda_error),
     user_data: *mut c_void,
@@ -280,7 +279,9 @@ impl Done {
                     .map(|(bound, made)| made.unwrap_or(std::ptr::without_provenance_mut(bound)))
                     .collect();
                 // SAFETY: the caller gave the two for this call, which happens once; the list lives during it.
-                unsafe { (self.callback)(self.user_data, PAGODA_OK, handles.as_ptr(), handles.len(), null_mut()) };
+                unsafe {
+                    (self.callback)(self.user_data, PAGODA_STATUS_OK, handles.as_ptr(), handles.len(), null_mut())
+                };
             }
             Err(error) => {
                 let status = error.status() as pagoda_status;

@@ -10,19 +10,19 @@ use super::{boundary, freeing};
 use crate::error::{Error, Result};
 use crate::store::{DiskStore, Durability, Store, StoreOptions};
 
-/// When a write to a store counts as done.
+/// When a write to a store is acknowledged.
 pub type pagoda_durability = i32;
 
-/// When the disk has it: it survives a loss of power.
+/// When it is on the disk: it survives a loss of power.
 pub const PAGODA_DURABILITY_POWER: pagoda_durability = 0;
-/// When the operating system has it: it survives the end of the process, but not a loss of power.
+/// When the operating system has it: it survives a crash of the process, but not a loss of power.
 pub const PAGODA_DURABILITY_PROCESS: pagoda_durability = 1;
-/// As soon as it is queued: what is queued is lost with the process.
+/// When it is queued: queued writes are lost if the process crashes.
 pub const PAGODA_DURABILITY_NONE: pagoda_durability = 2;
 
-/// A store: histories in the files of a folder, which survive restarts and crashes. What is damaged there counts as not
-/// stored; it never comes back wrong. One process at a time has a store open; in it, any number of caches and threads may
-/// use one handle at the same time.
+/// Histories of users in the files of a folder. They survive restarts and crashes. A damaged record counts as missing;
+/// it is never returned. One process at a time has a store open. In it, any number of caches and threads may use a
+/// handle at the same time.
 pub struct pagoda_store {
     _private: [u8; 0],
 }
@@ -33,57 +33,57 @@ pub struct pagoda_store {
 pub struct pagoda_store_options {
     /// The size of this struct.
     pub struct_size: u32,
-    /// When a write counts as done; default PAGODA_DURABILITY_POWER.
+    /// When a write is acknowledged; default PAGODA_DURABILITY_POWER.
     pub durability: pagoda_durability,
-    /// How many bytes the files may take before the users that were not used for longest leave; default 0 = no limit.
-    /// While files are compacted they may take some more.
+    /// The maximum size of the files in bytes; default 0 = no limit. At the limit the least recently used users are
+    /// evicted. A compaction may exceed the limit for a while.
     pub max_bytes: u64,
-    /// How long a file gets before the next one is begun; default 0 = 256 MiB, or an eighth of `max_bytes` if that is less.
+    /// The maximum size of a segment file in bytes; default 0 = 256 MiB, or an eighth of `max_bytes` if that is less.
     pub segment_bytes: u64,
-    /// How many bytes may wait to be written before a write has to wait or is refused; default 0 = 256 MiB.
+    /// The maximum number of bytes in the write queue; default 0 = 256 MiB. A write beyond it waits or is rejected.
     pub queue_bytes: u64,
 }
 
-/// What a store has now, and what happened since it was opened. Start from PAGODA_STORE_INFO_INIT, which sets
+/// The state of a store, and counters since it was opened. Start from PAGODA_STORE_STATS_INIT, which sets
 /// `struct_size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct pagoda_store_info {
+pub struct pagoda_store_stats {
     /// The size of this struct.
     pub struct_size: u32,
-    /// Users stored, of all models.
+    /// Stored users, of all model versions.
     pub users: u64,
-    /// Pieces of their histories.
+    /// Stored records; a history has one or more.
     pub records: u64,
     /// Bytes of the files that are in use.
     pub live_bytes: u64,
     /// Bytes of all files.
     pub file_bytes: u64,
-    /// Files.
+    /// Segment files.
     pub segments: u64,
-    /// Bytes that wait to be written.
+    /// Bytes in the write queue.
     pub queued_bytes: u64,
-    /// Records written, removals too.
+    /// Records written, removals included.
     pub writes: u64,
-    /// Bytes written, those of compactions too.
+    /// Bytes written, compactions included.
     pub written_bytes: u64,
-    /// Times the disk failed to write.
+    /// Failed writes.
     pub write_errors: u64,
-    /// Records whose data was damaged.
+    /// Records with damaged data.
     pub corrupt_records: u64,
-    /// Unfinished writes found when the store was opened.
+    /// Incomplete writes that were found when the store was opened.
     pub torn_tails: u64,
-    /// Places in files where records should have been and were not.
+    /// Regions of files where records were expected and not found.
     pub damaged_regions: u64,
-    /// Users who left because damage made it uncertain what is current.
+    /// Users that were removed because damage left it uncertain which record is current.
     pub dropped_users: u64,
-    /// 1 if the index had to be made anew when the store was opened.
+    /// 1 if the index was rebuilt when the store was opened.
     pub index_rebuilds: u64,
-    /// Times the index failed; it is not used again until the store is opened anew.
+    /// Failures of the index. After one the index is not used until the store is opened again.
     pub index_errors: u64,
-    /// Users who left to make room.
+    /// Users that were evicted at the size limit.
     pub evicted_users: u64,
-    /// Files compacted.
+    /// Compacted segment files.
     pub compacted_segments: u64,
 }
 
@@ -93,7 +93,7 @@ unsafe impl Versioned for pagoda_store_options {
 }
 
 // SAFETY: as above.
-unsafe impl Versioned for pagoda_store_info {
+unsafe impl Versioned for pagoda_store_stats {
     const FIRST_SIZE: usize = 144;
 }
 
@@ -107,10 +107,10 @@ impl Object for DiskStore {
     }
 }
 
-/// Opens the store in a folder, or makes one there if the folder is empty or missing. `options` may be NULL.
+/// Opens the store in a folder. If the folder is empty or missing, a new store is made. `options` may be NULL.
 ///
-/// Ownership: the caller frees the store. Threads: any. Errors: BUSY if it is open already, here or in another process;
-/// INVALID_ARGUMENT, also for a folder with other things in it; UNSUPPORTED for a store of a later version; IO.
+/// Ownership: the caller frees the store. Threads: any. Errors: BUSY if the store is open already, in this or another
+/// process; INVALID_ARGUMENT, also for a folder with other files in it; UNSUPPORTED for a store of a later version; IO.
 ///
 /// # Safety
 /// `path` is a C string, `options` NULL or of the size that it says; `store` and `error` may be written to.
@@ -132,10 +132,10 @@ pub unsafe extern "C" fn pagoda_store_open(
     }
 }
 
-/// Waits until everything that was handed to a store is as durable as it promises.
+/// Waits until all writes so far are as durable as the options say.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, IO if something could not be written since the
-/// last flush.
+/// Ownership: the caller keeps the store. Threads: any. Errors: INVALID_HANDLE; IO if a write failed since the last
+/// flush.
 ///
 /// # Safety
 /// `error` may be written to.
@@ -148,10 +148,10 @@ pub unsafe extern "C" fn pagoda_store_flush(
     unsafe { boundary("pagoda_store_flush", error, || DiskStore::get(store, "store")?.flush()) }
 }
 
-/// Gives back the space of everything that was removed or replaced, and waits for that. A store does so by itself when
-/// there is much of it.
+/// Frees the disk space of removed and replaced records, and waits for that. A store also does this by itself.
 ///
-/// Ownership: takes nothing over. Threads: any; others may use the store meanwhile. Errors: INVALID_HANDLE, IO.
+/// Ownership: the caller keeps the store. Threads: any; other threads may use the store meanwhile. Errors:
+/// INVALID_HANDLE; IO.
 ///
 /// # Safety
 /// `error` may be written to.
@@ -164,33 +164,33 @@ pub unsafe extern "C" fn pagoda_store_compact(
     unsafe { boundary("pagoda_store_compact", error, || DiskStore::get(store, "store")?.compact()) }
 }
 
-/// What a store has now, and what happened since it was opened.
+/// Gets the state and the counters of a store.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL or a small
-/// struct_size.
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+/// invalid `struct_size`.
 ///
 /// # Safety
-/// `info` may be written to as far as its struct_size says, and `error`.
+/// `stats` may be written to as far as its struct_size says, and `error`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_store_stats(
+pub unsafe extern "C" fn pagoda_store_get_stats(
     store: *const pagoda_store,
-    info: *mut pagoda_store_info,
+    stats: *mut pagoda_store_stats,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_store_stats", error, || {
-            let (store, out) = (DiskStore::get(store, "store")?, args::out_struct(info, "info")?);
-            out.write(&info_of(&store));
+        boundary("pagoda_store_get_stats", error, || {
+            let (store, out) = (DiskStore::get(store, "store")?, args::out_struct(stats, "stats")?);
+            out.write(&stats_of(&store));
             Ok(())
         })
     }
 }
 
-/// Frees a store. NULL is fine. Once no cache uses it any more, everything that is queued is written and the store is
+/// Frees a store. NULL is allowed. When no cache uses the store any more, the write queue is written and the store is
 /// closed.
 ///
-/// Ownership: takes the store over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+/// Ownership: takes the store. Threads: any. Errors: INVALID_HANDLE, which is also logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagoda_store_free(store: *mut pagoda_store) -> pagoda_status {
     freeing("pagoda_store_free", || DiskStore::remove(store, "store"))
@@ -239,10 +239,10 @@ fn about_path(error: Error) -> Error {
     if error.argument().is_none() { error.about("path") } else { error }
 }
 
-fn info_of(store: &DiskStore) -> pagoda_store_info {
+fn stats_of(store: &DiskStore) -> pagoda_store_stats {
     let stats = store.stats();
-    pagoda_store_info {
-        struct_size: size_of::<pagoda_store_info>() as u32,
+    pagoda_store_stats {
+        struct_size: size_of::<pagoda_store_stats>() as u32,
         users: stats.users,
         records: stats.records,
         live_bytes: stats.live_bytes,

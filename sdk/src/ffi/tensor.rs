@@ -11,71 +11,72 @@ use super::{boundary, freeing, reading};
 use crate::error::{Error, Result};
 use crate::tensor::{ElementType, Tensor, element_count};
 
-/// The type of a tensor's elements: ONNX's numbers (TensorProto.DataType).
-pub type pagoda_type = i32;
+/// The type of the elements of a tensor. The numbers are those of ONNX (TensorProto.DataType).
+pub type pagoda_element_type = i32;
 
-/// Not a tensor (a sequence or a map, as an output of some models), or a type that this library does not know.
-pub const PAGODA_TYPE_UNDEFINED: pagoda_type = 0;
+/// Not a tensor (some models have sequences or maps as outputs), or a type that this library does not know.
+pub const PAGODA_ELEMENT_TYPE_UNDEFINED: pagoda_element_type = 0;
 /// 32-bit float.
-pub const PAGODA_TYPE_F32: pagoda_type = 1;
+pub const PAGODA_ELEMENT_TYPE_F32: pagoda_element_type = 1;
 /// Unsigned 8-bit integer.
-pub const PAGODA_TYPE_U8: pagoda_type = 2;
+pub const PAGODA_ELEMENT_TYPE_U8: pagoda_element_type = 2;
 /// Signed 8-bit integer.
-pub const PAGODA_TYPE_I8: pagoda_type = 3;
+pub const PAGODA_ELEMENT_TYPE_I8: pagoda_element_type = 3;
 /// Unsigned 16-bit integer.
-pub const PAGODA_TYPE_U16: pagoda_type = 4;
+pub const PAGODA_ELEMENT_TYPE_U16: pagoda_element_type = 4;
 /// Signed 16-bit integer.
-pub const PAGODA_TYPE_I16: pagoda_type = 5;
+pub const PAGODA_ELEMENT_TYPE_I16: pagoda_element_type = 5;
 /// Signed 32-bit integer.
-pub const PAGODA_TYPE_I32: pagoda_type = 6;
+pub const PAGODA_ELEMENT_TYPE_I32: pagoda_element_type = 6;
 /// Signed 64-bit integer.
-pub const PAGODA_TYPE_I64: pagoda_type = 7;
+pub const PAGODA_ELEMENT_TYPE_I64: pagoda_element_type = 7;
 /// UTF-8 text.
-pub const PAGODA_TYPE_STRING: pagoda_type = 8;
-/// Truth value, one byte, 0 or 1.
-pub const PAGODA_TYPE_BOOL: pagoda_type = 9;
+pub const PAGODA_ELEMENT_TYPE_STRING: pagoda_element_type = 8;
+/// Boolean, one byte, 0 or 1.
+pub const PAGODA_ELEMENT_TYPE_BOOL: pagoda_element_type = 9;
 /// 16-bit float (IEEE half).
-pub const PAGODA_TYPE_F16: pagoda_type = 10;
+pub const PAGODA_ELEMENT_TYPE_F16: pagoda_element_type = 10;
 /// 64-bit float.
-pub const PAGODA_TYPE_F64: pagoda_type = 11;
+pub const PAGODA_ELEMENT_TYPE_F64: pagoda_element_type = 11;
 /// Unsigned 32-bit integer.
-pub const PAGODA_TYPE_U32: pagoda_type = 12;
+pub const PAGODA_ELEMENT_TYPE_U32: pagoda_element_type = 12;
 /// Unsigned 64-bit integer.
-pub const PAGODA_TYPE_U64: pagoda_type = 13;
+pub const PAGODA_ELEMENT_TYPE_U64: pagoda_element_type = 13;
 /// Two 32-bit floats.
-pub const PAGODA_TYPE_COMPLEX64: pagoda_type = 14;
+pub const PAGODA_ELEMENT_TYPE_COMPLEX64: pagoda_element_type = 14;
 /// Two 64-bit floats.
-pub const PAGODA_TYPE_COMPLEX128: pagoda_type = 15;
-/// 16-bit float with the exponent of a 32-bit one.
-pub const PAGODA_TYPE_BF16: pagoda_type = 16;
+pub const PAGODA_ELEMENT_TYPE_COMPLEX128: pagoda_element_type = 15;
+/// 16-bit float with the exponent of a 32-bit float (bfloat16).
+pub const PAGODA_ELEMENT_TYPE_BF16: pagoda_element_type = 16;
 /// 8-bit float, 4 bits of exponent, no infinity.
-pub const PAGODA_TYPE_F8E4M3FN: pagoda_type = 17;
+pub const PAGODA_ELEMENT_TYPE_F8E4M3FN: pagoda_element_type = 17;
 /// 8-bit float, 4 bits of exponent, no infinity, no negative zero.
-pub const PAGODA_TYPE_F8E4M3FNUZ: pagoda_type = 18;
+pub const PAGODA_ELEMENT_TYPE_F8E4M3FNUZ: pagoda_element_type = 18;
 /// 8-bit float, 5 bits of exponent.
-pub const PAGODA_TYPE_F8E5M2: pagoda_type = 19;
+pub const PAGODA_ELEMENT_TYPE_F8E5M2: pagoda_element_type = 19;
 /// 8-bit float, 5 bits of exponent, no infinity, no negative zero.
-pub const PAGODA_TYPE_F8E5M2FNUZ: pagoda_type = 20;
+pub const PAGODA_ELEMENT_TYPE_F8E5M2FNUZ: pagoda_element_type = 20;
 /// Unsigned 4-bit integer, two a byte, the first in the low bits.
-pub const PAGODA_TYPE_U4: pagoda_type = 21;
+pub const PAGODA_ELEMENT_TYPE_U4: pagoda_element_type = 21;
 /// Signed 4-bit integer, two a byte, the first in the low bits.
-pub const PAGODA_TYPE_I4: pagoda_type = 22;
+pub const PAGODA_ELEMENT_TYPE_I4: pagoda_element_type = 22;
 /// 4-bit float, two a byte, the first in the low bits.
-pub const PAGODA_TYPE_F4E2M1: pagoda_type = 23;
+pub const PAGODA_ELEMENT_TYPE_F4E2M1: pagoda_element_type = 23;
 /// 8-bit power of two, used as a scale.
-pub const PAGODA_TYPE_F8E8M0: pagoda_type = 24;
+pub const PAGODA_ELEMENT_TYPE_F8E8M0: pagoda_element_type = 24;
 /// Unsigned 2-bit integer, four a byte, the first in the low bits.
-pub const PAGODA_TYPE_U2: pagoda_type = 25;
+pub const PAGODA_ELEMENT_TYPE_U2: pagoda_element_type = 25;
 /// Signed 2-bit integer, four a byte, the first in the low bits.
-pub const PAGODA_TYPE_I2: pagoda_type = 26;
+pub const PAGODA_ELEMENT_TYPE_I2: pagoda_element_type = 26;
 
-/// A tensor: a type, dimensions, and memory that is Pagoda's, the caller's, or ONNX Runtime's. Runs read and write
-/// that memory in place. Freeing the handle while a run uses the tensor is fine: the memory goes when the run is done.
+/// A tensor: an element type, dimensions, and memory. The memory belongs to Pagoda, to the caller or to ONNX Runtime.
+/// Runs read and write it in place. A tensor may be freed while a run uses it: the memory is released when the run
+/// ends.
 pub struct pagoda_tensor {
     _private: [u8; 0],
 }
 
-/// Called once, from any thread, when Pagoda is done with memory that it was lent.
+/// Called once, on any thread, when Pagoda no longer uses memory that the caller lent.
 pub type pagoda_release_callback = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
 
 impl Object for Tensor {
@@ -88,27 +89,27 @@ impl Object for Tensor {
     }
 }
 
-/// The name of a type, e.g. "f32"; "undefined" for a number that has none.
+/// Returns the name of an element type, e.g. "f32"; "undefined" for an unknown number.
 ///
 /// Ownership: the text is static. Threads: any. Errors: none.
 #[unsafe(no_mangle)]
-pub extern "C" fn pagoda_type_name(r#type: pagoda_type) -> *const c_char {
-    reading("pagoda_type_name", c"undefined", || {
+pub extern "C" fn pagoda_element_type_name(r#type: pagoda_element_type) -> *const c_char {
+    reading("pagoda_element_type_name", c"undefined", || {
         Ok(ElementType::from_number(r#type).map_or(c"undefined", ElementType::c_name))
     })
     .as_ptr()
 }
 
-/// Makes a tensor in memory of its own, aligned to 64 bytes: zeros, or empty strings.
+/// Makes a tensor with its own memory, aligned to 64 bytes. The elements are zeros or empty strings.
 ///
-/// Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for a type that there is not, a
-/// negative or overflowing shape, a NULL; CAPACITY if there is no memory.
+/// Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for an unknown type, a negative
+/// dimension, a shape that overflows, a NULL; CAPACITY if there is not enough memory.
 ///
 /// # Safety
 /// `dims` has `rank` elements; `tensor` and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_tensor_new(
-    r#type: pagoda_type,
+    r#type: pagoda_element_type,
     dims: *const i64,
     rank: usize,
     tensor: *mut *mut pagoda_tensor,
@@ -125,18 +126,18 @@ pub unsafe extern "C" fn pagoda_tensor_new(
     }
 }
 
-/// Makes a tensor over memory of the caller; nothing is copied. `data` must be aligned for the type and stay valid until
-/// `release` is called (or, without one, until the tensor is freed and every run that uses it is done). If this fails,
-/// `release` is not called.
+/// Makes a tensor over memory of the caller, without a copy. `data` must be aligned for the type. It must stay valid
+/// until `release` is called; with `release` NULL, until the tensor is freed and every run that uses it has ended. If
+/// this fails, `release` is not called.
 ///
-/// Ownership: the caller frees the tensor, and the memory after `release`. Threads: any. Errors: INVALID_ARGUMENT for
-/// a type that there is not, strings, a negative or overflowing shape, too few bytes, a misaligned or NULL pointer.
+/// Ownership: the caller frees the tensor, and keeps the memory. Threads: any. Errors: INVALID_ARGUMENT for an unknown
+/// type, strings, a negative dimension, a shape that overflows, too few bytes, a misaligned pointer, a NULL.
 ///
 /// # Safety
 /// `dims` has `rank` elements, `data` has `bytes` bytes; `tensor` and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_tensor_borrow(
-    r#type: pagoda_type,
+    r#type: pagoda_element_type,
     dims: *const i64,
     rank: usize,
     data: *mut c_void,
@@ -161,15 +162,15 @@ pub unsafe extern "C" fn pagoda_tensor_borrow(
     }
 }
 
-/// Makes a tensor of strings with a copy of them. `lengths` has the bytes of each string, which may then hold NULs and
-/// need none at its end; with `lengths` NULL each string ends at its NUL.
+/// Makes a tensor with a copy of strings. `lengths` has the number of bytes of each string; the strings may then
+/// contain NULs and need no NUL at the end. With `lengths` NULL each string ends at its NUL.
 ///
-/// Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT for a count that is not that of the
-/// dimensions, a NULL, a text that is not UTF-8.
+/// Ownership: the caller frees the tensor. Threads: any. Errors: INVALID_ARGUMENT if `count` does not match the
+/// dimensions, for a NULL, and for text that is not UTF-8.
 ///
 /// # Safety
-/// `values` has `count` elements, each a C string or as long as `lengths` says; `dims` has `rank` elements; `tensor` and
-/// `error` may be written to.
+/// `values` has `count` elements, each a C string or as long as `lengths` says; `dims` has `rank` elements; `tensor`
+/// and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_tensor_new_strings(
     values: *const *const c_char,
@@ -205,32 +206,32 @@ pub unsafe extern "C" fn pagoda_tensor_new_strings(
     }
 }
 
-/// The type of a tensor's elements.
+/// Gets the element type of a tensor.
 ///
-/// Ownership: takes nothing over. Threads: any. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL.
+/// Ownership: the caller keeps the tensor. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL.
 ///
 /// # Safety
 /// `type` and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_tensor_type(
     tensor: *const pagoda_tensor,
-    r#type: *mut pagoda_type,
+    r#type: *mut pagoda_element_type,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
         boundary("pagoda_tensor_type", error, || {
             let (tensor, out) = (Tensor::get(tensor, "tensor")?, args::out(r#type, "type")?);
-            out.write(tensor.element_type() as pagoda_type);
+            out.write(tensor.element_type() as pagoda_element_type);
             Ok(())
         })
     }
 }
 
-/// The dimensions of a tensor.
+/// Gets the dimensions of a tensor.
 ///
-/// Ownership: `dims` belongs to the tensor and lives until it is freed. Threads: any. Errors: INVALID_HANDLE,
-/// INVALID_ARGUMENT for a NULL.
+/// Ownership: `dims` belongs to the tensor and is valid until the tensor is freed. Threads: any. Errors:
+/// INVALID_HANDLE; INVALID_ARGUMENT for a NULL.
 ///
 /// # Safety
 /// `dims`, `rank` and `error` may be written to.
@@ -253,10 +254,10 @@ pub unsafe extern "C" fn pagoda_tensor_dims(
     }
 }
 
-/// The memory of a tensor, to read or to write while no run uses it.
+/// Gets the memory of a tensor. It may be read and written while no run uses the tensor.
 ///
-/// Ownership: the memory belongs to the tensor and lives until it is freed. Threads: any, but who reads and who writes
-/// when is for the caller to order. Errors: INVALID_HANDLE, INVALID_ARGUMENT for a NULL, UNSUPPORTED for strings and for
+/// Ownership: the memory belongs to the tensor and is valid until the tensor is freed. Threads: any; the caller orders
+/// its own reads and writes. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL; UNSUPPORTED for strings and for
 /// tensors on a GPU.
 ///
 /// # Safety
@@ -281,10 +282,10 @@ pub unsafe extern "C" fn pagoda_tensor_data(
     }
 }
 
-/// One element of a tensor of strings: `length` bytes of UTF-8, without a NUL at the end.
+/// Gets one element of a string tensor: `length` bytes of UTF-8, without a NUL at the end.
 ///
-/// Ownership: the text belongs to the tensor and lives until it is freed. Threads: any. Errors: INVALID_HANDLE,
-/// INVALID_ARGUMENT for a NULL, an index beyond the end, or a tensor of numbers.
+/// Ownership: the text belongs to the tensor and is valid until the tensor is freed. Threads: any. Errors:
+/// INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an index out of range, or a tensor of numbers.
 ///
 /// # Safety
 /// `text`, `length` and `error` may be written to.
@@ -312,17 +313,17 @@ pub unsafe extern "C" fn pagoda_tensor_string(
     }
 }
 
-/// Frees a tensor. NULL is fine. A run that uses it goes on; its memory goes when the run is done.
+/// Frees a tensor. NULL is allowed. A run that uses the tensor continues; the memory is released when it ends.
 ///
-/// Ownership: takes the tensor over. Threads: any. Errors: PAGODA_INVALID_HANDLE, and a line in the log.
+/// Ownership: takes the tensor. Threads: any. Errors: INVALID_HANDLE, which is also logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagoda_tensor_free(tensor: *mut pagoda_tensor) -> pagoda_status {
     freeing("pagoda_tensor_free", || Tensor::remove(tensor, "tensor"))
 }
 
-pub(super) fn element_type(number: pagoda_type) -> Result<ElementType> {
+pub(super) fn element_type(number: pagoda_element_type) -> Result<ElementType> {
     ElementType::from_number(number).ok_or_else(|| {
-        Error::invalid("type", format!("{number} is not an element type; they are the PAGODA_TYPE_... numbers"))
+        Error::invalid("type", format!("{number} is not an element type; they are the PAGODA_ELEMENT_TYPE_... numbers"))
     })
 }
 
@@ -354,12 +355,12 @@ mod tests {
 
     #[test]
     fn the_constants_are_the_types() {
-        assert_eq!(PAGODA_TYPE_F32, ElementType::F32 as i32);
-        assert_eq!(PAGODA_TYPE_STRING, ElementType::String as i32);
-        assert_eq!(PAGODA_TYPE_F16, ElementType::F16 as i32);
-        assert_eq!(PAGODA_TYPE_BF16, ElementType::Bf16 as i32);
-        assert_eq!(PAGODA_TYPE_F8E8M0, ElementType::F8E8M0 as i32);
-        assert_eq!(PAGODA_TYPE_I2, ElementType::I2 as i32);
-        assert!(element_type(PAGODA_TYPE_UNDEFINED).is_err());
+        assert_eq!(PAGODA_ELEMENT_TYPE_F32, ElementType::F32 as i32);
+        assert_eq!(PAGODA_ELEMENT_TYPE_STRING, ElementType::String as i32);
+        assert_eq!(PAGODA_ELEMENT_TYPE_F16, ElementType::F16 as i32);
+        assert_eq!(PAGODA_ELEMENT_TYPE_BF16, ElementType::Bf16 as i32);
+        assert_eq!(PAGODA_ELEMENT_TYPE_F8E8M0, ElementType::F8E8M0 as i32);
+        assert_eq!(PAGODA_ELEMENT_TYPE_I2, ElementType::I2 as i32);
+        assert!(element_type(PAGODA_ELEMENT_TYPE_UNDEFINED).is_err());
     }
 }

@@ -96,6 +96,11 @@ users = people(config, USERS)
 for name, lookup, seed in ("gather", "gather", 1), ("bag", "bag", 1), ("second", "gather", 5):
     cases(name, config | {"lookup": lookup}, make(name, config | {"lookup": lookup}, seed), users)
 
+# The same features with another number of tasks, for swaps.
+three = config | {"head": config["head"] | {"mlp": [{"linear": 6}, "relu", {"linear": 3}]}}
+three["head"]["tasks"] = [*config["head"]["tasks"], {"name": "buy", "activation": "sigmoid"}]
+cases("three", three, make("three", three, 7), users)
+
 # The same with layers of Pagoda's operators, and a wider one whose layers compute in bf16.
 fused = config | {"fused": True}
 cases("fused", fused, make("fused", fused), users)

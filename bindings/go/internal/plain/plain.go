@@ -18,10 +18,10 @@ package plain
 //     options.intra_op_threads = 1;
 //     int64_t in[] = {1, 4}, out[] = {1, 3};
 //     pagoda_status status = pagoda_model_open(path, &options, &model, NULL);
-//     if (status == PAGODA_OK)
-//         status = pagoda_tensor_borrow(PAGODA_TYPE_F32, in, 2, numbers, sizeof numbers, NULL, NULL, &x, NULL);
-//     if (status == PAGODA_OK)
-//         status = pagoda_tensor_borrow(PAGODA_TYPE_F32, out, 2, scores, sizeof scores, NULL, NULL, &y, NULL);
+//     if (status == PAGODA_STATUS_OK)
+//         status = pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_F32, in, 2, numbers, sizeof numbers, NULL, NULL, &x, NULL);
+//     if (status == PAGODA_STATUS_OK)
+//         status = pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_F32, out, 2, scores, sizeof scores, NULL, NULL, &y, NULL);
 //     return status;
 // }
 //
@@ -36,8 +36,8 @@ package plain
 //     return pagoda_model_run(model, in, &x, 1, out, &y, 1, NULL, NULL);
 // }
 //
-// static pagoda_type type_of(void) {
-//     pagoda_type type = PAGODA_TYPE_UNDEFINED;
+// static pagoda_element_type type_of(void) {
+//     pagoda_element_type type = PAGODA_ELEMENT_TYPE_UNDEFINED;
 //     pagoda_tensor_type(x, &type, NULL);
 //     return type;
 // }
@@ -52,7 +52,7 @@ import (
 func Prepare(path string) error {
 	cPath := C.CString(path)
 	defer C.free(unsafe.Pointer(cPath))
-	if status := C.prepare(cPath); status != C.PAGODA_OK {
+	if status := C.prepare(cPath); status != C.PAGODA_STATUS_OK {
 		return fmt.Errorf("%s: status %d", path, status)
 	}
 	return nil

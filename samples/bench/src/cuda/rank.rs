@@ -94,7 +94,7 @@ impl Bench {
             host_bytes: bytes * 2,
             max_batch: users as u32,
             max_delay: Duration::from_millis(20),
-            graphs: vec![GraphShape {
+            cuda_graphs: vec![GraphShape {
                 users: users as u32,
                 rows: rows as u32,
                 candidates: (users * CANDIDATES) as u32,

@@ -75,7 +75,7 @@ pub fn replay(data: &Data, cached: &Engine, plain: &Engine, progress: &Progress)
         let (with, with_took) = timed(cached, &request(user, moment, told, &candidates))?;
         let (without, without_took) = timed(plain, &request(user, moment, None, &candidates))?;
         for candidate in 0..candidates.len() {
-            let (a, b) = (with.of_candidate(candidate), without.of_candidate(candidate));
+            let (a, b) = (with.candidate(candidate), without.candidate(candidate));
             replay.apart = a.iter().zip(b).fold(replay.apart, |most, (a, b)| most.max((a - b).abs()));
             let happened = candidate < rated;
             if happened {

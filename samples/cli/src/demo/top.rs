@@ -58,14 +58,14 @@ pub fn ten(data: &Data, engine: &Engine, user: Option<u64>) -> Result<Top> {
     let (response, again) = timed(engine, &request(user, moment, Some(known), &candidates))?;
     engine.forget(&[user.user])?;
     let mut order: Vec<usize> = (0..candidates.len()).collect();
-    order.sort_by(|&a, &b| response.of_candidate(b)[rates].total_cmp(&response.of_candidate(a)[rates]));
+    order.sort_by(|&a, &b| response.candidate(b)[rates].total_cmp(&response.candidate(a)[rates]));
     let recommended = |&at: &usize| {
         let event = user.movies[known..].iter().position(|&movie| movie == candidates[at]).map(|event| known + event);
         Recommended {
             movie: candidates[at],
             title: data.titles[&candidates[at]].clone(),
-            will_rate: response.of_candidate(at)[rates],
-            rated_4_or_more: response.of_candidate(at)[liked],
+            will_rate: response.candidate(at)[rates],
+            rated_4_or_more: response.candidate(at)[liked],
             stars: event.map(|event| user.ratings[event]),
             seconds_later: event.map(|event| user.times[event] - time),
         }

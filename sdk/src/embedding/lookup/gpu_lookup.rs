@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-use crate::device::{BagCall, BagScratch, CUstream, DeviceMemory, Gpu, HeldTable};
 use pagoda_custom_ops::tables::{DeviceBag, DeviceRows};
 
 use super::Miss;

@@ -7,9 +7,9 @@ use pagoda_kernels::cuda::Gpu;
 
 use super::Miss;
 use super::gpu_lookup::GpuTable;
-use crate::config::GraphTables;
 use crate::embedding::table::registry::Embeddings;
 use crate::embedding::table::table_handle::EmbeddingTable;
+use crate::runtime::GraphTables;
 
 impl Tables for Embeddings {
     fn table(&self, name: &str) -> std::result::Result<Arc<dyn TableRows>, String> {

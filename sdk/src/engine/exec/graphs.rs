@@ -58,20 +58,29 @@ pub(in super::super) struct Shape {
     pub(in super::super) pages: u32,
 }
 
-impl Graphs {
-    /// For the shapes that were asked for; `history_pages` is how many a user's longest history takes, `pages` how many there
-    /// are.
-    pub(in super::super) fn new(device: u32, shapes: &[Shape], history_pages: u64, pages: u64) -> Result<Self> {
-        let mut sizes = Vec::with_capacity(shapes.len());
-        for (index, shape) in shapes.iter().enumerate() {
-            let Shape { sequences: users, rows, outputs: candidates, pages: wanted } = *shape;
+impl Shape {
+    /// Checks shapes as the caller gave them.
+    pub(in super::super) fn check_all(shapes: &[Self]) -> Result<()> {
+        for (index, &Self { sequences: users, rows, outputs: candidates, .. }) in shapes.iter().enumerate() {
             if users == 0 || rows == 0 || candidates > rows {
                 let message = format!(
                     "{users} users, {rows} rows, {candidates} candidates: expected 1 or more users and \
                      rows, and no more candidates than rows"
                 );
-                return Err(Error::invalid(format!("options.graphs[{index}]"), message));
+                return Err(Error::invalid(format!("options.cuda_graphs[{index}]"), message));
             }
+        }
+        Ok(())
+    }
+}
+
+impl Graphs {
+    /// For the shapes that were asked for; `history_pages` is how many a user's longest history takes, `pages` how many there
+    /// are.
+    pub(in super::super) fn new(device: u32, shapes: &[Shape], history_pages: u64, pages: u64) -> Result<Self> {
+        Shape::check_all(shapes)?;
+        let mut sizes = Vec::with_capacity(shapes.len());
+        for &Shape { sequences: users, rows, outputs: candidates, pages: wanted } in shapes {
             let most = history_pages.saturating_mul(users.into()).min(pages).max(1);
             sizes.push(Sizes {
                 sequences: users as usize,
@@ -214,7 +223,7 @@ mod tests {
     fn shapes_that_hold_nothing_are_refused() {
         for bad in [shape(0, 1, 0, 0), shape(1, 0, 0, 0), shape(1, 4, 5, 0)] {
             let error = Graphs::new(0, &[shape(1, 1, 0, 0), bad], 4, 20).err().expect("it is refused");
-            assert_eq!(error.argument(), Some("options.graphs[1]"), "{error}");
+            assert_eq!(error.argument(), Some("options.cuda_graphs[1]"), "{error}");
         }
     }
 }

@@ -29,6 +29,7 @@ use self::prepared_request::PreparedRequest;
 use self::ranker::Ranker;
 use self::served_model::ModelCloser;
 use super::batching::{BatchLimits, Pending, Scheduler, Workers, in_callback};
+use super::exec::Shape;
 use crate::embedding::TableStats;
 use crate::error::{Error, Result, Status};
 use crate::folder::ModelFolder;
@@ -157,6 +158,17 @@ impl Engine {
         Ok(())
     }
 
+    /// Starts to load keys and values of users from host memory and the store into the pool, and returns at once. A
+    /// request that comes soon then does not wait for them. Stops if the pool has no more room. Returns how many
+    /// histories are being loaded.
+    pub fn prefetch(&self, users: &[u64]) -> Result<usize> {
+        let serving = self.ranker().current();
+        match serving.kv.as_ref().filter(|_| serving.caches_kv) {
+            Some(kv) => kv.prefetch(Owner::slice(users)),
+            None => Ok(0),
+        }
+    }
+
     /// Evicts the keys and values of users from the pool to host memory and the store, as an eviction for lack of room
     /// does. Without those tiers they are lost. Returns how many of the users had any in the pool. BUSY if a user has a
     /// request that runs or is being added to a batch.
@@ -191,12 +203,18 @@ impl Engine {
         Ok(known)
     }
 
-    /// The folder that is served now.
+    /// The GPU that the model runs on; `None` on the CPU.
+    pub fn device(&self) -> Option<u32> {
+        let ranker = self.ranker();
+        (ranker.current().model.provider() == Provider::Cuda).then_some(ranker.options.model.device_id)
+    }
+
+    /// The model folder that is served.
     pub fn folder(&self) -> Arc<ModelFolder> {
         Arc::clone(&self.ranker().current().folder)
     }
 
-    /// The model that runs now.
+    /// The model that is served.
     pub fn model(&self) -> Arc<Model> {
         Arc::clone(&self.ranker().current().model)
     }
@@ -307,5 +325,6 @@ fn check(options: &EngineOptions) -> Result<()> {
     if options.model.tables.is_some() {
         return Err(Error::invalid("options.model.tables", "the model folder has the tables: leave this unset"));
     }
+    Shape::check_all(&open_model::shapes(options))?;
     Ok(())
 }

@@ -38,7 +38,7 @@ impl OpenModel {
             Lookup::Gather => None,
         };
         let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
-        let cuda_graphs = options.model.cuda_graphs || !options.graphs.is_empty();
+        let cuda_graphs = options.model.cuda_graphs || !options.cuda_graphs.is_empty();
         // What comes out of such blocks is known to no more bits than a product of TF32 keeps.
         let tf32 = options.model.tf32 || folder.compute != ElementType::F32;
         let model_options = ModelOptions { tables: graph_tables, cuda_graphs, tf32, ..options.model.clone() };
@@ -51,12 +51,12 @@ impl OpenModel {
             log::info!("keys and values of this model are not cached: {reason}");
         }
         let (layout, version) = (Layout::new(&folder), folder.version.as_str().into());
-        if !options.graphs.is_empty() && model.provider() == Provider::Cuda && !model.operators_on_gpu() {
+        if !options.cuda_graphs.is_empty() && model.provider() == Provider::Cuda && !model.operators_on_gpu() {
             let message =
                 "the ai.pagoda operators of this model are on the CPU (host_pools): CUDA graphs need them on the GPU";
-            return Err(Error::new(Status::Unsupported, message).about("options.graphs"));
+            return Err(Error::new(Status::Unsupported, message).about("options.cuda_graphs"));
         }
-        let graphs = (!options.graphs.is_empty() && model.provider() == Provider::Cuda).then(|| {
+        let graphs = (!options.cuda_graphs.is_empty() && model.provider() == Provider::Cuda).then(|| {
             let (history, page) = (folder.limits.max_history_rows, u64::from(folder.kv.page_size).max(1));
             let pages = kv.as_ref().map_or(1, |kv| kv.stats().pages);
             Graphs::new(options.model.device_id, &shapes(options), history.div_ceil(page) + 1, pages)
@@ -96,14 +96,14 @@ impl OpenModel {
 }
 
 /// The shapes that batches are captured for.
-fn shapes(options: &EngineOptions) -> Vec<Shape> {
+pub(super) fn shapes(options: &EngineOptions) -> Vec<Shape> {
     let shape = |shape: &GraphShape| Shape {
         sequences: shape.users,
         rows: shape.rows,
         outputs: shape.candidates,
         pages: shape.pages,
     };
-    options.graphs.iter().map(shape).collect()
+    options.cuda_graphs.iter().map(shape).collect()
 }
 
 fn open_kv(

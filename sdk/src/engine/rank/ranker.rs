@@ -32,7 +32,7 @@ pub(super) struct Ranker {
 impl Ranker {
     pub(super) fn new(options: EngineOptions, store: Option<Arc<dyn Store>>, model: Arc<ServedModel>) -> Self {
         Self {
-            events: EventLog::new(options.remember_events, &model.layout.signature),
+            events: EventLog::new(options.remember_bytes, &model.layout.signature),
             options,
             store,
             model: RwLock::new(model),

@@ -111,7 +111,7 @@ impl RankResponse {
     ///
     /// # Panics
     /// If there is no such candidate.
-    pub fn of_candidate(&self, candidate: usize) -> &[f32] {
+    pub fn candidate(&self, candidate: usize) -> &[f32] {
         &self.scores[candidate * self.tasks..][..self.tasks]
     }
 }

@@ -9,15 +9,15 @@ pub struct EngineStats {
     pub answered: u64,
     /// Requests that failed, for any reason.
     pub failed: u64,
-    /// Batches that ran.
+    /// Batches.
     pub batches: u64,
     /// Rows of histories that were cached.
     pub cached_rows: u64,
     /// Rows of histories that were computed.
     pub computed_rows: u64,
-    /// Requests that wait now.
+    /// Requests in the queue.
     pub waiting: u64,
-    /// Users whose events are remembered.
+    /// Users in the event log.
     pub remembered_users: u64,
     /// The size of those events in bytes.
     pub remembered_bytes: u64,

@@ -379,7 +379,7 @@ fn a_failed_commit_leaves_no_stale_history() {
     let folder = Folder::new();
     let store = failing_store(&folder);
     let scheduler = scheduler(options(), Some(store.clone()));
-    let alone = self::scheduler(EngineOptions { kv: None, remember_events: 0, ..options() }, None);
+    let alone = self::scheduler(EngineOptions { kv: None, remember_bytes: 0, ..options() }, None);
     let told: Vec<i64> = (1..=30).collect();
     let edited: Vec<i64> = told.iter().map(|&item| if item == 5 { 39 } else { item }).collect();
     let next = |from: usize| RankRequest { start: Some(from as u64), user_keys: vec![], ..request(7, &told[from..]) };

@@ -45,7 +45,7 @@ static void no_memory(call *call) {
 }
 
 bool check(call *call, pagoda_status status) {
-    if (status == PAGODA_OK) return true;
+    if (status == PAGODA_STATUS_OK) return true;
     JNIEnv *env = call->env;
     jthrowable thrown = to_exception(env, status, call->error);
     if (thrown) (*env)->Throw(env, thrown);

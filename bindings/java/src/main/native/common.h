@@ -93,7 +93,7 @@ typedef struct pending {
 pending *await(call *call, jobject whom, size_t made);
 /* Ends it. */
 void over(JNIEnv *env, pending *pending);
-/* Ends it where Java could not be told: a thread of Java's tells that there was no memory. Someone waits for it. */
+/* Ends it where Java could not be told: a thread of Java's tells the waiting one that there was no memory. */
 void untold(pending *pending);
 
 /* Reads the options that engines have too. */

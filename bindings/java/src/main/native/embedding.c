@@ -1,47 +1,47 @@
-/* ai.pagoda.Embedding */
+/* ai.pagoda.Embeddings */
 #include "common.h"
 
-#include "ai_pagoda_Embedding.h"
+#include "ai_pagoda_Embeddings.h"
 
-NATIVE(jlong, Embedding, open)(JNIEnv *env, SELF, jbyteArray path) {
+NATIVE(jlong, Embeddings, open)(JNIEnv *env, SELF, jbyteArray path) {
     call call = CALL;
-    pagoda_embedding *embedding = NULL;
+    pagoda_embeddings *embedding = NULL;
     const char *file = text(&call, path);
-    if (!call.failed) check(&call, pagoda_embedding_open(file, &embedding, &call.error));
+    if (!call.failed) check(&call, pagoda_embeddings_open(file, &embedding, &call.error));
     end(&call);
     return HANDLE(embedding);
 }
 
-NATIVE(void, Embedding, estimate)(JNIEnv *env, SELF, jbyteArray path, jlongArray both) {
+NATIVE(void, Embeddings, estimate)(JNIEnv *env, SELF, jbyteArray path, jlongArray both) {
     call call = CALL;
     uint64_t memory = 0, disk = 0;
     const char *file = text(&call, path);
-    if (!call.failed && check(&call, pagoda_embedding_estimate(file, &memory, &disk, &call.error))) {
+    if (!call.failed && check(&call, pagoda_embeddings_estimate(file, &memory, &disk, &call.error))) {
         const jlong numbers[] = {(jlong)memory, (jlong)disk};
         (*env)->SetLongArrayRegion(env, both, 0, 2, numbers);
     }
     end(&call);
 }
 
-NATIVE(void, Embedding, add)(JNIEnv *env, SELF, jlong handle, jbyteArray model, jbyteArray folder) {
+NATIVE(void, Embeddings, add)(JNIEnv *env, SELF, jlong handle, jbyteArray model, jbyteArray folder) {
     call call = CALL;
     const char *json = text(&call, model), *path = text(&call, folder);
-    if (!call.failed) check(&call, pagoda_embedding_add(AS(pagoda_embedding, handle), json, path, &call.error));
+    if (!call.failed) check(&call, pagoda_embeddings_add(AS(pagoda_embeddings, handle), json, path, &call.error));
     end(&call);
 }
 
-NATIVE(void, Embedding, retire)(JNIEnv *env, SELF, jlong handle, jbyteArray model) {
+NATIVE(void, Embeddings, retire)(JNIEnv *env, SELF, jlong handle, jbyteArray model) {
     call call = CALL;
     const char *name = text(&call, model);
-    if (!call.failed) check(&call, pagoda_embedding_retire(AS(pagoda_embedding, handle), name, &call.error));
+    if (!call.failed) check(&call, pagoda_embeddings_retire(AS(pagoda_embeddings, handle), name, &call.error));
     end(&call);
 }
 
-NATIVE(jlong, Embedding, dim)(JNIEnv *env, SELF, jlong handle, jbyteArray table) {
+NATIVE(jlong, Embeddings, dim)(JNIEnv *env, SELF, jlong handle, jbyteArray table) {
     call call = CALL;
     size_t dim = 0;
     const char *name = text(&call, table);
-    if (!call.failed) check(&call, pagoda_embedding_dim(AS(pagoda_embedding, handle), name, &dim, &call.error));
+    if (!call.failed) check(&call, pagoda_embeddings_dim(AS(pagoda_embeddings, handle), name, &dim, &call.error));
     end(&call);
     return (jlong)dim;
 }
@@ -60,14 +60,14 @@ typedef struct {
 } lookup;
 
 static bool look(call *call, jlong handle, const lookup *of) {
-    const pagoda_embedding *embedding = AS(pagoda_embedding, handle);
+    const pagoda_embeddings *embedding = AS(pagoda_embeddings, handle);
     size_t offset_count;
     const int64_t *offsets = longs(call, of->offsets, &offset_count);
     if (call->failed) return false;
     if (!of->offsets)
-        return check(call, pagoda_embedding_lookup(embedding, of->table, of->keys, of->key_count, &of->options,
+        return check(call, pagoda_embeddings_lookup(embedding, of->table, of->keys, of->key_count, &of->options,
                                                    of->numbers, of->number_count, of->found, &call->error));
-    return check(call, pagoda_embedding_pool(embedding, of->table, of->keys, of->key_count, offsets, offset_count,
+    return check(call, pagoda_embeddings_pool(embedding, of->table, of->keys, of->key_count, offsets, offset_count,
                                              of->combiner, &of->options, of->numbers, of->number_count, of->found,
                                              &call->error));
 }
@@ -79,7 +79,7 @@ static pagoda_lookup_options lookup_options(jint miss, jlong limit_us) {
     return options;
 }
 
-NATIVE(void, Embedding, look)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jlongArray keys, jlongArray offsets,
+NATIVE(void, Embeddings, look)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jlongArray keys, jlongArray offsets,
                               jint combiner, jint miss, jlong limit_us, jfloatArray numbers, jbyteArray found) {
     call call = CALL;
     lookup of = {.offsets = offsets, .combiner = combiner, .options = lookup_options(miss, limit_us)};
@@ -95,7 +95,7 @@ NATIVE(void, Embedding, look)(JNIEnv *env, SELF, jlong handle, jbyteArray table,
     end(&call);
 }
 
-NATIVE(void, Embedding, lookDirect)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jobject keys, jlong key_count,
+NATIVE(void, Embeddings, lookDirect)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jobject keys, jlong key_count,
                                     jlongArray offsets, jint combiner, jint miss, jlong limit_us, jobject numbers,
                                     jlong number_count, jobject found) {
     call call = CALL;
@@ -110,7 +110,7 @@ NATIVE(void, Embedding, lookDirect)(JNIEnv *env, SELF, jlong handle, jbyteArray 
     end(&call);
 }
 
-NATIVE(void, Embedding, upsert)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jlong version, jlongArray keys,
+NATIVE(void, Embeddings, upsert)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jlong version, jlongArray keys,
                                 jfloatArray numbers, jint reach) {
     call call = CALL;
     size_t key_count, number_count;
@@ -118,59 +118,59 @@ NATIVE(void, Embedding, upsert)(JNIEnv *env, SELF, jlong handle, jbyteArray tabl
     const int64_t *which = longs(&call, keys, &key_count);
     const float *rows = floats(&call, numbers, &number_count);
     if (!call.failed)
-        check(&call, pagoda_embedding_upsert(AS(pagoda_embedding, handle), name, (uint64_t)version, which, key_count,
+        check(&call, pagoda_embeddings_upsert(AS(pagoda_embeddings, handle), name, (uint64_t)version, which, key_count,
                                              rows, number_count, reach, &call.error));
     end(&call);
 }
 
-NATIVE(void, Embedding, delete)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jlong version, jlongArray keys,
+NATIVE(void, Embeddings, delete)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jlong version, jlongArray keys,
                                 jint reach) {
     call call = CALL;
     size_t key_count;
     const char *name = text(&call, table);
     const int64_t *which = longs(&call, keys, &key_count);
     if (!call.failed)
-        check(&call, pagoda_embedding_delete(AS(pagoda_embedding, handle), name, (uint64_t)version, which, key_count,
+        check(&call, pagoda_embeddings_delete(AS(pagoda_embeddings, handle), name, (uint64_t)version, which, key_count,
                                              reach, &call.error));
     end(&call);
 }
 
-NATIVE(jlong, Embedding, prefetch)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jlongArray keys) {
+NATIVE(jlong, Embeddings, prefetch)(JNIEnv *env, SELF, jlong handle, jbyteArray table, jlongArray keys) {
     call call = CALL;
     size_t key_count, queued = 0;
     const char *name = text(&call, table);
     const int64_t *which = longs(&call, keys, &key_count);
     if (!call.failed)
         check(&call,
-              pagoda_embedding_prefetch(AS(pagoda_embedding, handle), name, which, key_count, &queued, &call.error));
+              pagoda_embeddings_prefetch(AS(pagoda_embeddings, handle), name, which, key_count, &queued, &call.error));
     end(&call);
     return (jlong)queued;
 }
 
-NATIVE(void, Embedding, refresh)(JNIEnv *env, SELF, jlong handle, jbyteArray table) {
+NATIVE(void, Embeddings, refresh)(JNIEnv *env, SELF, jlong handle, jbyteArray table) {
     call call = CALL;
     const char *name = text(&call, table);
-    if (!call.failed) check(&call, pagoda_embedding_refresh(AS(pagoda_embedding, handle), name, &call.error));
+    if (!call.failed) check(&call, pagoda_embeddings_refresh(AS(pagoda_embeddings, handle), name, &call.error));
     end(&call);
 }
 
-NATIVE(void, Embedding, await)(JNIEnv *env, SELF, jlong handle) {
+NATIVE(void, Embeddings, await)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
-    check(&call, pagoda_embedding_wait(AS(pagoda_embedding, handle), &call.error));
+    check(&call, pagoda_embeddings_wait(AS(pagoda_embeddings, handle), &call.error));
     end(&call);
 }
 
-NATIVE(jlongArray, Embedding, stats)(JNIEnv *env, SELF, jlong handle, jbyteArray table) {
+NATIVE(jlongArray, Embeddings, stats)(JNIEnv *env, SELF, jlong handle, jbyteArray table) {
     call call = CALL;
     pagoda_table_stats stats = PAGODA_TABLE_STATS_INIT;
     jlongArray numbers = NULL;
     const char *name = text(&call, table);
-    if (!call.failed && check(&call, pagoda_embedding_stats(AS(pagoda_embedding, handle), name, &stats, &call.error)))
+    if (!call.failed && check(&call, pagoda_embeddings_get_stats(AS(pagoda_embeddings, handle), name, &stats, &call.error)))
         numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
     end(&call);
     return numbers;
 }
 
-NATIVE(void, Embedding, free)(__attribute__((unused)) JNIEnv *env, SELF, jlong handle) {
-    pagoda_embedding_free(AS(pagoda_embedding, handle));
+NATIVE(void, Embeddings, free)(__attribute__((unused)) JNIEnv *env, SELF, jlong handle) {
+    pagoda_embeddings_free(AS(pagoda_embeddings, handle));
 }

@@ -11,9 +11,26 @@ bool find_ranking(JNIEnv *env) {
     return done != NULL;
 }
 
+/* Shapes, four numbers each. */
+static const pagoda_graph_shape *shapes(call *call, jlongArray numbers, size_t *shape_count) {
+    size_t count;
+    const int64_t *from = longs(call, numbers, &count);
+    pagoda_graph_shape *shapes = room(call, count / 4, sizeof *shapes);
+    *shape_count = count / 4;
+    for (size_t i = 0; shapes && i < count / 4; i++, from += 4) {
+        pagoda_graph_shape shape = PAGODA_GRAPH_SHAPE_INIT;
+        shape.users = (int32_t)from[0];
+        shape.rows = (int32_t)from[1];
+        shape.candidates = (int32_t)from[2];
+        shape.pages = (int32_t)from[3];
+        shapes[i] = shape;
+    }
+    return shapes;
+}
+
 NATIVE(jlong, Engine, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray numbers, jlongArray model,
-                            jbyteArray onnxruntime, jbyteArray profile, jbyteArray graphs, jbyteArray store,
-                            jlongArray store_numbers) {
+                            jbyteArray onnxruntime, jbyteArray profile, jlongArray graphs, jbyteArray tiers,
+                            jbyteArray store, jlongArray store_numbers) {
     call call = CALL;
     size_t count;
     pagoda_engine *engine = NULL;
@@ -23,7 +40,8 @@ NATIVE(jlong, Engine, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray num
     const int64_t *from = longs(&call, numbers, &count);
     const char *path = text(&call, folder);
     options.model = &of_model;
-    options.cuda_graphs = text(&call, graphs);
+    options.cuda_graphs = shapes(&call, graphs, &options.cuda_graph_count);
+    options.table_tiers_path = text(&call, tiers);
     options.store_path = text(&call, store);
     options.store_options = &of_store;
     if (!call.failed) {
@@ -31,15 +49,14 @@ NATIVE(jlong, Engine, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray num
         take32(&from, &options.max_batch);
         take32(&from, &options.max_batch_rows);
         take32(&from, &options.queue);
-        take32(&from, &options.kv_pages);
+        take32(&from, &options.kv_size_unit);
+        take64(&from, &options.kv_size);
         take32(&from, &options.offload);
         take32(&from, &options.ahead_percent);
-        take64(&from, &options.kv_bytes);
         take64(&from, &options.max_delay_us);
         take64(&from, &options.remember_bytes);
         take64(&from, &options.table_cache_bytes);
         take64(&from, &options.host_bytes);
-        take32(&from, &options.kv_percent);
         check(&call, pagoda_engine_open(path, &options, &engine, &call.error));
     }
     end(&call);
@@ -85,14 +102,14 @@ static pagoda_rank_request unpacked(call *call, jlongArray numbers, jbyteArray n
     return request;
 }
 
-/* The fields of a response for Ranked. */
+/* The fields of a response for RankResponse. */
 typedef struct {
-    jlong fields[5];
+    jlong fields[6];
 } response;
 
 static response response_of(const pagoda_rank_response *from) {
     return (response){{from->batched_with, (jlong)from->cached_rows, (jlong)from->computed_rows,
-                       (jlong)from->queue_ns, (jlong)from->run_ns}};
+                       (jlong)from->queue_ns, (jlong)from->run_ns, (jlong)from->tasks}};
 }
 
 NATIVE(void, Engine, rank)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, jbyteArray names, jlong cancel,
@@ -106,7 +123,7 @@ NATIVE(void, Engine, rank)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, 
                                                         &call.error))) {
         const response all = response_of(&how);
         (*env)->SetFloatArrayRegion(env, scores, 0, (jsize)count, made);
-        (*env)->SetLongArrayRegion(env, answer, 0, 5, all.fields);
+        (*env)->SetLongArrayRegion(env, answer, 0, 6, all.fields);
     }
     end(&call);
 }
@@ -117,13 +134,13 @@ static bool tell(JNIEnv *env, jobject ranking, pagoda_status status, const float
     jthrowable failure = NULL;
     jfloatArray made = NULL;
     jlongArray answer = NULL;
-    if (status != PAGODA_OK) {
+    if (status != PAGODA_STATUS_OK) {
         failure = to_exception(env, status, error);
     } else {
         const response all = response_of(how);
         made = (*env)->NewFloatArray(env, (jsize)count);
         if (made) (*env)->SetFloatArrayRegion(env, made, 0, (jsize)count, scores);
-        answer = made ? to_longs(env, all.fields, 5) : NULL;
+        answer = made ? to_longs(env, all.fields, 6) : NULL;
     }
     if (!failure && !answer) {
         /* No memory, which is what is told then. */
@@ -171,6 +188,87 @@ NATIVE(jlong, Engine, forget)(JNIEnv *env, SELF, jlong handle, jlongArray users)
     return (jlong)forgotten;
 }
 
+NATIVE(jlong, Engine, prefetch)(JNIEnv *env, SELF, jlong handle, jlongArray users) {
+    call call = CALL;
+    size_t count, started = 0;
+    const uint64_t *all = (const uint64_t *)longs(&call, users, &count);
+    if (!call.failed)
+        check(&call, pagoda_engine_prefetch(AS(pagoda_engine, handle), all, count, &started, &call.error));
+    end(&call);
+    return (jlong)started;
+}
+
+NATIVE(jlong, Engine, unload)(JNIEnv *env, SELF, jlong handle, jlongArray users) {
+    call call = CALL;
+    size_t count, unloaded = 0;
+    const uint64_t *all = (const uint64_t *)longs(&call, users, &count);
+    if (!call.failed)
+        check(&call, pagoda_engine_unload(AS(pagoda_engine, handle), all, count, &unloaded, &call.error));
+    end(&call);
+    return (jlong)unloaded;
+}
+
+/* The provider and the device go into `where`. */
+NATIVE(jbyteArray, Engine, provider)(JNIEnv *env, SELF, jlong handle, jlongArray where) {
+    call call = CALL;
+    size_t length = 0;
+    pagoda_provider provider = 0;
+    int32_t device = -1;
+    jbyteArray reason = NULL;
+    const pagoda_engine *engine = AS(pagoda_engine, handle);
+    if (check(&call, pagoda_engine_provider(engine, &provider, &device, NULL, 0, &length, &call.error))) {
+        /* A swap may put a longer text in its place. */
+        size_t capacity = length + 65536;
+        char *buffer = room(&call, capacity, 1);
+        if (buffer &&
+            check(&call, pagoda_engine_provider(engine, &provider, &device, buffer, capacity, &length, &call.error))) {
+            const jlong both[] = {provider, device};
+            (*env)->SetLongArrayRegion(env, where, 0, 2, both);
+            reason = to_bytes(env, buffer, length - 1);
+        }
+    }
+    end(&call);
+    return reason;
+}
+
+NATIVE(jbyteArray, Engine, tables)(JNIEnv *env, SELF, jlong handle) {
+    call call = CALL;
+    size_t length = 0;
+    jbyteArray names = NULL;
+    const pagoda_engine *engine = AS(pagoda_engine, handle);
+    if (check(&call, pagoda_engine_tables(engine, NULL, 0, &length, &call.error))) {
+        /* A swap may put a longer text in its place. */
+        size_t capacity = length + 65536;
+        char *buffer = room(&call, capacity, 1);
+        if (buffer && check(&call, pagoda_engine_tables(engine, buffer, capacity, &length, &call.error)))
+            names = to_bytes(env, buffer, length - 1);
+    }
+    end(&call);
+    return names;
+}
+
+NATIVE(jlongArray, Engine, kvStats)(JNIEnv *env, SELF, jlong handle) {
+    call call = CALL;
+    pagoda_kv_stats stats = PAGODA_KV_STATS_INIT;
+    jlongArray numbers = NULL;
+    if (check(&call, pagoda_engine_get_kv_stats(AS(pagoda_engine, handle), &stats, &call.error)))
+        numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
+    end(&call);
+    return numbers;
+}
+
+NATIVE(jlongArray, Engine, tableStats)(JNIEnv *env, SELF, jlong handle, jbyteArray table) {
+    call call = CALL;
+    pagoda_table_stats stats = PAGODA_TABLE_STATS_INIT;
+    jlongArray numbers = NULL;
+    const char *name = text(&call, table);
+    if (!call.failed &&
+        check(&call, pagoda_engine_get_table_stats(AS(pagoda_engine, handle), name, &stats, &call.error)))
+        numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
+    end(&call);
+    return numbers;
+}
+
 NATIVE(jlong, Engine, tasks)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
     size_t tasks = 0;
@@ -197,9 +295,9 @@ NATIVE(jbyteArray, Engine, info)(JNIEnv *env, SELF, jlong handle) {
 
 NATIVE(jlongArray, Engine, stats)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
-    pagoda_rank_stats stats = PAGODA_RANK_STATS_INIT;
+    pagoda_engine_stats stats = PAGODA_ENGINE_STATS_INIT;
     jlongArray numbers = NULL;
-    if (check(&call, pagoda_engine_stats(AS(pagoda_engine, handle), &stats, &call.error)))
+    if (check(&call, pagoda_engine_get_stats(AS(pagoda_engine, handle), &stats, &call.error)))
         numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
     end(&call);
     return numbers;

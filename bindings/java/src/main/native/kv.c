@@ -17,7 +17,8 @@ NATIVE(jlong, KvCache, open)(JNIEnv *env, SELF, jlongArray numbers, jbyteArray m
         take32(&from, &options.head_size);
         take32(&from, &options.page_size);
         take32(&from, &options.type);
-        take32(&from, &options.pages);
+        take32(&from, &options.size_unit);
+        take64(&from, &options.size);
         take32(&from, &options.max_history);
         take32(&from, &options.overlap);
         take32(&from, &options.edited);
@@ -25,9 +26,7 @@ NATIVE(jlong, KvCache, open)(JNIEnv *env, SELF, jlongArray numbers, jbyteArray m
         take32(&from, &options.onload_in_background);
         take32(&from, &options.onload_threads);
         take32(&from, &options.ahead_percent);
-        take64(&from, &options.bytes);
-        take32(&from, &options.device);
-        take32(&from, &options.percent);
+        take32(&from, &options.device_id);
         options.store = AS(pagoda_store, *from);
         check(&call, pagoda_kv_cache_open(&options, &cache, &call.error));
     }
@@ -87,7 +86,7 @@ NATIVE(jlong, KvCache, prepare)(JNIEnv *env, SELF, jlong handle, jlongArray numb
     return HANDLE(lease);
 }
 
-/* In the three below null means everyone; an array without users is not NULL to C either, and means no one. */
+/* In the three below null means all users; an array without users is not NULL to C either, and means none. */
 NATIVE(jlong, KvCache, offload)(JNIEnv *env, SELF, jlong handle, jlongArray users) {
     call call = CALL;
     size_t count, offloaded = 0;
@@ -128,7 +127,7 @@ NATIVE(jlongArray, KvCache, stats)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
     pagoda_kv_stats stats = PAGODA_KV_STATS_INIT;
     jlongArray numbers = NULL;
-    if (check(&call, pagoda_kv_cache_stats(AS(pagoda_kv_cache, handle), &stats, &call.error)))
+    if (check(&call, pagoda_kv_cache_get_stats(AS(pagoda_kv_cache, handle), &stats, &call.error)))
         numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
     end(&call);
     return numbers;

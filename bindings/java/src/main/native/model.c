@@ -23,7 +23,9 @@ pagoda_model_options model_options(call *call, jlongArray numbers, jbyteArray on
     take32(&from, &options.intra_op_threads);
     take32(&from, &options.optimization);
     take32(&from, &options.sleep_when_idle);
-    options.embedding = AS(pagoda_embedding, *from);
+    take32(&from, &options.tf32);
+    take32(&from, &options.host_pools);
+    options.tables = AS(pagoda_embeddings, *from);
     return options;
 }
 
@@ -136,8 +138,8 @@ NATIVE(void, Model, run)(JNIEnv *env, SELF, jlong handle, jbyteArray input_names
 /* Tells Java; false if it had no memory to hear it. Says too whether it took the outputs. */
 static bool tell(JNIEnv *env, const pending *pending, pagoda_status status, pagoda_tensor *const *outputs,
                  const pagoda_error *error, bool *taken) {
-    jthrowable failure = status == PAGODA_OK ? NULL : to_exception(env, status, error);
-    jlongArray made = status == PAGODA_OK ? (*env)->NewLongArray(env, (jsize)pending->made) : NULL;
+    jthrowable failure = status == PAGODA_STATUS_OK ? NULL : to_exception(env, status, error);
+    jlongArray made = status == PAGODA_STATUS_OK ? (*env)->NewLongArray(env, (jsize)pending->made) : NULL;
     if (!failure && !made) {
         /* No memory, which is what is told then. */
         failure = (*env)->ExceptionOccurred(env);
@@ -158,7 +160,7 @@ static void ended(void *user_data, pagoda_status status, pagoda_tensor *const *o
     pending *run = user_data;
     JNIEnv *env = enter();
     bool taken = false, told = env && tell(env, run, status, outputs, error, &taken);
-    if (status == PAGODA_OK && !taken)
+    if (status == PAGODA_STATUS_OK && !taken)
         for (size_t i = 0; i < run->made; i++) pagoda_tensor_free(outputs[i]);
     if (told) over(env, run);
     else untold(run);

@@ -19,13 +19,17 @@ NATIVE(jint, Pagoda, abiVersion)(__attribute__((unused)) JNIEnv *env, SELF) { re
 
 NATIVE(jlong, Pagoda, liveObjects)(__attribute__((unused)) JNIEnv *env, SELF) { return (jlong)pagoda_live_objects(); }
 
+NATIVE(jint, Pagoda, versionNumber)(__attribute__((unused)) JNIEnv *env, SELF) {
+    return (jint)pagoda_version_number();
+}
+
 NATIVE(jbyteArray, Pagoda, versionText)(JNIEnv *env, SELF) { return to_text(env, pagoda_version()); }
 
 NATIVE(jbyteArray, Pagoda, statusName)(JNIEnv *env, SELF, jint status) {
     return to_text(env, pagoda_status_name(status));
 }
 
-NATIVE(jbyteArray, Pagoda, typeName)(JNIEnv *env, SELF, jint type) { return to_text(env, pagoda_type_name(type)); }
+NATIVE(jbyteArray, Pagoda, typeName)(JNIEnv *env, SELF, jint type) { return to_text(env, pagoda_element_type_name(type)); }
 
 NATIVE(jbyteArray, Pagoda, metricsText)(JNIEnv *env, SELF) {
     call call = CALL;

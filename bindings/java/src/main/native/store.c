@@ -39,10 +39,10 @@ NATIVE(void, Store, compact)(JNIEnv *env, SELF, jlong handle) {
 
 NATIVE(jlongArray, Store, stats)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
-    pagoda_store_info info = PAGODA_STORE_INFO_INIT;
+    pagoda_store_stats stats = PAGODA_STORE_STATS_INIT;
     jlongArray numbers = NULL;
-    if (check(&call, pagoda_store_stats(AS(pagoda_store, handle), &info, &call.error)))
-        numbers = to_longs(env, STATS_NUMBERS(info), STATS_COUNT(info));
+    if (check(&call, pagoda_store_get_stats(AS(pagoda_store, handle), &stats, &call.error)))
+        numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
     end(&call);
     return numbers;
 }

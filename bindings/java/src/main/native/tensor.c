@@ -34,7 +34,7 @@ NATIVE(jlong, Tensor, makeStrings)(JNIEnv *env, SELF, jbyteArray all, jintArray 
     return HANDLE(tensor);
 }
 
-/* Pagoda is done with a buffer of Java's. If Java can not be entered it stays: no one waits for it. */
+/* Pagoda is done with a buffer of Java's. If Java can not be entered it stays: nothing waits for it. */
 static void release(void *buffer) {
     JNIEnv *env = enter();
     if (!env) return;
@@ -60,7 +60,7 @@ NATIVE(jlong, Tensor, borrow)(JNIEnv *env, SELF, jint type, jlongArray dims, job
 
 NATIVE(jint, Tensor, type)(JNIEnv *env, SELF, jlong handle) {
     call call = CALL;
-    pagoda_type type = PAGODA_TYPE_UNDEFINED;
+    pagoda_element_type type = PAGODA_ELEMENT_TYPE_UNDEFINED;
     check(&call, pagoda_tensor_type(AS(pagoda_tensor, handle), &type, &call.error));
     end(&call);
     return type;

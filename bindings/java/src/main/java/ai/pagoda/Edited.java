@@ -2,7 +2,7 @@ package ai.pagoda;
 
 /** What happens when the items of a request are not those that the cached history was computed from. */
 public enum Edited {
-    /** No one looks: requests bring no items. */
+    /** Items are not checked: requests have none. */
     UNNOTICED(0),
     /** The request is refused. */
     REFUSE(1),

@@ -2,7 +2,9 @@ package ai.pagoda;
 
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.List;
 import java.util.Objects;
+import java.util.stream.LongStream;
 
 /** How to open an engine. What is not set stays at its default. */
 public final class EngineOptions {
@@ -10,16 +12,15 @@ public final class EngineOptions {
     private long maxBatch = Native.UNSET;
     private long maxBatchRows = Native.UNSET;
     private long queue = Native.UNSET;
-    private long kvPages = Native.UNSET;
+    private KvSize kvSize = KvSize.DEFAULT;
     private long offload = Native.UNSET;
     private long aheadPercent = Native.UNSET;
-    private long kvBytes = Native.UNSET;
     private long maxDelayUs = Native.UNSET;
     private long rememberBytes = Native.UNSET;
     private long tableCacheBytes = Native.UNSET;
     private long hostBytes = Native.UNSET;
-    private long kvPercent = Native.UNSET;
-    private String cudaGraphs;
+    private List<GraphShape> cudaGraphs = List.of();
+    private Path tableTiersPath;
     private ModelOptions model = new ModelOptions();
     private Path store;
     private StoreOptions storeOptions = new StoreOptions();
@@ -28,7 +29,7 @@ public final class EngineOptions {
     public EngineOptions() {}
 
     /**
-     * How many batches run at the same time, on one set of weights, tables and caches; 1 to 256, default 1.
+     * How many batches run at the same time; 1 to 256, default 1. They share the weights, the tables and the caches.
      *
      * @param instances how many
      * @return these options
@@ -39,7 +40,7 @@ public final class EngineOptions {
     }
 
     /**
-     * The most requests of one batch; default 64.
+     * The maximum number of requests in a batch; default 64.
      *
      * @param maxBatch how many
      * @return these options
@@ -50,7 +51,8 @@ public final class EngineOptions {
     }
 
     /**
-     * The most rows of one batch: new events, and candidates; default 8192. A request that alone has more runs alone.
+     * The maximum number of rows in a batch: new events and candidates; default 8192. A request with more rows runs
+     * alone.
      *
      * @param maxBatchRows how many
      * @return these options
@@ -61,7 +63,8 @@ public final class EngineOptions {
     }
 
     /**
-     * The most requests that wait; more are refused with {@link Status#CAPACITY}. Default 4096.
+     * The maximum number of queued requests; default 4096. A request beyond it is rejected with
+     * {@link Status#CAPACITY}.
      *
      * @param queue how many
      * @return these options
@@ -72,31 +75,20 @@ public final class EngineOptions {
     }
 
     /**
-     * How many pages of keys and values are kept in memory, instead of {@link #kvBytes}; default 0: that says it.
+     * The size of the pool of keys and values; default 1 GiB. With {@link KvSize#NONE} nothing is cached: every request
+     * computes its whole history.
      *
-     * @param kvPages how many
+     * @param kvSize the size
      * @return these options
      */
-    public EngineOptions kvPages(int kvPages) {
-        this.kvPages = kvPages;
+    public EngineOptions kvSize(KvSize kvSize) {
+        this.kvSize = Objects.requireNonNull(kvSize, "kvSize");
         return this;
     }
 
     /**
-     * With a model on a GPU: how many percent of the memory that is free there are for keys and values, instead of
-     * {@link #kvBytes}; default 0: that says it. Refused where the model runs on the CPU.
-     *
-     * @param kvPercent how many
-     * @return these options
-     */
-    public EngineOptions kvPercent(int kvPercent) {
-        this.kvPercent = kvPercent;
-        return this;
-    }
-
-    /**
-     * Bytes of host memory for keys and values that have left the pool, pinned where the model can be on a GPU; default
-     * 0: none.
+     * Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned if
+     * the model can run on a GPU.
      *
      * @param hostBytes how many
      * @return these options
@@ -107,20 +99,19 @@ public final class EngineOptions {
     }
 
     /**
-     * On a GPU: shapes of batches that are captured into CUDA graphs when first used and replayed from then on;
-     * default: none. They are separated by commas, each the most users, the most rows, and, if they are fewer, the
-     * most candidates: {@code "1x384, 8x3072x2048"}. Every node of the model has to be on the GPU.
+     * On a GPU: the batch shapes that are captured into CUDA graphs when they are first used, and replayed after that;
+     * default: none. Every node of the model must run on the GPU. On the CPU the shapes are checked and not used.
      *
      * @param cudaGraphs the shapes
      * @return these options
      */
-    public EngineOptions cudaGraphs(String cudaGraphs) {
-        this.cudaGraphs = Objects.requireNonNull(cudaGraphs, "cudaGraphs");
+    public EngineOptions cudaGraphs(GraphShape... cudaGraphs) {
+        this.cudaGraphs = List.of(cudaGraphs);
         return this;
     }
 
     /**
-     * When keys and values go to the store; default {@link Offload#ON_EVICTION}.
+     * When keys and values are written to the store; default {@link Offload#ON_EVICTION}.
      *
      * @param offload when
      * @return these options
@@ -142,20 +133,8 @@ public final class EngineOptions {
     }
 
     /**
-     * How many bytes of keys and values are kept in memory; default 1 GiB. With 0, and 0 pages, every request computes
-     * its whole history.
-     *
-     * @param kvBytes how many
-     * @return these options
-     */
-    public EngineOptions kvBytes(long kvBytes) {
-        this.kvBytes = Native.unsigned(kvBytes, "kvBytes");
-        return this;
-    }
-
-    /**
-     * How long a request waits for others to run with; default: not at all. Then requests run together that came while
-     * all instances were busy.
+     * The coalescing window: how long a request waits for other requests, to run in one batch with them; default: it
+     * does not wait. A batch then has the requests that arrived while all instances were busy.
      *
      * @param maxDelay how long, in whole microseconds
      * @return these options
@@ -166,8 +145,8 @@ public final class EngineOptions {
     }
 
     /**
-     * Bytes for the events of users as they were sent, so that requests with only new events are served also when the
-     * keys and values of the earlier ones are gone; default 64 MiB. 0: none are remembered.
+     * Bytes for the event log, the events of users as they were sent; default 64 MiB, 0: none. With it, a request that
+     * sends only new events is served even if the keys and values of the earlier events were evicted.
      *
      * @param rememberBytes how many
      * @return these options
@@ -178,14 +157,26 @@ public final class EngineOptions {
     }
 
     /**
-     * Bytes for the cache of each embedding table; default 0: all of a table of up to 256 MiB, and that much of a
-     * larger one.
+     * Bytes for the cache of each embedding table; default 0: a table of up to 256 MiB is cached as a whole, a larger one
+     * with 256 MiB.
      *
      * @param tableCacheBytes how many
      * @return these options
      */
     public EngineOptions tableCacheBytes(long tableCacheBytes) {
         this.tableCacheBytes = Native.unsigned(tableCacheBytes, "tableCacheBytes");
+        return this;
+    }
+
+    /**
+     * A configuration file (ps.json) that names the backing tiers of the embedding tables; default: host memory, with
+     * all rows. The models in the file are ignored.
+     *
+     * @param tableTiersPath the file; {@code null} = the default
+     * @return these options
+     */
+    public EngineOptions tableTiersPath(Path tableTiersPath) {
+        this.tableTiersPath = tableTiersPath;
         return this;
     }
 
@@ -201,10 +192,10 @@ public final class EngineOptions {
     }
 
     /**
-     * The folder of a store for keys and values; default: none. One process has it open at a time.
+     * The folder of a store for keys and values; default: none. One process at a time has it open.
      *
      * @param folder the folder
-     * @param options how the store behaves
+     * @param options how the store is opened
      * @return these options
      */
     public EngineOptions store(Path folder, StoreOptions options) {
@@ -215,14 +206,19 @@ public final class EngineOptions {
 
     /** In the order that engine.c reads them. */
     long[] numbers() {
-        // To C two of them together are a contradiction, and the bytes have a default.
-        long bytes = (kvPages > 0 || kvPercent > 0) && kvBytes == Native.UNSET ? 0 : kvBytes;
-        return new long[] {instances, maxBatch, maxBatchRows, queue, kvPages, offload, aheadPercent, bytes, maxDelayUs,
-                rememberBytes, tableCacheBytes, hostBytes, kvPercent};
+        return new long[] {instances, maxBatch, maxBatchRows, queue, kvSize.unit().number, kvSize.value(), offload,
+                aheadPercent, maxDelayUs, rememberBytes, tableCacheBytes, hostBytes};
     }
 
-    byte[] cudaGraphsText() {
-        return Native.textOrNull(cudaGraphs, "cudaGraphs");
+    /** Four numbers for each shape. */
+    long[] cudaGraphNumbers() {
+        return cudaGraphs.stream()
+                .flatMapToLong(shape -> LongStream.of(shape.users(), shape.rows(), shape.candidates(), shape.pages()))
+                .toArray();
+    }
+
+    byte[] tableTiersText() {
+        return tableTiersPath == null ? null : Native.text(tableTiersPath.toString(), "tableTiersPath");
     }
 
     ModelOptions model() {

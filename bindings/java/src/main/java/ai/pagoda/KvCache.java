@@ -111,7 +111,7 @@ public final class KvCache extends NativeObject {
     }
 
     /**
-     * Writes the histories of everyone in the pool to the store.
+     * Writes the histories of all users in the pool to the store.
      *
      * @return how many had something that was not stored
      */
@@ -132,7 +132,7 @@ public final class KvCache extends NativeObject {
     }
 
     /**
-     * Removes histories of everyone whom no lease holds.
+     * Removes the histories of all users that no lease holds.
      *
      * @param tiers from where
      * @return how many had something there

@@ -3,8 +3,8 @@ package ai.pagoda;
 import java.util.Objects;
 
 /**
- * What a cache is for, how large it is, and how it behaves. Layers, heads, the size of a head, and one of pages, bytes
- * and percent must be set; what else is not set stays at its default.
+ * The shape, the size and the behaviour of a cache. Layers, heads, the size of a head and the size of the pool must be
+ * set; the rest has defaults.
  */
 public final class KvOptions {
     private long layers = Native.UNSET;
@@ -12,7 +12,7 @@ public final class KvOptions {
     private long headSize = Native.UNSET;
     private long pageSize = Native.UNSET;
     private long type = Native.UNSET;
-    private long pages = Native.UNSET;
+    private KvSize size = KvSize.DEFAULT;
     private long maxHistory = Native.UNSET;
     private long overlap = Native.UNSET;
     private long edited = Native.UNSET;
@@ -20,9 +20,7 @@ public final class KvOptions {
     private long onloadInBackground = Native.UNSET;
     private long onloadThreads = Native.UNSET;
     private long aheadPercent = Native.UNSET;
-    private long bytes = Native.UNSET;
-    private long device = Native.UNSET;
-    private long percent = Native.UNSET;
+    private long deviceId = Native.UNSET;
     private String modelVersion;
     private Store store;
 
@@ -85,48 +83,25 @@ public final class KvOptions {
     }
 
     /**
-     * How many pages the pool has, if neither {@link #bytes} nor {@link #percent} says it.
+     * The size of the pool.
      *
-     * @param pages how many
+     * @param size the size
      * @return these options
      */
-    public KvOptions pages(int pages) {
-        this.pages = pages;
+    public KvOptions size(KvSize size) {
+        this.size = Objects.requireNonNull(size, "size");
         return this;
     }
 
     /**
-     * How many bytes the pool may take, all layers together, if neither {@link #pages} nor {@link #percent} says it.
+     * The GPU whose memory holds the pool; default -1: host memory. {@link Tensor#buffer} and its kin reject tensors on a
+     * GPU.
      *
-     * @param bytes how many
+     * @param deviceId its number
      * @return these options
      */
-    public KvOptions bytes(long bytes) {
-        this.bytes = Native.unsigned(bytes, "bytes");
-        return this;
-    }
-
-    /**
-     * How many percent of the memory that is free on its {@link #device} the pool may take, if neither {@link #pages}
-     * nor {@link #bytes} says it.
-     *
-     * @param percent how many
-     * @return these options
-     */
-    public KvOptions percent(int percent) {
-        this.percent = percent;
-        return this;
-    }
-
-    /**
-     * The GPU whose memory the pool is in; default -1: it is in host memory. That of a GPU is for the model alone:
-     * {@link Tensor#buffer} and its kin refuse it.
-     *
-     * @param device which
-     * @return these options
-     */
-    public KvOptions device(int device) {
-        this.device = device;
+    public KvOptions deviceId(int deviceId) {
+        this.deviceId = deviceId;
         return this;
     }
 
@@ -235,8 +210,8 @@ public final class KvOptions {
 
     /** In the order that kv.c reads them. */
     long[] numbers() {
-        return new long[] {layers, heads, headSize, pageSize, type, pages, maxHistory, overlap, edited, offload,
-                onloadInBackground, onloadThreads, aheadPercent, bytes, device, percent,
+        return new long[] {layers, heads, headSize, pageSize, type, size.unit().number, size.value(), maxHistory, overlap,
+                edited, offload, onloadInBackground, onloadThreads, aheadPercent, deviceId,
                 store == null ? 0 : store.handle()};
     }
 

@@ -4,7 +4,7 @@ package ai.pagoda;
  * What a cache has, and what it did since it was opened.
  *
  * @param pages pages of the pool
- * @param freePages those that no one has
+ * @param freePages free pages
  * @param residentUsers users in the pool
  * @param residentTokens their tokens
  * @param tokensFromPool tokens of prepared histories that were in the pool

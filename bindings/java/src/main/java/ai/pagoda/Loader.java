@@ -103,7 +103,7 @@ final class Loader {
             }
             Files.deleteIfExists(folder);
         } catch (IOException error) {
-            // The process ends, and no one is left to tell.
+            // The process ends: there is nothing left to report to.
         }
     }
 

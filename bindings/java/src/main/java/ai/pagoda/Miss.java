@@ -6,7 +6,7 @@ import java.time.Duration;
 public final class Miss {
     /** What the table's {@code hit_rate_threshold} says: below it as {@link #WAIT}, otherwise as {@link #DEFAULT}. */
     public static final Miss BY_HIT_RATE = new Miss(0, 0);
-    /** They are fetched from the floors below, and their rows returned. */
+    /** The lookup waits for their rows from the backing tiers. */
     public static final Miss WAIT = new Miss(1, 0);
     /** They get the table's default vector, and are inserted in the background. */
     public static final Miss DEFAULT = new Miss(2, 0);

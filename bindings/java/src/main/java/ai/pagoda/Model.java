@@ -175,7 +175,7 @@ public final class Model extends NativeObject {
      * @param outputs the names of the outputs for which new tensors are wanted
      * @param bound outputs by name that are written into tensors that are there
      * @param cancel stops it instead of the future's own cancel, which then only ends the waiting; {@code null} = none
-     * @return new tensors for the {@code outputs}; whoever gets them closes them, and a future that was cancelled does
+     * @return new tensors for the {@code outputs}; the caller closes them, and a future that was cancelled does
      */
     public CompletableFuture<Outputs> runAsync(
             Map<String, Tensor> inputs, List<String> outputs, Map<String, Tensor> bound, Cancel cancel) {

@@ -10,15 +10,17 @@ public final class ModelOptions {
     private long intraOpThreads = Native.UNSET;
     private long optimization = Native.UNSET;
     private long sleepWhenIdle = Native.UNSET;
-    private Path onnxruntime;
-    private Path profile;
-    private Embedding embedding;
+    private long tf32 = Native.UNSET;
+    private long hostPools = Native.UNSET;
+    private Path onnxruntimePath;
+    private Path profilePath;
+    private Embeddings tables;
 
     /** The defaults. */
     public ModelOptions() {}
 
     /**
-     * Where it runs; default {@link Provider#AUTO}.
+     * Where the model runs; default {@link Provider#AUTO}.
      *
      * @param provider where
      * @return these options
@@ -29,7 +31,7 @@ public final class ModelOptions {
     }
 
     /**
-     * Which GPU; default 0.
+     * The number of the GPU; default 0.
      *
      * @param deviceId its number
      * @return these options
@@ -51,7 +53,7 @@ public final class ModelOptions {
     }
 
     /**
-     * How much the graph is rewritten; default {@link Optimization#ALL}.
+     * How far the graph is optimized; default {@link Optimization#ALL}.
      *
      * @param optimization how much
      * @return these options
@@ -62,8 +64,8 @@ public final class ModelOptions {
     }
 
     /**
-     * Whether those threads sleep while there is nothing to do; default: they look out for work for a while after each
-     * run, which wakes them sooner and takes cores from everything else in the process.
+     * Whether idle threads sleep; default: they spin for a while after each run, which wakes them sooner and takes cores
+     * from everything else in the process.
      *
      * @param sleepWhenIdle whether they sleep
      * @return these options
@@ -74,50 +76,75 @@ public final class ModelOptions {
     }
 
     /**
-     * The ONNX Runtime library; default: the environment variable {@code PAGODA_ONNXRUNTIME}, then the folder
-     * {@code pagoda} beside libpagoda.so, then right beside it, then the system's loader. A process uses one; the first model decides.
+     * Whether f32 matrix products on a GPU may use TF32, which keeps 10 bits of the fraction and is several times as fast;
+     * default: they are computed in f32.
      *
-     * @param onnxruntime its file; {@code null} = the default
+     * @param tf32 whether they may
      * @return these options
      */
-    public ModelOptions onnxruntime(Path onnxruntime) {
-        this.onnxruntime = onnxruntime;
+    public ModelOptions tf32(boolean tf32) {
+        this.tf32 = tf32 ? 1 : 0;
         return this;
     }
 
     /**
-     * Where to write a profile of every run, in Chrome's trace format, when the model is closed; default: nowhere.
+     * Whether the ai.pagoda operators stay on the CPU even if the rest of the model runs on a GPU, so that pools of keys
+     * and values in host memory are used in place; default: they run where the model runs.
      *
-     * @param profile the beginning of the file's name; {@code null} = nowhere
+     * @param hostPools whether they do
      * @return these options
      */
-    public ModelOptions profile(Path profile) {
-        this.profile = profile;
+    public ModelOptions hostPools(boolean hostPools) {
+        this.hostPools = hostPools ? 1 : 0;
+        return this;
+    }
+
+    /**
+     * The ONNX Runtime library; default: the environment variable {@code PAGODA_ONNXRUNTIME}, then the folder
+     * {@code pagoda} beside libpagoda.so, then the folder of libpagoda.so, then the loader of the system. A process loads
+     * one, for its first model.
+     *
+     * @param onnxruntimePath its file; {@code null} = the default
+     * @return these options
+     */
+    public ModelOptions onnxruntimePath(Path onnxruntimePath) {
+        this.onnxruntimePath = onnxruntimePath;
+        return this;
+    }
+
+    /**
+     * Where to write a profile of all runs when the model is closed, in Chrome's trace format; default: no profile.
+     *
+     * @param profilePath the beginning of the name of the file; {@code null} = no profile
+     * @return these options
+     */
+    public ModelOptions profilePath(Path profilePath) {
+        this.profilePath = profilePath;
         return this;
     }
 
     /**
      * The tables that EmbeddingBag nodes of the graph name; default: none. The model keeps them open.
      *
-     * @param embedding the tables; {@code null} = none
+     * @param tables the tables; {@code null} = none
      * @return these options
      */
-    public ModelOptions embedding(Embedding embedding) {
-        this.embedding = embedding;
+    public ModelOptions tables(Embeddings tables) {
+        this.tables = tables;
         return this;
     }
 
     /** In the order that model.c reads them. */
     long[] numbers() {
-        return new long[] {provider, deviceId, intraOpThreads, optimization, sleepWhenIdle,
-                embedding == null ? 0 : embedding.handle()};
+        return new long[] {provider, deviceId, intraOpThreads, optimization, sleepWhenIdle, tf32, hostPools,
+                tables == null ? 0 : tables.handle()};
     }
 
     byte[] onnxruntimeText() {
-        return onnxruntime == null ? null : Native.text(onnxruntime.toString(), "onnxruntime");
+        return onnxruntimePath == null ? null : Native.text(onnxruntimePath.toString(), "onnxruntimePath");
     }
 
     byte[] profileText() {
-        return profile == null ? null : Native.text(profile.toString(), "profile");
+        return profilePath == null ? null : Native.text(profilePath.toString(), "profilePath");
     }
 }

@@ -98,7 +98,7 @@ final class Native {
         return value;
     }
 
-    /** Whole microseconds, or as many as a long holds: no one waits for longer than that. */
+    /** Whole microseconds, or as many as a long holds, which is longer than any wait. */
     static long micros(Duration time, String name) {
         if (time.isNegative()) {
             throw new IllegalArgumentException(name + ": " + time + " is negative: give zero or more");

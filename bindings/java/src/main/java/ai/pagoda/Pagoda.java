@@ -20,6 +20,13 @@ public final class Pagoda {
     }
 
     /**
+     * The version of the library as a number.
+     *
+     * @return major * 1,000,000 + minor * 1,000 + patch
+     */
+    public static native int versionNumber();
+
+    /**
      * The version of the library's binary interface. Whether it is that of this jar was checked when it was loaded.
      *
      * @return the version

@@ -64,7 +64,7 @@ abstract class Pending<T> extends CompletableFuture<T> {
                     tellOne();
                 }
             }, "pagoda-telling", 0, false);
-            // It stays for good, and keeps nothing of whoever happens to start it.
+            // It stays for good, and keeps nothing of the thread that starts it.
             thread.setContextClassLoader(Pending.class.getClassLoader());
             thread.setDaemon(true);
             thread.start();
@@ -109,7 +109,7 @@ abstract class Pending<T> extends CompletableFuture<T> {
         return new CompletableFuture<>();
     }
 
-    /** From the callback. A value that no one wants any more, since the future was cancelled, goes to `unwanted`. */
+    /** From the callback. A value that is not wanted any more, since the future was cancelled, goes to `unwanted`. */
     final void ended(Throwable error, T value, Consumer<T> unwanted) {
         ended = true;
         own.close();
@@ -127,7 +127,7 @@ abstract class Pending<T> extends CompletableFuture<T> {
         }
     }
 
-    /** Takes memory too. Whoever waits must be told, and no one else does that: so it goes on until there is some. */
+    /** Takes memory too. The waiting thread must be told, and only this does that: so it repeats until there is some. */
     private void fail(Throwable error) {
         for (;;) {
             try {
@@ -139,7 +139,7 @@ abstract class Pending<T> extends CompletableFuture<T> {
         }
     }
 
-    /** The run has ended, but there was no memory for what it made: whoever waits must be told all the same. */
+    /** The run has ended, but there was no memory for what it made: the waiting thread must be told all the same. */
     final void failed(Throwable failure) {
         ended = true;
         completeExceptionally(failure);

@@ -4,7 +4,7 @@ package ai.pagoda;
 public enum Reach {
     /** When the call returns. */
     AT_ONCE(0),
-    /** When the cache is refreshed next; the floors below have it when the call returns. */
+    /** At the next refresh of the cache. The backing tiers have the update when the call returns. */
     BY_REFRESH(1);
 
     final int number;

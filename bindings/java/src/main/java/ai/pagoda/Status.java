@@ -24,7 +24,7 @@ public enum Status {
     IO(9),
     /** A bug in Pagoda. Please report it. */
     INTERNAL(10),
-    /** Someone else uses it now; try again when they are done. */
+    /** The object is in use; try again later. */
     BUSY(11),
     /** A number that this version does not know; {@link PagodaException#code} has it. */
     UNKNOWN(-1);

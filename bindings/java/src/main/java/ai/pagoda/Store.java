@@ -53,8 +53,8 @@ public final class Store extends NativeObject {
      *
      * @return the numbers
      */
-    public StoreInfo stats() {
-        return StoreInfo.of(stats(handle()));
+    public StoreStats stats() {
+        return StoreStats.of(stats(handle()));
     }
 
     private static native long open(byte[] folder, long[] numbers);

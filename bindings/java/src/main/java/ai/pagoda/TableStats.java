@@ -1,16 +1,16 @@
 package ai.pagoda;
 
 /**
- * What a table did since it was opened.
+ * Statistics of a table since it was opened.
  *
  * @param lookups lookups
  * @param keys keys, the different ones of each lookup; where the cache had all of them, every key as it was given
  * @param hits those that the cache had
  * @param defaults those that got the default vector
- * @param dropped keys that were to be inserted in the background and found no room in the queue
- * @param cachedRows rows that are in the cache
- * @param cacheRows rows that it has room for
- * @param memory bytes of memory that the cache and the floors take, about
+ * @param dropped keys that were not inserted in the background because the queue was full
+ * @param cachedRows rows in the cache
+ * @param cacheRows the capacity of the cache in rows
+ * @param memory bytes of memory of the cache and the tiers, approximately
  * @param staleSeconds for how many seconds at most a change that did not go through this process may not have been
  *     seen; negative if it may not be seen at all, because nothing refreshes the cache
  */

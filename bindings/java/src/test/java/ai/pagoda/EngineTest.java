@@ -10,6 +10,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
@@ -19,6 +20,8 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -27,7 +30,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 class EngineTest extends Support {
     private static EngineOptions options() {
-        return new EngineOptions().model(cpu()).kvPages(64);
+        return new EngineOptions().model(cpu()).kvSize(KvSize.pages(64));
     }
 
     /** A user of tests/data/engine, with the scores of the float64 oracle after some of its events. */
@@ -62,7 +65,7 @@ class EngineTest extends Support {
             return ((Double) step.get("events")).intValue();
         }
 
-        static void right(Map<String, Object> step, Ranked ranked) {
+        static void right(Map<String, Object> step, RankResponse ranked) {
             List<Double> expected = (List<Double>) step.get("scores");
             assertEquals(expected.size(), ranked.scores().length);
             for (int i = 0; i < expected.size(); i++) {
@@ -87,7 +90,7 @@ class EngineTest extends Support {
                 }
                 user++;
             }
-            RankStats stats = engine.stats();
+            EngineStats stats = engine.stats();
             assertEquals(0, stats.failed());
             assertTrue(stats.answered() > 40 && (name.equals("uncached") || stats.cachedRows() > stats.computedRows()));
         }
@@ -97,10 +100,10 @@ class EngineTest extends Support {
     void remembers() throws Exception {
         User user = User.of("gather").get(0);
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options())) {
-            Ranked first = engine.rank(user.request(7, 0, 20));
+            RankResponse first = engine.rank(user.request(7, 0, 20));
             assertEquals(0, first.cachedRows());
             assertEquals(42, first.computedRows());
-            Ranked second = engine.rank(user.request(7, 20, 23));
+            RankResponse second = engine.rank(user.request(7, 20, 23));
             assertEquals(42, second.cachedRows());
             assertEquals(6, second.computedRows());
             assertEquals(0, second.batchedWith());
@@ -125,7 +128,7 @@ class EngineTest extends Support {
             float[] before = engine.rank(user.request(1, 0, 9)).scores();
             engine.swap(FOLDERS.resolve("second"));
             assertNotEquals(info, engine.info());
-            Ranked after = engine.rank(user.request(1, 0, 9));
+            RankResponse after = engine.rank(user.request(1, 0, 9));
             assertTrue(!Arrays.equals(before, after.scores()));
             User.right(User.of("second").get(1).steps().get(4), after);
             fails(Status.NOT_FOUND, "folder", () -> engine.swap(Path.of("/nowhere")));
@@ -154,12 +157,12 @@ class EngineTest extends Support {
     void whatLeftThePoolComesBackFromHostMemory(long hostBytes) throws Exception {
         User user = User.of("gather").get(0);
         Map<String, Object> last = user.steps().get(user.steps().size() - 1);
-        EngineOptions options = options().kvPages(14).hostBytes(hostBytes).rememberBytes(0)
-                .cudaGraphs("1x384, 8x3072x2048");
+        EngineOptions options = options().kvSize(KvSize.pages(14)).hostBytes(hostBytes).rememberBytes(0)
+                .cudaGraphs(new GraphShape(1, 384), new GraphShape(8, 3072, 2048, 0));
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options)) {
             for (boolean came : new boolean[] {false, true}) {
                 for (int number = 1; number <= 6; number++) {
-                    Ranked ranked = engine.rank(user.request(number, 0, User.events(last)));
+                    RankResponse ranked = engine.rank(user.request(number, 0, User.events(last)));
                     assertEquals(came && hostBytes > 0, ranked.cachedRows() > 0, "user " + number);
                     User.right(last, ranked);
                 }
@@ -177,19 +180,100 @@ class EngineTest extends Support {
         fails(Status.INVALID_ARGUMENT, "options.ahead_percent", () -> Engine.open(folder, options().aheadPercent(101)));
         fails(Status.INVALID_ARGUMENT, "options.model.device_id",
                 () -> Engine.open(folder, options().model(cpu().deviceId(-1))));
-        fails(Status.INVALID_ARGUMENT, "options.cuda_graphs",
-                () -> Engine.open(folder, options().cudaGraphs("nonsense")));
-        fails(Status.INVALID_ARGUMENT, "options.kv_percent", () -> Engine.open(folder, options().kvPercent(50)));
-        fails(Status.INVALID_ARGUMENT, "options.kv_percent",
-                () -> Engine.open(folder, options().kvPages(0).kvPercent(50)));
+        fails(Status.INVALID_ARGUMENT, "options.cuda_graphs[1]",
+                () -> Engine.open(folder, options().cudaGraphs(new GraphShape(1, 1), new GraphShape(1, 0))));
+        for (KvSize size : List.of(KvSize.percent(50), KvSize.percent(101), KvSize.pages(1L << 31),
+                new KvSize(KvSizeUnit.DEFAULT, 1))) {
+            fails(Status.INVALID_ARGUMENT, "options.kv_size", () -> Engine.open(folder, options().kvSize(size)));
+        }
+        fails(Status.NOT_FOUND, "options.table_tiers_path",
+                () -> Engine.open(folder, options().tableTiersPath(Path.of("/nowhere/ps.json"))));
         fails(Status.CAPACITY, "options.host_bytes", () -> Engine.open(folder, options().hostBytes(Long.MAX_VALUE)));
         assertThrows(IllegalArgumentException.class, () -> options().hostBytes(-1));
-        assertThrows(NullPointerException.class, () -> options().cudaGraphs(null));
-        assertThrows(IllegalArgumentException.class, () -> options().kvBytes(-1));
+        assertThrows(NullPointerException.class, () -> options().cudaGraphs((GraphShape) null));
+        assertThrows(IllegalArgumentException.class, () -> KvSize.bytes(-1));
         assertThrows(IllegalArgumentException.class, () -> options().maxDelay(Duration.ofSeconds(-1)));
         try (Engine engine = Engine.open(folder,
-                options().kvPages(0).kvBytes(0).rememberBytes(0).tableCacheBytes(1 << 20))) {
+                options().kvSize(KvSize.NONE).rememberBytes(0).tableCacheBytes(1 << 20))) {
             assertEquals(0, engine.stats().rememberedUsers());
+            assertEquals(0, engine.kvStats().pages());
+        }
+    }
+
+    @Test
+    void saysWhatItRunsOnAndHas() throws Exception {
+        User user = User.of("gather").get(1);
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options().hostBytes(1 << 20))) {
+            assertEquals(new EngineProvider(Provider.CPU, -1, ""), engine.provider());
+            engine.rank(user.request(7, 0, 9));
+            assertEquals(1, engine.kvStats().residentUsers());
+            assertEquals(1, engine.unload(7, 8));
+            assertEquals(0, engine.kvStats().residentUsers());
+            assertEquals(1, engine.prefetch(7, 8));
+            assertTrue(engine.rank(user.request(7, 0, 9)).cachedRows() > 0);
+            assertEquals(List.of(), engine.tables());
+            engine.swap(FOLDERS.resolve("bag"));
+            assertTrue(engine.tables().contains("items"), engine.tables().toString());
+            assertEquals(40, engine.tableStats("items").cachedRows());
+            fails(Status.NOT_FOUND, "table", () -> engine.tableStats("nothing"));
+        }
+    }
+
+    /** At the worst moment: between the number of tasks and the request. */
+    @Test
+    void swapsRightAfterTheNumberOfTasksWasRead() throws Exception {
+        User user = User.of("gather").get(1);
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options())) {
+            for (String folder : List.of("three", "gather", "three", "second")) {
+                AtomicInteger reads = new AtomicInteger();
+                RankResponse response = engine.rank(user.request(1, 0, 9), () -> {
+                    int tasks = engine.tasks();
+                    if (reads.incrementAndGet() == 1) {
+                        engine.swap(FOLDERS.resolve(folder));
+                    }
+                    return tasks;
+                });
+                assertEquals(2, reads.get());
+                assertEquals(engine.tasks(), response.tasks());
+                assertEquals(response.size() * response.tasks(), response.scores().length);
+            }
+        }
+    }
+
+    /** Between a model of two tasks and one of three while threads rank: every answer is a whole one of either. */
+    @Test
+    void swapsThatChangeTheTasksFailNoRequest() throws Exception {
+        User user = User.of("gather").get(1);
+        AtomicBoolean stop = new AtomicBoolean();
+        AtomicLong[] answered = {new AtomicLong(), new AtomicLong()};
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options())) {
+            List<CompletableFuture<Void>> threads = new ArrayList<>();
+            for (int number = 1; number <= 3; number++) {
+                int mine = number;
+                threads.add(CompletableFuture.runAsync(() -> {
+                    for (int round = 0; !stop.get(); round++) {
+                        RankRequest request = user.request(mine, 0, 9);
+                        RankResponse response =
+                                round % 4 == 0 ? engine.rankAsync(request).join() : engine.rank(request);
+                        assertEquals(response.scores().length, response.size() * response.tasks());
+                        answered[response.tasks() - 2].incrementAndGet();
+                    }
+                }, task -> new Thread(task).start()));
+            }
+            for (int round = 0; round < 10; round++) {
+                for (int tasks = 0; tasks < 2; tasks++) {
+                    AtomicLong count = answered[tasks];
+                    long before = count.get();
+                    eventually(() -> count.get() > before + 5, () -> "no answers: " + threads);
+                    engine.swap(FOLDERS.resolve(tasks == 0 ? "three" : "gather"));
+                }
+            }
+            stop.set(true);
+            for (CompletableFuture<Void> thread : threads) {
+                thread.get(60, TimeUnit.SECONDS);
+            }
+        } finally {
+            stop.set(true);
         }
     }
 
@@ -201,11 +285,11 @@ class EngineTest extends Support {
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), slow); Cancel cancel = new Cancel()) {
             fails(Status.CANCELLED, "request.timeout_us",
                     () -> engine.rank(user.request(1, 0, 9).timeout(Duration.ofMillis(20))));
-            CompletableFuture<Ranked> timed = engine.rankAsync(user.request(1, 0, 9).timeout(Duration.ofMillis(20)));
+            CompletableFuture<RankResponse> timed = engine.rankAsync(user.request(1, 0, 9).timeout(Duration.ofMillis(20)));
             assertEquals(Status.CANCELLED, status(assertThrows(ExecutionException.class, timed::get)));
 
-            CompletableFuture<Ranked> future = engine.rankAsync(user.request(1, 0, 9));
-            CompletableFuture<Integer> dependent = future.thenApply(Ranked::size);
+            CompletableFuture<RankResponse> future = engine.rankAsync(user.request(1, 0, 9));
+            CompletableFuture<Integer> dependent = future.thenApply(RankResponse::size);
             Thread.sleep(30);
             assertTrue(!future.isDone());
             assertTrue(future.cancel(true));
@@ -213,13 +297,13 @@ class EngineTest extends Support {
             assertThrows(CompletionException.class, dependent::join);
             // The request itself has ended too.
             eventually(() -> engine.stats().failed() == 3, () -> engine.stats().toString());
-            CompletableFuture<Ranked> late = engine.rankAsync(user.request(1, 0, 9));
+            CompletableFuture<RankResponse> late = engine.rankAsync(user.request(1, 0, 9));
             late.orTimeout(20, TimeUnit.MILLISECONDS);
             Throwable cause = assertThrows(ExecutionException.class, late::get).getCause();
             assertEquals(TimeoutException.class, cause.getClass());
             eventually(() -> engine.stats().failed() == 4, () -> engine.stats().toString());
 
-            CompletableFuture<Ranked> shared = engine.rankAsync(user.request(1, 0, 9).cancel(cancel));
+            CompletableFuture<RankResponse> shared = engine.rankAsync(user.request(1, 0, 9).cancel(cancel));
             cancel.trigger();
             assertEquals(Status.CANCELLED, status(assertThrows(ExecutionException.class, shared::get)));
             fails(Status.CANCELLED, "", () -> engine.rank(user.request(1, 0, 9).cancel(cancel)));

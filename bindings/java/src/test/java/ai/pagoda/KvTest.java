@@ -15,7 +15,7 @@ import org.junit.jupiter.api.io.TempDir;
 
 class KvTest extends Support {
     private static KvOptions shape() {
-        return new KvOptions().layers(2).heads(2).headSize(32).pageSize(8).pages(16);
+        return new KvOptions().layers(2).heads(2).headSize(32).pageSize(8).size(KvSize.pages(16));
     }
 
     private static int[] ints(Tensor tensor) {
@@ -110,10 +110,10 @@ class KvTest extends Support {
 
     @Test
     void misuseIsAnException() {
-        fails(Status.INVALID_ARGUMENT, "options.pages", () -> KvCache.open(shape().pages(0)));
+        fails(Status.INVALID_ARGUMENT, "options.size", () -> KvCache.open(shape().size(KvSize.NONE)));
         fails(Status.INVALID_ARGUMENT, "options.type", () -> KvCache.open(shape().type(ElementType.I64)));
         assertThrows(NullPointerException.class, () -> KvCache.open(null));
-        assertThrows(IllegalArgumentException.class, () -> shape().bytes(-1));
+        assertThrows(IllegalArgumentException.class, () -> KvSize.bytes(-1));
         KvCache cache = KvCache.open(shape().onloadInBackground(true).onloadThreads(1).aheadPercent(0).maxHistory(64));
         fails(Status.UNSUPPORTED, "", cache::offloadAll);
         assertThrows(NullPointerException.class, () -> cache.offload((long[]) null));
@@ -133,27 +133,28 @@ class KvTest extends Support {
         fails(Status.INVALID_ARGUMENT, "options.heads", () -> KvCache.open(shape().heads(-1)));
         fails(Status.INVALID_ARGUMENT, "options.head_size", () -> KvCache.open(shape().headSize(-1)));
         fails(Status.INVALID_ARGUMENT, "options.page_size", () -> KvCache.open(shape().pageSize(7)));
-        fails(Status.INVALID_ARGUMENT, "options.pages", () -> KvCache.open(shape().pages(-1)));
-        fails(Status.INVALID_ARGUMENT, "options.bytes", () -> KvCache.open(shape().bytes(1 << 20)));
+        fails(Status.INVALID_ARGUMENT, "options.size", () -> KvCache.open(shape().size(KvSize.pages(1L << 31))));
+        fails(Status.INVALID_ARGUMENT, "options.size", () -> KvCache.open(shape().size(KvSize.bytes(1))));
+        fails(Status.INVALID_ARGUMENT, "options.size_unit", () -> KvCache.open(shape().size(KvSize.DEFAULT)));
         fails(Status.INVALID_ARGUMENT, "options.max_history", () -> KvCache.open(shape().maxHistory(-1)));
         fails(Status.INVALID_ARGUMENT, "options.onload_threads", () -> KvCache.open(shape().onloadThreads(-1)));
         fails(Status.INVALID_ARGUMENT, "options.ahead_percent", () -> KvCache.open(shape().aheadPercent(101)));
-        fails(Status.INVALID_ARGUMENT, "options.percent", () -> KvCache.open(shape().percent(50)));
-        fails(Status.INVALID_ARGUMENT, "options.percent", () -> KvCache.open(shape().pages(0).percent(50)));
-        fails(Status.INVALID_ARGUMENT, "options.device", () -> KvCache.open(shape().device(-2)));
+        fails(Status.INVALID_ARGUMENT, "options.size", () -> KvCache.open(shape().size(KvSize.percent(50))));
+        fails(Status.INVALID_ARGUMENT, "options.size", () -> KvCache.open(shape().size(KvSize.percent(101))));
+        fails(Status.INVALID_ARGUMENT, "options.device_id", () -> KvCache.open(shape().deviceId(-2)));
         // A number that no machine has a GPU of.
-        fails(Status.UNSUPPORTED, "options.device", () -> KvCache.open(shape().device(4096)));
-        KvCache.open(shape().device(-1)).close();
-        StoreInfo plain = filled(folder.resolve("plain"), new StoreOptions());
+        fails(Status.UNSUPPORTED, "options.device_id", () -> KvCache.open(shape().deviceId(4096)));
+        KvCache.open(shape().deviceId(-1)).close();
+        StoreStats plain = filled(folder.resolve("plain"), new StoreOptions());
         assertEquals(List.of(1L, 0L, 20L), List.of(plain.segments(), plain.evictedUsers(), plain.users()));
         assertTrue(filled(folder.resolve("segments"), new StoreOptions().segmentBytes(1 << 16)).segments() > 3);
         assertTrue(filled(folder.resolve("small"), new StoreOptions().maxBytes(1 << 18)).evictedUsers() > 3);
     }
 
     /** A store with 20 users, of some 32 KiB each. */
-    private static StoreInfo filled(Path folder, StoreOptions options) {
+    private static StoreStats filled(Path folder, StoreOptions options) {
         try (Store store = Store.open(folder, options.durability(Durability.PROCESS));
-                KvCache cache = KvCache.open(shape().pages(32).offload(Offload.AT_COMMIT).store(store))) {
+                KvCache cache = KvCache.open(shape().size(KvSize.pages(32)).offload(Offload.AT_COMMIT).store(store))) {
             for (int user = 0; user < 20; user++) {
                 try (KvLease lease = cache.prepare(new KvRequest(user, 0, 16, 0))) {
                     lease.commit(true);

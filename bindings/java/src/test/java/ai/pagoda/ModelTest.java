@@ -59,8 +59,8 @@ class ModelTest extends Support {
         fails(Status.INVALID_ARGUMENT, "options.device_id", () -> Model.open(HELLO, cpu().deviceId(-1)));
         fails(Status.INVALID_ARGUMENT, "options.intra_op_threads", () -> Model.open(HELLO, cpu().intraOpThreads(-1)));
         fails(Status.INVALID_ARGUMENT, "options.provider", () -> Model.open(HELLO, cpu().provider(Provider.UNKNOWN)));
-        ModelOptions options = cpu().optimization(Optimization.NONE).profile(folder.resolve("profile"))
-                .onnxruntime(Path.of(System.getProperty("pagoda.native.dir"), "libonnxruntime.so.1"));
+        ModelOptions options = cpu().optimization(Optimization.NONE).profilePath(folder.resolve("profile"))
+                .onnxruntimePath(Path.of(System.getProperty("pagoda.native.dir"), "libonnxruntime.so.1"));
         try (Model model = Model.open(HELLO, options); Tensor x = x()) {
             model.run(Map.of("x", x), "y").close();
         }
@@ -203,7 +203,7 @@ class ModelTest extends Support {
             assertEquals(Status.INVALID_HANDLE, ((PagodaException) cause).status());
             assertEquals(0, Pagoda.liveObjects());
         }
-        Engine.Ranking ranking = new Engine.Ranking(3, null);
+        Engine.Ranking ranking = new Engine.Ranking(null);
         ranking.done(null, null, null);
         assertThrows(ExecutionException.class, () -> ranking.get(20, TimeUnit.SECONDS));
     }
@@ -214,7 +214,7 @@ class ModelTest extends Support {
         int rows = 6000;
         try (Model model = Model.open(MODEL, cpu());
                 KvCache cache = KvCache.open(
-                        new KvOptions().layers(2).heads(2).headSize(32).pages(rows / 32 + 1).type(ElementType.F32));
+                        new KvOptions().layers(2).heads(2).headSize(32).size(KvSize.pages(rows / 32 + 1)).type(ElementType.F32));
                 KvLease lease = cache.prepare(new KvRequest(1, 0, rows - 1, 1));
                 Tensor items = Tensor.of(new long[rows]);
                 Tensor offsets = lease.rowOffsets(); Tensor candidates = lease.numCandidates();

@@ -54,7 +54,7 @@ class NoMemoryTest extends Support {
     }
 
     private static Engine engine() {
-        return Engine.open(FOLDERS.resolve("gather"), new EngineOptions().model(cpu()).kvPages(64));
+        return Engine.open(FOLDERS.resolve("gather"), new EngineOptions().model(cpu()).kvSize(KvSize.pages(64)));
     }
 
     @Test

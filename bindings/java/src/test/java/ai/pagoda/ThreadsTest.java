@@ -107,8 +107,8 @@ class ThreadsTest extends Support {
         EngineTest.User user = EngineTest.User.of("gather").get(0);
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), new EngineOptions().model(cpu()).instances(4))) {
             for (int i = 0; i < 8; i++) {
-                CompletableFuture<Ranked> answered = engine.rankAsync(user.request(i, 0, 23));
-                CompletableFuture<Ranked> cancelled = engine.rankAsync(user.request(i, 0, 23));
+                CompletableFuture<RankResponse> answered = engine.rankAsync(user.request(i, 0, 23));
+                CompletableFuture<RankResponse> cancelled = engine.rankAsync(user.request(i, 0, 23));
                 cancelled.cancel(true);
                 answered.join();
                 ended.add(new WeakReference<>(answered));

@@ -12,13 +12,13 @@ import java.util.Objects;
  * Tables of embedding rows, of any number of models: a cache over host memory, a Redis Cluster, and disk, as a
  * configuration says. A table is named {@code model/table}, or {@code table} alone if that is no other's name.
  */
-public final class Embedding extends NativeObject {
+public final class Embeddings extends NativeObject {
     static {
         Native.load();
     }
 
-    private Embedding(long handle) {
-        super(handle, Embedding::free);
+    private Embeddings(long handle) {
+        super(handle, Embeddings::free);
     }
 
     /**
@@ -27,8 +27,8 @@ public final class Embedding extends NativeObject {
      * @param path the file; relative paths in it are relative to its folder
      * @return the tables
      */
-    public static Embedding open(Path path) {
-        return new Embedding(open(text(path)));
+    public static Embeddings open(Path path) {
+        return new Embeddings(open(text(path)));
     }
 
     /**
@@ -142,7 +142,7 @@ public final class Embedding extends NativeObject {
     }
 
     /**
-     * Replaces rows or adds them, on every floor and in the cache. A row that has a higher version already stays; rows
+     * Replaces rows or adds them, in all tiers and in the cache. A row that has a higher version already stays; rows
      * that the table was loaded with have version 0.
      *
      * @param table the table
@@ -157,7 +157,7 @@ public final class Embedding extends NativeObject {
     }
 
     /**
-     * Deletes rows, on every floor and from the cache: their keys get the default vector. A row that has a higher
+     * Deletes rows, in all tiers and from the cache: their keys get the default vector. A row that has a higher
      * version stays.
      *
      * @param table the table
@@ -182,7 +182,7 @@ public final class Embedding extends NativeObject {
     }
 
     /**
-     * Reads what is in a table's cache again from the floors below, all of it, now.
+     * Reloads all rows in the cache of a table from the backing tiers.
      *
      * @param table the table
      */

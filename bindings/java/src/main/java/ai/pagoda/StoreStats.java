@@ -21,11 +21,11 @@ package ai.pagoda;
  * @param evictedUsers users who left to make room
  * @param compactedSegments files compacted
  */
-public record StoreInfo(long users, long records, long liveBytes, long fileBytes, long segments, long queuedBytes,
+public record StoreStats(long users, long records, long liveBytes, long fileBytes, long segments, long queuedBytes,
         long writes, long writtenBytes, long writeErrors, long corruptRecords, long tornTails, long damagedRegions,
         long droppedUsers, long indexRebuilds, long indexErrors, long evictedUsers, long compactedSegments) {
-    static StoreInfo of(long[] n) {
-        return new StoreInfo(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13],
+    static StoreStats of(long[] n) {
+        return new StoreStats(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13],
                 n[14], n[15], n[16]);
     }
 }

@@ -4,20 +4,23 @@ import java.time.Duration;
 import java.util.Arrays;
 
 /** The answer to a request: a score for each candidate and task, and how it went. */
-public final class Ranked {
+public final class RankResponse {
     private final int tasks;
     private final float[] scores;
     private final long[] response;
 
+    /** How many numbers a response of pagoda.h has. */
+    static final int FIELDS = 6;
+
     /** The response has its fields in the order of pagoda.h. */
-    Ranked(int tasks, float[] scores, long[] response) {
-        this.tasks = tasks;
+    RankResponse(float[] scores, long[] response) {
+        this.tasks = Math.toIntExact(response[5]);
         this.scores = scores;
         this.response = response;
     }
 
     /**
-     * How many candidates there are.
+     * The number of candidates.
      *
      * @return the number
      */
@@ -26,7 +29,7 @@ public final class Ranked {
     }
 
     /**
-     * How many scores a candidate has.
+     * The number of scores of a candidate.
      *
      * @return the number
      */
@@ -68,7 +71,7 @@ public final class Ranked {
     }
 
     /**
-     * How many other requests ran in the same batch.
+     * The number of other requests in the same batch.
      *
      * @return the number
      */
@@ -95,7 +98,7 @@ public final class Ranked {
     }
 
     /**
-     * How long it was from when it came to when its batch was put together.
+     * The time in the queue, until the batch was formed.
      *
      * @return the time
      */
@@ -104,7 +107,7 @@ public final class Ranked {
     }
 
     /**
-     * How long ONNX Runtime ran.
+     * The time that ONNX Runtime ran.
      *
      * @return the time
      */

@@ -17,7 +17,7 @@ import java.time.Duration;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
-class EmbeddingTest extends Support {
+class EmbeddingsTest extends Support {
     private static final String MODEL = "\"sparse_files\": [\".\"], \"embedding_table_names\": [\"t\"], "
             + "\"embedding_vecsize_per_table\": [2], \"default_value_for_each_table\": [[7, 8]], \"gpucacheper\": 1.0, "
             + "\"hit_rate_threshold\": 1.0}";
@@ -42,9 +42,9 @@ class EmbeddingTest extends Support {
     @Test
     void looksUpAndChanges(@TempDir Path folder) throws Exception {
         Path path = table(folder);
-        assertTrue(Embedding.estimate(path).memory() > 0);
+        assertTrue(Embeddings.estimate(path).memory() > 0);
         long[] keys = {2, 9, 2, 4};
-        try (Embedding tables = Embedding.open(path)) {
+        try (Embeddings tables = Embeddings.open(path)) {
             assertEquals(2, tables.dim("m/t"));
             EmbeddingRows rows = tables.lookup("t", keys, Miss.WAIT);
             assertArrayEquals(new float[] {2, -2, 7, 8, 2, -2, 4, -4}, rows.numbers());
@@ -85,20 +85,20 @@ class EmbeddingTest extends Support {
 
     @Test
     void servesTheTablesOfAModel(@TempDir Path folder) throws Exception {
-        try (Embedding tables = Embedding.open(table(folder));
-                Model model = Model.open(HELLO, cpu().embedding(tables))) {
+        try (Embeddings tables = Embeddings.open(table(folder));
+                Model model = Model.open(HELLO, cpu().tables(tables))) {
             assertEquals(1, model.inputs().size());
             tables.close();
-            fails(Status.INVALID_HANDLE, "", () -> Model.open(HELLO, cpu().embedding(tables)));
+            fails(Status.INVALID_HANDLE, "", () -> Model.open(HELLO, cpu().tables(tables)));
         }
     }
 
     @Test
     void misuseIsAnException(@TempDir Path folder) throws Exception {
-        fails(Status.NOT_FOUND, "path", () -> Embedding.open(folder.resolve("none.json")));
-        fails(Status.NOT_FOUND, "path", () -> Embedding.estimate(folder.resolve("none.json")));
-        assertThrows(NullPointerException.class, () -> Embedding.open(null));
-        Embedding tables = Embedding.open(table(folder));
+        fails(Status.NOT_FOUND, "path", () -> Embeddings.open(folder.resolve("none.json")));
+        fails(Status.NOT_FOUND, "path", () -> Embeddings.estimate(folder.resolve("none.json")));
+        assertThrows(NullPointerException.class, () -> Embeddings.open(null));
+        Embeddings tables = Embeddings.open(table(folder));
         fails(Status.NOT_FOUND, "table", () -> tables.lookup("u", 1));
         fails(Status.INVALID_ARGUMENT, "offsets",
                 () -> tables.pool("t", new long[] {1, 2}, new long[] {0, 1}, Combiner.SUM, Miss.WAIT));
