@@ -69,7 +69,10 @@ fn rows_of_all_types_and_lengths_come_back() {
             let mut rows = vec![0; 2 * layout.row_bytes()];
             layout.encode(&numbers, &mut rows);
             let keys = [i64::MIN, -1];
-            cache.insert(&Rows { keys: &keys, versions: &[Version::LOADED; 2], rows: &rows, deleted: &[false; 2] }, &|_| true);
+            cache.insert(
+                &Rows { keys: &keys, versions: &[Version::LOADED; 2], rows: &rows, deleted: &[false; 2] },
+                &|_| true,
+            );
             let mut expected = vec![0.0; 2 * dim as usize];
             for (row, numbers) in rows.chunks(layout.row_bytes()).zip(expected.chunks_mut(dim as usize)) {
                 layout.decode(row, numbers);
