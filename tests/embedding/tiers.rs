@@ -1,9 +1,11 @@
 //! Tables from files of every kind, small ones too, and what is said of their size before they are opened.
 
-use pagoda::embedding::{Embeddings, Miss, RowType};
+use pagoda::embedding::{
+    DiskOptions, EmbeddingOptions, Embeddings, Miss, ModelTables, RowType, TableSpec, TierOptions,
+};
 use pagoda_test_support::Folder;
 
-use crate::files::{DEFAULT, DIM, config, open, row, rows};
+use crate::files::{DEFAULT, DIM, config, open, row, rows, write};
 
 const TIERS: [&str; 4] = [
     "",
@@ -27,6 +29,21 @@ fn tables_of_no_row_and_of_one() {
             table.lookup(&[0, -7], &mut numbers, &mut found, Miss::Wait).unwrap();
             assert_eq!((numbers.to_vec(), found), ([DEFAULT, row(-7, 0)].concat(), [false, true]), "{tiers}");
         }
+    }
+}
+
+#[test]
+fn tables_are_opened_from_options_without_a_configuration_file() {
+    let folder = Folder::new();
+    let spec = TableSpec::new("t", write(&folder, "t", &[1, 2]), DIM as u32);
+    let spec = TableSpec { default_row: DEFAULT.to_vec(), ..spec };
+    let disk = Some(DiskOptions::new(folder.path().join("disk")));
+    for tiers in [TierOptions::default(), TierOptions { disk, ..TierOptions::default() }] {
+        let models = vec![ModelTables::new("m", vec![spec.clone()])];
+        let (_embeddings, table) = open(&EmbeddingOptions { models, tiers, ..EmbeddingOptions::default() });
+        let (mut numbers, mut found) = ([0.0; 2 * DIM], [false; 2]);
+        table.lookup(&[2, 3], &mut numbers, &mut found, Miss::Wait).unwrap();
+        assert_eq!((numbers.to_vec(), found), ([row(2, 0), DEFAULT].concat(), [true, false]));
     }
 }
 
