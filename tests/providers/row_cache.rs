@@ -25,7 +25,7 @@ fn put(table: &HeldTable, dim: usize, element: Type, rows: &[(i64, u64, Option<f
 #[test]
 #[ignore = "needs a GPU"]
 fn rows_change_as_their_versions_say() {
-    let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     let gpu = Gpu::shared(0).unwrap();
     let mut random = Random(8);
     for (element, dim) in [(Type::F32, 128), (Type::F16, 64), (Type::F32, 7), (Type::F16, 3)] {
@@ -90,7 +90,7 @@ fn rows_change_as_their_versions_say() {
 #[test]
 #[ignore = "needs a GPU"]
 fn rows_are_whole_while_others_change_them() {
-    let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     let gpu = Gpu::shared(0).unwrap();
     const KEYS: usize = 2048;
     for (element, dim) in

@@ -119,7 +119,7 @@ fn filled(gpu: &'static Gpu, random: &mut Random, dim: usize, element: Type) -> 
 #[test]
 #[ignore = "needs a GPU"]
 fn vectors_are_those_of_the_cpu() {
-    let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     let gpu = Gpu::shared(0).unwrap();
     let mut random = Random(5);
     for element in [Type::F32, Type::F16] {
@@ -185,7 +185,7 @@ fn vectors_are_those_of_the_cpu() {
 #[test]
 #[ignore = "needs a GPU"]
 fn offsets_that_hold_anything_do_no_harm() {
-    let _shared = crate::GPU.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     let gpu = Gpu::shared(0).unwrap();
     let mut random = Random(6);
     for dim in [1, 128, 300, 1000] {
