@@ -369,7 +369,7 @@ class Engine:
         self.session = ort.InferenceSession(folder / self.about["model"], options, providers=["CPUExecutionProvider"])
         kv, self.users = self.about["kv"], users
         shape = [pages, 2, kv["page_size"], kv["heads"], kv["head_size"]]
-        # NaN: what nobody has written must not be read.
+        # NaN: memory that was not written must not be read.
         self.pools = [np.full(shape, np.nan, KV[kv["type"]]) for _ in self.about["inputs"]["kv_pools"]]
         self.free = list(np.random.default_rng(seed).permutation(pages))
         self.pages = [[] for _ in users]

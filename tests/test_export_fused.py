@@ -140,7 +140,7 @@ def test_a_layer_of_an_mlp_is_one_operator_with_its_activation(made):
     assert own == ["none", "none", "tanh", "none"]
     rest = Counter(node.op_type for node in nodes)
     assert (rest["Erf"], rest["LayerNormalization"], rest["Sigmoid"], rest["Tanh"]) == (1, 1, 1, 0)
-    # In f32 whoever opens a model says whether TF32 will do.
+    # In f32 the options of the session say whether TF32 will do.
     for changes in {}, {"fused": True}:
         own, nodes = layers(**two, **changes)
         assert not own and sum(node.op_type == "Gemm" for node in nodes) >= 2
