@@ -13,7 +13,7 @@ use pagoda_test_support::Folder;
 use crate::workload::{read, record};
 
 thread_local! {
-    /// Whom to ask when something is said on this thread, and what was said.
+    /// The store that the log callback of this thread calls, and the lines that it got.
     static ASKED: RefCell<Option<(Arc<DiskStore>, Vec<String>)>> = const { RefCell::new(None) };
 }
 
@@ -36,7 +36,7 @@ impl log::Log for Listener {
 }
 
 #[test]
-fn who_hears_of_a_damaged_record_may_ask_for_statistics() {
+fn a_log_callback_may_ask_for_statistics_of_a_damaged_store() {
     log::set_logger(&Listener).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     let folder = Folder::new();

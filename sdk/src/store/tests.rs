@@ -251,7 +251,7 @@ fn a_compaction_takes_garbage_away_and_readers_do_not_notice() {
 }
 
 #[test]
-fn who_was_not_used_for_longest_leaves_first() {
+fn the_least_recently_used_are_evicted_first() {
     let folder = Folder::new();
     let options = StoreOptions { max_bytes: 4 << 20, ..StoreOptions::default() };
     let store = DiskStore::open(folder.path(), &options).unwrap();

@@ -48,7 +48,7 @@ fn it_keeps_what_a_store_on_disk_keeps() {
 }
 
 #[test]
-fn who_was_used_least_recently_makes_room() {
+fn the_least_recently_used_make_room() {
     let one = record(1, 0, 0, 4, 0).data.len();
     assert!(one <= 4096);
     let host = HostStore::new(3 * 4096, None, None).unwrap();
