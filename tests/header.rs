@@ -6,8 +6,8 @@ use std::process::Command;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The sections of the header, in an order in which every type is declared before it is used: the title, what is in it, and
-/// the files that it is made of. The items of a file keep their order.
+/// The sections of the header, in an order in which every type is declared before it is used: the title, what is in it,
+/// and the files that it is made of. The items of a file keep their order.
 const SECTIONS: [(&str, &str, &[&str]); 9] = [
     ("Statuses and errors", "How a call ended, and why.", &["error.rs"]),
     ("The library", "Versions, the log, the metrics, live objects.", &["process.rs"]),
@@ -44,7 +44,7 @@ fn generated() -> String {
     in_sections(&header)
 }
 
-/// Puts the items, which cbindgen sorts by their kind, into the sections. What there is to fill in a struct with follows it.
+/// Puts the items, which cbindgen sorts by their kind, into the sections. The INIT macro of a struct follows it.
 fn in_sections(header: &str) -> String {
     let mut items: Vec<(String, &str)> = header.trim().split("\n\n").map(|item| (name_of(item), item)).collect();
     let mut text = items.remove(0).1.to_owned() + "\n\n" + OPENING;

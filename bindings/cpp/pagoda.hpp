@@ -301,7 +301,8 @@ private:
     Span<T> memory() const {
         const pagoda_element_type asked = type_of<std::remove_const_t<T>>(), real = type();
         if (asked != real) {
-            const std::string both = std::string(pagoda_element_type_name(real)) + ", not " + pagoda_element_type_name(asked);
+            const std::string name = pagoda_element_type_name(real);
+            const std::string both = name + ", not " + pagoda_element_type_name(asked);
             throw Error(PAGODA_STATUS_INVALID_ARGUMENT, "T: this is a tensor of " + both, "T");
         }
         void* data = nullptr;
@@ -329,7 +330,7 @@ using Output = Named<Tensor>;
 /// An input or an output of a model.
 struct ValueInfo {
     std::string name;                          ///< Its name.
-    pagoda_element_type type = PAGODA_ELEMENT_TYPE_UNDEFINED;  ///< The type of its elements; PAGODA_ELEMENT_TYPE_UNDEFINED: it is no tensor.
+    pagoda_element_type type = PAGODA_ELEMENT_TYPE_UNDEFINED;  ///< The element type; undefined: not a tensor.
     bool has_dims = false;                     ///< Whether the model says how many dimensions there are.
     Dims dims;                                 ///< Its dimensions, -1 where one is free.
     std::vector<std::string> symbols;          ///< For each dimension the name of its symbol, "" where it has none.
@@ -471,7 +472,8 @@ private:
             for (const Output& output : bound) {
                 output_names.push_back(output.name.c_str());
                 // To C this would ask for a new tensor, which would leak.
-                if (!output.tensor->get()) throw Error(PAGODA_STATUS_INVALID_HANDLE, "the tensor was moved away", output.name);
+                if (!output.tensor->get())
+                    throw Error(PAGODA_STATUS_INVALID_HANDLE, "the tensor was moved away", output.name);
                 outputs.push_back(output.tensor->get());
             }
         }
@@ -504,11 +506,12 @@ private:
     detail::Handle<pagoda_model, pagoda_model_free> handle_;
 };
 
-/// Receives a line of the log: a level, the component that logs, and the message. The texts are valid during the call only.
+/// Receives a line of the log: a level, the component that logs, and the message. The texts are valid during the call
+/// only.
 using Log = std::function<void(pagoda_log_level level, std::string_view source, std::string_view message)>;
 
-/// Sends the log to `log`, up to `level`, on any thread. An empty function stops the log. When this returns, the previous
-/// function is not running and will not be called again. Do not call this from such a function.
+/// Sends the log to `log`, up to `level`, on any thread. An empty function stops the log. When this returns, the
+/// previous function is not running and will not be called again. Do not call this from such a function.
 inline void set_log(pagoda_log_level level, Log log) {
     struct Current {
         std::mutex mutex;
@@ -516,7 +519,8 @@ inline void set_log(pagoda_log_level level, Log log) {
         // Threads of ONNX Runtime may outlive the statics of the program. Within the function itself the log can not be
         // stopped: if the program ends there, the function must outlive them too.
         ~Current() {
-            if (log && pagoda_log_set(PAGODA_LOG_LEVEL_OFF, nullptr, nullptr, nullptr) != PAGODA_STATUS_OK) (void)log.release();
+            if (log && pagoda_log_set(PAGODA_LOG_LEVEL_OFF, nullptr, nullptr, nullptr) != PAGODA_STATUS_OK)
+                (void)log.release();
         }
     };
     static Current current;

@@ -19,7 +19,8 @@
 
 namespace pagoda {
 
-/// Keys by feature: the name of each feature and its keys. All features have the same number of keys; -1 stands for no key.
+/// Keys by feature: the name of each feature and its keys. All features have the same number of keys; -1 stands for no
+/// key.
 using Columns = std::vector<std::pair<std::string, std::vector<std::int64_t>>>;
 
 /// Events of a user, the earliest first.
@@ -31,7 +32,7 @@ struct Events {
 /// A request: score candidates for a user. See pagoda_rank_request.
 struct RankRequest {
     std::uint64_t user = 0;                                       ///< The user.
-    std::optional<std::int64_t> start;                            ///< The position of the first event; none: all are sent.
+    std::optional<std::int64_t> start;                            ///< The position of the first event; none: all.
     Events events;                                                ///< The whole history, or its new part.
     std::vector<std::pair<std::string, std::int64_t>> user_keys;  ///< The key of each user feature.
     Columns candidates;                                           ///< The keys of each item feature.
@@ -149,8 +150,8 @@ private:
     static void same(std::size_t size, std::size_t count, const char* what) {
         if (size == count) return;
         const std::string name = std::string("request.") + what;
-        throw Error(PAGODA_STATUS_INVALID_ARGUMENT, name + ": " + std::to_string(size) + " and " + std::to_string(count) +
-                                                 " numbers: give each as many", name);
+        const std::string both = std::to_string(size) + " and " + std::to_string(count);
+        throw Error(PAGODA_STATUS_INVALID_ARGUMENT, name + ": " + both + " numbers: give each as many", name);
     }
 
     pagoda_rank_request request_ = PAGODA_RANK_REQUEST_INIT;
@@ -169,7 +170,8 @@ public:
     /// Takes a handle of pagoda.h.
     explicit Engine(pagoda_engine* handle) noexcept : handle_(handle) {}
 
-    /// Scores candidates, and waits for the result. If a swap changes the number of tasks meanwhile, the new model answers.
+    /// Scores candidates, and waits for the result. If a swap changes the number of tasks meanwhile, the new model
+    /// answers.
     RankResponse rank(const RankRequest& request) const {
         const detail::CRequest c_request(request);
         RankResponse response;
@@ -179,8 +181,8 @@ public:
             // A place for none: the error is to be about the request, not about the missing place.
             float none = 0;
             try {
-                detail::call(pagoda_engine_rank, get(), c_request.get(),
-                             response.scores.empty() ? &none : response.scores.data(), response.scores.size(), &c_response);
+                float* const scores = response.scores.empty() ? &none : response.scores.data();
+                detail::call(pagoda_engine_rank, get(), c_request.get(), scores, response.scores.size(), &c_response);
             } catch (const Error& error) {
                 // A swap has changed the number of tasks since it was read.
                 if (error.argument() == "score_count") continue;

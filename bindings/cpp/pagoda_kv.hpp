@@ -85,8 +85,8 @@ struct KvSize {
     static KvSize none() noexcept { return pages(0); }
 };
 
-/// The shape, the size and the behaviour of a cache; see pagoda_kv_options. `layers`, `heads`, `head_size` and `size` must be
-/// set.
+/// The shape, the size and the behaviour of a cache; see pagoda_kv_options. `layers`, `heads`, `head_size` and `size`
+/// must be set.
 struct KvOptions {
     std::int32_t layers = 0;                                       ///< Layers that keep keys and values.
     std::int32_t heads = 0;                                        ///< Heads in a layer.
@@ -133,11 +133,16 @@ public:
     /// Takes over a handle of pagoda.h.
     explicit KvLease(pagoda_kv_lease* handle) noexcept : handle_(handle) {}
 
-    Tensor row_offsets() const { return tensor(PAGODA_KV_TENSOR_ROW_OFFSETS); }        ///< Where each user's rows begin.
-    Tensor num_candidates() const { return tensor(PAGODA_KV_TENSOR_NUM_CANDIDATES); }  ///< How many candidates each has.
-    Tensor cached_len() const { return tensor(PAGODA_KV_TENSOR_CACHED_LEN); }          ///< How many tokens are cached.
-    Tensor page_indptr() const { return tensor(PAGODA_KV_TENSOR_PAGE_INDPTR); }        ///< Where each list of pages begins.
-    Tensor page_ids() const { return tensor(PAGODA_KV_TENSOR_PAGE_IDS); }              ///< Pages in order of position.
+    /// The offset of the first row of each user.
+    Tensor row_offsets() const { return tensor(PAGODA_KV_TENSOR_ROW_OFFSETS); }
+    /// The number of candidates of each user.
+    Tensor num_candidates() const { return tensor(PAGODA_KV_TENSOR_NUM_CANDIDATES); }
+    /// The number of cached tokens of each user.
+    Tensor cached_len() const { return tensor(PAGODA_KV_TENSOR_CACHED_LEN); }
+    /// The offset of each user in the list of pages.
+    Tensor page_indptr() const { return tensor(PAGODA_KV_TENSOR_PAGE_INDPTR); }
+    /// The pages of all users, each user's in order of position.
+    Tensor page_ids() const { return tensor(PAGODA_KV_TENSOR_PAGE_IDS); }
 
     /// One of the tensors above, by its number.
     Tensor tensor(pagoda_kv_tensor which) const {
@@ -161,8 +166,8 @@ public:
     /// Waits until a layer of all users, or all layers, were loaded from the store.
     void wait(std::int32_t layer = -1) const { detail::call(pagoda_kv_lease_wait, get(), layer); }
 
-    /// Adds the new tokens to the histories, and ends the lease. With `durable` it waits until what is written to the store
-    /// at commit is durable; an Error about "wait" means that the tokens are committed, but not durable.
+    /// Adds the new tokens to the histories, and ends the lease. With `durable` it waits until what is written to the
+    /// store at commit is durable; an Error about "wait" means that the tokens are committed, but not durable.
     void commit(bool durable = false) const { detail::call(pagoda_kv_lease_commit, get(), durable ? 1 : 0); }
     /// Ends the lease without a change of the histories.
     void abort() const { detail::call(pagoda_kv_lease_abort, get()); }
@@ -267,7 +272,8 @@ private:
         c_options.ahead_percent = options.ahead_percent;
         c_options.model_version = options.model_version.c_str();
         // To C this would mean that no store is wanted.
-        if (store && !store->get()) throw Error(PAGODA_STATUS_INVALID_HANDLE, "the store was moved away", "options.store");
+        if (store && !store->get())
+            throw Error(PAGODA_STATUS_INVALID_HANDLE, "the store was moved away", "options.store");
         c_options.store = store ? store->get() : nullptr;
         return detail::make<pagoda_kv_cache>(pagoda_kv_cache_open, &c_options);
     }

@@ -135,14 +135,16 @@ static void rank(const ranker *r, const visit *v, int keep, float *scores) {
     const char *input_names[] = {"row_offsets", "num_candidates", "cached_len", "page_indptr",
                                  "page_ids",    "item_ids",       "kv_pool_0",  "kv_pool_1"};
     pagoda_tensor *inputs[8];
-    for (int i = 0; i < 5; i++) check(pagoda_kv_lease_tensor(lease, PAGODA_KV_TENSOR_ROW_OFFSETS + i, &inputs[i], &error));
+    for (int i = 0; i < 5; i++)
+        check(pagoda_kv_lease_tensor(lease, PAGODA_KV_TENSOR_ROW_OFFSETS + i, &inputs[i], &error));
     size_t rows = (size_t)(v->new_items + v->candidates);
     inputs[5] = borrow(PAGODA_ELEMENT_TYPE_I64, v->items, rows, sizeof *v->items);
     inputs[6] = r->pools[0];
     inputs[7] = r->pools[1];
     /* The pools are inputs and outputs at once: the model adds the new items where the old ones lie. */
     const char *output_names[] = {"scores", "kv_pool_0_out", "kv_pool_1_out"};
-    pagoda_tensor *outputs[] = {borrow(PAGODA_ELEMENT_TYPE_F32, scores, rows, sizeof *scores), r->pools[0], r->pools[1]};
+    pagoda_tensor *outputs[] = {borrow(PAGODA_ELEMENT_TYPE_F32, scores, rows, sizeof *scores), r->pools[0],
+                                r->pools[1]};
 
     check(pagoda_model_run(r->model, input_names, inputs, 8, output_names, outputs, 3, NULL, &error));
     check(keep ? pagoda_kv_lease_commit(lease, 0, &error) : pagoda_kv_lease_abort(lease, &error));

@@ -11,7 +11,8 @@ int main(int argc, char **argv) {
     pagoda_error *error = NULL;
     int failed =
         pagoda_model_open(argc > 1 ? argv[1] : "hello.onnx", NULL, &model, &error) ||
-        pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_F32, (int64_t[]){1, 4}, 2, numbers, sizeof numbers, NULL, NULL, &x, &error) ||
+        pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_F32, (int64_t[]){1, 4}, 2, numbers, sizeof numbers, NULL, NULL, &x,
+                             &error) ||
         pagoda_model_run(model, (const char *[]){"x"}, &x, 1, (const char *[]){"y"}, &y, 1, NULL, &error) ||
         pagoda_tensor_data(y, &scores, &bytes, &error);
     if (failed) fprintf(stderr, "%s\n", pagoda_error_message(error));

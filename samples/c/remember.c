@@ -41,7 +41,8 @@ int main(int argc, char **argv) {
     out[1] = in[6];
     failed = failed ||
              pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_I64, &rows, 1, items, sizeof items, NULL, NULL, &in[7], &error) ||
-             pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_F32, &rows, 1, scores, sizeof scores, NULL, NULL, &out[2], &error) ||
+             pagoda_tensor_borrow(PAGODA_ELEMENT_TYPE_F32, &rows, 1, scores, sizeof scores, NULL, NULL, &out[2],
+                                  &error) ||
              pagoda_model_run(model, inputs, in, 8, outputs, out, 3, NULL, &error) ||
              pagoda_kv_lease_commit(lease, 1, &error); /* on disk when this returns */
     if (failed) fprintf(stderr, "%s\n", pagoda_error_message(error));

@@ -125,7 +125,8 @@ static void borrowing() {
         CHECK(released == 0);
     }
     CHECK(released == 1);
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "bytes", [&] { Tensor::borrow<float>({4}, memory, [&] { ++released; }); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "bytes",
+                 [&] { Tensor::borrow<float>({4}, memory, [&] { ++released; }); }));
     CHECK(released == 1);
     // What a callback throws must not reach Rust.
     { const Tensor tensor = Tensor::borrow<float>({3}, memory, [&] { ++released; throw 1; }); }
@@ -332,7 +333,8 @@ static void embedding() {
     std::array<float, 8> into{};
     tables.lookup_into("t", keys, into);
     CHECK(std::equal(into.begin(), into.end(), rows.numbers.begin()));
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "number_count", [&] { tables.lookup_into("t", keys, {into.data(), 7}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "number_count",
+                 [&] { tables.lookup_into("t", keys, {into.data(), 7}); }));
     const std::vector<std::int64_t> offsets = {0, 1, 1, 4};
     const EmbeddingRows pooled = tables.pool("t", keys, offsets, PAGODA_COMBINER_MEAN);
     CHECK((pooled.numbers == std::vector<float>{2, -2, 0, 0, (7.f + 2 + 4) / 3, (8.f - 2 - 4) / 3}));
@@ -425,7 +427,8 @@ static void caches() {
     CHECK(cache.lookup(1).tier == PAGODA_TIER_RESIDENT);
     CHECK(cache.evict_all(PAGODA_TIERS_ALL) == 1 && cache.lookup(1).tier == PAGODA_TIER_NONE);
 
-    for (const KvSize size : {KvSize::none(), KvSize::bytes(1), KvSize::percent(0), KvSize::percent(50), KvSize::percent(101)}) {
+    for (const KvSize size :
+         {KvSize::none(), KvSize::bytes(1), KvSize::percent(0), KvSize::percent(50), KvSize::percent(101)}) {
         options.size = size;
         CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.size", [&] { KvCache{options}; }));
     }
@@ -547,7 +550,7 @@ static void other_versions(const std::string& folder) {
         const RankResponse ranked = engine.rank_async(request).get();
         response_size = 0;
         CHECK(ranked.cached_rows + ranked.computed_rows == 6);
-        CHECK(ranked.queue_time >= std::chrono::nanoseconds::zero() && ranked.run_time >= std::chrono::nanoseconds::zero());
+        CHECK(ranked.queue_time.count() >= 0 && ranked.run_time.count() >= 0);
         CHECK(in_library >= size || (ranked.queue_time.count() == 0 && ranked.run_time.count() == 0));
     }
 }
@@ -648,7 +651,8 @@ static void swaps_that_change_the_tasks(const std::string& folder) {
                 try {
                     const RankResponse response = round % 4 == 0 ? engine.rank_async(mine).get() : engine.rank(mine);
                     ++(response.tasks == 2 ? with_two : with_three);
-                    if (response.size() != 3 || response.scores.size() != 3 * response.tasks || response.tasks > 3) ++wrong;
+                    const bool whole = response.size() == 3 && response.scores.size() == 3 * response.tasks;
+                    if (!whole || response.tasks > 3) ++wrong;
                 } catch (const Error& error) {
                     std::fprintf(stderr, "a swap failed a request: %s\n", error.what());
                     ++wrong;

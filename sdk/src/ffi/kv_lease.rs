@@ -270,8 +270,8 @@ pub unsafe extern "C" fn pagoda_kv_lease_commit(
     unsafe {
         boundary("pagoda_kv_lease_commit", error, || {
             let (lease, wait) = (LeaseObject::get(lease, "lease")?, args::flag(wait, "wait")?);
-            // Waits with the shared lock, as other calls may do at the same time; the exclusive lock is then free soon. The
-            // commit returns the error, if there is one.
+            // Waits with the shared lock, as other calls may do at the same time; the exclusive lock is then free soon.
+            // The commit returns the error, if there is one.
             let _ = lease.with(Lease::wait);
             let written = lease.take()?.commit()?;
             if wait { written.wait().map_err(|error| error.about("wait")) } else { Ok(()) }

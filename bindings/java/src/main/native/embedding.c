@@ -165,7 +165,8 @@ NATIVE(jlongArray, Embeddings, stats)(JNIEnv *env, SELF, jlong handle, jbyteArra
     pagoda_table_stats stats = PAGODA_TABLE_STATS_INIT;
     jlongArray numbers = NULL;
     const char *name = text(&call, table);
-    if (!call.failed && check(&call, pagoda_embeddings_get_stats(AS(pagoda_embeddings, handle), name, &stats, &call.error)))
+    if (!call.failed &&
+        check(&call, pagoda_embeddings_get_stats(AS(pagoda_embeddings, handle), name, &stats, &call.error)))
         numbers = to_longs(env, STATS_NUMBERS(stats), STATS_COUNT(stats));
     end(&call);
     return numbers;

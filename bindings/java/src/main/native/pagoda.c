@@ -29,7 +29,9 @@ NATIVE(jbyteArray, Pagoda, statusName)(JNIEnv *env, SELF, jint status) {
     return to_text(env, pagoda_status_name(status));
 }
 
-NATIVE(jbyteArray, Pagoda, typeName)(JNIEnv *env, SELF, jint type) { return to_text(env, pagoda_element_type_name(type)); }
+NATIVE(jbyteArray, Pagoda, typeName)(JNIEnv *env, SELF, jint type) {
+    return to_text(env, pagoda_element_type_name(type));
+}
 
 NATIVE(jbyteArray, Pagoda, metricsText)(JNIEnv *env, SELF) {
     call call = CALL;

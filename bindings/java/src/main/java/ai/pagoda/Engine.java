@@ -51,8 +51,8 @@ public final class Engine extends NativeObject {
     }
 
     /**
-     * Scores candidates, and waits for the result. Requests of concurrent threads may run in one batch. If a swap changes
-     * the number of tasks meanwhile, the new model answers.
+     * Scores candidates, and waits for the result. Requests of concurrent threads may run in one batch. If a swap
+     * changes the number of tasks meanwhile, the new model answers.
      *
      * @param request what is asked
      * @return the scores, and how it went
@@ -86,8 +86,8 @@ public final class Engine extends NativeObject {
     }
 
     /**
-     * Starts to score candidates on a thread of Pagoda, and returns at once. An error in the request itself is thrown at
-     * once. When this returns, the request may be changed.
+     * Starts to score candidates on a thread of Pagoda, and returns at once. An error in the request itself is thrown
+     * at once. When this returns, the request may be changed.
      *
      * @param request what is asked
      * @return what {@link #rank} returns or throws; to cancel it ends the request, unless that has a cancel of its own,
@@ -107,8 +107,8 @@ public final class Engine extends NativeObject {
     }
 
     /**
-     * Replaces the model folder that is served. Requests that arrived before are answered by the old model, and no request
-     * fails. On an exception the old folder stays.
+     * Replaces the model folder that is served. Requests that arrived before are answered by the old model, and no
+     * request fails. On an exception the old folder stays.
      *
      * @param folder the folder
      */

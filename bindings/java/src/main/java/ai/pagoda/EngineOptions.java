@@ -87,8 +87,8 @@ public final class EngineOptions {
     }
 
     /**
-     * Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned if
-     * the model can run on a GPU.
+     * Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned
+     * if the model can run on a GPU.
      *
      * @param hostBytes how many
      * @return these options
@@ -157,8 +157,8 @@ public final class EngineOptions {
     }
 
     /**
-     * Bytes for the cache of each embedding table; default 0: a table of up to 256 MiB is cached as a whole, a larger one
-     * with 256 MiB.
+     * Bytes for the cache of each embedding table; default 0: a table of up to 256 MiB is cached as a whole, a larger
+     * one with 256 MiB.
      *
      * @param tableCacheBytes how many
      * @return these options

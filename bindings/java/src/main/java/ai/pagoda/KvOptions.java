@@ -94,8 +94,8 @@ public final class KvOptions {
     }
 
     /**
-     * The GPU whose memory holds the pool; default -1: host memory. {@link Tensor#buffer} and its kin reject tensors on a
-     * GPU.
+     * The GPU whose memory holds the pool; default -1: host memory. {@link Tensor#buffer} and its kin reject tensors on
+     * a GPU.
      *
      * @param deviceId its number
      * @return these options
@@ -210,8 +210,8 @@ public final class KvOptions {
 
     /** In the order that kv.c reads them. */
     long[] numbers() {
-        return new long[] {layers, heads, headSize, pageSize, type, size.unit().number, size.value(), maxHistory, overlap,
-                edited, offload, onloadInBackground, onloadThreads, aheadPercent, deviceId,
+        return new long[] {layers, heads, headSize, pageSize, type, size.unit().number, size.value(), maxHistory,
+                overlap, edited, offload, onloadInBackground, onloadThreads, aheadPercent, deviceId,
                 store == null ? 0 : store.handle()};
     }
 

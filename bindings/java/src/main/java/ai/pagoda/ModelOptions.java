@@ -64,8 +64,8 @@ public final class ModelOptions {
     }
 
     /**
-     * Whether idle threads sleep; default: they spin for a while after each run, which wakes them sooner and takes cores
-     * from everything else in the process.
+     * Whether idle threads sleep; default: they spin for a while after each run, which wakes them sooner and takes
+     * cores from everything else in the process.
      *
      * @param sleepWhenIdle whether they sleep
      * @return these options
@@ -76,8 +76,8 @@ public final class ModelOptions {
     }
 
     /**
-     * Whether f32 matrix products on a GPU may use TF32, which keeps 10 bits of the fraction and is several times as fast;
-     * default: they are computed in f32.
+     * Whether f32 matrix products on a GPU may use TF32, which keeps 10 bits of the fraction and is several times as
+     * fast; default: they are computed in f32.
      *
      * @param tf32 whether they may
      * @return these options
@@ -88,8 +88,8 @@ public final class ModelOptions {
     }
 
     /**
-     * Whether the ai.pagoda operators stay on the CPU even if the rest of the model runs on a GPU, so that pools of keys
-     * and values in host memory are used in place; default: they run where the model runs.
+     * Whether the ai.pagoda operators stay on the CPU even if the rest of the model runs on a GPU, so that pools of
+     * keys and values in host memory are used in place; default: they run where the model runs.
      *
      * @param hostPools whether they do
      * @return these options
@@ -101,8 +101,8 @@ public final class ModelOptions {
 
     /**
      * The ONNX Runtime library; default: the environment variable {@code PAGODA_ONNXRUNTIME}, then the folder
-     * {@code pagoda} beside libpagoda.so, then the folder of libpagoda.so, then the loader of the system. A process loads
-     * one, for its first model.
+     * {@code pagoda} beside libpagoda.so, then the folder of libpagoda.so, then the loader of the system. A process
+     * loads one, for its first model.
      *
      * @param onnxruntimePath its file; {@code null} = the default
      * @return these options

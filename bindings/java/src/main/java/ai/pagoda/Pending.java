@@ -127,7 +127,7 @@ abstract class Pending<T> extends CompletableFuture<T> {
         }
     }
 
-    /** Takes memory too. The waiting thread must be told, and only this does that: so it repeats until there is some. */
+    /** Takes memory too. The waiting thread must be told, and only this does it: so it repeats until there is some. */
     private void fail(Throwable error) {
         for (;;) {
             try {

@@ -13,8 +13,8 @@
  * <ul>
  * <li>Everything here may be used from any thread, unless it says otherwise; options and requests are for one thread at
  * a time.
- * <li>The caller closes the objects that it makes, best by {@code try}-with-resources. One that is forgotten is closed some
- * time after it can not be reached any more, with a warning in the system logger {@code ai.pagoda}. Using a closed
+ * <li>The caller closes the objects that it makes, best by {@code try}-with-resources. One that is forgotten is closed
+ * some time after it can not be reached any more, with a warning in the system logger {@code ai.pagoda}. Using a closed
  * object is a {@link ai.pagoda.PagodaException}, never a crash.
  * <li>What fails throws {@link ai.pagoda.PagodaException}, with the status of {@code pagoda.h} and the argument at
  * fault; a {@code null} where none may be throws {@link java.lang.NullPointerException}.

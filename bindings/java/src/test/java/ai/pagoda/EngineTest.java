@@ -285,7 +285,8 @@ class EngineTest extends Support {
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), slow); Cancel cancel = new Cancel()) {
             fails(Status.CANCELLED, "request.timeout_us",
                     () -> engine.rank(user.request(1, 0, 9).timeout(Duration.ofMillis(20))));
-            CompletableFuture<RankResponse> timed = engine.rankAsync(user.request(1, 0, 9).timeout(Duration.ofMillis(20)));
+            CompletableFuture<RankResponse> timed =
+                    engine.rankAsync(user.request(1, 0, 9).timeout(Duration.ofMillis(20)));
             assertEquals(Status.CANCELLED, status(assertThrows(ExecutionException.class, timed::get)));
 
             CompletableFuture<RankResponse> future = engine.rankAsync(user.request(1, 0, 9));

@@ -28,8 +28,8 @@ class HeaderTest {
     private static final Map<String, String> LEFT_OUT =
             Map.of("pagoda_error_status", "the status that comes with every error is the same");
 
-    private static final Map<String, Class<? extends Record>> STATISTICS = Map.of("pagoda_store_stats", StoreStats.class,
-            "pagoda_kv_stats", KvStats.class, "pagoda_table_stats", TableStats.class,
+    private static final Map<String, Class<? extends Record>> STATISTICS = Map.of(
+            "pagoda_store_stats", StoreStats.class, "pagoda_kv_stats", KvStats.class, "pagoda_table_stats", TableStats.class,
             "pagoda_engine_stats", EngineStats.class);
 
     private static String header() throws IOException {

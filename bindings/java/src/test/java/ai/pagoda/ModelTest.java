@@ -214,7 +214,8 @@ class ModelTest extends Support {
         int rows = 6000;
         try (Model model = Model.open(MODEL, cpu());
                 KvCache cache = KvCache.open(
-                        new KvOptions().layers(2).heads(2).headSize(32).size(KvSize.pages(rows / 32 + 1)).type(ElementType.F32));
+                        new KvOptions().layers(2).heads(2).headSize(32).type(ElementType.F32)
+                                .size(KvSize.pages(rows / 32 + 1)));
                 KvLease lease = cache.prepare(new KvRequest(1, 0, rows - 1, 1));
                 Tensor items = Tensor.of(new long[rows]);
                 Tensor offsets = lease.rowOffsets(); Tensor candidates = lease.numCandidates();
