@@ -1,0 +1,3 @@
+//! The operators of language models on the CPU.
+
+pub mod reference;
