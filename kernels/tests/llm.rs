@@ -5,8 +5,11 @@
 mod llm_cases;
 
 use llm_cases::{Case, FILES, Golden, Pool, element, load};
+use pagoda_kernels::cpu::Isa;
 use pagoda_kernels::cpu::reference::{Attended, paged_attention};
-use pagoda_kernels::{Element, KvFormat, bf16, f16};
+use pagoda_kernels::parallel::{Parallel, Serial, Threads};
+use pagoda_kernels::{Element, KvFormat, Pairs, bf16, f16};
+use pagoda_test_support::Random;
 use safetensors::Dtype;
 
 /// Calls `check` with every golden case, in its element type.
@@ -47,6 +50,266 @@ fn the_reference_gives_the_golden_results() {
         same_pool(name, &pool, &golden.pool);
     }
     each_golden!(check);
+}
+
+/// The bound of the specification, relative by Frobenius norms.
+fn tolerance<T: Element>() -> f64 {
+    match T::NAME {
+        "f32" => 1e-5,
+        "f16" => 2e-3,
+        _ => 1e-2,
+    }
+}
+
+fn error(got: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let square = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = square(&mut got.iter().zip(expected).map(|(got, expected)| got - expected));
+    difference / square(&mut expected.iter().copied()).max(1e-30)
+}
+
+/// The output and the key weights of the fast kernel.
+fn fast<T: Element>(
+    isa: Isa,
+    case: &Case<T>,
+    pool: &mut Pool<T>,
+    weights_len: usize,
+    parallel: &dyn Parallel,
+) -> (Vec<T>, Vec<f32>) {
+    let mut output = vec![T::from_f32(f32::NAN); case.query.len()];
+    let mut weights = vec![f32::NAN; case.cached_len.len() * case.kv_heads * weights_len];
+    let asked = Some((&mut weights[..], weights_len));
+    case.call().run_with(isa, &mut pool.borrow(), &mut output, asked, parallel).unwrap();
+    (output, weights)
+}
+
+fn wide<T: Element>(numbers: &[T]) -> Vec<f64> {
+    numbers.iter().map(|number| f64::from(number.to_f32())).collect()
+}
+
+fn compare<T: Element>(name: &str, case: &Case<T>, weights_len: usize) {
+    let mut expected_pool = case.pool.clone();
+    let expected = run(case, &mut expected_pool, weights_len);
+    for isa in Isa::available() {
+        let mut pool = case.pool.clone();
+        let (output, weights) = fast(isa, case, &mut pool, weights_len, &Serial);
+        let (output, weights) =
+            (error(&wide(&output), &expected.output), error(&wide(&weights), &expected.key_weights));
+        assert!(output <= tolerance::<T>(), "{name} {isa:?}: output {output:e}");
+        assert!(weights <= 1e-5, "{name} {isa:?}: key_weights {weights:e}");
+        assert!(pool.bits() == expected_pool.bits(), "{name} {isa:?}: pool");
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_golden_results() {
+    fn check<T: Element>(name: &str, golden: Golden<T>) {
+        compare(name, &golden.case, golden.weights_len);
+    }
+    each_golden!(check);
+}
+
+/// A call with random sequences, shapes and options.
+fn random_case<T: Element>(random: &mut Random) -> Case<T> {
+    let (kv_heads, group) = (random.pick(&[1, 2, 3]), random.pick(&[1, 2, 3, 4, 7]));
+    let head_size = random.pick(&[16, 32, 48, 64, 72, 80, 128]);
+    let page_size = random.pick(&[8, 16, 32]);
+    let sequences = 1 + random.below(4);
+    let (mut row_offsets, mut cached_len, mut page_indptr, mut page_ids) = (vec![0], vec![], vec![0], vec![]);
+    let mut pages = 0;
+    for _ in 0..sequences {
+        // Some with no new token, some with one, some with many; some across segments.
+        let new = random.pick(&[0, 1, 1, 2, 5, 17, 70]);
+        let cached = random.pick(&[0, 1, 7, 63, 64, 100, 1020, 1024, 2100]);
+        row_offsets.push(row_offsets.last().unwrap() + new as i32);
+        cached_len.push(cached as i32);
+        let needed = (cached + new as usize).div_ceil(page_size);
+        page_ids.extend((0..needed as i32).map(|page| pages + page));
+        pages += needed as i32;
+        page_indptr.push(page_ids.len() as i32);
+    }
+    random.shuffle(&mut page_ids);
+    let rows = *row_offsets.last().unwrap() as usize;
+    let mut numbers =
+        |count: usize| -> Vec<f32> { (0..count).map(|_| (random.below(2001) as f32 - 1000.0) / 500.0).collect() };
+    let elements = |numbers: Vec<f32>| -> Vec<T> { numbers.into_iter().map(T::from_f32).collect() };
+    let (query, key) = (numbers(rows * kv_heads * group * head_size), numbers(rows * kv_heads * head_size));
+    let value = elements(numbers(rows * kv_heads * head_size));
+    let (sinks, slopes) = (elements(numbers(kv_heads * group)), numbers(kv_heads * group));
+    let blocks = pages as usize * 2 * page_size * kv_heads;
+    let stored = numbers(blocks * head_size);
+    let positions: Vec<i32> = (0..rows).map(|row| (row % 50) as i32).collect();
+    let half_width = head_size / 4;
+    let angles = numbers(50 * half_width);
+    let format = random.pick(&[KvFormat::Native, KvFormat::Native, KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8]);
+    let pool = match format {
+        KvFormat::Native => Pool::Native(elements(stored)),
+        _ => {
+            let (width, scales_width) = (format.pool_width(head_size), format.scales_width());
+            let (mut codes, mut scales) = (vec![0; blocks * width], vec![f16::ZERO; blocks * scales_width]);
+            for (block, numbers) in stored.chunks_exact(head_size).enumerate() {
+                let codes = &mut codes[block * width..][..width];
+                format.quantise(numbers, codes, &mut scales[block * scales_width..][..scales_width]);
+            }
+            Pool::Quantised(codes, scales)
+        }
+    };
+    let pairs = random.pick(&[Pairs::Half, Pairs::Interleaved]);
+    let rotation = random.once_in(2).then(|| {
+        let (cos, sin) = (angles.iter().map(|angle| angle.cos()), angles.iter().map(|angle| angle.sin()));
+        (cos.collect(), sin.collect(), half_width, pairs)
+    });
+    Case {
+        row_offsets,
+        query_heads: kv_heads * group,
+        kv_heads,
+        head_size,
+        query: elements(query),
+        key: elements(key),
+        value,
+        cached_len,
+        page_indptr,
+        page_ids,
+        pool_pages: pages as usize,
+        page_size,
+        format,
+        pool,
+        positions: Some(positions),
+        rotation,
+        sinks: random.once_in(3).then_some(sinks),
+        slopes: random.once_in(4).then(|| slopes.iter().map(|slope| slope.abs() / 4.0).collect()),
+        slots: None,
+        scale: random.pick(&[0.0, 0.0, 0.3]),
+        window: random.pick(&[0, 0, 1, 30, 1100]),
+        softcap: random.pick(&[0.0, 0.0, 5.0]),
+    }
+}
+
+fn longest<T: Element>(case: &Case<T>) -> usize {
+    let rows = case.row_offsets.windows(2).map(|rows| rows[1] - rows[0]);
+    rows.zip(&case.cached_len).map(|(rows, cached)| rows + cached).max().unwrap() as usize
+}
+
+#[test]
+fn random_calls_match_the_reference() {
+    let mut random = Random(27);
+    for number in 0..40 {
+        let case = random_case::<f32>(&mut random);
+        compare(&format!("f32 {number}"), &case, longest(&case));
+        let case = random_case::<f16>(&mut random);
+        compare(&format!("f16 {number}"), &case, longest(&case));
+        let case = random_case::<bf16>(&mut random);
+        compare(&format!("bf16 {number}"), &case, longest(&case));
+    }
+}
+
+fn bits<T: Element>(numbers: &[T]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_f32().to_bits()).collect()
+}
+
+#[test]
+fn threads_chunks_and_neighbours_change_no_bit() {
+    let mut random = Random(28);
+    let threads = Threads::new(3);
+    for number in 0..25 {
+        let case = random_case::<f32>(&mut random);
+        let len = longest(&case);
+        let width = case.query_heads * case.head_size;
+        for isa in Isa::available() {
+            let mut pool = case.pool.clone();
+            let (output, weights) = fast(isa, &case, &mut pool, len, &Serial);
+            let spread = fast(isa, &case, &mut case.pool.clone(), len, &threads);
+            assert!(bits(&spread.0) == bits(&output) && bits(&spread.1) == bits(&weights), "{number} {isa:?}: threads");
+            let most = case.row_offsets.windows(2).map(|rows| (rows[1] - rows[0]) as usize).max().unwrap();
+            for size in [1, 16] {
+                let mut chunked_pool = case.pool.clone();
+                for from in (0..most).step_by(size) {
+                    let part = chunk(&case, from, from + size);
+                    let (got, _) = fast(isa, &part, &mut chunked_pool, len, &Serial);
+                    for (sequence, rows) in part.row_offsets.windows(2).enumerate() {
+                        let at = (case.row_offsets[sequence] as usize + from) * width;
+                        let got = &got[rows[0] as usize * width..rows[1] as usize * width];
+                        let whole = output.get(at..at + got.len()).unwrap_or_default();
+                        assert!(bits(got) == bits(whole), "{number} {isa:?}: chunks of {size} from {from} on");
+                    }
+                }
+                assert!(chunked_pool.bits() == pool.bits(), "{number} {isa:?}: pool after chunks of {size}");
+            }
+            // Each sequence by itself.
+            for sequence in 0..case.cached_len.len() {
+                let mut alone = case.clone();
+                for other in (0..case.cached_len.len()).filter(|&other| other != sequence) {
+                    alone.cached_len[other] = 0;
+                }
+                let rows = case.row_offsets[sequence] as usize..case.row_offsets[sequence + 1] as usize;
+                alone.row_offsets =
+                    (0..=case.cached_len.len()).map(|at| if at > sequence { rows.len() as i32 } else { 0 }).collect();
+                let pick = |tensor: &[f32], heads: usize| {
+                    tensor[rows.start * heads * case.head_size..rows.end * heads * case.head_size].to_vec()
+                };
+                alone.query = pick(&case.query, case.query_heads);
+                (alone.key, alone.value) = (pick(&case.key, case.kv_heads), pick(&case.value, case.kv_heads));
+                alone.positions = case.positions.as_ref().map(|positions| positions[rows.clone()].to_vec());
+                let (got, _) = fast(isa, &alone, &mut case.pool.clone(), len, &Serial);
+                assert!(bits(&got) == bits(&output[rows.start * width..rows.end * width]), "{number} {isa:?}: alone");
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_of_heads_match_the_reference() {
+    let mut random = Random(29);
+    for number in 0..20 {
+        let mut case = with_slots(random_case::<f32>(&mut random));
+        (case.rotation, case.window) = (None, random.pick(&[0, 40]));
+        // Every head keeps its tokens in another order, and some slots have none.
+        let sequences = case.cached_len.len();
+        let (write_slots, token_pos, len) = case.slots.as_mut().unwrap();
+        for (sequence, head) in (0..sequences).flat_map(|sequence| (0..case.kv_heads).map(move |head| (sequence, head)))
+        {
+            let tokens = &mut token_pos[(sequence * case.kv_heads + head) * *len..][..*len];
+            let used = tokens.iter().filter(|&&position| position >= 0).count();
+            let mut order: Vec<usize> = (0..used).collect();
+            random.shuffle(&mut order);
+            for (position, &slot) in order.iter().enumerate() {
+                tokens[slot] = position as i32;
+            }
+            let rows = case.row_offsets[sequence] as usize..case.row_offsets[sequence + 1] as usize;
+            for (index, row) in rows.enumerate() {
+                write_slots[row * case.kv_heads + head] = order[case.cached_len[sequence] as usize + index] as i32;
+            }
+            for &slot in order.iter().take(case.cached_len[sequence] as usize).filter(|slot| **slot % 7 == 3) {
+                tokens[slot] = -1;
+            }
+        }
+        let len = *len;
+        compare(&format!("slots {number}"), &case, len);
+    }
+}
+
+/// A NaN reaches the rows that see it, and no other.
+#[test]
+fn a_nan_stays_with_those_who_see_it() {
+    let mut case = gqa();
+    let (width, size) = (case.query_heads * case.head_size, case.head_size);
+    let rows = case.row_offsets[1] as usize - case.row_offsets[0] as usize;
+    assert!(rows > 3);
+    let plain = fast(Isa::detect(), &case, &mut case.pool.clone(), 64, &Serial).0;
+    for which in 0..2 {
+        let mut spoiled = case.clone();
+        let tensor = if which == 0 { &mut spoiled.key } else { &mut spoiled.value };
+        tensor[2 * case.kv_heads * size] = f32::NAN;
+        for isa in Isa::available() {
+            let got = fast(isa, &spoiled, &mut case.pool.clone(), 64, &Serial).0;
+            assert!(got[..2 * width].iter().all(|number| !number.is_nan()), "{isa:?}: earlier rows");
+            assert!((2..rows).all(|row| got[row * width].is_nan()), "{isa:?}: rows from there on, of the first head");
+            assert!(got[rows * width..].iter().all(|number| !number.is_nan()), "{isa:?}: other sequences");
+        }
+    }
+    case.query[0] = f32::NAN;
+    let got = fast(Isa::detect(), &case, &mut case.pool.clone(), 64, &Serial).0;
+    assert!(got[0].is_nan() && bits(&got[size..]) == bits(&plain[size..]));
 }
 
 /// Pools are the same to the bit, but for what an f32 rotation rounds otherwise.
@@ -189,13 +452,13 @@ fn bad_input_is_refused_by_name() {
         ("positions", |case| case.positions = Some(vec![0]), "do not make the shape [54]"),
         (
             "positions",
-            |case| case.rotation = Some((vec![1.0; 32], vec![0.0; 32], 32, pagoda_kernels::Pairs::Half)),
+            |case| case.rotation = Some((vec![1.0; 32], vec![0.0; 32], 32, Pairs::Half)),
             "missing, expected beside cos and sin",
         ),
         (
             "positions",
             |case| {
-                case.rotation = Some((vec![1.0; 64], vec![0.0; 64], 32, pagoda_kernels::Pairs::Half));
+                case.rotation = Some((vec![1.0; 64], vec![0.0; 64], 32, Pairs::Half));
                 case.positions = Some(vec![2; 54]);
             },
             "row 0 has position 2, expected 0 to 1",
