@@ -3,7 +3,7 @@
 //! Kernels take slices and know no framework type. Each operator is a struct that describes one call: its `check` refuses bad
 //! input before anything is written, and its `run` computes on the CPU with the best instruction set there is.
 //!
-//! Operators come in families: [`hstu`] and [`embedding`]; [`common`] is what they share. The same folders are in [`cpu`] (the
+//! Operators come in families: [`hstu`], [`llm`] and [`embedding`]; [`common`] is what they share. The same folders are in [`cpu`] (the
 //! vectorised kernels, spread over threads by [`parallel`]), in [`cuda`] (the launches of those for NVIDIA's GPUs) and in
 //! `kernels/cuda` (the device code). [`cpu::reference`] is the arithmetic in its plainest form.
 
@@ -15,14 +15,18 @@ pub mod cpu;
 pub mod cuda;
 pub mod embedding;
 pub mod hstu;
+pub mod llm;
 
 pub use common::element::Element;
 pub use common::input_error::InputError;
+pub use common::pages::Pages;
 pub use common::parallel;
 pub use embedding::pool::{Combiner, Pool, check_offsets};
 pub use half::{bf16, f16};
-pub use hstu::batch::{CheckedAppend, CheckedAttention, HstuAttention, PagedKvAppend, Pages, Rows};
+pub use hstu::batch::{CheckedAppend, CheckedAttention, HstuAttention, PagedKvAppend, Rows};
 pub use hstu::dense::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu, Taken};
 pub use hstu::embed::{HstuEmbed, Lookup};
 pub use hstu::linear::{Activation, HstuLinear};
 pub use hstu::unit::HstuUnit;
+pub use llm::kv_format::KvFormat;
+pub use llm::paged_attention::{HeadSlots, KvPool, PagedAttention, Pairs, Rotation};

@@ -2,4 +2,5 @@
 
 pub mod element;
 pub(crate) mod input_error;
+pub(crate) mod pages;
 pub mod parallel;

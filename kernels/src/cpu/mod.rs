@@ -3,6 +3,7 @@
 pub(crate) mod common;
 mod embedding;
 mod hstu;
+mod llm;
 
 pub use common::copy::copy;
 pub use common::isa::Isa;
@@ -11,4 +12,5 @@ pub use common::isa::Isa;
 pub mod reference {
     pub use super::embedding::reference::*;
     pub use super::hstu::reference::*;
+    pub use super::llm::reference::*;
 }

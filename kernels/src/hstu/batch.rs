@@ -7,22 +7,8 @@ use std::ops::Range;
 
 use super::mask::Mask;
 use crate::common::input_error::refuse;
+use crate::common::pages::{Pages, check_offsets};
 use crate::{Element, InputError};
-
-/// Where the users' pages lie in a layer's pool `[pool_pages, 2, page_size, H, D]`.
-#[derive(Clone, Copy, Debug)]
-pub struct Pages<'a> {
-    /// `[B]`: how many tokens of each user are in the cache.
-    pub cached_len: &'a [i32],
-    /// `[B + 1]`: where each user's page list begins in `page_ids`.
-    pub page_indptr: &'a [i32],
-    /// Pages in order of position. Entries that no token needs may hold anything.
-    pub page_ids: &'a [i32],
-    /// How many pages the pool has.
-    pub pool_pages: usize,
-    /// How many tokens a page holds; a multiple of 8.
-    pub page_size: usize,
-}
 
 /// How the rows `[T, H, D]` of a call are shared out among its users.
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +82,11 @@ impl Rows<'_> {
         self.of(user).len() - self.num_candidates[user] as usize
     }
 
+    /// The heads of a row, and the elements of a head.
+    pub(crate) fn shape(&self) -> [usize; 2] {
+        [self.heads, self.head_size]
+    }
+
     /// Elements of one row over all heads. Only after `check`.
     pub(crate) fn width(&self) -> usize {
         self.heads * self.head_size
@@ -127,68 +118,6 @@ impl Rows<'_> {
     }
 }
 
-impl<'a> Pages<'a> {
-    /// The page list of one user. Only after `check`.
-    pub(crate) fn of(&self, user: usize) -> &'a [i32] {
-        &self.page_ids[self.page_indptr[user] as usize..self.page_indptr[user + 1] as usize]
-    }
-
-    /// Checks everything but the page ids that tokens need.
-    fn check(&self, rows: &Rows, pool_len: Option<usize>) -> Result<(), InputError> {
-        let page_size = self.page_size;
-        if page_size == 0 || !page_size.is_multiple_of(8) {
-            let message = format!("page_size {page_size}, expected a multiple of 8");
-            return refuse("kv_pool", None, message);
-        }
-        self.check_pool(rows, pool_len)?;
-        if self.cached_len.len() != rows.users() {
-            let message = format!("{} lengths, expected {}, one a user", self.cached_len.len(), rows.users());
-            return refuse("cached_len", None, message);
-        }
-        if let Some(user) = self.cached_len.iter().position(|&len| len < 0) {
-            let message = format!("length {}, expected 0 or more", self.cached_len[user]);
-            return refuse("cached_len", Some(user), message);
-        }
-        check_offsets("page_indptr", self.page_indptr, rows.users(), self.page_ids.len(), "page ids")
-    }
-
-    /// Checks that the pool's shape is possible and, where the caller has the pool, that it is that long.
-    fn check_pool(&self, rows: &Rows, pool_len: Option<usize>) -> Result<(), InputError> {
-        let shape = [self.pool_pages, 2, self.page_size, rows.heads, rows.head_size];
-        let elements = shape.iter().rev().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
-        if elements.is_none() || pool_len.is_some_and(|len| elements != Some(len)) {
-            let len = pool_len.map_or("too many".to_owned(), |len| len.to_string());
-            return refuse("kv_pool", None, format!("{len} elements do not make the shape {shape:?}"));
-        }
-        Ok(())
-    }
-
-    /// Checks that the tokens of one user at `positions` have pages inside the pool.
-    fn check_tokens(&self, user: usize, positions: Range<usize>) -> Result<(), InputError> {
-        if positions.is_empty() {
-            return Ok(());
-        }
-        let Pages { pool_pages, page_size, .. } = *self;
-        let list = self.of(user);
-        let needed = positions.end.div_ceil(page_size);
-        if list.len() < needed {
-            let message =
-                format!("{} pages of {page_size}, expected {needed} for {} tokens", list.len(), positions.end);
-            return refuse("page_ids", Some(user), message);
-        }
-        let first = positions.start / page_size;
-        for (at, &page) in list[first..needed].iter().enumerate() {
-            if usize::try_from(page).is_ok_and(|page| page < pool_pages) {
-                continue;
-            }
-            let position = ((first + at) * page_size).max(positions.start);
-            let message = format!("page {page} for position {position} lies outside the pool of {pool_pages} pages");
-            return refuse("page_ids", Some(user), message);
-        }
-        Ok(())
-    }
-}
-
 /// A call of `HstuAttention` that has passed its checks: it can be run without being checked again.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckedAttention<'a, T>(pub(crate) &'a HstuAttention<'a, T>);
@@ -213,7 +142,7 @@ impl<'a, T: Element> HstuAttention<'a, T> {
         let tensors = [("query", self.query.len()), ("key", self.key.len()), ("value", self.value.len())];
         self.rows.check(&tensors)?;
         if let Some((pages, pool)) = self.cache {
-            pages.check(&self.rows, Some(pool.len()))?;
+            pages.check(self.rows.users(), self.rows.shape(), Some(pool.len()))?;
             for (user, &cached) in pages.cached_len.iter().enumerate() {
                 pages.check_tokens(user, 0..cached as usize)?;
             }
@@ -317,13 +246,13 @@ impl<'a, T: Element> PagedKvAppend<'a, T> {
 
     /// Checks that a pool is the one that the call describes.
     pub(crate) fn check_pool(&self, pool: &[T]) -> Result<(), InputError> {
-        self.pages.check_pool(&self.rows, Some(pool.len()))
+        self.pages.check_pool(self.rows.shape(), Some(pool.len()))
     }
 
     /// Checks, and gives the slots to write.
     fn runs(&self, pool_len: Option<usize>) -> Result<Vec<Run>, InputError> {
         self.rows.check(&[("key", self.key.len()), ("value", self.value.len())])?;
-        self.pages.check(&self.rows, pool_len)?;
+        self.pages.check(self.rows.users(), self.rows.shape(), pool_len)?;
         let page_size = self.pages.page_size;
         let mut runs = Vec::new();
         for user in 0..self.rows.users() {
@@ -362,31 +291,4 @@ pub(crate) struct Run {
     pub count: usize,
     pub row: usize,
     pub user: usize,
-}
-
-/// Offsets of jagged data: one more than users, from 0 up to `total`, never down.
-fn check_offsets(
-    tensor: &'static str,
-    offsets: &[i32],
-    users: usize,
-    total: usize,
-    what: &str,
-) -> Result<(), InputError> {
-    if offsets.len() != users + 1 {
-        let message = format!("{} offsets, expected {} for {users} users", offsets.len(), users + 1);
-        return refuse(tensor, None, message);
-    }
-    if offsets[0] != 0 {
-        return refuse(tensor, None, format!("first offset {}, expected 0", offsets[0]));
-    }
-    for (user, pair) in offsets.windows(2).enumerate() {
-        if pair[1] < pair[0] {
-            return refuse(tensor, Some(user), format!("offset goes down from {} to {}", pair[0], pair[1]));
-        }
-    }
-    let last = offsets[users];
-    if usize::try_from(last) != Ok(total) {
-        return refuse(tensor, None, format!("last offset {last}, expected {total}, the number of {what}"));
-    }
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The paged KV cache of a batch.
 
+use pagoda_kernels::Pages;
 use pagoda_kernels::cuda;
-use pagoda_kernels::hstu::batch::Pages;
 
 use super::rows::RowInputs;
 use crate::ort::{InputTensor, KernelContext, OpError};

@@ -409,7 +409,7 @@ fn in_tile(position: i64, start: i64) -> usize {
 mod tests {
     use super::*;
     use crate::cpu::reference;
-    use crate::hstu::batch::{Pages, Rows};
+    use crate::{Pages, Rows};
 
     /// Small enough for Miri to go through every unsafe line of the portable kernel in seconds: two users, a page
     /// boundary, a tile boundary under Miri, candidates.

@@ -69,6 +69,42 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2(x: Self::V) -> Self::V {
+        unsafe {
+            // In this order NaN stays.
+            let t = _mm256_max_ps(_mm256_set1_ps(-MAX_EXPONENT), x);
+            let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(t);
+            let f = _mm256_sub_ps(t, whole);
+            let [c0, c1, c2, c3, c4, c5] = EXP2_AROUND_0;
+            let mut p = _mm256_fmadd_ps(_mm256_set1_ps(c5), f, _mm256_set1_ps(c4));
+            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(c3));
+            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(c2));
+            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(c1));
+            p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(c0));
+            let exponent = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)));
+            let small = _mm256_cmp_ps::<_CMP_LT_OQ>(x, _mm256_set1_ps(-MAX_EXPONENT));
+            _mm256_andnot_ps(small, _mm256_mul_ps(p, _mm256_castsi256_ps(exponent)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(of: &[Self::V; 16]) -> Self::V {
+        unsafe {
+            let four = |i| {
+                let of: [Self::V; 4] = std::array::from_fn(|j| of[i + j]);
+                _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]))
+            };
+            let (a, b) = (four(0), four(4));
+            _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn select_within(x: Self::V, lo: Self::V, hi: Self::V, yes: Self::V, no: Self::V) -> Self::V {
         unsafe {
             let inside = _mm256_and_ps(_mm256_cmp_ps::<_CMP_LE_OQ>(lo, x), _mm256_cmp_ps::<_CMP_LT_OQ>(x, hi));

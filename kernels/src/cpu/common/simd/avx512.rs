@@ -71,6 +71,51 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2(x: Self::V) -> Self::V {
+        unsafe {
+            // In this order NaN stays.
+            let t = _mm512_max_ps(_mm512_set1_ps(-MAX_EXPONENT), x);
+            let f = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(t);
+            let [c0, c1, c2, c3, c4, c5] = EXP2_FROM_0;
+            let mut p = _mm512_fmadd_ps(_mm512_set1_ps(c5), f, _mm512_set1_ps(c4));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c3));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c2));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c1));
+            p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c0));
+            let small = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, _mm512_set1_ps(-MAX_EXPONENT));
+            _mm512_mask_blend_ps(small, _mm512_scalef_ps(p, t), _mm512_setzero_ps())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(of: &[Self::V; 16]) -> Self::V {
+        unsafe {
+            // Pairs, then fours, inside the quarters of the vectors; then the quarters.
+            let two = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let four = |a, b| {
+                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+                _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+            };
+            let quarters = |a, b| {
+                let (even, odd) =
+                    (_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+                _mm512_add_ps(even, odd)
+            };
+            let fours: [Self::V; 4] = std::array::from_fn(|i| {
+                let of = &of[4 * i..4 * i + 4];
+                four(two(of[0], of[1]), two(of[2], of[3]))
+            });
+            quarters(quarters(fours[0], fours[1]), quarters(fours[2], fours[3]))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn select_within(x: Self::V, lo: Self::V, hi: Self::V, yes: Self::V, no: Self::V) -> Self::V {
         unsafe {
             let inside = _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_cmp_ps_mask::<_CMP_LE_OQ>(lo, x), x, hi);

@@ -34,6 +34,12 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `x / (1 + e^-x)`: right for any finite x however large, NaN for NaN.
     unsafe fn silu(x: Self::V) -> Self::V;
+    /// The larger of both. NaN in `b` stays.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// 2^x for x of at most 126, and 0 below -126. NaN for NaN.
+    unsafe fn exp2(x: Self::V) -> Self::V;
+    /// In lane i the sum of the lanes of vector i, of the first `LANES` vectors. The order of summation is that of a tree.
+    unsafe fn sums(of: &[Self::V; 16]) -> Self::V;
     /// `yes` in the lanes where `lo <= x < hi`, `no` in the others.
     unsafe fn select_within(x: Self::V, lo: Self::V, hi: Self::V, yes: Self::V, no: Self::V) -> Self::V;
     /// Asks for the cache line at `at` ahead of its use; any address will do.

@@ -68,6 +68,32 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    unsafe fn exp2(x: Self::V) -> Self::V {
+        map(x, |x| {
+            let t = if x < -MAX_EXPONENT { -MAX_EXPONENT } else { x };
+            const ROUND: f32 = 12_582_912.0;
+            let whole = (t + ROUND) - ROUND;
+            let f = t - whole;
+            let p = EXP2_AROUND_0.iter().rev().fold(0.0, |p, c| p * f + c);
+            let scale = f32::from_bits(((whole as i32 + 127) << 23) as u32);
+            if x < -MAX_EXPONENT { 0.0 } else { p * scale }
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn sums(of: &[Self::V; 16]) -> Self::V {
+        std::array::from_fn(|i| {
+            let [a, b, c, d, e, f, g, h] = of[i];
+            ((a + b) + (c + d)) + ((e + f) + (g + h))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn select_within(x: Self::V, lo: Self::V, hi: Self::V, yes: Self::V, no: Self::V) -> Self::V {
         std::array::from_fn(|i| if lo[i] <= x[i] && x[i] < hi[i] { yes[i] } else { no[i] })
     }

@@ -1,0 +1,139 @@
+//! The operators of language models in their plainest form: scalar, pair by pair, float64.
+
+use crate::common::input_error::check_output;
+use crate::llm::kv_format::KvFormat;
+use crate::llm::paged_attention::{KvPool, PagedAttention, Pairs, Rotation};
+use crate::{Element, InputError};
+
+/// What `PagedAttention` computes beside the pool.
+#[derive(Clone, Debug)]
+pub struct Attended {
+    /// `[T, Hq, D]`.
+    pub output: Vec<f64>,
+    /// `[B, Hkv, L]`: the weight that each slot gets, summed over the sequence's rows, mean over the query heads of a group.
+    pub key_weights: Vec<f64>,
+}
+
+/// `PagedAttention` as the specification words it. Appends to the pool in place. `weights_len` is L of the weights.
+pub fn paged_attention<T: Element>(
+    op: &PagedAttention<'_, T>,
+    pool: &mut KvPool<'_, T>,
+    weights_len: usize,
+) -> Result<Attended, InputError> {
+    op.check(pool, Some(weights_len))?;
+    append(op, pool);
+    let (heads, size) = (op.query_heads, op.head_size);
+    check_output("query", op.query.len(), op.total_rows * heads * size)?;
+    let mut output = vec![0.0; op.query.len()];
+    let mut key_weights = vec![0.0; op.sequences() * op.kv_heads * weights_len];
+    for sequence in 0..op.sequences() {
+        for (row, head) in op.rows(sequence).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+            let kv_head = head / op.group();
+            let at = (row * heads + head) * size;
+            let query = rotated(op, &op.query[at..at + size], row);
+            let seen = seen(op, sequence, row, kv_head);
+            let scores: Vec<f64> = seen
+                .iter()
+                .map(|&(slot, distance)| {
+                    let key = stored(op, pool, op.block(sequence, slot, 0, kv_head));
+                    score(op, head, &query, &key, distance)
+                })
+                .collect();
+            let sink = op.sinks.map(|sinks| wide(sinks[head]));
+            let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().copied().chain(sink).map(|score| (score - most).exp()).sum();
+            for (&(slot, _), score) in seen.iter().zip(scores) {
+                let weight = (score - most).exp() / sum;
+                let value = stored(op, pool, op.block(sequence, slot, 1, kv_head));
+                for (out, value) in output[at..at + size].iter_mut().zip(value) {
+                    *out += weight * value;
+                }
+                key_weights[(sequence * op.kv_heads + kv_head) * weights_len + slot] += weight / op.group() as f64;
+            }
+        }
+    }
+    Ok(Attended { output, key_weights })
+}
+
+/// The slots that a row sees in one kv head, each with how many positions it is before the row.
+fn seen<T: Element>(op: &PagedAttention<'_, T>, sequence: usize, row: usize, head: usize) -> Vec<(usize, i64)> {
+    let position = op.row_position(sequence, row);
+    (0..op.slot_count(sequence))
+        .filter_map(|slot| Some((slot, position - op.slot_position(sequence, head, slot)?)))
+        .filter(|&(_, distance)| distance >= 0 && (op.window == 0 || distance < op.window))
+        .collect()
+}
+
+fn score<T: Element>(op: &PagedAttention<'_, T>, head: usize, query: &[f64], key: &[f64], distance: i64) -> f64 {
+    let mut score = op.score_scale() * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>();
+    if op.softcap > 0.0 {
+        let cap = f64::from(op.softcap);
+        score = cap * (score / cap).tanh();
+    }
+    score - op.slopes.map_or(0.0, |slopes| f64::from(slopes[head]) * distance as f64)
+}
+
+/// Writes the new keys and values into their pages.
+fn append<T: Element>(op: &PagedAttention<'_, T>, pool: &mut KvPool<'_, T>) {
+    let (heads, size) = (op.kv_heads, op.head_size);
+    for sequence in 0..op.sequences() {
+        for (row, head) in op.rows(sequence).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+            let at = (row * heads + head) * size;
+            let key = rotated(op, &op.key[at..at + size], row);
+            let value = op.value[at..at + size].iter().map(|value| wide(*value)).collect();
+            let slot = op.write_slot(sequence, row, head);
+            for (which, numbers) in [key, value].into_iter().enumerate() {
+                let numbers: Vec<f32> = numbers.into_iter().map(|number| number as f32).collect();
+                write(op.format, pool, op.block(sequence, slot, which, head), &numbers);
+            }
+        }
+    }
+}
+
+fn write<T: Element>(format: KvFormat, pool: &mut KvPool<'_, T>, block: usize, numbers: &[f32]) {
+    match pool {
+        KvPool::Native(pool) => {
+            for (to, number) in pool[block * numbers.len()..].iter_mut().zip(numbers) {
+                *to = T::from_f32(*number);
+            }
+        }
+        KvPool::Quantised { codes, scales } => {
+            let (width, scale) = (format.pool_width(numbers.len()), format.scales_width());
+            format.quantise(numbers, &mut codes[block * width..][..width], &mut scales[block * scale..][..scale]);
+        }
+    }
+}
+
+/// The numbers of a block of the pool, as they are stored.
+fn stored<T: Element>(op: &PagedAttention<'_, T>, pool: &KvPool<'_, T>, block: usize) -> Vec<f64> {
+    let size = op.head_size;
+    match pool {
+        KvPool::Native(pool) => pool[block * size..][..size].iter().map(|number| wide(*number)).collect(),
+        KvPool::Quantised { codes, scales } => {
+            let (width, scale) = (op.format.pool_width(size), op.format.scales_width());
+            let (codes, scales) = (&codes[block * width..][..width], &scales[block * scale..][..scale]);
+            (0..size).map(|index| f64::from(op.format.dequantise(codes, scales, index))).collect()
+        }
+    }
+}
+
+/// A head of a row, rotated by the row's position. In f32, as every backend rotates: the rotated key is what is stored.
+fn rotated<T: Element>(op: &PagedAttention<'_, T>, head: &[T], row: usize) -> Vec<f64> {
+    let mut numbers: Vec<f32> = head.iter().map(|number| number.to_f32()).collect();
+    if let (Some(Rotation { cos, sin, half_width, pairs }), Some(positions)) = (op.rotation, op.positions) {
+        let first = positions[row] as usize * half_width;
+        for index in 0..half_width {
+            let (a, b) = match pairs {
+                Pairs::Half => (index, index + half_width),
+                Pairs::Interleaved => (2 * index, 2 * index + 1),
+            };
+            let (cos, sin) = (cos[first + index], sin[first + index]);
+            (numbers[a], numbers[b]) = (numbers[a] * cos - numbers[b] * sin, numbers[b] * cos + numbers[a] * sin);
+        }
+    }
+    numbers.into_iter().map(f64::from).collect()
+}
+
+fn wide<T: Element>(value: T) -> f64 {
+    f64::from(value.to_f32())
+}

@@ -1,0 +1,4 @@
+//! The operators of language models: what one call carries, and every check of it.
+
+pub mod kv_format;
+pub mod paged_attention;

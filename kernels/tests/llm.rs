@@ -1,0 +1,494 @@
+//! `PagedAttention` gives the results that a program written apart from it gave, in one call or in chunks, and refuses bad
+//! input by name.
+#![cfg(not(miri))] // reads files
+
+mod llm_cases;
+
+use llm_cases::{Case, FILES, Golden, Pool, element, load};
+use pagoda_kernels::cpu::Isa;
+use pagoda_kernels::cpu::reference::{Attended, paged_attention};
+use pagoda_kernels::parallel::{Parallel, Serial, Threads};
+use pagoda_kernels::{Element, KvFormat, Pairs, bf16, f16};
+use pagoda_test_support::Random;
+use safetensors::Dtype;
+
+/// Calls `check` with every golden case, in its element type.
+macro_rules! each_golden {
+    ($check:ident) => {
+        for (name, bytes) in FILES {
+            match element(bytes) {
+                Dtype::F32 => $check(name, load::<f32>(bytes, |bytes, _| f32::from_le_bytes(bytes), 4)),
+                Dtype::F16 => $check(name, load::<f16>(bytes, |bytes, _| f16::from_le_bytes([bytes[0], bytes[1]]), 2)),
+                Dtype::BF16 => {
+                    $check(name, load::<bf16>(bytes, |bytes, _| bf16::from_le_bytes([bytes[0], bytes[1]]), 2))
+                }
+                other => panic!("{name} is of {other:?}"),
+            }
+        }
+    };
+}
+
+fn run<T: Element>(case: &Case<T>, pool: &mut Pool<T>, weights_len: usize) -> Attended {
+    paged_attention(&case.call(), &mut pool.borrow(), weights_len).unwrap()
+}
+
+fn worst(got: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    got.iter().zip(expected).map(|(got, expected)| (got - expected).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn the_reference_gives_the_golden_results() {
+    fn check<T: Element>(name: &str, golden: Golden<T>) {
+        let mut pool = golden.case.pool.clone();
+        let attended = run(&golden.case, &mut pool, golden.weights_len);
+        let (output, weights) =
+            (worst(&attended.output, &golden.output), worst(&attended.key_weights, &golden.key_weights));
+        println!("{name}: output {output:e}, key_weights {weights:e}");
+        // Rotations are in f32.
+        assert!(output < 2e-6 && weights < 2e-6, "{name}: output {output:e}, key_weights {weights:e}");
+        same_pool(name, &pool, &golden.pool);
+    }
+    each_golden!(check);
+}
+
+/// The bound of the specification, relative by Frobenius norms.
+fn tolerance<T: Element>() -> f64 {
+    match T::NAME {
+        "f32" => 1e-5,
+        "f16" => 2e-3,
+        _ => 1e-2,
+    }
+}
+
+fn error(got: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let square = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = square(&mut got.iter().zip(expected).map(|(got, expected)| got - expected));
+    difference / square(&mut expected.iter().copied()).max(1e-30)
+}
+
+/// The output and the key weights of the fast kernel.
+fn fast<T: Element>(
+    isa: Isa,
+    case: &Case<T>,
+    pool: &mut Pool<T>,
+    weights_len: usize,
+    parallel: &dyn Parallel,
+) -> (Vec<T>, Vec<f32>) {
+    let mut output = vec![T::from_f32(f32::NAN); case.query.len()];
+    let mut weights = vec![f32::NAN; case.cached_len.len() * case.kv_heads * weights_len];
+    let asked = Some((&mut weights[..], weights_len));
+    case.call().run_with(isa, &mut pool.borrow(), &mut output, asked, parallel).unwrap();
+    (output, weights)
+}
+
+fn wide<T: Element>(numbers: &[T]) -> Vec<f64> {
+    numbers.iter().map(|number| f64::from(number.to_f32())).collect()
+}
+
+fn compare<T: Element>(name: &str, case: &Case<T>, weights_len: usize) {
+    let mut expected_pool = case.pool.clone();
+    let expected = run(case, &mut expected_pool, weights_len);
+    for isa in Isa::available() {
+        let mut pool = case.pool.clone();
+        let (output, weights) = fast(isa, case, &mut pool, weights_len, &Serial);
+        let (output, weights) =
+            (error(&wide(&output), &expected.output), error(&wide(&weights), &expected.key_weights));
+        assert!(output <= tolerance::<T>(), "{name} {isa:?}: output {output:e}");
+        assert!(weights <= 1e-5, "{name} {isa:?}: key_weights {weights:e}");
+        assert!(pool.bits() == expected_pool.bits(), "{name} {isa:?}: pool");
+    }
+}
+
+#[test]
+fn every_instruction_set_gives_the_golden_results() {
+    fn check<T: Element>(name: &str, golden: Golden<T>) {
+        compare(name, &golden.case, golden.weights_len);
+    }
+    each_golden!(check);
+}
+
+/// A call with random sequences, shapes and options.
+fn random_case<T: Element>(random: &mut Random) -> Case<T> {
+    let (kv_heads, group) = (random.pick(&[1, 2, 3]), random.pick(&[1, 2, 3, 4, 7]));
+    let head_size = random.pick(&[16, 32, 48, 64, 72, 80, 128]);
+    let page_size = random.pick(&[8, 16, 32]);
+    let sequences = 1 + random.below(4);
+    let (mut row_offsets, mut cached_len, mut page_indptr, mut page_ids) = (vec![0], vec![], vec![0], vec![]);
+    let mut pages = 0;
+    for _ in 0..sequences {
+        // Some with no new token, some with one, some with many; some across segments.
+        let new = random.pick(&[0, 1, 1, 2, 5, 17, 70]);
+        let cached = random.pick(&[0, 1, 7, 63, 64, 100, 1020, 1024, 2100]);
+        row_offsets.push(row_offsets.last().unwrap() + new as i32);
+        cached_len.push(cached as i32);
+        let needed = (cached + new as usize).div_ceil(page_size);
+        page_ids.extend((0..needed as i32).map(|page| pages + page));
+        pages += needed as i32;
+        page_indptr.push(page_ids.len() as i32);
+    }
+    random.shuffle(&mut page_ids);
+    let rows = *row_offsets.last().unwrap() as usize;
+    let mut numbers =
+        |count: usize| -> Vec<f32> { (0..count).map(|_| (random.below(2001) as f32 - 1000.0) / 500.0).collect() };
+    let elements = |numbers: Vec<f32>| -> Vec<T> { numbers.into_iter().map(T::from_f32).collect() };
+    let (query, key) = (numbers(rows * kv_heads * group * head_size), numbers(rows * kv_heads * head_size));
+    let value = elements(numbers(rows * kv_heads * head_size));
+    let (sinks, slopes) = (elements(numbers(kv_heads * group)), numbers(kv_heads * group));
+    let blocks = pages as usize * 2 * page_size * kv_heads;
+    let stored = numbers(blocks * head_size);
+    let positions: Vec<i32> = (0..rows).map(|row| (row % 50) as i32).collect();
+    let half_width = head_size / 4;
+    let angles = numbers(50 * half_width);
+    let format = random.pick(&[KvFormat::Native, KvFormat::Native, KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8]);
+    let pool = match format {
+        KvFormat::Native => Pool::Native(elements(stored)),
+        _ => {
+            let (width, scales_width) = (format.pool_width(head_size), format.scales_width());
+            let (mut codes, mut scales) = (vec![0; blocks * width], vec![f16::ZERO; blocks * scales_width]);
+            for (block, numbers) in stored.chunks_exact(head_size).enumerate() {
+                let codes = &mut codes[block * width..][..width];
+                format.quantise(numbers, codes, &mut scales[block * scales_width..][..scales_width]);
+            }
+            Pool::Quantised(codes, scales)
+        }
+    };
+    let pairs = random.pick(&[Pairs::Half, Pairs::Interleaved]);
+    let rotation = random.once_in(2).then(|| {
+        let (cos, sin) = (angles.iter().map(|angle| angle.cos()), angles.iter().map(|angle| angle.sin()));
+        (cos.collect(), sin.collect(), half_width, pairs)
+    });
+    Case {
+        row_offsets,
+        query_heads: kv_heads * group,
+        kv_heads,
+        head_size,
+        query: elements(query),
+        key: elements(key),
+        value,
+        cached_len,
+        page_indptr,
+        page_ids,
+        pool_pages: pages as usize,
+        page_size,
+        format,
+        pool,
+        positions: Some(positions),
+        rotation,
+        sinks: random.once_in(3).then_some(sinks),
+        slopes: random.once_in(4).then(|| slopes.iter().map(|slope| slope.abs() / 4.0).collect()),
+        slots: None,
+        scale: random.pick(&[0.0, 0.0, 0.3]),
+        window: random.pick(&[0, 0, 1, 30, 1100]),
+        softcap: random.pick(&[0.0, 0.0, 5.0]),
+    }
+}
+
+fn longest<T: Element>(case: &Case<T>) -> usize {
+    let rows = case.row_offsets.windows(2).map(|rows| rows[1] - rows[0]);
+    rows.zip(&case.cached_len).map(|(rows, cached)| rows + cached).max().unwrap() as usize
+}
+
+#[test]
+fn random_calls_match_the_reference() {
+    let mut random = Random(27);
+    for number in 0..40 {
+        let case = random_case::<f32>(&mut random);
+        compare(&format!("f32 {number}"), &case, longest(&case));
+        let case = random_case::<f16>(&mut random);
+        compare(&format!("f16 {number}"), &case, longest(&case));
+        let case = random_case::<bf16>(&mut random);
+        compare(&format!("bf16 {number}"), &case, longest(&case));
+    }
+}
+
+fn bits<T: Element>(numbers: &[T]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_f32().to_bits()).collect()
+}
+
+#[test]
+fn threads_chunks_and_neighbours_change_no_bit() {
+    let mut random = Random(28);
+    let threads = Threads::new(3);
+    for number in 0..25 {
+        let case = random_case::<f32>(&mut random);
+        let len = longest(&case);
+        let width = case.query_heads * case.head_size;
+        for isa in Isa::available() {
+            let mut pool = case.pool.clone();
+            let (output, weights) = fast(isa, &case, &mut pool, len, &Serial);
+            let spread = fast(isa, &case, &mut case.pool.clone(), len, &threads);
+            assert!(bits(&spread.0) == bits(&output) && bits(&spread.1) == bits(&weights), "{number} {isa:?}: threads");
+            let most = case.row_offsets.windows(2).map(|rows| (rows[1] - rows[0]) as usize).max().unwrap();
+            for size in [1, 16] {
+                let mut chunked_pool = case.pool.clone();
+                for from in (0..most).step_by(size) {
+                    let part = chunk(&case, from, from + size);
+                    let (got, _) = fast(isa, &part, &mut chunked_pool, len, &Serial);
+                    for (sequence, rows) in part.row_offsets.windows(2).enumerate() {
+                        let at = (case.row_offsets[sequence] as usize + from) * width;
+                        let got = &got[rows[0] as usize * width..rows[1] as usize * width];
+                        let whole = output.get(at..at + got.len()).unwrap_or_default();
+                        assert!(bits(got) == bits(whole), "{number} {isa:?}: chunks of {size} from {from} on");
+                    }
+                }
+                assert!(chunked_pool.bits() == pool.bits(), "{number} {isa:?}: pool after chunks of {size}");
+            }
+            // Each sequence by itself.
+            for sequence in 0..case.cached_len.len() {
+                let mut alone = case.clone();
+                for other in (0..case.cached_len.len()).filter(|&other| other != sequence) {
+                    alone.cached_len[other] = 0;
+                }
+                let rows = case.row_offsets[sequence] as usize..case.row_offsets[sequence + 1] as usize;
+                alone.row_offsets =
+                    (0..=case.cached_len.len()).map(|at| if at > sequence { rows.len() as i32 } else { 0 }).collect();
+                let pick = |tensor: &[f32], heads: usize| {
+                    tensor[rows.start * heads * case.head_size..rows.end * heads * case.head_size].to_vec()
+                };
+                alone.query = pick(&case.query, case.query_heads);
+                (alone.key, alone.value) = (pick(&case.key, case.kv_heads), pick(&case.value, case.kv_heads));
+                alone.positions = case.positions.as_ref().map(|positions| positions[rows.clone()].to_vec());
+                let (got, _) = fast(isa, &alone, &mut case.pool.clone(), len, &Serial);
+                assert!(bits(&got) == bits(&output[rows.start * width..rows.end * width]), "{number} {isa:?}: alone");
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_of_heads_match_the_reference() {
+    let mut random = Random(29);
+    for number in 0..20 {
+        let mut case = with_slots(random_case::<f32>(&mut random));
+        (case.rotation, case.window) = (None, random.pick(&[0, 40]));
+        // Every head keeps its tokens in another order, and some slots have none.
+        let sequences = case.cached_len.len();
+        let (write_slots, token_pos, len) = case.slots.as_mut().unwrap();
+        for (sequence, head) in (0..sequences).flat_map(|sequence| (0..case.kv_heads).map(move |head| (sequence, head)))
+        {
+            let tokens = &mut token_pos[(sequence * case.kv_heads + head) * *len..][..*len];
+            let used = tokens.iter().filter(|&&position| position >= 0).count();
+            let mut order: Vec<usize> = (0..used).collect();
+            random.shuffle(&mut order);
+            for (position, &slot) in order.iter().enumerate() {
+                tokens[slot] = position as i32;
+            }
+            let rows = case.row_offsets[sequence] as usize..case.row_offsets[sequence + 1] as usize;
+            for (index, row) in rows.enumerate() {
+                write_slots[row * case.kv_heads + head] = order[case.cached_len[sequence] as usize + index] as i32;
+            }
+            for &slot in order.iter().take(case.cached_len[sequence] as usize).filter(|slot| **slot % 7 == 3) {
+                tokens[slot] = -1;
+            }
+        }
+        let len = *len;
+        compare(&format!("slots {number}"), &case, len);
+    }
+}
+
+/// A NaN reaches the rows that see it, and no other.
+#[test]
+fn a_nan_stays_with_those_who_see_it() {
+    let mut case = gqa();
+    let (width, size) = (case.query_heads * case.head_size, case.head_size);
+    let rows = case.row_offsets[1] as usize - case.row_offsets[0] as usize;
+    assert!(rows > 3);
+    let plain = fast(Isa::detect(), &case, &mut case.pool.clone(), 64, &Serial).0;
+    for which in 0..2 {
+        let mut spoiled = case.clone();
+        let tensor = if which == 0 { &mut spoiled.key } else { &mut spoiled.value };
+        tensor[2 * case.kv_heads * size] = f32::NAN;
+        for isa in Isa::available() {
+            let got = fast(isa, &spoiled, &mut case.pool.clone(), 64, &Serial).0;
+            assert!(got[..2 * width].iter().all(|number| !number.is_nan()), "{isa:?}: earlier rows");
+            assert!((2..rows).all(|row| got[row * width].is_nan()), "{isa:?}: rows from there on, of the first head");
+            assert!(got[rows * width..].iter().all(|number| !number.is_nan()), "{isa:?}: other sequences");
+        }
+    }
+    case.query[0] = f32::NAN;
+    let got = fast(Isa::detect(), &case, &mut case.pool.clone(), 64, &Serial).0;
+    assert!(got[0].is_nan() && bits(&got[size..]) == bits(&plain[size..]));
+}
+
+/// Pools are the same to the bit, but for what an f32 rotation rounds otherwise.
+fn same_pool<T: Element>(name: &str, got: &Pool<T>, expected: &Pool<T>) {
+    match (got, expected) {
+        (Pool::Native(got), Pool::Native(expected)) => {
+            let far = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs() > 4e-7 * b.to_f32().abs().max(1.0);
+            assert_eq!(got.iter().zip(expected).filter(|pair| far(*pair)).count(), 0, "{name}");
+        }
+        _ => assert!(got.bits() == expected.bits(), "{name}"),
+    }
+}
+
+/// The rows `from..to` of each sequence, with those before them in the cache.
+fn chunk<T: Element>(case: &Case<T>, from: usize, to: usize) -> Case<T> {
+    let mut chunk = case.clone();
+    let mut taken = Vec::new();
+    chunk.row_offsets = vec![0];
+    for (sequence, rows) in case.row_offsets.windows(2).enumerate() {
+        let rows = rows[0] as usize..rows[1] as usize;
+        let some = (rows.start + from).min(rows.end)..(rows.start + to).min(rows.end);
+        chunk.cached_len[sequence] += (some.start - rows.start) as i32;
+        taken.extend(some);
+        chunk.row_offsets.push(taken.len() as i32);
+    }
+    let pick = |tensor: &[T], heads: usize| -> Vec<T> {
+        let width = heads * case.head_size;
+        taken.iter().flat_map(|row| tensor[row * width..(row + 1) * width].iter().copied()).collect()
+    };
+    chunk.query = pick(&case.query, case.query_heads);
+    chunk.key = pick(&case.key, case.kv_heads);
+    chunk.value = pick(&case.value, case.kv_heads);
+    chunk.positions = case.positions.as_ref().map(|positions| taken.iter().map(|&row| positions[row]).collect());
+    chunk
+}
+
+#[test]
+fn chunks_and_single_tokens_give_the_bits_of_one_call() {
+    fn check<T: Element>(name: &str, golden: Golden<T>) {
+        let Golden { case, weights_len, .. } = golden;
+        let longest = case.row_offsets.windows(2).map(|rows| (rows[1] - rows[0]) as usize).max().unwrap();
+        let mut whole_pool = case.pool.clone();
+        let whole = run(&case, &mut whole_pool, weights_len);
+        let width = case.query_heads * case.head_size;
+        for size in [1, 7, 16] {
+            let mut pool = case.pool.clone();
+            for from in (0..longest).step_by(size) {
+                let part = chunk(&case, from, from + size);
+                let attended = run(&part, &mut pool, weights_len);
+                for (sequence, rows) in part.row_offsets.windows(2).enumerate().filter(|(_, rows)| rows[0] < rows[1]) {
+                    let at = (case.row_offsets[sequence] as usize + from) * width;
+                    let part = &attended.output[rows[0] as usize * width..rows[1] as usize * width];
+                    assert_eq!(part, &whole.output[at..at + part.len()], "{name}: chunks of {size} from {from} on");
+                }
+            }
+            assert!(pool.bits() == whole_pool.bits(), "{name}: the pool after chunks of {size}");
+        }
+    }
+    each_golden!(check);
+}
+
+fn gqa() -> Case<f32> {
+    let (_, bytes) = FILES.iter().find(|(name, _)| *name == "f32-gqa").unwrap();
+    load::<f32>(bytes, |bytes, _| f32::from_le_bytes(bytes), 4).case
+}
+
+/// The slots that a call without slots uses.
+fn with_slots(mut case: Case<f32>) -> Case<f32> {
+    let sequences = case.cached_len.len();
+    let rows = |sequence: usize| case.row_offsets[sequence]..case.row_offsets[sequence + 1];
+    let end = |sequence: usize| case.cached_len[sequence] + rows(sequence).end - rows(sequence).start;
+    let len = (0..sequences).map(end).max().unwrap() as usize + 3;
+    let (mut write_slots, mut token_pos, mut positions) = (Vec::new(), Vec::new(), Vec::new());
+    for sequence in 0..sequences {
+        for position in case.cached_len[sequence]..end(sequence) {
+            positions.push(position);
+            write_slots.extend(vec![position; case.kv_heads]);
+        }
+        for _ in 0..case.kv_heads {
+            token_pos.extend((0..len as i32).map(|slot| if slot < end(sequence) { slot } else { -1 }));
+        }
+    }
+    (case.slots, case.positions) = (Some((write_slots, token_pos, len)), Some(positions));
+    case
+}
+
+#[test]
+fn slots_in_order_are_no_slots() {
+    let plain = gqa();
+    let slotted = with_slots(plain.clone());
+    let (mut pool, mut slotted_pool) = (plain.pool.clone(), plain.pool.clone());
+    let expected = run(&plain, &mut pool, 64);
+    let got = run(&slotted, &mut slotted_pool, 64);
+    assert_eq!((got.output, got.key_weights), (expected.output, expected.key_weights));
+    assert!(slotted_pool.bits() == pool.bits());
+}
+
+#[test]
+fn a_slope_weakens_what_is_far_away() {
+    let mut case = gqa();
+    let expected = run(&case, &mut case.pool.clone(), 64);
+    case.slopes = Some(vec![0.0; case.query_heads]);
+    assert_eq!(run(&case, &mut case.pool.clone(), 64).output, expected.output, "a slope of 0 is none");
+    // A steep one leaves a row its own value alone.
+    case.slopes = Some(vec![1e6; case.query_heads]);
+    let output = run(&case, &mut case.pool.clone(), 64).output;
+    let (size, group) = (case.head_size, case.query_heads / case.kv_heads);
+    for (at, got) in output.iter().enumerate() {
+        let (row, head, column) = (at / size / case.query_heads, at / size % case.query_heads, at % size);
+        let own = case.value[(row * case.kv_heads + head / group) * size + column];
+        assert!((got - f64::from(own)).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn bad_input_is_refused_by_name() {
+    type Change = fn(&mut Case<f32>);
+    let cases: [(&str, Change, &str); 24] = [
+        ("query", |case| case.query.truncate(5), "do not make the shape"),
+        ("key", |case| case.key.truncate(5), "do not make the shape"),
+        ("value", |case| case.value.push(0.0), "do not make the shape"),
+        ("query", |case| case.query_heads = 5, "expected a multiple of the 2 heads of key"),
+        ("query", |case| case.kv_heads = 0, "expected some of each"),
+        ("row_offsets", |case| case.row_offsets[1] = 99, "goes down"),
+        ("row_offsets", |case| case.row_offsets[0] = 1, "first offset 1"),
+        ("cached_len", |case| case.cached_len[0] = -1, "expected 0 or more"),
+        ("page_indptr", |case| case.page_indptr[1] = 99, "goes down"),
+        ("page_ids", |case| case.page_ids[0] = 12, "outside the pool of 12 pages"),
+        ("page_ids", |case| case.page_ids[0] = -1, "outside the pool"),
+        ("page_ids", |case| case.cached_len[0] += 1000, "expected"),
+        ("page_ids", |case| case.page_ids.fill(3), "would be written twice"),
+        ("kv_pool", |case| case.page_size = 12, "expected a multiple of 8"),
+        ("kv_pool", |case| case.pool_pages = 13, "do not make the shape"),
+        ("kv_pool", |case| case.format = KvFormat::Int8, "native numbers, expected Int8"),
+        ("window", |case| case.window = -1, "-1, expected 0 or more"),
+        ("scale", |case| case.scale = f32::NAN, "NaN"),
+        ("softcap", |case| case.softcap = -2.0, "-2"),
+        ("sinks", |case| case.sinks = Some(vec![0.0; 5]), "do not make the shape [6]"),
+        ("slopes", |case| case.slopes = Some(vec![]), "do not make the shape [6]"),
+        ("positions", |case| case.positions = Some(vec![0]), "do not make the shape [54]"),
+        (
+            "positions",
+            |case| case.rotation = Some((vec![1.0; 32], vec![0.0; 32], 32, Pairs::Half)),
+            "missing, expected beside cos and sin",
+        ),
+        (
+            "positions",
+            |case| {
+                case.rotation = Some((vec![1.0; 64], vec![0.0; 64], 32, Pairs::Half));
+                case.positions = Some(vec![2; 54]);
+            },
+            "row 0 has position 2, expected 0 to 1",
+        ),
+    ];
+    for (tensor, change, text) in cases {
+        let mut case = gqa();
+        case.check().unwrap();
+        change(&mut case);
+        let error = case.check().expect_err(tensor);
+        assert!(error.tensor == tensor && error.to_string().contains(text), "{tensor}, {text}: {error}");
+    }
+    let slots: [(&str, Change, &str); 5] = [
+        ("positions", |case| case.positions = None, "expected beside token_pos"),
+        ("write_slots", |case| case.slots.as_mut().unwrap().0[0] = -1, "slot -1"),
+        ("write_slots", |case| case.slots.as_mut().unwrap().0[0] = 41, "slot 41, expected 0 to"),
+        ("write_slots", |case| case.slots.as_mut().unwrap().0[2] = case_first(case), "is written twice"),
+        ("token_pos", |case| case.slots.as_mut().unwrap().1.truncate(5), "do not make the shape"),
+    ];
+    for (tensor, change, text) in slots {
+        let mut case = with_slots(gqa());
+        case.check().unwrap();
+        change(&mut case);
+        let error = case.check().expect_err(tensor);
+        assert!(error.tensor == tensor && error.to_string().contains(text), "{tensor}, {text}: {error}");
+    }
+    let error = gqa().call().check(&gqa().pool.borrow(), Some(3)).unwrap_err();
+    assert_eq!(error.tensor, "weights_len", "{error}");
+}
+
+fn case_first(case: &Case<f32>) -> i32 {
+    case.slots.as_ref().unwrap().0[0]
+}
