@@ -23,6 +23,14 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
+/// CRC-32C of these bytes that continues from another checksum, or from a seed.
+pub(crate) fn crc32c_append(seed: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(seed, bytes)
+}
+
+/// An XXH3 that is computed piece by piece.
+pub(crate) use twox_hash::xxhash3_64::Hasher as Xxh3;
+
 /// A SHA-256 that is computed piece by piece.
 pub(crate) struct Sha256(digest::Context);
 

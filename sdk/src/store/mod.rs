@@ -26,7 +26,6 @@ mod tests;
 
 use crate::error::Result;
 
-pub(crate) use crate::checksum::xxh3 as checksum;
 pub use disk_store::{CheckReport, DiskStore, Stats};
 pub use host::HostStore;
 pub use options::{Durability, StoreOptions};

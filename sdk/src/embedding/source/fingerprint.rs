@@ -7,9 +7,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use twox_hash::xxhash3_64;
-
 use super::files::files;
+use crate::checksum::Xxh3;
 use crate::error::{Error, Result, Status};
 
 /// A hash of the whole contents of a source.
@@ -40,7 +39,7 @@ pub(in crate::embedding) fn names(path: &Path) -> Result<String> {
 /// A hash of the whole contents of the files of a source.
 pub(in crate::embedding) fn content(path: &Path) -> Result<ContentHash> {
     attempt(path, || {
-        let mut hasher = xxhash3_64::Hasher::new();
+        let mut hasher = Xxh3::new();
         let mut chunk = vec![0; CHUNK];
         for file in files(path) {
             let mut file = File::open(file)?;
@@ -61,7 +60,7 @@ pub(in crate::embedding) fn content(path: &Path) -> Result<ContentHash> {
 /// separately, and does not read whole files.
 pub(in crate::embedding) fn sample(path: &Path) -> Result<u64> {
     attempt(path, || {
-        let mut hasher = xxhash3_64::Hasher::new();
+        let mut hasher = Xxh3::new();
         for file in files(path) {
             let file = File::open(file)?;
             let length = file.metadata()?.len();

@@ -13,7 +13,7 @@ use crate::embedding::source::fingerprint::ContentHash;
 use crate::embedding::tiers::disk::TableId;
 use crate::error::{Error, Result, Status};
 use crate::files::replace;
-use crate::store::checksum;
+use crate::checksum::xxh3;
 
 /// The first bytes of a note. Its checksum follows.
 const MAGIC: &str = "pagoda-source 1 ";
@@ -71,12 +71,12 @@ impl SourceNote {
     fn encode(&self) -> String {
         let source = serde_json::Value::from(self.source.as_str());
         let body = format!("{:016x} {:016x} {}\n{source}\n{}", self.table.0, self.content.0, self.kept, self.names);
-        format!("{MAGIC}{:016x}\n{body}", checksum(body.as_bytes()))
+        format!("{MAGIC}{:016x}\n{body}", xxh3(body.as_bytes()))
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (sum, body) = std::str::from_utf8(bytes).ok()?.strip_prefix(MAGIC)?.split_once('\n')?;
-        if u64::from_str_radix(sum, 16).ok()? != checksum(body.as_bytes()) {
+        if u64::from_str_radix(sum, 16).ok()? != xxh3(body.as_bytes()) {
             return None;
         }
         let mut lines = body.splitn(3, '\n');

@@ -14,7 +14,7 @@ use crate::embedding::source::fingerprint::{self, ContentHash};
 use crate::embedding::tiers::disk::{self, TableFileInfo, TableId};
 use crate::error::{Error, Result, Status};
 use crate::files::make_folder;
-use crate::store::checksum;
+use crate::checksum::xxh3;
 
 /// The option that allows dropping updates.
 const DROP: &str = "persistent_db.drop_updates_on_source_change";
@@ -150,7 +150,7 @@ impl Search<'_> {
     fn path(&self, place: u32) -> PathBuf {
         let place = if place == 0 { String::new() } else { format!("\0{place}") };
         let identity = format!("{}\0{}\0{:?}{place}", self.table.name, self.source, self.table.row_type);
-        self.options.path.join(format!("{}{:016x}.table", self.prefix(), checksum(identity.as_bytes())))
+        self.options.path.join(format!("{}{:016x}.table", self.prefix(), xxh3(identity.as_bytes())))
     }
 
     fn prefix(&self) -> String {

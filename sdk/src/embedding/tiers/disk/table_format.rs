@@ -2,7 +2,7 @@
 //! it.
 
 use crate::embedding::row::{Layout, RowType};
-use crate::store::checksum;
+use crate::checksum::{crc32c_append, xxh3};
 
 /// The offset of the buckets. The marker in the header is written while the rest is mapped, so the header has a page of
 /// its own.
@@ -60,7 +60,7 @@ impl Header {
         {
             bytes[24 + 8 * place..][..8].copy_from_slice(&value.to_le_bytes());
         }
-        let sum = checksum(&bytes[..HEADER_BODY]);
+        let sum = xxh3(&bytes[..HEADER_BODY]);
         bytes[HEADER_BODY..][..8].copy_from_slice(&sum.to_le_bytes());
         for at in MARKERS_AT {
             bytes[at..][..Marker::BYTES].copy_from_slice(&Marker { updates: 0 }.encode(self.id));
@@ -76,7 +76,7 @@ impl Header {
         if bytes.len() < HEADER_BYTES {
             return Err(format!("is damaged: {length} bytes are less than a header"));
         }
-        if u64_at(bytes, HEADER_BODY) != checksum(&bytes[..HEADER_BODY]) {
+        if u64_at(bytes, HEADER_BODY) != xxh3(&bytes[..HEADER_BODY]) {
             return Err("is damaged: its header has not the checksum it names".into());
         }
         let version = u32_at(bytes, 8);
@@ -154,11 +154,11 @@ impl Header {
 
     // The seed depends on the table and the place: a record or a bucket in the wrong place has a wrong checksum.
     fn record_checksum(&self, number: u64, body: &[u8]) -> u32 {
-        crc32c::crc32c_append((self.id as u32).wrapping_add(number as u32), body)
+        crc32c_append((self.id as u32).wrapping_add(number as u32), body)
     }
 
     fn bucket_checksum(&self, number: u64, body: &[u8]) -> u32 {
-        crc32c::crc32c_append(((self.id >> 32) as u32).wrapping_add(number as u32), body)
+        crc32c_append(((self.id >> 32) as u32).wrapping_add(number as u32), body)
     }
 }
 
@@ -243,7 +243,7 @@ impl Marker {
     pub(super) fn encode(self, table: u64) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.updates.to_le_bytes());
-        bytes[8..].copy_from_slice(&checksum(&[self.updates, table].map(u64::to_le_bytes).concat()).to_le_bytes());
+        bytes[8..].copy_from_slice(&xxh3(&[self.updates, table].map(u64::to_le_bytes).concat()).to_le_bytes());
         bytes
     }
 
@@ -271,7 +271,7 @@ impl Content {
     pub(super) const AT: u64 = 192;
 
     pub(super) fn encode(self, table: u64) -> [u8; 16] {
-        let sum = checksum(&[self.0, table, Self::AT].map(u64::to_le_bytes).concat());
+        let sum = xxh3(&[self.0, table, Self::AT].map(u64::to_le_bytes).concat());
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.0.to_le_bytes());
         bytes[8..].copy_from_slice(&sum.to_le_bytes());
@@ -343,7 +343,7 @@ mod tests {
             }
             let length = Header { records, keys, buckets, ..right }.file_bytes().unwrap_or(u64::MAX);
             bytes[64..72].copy_from_slice(&length.to_le_bytes());
-            let sum = checksum(&bytes[..HEADER_BODY]);
+            let sum = xxh3(&bytes[..HEADER_BODY]);
             bytes[HEADER_BODY..][..8].copy_from_slice(&sum.to_le_bytes());
             assert!(Header::decode(&bytes, length).unwrap_err().contains("damaged"), "{records} {keys} {buckets}");
         }

@@ -1,10 +1,8 @@
 //! The format of an update log: a header, then one batch for each update. `sdk/docs/embedding-table.md` describes it.
 
-use twox_hash::XxHash3_64;
-
 use super::table_format::{u32_at, u64_at};
 use crate::embedding::update::version::Version;
-use crate::store::checksum;
+use crate::checksum::{crc32c_append, xxh3, xxh3_seeded};
 
 /// The offset of the first batch.
 pub(super) const HEADER_BYTES: usize = 64;
@@ -41,14 +39,14 @@ impl LogHeader {
         for (at, value) in [(16, self.table), (24, self.base), (32, self.folded)] {
             bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
-        let sum = checksum(&bytes[..56]);
+        let sum = xxh3(&bytes[..56]);
         bytes[56..].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
 
     /// Decodes the header; `None` if it is damaged.
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        if !bytes.starts_with(MAGIC) || checksum(&bytes[..56]) != u64_at(bytes, 56) || u32_at(bytes, 8) != VERSION {
+        if !bytes.starts_with(MAGIC) || xxh3(&bytes[..56]) != u64_at(bytes, 56) || u32_at(bytes, 8) != VERSION {
             return None;
         }
         let [table, base, folded] = [16, 24, 32].map(|at| u64_at(bytes, at));
@@ -71,7 +69,7 @@ pub(super) struct BatchHeader {
 
 impl BatchHeader {
     pub(super) fn new(update: u64, entries: u64, body: &[u8]) -> Self {
-        Self { update, bytes: body.len() as u64, entries, sum: checksum(body) }
+        Self { update, bytes: body.len() as u64, entries, sum: xxh3(body) }
     }
 
     /// Encodes the header for one offset of the log of one table. Its checksum is valid there only.
@@ -96,7 +94,7 @@ impl BatchHeader {
     }
 
     fn checksum(bytes: &[u8; BATCH_BYTES], table: u64, at: u64) -> u64 {
-        XxHash3_64::oneshot_with_seed(table ^ at.rotate_left(32), &bytes[..40])
+        xxh3_seeded(table ^ at.rotate_left(32), &bytes[..40])
     }
 }
 
@@ -140,7 +138,7 @@ impl<'a> Update<'a> {
     }
 
     fn checksum(table: u64, body: &[u8]) -> u32 {
-        crc32c::crc32c_append(table as u32, body)
+        crc32c_append(table as u32, body)
     }
 }
 

@@ -24,7 +24,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use redis::Value;
-use twox_hash::XxHash3_64;
 
 pub(in crate::embedding) use self::cluster::Cluster;
 use self::commands::{Partition, WriteLimits, WriteMode};
@@ -33,6 +32,7 @@ use self::node::Request;
 pub(in crate::embedding) use self::options::{ClusterOptions, TlsFiles};
 pub use self::stats::RedisStats;
 use self::unsynced_updates::UnsyncedUpdates;
+use crate::checksum::xxh3;
 use crate::embedding::eviction::Eviction;
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::tiers::tier::{Rows, Sink, Tier};
@@ -159,7 +159,7 @@ impl RedisTier {
 
     /// The partition of a key. It must be the same in all processes and versions.
     fn partition(&self, key: i64) -> usize {
-        (XxHash3_64::oneshot(&key.to_le_bytes()) % self.partitions.len() as u64) as usize
+        (xxh3(&key.to_le_bytes()) % self.partitions.len() as u64) as usize
     }
 
     /// The number of rows of one command.
