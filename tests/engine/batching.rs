@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pagoda::engine::{Columns, Engine, EngineOptions, Events, RankRequest, RankResponse};
-use pagoda::{Error, ModelOptions, Pages, Status};
+use pagoda::{Error, KvSize, ModelOptions, Status};
 use pagoda_test_support::Random;
 
 use crate::cases::{cases, close, open, options};
@@ -64,7 +64,7 @@ fn many_threads_and_users() {
     let users = cases(model);
     for (instances, max_delay) in [(1, 0), (2, 0), (2, 1)] {
         let max_delay = Duration::from_millis(max_delay);
-        let kv = Some(Pages::Count(64));
+        let kv = Some(KvSize::Pages(64));
         let engine = open(model, EngineOptions { instances, max_delay, kv, max_batch: 5, ..options() });
         let batched = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -246,7 +246,7 @@ fn a_failed_run_fails_only_the_request_that_caused_it() {
 fn a_history_that_is_larger_than_the_cache_fails_alone() {
     let users = cases("gather");
     let engine =
-        open("gather", EngineOptions { kv: Some(Pages::Count(4)), max_batch: 3, max_delay: LONG, ..options() });
+        open("gather", EngineOptions { kv: Some(KvSize::Pages(4)), max_batch: 3, max_delay: LONG, ..options() });
     let (long, short) = (&users[0], &users[2]);
     let requests = [long.whole(long.len()), short.whole(3), RankRequest { user: 1, ..short.whole(3) }];
     let outcomes: Vec<_> = send(&engine, &requests).iter().map(wait).collect();
@@ -258,7 +258,7 @@ fn a_history_that_is_larger_than_the_cache_fails_alone() {
 #[test]
 fn a_request_that_finds_no_room_waits_for_others_to_end() {
     let users = cases("gather");
-    let kv = Some(Pages::Count(9));
+    let kv = Some(KvSize::Pages(9));
     for instances in [1, 3] {
         let engine = open("gather", EngineOptions { kv, instances, ..options() });
         std::thread::scope(|scope| {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use pagoda::engine::{Columns, Engine, EngineOptions, Events, RankRequest, RankResponse};
-use pagoda::{ModelOptions, Pages, Provider};
+use pagoda::{KvSize, ModelOptions, Provider};
 use serde_json::Value;
 
 /// A user with a history, and the scores after some of its events.
@@ -31,7 +31,7 @@ pub fn cases(name: &str) -> Vec<Case> {
 pub fn options() -> EngineOptions {
     let model =
         ModelOptions { provider: Provider::Cpu, intra_op_threads: 1, sleep_when_idle: true, ..ModelOptions::default() };
-    EngineOptions { model, kv: Some(Pages::Count(256)), ..EngineOptions::default() }
+    EngineOptions { model, kv: Some(KvSize::Pages(256)), ..EngineOptions::default() }
 }
 
 pub fn open(name: &str, options: EngineOptions) -> Engine {

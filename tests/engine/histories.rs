@@ -1,7 +1,7 @@
 //! Histories that are edited, shortened, delayed, or have a gap.
 
 use pagoda::engine::{EngineOptions, EngineStore, RankRequest, RankResponse};
-use pagoda::{Engine, Pages, Status};
+use pagoda::{Engine, KvSize, Status};
 use pagoda_test_support::Folder;
 
 use crate::cases::{cases, close, edited, folder, open, options};
@@ -139,7 +139,7 @@ fn user_keys_that_can_not_be_compared_are_not_taken_as_equal() {
 fn an_edited_history_that_fits_is_answered() {
     let case = &cases("gather")[0];
     // The history takes six pages, and so does its replacement.
-    let engine = open("gather", EngineOptions { kv: Some(Pages::Count(9)), ..options() });
+    let engine = open("gather", EngineOptions { kv: Some(KvSize::Pages(9)), ..options() });
     engine.rank(&case.whole(23)).unwrap();
     for (event, from) in [(1, 0), (2, 0), (5, 4)] {
         let mut request = case.whole(23);
@@ -189,7 +189,7 @@ fn a_gap_is_reported_and_the_whole_history_closes_it() {
 #[test]
 fn events_that_are_neither_cached_nor_remembered_are_a_gap() {
     let users = cases("gather");
-    let engine = open("gather", EngineOptions { kv: Some(Pages::Count(9)), remember_bytes: 0, ..options() });
+    let engine = open("gather", EngineOptions { kv: Some(KvSize::Pages(9)), remember_bytes: 0, ..options() });
     let first = &users[0];
     case_of_two(&engine, first);
     // While it is cached, no events need be remembered.

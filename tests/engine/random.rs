@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use pagoda::engine::{Columns, Engine, EngineOptions, EngineStore, Events, RankRequest};
-use pagoda::{Offload, Pages, Status};
+use pagoda::{KvSize, Offload, Status};
 use pagoda_test_support::{Folder, Random};
 
 use crate::cases::{close, open, options};
@@ -146,7 +146,7 @@ fn run(plain: &Plain, round: &Round) {
     let store = round.store.then(|| EngineStore::new(folder.path()));
     let offload = if round.seed == 4 { Offload::AtCommit } else { Offload::OnEviction };
     let with = || EngineOptions {
-        kv: Some(Pages::Count(24)),
+        kv: Some(KvSize::Pages(24)),
         store: store.clone(),
         offload,
         remember_bytes: round.remember_bytes,
@@ -178,7 +178,7 @@ fn run(plain: &Plain, round: &Round) {
 fn from_many_threads_while_versions_are_swapped() {
     let plain = plain();
     // Room for two histories, of six users.
-    let engine = open("gather", EngineOptions { kv: Some(Pages::Count(24)), instances: 2, ..options() });
+    let engine = open("gather", EngineOptions { kv: Some(KvSize::Pages(24)), instances: 2, ..options() });
     std::thread::scope(|scope| {
         let threads = [1, 2, 3].map(|thread| {
             let (engine, plain) = (&engine, &plain);

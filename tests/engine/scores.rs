@@ -1,7 +1,7 @@
 //! The same scores for any state of the cache.
 
 use pagoda::engine::{EngineOptions, EngineStore};
-use pagoda::{Offload, Pages};
+use pagoda::{KvSize, Offload};
 use pagoda_test_support::Folder;
 
 use crate::cases::{Case, cases, close, open, options};
@@ -34,7 +34,7 @@ fn whole_histories_cold_and_warm() {
 #[test]
 fn without_a_cache() {
     for model in MODELS {
-        for none in [None, Some(Pages::Count(0)), Some(Pages::Bytes(0))] {
+        for none in [None, Some(KvSize::Pages(0)), Some(KvSize::Bytes(0))] {
             let engine = open(model, EngineOptions { kv: none, ..options() });
             assert!(!engine.is_caching() && engine.kv_stats().is_none());
             for case in cases(model) {
@@ -97,7 +97,7 @@ fn evicted_users_come_back() {
     for model in ["gather", "bag", "keyed"] {
         let users = cases(model);
         // Room for the largest user and not much more.
-        let pages = Some(Pages::Count(9));
+        let pages = Some(KvSize::Pages(9));
         for whole in [true, false] {
             let engine = open(model, EngineOptions { kv: pages, ..options() });
             for round in 0..3 {
@@ -120,7 +120,8 @@ fn from_a_store_when_evicted_and_after_a_restart() {
         for offload in [Offload::OnEviction, Offload::AtCommit] {
             let folder = Folder::new();
             let store = Some(EngineStore::new(folder.path()));
-            let with_store = || EngineOptions { kv: Some(Pages::Count(9)), store: store.clone(), offload, ..options() };
+            let with_store =
+                || EngineOptions { kv: Some(KvSize::Pages(9)), store: store.clone(), offload, ..options() };
             let engine = open(model, with_store());
             for case in &users {
                 let before = case.len() / 2;

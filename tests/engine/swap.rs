@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use pagoda::engine::{Columns, Engine, EngineOptions, EngineStore, Events, ModelFolder, RankRequest};
-use pagoda::{Pages, Status};
+use pagoda::{KvSize, Status};
 use pagoda_test_support::{Folder, Random};
 
 use crate::cases::{Case, cases, close, edited, folder, open, options};
@@ -30,7 +30,7 @@ fn under_load_no_request_fails_and_no_versions_are_mixed() {
     for store in [None, Some(EngineStore::new(here.path()))] {
         let users: BTreeMap<String, Vec<Case>> =
             ["gather", "second"].map(|model| (version(model), cases(model))).into();
-        let engine = open("gather", EngineOptions { instances: 2, kv: Some(Pages::Count(40)), store, ..options() });
+        let engine = open("gather", EngineOptions { instances: 2, kv: Some(KvSize::Pages(40)), store, ..options() });
         let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for thread in 0..4 {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda::kv::{CachedOwner, Owner, Owners, Request, Tier, Tiers};
+use pagoda::kv::{CachedOwner, KvRequest, Owner, Owners, Tier, Tiers};
 use pagoda::store::{DiskStore, HostStore, Store};
-use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Overlap, Pages, Status, StoreOptions};
+use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, KvSize, Offload, Overlap, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
 use crate::pattern::{Shape, place};
@@ -20,7 +20,7 @@ fn options() -> KvOptions {
         head_size: 4,
         page_size: SHAPE.page_size,
         element: ElementType::Bf16,
-        pages: Pages::Count(16),
+        pages: KvSize::Pages(16),
         model_version: "one".into(),
         ..KvOptions::default()
     }
@@ -34,8 +34,8 @@ fn store(folder: &Folder) -> Arc<dyn Store> {
     Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap())
 }
 
-fn request(user: u64, start: u64, tokens: u32) -> Request<'static> {
-    Request { owner: Owner(user), start, tokens, candidates: 2, items: &[] }
+fn request(user: u64, start: u64, tokens: u32) -> KvRequest<'static> {
+    KvRequest { owner: Owner(user), start, tokens, candidates: 2, items: &[] }
 }
 
 fn item(user: u64, position: u64) -> u64 {
@@ -54,7 +54,7 @@ fn cached(start: u64, tokens: u32, tier: Tier) -> CachedOwner {
     CachedOwner { start, tokens, tier }
 }
 
-fn refused(cache: &KvCache, requests: &[Request<'_>]) -> Error {
+fn refused(cache: &KvCache, requests: &[KvRequest<'_>]) -> Error {
     let before = (cache.stats().free_pages, cache.lookup(Owner::slice(&[1, 2, 3])));
     let error = cache.prepare(requests).err().expect("this is refused");
     assert_eq!((cache.stats().free_pages, cache.lookup(Owner::slice(&[1, 2, 3]))), before, "something changed");
@@ -66,9 +66,9 @@ fn a_lease_has_the_index_tensors() {
     let cache = alone(&options());
     add(&cache, 1, 0, 10);
     let batch = [
-        Request { owner: Owner(1), start: 10, tokens: 7, candidates: 3, items: &[] },
-        Request { owner: Owner(2), start: 0, tokens: 0, candidates: 4, items: &[] },
-        Request { owner: Owner(3), start: 0, tokens: 9, candidates: 0, items: &[] },
+        KvRequest { owner: Owner(1), start: 10, tokens: 7, candidates: 3, items: &[] },
+        KvRequest { owner: Owner(2), start: 0, tokens: 0, candidates: 4, items: &[] },
+        KvRequest { owner: Owner(3), start: 0, tokens: 9, candidates: 0, items: &[] },
     ];
     let lease = cache.prepare(&batch).unwrap();
     let numbers = |tensor: &pagoda::Tensor| tensor.as_slice::<i32>().unwrap().to_vec();
@@ -238,7 +238,7 @@ fn a_window_moves() {
 #[test]
 fn an_edited_history_is_detected() {
     let items: Vec<u64> = (0..40).map(|position| item(1, position)).collect();
-    let with = |start: u64, tokens: u32, items| Request { owner: Owner(1), start, tokens, candidates: 0, items };
+    let with = |start: u64, tokens: u32, items| KvRequest { owner: Owner(1), start, tokens, candidates: 0, items };
     let mut edited = items.clone();
     edited[17] = 3;
     for store_it in [false, true] {
@@ -467,8 +467,8 @@ fn invalid_options_are_rejected() {
         (KvOptions { head_size: 1 << 20, ..good.clone() }, "head_size"),
         (KvOptions { page_size: 12, ..good.clone() }, "page_size"),
         (KvOptions { element: ElementType::F64, ..good.clone() }, "element"),
-        (KvOptions { pages: Pages::Count(0), ..good.clone() }, "pages"),
-        (KvOptions { pages: Pages::Bytes(100), ..good.clone() }, "pages"),
+        (KvOptions { pages: KvSize::Pages(0), ..good.clone() }, "pages"),
+        (KvOptions { pages: KvSize::Bytes(100), ..good.clone() }, "pages"),
         (KvOptions { onload_threads: 0, ..good.clone() }, "onload_threads"),
         (KvOptions { ahead_percent: 101, ..good.clone() }, "ahead_percent"),
         (KvOptions { max_history: 7, ..good.clone() }, "max_history"),
@@ -477,6 +477,6 @@ fn invalid_options_are_rejected() {
         assert_eq!(error.argument(), Some(argument), "{error}");
     }
     let bytes = 3 * 8 * 2 * 16 * 10 + 5;
-    let cache = alone(&KvOptions { pages: Pages::Bytes(bytes), ..good });
+    let cache = alone(&KvOptions { pages: KvSize::Bytes(bytes), ..good });
     assert_eq!(cache.stats().pages, 10);
 }

@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagoda::kv::{Owner, Request};
+use pagoda::kv::{KvRequest, Owner};
 use pagoda::store::DiskStore;
-use pagoda::{Durability, ElementType, KvCache, KvOptions, Offload, Pages, StoreOptions};
+use pagoda::{Durability, ElementType, KvCache, KvOptions, KvSize, Offload, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
 use crate::pattern::{Shape, place};
@@ -57,7 +57,7 @@ fn killed_at_any_moment() {
             let cached = cache.lookup(Owner::slice(&[user]))[0];
             let end = cached.start + u64::from(cached.tokens);
             assert!(end >= acknowledged[user as usize], "cycle {cycle}, user {user}: {end} < {acknowledged:?}");
-            let request = Request { owner: Owner(user), start: end, candidates: 1, ..Request::default() };
+            let request = KvRequest { owner: Owner(user), start: end, candidates: 1, ..KvRequest::default() };
             SHAPE.check(&cache.prepare(&[request]).unwrap(), item);
         }
         assert_eq!(cache.stats().failed_onloads, 0);
@@ -82,7 +82,7 @@ fn child() {
         let cached = cache.lookup(Owner::slice(&[user]))[0];
         let start = cached.start + u64::from(cached.tokens);
         let request =
-            Request { owner: Owner(user), start, tokens: 1 + random.below(30) as u32, candidates: 1, items: &[] };
+            KvRequest { owner: Owner(user), start, tokens: 1 + random.below(30) as u32, candidates: 1, items: &[] };
         let lease = cache.prepare(&[request]).unwrap();
         SHAPE.check(&lease, item);
         SHAPE.append(&lease, item);
@@ -111,7 +111,7 @@ fn open(path: &std::path::Path, durability: Durability) -> KvCache {
         head_size: 4,
         page_size: SHAPE.page_size,
         element: ElementType::F32,
-        pages: Pages::Count(256),
+        pages: KvSize::Pages(256),
         max_history: 400,
         offload: Offload::AtCommit,
         ..KvOptions::default()

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use pagoda::kv::{CachedOwner, Owner, Owners, Request, Tier, Tiers};
+use pagoda::kv::{CachedOwner, KvRequest, Owner, Owners, Tier, Tiers};
 use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Space, Store, Ticket};
-use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, Offload, Pages, Result, Status, StoreOptions};
+use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, KvSize, Offload, Result, Status, StoreOptions};
 use pagoda_test_support::{Folder, spawn_until_blocked};
 
 use crate::pattern::{Shape, place};
@@ -22,7 +22,7 @@ fn options() -> KvOptions {
         head_size: 4,
         page_size: SHAPE.page_size,
         element: ElementType::F32,
-        pages: Pages::Count(16),
+        pages: KvSize::Pages(16),
         ..KvOptions::default()
     }
 }
@@ -31,11 +31,11 @@ fn item(user: u64, position: u64) -> u64 {
     user * 1000 + position
 }
 
-fn request(user: u64, start: u64, tokens: u32) -> Request<'static> {
-    Request { owner: Owner(user), start, tokens, candidates: 1, items: &[] }
+fn request(user: u64, start: u64, tokens: u32) -> KvRequest<'static> {
+    KvRequest { owner: Owner(user), start, tokens, candidates: 1, items: &[] }
 }
 
-fn add(cache: &KvCache, request: Request<'_>, item: impl Fn(u64, u64) -> u64) {
+fn add(cache: &KvCache, request: KvRequest<'_>, item: impl Fn(u64, u64) -> u64) {
     let lease = cache.prepare(&[request]).unwrap();
     SHAPE.check(&lease, &item);
     SHAPE.append(&lease, &item);
@@ -253,7 +253,8 @@ fn an_edit_waits_for_the_copy_of_the_tokens_that_it_replaces() {
     let old: Vec<u64> = (0..24).collect();
     let mut new = old.clone();
     new[9] = 99;
-    let with = |start: u64, items| Request { owner: Owner(1), start, tokens: 24 - start as u32, candidates: 1, items };
+    let with =
+        |start: u64, items| KvRequest { owner: Owner(1), start, tokens: 24 - start as u32, candidates: 1, items };
     let of = |items: &[u64]| {
         let items = items.to_vec();
         move |_: u64, position: u64| items[position as usize]

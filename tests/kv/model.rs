@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use pagoda::kv::{CachedOwner, Owner, Owners, Request, Tier, Tiers};
+use pagoda::kv::{CachedOwner, KvRequest, Owner, Owners, Tier, Tiers};
 use pagoda::store::{DiskStore, Store};
-use pagoda::{Edited, ElementType, KvCache, KvOptions, Lease, Offload, Overlap, Pages, Status, StoreOptions};
+use pagoda::{Edited, ElementType, KvCache, KvLease, KvOptions, KvSize, Offload, Overlap, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
 use crate::pattern::{Shape, place};
@@ -153,7 +153,7 @@ struct Resident {
 
 /// A lease that stays open over other steps, and what it will do.
 struct Held {
-    lease: Lease,
+    lease: KvLease,
     plans: Vec<Plan>,
     pages: usize,
 }
@@ -187,7 +187,7 @@ impl World {
             head_size: 1,
             page_size: SHAPE.page_size,
             element: ElementType::F32,
-            pages: Pages::Count(pages as u32),
+            pages: KvSize::Pages(pages as u32),
             model_version: format!("sequence {seed}"),
             max_history: random.pick(&[0, 0, 20, 32]),
             overlap: random.pick(&[Overlap::Refuse, Overlap::Trim]),
@@ -331,9 +331,9 @@ impl World {
             };
             requests.push((user, start, new as u32, truth[first..(start + new) as usize].to_vec()));
         }
-        let batch: Vec<Request<'_>> = requests
+        let batch: Vec<KvRequest<'_>> = requests
             .iter()
-            .map(|(user, start, tokens, items)| Request {
+            .map(|(user, start, tokens, items)| KvRequest {
                 owner: Owner(*user),
                 start: *start,
                 tokens: *tokens,
@@ -466,7 +466,7 @@ impl World {
     }
 
     /// The effect of a request, in the simplest form.
-    fn plan(&self, request: &Request<'_>) -> Result<Plan, (Status, String)> {
+    fn plan(&self, request: &KvRequest<'_>) -> Result<Plan, (Status, String)> {
         let user = request.owner.0;
         let cached = self.cached(user);
         let busy = (Status::Busy, "another lease".into());
@@ -651,7 +651,7 @@ impl World {
         // Until the onload ends it counts as stored.
         if expected == 1 {
             let request =
-                Request { owner: Owner(user), start: self.cached(user).end(), tokens: 0, candidates: 1, items: &[] };
+                KvRequest { owner: Owner(user), start: self.cached(user).end(), tokens: 0, candidates: 1, items: &[] };
             let lease = self.cache.prepare(&[request]).unwrap();
             lease.wait().unwrap();
             lease.abort();

@@ -1,6 +1,6 @@
 //! A test pattern instead of keys and values: every row contains its user and its token.
 
-use pagoda::{Lease, Place};
+use pagoda::{KvLease, Place};
 
 /// The memory of the caches under test: that of the GPU with the number in `PAGODA_TEST_GPU`, or host memory.
 pub fn place() -> Place {
@@ -18,13 +18,13 @@ pub struct Shape {
 
 impl Shape {
     /// Acts as the model: appends the new tokens of every user. `item` returns the token at a position.
-    pub fn append(self, lease: &Lease, mut item: impl FnMut(u64, u64) -> u64) {
+    pub fn append(self, lease: &KvLease, mut item: impl FnMut(u64, u64) -> u64) {
         for layer in 0..self.layers {
             self.append_layer(lease, layer, &mut item);
         }
     }
 
-    pub fn append_layer(self, lease: &Lease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
+    pub fn append_layer(self, lease: &KvLease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
         let pool = lease.pool(layer).unwrap();
         self.each(lease, true, |at, half, user, position| {
             let row = self.expected(layer, half, user, position, item(user, position));
@@ -34,7 +34,7 @@ impl Shape {
     }
 
     /// Checks every cached token of the lease.
-    pub fn check(self, lease: &Lease, mut item: impl FnMut(u64, u64) -> u64) {
+    pub fn check(self, lease: &KvLease, mut item: impl FnMut(u64, u64) -> u64) {
         for layer in 0..self.layers {
             self.check_layer(lease, layer, &mut item);
         }
@@ -42,17 +42,17 @@ impl Shape {
 
     /// As [`check`](Self::check), of histories that others have begun: `token` tells which user has appended the token at a
     /// position, and what it is.
-    pub fn check_shared(self, lease: &Lease, mut token: impl FnMut(u64, u64) -> (u64, u64)) {
+    pub fn check_shared(self, lease: &KvLease, mut token: impl FnMut(u64, u64) -> (u64, u64)) {
         for layer in 0..self.layers {
             self.check_tokens(lease, layer, &mut token);
         }
     }
 
-    pub fn check_layer(self, lease: &Lease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
+    pub fn check_layer(self, lease: &KvLease, layer: u32, item: &mut impl FnMut(u64, u64) -> u64) {
         self.check_tokens(lease, layer, &mut |user, position| (user, item(user, position)));
     }
 
-    fn check_tokens(self, lease: &Lease, layer: u32, token: &mut impl FnMut(u64, u64) -> (u64, u64)) {
+    fn check_tokens(self, lease: &KvLease, layer: u32, token: &mut impl FnMut(u64, u64) -> (u64, u64)) {
         let pool = lease.pool(layer).unwrap();
         // A copy from a GPU has a high latency: there the whole pool is copied at once.
         let mut all = Vec::new();
@@ -77,7 +77,7 @@ impl Shape {
 
     /// Calls `visit` for every row of new or of cached tokens, with its offset in the pool, key or value, user and
     /// position.
-    fn each(self, lease: &Lease, new: bool, mut visit: impl FnMut(usize, u32, u64, u64)) {
+    fn each(self, lease: &KvLease, new: bool, mut visit: impl FnMut(usize, u32, u64, u64)) {
         let pages = lease.page_ids().as_slice::<i32>().unwrap();
         let indptr = lease.page_indptr().as_slice::<i32>().unwrap();
         let page_size = self.page_size as usize;

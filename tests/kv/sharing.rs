@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pagoda::kv::{Owner, Owners, Request, Tier, Tiers};
+use pagoda::kv::{KvRequest, Owner, Owners, Tier, Tiers};
 use pagoda::store::{DiskStore, Store};
-use pagoda::{Edited, ElementType, KvCache, KvOptions, Pages, Status, StoreOptions};
+use pagoda::{Edited, ElementType, KvCache, KvOptions, KvSize, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
 use crate::pattern::{Shape, place};
@@ -24,14 +24,14 @@ fn open(pages: u32, store: Option<Arc<dyn Store>>) -> KvCache {
         head_size: 1,
         page_size: SHAPE.page_size,
         element: ElementType::F32,
-        pages: Pages::Count(pages),
+        pages: KvSize::Pages(pages),
         ..KvOptions::default()
     };
     KvCache::open(&options, store).unwrap()
 }
 
-fn request(owner: u64, start: u32, tokens: u32) -> Request<'static> {
-    Request { owner: Owner(owner), start: start.into(), tokens, candidates: 1, items: &[] }
+fn request(owner: u64, start: u32, tokens: u32) -> KvRequest<'static> {
+    KvRequest { owner: Owner(owner), start: start.into(), tokens, candidates: 1, items: &[] }
 }
 
 /// Which owner has appended a token, and what it is: the first ones are the prompt's.
@@ -136,7 +136,7 @@ fn an_edited_owner_leaves_the_others_as_they_are() {
         heads: 1,
         head_size: 1,
         page_size: SHAPE.page_size,
-        pages: Pages::Count(20),
+        pages: KvSize::Pages(20),
         edited: Edited::Invalidate,
         ..KvOptions::default()
     };
@@ -144,7 +144,7 @@ fn an_edited_owner_leaves_the_others_as_they_are() {
     let items: Vec<u64> = (0..60).collect();
     let with = |owner, start: usize, end: usize, items| {
         let tokens = (end - start) as u32;
-        Request { owner: Owner(owner), start: start as u64, tokens, candidates: 0, items }
+        KvRequest { owner: Owner(owner), start: start as u64, tokens, candidates: 0, items }
     };
     let lease = cache.prepare(&[with(PROMPT, 0, 43, &items[..43])]).unwrap();
     SHAPE.append(&lease, |_, position| position);

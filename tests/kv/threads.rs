@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
-use pagoda::kv::{Owner, Owners, Request, Tiers};
+use pagoda::kv::{KvRequest, Owner, Owners, Tiers};
 use pagoda::store::DiskStore;
-use pagoda::{ElementType, KvCache, KvOptions, Offload, Overlap, Pages, Status, StoreOptions};
+use pagoda::{ElementType, KvCache, KvOptions, KvSize, Offload, Overlap, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
 use crate::pattern::{Shape, place};
@@ -45,7 +45,7 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
         head_size: 2,
         page_size: SHAPE.page_size,
         element: ElementType::F32,
-        pages: Pages::Count(PAGES),
+        pages: KvSize::Pages(PAGES),
         max_history,
         offload,
         ahead_percent,
@@ -73,7 +73,7 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
     for user in 0..USERS as u64 {
         let cached = cache.lookup(Owner::slice(&[user]))[0];
         let request =
-            Request { owner: Owner(user), start: cached.start + u64::from(cached.tokens), ..Request::default() };
+            KvRequest { owner: Owner(user), start: cached.start + u64::from(cached.tokens), ..KvRequest::default() };
         let life = [lives[user as usize].read().unwrap()];
         SHAPE.check(&cache.prepare(&[request]).unwrap(), |user, position| item(&life, &[user], user, position));
     }
@@ -110,7 +110,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
                 let end = cached[index].start + u64::from(cached[index].tokens);
                 // A long history starts again, so that pages keep moving.
                 let tokens = if end > 100 { 0 } else { random.below(20) as u32 };
-                Request { owner: Owner(users[index]), start: end, tokens, candidates: 1, items: &[] }
+                KvRequest { owner: Owner(users[index]), start: end, tokens, candidates: 1, items: &[] }
             });
             match cache.prepare(&batch[..1 + random.below(2)]) {
                 Ok(lease) => {

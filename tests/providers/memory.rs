@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use pagoda::device::{DeviceMemory, Gpu};
 use pagoda::engine::EngineOptions;
-use pagoda::kv::{Owner, Owners, Request};
+use pagoda::kv::{KvRequest, Owner, Owners};
 use pagoda::store::HostStore;
-use pagoda::{ElementType, Engine, KvCache, KvOptions, Model, ModelOptions, Pages, Place, Provider, Status};
+use pagoda::{ElementType, Engine, KvCache, KvOptions, KvSize, Model, ModelOptions, Place, Provider, Status};
 use pagoda_kernels::cpu::reference;
 
 use crate::cases::{folder, open, options};
@@ -30,7 +30,7 @@ fn take_all_but(left: usize) -> Vec<DeviceMemory> {
     taken
 }
 
-fn on_gpu(pages: Pages) -> EngineOptions {
+fn on_gpu(pages: KvSize) -> EngineOptions {
     let model = ModelOptions { provider: Provider::Cuda, ..options().model };
     EngineOptions { model, kv: Some(pages), ..options() }
 }
@@ -46,7 +46,7 @@ fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
         head_size: 128,
         page_size: 64,
         element: ElementType::F32,
-        pages: Pages::Bytes(bytes as u64),
+        pages: KvSize::Bytes(bytes as u64),
         place: Place::Cuda(0),
         ..KvOptions::default()
     };
@@ -57,17 +57,17 @@ fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
     assert!(error.message().contains(&layer) && error.message().contains("fewer pages"), "{error}");
     assert!(pool(256 * MEBIBYTE).is_ok());
     // Of what is free, about a GiB.
-    let options = KvOptions { pages: Pages::Percent(20), ..of(0) };
+    let options = KvOptions { pages: KvSize::Percent(20), ..of(0) };
     let free = Gpu::shared(0).unwrap().free_bytes().unwrap();
     let share = KvCache::open(&options, None).unwrap();
     let bytes = share.stats().pages as usize * 2 * 2 * 64 * 4 * 128 * 4;
     assert!((free / 6..=free / 5).contains(&bytes), "{bytes} of {free}");
     drop(share);
 
-    let refused = Engine::open(folder("gather"), on_gpu(Pages::Bytes(4 * GIBIBYTE as u64)));
+    let refused = Engine::open(folder("gather"), on_gpu(KvSize::Bytes(4 * GIBIBYTE as u64)));
     let error = refused.err().expect("there is no room for it");
     assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("options.kv")), "{error}");
-    crate::engine::replay(&open("gather", on_gpu(Pages::Count(256))), "gather");
+    crate::engine::replay(&open("gather", on_gpu(KvSize::Pages(256))), "gather");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn histories_leave_and_come_back_where_no_memory_is_left() {
         page_size: 64,
         element: ElementType::F32,
         // Two for each of four users.
-        pages: Pages::Count(8),
+        pages: KvSize::Pages(8),
         place: Place::Cuda(0),
         ahead_percent: 0,
         ..KvOptions::default()
@@ -90,7 +90,8 @@ fn histories_leave_and_come_back_where_no_memory_is_left() {
     let cache = &KvCache::open(&options, Some(Arc::new(host))).unwrap();
     let _taken = take_all_but(0);
     let add = |user, start, tokens| {
-        let lease = cache.prepare(&[Request { owner: Owner(user), start, tokens, candidates: 0, items: &[] }]).unwrap();
+        let lease =
+            cache.prepare(&[KvRequest { owner: Owner(user), start, tokens, candidates: 0, items: &[] }]).unwrap();
         let _ = lease.commit().unwrap();
     };
     (0..8).for_each(|user| add(user, 0, 100));

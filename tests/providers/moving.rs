@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagoda::engine::{EngineOptions, GraphShape};
-use pagoda::{Engine, ModelOptions, Pages, Provider, RankResponse, Status};
+use pagoda::{Engine, KvSize, ModelOptions, Provider, RankResponse, Status};
 
 use crate::cases::{Case, cases, open, options};
 
@@ -20,7 +20,7 @@ const ROUNDS: usize = 3;
 fn above_host(provider: Provider, pages: u32, graphs: &[GraphShape]) -> EngineOptions {
     EngineOptions {
         model: ModelOptions { provider, ..options().model },
-        kv: Some(Pages::Count(pages)),
+        kv: Some(KvSize::Pages(pages)),
         host_bytes: 64 << 20,
         instances: 4,
         max_batch: 1,
@@ -70,7 +70,7 @@ fn grow(engine: &Engine, case: &Case) -> Vec<(Vec<u32>, u64, u64)> {
 /// Evicts histories all the time while requests use them, in a pool that is too small for all users.
 fn race(options: EngineOptions) {
     let all = cases("gather");
-    let quiet = open("gather", EngineOptions { kv: Some(Pages::Count(256)), ..options.clone() });
+    let quiet = open("gather", EngineOptions { kv: Some(KvSize::Pages(256)), ..options.clone() });
     let expected: Vec<_> = all.iter().map(|case| grow(&quiet, case)).collect();
     let engine = open("gather", options);
     let (done, users) = (AtomicBool::new(false), all.iter().map(|case| case.user).collect::<Vec<_>>());

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagoda::kv::{Owner, Owners, Request, Tiers};
+use pagoda::kv::{KvRequest, Owner, Owners, Tiers};
 use pagoda::store::{DiskStore, Store};
-use pagoda::{ElementType, KvCache, KvOptions, Pages, Result, StoreOptions};
+use pagoda::{ElementType, KvCache, KvOptions, KvSize, Result, StoreOptions};
 use pagoda_test_support::Folder;
 
 use super::{Row, median};
@@ -52,7 +52,7 @@ fn options(users: u32, layers: u32) -> KvOptions {
         head_size: 64,
         page_size: PAGE,
         element: ElementType::Bf16,
-        pages: Pages::Count(users * TOKENS / PAGE),
+        pages: KvSize::Pages(users * TOKENS / PAGE),
         ..KvOptions::default()
     }
 }
@@ -65,7 +65,7 @@ fn batch(cache: &KvCache, first: u64, tokens: u32) -> Result<Duration> {
     let requests: Vec<_> = users
         .iter()
         .zip(&cached)
-        .map(|(&user, cached)| Request {
+        .map(|(&user, cached)| KvRequest {
             owner: Owner(user),
             start: cached.start + u64::from(cached.tokens),
             tokens,

@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use pagoda::engine::{Columns, Events};
-use pagoda::{Engine, EngineOptions, Error, ModelFolder, Pages, RankRequest, RankResponse, Result, Status};
+use pagoda::{Engine, EngineOptions, Error, KvSize, ModelFolder, RankRequest, RankResponse, Result, Status};
 use pagoda_cli::bench::MODEL;
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
@@ -50,7 +50,7 @@ fn check(folder: &Path) -> Result<()> {
     Err(Error::new(Status::Unsupported, format!("{message}; `make bench-model` makes one")).about("--model"))
 }
 
-fn open(folder: &Path, threads: u32, kv: Option<Pages>) -> Result<Engine> {
+fn open(folder: &Path, threads: u32, kv: Option<KvSize>) -> Result<Engine> {
     Engine::open(folder, EngineOptions { model: options(threads), kv, ..EngineOptions::default() })
 }
 
@@ -106,7 +106,7 @@ impl User {
 fn cached_against_recompute(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 2048;
     const CANDIDATES: usize = 64;
-    let cached = open(folder, threads, Some(Pages::Bytes(256 << 20)))?;
+    let cached = open(folder, threads, Some(KvSize::Bytes(256 << 20)))?;
     let recomputing = open(folder, threads, None)?;
     let (mut user, mut other) = (User::new(1, 1, EVENTS), User::new(1, 1, EVENTS));
     user.warm(&cached)?;
@@ -146,7 +146,7 @@ fn callers_against_one(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 512;
     const CANDIDATES: usize = 8;
     const ROUNDS: usize = 15;
-    let kv = Some(Pages::Bytes(512 << 20));
+    let kv = Some(KvSize::Bytes(512 << 20));
     let lone = open(folder, threads, kv)?;
     let cores = if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, |n| n.get() as u32) };
     let gathering = EngineOptions {
@@ -219,7 +219,7 @@ fn all_at_once(engine: &Engine, users: &mut [User], candidates: usize) -> Result
 fn overhead(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 512;
     const CANDIDATES: usize = 8;
-    let engine = open(folder, threads, Some(Pages::Bytes(64 << 20)))?;
+    let engine = open(folder, threads, Some(KvSize::Bytes(64 << 20)))?;
     let mut user = User::new(1, 1, EVENTS);
     user.warm(&engine)?;
     let mut times = Vec::new();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use pagoda::store::{CheckReport, DiskStore, Stats};
+use pagoda::store::{CheckReport, DiskStore, StoreStats};
 use pagoda::{Error, Result, Status, StoreOptions};
 
 use crate::output;
@@ -101,7 +101,7 @@ fn existing(folder: &Folder) -> Result<()> {
 
 type Rows = Vec<(&'static str, u64)>;
 
-fn rows(stats: &Stats) -> Rows {
+fn rows(stats: &StoreStats) -> Rows {
     vec![
         ("users", stats.users),
         ("records", stats.records),

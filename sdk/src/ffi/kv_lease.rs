@@ -9,7 +9,7 @@ use super::kv::pagoda_kv_cache;
 use super::tensor::pagoda_tensor;
 use super::{boundary, freeing};
 use crate::error::{Error, Result};
-use crate::kv::{KvCache, Lease, Owner, Request};
+use crate::kv::{KvCache, KvLease, KvRequest, Owner};
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::tensor::Tensor;
 
@@ -84,7 +84,7 @@ unsafe impl Versioned for pagoda_kv_leased_user {
 }
 
 /// A lease until it ends. Calls that read it or wait for it share the lock; the call that ends it takes it exclusively.
-pub(super) struct LeaseObject(RwLock<Option<Lease>>);
+pub(super) struct LeaseObject(RwLock<Option<KvLease>>);
 
 impl Object for LeaseObject {
     type C = pagoda_kv_lease;
@@ -98,13 +98,13 @@ impl Object for LeaseObject {
 
 impl LeaseObject {
     /// Calls `body` with the lease, under the shared lock.
-    fn with<T>(&self, body: impl FnOnce(&Lease) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, body: impl FnOnce(&KvLease) -> Result<T>) -> Result<T> {
         let lease: RwLockReadGuard<'_, _> = self.0.read();
         body(lease.as_ref().ok_or_else(ended)?)
     }
 
     /// Takes the lease out, to end it.
-    fn take(&self) -> Result<Lease> {
+    fn take(&self) -> Result<KvLease> {
         self.0.write().take().ok_or_else(ended)
     }
 }
@@ -272,7 +272,7 @@ pub unsafe extern "C" fn pagoda_kv_lease_commit(
             let (lease, wait) = (LeaseObject::get(lease, "lease")?, args::flag(wait, "wait")?);
             // Waits with the shared lock, as other calls may do at the same time; the exclusive lock is then free soon.
             // The commit returns the error, if there is one.
-            let _ = lease.with(Lease::wait);
+            let _ = lease.with(KvLease::wait);
             let written = lease.take()?.commit()?;
             if wait { written.wait().map_err(|error| error.about("wait")) } else { Ok(()) }
         })
@@ -310,7 +310,7 @@ pub extern "C" fn pagoda_kv_lease_free(lease: *mut pagoda_kv_lease) -> pagoda_st
 
 /// # Safety
 /// As for `pagoda_kv_cache_prepare`.
-unsafe fn read_requests<'a>(requests: *const pagoda_kv_request, count: usize) -> Result<Vec<Request<'a>>> {
+unsafe fn read_requests<'a>(requests: *const pagoda_kv_request, count: usize) -> Result<Vec<KvRequest<'a>>> {
     let defaults = pagoda_kv_request {
         struct_size: size_of::<pagoda_kv_request>() as u32,
         tokens: 0,
@@ -325,7 +325,7 @@ unsafe fn read_requests<'a>(requests: *const pagoda_kv_request, count: usize) ->
     let read = |(index, request): (usize, pagoda_kv_request)| {
         let name = format!("requests[{index}]");
         let negative = |_| Error::invalid(format!("{name}.start"), format!("{} is negative", request.start));
-        Ok(Request {
+        Ok(KvRequest {
             owner: Owner(request.user),
             start: u64::try_from(request.start).map_err(negative)?,
             tokens: args::count(request.tokens, &format!("{name}.tokens"))?,
@@ -348,7 +348,7 @@ fn about_requests(error: Error) -> Error {
     }
 }
 
-fn index_tensor(lease: &Lease, which: pagoda_kv_tensor) -> Result<&Arc<Tensor>> {
+fn index_tensor(lease: &KvLease, which: pagoda_kv_tensor) -> Result<&Arc<Tensor>> {
     match which {
         PAGODA_KV_TENSOR_ROW_OFFSETS => Ok(lease.row_offsets()),
         PAGODA_KV_TENSOR_NUM_CANDIDATES => Ok(lease.num_candidates()),
@@ -359,7 +359,7 @@ fn index_tensor(lease: &Lease, which: pagoda_kv_tensor) -> Result<&Arc<Tensor>> 
     }
 }
 
-fn leased_user(lease: &Lease, index: usize) -> Result<pagoda_kv_leased_user> {
+fn leased_user(lease: &KvLease, index: usize) -> Result<pagoda_kv_leased_user> {
     let mut users = lease.owners();
     let count = users.len();
     let user = users

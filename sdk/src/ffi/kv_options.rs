@@ -8,7 +8,7 @@ use super::handle::Object;
 use super::store::pagoda_store;
 use super::tensor::{PAGODA_ELEMENT_TYPE_F32, element_type, pagoda_element_type};
 use crate::error::{Error, Result};
-use crate::kv::{Edited, KvOptions, Offload, Overlap, Pages, Place};
+use crate::kv::{Edited, KvOptions, KvSize, Offload, Overlap, Place};
 use crate::store::{DiskStore, Store};
 
 /// The unit of the size of a pool of keys and values.
@@ -185,20 +185,20 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
 }
 
 /// The size of a pool; `None` if none was given. `argument` names the size; its unit is `argument` with `_unit`.
-pub(super) fn read_size(unit: pagoda_kv_size_unit, size: u64, argument: &str) -> Result<Option<Pages>> {
+pub(super) fn read_size(unit: pagoda_kv_size_unit, size: u64, argument: &str) -> Result<Option<KvSize>> {
     match unit {
         PAGODA_KV_SIZE_UNIT_DEFAULT if size == 0 => Ok(None),
         PAGODA_KV_SIZE_UNIT_DEFAULT => {
             Err(Error::invalid(argument, format!("{size}, where {argument}_unit does not say of what")))
         }
         PAGODA_KV_SIZE_UNIT_PAGES => match i32::try_from(size) {
-            Ok(pages) => Ok(Some(Pages::Count(pages.cast_unsigned()))),
+            Ok(pages) => Ok(Some(KvSize::Pages(pages.cast_unsigned()))),
             Err(_) => {
                 Err(Error::invalid(argument, format!("{size} pages are more than the {} there can be", i32::MAX)))
             }
         },
-        PAGODA_KV_SIZE_UNIT_BYTES => Ok(Some(Pages::Bytes(size))),
-        PAGODA_KV_SIZE_UNIT_PERCENT if (1..=100).contains(&size) => Ok(Some(Pages::Percent(size as u32))),
+        PAGODA_KV_SIZE_UNIT_BYTES => Ok(Some(KvSize::Bytes(size))),
+        PAGODA_KV_SIZE_UNIT_PERCENT if (1..=100).contains(&size) => Ok(Some(KvSize::Percent(size as u32))),
         PAGODA_KV_SIZE_UNIT_PERCENT => {
             Err(Error::invalid(argument, format!("{size} percent is not between 1 and 100")))
         }

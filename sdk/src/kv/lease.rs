@@ -15,8 +15,8 @@ use crate::tensor::Tensor;
 
 /// A batch's hold on its owners: where their histories lie, and room for the new tokens.
 ///
-/// Ends with [`commit`](Lease::commit) or [`abort`](Lease::abort); dropping it aborts.
-pub struct Lease {
+/// Ends with [`commit`](KvLease::commit) or [`abort`](KvLease::abort); dropping it aborts.
+pub struct KvLease {
     pub(super) inner: Arc<Inner>,
     pub(super) owners: Vec<Held>,
     /// In the order of the functions that give them; made when one is asked for.
@@ -79,7 +79,7 @@ pub(super) enum Hold {
     Writes,
 }
 
-impl Lease {
+impl KvLease {
     /// Where each owner's rows begin: i32 `[owners + 1]`.
     pub fn row_offsets(&self) -> &Arc<Tensor> {
         &self.tensors()[0]
@@ -219,13 +219,13 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for KvLease {
     fn drop(&mut self) {
         release(&self.inner, &mut self.owners);
     }
 }
 
-/// The index tensors of a batch, in the order of [`Lease`]'s functions.
+/// The index tensors of a batch, in the order of [`KvLease`]'s functions.
 fn tensors(owners: &[Held]) -> [Arc<Tensor>; 5] {
     let count = owners.len();
     let pages = owners.iter().map(|held| held.pages.len() + held.new_pages.len()).sum();

@@ -1,8 +1,8 @@
 //! The KV cache: keys and values of each owner's history as pages in a pool, with a store as the tier behind it.
 //!
 //! An [`Owner`] is a user of a ranker, a conversation, or a prompt that conversations share. A caller
-//! [`prepare`](KvCache::prepare)s a batch, runs the model on the index tensors and pools of the [`Lease`] it gets, and
-//! [`commit`](Lease::commit)s what the model has appended. [`fork`](KvCache::fork) has an owner begin with the pages of
+//! [`prepare`](KvCache::prepare)s a batch, runs the model on the index tensors and pools of the [`KvLease`] it gets, and
+//! [`commit`](KvLease::commit)s what the model has appended. [`fork`](KvCache::fork) has an owner begin with the pages of
 //! another one. When the pool is full an [`EvictionPolicy`] chooses the owners that leave for the store.
 
 mod ahead;
@@ -30,9 +30,9 @@ use std::sync::Arc;
 
 use ahead::{Ahead, Signal};
 pub use eviction_policy::{EvictionPolicy, LeastRecentlyUsed, Usage};
-pub use lease::{Lease, LeasedOwner, Written};
+pub use lease::{KvLease, LeasedOwner, Written};
 use onload::Readers;
-pub use options::{Edited, KvOptions, Offload, Overlap, Pages, Place};
+pub use options::{Edited, KvOptions, KvSize, Offload, Overlap, Place};
 pub use owner::Owner;
 use plan::Rules;
 use pool::Pool;
@@ -48,7 +48,7 @@ use crate::tensor::Tensor;
 
 /// What a batch asks for one owner.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Request<'a> {
+pub struct KvRequest<'a> {
     /// The owner of the history.
     pub owner: Owner,
     /// The position of the first new token in the history.
@@ -203,7 +203,7 @@ impl KvCache {
     /// batch back from the store. The owners of the batch are not evicted until the lease ends.
     ///
     /// Any number of leases may read a history at the same time; one at most may add to it.
-    pub fn prepare(&self, batch: &[Request<'_>]) -> Result<Lease> {
+    pub fn prepare(&self, batch: &[KvRequest<'_>]) -> Result<KvLease> {
         let lease = prepare::prepare(&self.inner, batch, Until::Arrived)?;
         lease.count(false);
         Ok(lease)
@@ -211,15 +211,15 @@ impl KvCache {
 
     /// As [`prepare`](Self::prepare), for a run on the GPU that the pages are on: returns as soon as what has to come back
     /// from the store is on its way, and each layer's operators wait for their own. In host memory the same as `prepare`.
-    pub fn prepare_for_run(&self, batch: &[Request<'_>]) -> Result<Lease> {
+    pub fn prepare_for_run(&self, batch: &[KvRequest<'_>]) -> Result<KvLease> {
         let lease = self.prepare_uncounted(batch)?;
         lease.count(false);
         Ok(lease)
     }
 
     /// As [`prepare_for_run`](Self::prepare_for_run), without counting in the statistics: a caller that runs the batch calls
-    /// [`Lease::count`].
-    pub(crate) fn prepare_uncounted(&self, batch: &[Request<'_>]) -> Result<Lease> {
+    /// [`KvLease::count`].
+    pub(crate) fn prepare_uncounted(&self, batch: &[KvRequest<'_>]) -> Result<KvLease> {
         prepare::prepare(&self.inner, batch, Until::OnItsWay)
     }
 

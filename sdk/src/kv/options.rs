@@ -19,7 +19,7 @@ pub struct KvOptions {
     /// The type of keys and values: f32, f16 or bf16.
     pub element: ElementType,
     /// How many pages the pool has.
-    pub pages: Pages,
+    pub pages: KvSize,
     /// Where they lie.
     pub place: Place,
     /// The version of the model. Entries of another version are never seen.
@@ -52,7 +52,7 @@ impl Default for KvOptions {
             head_size: 0,
             page_size: 32,
             element: ElementType::F32,
-            pages: Pages::Count(0),
+            pages: KvSize::Pages(0),
             place: Place::default(),
             model_version: String::new(),
             max_history: 0,
@@ -69,9 +69,9 @@ impl Default for KvOptions {
 
 /// How much of a cache is resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
+pub enum KvSize {
     /// So many pages.
-    Count(u32),
+    Pages(u32),
     /// As many pages as fit into so many bytes, all layers together.
     Bytes(u64),
     /// As many pages as fit into so many percent of the memory that is free on the GPU where they lie. Refused in host

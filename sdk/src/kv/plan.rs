@@ -1,6 +1,6 @@
 //! What a request does to one owner's history, worked out before anything is changed.
 
-use super::Request;
+use super::KvRequest;
 use super::fingerprint::extend;
 use super::options::{Edited, Overlap};
 use crate::error::{Error, Result};
@@ -71,7 +71,7 @@ impl Plan {
 }
 
 /// Works out what `request` does to what is cached.
-pub(super) fn plan(cached: Cached<'_>, request: &Request<'_>, rules: Rules) -> Result<Plan> {
+pub(super) fn plan(cached: Cached<'_>, request: &KvRequest<'_>, rules: Rules) -> Result<Plan> {
     let page_size = u64::from(rules.page_size);
     let valid = valid_end(cached, request, rules)?;
     let mut plan = Plan { start: cached.start, cut: valid < cached.end(), ..Plan::default() };
@@ -113,7 +113,7 @@ fn gap(what: &str, from: u64, to: u64) -> Error {
 }
 
 /// Up to where the cached history agrees with the items of the request.
-fn valid_end(cached: Cached<'_>, request: &Request<'_>, rules: Rules) -> Result<u64> {
+fn valid_end(cached: Cached<'_>, request: &KvRequest<'_>, rules: Rules) -> Result<u64> {
     if rules.edited == Edited::Unnoticed {
         return Ok(cached.end());
     }
@@ -176,8 +176,8 @@ mod tests {
 
     const RULES: Rules = Rules { page_size: 8, max_history: 0, overlap: Overlap::Refuse, edited: Edited::Unnoticed };
 
-    fn request(start: u64, tokens: u32) -> Request<'static> {
-        Request { owner: Owner(7), start, tokens, candidates: 0, items: &[] }
+    fn request(start: u64, tokens: u32) -> KvRequest<'static> {
+        KvRequest { owner: Owner(7), start, tokens, candidates: 0, items: &[] }
     }
 
     fn cached(start: u64, tokens: u32) -> Cached<'static> {
@@ -239,7 +239,7 @@ mod tests {
         let items: Vec<u64> = (100..130).collect();
         let hashes: Vec<u64> = (0..3).map(|page| extend(0, &items[..page * 8])).collect();
         let cached = Cached { start: 0, tokens: 20, hashes: &hashes, end_hash: extend(0, &items[..20]) };
-        let request = |start: u64, end: usize| Request {
+        let request = |start: u64, end: usize| KvRequest {
             owner: Owner(7),
             start,
             tokens: (end as u64 - start) as u32,
@@ -264,7 +264,7 @@ mod tests {
     fn nothing_valid_means_nothing_cached() {
         let items: Vec<u64> = (0..80).collect();
         let cached = Cached { start: 64, tokens: 100, hashes: &[1; 13], end_hash: 2 };
-        let request = Request { owner: Owner(7), start: 0, tokens: 80, candidates: 0, items: &items };
+        let request = KvRequest { owner: Owner(7), start: 0, tokens: 80, candidates: 0, items: &items };
         for overlap in [Overlap::Refuse, Overlap::Trim] {
             let rules = Rules { max_history: 100, overlap, edited: Edited::Invalidate, ..RULES };
             let anew = plan(cached, &request, rules).unwrap();
@@ -277,8 +277,8 @@ mod tests {
         let items: Vec<u64> = (100..130).collect();
         let hashes: Vec<u64> = (0..3).map(|page| extend(0, &items[..page * 8])).collect();
         let cached = Cached { start: 0, tokens: 20, hashes: &hashes, end_hash: extend(0, &items[..20]) };
-        fn asked(start: u64, tokens: u32, items: &[u64]) -> Request<'_> {
-            Request { owner: Owner(7), start, tokens, candidates: 0, items }
+        fn asked(start: u64, tokens: u32, items: &[u64]) -> KvRequest<'_> {
+            KvRequest { owner: Owner(7), start, tokens, candidates: 0, items }
         }
         let refused = Rules { edited: Edited::Refuse, ..RULES };
         let invalidated = Rules { edited: Edited::Invalidate, ..RULES };

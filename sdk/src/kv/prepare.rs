@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use super::fetch::FoundHistory;
 use super::fingerprint::extend;
-use super::lease::{Held, Hold, Lease, release};
+use super::lease::{Held, Hold, KvLease, release};
 use super::pages::PageList;
 use super::plan::{Cached, Plan, plan};
 use super::table::Entry;
-use super::{Edited, Inner, Request, busy};
+use super::{Edited, Inner, KvRequest, busy};
 use crate::error::{Error, Result, Status};
 
 /// How often a batch is prepared anew because a history could not be read, before the error is the caller's.
@@ -32,7 +32,7 @@ pub(super) enum Until {
 }
 
 /// Prepares a batch. Everything that fails leaves the cache as it was.
-pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>], until: Until) -> Result<Lease> {
+pub(super) fn prepare(inner: &Arc<Inner>, batch: &[KvRequest<'_>], until: Until) -> Result<KvLease> {
     check(inner, batch)?;
     let mut attempts = 0;
     loop {
@@ -52,7 +52,7 @@ pub(super) fn prepare(inner: &Arc<Inner>, batch: &[Request<'_>], until: Until) -
     }
 }
 
-fn check(inner: &Inner, batch: &[Request<'_>]) -> Result<()> {
+fn check(inner: &Inner, batch: &[KvRequest<'_>]) -> Result<()> {
     let mut seen = HashSet::new();
     let mut rows = 0_u64;
     for (index, request) in batch.iter().enumerate() {
@@ -79,7 +79,7 @@ fn check(inner: &Inner, batch: &[Request<'_>]) -> Result<()> {
 }
 
 /// As [`prepare`]; `None` if something changed meanwhile and it is to be tried again.
-fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease>> {
+fn try_prepare(inner: &Arc<Inner>, batch: &[KvRequest<'_>]) -> Result<Option<KvLease>> {
     let mut owners = HeldOwners { inner, held: Vec::with_capacity(batch.len()) };
     let (mut stored, mut resident) = (Vec::new(), Resident::default());
     for (index, request) in batch.iter().enumerate() {
@@ -129,13 +129,13 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[Request<'_>]) -> Result<Option<Lease
     }
     Inner::load(inner, incoming);
     let owners = std::mem::take(&mut owners.held);
-    Ok(Some(Lease { inner: Arc::clone(inner), owners, tensors: OnceLock::new() }))
+    Ok(Some(KvLease { inner: Arc::clone(inner), owners, tensors: OnceLock::new() }))
 }
 
 /// Holds one owner of a batch, or notes that it has to come from the store. `None`: try again.
 fn hold(
     inner: &Inner,
-    request: &Request<'_>,
+    request: &KvRequest<'_>,
     index: usize,
     stored: &mut Vec<Stored>,
     resident: &mut Resident,
@@ -208,7 +208,7 @@ fn base_hash(cached: Cached<'_>, plan: Plan, page_size: u32) -> u64 {
 }
 
 impl Held {
-    fn new(inner: &Inner, request: &Request<'_>, plan: Plan, base: u64) -> Self {
+    fn new(inner: &Inner, request: &KvRequest<'_>, plan: Plan, base: u64) -> Self {
         let hashes = match inner.rules.edited {
             Edited::Unnoticed => (Vec::new(), 0),
             _ => new_hashes(base, plan, request.items, inner.shape.page_size),

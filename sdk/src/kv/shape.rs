@@ -3,7 +3,7 @@
 use pagoda_kernels::cuda::Gpu;
 
 use super::format::Format;
-use super::options::{Edited, KvOptions, Pages, Place};
+use super::options::{Edited, KvOptions, KvSize, Place};
 use crate::checksum::xxh3;
 use crate::error::{Error, Result};
 use crate::store::Space;
@@ -59,9 +59,9 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
     }
     let shape = Shape { layers, heads, head_size, page_size, format };
     let pages = match options.pages {
-        Pages::Count(count) => u64::from(count),
-        Pages::Bytes(bytes) => bytes / shape.page_bytes() as u64,
-        Pages::Percent(percent) => free_bytes(options.place, percent)? / shape.page_bytes() as u64,
+        KvSize::Pages(count) => u64::from(count),
+        KvSize::Bytes(bytes) => bytes / shape.page_bytes() as u64,
+        KvSize::Percent(percent) => free_bytes(options.place, percent)? / shape.page_bytes() as u64,
     };
     // Page numbers are i32 in the index tensors.
     match u32::try_from(pages) {

@@ -67,7 +67,7 @@ impl DiskStore {
     }
 
     /// What is stored now, and counters since the store was opened.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> StoreStats {
         let (file_bytes, live_bytes) = self.inner.bytes();
         let (mut users, mut records) = (0, 0);
         for shard in self.inner.shards() {
@@ -75,7 +75,7 @@ impl DiskStore {
             records += shard.values().map(|chain| chain.slots.len() as u64).sum::<u64>();
         }
         let counters = &self.inner.counters;
-        Stats {
+        StoreStats {
             users,
             records,
             live_bytes,
@@ -109,7 +109,7 @@ impl DiskStore {
     }
 
     /// Discards the index of a store that is not open and rebuilds it from the segments.
-    pub fn rebuild(path: impl AsRef<Path>) -> Result<Stats> {
+    pub fn rebuild(path: impl AsRef<Path>) -> Result<StoreStats> {
         throw_index_away(path.as_ref())?;
         let store = Self::open(path, &StoreOptions::default())?;
         store.flush()?;
@@ -160,7 +160,7 @@ impl Drop for DiskStore {
 
 /// Statistics of a store. Counters begin at 0 when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct StoreStats {
     /// Users stored, of all spaces.
     pub users: u64,
     /// Pieces of their histories.

@@ -26,7 +26,7 @@ mod tests;
 
 use crate::error::Result;
 
-pub use disk_store::{CheckReport, DiskStore, Stats};
+pub use disk_store::{CheckReport, DiskStore, StoreStats};
 pub use host::HostStore;
 pub use options::{Durability, StoreOptions};
 pub use ticket::Ticket;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pagoda::device::{DeviceMemory, Gpu, PinnedMemory, SideStream};
 use pagoda::engine::{Columns, Events, GraphShape};
-use pagoda::{Engine, EngineOptions, Error, ModelOptions, Pages, Provider, RankRequest, RankResponse, Result, Status};
+use pagoda::{Engine, EngineOptions, Error, KvSize, ModelOptions, Provider, RankRequest, RankResponse, Result, Status};
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
@@ -90,7 +90,7 @@ impl Bench {
         let options = EngineOptions {
             model: ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() },
             // Pages for two histories of each user: a history and its replacement are resident at the same time.
-            kv: Some(Pages::Bytes(bytes * 2)),
+            kv: Some(KvSize::Bytes(bytes * 2)),
             host_bytes: bytes * 2,
             max_batch: users as u32,
             max_delay: Duration::from_millis(20),

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pagoda::engine::{Engine, EngineOptions};
-use pagoda::{Error, ModelOptions, Pages, Provider, Result, Status};
+use pagoda::{Error, KvSize, ModelOptions, Provider, Result, Status};
 
 use crate::output;
 use crate::progress::Progress;
@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let progress = Progress::spinner("opening the model");
     let data = Data::read(&arguments.folder)?;
     let folder = arguments.folder.join("model");
-    let cached = Engine::open(&folder, options(arguments, Some(Pages::Bytes(CACHE_BYTES))))?;
+    let cached = Engine::open(&folder, options(arguments, Some(KvSize::Bytes(CACHE_BYTES))))?;
     let plain = Engine::open(&folder, options(arguments, None))?;
     let top = top::ten(&data, &cached, arguments.user)?;
     let replay = replay::replay(&data, &cached, &plain, &progress)?;
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Both engines are equal except for the cache. Idle threads of one sleep while the other is measured.
-fn options(arguments: &Arguments, kv: Option<Pages>) -> EngineOptions {
+fn options(arguments: &Arguments, kv: Option<KvSize>) -> EngineOptions {
     let model = ModelOptions {
         provider: Provider::Cpu,
         intra_op_threads: arguments.threads,

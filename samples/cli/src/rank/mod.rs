@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use pagoda::engine::{Columns, EngineStore, Events, SourceOf};
-use pagoda::{Engine, EngineOptions, Error, ModelFolder, ModelOptions, Offload, Pages, RankRequest, RankResponse};
+use pagoda::{Engine, EngineOptions, Error, KvSize, ModelFolder, ModelOptions, Offload, RankRequest, RankResponse};
 use pagoda::{Result, Status};
 
 use crate::output;
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 fn options(arguments: &Arguments) -> EngineOptions {
     EngineOptions {
         model: ModelOptions { intra_op_threads: arguments.threads, ..ModelOptions::default() },
-        kv: (arguments.cache > 0).then_some(Pages::Bytes(arguments.cache)),
+        kv: (arguments.cache > 0).then_some(KvSize::Bytes(arguments.cache)),
         store: arguments.store.clone().map(EngineStore::new),
         // Committed histories survive the end of this process.
         offload: Offload::AtCommit,

@@ -9,11 +9,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::checksum::xxh3;
 use crate::embedding::source::fingerprint::ContentHash;
 use crate::embedding::tiers::disk::TableId;
 use crate::error::{Error, Result, Status};
 use crate::files::replace;
-use crate::checksum::xxh3;
 
 /// The first bytes of a note. Its checksum follows.
 const MAGIC: &str = "pagoda-source 1 ";

@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use super::source_note::SourceNote;
+use crate::checksum::xxh3;
 use crate::embedding::options::{DiskOptions, TableSpec};
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::source::Source;
@@ -14,7 +15,6 @@ use crate::embedding::source::fingerprint::{self, ContentHash};
 use crate::embedding::tiers::disk::{self, TableFileInfo, TableId};
 use crate::error::{Error, Result, Status};
 use crate::files::make_folder;
-use crate::checksum::xxh3;
 
 /// The option that allows dropping updates.
 const DROP: &str = "persistent_db.drop_updates_on_source_change";

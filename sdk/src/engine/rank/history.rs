@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use super::event_log::{EventLog, SentEvents};
 use super::prepared_request::PreparedRequest;
 use crate::error::{Error, Result, Status};
-use crate::kv::{KvCache, Lease, Owner, Owners, Request, Tiers};
+use crate::kv::{KvCache, KvLease, KvRequest, Owner, Owners, Tiers};
 
 /// The history of a request that can run.
 pub(super) struct PreparedHistory {
     /// The pages for keys and values; `None` if the model has no pools.
-    pub(super) lease: Option<Lease>,
+    pub(super) lease: Option<KvLease>,
     /// Whether the computed rows become part of the cached history.
     commits: bool,
     /// The number of cached rows.
@@ -133,7 +133,7 @@ fn prepare_whole(
         let (user_keys, events) = (ready.user_keys(work), ready.events(work));
         serving.layout.history_rows(0..rows, user_keys, events).fingerprints(items);
     }
-    let request = Request {
+    let request = KvRequest {
         owner: Owner(work.user),
         start: 0,
         tokens: rows as u32,
@@ -190,16 +190,20 @@ fn prepare_continuation(
     layout.history_rows(first_row..work.rows(), user_keys, (work.start, &work.events)).fingerprints(items);
     let tokens = (work.rows() - first_row) as u32;
     let candidates = work.num_candidates as u32;
-    let lease =
-        match kv.prepare_uncounted(&[Request { owner: Owner(work.user), start: first_row, tokens, candidates, items }])
-        {
-            Ok(lease) => lease,
-            // The cached history ends earlier, or differs.
-            Err(error) if error.status() == Status::InvalidArgument => return Ok(None),
-            // It does not fit beside the history that it replaces.
-            Err(error) if needs_own_pages(work, &error) => return Ok(None),
-            Err(error) => return Err(without_argument(error)),
-        };
+    let lease = match kv.prepare_uncounted(&[KvRequest {
+        owner: Owner(work.user),
+        start: first_row,
+        tokens,
+        candidates,
+        items,
+    }]) {
+        Ok(lease) => lease,
+        // The cached history ends earlier, or differs.
+        Err(error) if error.status() == Status::InvalidArgument => return Ok(None),
+        // It does not fit beside the history that it replaces.
+        Err(error) if needs_own_pages(work, &error) => return Ok(None),
+        Err(error) => return Err(without_argument(error)),
+    };
     let cached = cached_rows(&lease);
     let commits = !is_prefix_of_cached(work, before, cached, remembered);
     Ok(Some(PreparedHistory { lease: Some(lease), commits, cached, recalled: None }))
@@ -233,7 +237,7 @@ fn cached_end(kv: &KvCache, user: u64) -> u64 {
 }
 
 /// The cached rows of a lease of one user.
-fn cached_rows(lease: &Lease) -> u64 {
+fn cached_rows(lease: &KvLease) -> u64 {
     lease.owners().next().map_or(0, |user| u64::from(user.cached))
 }
 

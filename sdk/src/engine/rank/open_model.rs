@@ -8,7 +8,7 @@ use super::options::{EngineOptions, GraphShape};
 use super::tables::FolderTables;
 use crate::error::{Error, Result, Status};
 use crate::folder::{Lookup, ModelFolder};
-use crate::kv::{Edited, KvCache, KvOptions, Overlap, Owner, Pages, Place};
+use crate::kv::{Edited, KvCache, KvOptions, KvSize, Overlap, Owner, Place};
 use crate::runtime::{GraphTables, Model, ModelOptions, Provider};
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
@@ -44,7 +44,7 @@ impl OpenModel {
         let model_options = ModelOptions { tables: graph_tables, cuda_graphs, tf32, ..options.model.clone() };
         let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
         let place = if model.operators_on_gpu() { Place::Cuda(options.model.device_id) } else { Place::Host };
-        let wanted = options.kv.filter(|pages| !matches!(pages, Pages::Count(0) | Pages::Bytes(0)));
+        let wanted = options.kv.filter(|pages| !matches!(pages, KvSize::Pages(0) | KvSize::Bytes(0)));
         let caches_kv = folder.kv.cache && wanted.is_some();
         let kv = folder.kv.cache.then(|| open_kv(&folder, options, wanted, place, store)).transpose()?;
         if let (Some(reason), Some(_)) = (&folder.kv.reason, wanted) {
@@ -109,7 +109,7 @@ pub(super) fn shapes(options: &EngineOptions) -> Vec<Shape> {
 fn open_kv(
     folder: &ModelFolder,
     options: &EngineOptions,
-    wanted: Option<Pages>,
+    wanted: Option<KvSize>,
     place: Place,
     store: Option<&Arc<dyn Store>>,
 ) -> Result<KvCache> {
@@ -124,7 +124,7 @@ fn open_kv(
         head_size: layout.head_size,
         page_size: layout.page_size,
         element: layout.element,
-        pages: wanted.unwrap_or(Pages::Count(u32::try_from(room).unwrap_or(u32::MAX))),
+        pages: wanted.unwrap_or(KvSize::Pages(u32::try_from(room).unwrap_or(u32::MAX))),
         place,
         model_version: folder.version.clone(),
         overlap: Overlap::Trim,

@@ -12,7 +12,7 @@ use super::ranker::{self, Ranker};
 use super::served_model::ServedModel;
 use super::workspace::{self, Workspace};
 use super::*;
-use crate::kv::{KvStats, Owners, Pages, Tiers};
+use crate::kv::{KvSize, KvStats, Owners, Tiers};
 use crate::runtime::{ModelOptions, Provider};
 use crate::store::{DiskStore, Found, History, Key, Record, Room, Space, Store, StoreOptions, Ticket};
 
@@ -43,7 +43,7 @@ pub(super) fn request(user: u64, items: &[i64]) -> RankRequest {
 pub(super) fn options() -> EngineOptions {
     let model =
         ModelOptions { provider: Provider::Cpu, intra_op_threads: 1, sleep_when_idle: true, ..ModelOptions::default() };
-    EngineOptions { model, kv: Some(Pages::Count(64)), ..EngineOptions::default() }
+    EngineOptions { model, kv: Some(KvSize::Pages(64)), ..EngineOptions::default() }
 }
 
 /// A scheduler without worker threads.
@@ -280,7 +280,7 @@ fn a_request_that_can_not_be_added_leaves_the_batch_unchanged() {
 fn a_request_that_finds_no_room_beside_others_loses_nothing() {
     let folder = Folder::new();
     let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap());
-    let scheduler = scheduler(EngineOptions { kv: Some(Pages::Count(10)), ..options() }, Some(store));
+    let scheduler = scheduler(EngineOptions { kv: Some(KvSize::Pages(10)), ..options() }, Some(store));
     let serving = scheduler.runner.current();
     let page = u64::from(serving.folder.kv.page_size);
     // Histories of four and of six full pages, the latter more than half of the pool.

@@ -1,8 +1,8 @@
 //! The format of a table file: a header, the buckets of the index, the records. `sdk/docs/embedding-table.md` describes
 //! it.
 
-use crate::embedding::row::{Layout, RowType};
 use crate::checksum::{crc32c_append, xxh3};
+use crate::embedding::row::{Layout, RowType};
 
 /// The offset of the buckets. The marker in the header is written while the rest is mapped, so the header has a page of
 /// its own.

@@ -1,8 +1,8 @@
 //! The format of an update log: a header, then one batch for each update. `sdk/docs/embedding-table.md` describes it.
 
 use super::table_format::{u32_at, u64_at};
-use crate::embedding::update::version::Version;
 use crate::checksum::{crc32c_append, xxh3, xxh3_seeded};
+use crate::embedding::update::version::Version;
 
 /// The offset of the first batch.
 pub(super) const HEADER_BYTES: usize = 64;
