@@ -310,7 +310,7 @@ def test_a_graph_and_a_lookup_give_the_same_in_both_runtimes(pagoda, tables, com
     for table in DIMS:
         model = bag(table, combiner)
         options = capi.good_options()
-        options.embedding = embedding
+        options.tables = embedding
         ours = pagoda.make("pagoda_model_open_memory", address(model), len(model), address(options))
         for keys, offsets in (KEYS, [0, 0, 3, 3, 4, 9, 9]), (MANY, CUTS), (KEYS[:0], [0]):
             fed = {"keys": keys, "offsets": np.int64(offsets)}
@@ -334,7 +334,7 @@ def test_a_model_keeps_its_tables(pagoda, tables):
     path = ctypes.create_string_buffer(str(tables.path).encode())
     embedding = pagoda.make("pagoda_embeddings_open", address(path))
     model, options = bag("users", "none"), capi.good_options()
-    options.embedding = embedding
+    options.tables = embedding
     ours = pagoda.make("pagoda_model_open_memory", address(model), len(model), address(options))
     name = ctypes.create_string_buffer(b"m")
     pagoda.call("pagoda_embeddings_retire", embedding, address(name))
@@ -343,5 +343,5 @@ def test_a_model_keeps_its_tables(pagoda, tables):
     assert np.array_equal(pagoda.read(made[0]), rows(KEYS, 4)[0])
     pagoda.free("pagoda_tensor", made[0])
     pagoda.free("pagoda_model", ours)
-    with pytest.raises(capi.Failure, match="options.embedding"):
+    with pytest.raises(capi.Failure, match="options.tables"):
         pagoda.make("pagoda_model_open_memory", address(model), len(model), address(options))

@@ -42,11 +42,11 @@ pub(crate) fn functions() -> Result<Functions, String> {
 /// Functions of libpagoda.so, as `pagoda.h` declares them. The library is never unloaded.
 #[derive(Clone, Copy)]
 pub(crate) struct Functions {
-    /// `pagoda_embedding_open(const char *path, pagoda_embedding **embedding, pagoda_error **error)`
+    /// `pagoda_embeddings_open(const char *path, pagoda_embeddings **embeddings, pagoda_error **error)`
     pub(crate) open: unsafe extern "C" fn(*const c_char, *mut *mut c_void, *mut *mut c_void) -> i32,
-    /// `pagoda_embedding_dim(pagoda_embedding *embedding, const char *table, size_t *dim, pagoda_error **error)`
+    /// `pagoda_embeddings_dim(pagoda_embeddings *embeddings, const char *table, size_t *dim, pagoda_error **error)`
     pub(crate) dim: unsafe extern "C" fn(*mut c_void, *const c_char, *mut usize, *mut *mut c_void) -> i32,
-    /// `pagoda_embedding_lookup(const pagoda_embedding *embedding, const char *table, const int64_t *keys,
+    /// `pagoda_embeddings_lookup(const pagoda_embeddings *embeddings, const char *table, const int64_t *keys,
     /// size_t key_count, const pagoda_lookup_options *options, float *numbers, size_t number_count, uint8_t *found,
     /// pagoda_error **error)`
     pub(crate) lookup: unsafe extern "C" fn(
@@ -60,7 +60,7 @@ pub(crate) struct Functions {
         *mut u8,
         *mut *mut c_void,
     ) -> i32,
-    /// `pagoda_embedding_free(pagoda_embedding *embedding)`
+    /// `pagoda_embeddings_free(pagoda_embeddings *embeddings)`
     pub(crate) free: unsafe extern "C" fn(*mut c_void) -> i32,
     /// `pagoda_error_message(const pagoda_error *error)`
     error_message: unsafe extern "C" fn(*const c_void) -> *const c_char,
@@ -81,10 +81,10 @@ impl Functions {
                 ));
             }
             Ok(Self {
-                open: symbol(library, path, c"pagoda_embedding_open")?,
-                dim: symbol(library, path, c"pagoda_embedding_dim")?,
-                lookup: symbol(library, path, c"pagoda_embedding_lookup")?,
-                free: symbol(library, path, c"pagoda_embedding_free")?,
+                open: symbol(library, path, c"pagoda_embeddings_open")?,
+                dim: symbol(library, path, c"pagoda_embeddings_dim")?,
+                lookup: symbol(library, path, c"pagoda_embeddings_lookup")?,
+                free: symbol(library, path, c"pagoda_embeddings_free")?,
                 error_message: symbol(library, path, c"pagoda_error_message")?,
                 error_free: symbol(library, path, c"pagoda_error_free")?,
             })

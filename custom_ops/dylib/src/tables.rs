@@ -39,7 +39,7 @@ struct Table {
     dim: usize,
 }
 
-/// An owned `pagoda_embedding` handle.
+/// An owned `pagoda_embeddings` handle.
 struct Embedding {
     functions: Functions,
     handle: *mut c_void,

@@ -255,7 +255,7 @@ fn bind(info: &KernelInfo, table: &str) -> Result<BoundTable, OpError> {
     let entry = info.session_entry(key)?.ok_or_else(|| {
         OpError::invalid(format!(
             "{about}: the session does not say where tables come from: open the model with tables \
-             (pagoda_model_options.embedding), or in another ONNX Runtime set the configuration entry {} of its session \
+             (pagoda_model_options.tables), or in another ONNX Runtime set the configuration entry {} of its session \
              (add_session_config_entry in Python) to the path of their JSON configuration",
             key.to_string_lossy()
         ))
