@@ -121,7 +121,7 @@ fn random_case<T: Element>(random: &mut Random) -> Case<T> {
         // Some with no new token, some with one, some with many; some across segments.
         let new = random.pick(&[0, 1, 1, 2, 5, 17, 70]);
         let cached = random.pick(&[0, 1, 7, 63, 64, 100, 1020, 1024, 2100]);
-        row_offsets.push(row_offsets.last().unwrap() + new as i32);
+        row_offsets.push(row_offsets.last().unwrap() + new);
         cached_len.push(cached as i32);
         let needed = (cached + new as usize).div_ceil(page_size);
         page_ids.extend((0..needed as i32).map(|page| pages + page));
