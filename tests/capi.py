@@ -25,7 +25,8 @@ PATIENCE = 60
 
 INTS = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t, "int64_t": ctypes.c_int64}
 INTS |= {"uint64_t": ctypes.c_uint64, "uint8_t": ctypes.c_uint8}
-TYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64, 16: ml_dtypes.bfloat16}
+TYPES = {1: np.float32, 2: np.uint8, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64}
+TYPES[16] = ml_dtypes.bfloat16
 
 
 def number_of(dtype):

@@ -8,10 +8,11 @@ from onnx import helper
 
 
 def session(op, inputs, outputs, unknown=(), **attributes):
-    """Opens one, for arrays like these and outputs of these types; what is None is left out. Of the shapes of those
-    that are `unknown` nothing is said."""
+    """Opens one, for arrays like these and outputs of these types; an input or output that is None is left out. Of the
+    shapes of those that are `unknown` nothing is said."""
     names = [name if array is not None else "" for name, array in inputs.items()]
-    node = helper.make_node(op, names, list(outputs), domain="ai.pagoda", **attributes)
+    results = [name if kind is not None else "" for name, kind in outputs.items()]
+    node = helper.make_node(op, names, results, domain="ai.pagoda", **attributes)
     given = {name: array for name, array in inputs.items() if array is not None}
     rows = next(iter(given.values())).shape[0]
 
@@ -23,7 +24,8 @@ def session(op, inputs, outputs, unknown=(), **attributes):
         return None if name in unknown else ["T" if dim == rows else dim for dim in shape]
 
     begins = [info(name, array.dtype, dims(name, array.shape)) for name, array in given.items()]
-    graph = helper.make_graph([node], "one", begins, [info(name, kind, None) for name, kind in outputs.items()])
+    ends = [info(name, kind, None) for name, kind in outputs.items() if kind is not None]
+    graph = helper.make_graph([node], "one", begins, ends)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.pagoda", 1)]
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -34,7 +36,8 @@ def session(op, inputs, outputs, unknown=(), **attributes):
 
 def run(op, inputs, outputs, **attributes):
     """Fills `outputs`, arrays by name, through memory of our own: numpy's bf16 goes no other way."""
-    opened = session(op, inputs, {name: array.dtype for name, array in outputs.items()}, **attributes)
+    kinds = {name: None if array is None else array.dtype for name, array in outputs.items()}
+    opened = session(op, inputs, kinds, **attributes)
     binding = opened.io_binding()
     for bind, arrays in (binding.bind_input, inputs), (binding.bind_output, outputs):
         for name, array in arrays.items():

@@ -6,13 +6,13 @@ use ort_sys::{OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtSessionOptions, OrtStat
 use parking_lot::Mutex;
 
 use crate::ort::{OperatorEntry, Provider, domain};
-use crate::{embedding, hstu};
+use crate::{embedding, hstu, llm};
 
 /// The operator domain of every family.
 pub const DOMAIN: &CStr = c"ai.pagoda";
 
 /// The operators by family. A family's list has one line an operator: name, element types, versions, providers.
-const FAMILIES: &[&[OperatorEntry]] = &[hstu::OPERATORS, embedding::OPERATORS];
+const FAMILIES: &[&[OperatorEntry]] = &[hstu::OPERATORS, llm::OPERATORS, embedding::OPERATORS];
 
 /// The execution providers of ONNX Runtime that operators are registered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -111,8 +111,8 @@ fn every_instruction_set_gives_the_golden_results() {
 
 /// A call with random sequences, shapes and options.
 fn random_case<T: Element>(random: &mut Random) -> Case<T> {
-    let (kv_heads, group) = (random.pick(&[1, 2, 3]), random.pick(&[1, 2, 3, 4, 7]));
-    let head_size = random.pick(&[16, 32, 48, 64, 72, 80, 128]);
+    let (kv_heads, group) = (random.pick(&[1, 2, 3]), random.pick(&[1, 2, 3, 4, 7, 20]));
+    let head_size = random.pick(&[4, 16, 20, 32, 48, 64, 72, 80, 128]);
     let page_size = random.pick(&[8, 16, 32]);
     let sequences = 1 + random.below(4);
     let (mut row_offsets, mut cached_len, mut page_indptr, mut page_ids) = (vec![0], vec![], vec![0], vec![]);
@@ -471,11 +471,12 @@ fn bad_input_is_refused_by_name() {
         let error = case.check().expect_err(tensor);
         assert!(error.tensor == tensor && error.to_string().contains(text), "{tensor}, {text}: {error}");
     }
-    let slots: [(&str, Change, &str); 5] = [
+    let slots: [(&str, Change, &str); 6] = [
         ("positions", |case| case.positions = None, "expected beside token_pos"),
         ("write_slots", |case| case.slots.as_mut().unwrap().0[0] = -1, "slot -1"),
         ("write_slots", |case| case.slots.as_mut().unwrap().0[0] = 41, "slot 41, expected 0 to"),
         ("write_slots", |case| case.slots.as_mut().unwrap().0[2] = case_first(case), "is written twice"),
+        ("token_pos", |case| case.positions.as_mut().unwrap()[0] += 1, "expected"),
         ("token_pos", |case| case.slots.as_mut().unwrap().1.truncate(5), "do not make the shape"),
     ];
     for (tensor, change, text) in slots {
@@ -487,6 +488,39 @@ fn bad_input_is_refused_by_name() {
     }
     let error = gqa().call().check(&gqa().pool.borrow(), Some(3)).unwrap_err();
     assert_eq!(error.tensor, "weights_len", "{error}");
+}
+
+#[test]
+fn a_cached_token_is_not_overwritten() {
+    // A sequence of 8 cached tokens and a new one, in pages 0 and 1; then one of 16 cached tokens that has page 1 too.
+    let small = |pages: &[i32], indptr: &[i32], cached: &[i32]| {
+        let mut case = gqa();
+        let rows = cached.len();
+        case.row_offsets = (0..=rows as i32).collect();
+        case.query.truncate(rows * case.query_heads * case.head_size);
+        case.key.truncate(rows * case.kv_heads * case.head_size);
+        case.value.truncate(rows * case.kv_heads * case.head_size);
+        (case.cached_len, case.page_ids, case.page_indptr) = (cached.to_vec(), pages.to_vec(), indptr.to_vec());
+        case.check()
+    };
+    let page = gqa().page_size as i32;
+    small(&[0, 1, 2, 3, 4], &[0, 2, 5], &[page, 2 * page]).unwrap();
+    let error = small(&[0, 1, 2, 1, 4], &[0, 2, 5], &[page, 2 * page]).unwrap_err();
+    assert!(error.tensor == "page_ids" && error.message.contains("would overwrite"), "{error}");
+    assert!(small(&[5, 5], &[0, 2], &[page]).unwrap_err().message.contains("would overwrite"));
+    // A prefix that several share is only read.
+    small(&[0, 1, 0, 2], &[0, 2, 4], &[page, page]).unwrap();
+}
+
+#[test]
+fn an_empty_batch_is_nothing() {
+    let mut case = gqa();
+    (case.row_offsets, case.page_indptr) = (vec![0], vec![0]);
+    (case.query, case.key, case.value) = (vec![], vec![], vec![]);
+    (case.cached_len, case.page_ids) = (vec![], vec![]);
+    let mut pool = case.pool.clone();
+    assert!(fast(Isa::detect(), &case, &mut pool, 8, &Serial).0.is_empty());
+    assert!(pool.bits() == case.pool.bits());
 }
 
 fn case_first(case: &Case<f32>) -> i32 {

@@ -12,6 +12,9 @@ pub const I32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 /// The element type of keys, positions and row numbers.
 pub const I64: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
 
+/// The element type of quantised numbers.
+pub const U8: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+
 /// The element type of masks.
 pub const BOOL: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
 

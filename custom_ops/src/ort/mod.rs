@@ -20,7 +20,7 @@ mod tensor;
 pub use context::KernelContext;
 pub use cuda::{Launch, OnCuda};
 pub use custom_op::Versions;
-pub use element::{BOOL, F32, I32, I64, OnnxElement};
+pub use element::{BOOL, F32, I32, I64, OnnxElement, U8};
 pub use error::OpError;
 pub use info::KernelInfo;
 pub use operator::{Operator, Provider};

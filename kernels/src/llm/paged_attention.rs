@@ -271,7 +271,7 @@ impl<T: Element> PagedAttention<'_, T> {
         }
     }
 
-    /// Checks that every token has a page, and that no slot is written twice or written and shared.
+    /// Checks that every token has a page, and that no slot is written twice, or written and read as cached.
     fn check_tokens(&self) -> Result<(), InputError> {
         let page_size = self.pages.page_size;
         let mut written = Vec::new();
@@ -293,6 +293,25 @@ impl<T: Element> PagedAttention<'_, T> {
             if a.0 == b.0 && a.2 > b.1 {
                 let message = format!("page {} slot {} would be written twice, by user {} too", a.0, b.1, a.3.min(b.3));
                 return refuse("page_ids", Some(a.3.max(b.3)), message);
+            }
+        }
+        self.check_reads(&written)
+    }
+
+    /// Checks that no slot that a sequence reads as cached is written by this call. `written`: page, first slot, end, sequence.
+    fn check_reads(&self, written: &[(i32, usize, usize, usize)]) -> Result<(), InputError> {
+        let page_size = self.pages.page_size;
+        for sequence in (0..self.sequences()).filter(|&sequence| !self.rows(sequence).is_empty()) {
+            let cached = self.cached(sequence);
+            for (index, &page) in self.pages.of(sequence)[..cached.div_ceil(page_size)].iter().enumerate() {
+                let read = page_size.min(cached - index * page_size);
+                let first = written.partition_point(|&(written, ..)| written < page);
+                let of_page = written[first..].iter().take_while(|&&(written, ..)| written == page);
+                if let Some(&(_, slot, _, writer)) = of_page.min_by_key(|&&(_, slot, ..)| slot).filter(|w| w.1 < read) {
+                    let message =
+                        format!("page {page} slot {slot} has a cached token, and user {writer} would overwrite it");
+                    return refuse("page_ids", Some(sequence), message);
+                }
             }
         }
         Ok(())
@@ -319,12 +338,17 @@ impl<T: Element> PagedAttention<'_, T> {
                         let message = format!("row {row}, head {head}: slot {slot}, expected 0 to {}", len as i64 - 1);
                         return refuse("write_slots", Some(sequence), message);
                     };
-                    // The token that a row leaves there is what `token_pos` says, or a later row of this call overwrites it.
-                    if self.slot_position(sequence, head, at).is_none() || std::mem::replace(&mut seen[at], true) {
-                        let message = format!(
-                            "row {row}, head {head}: slot {slot} is written twice, or has no token in token_pos"
-                        );
+                    if std::mem::replace(&mut seen[at], true) {
+                        let message = format!("row {row}, head {head}: slot {slot} is written twice");
                         return refuse("write_slots", Some(sequence), message);
+                    }
+                    // After the call the slot holds this row's token.
+                    let held = token_pos[(sequence * self.kv_heads + head) * len + at];
+                    let own = self.positions.map_or(-1, |positions| positions[row]);
+                    if held != own || own < 0 {
+                        let message =
+                            format!("row {row}, head {head}: slot {slot} has position {held}, expected {own}");
+                        return refuse("token_pos", Some(sequence), message);
                     }
                 }
             }

@@ -3,7 +3,6 @@
 use std::mem::MaybeUninit;
 
 use super::Shared;
-use crate::Element;
 use crate::common::parallel::{Parallel, run_once};
 
 /// Bytes one task moves: small enough to balance, large enough that scheduling costs little.
@@ -14,7 +13,7 @@ pub(in crate::cpu) const CHUNK_BYTES: usize = 256 << 10;
 ///
 /// # Panics
 /// Where the lengths differ.
-pub fn copy<T: Element>(from: &[T], to: &mut [MaybeUninit<T>], parallel: &dyn Parallel) {
+pub fn copy<T: Copy + Send + Sync>(from: &[T], to: &mut [MaybeUninit<T>], parallel: &dyn Parallel) {
     assert_eq!(from.len(), to.len(), "copy between slices of different length");
     let chunk = CHUNK_BYTES / size_of::<T>();
     let to = Shared(to.as_mut_ptr());

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use crate::common::input_error::check_output;
+use crate::common::input_error::{check_output, expect};
 use crate::cpu::Isa;
 use crate::cpu::common::scratch::Scratch;
 use crate::cpu::common::shared::Shared;
@@ -28,8 +28,10 @@ const TILE: usize = if cfg!(miri) { 16 } else { 64 };
 const SEGMENT: usize = if cfg!(miri) { 32 } else { 1024 };
 /// Rows of a block, unless one token has more.
 const ROWS: usize = 64;
-/// The most rows of a block whose segments are computed apart: more would take much memory for their sums.
+/// The most rows of a block of several tokens whose segments are computed apart: more would take much memory for their sums.
 const SPLIT_ROWS: usize = 16;
+/// The most blocks of one token each that are split: more keep every thread busy without.
+const SPLIT_BLOCKS: usize = 64;
 /// Products below which handing work to another thread costs more than it saves.
 const SERIAL_BELOW: u64 = 1 << 18;
 /// Rows, and vectors of a row, that the sum over values has in registers.
@@ -65,7 +67,7 @@ impl<T: Element> PagedAttention<'_, T> {
         self.check(pool, key_weights.as_ref().map(|(_, len)| *len))?;
         check_output("output", output.len(), self.query.len())?;
         if let Some((weights, len)) = &key_weights {
-            check_output("key_weights", weights.len(), self.sequences() * self.kv_heads * len)?;
+            expect("key_weights", weights.len(), &[self.sequences(), self.kv_heads, *len])?;
         }
         append(self, pool);
         let stored = Stored::new(pool);
@@ -285,7 +287,8 @@ impl Plan {
                     let block = Block { sequence, head, tokens: tokens.clone() };
                     let products = |slots: usize| (slots * count * op.head_size) as u64;
                     plan.products += products(slots);
-                    if segments < 2 || count > SPLIT_ROWS {
+                    let few = tokens.len() == 1 || count <= SPLIT_ROWS;
+                    if segments < 2 || !few || op.sequences() * op.kv_heads > SPLIT_BLOCKS {
                         plan.tasks.push(Task {
                             block,
                             segments: 0..segments,

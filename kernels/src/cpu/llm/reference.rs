@@ -1,6 +1,5 @@
 //! The operators of language models in their plainest form: scalar, pair by pair, float64.
 
-use crate::common::input_error::check_output;
 use crate::llm::kv_format::KvFormat;
 use crate::llm::paged_attention::{KvPool, PagedAttention, Pairs, Rotation};
 use crate::{Element, InputError};
@@ -23,7 +22,6 @@ pub fn paged_attention<T: Element>(
     op.check(pool, Some(weights_len))?;
     append(op, pool);
     let (heads, size) = (op.query_heads, op.head_size);
-    check_output("query", op.query.len(), op.total_rows * heads * size)?;
     let mut output = vec![0.0; op.query.len()];
     let mut key_weights = vec![0.0; op.sequences() * op.kv_heads * weights_len];
     for sequence in 0..op.sequences() {

@@ -34,7 +34,7 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `x / (1 + e^-x)`: right for any finite x however large, NaN for NaN.
     unsafe fn silu(x: Self::V) -> Self::V;
-    /// The larger of both. NaN in `b` stays.
+    /// The larger of both; `b` where either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// 2^x for x of at most 126, and 0 below -126. NaN for NaN.
     unsafe fn exp2(x: Self::V) -> Self::V;
