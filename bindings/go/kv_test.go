@@ -138,7 +138,7 @@ func TestCaches(t *testing.T) {
 	equal(t, "evicted", number(cache.Evict(t.Context(), pagoda.TiersResident, 1, 2)), 1)
 	equal(t, "free pages", must[pagoda.KVStats](t)(cache.Stats()).FreePages, 16)
 	equal(t, "tier", must[[]pagoda.CachedUser](t)(cache.Lookup(1, 2))[0].Tier, pagoda.TierStore)
-	equal(t, "no one", len(must[[]pagoda.CachedUser](t)(cache.Lookup())), 0)
+	equal(t, "no users", len(must[[]pagoda.CachedUser](t)(cache.Lookup())), 0)
 	equal(t, "on their way", number(cache.Prefetch(1, 2)), 1)
 	lease = must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{User: 1, Start: 3, Candidates: 1}))
 	ok(t, lease.Close())

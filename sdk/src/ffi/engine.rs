@@ -237,7 +237,9 @@ pub unsafe extern "C" fn pagoda_engine_swap(
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_engine_swap", error, || Engine::get(engine, "engine")?.swap(args::text(folder, "folder")?))
+        boundary("pagoda_engine_swap", error, || {
+            Engine::get(engine, "engine")?.swap(args::text(folder, "folder")?).map_err(about_options)
+        })
     }
 }
 

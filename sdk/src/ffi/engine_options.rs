@@ -267,7 +267,7 @@ pub(super) fn about_options(error: Error) -> Error {
     match error.argument() {
         Some("options.kv") => error.about("options.kv_size"),
         Some("ahead_percent") => error.about("options.ahead_percent"),
-        Some("options.intra_op_threads" | "options.profile_path" | "options.provider") => {
+        Some("options.intra_op_threads" | "options.onnxruntime_path" | "options.profile_path" | "options.provider") => {
             deeper(error, "options.model")
         }
         _ => error,

@@ -32,18 +32,19 @@ pub(super) fn version(text: &str, version: &str) -> Result<()> {
 
 /// Checks the size and the hash of every file, and the weights of the graph wherever they are.
 pub(super) fn files(folder: &FolderContents) -> Result<()> {
-    let opened: Vec<File> = folder.files.iter().map(|file| open(folder, file)).collect::<Result<_>>()?;
-    let files = || folder.files.iter().zip(&opened);
+    // All sizes first: a folder that was copied in part is found before hours of hashing. One file is open at a time.
+    folder.files.iter().try_for_each(|file| open(folder, file).map(drop))?;
+    let (models, others): (Vec<_>, Vec<_>) = folder.files.iter().partition(|file| file.name == folder.model);
     let of_model = |error: Error| Error::new(error.status(), format!("{}: {}", folder.model, error.message()));
     let mut outside = Vec::new();
-    for (file, opened) in files().filter(|(file, _)| file.name == folder.model) {
-        let model = map(file, opened)?;
+    for file in models {
+        let model = map(file, &open(folder, file)?)?;
         compare(file, sha256_hex(&model))?;
         outside = check_graph(folder, model.clone()).map_err(of_model)?;
         feed(&mut outside, file, 0, &model);
     }
-    for (file, opened) in files().filter(|(file, _)| file.name != folder.model) {
-        stream(file, opened, &mut outside)?;
+    for file in others {
+        stream(file, &open(folder, file)?, &mut outside)?;
     }
     outside.iter().try_for_each(Outside::check).map_err(of_model)
 }

@@ -21,8 +21,8 @@ pub struct Usage {
 /// Decides which owner is evicted when the pool is full.
 ///
 /// The cache keeps the owners that can be evicted in the order of their keys, the lowest first; owners with the same key
-/// leave in any order. A policy says what the key is. Any number of threads call it at the same time, inside a lock of the cache: it must be quick and must not call the
-/// cache.
+/// leave in any order. A policy says what the key is. Any number of threads call it at the same time. `key` runs inside a lock
+/// of the cache: it must be quick and must not call the cache.
 pub trait EvictionPolicy: fmt::Debug + Send + Sync {
     /// The key of an owner that was just used, or has come back from the store.
     fn key(&self, usage: &Usage) -> u64;

@@ -7,8 +7,8 @@ use super::table::Entry;
 use super::{Inner, busy};
 use crate::error::{Error, Result};
 
-/// How often a history is brought back from the store that is gone again when it is looked at.
-const ATTEMPTS: usize = 4;
+/// How many times `share` looks for the source's pages before it gives up because they keep being evicted.
+const ATTEMPTS: usize = 16;
 
 impl Inner {
     /// See [`KvCache::fork`](super::KvCache::fork).
@@ -38,8 +38,8 @@ impl Inner {
             let Some(entry) = locked.get(from) else {
                 drop(locked);
                 let Some(incoming) = self.fetch(from, true)? else {
-                    // Nothing is stored of it, or another thread is bringing it.
-                    if self.table.lock(from).get(from).is_some() {
+                    // Nothing is stored of it, or another thread is moving it.
+                    if self.table.lock(from).get(from).is_some() || self.stored_history(from).is_some() {
                         continue;
                     }
                     return Ok(None);
@@ -50,11 +50,15 @@ impl Inner {
             if let Some(onload) = &entry.loading {
                 let onload = Arc::clone(onload);
                 drop(locked);
-                onload.wait_all()?;
+                // The store drops what it can not read: the next attempt finds less.
+                let _ = onload.wait_all();
                 continue;
             }
+            if entry.failed {
+                return Err(busy(from, "could not be read from the store and a lease still holds it: try again"));
+            }
             let count = (entry.tokens.min(tokens) / page_size) as usize;
-            if count == 0 || entry.failed {
+            if count == 0 {
                 return Ok(None);
             }
             let mut forked = Entry { start: entry.start, tokens: count as u32 * page_size, ..Entry::default() };

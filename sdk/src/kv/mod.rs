@@ -224,11 +224,12 @@ impl KvCache {
     }
 
     /// Has `to` begin with the first `tokens` tokens of `from`, which both share: a prompt that many conversations begin
-    /// with, or the beams of a search. Whole pages are shared; returns how many tokens that are, which may be fewer than asked
-    /// for, and 0 if there are none. `to` grows by itself from there. Brings `from` back from the store if it is there.
+    /// with, or the beams of a search. Returns how many tokens are shared: whole pages only, so perhaps fewer than asked for;
+    /// 0 if none. `to` grows by itself from there. Brings `from` back from the store if it is there.
     ///
-    /// A shared page counts once, and is free when its last owner has left. In a store each owner has a copy of its own.
-    /// `to` must have no history yet.
+    /// A shared page counts once, and is free when its last owner has left. In a store each owner has a copy of its own, and
+    /// comes back from there with pages of its own. Until a lease holds it, `to` can be evicted as any owner; without a store
+    /// it is then gone. `to` must have no history yet.
     pub fn fork(&self, from: Owner, to: Owner, tokens: u32) -> Result<u32> {
         Inner::fork(&self.inner, from, to, tokens)
     }

@@ -70,9 +70,10 @@ pub(super) struct PageAllocator {
     pages: usize,
     /// Pages that are free once every idle owner is evicted.
     evictable: AtomicUsize,
-    /// Pages of owners that are being moved, and are idle in a moment.
+    /// Pages of owners without a lease that are being copied from or to the store, or changed; a shared page counts for each
+    /// owner.
     moving: AtomicUsize,
-    /// Pages that allocations have taken which need more.
+    /// Pages of allocations that do not have all they need yet.
     collecting: AtomicUsize,
 }
 
@@ -167,8 +168,7 @@ impl PageAllocator {
         true
     }
 
-    /// Ends the reference of an owner, which is busy, or of an allocation to each of these pages. The pages that it was the
-    /// last one of are free.
+    /// Drops one reference to each page: that of a busy owner, or of an allocation. A page without references is free.
     pub(super) fn give(&self, pages: &mut Vec<u32>) {
         if !pages.is_empty() {
             self.release(&mut self.lock(), pages);

@@ -14,6 +14,8 @@ use crate::error::{Error, Result, Status};
 
 /// How often a batch is prepared anew because a history could not be read, before the error is the caller's.
 const ATTEMPTS: usize = 4;
+/// The same because another thread has changed a history meanwhile, or the store contradicts itself.
+const RACES: usize = 10_000;
 
 /// An owner of the batch whose history is in the store.
 struct Stored {
@@ -34,10 +36,18 @@ pub(super) enum Until {
 /// Prepares a batch. Everything that fails leaves the cache as it was.
 pub(super) fn prepare(inner: &Arc<Inner>, batch: &[KvRequest<'_>], until: Until) -> Result<KvLease> {
     check(inner, batch)?;
-    let mut attempts = 0;
+    let (mut attempts, mut races) = (0, 0);
     loop {
         // Another thread has changed something meanwhile.
-        let Some(lease) = try_prepare(inner, batch)? else { continue };
+        let Some(lease) = try_prepare(inner, batch)? else {
+            races += 1;
+            if races == RACES {
+                let message = "a history of the batch changes all the time, or the store can not read what it lists: try again, \
+                               and see the log";
+                return Err(Error::new(Status::Busy, message));
+            }
+            continue;
+        };
         if inner.onload_in_background {
             return Ok(lease);
         }

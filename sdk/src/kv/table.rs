@@ -1,6 +1,7 @@
 //! Which owners are resident: their pages, and the order in which they are evicted.
 //!
-//! Owners are spread over shards. Each shard has a lock, which a thread holds for a few instructions and never two at once.
+//! Owners are spread over shards, each with a lock. A thread holds one shard lock at a time. Inside it the thread may take the
+//! allocator's lock and call the store, never the other way round.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -79,7 +80,7 @@ pub(super) struct Table {
     policy: Arc<dyn EvictionPolicy>,
     /// How many pages are to be free, or of owners that are saved and idle.
     ahead: usize,
-    /// Pages of idle owners that are not saved.
+    /// Pages of idle owners that are not saved, without those that may be shared.
     unsaved: AtomicUsize,
     clock: AtomicU64,
 }
@@ -254,10 +255,14 @@ impl Locked<'_> {
         let Owners { map, idle, unsaved, waiting } = &mut *self.owners;
         let entry = map.get_mut(&owner).expect("an owner that is held is in the table");
         let place = (entry.key, owner);
+        // Counted as moving all through the change: an allocation must not find the pages in no counter and give up. Pages of
+        // an owner with a lease are in no counter before it either.
+        let between = if entry.leased() { 0 } else { entry.pages.len() };
+        pages.begin_moving(between);
         if !entry.busy() && idle.remove(&place) {
             pages.busy(&entry.pages);
             if unsaved.remove(&place) {
-                unsaved_pages.fetch_sub(entry.pages.len(), Ordering::Relaxed);
+                unsaved_pages.fetch_sub(entry.pages.own().len(), Ordering::Relaxed);
             }
         }
         if entry.moving() && !entry.leased() {
@@ -280,11 +285,12 @@ impl Locked<'_> {
                 pages.idle(&entry.pages);
                 idle.insert(place);
                 if *ahead > 0 && !entry.saved {
-                    unsaved_pages.fetch_add(entry.pages.len(), Ordering::Relaxed);
+                    unsaved_pages.fetch_add(entry.pages.own().len(), Ordering::Relaxed);
                     unsaved.insert(place);
                 }
             }
         }
+        pages.end_moving(between);
         for (order, first) in [(&*idle, &self.shard.first), (&*unsaved, &self.shard.first_unsaved)] {
             first.store(order.first().map_or(NEVER, |&(key, _)| key), Ordering::Release);
         }

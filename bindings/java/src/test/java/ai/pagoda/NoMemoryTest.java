@@ -20,7 +20,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.api.io.TempDir;
 
-/** Where Java has no memory for what the native part needs of it, that is told: no one waits for ever. */
+/** Where Java has no memory for what the native part needs of it, that is told: no thread waits for ever. */
 class NoMemoryTest extends Support {
     @BeforeAll
     static void load(@TempDir Path folder) throws Exception {
