@@ -1,0 +1,106 @@
+//! `PagedAttention` on the CPU.
+//!
+//! A block is some tokens of one sequence with all query heads of one kv head: its rows read the same keys and values. It walks
+//! over them tile by tile, with the online softmax: each row keeps the largest score so far, and the sums are scaled when it
+//! grows. Tiles begin at multiples of `TILE`, and every `SEGMENT` slots a row's sums are begun anew and merged in order.
+//! So what a row comes out as depends on nothing but its own inputs: not on the rows beside it, the chunks in which a prompt
+//! comes, nor the threads. A block of few rows, as in decoding, has its segments computed by several threads (split-KV); a
+//! block of many computes them in order.
+
+mod append;
+mod attend;
+mod key_weights;
+mod plan;
+mod rotation;
+mod rows;
+mod softmax;
+mod stored;
+
+use crate::common::input_error::{check_output, expect};
+use crate::cpu::Isa;
+use crate::cpu::common::shared::Shared;
+use crate::cpu::common::simd::run_on;
+use crate::llm::paged_attention::{KvPool, PagedAttention};
+use crate::parallel::{Parallel, Serial, run_once};
+use crate::{Element, InputError};
+use append::append;
+use attend::{Attend, Merge};
+use key_weights::Weigh;
+use plan::Plan;
+use stored::Stored;
+
+/// Products below which handing work to another thread costs more than it saves.
+const SERIAL_BELOW: u64 = 1 << 18;
+
+impl<T: Element> PagedAttention<'_, T> {
+    /// Checks, then appends the new keys and values to `pool` and computes `output` (`[T, Hq, D]`) with the best instruction
+    /// set. `key_weights`: `[B, Hkv, L]` and L, where they are asked for. After an error nothing is written.
+    pub fn run(
+        &self,
+        pool: &mut KvPool<'_, T>,
+        output: &mut [T],
+        key_weights: Option<(&mut [f32], usize)>,
+        parallel: &dyn Parallel,
+    ) -> Result<(), InputError> {
+        self.run_with(Isa::detect(), pool, output, key_weights, parallel)
+    }
+
+    /// As [`run`](Self::run), with the instruction set given. The bits of a result may differ between sets.
+    ///
+    /// # Panics
+    /// Where this CPU does not have `isa`.
+    pub fn run_with(
+        &self,
+        isa: Isa,
+        pool: &mut KvPool<'_, T>,
+        output: &mut [T],
+        key_weights: Option<(&mut [f32], usize)>,
+        parallel: &dyn Parallel,
+    ) -> Result<(), InputError> {
+        assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
+        self.check(pool, key_weights.as_ref().map(|(_, len)| *len))?;
+        check_output("output", output.len(), self.query.len())?;
+        if let Some((weights, len)) = &key_weights {
+            expect("key_weights", weights.len(), &[self.sequences(), self.kv_heads, *len])?;
+        }
+        append(self, pool);
+        let stored = Stored::new(pool);
+        let mut plan = Plan::new(self);
+        let parallel = if plan.products < SERIAL_BELOW { &Serial as &dyn Parallel } else { parallel };
+        // The heaviest first: what is left at the end is small and evens out.
+        plan.tasks.sort_by_key(|task| std::cmp::Reverse(task.products));
+        let padded = self.head_size.next_multiple_of(lanes(isa));
+        let mut partial = vec![0.0; plan.partial_rows * (padded + 2)];
+        let mut stats = key_weights.is_some().then(|| vec![0.0; self.total_rows * self.query_heads * 2]);
+        let attend = Attend {
+            op: self,
+            stored,
+            tasks: &plan.tasks,
+            padded,
+            partial: Shared(partial.as_mut_ptr()),
+            stats: stats.as_mut().map(|stats| Shared(stats.as_mut_ptr())),
+            output: Shared(output.as_mut_ptr()),
+        };
+        run_once(parallel, plan.tasks.len(), &|task| {
+            // SAFETY: `isa` is available; the call is checked; tasks write different rows, and each runs once.
+            unsafe { run_on(isa, &attend, task) }
+        });
+        let merge = Merge { attend: &attend, splits: &plan.splits };
+        run_once(parallel, plan.splits.len(), &|task| {
+            // SAFETY: as above; every segment is computed.
+            unsafe { run_on(isa, &merge, task) }
+        });
+        if let (Some((weights, len)), Some(stats)) = (key_weights, &stats) {
+            let weigh = Weigh { op: self, stored, stats, padded, len, weights: Shared(weights.as_mut_ptr()) };
+            run_once(parallel, self.sequences() * self.kv_heads, &|task| {
+                // SAFETY: as above; each task writes the weights of one head of one sequence.
+                unsafe { run_on(isa, &weigh, task) }
+            });
+        }
+        Ok(())
+    }
+}
+
+fn lanes(isa: Isa) -> usize {
+    if isa == Isa::Avx512 { 16 } else { 8 }
+}
