@@ -30,10 +30,10 @@
 // they return at once and what they began goes on behind; what it would have returned is closed.
 //
 // Some calls can wait and take no context. [Store.Close], [KVCache.Close] and [Engine.Close] write what is not on disk
-// yet; the engine's answers the requests that wait, too. [KVLease.Abort], and closing a lease that has not ended, wait
-// for who waits for that lease. [EstimateEmbeddings] reads the headers of the tables, and [Embeddings.Retire] gives back
-// what no other model has. To wait for the disk no longer than a context lasts, call Flush, or [KVCache.OffloadAll],
-// before Close; or call them in a goroutine.
+// yet; [Engine.Close] also answers the queued requests. [KVLease.Abort], and closing a lease that has not ended, wait
+// until every [KVLease.Wait] on it has returned. [EstimateEmbeddings] reads the headers of the tables, and
+// [Embeddings.Retire] gives back what no other model has. To wait for the disk no longer than a context lasts, call
+// Flush, or [KVCache.OffloadAll], before Close; or call them in a goroutine.
 //
 // # Options
 //
@@ -50,8 +50,8 @@
 // [NewTensor] copies nothing: a run reads and writes the slice itself, which is pinned until the tensor is closed and
 // no run uses it. [Values] copies; [View] does not.
 //
-// Any number of goroutines may use any object at the same time. Who reads and who writes the memory of a tensor, and
-// when, is for the caller to order.
+// Any number of goroutines may use any object at the same time. The caller orders reads and writes of the memory of a
+// tensor.
 package pagoda
 
 // #cgo pkg-config: pagoda

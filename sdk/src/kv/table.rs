@@ -258,7 +258,9 @@ impl Locked<'_> {
         // Counted as moving all through the change: an allocation must not find the pages in no counter and give up. Pages of
         // an owner with a lease are in no counter before it either.
         let between = if entry.leased() { 0 } else { entry.pages.len() };
-        pages.begin_moving(between);
+        if between > 0 {
+            pages.begin_moving(between);
+        }
         if !entry.busy() && idle.remove(&place) {
             pages.busy(&entry.pages);
             if unsaved.remove(&place) {
@@ -290,7 +292,9 @@ impl Locked<'_> {
                 }
             }
         }
-        pages.end_moving(between);
+        if between > 0 {
+            pages.end_moving(between);
+        }
         for (order, first) in [(&*idle, &self.shard.first), (&*unsaved, &self.shard.first_unsaved)] {
             first.store(order.first().map_or(NEVER, |&(key, _)| key), Ordering::Release);
         }

@@ -21,8 +21,8 @@ import java.util.function.LongConsumer;
  * <p>{@link #buffer} and its kin show that memory without a copy. A buffer stays good for as long as it can be reached,
  * also when the tensor was closed. So the memory of an output of a run goes only when the garbage collector has found
  * that its buffer is gone; where that is too late, take a copy ({@link #floats} and its kin), or bind a tensor of your
- * own to the output. Who reads and who writes when is for the caller to order: not while a run writes or reads the same
- * memory.
+ * own to the output. The caller orders reads and writes: neither while a run writes the same memory, and no write while
+ * a run reads it.
  */
 public final class Tensor extends NativeObject {
     static {

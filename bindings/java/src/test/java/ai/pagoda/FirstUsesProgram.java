@@ -14,7 +14,7 @@ final class FirstUsesProgram {
 
     private FirstUsesProgram() {}
 
-    /** Prints who waits for ever, and does not. */
+    /** Prints the threads that wait for ever; there are none. */
     public static void main(String[] arguments) throws Exception {
         // Loader asks for this one, and Native is being initialised then.
         Properties asked = new Properties(System.getProperties()) {
