@@ -269,7 +269,7 @@ $(MOVIELENS)/data/ml-100k.inter: samples/movielens/fetch.py | tools
 	@touch $@
 
 $(MOVIELENS)/evaluation.jsonl: $(MOVIELENS)/data/ml-100k.inter $(VENV)/.ready \
-		$(wildcard samples/movielens/*.json samples/movielens/*.safetensors bindings/python/pagoda/export/*.py) \
+		$(wildcard samples/movielens/*.json samples/movielens/*.safetensors bindings/python/pagoda/export/*.py bindings/python/pagoda/export/hstu/*.py) \
 		samples/movielens/dataset.py samples/movielens/prepare.py
 	@$(PY) samples/movielens/prepare.py $(MOVIELENS)/data $(MOVIELENS)
 

@@ -32,9 +32,10 @@ from exported import (
     tensors,
     with_user,
 )
-from pagoda.export import ExportError, checkpoint, export
+from pagoda.export import ExportError, export
 from pagoda.export.__main__ import main as command
-from pagoda.export.config import parse
+from pagoda.export.hstu import checkpoint
+from pagoda.export.hstu.config import parse
 from safetensors.numpy import load_file, save_file
 
 # ---- scores ------------------------------------------------------------------------------------------------------

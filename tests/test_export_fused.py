@@ -24,7 +24,7 @@ from exported import (
     with_user,
 )
 from pagoda.export import ExportError
-from pagoda.export.config import parse
+from pagoda.export.hstu.config import parse
 
 VARIANTS = {
     "nvidia": settings(),

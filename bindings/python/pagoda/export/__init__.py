@@ -1,10 +1,10 @@
 """From a trained checkpoint to a model folder: python -m pagoda.export checkpoint config.json out_dir"""
 
-from . import checkpoint as _checkpoint
-from . import config as _config
-from . import folder as _folder
 from . import model as _model
 from .error import ExportError
+from .hstu import checkpoint as _checkpoint
+from .hstu import config as _config
+from .hstu import folder as _folder
 
 __all__ = ["ExportError", "export"]
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from . import names as naming
 from .config import NAMES, NO_KEY
-from .error import ExportError
+from ..error import ExportError
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .error import ExportError
+from ..error import ExportError
 from .section import Section
 
 NAMES = ("pagoda", "nvidia-native", "nvidia-fused", "nvidia-inference", "meta")

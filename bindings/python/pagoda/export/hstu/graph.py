@@ -7,7 +7,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from .config import NO_KEY, Step
-from .error import ExportError
+from ..error import ExportError
 
 OPSET, IR_VERSION, DOMAIN = 17, 8, "ai.pagoda"
 TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}

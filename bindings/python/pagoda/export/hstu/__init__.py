@@ -1,0 +1,1 @@
+"""HSTU ranking models: checkpoints in the names of several trainers to model folders of kind `rank`."""

@@ -1,0 +1,1 @@
+"""Reads checkpoints of language models: Hugging Face folders and GGUF files, both as one `Checkpoint`."""
