@@ -1,6 +1,7 @@
 """Writes model.onnx, with its weights in it or, where they are too many for that, in a file beside it."""
 
 import hashlib
+import math
 
 import numpy as np
 import onnx
@@ -47,33 +48,76 @@ class HashedFile:
         return {"bytes": self.bytes, "sha256": self.hash.hexdigest()}
 
 
+class Initializers:
+    """The weights of a graph, written into a file beside the model as they come. Small ones stay in the model."""
+
+    def __init__(self, file):
+        self.file, self.tensors = file, {}
+
+    def add(self, name, array):
+        """Adds a weight that is in memory."""
+        array = np.asarray(array, order="C")
+        self.stream(name, array.dtype, array.shape, [array])
+
+    def stream(self, name, dtype, shape, parts):
+        """Adds a weight whose numbers come in parts, in order."""
+        dtype = np.dtype(dtype)
+        size = dtype.itemsize * math.prod(shape)
+        if size < SMALL:
+            array = np.concatenate([np.asarray(part, dtype).reshape(-1) for part in parts]).reshape(shape)
+            self.tensors[name] = numpy_helper.from_array(array, name)
+            return
+        offset = self.file.align()
+        for part in parts:
+            self.file.write(np.ascontiguousarray(part, dtype).reshape(-1).view(np.uint8))
+        written = self.file.bytes - offset
+        assert written == size, f"{name}: {written} bytes of {size}"
+        self.tensors[name] = _external(name, dtype, shape, offset, size)
+
+    def alias(self, name, of, shape):
+        """Adds a weight of another shape that has the bytes of `of`."""
+        tensor = TensorProto()
+        tensor.CopyFrom(self.tensors[of])
+        tensor.name, tensor.dims[:] = name, shape
+        self.tensors[name] = tensor
+
+
 def write(folder, model, weights, max_model_bytes=MAX_MODEL_BYTES):
     """Adds the weights to the model and writes both. Returns the files that it made, with their sizes and hashes."""
     arrays = {name: np.asarray(array, order="C") for name, array in weights.items()}
-    files = {}
     if sum(array.nbytes for array in arrays.values()) <= max_model_bytes:
         model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-        onnx.checker.check_model(model)
-    else:
-        with HashedFile(folder / WEIGHTS) as file:
-            model.graph.initializer.extend(_stored(file, name, array) for name, array in arrays.items())
-        files[WEIGHTS] = file.described()
+        return {MODEL: _write(folder, model)}
+
+    def fill(initializers):
+        for name, array in arrays.items():
+            initializers.add(name, array)
+        return model
+
+    return write_streamed(folder, fill)
+
+
+def write_streamed(folder, fill):
+    """Writes a model whose weights are in a file beside it. `fill` adds them to the Initializers that it gets, and returns the
+    model without them. Returns the files that it made, with their sizes and hashes."""
+    with HashedFile(folder / WEIGHTS) as file:
+        initializers = Initializers(file)
+        model = fill(initializers)
+    model.graph.initializer.extend(initializers.tensors.values())
+    return {MODEL: _write(folder, model), WEIGHTS: file.described()}
+
+
+def _write(folder, model):
     with HashedFile(folder / MODEL) as file:
         file.write(model.SerializeToString(deterministic=True))
-    if files:
-        # By its path: the checker looks for the other file.
-        onnx.checker.check_model(str(folder / MODEL))
-    return {MODEL: file.described()} | files
+    # By its path: the checker looks for the other file.
+    onnx.checker.check_model(str(folder / MODEL))
+    return file.described()
 
 
-def _stored(file, name, array):
-    """The tensor of a weight, whose numbers are written to the file unless they are few."""
-    if array.nbytes < SMALL:
-        return numpy_helper.from_array(array, name)
-    element = helper.np_dtype_to_tensor_dtype(array.dtype)
-    tensor = TensorProto(name=name, dims=array.shape, data_type=element, data_location=TensorProto.EXTERNAL)
-    place = {"location": WEIGHTS, "offset": file.align(), "length": array.nbytes}
-    file.write(array.reshape(-1).view(np.uint8))
-    for key, value in place.items():
+def _external(name, dtype, shape, offset, size):
+    element = helper.np_dtype_to_tensor_dtype(dtype)
+    tensor = TensorProto(name=name, dims=shape, data_type=element, data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": WEIGHTS, "offset": offset, "length": size}.items():
         tensor.external_data.add(key=key, value=str(value))
     return tensor

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..error import ExportError
-from .section import Section
+from ..section import Section
 
 NAMES = ("pagoda", "nvidia-native", "nvidia-fused", "nvidia-inference", "meta")
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh")

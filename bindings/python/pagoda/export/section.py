@@ -2,7 +2,7 @@
 
 import difflib
 
-from ..error import ExportError
+from .error import ExportError
 
 _REQUIRED = object()
 

@@ -1,0 +1,114 @@
+"""Writes the folder of a language model: model.onnx, weights.bin, the tokenizer, the chat template and pagoda.json."""
+
+import json
+import math
+
+from .. import folder, model
+from ..error import ExportError
+from ..progress import Progress
+from . import architectures, graph, tokens
+from .weights import Weights
+
+KIND = "generate"
+TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
+PAGE_SIZE = 32
+
+
+def write(checkpoint, out, force=False, compute="f32", weights="native", kv="native", max_context=None):
+    """Makes the folder `out` whole or not at all, and returns what pagoda.json says."""
+    decoder = architectures.describe(checkpoint.config, max_context)
+    _check(decoder, checkpoint, kv)
+
+    def fill(made):
+        files = model.write_streamed(made, lambda initializers: _graph(decoder, checkpoint, initializers, compute, weights, kv))
+        text = json.dumps(checkpoint.tokenizer, ensure_ascii=False, separators=(",", ":"))
+        (made / TOKENIZER).write_text(text, encoding="utf-8")
+        files[TOKENIZER] = folder.described(made / TOKENIZER)
+        if checkpoint.chat_template:
+            (made / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
+            files[TEMPLATE] = folder.described(made / TEMPLATE)
+        return _manifest(decoder, checkpoint, compute, weights, kv) | {"files": files}
+
+    return folder.write(out, force, KIND, fill)
+
+
+def _graph(decoder, checkpoint, initializers, compute, form, kv):
+    total = sum(math.prod(shape) for shape in decoder.tensors().values())
+    with Progress("Writing weights", total) as progress:
+        return graph.build(decoder, Weights(checkpoint, initializers, compute, form, progress), compute, kv, PAGE_SIZE)
+
+
+def _check(decoder, checkpoint, kv):
+    """Refuses weights that are missing, left over, or of other shapes than the configuration says."""
+    wanted, found = decoder.tensors(), checkpoint.tensors
+    for name, shape in wanted.items():
+        if name not in found:
+            raise ExportError(
+                f"{checkpoint.source}: the weight {name} {list(shape)} is missing, which config.json with model_type "
+                f"{decoder.architecture!r} needs"
+            )
+        if tuple(found[name].shape) != shape:
+            raise ExportError(
+                f"{checkpoint.source}: {name} has the shape {list(found[name].shape)}, and by config.json it has "
+                f"{list(shape)}: the two do not belong together"
+            )
+    # A tied head is often stored too; older checkpoints have the rotation's frequencies.
+    ignored = ("lm_head.weight",) if decoder.head.parts == (decoder.embedding,) else ()
+    left = [name for name in found if name not in wanted and name not in ignored and not name.endswith("rotary_emb.inv_freq")]
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise ExportError(
+            f"{checkpoint.source}: the weight {left[0]}{more} has no place in model_type {decoder.architecture!r}: the model is "
+            "of another architecture than config.json says, or its configuration lacks something"
+        )
+    if kv == "int4" and decoder.head_size % 2:
+        raise ExportError(f"--kv int4 needs heads of an even size, and they have {decoder.head_size}")
+    ids = tokens.vocabulary(checkpoint.tokenizer).values()
+    if ids and max(ids) >= decoder.vocab_size:
+        raise ExportError(
+            f"{checkpoint.source}: tokenizer.json has the token {max(ids)}, and config.json has vocab_size "
+            f"{decoder.vocab_size}: the two do not belong together"
+        )
+
+
+def _manifest(decoder, checkpoint, compute, weights, kv):
+    layers = range(len(decoder.layers))
+    quantised = [graph.scales(layer) for layer in layers] if kv != "native" else []
+    pools = [graph.pool(layer) for layer in layers]
+    return {
+        "model": model.MODEL,
+        "architecture": decoder.architecture,
+        "compute": compute,
+        "weights": weights,
+        "vocab_size": decoder.vocab_size,
+        "hidden_size": decoder.hidden_size,
+        "attention": {
+            "layers": len(decoder.layers),
+            "heads": decoder.heads,
+            "windows": [layer.window for layer in decoder.layers],
+        },
+        "kv": {
+            "layers": len(decoder.layers),
+            "heads": decoder.kv_heads,
+            "head_size": decoder.head_size,
+            "page_size": PAGE_SIZE,
+            "type": compute,
+            "format": kv,
+            "bytes_per_token": graph.bytes_per_token(decoder, compute, kv),
+        },
+        "limits": {"max_context": decoder.max_context},
+        "tokens": tokens.special(checkpoint, decoder.vocab_size),
+        "generation": tokens.generation(checkpoint),
+        "text": {"tokenizer": TOKENIZER, "chat_template": TEMPLATE if checkpoint.chat_template else None},
+        "inputs": {
+            **{name: name for name in graph.INDICES},
+            "positions": "positions" if decoder.ropes else None,
+            "kv_pools": pools,
+            "kv_scales": quantised,
+        },
+        "outputs": {
+            "logits": graph.LOGITS,
+            "kv_pools": [f"{name}_out" for name in pools],
+            "kv_scales": [f"{name}_out" for name in quantised],
+        },
+    }
