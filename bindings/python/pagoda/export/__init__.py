@@ -1,12 +1,13 @@
-"""From a trained checkpoint to a model folder: python -m pagoda.export checkpoint config.json out_dir"""
+"""From a trained model to a model folder: of ranking models by `export`, of language models by `export_language_model`."""
 
 from . import model as _model
 from .error import ExportError
 from .hstu import checkpoint as _checkpoint
 from .hstu import config as _config
 from .hstu import folder as _folder
+from .llm import export as export_language_model
 
-__all__ = ["ExportError", "export"]
+__all__ = ["ExportError", "export", "export_language_model"]
 
 
 def export(checkpoint, config, out, force=False, max_model_bytes=_model.MAX_MODEL_BYTES):
