@@ -1,23 +1,28 @@
 //! The operators of language models.
 
+mod glu;
 mod paged_attention;
 
 use pagoda_kernels::{bf16, f16};
 
-use crate::ort::{KernelEntry, OperatorEntry, Versions};
+use crate::ort::{KernelEntry, OperatorEntry, Versions, operator};
+use glu::Glu;
 use paged_attention::{PagedAttention, QuantisedPagedAttention};
 
 /// The operators of this family. PagedAttention has kernels for native and for quantised pools: ONNX Runtime picks one by the
 /// type of `kv_pool`.
-pub const OPERATORS: &[OperatorEntry] = &[OperatorEntry {
-    name: c"PagedAttention",
-    versions: Versions::since(1),
-    kernels: &[&[
-        KernelEntry::of::<PagedAttention<f32>>(),
-        KernelEntry::of::<PagedAttention<f16>>(),
-        KernelEntry::of::<PagedAttention<bf16>>(),
-        KernelEntry::of::<QuantisedPagedAttention<f32>>(),
-        KernelEntry::of::<QuantisedPagedAttention<f16>>(),
-        KernelEntry::of::<QuantisedPagedAttention<bf16>>(),
-    ]],
-}];
+pub const OPERATORS: &[OperatorEntry] = &[
+    OperatorEntry {
+        name: c"PagedAttention",
+        versions: Versions::since(1),
+        kernels: &[&[
+            KernelEntry::of::<PagedAttention<f32>>(),
+            KernelEntry::of::<PagedAttention<f16>>(),
+            KernelEntry::of::<PagedAttention<bf16>>(),
+            KernelEntry::of::<QuantisedPagedAttention<f32>>(),
+            KernelEntry::of::<QuantisedPagedAttention<f16>>(),
+            KernelEntry::of::<QuantisedPagedAttention<bf16>>(),
+        ]],
+    },
+    operator!(c"Glu", Glu<f32, f16, bf16>, Versions::since(1), [Cpu]),
+];

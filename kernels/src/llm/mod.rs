@@ -1,4 +1,5 @@
 //! The operators of language models: what one call carries, and every check of it.
 
+pub mod glu;
 pub mod kv_format;
 pub mod paged_attention;

@@ -1,4 +1,5 @@
 //! The operators of language models on the CPU.
 
 mod attention;
+mod glu;
 pub mod reference;

@@ -2,7 +2,7 @@
 
 use crate::llm::kv_format::KvFormat;
 use crate::llm::paged_attention::{KvPool, PagedAttention, Pairs, Rotation};
-use crate::{Element, InputError};
+use crate::{Element, Glu, GluActivation, InputError};
 
 /// What `PagedAttention` computes beside the pool.
 #[derive(Clone, Debug)]
@@ -134,4 +134,72 @@ fn rotated<T: Element>(op: &PagedAttention<'_, T>, head: &[T], row: usize) -> Ve
 
 fn wide<T: Element>(value: T) -> f64 {
     f64::from(value.to_f32())
+}
+
+/// `Glu` as the specification words it: `[T, F]`.
+pub fn glu<T: Element>(op: &Glu<'_, T>) -> Result<Vec<f64>, InputError> {
+    op.check(op.x.len() / 2)?;
+    let outputs = (0..op.rows * op.width).map(|at| {
+        let gate = at / op.width * 2 * op.width + at % op.width;
+        activation(op.activation, wide(op.x[gate])) * wide(op.x[gate + op.width])
+    });
+    Ok(outputs.collect())
+}
+
+fn activation(activation: GluActivation, x: f64) -> f64 {
+    match activation {
+        GluActivation::Silu => x / (1.0 + (-x).exp()),
+        // Below 0 the complement, which does not cancel.
+        GluActivation::Gelu => x / 2.0 * complementary_error(-x / std::f64::consts::SQRT_2),
+        GluActivation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+            x / (1.0 + (-2.0 * u).exp())
+        }
+    }
+}
+
+/// erfc(x) = 1 - erf(x).
+fn complementary_error(x: f64) -> f64 {
+    if x < 0.0 {
+        return 2.0 - complementary_error(-x);
+    }
+    let density = (-x * x).exp() / std::f64::consts::PI.sqrt();
+    if x < 2.0 {
+        // erf(x) = density · Σ 2 · (2x²)^n · x / (1 · 3 · … · (2n + 1)): all terms of one sign.
+        let mut term = 2.0 * x;
+        let mut sum = 0.0;
+        for n in 1..100 {
+            sum += term;
+            term *= 2.0 * x * x / f64::from(2 * n + 1);
+        }
+        1.0 - density * sum
+    } else {
+        // The continued fraction x + (1/2)/(x + (2/2)/(x + (3/2)/(x + …))), from its end.
+        let fraction = (1..200).rev().fold(0.0, |rest, k| f64::from(k) / 2.0 / (x + rest));
+        density / (x + fraction)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_complementary_error_function_is_that_of_tables() {
+        let known = [
+            (-3.0, 1.999_977_909_503_001_5),
+            (-0.5, 1.520_499_877_813_046_5),
+            (0.0, 1.0),
+            (1e-3, 0.998_871_621_209_030_7),
+            (1.0, 0.157_299_207_050_285_13),
+            (1.99, 0.004_888_586_800_383_003),
+            (2.0, 0.004_677_734_981_047_265),
+            (5.0, 1.537_459_794_428_035_1e-12),
+            (9.0, 4.137_031_746_513_81e-37),
+        ];
+        for (x, expected) in known {
+            let found = complementary_error(x);
+            assert!((found - expected).abs() <= 1e-12 * expected, "erfc({x}) = {found:e}, expected {expected:e}");
+        }
+    }
 }

@@ -44,6 +44,11 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }

@@ -44,6 +44,11 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }

@@ -30,6 +30,7 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn store(to: *mut f32, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     /// `a · b + c`, fused where the set can.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `x / (1 + e^-x)`: right for any finite x however large, NaN for NaN.

@@ -47,6 +47,11 @@ unsafe impl Simd for Portable {
         std::array::from_fn(|i| a[i] * b[i])
     }
 
+    #[inline(always)]
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+
     // Not `mul_add`: without the instruction that is a call to libm for every lane.
     #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
