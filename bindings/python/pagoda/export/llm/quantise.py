@@ -17,7 +17,7 @@ def quantised(rows, bits):
 
 
 def _eight(blocks):
-    scale = (np.abs(blocks).max(-1) / 127).astype(np.float16)
+    scale = np.abs(blocks).max(-1) / 127
     codes = _rounded(blocks, scale, np.float32(0)[None, None], -127, 127) + 128
     return Blocks(codes.astype(np.uint8).reshape(len(blocks), -1), 8, scale, None)
 
@@ -27,10 +27,10 @@ def _four(blocks):
     middle = (low + high) / 2
     best = None
     for shrink in SHRINKS:
-        from_low = (middle + (low - middle) * shrink).astype(np.float16)
-        scale = ((high - low) * shrink / 15).astype(np.float16)
+        from_low = middle + (low - middle) * shrink
+        scale = (high - low) * shrink / 15
         codes = _rounded(blocks, scale, from_low, 0, 15)
-        error = ((codes * scale[..., None].astype(np.float32) + from_low[..., None] - blocks) ** 2).sum(-1)
+        error = ((codes * scale[..., None] + from_low[..., None] - blocks) ** 2).sum(-1)
         if best is None:
             best = [error, codes, scale, from_low]
             continue
@@ -43,7 +43,7 @@ def _four(blocks):
 
 def _rounded(blocks, scale, low, least, most):
     """Codes of the blocks; a block whose scale is 0 has codes 0."""
-    scale = scale[..., None].astype(np.float32)
+    scale = scale[..., None]
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     return np.clip(np.rint((blocks - low[..., None]) * inverse), least, most)
 
@@ -76,6 +76,6 @@ def widened(blocks):
         return blocks
     low = blocks.low
     if low is None:
-        # A power of two times an f16: exact.
+        # A power of two times the scale: exact.
         low = -8 * blocks.scale
     return Blocks(blocks.codes, 8, blocks.scale, low)

@@ -15,9 +15,9 @@ class Blocks:
     bits: int
     """4 or 8."""
     scale: np.ndarray
-    """f16 [rows, K / 32]."""
+    """f16, or f32 where the exporter quantised, [rows, K / 32]."""
     low: np.ndarray | None
-    """f16 [rows, K / 32]. None: blocks are symmetric, weight = scale * (code - 2**(bits - 1))."""
+    """As scale. None: blocks are symmetric, weight = scale * (code - 2**(bits - 1))."""
 
 
 class Tensor(Protocol):

@@ -1,6 +1,7 @@
 """Reads a Hugging Face folder: config.json, safetensors in one file or several, tokenizer and chat template."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,29 +95,40 @@ def _of_file(path):
     if not path.is_file():
         raise ExportError(f"{path} is missing: fetch all files of the model")
     try:
-        file = safe_open(path, "numpy")
-        slices = {name: file.get_slice(name) for name in file.keys()}
+        # Checks the header: types, shapes, and that the tensors fill the file.
+        with safe_open(path, "numpy") as file:
+            file.keys()
     except SafetensorError as error:
         raise ExportError(f"{path} is damaged or no safetensors file: {error}") from None
-    return {name: _Tensor(name, tuple(part.get_shape()), _type(path, name, part), part) for name, part in slices.items()}
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return {name: _tensor(path, 8 + size, name, entry) for name, entry in header.items()}
 
 
-def _type(path, name, part):
-    kind = part.get_dtype()
-    return TYPES.get(kind, kind.lower())
+def _tensor(path, start, name, entry):
+    kind = TYPES.get(entry["dtype"], entry["dtype"].lower())
+    return _Tensor(name, tuple(entry["shape"]), kind, path, start + entry["data_offsets"][0])
 
 
 @dataclass(frozen=True)
 class _Tensor:
+    """Rows are read, not mapped: pages of a mapping would count as memory of the process."""
+
     name: str
     shape: tuple[int, ...]
     type: str
-    part: object
+    path: Path
+    offset: int
 
     def rows(self, start, stop):
         if self.type not in NUMPY:
-            raise ExportError(f"{self.name} is of type {self.type}: the exporter reads f32, f16 and bf16")
-        return np.asarray(self.part[start:stop])
+            raise ExportError(f"{self.path}: {self.name} is of type {self.type}: the exporter reads f32, f16 and bf16")
+        dtype, inner = np.dtype(NUMPY[self.type]), self.shape[1:]
+        row = math.prod(inner)
+        read = np.fromfile(self.path, dtype, (stop - start) * row, offset=self.offset + start * row * dtype.itemsize)
+        return read.reshape(stop - start, *inner)
 
     def blocks(self, start, stop):
         return None

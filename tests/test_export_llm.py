@@ -1,0 +1,375 @@
+"""Language models: the exporter's folders give transformers' logits, however the tokens come; and what is refused.
+
+tests/data/llm has a small random model of every architecture, with logits (make.py there says how they were made)."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from capi import ROOT
+from paged import Paged
+from pagoda.export import ExportError, export_language_model
+from pagoda.export.__main__ import main as command
+from pagoda.export.llm import architectures, quantise
+from safetensors.numpy import load_file, save_file
+
+MODELS = ROOT / "tests/data/llm"
+NAMES = sorted(path.parent.name for path in MODELS.glob("*/expected.safetensors"))
+# Keys are rotated by the base of the length when they came, as transformers does it token by token.
+STEPWISE = "llama-rope-dynamic"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Makes folders, each once."""
+    made = {}
+
+    def make(name, **options):
+        key = (name, *options.items())
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("folder") / "out"
+            export_language_model(MODELS / name, made[key], **options)
+        return made[key]
+
+    return make
+
+
+def prompts(name):
+    """The prompts of a model with their logits."""
+    expected = load_file(MODELS / name / "expected.safetensors")
+    logits = "logits_stepwise" if name == STEPWISE else "logits"
+    return [(expected[f"input_ids.{index}"], expected[f"{logits}.{index}"]) for index in range(2)]
+
+
+def error(got, want):
+    return np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want)
+
+
+# ---- logits ------------------------------------------------------------------------------------------------------
+
+
+def test_every_architecture_has_a_model():
+    types = {json.loads((MODELS / name / "config.json").read_text())["model_type"] for name in NAMES}
+    assert types == set(architectures.BY_TYPE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers(exported, name):
+    for tokens, want in prompts(name):
+        assert error(Paged(exported(name)).step({"a": tokens})["a"], want) <= 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_tokens_and_batches_give_the_same_bits(exported, name):
+    (first, _), (second, _) = prompts(name)
+    whole = Paged(exported(name)).step({"a": first})["a"]
+    model = Paged(exported(name), seed=2)
+    steps = [model.step({"a": first[at : at + 1]})["a"] for at in range(len(first))]
+    assert np.array_equal(np.concatenate(steps), whole)
+    model = Paged(exported(name), seed=3)
+    # A prefill beside a decode, in both orders.
+    begun = model.step({"b": second[:3], "a": first[:7]})["a"]
+    middle = model.step({"a": first[7:8], "b": second[3:]})["a"]
+    assert np.array_equal(np.concatenate([begun, middle, model.step({"a": first[8:]})["a"]]), whole)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "baichuan2-13b"])
+def test_logits_are_of_the_rows_that_are_asked_for(exported, name):
+    (first, _), (second, _) = prompts(name)
+    whole = Paged(exported(name)).step({"a": first, "b": second})
+    last = [len(first) - 1, len(first) + len(second) - 1, len(first)]
+    got = Paged(exported(name)).step({"a": first, "b": second}, last)
+    assert np.array_equal(got["a"], whole["a"][-1:])
+    assert np.array_equal(got["b"], whole["b"][[-1, 0]])
+    none = Paged(exported(name)).step({"a": first, "b": second}, [])
+    assert none["a"].shape == (0, 272)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_half_precision_is_close(exported, name):
+    for tokens, want in prompts(name):
+        assert error(Paged(exported(name, compute="f16")).step({"a": tokens})["a"], want) <= 1e-2
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_quantised_pages_are_close_and_the_same_in_chunks(exported, name, kv):
+    tokens, want = prompts(name)[0]
+    whole = Paged(exported(name, kv=kv)).step({"a": tokens})["a"]
+    assert 1e-5 < error(whole, want) <= {"int8": 0.03, "fp8": 0.15, "int4": 0.4}[kv]
+    model = Paged(exported(name, kv=kv))
+    chunks = [model.step({"a": part})["a"] for part in (tokens[:5], tokens[5:6], tokens[6:])]
+    assert np.array_equal(np.concatenate(chunks), whole)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "baichuan2-7b"])
+def test_quantised_weights_are_those_of_their_blocks(exported, tmp_path, name, form):
+    """The graph with 8 and 4 bits against the native one of the same weights, rounded to blocks beforehand."""
+    shutil.copytree(MODELS / name, tmp_path / "rounded")
+    weights = load_weights(tmp_path / "rounded")
+    for key, values in weights.items():
+        if values.ndim == 2 and values.shape[1] % 32 == 0:
+            values = values.astype(np.float32)
+            if key == "lm_head.weight" and name.startswith("baichuan"):
+                values /= np.linalg.norm(values, axis=1, keepdims=True)
+            bits = 8 if form == "int8" or key in ("model.embed_tokens.weight", "lm_head.weight") else 4
+            weights[key] = quantise.values(quantise.quantised(values, bits))
+    save_weights(tmp_path / "rounded", weights)
+    export_language_model(tmp_path / "rounded", tmp_path / "native")
+    folder = tmp_path / "exact"
+    shutil.copytree(exported(name, weights=form), folder)
+    set_accuracy(folder, 0)
+    tokens, _ = prompts(name)[0]
+    want = Paged(tmp_path / "native").step({"a": tokens})["a"]
+    tolerance = 1e-2 if name.startswith("baichuan") else 1e-4
+    assert error(Paged(folder).step({"a": tokens})["a"], want) <= tolerance
+    # As it is served: activations in 8 bits.
+    assert error(Paged(exported(name, weights=form)).step({"a": tokens})["a"], want) <= 0.15
+
+
+def set_accuracy(folder, level):
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for attribute in (attribute for node in model.graph.node for attribute in node.attribute):
+        if attribute.name == "accuracy_level":
+            attribute.i = level
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def load_weights(folder):
+    files = sorted(folder.glob("model*.safetensors"))
+    return {name: values for file in files for name, values in load_file(file).items()}
+
+
+def save_weights(folder, weights):
+    for file in folder.glob("model*.safetensors*"):
+        file.unlink()
+    save_file(weights, folder / "model.safetensors")
+
+
+def test_blocks_of_zeros_and_of_one_value_are_exact():
+    for bits in (4, 8):
+        rows = np.zeros((2, 64), np.float32)
+        rows[1, 32:] = 0.5
+        assert np.array_equal(quantise.values(quantise.quantised(rows, bits)), rows)
+
+
+def test_sharded_weights_are_one_model(exported, tmp_path):
+    folder = tmp_path / "sharded"
+    shutil.copytree(MODELS / "llama", folder)
+    weights = load_weights(folder)
+    for file in folder.glob("model*.safetensors*"):
+        file.unlink()
+    places = {}
+    for part in range(3):
+        names = sorted(weights)[part::3]
+        save_file({name: weights[name] for name in names}, folder / f"model-{part}.safetensors")
+        places |= {name: f"model-{part}.safetensors" for name in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    export_language_model(folder, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(exported("llama"))
+    (folder / "model-1.safetensors").unlink()
+    refused(folder, "model-1.safetensors is missing: fetch all files of the model")
+
+
+def test_an_export_is_the_same_every_time(exported, tmp_path):
+    export_language_model(MODELS / "gemma3", tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(exported("gemma3"))
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_rope_parameters_of_transformers_5_are_read(exported, tmp_path):
+    """Its configurations have the base and the scaling in one entry, by the kind of layer where kinds differ."""
+    for name in ("llama-rope-yarn", "llama-rope-llama3", "gemma3"):
+        config = json.loads((MODELS / name / "config.json").read_text())
+        scaling = (config.pop("rope_scaling", None) or {"rope_type": "default"}) | {"rope_theta": config.pop("rope_theta")}
+        if name == "gemma3":
+            local = {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq")}
+            scaling = {"full_attention": scaling, "sliding_attention": local}
+        shutil.copytree(MODELS / name, tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(config | {"rope_parameters": scaling}))
+        export_language_model(tmp_path / name, tmp_path / f"{name}-out")
+        assert contents(tmp_path / f"{name}-out") == contents(exported(name))
+
+
+# ---- pagoda.json and the command ---------------------------------------------------------------------------------
+
+
+def test_the_manifest_says_what_an_engine_needs(exported):
+    manifest = json.loads((exported("llama", kv="int8") / "pagoda.json").read_text())
+    config = json.loads((MODELS / "llama/config.json").read_text())
+    assert (manifest["kind"], manifest["architecture"]) == ("generate", "llama")
+    assert manifest["limits"] == {"max_context": config["max_position_embeddings"]}
+    kv = manifest["kv"]
+    blocks = 2 * kv["layers"] * kv["heads"]
+    assert kv["bytes_per_token"] == blocks * (kv["head_size"] + 4)
+    assert manifest["tokens"]["eos"] == [config["eos_token_id"]]
+    assert set(manifest["files"]) == {"model.onnx", "weights.bin", "tokenizer.json"} | (
+        {"chat_template.jinja"} if manifest["text"]["chat_template"] else set()
+    )
+    model = onnx.load(exported("llama", kv="int8") / "model.onnx", load_external_data=False)
+    inputs = [name for name in manifest["inputs"].values() if isinstance(name, str)]
+    inputs += manifest["inputs"]["kv_pools"] + manifest["inputs"]["kv_scales"]
+    assert sorted(inputs) == sorted(value.name for value in model.graph.input)
+    outputs = [manifest["outputs"]["logits"], *manifest["outputs"]["kv_pools"], *manifest["outputs"]["kv_scales"]]
+    assert sorted(outputs) == sorted(value.name for value in model.graph.output)
+
+
+def test_a_layer_has_few_nodes(exported):
+    model = onnx.load(exported("llama") / "model.onnx", load_external_data=False)
+    layers = json.loads((MODELS / "llama/config.json").read_text())["num_hidden_layers"]
+    # Beside the layers: the embedding, the two gathers of rows that are asked for, the last norm, the head, its name.
+    assert len(model.graph.node) == 13 * layers + 6
+
+
+def test_the_command(tmp_path, capsys):
+    assert command([str(MODELS / "llama"), str(tmp_path / "out"), "--weights", "int4", "--max-context", "64"]) == 0
+    said = capsys.readouterr().out
+    assert "llama: 2 layers" in said and "context 64" in said and "weights int4" in said
+    assert command([str(MODELS / "llama"), str(tmp_path / "out")]) == 1
+    assert "add --force to replace it" in capsys.readouterr().err
+    assert command([str(MODELS / "llama"), str(tmp_path / "out"), "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["weights"] == "native"
+    for wrong, message in (
+        ([], "source and out_dir"),
+        (["a", "b", "--max-model-bytes", "3"], "--max-model-bytes is for ranking models"),
+        (["a", "b", "c", "--kv", "int8"], "--kv is for language models"),
+    ):
+        with pytest.raises(SystemExit):
+            command(wrong or ["a"])
+        assert message in capsys.readouterr().err
+
+
+def test_memory_is_bounded_by_the_largest_tensor(tmp_path):
+    """A model of 640 MB whose largest tensor has 128 MB: in another process, so that its peak is its own."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODELS / "llama", folder)
+    config = json.loads((folder / "config.json").read_text())
+    layers, hidden, mlp = 6, 1024, 8192
+    config |= {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "head_dim": 64}
+    config |= {"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32768}
+    (folder / "config.json").write_text(json.dumps(config))
+    decoder = architectures.describe(config)
+    row = np.linspace(-1, 1, mlp, dtype=np.float32)
+    save_weights(folder, {name: np.resize(row, shape) for name, shape in decoder.tensors().items()})
+    largest = config["vocab_size"] * hidden * 4
+    total = (folder / "model.safetensors").stat().st_size
+    assert total > 5 * largest
+    for weights in ("native", "int4"):
+        code = (
+            "import resource, sys; from pagoda.export import export_language_model;"
+            "export_language_model(sys.argv[1], sys.argv[2], weights=sys.argv[3]);"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+        )
+        given = [sys.executable, "-c", code, str(folder), str(tmp_path / weights), weights]
+        done = subprocess.run(given, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT / "bindings/python")})
+        assert int(done.stdout) <= 2 * largest + 300e6
+        shutil.rmtree(tmp_path / weights)
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------
+
+
+def refused(source, message, **options):
+    out = source.parent / "refused"
+    with pytest.raises(ExportError) as caught:
+        export_language_model(source, out, **options)
+    assert message in str(caught.value), caught.value
+    assert not out.exists() and not list(source.parent.glob(".refused*"))
+
+
+@pytest.fixture
+def llama(tmp_path):
+    shutil.copytree(MODELS / "llama", tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known. The exporter has llama, mistral"),
+        ({"model_type": None}, "config.json has no model_type"),
+        ({"hidden_size": "many"}, "config.json.hidden_size is 'many': it has to be a whole number"),
+        ({"hidden_size": None}, "config.json.hidden_size is None"),
+        ({"hidden_size": 96}, "has the shape"),
+        ({"vocab_size": 280}, "by config.json it has [280, "),
+        ({"num_attention_heads": 3}, "num_attention_heads 3 is not a multiple of num_key_value_heads 2"),
+        ({"num_hidden_layers": 3}, "the weight model.layers.2.self_attn.q_proj.weight"),
+        ({"num_hidden_layers": 1}, "the weight model.layers.1."),
+        ({"attention_bias": True}, "self_attn.q_proj.bias [64] is missing"),
+        ({"hidden_act": "relu6"}, "config.json.hidden_act is 'relu6': it has to be one of silu"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "config.json.rope_scaling.rope_type is 'longrope'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "config.json.rope_scaling.factor is missing"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "the weights are quantised by 'gptq'"),
+        ({"eos_token_id": 4000}, "the eos token is 4000: it has to be a number below vocab_size 272"),
+    ],
+)
+def test_configurations_that_are_wrong(llama, change, message):
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | change))
+    generation = llama / "generation_config.json"
+    generation.unlink(missing_ok=True)
+    refused(llama, message)
+
+
+def test_weights_that_are_wrong(llama):
+    good = load_weights(llama)
+    name = "model.layers.0.mlp.down_proj.weight"
+
+    def with_weight(values, key=name):
+        save_weights(llama, {other: array for other, array in good.items() if other != key} | ({key: values} if values is not None else {}))
+
+    with_weight(None)
+    refused(llama, f"the weight {name} [")
+    with_weight(good[name], "model.layers.0.mlp.extra.weight")
+    refused(llama, "the weight model.layers.0.mlp.extra.weight has no place in model_type 'llama'")
+    with_weight(good[name].T.copy())
+    refused(llama, "the two do not belong together")
+    for value in (np.nan, np.inf):
+        spoiled = good[name].copy()
+        spoiled[3, 5] = value
+        with_weight(spoiled)
+        for weights in ("native", "int8", "int4"):
+            refused(llama, f"{name} has {value}: weights have to be finite numbers", weights=weights)
+    spoiled = good[name].copy()
+    spoiled[3, 5] = 1e6
+    with_weight(spoiled)
+    refused(llama, f"{name} has 1e+06, which float16 can not hold: export with --compute bf16 or f32", compute="f16")
+    with_weight(good[name].astype(np.int8))
+    refused(llama, f"{name} is of type i8: the exporter reads f32, f16 and bf16")
+
+
+def test_files_that_are_wrong(llama, tmp_path):
+    weights = llama / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    refused(llama, "is damaged or no safetensors file")
+    weights.unlink()
+    refused(llama, "has neither model.safetensors nor model.safetensors.index.json")
+    (llama / "pytorch_model.bin").write_bytes(b"")
+    refused(llama, "There is pytorch_model.bin: save the model again")
+    weights.write_bytes(whole)
+    (llama / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "../model.safetensors"}}')
+    refused(llama, "files have to be in the folder itself")
+    (llama / "model.safetensors.index.json").write_text('{"weight_map": {"lm.weight": "model.safetensors"}}')
+    refused(llama, "says that lm.weight is in model.safetensors, and it is not")
+    (llama / "model.safetensors.index.json").unlink()
+    for name in ("tokenizer.json", "config.json"):
+        text = (llama / name).read_text()
+        (llama / name).write_text(text[:-5])
+        refused(llama, f"{name} is not JSON")
+        (llama / name).unlink()
+        refused(llama, f"{name} is missing")
+        (llama / name).write_text(text)
+    refused(tmp_path / "nothing", "does not exist: give a Hugging Face folder or a .gguf file")
+    (tmp_path / "model.txt").write_text("")
+    refused(tmp_path / "model.txt", "is neither a folder nor a .gguf file")
+    refused(llama, "compute is 'f64': it has to be one of f32, f16, bf16", compute="f64")
+    refused(llama, "--max-context is 100000", max_context=100000)
