@@ -187,7 +187,7 @@ def contents(folder):
 
 def test_rope_parameters_of_transformers_5_are_read(exported, tmp_path):
     """Its configurations have the base and the scaling in one entry, by the kind of layer where kinds differ."""
-    for name in ("llama-rope-yarn", "llama-rope-llama3", "gemma3"):
+    for name in ("llama-rope-linear", "llama-rope-llama3", "gemma3"):
         config = json.loads((MODELS / name / "config.json").read_text())
         scaling = (config.pop("rope_scaling", None) or {"rope_type": "default"}) | {"rope_theta": config.pop("rope_theta")}
         if name == "gemma3":
@@ -210,7 +210,8 @@ def test_the_manifest_says_what_an_engine_needs(exported):
     kv = manifest["kv"]
     blocks = 2 * kv["layers"] * kv["heads"]
     assert kv["bytes_per_token"] == blocks * (kv["head_size"] + 4)
-    assert manifest["tokens"]["eos"] == [config["eos_token_id"]]
+    generation = json.loads((MODELS / "llama/generation_config.json").read_text())
+    assert manifest["tokens"]["eos"] == generation["eos_token_id"]
     assert set(manifest["files"]) == {"model.onnx", "weights.bin", "tokenizer.json"} | (
         {"chat_template.jinja"} if manifest["text"]["chat_template"] else set()
     )
@@ -262,15 +263,16 @@ def test_memory_is_bounded_by_the_largest_tensor(tmp_path):
     largest = config["vocab_size"] * hidden * 4
     total = (folder / "model.safetensors").stat().st_size
     assert total > 5 * largest
-    for weights in ("native", "int4"):
+    for weights in ("native", "int8"):
         code = (
-            "import resource, sys; from pagoda.export import export_language_model;"
+            "import re, sys; from pagoda.export import export_language_model;"
             "export_language_model(sys.argv[1], sys.argv[2], weights=sys.argv[3]);"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+            # getrusage would have the peak of the process that forked this one.
+            r"print(re.search(r'VmHWM:\s+(\d+) kB', open('/proc/self/status').read())[1])"
         )
         given = [sys.executable, "-c", code, str(folder), str(tmp_path / weights), weights]
         done = subprocess.run(given, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT / "bindings/python")})
-        assert int(done.stdout) <= 2 * largest + 300e6
+        assert int(done.stdout) * 1024 <= 2 * largest + 300e6
         shutil.rmtree(tmp_path / weights)
 
 
@@ -287,8 +289,10 @@ def refused(source, message, **options):
 
 @pytest.fixture
 def llama(tmp_path):
-    shutil.copytree(MODELS / "llama", tmp_path / "llama")
-    return tmp_path / "llama"
+    folder = tmp_path / "llama"
+    shutil.copytree(MODELS / "llama", folder)
+    save_weights(folder, load_weights(folder))
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -300,10 +304,10 @@ def llama(tmp_path):
         ({"hidden_size": None}, "config.json.hidden_size is None"),
         ({"hidden_size": 96}, "has the shape"),
         ({"vocab_size": 280}, "by config.json it has [280, "),
-        ({"num_attention_heads": 3}, "num_attention_heads 3 is not a multiple of num_key_value_heads 2"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"num_hidden_layers": 3}, "the weight model.layers.2.self_attn.q_proj.weight"),
         ({"num_hidden_layers": 1}, "the weight model.layers.1."),
-        ({"attention_bias": True}, "self_attn.q_proj.bias [64] is missing"),
+        ({"attention_bias": True}, "self_attn.q_proj.bias [32] is missing"),
         ({"hidden_act": "relu6"}, "config.json.hidden_act is 'relu6': it has to be one of silu"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "config.json.rope_scaling.rope_type is 'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "config.json.rope_scaling.factor is missing"),

@@ -10,8 +10,8 @@ from . import quantise
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 BITS = {"int8": 8, "int4": 4}
-# Numbers that are in memory at once: 64 MB in f32.
-PART = 2**24
+# Numbers that are read at once: 16 MB in f32, and several times that while they are quantised.
+PART = 2**22
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ class Weights:
 
     def _cast(self, name, values):
         values = values.read() if isinstance(values, _Rows) else np.asarray(values)
-        cast = values.astype(self.dtype)
+        with np.errstate(over="ignore"):
+            cast = values.astype(self.dtype)
         if not np.isfinite(cast).all():
             raise self._not_finite(name, values)
         return cast
