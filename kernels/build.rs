@@ -19,6 +19,9 @@ mod cuda {
     pub mod hstu {
         pub mod raw;
     }
+    pub mod llm {
+        pub mod raw;
+    }
 }
 
 use std::collections::HashSet;
@@ -29,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use cuda::common::mirrored::Layout;
-use cuda::{common, embedding, hstu};
+use cuda::{common, embedding, hstu, llm};
 
 /// Machine code for sm_80 and sm_90, and PTX for chips that come later.
 const ALL: &[&str] = &["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"];
@@ -51,6 +54,8 @@ const FILES: &[(&str, &[&str])] = &[
     ("hstu/hstu_norm", ALL),
     ("hstu/hstu_unit", ALL),
     ("hstu/paged_kv_append", ALL),
+    ("llm/glu", ALL),
+    ("llm/paged_attention_simt", ALL),
 ];
 
 fn main() {
@@ -58,8 +63,12 @@ fn main() {
     println!("cargo:rerun-if-changed=cuda");
     println!("cargo:rerun-if-env-changed=PAGODA_NVCC");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
-    let layouts =
-        [("common", common::raw::LAYOUTS), ("embedding", embedding::raw::LAYOUTS), ("hstu", hstu::raw::LAYOUTS)];
+    let layouts = [
+        ("common", common::raw::LAYOUTS),
+        ("embedding", embedding::raw::LAYOUTS),
+        ("hstu", hstu::raw::LAYOUTS),
+        ("llm", llm::raw::LAYOUTS),
+    ];
     let header = layouts_in_cuda(&layouts);
     fs::write(out.join("pagoda_layouts.h"), &header).expect("OUT_DIR is writable");
     for (family, layouts) in layouts {

@@ -14,6 +14,7 @@
 mod common;
 mod embedding;
 mod hstu;
+mod llm;
 
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
@@ -32,3 +33,5 @@ pub use hstu::dense_call::{DensePath, Gate, Norm, Output, Project, Taken};
 pub use hstu::embed::{Embed, Lookup};
 pub use hstu::linear::Linear;
 pub use hstu::unit::Unit;
+pub use llm::glu::Glu;
+pub use llm::paged_attention::{HeadSlots, KeyWeights, PagedAttention, Rotation};

@@ -15,25 +15,32 @@ const AROUND: usize = 1 << 16;
 const AROUND_IS: u8 = 0x5a;
 
 /// A tensor with memory around it that nothing may write.
-struct Guarded {
+pub struct Guarded {
     stream: Arc<CudaStream>,
     memory: Tensor,
 }
 
 impl Guarded {
-    fn new(stream: &Arc<CudaStream>, content: &[u8]) -> Self {
+    pub fn new(stream: &Arc<CudaStream>, content: &[u8]) -> Self {
         let around = [AROUND_IS; AROUND];
         Self { stream: stream.clone(), memory: Tensor::new(stream, &[&around, content, &around].concat()) }
     }
 
     /// Where the tensor begins.
-    fn inside(&self) -> CUdeviceptr {
+    pub fn inside(&self) -> CUdeviceptr {
         self.memory.address + AROUND as CUdeviceptr
     }
 
-    fn untouched_around(&self) -> bool {
+    pub fn untouched_around(&self) -> bool {
         let after = self.memory.read(&self.stream);
         after[..AROUND].iter().chain(&after[after.len() - AROUND..]).all(|byte| *byte == AROUND_IS)
+    }
+
+    /// The tensor as it is now. What is around it is as it was.
+    pub fn read(&self) -> Vec<u8> {
+        assert!(self.untouched_around(), "written outside the tensor");
+        let after = self.memory.read(&self.stream);
+        after[AROUND..after.len() - AROUND].to_vec()
     }
 }
 

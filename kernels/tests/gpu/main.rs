@@ -12,7 +12,13 @@ mod ends;
 #[path = "../ends_cases/mod.rs"]
 mod ends_cases;
 mod followed;
+mod glu;
+#[path = "../glu_cases/mod.rs"]
+mod glu_cases;
 mod harm;
+#[path = "../llm_cases/mod.rs"]
+mod llm_cases;
+mod paged;
 mod parity;
 mod pools;
 mod same_bits;
@@ -61,6 +67,15 @@ const PARTS: &[Part] = &[
     ("ends-linear", ends::linear),
     ("ends-embed", ends::embed),
     ("ends-captured", ends::captured),
+    ("paged-golden", paged::golden),
+    ("paged-random", paged::random),
+    ("paged-slots", paged::slots),
+    ("paged-same-bits", paged::same_bits),
+    ("paged-nonsense", paged::nonsense),
+    ("paged-refused", paged::refused),
+    ("paged-captured", paged::captured),
+    ("glu", glu::random),
+    ("glu-captured", glu::captured),
 ];
 
 fn main() -> ExitCode {

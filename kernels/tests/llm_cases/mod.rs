@@ -1,6 +1,10 @@
 //! Calls of `PagedAttention` that own their tensors, and the cases of `tests/data/golden/llm`, made by a program written apart
 //! from the kernels.
 
+#![allow(dead_code, reason = "each test file uses a part")]
+
+pub mod random;
+
 use pagoda_kernels::{Element, HeadSlots, InputError, KvFormat, KvPool, PagedAttention, Pages, Pairs, Rotation, f16};
 use safetensors::SafeTensors;
 
@@ -208,3 +212,23 @@ pub fn load<T: Element>(bytes: &[u8], read: fn([u8; 4], usize) -> T, size: usize
         pool: pool("expected."),
     }
 }
+
+/// Calls `check` with every golden case, in its element type, behind the arguments.
+macro_rules! each_golden {
+    ($check:ident $(, $argument:expr)*) => {
+        for (name, bytes) in $crate::llm_cases::FILES {
+            use $crate::llm_cases::{element, load};
+            match element(bytes) {
+                safetensors::Dtype::F32 => $check($($argument,)* name, load::<f32>(bytes, |bytes, _| f32::from_le_bytes(bytes), 4)),
+                safetensors::Dtype::F16 => {
+                    $check($($argument,)* name, load::<f16>(bytes, |bytes, _| f16::from_le_bytes([bytes[0], bytes[1]]), 2))
+                }
+                safetensors::Dtype::BF16 => {
+                    $check($($argument,)* name, load::<bf16>(bytes, |bytes, _| bf16::from_le_bytes([bytes[0], bytes[1]]), 2))
+                }
+                other => panic!("{name} is of {other:?}"),
+            }
+        }
+    };
+}
+pub(crate) use each_golden;

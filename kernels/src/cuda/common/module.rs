@@ -42,6 +42,8 @@ pub struct Modules {
     pub gemm_sm90: Option<Module>,
     pub linear_sm90: Option<Module>,
     pub norm: Module,
+    pub glu: Module,
+    pub paged_attention_simt: Module,
     pub unit: Module,
 }
 
@@ -63,6 +65,8 @@ impl Modules {
             gemm_sm90: sm90(fatbin!("hstu_gemm_sm90"))?,
             linear_sm90: sm90(fatbin!("hstu_linear_sm90"))?,
             norm: Module::load(fatbin!("hstu_norm"))?,
+            glu: Module::load(fatbin!("glu"))?,
+            paged_attention_simt: Module::load(fatbin!("paged_attention_simt"))?,
             unit: Module::load(fatbin!("hstu_unit"))?,
         })
     }

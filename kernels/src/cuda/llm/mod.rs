@@ -1,0 +1,12 @@
+//! Launches of the operators of language models.
+
+pub mod glu;
+pub mod paged_attention;
+mod raw;
+
+/// The layouts that CUDA was compiled against are those that Rust has here.
+mod layouts {
+    use super::raw::*;
+
+    include!(concat!(env!("OUT_DIR"), "/layouts_llm.rs"));
+}

@@ -1,0 +1,245 @@
+//! `PagedAttention` on the GPU.
+
+use std::ffi::c_void;
+use std::ptr::from_mut;
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+
+use super::raw;
+use crate::cuda::common::element_type::Type;
+use crate::cuda::common::error::CudaError;
+use crate::cuda::common::gpu::Gpu;
+use crate::cuda::common::sizes::check_sizes;
+use crate::{KvFormat, Pairs};
+
+const THREADS: u32 = 128;
+/// The largest head that the kernels take.
+const HEAD_SIZE: usize = 512;
+
+/// One call of the operator `PagedAttention`, as [`crate::PagedAttention`]. Addresses are those of the device.
+#[derive(Clone, Copy, Debug)]
+pub struct PagedAttention {
+    /// Of query, key, value, sinks and output, and of a native pool.
+    pub element: Type,
+    /// B.
+    pub sequences: usize,
+    /// T.
+    pub total_rows: usize,
+    /// Hq.
+    pub query_heads: usize,
+    /// Hkv.
+    pub kv_heads: usize,
+    /// D.
+    pub head_size: usize,
+    /// `[T, Hq, D]`.
+    pub query: CUdeviceptr,
+    /// `[T, Hkv, D]`.
+    pub key: CUdeviceptr,
+    /// `[T, Hkv, D]`.
+    pub value: CUdeviceptr,
+    /// `[T, Hq, D]`.
+    pub output: CUdeviceptr,
+    /// `[B + 1]`.
+    pub row_offsets: CUdeviceptr,
+    /// `[B]`.
+    pub cached_len: CUdeviceptr,
+    /// `[B + 1]`.
+    pub page_indptr: CUdeviceptr,
+    /// Page ids.
+    pub page_ids: CUdeviceptr,
+    /// How many page ids there are.
+    pub page_entries: usize,
+    /// The pool, which is written in place.
+    pub pool: CUdeviceptr,
+    /// The scales of a quantised pool.
+    pub scales: Option<CUdeviceptr>,
+    /// The format of the pool.
+    pub format: KvFormat,
+    /// Pages of the pool.
+    pub pool_pages: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// `[T]`.
+    pub positions: Option<CUdeviceptr>,
+    /// The rotation, which needs `positions`.
+    pub rotation: Option<Rotation>,
+    /// `[Hq]`.
+    pub sinks: Option<CUdeviceptr>,
+    /// `[Hq]` of f32.
+    pub slopes: Option<CUdeviceptr>,
+    /// Slots of each head, which need `positions`.
+    pub slots: Option<HeadSlots>,
+    /// The weights of slots, where they are asked for.
+    pub key_weights: Option<KeyWeights>,
+    /// What scores are multiplied by; 0 stands for 1/√D.
+    pub scale: f32,
+    /// How many positions a row sees; 0 = all.
+    pub window: i64,
+    /// 0 = none.
+    pub softcap: f32,
+}
+
+/// As [`crate::Rotation`].
+#[derive(Clone, Copy, Debug)]
+pub struct Rotation {
+    /// `[rows, half_width]` of f32.
+    pub cos: CUdeviceptr,
+    /// `[rows, half_width]` of f32.
+    pub sin: CUdeviceptr,
+    /// P.
+    pub rows: usize,
+    /// R/2.
+    pub half_width: usize,
+    /// Which numbers make a pair.
+    pub pairs: Pairs,
+}
+
+/// As [`crate::HeadSlots`].
+#[derive(Clone, Copy, Debug)]
+pub struct HeadSlots {
+    /// `[T, Hkv]`.
+    pub write_slots: CUdeviceptr,
+    /// `[B, Hkv, L]`.
+    pub token_pos: CUdeviceptr,
+    /// L.
+    pub len: usize,
+}
+
+/// Where the weights of slots go.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyWeights {
+    /// `[B, Hkv, L]` of f32.
+    pub weights: CUdeviceptr,
+    /// L.
+    pub len: usize,
+    /// `[T, Hq, 2]` of f32, for the call alone.
+    pub row_sums: CUdeviceptr,
+}
+
+impl PagedAttention {
+    /// Bytes that `row_sums` takes.
+    pub fn row_sums_bytes(&self) -> usize {
+        self.total_rows * self.query_heads * 2 * size_of::<f32>()
+    }
+
+    /// Refuses shapes that kernels can not take. Index tensors are on the device, and clamped there.
+    pub fn check(&self) -> Result<(), CudaError> {
+        let Self { query_heads, kv_heads, head_size, page_size, .. } = *self;
+        let half_width = self.rotation.map_or(0, |rotation| rotation.half_width);
+        check_sizes(&[
+            ("T", self.total_rows),
+            ("B", self.sequences),
+            ("page_ids", self.page_entries),
+            ("Hq * D", query_heads.saturating_mul(head_size)),
+            ("L", self.slots.map_or(0, |slots| slots.len).max(self.key_weights.map_or(0, |weights| weights.len))),
+            ("P", self.rotation.map_or(0, |rotation| rotation.rows)),
+        ])?;
+        let refuse = |message: String| Err(CudaError::Unsupported(message));
+        if head_size == 0 || head_size > HEAD_SIZE {
+            return refuse(format!("head size {head_size}, expected 1 to {HEAD_SIZE}"));
+        }
+        if kv_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
+            return refuse(format!("{query_heads} query heads, expected a multiple of the {kv_heads} of key"));
+        }
+        if page_size == 0 || !page_size.is_multiple_of(8) {
+            return refuse(format!("page_size {page_size}, expected a multiple of 8"));
+        }
+        if self.format == KvFormat::Int4 && !head_size.is_multiple_of(2) {
+            return refuse(format!("head size {head_size}, expected an even number for int4"));
+        }
+        if self.scales.is_some() != (self.format != KvFormat::Native) {
+            return refuse(format!("kv_scales, expected with a quantised pool and not with {:?}", self.format));
+        }
+        if half_width > head_size / 2 || self.rotation.is_some() && (half_width == 0 || self.positions.is_none()) {
+            return refuse(format!("cos of {half_width} columns, expected 1 to {} and positions", head_size / 2));
+        }
+        if let Some(Rotation { rows: 0, .. }) = self.rotation
+            && self.total_rows > 0
+        {
+            return refuse("cos without rows, expected one for each position".into());
+        }
+        if self.slots.is_some() && self.positions.is_none() {
+            return refuse("token_pos without positions".into());
+        }
+        Ok(())
+    }
+
+    fn raw(&self) -> raw::PagedCall {
+        let address = |tensor: Option<CUdeviceptr>| tensor.unwrap_or(0);
+        let scale = if self.scale == 0.0 { (1.0 / (self.head_size as f64).sqrt()) as f32 } else { self.scale };
+        raw::PagedCall {
+            query: self.query,
+            key: self.key,
+            value: self.value,
+            output: self.output,
+            pool: self.pool,
+            scales: address(self.scales),
+            key_weights: address(self.key_weights.map(|weights| weights.weights)),
+            row_sums: address(self.key_weights.map(|weights| weights.row_sums)),
+            row_offsets: self.row_offsets,
+            cached_len: self.cached_len,
+            page_indptr: self.page_indptr,
+            page_ids: self.page_ids,
+            positions: address(self.positions),
+            cos: address(self.rotation.map(|rotation| rotation.cos)),
+            sin: address(self.rotation.map(|rotation| rotation.sin)),
+            sinks: address(self.sinks),
+            slopes: address(self.slopes),
+            write_slots: address(self.slots.map(|slots| slots.write_slots)),
+            token_pos: address(self.slots.map(|slots| slots.token_pos)),
+            pool_pages: self.pool_pages as i64,
+            window: self.window,
+            sequences: self.sequences as i32,
+            total_rows: self.total_rows as i32,
+            query_heads: self.query_heads as i32,
+            kv_heads: self.kv_heads as i32,
+            head_size: self.head_size as i32,
+            page_size: self.page_size as i32,
+            page_entries: self.page_entries as i32,
+            position_rows: self.rotation.map_or(0, |rotation| rotation.rows) as i32,
+            half_width: self.rotation.map_or(0, |rotation| rotation.half_width) as i32,
+            interleaved: self.rotation.is_some_and(|rotation| rotation.pairs == Pairs::Interleaved).into(),
+            format: match self.format {
+                KvFormat::Native => 0,
+                KvFormat::Int8 => 1,
+                KvFormat::Int4 => 2,
+                KvFormat::Fp8 => 3,
+            },
+            slot_len: self.slots.map_or(0, |slots| slots.len) as i32,
+            weights_len: self.key_weights.map_or(0, |weights| weights.len) as i32,
+            scale,
+            softcap: self.softcap,
+        }
+    }
+}
+
+impl Gpu {
+    /// Enqueues `PagedAttention` on a stream: the append, in place on the pool, then the attention over it.
+    ///
+    /// # Safety
+    /// The addresses are of this device and as long as the call says, until the stream has run it. Nothing else writes them
+    /// meanwhile, or reads what is written. Outputs are disjoint from inputs.
+    pub unsafe fn paged_attention(&self, call: &PagedAttention, stream: CUstream) -> Result<(), CudaError> {
+        call.check()?;
+        self.bind()?;
+        let weights = call.key_weights.map_or(0, |weights| call.sequences * call.kv_heads * weights.len);
+        let tasks = [
+            ("append", call.total_rows * call.kv_heads * 2),
+            ("attend", call.total_rows * call.query_heads),
+            ("weigh", weights),
+        ];
+        for (kernel, warps) in tasks.into_iter().filter(|(_, warps)| *warps > 0) {
+            let name = format!("paged_{kernel}_{}", call.element.name());
+            let function = self.modules.paged_attention_simt.function(&name, 0)?;
+            let mut raw = call.raw();
+            let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
+            let blocks = warps.div_ceil(THREADS as usize / 32);
+            let blocks = u32::try_from(blocks).ok().filter(|blocks| *blocks <= i32::MAX as u32).ok_or_else(|| {
+                CudaError::Unsupported(format!("{warps} rows and heads in one call, expected fewer: split the batch"))
+            })?;
+            // SAFETY: the kernel takes a `PagedCall`; the rest is the caller's.
+            unsafe { function.launch(blocks, THREADS, 0, stream, &mut arguments) }?;
+        }
+        Ok(())
+    }
+}
