@@ -2,17 +2,19 @@
 
 from ..error import ExportError
 
-# Defaults of a request that generation_config.json may set, with their types.
+# Defaults of a request that generation_config.json may set, with their types, the least and the most that they may be.
+WHOLE, REAL = 2**31 - 1, 1e38
 GENERATION = {
-    "do_sample": bool,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "no_repeat_ngram_size": int,
-    "max_new_tokens": int,
-    "min_new_tokens": int,
+    "do_sample": (bool, False, True),
+    "temperature": (float, 0, REAL),
+    "top_k": (int, 0, WHOLE),
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    # Logits are divided by it.
+    "repetition_penalty": (float, 1e-6, REAL),
+    "no_repeat_ngram_size": (int, 0, WHOLE),
+    "max_new_tokens": (int, 1, WHOLE),
+    "min_new_tokens": (int, 0, WHOLE),
 }
 
 
@@ -23,26 +25,41 @@ def special(checkpoint, vocab_size):
     # The token that ends a turn of the chat may be one that config.json does not call eos.
     turn = _by_text(checkpoint, "eos")
     eos += [turn] if turn is not None and turn not in eos else []
-    ids = {"bos": _id(checkpoint, "bos"), "eos": eos, "pad": _id(checkpoint, "pad"), "unk": _by_text(checkpoint, "unk")}
+    # Old checkpoints of Llama have -1 where there is none.
+    pad = _id(checkpoint, "pad")
+    pad = None if pad == -1 else pad
+    ids = {"bos": _id(checkpoint, "bos"), "eos": eos, "pad": pad, "unk": _by_text(checkpoint, "unk")}
     for name, value in ids.items():
-        for token in value if isinstance(value, list) else [value]:
-            if token is not None and not (isinstance(token, int) and 0 <= token < vocab_size):
+        for token in value if name == "eos" else [value]:
+            if token is not None and not (type(token) is int and 0 <= token < vocab_size):
                 raise ExportError(
-                    f"{checkpoint.source}: the {name} token is {token!r}: it has to be a number below vocab_size {vocab_size}"
+                    f"{checkpoint.source}: the {name} token is {token!r}: it has to be a number below vocab_size "
+                    f"{vocab_size}"
                 )
-    return ids | {"add_bos": _add_bos(checkpoint)}
+    return ids | {"add_bos": ids["bos"] is not None and _add_bos(checkpoint, ids["bos"])}
 
 
 def generation(checkpoint):
     """What generation_config.json says of how to draw tokens."""
     found = {}
-    for name, kind in GENERATION.items():
+    for name, (kind, least, most) in GENERATION.items():
         value = checkpoint.generation_config.get(name)
         if value is None:
             continue
         if isinstance(value, bool) != (kind is bool) or not isinstance(value, (int, float)):
             raise ExportError(f"generation_config.json: {name} is {value!r}: it has to be of type {kind.__name__}")
+        # Not a number is not between them either.
+        if not least <= value <= most or kind(value) != value:
+            what = "a whole number" if kind is int else "a number"
+            raise ExportError(
+                f"generation_config.json: {name} is {value!r}: it has to be {what} from {least} to {most}"
+            )
         found[name] = kind(value)
+    least, most = found.get("min_new_tokens", 0), found.get("max_new_tokens", WHOLE)
+    if least > most:
+        raise ExportError(
+            f"generation_config.json: min_new_tokens is {least}: it has to be at most max_new_tokens, {most}"
+        )
     return found
 
 
@@ -61,12 +78,18 @@ def _by_text(checkpoint, name):
     return None if text is None else vocabulary(checkpoint.tokenizer).get(text)
 
 
-def _add_bos(checkpoint):
+def _add_bos(checkpoint, bos):
     """Whether the tokenizer puts the bos token before a text; its post-processor in tokenizer.json does it."""
     given = checkpoint.tokenizer_config.get("add_bos_token")
     if isinstance(given, bool):
         return given
-    return "TemplateProcessing" in str(checkpoint.tokenizer.get("post_processor"))
+    processor = checkpoint.tokenizer.get("post_processor") or {}
+    for step in processor.get("processors") or [processor]:
+        # There are templates that add the eos token alone.
+        first = (step.get("single") or [{}])[0].get("SpecialToken")
+        if first and step.get("type") == "TemplateProcessing":
+            return bos in (step.get("special_tokens") or {}).get(first.get("id"), {}).get("ids", [])
+    return False
 
 
 def vocabulary(tokenizer):
