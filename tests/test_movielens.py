@@ -1,10 +1,12 @@
 """The MovieLens demo: its data, its split and its figures, on made-up data of the same format; the trained weights as
 they are exported."""
 
+import hashlib
 import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -207,16 +209,17 @@ def test_visits_are_a_users_history_in_order(data, tmp_path):
 def test_a_fetched_file_that_is_another_is_refused(tmp_path):
     wheel = tmp_path / "recbole-1.2.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(fetch.FOLDER + "ml-100k.inter", "not it")
+        archive.writestr(fetch.MOVIELENS.folder + "ml-100k.inter", "not it")
     with pytest.raises(fetch.FetchError, match="ml-100k.inter .* was expected"):
-        fetch.unpack(wheel, tmp_path)
-    files = {"ml-100k.inter": fetch.digest(b"not it")}
-    fetch.unpack(wheel, tmp_path, files)
+        fetch.MOVIELENS.unpack(wheel, tmp_path)
+    files = {"ml-100k.inter": hashlib.sha256(b"not it").hexdigest()}
+    other = replace(fetch.MOVIELENS, package="no-such-package-anywhere", files=files)
+    other.unpack(wheel, tmp_path)
     assert (tmp_path / "ml-100k.inter").read_text() == "not it"
     # Intact already: the registry is not asked.
-    assert not fetch.fetch(tmp_path, "no-such-package-anywhere", files)
+    assert not other.fetch(tmp_path)
     with pytest.raises(fetch.FetchError, match="has no recbole/dataset_example/ml-100k/ml-100k.item"):
-        fetch.unpack(wheel, tmp_path, {"ml-100k.item": ""})
+        replace(other, files={"ml-100k.item": ""}).unpack(wheel, tmp_path)
     assert not (tmp_path / "ml-100k.item").exists()
 
 
