@@ -124,7 +124,7 @@ def _reader(path):
 
         @data.setter
         def data(self, mapped):
-            # Slices of a plain array that shares the mapping: those of numpy's memmap take three times as long, and
+            # Slices of a plain array that shares the mapping: those of a memmap take twice the time and memory, and
             # a header is read in hundreds of thousands of them.
             self._bytes = mapped.view(np.ndarray)
 
