@@ -1,0 +1,58 @@
+"""SmolLM2-135M-Instruct, a real language model: its logits in f32 against transformers, and how near the fast form comes.
+
+tests/data/llm/make_smollm2.py says how the references were made. The folders are made by `make target/models/…`."""
+
+import json
+
+import numpy as np
+import pytest
+from capi import ROOT
+from paged import Paged
+
+F32, FAST = ROOT / "target/models/smollm2-f32", ROOT / "target/models/smollm2"
+CASES = json.loads((ROOT / "tests/data/llm/smollm2.json").read_text())["cases"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Paged(F32, pages=80)
+
+
+@pytest.fixture
+def sequence(model):
+    yield "a"
+    for name in list(model.tables):
+        model.drop(name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_logits_and_greedy_tokens_are_those_of_transformers(model, sequence, case):
+    """The prompt and all greedy tokens but the last in one run: each row says what comes next."""
+    prompt, greedy = case["prompt_ids"], case["greedy32_ids"]
+    logits = model.step({sequence: prompt + greedy[:-1]})[sequence]
+    for place, listed in {str(len(prompt) - 1): case["top5"], **case.get("logits", {})}.items():
+        for token, want in listed:
+            assert abs(logits[int(place), token] - want) <= 2e-3
+    for row, token, margin in zip(logits[len(prompt) - 1 :], greedy, case["margin"]):
+        assert margin <= 0.01 or row.argmax() == token
+
+
+@pytest.mark.parametrize("case", CASES[:4] + CASES[15:16], ids=lambda case: case["name"])
+def test_chunks_and_single_tokens_give_the_same_logits(model, sequence, case):
+    tokens = case["prompt_ids"] + case["greedy32_ids"]
+    whole = model.step({sequence: tokens})[sequence]
+    chunks = [model.step({"chunks": tokens[at : at + 50]})["chunks"] for at in range(0, len(tokens), 50)]
+    assert np.abs(np.concatenate(chunks) - whole).max() <= 2e-3
+    ahead = max(0, len(tokens) - 40)
+    model.step({"single": tokens[:ahead]}, []) if ahead else None
+    single = [model.step({"single": tokens[at : at + 1]})["single"] for at in range(ahead, len(tokens))]
+    assert np.abs(np.concatenate(single) - whole[ahead:]).max() <= 2e-3
+
+
+def test_sequences_in_one_batch_give_their_own_logits(model, sequence):
+    prompts = {case["name"]: case["prompt_ids"] for case in CASES if len(case["prompt_ids"]) <= 60}
+    together = model.step(prompts)
+    for case in CASES[:6]:
+        alone = model.step({"alone": case["prompt_ids"]})["alone"]
+        model.drop("alone")
+        assert np.abs(together[case["name"]] - alone).max() <= 2e-3
