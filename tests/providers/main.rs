@@ -23,6 +23,7 @@ mod engine;
 #[path = "../embedding/files.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the embedding tables")]
 mod files;
+mod language_models;
 mod memory;
 mod moving;
 mod operators;
@@ -72,6 +73,8 @@ on_both! {
     rows_that_leave_while_others_are_looked_up: crate::bag::racing;
     around_the_layers: crate::ends::from_keys_to_scores;
     scores_of_the_engine: crate::engine::scores;
+    language_models_of_every_architecture: crate::language_models::every_architecture;
+    language_models_in_other_forms: crate::language_models::other_forms;
     histories_that_come_back: crate::moving::come_back;
     histories_that_leave_while_others_run: crate::moving::racing;
 }

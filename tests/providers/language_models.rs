@@ -1,0 +1,167 @@
+//! Language models as `pagoda.export` makes them give transformers' logits on both providers: prompts in one run, in chunks
+//! and token by token. The exporter runs in Python (target/venv, or the host's).
+
+use std::path::Path;
+use std::process::Command;
+
+use pagoda::{ElementType, Model, ModelOptions, Provider, Tensor};
+use pagoda_test_support::Folder;
+use safetensors::SafeTensors;
+
+/// The small models, one of each architecture and rotation (tests/data/llm/make.py).
+const MODELS: [&str; 14] = [
+    "baichuan2-13b",
+    "baichuan2-7b",
+    "gemma3",
+    "llama",
+    "llama-mqa",
+    "llama-rope-dynamic",
+    "llama-rope-linear",
+    "llama-rope-llama3",
+    "llama-rope-yarn",
+    "llama-tied",
+    "mistral-window",
+    "phi3",
+    "qwen2",
+    "qwen3",
+];
+
+/// Every architecture in f32: whole prompts, chunks, and token by token.
+pub fn every_architecture(provider: Provider) {
+    for name in MODELS {
+        let model = Exported::new(name, &[], provider);
+        for prompt in model.prompts() {
+            for chunk in [prompt.tokens.len(), 7, 1] {
+                let error = error(&model.logits(&prompt.tokens, chunk), &prompt.logits);
+                assert!(error <= 1e-4, "{name} in chunks of {chunk}: {error:e}");
+            }
+        }
+    }
+}
+
+/// Half precision and quantised weights and pages, against the f32 logits.
+pub fn other_forms(provider: Provider) {
+    let forms: [(&[&str], f64); 7] = [
+        (&["--compute", "f16"], 1e-2),
+        (&["--compute", "bf16"], 8e-2),
+        (&["--kv", "int8"], 0.03),
+        (&["--kv", "fp8"], 0.15),
+        (&["--compute", "f16", "--kv", "int4"], 0.4),
+        (&["--weights", "int8"], 0.1),
+        (&["--compute", "f16", "--weights", "int4"], 0.7),
+    ];
+    for (form, most) in forms {
+        if provider == Provider::Cpu && form.contains(&"bf16") {
+            // ONNX Runtime's CPU provider multiplies no bf16.
+            continue;
+        }
+        for name in ["llama", "llama-tied", "gemma3"] {
+            let model = Exported::new(name, form, provider);
+            for prompt in model.prompts() {
+                let error = error(&model.logits(&prompt.tokens, prompt.tokens.len()), &prompt.logits);
+                assert!(error <= most, "{name} {form:?}: {error:e}");
+            }
+        }
+    }
+}
+
+struct Prompt {
+    tokens: Vec<i32>,
+    logits: Vec<f32>,
+}
+
+/// A model that was exported to a folder that goes with it.
+struct Exported {
+    name: &'static str,
+    model: Model,
+    _folder: Folder,
+}
+
+const PAGES: i64 = 4;
+const PAGE_SIZE: usize = 32;
+
+impl Exported {
+    fn new(name: &'static str, form: &[&str], provider: Provider) -> Self {
+        let folder = Folder::new();
+        let out = folder.path().join("model");
+        let venv = Path::new("target/venv/bin/python");
+        let python = if venv.exists() { venv } else { Path::new("python3") };
+        let source = format!("tests/data/llm/{name}");
+        let mut command = Command::new(python);
+        command.env("PYTHONPATH", "bindings/python").args(["-m", "pagoda.export", &source]).arg(&out).args(form);
+        let done = command.output().expect("Python runs");
+        assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
+        let options = ModelOptions { provider, intra_op_threads: 1, ..ModelOptions::default() };
+        let model = Model::open(out.join("model.onnx"), &options).unwrap();
+        assert_eq!(model.provider(), provider);
+        Self { name, model, _folder: folder }
+    }
+
+    fn prompts(&self) -> Vec<Prompt> {
+        let bytes = std::fs::read(format!("tests/data/llm/{}/expected.safetensors", self.name)).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        // Keys are rotated by the length when they came, as transformers does it token by token.
+        let logits = if self.name == "llama-rope-dynamic" { "logits_stepwise" } else { "logits" };
+        let words = |name: String| {
+            let data = tensors.tensor(&name).unwrap().data();
+            data.as_chunks::<4>().0.to_vec()
+        };
+        let tokens = |index| {
+            let tensor = tensors.tensor(&format!("input_ids.{index}")).unwrap();
+            let size = tensor.data().len() / tensor.shape()[0];
+            tensor.data().chunks(size).map(|id| i32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect()
+        };
+        let prompt = |index| Prompt {
+            tokens: tokens(index),
+            logits: words(format!("{logits}.{index}")).into_iter().map(f32::from_le_bytes).collect(),
+        };
+        (0..2).map(prompt).collect()
+    }
+
+    /// The logits of all tokens, which come in chunks, on pages in no order.
+    fn logits(&self, tokens: &[i32], chunk: usize) -> Vec<f32> {
+        let is_pool = |name: &&str| name.starts_with("kv_");
+        let names: Vec<&str> = self.model.inputs().iter().map(|input| input.name()).collect();
+        let mut pools: Vec<(String, Tensor)> = Vec::new();
+        for input in self.model.inputs().iter().filter(|input| is_pool(&input.name())) {
+            let mut dims = input.dims().unwrap().to_vec();
+            dims[0] = PAGES;
+            pools.push((input.name().to_owned(), Tensor::zeros(input.element_type().unwrap(), &dims).unwrap()));
+        }
+        let mut logits = Vec::new();
+        for (index, new) in tokens.chunks(chunk).enumerate() {
+            let (cached, count) = (index * chunk, new.len());
+            let pages = (cached + count).div_ceil(PAGE_SIZE);
+            let ints = |values: &[i32]| Tensor::from_slice(&[values.len() as i64], values).unwrap();
+            let range = |start: usize| (start..start + count).map(|value| value as i32).collect::<Vec<_>>();
+            let page_ids: Vec<i32> = [2, 0, 3, 1][..pages].to_vec();
+            let indices = [
+                ("input_ids", ints(new)),
+                ("positions", ints(&range(cached))),
+                ("row_offsets", ints(&[0, count as i32])),
+                ("cached_len", ints(&[cached as i32])),
+                ("page_indptr", ints(&[0, pages as i32])),
+                ("page_ids", ints(&page_ids)),
+                ("logits_rows", ints(&range(0))),
+            ];
+            let mut inputs: Vec<(&str, &Tensor)> = indices.iter().map(|(name, tensor)| (*name, tensor)).collect();
+            inputs.retain(|(name, _)| names.contains(name));
+            inputs.extend(pools.iter().map(|(name, tensor)| (name.as_str(), tensor)));
+            let outputs: Vec<String> = pools.iter().map(|(name, _)| format!("{name}_out")).collect();
+            let asked: Vec<&str> = ["logits"].into_iter().chain(outputs.iter().map(String::as_str)).collect();
+            let mut made = self.model.run(&inputs, &asked).unwrap().into_iter();
+            let rows = made.next().unwrap();
+            assert_eq!(rows.element_type(), ElementType::F32);
+            logits.extend_from_slice(rows.as_slice::<f32>().unwrap());
+            pools = pools.into_iter().map(|(name, _)| name).zip(made).collect();
+        }
+        logits
+    }
+}
+
+fn error(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+    let difference = squares(&mut got.iter().zip(want).map(|(&got, &want)| f64::from(got) - f64::from(want)));
+    (difference / squares(&mut want.iter().map(|&value| f64::from(value)))).sqrt()
+}
