@@ -34,7 +34,7 @@ Exit codes:
 enum Command {
     /// Rank candidates for users: one request a line in, one answer a line out.
     Rank(rank::Arguments),
-    /// Describe a model folder: features, tasks, limits, estimated memory, whether its files are intact.
+    /// Describe a model folder: what the model is and takes, limits, estimated memory, whether its files are intact.
     Inspect(inspect::Arguments),
     /// Replay MovieLens-100K: recommendations, what the cache saves, and the same AUC as the training framework.
     Demo(demo::Arguments),

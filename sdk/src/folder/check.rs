@@ -114,18 +114,22 @@ mod tests {
     use prost::Message;
 
     use super::super::external::tests::elsewhere;
-    use super::super::onnx::{GraphProto, ModelProto};
+    use super::super::onnx::{GraphProto, ModelProto, TensorProto};
     use super::*;
 
     /// A folder with a model whose one weight, of `count` f32, is in a file that is all zeros but for its last number.
     fn with_weights(folder: &Folder, count: u64, last: f32) -> FolderContents {
         let location = [("location", "w.bin"), ("offset", "4")];
-        let initializer = vec![elsewhere("w", count as i64, &location)];
+        with_tensors(folder, vec![elsewhere("w", count as i64, &location)], 4 + 4 * count, last)
+    }
+
+    /// A folder with a model of these tensors, and a w.bin of zeros that ends with the number `last`.
+    fn with_tensors(folder: &Folder, initializer: Vec<TensorProto>, bytes: u64, last: f32) -> FolderContents {
         let graph = Some(GraphProto { initializer, ..GraphProto::default() });
         let model = ModelProto { graph, ..ModelProto::default() }.encode_to_vec();
         std::fs::write(folder.path().join("model.onnx"), &model).unwrap();
         let path = folder.path().join("w.bin");
-        let (mut file, bytes) = (File::create(&path).unwrap(), 4 + 4 * count);
+        let mut file = File::create(&path).unwrap();
         file.set_len(bytes).unwrap();
         file.seek(SeekFrom::End(-4)).unwrap();
         file.write_all(&last.to_le_bytes()).unwrap();
@@ -159,6 +163,25 @@ mod tests {
     fn weights_in_other_files_are_hashed_and_scanned() {
         check_weights(1);
         check_weights(CHUNK as u64 / 2 + 3);
+    }
+
+    #[test]
+    fn tensors_may_share_bytes() {
+        let part = |name, count, offset: &str| elsewhere(name, count, &[("location", "w.bin"), ("offset", offset)]);
+        let folder = Folder::new();
+        // A tied head, which has the shape of the embedding or another; codes of one that is quantised; and a part.
+        let tensors = || {
+            let codes = TensorProto { data_type: 2, ..part("codes", 4096, "0") };
+            let other = TensorProto { dims: vec![32, 32], ..part("head", 1, "0") };
+            vec![part("embedding", 1024, "0"), other, codes, part("last", 1, "4092")]
+        };
+        files(&with_tensors(&folder, tensors(), 4096, 1.0)).unwrap();
+        let error = files(&with_tensors(&folder, tensors(), 4096, f32::INFINITY)).unwrap_err();
+        let message = "model.onnx: the tensor \"embedding\" has inf at index 1023: train or export it again";
+        assert_eq!(error, Error::new(Status::Model, message));
+        // Each is scanned on its own.
+        let error = files(&with_tensors(&folder, tensors().split_off(3), 4096, f32::INFINITY)).unwrap_err();
+        assert!(error.message().contains("the tensor \"last\" has inf at index 0"), "{error}");
     }
 
     /// For `make soak`: a sparse file, of more than protobuf and 32 bits can say.

@@ -5,12 +5,14 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result, Status};
 use crate::json::{Field, Object};
+use crate::tensor::ElementType;
 
 /// The format that this version reads.
 const FORMAT: u64 = 1;
 
-/// The kinds that this version serves, by their words in pagoda.json.
-const KINDS: [(&str, ModelKind); 1] = [("rank", ModelKind::Rank)];
+/// The types that models compute in, by their words in pagoda.json.
+pub(super) const TYPES: [(&str, ElementType); 3] =
+    [("f32", ElementType::F32), ("f16", ElementType::F16), ("bf16", ElementType::Bf16)];
 
 /// What the model of a folder does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,30 @@ const KINDS: [(&str, ModelKind); 1] = [("rank", ModelKind::Rank)];
 pub enum ModelKind {
     /// It scores candidates for a user's history.
     Rank,
+    /// It is a language model: it continues a text.
+    Generate,
+}
+
+impl ModelKind {
+    const ALL: [Self; 2] = [Self::Rank, Self::Generate];
+
+    /// Its word in pagoda.json, such as `rank`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rank => "rank",
+            Self::Generate => "generate",
+        }
+    }
+
+    /// The end of an error message: what to do with a folder of this kind.
+    pub(super) fn served_by(self) -> &'static str {
+        match self {
+            Self::Rank => "a ranking engine serves it",
+            Self::Generate => {
+                "it is a language model, which `pagoda inspect` describes and this Pagoda does not run yet"
+            }
+        }
+    }
 }
 
 /// What folders of every kind have.
@@ -97,12 +123,11 @@ impl FolderContents {
 fn kind(top: &Object<'_>) -> Result<ModelKind> {
     let Some(field) = top.get("kind") else { return Ok(ModelKind::Rank) };
     let word = field.text()?;
-    let known = KINDS.iter().find(|(known, _)| *known == word);
-    known.map(|&(_, kind)| kind).ok_or_else(|| {
+    ModelKind::ALL.into_iter().find(|kind| kind.name() == word).ok_or_else(|| {
         let message = format!(
-            "pagoda.json: this folder has the kind {word:?} and this Pagoda serves {}: use a Pagoda that serves this \
+            "pagoda.json: this folder has the kind {word:?} and this Pagoda knows {}: use a Pagoda that knows this \
              kind, or export the model as another one",
-            KINDS.map(|(known, _)| format!("{known:?}")).join(", ")
+            ModelKind::ALL.map(|kind| format!("{:?}", kind.name())).join(" and ")
         );
         Error::new(Status::Unsupported, message)
     })

@@ -2,16 +2,20 @@
 //!
 //! [`FolderContents`] is what folders of every kind have; each kind has a module of its own beside it.
 
+mod any;
 mod check;
 mod contents;
 mod external;
+pub mod generate;
 mod numbers;
 mod onnx;
 mod open;
 mod rank;
 mod weights;
 
+pub use any::AnyFolder;
 pub use contents::{FolderContents, FolderFile, ModelKind};
+pub use generate::GenerateFolder;
 pub use rank::{
     Feature, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence, SourceOf, Task,
     Times,

@@ -9,11 +9,11 @@ use super::contents::{FolderContents, ModelKind, damaged};
 use crate::error::{Error, Result, Status};
 use crate::json::{Field, Json, Object};
 
-/// Opens a folder of one kind. `read` reads the part of pagoda.json that is the kind's own; `check` checks the files
+/// Opens a folder of one kind; `None`: of any. `read` reads the part of pagoda.json that is the kind's own; `check` checks the files
 /// that only this kind has, when all files are known to be those that were exported.
 pub(super) fn open<F: Deref<Target = FolderContents>>(
     path: &Path,
-    kind: ModelKind,
+    kind: Option<ModelKind>,
     read: impl FnOnce(FolderContents, &Object<'_>) -> Result<F>,
     check: impl FnOnce(&F) -> Result<()>,
 ) -> Result<F> {
@@ -50,13 +50,16 @@ fn parse<F: Deref<Target = FolderContents>>(
     path: &Path,
     text: &str,
     json: &Json,
-    kind: ModelKind,
+    kind: Option<ModelKind>,
     read: impl FnOnce(FolderContents, &Object<'_>) -> Result<F>,
 ) -> Result<F> {
     let top = Field::new("", json).open_object()?;
     let contents = FolderContents::read(path, text, &top)?;
-    if contents.kind != kind {
-        return Err(Error::new(Status::Unsupported, format!("this is no folder of the kind {kind:?}")));
+    if let Some(kind) = kind.filter(|&kind| kind != contents.kind) {
+        let (needed, found) = (kind.name(), contents.kind.name());
+        let message = format!("this folder has the kind {found:?}, and one of the kind {needed:?} is needed here");
+        let message = format!("pagoda.json: {message}: {}", contents.kind.served_by());
+        return Err(Error::new(Status::Unsupported, message));
     }
     let folder = read(contents, &top)?;
     match folder.has(&folder.model) {
@@ -80,24 +83,48 @@ fn of_document(error: Error) -> Error {
 mod tests {
     use pagoda_test_support::Folder;
 
-    use super::super::ModelFolder;
+    use super::super::{AnyFolder, GenerateFolder, ModelFolder};
     use super::*;
 
+    /// The error of a folder with this pagoda.json, which does not depend on what opens it.
     fn refused(json: &str) -> Error {
         let folder = Folder::new();
         std::fs::write(folder.path().join("pagoda.json"), json).unwrap();
-        ModelFolder::open(folder.path()).unwrap_err()
+        let error = ModelFolder::open(folder.path()).unwrap_err();
+        assert_eq!(AnyFolder::open(folder.path()).unwrap_err(), error);
+        error
     }
 
     #[test]
-    fn a_kind_that_is_not_served_is_named() {
-        for kind in ["generate", "rang", ""] {
+    fn a_kind_that_is_not_known_is_named() {
+        for kind in ["rang", "Generate", ""] {
             let error = refused(&format!(r#"{{"format": 1, "kind": "{kind}"}}"#));
             assert_eq!(error.status(), Status::Unsupported);
-            let message = format!("this folder has the kind {kind:?} and this Pagoda serves \"rank\": ");
+            let message =
+                format!("this folder has the kind {kind:?} and this Pagoda knows \"rank\" and \"generate\": ");
             assert!(error.message().contains(&message), "{error}");
         }
         assert!(refused(r#"{"format": 1, "kind": 2}"#).message().contains("`kind`: expected a text, found 2"));
+    }
+
+    #[test]
+    fn a_folder_of_another_kind_says_what_it_is_for() {
+        let folder = Folder::new();
+        let refused = |kind: &str, error: fn(&Path) -> Error| {
+            let json = format!(r#"{{"format": 1, "kind": "{kind}", "version": "", "model": "m", "files": {{}}}}"#);
+            std::fs::write(folder.path().join("pagoda.json"), json).unwrap();
+            let error = error(folder.path());
+            assert_eq!((error.status(), error.argument()), (Status::Unsupported, Some("folder")));
+            error.message().to_owned()
+        };
+        let error = refused("generate", |path| ModelFolder::open(path).unwrap_err());
+        let message = "this folder has the kind \"generate\", and one of the kind \"rank\" is needed here: it is a language \
+                       model, which `pagoda inspect` describes";
+        assert!(error.contains(message), "{error}");
+        let error = refused("rank", |path| GenerateFolder::open(path).unwrap_err());
+        let message = "this folder has the kind \"rank\", and one of the kind \"generate\" is needed here: a ranking engine \
+                       serves it";
+        assert!(error.contains(message), "{error}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Folders of the kind `rank`: models that score candidates for a user's history.
 
-mod read;
-mod tables;
+pub(super) mod read;
+pub(super) mod tables;
 
 use std::ops::Deref;
 use std::path::Path;
@@ -214,7 +214,7 @@ impl ModelFolder {
     /// for files that were changed, cut or left out since the export, for weights that are not finite, and for weights
     /// in files that the version does not cover.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        open(path.as_ref(), ModelKind::Rank, read::read, tables::check)
+        open(path.as_ref(), Some(ModelKind::Rank), read::read, tables::check)
     }
 
     /// A table by its name.

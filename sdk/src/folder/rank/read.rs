@@ -1,6 +1,6 @@
 //! Reads the part of pagoda.json that folders of the kind `rank` have.
 
-use super::super::contents::{FolderContents, choice, count, damaged, file_name, texts};
+use super::super::contents::{FolderContents, TYPES, choice, count, damaged, file_name, texts};
 use super::{
     Feature, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence, SourceOf, Task,
     Times,
@@ -14,10 +14,8 @@ const POSITIONS: [(&str, Positions); 2] = [("from_start", Positions::FromStart),
 const TIMES: [(&str, Times); 2] = [("absolute", Times::Absolute), ("before_request", Times::BeforeRequest)];
 const SOURCES: [(&str, SourceOf); 3] =
     [("item", SourceOf::Item), ("action", SourceOf::Action), ("user", SourceOf::User)];
-const TYPES: [(&str, ElementType); 3] =
-    [("f32", ElementType::F32), ("f16", ElementType::F16), ("bf16", ElementType::Bf16)];
 
-pub(super) fn read(contents: FolderContents, top: &Object<'_>) -> Result<ModelFolder> {
+pub(in super::super) fn read(contents: FolderContents, top: &Object<'_>) -> Result<ModelFolder> {
     let part = |key| top.value(key)?.open_object();
     let folder = ModelFolder {
         contents,

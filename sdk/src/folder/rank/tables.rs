@@ -7,7 +7,7 @@ use crate::error::{Error, Result, Status};
 /// Rows that are read at once.
 const CHUNK: usize = 4096;
 
-pub(super) fn check(folder: &ModelFolder) -> Result<()> {
+pub(in super::super) fn check(folder: &ModelFolder) -> Result<()> {
     for table in &folder.tables {
         let Some(file) = &table.file else { continue };
         let source =

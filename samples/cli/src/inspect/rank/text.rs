@@ -1,11 +1,12 @@
-//! A report as text.
+//! The report as text.
 
+use super::super::page::{Page, names};
 use super::{Feature, Report};
 use crate::words::{bytes, counted};
 
 impl Report<'_> {
     /// All of it, section by section.
-    pub(super) fn text(&self) -> String {
+    pub(in super::super) fn text(&self) -> String {
         let mut page = Page::default();
         page.line("model", format!("{}, version {}", self.folder, self.version));
         let shape = format!("{} of {} × {}", counted(self.layers.into(), "layer"), self.heads, self.head_size);
@@ -19,10 +20,10 @@ impl Report<'_> {
         page.line("cache", self.cache());
         page.line("inputs", names(&self.inputs));
         page.line("outputs", names(&self.outputs));
-        page.table("files", &self.files());
+        page.files(&self.files, self.bytes_on_disk);
         page.table("memory", &self.memory());
         page.line("request", self.example.clone());
-        page.0
+        page.into_text()
     }
 
     fn features(&self) -> Vec<Vec<String>> {
@@ -65,13 +66,6 @@ impl Report<'_> {
         format!("none, every request computes its whole history: {reason}")
     }
 
-    fn files(&self) -> Vec<Vec<String>> {
-        let row = |name: &str, size: u64, word: &str| vec![name.to_owned(), bytes(size), word.to_owned()];
-        let mut rows: Vec<_> = self.files.iter().map(|file| row(file.name, file.bytes, "whole")).collect();
-        rows.push(row("together", self.bytes_on_disk, ""));
-        rows
-    }
-
     fn memory(&self) -> Vec<Vec<String>> {
         let memory = &self.memory;
         let row = |name: &str, size: u64, word: &str| vec![name.to_owned(), bytes(size), word.to_owned()];
@@ -90,46 +84,5 @@ impl Report<'_> {
             rows.push(row(&users, memory.kv_of_users, "what memory has no room for goes to the store"));
         }
         rows
-    }
-}
-
-/// Names; of the pools only the first and the last.
-fn names(all: &[&str]) -> String {
-    let is_pool = |name: &&&str| name.starts_with("kv_pool_");
-    let pools: Vec<&str> = all.iter().filter(is_pool).copied().collect();
-    let mut shown: Vec<String> = all.iter().filter(|name| !is_pool(name)).map(ToString::to_string).collect();
-    match pools.as_slice() {
-        [first, .., last] => shown.push(format!("{first} to {last}")),
-        few => shown.extend(few.iter().map(|name| (*name).to_owned())),
-    }
-    shown.join(", ")
-}
-
-/// Lines that begin with their topic.
-#[derive(Default)]
-struct Page(String);
-
-impl Page {
-    fn line(&mut self, name: &str, text: String) {
-        self.0 += &format!("{name:<10}{text}\n");
-    }
-
-    /// Rows with aligned cells; sizes are right-aligned.
-    fn table(&mut self, name: &str, rows: &[Vec<String>]) {
-        let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-        let cell = |row: &Vec<String>, at: usize| row.get(at).cloned().unwrap_or_default();
-        let width = |at: usize| rows.iter().map(|row| cell(row, at).chars().count()).max().unwrap_or(0);
-        for (number, row) in rows.iter().enumerate() {
-            let cells = (0..columns).map(|at| {
-                let (text, width) = (cell(row, at), width(at));
-                if text.starts_with(|c: char| c.is_ascii_digit()) {
-                    format!("{text:>width$}")
-                } else {
-                    format!("{text:<width$}")
-                }
-            });
-            let line = cells.collect::<Vec<_>>().join("  ");
-            self.line(if number == 0 { name } else { "" }, line.trim_end().to_owned());
-        }
     }
 }

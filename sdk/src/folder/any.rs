@@ -1,0 +1,53 @@
+//! A folder whose kind is not known before it is opened.
+
+use std::ops::Deref;
+use std::path::Path;
+
+use super::contents::{FolderContents, ModelKind};
+use super::open::open;
+use super::{GenerateFolder, ModelFolder, generate, rank};
+use crate::error::Result;
+
+/// A model folder of any kind, read and checked.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum AnyFolder {
+    /// One of the kind `rank`.
+    Rank(Box<ModelFolder>),
+    /// One of the kind `generate`.
+    Generate(Box<GenerateFolder>),
+}
+
+impl AnyFolder {
+    /// Opens a folder: reads its pagoda.json and checks every file against it, byte by byte.
+    ///
+    /// # Errors
+    /// As [`ModelFolder::open`] and [`GenerateFolder::open`]; UNSUPPORTED for a kind that this version does not know.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        open(
+            path.as_ref(),
+            None,
+            |contents, top| match contents.kind {
+                ModelKind::Rank => rank::read::read(contents, top).map(|folder| Self::Rank(Box::new(folder))),
+                ModelKind::Generate => {
+                    generate::read::read(contents, top).map(|folder| Self::Generate(Box::new(folder)))
+                }
+            },
+            |folder| match folder {
+                Self::Rank(folder) => rank::tables::check(folder),
+                Self::Generate(_) => Ok(()),
+            },
+        )
+    }
+}
+
+impl Deref for AnyFolder {
+    type Target = FolderContents;
+
+    fn deref(&self) -> &FolderContents {
+        match self {
+            Self::Rank(folder) => folder,
+            Self::Generate(folder) => folder,
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Reads the part of pagoda.json that folders of the kind `generate` have.
+
+use pagoda_kernels::KvFormat;
+
+use super::super::contents::{FolderContents, TYPES, choice, damaged, file_name};
+use super::{
+    Attention, GenerateFolder, Generation, Inputs, KvLayout, Limits, Outputs, SpecialTokens, TextFiles, WeightFormat,
+};
+use crate::error::Result;
+use crate::json::{Field, Object};
+use crate::tensor::ElementType;
+
+pub(super) const WEIGHTS: [(&str, WeightFormat); 3] =
+    [("native", WeightFormat::Native), ("int8", WeightFormat::Int8), ("int4", WeightFormat::Int4)];
+pub(super) const FORMATS: [(&str, KvFormat); 4] =
+    [("native", KvFormat::Native), ("int8", KvFormat::Int8), ("int4", KvFormat::Int4), ("fp8", KvFormat::Fp8)];
+
+/// The graph's index inputs are i32.
+const MOST: u32 = i32::MAX as u32;
+
+/// Pages begin at slots that the operators can read at once.
+const PAGE_SIZE_MULTIPLE: u32 = 8;
+
+/// The word of a value, in a list that has all of them.
+pub(super) fn word<T: PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
+    words.iter().find(|(_, known)| *known == value).map_or("", |&(word, _)| word)
+}
+
+pub(in super::super) fn read(contents: FolderContents, top: &Object<'_>) -> Result<GenerateFolder> {
+    let part = |key| top.value(key)?.open_object();
+    let vocab_size = size(top, "vocab_size")?;
+    let folder = GenerateFolder {
+        contents,
+        architecture: name(top, "architecture")?,
+        compute: choice(&top.value("compute")?, &TYPES)?,
+        weights: choice(&top.value("weights")?, &WEIGHTS)?,
+        vocab_size,
+        hidden_size: size(top, "hidden_size")?,
+        attention: attention(&part("attention")?)?,
+        kv: kv(&part("kv")?)?,
+        limits: Limits { max_context: size(&part("limits")?, "max_context")? },
+        tokens: tokens(&part("tokens")?, vocab_size)?,
+        generation: generation(&part("generation")?)?,
+        text: text_files(&part("text")?)?,
+        inputs: inputs(&part("inputs")?)?,
+        outputs: outputs(&part("outputs")?)?,
+    };
+    agree(&folder)?;
+    Ok(folder)
+}
+
+/// A number of something that there has to be at least one of.
+fn size(of: &Object<'_>, key: &'static str) -> Result<u32> {
+    of.value(key)?.whole(1..=MOST)
+}
+
+fn attention(attention: &Object<'_>) -> Result<Attention> {
+    let windows = attention.value("windows")?.list("windows")?;
+    Ok(Attention {
+        layers: size(attention, "layers")?,
+        heads: size(attention, "heads")?,
+        windows: windows.iter().map(|window| window.whole(0..=MOST)).collect::<Result<_>>()?,
+    })
+}
+
+fn kv(kv: &Object<'_>) -> Result<KvLayout> {
+    let layout = KvLayout {
+        layers: size(kv, "layers")?,
+        heads: size(kv, "heads")?,
+        head_size: size(kv, "head_size")?,
+        page_size: size(kv, "page_size")?,
+        element: choice(&kv.value("type")?, &TYPES)?,
+        format: choice(&kv.value("format")?, &FORMATS)?,
+        bytes_per_token: kv.value("bytes_per_token")?.whole(1..=u64::MAX)?,
+    };
+    if !layout.page_size.is_multiple_of(PAGE_SIZE_MULTIPLE) {
+        return Err(kv.value("page_size")?.expected(&format!("a multiple of {PAGE_SIZE_MULTIPLE}")));
+    }
+    if layout.format == KvFormat::Int4 && !layout.head_size.is_multiple_of(2) {
+        return Err(kv.value("head_size")?.expected("an even number, for int4 has two numbers in a byte"));
+    }
+    let bytes = bytes_per_token(&layout);
+    if u128::from(layout.bytes_per_token) != bytes {
+        return Err(kv.value("bytes_per_token")?.expected(&format!("{bytes}, by the other entries of `kv`")));
+    }
+    Ok(layout)
+}
+
+/// Keys and values of every head of every layer, each with its scales. Wide enough for every number that a file may have.
+fn bytes_per_token(kv: &KvLayout) -> u128 {
+    let number = if kv.format == KvFormat::Native { kv.element.bits() / 8 } else { 1 };
+    let numbers = kv.format.pool_width(kv.head_size as usize) * number;
+    let scales = kv.format.scales_width() * ElementType::F16.bits() / 8;
+    u128::from(kv.layers) * 2 * u128::from(kv.heads) * (numbers + scales) as u128
+}
+
+fn tokens(tokens: &Object<'_>, vocab_size: u32) -> Result<SpecialTokens> {
+    let token = |field: &Field<'_>| field.whole(0..=vocab_size - 1);
+    let nullable = |key| tokens.nullable(key)?.map(|field| token(&field)).transpose();
+    let read = SpecialTokens {
+        bos: nullable("bos")?,
+        eos: tokens.value("eos")?.list("tokens")?.iter().map(token).collect::<Result<_>>()?,
+        pad: nullable("pad")?,
+        unk: nullable("unk")?,
+        add_bos: tokens.value("add_bos")?.flag()?,
+    };
+    if read.add_bos && read.bos.is_none() {
+        return Err(tokens.value("add_bos")?.expected("false, for `tokens.bos` is null"));
+    }
+    Ok(read)
+}
+
+fn generation(generation: &Object<'_>) -> Result<Generation> {
+    let whole = |key, least: u32| generation.get(key).map(|field| field.whole(least..=MOST)).transpose();
+    let real = |key, most| generation.get(key).map(|field| field.real(0.0..=most)).transpose();
+    let read = Generation {
+        do_sample: generation.get("do_sample").map(|field| field.flag()).transpose()?,
+        temperature: real("temperature", f64::MAX)?,
+        top_k: whole("top_k", 0)?,
+        top_p: real("top_p", 1.0)?,
+        min_p: real("min_p", 1.0)?,
+        repetition_penalty: real("repetition_penalty", f64::MAX)?,
+        no_repeat_ngram_size: whole("no_repeat_ngram_size", 0)?,
+        max_new_tokens: whole("max_new_tokens", 1)?,
+        min_new_tokens: whole("min_new_tokens", 0)?,
+    };
+    // Logits are divided by it.
+    if read.repetition_penalty == Some(0.0) {
+        return Err(generation.value("repetition_penalty")?.expected("a number above 0"));
+    }
+    match (read.min_new_tokens, read.max_new_tokens) {
+        (Some(least), Some(most)) if least > most => {
+            Err(generation.value("min_new_tokens")?.expected(&format!("at most `generation.max_new_tokens`, {most}")))
+        }
+        _ => Ok(read),
+    }
+}
+
+fn text_files(files: &Object<'_>) -> Result<TextFiles> {
+    Ok(TextFiles {
+        tokenizer: file_name(&files.value("tokenizer")?)?,
+        chat_template: files.nullable("chat_template")?.map(|file| file_name(&file)).transpose()?,
+    })
+}
+
+fn inputs(inputs: &Object<'_>) -> Result<Inputs> {
+    Ok(Inputs {
+        input_ids: name(inputs, "input_ids")?,
+        positions: inputs.nullable("positions")?.map(|field| owned(&field)).transpose()?,
+        row_offsets: name(inputs, "row_offsets")?,
+        cached_len: name(inputs, "cached_len")?,
+        page_indptr: name(inputs, "page_indptr")?,
+        page_ids: name(inputs, "page_ids")?,
+        logits_rows: name(inputs, "logits_rows")?,
+        kv_pools: names(inputs, "kv_pools")?,
+        kv_scales: names(inputs, "kv_scales")?,
+    })
+}
+
+fn outputs(outputs: &Object<'_>) -> Result<Outputs> {
+    Ok(Outputs {
+        logits: name(outputs, "logits")?,
+        kv_pools: names(outputs, "kv_pools")?,
+        kv_scales: names(outputs, "kv_scales")?,
+    })
+}
+
+fn name(of: &Object<'_>, key: &'static str) -> Result<String> {
+    owned(&of.value(key)?)
+}
+
+fn names(of: &Object<'_>, key: &'static str) -> Result<Vec<String>> {
+    of.value(key)?.list("names")?.iter().map(owned).collect()
+}
+
+fn owned(field: &Field<'_>) -> Result<String> {
+    field.name().map(str::to_owned)
+}
+
+/// Checks that the parts agree with each other.
+fn agree(folder: &GenerateFolder) -> Result<()> {
+    layers_agree(folder)?;
+    pools_agree(folder)?;
+    names_differ(folder)?;
+    files_are_listed(folder)
+}
+
+fn layers_agree(folder: &GenerateFolder) -> Result<()> {
+    let GenerateFolder { attention, kv, compute, .. } = folder;
+    if kv.layers != attention.layers {
+        let message = format!("`kv.layers` is {}, and `attention.layers` {}", kv.layers, attention.layers);
+        return Err(damaged(message));
+    }
+    if attention.windows.len() != attention.layers as usize {
+        let (windows, layers) = (attention.windows.len(), attention.layers);
+        return Err(damaged(format!("`attention.windows` has {windows} windows for {layers} layers")));
+    }
+    if !attention.heads.is_multiple_of(kv.heads) {
+        let message = format!("`attention.heads` is {}, which is no multiple of `kv.heads`", attention.heads);
+        return Err(damaged(format!("{message}, {}", kv.heads)));
+    }
+    if kv.element != *compute {
+        let (element, compute) = (kv.element.name(), compute.name());
+        return Err(damaged(format!("`kv.type` is {element}, and keys and values are computed in {compute}")));
+    }
+    Ok(())
+}
+
+fn pools_agree(folder: &GenerateFolder) -> Result<()> {
+    let GenerateFolder { inputs, outputs, kv, .. } = folder;
+    let pools = kv.layers as usize;
+    let scales = if kv.format == KvFormat::Native { 0 } else { pools };
+    for (place, names, count) in [
+        ("inputs.kv_pools", &inputs.kv_pools, pools),
+        ("outputs.kv_pools", &outputs.kv_pools, pools),
+        ("inputs.kv_scales", &inputs.kv_scales, scales),
+        ("outputs.kv_scales", &outputs.kv_scales, scales),
+    ] {
+        if names.len() != count {
+            let (found, format) = (names.len(), kv.format_name());
+            let message = format!("`{place}` has {found} names, and pages of the format {format} in {pools} layers");
+            return Err(damaged(format!("{message} have {count}")));
+        }
+    }
+    Ok(())
+}
+
+/// Each name can be bound to one tensor only.
+fn names_differ(folder: &GenerateFolder) -> Result<()> {
+    let Inputs { input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows, .. } =
+        &folder.inputs;
+    let single = [input_ids, row_offsets, cached_len, page_indptr, page_ids, logits_rows].into_iter().chain(positions);
+    let inputs = single.chain(&folder.inputs.kv_pools).chain(&folder.inputs.kv_scales);
+    let outputs = [&folder.outputs.logits].into_iter().chain(&folder.outputs.kv_pools).chain(&folder.outputs.kv_scales);
+    differ("inputs", inputs)?;
+    differ("outputs", outputs)
+}
+
+fn differ<'a>(place: &str, names: impl Iterator<Item = &'a String>) -> Result<()> {
+    let mut names: Vec<&str> = names.map(String::as_str).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(damaged(format!("`{place}` has {:?} twice", pair[0]))),
+        None => Ok(()),
+    }
+}
+
+fn files_are_listed(folder: &GenerateFolder) -> Result<()> {
+    let mut named = [&folder.text.tokenizer].into_iter().chain(&folder.text.chat_template);
+    match named.find(|file| !folder.has(file)) {
+        Some(file) => Err(damaged(format!("`files` does not have {file}"))),
+        None => Ok(()),
+    }
+}
