@@ -43,11 +43,12 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"KVCache.Evict":        of(c.Evict(ctx, pagoda.TiersAll, 1)),
 		"KVCache.EvictAll":     of(c.EvictAll(ctx, pagoda.TiersAll)),
 		"KVCache.Prefetch":     of(c.Prefetch(1)),
+		"KVCache.Fork":         of(c.Fork(ctx, 1, 2, 8)),
 		"KVCache.Flush":        c.Flush(ctx),
 		"KVCache.Stats":        of(c.Stats()),
 		"KVCache.Prepare":      of(c.Prepare(ctx, pagoda.KVRequest{Tokens: 1})),
 		"KVLease.Tensor":       of(l.Tensor(0)),
-		"KVLease.User":         of(l.User(0)),
+		"KVLease.Owner":        of(l.Owner(0)),
 		"KVLease.Ready":        of(l.Ready(0)),
 		"KVLease.Wait":         l.Wait(ctx, 0),
 		"KVLease.Commit":       l.Commit(ctx, false),
@@ -71,7 +72,7 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"Engine.Info":          of(g.Info()),
 		"Engine.Stats":         of(g.Stats()),
 		"OpenKVCache (store)":  of(pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Store: or(s, new(pagoda.Store))})),
-		"Open (embedding)":     of(pagoda.Open(ctx, hello, &pagoda.ModelOptions{Tables: or(e, new(pagoda.Embeddings))})),
+		"OpenModel (tables)":   of(pagoda.OpenModel(ctx, hello, &pagoda.ModelOptions{Tables: or(e, new(pagoda.Embeddings))})),
 		"Model.Run (tensor)":   of(open(t, hello).Run(ctx, pagoda.Tensors{"x": x}, "y")),
 		"Model.Run (in place)": of(open(t, hello).RunInto(ctx, pagoda.Tensors{"x": good}, pagoda.Tensors{"y": x})),
 	}
@@ -124,7 +125,7 @@ func endsWell(err error) bool {
 
 func TestClosingWhileOthersUseIt(t *testing.T) {
 	for range 20 {
-		m := must[*pagoda.Model](t)(pagoda.Open(ctx, hello, cpu()))
+		m := must[*pagoda.Model](t)(pagoda.OpenModel(ctx, hello, cpu()))
 		x := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1, 4}, make([]float32, 4)))
 		y := must[*pagoda.Tensor](t)(pagoda.Zeros(pagoda.F32, 1, 3))
 		g := must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{
@@ -182,17 +183,17 @@ func TestWhatIsForgottenIsClosed(t *testing.T) {
 	before := settled(0)
 	var mu sync.Mutex
 	var lines []string
-	ok(t, pagoda.SetLog(pagoda.LogDebug, func(level pagoda.LogLevel, source, message string) {
+	ok(t, pagoda.SetLog(pagoda.LogLevelDebug, func(level pagoda.LogLevel, source, message string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if source == "go" && strings.Contains(message, "close_test.go:") {
 			lines = append(lines, fmt.Sprintf("%v %s", level, message))
 		}
 	}))
-	defer pagoda.SetLog(pagoda.LogOff, nil)
+	defer pagoda.SetLog(pagoda.LogLevelOff, nil)
 	path, _ := table(t)
 	forget := func() {
-		must[*pagoda.Model](t)(pagoda.Open(ctx, hello, cpu()))
+		must[*pagoda.Model](t)(pagoda.OpenModel(ctx, hello, cpu()))
 		must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1}, []float32{1}))
 		must[*pagoda.Store](t)(pagoda.OpenStore(t.Context(), t.TempDir(), nil))
 		c := must[*pagoda.KVCache](t)(pagoda.OpenKVCache(ctx, shape()))

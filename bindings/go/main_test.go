@@ -96,7 +96,7 @@ func cpu() *pagoda.ModelOptions {
 
 func open(t testing.TB, path string) *pagoda.Model {
 	t.Helper()
-	m := must[*pagoda.Model](t)(pagoda.Open(ctx, path, cpu()))
+	m := must[*pagoda.Model](t)(pagoda.OpenModel(ctx, path, cpu()))
 	t.Cleanup(func() { ok(t, m.Close()) })
 	return m
 }
