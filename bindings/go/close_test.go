@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,17 +132,21 @@ func TestClosingWhileOthersUseIt(t *testing.T) {
 		g := must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{
 			KVSize: pagoda.KVBytes(1 << 20), Model: cpu(),
 		}))
-		var group sync.WaitGroup
-		until := time.Now().Add(20 * time.Millisecond)
+		var users, closers, used sync.WaitGroup
+		var closed atomic.Bool
 		use := func(call func() error) {
-			group.Add(1)
+			users.Add(1)
+			used.Add(1)
 			go func() {
-				defer group.Done()
-				for time.Now().Before(until) {
+				defer users.Done()
+				ended := sync.OnceFunc(used.Done)
+				defer ended()
+				for !closed.Load() {
 					if err := call(); !endsWell(err) {
 						t.Error(err)
 						return
 					}
+					ended()
 				}
 			}()
 		}
@@ -170,12 +175,15 @@ func TestClosingWhileOthersUseIt(t *testing.T) {
 			}
 			return err
 		})
-		time.Sleep(10 * time.Millisecond)
+		// Each has made a call, and makes more of them while everything is closed.
+		used.Wait()
 		for _, it := range []interface{ Close() error }{m, x, y, g} {
-			group.Add(1)
-			go func() { defer group.Done(); ok(t, it.Close()) }()
+			closers.Add(1)
+			go func() { defer closers.Done(); ok(t, it.Close()) }()
 		}
-		group.Wait()
+		closers.Wait()
+		closed.Store(true)
+		users.Wait()
 	}
 }
 

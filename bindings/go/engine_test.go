@@ -241,8 +241,11 @@ func TestAContextEndsRankings(t *testing.T) {
 	isDone(t, err, context.DeadlineExceeded)
 
 	soon, cancel = context.WithCancel(ctx)
-	result := must[<-chan pagoda.RankResult](t)(engine.RankAsync(soon, request()))
-	time.Sleep(20 * time.Millisecond)
+	quiet := openEngine(t, &pagoda.EngineOptions{MaxDelay: time.Minute})
+	result := must[<-chan pagoda.RankResult](t)(quiet.RankAsync(soon, request()))
+	eventually(t, "the request waits", func() bool {
+		return must[pagoda.EngineStats](t)(quiet.Stats()).Waiting == 1
+	})
 	cancel()
 	isDone(t, (<-result).Err, context.Canceled)
 

@@ -212,7 +212,9 @@ func TestAContextStopsRuns(t *testing.T) {
 
 	soon, cancel = context.WithCancel(ctx)
 	result := must[<-chan pagoda.RunResult](t)(m.RunAsync(soon, inputs, pools, "scores"))
-	time.Sleep(5 * time.Millisecond)
+	eventually(t, "a thread has taken the run", func() bool {
+		return strings.Contains(must[string](t)(pagoda.Metrics()), "\npagoda_async_queue 0\n")
+	})
 	cancel()
 	isDone(t, (<-result).Err, context.Canceled)
 }
