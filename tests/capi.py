@@ -291,7 +291,7 @@ class World:
     def __init__(self, pagoda, folder):
         self.pagoda, self.root = pagoda, folder
         self.log, self.released, self.finished = [], [], []
-        self.users = 100
+        self.owners = 100
         self.done = threading.Event()
         self.on_log = HEADER.callbacks["pagoda_log_callback"](self.logged)
         self.on_release = HEADER.callbacks["pagoda_release_callback"](lambda user_data: self.released.append(user_data))
@@ -350,9 +350,9 @@ class World:
             options = kv_options(self.store)
             return pagoda.make("pagoda_kv_cache_open", address(options))
         if kind == "pagoda_kv_lease":
-            # Of a user of its own, so that any number can be held at the same time.
-            self.users += 1
-            requests = structs("pagoda_kv_request", [{"user": self.users, "tokens": 3, "candidates": 2}])
+            # Of an owner of its own, so that any number can be held at the same time.
+            self.owners += 1
+            requests = structs("pagoda_kv_request", [{"owner": self.owners, "tokens": 3, "candidates": 2}])
             return pagoda.make("pagoda_kv_cache_prepare", self.cache, address(requests), 1)
         if kind == "pagoda_embeddings":
             path = ctypes.create_string_buffer(str(self.table).encode())
@@ -498,9 +498,14 @@ GOOD = {
     "int32_t layer": lambda world: 1,
     "const uint64_t * users": lambda world: (ctypes.c_uint64 * 2)(1, 2),
     "size_t user_count": lambda world: 2,
+    "const uint64_t * owners": lambda world: (ctypes.c_uint64 * 2)(1, 2),
+    "size_t owner_count": lambda world: 2,
+    "uint64_t from": lambda world: 1,
+    "uint64_t to": lambda world: 2,
+    "int32_t tokens": lambda world: 8,
     "pagoda_tiers tiers": lambda world: HEADER.constants["PAGODA_TIERS_ALL"],
     "const pagoda_kv_request * requests": lambda world: structs(
-        "pagoda_kv_request", [{"user": user, "tokens": 3, "candidates": 2} for user in (7, 8)]
+        "pagoda_kv_request", [{"owner": owner, "tokens": 3, "candidates": 2} for owner in (7, 8)]
     ),
     "size_t request_count": lambda world: 2,
     "pagoda_kv_tensor which": lambda world: HEADER.constants["PAGODA_KV_TENSOR_PAGE_IDS"],

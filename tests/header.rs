@@ -15,7 +15,7 @@ const SECTIONS: [(&str, &str, &[&str]); 9] = [
     ("Embedding tables", "Rows by key: a cache over host memory, a Redis Cluster and disk.", &["embedding.rs"]),
     ("Models", "ONNX models, opened and run by themselves.", &["model.rs", "run.rs"]),
     ("Stores", "Histories on disk.", &["store.rs"]),
-    ("Caches of keys and values", "The histories of users, as pages in a pool.", &["kv_options.rs", "kv.rs"]),
+    ("Caches of keys and values", "The histories of owners, as pages in a pool.", &["kv_options.rs", "kv.rs"]),
     ("Leases", "The part of a cache that a batch uses while a model runs.", &["kv_lease.rs"]),
     ("Engines", "Model folders, served: users and candidates in, scores out.", &["engine_options.rs", "engine.rs"]),
 ];
@@ -263,7 +263,7 @@ fn fields<'a>(header: &'a str, name: &str) -> Vec<&'a str> {
 fn cpp_has_every_field() {
     let (header, cpp) = (read("include/pagoda.h"), cpp());
     let structs = header.lines().filter_map(|line| line.strip_prefix("} ")?.strip_suffix(';'));
-    let structs: Vec<&str> = structs.filter(|name| !name.ends_with("_stats") && !name.ends_with("_user")).collect();
+    let structs: Vec<&str> = structs.filter(|name| !name.ends_with("_stats") && !name.ends_with("_owner")).collect();
     assert!(structs.len() >= 9, "{structs:?}");
     for name in structs {
         for field in fields(&header, name) {
@@ -276,6 +276,126 @@ fn cpp_has_every_field() {
             assert!(used || field == "struct_size", "{name}.{field} is not used in pagoda.hpp");
         }
     }
+}
+
+/// A struct of the header, its name in Rust, C++ and Java (in Go `Kv` is `KV`), and the file of the Rust type.
+const STRUCTS: [(&str, &str, &str); 13] = [
+    ("pagoda_table_stats", "TableStats", "embedding/table/stats.rs"),
+    ("pagoda_model_options", "ModelOptions", "runtime/options.rs"),
+    ("pagoda_store_options", "StoreOptions", "store/options.rs"),
+    ("pagoda_store_stats", "StoreStats", "store/disk_store.rs"),
+    ("pagoda_kv_options", "KvOptions", "kv/options.rs"),
+    ("pagoda_kv_stats", "KvStats", "kv/stats.rs"),
+    ("pagoda_kv_request", "KvRequest", "kv/mod.rs"),
+    ("pagoda_kv_leased_owner", "LeasedOwner", "kv/lease.rs"),
+    ("pagoda_graph_shape", "GraphShape", "engine/rank/options.rs"),
+    ("pagoda_engine_options", "EngineOptions", "engine/rank/options.rs"),
+    ("pagoda_rank_request", "RankRequest", "engine/rank/request.rs"),
+    ("pagoda_rank_response", "RankResponse", "engine/rank/request.rs"),
+    ("pagoda_engine_stats", "EngineStats", "engine/rank/stats.rs"),
+];
+
+/// Fields of C that are another one elsewhere: those of lists, optional values and durations, for which C has no type.
+/// "" if they are part of another field.
+const OTHERWISE: [(&str, &str); 21] = [
+    ("kv_options.size_unit", ""),
+    ("kv_request.item_count", ""),
+    ("engine_options.kv_size_unit", ""),
+    ("engine_options.max_delay_us", "max_delay"),
+    ("engine_options.cuda_graph_count", ""),
+    ("rank_request.has_time", ""),
+    ("rank_request.timeout_us", "timeout"),
+    ("rank_request.event_count", ""),
+    ("rank_request.event_feature_count", ""),
+    ("rank_request.event_features", ""),
+    ("rank_request.event_keys", "events"),
+    ("rank_request.user_feature_count", ""),
+    ("rank_request.user_features", ""),
+    ("rank_request.candidate_count", ""),
+    ("rank_request.candidate_feature_count", ""),
+    ("rank_request.candidate_features", ""),
+    ("rank_request.candidate_keys", "candidates"),
+    ("rank_response.queue_ns", "queue_time"),
+    ("rank_response.run_ns", "run_time"),
+    // The rest is about one language: a keyword, and what it has a struct, an argument or another type for.
+    ("Rust kv_options.type", "element_type"),
+    ("Java rank_request.user_keys", "user_key"),
+];
+
+/// Fields that a language has in another place, and where.
+const ELSEWHERE: [(&str, &str); 9] = [
+    ("Rust kv_options.store", "an argument of KvCache::open"),
+    ("C++ kv_options.store", "an argument of the constructor of KvCache"),
+    ("Rust engine_options.store_path", "EngineStore::path"),
+    ("Rust engine_options.store_options", "EngineStore::options"),
+    ("Rust engine_options.table_cache_bytes", "TableOptions::cache"),
+    ("Rust engine_options.table_tiers_path", "TableOptions::tiers"),
+    ("Rust rank_request.event_times", "Events::times"),
+    ("C++ rank_request.event_times", "Events::times"),
+    ("Go rank_request.cancel", "the context of the call"),
+];
+
+/// The names of fields and methods in the declaration of a type, in small letters and without underscores: the words
+/// before one of these characters.
+fn names(text: &str, begin: &str, end: &str, before: &[char]) -> HashSet<String> {
+    let at = text.find(begin).unwrap_or_else(|| panic!("{begin} is not there"));
+    let length = text[at..].find(end).unwrap_or(text.len() - at);
+    let code = text[at..at + length].lines().filter(|line| !line.trim_start().starts_with(['*', '/']));
+    let mut names = HashSet::new();
+    for line in code.map(|line| line.split("//").next().unwrap_or(line).trim_end()) {
+        let word = |c: char| c == '_' || c.is_ascii_alphanumeric();
+        for (at, _) in
+            line.match_indices(word).filter(|(at, _)| line[at + 1..].chars().next().is_some_and(|c| !word(c)))
+        {
+            let start = line[..at].rfind(|c| !word(c)).map_or(0, |before| before + 1);
+            // In Go the type follows after a space.
+            if line[at + 1..].starts_with(before) || line[at + 1..].trim_start().starts_with(before) {
+                names.insert(line[start..=at].replace('_', "").to_lowercase());
+            }
+        }
+    }
+    names
+}
+
+/// The names of a type in each language. `None`: it is the struct of C.
+fn names_of(name: &str, file: &str) -> [(&'static str, Option<HashSet<String>>); 4] {
+    let (cpp, go_name) = (cpp(), name.replace("Kv", "KV"));
+    let go: String = ["model", "store", "kv", "lease", "engine", "rank", "embedding"]
+        .map(|file| read(&format!("bindings/go/{file}.go")))
+        .concat();
+    let rust = names(&read(&format!("sdk/src/{file}")), &format!("pub struct {name}"), "\n}", &[':']);
+    let aliased = cpp.contains(&format!("using {name} = pagoda_"));
+    let cpp = (!aliased).then(|| names(&cpp, &format!("struct {name} {{"), "\n};", &[';', '=', '{']));
+    let go = names(&go, &format!("type {go_name} struct {{"), "\n}", &[' ', ',']);
+    let java = read(&format!("bindings/java/src/main/java/ai/pagoda/{name}.java"));
+    let java = names(&java, "public ", "\n}", &['(', ',', ')']);
+    [("Rust", Some(rust)), ("C++", cpp), ("Go", Some(go)), ("Java", Some(java))]
+}
+
+/// One name for one thing: each field of a struct has the same name in every language.
+#[test]
+fn fields_have_one_name_in_every_language() {
+    let header = read("include/pagoda.h");
+    let (mut otherwise, mut elsewhere) = (HashSet::new(), HashSet::new());
+    for (of, name, file) in STRUCTS {
+        for (language, names) in names_of(name, file) {
+            let Some(names) = names else { continue };
+            for field in fields(&header, of).into_iter().filter(|field| *field != "struct_size") {
+                let field = format!("{}.{field}", of.trim_start_matches("pagoda_"));
+                let here = format!("{language} {field}");
+                if let Some((listed, _)) = ELSEWHERE.iter().find(|(listed, _)| *listed == here) {
+                    elsewhere.insert(*listed);
+                    continue;
+                }
+                let other = OTHERWISE.iter().find(|(listed, _)| *listed == here || *listed == field);
+                otherwise.extend(other.map(|(listed, _)| *listed));
+                let expected = other.map_or(field.split_once('.').expect("a field").1, |(_, name)| name);
+                let found = expected.is_empty() || names.contains(&expected.replace('_', ""));
+                assert!(found, "{language}: {name} has no {expected}, which is {field} in pagoda.h");
+            }
+        }
+    }
+    assert_eq!((otherwise.len(), elsewhere.len()), (OTHERWISE.len(), ELSEWHERE.len()), "a line above is not needed");
 }
 
 #[test]

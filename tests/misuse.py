@@ -192,6 +192,10 @@ SCALARS = {
     "int32_t layer": [(v, FIRST) for v in (-1, 2, INT_MIN, INT_MAX)],
     ("pagoda_kv_lease_wait", "layer"): [(v, FIRST) for v in (-2, 2, INT_MIN, INT_MAX)],
     "size_t user_count": [(v, FIRST) for v in (2**20 + 1, 2**63, SIZE_MAX)],
+    "size_t owner_count": [(v, FIRST) for v in (2**20 + 1, 2**63, SIZE_MAX)],
+    "uint64_t from": [(2, FIRST, "to")],  # Every number is an owner, but none can begin with its own history.
+    "uint64_t to": [(1, FIRST)],
+    "int32_t tokens": [(v, FIRST) for v in (-1, INT_MIN)],
     "size_t request_count": [(v, FIRST) for v in (65537, 2**63, SIZE_MAX)],
     "pagoda_tiers tiers": [(v, FIRST) for v in (0, 4, -1, INT_MIN, INT_MAX)],
     "pagoda_kv_tensor which": [(v, FIRST) for v in (-1, 5, INT_MIN, INT_MAX)],
@@ -286,7 +290,7 @@ BAD_SIZES = [
 def bad_requests(p):
     """What one element of a batch can have wrong."""
     items = (ctypes.c_uint64 * 8)(*range(8))
-    wrong = {"tokens": (-1, INT_MIN), "candidates": (-1, INT_MIN), "start": (-1, 1, 2**62, -(2**63)), "user": (7,)}
+    wrong = {"tokens": (-1, INT_MIN), "candidates": (-1, INT_MIN), "start": (-1, 1, 2**62, -(2**63)), "owner": (7,)}
     wrong |= {"item_count": (2**28 + 1, 2**63, SIZE_MAX)}
     for name, values in wrong.items():
         for value in values:

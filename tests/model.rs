@@ -16,7 +16,7 @@ fn cpu() -> ModelOptions {
 fn add() -> Model {
     let dims = || [Dim::Any("batch"), Dim::Is(2)];
     let graph = Graph::new().input("x", F32, &dims()).input("y", F32, &dims()).output("z", F32, &dims());
-    Model::from_bytes(&graph.node("Add", &["x", "y"], &["z"], &[]).to_bytes(), &cpu()).unwrap()
+    Model::open_memory(&graph.node("Add", &["x", "y"], &["z"], &[]).to_bytes(), &cpu()).unwrap()
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn every_element_type_goes_through() {
     for &element in ElementType::ALL.iter().filter(|&&element| element != ElementType::String) {
         let dims = || [Dim::Is(3), Dim::Is(5)];
         let graph = Graph::new().input("x", element as i32, &dims()).output("y", element as i32, &dims());
-        let model = Model::from_bytes(&graph.node("Identity", &["x"], &["y"], &[]).to_bytes(), &cpu());
+        let model = Model::open_memory(&graph.node("Identity", &["x"], &["y"], &[]).to_bytes(), &cpu());
         let must = [Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64].contains(&element);
         let Ok(model) = model else {
             assert!(!must, "{element:?}: {}", model.err().unwrap());
@@ -107,7 +107,7 @@ fn four_bit_numbers_go_in() {
     for (element, expected) in [(ElementType::U4, [1.0, 2.0, 15.0]), (ElementType::I4, [1.0, 2.0, -1.0])] {
         let graph = Graph::new().input("x", element as i32, &[Dim::Is(3)]).output("y", F32, &[Dim::Is(3)]);
         let graph = graph.node("Cast", &["x"], &["y"], &[Attribute::Int("to", F32.into())]);
-        let model = Model::from_bytes(&graph.to_bytes(), &cpu()).unwrap();
+        let model = Model::open_memory(&graph.to_bytes(), &cpu()).unwrap();
         let mut bytes = [0x21_u8, 0x0F];
         // SAFETY: the bytes outlive the tensor and are not touched meanwhile.
         let x = unsafe { Tensor::from_memory(element, &[3], bytes.as_mut_ptr().cast(), 2, Box::new(())) }.unwrap();
@@ -118,7 +118,7 @@ fn four_bit_numbers_go_in() {
 #[test]
 fn strings_go_in_and_come_out() {
     let graph = Graph::new().input("x", STRING, &[Dim::Any("n")]).output("y", STRING, &[Dim::Any("n")]);
-    let model = Model::from_bytes(&graph.node("Identity", &["x"], &["y"], &[]).to_bytes(), &cpu()).unwrap();
+    let model = Model::open_memory(&graph.node("Identity", &["x"], &["y"], &[]).to_bytes(), &cpu()).unwrap();
     let texts = ["", "pagoda", "塔", "a\0b"].map(str::to_owned).to_vec();
     let x = Tensor::from_strings(&[4], texts.clone()).unwrap();
     let y = model.run(&[("x", &x)], &["y"]).unwrap();
@@ -169,7 +169,7 @@ fn a_long_run_is_stopped_in_the_middle() {
         graph = graph.node("MatMul", &[&pair[0], "x"], &[&pair[1]], &[]);
     }
     graph = graph.node("Identity", &[&names[names.len() - 1]], &["y"], &[]);
-    let model = Arc::new(Model::from_bytes(&graph.to_bytes(), &cpu()).unwrap());
+    let model = Arc::new(Model::open_memory(&graph.to_bytes(), &cpu()).unwrap());
     let cancel = Arc::new(Cancel::new());
     let zeros = |dims| Arc::new(Tensor::zeros(ElementType::F32, dims).unwrap());
     let (x, zero, begun) = (zeros(&[768, 768]), zeros(&[1]), zeros(&[1]));
@@ -193,11 +193,11 @@ fn a_long_run_is_stopped_in_the_middle() {
 fn a_model_that_can_not_be_opened_says_why() {
     let error = Model::open("/nowhere/model.onnx", &cpu()).err().unwrap();
     assert_eq!((error.status(), error.argument()), (Status::NotFound, Some("path")));
-    let error = Model::from_bytes(b"this is not a model", &cpu()).err().unwrap();
+    let error = Model::open_memory(b"this is not a model", &cpu()).err().unwrap();
     assert_eq!((error.status(), error.argument()), (Status::Model, Some("bytes")), "{error}");
     let graph = Graph::new().input("x", F32, &[Dim::Is(1)]).output("y", F32, &[Dim::Is(1)]);
     let unknown = graph.node("NoSuchOperator", &["x"], &["y"], &[]).to_bytes();
-    let error = Model::from_bytes(&unknown, &cpu()).err().unwrap();
+    let error = Model::open_memory(&unknown, &cpu()).err().unwrap();
     assert_eq!(error.status(), Status::Model, "{error}");
     assert!(error.message().contains("NoSuchOperator"), "{error}");
 }
@@ -206,8 +206,8 @@ fn a_model_that_can_not_be_opened_says_why() {
 fn a_gpu_that_is_not_there_is_said() {
     let graph = Graph::new().input("x", F32, &[Dim::Is(1)]).output("y", F32, &[Dim::Is(1)]);
     let bytes = graph.node("Identity", &["x"], &["y"], &[]).to_bytes();
-    let auto = Model::from_bytes(&bytes, &ModelOptions::default()).unwrap();
-    let cuda = Model::from_bytes(&bytes, &ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() });
+    let auto = Model::open_memory(&bytes, &ModelOptions::default()).unwrap();
+    let cuda = Model::open_memory(&bytes, &ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() });
     match cuda {
         Ok(model) => assert_eq!((model.provider(), auto.provider()), (Provider::Cuda, Provider::Cuda)),
         Err(error) => {
@@ -222,7 +222,7 @@ fn a_gpu_that_is_not_there_is_said() {
 fn a_second_onnx_runtime_is_refused() {
     add();
     let options = ModelOptions { onnxruntime_path: Some("/nowhere/libonnxruntime.so".into()), ..cpu() };
-    let error = Model::from_bytes(b"x", &options).err().unwrap();
+    let error = Model::open_memory(b"x", &options).err().unwrap();
     assert_eq!(error.argument(), Some("options.onnxruntime_path"), "{error}");
 }
 
@@ -231,7 +231,7 @@ fn a_profile_is_where_it_was_asked_for() {
     let path = std::env::temp_dir().join(format!("pagoda-profile-{}.json", std::process::id()));
     let graph = Graph::new().input("x", F32, &[Dim::Is(1)]).output("y", F32, &[Dim::Is(1)]);
     let bytes = graph.node("Exp", &["x"], &["y"], &[]).to_bytes();
-    let model = Model::from_bytes(&bytes, &ModelOptions { profile_path: Some(path.clone()), ..cpu() }).unwrap();
+    let model = Model::open_memory(&bytes, &ModelOptions { profile_path: Some(path.clone()), ..cpu() }).unwrap();
     model.run(&[("x", &Tensor::from_slice(&[1], &[0.0_f32]).unwrap())], &["y"]).unwrap();
     drop(model);
     let profile = std::fs::read_to_string(&path).unwrap();
@@ -242,7 +242,7 @@ fn a_profile_is_where_it_was_asked_for() {
 #[test]
 fn a_profile_without_a_place_is_refused() {
     for path in ["", "/", "/nowhere/profile.json", "/tmp"] {
-        let error = Model::from_bytes(b"x", &ModelOptions { profile_path: Some(path.into()), ..cpu() }).err().unwrap();
+        let error = Model::open_memory(b"x", &ModelOptions { profile_path: Some(path.into()), ..cpu() }).err().unwrap();
         assert_eq!(error.argument(), Some("options.profile_path"), "{path:?}: {error}");
     }
 }
@@ -256,7 +256,7 @@ fn the_operators_are_there_without_further_ado() {
     let inputs = ["query", "key", "value", "row_offsets", "num_candidates"];
     let attributes = [Attribute::Int("scaling_seqlen", 2), Attribute::Float("alpha", 1.0)];
     let graph = graph.node("ai.pagoda.HstuAttention", &inputs, &["output"], &attributes).output("output", F32, &rows());
-    let model = Model::from_bytes(&graph.to_bytes(), &cpu()).unwrap();
+    let model = Model::open_memory(&graph.to_bytes(), &cpu()).unwrap();
     let query = Tensor::from_slice(&[2, 1, 2], &[1.0_f32, 0.0, 0.5, 0.5]).unwrap();
     let key = Tensor::from_slice(&[2, 1, 2], &[2.0_f32, 0.0, 0.0, 4.0]).unwrap();
     let value = Tensor::from_slice(&[2, 1, 2], &[1.0_f32, 0.0, 0.0, 1.0]).unwrap();

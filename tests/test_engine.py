@@ -1,6 +1,7 @@
 """The ranking engine through C, on models as the exporter makes them, against the formulas in float64."""
 
 import ctypes
+import json
 
 import numpy as np
 import pytest
@@ -55,7 +56,12 @@ class Engine:
         self.pagoda.call(
             "pagoda_engine_rank", self.handle, address(request), scores.ctypes.data, scores.size, address(response)
         )
+        self.version = ctypes.string_at(response.version).decode()
         return scores, response.cached_rows, response.computed_rows
+
+    def swap(self, folder):
+        path = ctypes.create_string_buffer(str(folder).encode())
+        self.pagoda.call("pagoda_engine_swap", self.handle, address(path))
 
     @staticmethod
     def columns(what, rows, names):
@@ -99,6 +105,20 @@ def test_what_is_not_known_is_said(pagoda, made):
         assert failure.value.argument == "request.start" and "events 0 to 4 of user 7" in failure.value.message
         engine.rank(config, user, 7)
         engine.rank(config, user, 7, start=13)
+
+
+def test_a_response_has_the_version_of_the_model_that_answered(pagoda, made):
+    config, _ = MODELS["nvidia"]
+    (user,) = people(config, [(13, 5)])
+    folders = [made(config, tensors(config, seed)) for seed in (1, 2)]
+    versions = [json.loads((folder / "pagoda.json").read_text())["version"] for folder in folders]
+    assert versions[0] != versions[1]
+    with Engine(pagoda, folders[0]) as engine:
+        for folder, version in [*zip(folders, versions), (folders[0], versions[0])]:
+            engine.swap(folder)
+            for _ in range(2):
+                engine.rank(config, user, 7)
+                assert engine.version == version
 
 
 @pytest.mark.parametrize("host_bytes", [1 << 20, 0])

@@ -40,12 +40,12 @@ class Cache:
         self.pools = [pagoda.make("pagoda_kv_cache_pool", self.handle, layer) for layer in range(LAYERS)]
 
     def prepare(self, *requests):
-        """A lease. Each request: user, start, tokens, candidates, and perhaps items."""
+        """A lease. Each request: owner, start, tokens, candidates, and perhaps items."""
         batch, kept = [], []
-        for user, start, tokens, candidates, *items in requests:
+        for owner, start, tokens, candidates, *items in requests:
             kept += [(ctypes.c_uint64 * len(numbers))(*numbers) for numbers in items]
             given = {"items": address(kept[-1]), "item_count": len(kept[-1])} if items else {}
-            batch.append({"user": user, "start": start, "tokens": tokens, "candidates": candidates, **given})
+            batch.append({"owner": owner, "start": start, "tokens": tokens, "candidates": candidates, **given})
         array = structs("pagoda_kv_request", batch)
         return self.pagoda.make("pagoda_kv_cache_prepare", self.handle, address(array), len(batch))
 
@@ -56,9 +56,9 @@ class Cache:
         self.pagoda.free("pagoda_kv_lease", lease)
 
     def rank(self, model, *visits, commit=True):
-        """Runs the model for several users. Each visit: user, start, new items, candidates. Gives the scores of each
-        user's candidates."""
-        lease = self.prepare(*((user, start, len(new), len(candidates)) for user, start, new, candidates in visits))
+        """Runs the model for several owners. Each visit: owner, start, new items, candidates. Gives the scores of each
+        owner's candidates."""
+        lease = self.prepare(*((owner, start, len(new), len(candidates)) for owner, start, new, candidates in visits))
         made = {name: self.tensor(lease, name) for name in INDEX}
         pools = dict(zip(POOLS, self.pools))
         rows = np.concatenate([np.concatenate([new, candidates]) for _, _, new, candidates in visits]).astype(np.int64)
@@ -76,19 +76,25 @@ class Cache:
     def tensor(self, lease, name):
         return self.pagoda.make("pagoda_kv_lease_tensor", lease, C[f"PAGODA_KV_TENSOR_{name.upper()}"])
 
-    def lookup(self, *users):
-        """Start, length and tier of each user."""
-        count = len(users)
+    def lookup(self, *owners):
+        """Start, length and tier of each owner."""
+        count = len(owners)
         starts, lengths, tiers = (ctypes.c_int64 * count)(), (ctypes.c_int64 * count)(), (ctypes.c_int32 * count)()
-        numbers = (ctypes.c_uint64 * count)(*users)
+        numbers = (ctypes.c_uint64 * count)(*owners)
         into = address(starts), address(lengths), address(tiers)
         self.pagoda.call("pagoda_kv_cache_lookup", self.handle, address(numbers), count, *into)
         return list(zip(starts, lengths, tiers))
 
-    def count(self, what, users, *more):
-        """Calls evict, offload or prefetch. `users` None: all users."""
-        numbers = None if users is None else (ctypes.c_uint64 * max(len(users), 1))(*users)
-        list_of = (None, 0) if users is None else (address(numbers), len(users))
+    def fork(self, source, to, tokens):
+        """How many tokens are shared."""
+        shared = ctypes.c_int32(-1)
+        self.pagoda.call("pagoda_kv_cache_fork", self.handle, source, to, tokens, ctypes.addressof(shared))
+        return shared.value
+
+    def count(self, what, owners, *more):
+        """Calls evict, offload or prefetch. `owners` None: all owners."""
+        numbers = None if owners is None else (ctypes.c_uint64 * max(len(owners), 1))(*owners)
+        list_of = (None, 0) if owners is None else (address(numbers), len(owners))
         done = ctypes.c_size_t()
         self.pagoda.call(f"pagoda_kv_cache_{what}", self.handle, *list_of, *more, ctypes.addressof(done))
         return done.value
@@ -98,10 +104,10 @@ class Cache:
         self.pagoda.call("pagoda_kv_cache_get_stats", self.handle, address(stats))
         return stats
 
-    def user(self, lease, index):
-        user = struct("pagoda_kv_leased_user")
-        self.pagoda.call("pagoda_kv_lease_user", lease, index, address(user))
-        return user.user, user.start, user.cached, user.tokens, user.trimmed
+    def owner(self, lease, index):
+        owner = struct("pagoda_kv_leased_owner")
+        self.pagoda.call("pagoda_kv_lease_owner", lease, index, address(owner))
+        return owner.owner, owner.start, owner.cached, owner.tokens, owner.trimmed
 
     def close(self):
         for pool in self.pools:
@@ -287,8 +293,8 @@ def test_overlaps_can_be_trimmed(pagoda):
     cache = Cache(pagoda, overlap=C["PAGODA_OVERLAP_TRIM"])
     cache.add((7, 0, 10, 0))
     lease = cache.prepare((7, 5, 15, 2), (8, 0, 1, 0))
-    assert cache.user(lease, 0) == (7, 0, 10, 10, 5)
-    assert cache.user(lease, 1) == (8, 0, 0, 1, 0)
+    assert cache.owner(lease, 0) == (7, 0, 10, 10, 5)
+    assert cache.owner(lease, 1) == (8, 0, 0, 1, 0)
     pagoda.free("pagoda_kv_lease", lease)
     cache.close()
 
@@ -343,9 +349,9 @@ def test_requests_of_a_later_header_are_stepped_over(pagoda, cache):
     memory = (ctypes.c_uint8 * (2 * (size + 24)))()
     for index in range(2):
         request = kind.from_buffer(memory, index * (size + 24))
-        request.struct_size, request.user, request.tokens = size + 24, 5 + index, 1 + index
+        request.struct_size, request.owner, request.tokens = size + 24, 5 + index, 1 + index
     lease = pagoda.make("pagoda_kv_cache_prepare", cache.handle, address(memory), 2)
-    assert [cache.user(lease, index) for index in range(2)] == [(5, 0, 0, 1, 0), (6, 0, 0, 2, 0)]
+    assert [cache.owner(lease, index) for index in range(2)] == [(5, 0, 0, 1, 0), (6, 0, 0, 2, 0)]
     pagoda.free("pagoda_kv_lease", lease)
 
 
@@ -393,7 +399,7 @@ def test_a_lease_that_is_freed_is_aborted(pagoda, cache):
 def test_one_lease_at_a_time_adds_to_a_history(pagoda, cache):
     lease = cache.prepare((1, 0, 4, 0))
     failure = failing(cache.prepare, (1, 0, 4, 0))
-    assert failure.status == BUSY and "user 1 is being added to" in failure.message
+    assert failure.status == BUSY and "owner 1 is being added to" in failure.message
     assert failing(cache.count, "evict", [1], RESIDENT).status == BUSY
     pagoda.call("pagoda_kv_lease_commit", lease, 0)
     pagoda.free("pagoda_kv_lease", lease)
@@ -453,12 +459,12 @@ def test_of_many_threads_that_end_a_lease_one_does(pagoda, tmp_path):
 # ---- tiers -------------------------------------------------------------------------------------------------------
 
 
-def test_users_leave_tiers_and_come_back(pagoda, tmp_path):
+def test_owners_leave_tiers_and_come_back(pagoda, tmp_path):
     store = open_store(pagoda, tmp_path, durability=C["PAGODA_DURABILITY_PROCESS"])
     cache = Cache(pagoda, store, offload=C["PAGODA_OFFLOAD_BY_HAND"], onload_in_background=1, onload_threads=1)
     cache.add(*((user, 0, 10, 0) for user in range(4)))
     tier = lambda: [tier for _, _, tier in cache.lookup(0, 1, 2, 3)]  # noqa: E731
-    assert cache.count("offload", []) == 0, "a list that is empty and not NULL means no user"
+    assert cache.count("offload", []) == 0, "a list that is empty and not NULL means no owner"
     assert cache.count("offload", [0, 1]) == 2
     assert cache.count("offload", None) == 2
     assert cache.count("offload", None) == 0
@@ -489,6 +495,64 @@ def test_users_leave_tiers_and_come_back(pagoda, tmp_path):
     assert info.file_bytes < held
     cache.close()
     pagoda.free("pagoda_store", store)
+
+
+def test_garbage_is_compacted_from_the_size_that_the_options_say(pagoda, tmp_path):
+    for garbage_bytes, compacts in (256 << 10, True), (0, False):
+        options = {"segment_bytes": 128 << 10, "garbage_bytes": garbage_bytes}
+        store = open_store(pagoda, tmp_path / str(garbage_bytes), durability=C["PAGODA_DURABILITY_PROCESS"], **options)
+        cache, info = Cache(pagoda, store, offload=C["PAGODA_OFFLOAD_AT_COMMIT"]), struct("pagoda_store_stats")
+
+        def stats():
+            pagoda.call("pagoda_store_get_stats", store, address(info))
+            return info
+
+        # 3 MiB of histories that are removed again, and one that stays.
+        cache.add((0, 0, 8, 0), wait=1)
+        for _ in range(40):
+            cache.add((1, 0, 64, 0), wait=1)
+            assert cache.count("evict", [1], ALL) == 1
+        pagoda.call("pagoda_store_flush", store)
+        if compacts:
+            until(lambda: stats().compacted_segments > 0 and stats().file_bytes < 1 << 20, "garbage is compacted")
+        else:
+            assert stats().compacted_segments == 0 and info.file_bytes > 2 << 20, "64 MiB are the default"
+        assert info.users == 1
+        cache.close()
+        pagoda.free("pagoda_store", store)
+
+
+# ---- sharing -----------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_that_begins_with_the_pages_of_another_scores_as_if_it_had_computed_them(pagoda, model):
+    cache, prompt = Cache(pagoda), np.arange(20, dtype=np.int64) % 7
+    cache.rank(model, (1, 0, prompt, []))
+    assert [cache.fork(1, to, tokens) for to, tokens in ((2, 20), (3, 9), (4, 7))] == [16, 8, 0]
+    assert cache.fork(5, 6, 8) == 0, "5 has no history"
+    stats = cache.stats()
+    assert (stats.shared_pages, stats.resident_owners, stats.pages - stats.free_pages) == (2, 3, 3)
+    assert [length for _, length, _ in cache.lookup(1, 2, 3, 4)] == [20, 16, 8, 0]
+    new = {2: np.array([3, 1, 4]), 3: np.array([2, 6]), 1: np.array([5])}
+    begin = {2: 16, 3: 8, 1: 20}
+    scores = cache.rank(model, *((owner, begin[owner], new[owner], CANDIDATES) for owner in new))
+    whole = [(np.concatenate([prompt[: begin[owner]], new[owner]]), CANDIDATES) for owner in new]
+    for mine, expected in zip(scores, recomputed(pagoda, model, whole)):
+        np.testing.assert_allclose(mine, expected, atol=1e-5)
+    cache.close()
+
+
+def test_what_can_not_begin_with_the_pages_of_another_is_told(pagoda, cache):
+    cache.add((1, 0, 16, 0), (2, 0, 8, 0))
+    for source, to, tokens, argument in (1, 2, 8, "to"), (1, 1, 8, "to"), (1, 3, -1, "tokens"):
+        failure = failing(cache.fork, source, to, tokens)
+        assert failure.status == INVALID_ARGUMENT and failure.argument == argument, failure.message
+    assert cache.stats().shared_pages == 0
+    # Pages are free when the last owner that has them has left.
+    assert cache.fork(1, 3, 16) == 16
+    assert cache.count("evict", [1], ALL) == 1 and cache.stats().shared_pages == 0
+    assert cache.lookup(3) == [(0, 16, C["PAGODA_TIER_RESIDENT"])]
+    assert cache.count("evict", None, ALL) == 2 and cache.stats().free_pages == 64
 
 
 def test_a_pool_that_is_too_small_is_told(pagoda, cache):

@@ -206,7 +206,8 @@ def test_a_log_callback_that_logs_or_changes_the_log_does_not_hang(process):
 
 
 LATER = [("pagoda_model_open", "options"), ("pagoda_model_input", "info"), ("pagoda_store_open", "options")]
-LATER += [("pagoda_kv_cache_open", "options"), ("pagoda_kv_cache_get_stats", "stats"), ("pagoda_kv_lease_user", "user")]
+LATER += [("pagoda_kv_cache_open", "options"), ("pagoda_kv_cache_get_stats", "stats")]
+LATER += [("pagoda_kv_lease_owner", "owner"), ("pagoda_engine_rank", "response")]
 
 
 def later_structs():

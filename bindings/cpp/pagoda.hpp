@@ -17,6 +17,7 @@
 #include <pagoda.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -152,6 +153,15 @@ T known_of(const T* from) noexcept {
 /// Throws if the library is not of this header: looked at once a process, but said each time.
 inline void check_abi() {
     [[maybe_unused]] static const bool fits = (call(pagoda_abi_check, std::uint32_t{PAGODA_ABI_VERSION}), true);
+}
+
+/// A duration in C's form, whole microseconds. C has no negative ones.
+inline std::uint64_t to_c(std::chrono::microseconds time, const char* argument) {
+    if (time.count() < 0) {
+        const std::string name = argument, value = std::to_string(time.count());
+        throw Error(PAGODA_STATUS_INVALID_ARGUMENT, name + ": " + value + " is negative: give 0 or more", name);
+    }
+    return static_cast<std::uint64_t>(time.count());
 }
 
 /// Calls a function of the user's from within C, where no exception may come out.
@@ -378,7 +388,7 @@ public:
         : handle_(open(options, pagoda_model_open, path.c_str())) {}
 
     /// Opens a model from the bytes of an .onnx file; they are copied.
-    static Model from_memory(Span<const std::uint8_t> bytes, const ModelOptions& options = {}) {
+    static Model open_memory(Span<const std::uint8_t> bytes, const ModelOptions& options = {}) {
         return Model(open(options, pagoda_model_open_memory, static_cast<const void*>(bytes.data()), bytes.size()));
     }
 

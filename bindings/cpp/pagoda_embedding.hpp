@@ -13,7 +13,7 @@ namespace pagoda {
 /// The options of a lookup; see pagoda_lookup_options.
 struct LookupOptions {
     pagoda_miss miss = PAGODA_MISS_BY_HIT_RATE;  ///< What happens to keys that are not in the cache.
-    std::uint64_t limit_us = 0;                  ///< With PAGODA_MISS_WITHIN: the time limit.
+    std::chrono::microseconds limit{0};          ///< With PAGODA_MISS_WITHIN: the time limit.
 };
 
 /// What a lookup found.
@@ -28,6 +28,12 @@ struct EmbeddingRows {
     Span<const float> row(std::size_t index) const noexcept { return {numbers.data() + index * dim, dim}; }
 };
 
+/// What tables will take, approximately.
+struct EmbeddingEstimate {
+    std::uint64_t memory = 0;  ///< Bytes of memory in this process.
+    std::uint64_t disk = 0;    ///< Bytes of their files.
+};
+
 /// Statistics of a table.
 using TableStats = pagoda_table_stats;
 
@@ -40,11 +46,11 @@ public:
     /// Takes over a handle of pagoda.h.
     explicit Embeddings(pagoda_embeddings* handle) noexcept : handle_(handle) {}
 
-    /// Estimates the bytes of memory and of disk of the tables of a configuration file.
-    static std::pair<std::uint64_t, std::uint64_t> estimate(const std::string& path) {
+    /// Estimates what the tables of a configuration file will take.
+    static EmbeddingEstimate estimate(const std::string& path) {
         detail::check_abi();
-        std::pair<std::uint64_t, std::uint64_t> bytes;
-        detail::call(pagoda_embeddings_estimate, path.c_str(), &bytes.first, &bytes.second);
+        EmbeddingEstimate bytes;
+        detail::call(pagoda_embeddings_estimate, path.c_str(), &bytes.memory, &bytes.disk);
         return bytes;
     }
 
@@ -134,10 +140,10 @@ private:
         return room;
     }
 
-    static pagoda_lookup_options c(LookupOptions options) noexcept {
+    static pagoda_lookup_options c(LookupOptions options) {
         pagoda_lookup_options c_options = PAGODA_LOOKUP_OPTIONS_INIT;
         c_options.miss = options.miss;
-        c_options.limit_us = options.limit_us;
+        c_options.limit_us = detail::to_c(options.limit, "options.limit_us");
         return c_options;
     }
 

@@ -14,7 +14,6 @@
 #include "pagoda_embedding.hpp"
 #include "pagoda_kv.hpp"
 
-#include <chrono>
 #include <optional>
 
 namespace pagoda {
@@ -37,7 +36,7 @@ struct RankRequest {
     std::vector<std::pair<std::string, std::int64_t>> user_keys;  ///< The key of each user feature.
     Columns candidates;                                           ///< The keys of each item feature.
     std::optional<std::int64_t> time;                             ///< The time of the request, in seconds; none: now.
-    std::uint64_t timeout_us = 0;                                 ///< The time limit in microseconds; 0: none.
+    std::chrono::microseconds timeout{0};                         ///< The time limit; 0: none.
     const Cancel* cancel = nullptr;                               ///< Cancels the request when triggered.
 };
 
@@ -45,6 +44,7 @@ struct RankRequest {
 struct RankResponse {
     std::size_t tasks = 0;                  ///< The number of scores of a candidate.
     std::vector<float> scores;              ///< The scores of the first candidate, then those of the next.
+    std::string version;                    ///< The version of the model that answered.
     std::uint32_t batched_with = 0;         ///< The number of other requests in the same batch.
     std::uint64_t cached_rows = 0;          ///< Rows of the history that were cached.
     std::uint64_t computed_rows = 0;        ///< Rows of the history that were computed.
@@ -75,7 +75,7 @@ struct EngineOptions {
     std::uint64_t host_bytes = 0;                         ///< Host memory for what was evicted from the pool; 0: none.
     pagoda_offload offload = PAGODA_OFFLOAD_ON_EVICTION;  ///< When keys and values are written to the store.
     std::int32_t ahead_percent = 12;                      ///< Percentage of the pool that is free or stored ahead.
-    std::uint64_t max_delay_us = 0;                       ///< The coalescing window in microseconds.
+    std::chrono::microseconds max_delay{0};               ///< The coalescing window; 0: requests do not wait.
     std::uint64_t remember_bytes = 64 << 20;              ///< Bytes for the event log; 0: none.
     std::uint64_t table_cache_bytes = 0;                  ///< Bytes for the cache of each table; 0: up to 256 MiB.
     std::string table_tiers_path;                         ///< A ps.json with the tiers of the tables; "": host memory.
@@ -124,7 +124,7 @@ public:
         request_.candidate_keys = candidate_keys_.data();
         request_.has_time = request.time ? 1 : 0;
         request_.time = request.time.value_or(0);
-        request_.timeout_us = request.timeout_us;
+        request_.timeout_us = to_c(request.timeout, "request.timeout_us");
         request_.cancel = handle_of(request.cancel, "request.cancel");
     }
     CRequest(const CRequest&) = delete;
@@ -312,7 +312,7 @@ private:
         c_options.host_bytes = options.host_bytes;
         c_options.offload = options.offload;
         c_options.ahead_percent = options.ahead_percent;
-        c_options.max_delay_us = options.max_delay_us;
+        c_options.max_delay_us = detail::to_c(options.max_delay, "options.max_delay_us");
         c_options.remember_bytes = options.remember_bytes;
         c_options.table_cache_bytes = options.table_cache_bytes;
         if (!options.table_tiers_path.empty()) c_options.table_tiers_path = options.table_tiers_path.c_str();
@@ -327,6 +327,7 @@ private:
     /// Everything but the scores.
     static void fill(RankResponse& response, const pagoda_rank_response& from) {
         response.tasks = from.tasks;
+        if (from.version) response.version = from.version;
         response.batched_with = from.batched_with;
         response.cached_rows = from.cached_rows;
         response.computed_rows = from.computed_rows;

@@ -2,7 +2,7 @@
 //
 //     const pagoda::Store store("/var/lib/ranker");
 //     const pagoda::KvCache cache(options, &store);
-//     pagoda::KvLease lease = cache.prepare({{user, start, tokens, candidates}});
+//     pagoda::KvLease lease = cache.prepare({{owner, start, tokens, candidates}});
 //     ... run the model on the lease's tensors and the cache's pools ...
 //     lease.commit();
 
@@ -19,6 +19,7 @@ struct StoreOptions {
     std::uint64_t max_bytes = 0;                             ///< The maximum size of the files; 0 = no limit.
     std::uint64_t segment_bytes = 0;                         ///< The maximum size of a segment file; 0 = the default.
     std::uint64_t queue_bytes = 0;                           ///< The maximum size of the write queue; 0 = the default.
+    std::uint64_t garbage_bytes = 0;                         ///< Garbage before files are compacted; 0 = the default.
 };
 
 /// The state and the counters of a store.
@@ -33,6 +34,7 @@ inline pagoda_store_options to_c(const StoreOptions& options) noexcept {
     c_options.max_bytes = options.max_bytes;
     c_options.segment_bytes = options.segment_bytes;
     c_options.queue_bytes = options.queue_bytes;
+    c_options.garbage_bytes = options.garbage_bytes;
     return c_options;
 }
 
@@ -108,40 +110,41 @@ struct KvOptions {
 /// The state and the counters of a cache.
 using KvStats = pagoda_kv_stats;
 
-/// A user in a lease.
-using LeasedUser = pagoda_kv_leased_user;
+/// An owner in a lease.
+using LeasedOwner = pagoda_kv_leased_owner;
 
-/// What a batch has of one user.
+/// What a batch has of one owner.
 struct KvRequest {
-    std::uint64_t user = 0;           ///< The user.
-    std::int64_t start = 0;           ///< The position of the first new token in the user's history.
+    std::uint64_t owner = 0;           ///< The owner.
+    std::int64_t start = 0;           ///< The position of the first new token in the owner's history.
     std::int32_t tokens = 0;          ///< The number of new tokens.
     std::int32_t candidates = 0;      ///< The number of candidates after them.
     Span<const std::uint64_t> items;  ///< Items of the history, if the cache checks them (`edited`).
 };
 
-/// What is cached of one user.
-struct CachedUser {
+/// What is cached of one owner.
+struct CachedOwner {
     std::int64_t start = 0;               ///< The position of the first token.
     std::int64_t length = 0;              ///< How many tokens there are.
     pagoda_tier tier = PAGODA_TIER_NONE;  ///< Where they lie.
 };
 
-/// Holds the users of a batch in the pool until a commit or an abort. The destructor aborts a lease that has not ended.
+/// Holds the owners of a batch in the pool until a commit or an abort. The destructor aborts a lease that has not
+/// ended.
 class KvLease {
 public:
     /// Takes over a handle of pagoda.h.
     explicit KvLease(pagoda_kv_lease* handle) noexcept : handle_(handle) {}
 
-    /// The offset of the first row of each user.
+    /// The offset of the first row of each owner.
     Tensor row_offsets() const { return tensor(PAGODA_KV_TENSOR_ROW_OFFSETS); }
-    /// The number of candidates of each user.
+    /// The number of candidates of each owner.
     Tensor num_candidates() const { return tensor(PAGODA_KV_TENSOR_NUM_CANDIDATES); }
-    /// The number of cached tokens of each user.
+    /// The number of cached tokens of each owner.
     Tensor cached_len() const { return tensor(PAGODA_KV_TENSOR_CACHED_LEN); }
-    /// The offset of each user in the list of pages.
+    /// The offset of each owner in the list of pages.
     Tensor page_indptr() const { return tensor(PAGODA_KV_TENSOR_PAGE_INDPTR); }
-    /// The pages of all users, each user's in order of position.
+    /// The pages of all owners, each owner's in order of position.
     Tensor page_ids() const { return tensor(PAGODA_KV_TENSOR_PAGE_IDS); }
 
     /// One of the tensors above, by its number.
@@ -149,26 +152,26 @@ public:
         return Tensor(detail::make<pagoda_tensor>(pagoda_kv_lease_tensor, get(), which));
     }
 
-    /// A user of the lease, by its index in the batch.
-    LeasedUser user(std::size_t index) const {
-        LeasedUser user = PAGODA_KV_LEASED_USER_INIT;
-        detail::call(pagoda_kv_lease_user, get(), index, &user);
-        return user;
+    /// An owner of the lease, by its index in the batch.
+    LeasedOwner owner(std::size_t index) const {
+        LeasedOwner owner = PAGODA_KV_LEASED_OWNER_INIT;
+        detail::call(pagoda_kv_lease_owner, get(), index, &owner);
+        return owner;
     }
 
-    /// Whether a layer of all users was loaded from the store.
+    /// Whether a layer of all owners was loaded from the store.
     bool ready(std::int32_t layer) const {
         std::int32_t ready = 0;
         detail::call(pagoda_kv_lease_ready, get(), layer, &ready);
         return ready != 0;
     }
 
-    /// Waits until a layer of all users, or all layers, were loaded from the store.
+    /// Waits until a layer of all owners, or all layers, were loaded from the store.
     void wait(std::int32_t layer = -1) const { detail::call(pagoda_kv_lease_wait, get(), layer); }
 
-    /// Adds the new tokens to the histories, and ends the lease. With `durable` it waits until what is written to the
+    /// Adds the new tokens to the histories, and ends the lease. With `wait` it waits until what is written to the
     /// store at commit is durable; an Error about "wait" means that the tokens are committed, but not durable.
-    void commit(bool durable = false) const { detail::call(pagoda_kv_lease_commit, get(), durable ? 1 : 0); }
+    void commit(bool wait = false) const { detail::call(pagoda_kv_lease_commit, get(), wait ? 1 : 0); }
     /// Ends the lease without a change of the histories.
     void abort() const { detail::call(pagoda_kv_lease_abort, get()); }
 
@@ -179,7 +182,7 @@ private:
     detail::Handle<pagoda_kv_lease, pagoda_kv_lease_free> handle_;
 };
 
-/// A cache of keys and values: each user's history as pages in a pool. Any number of threads may use one at the same
+/// A cache of keys and values: each owner's history as pages in a pool. Any number of threads may use one at the same
 /// time. Leases stay valid after it is destroyed.
 class KvCache {
 public:
@@ -193,50 +196,58 @@ public:
         return Tensor(detail::make<pagoda_tensor>(pagoda_kv_cache_pool, get(), layer));
     }
 
-    /// What is cached of each user.
-    std::vector<CachedUser> lookup(Span<const std::uint64_t> users) const {
-        const std::size_t count = users.size();
+    /// What is cached of each owner.
+    std::vector<CachedOwner> lookup(Span<const std::uint64_t> owners) const {
+        const std::size_t count = owners.size();
         std::vector<std::int64_t> starts(count), lengths(count);
         std::vector<pagoda_tier> tiers(count);
-        detail::call(pagoda_kv_cache_lookup, get(), users.data(), count, starts.data(), lengths.data(), tiers.data());
-        std::vector<CachedUser> cached(count);
+        detail::call(pagoda_kv_cache_lookup, get(), owners.data(), count, starts.data(), lengths.data(), tiers.data());
+        std::vector<CachedOwner> cached(count);
         for (std::size_t i = 0; i < count; ++i) cached[i] = {starts[i], lengths[i], tiers[i]};
         return cached;
     }
-    /// What is cached of one user.
-    CachedUser lookup(std::uint64_t user) const { return lookup({&user, 1})[0]; }
+    /// What is cached of one owner.
+    CachedOwner lookup(std::uint64_t owner) const { return lookup({&owner, 1})[0]; }
 
     /// Makes room for a batch, and returns a lease with the tensors for the model.
-    KvLease prepare(const std::vector<KvRequest>& batch) const {
-        std::vector<pagoda_kv_request> requests;
-        for (const KvRequest& from : batch) {
+    KvLease prepare(const std::vector<KvRequest>& requests) const {
+        std::vector<pagoda_kv_request> c_requests;
+        for (const KvRequest& from : requests) {
             pagoda_kv_request request = PAGODA_KV_REQUEST_INIT;
-            request.user = from.user;
+            request.owner = from.owner;
             request.start = from.start;
             request.tokens = from.tokens;
             request.candidates = from.candidates;
             request.items = from.items.data();
             request.item_count = from.items.size();
-            requests.push_back(request);
+            c_requests.push_back(request);
         }
         return KvLease(
-            detail::make<pagoda_kv_lease>(pagoda_kv_cache_prepare, get(), requests.data(), requests.size()));
+            detail::make<pagoda_kv_lease>(pagoda_kv_cache_prepare, get(), c_requests.data(), c_requests.size()));
     }
 
-    /// Writes the histories of these users to the store and waits; says how many had something that was not stored.
-    std::size_t offload(Span<const std::uint64_t> users) const { return these(pagoda_kv_cache_offload, users); }
-    /// The same for all users in the pool.
+    /// Lets `to`, which must have no history, begin with the first tokens of `from`: their whole pages are shared.
+    /// Returns how many tokens are shared.
+    std::int32_t fork(std::uint64_t from, std::uint64_t to, std::int32_t tokens) const {
+        std::int32_t shared = 0;
+        detail::call(pagoda_kv_cache_fork, get(), from, to, tokens, &shared);
+        return shared;
+    }
+
+    /// Writes the histories of these owners to the store and waits; says how many had something that was not stored.
+    std::size_t offload(Span<const std::uint64_t> owners) const { return these(pagoda_kv_cache_offload, owners); }
+    /// The same for all owners in the pool.
     std::size_t offload_all() const { return all(pagoda_kv_cache_offload); }
 
-    /// Removes the histories of these users from tiers; says how many had something there.
-    std::size_t evict(Span<const std::uint64_t> users, pagoda_tiers tiers) const {
-        return these(pagoda_kv_cache_evict, users, tiers);
+    /// Removes the histories of these owners from tiers; says how many had something there.
+    std::size_t evict(Span<const std::uint64_t> owners, pagoda_tiers tiers) const {
+        return these(pagoda_kv_cache_evict, owners, tiers);
     }
-    /// The same for all users that no lease holds.
+    /// The same for all owners that no lease holds.
     std::size_t evict_all(pagoda_tiers tiers) const { return all(pagoda_kv_cache_evict, tiers); }
 
     /// Begins to bring histories from the store into the pool; says how many are on their way.
-    std::size_t prefetch(Span<const std::uint64_t> users) const { return these(pagoda_kv_cache_prefetch, users); }
+    std::size_t prefetch(Span<const std::uint64_t> owners) const { return these(pagoda_kv_cache_prefetch, owners); }
 
     /// Waits until everything that was handed to the store is as durable as it promises.
     void flush() const { detail::call(pagoda_kv_cache_flush, get()); }
@@ -279,11 +290,11 @@ private:
     }
 
     template <class Function, class... Rest>
-    std::size_t these(Function function, Span<const std::uint64_t> users, Rest... rest) const {
-        // To C an empty list at NULL would mean all users.
+    std::size_t these(Function function, Span<const std::uint64_t> owners, Rest... rest) const {
+        // To C an empty list at NULL would mean all owners.
         const std::uint64_t none = 0;
         std::size_t count = 0;
-        detail::call(function, get(), users.size() == 0 ? &none : users.data(), users.size(), rest..., &count);
+        detail::call(function, get(), owners.size() == 0 ? &none : owners.data(), owners.size(), rest..., &count);
         return count;
     }
 

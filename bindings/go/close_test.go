@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,11 +44,12 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"KVCache.Evict":        of(c.Evict(ctx, pagoda.TiersAll, 1)),
 		"KVCache.EvictAll":     of(c.EvictAll(ctx, pagoda.TiersAll)),
 		"KVCache.Prefetch":     of(c.Prefetch(1)),
+		"KVCache.Fork":         of(c.Fork(ctx, 1, 2, 8)),
 		"KVCache.Flush":        c.Flush(ctx),
 		"KVCache.Stats":        of(c.Stats()),
 		"KVCache.Prepare":      of(c.Prepare(ctx, pagoda.KVRequest{Tokens: 1})),
 		"KVLease.Tensor":       of(l.Tensor(0)),
-		"KVLease.User":         of(l.User(0)),
+		"KVLease.Owner":        of(l.Owner(0)),
 		"KVLease.Ready":        of(l.Ready(0)),
 		"KVLease.Wait":         l.Wait(ctx, 0),
 		"KVLease.Commit":       l.Commit(ctx, false),
@@ -71,7 +73,7 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"Engine.Info":          of(g.Info()),
 		"Engine.Stats":         of(g.Stats()),
 		"OpenKVCache (store)":  of(pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Store: or(s, new(pagoda.Store))})),
-		"Open (embedding)":     of(pagoda.Open(ctx, hello, &pagoda.ModelOptions{Tables: or(e, new(pagoda.Embeddings))})),
+		"OpenModel (tables)":   of(pagoda.OpenModel(ctx, hello, &pagoda.ModelOptions{Tables: or(e, new(pagoda.Embeddings))})),
 		"Model.Run (tensor)":   of(open(t, hello).Run(ctx, pagoda.Tensors{"x": x}, "y")),
 		"Model.Run (in place)": of(open(t, hello).RunInto(ctx, pagoda.Tensors{"x": good}, pagoda.Tensors{"y": x})),
 	}
@@ -124,23 +126,27 @@ func endsWell(err error) bool {
 
 func TestClosingWhileOthersUseIt(t *testing.T) {
 	for range 20 {
-		m := must[*pagoda.Model](t)(pagoda.Open(ctx, hello, cpu()))
+		m := must[*pagoda.Model](t)(pagoda.OpenModel(ctx, hello, cpu()))
 		x := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1, 4}, make([]float32, 4)))
 		y := must[*pagoda.Tensor](t)(pagoda.Zeros(pagoda.F32, 1, 3))
 		g := must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{
 			KVSize: pagoda.KVBytes(1 << 20), Model: cpu(),
 		}))
-		var group sync.WaitGroup
-		until := time.Now().Add(20 * time.Millisecond)
+		var users, closers, used sync.WaitGroup
+		var closed atomic.Bool
 		use := func(call func() error) {
-			group.Add(1)
+			users.Add(1)
+			used.Add(1)
 			go func() {
-				defer group.Done()
-				for time.Now().Before(until) {
+				defer users.Done()
+				ended := sync.OnceFunc(used.Done)
+				defer ended()
+				for !closed.Load() {
 					if err := call(); !endsWell(err) {
 						t.Error(err)
 						return
 					}
+					ended()
 				}
 			}()
 		}
@@ -169,12 +175,15 @@ func TestClosingWhileOthersUseIt(t *testing.T) {
 			}
 			return err
 		})
-		time.Sleep(10 * time.Millisecond)
+		// Each has made a call, and makes more of them while everything is closed.
+		used.Wait()
 		for _, it := range []interface{ Close() error }{m, x, y, g} {
-			group.Add(1)
-			go func() { defer group.Done(); ok(t, it.Close()) }()
+			closers.Add(1)
+			go func() { defer closers.Done(); ok(t, it.Close()) }()
 		}
-		group.Wait()
+		closers.Wait()
+		closed.Store(true)
+		users.Wait()
 	}
 }
 
@@ -182,17 +191,17 @@ func TestWhatIsForgottenIsClosed(t *testing.T) {
 	before := settled(0)
 	var mu sync.Mutex
 	var lines []string
-	ok(t, pagoda.SetLog(pagoda.LogDebug, func(level pagoda.LogLevel, source, message string) {
+	ok(t, pagoda.SetLog(pagoda.LogLevelDebug, func(level pagoda.LogLevel, source, message string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if source == "go" && strings.Contains(message, "close_test.go:") {
 			lines = append(lines, fmt.Sprintf("%v %s", level, message))
 		}
 	}))
-	defer pagoda.SetLog(pagoda.LogOff, nil)
+	defer pagoda.SetLog(pagoda.LogLevelOff, nil)
 	path, _ := table(t)
 	forget := func() {
-		must[*pagoda.Model](t)(pagoda.Open(ctx, hello, cpu()))
+		must[*pagoda.Model](t)(pagoda.OpenModel(ctx, hello, cpu()))
 		must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1}, []float32{1}))
 		must[*pagoda.Store](t)(pagoda.OpenStore(t.Context(), t.TempDir(), nil))
 		c := must[*pagoda.KVCache](t)(pagoda.OpenKVCache(ctx, shape()))

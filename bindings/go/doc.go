@@ -43,7 +43,7 @@
 //
 // Every object has a Close, which may be called more than once, and while others use the object: their calls end well,
 // or with [ErrInvalidHandle]. What is forgotten is closed when the garbage collector finds it. With a log at level
-// [LogDebug] (see [SetLog]) a line says so, and where the object was made.
+// [LogLevelDebug] (see [SetLog]) a line says so, and where the object was made.
 //
 // # Memory
 //

@@ -97,7 +97,7 @@ func newTableStats(c *C.pagoda_table_stats) TableStats {
 }
 
 // Rows is what a lookup found: a vector for each key or slot, one after the other.
-type Rows struct {
+type EmbeddingRows struct {
 	// Dim is how many numbers a vector has.
 	Dim int
 	// Numbers is the vectors.
@@ -107,7 +107,7 @@ type Rows struct {
 }
 
 // Row is the vector of one key or slot.
-func (r *Rows) Row(index int) []float32 { return r.Numbers[index*r.Dim : (index+1)*r.Dim] }
+func (r *EmbeddingRows) Row(index int) []float32 { return r.Numbers[index*r.Dim : (index+1)*r.Dim] }
 
 // Embeddings is embedding tables of any number of models. Each has a cache over backing tiers: host memory, a Redis
 // Cluster, disk. A table is named model/table, or table if that is unique.
@@ -143,20 +143,25 @@ func OpenEmbeddings(ctx context.Context, path string) (*Embeddings, error) {
 	}, func(e *Embeddings) { e.Close() })
 }
 
-// EstimateEmbeddings is how many bytes of memory the tables of a configuration file will take in this process, and how
-// many of disk their files, about.
-func EstimateEmbeddings(path string) (memory, disk uint64, err error) {
+// EmbeddingEstimate is what tables will take, approximately.
+type EmbeddingEstimate struct {
+	Memory uint64 // Bytes of memory in this process.
+	Disk   uint64 // Bytes of their files.
+}
+
+// EstimateEmbeddings estimates what the tables of a configuration file will take.
+func EstimateEmbeddings(path string) (EmbeddingEstimate, error) {
 	if err := loaded(); err != nil {
-		return 0, 0, err
+		return EmbeddingEstimate{}, err
 	}
 	cPath, err := text(path, "path")
 	if err != nil {
-		return 0, 0, err
+		return EmbeddingEstimate{}, err
 	}
-	var cMemory, cDisk C.uint64_t
+	var memory, disk C.uint64_t
 	var failure *C.pagoda_error
-	err = check(C.pagoda_embeddings_estimate(cPath, &cMemory, &cDisk, &failure), &failure)
-	return uint64(cMemory), uint64(cDisk), err
+	err = check(C.pagoda_embeddings_estimate(cPath, &memory, &disk, &failure), &failure)
+	return EmbeddingEstimate{uint64(memory), uint64(disk)}, err
 }
 
 // Add adds a model while others serve. model is JSON, an element of the configuration's models; relative paths in it
@@ -205,9 +210,9 @@ func (e *Embeddings) Dim(table string) (int, error) {
 
 // Lookup looks keys up, any number of times each; nil options are the defaults. A tier that does not answer is no
 // error: its keys get the default vector.
-func (e *Embeddings) Lookup(ctx context.Context, table string, keys []int64, options *LookupOptions) (*Rows, error) {
+func (e *Embeddings) Lookup(ctx context.Context, table string, keys []int64, options *LookupOptions) (*EmbeddingRows, error) {
 	return e.rows(ctx, table, keys, len(keys), options, func(handle *C.pagoda_embeddings, table *C.char, keys []int64,
-		options *C.pagoda_lookup_options, rows *Rows, failure **C.pagoda_error) C.pagoda_status {
+		options *C.pagoda_lookup_options, rows *EmbeddingRows, failure **C.pagoda_error) C.pagoda_status {
 		return C.pagoda_embeddings_lookup(handle, table, cKeys(keys), C.size_t(len(keys)), options,
 			cNumbers(rows.Numbers), C.size_t(len(rows.Numbers)), cFound(rows.Found), failure)
 	})
@@ -216,10 +221,10 @@ func (e *Embeddings) Lookup(ctx context.Context, table string, keys []int64, opt
 // Pool looks keys up and combines them: slot i gets one vector of the keys from offsets[i] on to before offsets[i+1],
 // or zeros if there are none. The offsets begin with 0, do not go down, and end with how many keys there are.
 func (e *Embeddings) Pool(ctx context.Context, table string, keys, offsets []int64, combiner Combiner,
-	options *LookupOptions) (*Rows, error) {
+	options *LookupOptions) (*EmbeddingRows, error) {
 	offsets = lasting(ctx, offsets)
 	return e.rows(ctx, table, keys, max(len(offsets)-1, 0), options, func(handle *C.pagoda_embeddings, table *C.char,
-		keys []int64, options *C.pagoda_lookup_options, rows *Rows, failure **C.pagoda_error) C.pagoda_status {
+		keys []int64, options *C.pagoda_lookup_options, rows *EmbeddingRows, failure **C.pagoda_error) C.pagoda_status {
 		return C.pagoda_embeddings_pool(handle, table, cKeys(keys), C.size_t(len(keys)), cKeys(offsets),
 			C.size_t(len(offsets)), C.pagoda_combiner(combiner), options, cNumbers(rows.Numbers),
 			C.size_t(len(rows.Numbers)), cFound(rows.Found), failure)
@@ -228,8 +233,8 @@ func (e *Embeddings) Pool(ctx context.Context, table string, keys, offsets []int
 
 // rows makes room for so many vectors and has them filled.
 func (e *Embeddings) rows(ctx context.Context, table string, keys []int64, vectors int, options *LookupOptions,
-	fill func(*C.pagoda_embeddings, *C.char, []int64, *C.pagoda_lookup_options, *Rows, **C.pagoda_error) C.pagoda_status,
-) (*Rows, error) {
+	fill func(*C.pagoda_embeddings, *C.char, []int64, *C.pagoda_lookup_options, *EmbeddingRows, **C.pagoda_error) C.pagoda_status,
+) (*EmbeddingRows, error) {
 	cTable, err := text(table, "table")
 	if err != nil {
 		return nil, err
@@ -238,12 +243,12 @@ func (e *Embeddings) rows(ctx context.Context, table string, keys []int64, vecto
 	if err != nil {
 		return nil, err
 	}
-	look := func(keys []int64) (*Rows, error) {
+	look := func(keys []int64) (*EmbeddingRows, error) {
 		dim, err := e.Dim(table)
 		if err != nil {
 			return nil, err
 		}
-		rows := &Rows{dim, make([]float32, vectors*dim), make([]bool, len(keys))}
+		rows := &EmbeddingRows{dim, make([]float32, vectors*dim), make([]bool, len(keys))}
 		err = e.call(func(handle *C.pagoda_embeddings, failure **C.pagoda_error) C.pagoda_status {
 			return fill(handle, cTable, keys, cOptions, rows, failure)
 		})
@@ -257,7 +262,7 @@ func (e *Embeddings) rows(ctx context.Context, table string, keys []int64, vecto
 		return look(keys)
 	}
 	keys = slices.Clone(keys)
-	return await(ctx, func() (*Rows, error) { return look(keys) }, nil)
+	return await(ctx, func() (*EmbeddingRows, error) { return look(keys) }, nil)
 }
 
 // Upsert replaces rows or adds them, in all tiers and in the cache. numbers has a row for each key; of a key that

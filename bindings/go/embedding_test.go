@@ -12,9 +12,9 @@ import (
 
 func TestEmbeddings(t *testing.T) {
 	path, rest := table(t)
-	memory, _, err := pagoda.EstimateEmbeddings(path)
-	if err != nil || memory == 0 {
-		t.Errorf("%d bytes, %v", memory, err)
+	estimate, err := pagoda.EstimateEmbeddings(path)
+	if err != nil || estimate.Memory == 0 {
+		t.Errorf("%+v, %v", estimate, err)
 	}
 	tables := must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(ctx, path))
 	defer tables.Close()
@@ -25,22 +25,22 @@ func TestEmbeddings(t *testing.T) {
 		for _, options := range []*pagoda.LookupOptions{
 			nil, {Miss: pagoda.MissWait}, {Miss: pagoda.MissWithin, Limit: time.Minute},
 		} {
-			rows := must[*pagoda.Rows](t)(tables.Lookup(c, "t", keys, options))
+			rows := must[*pagoda.EmbeddingRows](t)(tables.Lookup(c, "t", keys, options))
 			equal(t, "rows", fmt.Sprint(*rows), "{2 [2 -2 7 8 2 -2 4 -4] [true false true true]}")
 			equal(t, "row", fmt.Sprint(rows.Row(1)), "[7 8]")
 		}
-		rows := must[*pagoda.Rows](t)(tables.Lookup(c, "t", keys, &pagoda.LookupOptions{Miss: pagoda.MissDefault}))
+		rows := must[*pagoda.EmbeddingRows](t)(tables.Lookup(c, "t", keys, &pagoda.LookupOptions{Miss: pagoda.MissDefault}))
 		equal(t, "rows", len(rows.Numbers), 8)
-		pooled := must[*pagoda.Rows](t)(tables.Pool(c, "t", keys, []int64{0, 1, 1, 4}, pagoda.CombinerSum, nil))
+		pooled := must[*pagoda.EmbeddingRows](t)(tables.Pool(c, "t", keys, []int64{0, 1, 1, 4}, pagoda.CombinerSum, nil))
 		equal(t, "pooled", fmt.Sprint(*pooled), "{2 [2 -2 0 0 13 2] [true false true true]}")
 	}
-	none := must[*pagoda.Rows](t)(tables.Lookup(ctx, "t", nil, nil))
+	none := must[*pagoda.EmbeddingRows](t)(tables.Lookup(ctx, "t", nil, nil))
 	equal(t, "no keys", len(none.Numbers), 0)
 
 	ok(t, tables.Upsert(t.Context(), "t", 1, keys[:1], []float32{5, 6}, pagoda.ReachAtOnce))
-	equal(t, "changed", fmt.Sprint(must[*pagoda.Rows](t)(tables.Lookup(ctx, "t", keys[:1], nil)).Numbers), "[5 6]")
+	equal(t, "changed", fmt.Sprint(must[*pagoda.EmbeddingRows](t)(tables.Lookup(ctx, "t", keys[:1], nil)).Numbers), "[5 6]")
 	ok(t, tables.Delete(ctx, "t", 2, keys[:1], pagoda.ReachAtOnce))
-	equal(t, "deleted", must[*pagoda.Rows](t)(tables.Lookup(ctx, "t", keys[:1], nil)).Found[0], false)
+	equal(t, "deleted", must[*pagoda.EmbeddingRows](t)(tables.Lookup(ctx, "t", keys[:1], nil)).Found[0], false)
 
 	ok(t, tables.Add(ctx, `{"model": "n", `+rest, filepath.Dir(path)))
 	if queued := must[int](t)(tables.Prefetch("n/t", keys)); queued > 3 {
@@ -72,12 +72,12 @@ func TestEmbeddings(t *testing.T) {
 	fails(t, tables.Retire("n\x00"), pagoda.ErrInvalidArgument, "model")
 	_, err = pagoda.OpenEmbeddings(ctx, "/nowhere/ps.json")
 	fails(t, err, pagoda.ErrNotFound, "path")
-	_, _, err = pagoda.EstimateEmbeddings("/nowhere/ps.json")
+	_, err = pagoda.EstimateEmbeddings("/nowhere/ps.json")
 	fails(t, err, pagoda.ErrNotFound, "path")
 
 	// A model keeps tables that it is given.
 	options := cpu()
 	options.Tables = tables
-	m := must[*pagoda.Model](t)(pagoda.Open(t.Context(), hello, options))
+	m := must[*pagoda.Model](t)(pagoda.OpenModel(t.Context(), hello, options))
 	ok(t, m.Close())
 }

@@ -49,12 +49,17 @@ func TestEngine(t *testing.T) {
 		Durability: pagoda.DurabilityNone,
 	}})
 	equal(t, "tasks", must[int](t)(engine.Tasks()), 2)
-	var info struct{ Format int }
+	var info struct {
+		Format  int
+		Version string
+	}
 	ok(t, json.Unmarshal([]byte(must[string](t)(engine.Info())), &info))
 	equal(t, "format", info.Format, 1)
 
 	cold := must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
 	equal(t, "tasks", cold.Tasks, 2)
+	equal(t, "version", cold.Version, info.Version)
+	equal(t, "length of the version", len(cold.Version), 64)
 	equal(t, "scores", len(cold.Scores), 6)
 	equal(t, "cached", cold.CachedRows, 0)
 	equal(t, "computed", cold.ComputedRows, 6)
@@ -236,8 +241,11 @@ func TestAContextEndsRankings(t *testing.T) {
 	isDone(t, err, context.DeadlineExceeded)
 
 	soon, cancel = context.WithCancel(ctx)
-	result := must[<-chan pagoda.RankResult](t)(engine.RankAsync(soon, request()))
-	time.Sleep(20 * time.Millisecond)
+	quiet := openEngine(t, &pagoda.EngineOptions{MaxDelay: time.Minute})
+	result := must[<-chan pagoda.RankResult](t)(quiet.RankAsync(soon, request()))
+	eventually(t, "the request waits", func() bool {
+		return must[pagoda.EngineStats](t)(quiet.Stats()).Waiting == 1
+	})
 	cancel()
 	isDone(t, (<-result).Err, context.Canceled)
 
@@ -306,11 +314,11 @@ func TestWhatAnEngineRunsOnAndHas(t *testing.T) {
 	provider := must[pagoda.EngineProvider](t)(engine.Provider())
 	equal(t, "provider", provider, pagoda.EngineProvider{Provider: pagoda.ProviderCPU, DeviceID: -1})
 	must[*pagoda.RankResponse](t)(engine.Rank(ctx, request()))
-	if stats := must[pagoda.KVStats](t)(engine.KVStats()); stats.ResidentUsers != 1 || stats.FreePages >= stats.Pages {
+	if stats := must[pagoda.KVStats](t)(engine.KVStats()); stats.ResidentOwners != 1 || stats.FreePages >= stats.Pages {
 		t.Errorf("%+v", stats)
 	}
 	equal(t, "unloaded", must[int](t)(engine.Unload(ctx, 7, 8)), 1)
-	equal(t, "resident", must[pagoda.KVStats](t)(engine.KVStats()).ResidentUsers, 0)
+	equal(t, "resident", must[pagoda.KVStats](t)(engine.KVStats()).ResidentOwners, 0)
 	equal(t, "prefetched", must[int](t)(engine.Prefetch(7, 8)), 1)
 	equal(t, "cached", must[*pagoda.RankResponse](t)(engine.Rank(ctx, request())).CachedRows, 6)
 	equal(t, "tables", len(must[[]string](t)(engine.Tables())), 0)

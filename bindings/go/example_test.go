@@ -13,7 +13,7 @@ import (
 
 func Example() {
 	ctx := context.Background()
-	model, err := pagoda.Open(ctx, "../../target/demo/hello.onnx", nil)
+	model, err := pagoda.OpenModel(ctx, "../../target/demo/hello.onnx", nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func ExampleEngine_Rank() {
 
 func ExampleModel_RunAsync() {
 	ctx := context.Background()
-	model, err := pagoda.Open(ctx, "../../target/demo/hello.onnx", nil)
+	model, err := pagoda.OpenModel(ctx, "../../target/demo/hello.onnx", nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func ExampleKVCache() {
 		log.Fatal(err)
 	}
 	defer cache.Close()
-	lease, err := cache.Prepare(ctx, pagoda.KVRequest{User: 7, Tokens: 500, Candidates: 1})
+	lease, err := cache.Prepare(ctx, pagoda.KVRequest{Owner: 7, Tokens: 500, Candidates: 1})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func ExampleKVCache() {
 }
 
 func ExampleError() {
-	_, err := pagoda.Open(context.Background(), "nowhere.onnx", nil)
+	_, err := pagoda.OpenModel(context.Background(), "nowhere.onnx", nil)
 	var e *pagoda.Error
 	if errors.Is(err, pagoda.ErrNotFound) && errors.As(err, &e) {
 		fmt.Println(e.Argument, "is at fault")
@@ -130,12 +130,12 @@ func ExampleError() {
 
 func ExampleSetLog() {
 	levels := map[pagoda.LogLevel]slog.Level{
-		pagoda.LogError: slog.LevelError, pagoda.LogWarn: slog.LevelWarn, pagoda.LogInfo: slog.LevelInfo,
+		pagoda.LogLevelError: slog.LevelError, pagoda.LogLevelWarn: slog.LevelWarn, pagoda.LogLevelInfo: slog.LevelInfo,
 	}
-	err := pagoda.SetLog(pagoda.LogInfo, func(level pagoda.LogLevel, source, message string) {
+	err := pagoda.SetLog(pagoda.LogLevelInfo, func(level pagoda.LogLevel, source, message string) {
 		slog.Log(context.Background(), levels[level], message, "source", source)
 	})
-	fmt.Println(err, pagoda.SetLog(pagoda.LogOff, nil))
+	fmt.Println(err, pagoda.SetLog(pagoda.LogLevelOff, nil))
 	// Output: <nil> <nil>
 }
 

@@ -15,7 +15,7 @@ type Overlap int32
 // What becomes of new tokens that are cached already.
 const (
 	OverlapRefuse Overlap = C.PAGODA_OVERLAP_REFUSE // The request is refused.
-	OverlapTrim   Overlap = C.PAGODA_OVERLAP_TRIM   // They are cut off; [KVLease.User] tells how many.
+	OverlapTrim   Overlap = C.PAGODA_OVERLAP_TRIM   // They are cut off; [KVLease.Owner] tells how many.
 )
 
 // Edited is what happens when the items of a request are not those that the cached history was computed from.
@@ -33,15 +33,15 @@ type Offload int32
 
 // When histories go to the store.
 const (
-	OffloadOnEviction Offload = C.PAGODA_OFFLOAD_ON_EVICTION // When a user is evicted to make room.
+	OffloadOnEviction Offload = C.PAGODA_OFFLOAD_ON_EVICTION // When an owner is evicted to make room.
 	OffloadAtCommit   Offload = C.PAGODA_OFFLOAD_AT_COMMIT   // With every commit, in the background.
 	OffloadByHand     Offload = C.PAGODA_OFFLOAD_BY_HAND     // Only when the caller says so.
 )
 
-// Tier is where a user's history lies.
+// Tier is where an owner's history lies.
 type Tier int32
 
-// Where a user's history lies.
+// Where an owner's history lies.
 const (
 	TierNone     Tier = C.PAGODA_TIER_NONE     // Nowhere.
 	TierResident Tier = C.PAGODA_TIER_RESIDENT // In the pool.
@@ -183,13 +183,14 @@ func orNone[Option ~int32 | ~uint64, Value int32 | int64](option *Option, value 
 type KVStats struct {
 	Pages           uint64 // Pages of the pool.
 	FreePages       uint64 // Free pages.
-	ResidentUsers   uint64 // Users in the pool.
+	SharedPages     uint64 // Pages that more than one owner has, by [KVCache.Fork].
+	ResidentOwners  uint64 // Owners in the pool.
 	ResidentTokens  uint64 // Their tokens.
 	TokensFromPool  uint64 // Tokens of prepared histories that were in the pool.
 	TokensFromStore uint64 // Tokens of prepared histories that came from the store.
 	TokensNew       uint64 // Tokens that were new.
-	EvictedUsers    uint64 // Users that left the pool.
-	FailedOffloads  uint64 // Users that could not be handed to the store.
+	EvictedOwners   uint64 // Owners that left the pool.
+	FailedOffloads  uint64 // Owners that could not be handed to the store.
 	FailedOnloads   uint64 // Histories that could not be read from the store.
 }
 
@@ -197,19 +198,20 @@ func newKVStats(s *C.pagoda_kv_stats) KVStats {
 	return KVStats{
 		Pages:           uint64(s.pages),
 		FreePages:       uint64(s.free_pages),
-		ResidentUsers:   uint64(s.resident_users),
+		SharedPages:     uint64(s.shared_pages),
+		ResidentOwners:  uint64(s.resident_owners),
 		ResidentTokens:  uint64(s.resident_tokens),
 		TokensFromPool:  uint64(s.tokens_from_pool),
 		TokensFromStore: uint64(s.tokens_from_store),
 		TokensNew:       uint64(s.tokens_new),
-		EvictedUsers:    uint64(s.evicted_users),
+		EvictedOwners:   uint64(s.evicted_owners),
 		FailedOffloads:  uint64(s.failed_offloads),
 		FailedOnloads:   uint64(s.failed_onloads),
 	}
 }
 
-// CachedUser is what a cache has of a user.
-type CachedUser struct {
+// CachedOwner is what a cache has of an owner.
+type CachedOwner struct {
 	// Start is the position where the cached history begins.
 	Start int64
 	// Length is how many tokens it has.
@@ -218,11 +220,11 @@ type CachedUser struct {
 	Tier Tier
 }
 
-// KVRequest is what one user of a batch brings.
+// KVRequest is what one owner of a batch brings.
 type KVRequest struct {
-	// User is the user.
-	User uint64
-	// Start is the position of the first new token in the user's history.
+	// Owner is the owner.
+	Owner uint64
+	// Start is the position of the first new token in the owner's history.
 	Start int64
 	// Tokens is how many new tokens there are.
 	Tokens int32
@@ -233,7 +235,7 @@ type KVRequest struct {
 	Items []uint64
 }
 
-// KVCache is a cache of keys and values: each user's history as pages in a pool, those of users not seen for long in a
+// KVCache is a cache of keys and values: each owner's history as pages in a pool, those of owners not seen for long in a
 // store.
 type KVCache struct{ object *object }
 
@@ -290,66 +292,84 @@ func (c *KVCache) Pool(layer int) (*Tensor, error) {
 // number is an int for C, where too large and too small ones are what C has no use for either.
 func number(value int) C.int32_t { return C.int32_t(max(min(value, 1<<31-1), -1<<31)) }
 
-// Lookup is what the cache has of users. By the time the answer is read, others may have changed it.
-func (c *KVCache) Lookup(users ...uint64) ([]CachedUser, error) {
+// Lookup is what the cache has of owners. By the time the answer is read, others may have changed it.
+func (c *KVCache) Lookup(owners ...uint64) ([]CachedOwner, error) {
 	handle, err := c.handle()
 	if err != nil {
 		return nil, err
 	}
 	defer runtime.KeepAlive(c)
-	starts, lengths := make([]C.int64_t, len(users)), make([]C.int64_t, len(users))
-	tiers := make([]C.pagoda_tier, len(users))
+	starts, lengths := make([]C.int64_t, len(owners)), make([]C.int64_t, len(owners))
+	tiers := make([]C.pagoda_tier, len(owners))
 	var failure *C.pagoda_error
-	if err := check(C.pagoda_kv_cache_lookup(handle, cUsers(users), C.size_t(len(users)), first(starts), first(lengths),
+	if err := check(C.pagoda_kv_cache_lookup(handle, cUsers(owners), C.size_t(len(owners)), first(starts), first(lengths),
 		first(tiers), &failure), &failure); err != nil {
 		return nil, err
 	}
-	found := make([]CachedUser, len(users))
+	found := make([]CachedOwner, len(owners))
 	for i := range found {
-		found[i] = CachedUser{int64(starts[i]), int64(lengths[i]), Tier(tiers[i])}
+		found[i] = CachedOwner{int64(starts[i]), int64(lengths[i]), Tier(tiers[i])}
 	}
 	return found, nil
 }
 
-func cUsers(users []uint64) *C.uint64_t { return (*C.uint64_t)(first(users)) }
+// cUsers is a list of users or of owners for C.
+func cUsers(numbers []uint64) *C.uint64_t { return (*C.uint64_t)(first(numbers)) }
 
-// Offload writes the histories of users to the store, and waits until they are as durable as it promises. It returns
-// how many users had something that was not stored.
-func (c *KVCache) Offload(ctx context.Context, users ...uint64) (int, error) {
-	return c.offload(ctx, cUsers(lasting(ctx, users)), len(users))
+// Fork lets the owner to, which must have no history, begin with the first tokens of the owner from: a prompt that many
+// conversations begin with, or the beams of a search. Whole pages are shared; it returns how many tokens they have. What
+// to appends goes to pages of its own. If from is in the store, it is loaded first.
+func (c *KVCache) Fork(ctx context.Context, from, to uint64, tokens int32) (int32, error) {
+	return await(ctx, func() (int32, error) {
+		handle, err := c.handle()
+		if err != nil {
+			return 0, err
+		}
+		defer runtime.KeepAlive(c)
+		var shared C.int32_t
+		var failure *C.pagoda_error
+		status := C.pagoda_kv_cache_fork(handle, C.uint64_t(from), C.uint64_t(to), C.int32_t(tokens), &shared, &failure)
+		return int32(shared), check(status, &failure)
+	}, nil)
 }
 
-// OffloadAll is [KVCache.Offload] for all users in the pool.
+// Offload writes the histories of owners to the store, and waits until they are as durable as it promises. It returns
+// how many owners had something that was not stored.
+func (c *KVCache) Offload(ctx context.Context, owners ...uint64) (int, error) {
+	return c.offload(ctx, cUsers(lasting(ctx, owners)), len(owners))
+}
+
+// OffloadAll is [KVCache.Offload] for all owners in the pool.
 func (c *KVCache) OffloadAll(ctx context.Context) (int, error) { return c.offload(ctx, nil, 0) }
 
-func (c *KVCache) offload(ctx context.Context, users *C.uint64_t, count int) (int, error) {
+func (c *KVCache) offload(ctx context.Context, owners *C.uint64_t, count int) (int, error) {
 	return c.count(ctx, func(handle *C.pagoda_kv_cache, done *C.size_t, failure **C.pagoda_error) C.pagoda_status {
-		return C.pagoda_kv_cache_offload(handle, users, C.size_t(count), done, failure)
+		return C.pagoda_kv_cache_offload(handle, owners, C.size_t(count), done, failure)
 	})
 }
 
-// Evict removes the histories of users from tiers. Those that leave the pool alone go to the store first, unless that
-// is done by hand; those that leave the store are gone for good. It returns how many users had something there.
-func (c *KVCache) Evict(ctx context.Context, tiers Tiers, users ...uint64) (int, error) {
-	return c.evict(ctx, tiers, cUsers(lasting(ctx, users)), len(users))
+// Evict removes the histories of owners from tiers. Those that leave the pool alone go to the store first, unless that
+// is done by hand; those that leave the store are gone for good. It returns how many owners had something there.
+func (c *KVCache) Evict(ctx context.Context, tiers Tiers, owners ...uint64) (int, error) {
+	return c.evict(ctx, tiers, cUsers(lasting(ctx, owners)), len(owners))
 }
 
-// EvictAll is [KVCache.Evict] for all users that no lease holds.
+// EvictAll is [KVCache.Evict] for all owners that no lease holds.
 func (c *KVCache) EvictAll(ctx context.Context, tiers Tiers) (int, error) {
 	return c.evict(ctx, tiers, nil, 0)
 }
 
-func (c *KVCache) evict(ctx context.Context, tiers Tiers, users *C.uint64_t, count int) (int, error) {
+func (c *KVCache) evict(ctx context.Context, tiers Tiers, owners *C.uint64_t, count int) (int, error) {
 	return c.count(ctx, func(handle *C.pagoda_kv_cache, done *C.size_t, failure **C.pagoda_error) C.pagoda_status {
-		return C.pagoda_kv_cache_evict(handle, users, C.size_t(count), C.pagoda_tiers(tiers), done, failure)
+		return C.pagoda_kv_cache_evict(handle, owners, C.size_t(count), C.pagoda_tiers(tiers), done, failure)
 	})
 }
 
 // Prefetch begins to bring histories from the store into the pool and returns at once, with how many are on their way.
-func (c *KVCache) Prefetch(users ...uint64) (int, error) {
+func (c *KVCache) Prefetch(owners ...uint64) (int, error) {
 	return c.count(context.Background(),
 		func(handle *C.pagoda_kv_cache, done *C.size_t, failure **C.pagoda_error) C.pagoda_status {
-			return C.pagoda_kv_cache_prefetch(handle, cUsers(users), C.size_t(len(users)), done, failure)
+			return C.pagoda_kv_cache_prefetch(handle, cUsers(owners), C.size_t(len(owners)), done, failure)
 		})
 }
 

@@ -30,7 +30,7 @@ func openCache(t *testing.T, options *pagoda.KVOptions) *pagoda.KVCache {
 
 func TestStores(t *testing.T) {
 	folder := t.TempDir()
-	options := &pagoda.StoreOptions{Durability: pagoda.DurabilityNone, MaxBytes: 1 << 30}
+	options := &pagoda.StoreOptions{Durability: pagoda.DurabilityNone, MaxBytes: 1 << 30, GarbageBytes: 1 << 20}
 	store := openStore(t, folder, options)
 	_, err := pagoda.OpenStore(ctx, folder, nil)
 	fails(t, err, pagoda.ErrBusy, "path")
@@ -68,16 +68,16 @@ func TestCaches(t *testing.T) {
 
 	for _, c := range []context.Context{ctx, t.Context()} {
 		lease := must[*pagoda.KVLease](t)(cache.Prepare(c,
-			pagoda.KVRequest{User: 1, Tokens: 3, Candidates: 2, Items: items[:3]}, pagoda.KVRequest{User: 2, Candidates: 1}))
+			pagoda.KVRequest{Owner: 1, Tokens: 3, Candidates: 2, Items: items[:3]}, pagoda.KVRequest{Owner: 2, Candidates: 1}))
 		for which, want := range map[pagoda.KVTensor]string{
-			pagoda.KVRowOffsets: "[0 5 6]", pagoda.KVNumCandidates: "[2 1]", pagoda.KVCachedLen: "[0 0]",
-			pagoda.KVPageIndptr: "[0 1 1]",
+			pagoda.KVTensorRowOffsets: "[0 5 6]", pagoda.KVTensorNumCandidates: "[2 1]", pagoda.KVTensorCachedLen: "[0 0]",
+			pagoda.KVTensorPageIndptr: "[0 1 1]",
 		} {
 			index := must[*pagoda.Tensor](t)(lease.Tensor(which))
 			equal(t, "tensor", fmt.Sprint(must[[]int32](t)(pagoda.Values[int32](index))), want)
 			ok(t, index.Close())
 		}
-		pages := must[*pagoda.Tensor](t)(lease.Tensor(pagoda.KVPageIDs))
+		pages := must[*pagoda.Tensor](t)(lease.Tensor(pagoda.KVTensorPageIDs))
 		equal(t, "pages", len(must[[]int32](t)(pagoda.Values[int32](pages))), 1)
 		ok(t, pages.Close())
 		equal(t, "ready", must[bool](t)(lease.Ready(1)), true)
@@ -88,14 +88,14 @@ func TestCaches(t *testing.T) {
 		fails(t, lease.Wait(c, 1<<40), pagoda.ErrInvalidArgument, "layer")
 		_, err = lease.Tensor(9)
 		fails(t, err, pagoda.ErrInvalidArgument, "which")
-		_, err = cache.Prepare(c, pagoda.KVRequest{User: 1, Tokens: 3, Items: items[:3]})
+		_, err = cache.Prepare(c, pagoda.KVRequest{Owner: 1, Tokens: 3, Items: items[:3]})
 		fails(t, err, pagoda.ErrBusy, "")
 		ok(t, lease.Abort())
 		fails(t, lease.Abort(), pagoda.ErrInvalidArgument, "lease")
 		ok(t, lease.Close())
 	}
 
-	lease := must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{User: 1, Tokens: 3, Items: items[:3]}))
+	lease := must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{Owner: 1, Tokens: 3, Items: items[:3]}))
 	gone, cancel := context.WithCancel(ctx)
 	cancel()
 	isDone(t, lease.Commit(gone, false), context.Canceled)
@@ -105,22 +105,22 @@ func TestCaches(t *testing.T) {
 	fails(t, lease.Commit(ctx, false), pagoda.ErrInvalidHandle, "lease")
 	equal(t, "users stored", must[pagoda.StoreStats](t)(store.Stats()).Users, 1)
 
-	lease = must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{User: 1, Start: 2, Tokens: 2, Items: items}))
-	user := must[pagoda.LeasedUser](t)(lease.User(0))
-	equal(t, "user", user, pagoda.LeasedUser{User: 1, Cached: 3, Tokens: 1, Trimmed: 1})
+	lease = must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{Owner: 1, Start: 2, Tokens: 2, Items: items}))
+	owner := must[pagoda.LeasedOwner](t)(lease.Owner(0))
+	equal(t, "owner", owner, pagoda.LeasedOwner{Owner: 1, Cached: 3, Tokens: 1, Trimmed: 1})
 	for _, index := range []int{1, -1} {
-		_, err := lease.User(index)
+		_, err := lease.Owner(index)
 		fails(t, err, pagoda.ErrInvalidArgument, "index")
 	}
 	ok(t, lease.Close()) // which aborts it
-	cached := must[[]pagoda.CachedUser](t)(cache.Lookup(1))
-	equal(t, "cached", cached[0], pagoda.CachedUser{Length: 3, Tier: pagoda.TierResident})
+	cached := must[[]pagoda.CachedOwner](t)(cache.Lookup(1))
+	equal(t, "cached", cached[0], pagoda.CachedOwner{Length: 3, Tier: pagoda.TierResident})
 
-	_, err := cache.Prepare(ctx, pagoda.KVRequest{User: 2, Candidates: 1},
-		pagoda.KVRequest{User: 1, Start: 9, Candidates: 1})
+	_, err := cache.Prepare(ctx, pagoda.KVRequest{Owner: 2, Candidates: 1},
+		pagoda.KVRequest{Owner: 1, Start: 9, Candidates: 1})
 	fails(t, err, pagoda.ErrInvalidArgument, "requests[1].start")
 	ok(t, must[*pagoda.KVLease](t)(cache.Prepare(ctx)).Close())
-	_, err = cache.Prepare(ctx, pagoda.KVRequest{User: 1, Start: 2, Tokens: 2, Items: []uint64{5, 9, 7, 8}})
+	_, err = cache.Prepare(ctx, pagoda.KVRequest{Owner: 1, Start: 2, Tokens: 2, Items: []uint64{5, 9, 7, 8}})
 	fails(t, err, pagoda.ErrInvalidArgument, "requests[0].items")
 	for _, layer := range []int{2, -1, 1 << 40} {
 		_, err = cache.Pool(layer)
@@ -137,14 +137,14 @@ func TestCaches(t *testing.T) {
 	equal(t, "evicted", number(cache.Evict(ctx, pagoda.TiersAll)), 0)
 	equal(t, "evicted", number(cache.Evict(t.Context(), pagoda.TiersResident, 1, 2)), 1)
 	equal(t, "free pages", must[pagoda.KVStats](t)(cache.Stats()).FreePages, 16)
-	equal(t, "tier", must[[]pagoda.CachedUser](t)(cache.Lookup(1, 2))[0].Tier, pagoda.TierStore)
-	equal(t, "no users", len(must[[]pagoda.CachedUser](t)(cache.Lookup())), 0)
+	equal(t, "tier", must[[]pagoda.CachedOwner](t)(cache.Lookup(1, 2))[0].Tier, pagoda.TierStore)
+	equal(t, "no users", len(must[[]pagoda.CachedOwner](t)(cache.Lookup())), 0)
 	equal(t, "on their way", number(cache.Prefetch(1, 2)), 1)
-	lease = must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{User: 1, Start: 3, Candidates: 1}))
+	lease = must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{Owner: 1, Start: 3, Candidates: 1}))
 	ok(t, lease.Close())
-	equal(t, "tier", must[[]pagoda.CachedUser](t)(cache.Lookup(1))[0].Tier, pagoda.TierResident)
+	equal(t, "tier", must[[]pagoda.CachedOwner](t)(cache.Lookup(1))[0].Tier, pagoda.TierResident)
 	equal(t, "evicted", number(cache.EvictAll(ctx, pagoda.TiersAll)), 1)
-	equal(t, "tier", must[[]pagoda.CachedUser](t)(cache.Lookup(1))[0].Tier, pagoda.TierNone)
+	equal(t, "tier", must[[]pagoda.CachedOwner](t)(cache.Lookup(1))[0].Tier, pagoda.TierNone)
 	_, err = cache.EvictAll(ctx, 9)
 	fails(t, err, pagoda.ErrInvalidArgument, "tiers")
 
@@ -178,6 +178,33 @@ func TestCaches(t *testing.T) {
 	fails(t, err, pagoda.ErrUnsupported, "")
 }
 
+// Pages of a prompt that other owners begin with.
+func TestForks(t *testing.T) {
+	cache := openCache(t, shape())
+	lease := must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{Owner: 1, Tokens: 20}))
+	ok(t, lease.Commit(ctx, false))
+	ok(t, lease.Close())
+	shared := must[int32](t)
+	for _, c := range []struct {
+		from, to uint64
+		tokens   int32
+		shared   int32
+	}{{1, 2, 20, 16}, {1, 3, 9, 8}, {1, 4, 7, 0}, {5, 6, 8, 0}} {
+		equal(t, "shared", shared(cache.Fork(t.Context(), c.from, c.to, c.tokens)), c.shared)
+		equal(t, "cached", must[[]pagoda.CachedOwner](t)(cache.Lookup(c.to))[0].Length, int64(c.shared))
+	}
+	stats := must[pagoda.KVStats](t)(cache.Stats())
+	equal(t, "shared pages", stats.SharedPages, 2)
+	equal(t, "free pages", stats.FreePages, 13)
+	equal(t, "owners", stats.ResidentOwners, 3)
+	_, err := cache.Fork(ctx, 1, 2, 8)
+	fails(t, err, pagoda.ErrInvalidArgument, "to")
+	_, err = cache.Fork(ctx, 1, 7, -1)
+	fails(t, err, pagoda.ErrInvalidArgument, "tokens")
+	equal(t, "evicted", must[int](t)(cache.EvictAll(ctx, pagoda.TiersAll)), 3)
+	equal(t, "free pages", must[pagoda.KVStats](t)(cache.Stats()).FreePages, 16)
+}
+
 // doneMeanwhile is a context that is done right after it was first asked whether it is.
 type doneMeanwhile struct {
 	context.Context
@@ -203,7 +230,7 @@ func TestACommitOutlivesItsContextAndItsLease(t *testing.T) {
 	gone, cancel := context.WithCancel(ctx)
 	cancel()
 	for user := range uint64(8) {
-		lease := must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{User: user, Tokens: 1}))
+		lease := must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{Owner: user, Tokens: 1}))
 		err := lease.Commit(&doneMeanwhile{Context: gone}, true)
 		if user%2 == 0 {
 			fails(t, lease.Abort(), pagoda.ErrInvalidArgument, "lease")
@@ -214,7 +241,7 @@ func TestACommitOutlivesItsContextAndItsLease(t *testing.T) {
 		}
 		fails(t, lease.Commit(ctx, true), pagoda.ErrInvalidHandle, "lease")
 		equal(t, "objects held", settled(held), held)
-		equal(t, "cached", must[[]pagoda.CachedUser](t)(cache.Lookup(user))[0].Length, 1)
+		equal(t, "cached", must[[]pagoda.CachedOwner](t)(cache.Lookup(user))[0].Length, 1)
 	}
 	equal(t, "users stored", must[pagoda.StoreStats](t)(options.Store.Stats()).Users, 8)
 }
@@ -223,13 +250,13 @@ func TestACommitOutlivesItsContextAndItsLease(t *testing.T) {
 func TestRankingWithACache(t *testing.T) {
 	m, cache := open(t, model), openCache(t, shape())
 	names := map[string]pagoda.KVTensor{
-		"row_offsets": pagoda.KVRowOffsets, "num_candidates": pagoda.KVNumCandidates, "cached_len": pagoda.KVCachedLen,
-		"page_indptr": pagoda.KVPageIndptr, "page_ids": pagoda.KVPageIDs,
+		"row_offsets": pagoda.KVTensorRowOffsets, "num_candidates": pagoda.KVTensorNumCandidates, "cached_len": pagoda.KVTensorCachedLen,
+		"page_indptr": pagoda.KVTensorPageIndptr, "page_ids": pagoda.KVTensorPageIDs,
 	}
 	rank := func(start int64, rows ...int64) float64 {
 		t.Helper()
 		lease := must[*pagoda.KVLease](t)(cache.Prepare(ctx,
-			pagoda.KVRequest{User: 1, Start: start, Tokens: int32(len(rows)) - 1, Candidates: 1}))
+			pagoda.KVRequest{Owner: 1, Start: start, Tokens: int32(len(rows)) - 1, Candidates: 1}))
 		defer lease.Close()
 		inputs := pagoda.Tensors{"item_ids": tensor(t, []int64{int64(len(rows))}, rows)}
 		for name, which := range names {

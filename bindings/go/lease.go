@@ -15,17 +15,17 @@ type KVTensor int32
 
 // The index tensors of a lease.
 const (
-	KVRowOffsets    KVTensor = C.PAGODA_KV_TENSOR_ROW_OFFSETS    // Where each user's rows begin: int32 [users + 1].
-	KVNumCandidates KVTensor = C.PAGODA_KV_TENSOR_NUM_CANDIDATES // How many candidates each user has: int32 [users].
-	KVCachedLen     KVTensor = C.PAGODA_KV_TENSOR_CACHED_LEN     // How many tokens of each user are cached: int32 [users].
-	KVPageIndptr    KVTensor = C.PAGODA_KV_TENSOR_PAGE_INDPTR    // Where each user's list of pages begins: int32 [users + 1].
-	KVPageIDs       KVTensor = C.PAGODA_KV_TENSOR_PAGE_IDS       // Each user's pages in order of position: int32.
+	KVTensorRowOffsets    KVTensor = C.PAGODA_KV_TENSOR_ROW_OFFSETS    // Where each owner's rows begin: int32 [owners + 1].
+	KVTensorNumCandidates KVTensor = C.PAGODA_KV_TENSOR_NUM_CANDIDATES // How many candidates each owner has: int32 [owners].
+	KVTensorCachedLen     KVTensor = C.PAGODA_KV_TENSOR_CACHED_LEN     // How many tokens of each owner are cached: int32 [owners].
+	KVTensorPageIndptr    KVTensor = C.PAGODA_KV_TENSOR_PAGE_INDPTR    // Where each owner's list of pages begins: int32 [owners + 1].
+	KVTensorPageIDs       KVTensor = C.PAGODA_KV_TENSOR_PAGE_IDS       // Each owner's pages in order of position: int32.
 )
 
-// LeasedUser is one user in a lease.
-type LeasedUser struct {
-	// User is the user.
-	User uint64
+// LeasedOwner is one owner in a lease.
+type LeasedOwner struct {
+	// Owner is the owner.
+	Owner uint64
 	// Start is the position where the history begins, as the model sees it.
 	Start int64
 	// Cached is how many of its tokens are cached.
@@ -37,7 +37,7 @@ type LeasedUser struct {
 	Trimmed int32
 }
 
-// KVLease is a batch's hold on its users: where their histories lie, and room for what is new. It ends with Commit or
+// KVLease is a batch's hold on its owners: where their histories lie, and room for what is new. It ends with Commit or
 // Abort; closing one that has not ended aborts it.
 type KVLease struct{ object *object }
 
@@ -49,11 +49,11 @@ func leaseHandle(token uintptr) *C.pagoda_kv_lease {
 	return *(**C.pagoda_kv_lease)(unsafe.Pointer(&token))
 }
 
-// Prepare makes room for a batch and says where everything lies: it evicts the least recently used users if need be,
+// Prepare makes room for a batch and says where everything lies: it evicts the least recently used owners if need be,
 // and brings those of the batch back from the store. They stay where they are until the lease ends. Any number of
-// leases may read a user's history at the same time; one at most may add to it.
+// leases may read an owner's history at the same time; one at most may add to it.
 //
-// Then run the model on the tensors of the lease and the pools of the cache: for each user the rows of its new tokens,
+// Then run the model on the tensors of the lease and the pools of the cache: for each owner the rows of its new tokens,
 // then those of its candidates.
 func (c *KVCache) Prepare(ctx context.Context, requests ...KVRequest) (*KVLease, error) {
 	requests, made := slices.Clone(requests), callers()
@@ -71,7 +71,7 @@ func (c *KVCache) Prepare(ctx context.Context, requests ...KVRequest) (*KVLease,
 		batch := make([]C.pagoda_kv_request, len(requests))
 		for i, request := range requests {
 			batch[i] = C.pagoda_kv_request_init()
-			batch[i].user, batch[i].start = C.uint64_t(request.User), C.int64_t(request.Start)
+			batch[i].owner, batch[i].start = C.uint64_t(request.Owner), C.int64_t(request.Start)
 			batch[i].tokens, batch[i].candidates = C.int32_t(request.Tokens), C.int32_t(request.Candidates)
 			if len(request.Items) > 0 {
 				l.Pin(&request.Items[0])
@@ -107,22 +107,22 @@ func (l *KVLease) Tensor(which KVTensor) (*Tensor, error) {
 	return newTensor(tensor, callers()), nil
 }
 
-// User is what the lease has of one user, by its place in the batch.
-func (l *KVLease) User(index int) (LeasedUser, error) {
+// Owner is what the lease has of one owner, by its place in the batch.
+func (l *KVLease) Owner(index int) (LeasedOwner, error) {
 	handle, err := l.handle()
 	if err != nil {
-		return LeasedUser{}, err
+		return LeasedOwner{}, err
 	}
 	defer runtime.KeepAlive(l)
-	c := C.pagoda_kv_leased_user_init()
+	c := C.pagoda_kv_leased_owner_init()
 	var failure *C.pagoda_error
-	if err := check(C.pagoda_kv_lease_user(handle, C.size_t(index), &c, &failure), &failure); err != nil {
-		return LeasedUser{}, err
+	if err := check(C.pagoda_kv_lease_owner(handle, C.size_t(index), &c, &failure), &failure); err != nil {
+		return LeasedOwner{}, err
 	}
-	return LeasedUser{uint64(c.user), int64(c.start), int32(c.cached), int32(c.tokens), int32(c.trimmed)}, nil
+	return LeasedOwner{uint64(c.owner), int64(c.start), int32(c.cached), int32(c.tokens), int32(c.trimmed)}, nil
 }
 
-// Ready tells whether a layer of every user has arrived from the store.
+// Ready tells whether a layer of every owner has arrived from the store.
 func (l *KVLease) Ready(layer int) (bool, error) {
 	handle, err := l.handle()
 	if err != nil {
@@ -135,7 +135,7 @@ func (l *KVLease) Ready(layer int) (bool, error) {
 	return ready == 1, err
 }
 
-// Wait waits until a layer of every user has arrived from the store; with -1, until all have. That is needed before the
+// Wait waits until a layer of every owner has arrived from the store; with -1, until all have. That is needed before the
 // model runs only with KVOptions.OnloadInBackground.
 func (l *KVLease) Wait(ctx context.Context, layer int) error {
 	return awaitError(ctx, func() error {
@@ -149,10 +149,10 @@ func (l *KVLease) Wait(ctx context.Context, layer int) error {
 	})
 }
 
-// Commit makes the new tokens part of their histories: the model has appended them. It ends the lease. With durable it
+// Commit makes the new tokens part of their histories: the model has appended them. It ends the lease. With wait it
 // waits until the store has them as safe as it promises, where histories go there at commit. If ctx is done before it
 // begins, nothing is committed; after that the commit goes on, and only the waiting ends.
-func (l *KVLease) Commit(ctx context.Context, durable bool) error {
+func (l *KVLease) Commit(ctx context.Context, wait bool) error {
 	if err := done(ctx); err != nil {
 		return err
 	}
@@ -165,9 +165,9 @@ func (l *KVLease) Commit(ctx context.Context, durable bool) error {
 		defer runtime.KeepAlive(l)
 		defer l.it().let()
 		var failure *C.pagoda_error
-		return struct{}{}, check(C.pagoda_kv_lease_commit(leaseHandle(token), flag(durable), &failure), &failure)
+		return struct{}{}, check(C.pagoda_kv_lease_commit(leaseHandle(token), flag(wait), &failure), &failure)
 	}
-	if durable {
+	if wait {
 		_, err = begun(ctx, commit, nil)
 	} else {
 		_, err = commit()

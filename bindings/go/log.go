@@ -16,12 +16,12 @@ type LogLevel int32
 
 // How much is logged, from nothing to everything.
 const (
-	LogOff   LogLevel = C.PAGODA_LOG_LEVEL_OFF   // Nothing.
-	LogError LogLevel = C.PAGODA_LOG_LEVEL_ERROR // What failed, above all where there is no caller to tell.
-	LogWarn  LogLevel = C.PAGODA_LOG_LEVEL_WARN  // What is likely not as the caller wants it.
-	LogInfo  LogLevel = C.PAGODA_LOG_LEVEL_INFO  // What happens rarely and is good to know.
-	LogDebug LogLevel = C.PAGODA_LOG_LEVEL_DEBUG // What helps to find a mistake: errors that calls return, forgotten Closes.
-	LogTrace LogLevel = C.PAGODA_LOG_LEVEL_TRACE // Everything.
+	LogLevelOff   LogLevel = C.PAGODA_LOG_LEVEL_OFF   // Nothing.
+	LogLevelError LogLevel = C.PAGODA_LOG_LEVEL_ERROR // What failed, above all where there is no caller to tell.
+	LogLevelWarn  LogLevel = C.PAGODA_LOG_LEVEL_WARN  // What is likely not as the caller wants it.
+	LogLevelInfo  LogLevel = C.PAGODA_LOG_LEVEL_INFO  // What happens rarely and is good to know.
+	LogLevelDebug LogLevel = C.PAGODA_LOG_LEVEL_DEBUG // What helps to find a mistake: errors that calls return, forgotten Closes.
+	LogLevelTrace LogLevel = C.PAGODA_LOG_LEVEL_TRACE // Everything.
 )
 
 // String is the name of the level, such as "warn".

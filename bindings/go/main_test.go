@@ -52,6 +52,16 @@ func settled(wanted int) int {
 	return pagoda.LiveObjects()
 }
 
+// eventually waits until a condition holds that another thread brings about.
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not after 30 seconds: %s", what)
+		}
+	}
+}
+
 // must is a value of which no error is expected.
 func must[T any](t testing.TB) func(value T, err error) T {
 	return func(value T, err error) T {
@@ -96,7 +106,7 @@ func cpu() *pagoda.ModelOptions {
 
 func open(t testing.TB, path string) *pagoda.Model {
 	t.Helper()
-	m := must[*pagoda.Model](t)(pagoda.Open(ctx, path, cpu()))
+	m := must[*pagoda.Model](t)(pagoda.OpenModel(ctx, path, cpu()))
 	t.Cleanup(func() { ok(t, m.Close()) })
 	return m
 }

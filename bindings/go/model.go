@@ -65,8 +65,8 @@ var modelKind = &kind{"model", func(token uintptr) C.pagoda_status {
 
 func modelHandle(token uintptr) *C.pagoda_model { return *(**C.pagoda_model)(unsafe.Pointer(&token)) }
 
-// Open opens the model in an .onnx file. The ai.pagoda operators are always available.
-func Open(ctx context.Context, path string, options *ModelOptions) (*Model, error) {
+// OpenModel opens the model in an .onnx file. The ai.pagoda operators are always available.
+func OpenModel(ctx context.Context, path string, options *ModelOptions) (*Model, error) {
 	cPath, err := text(path, "path")
 	if err != nil {
 		return nil, err
@@ -77,8 +77,8 @@ func Open(ctx context.Context, path string, options *ModelOptions) (*Model, erro
 	})
 }
 
-// OpenBytes opens a model from the bytes of an .onnx file; they are copied.
-func OpenBytes(ctx context.Context, bytes []byte, options *ModelOptions) (*Model, error) {
+// OpenModelMemory opens a model from the bytes of an .onnx file; they are copied.
+func OpenModelMemory(ctx context.Context, bytes []byte, options *ModelOptions) (*Model, error) {
 	bytes = lasting(ctx, bytes)
 	return openModel(ctx, options, func(options *C.pagoda_model_options, handle **C.pagoda_model,
 		failure **C.pagoda_error) C.pagoda_status {

@@ -129,14 +129,14 @@ func (o *object) forgotten() {
 	}
 	// Not here: cleanups run one after the other, and what has a store or requests under way takes a while.
 	go o.kind.free(token)
-	if logs(LogDebug) {
-		logLine(LogDebug, "go", fmt.Sprintf("a %s was not closed%s", o.kind.name, o.where()))
+	if logs(LogLevelDebug) {
+		logLine(LogLevelDebug, "go", fmt.Sprintf("a %s was not closed%s", o.kind.name, o.where()))
 	}
 }
 
 // callers is where something is being made, if that is logged.
 func callers() []uintptr {
-	if !logs(LogDebug) {
+	if !logs(LogLevelDebug) {
 		return nil
 	}
 	made := make([]uintptr, 16)

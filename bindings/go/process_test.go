@@ -58,16 +58,16 @@ func TestLog(t *testing.T) {
 	var lines, wrong atomic.Int32
 	count := func(level LogLevel, source, message string) {
 		lines.Add(1)
-		if level < LogError || level > LogDebug || source == "" || message == "" {
+		if level < LogLevelError || level > LogLevelDebug || source == "" || message == "" {
 			wrong.Add(1)
 		}
 	}
-	defer SetLog(LogOff, nil)
-	if err := SetLog(LogDebug, count); err != nil {
+	defer SetLog(LogLevelOff, nil)
+	if err := SetLog(LogLevelDebug, count); err != nil {
 		t.Fatal(err)
 	}
 	ctx := context.Background()
-	if _, err := Open(ctx, "no such file.onnx", nil); !errors.Is(err, ErrNotFound) {
+	if _, err := OpenModel(ctx, "no such file.onnx", nil); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 	if lines.Load() == 0 || wrong.Load() != 0 {
@@ -78,15 +78,15 @@ func TestLog(t *testing.T) {
 		t.Error(err)
 	}
 	before := lines.Load()
-	Open(ctx, "no such file.onnx", nil)
+	OpenModel(ctx, "no such file.onnx", nil)
 	if lines.Load() == before {
 		t.Error("the log has stopped")
 	}
-	if err := SetLog(LogOff, nil); err != nil {
+	if err := SetLog(LogLevelOff, nil); err != nil {
 		t.Error(err)
 	}
 	before = lines.Load()
-	Open(ctx, "no such file.onnx", nil)
+	OpenModel(ctx, "no such file.onnx", nil)
 	if lines.Load() != before {
 		t.Error("the log goes on")
 	}
@@ -97,18 +97,18 @@ func TestLog(t *testing.T) {
 		go func() {
 			defer group.Done()
 			for range 50 {
-				SetLog(LogDebug, count)
+				SetLog(LogLevelDebug, count)
 			}
 		}()
 		go func() {
 			defer group.Done()
 			for range 50 {
-				Open(ctx, "no such file.onnx", nil)
+				OpenModel(ctx, "no such file.onnx", nil)
 			}
 		}()
 	}
 	group.Wait()
-	for level, name := range map[LogLevel]string{LogOff: "off", LogTrace: "trace", 99: "unknown", -1: "unknown"} {
+	for level, name := range map[LogLevel]string{LogLevelOff: "off", LogLevelTrace: "trace", 99: "unknown", -1: "unknown"} {
 		if level.String() != name {
 			t.Errorf("%v, not %s", level, name)
 		}
@@ -118,8 +118,8 @@ func TestLog(t *testing.T) {
 // A panic in the function that gets the log ends the program as any other does, and does not unwind the library.
 func TestAPanicInTheLogEndsTheProgram(t *testing.T) {
 	if os.Getenv("PAGODA_GO_PANIC") != "" {
-		SetLog(LogDebug, func(LogLevel, string, string) { panic("the log is full") })
-		Open(context.Background(), "no such file.onnx", nil)
+		SetLog(LogLevelDebug, func(LogLevel, string, string) { panic("the log is full") })
+		OpenModel(context.Background(), "no such file.onnx", nil)
 		time.Sleep(time.Minute)
 		return
 	}

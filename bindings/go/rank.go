@@ -43,6 +43,8 @@ type RankRequest struct {
 type RankResponse struct {
 	// Tasks is the number of scores of a candidate.
 	Tasks int
+	// Version is the version of the model that answered.
+	Version string
 	// Scores is those of the first candidate, in the order of the tasks, then those of the next.
 	Scores []float32
 	// BatchedWith is the number of other requests in the same batch.
@@ -61,6 +63,7 @@ func (r *RankResponse) Candidate(index int) []float32 {
 func newRankResponse(scores []float32, c *C.pagoda_rank_response) *RankResponse {
 	return &RankResponse{
 		Tasks:        int(c.tasks),
+		Version:      C.GoString(c.version),
 		Scores:       scores,
 		BatchedWith:  int(c.batched_with),
 		CachedRows:   uint64(c.cached_rows),

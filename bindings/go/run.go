@@ -53,8 +53,8 @@ func (m *Model) RunInto(ctx context.Context, inputs, into Tensors, outputs ...st
 	return newTensors(lists.outputs[len(into):], callers()), nil
 }
 
-// Result is how an asynchronous run ended.
-type Result struct {
+// RunResult is how an asynchronous run ended.
+type RunResult struct {
 	// Outputs is a new tensor for each output that was asked for.
 	Outputs []*Tensor
 	// Err says why there are none.
@@ -65,7 +65,7 @@ type Result struct {
 // Arguments are as for [Model.RunInto]; what is wrong with them is said at once. The objects may be closed as soon as
 // this returns; the memory of the tensors must be left alone until the result is there. It is fine never to read the
 // channel.
-func (m *Model) RunAsync(ctx context.Context, inputs, into Tensors, outputs ...string) (<-chan Result, error) {
+func (m *Model) RunAsync(ctx context.Context, inputs, into Tensors, outputs ...string) (<-chan RunResult, error) {
 	handle, err := m.handle()
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (m *Model) RunAsync(ctx context.Context, inputs, into Tensors, outputs ...s
 		return nil, err
 	}
 	// Room for the result, so that the thread of Pagoda does not wait for a reader.
-	run := &asyncRun{ctx, stopper, len(into), callers(), make(chan Result, 1)}
+	run := &asyncRun{ctx, stopper, len(into), callers(), make(chan RunResult, 1)}
 	held := cgo.NewHandle(run)
 	err = lists.run(handle, stopper, held)
 	runtime.KeepAlive(m)
@@ -100,7 +100,7 @@ type asyncRun struct {
 	stopper stopper
 	into    int
 	made    []uintptr
-	result  chan Result
+	result  chan RunResult
 }
 
 //export pagodaGoRan
@@ -110,9 +110,9 @@ func pagodaGoRan(held C.uintptr_t, status C.pagoda_status, outputs **C.pagoda_te
 	cgo.Handle(held).Delete()
 	run.stopper.end()
 	if status != C.PAGODA_STATUS_OK {
-		run.result <- Result{Err: blame(run.ctx, toError(status, failure))}
+		run.result <- RunResult{Err: blame(run.ctx, toError(status, failure))}
 	} else {
-		run.result <- Result{Outputs: newTensors(unsafe.Slice(outputs, count)[run.into:], run.made)}
+		run.result <- RunResult{Outputs: newTensors(unsafe.Slice(outputs, count)[run.into:], run.made)}
 	}
 	close(run.result)
 }

@@ -55,7 +55,7 @@ func TestRun(t *testing.T) {
 
 	bytes := must[[]byte](t)(os.ReadFile(hello))
 	for _, c := range []context.Context{ctx, t.Context()} {
-		again := must[*pagoda.Model](t)(pagoda.OpenBytes(c, bytes, cpu()))
+		again := must[*pagoda.Model](t)(pagoda.OpenModelMemory(c, bytes, cpu()))
 		outputs = must[[]*pagoda.Tensor](t)(again.Run(c, pagoda.Tensors{"x": x}, "y"))
 		if got := must[[]float32](t)(pagoda.Values[float32](outputs[0])); !slices.Equal(got, y) {
 			t.Errorf("%v, not %v", got, y)
@@ -71,7 +71,7 @@ const identity = "\x08\x08\x12\x00:9\n\x10\n\x01x\x12\x01y\"\x08Identity\x12\x01
 	"b\x10\n\x01y\x12\x0b\n\t\x08\x08\x12\x05\n\x03\x12\x01nB\x04\n\x00\x10\x11"
 
 func TestRunOfStrings(t *testing.T) {
-	m := must[*pagoda.Model](t)(pagoda.OpenBytes(ctx, []byte(identity), cpu()))
+	m := must[*pagoda.Model](t)(pagoda.OpenModelMemory(ctx, []byte(identity), cpu()))
 	defer m.Close()
 	texts := []string{"", "pagoda", "塔", "b\x00c"}
 	outputs := must[[]*pagoda.Tensor](t)(m.Run(ctx, pagoda.Tensors{"x": tensor(t, []int64{4}, texts)}, "y"))
@@ -121,27 +121,27 @@ func TestRunsThatCanNotBe(t *testing.T) {
 	_, err = m.Run(nil, pagoda.Tensors{"x": x}, "y") //nolint:staticcheck // that is what is tested
 	fails(t, err, pagoda.ErrInvalidArgument, "ctx")
 
-	_, err = pagoda.Open(ctx, "no such file.onnx", nil)
+	_, err = pagoda.OpenModel(ctx, "no such file.onnx", nil)
 	fails(t, err, pagoda.ErrNotFound, "path")
-	_, err = pagoda.Open(ctx, "", nil)
+	_, err = pagoda.OpenModel(ctx, "", nil)
 	fails(t, err, pagoda.ErrInvalidArgument, "path")
-	_, err = pagoda.Open(ctx, "a\x00b", nil)
+	_, err = pagoda.OpenModel(ctx, "a\x00b", nil)
 	fails(t, err, pagoda.ErrInvalidArgument, "path")
-	_, err = pagoda.OpenBytes(ctx, make([]byte, 64), cpu())
+	_, err = pagoda.OpenModelMemory(ctx, make([]byte, 64), cpu())
 	fails(t, err, pagoda.ErrModel, "bytes")
-	_, err = pagoda.OpenBytes(ctx, nil, cpu())
+	_, err = pagoda.OpenModelMemory(ctx, nil, cpu())
 	fails(t, err, pagoda.ErrInvalidArgument, "bytes")
 	options := cpu()
 	options.DeviceID = -1
-	_, err = pagoda.Open(ctx, hello, options)
+	_, err = pagoda.OpenModel(ctx, hello, options)
 	fails(t, err, pagoda.ErrInvalidArgument, "options.device_id")
 	options = cpu()
 	options.ProfilePath = "a\x00b"
-	_, err = pagoda.Open(ctx, hello, options)
+	_, err = pagoda.OpenModel(ctx, hello, options)
 	fails(t, err, pagoda.ErrInvalidArgument, "options.profile_path")
 	options = cpu()
 	options.Tables = new(pagoda.Embeddings)
-	_, err = pagoda.Open(ctx, hello, options)
+	_, err = pagoda.OpenModel(ctx, hello, options)
 	fails(t, err, pagoda.ErrInvalidHandle, "options.tables")
 }
 
@@ -211,8 +211,10 @@ func TestAContextStopsRuns(t *testing.T) {
 	t.Logf("a run of %v was stopped after %v", whole, time.Since(begin))
 
 	soon, cancel = context.WithCancel(ctx)
-	result := must[<-chan pagoda.Result](t)(m.RunAsync(soon, inputs, pools, "scores"))
-	time.Sleep(5 * time.Millisecond)
+	result := must[<-chan pagoda.RunResult](t)(m.RunAsync(soon, inputs, pools, "scores"))
+	eventually(t, "a thread has taken the run", func() bool {
+		return strings.Contains(must[string](t)(pagoda.Metrics()), "\npagoda_async_queue 0\n")
+	})
 	cancel()
 	isDone(t, (<-result).Err, context.Canceled)
 }
@@ -249,13 +251,13 @@ func TestAContextStopsNoOtherRuns(t *testing.T) {
 
 func TestAsyncRuns(t *testing.T) {
 	before := settled(0)
-	m := must[*pagoda.Model](t)(pagoda.Open(ctx, hello, cpu()))
+	m := must[*pagoda.Model](t)(pagoda.OpenModel(ctx, hello, cpu()))
 	bound := make([]float32, 3)
 	into := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1, 3}, bound))
 	x := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1, 4}, make([]float32, 4)))
-	result := must[<-chan pagoda.Result](t)(m.RunAsync(t.Context(), pagoda.Tensors{"x": x}, pagoda.Tensors{"y": into}))
+	result := must[<-chan pagoda.RunResult](t)(m.RunAsync(t.Context(), pagoda.Tensors{"x": x}, pagoda.Tensors{"y": into}))
 	// The objects may go while the run is under way; one result is never read.
-	must[<-chan pagoda.Result](t)(m.RunAsync(ctx, pagoda.Tensors{"x": x}, nil, "y"))
+	must[<-chan pagoda.RunResult](t)(m.RunAsync(ctx, pagoda.Tensors{"x": x}, nil, "y"))
 	ok(t, m.Close())
 	ok(t, x.Close())
 	ok(t, into.Close())
@@ -276,7 +278,7 @@ func TestAsyncRuns(t *testing.T) {
 	inputs["page_ids"] = tensor(t, []int64{1}, []int32{9})
 	_, err := ranker.RunInto(ctx, inputs, pools, "scores")
 	fails(t, err, pagoda.ErrInvalidArgument, "")
-	r = <-must[<-chan pagoda.Result](t)(ranker.RunAsync(ctx, inputs, pools, "scores"))
+	r = <-must[<-chan pagoda.RunResult](t)(ranker.RunAsync(ctx, inputs, pools, "scores"))
 	fails(t, r.Err, pagoda.ErrInvalidArgument, "")
 }
 

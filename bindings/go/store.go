@@ -29,6 +29,8 @@ type StoreOptions struct {
 	SegmentBytes uint64
 	// QueueBytes is how much may wait to be written before a write has to wait or is refused; 0: 256 MiB.
 	QueueBytes uint64
+	// GarbageBytes is how much removed and replaced data the files may have before they are compacted; 0: 64 MiB.
+	GarbageBytes uint64
 }
 
 func (o *StoreOptions) toC() *C.pagoda_store_options {
@@ -37,6 +39,7 @@ func (o *StoreOptions) toC() *C.pagoda_store_options {
 	c.max_bytes = C.uint64_t(o.MaxBytes)
 	c.segment_bytes = C.uint64_t(o.SegmentBytes)
 	c.queue_bytes = C.uint64_t(o.QueueBytes)
+	c.garbage_bytes = C.uint64_t(o.GarbageBytes)
 	return &c
 }
 

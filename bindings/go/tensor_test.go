@@ -95,10 +95,10 @@ func TestATensorIsOverTheSlice(t *testing.T) {
 // The memory of a tensor that no Go value refers to any more stays while C has it.
 func TestPinnedMemoryStays(t *testing.T) {
 	m := open(t, hello)
-	var results []<-chan pagoda.Result
+	var results []<-chan pagoda.RunResult
 	for range 50 {
 		x := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1, 4}, []float32{0, 0, 0, 0}))
-		results = append(results, must[<-chan pagoda.Result](t)(m.RunAsync(ctx, pagoda.Tensors{"x": x}, nil, "y")))
+		results = append(results, must[<-chan pagoda.RunResult](t)(m.RunAsync(ctx, pagoda.Tensors{"x": x}, nil, "y")))
 		ok(t, x.Close())
 		if len(results)%10 == 0 {
 			runtime.GC()
@@ -181,7 +181,7 @@ func TestMemoryBesidePointers(t *testing.T) {
 
 	model := r.bytes[:copy(r.bytes[:], read(t, hello))]
 	for _, c := range []context.Context{ctx, t.Context()} {
-		m := must[*pagoda.Model](t)(pagoda.OpenBytes(c, model, cpu()))
+		m := must[*pagoda.Model](t)(pagoda.OpenModelMemory(c, model, cpu()))
 		outputs := must[[]*pagoda.Tensor](t)(m.Run(c, pagoda.Tensors{"x": x}, "y"))
 		ok(t, outputs[0].Close())
 		ok(t, m.Close())
@@ -191,9 +191,9 @@ func TestMemoryBesidePointers(t *testing.T) {
 	tables := must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(ctx, path))
 	defer tables.Close()
 	ok(t, tables.Upsert(ctx, "t", 1, r.keys[:], r.numbers[:], pagoda.ReachAtOnce))
-	equal(t, "rows", fmt.Sprint(must[*pagoda.Rows](t)(tables.Lookup(ctx, "t", r.keys[:], nil)).Numbers), "[0 0 5 0]")
+	equal(t, "rows", fmt.Sprint(must[*pagoda.EmbeddingRows](t)(tables.Lookup(ctx, "t", r.keys[:], nil)).Numbers), "[0 0 5 0]")
 	r.dims = [2]int64{0, 2}
-	pooled := must[*pagoda.Rows](t)(tables.Pool(ctx, "t", r.keys[:], r.dims[:], pagoda.CombinerSum, nil))
+	pooled := must[*pagoda.EmbeddingRows](t)(tables.Pool(ctx, "t", r.keys[:], r.dims[:], pagoda.CombinerSum, nil))
 	equal(t, "pooled", fmt.Sprint(pooled.Numbers), "[5 0]")
 	must[int](t)(tables.Prefetch("t", r.keys[:]))
 	ok(t, tables.Delete(ctx, "t", 2, r.keys[:], pagoda.ReachAtOnce))
@@ -208,7 +208,7 @@ func TestMemoryBesidePointers(t *testing.T) {
 	options := shape()
 	options.Edited = pagoda.EditedRefuse
 	cache := openCache(t, options)
-	ok(t, must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{User: 7, Tokens: 2, Items: r.users[:]})).Close())
-	equal(t, "cached", len(must[[]pagoda.CachedUser](t)(cache.Lookup(r.users[:]...))), 2)
+	ok(t, must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{Owner: 7, Tokens: 2, Items: r.users[:]})).Close())
+	equal(t, "cached", len(must[[]pagoda.CachedOwner](t)(cache.Lookup(r.users[:]...))), 2)
 	must[int](t)(cache.Evict(ctx, pagoda.TiersResident, r.users[:]...))
 }

@@ -124,7 +124,7 @@ static pagoda_tensor *borrow(pagoda_element_type type, void *data, size_t count,
  */
 static void rank(const ranker *r, const visit *v, int keep, float *scores) {
     pagoda_kv_request request = PAGODA_KV_REQUEST_INIT;
-    request.user = v->user;
+    request.owner = v->user;
     request.start = v->start;
     request.tokens = v->new_items;
     request.candidates = v->candidates;

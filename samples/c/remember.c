@@ -21,10 +21,10 @@ int main(int argc, char **argv) {
     options.store = store;
     /* What user 7 did since: a whole history at first, three items later. Then an item to score. */
     pagoda_kv_request visit = PAGODA_KV_REQUEST_INIT;
-    visit.user = 7;
+    visit.owner = 7;
     visit.candidates = 1;
     failed = failed || pagoda_kv_cache_open(&options, &cache, &error) ||
-             pagoda_kv_cache_lookup(cache, &visit.user, 1, NULL, &visit.start, NULL, &error);
+             pagoda_kv_cache_lookup(cache, &visit.owner, 1, NULL, &visit.start, NULL, &error);
     visit.tokens = visit.start == 0 ? 500 : 3;
     int64_t items[501], rows = visit.tokens + 1;
     for (int64_t i = 0; i < rows; i++) items[i] = (visit.start + i) * 7919 % 1000;

@@ -179,7 +179,7 @@ static void running(const std::string& path) {
 
     std::ifstream file(path, std::ios::binary);
     const std::vector<std::uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
-    const auto again = Model::from_memory(bytes, cpu()).run({{"x", x}}, {"y"});
+    const auto again = Model::open_memory(bytes, cpu()).run({{"x", x}}, {"y"});
     CHECK(again.at(0).data<float>()[0] == y[0]);
 }
 
@@ -187,7 +187,7 @@ static void errors(const std::string& path) {
     const Model model(path, cpu());
     const Tensor x = Tensor::zeros<float>({1, 4}), wide = Tensor::zeros<float>({1, 5});
     CHECK(throws(PAGODA_STATUS_NOT_FOUND, "path", [] { Model("no such file.onnx"); }));
-    CHECK(throws(PAGODA_STATUS_MODEL, "bytes", [] { Model::from_memory(std::vector<std::uint8_t>(64, 1), cpu()); }));
+    CHECK(throws(PAGODA_STATUS_MODEL, "bytes", [] { Model::open_memory(std::vector<std::uint8_t>(64, 1), cpu()); }));
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "inputs[0]", [&] { model.run({{"x", wide}}, {"y"}); }));
     CHECK(throws(PAGODA_STATUS_NOT_FOUND, "input_names[0]", [&] { model.run({{"z", x}}, {"y"}); }));
     CHECK(throws(PAGODA_STATUS_NOT_FOUND, "output_names[0]", [&] { model.run({{"x", x}}, {"z"}); }));
@@ -205,7 +205,7 @@ static void strings() {
         "Z\x10\n\x01x\x12\x0b\n\t\x08\x08\x12\x05\n\x03\x12\x01n"
         "b\x10\n\x01y\x12\x0b\n\t\x08\x08\x12\x05\n\x03\x12\x01nB\x04\n\x00\x10\x11";
     const auto* unsigned_bytes = reinterpret_cast<const std::uint8_t*>(bytes);
-    const Model model = Model::from_memory({unsigned_bytes, sizeof bytes - 1}, cpu());
+    const Model model = Model::open_memory({unsigned_bytes, sizeof bytes - 1}, cpu());
     const std::vector<std::string> texts{"", "pagoda", "\u5854", std::string("b\0c", 3)};
     const auto outputs = model.run({{"x", Tensor::strings({4}, texts)}}, {"y"});
     CHECK(outputs.at(0).type() == PAGODA_ELEMENT_TYPE_STRING && outputs[0].size() == 4);
@@ -323,11 +323,11 @@ static void embedding() {
         "default_value_for_each_table": [[7, 8]], "gpucacheper": 1.0, "hit_rate_threshold": 1.0})";
     const std::string path = folder.path + "/ps.json";
     std::ofstream(path) << R"({"models": [{"model": "m", )" << model << "]}";
-    CHECK(Embeddings::estimate(path).first > 0);
+    CHECK(Embeddings::estimate(path).memory > 0);
     const Embeddings tables(path);
     CHECK(tables.dim("m/t") == 2);
     const std::vector<std::int64_t> keys = {2, 9, 2, 4};
-    const EmbeddingRows rows = tables.lookup("t", keys, {PAGODA_MISS_WAIT, 0});
+    const EmbeddingRows rows = tables.lookup("t", keys, {PAGODA_MISS_WAIT, {}});
     CHECK((rows.numbers == std::vector<float>{2, -2, 7, 8, 2, -2, 4, -4}));
     CHECK((rows.found == std::vector<std::uint8_t>{1, 0, 1, 1}) && rows.size() == 4 && rows.row(1)[1] == 8);
     std::array<float, 8> into{};
@@ -358,6 +358,7 @@ static void stores() {
     const Folder folder;
     StoreOptions options;
     options.durability = PAGODA_DURABILITY_NONE;
+    options.garbage_bytes = 1 << 20;
     {
         const Store store(folder.path, options);
         CHECK(throws(PAGODA_STATUS_BUSY, "path", [&] { Store(folder.path); }));
@@ -377,6 +378,23 @@ static void stores() {
     options.durability = 9;
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.durability", [&] { Store(folder.path, options); }));
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "path", [] { Store(""); }));
+}
+
+// Pages of a prompt that other owners begin with.
+static void forks() {
+    const KvCache cache(shape());
+    cache.prepare({{1, 0, 20, 0, {}}}).commit();
+    CHECK(cache.fork(1, 2, 20) == 16 && cache.fork(1, 3, 9) == 8);
+    CHECK(cache.fork(1, 4, 7) == 0 && cache.fork(5, 6, 8) == 0);
+    CHECK(cache.lookup(2).length == 16 && cache.lookup(3).length == 8 && cache.lookup(4).length == 0);
+    const KvStats stats = cache.stats();
+    CHECK(stats.shared_pages == 2 && stats.free_pages == stats.pages - 3 && stats.resident_owners == 3);
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "to", [&] { cache.fork(1, 2, 8); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "tokens", [&] { cache.fork(1, 7, -1); }));
+    cache.prepare({{2, 16, 1, 0, {}}}).commit();
+    CHECK(cache.lookup(2).length == 17 && cache.lookup(1).length == 20);
+    CHECK(cache.stats().free_pages == stats.free_pages - 1);
+    CHECK(cache.evict_all(PAGODA_TIERS_ALL) == 3 && cache.stats().free_pages == stats.pages);
 }
 
 static void caches() {
@@ -403,13 +421,13 @@ static void caches() {
     CHECK(store.stats().users == 1);
 
     KvLease other = cache.prepare({{1, 2, 2, 0, items}});
-    const pagoda_kv_leased_user user = other.user(0);
-    CHECK(user.user == 1 && user.start == 0 && user.cached == 3 && user.tokens == 1 && user.trimmed == 1);
-    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "index", [&] { other.user(1); }));
+    const LeasedOwner owner = other.owner(0);
+    CHECK(owner.owner == 1 && owner.start == 0 && owner.cached == 3 && owner.tokens == 1 && owner.trimmed == 1);
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "index", [&] { other.owner(1); }));
     lease = std::move(other);
     CHECK(throws(PAGODA_STATUS_INVALID_HANDLE, "lease", [&] { other.wait(); }));
     lease.abort();
-    const CachedUser cached = cache.lookup(1);
+    const CachedOwner cached = cache.lookup(1);
     CHECK(cached.start == 0 && cached.length == 3 && cached.tier == PAGODA_TIER_RESIDENT);
 
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "requests[1].start",
@@ -569,8 +587,9 @@ static void serving(const std::string& folder) {
     const RankResponse cold = engine.rank(request);
     CHECK(cold.size() == 3 && cold.tasks == 2 && cold.candidate(2)[1] > 0 && cold.candidate(2)[1] < 1);
     CHECK(cold.cached_rows == 0 && cold.computed_rows == 6);
+    CHECK(cold.version.size() == 64 && engine.info().find(cold.version) != std::string::npos);
     const RankResponse warm = engine.rank_async(request).get();
-    CHECK(warm.size() == 3 && warm.cached_rows == 6 && warm.computed_rows == 0);
+    CHECK(warm.size() == 3 && warm.version == cold.version && warm.cached_rows == 6 && warm.computed_rows == 0);
     for (std::size_t i = 0; i < 6; ++i) CHECK(std::abs(warm.scores[i] - cold.scores[i]) < 1e-4);
 
     RankRequest more = request;
@@ -587,6 +606,9 @@ static void serving(const std::string& folder) {
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.candidate_keys", [&] { engine.rank(bad); }));
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.candidate_keys", [&] { engine.rank_async(bad); }));
     bad = request;
+    bad.timeout = std::chrono::microseconds(-1);
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.timeout_us", [&] { engine.rank(bad); }));
+    bad = request;
     bad.events.keys[1].second.pop_back();
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.event_keys", [&] { engine.rank(bad); }));
     const Cancel cancel;
@@ -602,10 +624,10 @@ static void serving(const std::string& folder) {
 
     engine.swap((std::filesystem::path(folder).parent_path() / "second").string());
     const RankResponse swapped = engine.rank(request);
-    CHECK(swapped.cached_rows == 0 && swapped.scores[0] != cold.scores[0]);
+    CHECK(swapped.cached_rows == 0 && swapped.scores[0] != cold.scores[0] && swapped.version != cold.version);
     const std::array<std::uint64_t, 2> users{7, 8};
-    CHECK(engine.kv_stats().resident_users == 1 && engine.kv_stats().pages > engine.kv_stats().free_pages);
-    CHECK(engine.unload(users) == 1 && engine.kv_stats().resident_users == 0 && engine.prefetch(users) == 0);
+    CHECK(engine.kv_stats().resident_owners == 1 && engine.kv_stats().pages > engine.kv_stats().free_pages);
+    CHECK(engine.unload(users) == 1 && engine.kv_stats().resident_owners == 0 && engine.prefetch(users) == 0);
     CHECK(engine.forget(users) == 1);
     const EngineProvider provider = engine.provider();
     CHECK(provider.provider == PAGODA_PROVIDER_CPU && provider.device_id == -1 && provider.reason.empty());
@@ -766,6 +788,7 @@ int main(int argc, char** argv) {
         embedding();
         stores();
         caches();
+        forks();
         ranking_with_a_cache(argv[2]);
         serving(argv[3]);
         other_versions(argv[3]);

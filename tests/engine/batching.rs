@@ -64,8 +64,8 @@ fn many_threads_and_users() {
     let users = cases(model);
     for (instances, max_delay) in [(1, 0), (2, 0), (2, 1)] {
         let max_delay = Duration::from_millis(max_delay);
-        let kv = Some(KvSize::Pages(64));
-        let engine = open(model, EngineOptions { instances, max_delay, kv, max_batch: 5, ..options() });
+        let kv_size = Some(KvSize::Pages(64));
+        let engine = open(model, EngineOptions { instances, max_delay, kv_size, max_batch: 5, ..options() });
         let batched = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for thread in 0..threads {
@@ -87,7 +87,7 @@ fn many_threads_and_users() {
         assert!(batched.into_inner() > 0, "no batch had two requests");
         let stats = engine.stats();
         assert_eq!((stats.answered, stats.failed, stats.waiting), (threads * rounds, 0, 0));
-        assert!(engine.kv_stats().unwrap().evicted_users > 0);
+        assert!(engine.kv_stats().unwrap().evicted_owners > 0);
     }
 }
 
@@ -246,7 +246,7 @@ fn a_failed_run_fails_only_the_request_that_caused_it() {
 fn a_history_that_is_larger_than_the_cache_fails_alone() {
     let users = cases("gather");
     let engine =
-        open("gather", EngineOptions { kv: Some(KvSize::Pages(4)), max_batch: 3, max_delay: LONG, ..options() });
+        open("gather", EngineOptions { kv_size: Some(KvSize::Pages(4)), max_batch: 3, max_delay: LONG, ..options() });
     let (long, short) = (&users[0], &users[2]);
     let requests = [long.whole(long.len()), short.whole(3), RankRequest { user: 1, ..short.whole(3) }];
     let outcomes: Vec<_> = send(&engine, &requests).iter().map(wait).collect();
@@ -258,9 +258,9 @@ fn a_history_that_is_larger_than_the_cache_fails_alone() {
 #[test]
 fn a_request_that_finds_no_room_waits_for_others_to_end() {
     let users = cases("gather");
-    let kv = Some(KvSize::Pages(9));
+    let kv_size = Some(KvSize::Pages(9));
     for instances in [1, 3] {
-        let engine = open("gather", EngineOptions { kv, instances, ..options() });
+        let engine = open("gather", EngineOptions { kv_size, instances, ..options() });
         std::thread::scope(|scope| {
             for thread in 0..6 {
                 let (engine, case) = (&engine, &users[[0, 4, 5][thread % 3]]);

@@ -31,7 +31,7 @@ pub fn cases(name: &str) -> Vec<Case> {
 pub fn options() -> EngineOptions {
     let model =
         ModelOptions { provider: Provider::Cpu, intra_op_threads: 1, sleep_when_idle: true, ..ModelOptions::default() };
-    EngineOptions { model, kv: Some(KvSize::Pages(256)), ..EngineOptions::default() }
+    EngineOptions { model, kv_size: Some(KvSize::Pages(256)), ..EngineOptions::default() }
 }
 
 pub fn open(name: &str, options: EngineOptions) -> Engine {

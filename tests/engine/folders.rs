@@ -181,7 +181,7 @@ fn options_that_can_not_be() {
     refused(EngineOptions { max_batch: 0, ..options() }, "options.max_batch");
     refused(EngineOptions { max_batch_rows: 0, ..options() }, "options.max_batch_rows");
     refused(EngineOptions { queue: 0, ..options() }, "options.queue");
-    refused(EngineOptions { kv: Some(pagoda::KvSize::Bytes(1)), ..options() }, "options.kv");
+    refused(EngineOptions { kv_size: Some(pagoda::KvSize::Bytes(1)), ..options() }, "options.kv_size");
     refused(EngineOptions { ahead_percent: 101, ..options() }, "ahead_percent");
     let case = &cases("gather")[0];
     case.check(&open("gather", options()).rank(&case.whole(case.len())).unwrap(), case.len());

@@ -8,7 +8,7 @@ use crate::cases::{cases, close, edited, folder, open, options};
 
 /// The response of an engine without a cache.
 fn fresh(model: &str, request: &RankRequest) -> RankResponse {
-    open(model, EngineOptions { kv: None, remember_bytes: 0, ..options() }).rank(request).unwrap()
+    open(model, EngineOptions { kv_size: None, remember_bytes: 0, ..options() }).rank(request).unwrap()
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn user_keys_that_can_not_be_compared_are_not_taken_as_equal() {
 fn an_edited_history_that_fits_is_answered() {
     let case = &cases("gather")[0];
     // The history takes six pages, and so does its replacement.
-    let engine = open("gather", EngineOptions { kv: Some(KvSize::Pages(9)), ..options() });
+    let engine = open("gather", EngineOptions { kv_size: Some(KvSize::Pages(9)), ..options() });
     engine.rank(&case.whole(23)).unwrap();
     for (event, from) in [(1, 0), (2, 0), (5, 4)] {
         let mut request = case.whole(23);
@@ -189,7 +189,7 @@ fn a_gap_is_reported_and_the_whole_history_closes_it() {
 #[test]
 fn events_that_are_neither_cached_nor_remembered_are_a_gap() {
     let users = cases("gather");
-    let engine = open("gather", EngineOptions { kv: Some(KvSize::Pages(9)), remember_bytes: 0, ..options() });
+    let engine = open("gather", EngineOptions { kv_size: Some(KvSize::Pages(9)), remember_bytes: 0, ..options() });
     let first = &users[0];
     case_of_two(&engine, first);
     // While it is cached, no events need be remembered.
@@ -220,7 +220,7 @@ fn a_forgotten_user_is_unknown() {
     let engine = open("gather", options());
     case_of_two(&engine, case);
     assert_eq!((engine.stats().remembered_users, engine.forget(&[case.user, 5]).unwrap()), (1, 1));
-    assert_eq!((engine.stats().remembered_users, engine.kv_stats().unwrap().resident_users), (0, 0));
+    assert_eq!((engine.stats().remembered_users, engine.kv_stats().unwrap().resident_owners), (0, 0));
     assert_eq!(engine.rank(&case.request(case.len(), case.len())).unwrap_err().status(), Status::NotFound);
     assert_eq!(engine.rank(&case.whole(case.len())).unwrap().cached_rows, 0);
 }

@@ -93,7 +93,7 @@ fn a_timeout_holds_while_its_batch_runs() {
     let candidates = Columns::new().with("item", [3; 50]).with("genre", [2; 50]);
     // If the last request times out before all are in one batch, the others wait this long for another one.
     let max_delay = SOON / 20;
-    let engine = open("gather", EngineOptions { max_batch: requests, max_delay, kv: None, ..options() });
+    let engine = open("gather", EngineOptions { max_batch: requests, max_delay, kv_size: None, ..options() });
     let request =
         |user: u32| RankRequest { user: user.into(), candidates: candidates.clone(), ..users[0].whole(users[0].len()) };
     let send_others = || {

@@ -105,7 +105,7 @@ type Plain = BTreeMap<String, Engine>;
 
 fn plain() -> Plain {
     let engines = ["gather", "second"].map(|model| {
-        let engine = open(model, EngineOptions { kv: None, remember_bytes: 0, ..options() });
+        let engine = open(model, EngineOptions { kv_size: None, remember_bytes: 0, ..options() });
         (engine.folder().version.clone(), engine)
     });
     engines.into()
@@ -146,7 +146,7 @@ fn run(plain: &Plain, round: &Round) {
     let store = round.store.then(|| EngineStore::new(folder.path()));
     let offload = if round.seed == 4 { Offload::AtCommit } else { Offload::OnEviction };
     let with = || EngineOptions {
-        kv: Some(KvSize::Pages(24)),
+        kv_size: Some(KvSize::Pages(24)),
         store: store.clone(),
         offload,
         remember_bytes: round.remember_bytes,
@@ -178,7 +178,7 @@ fn run(plain: &Plain, round: &Round) {
 fn from_many_threads_while_versions_are_swapped() {
     let plain = plain();
     // Room for two histories, of six users.
-    let engine = open("gather", EngineOptions { kv: Some(KvSize::Pages(24)), instances: 2, ..options() });
+    let engine = open("gather", EngineOptions { kv_size: Some(KvSize::Pages(24)), instances: 2, ..options() });
     std::thread::scope(|scope| {
         let threads = [1, 2, 3].map(|thread| {
             let (engine, plain) = (&engine, &plain);

@@ -1,7 +1,7 @@
 //! The same scores for any state of the cache.
 
 use pagoda::engine::{EngineOptions, EngineStore};
-use pagoda::{KvSize, Offload};
+use pagoda::{KvSize, Offload, Status};
 use pagoda_test_support::Folder;
 
 use crate::cases::{Case, cases, close, open, options};
@@ -35,7 +35,7 @@ fn whole_histories_cold_and_warm() {
 fn without_a_cache() {
     for model in MODELS {
         for none in [None, Some(KvSize::Pages(0)), Some(KvSize::Bytes(0))] {
-            let engine = open(model, EngineOptions { kv: none, ..options() });
+            let engine = open(model, EngineOptions { kv_size: none, ..options() });
             assert!(!engine.is_caching() && engine.kv_stats().is_none());
             for case in cases(model) {
                 for _ in 0..2 {
@@ -70,7 +70,7 @@ fn histories_that_grow() {
             let engine = open(model, options());
             cases(model).iter().for_each(|case| in_steps(&engine, case, whole));
             // Without a cache the engine uses the event log.
-            let off = open(model, EngineOptions { kv: None, ..options() });
+            let off = open(model, EngineOptions { kv_size: None, ..options() });
             cases(model).iter().for_each(|case| in_steps(&off, case, whole));
         }
     }
@@ -83,13 +83,19 @@ fn tables_in_files_and_in_the_graph_agree() {
         let (a, b) = (gather.rank(&case.whole(case.len())).unwrap(), bag.rank(&case.whole(case.len())).unwrap());
         close(&a.scores, &b.scores, 1e-6);
     }
-    let stats = bag.table_stats();
-    assert_eq!(stats.len(), 5);
-    for (name, stats) in stats {
+    let tables = bag.tables();
+    assert_eq!(tables.len(), 5);
+    for name in tables {
+        let stats = bag.table_stats(&name).unwrap();
         assert!(stats.keys > 0, "{name}");
         assert_eq!(stats.defaults, 0, "{name}: rows without a key are no misses");
     }
-    assert!(gather.table_stats().is_empty());
+    assert!(gather.tables().is_empty());
+    for (engine, words) in [(&gather, "in the graph"), (&bag, "ages")] {
+        let error = engine.table_stats("nothing").unwrap_err();
+        assert_eq!((error.status(), error.argument()), (Status::NotFound, Some("table")), "{error}");
+        assert!(error.message().contains(words), "{error}");
+    }
 }
 
 #[test]
@@ -99,7 +105,7 @@ fn evicted_users_come_back() {
         // Room for the largest user and not much more.
         let pages = Some(KvSize::Pages(9));
         for whole in [true, false] {
-            let engine = open(model, EngineOptions { kv: pages, ..options() });
+            let engine = open(model, EngineOptions { kv_size: pages, ..options() });
             for round in 0..3 {
                 for case in &users {
                     let last = case.len();
@@ -108,7 +114,7 @@ fn evicted_users_come_back() {
                     case.check(&response, last);
                 }
             }
-            assert!(engine.kv_stats().unwrap().evicted_users > 0);
+            assert!(engine.kv_stats().unwrap().evicted_owners > 0);
         }
     }
 }
@@ -121,7 +127,7 @@ fn from_a_store_when_evicted_and_after_a_restart() {
             let folder = Folder::new();
             let store = Some(EngineStore::new(folder.path()));
             let with_store =
-                || EngineOptions { kv: Some(KvSize::Pages(9)), store: store.clone(), offload, ..options() };
+                || EngineOptions { kv_size: Some(KvSize::Pages(9)), store: store.clone(), offload, ..options() };
             let engine = open(model, with_store());
             for case in &users {
                 let before = case.len() / 2;

@@ -30,7 +30,8 @@ fn under_load_no_request_fails_and_no_versions_are_mixed() {
     for store in [None, Some(EngineStore::new(here.path()))] {
         let users: BTreeMap<String, Vec<Case>> =
             ["gather", "second"].map(|model| (version(model), cases(model))).into();
-        let engine = open("gather", EngineOptions { instances: 2, kv: Some(KvSize::Pages(40)), store, ..options() });
+        let engine =
+            open("gather", EngineOptions { instances: 2, kv_size: Some(KvSize::Pages(40)), store, ..options() });
         let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for thread in 0..4 {
@@ -102,7 +103,7 @@ fn with_a_store_each_version_finds_its_own() {
 #[test]
 fn an_edit_sent_to_another_version_is_known_after_swapping_back() {
     let case = &cases("gather")[0];
-    let plain = open("gather", EngineOptions { kv: None, ..options() });
+    let plain = open("gather", EngineOptions { kv_size: None, ..options() });
     for late in [false, true] {
         let here = Folder::new();
         let engine = open("gather", EngineOptions { store: Some(EngineStore::new(here.path())), ..options() });

@@ -8,19 +8,19 @@ use pagoda::store::{DiskStore, HostStore, Store};
 use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, KvSize, Offload, Overlap, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
-use crate::pattern::{Shape, place};
+use crate::pattern::{Shape, device_id};
 
 const SHAPE: Shape = Shape { layers: 3, page_size: 8, row: 2 * 4 * 2 };
 
 fn options() -> KvOptions {
     KvOptions {
-        place: place(),
+        device_id: device_id(),
         layers: SHAPE.layers,
         heads: 2,
         head_size: 4,
         page_size: SHAPE.page_size,
-        element: ElementType::Bf16,
-        pages: KvSize::Pages(16),
+        element_type: ElementType::Bf16,
+        size: KvSize::Pages(16),
         model_version: "one".into(),
         ..KvOptions::default()
     }
@@ -51,7 +51,7 @@ fn add(cache: &KvCache, user: u64, start: u64, tokens: u32) {
 }
 
 fn cached(start: u64, tokens: u32, tier: Tier) -> CachedOwner {
-    CachedOwner { start, tokens, tier }
+    CachedOwner { start, length: tokens, tier }
 }
 
 fn refused(cache: &KvCache, requests: &[KvRequest<'_>]) -> Error {
@@ -83,7 +83,7 @@ fn a_lease_has_the_index_tensors() {
     assert_eq!(pages.len(), 5, "no page is given out twice");
     assert_eq!(lease.pool(0).unwrap().dims(), [16, 2, 8, 2, 4]);
     assert!(lease.pool(3).is_err());
-    assert!(lease.layer_ready(2).unwrap());
+    assert!(lease.ready(2).unwrap());
 }
 
 #[test]
@@ -113,12 +113,12 @@ fn gaps_and_overlaps_are_rejected() {
     add(&cache, 1, 0, 10);
     let error = refused(&cache, &[request(1, 20, 1)]);
     assert_eq!(error.message(), "The input sequence has missing tokens from 10 to 19 (both inclusive).");
-    assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("batch[0].start")));
+    assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("requests[0].start")));
     let error = refused(&cache, &[request(2, 0, 4), request(1, 5, 10)]);
     assert_eq!(error.message(), "The input sequence has overlapping tokens from 5 to 9 (both inclusive).");
-    assert_eq!(error.argument(), Some("batch[1].start"));
+    assert_eq!(error.argument(), Some("requests[1].start"));
     let error = refused(&cache, &[request(2, 0, 4), request(2, 4, 4)]);
-    assert_eq!(error.argument(), Some("batch[1].user"));
+    assert_eq!(error.argument(), Some("requests[1].owner"));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_batch_that_can_not_fit_is_rejected() {
     let cache = alone(&options());
     add(&cache, 1, 0, 10);
     let error = refused(&cache, &[request(2, 0, 16 * 8 + 1)]);
-    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("batch")));
+    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("requests")));
     assert!(error.message().contains("needs 17 pages and the cache has 16"), "{error}");
     let error = refused(&cache, &[request(1, 10, 7), request(2, 0, 14 * 8)]);
     assert!(error.message().contains("needs 17 pages and the cache has 16"), "{error}");
@@ -164,7 +164,7 @@ fn the_least_recently_used_are_evicted_first() {
     add(&cache, 5, 0, 5 * 8);
     let tiers = cache.lookup(Owner::slice(&[1, 2, 3, 4, 5])).iter().map(|user| user.tier).collect::<Vec<_>>();
     assert_eq!(tiers, [Tier::Resident, Tier::None, Tier::None, Tier::Resident, Tier::Resident]);
-    assert_eq!(cache.stats().evicted_users, 2);
+    assert_eq!(cache.stats().evicted_owners, 2);
 }
 
 #[test]
@@ -221,8 +221,8 @@ fn a_window_moves() {
     for position in 0..100 {
         add(&cache, 1, position, 1);
         let user = cache.lookup(Owner::slice(&[1]))[0];
-        assert_eq!(user.start + u64::from(user.tokens), position + 1);
-        assert!(user.tokens <= 20 && (user.start == 0 || user.tokens > 12), "{user:?}");
+        assert_eq!(user.start + u64::from(user.length), position + 1);
+        assert!(user.length <= 20 && (user.start == 0 || user.length > 12), "{user:?}");
         assert!(user.start.is_multiple_of(8));
     }
     // More at once than the window holds.
@@ -253,7 +253,7 @@ fn an_edited_history_is_detected() {
         let error = refused(&refusing, &[with(30, 10, &edited)]);
         assert!(error.message().contains("items from 16 to 23"), "{error}");
         let error = refused(&refusing, &[with(30, 10, &[])]);
-        assert_eq!(error.argument(), Some("batch[0].items"));
+        assert_eq!(error.argument(), Some("requests[0].items"));
         SHAPE.check(&refusing.prepare(&[with(30, 10, &items)]).unwrap(), item);
 
         let folder = Folder::new();
@@ -321,7 +321,7 @@ fn another_version_sees_nothing() {
     for other in [
         KvOptions { model_version: "two".into(), ..options() },
         KvOptions { page_size: 16, ..options() },
-        KvOptions { element: ElementType::F16, ..options() },
+        KvOptions { element_type: ElementType::F16, ..options() },
         KvOptions { heads: 4, head_size: 2, ..options() },
         KvOptions { edited: Edited::Refuse, ..options() },
     ] {
@@ -441,8 +441,8 @@ fn layers_arrive_one_by_one() {
     cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     let lease = cache.prepare(&[request(1, 30, 4)]).unwrap();
     for layer in 0..SHAPE.layers {
-        lease.wait_layer(layer).unwrap();
-        assert!(lease.layer_ready(layer).unwrap());
+        lease.wait(Some(layer)).unwrap();
+        assert!(lease.ready(layer).unwrap());
         SHAPE.check_layer(&lease, layer, &mut item);
         SHAPE.append_layer(&lease, layer, &mut item);
     }
@@ -466,9 +466,9 @@ fn invalid_options_are_rejected() {
         (KvOptions { heads: 0, ..good.clone() }, "heads"),
         (KvOptions { head_size: 1 << 20, ..good.clone() }, "head_size"),
         (KvOptions { page_size: 12, ..good.clone() }, "page_size"),
-        (KvOptions { element: ElementType::F64, ..good.clone() }, "element"),
-        (KvOptions { pages: KvSize::Pages(0), ..good.clone() }, "pages"),
-        (KvOptions { pages: KvSize::Bytes(100), ..good.clone() }, "pages"),
+        (KvOptions { element_type: ElementType::F64, ..good.clone() }, "element_type"),
+        (KvOptions { size: KvSize::Pages(0), ..good.clone() }, "size"),
+        (KvOptions { size: KvSize::Bytes(100), ..good.clone() }, "size"),
         (KvOptions { onload_threads: 0, ..good.clone() }, "onload_threads"),
         (KvOptions { ahead_percent: 101, ..good.clone() }, "ahead_percent"),
         (KvOptions { max_history: 7, ..good.clone() }, "max_history"),
@@ -477,6 +477,6 @@ fn invalid_options_are_rejected() {
         assert_eq!(error.argument(), Some(argument), "{error}");
     }
     let bytes = 3 * 8 * 2 * 16 * 10 + 5;
-    let cache = alone(&KvOptions { pages: KvSize::Bytes(bytes), ..good });
+    let cache = alone(&KvOptions { size: KvSize::Bytes(bytes), ..good });
     assert_eq!(cache.stats().pages, 10);
 }

@@ -10,7 +10,7 @@ use pagoda::store::DiskStore;
 use pagoda::{Durability, ElementType, KvCache, KvOptions, KvSize, Offload, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
-use crate::pattern::{Shape, place};
+use crate::pattern::{Shape, device_id};
 
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 128 };
 const USERS: u64 = 8;
@@ -55,7 +55,7 @@ fn killed_at_any_moment() {
         let cache = open(folder.path(), Durability::Process);
         for user in 0..USERS {
             let cached = cache.lookup(Owner::slice(&[user]))[0];
-            let end = cached.start + u64::from(cached.tokens);
+            let end = cached.start + u64::from(cached.length);
             assert!(end >= acknowledged[user as usize], "cycle {cycle}, user {user}: {end} < {acknowledged:?}");
             let request = KvRequest { owner: Owner(user), start: end, candidates: 1, ..KvRequest::default() };
             SHAPE.check(&cache.prepare(&[request]).unwrap(), item);
@@ -80,7 +80,7 @@ fn child() {
     loop {
         let user = random.below(USERS as usize) as u64;
         let cached = cache.lookup(Owner::slice(&[user]))[0];
-        let start = cached.start + u64::from(cached.tokens);
+        let start = cached.start + u64::from(cached.length);
         let request =
             KvRequest { owner: Owner(user), start, tokens: 1 + random.below(30) as u32, candidates: 1, items: &[] };
         let lease = cache.prepare(&[request]).unwrap();
@@ -105,13 +105,13 @@ fn open(path: &std::path::Path, durability: Durability) -> KvCache {
     // Small segments and early compaction, so that both happen.
     let store = StoreOptions { durability, segment_bytes: 1 << 18, garbage_bytes: 1 << 17, ..StoreOptions::default() };
     let options = KvOptions {
-        place: place(),
+        device_id: device_id(),
         layers: SHAPE.layers,
         heads: 8,
         head_size: 4,
         page_size: SHAPE.page_size,
-        element: ElementType::F32,
-        pages: KvSize::Pages(256),
+        element_type: ElementType::F32,
+        size: KvSize::Pages(256),
         max_history: 400,
         offload: Offload::AtCommit,
         ..KvOptions::default()

@@ -10,19 +10,19 @@ use pagoda::store::{DiskStore, Found, History, Key, Record, Room, Space, Store, 
 use pagoda::{Edited, ElementType, Error, KvCache, KvOptions, KvSize, Offload, Result, Status, StoreOptions};
 use pagoda_test_support::{Folder, spawn_until_blocked};
 
-use crate::pattern::{Shape, place};
+use crate::pattern::{Shape, device_id};
 
 const SHAPE: Shape = Shape { layers: 3, page_size: 8, row: 64 };
 
 fn options() -> KvOptions {
     KvOptions {
-        place: place(),
+        device_id: device_id(),
         layers: SHAPE.layers,
         heads: 4,
         head_size: 4,
         page_size: SHAPE.page_size,
-        element: ElementType::F32,
-        pages: KvSize::Pages(16),
+        element_type: ElementType::F32,
+        size: KvSize::Pages(16),
         ..KvOptions::default()
     }
 }
@@ -68,7 +68,7 @@ fn damaged(folder: &Folder, options: &KvOptions) -> KvCache {
 fn tokens_that_can_not_be_read_count_as_not_cached() {
     let folder = Folder::new();
     let cache = damaged(&folder, &options());
-    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 40, tier: Tier::Store }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, length: 40, tier: Tier::Store }]);
     let error = cache.prepare(&[request(2, 0, 5), request(1, 40, 1)]).err().unwrap();
     assert_eq!(error.message(), "The input sequence has missing tokens from 30 to 39 (both inclusive).");
     assert_eq!(cache.stats().failed_onloads, 1);
@@ -86,17 +86,17 @@ fn in_the_background_the_lease_reports_damage() {
     let lease = cache.prepare(&[request(1, 40, 4)]).unwrap();
     // Rejected if the damage was found by now.
     let other = cache.prepare(&[request(1, 40, 0)]).ok();
-    let error = lease.wait().unwrap_err();
+    let error = lease.wait(None).unwrap_err();
     assert_eq!(error.status(), Status::Io);
     assert!(error.message().contains("user 1"), "{error}");
-    assert!(lease.wait_layer(2).is_err() && lease.layer_ready(0).is_err());
+    assert!(lease.wait(Some(2)).is_err() && lease.ready(0).is_err());
     // While a lease holds the damaged history, other leases are rejected.
     assert_eq!(cache.prepare(&[request(1, 40, 0)]).err().unwrap().status(), Status::Busy);
     assert_eq!(lease.commit().err().unwrap().status(), Status::Io);
     drop(other);
-    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 30, tier: Tier::Store }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, length: 30, tier: Tier::Store }]);
     let lease = cache.prepare(&[request(1, 30, 0)]).unwrap();
-    lease.wait().unwrap();
+    lease.wait(None).unwrap();
     SHAPE.check(&lease, item);
 }
 
@@ -293,7 +293,7 @@ fn a_user_that_is_being_evicted_is_waited_for() {
         assert_eq!(leaving.join().unwrap(), 1);
         back.join().unwrap();
     });
-    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 21, tier: Tier::Resident }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, length: 21, tier: Tier::Resident }]);
 }
 
 #[test]
@@ -313,7 +313,7 @@ fn a_history_that_is_removed_from_the_store_during_an_append_is_written_whole() 
         open.send(()).unwrap();
         assert_eq!(leaving.join().unwrap().unwrap(), 1);
     });
-    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 45, tier: Tier::Store }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, length: 45, tier: Tier::Store }]);
     SHAPE.check(&cache.prepare(&[request(1, 45, 0)]).unwrap(), item);
 }
 
@@ -350,6 +350,6 @@ fn closing_a_cache_stores_its_histories() {
     add(&cache, request(1, 0, 20), item);
     drop(cache);
     let cache = KvCache::open(&options(), Some(store)).unwrap();
-    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, tokens: 20, tier: Tier::Store }]);
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, length: 20, tier: Tier::Store }]);
     SHAPE.check(&cache.prepare(&[request(1, 20, 0)]).unwrap(), item);
 }

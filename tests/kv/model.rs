@@ -9,7 +9,7 @@ use pagoda::store::{DiskStore, Store};
 use pagoda::{Edited, ElementType, KvCache, KvLease, KvOptions, KvSize, Offload, Overlap, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
-use crate::pattern::{Shape, place};
+use crate::pattern::{Shape, device_id};
 
 /// The default of `PAGODA_KV_SEQUENCES`.
 const SEQUENCES: u64 = 10_000;
@@ -52,7 +52,7 @@ fn ten_thousand_steps_of_one_cache() {
             world.compare();
         }
         let stats = world.cache.stats();
-        assert!(stats.evicted_users > 100 && stats.tokens_from_store > 1000, "{stats:?}: pages have moved");
+        assert!(stats.evicted_owners > 100 && stats.tokens_from_store > 1000, "{stats:?}: pages have moved");
     });
 }
 
@@ -181,13 +181,13 @@ impl World {
     fn new(random: &mut Random, seed: u64, store: &Arc<dyn Store>) -> Self {
         let pages = 4 + random.below(12);
         let options = KvOptions {
-            place: place(),
+            device_id: device_id(),
             layers: SHAPE.layers,
             heads: 1,
             head_size: 1,
             page_size: SHAPE.page_size,
-            element: ElementType::F32,
-            pages: KvSize::Pages(pages as u32),
+            element_type: ElementType::F32,
+            size: KvSize::Pages(pages as u32),
             model_version: format!("sequence {seed}"),
             max_history: random.pick(&[0, 0, 20, 32]),
             overlap: random.pick(&[Overlap::Refuse, Overlap::Trim]),
@@ -240,7 +240,7 @@ impl World {
         }
         let shared = references.values().filter(|&&owners| owners > 1).count();
         assert_eq!(stats.shared_pages as usize, shared, "shared pages");
-        assert_eq!(stats.resident_users as usize, self.resident.len());
+        assert_eq!(stats.resident_owners as usize, self.resident.len());
         assert_eq!((stats.failed_offloads, stats.failed_onloads), (0, 0));
     }
 
@@ -248,7 +248,7 @@ impl World {
         for user in 0..USERS as u64 {
             let mut expected = CachedOwner::default();
             let mut is = |history: &History, tier| {
-                expected = CachedOwner { start: history.start, tokens: history.items.len() as u32, tier }
+                expected = CachedOwner { start: history.start, length: history.items.len() as u32, tier }
             };
             match (self.resident.get(&user), self.stored.get(&user)) {
                 (Some(resident), _) => is(&resident.history, Tier::Resident),
@@ -362,7 +362,7 @@ impl World {
             (Err(error), Ok(plans)) => panic!("{batch:?} should have worked: {error}; {plans:?}"),
         };
         let (lease, plans) = lease;
-        lease.wait().unwrap();
+        lease.wait(None).unwrap();
         for (user, plan) in lease.owners().zip(&plans) {
             assert_eq!(
                 (user.owner.0, user.start, user.cached as usize),
@@ -653,7 +653,7 @@ impl World {
             let request =
                 KvRequest { owner: Owner(user), start: self.cached(user).end(), tokens: 0, candidates: 1, items: &[] };
             let lease = self.cache.prepare(&[request]).unwrap();
-            lease.wait().unwrap();
+            lease.wait(None).unwrap();
             lease.abort();
         }
     }

@@ -1,10 +1,10 @@
 //! A test pattern instead of keys and values: every row contains its user and its token.
 
-use pagoda::{KvLease, Place};
+use pagoda::KvLease;
 
 /// The memory of the caches under test: that of the GPU with the number in `PAGODA_TEST_GPU`, or host memory.
-pub fn place() -> Place {
-    std::env::var("PAGODA_TEST_GPU").map_or(Place::Host, |number| Place::Cuda(number.parse().expect("a number")))
+pub fn device_id() -> Option<u32> {
+    std::env::var("PAGODA_TEST_GPU").ok().map(|number| number.parse().expect("a number"))
 }
 
 /// The shape of the caches under test.

@@ -8,7 +8,7 @@ use pagoda::store::{DiskStore, Store};
 use pagoda::{Edited, ElementType, KvCache, KvOptions, KvSize, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
-use crate::pattern::{Shape, place};
+use crate::pattern::{Shape, device_id};
 
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 4 };
 /// The owner whose tokens the others begin with, and how many these are: five whole pages and a part of a sixth.
@@ -18,13 +18,13 @@ const SHARED: u32 = 40;
 
 fn open(pages: u32, store: Option<Arc<dyn Store>>) -> KvCache {
     let options = KvOptions {
-        place: place(),
+        device_id: device_id(),
         layers: SHAPE.layers,
         heads: 1,
         head_size: 1,
         page_size: SHAPE.page_size,
-        element: ElementType::F32,
-        pages: KvSize::Pages(pages),
+        element_type: ElementType::F32,
+        size: KvSize::Pages(pages),
         ..KvOptions::default()
     };
     KvCache::open(&options, store).unwrap()
@@ -89,7 +89,7 @@ fn less_than_a_page_is_not_shared() {
     assert_eq!(cache.fork(Owner(PROMPT), Owner(1), 7).unwrap(), 0);
     assert_eq!(cache.lookup(&[Owner(1)])[0].tier, Tier::None);
     assert_eq!(cache.fork(Owner(PROMPT), Owner(1), 15).unwrap(), 8);
-    assert_eq!(cache.lookup(&[Owner(1)])[0].tokens, 8);
+    assert_eq!(cache.lookup(&[Owner(1)])[0].length, 8);
 }
 
 #[test]
@@ -131,12 +131,12 @@ fn a_prompt_that_was_evicted_comes_back_for_its_fork() {
 #[test]
 fn an_edited_owner_leaves_the_others_as_they_are() {
     let options = KvOptions {
-        place: place(),
+        device_id: device_id(),
         layers: SHAPE.layers,
         heads: 1,
         head_size: 1,
         page_size: SHAPE.page_size,
-        pages: KvSize::Pages(20),
+        size: KvSize::Pages(20),
         edited: Edited::Invalidate,
         ..KvOptions::default()
     };
@@ -196,7 +196,7 @@ fn forks_by_many_threads() {
                         let tokens = random.below(12) as u32;
                         match cache.prepare(&[request(owner, end, tokens)]) {
                             Ok(lease) => {
-                                lease.wait().unwrap();
+                                lease.wait(None).unwrap();
                                 SHAPE.check_shared(&lease, token);
                                 SHAPE.append(&lease, |_, position| position);
                                 let _ = lease.commit().unwrap();

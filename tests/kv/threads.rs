@@ -8,7 +8,7 @@ use pagoda::store::DiskStore;
 use pagoda::{ElementType, KvCache, KvOptions, KvSize, Offload, Overlap, Status, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
-use crate::pattern::{Shape, place};
+use crate::pattern::{Shape, device_id};
 
 const THREADS: u64 = 8;
 const STEPS: usize = 1500;
@@ -39,13 +39,13 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
     let folder = Folder::new();
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
     let options = KvOptions {
-        place: place(),
+        device_id: device_id(),
         layers: SHAPE.layers,
         heads: 2,
         head_size: 2,
         page_size: SHAPE.page_size,
-        element: ElementType::F32,
-        pages: KvSize::Pages(PAGES),
+        element_type: ElementType::F32,
+        size: KvSize::Pages(PAGES),
         max_history,
         offload,
         ahead_percent,
@@ -73,13 +73,13 @@ fn hammer(offload: Offload, ahead_percent: u32, max_history: u32) {
     for user in 0..USERS as u64 {
         let cached = cache.lookup(Owner::slice(&[user]))[0];
         let request =
-            KvRequest { owner: Owner(user), start: cached.start + u64::from(cached.tokens), ..KvRequest::default() };
+            KvRequest { owner: Owner(user), start: cached.start + u64::from(cached.length), ..KvRequest::default() };
         let life = [lives[user as usize].read().unwrap()];
         SHAPE.check(&cache.prepare(&[request]).unwrap(), |user, position| item(&life, &[user], user, position));
     }
     cache.evict(Owners::All, Tiers::ALL).unwrap();
     let stats = cache.stats();
-    assert_eq!((stats.free_pages, stats.resident_users, stats.failed_onloads), (PAGES.into(), 0, 0), "{stats:?}");
+    assert_eq!((stats.free_pages, stats.resident_owners, stats.failed_onloads), (PAGES.into(), 0, 0), "{stats:?}");
 }
 
 fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU64, refused: &AtomicU64) {
@@ -107,7 +107,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
             let item = |user, position| item(&guards, &order, user, position);
             let cached = cache.lookup(Owner::slice(&users));
             let batch = [0, 1].map(|index| {
-                let end = cached[index].start + u64::from(cached[index].tokens);
+                let end = cached[index].start + u64::from(cached[index].length);
                 // A long history starts again, so that pages keep moving.
                 let tokens = if end > 100 { 0 } else { random.below(20) as u32 };
                 KvRequest { owner: Owner(users[index]), start: end, tokens, candidates: 1, items: &[] }
@@ -130,7 +130,7 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
                     refused.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            let long = cached[0].start + u64::from(cached[0].tokens) > 100;
+            let long = cached[0].start + u64::from(cached[0].length) > 100;
             drop(guards);
             if long {
                 end_life(cache, lives, user);

@@ -52,7 +52,7 @@ impl Opened {
             .output("hit", BOOL, &[Dim::Any("K")])
             .node("ai.pagoda.EmbeddingBag", &inputs, &["vectors", "hit"], &attributes);
         let tables = Some(Arc::clone(&self.embeddings).into());
-        let model = Model::from_bytes(&graph.to_bytes(), &ModelOptions { tables, ..options(provider) }).unwrap();
+        let model = Model::open_memory(&graph.to_bytes(), &ModelOptions { tables, ..options(provider) }).unwrap();
         assert_eq!(model.provider(), provider);
         Bag::Session(Box::new(model))
     }

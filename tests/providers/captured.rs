@@ -277,7 +277,7 @@ struct Session {
 impl Session {
     fn open(model: &[u8]) -> Self {
         // Pagoda loads ONNX Runtime, reports its path, and creates the environment.
-        drop(Model::from_bytes(model, &options(Provider::Cuda)).unwrap());
+        drop(Model::open_memory(model, &options(Provider::Cuda)).unwrap());
         let path = onnxruntime_path().unwrap();
         let (mut env, mut settings, mut cuda) = (null_mut(), null_mut(), null_mut());
         let (mut raw, mut device) = (null_mut(), null_mut());

@@ -93,7 +93,7 @@ fn check<T: Number>(width: usize, provider: Provider) {
     let folder = Folder::new();
     let profile = folder.path().join("profile.json");
     let with_profile = ModelOptions { profile_path: Some(profile.clone()), ..options(provider) };
-    let model = Model::from_bytes(&graph::<T>(&case, &layers), &with_profile).unwrap();
+    let model = Model::open_memory(&graph::<T>(&case, &layers), &with_profile).unwrap();
     let ints = |values: &[i64]| Tensor::from_slice(&[values.len() as i64], values).unwrap();
     let zeros = |rows: usize| Tensor::zeros(T::TYPE, &[rows as i64, INNER as i64]).unwrap();
     let fed = [

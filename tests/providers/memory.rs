@@ -6,7 +6,7 @@ use pagoda::device::{DeviceMemory, Gpu};
 use pagoda::engine::EngineOptions;
 use pagoda::kv::{KvRequest, Owner, Owners};
 use pagoda::store::HostStore;
-use pagoda::{ElementType, Engine, KvCache, KvOptions, KvSize, Model, ModelOptions, Place, Provider, Status};
+use pagoda::{ElementType, Engine, KvCache, KvOptions, KvSize, Model, ModelOptions, Provider, Status};
 use pagoda_kernels::cpu::reference;
 
 use crate::cases::{folder, open, options};
@@ -30,9 +30,9 @@ fn take_all_but(left: usize) -> Vec<DeviceMemory> {
     taken
 }
 
-fn on_gpu(pages: KvSize) -> EngineOptions {
+fn on_gpu(size: KvSize) -> EngineOptions {
     let model = ModelOptions { provider: Provider::Cuda, ..options().model };
-    EngineOptions { model, kv: Some(pages), ..options() }
+    EngineOptions { model, kv_size: Some(size), ..options() }
 }
 
 #[test]
@@ -45,9 +45,9 @@ fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
         heads: 4,
         head_size: 128,
         page_size: 64,
-        element: ElementType::F32,
-        pages: KvSize::Bytes(bytes as u64),
-        place: Place::Cuda(0),
+        element_type: ElementType::F32,
+        size: KvSize::Bytes(bytes as u64),
+        device_id: Some(0),
         ..KvOptions::default()
     };
     let pool = |bytes: usize| KvCache::open(&of(bytes), None);
@@ -57,7 +57,7 @@ fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
     assert!(error.message().contains(&layer) && error.message().contains("fewer pages"), "{error}");
     assert!(pool(256 * MEBIBYTE).is_ok());
     // Of what is free, about a GiB.
-    let options = KvOptions { pages: KvSize::Percent(20), ..of(0) };
+    let options = KvOptions { size: KvSize::Percent(20), ..of(0) };
     let free = Gpu::shared(0).unwrap().free_bytes().unwrap();
     let share = KvCache::open(&options, None).unwrap();
     let bytes = share.stats().pages as usize * 2 * 2 * 64 * 4 * 128 * 4;
@@ -66,7 +66,7 @@ fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
 
     let refused = Engine::open(folder("gather"), on_gpu(KvSize::Bytes(4 * GIBIBYTE as u64)));
     let error = refused.err().expect("there is no room for it");
-    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("options.kv")), "{error}");
+    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("options.kv_size")), "{error}");
     crate::engine::replay(&open("gather", on_gpu(KvSize::Pages(256))), "gather");
 }
 
@@ -79,10 +79,10 @@ fn histories_leave_and_come_back_where_no_memory_is_left() {
         heads: 1,
         head_size: 64,
         page_size: 64,
-        element: ElementType::F32,
+        element_type: ElementType::F32,
         // Two for each of four users.
-        pages: KvSize::Pages(8),
-        place: Place::Cuda(0),
+        size: KvSize::Pages(8),
+        device_id: Some(0),
         ahead_percent: 0,
         ..KvOptions::default()
     };
@@ -115,7 +115,7 @@ fn a_batch_that_does_not_fit_fails_alone() {
         Case::<f32>::new(&mut Random(1), &[User { cached: 40, new: 10, candidates, contextual: 0 }], 2, 64, 32)
     };
     let small = case(5);
-    let model = Model::from_bytes(&graph(&small), &operators::options(Provider::Cuda)).unwrap();
+    let model = Model::open_memory(&graph(&small), &operators::options(Provider::Cuda)).unwrap();
     let (inputs, expected) = (Inputs::new(&small), reference::hstu_attention(&small.attention()).unwrap());
     let check = || {
         let (output, _) = inputs.run::<f32>(&model).unwrap();

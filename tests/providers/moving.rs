@@ -20,7 +20,7 @@ const ROUNDS: usize = 3;
 fn above_host(provider: Provider, pages: u32, graphs: &[GraphShape]) -> EngineOptions {
     EngineOptions {
         model: ModelOptions { provider, ..options().model },
-        kv: Some(KvSize::Pages(pages)),
+        kv_size: Some(KvSize::Pages(pages)),
         host_bytes: 64 << 20,
         instances: 4,
         max_batch: 1,
@@ -70,7 +70,7 @@ fn grow(engine: &Engine, case: &Case) -> Vec<(Vec<u32>, u64, u64)> {
 /// Evicts histories all the time while requests use them, in a pool that is too small for all users.
 fn race(options: EngineOptions) {
     let all = cases("gather");
-    let quiet = open("gather", EngineOptions { kv: Some(KvSize::Pages(256)), ..options.clone() });
+    let quiet = open("gather", EngineOptions { kv_size: Some(KvSize::Pages(256)), ..options.clone() });
     let expected: Vec<_> = all.iter().map(|case| grow(&quiet, case)).collect();
     let engine = open("gather", options);
     let (done, users) = (AtomicBool::new(false), all.iter().map(|case| case.user).collect::<Vec<_>>());
@@ -108,7 +108,7 @@ fn race(options: EngineOptions) {
         asked.into_iter().for_each(|result| result.unwrap());
     });
     let stats = engine.kv_stats().unwrap();
-    assert!(stats.evicted_users > 0 && stats.tokens_from_store > 0, "{stats:?}: they were evicted and onloaded");
+    assert!(stats.evicted_owners > 0 && stats.tokens_from_store > 0, "{stats:?}: they were evicted and onloaded");
     assert_eq!((stats.failed_offloads, stats.failed_onloads), (0, 0), "{stats:?}");
 }
 

@@ -20,7 +20,7 @@ fn check<T: Number>(case: &Case<T>, provider: Provider, what: &str) {
 fn check_with<T: Number>(case: &Case<T>, expected: &[f64], provider: Provider, what: &str) {
     let what = format!("{what} {} D={} {:?}", T::NAME, case.head_size, case.users);
     let outputs = graphs(case).map(|(nodes, graph)| {
-        let model = Model::from_bytes(&graph, &options(provider)).unwrap();
+        let model = Model::open_memory(&graph, &options(provider)).unwrap();
         assert_eq!(model.provider(), provider);
         check_model(&model, case, expected, &format!("{what} {nodes}"))
     });
@@ -120,7 +120,7 @@ pub fn without_cache(provider: Provider) {
         }
         let graph = graph.output("output", T::TYPE as i32, &rows());
         let graph = graph.node("ai.pagoda.HstuAttention", &names, &["output"], &attributes(&case)).to_bytes();
-        let model = Model::from_bytes(&graph, &options(provider)).unwrap();
+        let model = Model::open_memory(&graph, &options(provider)).unwrap();
         let inputs = Inputs::new(&case);
         let used = inputs.tensors.iter().filter(|(name, _)| names.contains(name));
         let fed: Vec<(&str, &Tensor)> = used.map(|(name, tensor)| (*name, tensor)).collect();
@@ -150,7 +150,7 @@ pub fn at_the_same_time(provider: Provider) {
             Case::new(&mut random, &users, 1, 64, 32)
         })
         .collect();
-    let model = Model::from_bytes(&graph(&cases[0]), &options(provider)).unwrap();
+    let model = Model::open_memory(&graph(&cases[0]), &options(provider)).unwrap();
     let alone: Vec<_> = cases.iter().map(|case| Inputs::new(case).run::<bf16>(&model).unwrap()).collect();
     let rounds = if provider == Provider::Cpu { 16 } else { 200 };
     spread(rounds, |round| {
@@ -176,7 +176,7 @@ pub fn one_pool_for_all(provider: Provider) {
     let rounds = if provider == Provider::Cpu { 2 } else { 20 };
     for ((nodes, graph), host_pools) in graphs(&case).iter().flat_map(|graph| [(graph, false), (graph, true)]) {
         let options = ModelOptions { host_pools, ..options(provider) };
-        let model = Model::from_bytes(graph, &options).unwrap();
+        let model = Model::open_memory(graph, &options).unwrap();
         for round in 0..rounds {
             let pool = Inputs::new(&case).pool;
             spread(users.len() as u64, |user| {
@@ -203,7 +203,7 @@ fn nodes_run_on(expected: &str, options: ModelOptions) {
     fn run<T: Number>(options: &ModelOptions) {
         let case =
             Case::<T>::new(&mut Random(9), &[User { cached: 9, new: 3, candidates: 2, contextual: 0 }], 1, 32, 8);
-        let model = Model::from_bytes(&graph(&case), options).unwrap();
+        let model = Model::open_memory(&graph(&case), options).unwrap();
         Inputs::new(&case).run::<T>(&model).unwrap();
     }
     let options = &options;
@@ -226,7 +226,7 @@ pub fn bad_shapes(provider: Provider) {
     let mut case = Case::<f32>::new(&mut Random(11), &users, 2, 8, 8);
     case.num_contextual = Some(vec![0, 0]);
     for (nodes, graph) in graphs(&case) {
-        bad_shapes_of(&Model::from_bytes(&graph, &options(provider)).unwrap(), &case, nodes);
+        bad_shapes_of(&Model::open_memory(&graph, &options(provider)).unwrap(), &case, nodes);
     }
 }
 

@@ -39,8 +39,8 @@
  * - Structs. A struct begins with its size, `struct_size`: initialise it with its PAGODA_..._INIT. New fields are only
  *   ever added at the end. All elements of an array of structs have the same `struct_size`.
  * - Types. Text is UTF-8 and ends with a NUL. Dimensions are int64_t, counts are size_t.
- * - Limits. A list of users has at most 1,048,576 elements; one of requests, inputs or outputs 65,536; one of keys or
- *   items 268,435,456. A longer list is INVALID_ARGUMENT.
+ * - Limits. A list of users or owners has at most 1,048,576 elements; one of requests, inputs or outputs 65,536; one
+ *   of keys or items 268,435,456. A longer list is INVALID_ARGUMENT.
  */
 
 #ifndef PAGODA_H
@@ -964,10 +964,15 @@ typedef struct {
     uint64_t segment_bytes;
     /** The maximum number of bytes in the write queue; default 0 = 256 MiB. A write beyond it waits or is rejected. */
     uint64_t queue_bytes;
+    /**
+     * The maximum number of bytes of garbage, the removed and replaced records in the files, before segment files are
+     * compacted; default 0 = 64 MiB. Garbage of less than half of the files is never compacted by itself.
+     */
+    uint64_t garbage_bytes;
 } pagoda_store_options;
 
 /** The default options of a store. */
-#define PAGODA_STORE_OPTIONS_INIT { sizeof(pagoda_store_options), 0, 0, 0, 0 }
+#define PAGODA_STORE_OPTIONS_INIT { sizeof(pagoda_store_options), 0, 0, 0, 0, 0 }
 
 /**
  * The state of a store, and counters since it was opened. Start from PAGODA_STORE_STATS_INIT, which sets
@@ -1059,12 +1064,14 @@ pagoda_status pagoda_store_get_stats(const pagoda_store *store, pagoda_store_sta
 pagoda_status pagoda_store_free(pagoda_store *store);
 
 /* ---- Caches of keys and values -------------------------------------------------------------------------------------
- * The histories of users, as pages in a pool.
+ * The histories of owners, as pages in a pool.
  */
 
 /**
- * A cache of keys and values: the history of each user as pages in a pool. Users that were not used for long are
- * evicted to a store. Any number of threads may use a handle at the same time.
+ * A cache of keys and values: the history of each owner as pages in a pool. An owner is a number that the caller
+ * chooses: a user of a ranking model, a conversation of a language model, or a prompt that conversations share. When
+ * the pool is full, the least recently used owners are evicted, to a store if there is one. Another order of eviction
+ * is possible in Rust only, where it is a trait. Any number of threads may use a handle at the same time.
  */
 typedef struct pagoda_kv_cache pagoda_kv_cache;
 
@@ -1085,7 +1092,7 @@ typedef int32_t pagoda_overlap;
 
 /** The request is rejected. */
 #define PAGODA_OVERLAP_REFUSE 0
-/** They are trimmed; pagoda_kv_lease_user returns how many. */
+/** They are trimmed; pagoda_kv_lease_owner returns how many. */
 #define PAGODA_OVERLAP_TRIM 1
 
 /** What happens if the items of a request differ from those that the cached history was computed from. */
@@ -1101,7 +1108,7 @@ typedef int32_t pagoda_edited;
 /** When histories are written to the store. */
 typedef int32_t pagoda_offload;
 
-/** When a user is evicted from the pool. */
+/** When an owner is evicted from the pool. */
 #define PAGODA_OFFLOAD_ON_EVICTION 0
 /** With every commit, in the background. */
 #define PAGODA_OFFLOAD_AT_COMMIT 1
@@ -1151,7 +1158,7 @@ typedef struct {
     int32_t onload_threads;
     /**
      * With PAGODA_OFFLOAD_ON_EVICTION: the percentage of the pool that is kept free or stored ahead of eviction, so
-     * that an eviction needs no copy. A background thread stores the least recently used users as the pool fills up.
+     * that an eviction needs no copy. A background thread stores the least recently used owners as the pool fills up.
      * Default 12; 0: nothing is stored ahead.
      */
     int32_t ahead_percent;
@@ -1167,7 +1174,7 @@ typedef struct {
 /** The default options of a cache. `layers`, `heads`, `head_size`, `size_unit` and `size` must still be set. */
 #define PAGODA_KV_OPTIONS_INIT { sizeof(pagoda_kv_options), 0, 0, 0, 32, 1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 12, NULL, NULL }
 
-/** Where the history of a user is. */
+/** Where the history of an owner is. */
 typedef int32_t pagoda_tier;
 
 /** Not cached. */
@@ -1197,9 +1204,11 @@ typedef struct {
     uint64_t pages;
     /** Free pages. */
     uint64_t free_pages;
-    /** Users in the pool. */
-    uint64_t resident_users;
-    /** Tokens of those users. */
+    /** Pages that more than one owner has, by pagoda_kv_cache_fork. */
+    uint64_t shared_pages;
+    /** Owners in the pool. */
+    uint64_t resident_owners;
+    /** Tokens of those owners. */
     uint64_t resident_tokens;
     /** Cache hits: tokens of prepared histories that were in the pool. */
     uint64_t tokens_from_pool;
@@ -1207,16 +1216,16 @@ typedef struct {
     uint64_t tokens_from_store;
     /** Tokens that were new. */
     uint64_t tokens_new;
-    /** Users that were evicted from the pool. */
-    uint64_t evicted_users;
-    /** Users whose write to the store failed, at an eviction or a commit. */
+    /** Owners that were evicted from the pool. */
+    uint64_t evicted_owners;
+    /** Owners whose write to the store failed, at an eviction or a commit. */
     uint64_t failed_offloads;
     /** Histories that could not be read from the store. */
     uint64_t failed_onloads;
 } pagoda_kv_stats;
 
 /** An empty pagoda_kv_stats, for pagoda_kv_cache_get_stats and pagoda_engine_get_kv_stats to fill in. */
-#define PAGODA_KV_STATS_INIT { sizeof(pagoda_kv_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define PAGODA_KV_STATS_INIT { sizeof(pagoda_kv_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Opens a cache. `options` must not be NULL: it has the shape of the keys and values.
@@ -1240,59 +1249,79 @@ pagoda_status pagoda_kv_cache_pool(const pagoda_kv_cache *cache,
                                    pagoda_error **error);
 
 /**
- * Gets for each user the first position of the cached history, its number of tokens, and its tier. Each of `starts`,
- * `lengths` and `tiers` is NULL or has room for `user_count` elements. Other threads may change the cache before the
+ * Gets for each owner the first position of the cached history, its number of tokens, and its tier. Each of `starts`,
+ * `lengths` and `tiers` is NULL or has room for `owner_count` elements. Other threads may change the cache before the
  * caller reads the result.
  *
  * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT.
  */
 pagoda_status pagoda_kv_cache_lookup(const pagoda_kv_cache *cache,
-                                     const uint64_t *users,
-                                     size_t user_count,
+                                     const uint64_t *owners,
+                                     size_t owner_count,
                                      int64_t *starts,
                                      int64_t *lengths,
                                      pagoda_tier *tiers,
                                      pagoda_error **error);
 
 /**
- * Writes histories to the store, and waits until they are durable. `users` NULL with `user_count` 0 means all users in
- * the pool; an empty list that is not NULL means none. `offloaded` receives the number of users that had tokens to
+ * Lets the owner `to` begin with the first `tokens` tokens of the owner `from`, as many as it has: a prompt that many
+ * conversations begin with, or the beams of a search. Only whole pages are shared: `shared` receives the number of
+ * tokens, 0 if there is no whole page. `to` must have no history; what it appends goes to pages of its own. If `from`
+ * is in the store, it is loaded first.
+ *
+ * A shared page takes room once. It is free when its last owner has left. In a store each owner has its own copy.
+ * Until a lease holds it, `to` can be evicted like any owner.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a negative
+ * number of tokens, for a NULL, and about "to" if it has a history or is `from`; CAPACITY if the pool has no room to
+ * load `from`; BUSY if `from` could not be read or is evicted at the same time; IO.
+ */
+pagoda_status pagoda_kv_cache_fork(const pagoda_kv_cache *cache,
+                                   uint64_t from,
+                                   uint64_t to,
+                                   int32_t tokens,
+                                   int32_t *shared,
+                                   pagoda_error **error);
+
+/**
+ * Writes histories to the store, and waits until they are durable. `owners` NULL with `owner_count` 0 means all owners
+ * in the pool; an empty list that is not NULL means none. `offloaded` receives the number of owners that had tokens to
  * write.
  *
  * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; UNSUPPORTED
  * without a store; IO.
  */
 pagoda_status pagoda_kv_cache_offload(const pagoda_kv_cache *cache,
-                                      const uint64_t *users,
-                                      size_t user_count,
+                                      const uint64_t *owners,
+                                      size_t owner_count,
                                       size_t *offloaded,
                                       pagoda_error **error);
 
 /**
  * Removes histories from tiers. Histories that are removed only from the pool are written to the store first, unless
- * offload is PAGODA_OFFLOAD_BY_HAND. Histories that are removed from the store are lost when this returns. `users`
- * NULL with `user_count` 0 means all users that no lease holds; an empty list that is not NULL means none. `evicted`
- * receives the number of users that had something in these tiers.
+ * offload is PAGODA_OFFLOAD_BY_HAND. Histories that are removed from the store are lost when this returns. `owners`
+ * NULL with `owner_count` 0 means all owners that no lease holds; an empty list that is not NULL means none. `evicted`
+ * receives the number of owners that had something in these tiers.
  *
  * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a lease
- * holds a user of the list; IO.
+ * holds an owner of the list; IO.
  */
 pagoda_status pagoda_kv_cache_evict(const pagoda_kv_cache *cache,
-                                    const uint64_t *users,
-                                    size_t user_count,
+                                    const uint64_t *owners,
+                                    size_t owner_count,
                                     pagoda_tiers tiers,
                                     size_t *evicted,
                                     pagoda_error **error);
 
 /**
- * Starts to load histories from the store into the pool, and returns at once, so that the next request of these users
+ * Starts to load histories from the store into the pool, and returns at once, so that the next request of these owners
  * need not wait. Stops when the pool is full. `started` receives the number of histories that are being loaded.
  *
  * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; IO.
  */
 pagoda_status pagoda_kv_cache_prefetch(const pagoda_kv_cache *cache,
-                                       const uint64_t *users,
-                                       size_t user_count,
+                                       const uint64_t *owners,
+                                       size_t owner_count,
                                        size_t *started,
                                        pagoda_error **error);
 
@@ -1324,25 +1353,25 @@ pagoda_status pagoda_kv_cache_free(pagoda_kv_cache *cache);
  * The part of a cache that a batch uses while a model runs.
  */
 
-/** Holds the users of a batch in the pool, with room for their new tokens. It ends with a commit or an abort. */
+/** Holds the owners of a batch in the pool, with room for their new tokens. It ends with a commit or an abort. */
 typedef struct pagoda_kv_lease pagoda_kv_lease;
 
 /** An index tensor of a lease: the input of the same name of the ai.pagoda operators. */
 typedef int32_t pagoda_kv_tensor;
 
-/** The offset of the first row of each user: i32 [users + 1]. */
+/** The offset of the first row of each owner: i32 [owners + 1]. */
 #define PAGODA_KV_TENSOR_ROW_OFFSETS 0
-/** The number of candidates of each user: i32 [users]. */
+/** The number of candidates of each owner: i32 [owners]. */
 #define PAGODA_KV_TENSOR_NUM_CANDIDATES 1
-/** The number of cached tokens of each user: i32 [users]. */
+/** The number of cached tokens of each owner: i32 [owners]. */
 #define PAGODA_KV_TENSOR_CACHED_LEN 2
-/** The offset of each user in the list of pages: i32 [users + 1]. */
+/** The offset of each owner in the list of pages: i32 [owners + 1]. */
 #define PAGODA_KV_TENSOR_PAGE_INDPTR 3
-/** The pages of all users, each user's in order of position: i32. */
+/** The pages of all owners, each owner's in order of position: i32. */
 #define PAGODA_KV_TENSOR_PAGE_IDS 4
 
 /**
- * What a batch has of one user. Start from PAGODA_KV_REQUEST_INIT, which sets `struct_size`. All elements of an array
+ * What a batch has of one owner. Start from PAGODA_KV_REQUEST_INIT, which sets `struct_size`. All elements of an array
  * must have the same `struct_size`.
  */
 typedef struct {
@@ -1352,9 +1381,9 @@ typedef struct {
     int32_t tokens;
     /** The number of candidates after the new tokens. */
     int32_t candidates;
-    /** The user. */
-    uint64_t user;
-    /** The position of the first new token in the history of the user. */
+    /** The owner. */
+    uint64_t owner;
+    /** The position of the first new token in the history of the owner. */
     int64_t start;
     /**
      * The items of the history up to the last new token, if the cache checks them (`edited`): those of all new tokens,
@@ -1365,10 +1394,10 @@ typedef struct {
     size_t item_count;
 } pagoda_kv_request;
 
-/** A request of user 0 without tokens. */
+/** A request of owner 0 without tokens. */
 #define PAGODA_KV_REQUEST_INIT { sizeof(pagoda_kv_request), 0, 0, 0, 0, NULL, 0 }
 
-/** A user in a lease. Start from PAGODA_KV_LEASED_USER_INIT, which sets `struct_size`. */
+/** An owner in a lease. Start from PAGODA_KV_LEASED_OWNER_INIT, which sets `struct_size`. */
 typedef struct {
     /** The size of this struct. */
     uint32_t struct_size;
@@ -1381,27 +1410,27 @@ typedef struct {
      * the inputs of the model.
      */
     int32_t trimmed;
-    /** The user. */
-    uint64_t user;
+    /** The owner. */
+    uint64_t owner;
     /** The position of the first token of the history that the model uses. */
     int64_t start;
-} pagoda_kv_leased_user;
+} pagoda_kv_leased_owner;
 
-/** An empty pagoda_kv_leased_user, for pagoda_kv_lease_user to fill in. */
-#define PAGODA_KV_LEASED_USER_INIT { sizeof(pagoda_kv_leased_user), 0, 0, 0, 0, 0 }
+/** An empty pagoda_kv_leased_owner, for pagoda_kv_lease_owner to fill in. */
+#define PAGODA_KV_LEASED_OWNER_INIT { sizeof(pagoda_kv_leased_owner), 0, 0, 0, 0, 0 }
 
 /**
- * Makes room for a batch, and returns a lease with the tensors for the model. Evicts the least recently used users if
- * necessary, and loads those of the batch from the store. The users of the batch stay in the pool until the lease
+ * Makes room for a batch, and returns a lease with the tensors for the model. Evicts the least recently used owners if
+ * necessary, and loads those of the batch from the store. The owners of the batch stay in the pool until the lease
  * ends. Any number of leases may read a history at the same time; only one may append to it.
  *
- * Then run the model on the tensors of the lease and the pools of the cache. Its rows are, for each user, the new
+ * Then run the model on the tensors of the lease and the pools of the cache. Its rows are, for each owner, the new
  * tokens and then the candidates. A call that fails changes no history.
  *
  * Ownership: the caller frees the lease. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a gap between the
- * cached history and the new tokens, an overlap, edited items, or a user that occurs twice; CAPACITY if too few pages
- * are free or evictable, about `requests` if the whole pool is too small; BUSY if another lease appends to one of the
- * histories; IO.
+ * cached history and the new tokens, an overlap, edited items, or an owner that occurs twice; CAPACITY if too few
+ * pages are free or evictable, about `requests` if the whole pool is too small; BUSY if another lease appends to one
+ * of the histories; IO.
  */
 pagoda_status pagoda_kv_cache_prepare(const pagoda_kv_cache *cache,
                                       const pagoda_kv_request *requests,
@@ -1421,18 +1450,18 @@ pagoda_status pagoda_kv_lease_tensor(const pagoda_kv_lease *lease,
                                      pagoda_error **error);
 
 /**
- * Gets a user of a lease, by its index in the batch.
+ * Gets an owner of a lease, by its index in the batch.
  *
  * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an
  * invalid `struct_size`, an index out of range, or a lease that has ended.
  */
-pagoda_status pagoda_kv_lease_user(const pagoda_kv_lease *lease,
-                                   size_t index,
-                                   pagoda_kv_leased_user *user,
-                                   pagoda_error **error);
+pagoda_status pagoda_kv_lease_owner(const pagoda_kv_lease *lease,
+                                    size_t index,
+                                    pagoda_kv_leased_owner *owner,
+                                    pagoda_error **error);
 
 /**
- * Tells whether a layer of all users was loaded from the store: `ready` receives 1 or 0. Does not wait.
+ * Tells whether a layer of all owners was loaded from the store: `ready` receives 1 or 0. Does not wait.
  *
  * Ownership: the caller keeps the lease. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, a layer
  * out of range, or a lease that has ended; IO if a history could not be read. The lease is then unusable, and the next
@@ -1441,7 +1470,7 @@ pagoda_status pagoda_kv_lease_user(const pagoda_kv_lease *lease,
 pagoda_status pagoda_kv_lease_ready(const pagoda_kv_lease *lease, int32_t layer, int32_t *ready, pagoda_error **error);
 
 /**
- * Waits until a layer of all users was loaded from the store; with `layer` -1, all layers. It is needed only if
+ * Waits until a layer of all owners was loaded from the store; with `layer` -1, all layers. It is needed only if
  * `options.onload_in_background` is 1, before the model runs.
  *
  * Ownership: the caller keeps the lease. Threads: any number at once on a lease. Errors: those of
@@ -1661,10 +1690,12 @@ typedef struct {
     uint64_t run_ns;
     /** The number of tasks of the model that answered: the scores of one candidate. */
     size_t tasks;
+    /** The version of the model that answered, as in its pagoda.json. The text is static: it is never freed. */
+    const char *version;
 } pagoda_rank_response;
 
 /** An empty pagoda_rank_response, for pagoda_engine_rank to fill in. */
-#define PAGODA_RANK_RESPONSE_INIT { sizeof(pagoda_rank_response), 0, 0, 0, 0, 0, 0 }
+#define PAGODA_RANK_RESPONSE_INIT { sizeof(pagoda_rank_response), 0, 0, 0, 0, 0, 0, NULL }
 
 /**
  * The state of an engine, and counters since it was opened. Start from PAGODA_ENGINE_STATS_INIT, which sets

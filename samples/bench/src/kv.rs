@@ -51,8 +51,8 @@ fn options(users: u32, layers: u32) -> KvOptions {
         heads: 4,
         head_size: 64,
         page_size: PAGE,
-        element: ElementType::Bf16,
-        pages: KvSize::Pages(users * TOKENS / PAGE),
+        element_type: ElementType::Bf16,
+        size: KvSize::Pages(users * TOKENS / PAGE),
         ..KvOptions::default()
     }
 }
@@ -67,7 +67,7 @@ fn batch(cache: &KvCache, first: u64, tokens: u32) -> Result<Duration> {
         .zip(&cached)
         .map(|(&user, cached)| KvRequest {
             owner: Owner(user),
-            start: cached.start + u64::from(cached.tokens),
+            start: cached.start + u64::from(cached.length),
             tokens,
             candidates: 128,
             items: &[],

@@ -86,7 +86,7 @@ fn one_node(
         graph.input(name, tensor.element_type() as i32, &fixed(tensor.dims()))
     });
     let graph = graph.node(operator, &names, &[output], attributes).output(output, element as i32, &fixed(dims));
-    Model::from_bytes(&graph.to_bytes(), &options(threads))
+    Model::open_memory(&graph.to_bytes(), &options(threads))
 }
 
 /// One figure and its baseline.

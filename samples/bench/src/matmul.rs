@@ -26,7 +26,7 @@ impl MatMul {
         let graph = Graph::new().input("a", F32, &dims()).output("c", F32, &dims());
         let graph = graph.weight("b", &[SIZE, SIZE], weight.as_slice()?);
         let options = super::options(threads);
-        let model = Model::from_bytes(&graph.node("MatMul", &["a", "b"], &["c"], &[]).to_bytes(), &options)?;
+        let model = Model::open_memory(&graph.node("MatMul", &["a", "b"], &["c"], &[]).to_bytes(), &options)?;
         Ok(Self {
             model,
             a: random::tensor(ElementType::F32, &[SIZE, SIZE], 1)?,

@@ -50,8 +50,8 @@ fn check(folder: &Path) -> Result<()> {
     Err(Error::new(Status::Unsupported, format!("{message}; `make bench-model` makes one")).about("--model"))
 }
 
-fn open(folder: &Path, threads: u32, kv: Option<KvSize>) -> Result<Engine> {
-    Engine::open(folder, EngineOptions { model: options(threads), kv, ..EngineOptions::default() })
+fn open(folder: &Path, threads: u32, kv_size: Option<KvSize>) -> Result<Engine> {
+    Engine::open(folder, EngineOptions { model: options(threads), kv_size, ..EngineOptions::default() })
 }
 
 /// A user whose history grows by one event with every request: the same for the same seed.
@@ -146,12 +146,12 @@ fn callers_against_one(folder: &Path, threads: u32) -> Result<Row> {
     const EVENTS: usize = 512;
     const CANDIDATES: usize = 8;
     const ROUNDS: usize = 15;
-    let kv = Some(KvSize::Bytes(512 << 20));
-    let lone = open(folder, threads, kv)?;
+    let kv_size = Some(KvSize::Bytes(512 << 20));
+    let lone = open(folder, threads, kv_size)?;
     let cores = if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, |n| n.get() as u32) };
     let gathering = EngineOptions {
         model: options((cores / INSTANCES).max(1)),
-        kv,
+        kv_size,
         instances: INSTANCES,
         max_batch: CALLERS as u32 / INSTANCES,
         max_delay: DELAY,

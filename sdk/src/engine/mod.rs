@@ -29,6 +29,6 @@ pub use crate::folder::{
     SourceOf, Task, Times,
 };
 pub use rank::{
-    Columns, Engine, EngineOptions, EngineStats, EngineStore, Events, GraphShape, RankRequest, RankResponse,
-    TableOptions,
+    Columns, Engine, EngineOptions, EngineProvider, EngineStats, EngineStore, Events, GraphShape, RankRequest,
+    RankResponse, TableOptions,
 };

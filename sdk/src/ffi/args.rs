@@ -4,12 +4,13 @@ use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
 
 use crate::error::{Error, Result, Status};
+use crate::kv::Owner;
 
 /// More dimensions than any model has: a larger rank is a mistake, and reading that many would run off the array.
 const MAX_RANK: usize = 64;
 /// More than any model has inputs or outputs, for the same reason.
 const MAX_VALUES: usize = 1 << 16;
-/// More users than are asked about at once, and more items than any history has.
+/// More users or owners than are asked about at once, and more items than any history has.
 const MAX_USERS: usize = 1 << 20;
 const MAX_ITEMS: usize = 1 << 28;
 /// A `struct_size` beyond this is garbage, not a later version of the struct.
@@ -126,6 +127,16 @@ pub(super) unsafe fn users<'a>(users: *const u64, count: usize) -> Result<&'a [u
     at_most(count, MAX_USERS, "user_count")?;
     // SAFETY: by contract.
     unsafe { slice(users, count, "users") }
+}
+
+/// A list of owners.
+///
+/// # Safety
+/// `owners` is NULL or has `count` elements.
+pub(super) unsafe fn owners<'a>(owners: *const u64, count: usize) -> Result<&'a [Owner]> {
+    at_most(count, MAX_USERS, "owner_count")?;
+    // SAFETY: by contract.
+    unsafe { slice(owners, count, "owners") }.map(Owner::slice)
 }
 
 /// The items of a history.

@@ -1,8 +1,9 @@
 //! `pagoda_engine`: a model folder, served.
 
-use std::ffi::{c_char, c_void};
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::args::{self, Versioned};
 use super::embedding::{self, pagoda_table_stats};
@@ -12,9 +13,9 @@ use super::handle::{Kind, Object, Table};
 use super::kv::{self, pagoda_kv_stats};
 use super::model::{pagoda_provider, provider_number};
 use super::{boundary, c_text, freeing};
-use crate::embedding::TableStats;
-use crate::engine::{Engine, EngineStats, RankResponse};
-use crate::error::{Error, Result, Status};
+use crate::engine::{Engine, EngineProvider, EngineStats, RankResponse};
+use crate::error::{Error, Result};
+use crate::sync::RwLock;
 
 /// A ranking engine: an open model folder with its embedding tables and the keys and values of its users. Requests of
 /// concurrent callers run in batches. Any number of threads may use a handle at the same time.
@@ -40,6 +41,8 @@ pub struct pagoda_rank_response {
     pub run_ns: u64,
     /// The number of tasks of the model that answered: the scores of one candidate.
     pub tasks: usize,
+    /// The version of the model that answered, as in its pagoda.json. The text is static: it is never freed.
+    pub version: *const c_char,
 }
 
 /// The state of an engine, and counters since it was opened. Start from PAGODA_ENGINE_STATS_INIT, which sets
@@ -67,9 +70,9 @@ pub struct pagoda_engine_stats {
     pub remembered_bytes: u64,
 }
 
-// SAFETY: numbers in C's layout, the size first.
+// SAFETY: numbers and a pointer in C's layout, the size first.
 unsafe impl Versioned for pagoda_rank_response {
-    const FIRST_SIZE: usize = 48;
+    const FIRST_SIZE: usize = 56;
 }
 
 // SAFETY: as above.
@@ -347,10 +350,10 @@ pub unsafe extern "C" fn pagoda_engine_provider(
         boundary("pagoda_engine_provider", error, || {
             let engine = Engine::get(engine, "engine")?;
             let (out_provider, out_device) = (args::out(provider, "provider")?, args::out(device_id, "device_id")?);
-            let model = engine.model();
-            args::write_text(buffer, capacity, length, || c_text(model.provider_reason()))?;
-            out_provider.write(provider_number(model.provider()));
-            out_device.write(engine.device().map_or(-1, u32::cast_signed));
+            let EngineProvider { provider, device_id, reason } = engine.provider();
+            args::write_text(buffer, capacity, length, || c_text(&reason))?;
+            out_provider.write(provider_number(provider));
+            out_device.write(device_id.map_or(-1, u32::cast_signed));
             Ok(())
         })
     }
@@ -424,10 +427,7 @@ pub unsafe extern "C" fn pagoda_engine_tables(
     unsafe {
         boundary("pagoda_engine_tables", error, || {
             let engine = Engine::get(engine, "engine")?;
-            args::write_text(buffer, capacity, length, || {
-                let names: Vec<String> = engine.table_stats().into_iter().map(|(name, _)| name).collect();
-                c_text(&names.join("\n"))
-            })
+            args::write_text(buffer, capacity, length, || c_text(&engine.tables().join("\n")))
         })
     }
 }
@@ -498,10 +498,7 @@ pub unsafe extern "C" fn pagoda_engine_get_table_stats(
     unsafe {
         boundary("pagoda_engine_get_table_stats", error, || {
             let (engine, out) = (Engine::get(engine, "engine")?, args::out_struct(stats, "stats")?);
-            let asked = args::text(table, "table")?;
-            let all = engine.table_stats();
-            let (_, found) = all.iter().find(|(name, _)| name == asked).ok_or_else(|| no_table(asked, &all))?;
-            out.write(&embedding::stats_of(found));
+            out.write(&embedding::stats_of(&engine.table_stats(args::text(table, "table")?)?));
             Ok(())
         })
     }
@@ -531,15 +528,6 @@ fn about_request(error: Error) -> Error {
     error.about(named)
 }
 
-fn no_table(asked: &str, all: &[(String, TableStats)]) -> Error {
-    let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
-    let message = match names[..] {
-        [] => format!("{asked:?}, where this model has its tables in the graph"),
-        _ => format!("the model has no table {asked:?}; its tables are {}", names.join(", ")),
-    };
-    Error::new(Status::NotFound, message).about("table")
-}
-
 fn stats_of(stats: &EngineStats) -> pagoda_engine_stats {
     pagoda_engine_stats {
         struct_size: size_of::<pagoda_engine_stats>() as u32,
@@ -563,7 +551,18 @@ fn how(answer: &RankResponse) -> pagoda_rank_response {
         queue_ns: answer.queue_time.as_nanos() as u64,
         run_ns: answer.run_time.as_nanos() as u64,
         tasks: answer.tasks,
+        version: static_version(&answer.version).as_ptr(),
     }
+}
+
+/// The version of a model as a text that callers may keep. The texts of all versions that answered in this process
+/// stay: 65 bytes each.
+fn static_version(version: &Arc<str>) -> &'static CStr {
+    static VERSIONS: LazyLock<RwLock<HashMap<Arc<str>, &'static CStr>>> = LazyLock::new(RwLock::default);
+    if let Some(known) = VERSIONS.read().get(version) {
+        return known;
+    }
+    VERSIONS.write().entry(Arc::clone(version)).or_insert_with(|| Box::leak(c_text(version).into_boxed_c_str()))
 }
 
 /// The callback of an asynchronous request.

@@ -162,7 +162,7 @@ unsafe impl Versioned for pagoda_rank_request {
 /// # Safety
 /// As for `pagoda_engine_open`.
 pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Result<EngineOptions> {
-    let EngineOptions { instances, max_batch, max_batch_rows, queue, ahead_percent, remember_bytes, kv, .. } =
+    let EngineOptions { instances, max_batch, max_batch_rows, queue, ahead_percent, remember_bytes, kv_size, .. } =
         EngineOptions::default();
     let defaults = pagoda_engine_options {
         struct_size: size_of::<pagoda_engine_options>() as u32,
@@ -200,7 +200,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
     let tiers = tiers.map(PsJson::from_file).transpose();
     Ok(EngineOptions {
         model: model.map_err(|error| deeper(error, "options.model"))?,
-        kv: size.or(kv),
+        kv_size: size.or(kv_size),
         host_bytes: options.host_bytes,
         store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
         offload: match options.offload {
@@ -265,7 +265,6 @@ fn deeper(error: Error, argument: &str) -> Error {
 /// What an engine says of its options, in the names of the header.
 pub(super) fn about_options(error: Error) -> Error {
     match error.argument() {
-        Some("options.kv") => error.about("options.kv_size"),
         Some("ahead_percent") => error.about("options.ahead_percent"),
         Some("options.intra_op_threads" | "options.onnxruntime_path" | "options.profile_path" | "options.provider") => {
             deeper(error, "options.model")

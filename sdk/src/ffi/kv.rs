@@ -1,4 +1,4 @@
-//! `pagoda_kv_cache`: what a model remembers of each user, in pages of a pool.
+//! `pagoda_kv_cache`: what a model remembers of each owner, in pages of a pool.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{boundary, freeing};
 use crate::error::Result;
 use crate::kv::{KvCache, KvStats, Owner, Owners, Tier, Tiers};
 
-/// Where the history of a user is.
+/// Where the history of an owner is.
 pub type pagoda_tier = i32;
 
 /// Not cached.
@@ -31,8 +31,10 @@ pub const PAGODA_TIERS_STORE: pagoda_tiers = 2;
 /// Both.
 pub const PAGODA_TIERS_ALL: pagoda_tiers = 3;
 
-/// A cache of keys and values: the history of each user as pages in a pool. Users that were not used for long are
-/// evicted to a store. Any number of threads may use a handle at the same time.
+/// A cache of keys and values: the history of each owner as pages in a pool. An owner is a number that the caller
+/// chooses: a user of a ranking model, a conversation of a language model, or a prompt that conversations share. When
+/// the pool is full, the least recently used owners are evicted, to a store if there is one. Another order of eviction
+/// is possible in Rust only, where it is a trait. Any number of threads may use a handle at the same time.
 pub struct pagoda_kv_cache {
     _private: [u8; 0],
 }
@@ -47,9 +49,11 @@ pub struct pagoda_kv_stats {
     pub pages: u64,
     /// Free pages.
     pub free_pages: u64,
-    /// Users in the pool.
-    pub resident_users: u64,
-    /// Tokens of those users.
+    /// Pages that more than one owner has, by pagoda_kv_cache_fork.
+    pub shared_pages: u64,
+    /// Owners in the pool.
+    pub resident_owners: u64,
+    /// Tokens of those owners.
     pub resident_tokens: u64,
     /// Cache hits: tokens of prepared histories that were in the pool.
     pub tokens_from_pool: u64,
@@ -57,9 +61,9 @@ pub struct pagoda_kv_stats {
     pub tokens_from_store: u64,
     /// Tokens that were new.
     pub tokens_new: u64,
-    /// Users that were evicted from the pool.
-    pub evicted_users: u64,
-    /// Users whose write to the store failed, at an eviction or a commit.
+    /// Owners that were evicted from the pool.
+    pub evicted_owners: u64,
+    /// Owners whose write to the store failed, at an eviction or a commit.
     pub failed_offloads: u64,
     /// Histories that could not be read from the store.
     pub failed_onloads: u64,
@@ -67,7 +71,7 @@ pub struct pagoda_kv_stats {
 
 // SAFETY: numbers in C's layout, the size first.
 unsafe impl Versioned for pagoda_kv_stats {
-    const FIRST_SIZE: usize = 88;
+    const FIRST_SIZE: usize = 96;
 }
 
 impl Object for KvCache {
@@ -132,19 +136,19 @@ pub unsafe extern "C" fn pagoda_kv_cache_pool(
     }
 }
 
-/// Gets for each user the first position of the cached history, its number of tokens, and its tier. Each of `starts`,
-/// `lengths` and `tiers` is NULL or has room for `user_count` elements. Other threads may change the cache before the
+/// Gets for each owner the first position of the cached history, its number of tokens, and its tier. Each of `starts`,
+/// `lengths` and `tiers` is NULL or has room for `owner_count` elements. Other threads may change the cache before the
 /// caller reads the result.
 ///
 /// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT.
 ///
 /// # Safety
-/// `users` has `user_count` elements, and the other lists as many or NULL; they and `error` may be written to.
+/// `owners` has `owner_count` elements, and the other lists as many or NULL; they and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_kv_cache_lookup(
     cache: *const pagoda_kv_cache,
-    users: *const u64,
-    user_count: usize,
+    owners: *const u64,
+    owner_count: usize,
     starts: *mut i64,
     lengths: *mut i64,
     tiers: *mut pagoda_tier,
@@ -153,13 +157,13 @@ pub unsafe extern "C" fn pagoda_kv_cache_lookup(
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
         boundary("pagoda_kv_cache_lookup", error, || {
-            let (cache, users) = (KvCache::get(cache, "cache")?, args::users(users, user_count)?);
-            let mut starts = args::out_list(starts, user_count, "starts")?;
-            let mut lengths = args::out_list(lengths, user_count, "lengths")?;
-            let mut tiers = args::out_list(tiers, user_count, "tiers")?;
-            for (index, cached) in cache.lookup(Owner::slice(users)).into_iter().enumerate() {
+            let (cache, owners) = (KvCache::get(cache, "cache")?, args::owners(owners, owner_count)?);
+            let mut starts = args::out_list(starts, owner_count, "starts")?;
+            let mut lengths = args::out_list(lengths, owner_count, "lengths")?;
+            let mut tiers = args::out_list(tiers, owner_count, "tiers")?;
+            for (index, cached) in cache.lookup(owners).into_iter().enumerate() {
                 starts.as_mut().map(|starts| starts[index].write(cached.start as i64));
-                lengths.as_mut().map(|lengths| lengths[index].write(cached.tokens.into()));
+                lengths.as_mut().map(|lengths| lengths[index].write(cached.length.into()));
                 tiers.as_mut().map(|tiers| tiers[index].write(tier(cached.tier)));
             }
             Ok(())
@@ -167,20 +171,55 @@ pub unsafe extern "C" fn pagoda_kv_cache_lookup(
     }
 }
 
-/// Writes histories to the store, and waits until they are durable. `users` NULL with `user_count` 0 means all users in
-/// the pool; an empty list that is not NULL means none. `offloaded` receives the number of users that had tokens to
+/// Lets the owner `to` begin with the first `tokens` tokens of the owner `from`, as many as it has: a prompt that many
+/// conversations begin with, or the beams of a search. Only whole pages are shared: `shared` receives the number of
+/// tokens, 0 if there is no whole page. `to` must have no history; what it appends goes to pages of its own. If `from`
+/// is in the store, it is loaded first.
+///
+/// A shared page takes room once. It is free when its last owner has left. In a store each owner has its own copy.
+/// Until a lease holds it, `to` can be evicted like any owner.
+///
+/// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a negative
+/// number of tokens, for a NULL, and about "to" if it has a history or is `from`; CAPACITY if the pool has no room to
+/// load `from`; BUSY if `from` could not be read or is evicted at the same time; IO.
+///
+/// # Safety
+/// `shared` and `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_kv_cache_fork(
+    cache: *const pagoda_kv_cache,
+    from: u64,
+    to: u64,
+    tokens: i32,
+    shared: *mut i32,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_kv_cache_fork", error, || {
+            let (cache, out) = (KvCache::get(cache, "cache")?, args::out(shared, "shared")?);
+            let tokens = args::count(tokens, "tokens")?;
+            // No more than were asked for.
+            out.write(cache.fork(Owner(from), Owner(to), tokens)?.cast_signed());
+            Ok(())
+        })
+    }
+}
+
+/// Writes histories to the store, and waits until they are durable. `owners` NULL with `owner_count` 0 means all owners
+/// in the pool; an empty list that is not NULL means none. `offloaded` receives the number of owners that had tokens to
 /// write.
 ///
 /// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; UNSUPPORTED
 /// without a store; IO.
 ///
 /// # Safety
-/// `users` has `user_count` elements; `offloaded` and `error` may be written to.
+/// `owners` has `owner_count` elements; `offloaded` and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_kv_cache_offload(
     cache: *const pagoda_kv_cache,
-    users: *const u64,
-    user_count: usize,
+    owners: *const u64,
+    owner_count: usize,
     offloaded: *mut usize,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
@@ -188,27 +227,27 @@ pub unsafe extern "C" fn pagoda_kv_cache_offload(
     unsafe {
         boundary("pagoda_kv_cache_offload", error, || {
             let (cache, out) = (KvCache::get(cache, "cache")?, args::out(offloaded, "offloaded")?);
-            out.write(cache.offload(these_or_all(users, user_count)?)?);
+            out.write(cache.offload(these_or_all(owners, owner_count)?)?);
             Ok(())
         })
     }
 }
 
 /// Removes histories from tiers. Histories that are removed only from the pool are written to the store first, unless
-/// offload is PAGODA_OFFLOAD_BY_HAND. Histories that are removed from the store are lost when this returns. `users`
-/// NULL with `user_count` 0 means all users that no lease holds; an empty list that is not NULL means none. `evicted`
-/// receives the number of users that had something in these tiers.
+/// offload is PAGODA_OFFLOAD_BY_HAND. Histories that are removed from the store are lost when this returns. `owners`
+/// NULL with `owner_count` 0 means all owners that no lease holds; an empty list that is not NULL means none. `evicted`
+/// receives the number of owners that had something in these tiers.
 ///
 /// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a lease
-/// holds a user of the list; IO.
+/// holds an owner of the list; IO.
 ///
 /// # Safety
-/// `users` has `user_count` elements; `evicted` and `error` may be written to.
+/// `owners` has `owner_count` elements; `evicted` and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_kv_cache_evict(
     cache: *const pagoda_kv_cache,
-    users: *const u64,
-    user_count: usize,
+    owners: *const u64,
+    owner_count: usize,
     tiers: pagoda_tiers,
     evicted: *mut usize,
     error: *mut *mut pagoda_error,
@@ -217,25 +256,25 @@ pub unsafe extern "C" fn pagoda_kv_cache_evict(
     unsafe {
         boundary("pagoda_kv_cache_evict", error, || {
             let (cache, out) = (KvCache::get(cache, "cache")?, args::out(evicted, "evicted")?);
-            let (users, tiers) = (these_or_all(users, user_count)?, read_tiers(tiers)?);
-            out.write(cache.evict(users, tiers)?);
+            let (owners, tiers) = (these_or_all(owners, owner_count)?, read_tiers(tiers)?);
+            out.write(cache.evict(owners, tiers)?);
             Ok(())
         })
     }
 }
 
-/// Starts to load histories from the store into the pool, and returns at once, so that the next request of these users
+/// Starts to load histories from the store into the pool, and returns at once, so that the next request of these owners
 /// need not wait. Stops when the pool is full. `started` receives the number of histories that are being loaded.
 ///
 /// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; IO.
 ///
 /// # Safety
-/// `users` has `user_count` elements; `started` and `error` may be written to.
+/// `owners` has `owner_count` elements; `started` and `error` may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagoda_kv_cache_prefetch(
     cache: *const pagoda_kv_cache,
-    users: *const u64,
-    user_count: usize,
+    owners: *const u64,
+    owner_count: usize,
     started: *mut usize,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
@@ -243,7 +282,7 @@ pub unsafe extern "C" fn pagoda_kv_cache_prefetch(
     unsafe {
         boundary("pagoda_kv_cache_prefetch", error, || {
             let (cache, out) = (KvCache::get(cache, "cache")?, args::out(started, "started")?);
-            out.write(cache.prefetch(Owner::slice(args::users(users, user_count)?))?);
+            out.write(cache.prefetch(args::owners(owners, owner_count)?)?);
             Ok(())
         })
     }
@@ -302,25 +341,26 @@ pub(super) fn stats_of(stats: &KvStats) -> pagoda_kv_stats {
         struct_size: size_of::<pagoda_kv_stats>() as u32,
         pages: stats.pages,
         free_pages: stats.free_pages,
-        resident_users: stats.resident_users,
+        shared_pages: stats.shared_pages,
+        resident_owners: stats.resident_owners,
         resident_tokens: stats.resident_tokens,
         tokens_from_pool: stats.tokens_from_pool,
         tokens_from_store: stats.tokens_from_store,
         tokens_new: stats.tokens_new,
-        evicted_users: stats.evicted_users,
+        evicted_owners: stats.evicted_owners,
         failed_offloads: stats.failed_offloads,
         failed_onloads: stats.failed_onloads,
     }
 }
 
 /// # Safety
-/// `users` is NULL or has `count` elements.
-unsafe fn these_or_all<'a>(users: *const u64, count: usize) -> Result<Owners<'a>> {
-    if users.is_null() && count == 0 {
+/// `owners` is NULL or has `count` elements.
+unsafe fn these_or_all<'a>(owners: *const u64, count: usize) -> Result<Owners<'a>> {
+    if owners.is_null() && count == 0 {
         return Ok(Owners::All);
     }
     // SAFETY: by contract.
-    unsafe { args::users(users, count) }.map(|users| Owners::These(Owner::slice(users)))
+    unsafe { args::owners(owners, count) }.map(Owners::These)
 }
 
 fn read_tiers(tiers: pagoda_tiers) -> Result<Tiers> {

@@ -1,4 +1,4 @@
-//! `pagoda_kv_lease`: a batch's hold on its users' histories, from prepare to commit.
+//! `pagoda_kv_lease`: a batch's hold on its owners' histories, from prepare to commit.
 
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ use crate::tensor::Tensor;
 /// An index tensor of a lease: the input of the same name of the ai.pagoda operators.
 pub type pagoda_kv_tensor = i32;
 
-/// The offset of the first row of each user: i32 [users + 1].
+/// The offset of the first row of each owner: i32 [owners + 1].
 pub const PAGODA_KV_TENSOR_ROW_OFFSETS: pagoda_kv_tensor = 0;
-/// The number of candidates of each user: i32 [users].
+/// The number of candidates of each owner: i32 [owners].
 pub const PAGODA_KV_TENSOR_NUM_CANDIDATES: pagoda_kv_tensor = 1;
-/// The number of cached tokens of each user: i32 [users].
+/// The number of cached tokens of each owner: i32 [owners].
 pub const PAGODA_KV_TENSOR_CACHED_LEN: pagoda_kv_tensor = 2;
-/// The offset of each user in the list of pages: i32 [users + 1].
+/// The offset of each owner in the list of pages: i32 [owners + 1].
 pub const PAGODA_KV_TENSOR_PAGE_INDPTR: pagoda_kv_tensor = 3;
-/// The pages of all users, each user's in order of position: i32.
+/// The pages of all owners, each owner's in order of position: i32.
 pub const PAGODA_KV_TENSOR_PAGE_IDS: pagoda_kv_tensor = 4;
 
-/// Holds the users of a batch in the pool, with room for their new tokens. It ends with a commit or an abort.
+/// Holds the owners of a batch in the pool, with room for their new tokens. It ends with a commit or an abort.
 pub struct pagoda_kv_lease {
     _private: [u8; 0],
 }
 
-/// What a batch has of one user. Start from PAGODA_KV_REQUEST_INIT, which sets `struct_size`. All elements of an array
+/// What a batch has of one owner. Start from PAGODA_KV_REQUEST_INIT, which sets `struct_size`. All elements of an array
 /// must have the same `struct_size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -43,9 +43,9 @@ pub struct pagoda_kv_request {
     pub tokens: i32,
     /// The number of candidates after the new tokens.
     pub candidates: i32,
-    /// The user.
-    pub user: u64,
-    /// The position of the first new token in the history of the user.
+    /// The owner.
+    pub owner: u64,
+    /// The position of the first new token in the history of the owner.
     pub start: i64,
     /// The items of the history up to the last new token, if the cache checks them (`edited`): those of all new tokens,
     /// and of as many tokens before them as are to be checked. Else NULL.
@@ -54,10 +54,10 @@ pub struct pagoda_kv_request {
     pub item_count: usize,
 }
 
-/// A user in a lease. Start from PAGODA_KV_LEASED_USER_INIT, which sets `struct_size`.
+/// An owner in a lease. Start from PAGODA_KV_LEASED_OWNER_INIT, which sets `struct_size`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct pagoda_kv_leased_user {
+pub struct pagoda_kv_leased_owner {
     /// The size of this struct.
     pub struct_size: u32,
     /// The number of cached tokens.
@@ -67,8 +67,8 @@ pub struct pagoda_kv_leased_user {
     /// The number of tokens at the start of the request that were cached already and trimmed. Leave their rows out of
     /// the inputs of the model.
     pub trimmed: i32,
-    /// The user.
-    pub user: u64,
+    /// The owner.
+    pub owner: u64,
     /// The position of the first token of the history that the model uses.
     pub start: i64,
 }
@@ -79,7 +79,7 @@ unsafe impl Versioned for pagoda_kv_request {
 }
 
 // SAFETY: as above.
-unsafe impl Versioned for pagoda_kv_leased_user {
+unsafe impl Versioned for pagoda_kv_leased_owner {
     const FIRST_SIZE: usize = 32;
 }
 
@@ -113,17 +113,17 @@ fn ended() -> Error {
     Error::invalid("lease", "this lease has ended already, by a commit or an abort: prepare another one")
 }
 
-/// Makes room for a batch, and returns a lease with the tensors for the model. Evicts the least recently used users if
-/// necessary, and loads those of the batch from the store. The users of the batch stay in the pool until the lease
+/// Makes room for a batch, and returns a lease with the tensors for the model. Evicts the least recently used owners if
+/// necessary, and loads those of the batch from the store. The owners of the batch stay in the pool until the lease
 /// ends. Any number of leases may read a history at the same time; only one may append to it.
 ///
-/// Then run the model on the tensors of the lease and the pools of the cache. Its rows are, for each user, the new
+/// Then run the model on the tensors of the lease and the pools of the cache. Its rows are, for each owner, the new
 /// tokens and then the candidates. A call that fails changes no history.
 ///
 /// Ownership: the caller frees the lease. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a gap between the
-/// cached history and the new tokens, an overlap, edited items, or a user that occurs twice; CAPACITY if too few pages
-/// are free or evictable, about `requests` if the whole pool is too small; BUSY if another lease appends to one of the
-/// histories; IO.
+/// cached history and the new tokens, an overlap, edited items, or an owner that occurs twice; CAPACITY if too few
+/// pages are free or evictable, about `requests` if the whole pool is too small; BUSY if another lease appends to one
+/// of the histories; IO.
 ///
 /// # Safety
 /// `requests` has `request_count` structs of the size that they say, each with as many items as it says; `lease` and
@@ -140,8 +140,7 @@ pub unsafe extern "C" fn pagoda_kv_cache_prepare(
     unsafe {
         boundary("pagoda_kv_cache_prepare", error, || {
             let (cache, out) = (KvCache::get(cache, "cache")?, args::out(lease, "lease")?);
-            let batch = read_requests(requests, request_count)?;
-            let made = cache.prepare(&batch).map_err(about_requests)?;
+            let made = cache.prepare(&read_requests(requests, request_count)?)?;
             out.write(Arc::new(LeaseObject(RwLock::new(Some(made)))).insert()?);
             Ok(())
         })
@@ -173,31 +172,31 @@ pub unsafe extern "C" fn pagoda_kv_lease_tensor(
     }
 }
 
-/// Gets a user of a lease, by its index in the batch.
+/// Gets an owner of a lease, by its index in the batch.
 ///
 /// Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an
 /// invalid `struct_size`, an index out of range, or a lease that has ended.
 ///
 /// # Safety
-/// `user` may be written to as far as its struct_size says, and `error`.
+/// `owner` may be written to as far as its struct_size says, and `error`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagoda_kv_lease_user(
+pub unsafe extern "C" fn pagoda_kv_lease_owner(
     lease: *const pagoda_kv_lease,
     index: usize,
-    user: *mut pagoda_kv_leased_user,
+    owner: *mut pagoda_kv_leased_owner,
     error: *mut *mut pagoda_error,
 ) -> pagoda_status {
     // SAFETY: the caller keeps the contract above; everything else is checked.
     unsafe {
-        boundary("pagoda_kv_lease_user", error, || {
-            let (lease, out) = (LeaseObject::get(lease, "lease")?, args::out_struct(user, "user")?);
-            out.write(&lease.with(|lease| leased_user(lease, index))?);
+        boundary("pagoda_kv_lease_owner", error, || {
+            let (lease, out) = (LeaseObject::get(lease, "lease")?, args::out_struct(owner, "owner")?);
+            out.write(&lease.with(|lease| leased_owner(lease, index))?);
             Ok(())
         })
     }
 }
 
-/// Tells whether a layer of all users was loaded from the store: `ready` receives 1 or 0. Does not wait.
+/// Tells whether a layer of all owners was loaded from the store: `ready` receives 1 or 0. Does not wait.
 ///
 /// Ownership: the caller keeps the lease. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, a layer
 /// out of range, or a lease that has ended; IO if a history could not be read. The lease is then unusable, and the next
@@ -217,13 +216,13 @@ pub unsafe extern "C" fn pagoda_kv_lease_ready(
         boundary("pagoda_kv_lease_ready", error, || {
             let (lease, out) = (LeaseObject::get(lease, "lease")?, args::out(ready, "ready")?);
             let layer = args::count(layer, "layer")?;
-            out.write(lease.with(|lease| lease.layer_ready(layer))?.into());
+            out.write(lease.with(|lease| lease.ready(layer))?.into());
             Ok(())
         })
     }
 }
 
-/// Waits until a layer of all users was loaded from the store; with `layer` -1, all layers. It is needed only if
+/// Waits until a layer of all owners was loaded from the store; with `layer` -1, all layers. It is needed only if
 /// `options.onload_in_background` is 1, before the model runs.
 ///
 /// Ownership: the caller keeps the lease. Threads: any number at once on a lease. Errors: those of
@@ -242,8 +241,8 @@ pub unsafe extern "C" fn pagoda_kv_lease_wait(
         boundary("pagoda_kv_lease_wait", error, || {
             let lease = LeaseObject::get(lease, "lease")?;
             lease.with(|lease| match layer {
-                -1 => lease.wait(),
-                layer => lease.wait_layer(args::count(layer, "layer")?),
+                -1 => lease.wait(None),
+                layer => lease.wait(Some(args::count(layer, "layer")?)),
             })
         })
     }
@@ -272,7 +271,7 @@ pub unsafe extern "C" fn pagoda_kv_lease_commit(
             let (lease, wait) = (LeaseObject::get(lease, "lease")?, args::flag(wait, "wait")?);
             // Waits with the shared lock, as other calls may do at the same time; the exclusive lock is then free soon.
             // The commit returns the error, if there is one.
-            let _ = lease.with(KvLease::wait);
+            let _ = lease.with(|lease| lease.wait(None));
             let written = lease.take()?.commit()?;
             if wait { written.wait().map_err(|error| error.about("wait")) } else { Ok(()) }
         })
@@ -315,7 +314,7 @@ unsafe fn read_requests<'a>(requests: *const pagoda_kv_request, count: usize) ->
         struct_size: size_of::<pagoda_kv_request>() as u32,
         tokens: 0,
         candidates: 0,
-        user: 0,
+        owner: 0,
         start: 0,
         items: std::ptr::null(),
         item_count: 0,
@@ -326,7 +325,7 @@ unsafe fn read_requests<'a>(requests: *const pagoda_kv_request, count: usize) ->
         let name = format!("requests[{index}]");
         let negative = |_| Error::invalid(format!("{name}.start"), format!("{} is negative", request.start));
         Ok(KvRequest {
-            owner: Owner(request.user),
+            owner: Owner(request.owner),
             start: u64::try_from(request.start).map_err(negative)?,
             tokens: args::count(request.tokens, &format!("{name}.tokens"))?,
             candidates: args::count(request.candidates, &format!("{name}.candidates"))?,
@@ -337,17 +336,6 @@ unsafe fn read_requests<'a>(requests: *const pagoda_kv_request, count: usize) ->
     requests.into_iter().enumerate().map(read).collect()
 }
 
-/// What the cache says of a batch, in the names of the header.
-fn about_requests(error: Error) -> Error {
-    match error.argument().and_then(|argument| argument.strip_prefix("batch")) {
-        Some(rest) => {
-            let named = format!("requests{rest}");
-            error.about(named)
-        }
-        None => error,
-    }
-}
-
 fn index_tensor(lease: &KvLease, which: pagoda_kv_tensor) -> Result<&Arc<Tensor>> {
     match which {
         PAGODA_KV_TENSOR_ROW_OFFSETS => Ok(lease.row_offsets()),
@@ -355,23 +343,23 @@ fn index_tensor(lease: &KvLease, which: pagoda_kv_tensor) -> Result<&Arc<Tensor>
         PAGODA_KV_TENSOR_CACHED_LEN => Ok(lease.cached_len()),
         PAGODA_KV_TENSOR_PAGE_INDPTR => Ok(lease.page_indptr()),
         PAGODA_KV_TENSOR_PAGE_IDS => Ok(lease.page_ids()),
-        other => Err(args::unknown("which", other, "PAGODA_KV_...")),
+        other => Err(args::unknown("which", other, "PAGODA_KV_TENSOR_...")),
     }
 }
 
-fn leased_user(lease: &KvLease, index: usize) -> Result<pagoda_kv_leased_user> {
-    let mut users = lease.owners();
-    let count = users.len();
-    let user = users
+fn leased_owner(lease: &KvLease, index: usize) -> Result<pagoda_kv_leased_owner> {
+    let mut owners = lease.owners();
+    let count = owners.len();
+    let owner = owners
         .nth(index)
-        .ok_or_else(|| Error::invalid("index", format!("{index} is beyond the {count} users of this lease")))?;
-    Ok(pagoda_kv_leased_user {
-        struct_size: size_of::<pagoda_kv_leased_user>() as u32,
+        .ok_or_else(|| Error::invalid("index", format!("{index} is beyond the {count} owners of this lease")))?;
+    Ok(pagoda_kv_leased_owner {
+        struct_size: size_of::<pagoda_kv_leased_owner>() as u32,
         // No history has more than i32::MAX tokens.
-        cached: user.cached as i32,
-        tokens: user.tokens as i32,
-        trimmed: user.trimmed as i32,
-        user: user.owner.0,
-        start: user.start as i64,
+        cached: owner.cached as i32,
+        tokens: owner.tokens as i32,
+        trimmed: owner.trimmed as i32,
+        owner: owner.owner.0,
+        start: owner.start as i64,
     })
 }

@@ -8,7 +8,7 @@ use super::handle::Object;
 use super::store::pagoda_store;
 use super::tensor::{PAGODA_ELEMENT_TYPE_F32, element_type, pagoda_element_type};
 use crate::error::{Error, Result};
-use crate::kv::{Edited, KvOptions, KvSize, Offload, Overlap, Place};
+use crate::kv::{Edited, KvOptions, KvSize, Offload, Overlap};
 use crate::store::{DiskStore, Store};
 
 /// The unit of the size of a pool of keys and values.
@@ -28,7 +28,7 @@ pub type pagoda_overlap = i32;
 
 /// The request is rejected.
 pub const PAGODA_OVERLAP_REFUSE: pagoda_overlap = 0;
-/// They are trimmed; pagoda_kv_lease_user returns how many.
+/// They are trimmed; pagoda_kv_lease_owner returns how many.
 pub const PAGODA_OVERLAP_TRIM: pagoda_overlap = 1;
 
 /// What happens if the items of a request differ from those that the cached history was computed from.
@@ -44,7 +44,7 @@ pub const PAGODA_EDITED_INVALIDATE: pagoda_edited = 2;
 /// When histories are written to the store.
 pub type pagoda_offload = i32;
 
-/// When a user is evicted from the pool.
+/// When an owner is evicted from the pool.
 pub const PAGODA_OFFLOAD_ON_EVICTION: pagoda_offload = 0;
 /// With every commit, in the background.
 pub const PAGODA_OFFLOAD_AT_COMMIT: pagoda_offload = 1;
@@ -89,7 +89,7 @@ pub struct pagoda_kv_options {
     /// The number of threads that read the store; default 0 = 2.
     pub onload_threads: i32,
     /// With PAGODA_OFFLOAD_ON_EVICTION: the percentage of the pool that is kept free or stored ahead of eviction, so
-    /// that an eviction needs no copy. A background thread stores the least recently used users as the pool fills up.
+    /// that an eviction needs no copy. A background thread stores the least recently used owners as the pool fills up.
     /// Default 12; 0: nothing is stored ahead.
     pub ahead_percent: i32,
     /// The version of the model, UTF-8; NULL = "". A history that was stored for another version is not used.
@@ -142,13 +142,13 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         heads: args::count(options.heads, "options.heads")?,
         head_size: args::count(options.head_size, "options.head_size")?,
         page_size: args::count(options.page_size, "options.page_size")?,
-        element: element_type(options.r#type).map_err(|error| args::within("options", error))?,
-        pages: read_size(options.size_unit, options.size, "options.size")?.ok_or_else(|| {
+        element_type: element_type(options.r#type).map_err(|error| args::within("options", error))?,
+        size: read_size(options.size_unit, options.size, "options.size")?.ok_or_else(|| {
             Error::invalid("options.size_unit", "PAGODA_KV_SIZE_UNIT_DEFAULT, where the size of the pool is needed")
         })?,
-        place: match options.device_id {
-            -1 => Place::Host,
-            device => Place::Cuda(args::count(device, "options.device_id")?),
+        device_id: match options.device_id {
+            -1 => None,
+            device => Some(args::count(device, "options.device_id")?),
         },
         model_version: model_version.into(),
         max_history: args::count(options.max_history, "options.max_history")?,
@@ -209,9 +209,7 @@ pub(super) fn read_size(unit: pagoda_kv_size_unit, size: u64, argument: &str) ->
 /// What the cache says of its options, in the names of the header.
 pub(super) fn about_options(error: Error) -> Error {
     match error.argument() {
-        Some("element") => error.about("options.type"),
-        Some("place") => error.about("options.device_id"),
-        Some("pages") => error.about("options.size"),
+        Some("element_type") => error.about("options.type"),
         _ => args::within("options", error),
     }
 }

@@ -203,7 +203,7 @@ pub unsafe extern "C" fn pagoda_model_open_memory(
     unsafe {
         boundary("pagoda_model_open_memory", error, || {
             let out = args::out(model, "model")?;
-            let opened = Model::from_bytes(args::slice(bytes.cast(), size, "bytes")?, &read_options(options)?)?;
+            let opened = Model::open_memory(args::slice(bytes.cast(), size, "bytes")?, &read_options(options)?)?;
             out.write(Arc::new(ModelObject::new(opened)).insert()?);
             Ok(())
         })
@@ -386,7 +386,6 @@ pub(super) unsafe fn read_options(options: *const pagoda_model_options) -> Resul
             other => return Err(args::unknown("options.optimization", other, "PAGODA_OPTIMIZATION_...")),
         },
         host_pools: args::flag(options.host_pools, "options.host_pools")?,
-        cuda_graphs: false,
         tf32: args::flag(options.tf32, "options.tf32")?,
         onnxruntime_path: onnxruntime_path.map(Into::into),
         profile_path: profile_path.map(Into::into),

@@ -42,6 +42,9 @@ pub struct pagoda_store_options {
     pub segment_bytes: u64,
     /// The maximum number of bytes in the write queue; default 0 = 256 MiB. A write beyond it waits or is rejected.
     pub queue_bytes: u64,
+    /// The maximum number of bytes of garbage, the removed and replaced records in the files, before segment files are
+    /// compacted; default 0 = 64 MiB. Garbage of less than half of the files is never compacted by itself.
+    pub garbage_bytes: u64,
 }
 
 /// The state of a store, and counters since it was opened. Start from PAGODA_STORE_STATS_INIT, which sets
@@ -89,7 +92,7 @@ pub struct pagoda_store_stats {
 
 // SAFETY: numbers in C's layout, the size first.
 unsafe impl Versioned for pagoda_store_options {
-    const FIRST_SIZE: usize = 32;
+    const FIRST_SIZE: usize = 40;
 }
 
 // SAFETY: as above.
@@ -215,6 +218,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_store_options) -> Resul
         max_bytes: 0,
         segment_bytes: 0,
         queue_bytes: 0,
+        garbage_bytes: 0,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -230,7 +234,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_store_options) -> Resul
         max_bytes: options.max_bytes,
         segment_bytes: or(options.segment_bytes, defaults.segment_bytes),
         queue_bytes: or(options.queue_bytes, defaults.queue_bytes),
-        ..defaults
+        garbage_bytes: or(options.garbage_bytes, defaults.garbage_bytes),
     })
 }
 

@@ -84,7 +84,7 @@ impl Inner {
                 let Some(owner) = self.table.next_unsaved() else { break };
                 if let Err(error) = self.save_copying(owner, Room::Wait) {
                     // Nothing is lost yet: it is tried again, at the latest at eviction.
-                    log::debug!("user {owner} could not be stored ahead: {error}");
+                    log::debug!("owner {owner} could not be stored ahead: {error}");
                     self.signal.pause();
                 }
             }

@@ -48,7 +48,7 @@ impl Inner {
         let Some(owner) = self.table.next_victim() else { return false };
         // A request does not wait for the disk: what the store does not take at once is lost, and counted.
         if let Err(error) = self.save_leaving(owner, Room::OrRefuse) {
-            log::warn!("user {owner} leaves the pool and could not be handed to the store: {error}");
+            log::warn!("owner {owner} leaves the pool and could not be handed to the store: {error}");
             self.counters.failed_offloads.add(1);
         }
         self.leave(owner);

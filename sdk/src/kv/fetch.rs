@@ -45,9 +45,9 @@ impl Inner {
             }
             match offload::hashes(&*history, self.shape.page_size) {
                 Ok((hashes, end_hash)) => return Some(FoundHistory { history, hashes, end_hash }),
-                Err(error) if error.status() == Status::Io => log::warn!("user {owner} in the store: {error}"),
+                Err(error) if error.status() == Status::Io => log::warn!("owner {owner} in the store: {error}"),
                 Err(error) => {
-                    log::warn!("user {owner} in the store is left out: {error}");
+                    log::warn!("owner {owner} in the store is left out: {error}");
                     self.forget(owner);
                 }
             }
@@ -58,7 +58,7 @@ impl Inner {
     /// Removes what is stored of an owner and can not be used. A failure is logged, and inference goes on.
     fn forget(&self, owner: Owner) {
         if let Err(error) = self.cut(owner, 0) {
-            log::warn!("user {owner} can not be removed from the store: {error}");
+            log::warn!("owner {owner} can not be removed from the store: {error}");
         }
     }
 
@@ -150,7 +150,7 @@ impl Destination for Inner {
 
     fn complete(&self, owner: Owner, result: Result<()>) {
         if let Err(error) = &result {
-            log::warn!("user {owner} can not be read from the store and counts as not cached: {error}");
+            log::warn!("owner {owner} can not be read from the store and counts as not cached: {error}");
             self.counters.failed_onloads.add(1);
             // The store has dropped what it could not read, and a GPU that fails says nothing of what is stored. What does
             // not fit must not be tried for ever.

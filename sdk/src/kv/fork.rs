@@ -14,7 +14,7 @@ impl Inner {
     /// See [`KvCache::fork`](super::KvCache::fork).
     pub(super) fn fork(inner: &Arc<Self>, from: Owner, to: Owner, tokens: u32) -> Result<u32> {
         let table = &inner.table;
-        let taken = || Error::invalid("to", format!("user {to} has a history: evict it first"));
+        let taken = || Error::invalid("to", format!("owner {to} has a history: evict it first"));
         if from == to || table.lock(to).get(to).is_some() || inner.found(to).is_some() {
             return Err(taken());
         }

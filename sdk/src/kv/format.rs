@@ -15,7 +15,7 @@ impl Format {
     pub(super) fn native(element: ElementType) -> Result<Self> {
         match element {
             ElementType::F32 | ElementType::F16 | ElementType::Bf16 => Ok(Self::Native(element)),
-            _ => Err(Error::invalid("element", format!("{} is none of f32, f16 and bf16", element.name()))),
+            _ => Err(Error::invalid("element_type", format!("{} is none of f32, f16 and bf16", element.name()))),
         }
     }
 

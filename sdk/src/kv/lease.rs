@@ -123,7 +123,7 @@ impl KvLease {
 
     /// Whether a layer of every owner has arrived from the store. An error means that something could not be read: the
     /// lease is of no use, and the next one will find less in the cache.
-    pub fn layer_ready(&self, layer: u32) -> Result<bool> {
+    pub fn ready(&self, layer: u32) -> Result<bool> {
         self.inner.layer(layer)?;
         let on_gpu = self.inner.pool.is_on_gpu();
         for onload in self.onloads() {
@@ -135,24 +135,25 @@ impl KvLease {
         Ok(true)
     }
 
-    /// Waits until a layer of every owner has arrived from the store; errors as [`layer_ready`](Self::layer_ready).
-    pub fn wait_layer(&self, layer: u32) -> Result<()> {
+    /// Waits until a layer of every owner has arrived from the store; with `None`, until all layers have. Errors as
+    /// [`ready`](Self::ready).
+    pub fn wait(&self, layer: Option<u32>) -> Result<()> {
+        let Some(layer) = layer else { return self.wait_all() };
         self.inner.layer(layer)?;
         if self.inner.pool.is_on_gpu() {
-            return self.wait();
+            return self.wait_all();
         }
         self.onloads().try_for_each(|onload| onload.wait(layer))
     }
 
-    /// Waits until everything has arrived from the store; errors as [`layer_ready`](Self::layer_ready).
-    pub fn wait(&self) -> Result<()> {
+    fn wait_all(&self) -> Result<()> {
         // Waits for all of them, also after an error: then nothing is on its way any more.
         let results: Vec<_> = self.onloads().map(Onload::wait_all).collect();
         results.into_iter().collect()
     }
 
     /// Waits until everything has arrived from the store, or is on its way to a GPU; errors as
-    /// [`layer_ready`](Self::layer_ready).
+    /// [`ready`](Self::ready).
     pub(super) fn wait_on_its_way(&self) -> Result<()> {
         let results: Vec<_> = self.onloads().map(Onload::wait_on_its_way).collect();
         results.into_iter().collect()
@@ -163,7 +164,7 @@ impl KvLease {
     ///
     /// Fails, and is an abort, if something could not be read from the store.
     pub fn commit(mut self) -> Result<Written> {
-        self.wait()?;
+        self.wait_all()?;
         let inner = Arc::clone(&self.inner);
         let save = inner.offload == Offload::AtCommit && inner.store.is_some();
         let mut to_save = Vec::new();
@@ -297,7 +298,7 @@ fn commit(inner: &Inner, held: &mut Held, save: bool) -> bool {
     drop(locked);
     // Outside the lock: a logger may call the cache.
     if let Some(error) = uncut {
-        log::warn!("user {owner}: what was edited can not be removed from the store: {error}");
+        log::warn!("owner {owner}: what was edited can not be removed from the store: {error}");
     }
     saves
 }

@@ -32,7 +32,7 @@ use ahead::{Ahead, Signal};
 pub use eviction_policy::{EvictionPolicy, LeastRecentlyUsed, Usage};
 pub use lease::{KvLease, LeasedOwner, Written};
 use onload::Readers;
-pub use options::{Edited, KvOptions, KvSize, Offload, Overlap, Place};
+pub use options::{Edited, KvOptions, KvSize, Offload, Overlap};
 pub use owner::Owner;
 use plan::Rules;
 use pool::Pool;
@@ -80,7 +80,7 @@ pub struct CachedOwner {
     /// The position of the first token.
     pub start: u64,
     /// How many tokens there are.
-    pub tokens: u32,
+    pub length: u32,
     /// Where they are.
     pub tier: Tier,
 }
@@ -153,7 +153,7 @@ impl KvCache {
             edited: options.edited,
         };
         let space = shape::space(options, shape);
-        let pool = Pool::new(shape, pages, options.place)?;
+        let pool = Pool::new(shape, pages, options.device_id)?;
         let readers = store.as_ref().map(|_| Readers::new(options.onload_threads)).transpose()?;
         if store.as_ref().is_some_and(|store| !store.claim(space)) {
             let message =
@@ -203,24 +203,24 @@ impl KvCache {
     /// batch back from the store. The owners of the batch are not evicted until the lease ends.
     ///
     /// Any number of leases may read a history at the same time; one at most may add to it.
-    pub fn prepare(&self, batch: &[KvRequest<'_>]) -> Result<KvLease> {
-        let lease = prepare::prepare(&self.inner, batch, Until::Arrived)?;
+    pub fn prepare(&self, requests: &[KvRequest<'_>]) -> Result<KvLease> {
+        let lease = prepare::prepare(&self.inner, requests, Until::Arrived)?;
         lease.count(false);
         Ok(lease)
     }
 
     /// As [`prepare`](Self::prepare), for a run on the GPU that the pages are on: returns as soon as what has to come back
     /// from the store is on its way, and each layer's operators wait for their own. In host memory the same as `prepare`.
-    pub fn prepare_for_run(&self, batch: &[KvRequest<'_>]) -> Result<KvLease> {
-        let lease = self.prepare_uncounted(batch)?;
+    pub fn prepare_for_run(&self, requests: &[KvRequest<'_>]) -> Result<KvLease> {
+        let lease = self.prepare_uncounted(requests)?;
         lease.count(false);
         Ok(lease)
     }
 
     /// As [`prepare_for_run`](Self::prepare_for_run), without counting in the statistics: a caller that runs the batch calls
     /// [`KvLease::count`].
-    pub(crate) fn prepare_uncounted(&self, batch: &[KvRequest<'_>]) -> Result<KvLease> {
-        prepare::prepare(&self.inner, batch, Until::OnItsWay)
+    pub(crate) fn prepare_uncounted(&self, requests: &[KvRequest<'_>]) -> Result<KvLease> {
+        prepare::prepare(&self.inner, requests, Until::OnItsWay)
     }
 
     /// Has `to` begin with the first `tokens` tokens of `from`, which both share: a prompt that many conversations begin
@@ -283,12 +283,12 @@ impl KvCache {
             pages: table.pages().len() as u64,
             free_pages: table.pages().free() as u64,
             shared_pages: table.pages().shared() as u64,
-            resident_users: owners as u64,
+            resident_owners: owners as u64,
             resident_tokens: tokens,
             tokens_from_pool: counters.from_pool.get(),
             tokens_from_store: counters.from_store.get(),
             tokens_new: counters.new.get(),
-            evicted_users: counters.evicted.get(),
+            evicted_owners: counters.evicted.get(),
             failed_offloads: counters.failed_offloads.get(),
             failed_onloads: counters.failed_onloads.get(),
         }
@@ -340,11 +340,11 @@ impl Inner {
         let locked = self.table.lock(owner);
         if let Some(entry) = locked.get(owner).filter(|entry| entry.tokens > 0 && !entry.failed) {
             let tier = if entry.loading.is_some() { Tier::Store } else { Tier::Resident };
-            return CachedOwner { start: entry.start, tokens: entry.tokens, tier };
+            return CachedOwner { start: entry.start, length: entry.tokens, tier };
         }
         drop(locked);
         let Some(found) = self.found(owner) else { return CachedOwner::default() };
-        CachedOwner { start: found.start, tokens: (found.end - found.start) as u32, tier: Tier::Store }
+        CachedOwner { start: found.start, length: (found.end - found.start) as u32, tier: Tier::Store }
     }
 
     /// Removes an owner's tokens from a position on from the store.
@@ -354,5 +354,5 @@ impl Inner {
 }
 
 fn busy(owner: Owner, why: &str) -> Error {
-    Error::new(Status::Busy, format!("user {owner} {why}"))
+    Error::new(Status::Busy, format!("owner {owner} {why}"))
 }

@@ -111,7 +111,7 @@ impl Inner {
         for Saved { owner, end, .. } in saved.iter().filter(|saved| !saved.written) {
             // Another call has written it; the store knows whether that went well.
             if self.found(*owner).is_none_or(|found| found.end < *end) {
-                let message = format!("user {owner} is in the store no more, or could not be written: see the log");
+                let message = format!("owner {owner} is in the store no more, or could not be written: see the log");
                 return Err(Error::new(Status::Io, message));
             }
         }

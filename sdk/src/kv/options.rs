@@ -17,11 +17,11 @@ pub struct KvOptions {
     /// Tokens a page holds; a multiple of 8.
     pub page_size: u32,
     /// The type of keys and values: f32, f16 or bf16.
-    pub element: ElementType,
-    /// How many pages the pool has.
-    pub pages: KvSize,
-    /// Where they lie.
-    pub place: Place,
+    pub element_type: ElementType,
+    /// The size of the pool.
+    pub size: KvSize,
+    /// The GPU whose memory holds the pool; `None`: host memory.
+    pub device_id: Option<u32>,
     /// The version of the model. Entries of another version are never seen.
     pub model_version: String,
     /// The most tokens of a history that are kept; 0 = all. Older ones leave page by page.
@@ -51,9 +51,9 @@ impl Default for KvOptions {
             heads: 0,
             head_size: 0,
             page_size: 32,
-            element: ElementType::F32,
-            pages: KvSize::Pages(0),
-            place: Place::default(),
+            element_type: ElementType::F32,
+            size: KvSize::Pages(0),
+            device_id: None,
             model_version: String::new(),
             max_history: 0,
             overlap: Overlap::default(),
@@ -67,7 +67,7 @@ impl Default for KvOptions {
     }
 }
 
-/// How much of a cache is resident.
+/// The size of a pool of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvSize {
     /// So many pages.
@@ -77,16 +77,6 @@ pub enum KvSize {
     /// As many pages as fit into so many percent of the memory that is free on the GPU where they lie. Refused in host
     /// memory.
     Percent(u32),
-}
-
-/// Where the pages of a cache lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
-    /// In host memory.
-    #[default]
-    Host,
-    /// On the GPU of that number.
-    Cuda(u32),
 }
 
 /// What becomes of new tokens that are cached already.

@@ -162,7 +162,7 @@ fn edited(rules: Rules, from: u64, to: u64) -> Result<u64> {
         return Ok(from);
     }
     let message = format!(
-        "the history was edited: its items from {from} to {} (both inclusive) are not those that are cached. Evict the user \
+        "the history was edited: its items from {from} to {} (both inclusive) are not those that are cached. Evict the owner \
          and send the whole history, or have edited histories invalidated",
         to - 1
     );

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use pagoda_kernels::cuda::CUdeviceptr;
 
 use super::device::{Mover, Part, Stretch};
-use super::options::Place;
 use super::shape::{Shape, gpu_of_pool};
 use crate::error::{Error, Result, Status};
 use crate::tensor::Tensor;
@@ -35,9 +34,9 @@ fn no_room(error: Error) -> Error {
 }
 
 impl Pool {
-    pub(super) fn new(shape: Shape, pages: u32, place: Place) -> Result<Self> {
+    pub(super) fn new(shape: Shape, pages: u32, device_id: Option<u32>) -> Result<Self> {
         let dims = [i64::from(pages), 2, shape.page_size.into(), shape.heads.into(), shape.head_size.into()];
-        let Place::Cuda(device) = place else {
+        let Some(device) = device_id else {
             let layers = (0..shape.layers).map(|_| Tensor::zeros(shape.format.element(), &dims).map(Arc::new));
             return Ok(Self { layers: layers.collect::<Result<_>>()?, shape, mover: None });
         };
@@ -158,7 +157,7 @@ mod tests {
     #[test]
     fn tokens_come_out_as_they_went_in() {
         let shape = Shape { layers: 2, heads: 1, head_size: 3, page_size: 8, format: Format::Native(ElementType::F16) };
-        let pool = Pool::new(shape, 5, Place::Host).unwrap();
+        let pool = Pool::new(shape, 5, None).unwrap();
         let row = shape.row_bytes();
         let pages = [4, 0, 2];
         // 21 tokens, of which the first 2 are left out, into the slots from 3 on.

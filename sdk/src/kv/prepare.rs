@@ -52,12 +52,12 @@ pub(super) fn prepare(inner: &Arc<Inner>, batch: &[KvRequest<'_>], until: Until)
             return Ok(lease);
         }
         attempts += 1;
-        let waited = if until == Until::OnItsWay { lease.wait_on_its_way() } else { lease.wait() };
+        let waited = if until == Until::OnItsWay { lease.wait_on_its_way() } else { lease.wait(None) };
         match waited {
             Ok(()) => return Ok(lease),
             // The store has dropped what it could not read. The next attempt finds less, once every lease has let go of it.
             Err(error) if attempts == ATTEMPTS => return Err(error),
-            Err(_) => drop(lease.wait()),
+            Err(_) => drop(lease.wait(None)),
         }
     }
 }
@@ -67,23 +67,23 @@ fn check(inner: &Inner, batch: &[KvRequest<'_>]) -> Result<()> {
     let mut rows = 0_u64;
     for (index, request) in batch.iter().enumerate() {
         if batch.len() > 1 && !seen.insert(request.owner) {
-            let message = format!("user {} is in the batch twice", request.owner);
-            return Err(Error::invalid(format!("batch[{index}].user"), message));
+            let message = format!("owner {} is in the batch twice", request.owner);
+            return Err(Error::invalid(format!("requests[{index}].owner"), message));
         }
         rows += u64::from(request.tokens) + u64::from(request.candidates);
         let tokens = u64::from(request.tokens);
         // Positions and lengths are i32 to the operators.
         if tokens > i32::MAX as u64 || request.start.checked_add(tokens).is_none_or(|end| end > i64::MAX as u64) {
             let message = format!("{tokens} tokens from {} on are beyond what a history can have", request.start);
-            return Err(Error::invalid(format!("batch[{index}].tokens"), message));
+            return Err(Error::invalid(format!("requests[{index}].tokens"), message));
         }
         if !request.items.is_empty() && inner.rules.edited == Edited::Unnoticed {
             let message = "this cache does not look at items: open it with edited = refuse or invalidate";
-            return Err(Error::invalid(format!("batch[{index}].items"), message));
+            return Err(Error::invalid(format!("requests[{index}].items"), message));
         }
     }
     if rows > i32::MAX as u64 {
-        return Err(Error::invalid("batch", format!("{rows} rows are more than the {} of one call", i32::MAX)));
+        return Err(Error::invalid("requests", format!("{rows} rows are more than the {} of one call", i32::MAX)));
     }
     Ok(())
 }
@@ -94,7 +94,7 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[KvRequest<'_>]) -> Result<Option<KvL
     let (mut stored, mut resident) = (Vec::new(), Resident::default());
     for (index, request) in batch.iter().enumerate() {
         let held = hold(inner, request, index, &mut stored, &mut resident).map_err(|error| match error.argument() {
-            Some(argument) => error.clone().about(format!("batch[{index}].{argument}")),
+            Some(argument) => error.clone().about(format!("requests[{index}].{argument}")),
             None => error,
         })?;
         let Some(held) = held else { return Ok(None) };
@@ -112,7 +112,7 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[KvRequest<'_>]) -> Result<Option<KvL
             inner.table.pages().len()
         );
         // The batch itself is at fault here; where other leases leave no room, no argument is.
-        return Err(Error::new(Status::Capacity, message).about("batch"));
+        return Err(Error::new(Status::Capacity, message).about("requests"));
     }
     let mut pages = Pages { inner, pages: inner.allocate(needed, true)? };
 

@@ -3,7 +3,7 @@
 use pagoda_kernels::cuda::Gpu;
 
 use super::format::Format;
-use super::options::{Edited, KvOptions, KvSize, Place};
+use super::options::{Edited, KvOptions, KvSize};
 use crate::checksum::xxh3;
 use crate::error::{Error, Result};
 use crate::store::Space;
@@ -32,7 +32,7 @@ impl Shape {
 
 /// The shape and the number of pages that the options ask for.
 pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
-    let KvOptions { layers, heads, head_size, page_size, element, .. } = *options;
+    let KvOptions { layers, heads, head_size, page_size, element_type, .. } = *options;
     // More than any model has; the bytes of a page stay countable.
     const MOST: u32 = 1 << 13;
     for (value, name) in [(layers, "layers"), (heads, "heads"), (head_size, "head_size")] {
@@ -48,7 +48,7 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
         let message = format!("{} is less than a page of {page_size} tokens; 0 keeps everything", options.max_history);
         return Err(Error::invalid("max_history", message));
     }
-    let format = Format::native(element)?;
+    let format = Format::native(element_type)?;
     if options.onload_threads == 0 || options.onload_threads > 1024 {
         let message = format!("{} is not between 1 and 1024", options.onload_threads);
         return Err(Error::invalid("onload_threads", message));
@@ -58,29 +58,29 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
         return Err(Error::invalid("ahead_percent", message));
     }
     let shape = Shape { layers, heads, head_size, page_size, format };
-    let pages = match options.pages {
+    let pages = match options.size {
         KvSize::Pages(count) => u64::from(count),
         KvSize::Bytes(bytes) => bytes / shape.page_bytes() as u64,
-        KvSize::Percent(percent) => free_bytes(options.place, percent)? / shape.page_bytes() as u64,
+        KvSize::Percent(percent) => free_bytes(options.device_id, percent)? / shape.page_bytes() as u64,
     };
     // Page numbers are i32 in the index tensors.
     match u32::try_from(pages) {
         Ok(count) if count > 0 && count <= i32::MAX as u32 => Ok((shape, count)),
         _ => Err(Error::invalid(
-            "pages",
+            "size",
             format!("{pages} is not between 1 and {} (a page takes {} bytes)", i32::MAX, shape.page_bytes()),
         )),
     }
 }
 
 /// So many percent of the memory that is free on a GPU.
-fn free_bytes(place: Place, percent: u32) -> Result<u64> {
-    let Place::Cuda(device) = place else {
+fn free_bytes(device_id: Option<u32>, percent: u32) -> Result<u64> {
+    let Some(device) = device_id else {
         let message = format!("{percent} percent of the host's memory: what is free there changes, say how many bytes");
-        return Err(Error::invalid("pages", message));
+        return Err(Error::invalid("size", message));
     };
     if percent == 0 || percent > 100 {
-        return Err(Error::invalid("pages", format!("{percent} percent is not between 1 and 100")));
+        return Err(Error::invalid("size", format!("{percent} percent is not between 1 and 100")));
     }
     let free = gpu_of_pool(device)?.free_bytes()? as u64;
     Ok(free / 100 * u64::from(percent))
@@ -88,7 +88,7 @@ fn free_bytes(place: Place, percent: u32) -> Result<u64> {
 
 /// The GPU of a pool.
 pub(super) fn gpu_of_pool(device: u32) -> Result<&'static Gpu> {
-    Gpu::shared(device as usize).map_err(|error| Error::from(error).about("place"))
+    Gpu::shared(device as usize).map_err(|error| Error::from(error).about("device_id"))
 }
 
 /// The number that stands for a model's version and everything that decides what its stored bytes mean.

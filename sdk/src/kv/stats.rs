@@ -12,7 +12,7 @@ pub struct KvStats {
     /// Those that more than one owner has.
     pub shared_pages: u64,
     /// Owners in the pool.
-    pub resident_users: u64,
+    pub resident_owners: u64,
     /// Their tokens.
     pub resident_tokens: u64,
     /// Tokens of prepared histories that were in the pool.
@@ -22,7 +22,7 @@ pub struct KvStats {
     /// Tokens that were new.
     pub tokens_new: u64,
     /// Owners that left the pool.
-    pub evicted_users: u64,
+    pub evicted_owners: u64,
     /// Owners that left the pool, or were committed, and could not be handed to the store.
     pub failed_offloads: u64,
     /// Histories that could not be read from the store.

@@ -44,8 +44,8 @@ impl Graph {
         outputs: &[(&str, Arc<Tensor>)],
     ) -> Result<Self> {
         if model.stream().is_none() {
-            let message = "this model has no stream to replay graphs on: open it with `cuda_graphs`, on a GPU whose driver \
-                           this process can load (libcuda.so.1)";
+            let message = "this model has no stream to replay graphs on: open it to capture runs, on a GPU whose driver this \
+                           process can load (libcuda.so.1)";
             return Err(Error::new(Status::Unsupported, message));
         }
         let tensors: Vec<_> = inputs.iter().chain(outputs).map(|(_, tensor)| Arc::clone(tensor)).collect();

@@ -35,7 +35,16 @@ pub struct Model {
 impl Model {
     /// Opens the model in a file. The ai.pagoda operators are registered.
     pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self> {
-        let path = path.as_ref();
+        Self::open_file(path.as_ref(), options, false)
+    }
+
+    /// As [`open`](Self::open). On a GPU, runs can be captured into CUDA graphs; every node of the model has to run on the
+    /// GPU then.
+    pub(crate) fn open_to_capture(path: &Path, options: &ModelOptions) -> Result<Self> {
+        Self::open_file(path, options, true)
+    }
+
+    fn open_file(path: &Path, options: &ModelOptions, captures: bool) -> Result<Self> {
         if path.as_os_str().is_empty() {
             return Err(Error::invalid("path", "an empty text; name the .onnx file"));
         }
@@ -47,20 +56,20 @@ impl Model {
             return Err(Error::invalid("path", format!("{} is a folder; name the .onnx file", path.display())));
         }
         let name = path.file_stem().map_or("model".into(), |stem| stem.to_string_lossy());
-        Self::from_source(&Source::File(path), &name, options)
+        Self::from_source(&Source::File(path), &name, options, captures)
     }
 
     /// Opens a model from the bytes of an .onnx file.
-    pub fn from_bytes(bytes: &[u8], options: &ModelOptions) -> Result<Self> {
+    pub fn open_memory(bytes: &[u8], options: &ModelOptions) -> Result<Self> {
         if bytes.is_empty() {
             return Err(Error::invalid("bytes", "0 bytes are not an ONNX model"));
         }
-        Self::from_source(&Source::Memory(bytes), "memory", options)
+        Self::from_source(&Source::Memory(bytes), "memory", options, false)
     }
 
-    fn from_source(source: &Source, name: &str, options: &ModelOptions) -> Result<Self> {
+    fn from_source(source: &Source, name: &str, options: &ModelOptions, captures: bool) -> Result<Self> {
         let api = api::api(options.onnxruntime_path.as_deref())?;
-        let session = Session::open(api, source, options)?;
+        let session = Session::open(api, source, options, captures)?;
         let (inputs, outputs) = session.inputs_and_outputs()?;
         Ok(Self { api, session, inputs, outputs, metrics: ModelMetrics::new(name) })
     }

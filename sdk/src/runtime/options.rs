@@ -55,9 +55,6 @@ pub struct ModelOptions {
     /// in host memory are used in place. Otherwise ONNX Runtime copies every such pool to the GPU and back in each run,
     /// and the run needs exclusive access to it.
     pub host_pools: bool,
-    /// On a GPU: whether runs can be captured into CUDA graphs, as an engine does. Every node of the model has to run
-    /// on the GPU then. No effect on the CPU.
-    pub cuda_graphs: bool,
     /// On a GPU: whether f32 matrix products may use TF32, with 10 bits of mantissa, which is several times as fast.
     /// Otherwise they have full precision, except in nodes that ask for TF32 themselves (`HstuLinear`, in exported
     /// models that compute in bf16 or f16).

@@ -74,7 +74,8 @@ unsafe impl Send for Session {}
 unsafe impl Sync for Session {}
 
 impl Session {
-    pub(super) fn open(api: &'static Api, source: &Source, options: &ModelOptions) -> Result<Self> {
+    /// `captures`: on a GPU, whether runs can be captured into CUDA graphs. Every node has to run on the GPU then.
+    pub(super) fn open(api: &'static Api, source: &Source, options: &ModelOptions, captures: bool) -> Result<Self> {
         if let Some(path) = &options.profile_path {
             check_profile_path(path)?;
         }
@@ -82,13 +83,14 @@ impl Session {
             let message = format!("{} threads are more than the {MAX_THREADS} there can be", options.intra_op_threads);
             return Err(Error::invalid("options.intra_op_threads", message));
         }
+        let open_on = |provider| Self::open_on(api, source, options, captures, provider);
         match options.provider {
-            Provider::Cpu => Self::open_on(api, source, options, Provider::Cpu),
-            Provider::Cuda => Self::open_on(api, source, options, Provider::Cuda),
-            Provider::Auto => match Self::open_on(api, source, options, Provider::Cuda) {
+            Provider::Cpu => open_on(Provider::Cpu),
+            Provider::Cuda => open_on(Provider::Cuda),
+            Provider::Auto => match open_on(Provider::Cuda) {
                 Ok(session) => Ok(session),
                 Err(no_gpu) => {
-                    let mut session = Self::open_on(api, source, options, Provider::Cpu)?;
+                    let mut session = open_on(Provider::Cpu)?;
                     session.reason = no_gpu.to_string();
                     log::warn!("the model runs on the CPU: {}", session.reason);
                     Ok(session)
@@ -97,7 +99,13 @@ impl Session {
         }
     }
 
-    fn open_on(api: &'static Api, source: &Source, options: &ModelOptions, provider: Provider) -> Result<Self> {
+    fn open_on(
+        api: &'static Api,
+        source: &Source,
+        options: &ModelOptions,
+        captures: bool,
+        provider: Provider,
+    ) -> Result<Self> {
         let built = Options::new(api)?;
         built.apply(options)?;
         // Only until the session is made: then its nodes hold the tables.
@@ -105,7 +113,7 @@ impl Session {
         if let Some(bound) = &tables {
             built.set(ENTRY, bound.entry())?;
         }
-        let stream = if provider == Provider::Cuda { built.append_cuda(options)? } else { None };
+        let stream = if provider == Provider::Cuda { built.append_cuda(options, captures)? } else { None };
         let table = api.table();
         let _hold = (provider == Provider::Cuda).then(no_capture);
         let mut raw = null_mut();
@@ -150,7 +158,7 @@ impl Session {
             counters: Mutex::default(),
             _tables: options.tables.clone(),
         };
-        if options.cuda_graphs && provider == Provider::Cuda {
+        if captures && provider == Provider::Cuda {
             session.uncaptured = Some(RunOptions::new(api, NO_GRAPH)?);
         }
         Ok(session)
@@ -290,7 +298,7 @@ impl Options {
     }
 
     /// Returns the stream of all runs, if the session captures; it must outlive the session.
-    fn append_cuda(&self, options: &ModelOptions) -> Result<Option<SideStream>> {
+    fn append_cuda(&self, options: &ModelOptions, captures: bool) -> Result<Option<SideStream>> {
         let (api, table) = (self.api, self.api.table());
         if !available_providers(api)?.iter().any(|name| name == "CUDAExecutionProvider") {
             return Err(Error::new(
@@ -300,12 +308,12 @@ impl Options {
             .about("options.provider"));
         }
         // Without one ONNX Runtime makes its own.
-        let gpu = options.cuda_graphs.then(|| Gpu::shared(options.device_id as usize));
+        let gpu = captures.then(|| Gpu::shared(options.device_id as usize));
         let stream = gpu.and_then(Result::ok).map(SideStream::new).transpose()?;
         let device = CString::new(options.device_id.to_string()).expect("digits have no NUL");
         let flag = |on| if on { c"1".as_ptr() } else { c"0".as_ptr() };
         let keys = [c"device_id".as_ptr(), c"use_tf32".as_ptr(), c"enable_cuda_graph".as_ptr()];
-        let values = [device.as_ptr(), flag(options.tf32), flag(options.cuda_graphs)];
+        let values = [device.as_ptr(), flag(options.tf32), flag(captures)];
         let mut cuda = null_mut();
         // SAFETY: the options are live, the texts too, and the CUDA options are released whatever happens between.
         let appended = unsafe {

@@ -90,7 +90,7 @@ impl Bench {
         let options = EngineOptions {
             model: ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() },
             // Pages for two histories of each user: a history and its replacement are resident at the same time.
-            kv: Some(KvSize::Bytes(bytes * 2)),
+            kv_size: Some(KvSize::Bytes(bytes * 2)),
             host_bytes: bytes * 2,
             max_batch: users as u32,
             max_delay: Duration::from_millis(20),

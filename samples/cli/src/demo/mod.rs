@@ -77,12 +77,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Both engines are equal except for the cache. Idle threads of one sleep while the other is measured.
-fn options(arguments: &Arguments, kv: Option<KvSize>) -> EngineOptions {
+fn options(arguments: &Arguments, kv_size: Option<KvSize>) -> EngineOptions {
     let model = ModelOptions {
         provider: Provider::Cpu,
         intra_op_threads: arguments.threads,
         sleep_when_idle: true,
         ..ModelOptions::default()
     };
-    EngineOptions { model, kv, ..EngineOptions::default() }
+    EngineOptions { model, kv_size, ..EngineOptions::default() }
 }

@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 fn options(arguments: &Arguments) -> EngineOptions {
     EngineOptions {
         model: ModelOptions { intra_op_threads: arguments.threads, ..ModelOptions::default() },
-        kv: (arguments.cache > 0).then_some(KvSize::Bytes(arguments.cache)),
+        kv_size: (arguments.cache > 0).then_some(KvSize::Bytes(arguments.cache)),
         store: arguments.store.clone().map(EngineStore::new),
         // Committed histories survive the end of this process.
         offload: Offload::AtCommit,

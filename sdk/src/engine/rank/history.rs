@@ -227,13 +227,13 @@ fn is_prefix_of_cached(work: &PreparedRequest, before: u64, cached: u64, remembe
 /// Whether a history fits only if the history that it replaces is evicted first. Pages of other running requests are no
 /// reason: those requests will end.
 fn needs_own_pages(work: &PreparedRequest, error: &Error) -> bool {
-    let never_fits = error.status() == Status::Capacity && error.argument() == Some("batch");
+    let never_fits = error.status() == Status::Capacity && error.argument() == Some("requests");
     never_fits && work.serving.fits(work.rows())
 }
 
 /// The end of the cached history of a user, in rows.
 fn cached_end(kv: &KvCache, user: u64) -> u64 {
-    kv.lookup(Owner::slice(&[user])).first().map_or(0, |cached| cached.start + u64::from(cached.tokens))
+    kv.lookup(Owner::slice(&[user])).first().map_or(0, |cached| cached.start + u64::from(cached.length))
 }
 
 /// The cached rows of a lease of one user.

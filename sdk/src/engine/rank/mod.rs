@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 pub use options::{EngineOptions, EngineStore, GraphShape, TableOptions};
 pub use request::{Columns, Events, RankRequest, RankResponse};
-pub use stats::EngineStats;
+pub use stats::{EngineProvider, EngineStats};
 
 use pagoda_kernels::cuda::Gpu;
 
@@ -203,10 +203,15 @@ impl Engine {
         Ok(known)
     }
 
-    /// The GPU that the model runs on; `None` on the CPU.
-    pub fn device(&self) -> Option<u32> {
-        let ranker = self.ranker();
-        (ranker.current().model.provider() == Provider::Cuda).then_some(ranker.options.model.device_id)
+    /// Where the model that is served runs.
+    pub fn provider(&self) -> EngineProvider {
+        let (ranker, model) = (self.ranker(), self.model());
+        let provider = model.provider();
+        EngineProvider {
+            provider,
+            device_id: (provider == Provider::Cuda).then_some(ranker.options.model.device_id),
+            reason: model.provider_reason().to_owned(),
+        }
     }
 
     /// The model folder that is served.
@@ -247,8 +252,22 @@ impl Engine {
         serving.kv.as_ref().filter(|_| serving.caches_kv).map(|kv| kv.stats())
     }
 
-    /// The name and statistics of each embedding table. Empty if the tables are in the graph. They restart with a swap.
-    pub fn table_stats(&self) -> Vec<(String, TableStats)> {
+    /// The names of the embedding tables that have statistics. Empty if the tables are in the graph.
+    pub fn tables(&self) -> Vec<String> {
+        self.all_table_stats().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// The statistics of an embedding table, by its name in pagoda.json. They restart with a swap.
+    ///
+    /// # Errors
+    /// NOT_FOUND for an unknown table, and for one that is part of the graph.
+    pub fn table_stats(&self, table: &str) -> Result<TableStats> {
+        let all = self.all_table_stats();
+        let found = all.iter().find(|(name, _)| name == table).map(|(_, stats)| *stats);
+        found.ok_or_else(|| no_table(table, &all))
+    }
+
+    fn all_table_stats(&self) -> Vec<(String, TableStats)> {
         self.ranker().current().tables.as_ref().map_or_else(Vec::new, |tables| tables.stats())
     }
 }
@@ -267,6 +286,15 @@ impl Drop for Engine {
         self.closer.join();
         self.scheduler.deadlines.stop();
     }
+}
+
+fn no_table(asked: &str, all: &[(String, TableStats)]) -> Error {
+    let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+    let message = match names[..] {
+        [] => format!("{asked:?}, where this model has its tables in the graph"),
+        _ => format!("the model has no table {asked:?}; its tables are {}", names.join(", ")),
+    };
+    Error::new(Status::NotFound, message).about("table")
 }
 
 /// Forgets the events of a user. Returns whether there were any. Meanwhile no worker can take a request of that user,

@@ -8,7 +8,7 @@ use super::options::{EngineOptions, GraphShape};
 use super::tables::FolderTables;
 use crate::error::{Error, Result, Status};
 use crate::folder::{Lookup, ModelFolder};
-use crate::kv::{Edited, KvCache, KvOptions, KvSize, Overlap, Owner, Place};
+use crate::kv::{Edited, KvCache, KvOptions, KvSize, Overlap, Owner};
 use crate::runtime::{GraphTables, Model, ModelOptions, Provider};
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
@@ -38,15 +38,18 @@ impl OpenModel {
             Lookup::Gather => None,
         };
         let graph_tables = tables.as_ref().map(|tables| GraphTables(Arc::clone(tables) as _));
-        let cuda_graphs = options.model.cuda_graphs || !options.cuda_graphs.is_empty();
         // What comes out of such blocks is known to no more bits than a product of TF32 keeps.
         let tf32 = options.model.tf32 || folder.compute != ElementType::F32;
-        let model_options = ModelOptions { tables: graph_tables, cuda_graphs, tf32, ..options.model.clone() };
-        let model = Arc::new(Model::open(folder.file(&folder.model), &model_options)?);
-        let place = if model.operators_on_gpu() { Place::Cuda(options.model.device_id) } else { Place::Host };
-        let wanted = options.kv.filter(|pages| !matches!(pages, KvSize::Pages(0) | KvSize::Bytes(0)));
+        let model_options = ModelOptions { tables: graph_tables, tf32, ..options.model.clone() };
+        let file = folder.file(&folder.model);
+        let model = Arc::new(match options.cuda_graphs.is_empty() {
+            true => Model::open(file, &model_options)?,
+            false => Model::open_to_capture(&file, &model_options)?,
+        });
+        let device_id = model.operators_on_gpu().then_some(options.model.device_id);
+        let wanted = options.kv_size.filter(|size| !matches!(size, KvSize::Pages(0) | KvSize::Bytes(0)));
         let caches_kv = folder.kv.cache && wanted.is_some();
-        let kv = folder.kv.cache.then(|| open_kv(&folder, options, wanted, place, store)).transpose()?;
+        let kv = folder.kv.cache.then(|| open_kv(&folder, options, wanted, device_id, store)).transpose()?;
         if let (Some(reason), Some(_)) = (&folder.kv.reason, wanted) {
             log::info!("keys and values of this model are not cached: {reason}");
         }
@@ -110,7 +113,7 @@ fn open_kv(
     folder: &ModelFolder,
     options: &EngineOptions,
     wanted: Option<KvSize>,
-    place: Place,
+    device_id: Option<u32>,
     store: Option<&Arc<dyn Store>>,
 ) -> Result<KvCache> {
     let layout = &folder.kv;
@@ -123,9 +126,9 @@ fn open_kv(
         heads: layout.heads,
         head_size: layout.head_size,
         page_size: layout.page_size,
-        element: layout.element,
-        pages: wanted.unwrap_or(KvSize::Pages(u32::try_from(room).unwrap_or(u32::MAX))),
-        place,
+        element_type: layout.element,
+        size: wanted.unwrap_or(KvSize::Pages(u32::try_from(room).unwrap_or(u32::MAX))),
+        device_id,
         model_version: folder.version.clone(),
         overlap: Overlap::Trim,
         edited: if wanted.is_some() { Edited::Invalidate } else { Edited::Unnoticed },
@@ -134,8 +137,8 @@ fn open_kv(
         ..KvOptions::default()
     };
     KvCache::open(&kv, store.filter(|_| wanted.is_some()).cloned()).map_err(|error| match error.argument() {
-        Some("pages") => error.about("options.kv"),
-        Some("place") => error.about("options.model.device_id"),
+        Some("size") => error.about("options.kv_size"),
+        Some("device_id") => error.about("options.model.device_id"),
         _ => error,
     })
 }

@@ -17,7 +17,7 @@ pub struct EngineOptions {
     /// The size of the pool of keys and values. `None`, or a size of 0: nothing is cached, and every request computes
     /// its whole history. A model that does not support the cache (`kv.cache` in pagoda.json) runs without it in any
     /// case.
-    pub kv: Option<KvSize>,
+    pub kv_size: Option<KvSize>,
     /// Bytes of host memory for keys and values that were evicted from the pool; 0: none. The memory is allocated when
     /// the engine is opened, and is pinned if the model can run on a GPU. Loading from it is faster than loading from a
     /// store.
@@ -56,7 +56,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             model: ModelOptions::default(),
-            kv: Some(KvSize::Bytes(1 << 30)),
+            kv_size: Some(KvSize::Bytes(1 << 30)),
             host_bytes: 0,
             store: None,
             offload: Offload::default(),

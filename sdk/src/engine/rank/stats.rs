@@ -1,6 +1,18 @@
-//! The counters of an engine.
+//! What an engine reports: where its model runs, and its counters.
 
 use crate::metrics::{self, Count};
+use crate::runtime::Provider;
+
+/// Where the model of an engine runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineProvider {
+    /// [`Provider::Cpu`] or [`Provider::Cuda`].
+    pub provider: Provider,
+    /// The number of the GPU; `None` on the CPU.
+    pub device_id: Option<u32>,
+    /// Why [`Provider::Auto`] chose the CPU; empty in all other cases.
+    pub reason: String,
+}
 
 /// The counters of an engine since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

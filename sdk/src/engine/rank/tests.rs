@@ -43,7 +43,7 @@ pub(super) fn request(user: u64, items: &[i64]) -> RankRequest {
 pub(super) fn options() -> EngineOptions {
     let model =
         ModelOptions { provider: Provider::Cpu, intra_op_threads: 1, sleep_when_idle: true, ..ModelOptions::default() };
-    EngineOptions { model, kv: Some(KvSize::Pages(64)), ..EngineOptions::default() }
+    EngineOptions { model, kv_size: Some(KvSize::Pages(64)), ..EngineOptions::default() }
 }
 
 /// A scheduler without worker threads.
@@ -136,7 +136,7 @@ fn a_batch_is_formed_as_requests_arrive_during_the_coalescing_window() {
     next.into_iter().rev().for_each(|pending| queue.put_back(pending));
     drop(queue);
     let stats = kv_stats(&scheduler);
-    assert_eq!((stats.resident_users, stats.tokens_new, stats.free_pages), (0, 0, stats.pages), "no history is held");
+    assert_eq!((stats.resident_owners, stats.tokens_new, stats.free_pages), (0, 0, stats.pages), "no history is held");
     // A request that can not run still counts as a job of the window.
     let gap = pending(&scheduler, &RankRequest { start: Some(9), user_keys: Vec::new(), ..request(4, &[3]) });
     scheduler.queue(Arc::clone(&gap)).unwrap();
@@ -280,7 +280,7 @@ fn a_request_that_can_not_be_added_leaves_the_batch_unchanged() {
 fn a_request_that_finds_no_room_beside_others_loses_nothing() {
     let folder = Folder::new();
     let store: Arc<dyn Store> = Arc::new(DiskStore::open(folder.path(), &StoreOptions::default()).unwrap());
-    let scheduler = scheduler(EngineOptions { kv: Some(KvSize::Pages(10)), ..options() }, Some(store));
+    let scheduler = scheduler(EngineOptions { kv_size: Some(KvSize::Pages(10)), ..options() }, Some(store));
     let serving = scheduler.runner.current();
     let page = u64::from(serving.folder.kv.page_size);
     // Histories of four and of six full pages, the latter more than half of the pool.
@@ -305,7 +305,7 @@ fn a_request_that_finds_no_room_beside_others_loses_nothing() {
 #[cfg_attr(miri, ignore = "opens a model")]
 fn a_user_with_a_running_request_is_not_forgotten() {
     // Without a KV cache, which would reject it too.
-    let scheduler = scheduler(EngineOptions { kv: None, ..options() }, None);
+    let scheduler = scheduler(EngineOptions { kv_size: None, ..options() }, None);
     rank(&scheduler, &request(7, &[3, 4, 5])).unwrap();
     let workspace = scheduler.lock().take_instance_for(7).unwrap();
     assert_eq!(forget_events(&scheduler, 7).unwrap_err().status(), Status::Busy);
@@ -379,7 +379,7 @@ fn a_failed_commit_leaves_no_stale_history() {
     let folder = Folder::new();
     let store = failing_store(&folder);
     let scheduler = scheduler(options(), Some(store.clone()));
-    let alone = self::scheduler(EngineOptions { kv: None, remember_bytes: 0, ..options() }, None);
+    let alone = self::scheduler(EngineOptions { kv_size: None, remember_bytes: 0, ..options() }, None);
     let told: Vec<i64> = (1..=30).collect();
     let edited: Vec<i64> = told.iter().map(|&item| if item == 5 { 39 } else { item }).collect();
     let next = |from: usize| RankRequest { start: Some(from as u64), user_keys: vec![], ..request(7, &told[from..]) };

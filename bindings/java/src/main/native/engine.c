@@ -7,7 +7,7 @@ static jmethodID done; /* of Engine.Ranking */
 
 bool find_ranking(JNIEnv *env) {
     jclass ranking = (*env)->FindClass(env, "ai/pagoda/Engine$Ranking");
-    if (ranking) done = (*env)->GetMethodID(env, ranking, "done", "(Ljava/lang/Throwable;[F[J)V");
+    if (ranking) done = (*env)->GetMethodID(env, ranking, "done", "(Ljava/lang/Throwable;[F[J[B)V");
     return done != NULL;
 }
 
@@ -102,7 +102,7 @@ static pagoda_rank_request unpacked(call *call, jlongArray numbers, jbyteArray n
     return request;
 }
 
-/* The fields of a response for RankResponse. */
+/* The numbers of a response for RankResponse. */
 typedef struct {
     jlong fields[6];
 } response;
@@ -112,9 +112,11 @@ static response response_of(const pagoda_rank_response *from) {
                        (jlong)from->queue_ns, (jlong)from->run_ns, (jlong)from->tasks}};
 }
 
-NATIVE(void, Engine, rank)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, jbyteArray names, jlong cancel,
-                           jfloatArray scores, jlongArray answer) {
+/* Returns the version of the model; the rest goes into `scores` and `answer`. */
+NATIVE(jbyteArray, Engine, rank)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, jbyteArray names, jlong cancel,
+                                 jfloatArray scores, jlongArray answer) {
     call call = CALL;
+    jbyteArray version = NULL;
     const pagoda_rank_request request = unpacked(&call, numbers, names, cancel);
     pagoda_rank_response how = PAGODA_RANK_RESPONSE_INIT;
     const size_t count = (size_t)(*env)->GetArrayLength(env, scores);
@@ -124,8 +126,10 @@ NATIVE(void, Engine, rank)(JNIEnv *env, SELF, jlong handle, jlongArray numbers, 
         const response all = response_of(&how);
         (*env)->SetFloatArrayRegion(env, scores, 0, (jsize)count, made);
         (*env)->SetLongArrayRegion(env, answer, 0, 6, all.fields);
+        version = to_text(env, how.version);
     }
     end(&call);
+    return version;
 }
 
 /* Tells Java; false if it had no memory to hear it. */
@@ -134,6 +138,7 @@ static bool tell(JNIEnv *env, jobject ranking, pagoda_status status, const float
     jthrowable failure = NULL;
     jfloatArray made = NULL;
     jlongArray answer = NULL;
+    jbyteArray version = NULL;
     if (status != PAGODA_STATUS_OK) {
         failure = to_exception(env, status, error);
     } else {
@@ -141,13 +146,14 @@ static bool tell(JNIEnv *env, jobject ranking, pagoda_status status, const float
         made = (*env)->NewFloatArray(env, (jsize)count);
         if (made) (*env)->SetFloatArrayRegion(env, made, 0, (jsize)count, scores);
         answer = made ? to_longs(env, all.fields, 6) : NULL;
+        version = answer ? to_text(env, how->version) : NULL;
     }
-    if (!failure && !answer) {
+    if (!failure && !version) {
         /* No memory, which is what is told then. */
         failure = (*env)->ExceptionOccurred(env);
         (*env)->ExceptionClear(env);
     }
-    (*env)->CallVoidMethod(env, ranking, done, failure, made, answer);
+    (*env)->CallVoidMethod(env, ranking, done, failure, made, answer, version);
     return !(*env)->ExceptionCheck(env);
 }
 

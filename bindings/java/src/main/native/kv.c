@@ -42,11 +42,11 @@ NATIVE(jlong, KvCache, pool)(JNIEnv *env, SELF, jlong handle, jint layer) {
     return HANDLE(pool);
 }
 
-/* For each user three numbers: the start, the length, the tier. */
-NATIVE(void, KvCache, lookup)(JNIEnv *env, SELF, jlong handle, jlongArray users, jlongArray found) {
+/* For each owner three numbers: the start, the length, the tier. */
+NATIVE(void, KvCache, lookup)(JNIEnv *env, SELF, jlong handle, jlongArray owners, jlongArray found) {
     call call = CALL;
     size_t count;
-    const int64_t *all = longs(&call, users, &count);
+    const int64_t *all = longs(&call, owners, &count);
     int64_t *starts = room(&call, count, sizeof *starts), *lengths = room(&call, count, sizeof *lengths);
     pagoda_tier *tiers = room(&call, count, sizeof *tiers);
     if (!call.failed && check(&call, pagoda_kv_cache_lookup(AS(pagoda_kv_cache, handle), (const uint64_t *)all, count,
@@ -70,7 +70,7 @@ NATIVE(jlong, KvCache, prepare)(JNIEnv *env, SELF, jlong handle, jlongArray numb
     if (!call.failed) {
         for (size_t i = 0; i < count / 5; i++, from += 5) {
             pagoda_kv_request request = PAGODA_KV_REQUEST_INIT;
-            request.user = (uint64_t)from[0];
+            request.owner = (uint64_t)from[0];
             request.start = from[1];
             request.tokens = (int32_t)from[2];
             request.candidates = (int32_t)from[3];
@@ -86,31 +86,40 @@ NATIVE(jlong, KvCache, prepare)(JNIEnv *env, SELF, jlong handle, jlongArray numb
     return HANDLE(lease);
 }
 
-/* In the three below null means all users; an array without users is not NULL to C either, and means none. */
-NATIVE(jlong, KvCache, offload)(JNIEnv *env, SELF, jlong handle, jlongArray users) {
+NATIVE(jint, KvCache, fork)(JNIEnv *env, SELF, jlong handle, jlong from, jlong to, jint tokens) {
+    call call = CALL;
+    int32_t shared = 0;
+    check(&call, pagoda_kv_cache_fork(AS(pagoda_kv_cache, handle), (uint64_t)from, (uint64_t)to, tokens, &shared,
+                                      &call.error));
+    end(&call);
+    return shared;
+}
+
+/* In the three below null means all owners; an array without owners is not NULL to C either, and means none. */
+NATIVE(jlong, KvCache, offload)(JNIEnv *env, SELF, jlong handle, jlongArray owners) {
     call call = CALL;
     size_t count, offloaded = 0;
-    const uint64_t *all = (const uint64_t *)longs(&call, users, &count);
+    const uint64_t *all = (const uint64_t *)longs(&call, owners, &count);
     if (!call.failed)
         check(&call, pagoda_kv_cache_offload(AS(pagoda_kv_cache, handle), all, count, &offloaded, &call.error));
     end(&call);
     return (jlong)offloaded;
 }
 
-NATIVE(jlong, KvCache, evict)(JNIEnv *env, SELF, jlong handle, jlongArray users, jint tiers) {
+NATIVE(jlong, KvCache, evict)(JNIEnv *env, SELF, jlong handle, jlongArray owners, jint tiers) {
     call call = CALL;
     size_t count, evicted = 0;
-    const uint64_t *all = (const uint64_t *)longs(&call, users, &count);
+    const uint64_t *all = (const uint64_t *)longs(&call, owners, &count);
     if (!call.failed)
         check(&call, pagoda_kv_cache_evict(AS(pagoda_kv_cache, handle), all, count, tiers, &evicted, &call.error));
     end(&call);
     return (jlong)evicted;
 }
 
-NATIVE(jlong, KvCache, prefetch)(JNIEnv *env, SELF, jlong handle, jlongArray users) {
+NATIVE(jlong, KvCache, prefetch)(JNIEnv *env, SELF, jlong handle, jlongArray owners) {
     call call = CALL;
     size_t count, started = 0;
-    const uint64_t *all = (const uint64_t *)longs(&call, users, &count);
+    const uint64_t *all = (const uint64_t *)longs(&call, owners, &count);
     if (!call.failed)
         check(&call, pagoda_kv_cache_prefetch(AS(pagoda_kv_cache, handle), all, count, &started, &call.error));
     end(&call);
@@ -145,12 +154,12 @@ NATIVE(jlong, KvLease, tensor)(JNIEnv *env, SELF, jlong handle, jint which) {
     return HANDLE(tensor);
 }
 
-NATIVE(jlongArray, KvLease, user)(JNIEnv *env, SELF, jlong handle, jlong index) {
+NATIVE(jlongArray, KvLease, owner)(JNIEnv *env, SELF, jlong handle, jlong index) {
     call call = CALL;
-    pagoda_kv_leased_user user = PAGODA_KV_LEASED_USER_INIT;
+    pagoda_kv_leased_owner owner = PAGODA_KV_LEASED_OWNER_INIT;
     jlongArray numbers = NULL;
-    if (check(&call, pagoda_kv_lease_user(AS(pagoda_kv_lease, handle), (size_t)index, &user, &call.error))) {
-        const jlong five[] = {(jlong)user.user, user.start, user.cached, user.tokens, user.trimmed};
+    if (check(&call, pagoda_kv_lease_owner(AS(pagoda_kv_lease, handle), (size_t)index, &owner, &call.error))) {
+        const jlong five[] = {(jlong)owner.owner, owner.start, owner.cached, owner.tokens, owner.trimmed};
         numbers = to_longs(env, five, 5);
     }
     end(&call);

@@ -12,6 +12,7 @@ pagoda_store_options store_options(call *call, jlongArray numbers) {
     take64(&from, &options.max_bytes);
     take64(&from, &options.segment_bytes);
     take64(&from, &options.queue_bytes);
+    take64(&from, &options.garbage_bytes);
     return options;
 }
 

@@ -70,9 +70,9 @@ public final class Engine extends NativeObject {
             for (;;) {
                 float[] scores = new float[Math.multiplyExact(packed.candidates, tasks.getAsInt())];
                 try {
-                    rank(handle(), packed.numbers, packed.names, cancel == null ? 0 : cancel.handle(), scores,
-                            response);
-                    return new RankResponse(scores, response);
+                    byte[] version = rank(handle(), packed.numbers, packed.names, cancel == null ? 0 : cancel.handle(),
+                            scores, response);
+                    return new RankResponse(scores, response, version);
                 } catch (PagodaException error) {
                     // A swap has changed the number of tasks since it was read.
                     if (!error.argument().equals("score_count")) {
@@ -222,9 +222,9 @@ public final class Engine extends NativeObject {
         }
 
         /** Called by the native part, on a thread of Pagoda's. */
-        void done(Throwable error, float[] scores, long[] response) {
+        void done(Throwable error, float[] scores, long[] response, byte[] version) {
             try {
-                ended(error, error == null ? new RankResponse(scores, response) : null,
+                ended(error, error == null ? new RankResponse(scores, response, version) : null,
                         ranked -> {});
             } catch (Throwable failure) {
                 failed(failure);
@@ -235,7 +235,8 @@ public final class Engine extends NativeObject {
     private static native long open(byte[] folder, long[] numbers, long[] model, byte[] onnxruntime, byte[] profile,
             long[] cudaGraphs, byte[] tableTiers, byte[] store, long[] storeNumbers);
 
-    private native void rank(long handle, long[] numbers, byte[] names, long cancel, float[] scores, long[] response);
+    /** Returns the version of the model. */
+    private native byte[] rank(long handle, long[] numbers, byte[] names, long cancel, float[] scores, long[] response);
 
     private native void rankAsync(long handle, long[] numbers, byte[] names, long cancel, Ranking ranking);
 

@@ -22,7 +22,7 @@ public final class EngineOptions {
     private List<GraphShape> cudaGraphs = List.of();
     private Path tableTiersPath;
     private ModelOptions model = new ModelOptions();
-    private Path store;
+    private Path storePath;
     private StoreOptions storeOptions = new StoreOptions();
 
     /** The defaults. */
@@ -194,13 +194,22 @@ public final class EngineOptions {
     /**
      * The folder of a store for keys and values; default: none. One process at a time has it open.
      *
-     * @param folder the folder
-     * @param options how the store is opened
+     * @param storePath the folder; {@code null} = none
      * @return these options
      */
-    public EngineOptions store(Path folder, StoreOptions options) {
-        this.store = Objects.requireNonNull(folder, "folder");
-        this.storeOptions = Objects.requireNonNull(options, "options");
+    public EngineOptions storePath(Path storePath) {
+        this.storePath = storePath;
+        return this;
+    }
+
+    /**
+     * How the store is opened.
+     *
+     * @param storeOptions how
+     * @return these options
+     */
+    public EngineOptions storeOptions(StoreOptions storeOptions) {
+        this.storeOptions = Objects.requireNonNull(storeOptions, "storeOptions");
         return this;
     }
 
@@ -226,7 +235,7 @@ public final class EngineOptions {
     }
 
     byte[] storeText() {
-        return store == null ? null : Native.text(store.toString(), "store");
+        return storePath == null ? null : Native.text(storePath.toString(), "storePath");
     }
 
     StoreOptions storeOptions() {

@@ -176,7 +176,7 @@ public final class KvOptions {
 
     /**
      * With {@link Offload#ON_EVICTION}: of how many percent of the pool the pages are kept free or stored already, so
-     * that evicting those users takes no copy. Default 12; 0: none are stored before they are evicted.
+     * that evicting those owners takes no copy. Default 12; 0: none are stored before they are evicted.
      *
      * @param aheadPercent how many percent
      * @return these options

@@ -4,7 +4,7 @@ package ai.pagoda;
 @FunctionalInterface
 public interface LogHandler {
     /**
-     * Called with each line, from any thread. It must not call {@link Pagoda#log} or open models or engines; lines that
+     * Called with each line, from any thread. It must not call {@link Pagoda#setLog} or open models or engines; lines that
      * arise while it runs are dropped. What it throws goes to the system logger {@code ai.pagoda} and no further.
      *
      * @param level the level of the line

@@ -69,7 +69,7 @@ public final class Model extends NativeObject {
      * @param options how
      * @return the model
      */
-    public static Model open(byte[] bytes, ModelOptions options) {
+    public static Model openMemory(byte[] bytes, ModelOptions options) {
         Pagoda.outsideHandler();
         Objects.requireNonNull(bytes, "bytes");
         try {

@@ -2,7 +2,7 @@ package ai.pagoda;
 
 /** When histories go to the store. */
 public enum Offload {
-    /** When a user is evicted to make room. */
+    /** When an owner is evicted to make room. */
     ON_EVICTION(0),
     /** With every commit, in the background. */
     AT_COMMIT(1),

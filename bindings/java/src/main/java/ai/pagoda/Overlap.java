@@ -4,7 +4,7 @@ package ai.pagoda;
 public enum Overlap {
     /** The request is refused. */
     REFUSE(0),
-    /** They are cut off; {@link KvLease#user} tells how many. */
+    /** They are cut off; {@link KvLease#owner} tells how many. */
     TRIM(1);
 
     final int number;

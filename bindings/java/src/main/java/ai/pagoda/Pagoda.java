@@ -57,7 +57,7 @@ public final class Pagoda {
      * @param handler gets the lines; {@code null} stops the log
      * @throws IllegalStateException within a handler
      */
-    public static void log(LogLevel level, LogHandler handler) {
+    public static void setLog(LogLevel level, LogHandler handler) {
         Objects.requireNonNull(level, "level");
         outsideHandler();
         setLog(level.number, handler);

@@ -8,15 +8,17 @@ public final class RankResponse {
     private final int tasks;
     private final float[] scores;
     private final long[] response;
+    private final String version;
 
     /** How many numbers a response of pagoda.h has. */
     static final int FIELDS = 6;
 
     /** The response has its fields in the order of pagoda.h. */
-    RankResponse(float[] scores, long[] response) {
+    RankResponse(float[] scores, long[] response, byte[] version) {
         this.tasks = Math.toIntExact(response[5]);
         this.scores = scores;
         this.response = response;
+        this.version = Native.string(version);
     }
 
     /**
@@ -68,6 +70,15 @@ public final class RankResponse {
         check(candidate, size(), "candidate");
         check(task, tasks, "task");
         return scores[candidate * tasks + task];
+    }
+
+    /**
+     * The version of the model that answered.
+     *
+     * @return the version, as in its pagoda.json
+     */
+    public String version() {
+        return version;
     }
 
     /**

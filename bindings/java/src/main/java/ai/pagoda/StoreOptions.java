@@ -8,6 +8,7 @@ public final class StoreOptions {
     private long maxBytes = Native.UNSET;
     private long segmentBytes = Native.UNSET;
     private long queueBytes = Native.UNSET;
+    private long garbageBytes = Native.UNSET;
 
     /** The defaults. */
     public StoreOptions() {}
@@ -57,8 +58,19 @@ public final class StoreOptions {
         return this;
     }
 
+    /**
+     * How many bytes of removed and replaced records the files may have before they are compacted; default 0: 64 MiB.
+     *
+     * @param garbageBytes how many
+     * @return these options
+     */
+    public StoreOptions garbageBytes(long garbageBytes) {
+        this.garbageBytes = Native.unsigned(garbageBytes, "garbageBytes");
+        return this;
+    }
+
     /** In the order that store.c reads them. */
     long[] numbers() {
-        return new long[] {durability, maxBytes, segmentBytes, queueBytes};
+        return new long[] {durability, maxBytes, segmentBytes, queueBytes, garbageBytes};
     }
 }

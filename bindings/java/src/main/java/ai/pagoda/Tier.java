@@ -1,6 +1,6 @@
 package ai.pagoda;
 
-/** Where a user's history lies. */
+/** Where an owner's history lies. */
 public enum Tier {
     /** Nowhere. */
     NONE(0),

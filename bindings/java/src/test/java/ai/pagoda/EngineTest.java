@@ -125,11 +125,15 @@ class EngineTest extends Support {
             assertEquals(2, engine.tasks());
             String info = engine.info();
             assertTrue(info.contains("\"tasks\""), info);
-            float[] before = engine.rank(user.request(1, 0, 9)).scores();
+            RankResponse before = engine.rank(user.request(1, 0, 9));
+            assertEquals(64, before.version().length());
+            assertTrue(info.contains(before.version()), info);
+            assertEquals(before.version(), engine.rankAsync(user.request(1, 0, 9)).get().version());
             engine.swap(FOLDERS.resolve("second"));
             assertNotEquals(info, engine.info());
             RankResponse after = engine.rank(user.request(1, 0, 9));
-            assertTrue(!Arrays.equals(before, after.scores()));
+            assertTrue(!Arrays.equals(before.scores(), after.scores()));
+            assertTrue(engine.info().contains(after.version()));
             User.right(User.of("second").get(1).steps().get(4), after);
             fails(Status.NOT_FOUND, "folder", () -> engine.swap(Path.of("/nowhere")));
             assertThrows(NullPointerException.class, () -> engine.swap(null));
@@ -139,9 +143,8 @@ class EngineTest extends Support {
     @Test
     void keepsWhatItKnowsInAStore(@TempDir Path folder) throws Exception {
         User user = User.of("gather").get(0);
-        EngineOptions options = options().store(folder.resolve("store"),
-                new StoreOptions().durability(Durability.PROCESS))
-                .offload(Offload.AT_COMMIT).aheadPercent(0);
+        EngineOptions options = options().storePath(folder.resolve("store"))
+                .storeOptions(new StoreOptions().durability(Durability.PROCESS)).offload(Offload.AT_COMMIT).aheadPercent(0);
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options)) {
             engine.rank(user.request(7, 0, 20));
             fails(Status.BUSY, "", () -> Engine.open(FOLDERS.resolve("gather"), options));
@@ -206,9 +209,9 @@ class EngineTest extends Support {
         try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options().hostBytes(1 << 20))) {
             assertEquals(new EngineProvider(Provider.CPU, -1, ""), engine.provider());
             engine.rank(user.request(7, 0, 9));
-            assertEquals(1, engine.kvStats().residentUsers());
+            assertEquals(1, engine.kvStats().residentOwners());
             assertEquals(1, engine.unload(7, 8));
-            assertEquals(0, engine.kvStats().residentUsers());
+            assertEquals(0, engine.kvStats().residentOwners());
             assertEquals(1, engine.prefetch(7, 8));
             assertTrue(engine.rank(user.request(7, 0, 9)).cachedRows() > 0);
             assertEquals(List.of(), engine.tables());

@@ -27,7 +27,7 @@ class KvTest extends Support {
     @Test
     void stores(@TempDir Path folder) {
         StoreOptions options = new StoreOptions().durability(Durability.NONE).maxBytes(1 << 30).segmentBytes(1 << 20)
-                .queueBytes(1 << 24);
+                .queueBytes(1 << 24).garbageBytes(1 << 20);
         try (Store store = Store.open(folder, options)) {
             fails(Status.BUSY, "path", () -> Store.open(folder));
             store.flush();
@@ -49,6 +49,7 @@ class KvTest extends Support {
         assertThrows(NullPointerException.class, () -> Store.open(null));
         assertThrows(NullPointerException.class, () -> Store.open(folder, null));
         assertThrows(IllegalArgumentException.class, () -> new StoreOptions().maxBytes(-1));
+        assertThrows(IllegalArgumentException.class, () -> new StoreOptions().garbageBytes(-1));
     }
 
     @Test
@@ -74,14 +75,14 @@ class KvTest extends Support {
             assertEquals(1, store.stats().users());
             KvLease second = cache.prepare(new KvRequest(1, 2, 2, 0, 5, 6, 7, 8));
             try (second) {
-                assertEquals(new LeasedUser(1, 0, 3, 1, 1), second.user(0));
-                fails(Status.INVALID_ARGUMENT, "index", () -> second.user(1));
-                assertThrows(IllegalArgumentException.class, () -> second.user(-1));
+                assertEquals(new LeasedOwner(1, 0, 3, 1, 1), second.owner(0));
+                fails(Status.INVALID_ARGUMENT, "index", () -> second.owner(1));
+                assertThrows(IllegalArgumentException.class, () -> second.owner(-1));
                 second.abort();
             }
             fails(Status.INVALID_HANDLE, "", second::commit);
             fails(Status.INVALID_HANDLE, "", second::pageIds);
-            assertEquals(List.of(new CachedUser(0, 3, Tier.RESIDENT)), cache.lookup(1));
+            assertEquals(List.of(new CachedOwner(0, 3, Tier.RESIDENT)), cache.lookup(1));
             fails(Status.INVALID_ARGUMENT, "requests[1].start",
                     () -> cache.prepare(new KvRequest(2, 0, 0, 1), new KvRequest(1, 9, 0, 1)));
             fails(Status.INVALID_ARGUMENT, "layer", () -> cache.pool(2));
@@ -108,6 +109,27 @@ class KvTest extends Support {
         }
     }
 
+    /** Pages of a prompt that other owners begin with. */
+    @Test
+    void forks() {
+        try (KvCache cache = KvCache.open(shape())) {
+            try (KvLease lease = cache.prepare(new KvRequest(1, 0, 20, 0))) {
+                lease.commit();
+            }
+            assertEquals(16, cache.fork(1, 2, 20));
+            assertEquals(8, cache.fork(1, 3, 9));
+            assertEquals(0, cache.fork(1, 4, 7) + cache.fork(5, 6, 8));
+            assertEquals(List.of(16L, 8L, 0L), cache.lookup(2, 3, 4).stream().map(CachedOwner::length).toList());
+            KvStats stats = cache.stats();
+            assertEquals(List.of(2L, 13L, 3L),
+                    List.of(stats.sharedPages(), stats.freePages(), stats.residentOwners()));
+            fails(Status.INVALID_ARGUMENT, "to", () -> cache.fork(1, 2, 8));
+            fails(Status.INVALID_ARGUMENT, "tokens", () -> cache.fork(1, 7, -1));
+            assertEquals(3, cache.evictAll(Tiers.ALL));
+            assertEquals(16, cache.stats().freePages());
+        }
+    }
+
     @Test
     void misuseIsAnException() {
         fails(Status.INVALID_ARGUMENT, "options.size", () -> KvCache.open(shape().size(KvSize.NONE)));
@@ -123,6 +145,7 @@ class KvTest extends Support {
         fails(Status.INVALID_HANDLE, "", cache::stats);
         fails(Status.INVALID_HANDLE, "", () -> cache.prepare(new KvRequest(1, 0, 1, 0)));
         fails(Status.INVALID_HANDLE, "", () -> cache.pool(0));
+        fails(Status.INVALID_HANDLE, "", () -> cache.fork(1, 2, 8));
         fails(Status.INVALID_HANDLE, "", () -> cache.lookup(1));
     }
 
@@ -173,7 +196,7 @@ class KvTest extends Support {
             score(model, cache, 2, 0, 5, 6, 7, 42);
             assertEquals(whole, score(model, cache, 2, 3, 8, 9, 42), 1e-5);
             assertNotEquals(whole, score(model, cache, 3, 0, 8, 9, 42), 1e-5);
-            assertEquals(3, cache.stats().residentUsers());
+            assertEquals(3, cache.stats().residentOwners());
             assertEquals(3, cache.stats().tokensFromPool());
         }
     }

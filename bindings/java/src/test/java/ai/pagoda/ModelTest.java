@@ -72,7 +72,7 @@ class ModelTest extends Support {
     @Test
     void runs() throws Exception {
         byte[] bytes = Files.readAllBytes(HELLO);
-        try (Model model = Model.open(HELLO, cpu()); Model same = Model.open(bytes, cpu()); Tensor x = x();
+        try (Model model = Model.open(HELLO, cpu()); Model same = Model.openMemory(bytes, cpu()); Tensor x = x();
                 Outputs outputs = model.run(Map.of("x", x), "y"); Outputs again = same.run(Map.of("x", x), "y")) {
             right(outputs.get("y").floats());
             assertEquals(1, outputs.size());
@@ -103,7 +103,7 @@ class ModelTest extends Support {
 
     @Test
     void strings() {
-        try (Model model = Model.open(SAME_STRINGS, cpu());
+        try (Model model = Model.openMemory(SAME_STRINGS, cpu());
                 Tensor x = Tensor.of(new long[] {3}, "", "\u5854", "b\0c");
                 Outputs outputs = model.run(Map.of("x", x), "y")) {
             assertArrayEquals(new String[] {"", "\u5854", "b\0c"}, outputs.get(0).strings());
@@ -113,9 +113,9 @@ class ModelTest extends Support {
     @Test
     void misuseIsAnException(@TempDir Path folder) throws Exception {
         fails(Status.NOT_FOUND, "path", () -> Model.open(folder.resolve("none.onnx")));
-        fails(Status.MODEL, "bytes", () -> Model.open(new byte[64], cpu()));
-        assertThrows(NullPointerException.class, () -> Model.open((Path) null));
-        assertThrows(NullPointerException.class, () -> Model.open((byte[]) null, cpu()));
+        fails(Status.MODEL, "bytes", () -> Model.openMemory(new byte[64], cpu()));
+        assertThrows(NullPointerException.class, () -> Model.open(null));
+        assertThrows(NullPointerException.class, () -> Model.openMemory(null, cpu()));
         assertThrows(NullPointerException.class, () -> Model.open(HELLO, null));
         try (Model model = Model.open(HELLO, cpu()); Tensor x = x(); Tensor wide = Tensor.zeros(ElementType.F32, 1, 5);
                 Tensor other = Tensor.zeros(ElementType.I64, 1, 4);
@@ -204,7 +204,7 @@ class ModelTest extends Support {
             assertEquals(0, Pagoda.liveObjects());
         }
         Engine.Ranking ranking = new Engine.Ranking(null);
-        ranking.done(null, null, null);
+        ranking.done(null, null, null, null);
         assertThrows(ExecutionException.class, () -> ranking.get(20, TimeUnit.SECONDS));
     }
 

@@ -76,14 +76,14 @@ class NoMemoryTest extends Support {
     void withoutReferencesToLogHandlers() {
         List<String> lines = new CopyOnWriteArrayList<>();
         AtomicBoolean heard = new AtomicBoolean();
-        Pagoda.log(LogLevel.DEBUG, (level, source, message) -> lines.add(message));
+        Pagoda.setLog(LogLevel.DEBUG, (level, source, message) -> lines.add(message));
         try {
-            isThrown(() -> Pagoda.log(LogLevel.DEBUG, (level, source, message) -> heard.set(true)));
+            isThrown(() -> Pagoda.setLog(LogLevel.DEBUG, (level, source, message) -> heard.set(true)));
             assertThrows(PagodaException.class, () -> Model.open(Path.of("no such file.onnx")));
             assertTrue(lines.stream().anyMatch(line -> line.contains("no such file.onnx")), lines.toString());
             assertEquals(false, heard.get());
         } finally {
-            Pagoda.log(LogLevel.OFF, null);
+            Pagoda.setLog(LogLevel.OFF, null);
         }
     }
 

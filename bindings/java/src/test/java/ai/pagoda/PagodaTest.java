@@ -20,7 +20,7 @@ import org.junit.jupiter.api.Test;
 class PagodaTest extends Support {
     @AfterEach
     void noLog() {
-        Pagoda.log(LogLevel.OFF, null);
+        Pagoda.setLog(LogLevel.OFF, null);
     }
 
     @Test
@@ -58,15 +58,15 @@ class PagodaTest extends Support {
     @Test
     void logs() throws Exception {
         List<String> lines = new CopyOnWriteArrayList<>();
-        Pagoda.log(LogLevel.DEBUG, (level, source, message) -> lines.add(level + " " + source + " " + message));
+        Pagoda.setLog(LogLevel.DEBUG, (level, source, message) -> lines.add(level + " " + source + " " + message));
         assertThrows(PagodaException.class, () -> Model.open(Path.of("no such \u5854.onnx")));
         assertTrue(lines.stream().anyMatch(line -> line.startsWith("DEBUG") && line.contains("no such \u5854.onnx")),
                 lines.toString());
-        Pagoda.log(LogLevel.OFF, null);
+        Pagoda.setLog(LogLevel.OFF, null);
         int before = lines.size();
         assertThrows(PagodaException.class, () -> Model.open(Path.of("no such file.onnx")));
         assertEquals(before, lines.size());
-        assertThrows(NullPointerException.class, () -> Pagoda.log(null, null));
+        assertThrows(NullPointerException.class, () -> Pagoda.setLog(null, null));
     }
 
     @Test
@@ -75,10 +75,10 @@ class PagodaTest extends Support {
         Logger logger = Logger.getLogger("ai.pagoda");
         logger.setUseParentHandlers(false);
         try {
-            for (Runnable action : List.<Runnable>of(() -> Pagoda.log(LogLevel.OFF, null), () -> Model.open(HELLO),
+            for (Runnable action : List.<Runnable>of(() -> Pagoda.setLog(LogLevel.OFF, null), () -> Model.open(HELLO),
                     () -> Engine.open(FOLDERS.resolve("gather")))) {
                 thrown.set(null);
-                Pagoda.log(LogLevel.DEBUG, (level, source, message) -> {
+                Pagoda.setLog(LogLevel.DEBUG, (level, source, message) -> {
                     try {
                         action.run();
                     } catch (Throwable error) {

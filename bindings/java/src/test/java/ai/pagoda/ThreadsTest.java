@@ -93,8 +93,8 @@ class ThreadsTest extends Support {
     private static void runs(List<WeakReference<Object>> ended) {
         int[] lines = new int[1];
         LogHandler handler = (level, source, message) -> lines[0]++;
-        Pagoda.log(LogLevel.ERROR, handler);
-        Pagoda.log(LogLevel.OFF, null);
+        Pagoda.setLog(LogLevel.ERROR, handler);
+        Pagoda.setLog(LogLevel.OFF, null);
         ended.add(new WeakReference<>(handler));
         try (Model model = Model.open(HELLO, cpu()); Tensor x = Tensor.zeros(ElementType.F32, 1, 4)) {
             CompletableFuture<Outputs> run = model.runAsync(Map.of("x", x), "y");
