@@ -71,7 +71,6 @@ def main(path, save=None):
             "perplexity": perplexity(lambda window: run(model, window), long),
         },
     }
-    del model
     cpp = LlamaCpp(path)
     result["llama_cpp"] = {
         "made_by": f"cyllama {version('cyllama')}, llama.cpp {llama_cpp_version()}",
