@@ -10,6 +10,9 @@ from ..error import ExportError
 
 MAGIC = b"GGUF"
 
+# What the package raises on headers that make no sense.
+DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, MemoryError, RecursionError)
+
 
 @dataclass
 class Entry:
@@ -80,8 +83,11 @@ def _other_parts(path, count):
 
 def _read(path):
     _check_head(path)
-    reader = _reader(path)
-    metadata = {key: _value(field) for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    try:
+        reader = _reader(path)
+        metadata = {key: _value(field) for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    except DAMAGED as error:
+        raise ExportError(f"{path} is a damaged GGUF file ({error}): fetch it again") from error
     entries = {
         tensor.name: Entry(tensor.name, tuple(reversed(tensor.shape.tolist())), tensor.tensor_type, tensor.data)
         for tensor in reader.tensors
@@ -164,12 +170,7 @@ def _reader(path):
                     f"{path} was cut: {name} ends at byte {end}, the file at {len(self.data)}: fetch it again"
                 )
 
-    try:
-        return Reader(path)
-    except ExportError:
-        raise
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
-        raise ExportError(f"{path} is a damaged GGUF file ({error}): fetch it again") from error
+    return Reader(path)
 
 
 def _version():
