@@ -183,7 +183,7 @@ def _scaling(data, made, rotated):
     if kind == "yarn":
         return _yarn(data, made, factor, original)
     if kind not in ("none", "linear"):
-        raise data.error("rope.scaling.type", f"is {kind!r}: none, linear, yarn and, with its tensors, longrope are known")
+        raise data.error("rope.scaling.type", f"is {kind!r}: none, linear, yarn or longrope with its tensors is read")
     return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else None
 
 

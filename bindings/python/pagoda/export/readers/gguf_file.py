@@ -10,6 +10,9 @@ from ..error import ExportError
 
 MAGIC = b"GGUF"
 
+# A number's type in a file: little-endian, whatever the machine is.
+LITTLE = {np.dtype(kind): np.dtype(kind).newbyteorder("<") for kind in "bBhHiIqQefd?"}
+
 # What the package raises on headers that make no sense.
 DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, MemoryError, RecursionError)
 
@@ -122,25 +125,19 @@ def _reader(path):
         ) from error
 
     class Reader(gguf.GGUFReader):
-        """gguf's own slices past the end of the file without a word; this one says what is missing."""
+        """gguf's own slices past the end of the file without a word; this one says what is missing.
 
-        @property
-        def data(self):
-            return self._bytes
-
-        @data.setter
-        def data(self, mapped):
-            # Slices of a plain array that shares the mapping: those of a memmap take twice the time and memory, and
-            # a header is read in hundreds of thousands of them.
-            self._bytes = mapped.view(np.ndarray)
+        A header is read in hundreds of thousands of small parts, so a part is one call: a third of the package's time.
+        """
 
         def _get(self, offset, dtype, count=1, override_order=None):
-            end = int(offset) + np.dtype(dtype).itemsize * int(count)
+            kind, offset, count = LITTLE[np.dtype(dtype)], int(offset), int(count)
+            end = offset + kind.itemsize * count
             if end > len(self.data):
                 raise ExportError(
                     f"{path} was cut: its header needs byte {end}, the file ends at {len(self.data)}: fetch it again"
                 )
-            return super()._get(offset, dtype, count, override_order)
+            return np.frombuffer(self.data, kind, count, offset)
 
         def _build_tensors(self, start_offs, fields):
             for field in fields:

@@ -140,7 +140,7 @@ class Vocabulary:
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.file.error(f"tokenizer.ggml.{key} is {value!r}: it has to be an id")
         if not 0 <= value < len(self.tokens):
-            raise self.file.error(f"tokenizer.ggml.{key} is {value}, and there are {len(self.tokens)} tokens: correct it")
+            raise self.file.error(f"tokenizer.ggml.{key} is {value}, with {len(self.tokens)} tokens: correct it")
         return value
 
     def _for_each(self, key, default):
