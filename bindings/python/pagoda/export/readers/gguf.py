@@ -62,7 +62,7 @@ def _tensor(file, config, name, place):
         shape = (place.shape[0] // len(place.parts), *place.shape[1:])
         if entry.shape != shape:
             raise file.error(
-                f"{part} has shape {list(entry.shape)}, the metadata call for {list(shape)}: the file contradicts itself"
+                f"{part} has shape {list(entry.shape)}, the metadata call for {list(shape)}: the file is damaged"
             )
         order = unrotated(heads, config["head_dim"]) if heads else None
         parts.append(GgufTensor(file, name, entry, order, place.minus_one))

@@ -37,8 +37,8 @@ class Metadata:
     def __init__(self, file):
         self.file = file
         self.architecture = file.metadata.get("general.architecture")
-        if self.architecture is None:
-            raise file.error("the metadata have no general.architecture: this is no model of llama.cpp's, or is damaged")
+        if not isinstance(self.architecture, str):
+            raise file.error("there is no general.architecture: this is no model of llama.cpp's, or is damaged")
         if self.architecture not in ARCHITECTURES:
             raise file.error(
                 f"general.architecture is {self.architecture!r}: the exporter knows {', '.join(ARCHITECTURES)}"
@@ -87,6 +87,9 @@ def config(file):
     head_dim = data.size("attention.key_length", hidden // heads)
     if data.size("attention.value_length", head_dim) != head_dim:
         raise data.error("attention.value_length", f"differs from key_length, {head_dim}: they have to be the same")
+    for key in ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"):
+        if data.size(key, head_dim) != head_dim:
+            raise data.error(key, f"differs from key_length, {head_dim}: layers with a window have to have the same")
     epsilon = data.get("attention.layer_norm_rms_epsilon", float)
     if epsilon is None:
         raise data.error("attention.layer_norm_rms_epsilon", "is missing: convert the model again")
@@ -176,11 +179,11 @@ def _scaling(data, made, rotated):
         attention = data.get("rope.scaling.attn_factor", float)
         return scaling if attention is None else {**scaling, "attention_factor": attention}
     if data.get("rope.scaling.attn_factor", float, 1.0) != 1.0:
-        raise data.error("rope.scaling.attn_factor", "is known with factors for long contexts alone, and there are none")
+        raise data.error("rope.scaling.attn_factor", "is known with factors for long contexts alone: there are none")
     if kind == "yarn":
         return _yarn(data, made, factor, original)
     if kind not in ("none", "linear"):
-        raise data.error("rope.scaling.type", f"is {kind!r}: none, linear and yarn are known, longrope with its tensors")
+        raise data.error("rope.scaling.type", f"is {kind!r}: none, linear, yarn or longrope with its tensors is read")
     return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else None
 
 
@@ -244,6 +247,7 @@ def _gemma3(data, made, window):
     made["rope_local_base_freq"] = data.get("rope.freq_base_swa", float, 10000.0)
     made["final_logit_softcapping"] = data.get("final_logit_softcapping", float) or None
     made["attn_logit_softcapping"] = None
+    made["hidden_activation"] = made.pop("hidden_act")
     # The 27B model alone scales by its width and not by its heads; GGUF does not say, llama.cpp knows it by its layers.
     wide = layers == 62
     made["query_pre_attn_scalar"] = made["hidden_size"] // made["num_attention_heads"] if wide else made["head_dim"]

@@ -47,7 +47,7 @@ def tokenizer(file):
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(vocabulary.kind)
     if build is None:
         raise file.error(
-            f"tokenizer.ggml.model is {vocabulary.kind!r}: gpt2 (byte-level BPE) and llama (SentencePiece BPE) are known"
+            f"tokenizer.ggml.model is {vocabulary.kind!r}: known are gpt2 (byte-level BPE) and llama (SentencePiece)"
         )
     parts = build(vocabulary)
     ids = vocabulary.special_ids(sentencepiece=vocabulary.kind == "llama")
@@ -82,6 +82,8 @@ def tokenizer(file):
         },
     }
     template = file.metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise file.error(f"tokenizer.chat_template is {type(template).__name__}: it has to be a string")
     generation = _generation(vocabulary, ids)
     config = {f"{name}_token_id": ids[name] for name in ("bos", "eos", "pad") if ids[name] is not None}
     return Made(made, tokenizer_config, generation, template, config)
@@ -92,7 +94,7 @@ class Vocabulary:
 
     def __init__(self, file):
         self.file = file
-        self.kind = self.get("model")
+        self.kind = self.text("model")
         if self.kind is None:
             raise file.error("tokenizer.ggml.model is missing: the file has no tokenizer, convert the model again")
         self.tokens = self.get("tokens")
@@ -110,10 +112,17 @@ class Vocabulary:
         """A value of the tokenizer, or `default`."""
         return self.file.metadata.get(f"tokenizer.ggml.{key}", default)
 
+    def text(self, key, default=None):
+        """A string of the tokenizer, or `default`."""
+        value = self.get(key, default)
+        if value is not None and not isinstance(value, str):
+            raise self.file.error(f"tokenizer.ggml.{key} is {value!r}: it has to be a string")
+        return value
+
     def scores(self):
         """SentencePiece's scores, which order its merges."""
         if self.get("scores") is None:
-            raise self.file.error("tokenizer.ggml.scores is missing, which orders SentencePiece's merges: convert again")
+            raise self.file.error("tokenizer.ggml.scores is missing, which orders the merges: convert the model again")
         return self._for_each("scores", 0.0)
 
     def special_ids(self, sentencepiece):
@@ -131,7 +140,7 @@ class Vocabulary:
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.file.error(f"tokenizer.ggml.{key} is {value!r}: it has to be an id")
         if not 0 <= value < len(self.tokens):
-            raise self.file.error(f"tokenizer.ggml.{key} is {value}, and there are {len(self.tokens)} tokens: convert again")
+            raise self.file.error(f"tokenizer.ggml.{key} is {value}, with {len(self.tokens)} tokens: correct it")
         return value
 
     def _for_each(self, key, default):
@@ -140,19 +149,19 @@ class Vocabulary:
             return [default] * len(self.tokens)
         if not isinstance(values, (list, np.ndarray)) or len(values) != len(self.tokens):
             count = len(values) if isinstance(values, (list, np.ndarray)) else "no"
-            raise self.file.error(f"tokenizer.ggml.{key} has {count} values for {len(self.tokens)} tokens: convert again")
+            raise self.file.error(f"tokenizer.ggml.{key} has {count} values for {len(self.tokens)} tokens: correct it")
         return values
 
 
 def _byte_level(vocabulary):
-    name = vocabulary.get("pre", "default")
+    name = vocabulary.text("pre", "default")
     if name not in PRE:
         raise vocabulary.file.error(
             f"tokenizer.ggml.pre is {name!r}: how it splits text is not known here. Known are {', '.join(sorted(PRE))}"
         )
     merges = vocabulary.get("merges")
     if not isinstance(merges, list):
-        raise vocabulary.file.error("tokenizer.ggml.merges is missing, which byte-level BPE needs: convert the model again")
+        raise vocabulary.file.error("tokenizer.ggml.merges is missing, which byte-level BPE needs: convert again")
     pre = PRE[name]
     steps = pre.steps
     return {
@@ -172,7 +181,7 @@ def _pairs(vocabulary, merges):
         left, right = merge[: max(at, 0)], merge[at + 1 :]
         if at < 0 or any(text not in vocabulary.ids for text in (left, right, left + right)):
             raise vocabulary.file.error(
-                f"tokenizer.ggml.merges[{number}] is {merge!r}: it has to be two tokens that make a third: convert again"
+                f"tokenizer.ggml.merges[{number}] is {merge!r}: it has to be two tokens that make a third"
             )
         pairs.append([left, right])
     return pairs
