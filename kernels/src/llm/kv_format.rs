@@ -130,7 +130,8 @@ fn e4m3fn(number: f32) -> u8 {
     sign | ((nearest >> 20) - ((127 - 7) << 3)) as u8
 }
 
-fn from_e4m3fn(code: u8) -> f32 {
+/// The number of a code e4m3fn.
+pub(crate) fn from_e4m3fn(code: u8) -> f32 {
     let magnitude = match code & 0x7f {
         0x7f => f32::NAN,
         small @ 0..8 => f32::from(small) / 512.0,

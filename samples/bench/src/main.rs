@@ -8,6 +8,7 @@ mod kv;
 mod matmul;
 mod memory;
 mod overhead;
+mod paged_attention;
 mod random;
 mod rank;
 mod raw;
@@ -56,6 +57,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         (Name::Attention, Backend::Cpu) => attention::measure(threads)?,
         (Name::Append, Backend::Cpu) => append::measure(threads)?,
+        (Name::PagedAttention, Backend::Cpu) => paged_attention::measure(threads)?,
         (Name::Overhead, Backend::Cpu) => overhead::measure()?,
         (Name::Kv, Backend::Cpu) => kv::measure()?,
         (Name::Embedding, Backend::Cpu) => embedding::measure(threads)?,
@@ -112,7 +114,7 @@ impl Row {
 
     fn text(&self) -> String {
         format!(
-            "{:<10} {:<44} {:>9.3} {:<8} {:<24} {:>9.3}   x{:.2}",
+            "{:<15} {:<44} {:>9.3} {:<8} {:<24} {:>9.3}   x{:.2}",
             self.bench, self.case, self.value, self.unit, self.baseline_name, self.baseline, self.ratio
         )
     }

@@ -44,6 +44,8 @@ pub enum Name {
     Attention,
     /// PagedKvAppend, against memcpy of the same bytes.
     Append,
+    /// PagedAttention: decode against summing the same bytes, prefill against MatMul, short formats against f32.
+    PagedAttention,
     /// A run of a one-node model through pagoda.h, against ONNX Runtime's own C call.
     Overhead,
     /// Lookup, prepare and commit of a batch in the KV cache.

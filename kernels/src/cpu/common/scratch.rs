@@ -36,6 +36,7 @@ pub(crate) struct Scratch {
     pub keys: Buffer,
     pub values: Buffer,
     pub row: Buffer,
+    pub masks: Vec<u64>,
 }
 
 /// Lends the thread's scratch. Kernels do not nest, so it is always there.

@@ -100,11 +100,8 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn sums(of: &[Self::V; 16]) -> Self::V {
         unsafe {
-            let four = |i| {
-                let of: [Self::V; 4] = std::array::from_fn(|j| of[i + j]);
-                _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]))
-            };
-            let (a, b) = (four(0), four(4));
+            let a = _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
+            let b = _mm256_hadd_ps(_mm256_hadd_ps(of[4], of[5]), _mm256_hadd_ps(of[6], of[7]));
             _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
         }
     }
@@ -130,5 +127,68 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn narrow_f16(v: Self::V, to: *mut f16) {
         unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_f16(x: f16) -> f32 {
+        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.to_bits().into()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn reduce_max(v: Self::V) -> f32 {
+        unsafe {
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn reduce_add(v: Self::V) -> f32 {
+        unsafe {
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_u8(from: *const u8) -> Self::V {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_u4(from: *const u8) -> Self::V {
+        unsafe {
+            // In 16 bits each: both halves, the high one moved into the upper byte.
+            let pairs = _mm_cvtepu8_epi16(_mm_cvtsi32_si128(from.cast::<i32>().read_unaligned()));
+            let halves = _mm_and_si128(_mm_or_si128(pairs, _mm_slli_epi16::<4>(pairs)), _mm_set1_epi16(0x0f0f));
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(halves))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_e4m3fn(from: *const u8) -> Self::V {
+        unsafe {
+            let codes = _mm256_castsi128_si256(_mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast())));
+            let numbers = _mm256_cvtph_ps(_mm256_castsi256_si128(e4m3fn_in_f16(codes)));
+            _mm256_mul_ps(numbers, _mm256_set1_ps(256.0))
+        }
+    }
+}
+
+/// Codes e4m3fn in 16 bits each, as f16 a 256th as large: that has one bit more of exponent and seven more of fraction, and
+/// its small numbers are not slow as those of f32 are.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+pub(super) unsafe fn e4m3fn_in_f16(codes: __m256i) -> __m256i {
+    unsafe {
+        let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+        let sign = _mm256_slli_epi16::<8>(_mm256_andnot_si256(_mm256_set1_epi16(0x7f), codes));
+        let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+        let nan = _mm256_and_si256(nan, _mm256_set1_epi16(0x7fff));
+        _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16::<7>(magnitude))
     }
 }

@@ -100,23 +100,8 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn sums(of: &[Self::V; 16]) -> Self::V {
         unsafe {
-            // Pairs, then fours, inside the quarters of the vectors; then the quarters.
-            let two = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-            let four = |a, b| {
-                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
-                let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
-                _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
-            };
-            let quarters = |a, b| {
-                let (even, odd) =
-                    (_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
-                _mm512_add_ps(even, odd)
-            };
-            let fours: [Self::V; 4] = std::array::from_fn(|i| {
-                let of = &of[4 * i..4 * i + 4];
-                four(two(of[0], of[1]), two(of[2], of[3]))
-            });
-            quarters(quarters(fours[0], fours[1]), quarters(fours[2], fours[3]))
+            let [a, b, c, d] = [fours(of, 0), fours(of, 4), fours(of, 8), fours(of, 12)];
+            quarters(quarters(a, b), quarters(c, d))
         }
     }
 
@@ -141,5 +126,82 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn narrow_f16(v: Self::V, to: *mut f16) {
         unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_f16(x: f16) -> f32 {
+        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.to_bits().into()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn reduce_max(v: Self::V) -> f32 {
+        unsafe { _mm512_reduce_max_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn reduce_add(v: Self::V) -> f32 {
+        unsafe {
+            let v = _mm512_add_ps(v, _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v));
+            let v = _mm512_add_ps(v, _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v));
+            let v = _mm512_castps512_ps128(v);
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_u8(from: *const u8) -> Self::V {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_u4(from: *const u8) -> Self::V {
+        unsafe {
+            // In 16 bits each: both halves, the high one moved into the upper byte.
+            let pairs = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast()));
+            let halves = _mm_and_si128(_mm_or_si128(pairs, _mm_slli_epi16::<4>(pairs)), _mm_set1_epi16(0x0f0f));
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(halves))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_e4m3fn(from: *const u8) -> Self::V {
+        unsafe {
+            let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+            _mm512_mul_ps(_mm512_cvtph_ps(super::avx2::e4m3fn_in_f16(codes)), _mm512_set1_ps(256.0))
+        }
+    }
+}
+
+/// In quarter q of lane i the sum of quarter q of vector `first + i`, of four vectors.
+///
+/// # Safety
+/// The CPU has the instructions.
+#[inline(always)]
+unsafe fn fours(of: &[__m512; 16], first: usize) -> __m512 {
+    unsafe {
+        let (a, b) = (two(of[first], of[first + 1]), two(of[first + 2], of[first + 3]));
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+        _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+    }
+}
+
+/// # Safety
+/// As for [`fours`].
+#[inline(always)]
+unsafe fn two(a: __m512, b: __m512) -> __m512 {
+    unsafe { _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)) }
+}
+
+/// Sums of neighbouring quarters, those of `a` first.
+///
+/// # Safety
+/// As for [`fours`].
+#[inline(always)]
+unsafe fn quarters(a: __m512, b: __m512) -> __m512 {
+    unsafe {
+        let (even, odd) = (_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+        _mm512_add_ps(even, odd)
     }
 }

@@ -47,6 +47,18 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn prefetch(at: *const u8);
     unsafe fn widen_f16(from: *const f16) -> Self::V;
     unsafe fn narrow_f16(v: Self::V, to: *mut f16);
+    /// One f16.
+    unsafe fn from_f16(x: f16) -> f32;
+    /// The largest lane; lanes are no NaN.
+    unsafe fn reduce_max(v: Self::V) -> f32;
+    /// The sum of the lanes, by a tree.
+    unsafe fn reduce_add(v: Self::V) -> f32;
+    /// Bytes as numbers.
+    unsafe fn widen_u8(from: *const u8) -> Self::V;
+    /// Halves of bytes as numbers, the low half of a byte first; `from` is good for `LANES / 2` bytes.
+    unsafe fn widen_u4(from: *const u8) -> Self::V;
+    /// Bytes as numbers of the format e4m3fn.
+    unsafe fn widen_e4m3fn(from: *const u8) -> Self::V;
 }
 
 /// Tasks that are compiled for every instruction set.

@@ -3,6 +3,7 @@
 use half::f16;
 
 use super::{EXP2_AROUND_0, MAX_EXPONENT, Simd};
+use crate::llm::kv_format::from_e4m3fn;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -117,5 +118,39 @@ unsafe impl Simd for Portable {
     unsafe fn narrow_f16(v: Self::V, to: *mut f16) {
         // SAFETY: as for `widen_f16`.
         unsafe { to.cast::<[f16; LANES]>().write_unaligned(v.map(f16::from_f32_const)) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_f16(x: f16) -> f32 {
+        x.to_f32_const()
+    }
+
+    #[inline(always)]
+    unsafe fn reduce_max(v: Self::V) -> f32 {
+        v.iter().fold(f32::NEG_INFINITY, |largest, &lane| if lane > largest { lane } else { largest })
+    }
+
+    #[inline(always)]
+    unsafe fn reduce_add([a, b, c, d, e, f, g, h]: Self::V) -> f32 {
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+
+    #[inline(always)]
+    unsafe fn widen_u8(from: *const u8) -> Self::V {
+        // SAFETY: the caller's pointer is good for LANES bytes.
+        unsafe { from.cast::<[u8; LANES]>().read() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn widen_u4(from: *const u8) -> Self::V {
+        // SAFETY: the caller's pointer is good for LANES / 2 bytes.
+        let bytes = unsafe { from.cast::<[u8; LANES / 2]>().read() };
+        std::array::from_fn(|i| f32::from((bytes[i / 2] >> (i % 2 * 4)) & 15))
+    }
+
+    #[inline(always)]
+    unsafe fn widen_e4m3fn(from: *const u8) -> Self::V {
+        // SAFETY: as for `widen_u8`.
+        unsafe { from.cast::<[u8; LANES]>().read() }.map(from_e4m3fn)
     }
 }

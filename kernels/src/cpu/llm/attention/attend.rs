@@ -1,6 +1,7 @@
 //! The attention of the tasks, and the merge of segments that were computed apart.
 
 use super::plan::{SEGMENT, Split, Task};
+use super::products::{KEYS, VALUES};
 use super::rows::{Rows, TileBuffers};
 use super::softmax::{Sums, TILE, exp2};
 use super::stored::Stored;
@@ -9,6 +10,9 @@ use crate::cpu::common::scratch::Scratch;
 use crate::cpu::common::shared::Shared;
 use crate::cpu::common::simd::{Simd, Work};
 use crate::llm::paged_attention::PagedAttention;
+
+/// Blocks of the pool that a tile converts at once.
+pub(super) const BLOCKS: usize = if KEYS > VALUES { KEYS } else { VALUES };
 
 /// The attention of every task.
 pub(super) struct Attend<'a, T> {
@@ -44,9 +48,9 @@ impl<T: Element> Work for Attend<'_, T> {
         });
         merged.clear();
         let weights = &mut scratch.weights.at_least(count * TILE)[..count * TILE];
-        let keys = &mut scratch.keys.at_least(TILE * padded)[..TILE * padded];
-        let values = &mut scratch.values.at_least(TILE * padded)[..TILE * padded];
-        let mut tile = TileBuffers { keys, values, weights };
+        let blocks = &mut scratch.values.at_least(BLOCKS * padded)[..BLOCKS * padded];
+        scratch.masks.resize(count, 0);
+        let mut tile = TileBuffers { blocks, weights, masks: &mut scratch.masks };
         for segment in segments.clone() {
             own.clear();
             let slots = segment * SEGMENT..((segment + 1) * SEGMENT).min(rows.slots);

@@ -1,7 +1,8 @@
 //! The weights of slots, computed a second time once the sums of every row are known.
 
-use super::plan::Block;
-use super::rows::Rows;
+use super::attend::BLOCKS;
+use super::plan::{Block, tokens_at_once};
+use super::rows::{Rows, TileBuffers};
 use super::softmax::{TILE, exp2};
 use super::stored::Stored;
 use crate::Element;
@@ -30,41 +31,36 @@ impl<T: Element> Work for Weigh<'_, T> {
         // SAFETY: the weights of this head of this sequence are this task's own.
         let to = unsafe { std::slice::from_raw_parts_mut(self.weights.pointer().add(task * self.len), self.len) };
         to.fill(0.0);
-        for token in op.rows(sequence) {
-            let block = Block { sequence, head, tokens: token..token + 1 };
+        let (rows, step) = (op.rows(sequence), tokens_at_once(op.group()));
+        for first in rows.clone().step_by(step) {
+            let block = Block { sequence, heads: head..head + 1, tokens: first..rows.end.min(first + step) };
             let rows = Rows::new(op, &block);
-            let queries = &mut scratch.queries.at_least(rows.count() * padded)[..rows.count() * padded];
+            let count = rows.count();
+            let queries = &mut scratch.queries.at_least(count * padded)[..count * padded];
             // SAFETY: the caller's.
             unsafe { rows.load_queries::<S>(queries, padded) };
-            let key_buffer = scratch.keys.at_least(TILE * padded).as_mut_ptr();
-            let mut scores = [0.0; TILE];
+            scratch.masks.resize(count, 0);
+            let mut tile = TileBuffers {
+                blocks: &mut scratch.values.at_least(BLOCKS * padded)[..BLOCKS * padded],
+                weights: &mut scratch.weights.at_least(count * TILE)[..count * TILE],
+                masks: &mut scratch.masks,
+            };
             for start in (0..rows.slots).step_by(TILE) {
                 let end = rows.slots.min(start + TILE);
-                let seen = if op.slots.is_none() { rows.seen(token, start, end) } else { start..end };
-                if seen.is_empty() {
-                    continue;
-                }
-                let mut keys = [key_buffer.cast_const(); TILE];
-                for slot in seen.clone().filter(|&slot| op.slot_position(sequence, head, slot).is_some()) {
-                    let at = slot - start;
-                    let block = op.block(sequence, slot, 0, head);
-                    // SAFETY: the caller's; the slot holds a token, and the buffer has a row for each slot of a tile.
-                    keys[at] = unsafe {
-                        let buffer = std::slice::from_raw_parts_mut(key_buffer.add(at * padded), padded);
-                        self.stored.block::<S>(op, block, buffer)
-                    };
-                }
-                let seen = seen.start - start..seen.end - start;
-                for row in 0..rows.count() {
-                    let (_, query_head) = rows.row(row);
-                    let query = &queries[row * padded..][..padded];
-                    let [most, total] =
-                        [0, 1].map(|which| self.stats[2 * (token * op.query_heads + query_head) + which]);
+                rows.fill_masks(start, end, tile.masks);
+                // SAFETY: the caller's; the buffers have the sizes that `rows` asks for.
+                unsafe { rows.products::<S>(self.stored, &rows.locate(start, end), queries, &mut tile) };
+                for row in (0..count).filter(|&row| tile.masks[row] != 0) {
+                    let (token, query_head) = rows.row(row);
+                    let stats = &self.stats[2 * (token * op.query_heads + query_head)..];
+                    let (most, total) = (stats[0], stats[1]);
+                    let scores = &mut tile.weights[row * TILE..][..TILE];
                     // SAFETY: the caller's.
-                    unsafe {
-                        rows.scores::<S>(query, &keys, &seen, (token, query_head), start, &mut scores);
-                        for slot in seen.clone().filter(|&slot| scores[slot] != f32::NEG_INFINITY) {
-                            to[start + slot] += exp2::<S>(scores[slot] - most) / total;
+                    unsafe { rows.scores::<S>(row, tile.masks[row], start, scores) };
+                    for (to, score) in to[start..end].iter_mut().zip(scores) {
+                        if *score != f32::NEG_INFINITY {
+                            // SAFETY: the caller's.
+                            *to += unsafe { exp2::<S>(*score - most) } / total;
                         }
                     }
                 }

@@ -1,16 +1,20 @@
 //! `PagedAttention` on the CPU.
 //!
-//! A block is some tokens of one sequence with all query heads of one kv head: its rows read the same keys and values. It walks
-//! over them tile by tile, with the online softmax: each row keeps the largest score so far, and the sums are scaled when it
-//! grows. Tiles begin at multiples of `TILE`, and every `SEGMENT` slots a row's sums are begun anew and merged in order.
-//! So what a row comes out as depends on nothing but its own inputs: not on the rows beside it, the chunks in which a prompt
-//! comes, nor the threads. A block of few rows, as in decoding, has its segments computed by several threads (split-KV); a
-//! block of many computes them in order.
+//! A block is some tokens of one sequence with the query heads of one or more kv heads. It walks over the slots tile by tile,
+//! with the online softmax: each row keeps the largest score so far, and the sums are scaled when it grows. Tiles begin at
+//! multiples of `TILE`, and every `SEGMENT` slots a row's sums are begun anew and merged in order. Within a tile a score is a
+//! product of one row and one key, and values are added slot by slot. So what a row comes out as depends on nothing but its own
+//! inputs: not on the rows beside it, the chunks in which a prompt comes, nor the threads.
+//!
+//! A block of many tokens, as in a prefill, has one kv head, and computes its segments in order. One of few tokens, as in
+//! decoding, has several kv heads, whose keys are next to each other in memory, and its segments are computed by several threads
+//! (split-KV).
 
 mod append;
 mod attend;
 mod key_weights;
 mod plan;
+mod products;
 mod rotation;
 mod rows;
 mod softmax;

@@ -6,19 +6,22 @@ use crate::Element;
 use crate::llm::paged_attention::PagedAttention;
 
 /// Slots whose sums are computed apart; a multiple of the tile.
-pub(super) const SEGMENT: usize = if cfg!(miri) { 32 } else { 1024 };
-/// Rows of a block, unless one token has more.
+pub(super) const SEGMENT: usize = if cfg!(miri) { 32 } else { 256 };
+/// Rows of a block of several tokens: their queries and sums fit the first cache.
 pub(super) const ROWS: usize = 64;
 /// The most rows of a block of several tokens whose segments are computed apart: more would take much memory for their sums.
-pub(super) const SPLIT_ROWS: usize = 16;
-/// The most blocks of one token each that are split: more keep every thread busy without.
-pub(super) const SPLIT_BLOCKS: usize = 64;
+const SPLIT_ROWS: usize = 16;
+/// Tasks that keep every thread busy: with fewer, the heads of a token are spread too.
+const TASKS: usize = 16;
+/// The most blocks whose segments are computed apart: more keep every thread busy without.
+const SPLIT_BLOCKS: usize = 64;
 
-/// The rows of a block.
+/// The rows of a block: of some tokens those query heads that read some kv heads.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) sequence: usize,
-    pub(super) head: usize,
+    /// kv heads.
+    pub(super) heads: Range<usize>,
     /// Rows of the batch: tokens of the sequence.
     pub(super) tokens: Range<usize>,
 }
@@ -49,45 +52,56 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new<T: Element>(op: &PagedAttention<'_, T>) -> Self {
-        let group = op.group();
         let mut plan = Self { tasks: Vec::new(), splits: Vec::new(), partial_rows: 0, products: 0 };
         for sequence in 0..op.sequences() {
             let rows = op.rows(sequence);
-            for first in rows.clone().step_by((ROWS / group).max(1)) {
-                let tokens = first..rows.end.min(first + (ROWS / group).max(1));
-                let slots = match op.slots {
-                    Some(slots) => slots.len,
-                    None => op.cached(sequence) + tokens.end - rows.start,
-                };
-                let segments = slots.div_ceil(SEGMENT);
-                let count = tokens.len() * group;
-                for head in 0..op.kv_heads {
-                    let block = Block { sequence, head, tokens: tokens.clone() };
-                    let products = |slots: usize| (slots * count * op.head_size) as u64;
-                    plan.products += products(slots);
-                    let few = tokens.len() == 1 || count <= SPLIT_ROWS;
-                    if segments < 2 || !few || op.sequences() * op.kv_heads > SPLIT_BLOCKS {
-                        plan.tasks.push(Task {
-                            block,
-                            segments: 0..segments,
-                            partial: None,
-                            products: products(slots),
-                        });
-                        continue;
-                    }
-                    for segment in 0..segments {
-                        plan.tasks.push(Task {
-                            block: block.clone(),
-                            segments: segment..segment + 1,
-                            partial: Some(plan.partial_rows + segment * count),
-                            products: products(SEGMENT),
-                        });
-                    }
-                    plan.splits.push(Split { block, segments, partial: plan.partial_rows });
-                    plan.partial_rows += segments * count;
-                }
+            let step = tokens_at_once(op.group());
+            for first in rows.clone().step_by(step) {
+                plan.add(op, sequence, first..rows.end.min(first + step));
             }
         }
         plan
     }
+
+    fn add<T: Element>(&mut self, op: &PagedAttention<'_, T>, sequence: usize, tokens: Range<usize>) {
+        let slots = match op.slots {
+            Some(slots) => slots.len,
+            None => op.cached(sequence) + tokens.end - op.rows(sequence).start,
+        };
+        let segments = slots.div_ceil(SEGMENT);
+        let count = tokens.len() * op.group();
+        let few = tokens.len() == 1 || count <= SPLIT_ROWS;
+        // The keys of all heads of a token are next to each other in memory, so few rows take all heads at once.
+        let heads = match few {
+            true => (op.kv_heads * segments * op.sequences() / TASKS).min(ROWS / count).clamp(1, op.kv_heads),
+            false => 1,
+        };
+        let splits = segments > 1 && few && op.sequences() * op.kv_heads.div_ceil(heads) <= SPLIT_BLOCKS;
+        for first in (0..op.kv_heads).step_by(heads) {
+            let block = Block { sequence, heads: first..op.kv_heads.min(first + heads), tokens: tokens.clone() };
+            let count = count * block.heads.len();
+            let products = |slots: usize| (slots * count * op.head_size) as u64;
+            self.products += products(slots);
+            if !splits {
+                self.tasks.push(Task { block, segments: 0..segments, partial: None, products: products(slots) });
+                continue;
+            }
+            for segment in 0..segments {
+                self.tasks.push(Task {
+                    block: block.clone(),
+                    segments: segment..segment + 1,
+                    partial: Some(self.partial_rows + segment * count),
+                    products: products(SEGMENT.min(slots - segment * SEGMENT)),
+                });
+            }
+            self.splits.push(Split { block, segments, partial: self.partial_rows });
+            self.partial_rows += segments * count;
+        }
+    }
+}
+
+/// The tokens of a block, so that its rows are a multiple of those that registers hold, where that is possible.
+pub(super) fn tokens_at_once(group: usize) -> usize {
+    let tokens = ROWS / group;
+    if tokens > 4 { tokens / 4 * 4 } else { tokens.max(1) }
 }

@@ -1,13 +1,11 @@
-//! The rows of a block: their queries, the slots they see, their scores.
-
-// Loops over const ranges with indices on both sides are what unrolls into registers, and what reads as arithmetic.
-#![allow(clippy::needless_range_loop)]
+//! The rows of a block: their queries, the slots they see, and what a tile of slots adds to their sums.
 
 use std::ops::Range;
 
 use super::plan::Block;
+use super::products::{KEYS, VALUES, add_values, dots};
 use super::rotation::rotate;
-use super::softmax::{SUM_ROWS, Sums, TILE, add_range, add_values, scale_values, softmax};
+use super::softmax::{Sums, TILE, scale_values, softmax};
 use super::stored::Stored;
 use crate::Element;
 use crate::cpu::common::simd::Simd;
@@ -15,15 +13,26 @@ use crate::llm::paged_attention::PagedAttention;
 
 /// What a tile needs of memory.
 pub(super) struct TileBuffers<'a> {
-    /// `[TILE][padded]`, for keys that can not be read where they are.
-    pub(super) keys: &'a mut [f32],
-    /// The same of values.
-    pub(super) values: &'a mut [f32],
-    /// `[rows][TILE]`.
+    /// `[KEYS or VALUES][padded]`, for blocks of the pool that can not be read where they are.
+    pub(super) blocks: &'a mut [f32],
+    /// `[rows][TILE]`: scores, then weights.
     pub(super) weights: &'a mut [f32],
+    /// `[rows]`: which slots of the tile a row sees, a bit for each.
+    pub(super) masks: &'a mut [u64],
 }
 
-/// The rows of a block: for each token the query heads of the group.
+/// The slots of a tile that some row of a block sees, and where their keys are.
+pub(super) struct TileSlots {
+    /// Counted from the first slot of the tile.
+    any: Range<usize>,
+    /// The block of the key of head 0.
+    keys: [usize; TILE],
+}
+
+/// A slot without a token.
+const EMPTY: usize = usize::MAX;
+
+/// The rows of a block: for each kv head, for each token, the query heads of the group.
 pub(super) struct Rows<'a, T> {
     pub(super) op: &'a PagedAttention<'a, T>,
     pub(super) block: &'a Block,
@@ -41,13 +50,19 @@ impl<'a, T: Element> Rows<'a, T> {
     }
 
     pub(super) fn count(&self) -> usize {
+        self.of_a_head() * self.block.heads.len()
+    }
+
+    /// The rows that read one kv head.
+    fn of_a_head(&self) -> usize {
         self.block.tokens.len() * self.op.group()
     }
 
     /// The token and the query head of a row.
     pub(super) fn row(&self, row: usize) -> (usize, usize) {
-        let group = self.op.group();
-        (self.block.tokens.start + row / group, self.block.head * group + row % group)
+        let (group, of_a_head) = (self.op.group(), self.of_a_head());
+        let (head, row) = (self.block.heads.start + row / of_a_head, row % of_a_head);
+        (self.block.tokens.start + row / group, head * group + row % group)
     }
 
     /// The queries as f32, rotated, padded with zeros.
@@ -67,22 +82,6 @@ impl<'a, T: Element> Rows<'a, T> {
         }
     }
 
-    /// The slots `start..end` that a row sees, where tokens are in order.
-    #[inline(always)]
-    pub(super) fn seen(&self, token: usize, start: usize, end: usize) -> Range<usize> {
-        let position = self.op.row_position(self.block.sequence, token);
-        let first = if self.op.window == 0 { 0 } else { (position + 1 - self.op.window).max(0) as usize };
-        first.clamp(start, end)..((position + 1) as usize).clamp(start, end)
-    }
-
-    /// Whether a row sees a slot, where every head has slots of its own.
-    #[inline(always)]
-    fn sees_slot(&self, token: usize, slot: usize) -> bool {
-        let Some(position) = self.op.slot_position(self.block.sequence, self.block.head, slot) else { return false };
-        let distance = self.op.row_position(self.block.sequence, token) - position;
-        distance >= 0 && (self.op.window == 0 || distance < self.op.window)
-    }
-
     /// Adds to the sums what the slots `start..end` of one tile contribute.
     ///
     /// # Safety
@@ -97,136 +96,223 @@ impl<'a, T: Element> Rows<'a, T> {
         tile: &mut TileBuffers<'_>,
         sums: &mut Sums<'_>,
     ) {
-        let (op, count) = (self.op, self.count());
-        let padded = queries.len() / count;
-        let group = op.group();
-        let ordered = op.slots.is_none();
-        // The slots that some row sees: no other is read.
-        let any = if ordered {
-            let [first, last] =
-                [self.block.tokens.start, self.block.tokens.end - 1].map(|token| self.seen(token, start, end));
-            first.start..last.end
+        let padded = queries.len() / self.count();
+        self.fill_masks(start, end, tile.masks);
+        let slots = self.locate(start, end);
+        // SAFETY: the caller's.
+        unsafe {
+            self.products::<S>(stored, &slots, queries, tile);
+            for row in 0..self.count() {
+                if tile.masks[row] == 0 {
+                    continue;
+                }
+                let scores = &mut tile.weights[row * TILE..][..TILE];
+                self.scores::<S>(row, tile.masks[row], start, scores);
+                let scale = softmax::<S>(scores, &mut sums.most[row], &mut sums.total[row]);
+                if scale != 1.0 {
+                    scale_values::<S>(&mut sums.values[row * padded..][..padded], scale);
+                }
+            }
+            self.values::<S>(stored, &slots, tile, sums, padded);
+        }
+    }
+
+    /// Which slots of a tile each row sees.
+    #[inline(always)]
+    pub(super) fn fill_masks(&self, start: usize, end: usize, masks: &mut [u64]) {
+        let (op, group, sequence) = (self.op, self.op.group(), self.block.sequence);
+        let mut to = masks.chunks_exact_mut(group);
+        for head in self.block.heads.clone() {
+            for (token, to) in self.block.tokens.clone().zip(&mut to) {
+                let position = op.row_position(sequence, token);
+                let mut mask = 0;
+                if op.slots.is_none() {
+                    let first = if op.window == 0 { 0 } else { (position + 1 - op.window).max(0) as usize };
+                    let seen = first.clamp(start, end) - start..((position + 1) as usize).clamp(start, end) - start;
+                    if !seen.is_empty() {
+                        mask = (u64::MAX >> (64 - seen.len())) << seen.start;
+                    }
+                } else {
+                    for slot in start..end {
+                        let distance = op.slot_position(sequence, head, slot).map_or(-1, |slot| position - slot);
+                        let sees = distance >= 0 && (op.window == 0 || distance < op.window);
+                        mask |= u64::from(sees) << (slot - start);
+                    }
+                }
+                to.fill(mask);
+            }
+        }
+    }
+
+    /// Where the keys of a tile are that some row may see: no other is read.
+    #[inline(always)]
+    pub(super) fn locate(&self, start: usize, end: usize) -> TileSlots {
+        let (op, sequence) = (self.op, self.block.sequence);
+        let mut keys = [EMPTY; TILE];
+        let any = if op.slots.is_none() {
+            let first = op.row_position(sequence, self.block.tokens.start);
+            let first = if op.window == 0 { 0 } else { (first + 1 - op.window).max(0) as usize };
+            first.clamp(start, end)..end
         } else {
             start..end
         };
-        if any.is_empty() {
-            return;
-        }
-        // SAFETY: the caller's; slots that hold a token have blocks inside the pool, by the check.
-        unsafe {
-            // Every pointer is good for a row: those of slots that no row sees are never used for a result.
-            let (key_buffer, value_buffer) = (tile.keys.as_mut_ptr(), tile.values.as_mut_ptr());
-            let mut keys = [key_buffer.cast_const(); TILE];
-            let mut values = [value_buffer.cast_const(); TILE];
-            for slot in any.clone() {
-                if ordered || op.slot_position(self.block.sequence, self.block.head, slot).is_some() {
-                    let at = slot - start;
-                    let [key, value] = [0, 1].map(|which| op.block(self.block.sequence, slot, which, self.block.head));
-                    let [key_buffer, value_buffer] = [key_buffer, value_buffer]
-                        .map(|buffer| std::slice::from_raw_parts_mut(buffer.add(at * padded), padded));
-                    keys[at] = stored.block::<S>(op, key, key_buffer);
-                    values[at] = stored.block::<S>(op, value, value_buffer);
-                }
+        let (size, pages) = (op.pages.page_size, op.pages.of(sequence));
+        let (mut page, mut offset) = (any.start / size, any.start % size);
+        for slot in any.clone() {
+            // A slot is in a page if some head has a token there.
+            let used = |head| op.slot_position(sequence, head, slot).is_some();
+            if op.slots.is_none() || self.block.heads.clone().any(used) {
+                keys[slot - start] = (pages[page] as usize * 2 * size + offset) * op.kv_heads;
             }
-            let mut scales = [1.0; SUM_ROWS];
-            for rows in (0..count).step_by(SUM_ROWS) {
-                let rows = rows..count.min(rows + SUM_ROWS);
-                let mut seen = [const { 0..0 }; SUM_ROWS];
-                for row in rows.clone() {
-                    let (token, head) = (self.block.tokens.start + row / group, self.block.head * group + row % group);
-                    let weights = &mut tile.weights[row * TILE..][..TILE];
-                    let sees = if ordered { self.seen(token, start, end) } else { start..end };
-                    seen[row - rows.start] = sees.start - start..sees.end - start;
-                    if sees.is_empty() {
-                        continue;
-                    }
-                    let query = &queries[row * padded..][..padded];
-                    self.scores::<S>(query, &keys, &seen[row - rows.start], (token, head), start, weights);
-                    scales[row - rows.start] = softmax::<S>(weights, &mut sums.most[row], &mut sums.total[row]);
-                }
-                let weights = &tile.weights[rows.start * TILE..];
-                let to = &mut sums.values[rows.start * padded..rows.end * padded];
-                if ordered {
-                    add_values::<S>(&values, weights, &seen[..rows.len()], &scales, to, padded);
-                } else {
-                    for (row, to) in to.chunks_exact_mut(padded).enumerate() {
-                        let token = self.block.tokens.start + (rows.start + row) / group;
-                        let weights = &weights[row * TILE..][..TILE];
-                        scale_values::<S>(to, scales[row]);
-                        for slot in (start..end).filter(|&slot| self.sees_slot(token, slot)) {
-                            let at = slot - start;
-                            add_range::<S, 1>(&values, weights, &(at..at + 1), to, padded);
-                        }
+            offset += 1;
+            if offset == size {
+                (page, offset) = (page + 1, 0);
+            }
+        }
+        TileSlots { any: any.start - start..any.end - start, keys }
+    }
+
+    /// The products of all rows with the keys of a tile; those of slots that no row sees may be anything.
+    ///
+    /// # Safety
+    /// As for [`Self::attend`].
+    #[inline(always)]
+    pub(super) unsafe fn products<S: Simd>(
+        &self,
+        stored: Stored<'_, T>,
+        slots: &TileSlots,
+        queries: &[f32],
+        tile: &mut TileBuffers<'_>,
+    ) {
+        let (of_a_head, padded) = (self.of_a_head(), queries.len() / self.count());
+        // Slots outside, heads inside: that is the order of memory.
+        for first in (slots.any.start / KEYS * KEYS..slots.any.end).step_by(KEYS) {
+            for (index, head) in self.block.heads.clone().enumerate() {
+                // SAFETY: the caller's.
+                unsafe {
+                    let keys = self.blocks::<S, KEYS>(stored, slots, first, head, tile.blocks, padded);
+                    let queries = queries[index * of_a_head * padded..][..of_a_head * padded].as_ptr();
+                    let to = tile.weights[index * of_a_head * TILE..][..of_a_head * TILE].as_mut_ptr().add(first);
+                    let mut row = 0;
+                    while row < of_a_head {
+                        let (queries, to) = (queries.add(row * padded), to.add(row * TILE));
+                        row += dots::<S>(of_a_head - row, queries, padded, &keys, to);
                     }
                 }
             }
         }
     }
 
-    /// The scores of one row against a tile, times log2(e); -inf for slots that it does not see.
+    /// Adds the values of a tile to the sums, by their weights.
     ///
     /// # Safety
     /// As for [`Self::attend`].
     #[inline(always)]
-    pub(super) unsafe fn scores<S: Simd>(
+    unsafe fn values<S: Simd>(
         &self,
-        query: &[f32],
-        keys: &[*const f32; TILE],
-        seen: &Range<usize>,
-        (token, head): (usize, usize),
-        start: usize,
-        scores: &mut [f32],
+        stored: Stored<'_, T>,
+        slots: &TileSlots,
+        tile: &mut TileBuffers<'_>,
+        sums: &mut Sums<'_>,
+        padded: usize,
     ) {
+        let of_a_head = self.of_a_head();
+        let values =
+            slots.keys.map(|key| if key == EMPTY { EMPTY } else { key + self.op.pages.page_size * self.op.kv_heads });
+        let slots = TileSlots { any: slots.any.clone(), keys: values };
+        for first in (slots.any.start / VALUES * VALUES..slots.any.end).step_by(VALUES) {
+            for (index, head) in self.block.heads.clone().enumerate() {
+                // SAFETY: the caller's.
+                unsafe {
+                    let values = self.blocks::<S, VALUES>(stored, &slots, first, head, tile.blocks, padded);
+                    let rows = index * of_a_head..(index + 1) * of_a_head;
+                    let to = sums.values[rows.start * padded..rows.end * padded].as_mut_ptr();
+                    let weights = tile.weights[rows.start * TILE..rows.end * TILE].as_ptr().add(first);
+                    let masks = &tile.masks[rows];
+                    add_values::<S>(&values, weights, masks, first, to, padded);
+                }
+            }
+        }
+    }
+
+    /// `N` blocks of one head, from slot `first` of the tile on. Every pointer is good for a row; those of slots without a token
+    /// are never used for a result.
+    ///
+    /// # Safety
+    /// As for [`Self::attend`].
+    #[inline(always)]
+    unsafe fn blocks<S: Simd, const N: usize>(
+        &self,
+        stored: Stored<'_, T>,
+        slots: &TileSlots,
+        first: usize,
+        head: usize,
+        buffer: &mut [f32],
+        padded: usize,
+    ) -> [*const f32; N] {
+        let mut blocks = [buffer.as_ptr(); N];
+        for (index, buffer) in buffer[..N * padded].chunks_exact_mut(padded).enumerate() {
+            let at = slots.keys[first + index];
+            if at != EMPTY {
+                // SAFETY: the caller's; slots that hold a token have blocks inside the pool, by the check.
+                blocks[index] = unsafe { stored.block::<S>(self.op, at + head, buffer) };
+            }
+        }
+        blocks
+    }
+
+    /// Makes the products of one row with a tile its scores, times log2(e); -inf for slots that it does not see.
+    ///
+    /// # Safety
+    /// As for [`Self::attend`].
+    #[inline(always)]
+    pub(super) unsafe fn scores<S: Simd>(&self, row: usize, mask: u64, start: usize, scores: &mut [f32]) {
         let op = self.op;
         let scale = op.score_scale() as f32;
         let plain = op.softcap == 0.0 && op.slopes.is_none();
         let factor = if plain { scale * std::f32::consts::LOG2_E } else { scale };
         let unseen = f32::NEG_INFINITY;
+        let seen = mask.trailing_zeros() as usize..64 - mask.leading_zeros() as usize;
         // SAFETY: the caller's; a tile is a multiple of the lanes.
         unsafe {
             let (first, end) = (S::splat(seen.start as f32), S::splat(seen.end as f32));
-            let mut numbers = [0.0; 16];
-            for (lane, number) in numbers.iter_mut().enumerate() {
-                *number = lane as f32;
-            }
-            let numbers = S::load(numbers.as_ptr());
-            for group in (0..TILE).step_by(S::LANES) {
-                let to = scores[group..].as_mut_ptr();
-                if group >= seen.end || group + S::LANES <= seen.start {
-                    S::store(to, S::splat(unseen));
-                    continue;
-                }
-                let mut products = [S::splat(0.0); 16];
-                for at in (0..query.len()).step_by(S::LANES) {
-                    let query = S::load(query.as_ptr().add(at));
-                    for key in 0..S::LANES {
-                        products[key] = S::fma(S::load(keys[group + key].add(at)), query, products[key]);
-                    }
-                }
-                let score = S::mul(S::sums(&products), S::splat(factor));
-                let number = S::add(numbers, S::splat(group as f32));
+            for at in (0..TILE).step_by(S::LANES) {
+                let to = scores[at..].as_mut_ptr();
+                let score = S::mul(S::load(to), S::splat(factor));
+                let number = S::load(NUMBERS[at..].as_ptr());
                 S::store(to, S::select_within(number, first, end, score, S::splat(unseen)));
             }
         }
         if op.slots.is_some() {
-            for (at, score) in scores.iter_mut().enumerate().take(seen.end) {
-                if !self.sees_slot(token, start + at) {
-                    *score = unseen;
-                }
+            for (at, score) in scores.iter_mut().enumerate().filter(|(at, _)| mask >> at & 1 == 0) {
+                debug_assert!(at < TILE);
+                *score = unseen;
             }
         }
         if plain {
             return;
         }
+        let (token, head) = self.row(row);
         for (at, score) in scores[..seen.end].iter_mut().enumerate().filter(|(_, score)| **score != unseen) {
             if op.softcap > 0.0 {
                 *score = op.softcap * (*score / op.softcap).tanh();
             }
             if let Some(slopes) = op.slopes {
-                let slot = op.slot_position(self.block.sequence, self.block.head, start + at).unwrap_or_default();
+                let slot = op.slot_position(self.block.sequence, head / op.group(), start + at).unwrap_or_default();
                 *score -= slopes[head] * (op.row_position(self.block.sequence, token) - slot) as f32;
             }
             *score *= std::f32::consts::LOG2_E;
         }
     }
 }
+
+/// 0, 1, 2, …
+const NUMBERS: [f32; TILE] = {
+    let mut numbers = [0.0; TILE];
+    let mut at = 0;
+    while at < TILE {
+        numbers[at] = at as f32;
+        at += 1;
+    }
+    numbers
+};

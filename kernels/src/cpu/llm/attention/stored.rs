@@ -53,30 +53,45 @@ impl<'a, T: Element> Stored<'a, T> {
             Self::Quantised(codes, scales) => {
                 let (width, scale) = (op.format.pool_width(size), op.format.scales_width());
                 let (codes, scales) = (&codes[block * width..][..width], &scales[block * scale..][..scale]);
-                let scale = scales[0].to_f32();
-                match op.format {
-                    KvFormat::Int8 => {
-                        let low = scales[1].to_f32();
-                        for (to, code) in buffer.iter_mut().zip(codes) {
-                            *to = low + f32::from(*code) * scale;
-                        }
-                    }
-                    KvFormat::Int4 => {
-                        let low = scales[1].to_f32();
-                        for (to, code) in buffer.chunks_exact_mut(2).zip(codes) {
-                            to[0] = low + f32::from(code & 15) * scale;
-                            to[1] = low + f32::from(code >> 4) * scale;
-                        }
-                    }
-                    _ => {
-                        for (index, to) in buffer[..size].iter_mut().enumerate() {
-                            *to = op.format.dequantise(codes, scales, index);
-                        }
-                    }
-                }
+                // SAFETY: the caller's.
+                unsafe { dequantise::<S>(op.format, codes, scales, &mut buffer[..size]) };
             }
         }
         buffer[size..].fill(0.0);
         buffer.as_ptr()
+    }
+}
+
+/// # Safety
+/// The CPU has the instructions of `S`.
+#[inline(always)]
+unsafe fn dequantise<S: Simd>(format: KvFormat, codes: &[u8], scales: &[half::f16], to: &mut [f32]) {
+    let whole = to.len() / S::LANES * S::LANES;
+    // SAFETY: the vectors are inside `to`, and their codes inside `codes`; the rest is the caller's.
+    unsafe {
+        let scale = S::splat(S::from_f16(scales[0]));
+        let (from, numbers) = (codes.as_ptr(), to.as_mut_ptr());
+        match format {
+            KvFormat::Int8 => {
+                let low = S::splat(S::from_f16(scales[1]));
+                for at in (0..whole).step_by(S::LANES) {
+                    S::store(numbers.add(at), S::add(low, S::mul(S::widen_u8(from.add(at)), scale)));
+                }
+            }
+            KvFormat::Int4 => {
+                let low = S::splat(S::from_f16(scales[1]));
+                for at in (0..whole).step_by(S::LANES) {
+                    S::store(numbers.add(at), S::add(low, S::mul(S::widen_u4(from.add(at / 2)), scale)));
+                }
+            }
+            _ => {
+                for at in (0..whole).step_by(S::LANES) {
+                    S::store(numbers.add(at), S::mul(S::widen_e4m3fn(from.add(at)), scale));
+                }
+            }
+        }
+    }
+    for index in whole..to.len() {
+        to[index] = format.dequantise(codes, scales, index);
     }
 }
