@@ -13,4 +13,3 @@ mod registry;
 pub mod side_channel;
 
 pub use registry::{DOMAIN, Providers, has_cuda, register};
-pub use side_channel::tables;

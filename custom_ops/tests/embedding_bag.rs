@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 
-use pagoda_custom_ops::tables::{self, TableRows, Tables};
+use pagoda_custom_ops::side_channel::tables::{self, TableRows, Tables};
 use pagoda_test_support::{Attribute, BOOL, Dim, F32, Graph, I64, Random};
 use session::{Numbers, Session, Values};
 

@@ -115,8 +115,6 @@ fn requests_that_arrive_one_by_one_run_in_one_batch() {
         let mut outcomes = Vec::new();
         for case in &users[..4] {
             outcomes.extend(send(&engine, &[case.whole(case.len())]));
-            // Longer than a worker spins. The result does not depend on this pause.
-            std::thread::sleep(Duration::from_millis(20));
         }
         for (case, outcome) in users.iter().zip(&outcomes) {
             let response = wait(outcome).unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use cudarc::driver::DevicePtr;
 use pagoda::embedding::{EmbeddingTable, Embeddings, Miss, Reach};
 use pagoda::{Model, ModelOptions, Provider, Tensor};
-use pagoda_custom_ops::tables::{DeviceBag, DeviceRows, TableRows};
+use pagoda_custom_ops::side_channel::tables::{DeviceBag, DeviceRows, TableRows};
 use pagoda_kernels::Combiner;
 use pagoda_kernels::cuda::{Gpu, Slots};
 use pagoda_test_support::{Attribute, BOOL, Dim, F32, Folder, Graph, I64, Random};

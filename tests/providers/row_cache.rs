@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pagoda::device::{BagScratch, Gpu, HeldTable, HostRows};
+use pagoda::device::{Gpu, HostRows, MissList, RowCache};
 use pagoda_kernels::Combiner;
 use pagoda_kernels::cuda::Type;
 use pagoda_test_support::Random;
@@ -11,7 +11,7 @@ use pagoda_test_support::Random;
 use crate::row_lookup::{Odd, bag, encoded};
 
 /// Puts rows whose numbers all are their key's value.
-fn put(table: &HeldTable, dim: usize, element: Type, rows: &[(i64, u64, Option<f32>)], only_present: bool) {
+fn put(table: &RowCache, dim: usize, element: Type, rows: &[(i64, u64, Option<f32>)], only_present: bool) {
     let keys: Vec<i64> = rows.iter().map(|row| row.0).collect();
     let versions: Vec<u64> = rows.iter().map(|row| row.1).collect();
     let numbers: Vec<f32> = rows.iter().flat_map(|row| vec![row.2.unwrap_or(f32::NAN); dim]).collect();
@@ -29,9 +29,9 @@ fn rows_change_as_their_versions_say() {
     let gpu = Gpu::shared(0).unwrap();
     let mut random = Random(8);
     for (element, dim) in [(Type::F32, 128), (Type::F16, 64), (Type::F32, 7), (Type::F16, 3)] {
-        let table = HeldTable::new(gpu, 100_000, dim, element).unwrap();
+        let table = RowCache::new(gpu, 100_000, dim, element).unwrap();
         let mut expected: HashMap<i64, (u64, f32)> = HashMap::new();
-        let mut scratch = BagScratch::new(gpu, 2000).unwrap();
+        let mut scratch = MissList::new(gpu, 2000).unwrap();
         for round in 0..40 {
             let only_present = random.once_in(3);
             let mut rows = HashMap::new();
@@ -96,7 +96,7 @@ fn rows_are_whole_while_others_change_them() {
     for (element, dim) in
         [(Type::F32, 128), (Type::F16, 128), (Type::F32, 33), (Type::F32, 384), (Type::F16, 700), (Type::F32, 900)]
     {
-        let table = HeldTable::new(gpu, KEYS / 2, dim, element).unwrap();
+        let table = RowCache::new(gpu, KEYS / 2, dim, element).unwrap();
         let keys: Vec<i64> = (0..KEYS as i64).collect();
         let offsets: Vec<i64> = (0..=KEYS as i64).collect();
         // A row is its key and the round that it was put in, in numbers that every type has.
@@ -118,7 +118,7 @@ fn rows_are_whole_while_others_change_them() {
                     }
                 });
             }
-            let mut scratch = BagScratch::new(gpu, KEYS).unwrap();
+            let mut scratch = MissList::new(gpu, KEYS).unwrap();
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 for round in 0..60 {
                     let pooling = (round % 4 != 0).then_some((Combiner::Mean, &offsets[..]));

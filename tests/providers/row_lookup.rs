@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use pagoda::device::{BagCall, BagScratch, Gpu, HeldTable, HostRows};
+use pagoda::device::{BagCall, Gpu, HostRows, MissList, RowCache};
 use pagoda_kernels::cuda::{Slots, Type};
 use pagoda_kernels::parallel::Serial;
 use pagoda_kernels::{Combiner, Pool, f16};
@@ -42,11 +42,11 @@ pub struct Odd {
 
 /// Looks up on a stream of its own.
 pub fn bag(
-    table: &HeldTable,
+    table: &RowCache,
     dim: usize,
     keys: &[i64],
     pooling: Option<(Combiner, &[i64])>,
-    scratch: &mut BagScratch,
+    scratch: &mut MissList,
     Odd { unaligned, no_key }: Odd,
 ) -> Bagged {
     let stream = table.gpu().context().new_stream().unwrap();
@@ -101,8 +101,8 @@ fn random_offsets(random: &mut Random, keys: usize) -> Vec<i64> {
 }
 
 /// A table of random rows, and what is in it as f32.
-fn filled(gpu: &'static Gpu, random: &mut Random, dim: usize, element: Type) -> (HeldTable, HashMap<i64, Vec<f32>>) {
-    let table = HeldTable::new(gpu, 4000, dim, element).unwrap();
+fn filled(gpu: &'static Gpu, random: &mut Random, dim: usize, element: Type) -> (RowCache, HashMap<i64, Vec<f32>>) {
+    let table = RowCache::new(gpu, 4000, dim, element).unwrap();
     let keys: Vec<i64> = (0..300).map(|key| key * 77 - 5000).collect();
     let numbers: Vec<f32> = (0..keys.len() * dim).map(|_| random.number()).collect();
     let (versions, deleted) = (vec![0; keys.len()], vec![false; keys.len()]);
@@ -134,7 +134,7 @@ fn vectors_are_those_of_the_cpu() {
                 let offsets = random_offsets(&mut random, count);
                 let combiner = COMBINERS[round % COMBINERS.len()];
                 let what = format!("{element:?} of {dim}, {count} keys, {combiner:?}");
-                let mut scratch = BagScratch::new(gpu, count + round).unwrap();
+                let mut scratch = MissList::new(gpu, count + round).unwrap();
                 // One that is there, and yet none.
                 let no_key = (round % 3 == 2).then_some(known[0]);
                 // Every third key that is not there is given its row.
@@ -192,7 +192,7 @@ fn offsets_that_hold_anything_do_no_harm() {
         let (table, there) = filled(gpu, &mut random, dim, Type::F32);
         let known: Vec<i64> = there.keys().copied().collect();
         let keys: Vec<i64> = (0..100).map(|_| if random.once_in(2) { 1 } else { random.pick(&known) }).collect();
-        let mut scratch = BagScratch::new(gpu, keys.len()).unwrap();
+        let mut scratch = MissList::new(gpu, keys.len()).unwrap();
         for _ in 0..20 {
             let odd = [i64::MIN, i64::MAX, -1, 0, 50, 99, 100, 101, 1 << 40];
             let offsets: Vec<i64> = (0..1 + random.below(60)).map(|_| random.pick(&odd)).collect();

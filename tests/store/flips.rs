@@ -163,7 +163,7 @@ fn no_damage_to_a_segment_gives_wrong_data() {
     watch(&MOVES);
     // Each record says what was durable before it: damage there is told from a write that was under way.
     let closed = Closed::new(Durability::Power);
-    let pairs = closed.pairs().pairs.lock().unwrap().clone();
+    let pairs = closed.pairs().pairs.lock().clone();
     let (mut right, mut cases) = (0, 0);
     let mut look = |path: &Path, bytes: &[u8], known: bool, place: &str| {
         MOVES.fetch_add(1, Relaxed);
@@ -171,7 +171,7 @@ fn no_damage_to_a_segment_gives_wrong_data() {
         fs::write(path, bytes).unwrap();
         let index = MemoryIndex::default();
         if known {
-            *index.pairs.lock().unwrap() = pairs.clone();
+            *index.pairs.lock() = pairs.clone();
         }
         let place = format!("{}: {place}, index: {known}", path.display());
         right += closed.look(&place, || {
@@ -272,13 +272,13 @@ fn a_segment_out_of_another_past_of_the_store_is_a_miss() {
         open(&index).write(record(user, 0, 0, 5, 1), Room::Wait).unwrap().wait().unwrap();
     };
     write(0);
-    let (files, pairs) = (contents(folder.path()), index.pairs.lock().unwrap().clone());
+    let (files, pairs) = (contents(folder.path()), index.pairs.lock().clone());
     write(1);
-    let newer = std::mem::replace(&mut *index.pairs.lock().unwrap(), pairs);
+    let newer = std::mem::replace(&mut *index.pairs.lock(), pairs);
     // Back to where it was, by a backup say, and on from there.
     files.iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
     write(2);
-    *index.pairs.lock().unwrap() = newer;
+    *index.pairs.lock() = newer;
     let store = open(&index);
     assert_eq!(read(&store, 0).unwrap(), Some((0, vec![1; 5])));
     // Where the index says that its record is, another's is.

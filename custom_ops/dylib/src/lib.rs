@@ -21,7 +21,7 @@ pub unsafe extern "C" fn RegisterCustomOps(options: *mut OrtSessionOptions, base
         unsafe { (&*base, (((*base).GetApi)(ORT_API_VERSION)).as_ref()) };
     match api {
         Some(api) => {
-            pagoda_custom_ops::tables::set_opener(tables::open);
+            pagoda_custom_ops::side_channel::tables::set_opener(tables::open);
             // SAFETY: `options` is live by this function's contract.
             unsafe { pagoda_custom_ops::register(api, options, Providers::All) }
         }

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use pagoda_custom_ops::tables::{TableRows, Tables};
+use pagoda_custom_ops::side_channel::tables::{TableRows, Tables};
 
 use crate::libpagoda::{Functions, functions};
 

@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{null, null_mut};
-use std::sync::Mutex;
 
 use ort_sys::{OrtApi, OrtKernelContext, OrtStatusPtr, OrtTensorTypeAndShapeInfo, OrtValue};
 use pagoda_kernels::parallel::Parallel;
+use parking_lot::Mutex;
 
 use super::error::{OpError, check};
 use super::schema::{Input, Output};
@@ -136,7 +136,7 @@ impl Parallel for KernelContext {
             // SAFETY: `work` outlives ParallelFor, which returns after the last task.
             let work = unsafe { &*work.cast::<Work>() };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (work.task)(index))) {
-                *work.panic.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(payload);
+                *work.panic.lock() = Some(payload);
             }
         }
         match tasks {
@@ -151,7 +151,7 @@ impl Parallel for KernelContext {
                 if let Err(error) = self.check(status) {
                     panic!("ONNX Runtime's ParallelFor: {}", error.message());
                 }
-                if let Some(payload) = work.panic.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+                if let Some(payload) = work.panic.into_inner() {
                     resume_unwind(payload);
                 }
             }

@@ -1,11 +1,12 @@
 //! Progress of long operations, on stderr if it is a terminal.
 
 use std::io::IsTerminal;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::{Condvar, Mutex};
 
 /// Operations shorter than this show no bar.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -60,7 +61,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        *self.ended.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.ended.0.lock() = true;
         self.ended.1.notify_all();
         if let Some(painter) = self.painter.take() {
             let _ = painter.join();
@@ -70,12 +71,11 @@ impl Drop for Progress {
 }
 
 fn paint(bar: &ProgressBar, (ended, bell): &(Mutex<bool>, Condvar)) {
-    let mut guard = ended.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut guard = ended.lock();
     let mut wait = PATIENCE;
     while !*guard {
-        let waited = bell.wait_timeout(guard, wait).unwrap_or_else(PoisonError::into_inner);
-        guard = waited.0;
-        if !*guard && waited.1.timed_out() {
+        let waited = bell.wait_for(&mut guard, wait);
+        if !*guard && waited.timed_out() {
             if wait == PATIENCE {
                 bar.set_draw_target(ProgressDrawTarget::stderr());
             }

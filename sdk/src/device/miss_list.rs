@@ -9,7 +9,7 @@ use super::memory::{DeviceMemory, PinnedMemory};
 /// The scratch memory of one lookup at a time: the list of missing keys, which the host reads afterwards, and given
 /// rows.
 #[derive(Debug)]
-pub struct BagScratch {
+pub struct MissList {
     progress: DeviceMemory,
     /// How many are missing, then their keys, then their places.
     listed: PinnedMemory,
@@ -26,10 +26,10 @@ struct Given {
     count: usize,
 }
 
-/// Where the keys begin in [`BagScratch::listed`].
+/// Where the keys begin in [`MissList::listed`].
 const KEYS_AT: usize = 16;
 
-impl BagScratch {
+impl MissList {
     /// With room for lookups of so many keys.
     pub fn new(gpu: &'static Gpu, room: usize) -> Result<Self, CudaError> {
         // A thread that waits in the background must not spin.

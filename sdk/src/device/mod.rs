@@ -17,6 +17,6 @@ pub use pagoda_kernels::cuda::{
 
 pub use arrivals::Arrivals;
 pub use memory::{DeviceMemory, PinnedMemory};
-pub use miss_list::BagScratch;
-pub use row_cache::{BagCall, HeldTable, HostRows};
+pub use miss_list::MissList;
+pub use row_cache::{BagCall, HostRows, RowCache};
 pub use stream::{Event, SideStream};

@@ -12,7 +12,7 @@ use pagoda_kernels::cuda::{
 };
 
 use super::memory::{DeviceMemory, PinnedMemory};
-use super::miss_list::BagScratch;
+use super::miss_list::MissList;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Bytes of the staging buffers, by which rows go to the device.
@@ -20,7 +20,7 @@ const STAGED_BYTES: usize = 8 << 20;
 
 /// The rows of one table on a device. Any number of threads may use it: puts are serialised, lookups take no lock.
 #[derive(Debug)]
-pub struct HeldTable {
+pub struct RowCache {
     gpu: &'static Gpu,
     table: DeviceTable,
     /// Sets, rows, versions.
@@ -72,7 +72,7 @@ pub struct BagCall {
     pub no_key: Option<i64>,
 }
 
-impl HeldTable {
+impl RowCache {
     /// Whether lookups combine rows of so many numbers.
     pub fn takes(dim: usize, element: Type) -> bool {
         TableBag::takes(dim, element)
@@ -247,7 +247,7 @@ impl HeldTable {
     ///
     /// # Panics
     /// If `scratch` has no room for so many keys.
-    pub unsafe fn bag(&self, call: &BagCall, scratch: &mut BagScratch, stream: CUstream) -> Result<(), CudaError> {
+    pub unsafe fn bag(&self, call: &BagCall, scratch: &mut MissList, stream: CUstream) -> Result<(), CudaError> {
         assert!(call.count <= scratch.room(), "{} keys, room for {}", call.count, scratch.room());
         let BagCall { keys, count, slots, vectors, default_row, found, no_key } = *call;
         let (missing, missing_keys) = (scratch.places_at(), Some(scratch.keys_at()));
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn what_a_table_takes_grows_with_its_rows() {
-        let bytes = |rows, element| HeldTable::bytes_for(rows, 128, element);
+        let bytes = |rows, element| RowCache::bytes_for(rows, 128, element);
         assert!(bytes(0, Type::F32) >= STAGED_BYTES as u64);
         let million = bytes(1 << 20, Type::F32);
         assert!(million > (1 << 20) * 512 && million < (1 << 20) * 560, "{million}");

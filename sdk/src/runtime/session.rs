@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ort_sys::{GraphOptimizationLevel, OrtSession, OrtSessionOptions};
 use pagoda_custom_ops::Providers;
-use pagoda_custom_ops::tables::{Bound, ENTRY};
+use pagoda_custom_ops::side_channel::tables::{Bound, ENTRY};
 
 use super::api::Api;
 use super::options::{GraphTables, ModelOptions, Optimization, Provider};

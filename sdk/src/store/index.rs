@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::chain::{Chain, Location, Slot};
@@ -15,6 +15,7 @@ use super::{Key, Space};
 use crate::checksum::{xxh3, xxh3_seeded};
 use crate::error::{Error, Result, Status};
 use crate::files::sync_parent;
+use crate::sync::Mutex;
 
 /// Pairs of bytes that outlive the process.
 pub trait Index: Send {
@@ -160,15 +161,15 @@ pub struct MemoryIndex {
 
 impl Index for MemoryIndex {
     fn load(&mut self) -> Result<Vec<Pair>> {
-        Ok(self.pairs.lock().expect("no panic under it").clone().into_iter().collect())
+        Ok(self.pairs.lock().clone().into_iter().collect())
     }
 
     fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        Ok(self.pairs.lock().expect("no panic under it").get(key).cloned())
+        Ok(self.pairs.lock().get(key).cloned())
     }
 
     fn apply(&mut self, changes: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> Result<()> {
-        let mut pairs = self.pairs.lock().expect("no panic under it");
+        let mut pairs = self.pairs.lock();
         for (key, value) in changes {
             match value {
                 Some(value) => pairs.insert(key, value),
@@ -183,7 +184,7 @@ impl Index for MemoryIndex {
     }
 
     fn wipe(&mut self) -> Result<()> {
-        self.pairs.lock().expect("no panic under it").clear();
+        self.pairs.lock().clear();
         Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! [`HostStore`] is one in host memory, alone or as a tier above another.
 
 mod chain;
+mod check_report;
 mod compact;
 #[doc(hidden)]
 pub mod disk;
@@ -26,7 +27,8 @@ mod tests;
 
 use crate::error::Result;
 
-pub use disk_store::{CheckReport, DiskStore, StoreStats};
+pub use check_report::CheckReport;
+pub use disk_store::{DiskStore, StoreStats};
 pub use host::HostStore;
 pub use options::{Durability, StoreOptions};
 pub use ticket::Ticket;

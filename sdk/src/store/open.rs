@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::chain::{Chain, Plan};
+use super::check_report::CheckReport;
 use super::disk::{Clock, Disk, RealDisk};
 use super::format::{Head, Kind, SEGMENT_HEADER, segment_id, segment_name};
 use super::index::{Index, SledIndex};
@@ -15,7 +16,7 @@ use super::persistent::{Change, Persistent};
 use super::queue::{Item, What};
 use super::recover::{File, Files, Found, has_leftovers, list, open_files, recover, scan};
 use super::writer::{Active, Writer};
-use super::{CheckReport, INDEX, LOCK};
+use super::{INDEX, LOCK};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 

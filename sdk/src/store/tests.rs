@@ -196,11 +196,11 @@ fn an_index_that_lags_behind_is_brought_up_to_date() {
             store.compact().unwrap();
         }
         store.flush().unwrap();
-        let early = index.pairs.lock().unwrap().clone();
+        let early = index.pairs.lock().clone();
         play(&store, &mut model, &mut random, 100, &mut version);
         drop(store);
         // As after a crash: the index knows only what was before.
-        *index.pairs.lock().unwrap() = early;
+        *index.pairs.lock() = early;
         let store = open();
         assert_eq!(store.stats().index_rebuilds, 0);
         compare(&store, &model, 8);

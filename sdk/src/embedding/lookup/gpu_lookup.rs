@@ -3,12 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-use pagoda_custom_ops::tables::{DeviceBag, DeviceRows};
+use pagoda_custom_ops::side_channel::tables::{DeviceBag, DeviceRows};
 
 use super::Miss;
 use super::background_fetch::BackgroundFetch;
 use super::unique_keys::UniqueKeys;
-use crate::device::{BagCall, BagScratch, CUstream, DeviceMemory, Gpu, HeldTable};
+use crate::device::{BagCall, CUstream, DeviceMemory, Gpu, MissList, RowCache};
 use crate::embedding::table::stats::LookupStats;
 use crate::embedding::table::table_handle::EmbeddingTable;
 use crate::embedding::table::{STEP_KEYS, Table};
@@ -39,7 +39,7 @@ impl GpuTable {
     ) -> Result<Option<Self>> {
         let (table, ordinal) = (&handle.table, gpu.ordinal());
         let Some(cache) = table.cache.as_ref().filter(|_| handle.cached) else { return Ok(None) };
-        if !HeldTable::takes(table.layout.dim(), element(table.layout)) {
+        if !RowCache::takes(table.layout.dim(), element(table.layout)) {
             return Ok(None);
         }
         check_deployed(&handle.devices, ordinal)?;
@@ -69,7 +69,7 @@ impl GpuTable {
     ///
     /// # Safety
     /// As for [`DeviceRows::bag`], for a call that is on the stream.
-    unsafe fn finish(&self, call: &BagCall, scratch: &mut BagScratch, stream: CUstream) -> Result<()> {
+    unsafe fn finish(&self, call: &BagCall, scratch: &mut MissList, stream: CUstream) -> Result<()> {
         let (gpu, table) = (self.cache.held.gpu(), &self.handle.table);
         let failed = |error| self.cache.failed(&error);
         // SAFETY: the caller's.

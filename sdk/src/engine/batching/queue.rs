@@ -55,9 +55,15 @@ impl<J: Job, W: Default> Queue<J, W> {
         }
     }
 
-    /// The number of waiting jobs.
+    /// The number of jobs in the queue. Those that ended while they waited count until they are removed.
     pub(in super::super) fn waiting(&self) -> usize {
         self.waiting + self.coalesced.len()
+    }
+
+    /// The number of waiting jobs, without those that have ended: their time limit is over, or they were cancelled.
+    pub(in super::super) fn still_waiting(&self) -> usize {
+        let queued = self.ready.iter().chain(&self.coalesced).chain(self.by_key.values().flatten());
+        queued.filter(|pending| !pending.has_ended()).count()
     }
 
     /// Whether enough jobs are ready to fill a batch of this size.
@@ -332,6 +338,23 @@ mod tests {
         assert_eq!(error.status(), Status::Capacity, "{error}");
         let users: Vec<_> = (0..4).map(|_| queue.take(true).unwrap().job.key()).collect();
         assert_eq!(users, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_job_whose_time_limit_is_over_does_not_count_as_waiting() {
+        let mut queue = Queue::new(1, 10);
+        let all: Vec<_> = requests(3).into_iter().chain(requests(1)).collect();
+        for pending in &all {
+            queue.push(Arc::clone(pending)).unwrap();
+        }
+        queue.coalescing = true;
+        queue.coalesce().unwrap();
+        // One in a coalescing window, two that are ready, and one behind the first.
+        assert_eq!((queue.waiting(), queue.still_waiting()), (4, 4));
+        for (ended, pending) in [&all[0], &all[2], &all[3]].into_iter().enumerate() {
+            pending.expire();
+            assert_eq!((queue.waiting(), queue.still_waiting()), (4, 3 - ended));
+        }
     }
 
     #[test]

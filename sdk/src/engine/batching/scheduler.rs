@@ -82,7 +82,7 @@ impl<R: Runner> Scheduler<R> {
 
     /// The number of waiting jobs.
     pub(in super::super) fn waiting(&self) -> usize {
-        self.lock().waiting()
+        self.lock().still_waiting()
     }
 
     /// Calls `work` while no worker can take a job of this key. `None` if one runs or is being added to a batch.

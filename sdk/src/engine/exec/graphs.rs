@@ -75,10 +75,9 @@ impl Shape {
 }
 
 impl Graphs {
-    /// For the shapes that were asked for; `history_pages` is how many a user's longest history takes, `pages` how many there
-    /// are.
-    pub(in super::super) fn new(device: u32, shapes: &[Shape], history_pages: u64, pages: u64) -> Result<Self> {
-        Shape::check_all(shapes)?;
+    /// For the shapes that were asked for, which are checked; `history_pages` is how many a user's longest history takes,
+    /// `pages` how many there are.
+    pub(in super::super) fn new(device: u32, shapes: &[Shape], history_pages: u64, pages: u64) -> Self {
         let mut sizes = Vec::with_capacity(shapes.len());
         for &Shape { sequences: users, rows, outputs: candidates, pages: wanted } in shapes {
             let most = history_pages.saturating_mul(users.into()).min(pages).max(1);
@@ -92,7 +91,7 @@ impl Graphs {
         sizes.sort_by_key(|size| (size.rows, size.sequences, size.outputs, size.pages));
         sizes.dedup();
         let bound = Mutex::new(sizes.iter().map(|_| Slot::New).collect());
-        Ok(Self { device, shapes: sizes, bound })
+        Self { device, shapes: sizes, bound }
     }
 
     /// The first shape that a batch fits into.
@@ -207,7 +206,7 @@ mod tests {
 
     #[test]
     fn the_first_shape_that_fits_is_taken() {
-        let graphs = Graphs::new(0, &[shape(8, 100, 0, 0), shape(1, 20, 10, 0), shape(8, 100, 0, 0)], 4, 20).unwrap();
+        let graphs = Graphs::new(0, &[shape(8, 100, 0, 0), shape(1, 20, 10, 0), shape(8, 100, 0, 0)], 4, 20);
         let batch =
             |users, rows, candidates, pages| graphs.find(&Sizes { sequences: users, rows, outputs: candidates, pages });
         assert_eq!(graphs.shapes.len(), 2);
@@ -222,7 +221,7 @@ mod tests {
     #[test]
     fn shapes_that_hold_nothing_are_refused() {
         for bad in [shape(0, 1, 0, 0), shape(1, 0, 0, 0), shape(1, 4, 5, 0)] {
-            let error = Graphs::new(0, &[shape(1, 1, 0, 0), bad], 4, 20).err().expect("it is refused");
+            let error = Shape::check_all(&[shape(1, 1, 0, 0), bad]).expect_err("it is refused");
             assert_eq!(error.argument(), Some("options.cuda_graphs[1]"), "{error}");
         }
     }

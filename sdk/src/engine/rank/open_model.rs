@@ -64,7 +64,6 @@ impl OpenModel {
             let pages = kv.as_ref().map_or(1, |kv| kv.stats().pages);
             Graphs::new(options.model.device_id, &shapes(options), history.div_ceil(page) + 1, pages)
         });
-        let graphs = graphs.transpose()?;
         Ok(Self { folder: Arc::new(folder), layout, model, tables, kv, graphs, caches_kv, version })
     }
 

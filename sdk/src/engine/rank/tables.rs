@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pagoda_custom_ops::tables::{DeviceRows, TableRows, Tables};
+use pagoda_custom_ops::side_channel::tables::{DeviceRows, TableRows, Tables};
 use pagoda_kernels::cuda::Gpu;
 
 use super::options::TableOptions;

@@ -124,6 +124,29 @@ fn a_request_that_is_put_back_wakes_another_instance() {
 
 #[test]
 #[cfg_attr(miri, ignore = "opens a model")]
+fn requests_that_arrive_while_the_workers_sleep_run_in_one_batch() {
+    let scheduler = scheduler(EngineOptions { instances: 3, max_batch: 4, max_delay: LONG, ..options() }, None);
+    std::thread::scope(|scope| {
+        (0..3).for_each(|_| drop(scope.spawn(|| scheduler.work())));
+        until_asleep(&scheduler, 3);
+        let all = [1, 2, 3, 4].map(|user| pending(&scheduler, &request(user, &[3, 4, 5])));
+        for pending in &all {
+            scheduler.queue(Arc::clone(pending)).unwrap();
+            // The worker has given up spinning and sleeps in the window; the last request fills the batch.
+            let begun = Instant::now();
+            while scheduler.lock().timed_sleepers == 0 && !pending.has_ended() && begun.elapsed() < LONG {
+                std::thread::yield_now();
+            }
+        }
+        let batched: Vec<_> = all.iter().map(|pending| pending.wait().map(|response| response.batched_with)).collect();
+        scheduler.stop();
+        assert_eq!(batched, [Ok(3), Ok(3), Ok(3), Ok(3)]);
+    });
+    assert_eq!(scheduler.counters.totals().2, 1);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "opens a model")]
 fn a_batch_is_formed_as_requests_arrive_during_the_coalescing_window() {
     let scheduler = scheduler(EngineOptions { max_batch: 3, max_delay: LONG, ..options() }, None);
     let all = [1, 2, 3].map(|user| pending(&scheduler, &request(user, &[3, 4, 5])));

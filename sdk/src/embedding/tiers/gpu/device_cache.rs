@@ -10,7 +10,7 @@ use pagoda_kernels::cuda::Type;
 
 use super::miss_drain::MissDrain;
 use super::scratch_pool::ScratchPool;
-use crate::device::{CudaError, Gpu, HeldTable, HostRows};
+use crate::device::{CudaError, Gpu, HostRows, RowCache};
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::tiers::tier::Rows;
 use crate::error::{Error, Result, Status};
@@ -18,7 +18,7 @@ use crate::sync::RwLock;
 
 /// The cache of one table on one GPU.
 pub(in crate::embedding) struct DeviceCache {
-    pub(in crate::embedding) held: HeldTable,
+    pub(in crate::embedding) held: RowCache,
     layout: Layout,
     pub(in crate::embedding) scratches: Arc<ScratchPool>,
     pub(in crate::embedding) drain: MissDrain,
@@ -28,8 +28,8 @@ impl DeviceCache {
     /// Allocates GPU memory for `rows` rows.
     fn open(gpu: &'static Gpu, layout: Layout, rows: usize) -> Result<Self> {
         let (dim, element) = (layout.dim(), element(layout));
-        let held = HeldTable::new(gpu, rows, dim, element).map_err(|error| {
-            let bytes = HeldTable::bytes_for(rows, dim, element);
+        let held = RowCache::new(gpu, rows, dim, element).map_err(|error| {
+            let bytes = RowCache::bytes_for(rows, dim, element);
             let message = format!("{rows} rows of {dim} numbers take {bytes} bytes on GPU {}: {error}", gpu.ordinal());
             let hint = "make the cache smaller (gpucacheper, cache_rows or cache_bytes)";
             Error::new(Status::Capacity, format!("{message}; {hint}"))

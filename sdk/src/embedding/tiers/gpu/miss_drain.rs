@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::scratch_pool::ScratchPool;
-use crate::device::BagScratch;
+use crate::device::MissList;
 use crate::embedding::panic_guard::catch_panic;
 use crate::error::Result;
 use crate::sync::{Condvar, Mutex, Worker};
@@ -19,7 +19,7 @@ pub(in crate::embedding) trait MissSink: Send + Sync {
 pub(in crate::embedding) struct PendingLookup {
     pub(in crate::embedding) sink: Arc<dyn MissSink>,
     pub(in crate::embedding) keys: usize,
-    pub(in crate::embedding) scratch: BagScratch,
+    pub(in crate::embedding) scratch: MissList,
     pub(in crate::embedding) scratches: Arc<ScratchPool>,
 }
 

@@ -1,11 +1,11 @@
 //! Scratch memory of GPU lookups, reused from one lookup to the next.
 
-use crate::device::{BagScratch, CudaError, Gpu};
+use crate::device::{CudaError, Gpu, MissList};
 use crate::sync::Mutex;
 
 /// Scratch memory that no lookup uses at present.
 #[derive(Default)]
-pub(in crate::embedding) struct ScratchPool(Mutex<Vec<BagScratch>>);
+pub(in crate::embedding) struct ScratchPool(Mutex<Vec<MissList>>);
 
 impl ScratchPool {
     /// Scratch memory with room for `keys` keys.
@@ -13,7 +13,7 @@ impl ScratchPool {
         &self,
         gpu: &'static Gpu,
         keys: usize,
-    ) -> std::result::Result<BagScratch, CudaError> {
+    ) -> std::result::Result<MissList, CudaError> {
         let mut free = self.0.lock();
         if let Some(place) = free.iter().position(|scratch| scratch.room() >= keys) {
             return Ok(free.swap_remove(place));
@@ -22,11 +22,11 @@ impl ScratchPool {
         let small = free.pop();
         drop(free);
         drop(small);
-        BagScratch::new(gpu, keys.next_power_of_two().max(1024))
+        MissList::new(gpu, keys.next_power_of_two().max(1024))
     }
 
     /// Returns scratch memory. No lookup that uses it is still on a stream.
-    pub(in crate::embedding) fn put_back(&self, scratch: BagScratch) {
+    pub(in crate::embedding) fn put_back(&self, scratch: MissList) {
         self.0.lock().push(scratch);
     }
 }
