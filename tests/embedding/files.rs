@@ -38,6 +38,11 @@ pub fn write(folder: &Folder, name: &str, keys: &[i64]) -> PathBuf {
 /// A configuration with one model `m`, whose one table `t` has these keys. `model` and `top` are more members of the
 /// JSON objects, each with a comma before it.
 pub fn config(folder: &Folder, keys: &[i64], model: &str, top: &str) -> EmbeddingOptions {
+    ps_json(folder, keys, model, top).options
+}
+
+/// As [`config`], with what only HugeCTR uses.
+pub fn ps_json(folder: &Folder, keys: &[i64], model: &str, top: &str) -> PsJson {
     write(folder, "t", keys);
     let json = format!(
         r#"{{"supportlonglong": true, "models": [{{
@@ -47,7 +52,7 @@ pub fn config(folder: &Folder, keys: &[i64], model: &str, top: &str) -> Embeddin
             {model}
         }}] {top} }}"#
     );
-    PsJson::from_json(&json, Some(folder.path())).unwrap().options
+    PsJson::from_json(&json, Some(folder.path())).unwrap()
 }
 
 /// The default vector of those tables.

@@ -32,7 +32,7 @@ fn open(source: &Path, disk: &Path, more: &str) -> Result<(Embeddings, Embedding
         source.display(),
         disk.display()
     );
-    let embeddings = Embeddings::open(&PsJson::from_json(&json, None)?.options)?;
+    let embeddings = Embeddings::open_ps_json(&PsJson::from_json(&json, None)?)?;
     let table = embeddings.table("t")?;
     Ok((embeddings, table))
 }

@@ -1,11 +1,12 @@
 //! Tables from files of every kind, small ones too, and what is said of their size before they are opened.
 
 use pagoda::embedding::{
-    DiskOptions, EmbeddingOptions, Embeddings, Miss, ModelTables, RowType, TableSpec, TierOptions,
+    Address, DiskOptions, EmbeddingOptions, Embeddings, MemoryOptions, Miss, ModelTables, RedisOptions, RowType,
+    TableSpec, TierOptions,
 };
 use pagoda_test_support::Folder;
 
-use crate::files::{DEFAULT, DIM, config, open, row, rows, write};
+use crate::files::{DEFAULT, DIM, config, open, ps_json, row, rows, write};
 
 const TIERS: [&str; 4] = [
     "",
@@ -44,6 +45,48 @@ fn tables_are_opened_from_options_without_a_configuration_file() {
         let (mut numbers, mut found) = ([0.0; 2 * DIM], [false; 2]);
         table.lookup(&[2, 3], &mut numbers, &mut found, Miss::Wait).unwrap();
         assert_eq!((numbers.to_vec(), found), ([row(2, 0), DEFAULT].concat(), [true, false]));
+    }
+}
+
+#[test]
+fn errors_name_the_option_or_the_key_that_sets_it() {
+    let folder = Folder::new();
+    let none = TierOptions { memory: None, redis: None, disk: None };
+    let memory = MemoryOptions { partitions: 0, ..MemoryOptions::default() };
+    let node = Address { host: "a".into(), port: 1 };
+    let redis = RedisOptions { connections_per_node: 65, nodes: vec![node], ..RedisOptions::default() };
+    let disk = DiskOptions { read_only: true, ..DiskOptions::new(folder.path().join("disk")) };
+    let cases = [
+        (none.clone(), "m/t", "", "volatile_db"),
+        (
+            TierOptions { memory: Some(memory), ..none.clone() },
+            "m/t: 0",
+            ".memory.partitions",
+            "volatile_db.num_partitions",
+        ),
+        (
+            TierOptions { redis: Some(RedisOptions::default()), ..none.clone() },
+            "none",
+            ".redis.nodes",
+            "volatile_db.address",
+        ),
+        (
+            TierOptions { redis: Some(redis), ..none.clone() },
+            "65",
+            ".redis.connections_per_node",
+            "volatile_db.num_node_connections",
+        ),
+        (TierOptions { disk: Some(disk), ..none }, "table t: ", ".disk.read_only", "persistent_db.read_only"),
+    ];
+    for (tiers, value, option, key) in cases {
+        let mut ps_json = ps_json(&folder, &[1], "", "");
+        ps_json.options.tiers = tiers;
+        let error = Embeddings::open(&ps_json.options).err().expect(key);
+        assert_eq!(error.argument(), Some(format!("EmbeddingOptions.tiers{option}").as_str()), "{error}");
+        assert!(error.message().contains(value) && !error.message().contains("_db"), "{error}");
+        let error = Embeddings::open_ps_json(&ps_json).err().expect(key);
+        assert_eq!(error.argument(), Some(key), "{error}");
+        assert!(error.message().contains(value) && !error.message().contains("EmbeddingOptions"), "{error}");
     }
 }
 

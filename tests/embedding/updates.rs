@@ -4,7 +4,7 @@ use pagoda::Status;
 use pagoda::embedding::{EmbeddingTable, Embeddings, Miss, Reach};
 use pagoda_test_support::Folder;
 
-use crate::files::{DEFAULT, DIM, config, open, row, rows, write};
+use crate::files::{DEFAULT, DIM, config, open, ps_json, row, rows, write};
 
 const CACHE: &str = r#", "gpucache": true, "cache_rows": 64, "hit_rate_threshold": 1.0"#;
 const DISK: &str = r#", "persistent_db": {"type": "disk", "path": "disk"}"#;
@@ -62,8 +62,12 @@ fn a_new_table_file_replaces_the_old_one_and_its_updates() {
     let (embeddings, table) = open(&config(&folder, &[1, 2, 3], CACHE, DISK));
     table.upsert(9, &[1, 4], &rows(&[1, 4], 9), Reach::AtOnce).unwrap();
     drop((embeddings, table));
-    let refused = Embeddings::open(&config(&folder, &[1, 2, 5], CACHE, DISK)).err().expect("updates would be lost");
+    let ps_json = ps_json(&folder, &[1, 2, 5], CACHE, DISK);
+    let refused = Embeddings::open_ps_json(&ps_json).err().expect("updates would be lost");
     assert_eq!(refused.argument(), Some("persistent_db.drop_updates_on_source_change"), "{refused}");
+    let refused = Embeddings::open(&ps_json.options).err().expect("updates would be lost");
+    let option = "EmbeddingOptions.tiers.disk.drop_updates_on_source_change";
+    assert_eq!(refused.argument(), Some(option), "without a file the option itself is named: {refused}");
     let allowed = r#", "persistent_db": {"type": "disk", "path": "disk", "drop_updates_on_source_change": true}"#;
     let (_embeddings, table) = open(&config(&folder, &[1, 2, 5], CACHE, allowed));
     assert_eq!(look(&table, &[1, 2, 5]), rows(&[1, 2, 5], 0));

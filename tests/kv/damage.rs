@@ -109,6 +109,8 @@ struct Watched {
     last: Mutex<Option<Key>>,
     /// Whether removals fail.
     cuts_fail: AtomicBool,
+    /// Whether the next write panics.
+    write_panics: AtomicBool,
 }
 
 /// Blocks one caller until the test opens it.
@@ -159,6 +161,7 @@ impl Store for Watched {
     fn write(&self, record: Record, room: Room) -> Result<Ticket> {
         *self.last.lock().unwrap() = Some(record.key);
         self.write.pass();
+        assert!(!self.write_panics.swap(false, Ordering::Relaxed), "a bug in the store");
         self.store.write(record, room)
     }
 
@@ -185,6 +188,7 @@ fn watched(folder: &Folder, options: &KvOptions) -> (Arc<Watched>, KvCache) {
         write: Gate::default(),
         last: Mutex::new(None),
         cuts_fail: AtomicBool::new(false),
+        write_panics: AtomicBool::new(false),
     });
     let cache = KvCache::open(options, Some(store.clone())).unwrap();
     (store, cache)
@@ -206,6 +210,22 @@ fn a_removal_is_reported_only_when_it_is_durable() {
     assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner::default()]);
     store.cuts_fail.store(false, Ordering::Relaxed);
     assert_eq!(cache.evict(Owners::These(Owner::slice(&[1])), Tiers::ALL).unwrap(), 0);
+}
+
+#[test]
+fn a_store_that_panics_during_a_commit_leaves_every_owner_evictable() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &KvOptions { offload: Offload::AtCommit, ..options() });
+    let lease = cache.prepare(&[request(1, 0, 32), request(2, 0, 32), request(3, 0, 32)]).unwrap();
+    SHAPE.append(&lease, item);
+    store.write_panics.store(true, Ordering::Relaxed);
+    let committed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lease.commit().map(drop)));
+    assert!(committed.is_err(), "the first write panics");
+    SHAPE.check(&cache.prepare(&[request(1, 32, 0), request(2, 32, 0), request(3, 32, 0)]).unwrap(), item);
+    // The 16 pages are those of all three: none of them may be left as one that is being copied.
+    drop(cache.prepare(&[request(4, 0, 128)]).unwrap());
+    assert_eq!(cache.stats().free_pages, 16);
+    SHAPE.check(&cache.prepare(&[request(1, 32, 0), request(2, 32, 0), request(3, 32, 0)]).unwrap(), item);
 }
 
 #[test]

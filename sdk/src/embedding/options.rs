@@ -2,12 +2,32 @@
 //! configuration file.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::eviction::Eviction;
 use super::row::{Layout, RowType};
 use crate::error::{Error, Result};
+
+/// Options as errors name them. A reader of a configuration file translates them to its keys.
+pub(super) const TIERS: &str = "EmbeddingOptions.tiers";
+pub(super) const MEMORY: &str = "EmbeddingOptions.tiers.memory";
+pub(super) const REDIS: &str = "EmbeddingOptions.tiers.redis";
+pub(super) const DISK: &str = "EmbeddingOptions.tiers.disk";
+pub(super) const CACHE_SIZE: &str = "EmbeddingOptions.models.cache.size";
+pub(super) const DEVICES: &str = "EmbeddingOptions.models.devices";
+
+/// Names the options in an error as the caller has written them: fields of [`EmbeddingOptions`], or keys of a file.
+pub(super) type NameOptions = fn(Error) -> Error;
+
+/// The most partitions of a table in Redis. A cluster has 16,384 slots, and a lookup sends a command for each partition
+/// of its keys.
+const MAX_REDIS_PARTITIONS: u32 = 4096;
+/// The most connections to a node of Redis.
+const MAX_CONNECTIONS: u32 = 64;
+/// The valid time limits of Redis.
+const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(3600);
 
 /// The embedding tables of all models, and the tiers that they share.
 #[derive(Clone, Debug, PartialEq)]
@@ -205,7 +225,10 @@ impl Default for MemoryOptions {
     }
 }
 
-/// The tier in a Redis Cluster.
+/// The tier in a Redis Cluster (Redis 6.2 or later).
+///
+/// With `cluster-require-full-coverage no` in the settings of the nodes, the other nodes go on serving when one is
+/// down. By the default of Redis none does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RedisOptions {
     /// At least one node. The others are found through it.
@@ -214,9 +237,10 @@ pub struct RedisOptions {
     pub user: String,
     /// The password. Empty: none.
     pub password: Secret,
-    /// The number of partitions of each table. The same in all processes that share the tables.
+    /// The number of partitions of each table. Each lies on one node, so there should be a few for each node. The same
+    /// in all processes that share the tables.
     pub partitions: u32,
-    /// The number of connections to each node.
+    /// The number of connections to each node, each with a thread.
     pub connections_per_node: u32,
     /// `None`: connections are not encrypted.
     pub tls: Option<TlsOptions>,
@@ -226,11 +250,11 @@ pub struct RedisOptions {
     pub preload: Preload,
     /// Whether it stores rows that a lookup finds in lower tiers.
     pub stores_fetched: bool,
-    /// The time limit of a lookup.
+    /// The time limit of a lookup, and of each answer to a write.
     pub timeout: Duration,
     /// The number of consecutive failures of a node that opens its circuit breaker.
     pub breaker_failures: u32,
-    /// The time for which a circuit breaker stays open.
+    /// The time from the opening of a circuit breaker to the next trial.
     pub breaker_pause: Duration,
 }
 
@@ -251,6 +275,42 @@ impl Default for RedisOptions {
             breaker_failures: 5,
             breaker_pause: Duration::from_secs(1),
         }
+    }
+}
+
+impl RedisOptions {
+    pub(super) fn check(&self) -> Result<()> {
+        let refuse = |field: &str, message: String| Err(Error::invalid(format!("{REDIS}.{field}"), message));
+        if self.nodes.is_empty() {
+            return refuse("nodes", "there is none: give the address of at least one node".into());
+        }
+        if let Some(number) = self.nodes.iter().position(|node| node.host.is_empty() || node.port == 0) {
+            let node = &self.nodes[number];
+            return refuse(&format!("nodes[{number}]"), format!("{node} has no host or port 0: give both"));
+        }
+        if !(1..=MAX_REDIS_PARTITIONS).contains(&self.partitions) {
+            let message = format!("{} is not between 1 and {MAX_REDIS_PARTITIONS}", self.partitions);
+            return refuse("partitions", message);
+        }
+        if self.overflow.max_rows == Some(0) {
+            return refuse("overflow.max_rows", "a partition of 0 rows can not keep any: give 1 or more".into());
+        }
+        if !(self.overflow.keep > 0.0 && self.overflow.keep <= 1.0) {
+            return refuse("overflow.keep", format!("{} is not above 0 and at most 1", self.overflow.keep));
+        }
+        if self.breaker_failures == 0 {
+            return refuse("breaker_failures", "after 0 failures no node would ever be used: give 1 or more".into());
+        }
+        for (field, time) in [("timeout", self.timeout), ("breaker_pause", self.breaker_pause)] {
+            if !TIMES.contains(&time) {
+                return refuse(field, format!("{time:?} is not between {:?} and {:?}", TIMES.start(), TIMES.end()));
+            }
+        }
+        if !(1..=MAX_CONNECTIONS).contains(&self.connections_per_node) {
+            let message = format!("{} is not between 1 and {MAX_CONNECTIONS}", self.connections_per_node);
+            return refuse("connections_per_node", message);
+        }
+        Ok(())
     }
 }
 
@@ -384,6 +444,38 @@ mod tests {
             let mut model = good.clone();
             spoil(&mut model);
             assert_eq!(model.check().unwrap_err().argument(), Some(argument));
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_shown() {
+        let options = RedisOptions { password: Secret::new("hush"), user: "anna".into(), ..RedisOptions::default() };
+        let shown = format!("{options:?}");
+        assert!(shown.contains("anna") && shown.contains("(not shown)") && !shown.contains("hush"), "{shown}");
+    }
+
+    #[test]
+    fn options_of_redis_that_can_not_be_used_are_named() {
+        let good = RedisOptions { nodes: vec![Address { host: "a".into(), port: 1 }], ..RedisOptions::default() };
+        assert_eq!(good.check(), Ok(()));
+        type Spoil = fn(&mut RedisOptions);
+        let cases: [(&str, Spoil); 10] = [
+            ("nodes", |options| options.nodes.clear()),
+            ("nodes[0]", |options| options.nodes[0].host.clear()),
+            ("nodes[0]", |options| options.nodes[0].port = 0),
+            ("partitions", |options| options.partitions = 0),
+            ("overflow.max_rows", |options| options.overflow.max_rows = Some(0)),
+            ("overflow.keep", |options| options.overflow.keep = f64::NAN),
+            ("timeout", |options| options.timeout = Duration::ZERO),
+            ("breaker_failures", |options| options.breaker_failures = 0),
+            ("breaker_pause", |options| options.breaker_pause = Duration::MAX),
+            ("connections_per_node", |options| options.connections_per_node = 0),
+        ];
+        for (field, spoil) in cases {
+            let mut options = good.clone();
+            spoil(&mut options);
+            let argument = format!("EmbeddingOptions.tiers.redis.{field}");
+            assert_eq!(options.check().unwrap_err().argument(), Some(argument.as_str()));
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Inner;
+use super::offload::Copying;
 use crate::error::Result;
 use crate::store::Room;
 use crate::sync::{Condvar, Mutex, Worker};
@@ -82,7 +83,7 @@ impl Inner {
         while self.signal.wait() {
             while !self.signal.stopped() && self.table.wants_saving() {
                 let Some(owner) = self.table.next_unsaved() else { break };
-                if let Err(error) = self.save_copying(owner, Room::Wait) {
+                if let Err(error) = self.save_copying(Copying { inner: self, owner }, Room::Wait) {
                     // Nothing is lost yet: it is tried again, at the latest at eviction.
                     log::debug!("owner {owner} could not be stored ahead: {error}");
                     self.signal.pause();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::Inner;
-use super::offload::Saved;
+use super::offload::{Copying, Saved};
 use super::onload::Onload;
 use super::options::Offload;
 use super::owner::Owner;
@@ -170,22 +170,22 @@ impl KvLease {
         let mut to_save = Vec::new();
         for held in &mut self.owners {
             if commit(&inner, held, save) {
-                to_save.push(held.owner);
+                to_save.push(Copying { inner: &inner, owner: held.owner });
             }
         }
         inner.wake_ahead();
-        let mut written = Written { inner, saved: Vec::new(), error: None };
-        for owner in to_save {
-            match self.inner.save_copying(owner, Room::OrRefuse) {
-                Ok(saved) => written.saved.push(saved),
+        let (mut saved, mut error) = (Vec::new(), None);
+        for copying in to_save {
+            match inner.save_copying(copying, Room::OrRefuse) {
+                Ok(some) => saved.push(some),
                 // What is not stored now is stored with a later commit, or when the owner is evicted.
-                Err(error) => {
-                    self.inner.counters.failed_offloads.add(1);
-                    written.error.get_or_insert(error);
+                Err(failed) => {
+                    inner.counters.failed_offloads.add(1);
+                    error.get_or_insert(failed);
                 }
             }
         }
-        Ok(written)
+        Ok(Written { inner, saved, error })
     }
 
     /// Leaves everything as it was before.

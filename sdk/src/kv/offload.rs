@@ -30,12 +30,15 @@ pub(super) struct Saved {
     written: bool,
 }
 
-/// Removes the mark of copying when it is dropped.
-struct Copying<'a>(&'a Inner, Owner);
+/// An owner that is marked as copying. Removes the mark when it is dropped, also by a panic in a store.
+pub(super) struct Copying<'a> {
+    pub(super) inner: &'a Inner,
+    pub(super) owner: Owner,
+}
 
 impl Drop for Copying<'_> {
     fn drop(&mut self) {
-        self.0.table.lock(self.1).change(self.1, |entry| entry.copying = false);
+        self.inner.table.lock(self.owner).change(self.owner, |entry| entry.copying = false);
     }
 }
 
@@ -79,12 +82,12 @@ impl Inner {
         };
         locked.change(owner, |entry| entry.copying = true);
         drop(locked);
-        self.save_copying(owner, room).map(Some)
+        self.save_copying(Copying { inner: self, owner }, room).map(Some)
     }
 
     /// As [`Inner::save`], of an owner that is marked as copying; removes the mark.
-    pub(super) fn save_copying(&self, owner: Owner, room: Room) -> Result<Saved> {
-        let _copying = Copying(self, owner);
+    pub(super) fn save_copying(&self, copying: Copying<'_>, room: Room) -> Result<Saved> {
+        let owner = copying.owner;
         let snapshot = self.snapshot(owner);
         let saved = self.write(&snapshot, room)?;
         // A commit may have made it longer meanwhile; every other change waits for the copy.

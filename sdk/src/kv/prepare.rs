@@ -171,7 +171,7 @@ fn hold(
         let onload = entry.loading.clone();
         resident.add(&entry.pages);
         let hold = if plan.changes() { Hold::Writes } else { Hold::Reads };
-        locked.change(owner, |entry| match hold {
+        locked.lease(owner, |entry| match hold {
             Hold::Writes => entry.writer = true,
             _ => entry.readers += 1,
         });

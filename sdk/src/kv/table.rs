@@ -67,6 +67,11 @@ impl Entry {
         self.copying || self.leaving || self.loading.is_some()
     }
 
+    /// How many of its pages count as moving: those of an owner with a lease do not.
+    fn moving_pages(&self) -> usize {
+        if self.moving() && !self.leased() { self.pages.len() } else { 0 }
+    }
+
     /// Whether the owner can not be evicted now.
     fn busy(&self) -> bool {
         self.leased() || self.moving()
@@ -227,6 +232,12 @@ impl Locked<'_> {
 
     /// Adds an owner that is not there, which counts as a use of it.
     pub(super) fn insert(&mut self, owner: Owner, entry: Entry) {
+        if entry.leased() && entry.tokens == 0 {
+            // Nothing is counted of it. The commit that gives it tokens is a use, too, and gives it an eviction key.
+            let before = self.owners.map.insert(owner, Entry { uses: 1, ..entry });
+            debug_assert!(before.is_none(), "owner {owner} is there already");
+            return;
+        }
         // Nothing is counted of a busy entry without pages, so `change` finds the counters right.
         let empty = Entry { leaving: true, ..Entry::default() };
         let before = self.owners.map.insert(owner, empty);
@@ -251,33 +262,44 @@ impl Locked<'_> {
     /// # Panics
     /// If the owner is not there: a thread that changes one holds it.
     pub(super) fn change<T>(&mut self, owner: Owner, change: impl FnOnce(&mut Entry) -> T) -> T {
+        self.change_counted(owner, true, change)
+    }
+
+    /// As [`change`](Self::change); after the change a lease holds the owner.
+    pub(super) fn lease<T>(&mut self, owner: Owner, change: impl FnOnce(&mut Entry) -> T) -> T {
+        self.change_counted(owner, false, change)
+    }
+
+    /// As [`change`](Self::change). Without `counted`, the pages of an idle owner are in no counter from the beginning of the
+    /// change on, as those of an owner with a lease are.
+    fn change_counted<T>(&mut self, owner: Owner, counted: bool, change: impl FnOnce(&mut Entry) -> T) -> T {
         let Table { pages, unsaved: unsaved_pages, ahead, .. } = self.table;
         let Owners { map, idle, unsaved, waiting } = &mut *self.owners;
         let entry = map.get_mut(&owner).expect("an owner that is held is in the table");
         let place = (entry.key, owner);
         // Counted as moving all through the change: an allocation must not find the pages in no counter and give up. Pages of
         // an owner with a lease are in no counter before it either.
-        let between = if entry.leased() { 0 } else { entry.pages.len() };
-        if between > 0 {
-            pages.begin_moving(between);
-        }
+        let mut moving = entry.moving_pages();
         if !entry.busy() && idle.remove(&place) {
+            if counted {
+                moving = entry.pages.len();
+                pages.begin_moving(moving);
+            }
             pages.busy(&entry.pages);
             if unsaved.remove(&place) {
                 unsaved_pages.fetch_sub(entry.pages.own().len(), Ordering::Relaxed);
             }
         }
-        if entry.moving() && !entry.leased() {
-            pages.end_moving(entry.pages.len());
-        }
         let result = change(entry);
+        debug_assert!(counted || entry.leased(), "owner {owner} has no lease");
         let place = (entry.key, owner);
+        let still_moving = entry.moving_pages();
         if entry.readers == 0 && !entry.moving() {
             // A lease that adds never reads what left before it began.
             pages.give(&mut entry.dropped);
         }
-        if entry.moving() && !entry.leased() {
-            pages.begin_moving(entry.pages.len());
+        if still_moving > moving {
+            pages.begin_moving(still_moving - moving);
         }
         if !entry.busy() {
             if entry.tokens == 0 || entry.failed {
@@ -292,8 +314,8 @@ impl Locked<'_> {
                 }
             }
         }
-        if between > 0 {
-            pages.end_moving(between);
+        if moving > still_moving {
+            pages.end_moving(moving - still_moving);
         }
         for (order, first) in [(&*idle, &self.shard.first), (&*unsaved, &self.shard.first_unsaved)] {
             first.store(order.first().map_or(NEVER, |&(key, _)| key), Ordering::Release);

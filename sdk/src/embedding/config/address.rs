@@ -1,8 +1,8 @@
 //! Reads the addresses of nodes.
 
-use super::reader::Field;
 use crate::embedding::options::Address;
 use crate::error::Result;
+use crate::json::Field;
 
 /// The default port of Redis.
 const PORT: u16 = 6379;

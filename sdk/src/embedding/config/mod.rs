@@ -4,8 +4,8 @@
 
 mod address;
 mod hugectr_fields;
+mod keys;
 mod models;
-mod reader;
 mod tables;
 mod tiers;
 
@@ -16,10 +16,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use self::models::ModelFields;
-use self::reader::{Field, Keys, Object};
 use super::options::{EmbeddingOptions, ModelTables, TierOptions};
 use crate::error::{Error, Result, Status};
-use crate::json::Json;
+use crate::json::{Field, Json, Keys, Object};
 
 pub use self::hugectr_fields::{Batch, HugeCtrDisk, HugeCtrFields, HugeCtrGpuCache, HugeCtrMemory, HugeCtrModel};
 
@@ -96,6 +95,16 @@ impl PsJson {
         let json = Json::parse(text).map_err(|error| error.about("model"))?;
         let ModelFields { tables, .. } = models::read_model(&Field::new("model", &json), folder)?;
         Ok(tables)
+    }
+
+    /// An error about options, said of the keys that set them: `persistent_db.path` instead of
+    /// `EmbeddingOptions.tiers.disk.path`.
+    pub(crate) fn name_keys(error: Error) -> Error {
+        let named = Error::new(error.status(), keys::name_keys(error.message()));
+        match error.argument() {
+            Some(argument) => named.about(keys::name_keys(argument)),
+            None => named,
+        }
     }
 }
 

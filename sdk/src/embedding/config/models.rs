@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::hugectr_fields::{HugeCtrGpuCache, HugeCtrModel};
-use super::reader::{Field, Keys, Object};
 use super::tables;
 use crate::embedding::options::{CacheOptions, CacheSize, ModelTables};
 use crate::error::Result;
+use crate::json::{Field, Keys, Object};
 
 /// The longest time in seconds.
 const LONGEST: f64 = 1e9;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::reader::{Field, Object};
 use crate::embedding::options::TableSpec;
 use crate::embedding::row::{Layout, RowType};
 use crate::error::Result;
+use crate::json::{Field, Object};
 
 /// Reads the tables, and for each the most keys of one sample, if the file has them.
 pub(super) fn read(model: &Object<'_>, folder: Option<&Path>) -> Result<(Vec<TableSpec>, Option<Vec<u64>>)> {

@@ -398,6 +398,23 @@ fn refused_keys_say_what_to_do_instead() {
 }
 
 #[test]
+fn errors_about_options_name_their_keys() {
+    for (number, (option, key)) in keys::KEYS.iter().enumerate() {
+        let error = PsJson::name_keys(Error::invalid(*option, format!("set {option}")));
+        assert_eq!(error.to_string(), format!("{key}: set {key}"), "an option before it hides {option}");
+        let known = |keys: &Keys, place: &str| key.strip_prefix(place).is_some_and(|key| keys.known.contains(&key));
+        let objects = [(&models::KEYS, "models."), (&tiers::VOLATILE, "volatile_db."), (&KEYS, "")];
+        let there =
+            objects.iter().any(|(keys, place)| known(keys, place)) || known(&tiers::PERSISTENT, "persistent_db.");
+        assert!(there, "there is no key {key}, in line {number}");
+    }
+    let node = PsJson::name_keys(Error::invalid("EmbeddingOptions.tiers.redis.nodes[1]", "has no host"));
+    assert_eq!(node.argument(), Some("volatile_db.address[1]"));
+    let other = Error::new(Status::Io, "the disk is full");
+    assert_eq!(PsJson::name_keys(other.clone()), other);
+}
+
+#[test]
 fn every_key_is_documented() {
     for (keys, place, _) in objects() {
         for key in keys.known.iter().chain(keys.refused.iter().map(|(key, _)| key)) {

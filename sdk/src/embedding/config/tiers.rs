@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use super::address;
 use super::hugectr_fields::{Batch, HugeCtrDisk, HugeCtrMemory};
-use super::reader::{Field, Keys, Object};
 use crate::embedding::eviction::Eviction;
 use crate::embedding::options::{
     Address, DiskOptions, MemoryOptions, OverflowOptions, Preload, RedisOptions, Secret, TlsOptions,
 };
 use crate::error::Result;
-use crate::json::Json;
+use crate::json::{Field, Json, Keys, Object};
 
 /// The most partitions. In Redis a lookup sends a command for each partition of its keys.
 const MOST_PARTITIONS: u32 = 4096;

@@ -9,6 +9,7 @@ use super::Miss;
 use super::background_fetch::BackgroundFetch;
 use super::unique_keys::UniqueKeys;
 use crate::device::{BagCall, CUstream, DeviceMemory, Gpu, MissList, RowCache};
+use crate::embedding::options::DEVICES;
 use crate::embedding::table::stats::LookupStats;
 use crate::embedding::table::table_handle::EmbeddingTable;
 use crate::embedding::table::{STEP_KEYS, Table};
@@ -42,8 +43,9 @@ impl GpuTable {
         if !RowCache::takes(table.layout.dim(), element(table.layout)) {
             return Ok(None);
         }
-        check_deployed(&handle.devices, ordinal)?;
-        let (on_device, new) = table.devices.on(gpu, table.layout, cache.capacity())?;
+        check_deployed(&table.name, &handle.devices, ordinal).map_err(handle.name_options)?;
+        let opened = table.devices.on(gpu, &table.name, table.layout, cache.capacity());
+        let (on_device, new) = opened.map_err(handle.name_options)?;
         let failed = |error| Error::new(Status::Runtime, format!("GPU {ordinal}: {error}"));
         let default = DeviceMemory::zeroed(gpu, size_of_val(&*handle.default)).map_err(failed)?;
         let stream = gpu.context().default_stream();
@@ -201,12 +203,12 @@ struct FetchedRows {
 }
 
 /// Refuses a GPU that the model may not use. An empty list allows all.
-fn check_deployed(devices: &[u32], ordinal: usize) -> Result<()> {
+fn check_deployed(table: &str, devices: &[u32], ordinal: usize) -> Result<()> {
     if devices.is_empty() || devices.iter().any(|&device| device as usize == ordinal) {
         return Ok(());
     }
-    let message = format!("the model runs on GPU {ordinal}, and its tables are for {devices:?}: add {ordinal}");
-    Err(Error::invalid("deployed_device_list", message))
+    let message = format!("the model runs on GPU {ordinal}, and table {table} is for {devices:?}: add {ordinal}");
+    Err(Error::invalid(DEVICES, message))
 }
 
 /// Starts to copy the rows of the cache in host memory into a new cache on a GPU, in the background.
@@ -228,11 +230,14 @@ fn fill(handle: &EmbeddingTable, on_device: &Arc<DeviceCache>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::embedding::config::PsJson;
 
     #[test]
     fn a_device_that_is_not_listed_is_refused() {
-        assert!(check_deployed(&[], 3).is_ok() && check_deployed(&[0, 3], 3).is_ok());
-        let error = check_deployed(&[0, 2], 3).unwrap_err().to_string();
+        assert!(check_deployed("m/t", &[], 3).is_ok() && check_deployed("m/t", &[0, 3], 3).is_ok());
+        let error = check_deployed("m/t", &[0, 2], 3).unwrap_err();
+        assert_eq!(error.argument(), Some("EmbeddingOptions.models.devices"));
+        let error = PsJson::name_keys(error).to_string();
         assert!(
             error.contains("GPU 3") && error.contains("[0, 2]") && error.contains("deployed_device_list"),
             "{error}"

@@ -7,15 +7,15 @@ use super::{Table, TableTier, table_files};
 use crate::embedding::lookup::background_fetch::BackgroundFetch;
 use crate::embedding::lookup::unique_keys::UniqueKeys;
 use crate::embedding::options::{
-    CacheOptions, CacheSize, DiskOptions, EmbeddingOptions, MemoryOptions, ModelTables, OverflowOptions, RedisOptions,
-    TableSpec, TierOptions,
+    CacheOptions, CacheSize, DISK, DiskOptions, EmbeddingOptions, MEMORY, MemoryOptions, ModelTables, TIERS, TableSpec,
+    TierOptions,
 };
 use crate::embedding::row::Layout;
 use crate::embedding::source::{Chunk, Source, SourceOptions, fingerprint};
 use crate::embedding::tiers::cache::Cache;
 use crate::embedding::tiers::disk::{self, DiskTier, TableFileOptions, TableId};
 use crate::embedding::tiers::memory::{MemoryLimits, MemoryTier};
-use crate::embedding::tiers::redis::{Cluster, ClusterOptions, RedisTier, TlsFiles};
+use crate::embedding::tiers::redis::{Cluster, RedisTier};
 use crate::embedding::tiers::tier::Rows;
 use crate::embedding::update::version::Version;
 use crate::error::{Error, Result};
@@ -59,7 +59,7 @@ pub(super) fn open(
     let TierOptions { memory, redis, disk } = &options.tiers;
     if let Some(memory) = memory {
         tiers.push(TableTier {
-            tier: Box::new(MemoryTier::new(layout, &memory_limits(memory))?),
+            tier: Box::new(MemoryTier::new(layout, &memory_limits(memory)).map_err(|error| of_table(&name, &error))?),
             stores_fetched: memory.stores_fetched,
             writable: true,
             shared: false,
@@ -92,15 +92,26 @@ pub(super) fn open(
     }
     let cache = model.cache.as_ref().map(|cache| Cache::new(layout, cache_rows(cache, layout, source.len())));
     if tiers.is_empty() {
-        let message = "no tier is to hold the rows: leave it out for host memory, or add persistent_db";
-        return Err(Error::invalid("volatile_db", message));
+        let message = format!("table {name}: no tier is to hold the rows: set {MEMORY} or {DISK}");
+        return Err(Error::invalid(TIERS, message));
     }
     Ok((Table::new(name, layout, cache.transpose()?, tiers), Origin { names, file }))
 }
 
+/// The same error, said of a table.
+fn of_table(name: &str, error: &Error) -> Error {
+    let named = Error::new(error.status(), format!("table {name}: {}", error.message()));
+    match error.argument() {
+        Some(argument) => named.about(argument),
+        None => named,
+    }
+}
+
 /// Connects to the Redis Cluster, if the options have one.
 pub(super) fn open_cluster(tiers: &TierOptions) -> Result<Option<Arc<Cluster>>> {
-    tiers.redis.as_ref().map(|redis| Cluster::open(cluster_options(redis, tiers.disk.is_some()))).transpose()
+    let Some(redis) = tiers.redis.clone() else { return Ok(None) };
+    // If the rows are on disk too, a service starts even while the cluster is down.
+    if tiers.disk.is_some() { Cluster::open_lazy(redis) } else { Cluster::open(redis) }.map(Some)
 }
 
 /// The name of a table in Redis. It depends on a sample of the source: processes with the same table share it, whatever
@@ -114,34 +125,10 @@ fn name_in_redis(table: &TableSpec, source: &Source, layout: Layout) -> Result<S
 fn memory_limits(options: &MemoryOptions) -> MemoryLimits {
     MemoryLimits {
         partitions: options.partitions as usize,
-        max_rows: max_rows(&options.overflow),
+        max_rows: options.overflow.max_rows.map_or(usize::MAX, |rows| rows as usize),
         eviction: options.overflow.eviction,
         keep: options.overflow.keep,
     }
-}
-
-fn cluster_options(options: &RedisOptions, disk: bool) -> ClusterOptions {
-    let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    ClusterOptions {
-        addresses: options.nodes.iter().map(ToString::to_string).collect(),
-        user: given(&options.user),
-        password: given(options.password.reveal()),
-        tls: options.tls.as_ref().map(|tls| TlsFiles { ca: tls.authorities.clone(), client: tls.client.clone() }),
-        partitions: options.partitions as usize,
-        max_rows: max_rows(&options.overflow),
-        eviction: options.overflow.eviction,
-        keep: options.overflow.keep,
-        timeout: options.timeout,
-        breaker_failures: options.breaker_failures,
-        breaker_pause: options.breaker_pause,
-        connections: options.connections_per_node as usize,
-        // If the rows are on disk too, a service starts even while the cluster is down.
-        lazy: disk,
-    }
-}
-
-fn max_rows(overflow: &OverflowOptions) -> usize {
-    overflow.max_rows.map_or(usize::MAX, |rows| rows as usize)
 }
 
 fn source(options: &EmbeddingOptions, table: &TableSpec) -> Result<Source> {
@@ -174,11 +161,10 @@ fn open_disk(
     let path = table_files::prepare(options, source, table, layout, names)?;
     let disk = DiskTier::open(&TableFileOptions { path: path.clone(), read_only: options.read_only })?;
     if disk.layout() != layout {
-        let message = format!("{} has rows of {:?} and {layout:?} is wanted", path.display(), disk.layout());
-        return Err(Error::invalid(
-            "persistent_db.path",
-            format!("{message}: remove the file, so that it is built anew"),
-        ));
+        let (name, file) = (&table.name, path.display());
+        let message = format!("table {name}: {file} has rows of {:?} and {layout:?} is wanted", disk.layout());
+        let message = format!("{message}: remove the file, so that it is built anew");
+        return Err(Error::invalid(format!("{DISK}.path"), message));
     }
     Ok((path, disk))
 }
@@ -236,7 +222,8 @@ fn load(source: &Source, table: &Table, rows: u64) -> Result<()> {
         let Some(chunk) = source.chunks_from(at, count as usize).next().transpose()? else { break };
         let (keys, bytes) = last_of_each(source, chunk, table.layout)?;
         let (versions, deleted) = (vec![Version::LOADED; keys.len()], vec![false; keys.len()]);
-        lowest.tier.update(&Rows { keys: &keys, versions: &versions, rows: &bytes, deleted: &deleted })?;
+        let rows = Rows { keys: &keys, versions: &versions, rows: &bytes, deleted: &deleted };
+        lowest.tier.update(&rows).map_err(|error| of_table(&table.name, &error))?;
         at += count;
     }
     Ok(())

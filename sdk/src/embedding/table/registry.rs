@@ -12,7 +12,7 @@ use super::open_table::{self, Estimate, Origin};
 use super::table_handle::EmbeddingTable;
 use crate::embedding::config::PsJson;
 use crate::embedding::lookup::background_fetch::BackgroundFetch;
-use crate::embedding::options::{CacheOptions, EmbeddingOptions, ModelTables, TableSpec};
+use crate::embedding::options::{CacheOptions, EmbeddingOptions, ModelTables, NameOptions, TableSpec};
 use crate::embedding::panic_guard::catch_panic;
 use crate::embedding::tiers::redis::{Cluster, RedisStats};
 use crate::error::{Error, Result, Status};
@@ -36,6 +36,7 @@ pub struct Embeddings {
 struct Shared {
     /// The options of the tiers, which all models share. The list of models is empty.
     options: EmbeddingOptions,
+    name_options: NameOptions,
     cluster: Option<Arc<Cluster>>,
     background: Arc<BackgroundFetch>,
     models: RwLock<HashMap<String, Model>>,
@@ -95,14 +96,25 @@ impl Schedule {
 }
 
 impl Embeddings {
-    /// Opens the tables of all models.
+    /// Opens the tables of all models. Errors name the fields of the options.
     pub fn open(options: &EmbeddingOptions) -> Result<Self> {
+        Self::open_named(options, |error| error)
+    }
+
+    /// As [`Self::open`], with the options of a configuration in the format of HugeCTR's ps.json. Errors name its keys,
+    /// also those of later calls.
+    pub fn open_ps_json(config: &PsJson) -> Result<Self> {
+        Self::open_named(&config.options, PsJson::name_keys).map_err(PsJson::name_keys)
+    }
+
+    fn open_named(options: &EmbeddingOptions, name_options: NameOptions) -> Result<Self> {
         let threads = options.models.iter().filter_map(|model| model.cache.as_ref()?.fetch_threads).max();
         let half = std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
         let threads = threads.map_or(half.min(THREADS), |threads| threads as usize);
         let background = Arc::new(BackgroundFetch::new(threads, QUEUED_KEYS)?);
         let shared = Arc::new(Shared {
             options: EmbeddingOptions { models: Vec::new(), ..options.clone() },
+            name_options,
             cluster: open_table::open_cluster(&options.tiers)?,
             background,
             models: RwLock::default(),
@@ -123,7 +135,7 @@ impl Embeddings {
 
     /// Opens the tables of a configuration file in the format of HugeCTR's ps.json.
     pub fn open_file(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open(&PsJson::from_file(path)?.options)
+        Self::open_ps_json(&PsJson::from_file(path)?)
     }
 
     /// Estimates the size of the tables of all models. It reads the headers of the tables and allocates nothing.
@@ -138,6 +150,10 @@ impl Embeddings {
     /// `BUSY` if the table file on disk must be rebuilt for that while another handle writes to it, or if the source
     /// changes during the build.
     pub fn add(&self, model: &ModelTables) -> Result<()> {
+        self.add_model(model).map_err(self.shared.name_options)
+    }
+
+    fn add_model(&self, model: &ModelTables) -> Result<()> {
         model.check()?;
         let _adding = self.shared.adding.lock();
         if self.shared.models().contains_key(&model.name) {
@@ -164,6 +180,7 @@ impl Embeddings {
                 hit_rate_threshold: cache.map_or(1.0, |cache| cache.hit_rate_threshold),
                 cached: cache.is_some(),
                 devices: model.devices.as_slice().into(),
+                name_options: self.shared.name_options,
             };
             tables.push((table.name, handle));
         }

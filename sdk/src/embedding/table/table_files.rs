@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::source_note::SourceNote;
 use crate::checksum::xxh3;
-use crate::embedding::options::{DiskOptions, TableSpec};
+use crate::embedding::options::{DISK, DiskOptions, TableSpec};
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::source::Source;
 use crate::embedding::source::fingerprint::{self, ContentHash};
@@ -17,7 +17,7 @@ use crate::error::{Error, Result, Status};
 use crate::files::make_folder;
 
 /// The option that allows dropping updates.
-const DROP: &str = "persistent_db.drop_updates_on_source_change";
+const DROP: &str = "EmbeddingOptions.tiers.disk.drop_updates_on_source_change";
 
 /// The table file of a table. Builds it if necessary.
 pub(super) fn prepare(
@@ -29,8 +29,8 @@ pub(super) fn prepare(
 ) -> Result<PathBuf> {
     if !options.read_only {
         make_folder(&options.path).map_err(|error| {
-            Error::new(Status::Io, format!("the folder {} can not be made: {error}", options.path.display()))
-                .about("persistent_db.path")
+            let message = format!("the folder {} can not be made: {error}", options.path.display());
+            Error::new(Status::Io, message).about(format!("{DISK}.path"))
         })?;
     }
     let search = Search {
@@ -170,7 +170,8 @@ impl Search<'_> {
         };
         let unreadable = |error: io::Error| {
             let path = self.options.path.display();
-            Error::new(Status::Io, format!("the folder {path} can not be read: {error}")).about("persistent_db.path")
+            let message = format!("the folder {path} can not be read: {error}");
+            Error::new(Status::Io, message).about(format!("{DISK}.path"))
         };
         let mut others = Vec::new();
         match fs::read_dir(&self.options.path) {
@@ -229,9 +230,10 @@ impl Search<'_> {
         }
         let (file, from) = (path.display(), self.table.path.display());
         if self.options.read_only {
-            let message = format!("{file} was not built from what is now {from}, and read_only is set");
+            let name = &self.table.name;
+            let message = format!("table {name}: {file} was not built from what is now {from}, and read_only is set");
             let message = format!("{message}: open it once without, to build it");
-            return Err(Error::new(Status::NotFound, message).about("persistent_db.read_only"));
+            return Err(Error::new(Status::NotFound, message).about(format!("{DISK}.read_only")));
         }
         if info.updated && built_from.is_none() {
             let note = SourceNote::beside(&path);
@@ -308,8 +310,9 @@ impl Search<'_> {
     fn build(&self, source: &Source, path: &Path, before: Option<Before>) -> Result<()> {
         let (file, from) = (path.display(), self.table.path.display());
         if self.options.read_only {
-            let message = format!("{file} is not there, and read_only is set: open it once without, to build it");
-            return Err(Error::new(Status::NotFound, message).about("persistent_db.read_only"));
+            let message = format!("table {}: {file} is not there, and read_only is set", self.table.name);
+            let message = format!("{message}: open it once without, to build it");
+            return Err(Error::new(Status::NotFound, message).about(format!("{DISK}.read_only")));
         }
         let replaced = path.exists();
         let row_type = self.layout.row_type();

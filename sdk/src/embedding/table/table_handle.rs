@@ -6,6 +6,7 @@ use super::Table;
 use super::stats::TableStats;
 use crate::embedding::lookup::background_fetch::BackgroundFetch;
 use crate::embedding::lookup::unique_keys::UniqueKeys;
+use crate::embedding::options::NameOptions;
 use crate::embedding::row::RowType;
 use crate::embedding::update::Reach;
 use crate::embedding::update::version::Version;
@@ -25,6 +26,7 @@ pub struct EmbeddingTable {
     pub(in crate::embedding) cached: bool,
     /// The GPUs that the model may run on. Empty: any.
     pub(in crate::embedding) devices: Arc<[u32]>,
+    pub(in crate::embedding) name_options: NameOptions,
 }
 
 impl EmbeddingTable {
@@ -51,12 +53,12 @@ impl EmbeddingTable {
     /// Replaces rows or adds them. `numbers` has a row for each key; the last row of a duplicate key counts. Rows with
     /// a higher version stay.
     pub fn upsert(&self, version: u64, keys: &[i64], numbers: &[f32], reach: Reach) -> Result<()> {
-        self.table.upsert(Version(version), keys, numbers, reach)
+        self.table.upsert(Version(version), keys, numbers, reach).map_err(self.name_options)
     }
 
     /// Deletes rows. Rows with a higher version stay.
     pub fn delete(&self, version: u64, keys: &[i64], reach: Reach) -> Result<()> {
-        self.table.delete(Version(version), keys, reach)
+        self.table.delete(Version(version), keys, reach).map_err(self.name_options)
     }
 
     /// Starts to fetch keys into the cache in the background and returns at once. Returns how many keys were queued:

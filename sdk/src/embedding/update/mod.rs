@@ -8,6 +8,7 @@ pub(in crate::embedding) mod update_epochs;
 pub(in crate::embedding) mod version;
 
 use crate::embedding::lookup::unique_keys::UniqueKeys;
+use crate::embedding::options::DISK;
 use crate::embedding::table::{STEP_KEYS, Table};
 use crate::embedding::tiers::tier::Rows;
 use crate::embedding::update::version::Version;
@@ -71,7 +72,7 @@ impl Table {
             return Ok(());
         }
         if !self.tiers.iter().any(|tier| tier.writable) {
-            let message = format!("table {} is read-only: open it with read_only = false on some tier", self.name);
+            let message = format!("table {} is read-only: open it without {DISK}.read_only", self.name);
             return Err(Error::new(Status::Unsupported, message));
         }
         let _updates = self.update_lock.lock();

@@ -11,6 +11,7 @@ use pagoda_kernels::cuda::Type;
 use super::miss_drain::MissDrain;
 use super::scratch_pool::ScratchPool;
 use crate::device::{CudaError, Gpu, HostRows, RowCache};
+use crate::embedding::options::CACHE_SIZE;
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::tiers::tier::Rows;
 use crate::error::{Error, Result, Status};
@@ -26,13 +27,13 @@ pub(in crate::embedding) struct DeviceCache {
 
 impl DeviceCache {
     /// Allocates GPU memory for `rows` rows.
-    fn open(gpu: &'static Gpu, layout: Layout, rows: usize) -> Result<Self> {
+    fn open(gpu: &'static Gpu, table: &str, layout: Layout, rows: usize) -> Result<Self> {
         let (dim, element) = (layout.dim(), element(layout));
         let held = RowCache::new(gpu, rows, dim, element).map_err(|error| {
             let bytes = RowCache::bytes_for(rows, dim, element);
-            let message = format!("{rows} rows of {dim} numbers take {bytes} bytes on GPU {}: {error}", gpu.ordinal());
-            let hint = "make the cache smaller (gpucacheper, cache_rows or cache_bytes)";
-            Error::new(Status::Capacity, format!("{message}; {hint}"))
+            let message = format!("table {table}: {rows} rows of {dim} numbers take {bytes} bytes");
+            let message = format!("{message} on GPU {}: {error}", gpu.ordinal());
+            Error::new(Status::Capacity, format!("{message}: make the cache smaller")).about(CACHE_SIZE)
         })?;
         Ok(Self { held, layout, scratches: Arc::default(), drain: MissDrain::start()? })
     }
@@ -123,6 +124,7 @@ impl DeviceCaches {
     pub(in crate::embedding) fn on(
         &self,
         gpu: &'static Gpu,
+        table: &str,
         layout: Layout,
         rows: usize,
     ) -> Result<(Arc<DeviceCache>, bool)> {
@@ -131,7 +133,7 @@ impl DeviceCaches {
         if let Some(cache) = place.and_then(|place| known[place].1.upgrade()) {
             return Ok((cache, false));
         }
-        let cache = Arc::new(DeviceCache::open(gpu, layout, rows)?);
+        let cache = Arc::new(DeviceCache::open(gpu, table, layout, rows)?);
         let entry = (gpu.ordinal(), Arc::downgrade(&cache));
         match place {
             Some(place) => known[place] = entry,

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use self::partition::Partition;
 use crate::embedding::hash::{below, mix};
+use crate::embedding::options::MEMORY;
 use crate::embedding::row::Layout;
 use crate::embedding::tiers::tier::{Rows, Sink, Tier};
 use crate::error::{Error, Result};
@@ -32,10 +33,11 @@ impl MemoryTier {
         let &MemoryLimits { partitions, keep, .. } = limits;
         if !(1..=MAX_PARTITIONS).contains(&partitions) {
             let message = format!("{partitions} partitions are not between 1 and {MAX_PARTITIONS}");
-            return Err(Error::invalid("num_partitions", message));
+            return Err(Error::invalid(format!("{MEMORY}.partitions"), message));
         }
         if !(0.0..=1.0).contains(&keep) {
-            return Err(Error::invalid("overflow_resolution_target", format!("{keep} is not between 0 and 1")));
+            let message = format!("{keep} is not between 0 and 1");
+            return Err(Error::invalid(format!("{MEMORY}.overflow.keep"), message));
         }
         let partitions = (0..partitions).map(|_| Mutex::new(Partition::new(layout, limits)));
         Ok(Self { partitions: partitions.collect() })

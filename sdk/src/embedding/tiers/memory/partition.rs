@@ -6,6 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use super::limits::MemoryLimits;
 use crate::embedding::eviction::Eviction;
 use crate::embedding::hash::{below, mix};
+use crate::embedding::options::MEMORY;
 use crate::embedding::row::Layout;
 use crate::embedding::update::version::Version;
 use crate::error::{Error, Result, Status};
@@ -169,11 +170,8 @@ impl Partition {
         let bytes = self.slab_rows * self.row_bytes;
         let had = entries.try_reserve_exact(self.slab_rows).and_then(|()| rows.try_reserve_exact(bytes));
         had.map_err(|_| {
-            let message = format!(
-                "{} rows in host memory leave no room for {bytes} bytes of rows more: lower overflow_margin",
-                self.rows
-            );
-            Error::new(Status::Capacity, message)
+            let message = format!("{} rows in host memory leave no room for {bytes} bytes of rows more", self.rows);
+            Error::new(Status::Capacity, format!("{message}: lower {MEMORY}.overflow.max_rows"))
         })?;
         Ok(Slab { entries, rows })
     }

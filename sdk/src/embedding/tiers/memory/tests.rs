@@ -221,9 +221,9 @@ fn many_rows_take_about_the_memory_that_was_foretold() {
 #[test]
 fn options_that_make_no_sense_are_refused() {
     for (partitions, target, argument) in [
-        (0, 0.5, "num_partitions"),
-        (1, 1.5, "overflow_resolution_target"),
-        (1, f64::NAN, "overflow_resolution_target"),
+        (0, 0.5, "EmbeddingOptions.tiers.memory.partitions"),
+        (1, 1.5, "EmbeddingOptions.tiers.memory.overflow.keep"),
+        (1, f64::NAN, "EmbeddingOptions.tiers.memory.overflow.keep"),
     ] {
         let options = MemoryLimits { partitions, keep: target, ..MemoryLimits::default() };
         let error = MemoryTier::new(layout(), &options).map(drop).unwrap_err();

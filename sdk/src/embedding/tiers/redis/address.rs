@@ -1,38 +1,22 @@
 //! Addresses of nodes, and hash slots.
 
-use std::fmt;
+use crate::embedding::options::Address;
 
 /// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// The address of a node.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Address {
-    pub(super) host: String,
-    pub(super) port: u16,
+/// Parses `host:port`. An IPv6 address may be in brackets, or without them, as nodes write it.
+pub(super) fn parse(text: &str) -> Option<Address> {
+    let (host, port) = text.rsplit_once(':')?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    Some(Address { host: host.into(), port: port.parse().ok()? }).filter(|address| !address.host.is_empty())
 }
 
-impl Address {
-    /// Parses `host:port`. An IPv6 address may be in brackets, or without them, as nodes write it.
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let (host, port) = text.rsplit_once(':')?;
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        Some(Self { host: host.into(), port: port.parse().ok()? }).filter(|address| !address.host.is_empty())
-    }
-
-    /// Parses the address of a redirection by the node at `self`. A node that does not know its own name omits the
-    /// host.
-    pub(super) fn parse_redirection(&self, text: &str) -> Option<Self> {
-        match text.strip_prefix(':') {
-            Some(port) => Some(Self { host: self.host.clone(), port: port.parse().ok()? }),
-            None => Self::parse(text),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
+/// Parses the address of a redirection by the node at `from`. A node that does not know its own name omits the host.
+pub(super) fn parse_redirection(from: &Address, text: &str) -> Option<Address> {
+    match text.strip_prefix(':') {
+        Some(port) => Some(Address { host: from.host.clone(), port: port.parse().ok()? }),
+        None => parse(text),
     }
 }
 
@@ -55,15 +39,15 @@ mod tests {
     #[test]
     fn addresses_are_read_as_people_and_nodes_write_them() {
         let address = |host: &str, port| Some(Address { host: host.into(), port });
-        assert_eq!(Address::parse("redis.example:6379"), address("redis.example", 6379));
-        assert_eq!(Address::parse("[::1]:6379"), address("::1", 6379));
-        assert_eq!(Address::parse("::1:6379"), address("::1", 6379));
+        assert_eq!(parse("redis.example:6379"), address("redis.example", 6379));
+        assert_eq!(parse("[::1]:6379"), address("::1", 6379));
+        assert_eq!(parse("::1:6379"), address("::1", 6379));
         for wrong in ["", "host", "host:", "host:port", "host:65536", ":6379"] {
-            assert_eq!(Address::parse(wrong), None, "{wrong}");
+            assert_eq!(parse(wrong), None, "{wrong}");
         }
         let here = address("here", 1).unwrap();
-        assert_eq!(here.parse_redirection(":7"), address("here", 7));
-        assert_eq!(here.parse_redirection("there:7"), address("there", 7));
+        assert_eq!(parse_redirection(&here, ":7"), address("here", 7));
+        assert_eq!(parse_redirection(&here, "there:7"), address("there", 7));
     }
 
     #[test]

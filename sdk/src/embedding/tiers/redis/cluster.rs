@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::address::{Address, SLOTS};
+use super::address::SLOTS;
 use super::connector::{Connector, Range};
 use super::node::Node;
-use super::options::ClusterOptions;
 use super::stats::{Counters, RedisStats};
 use super::wakeup::Wakeup;
+use crate::embedding::options::{Address, REDIS, RedisOptions};
 use crate::error::{Error, Result, Status};
 use crate::sync::{Mutex, RwLock, Worker};
 
@@ -24,8 +24,9 @@ pub(in crate::embedding) struct Cluster {
 }
 
 struct Shared {
-    options: ClusterOptions,
-    addresses: Vec<Address>,
+    options: RedisOptions,
+    /// Whether it opens while no node can be reached.
+    lazy: bool,
     connector: Arc<Connector>,
     counters: Arc<Counters>,
     wakeup: Arc<Wakeup>,
@@ -41,13 +42,22 @@ pub(super) struct SlotMap {
 }
 
 impl Cluster {
-    /// Finds the nodes. An error if none can be reached, unless the options are lazy.
-    pub(in crate::embedding) fn open(options: ClusterOptions) -> Result<Arc<Self>> {
-        let addresses = options.check()?;
+    /// Finds the nodes. An error if none can be reached.
+    pub(in crate::embedding) fn open(options: RedisOptions) -> Result<Arc<Self>> {
+        Self::start(options, false)
+    }
+
+    /// As [`Self::open`], even while no node can be reached. Lookups fail at once until one is.
+    pub(in crate::embedding) fn open_lazy(options: RedisOptions) -> Result<Arc<Self>> {
+        Self::start(options, true)
+    }
+
+    fn start(options: RedisOptions, lazy: bool) -> Result<Arc<Self>> {
+        options.check()?;
         let shared = Arc::new(Shared {
             connector: Arc::new(Connector::new(&options)?),
             options,
-            addresses,
+            lazy,
             counters: Arc::default(),
             wakeup: Arc::default(),
             nodes: Mutex::default(),
@@ -56,7 +66,7 @@ impl Cluster {
         // From here on, dropping it ends the threads that were started.
         let mut cluster = Self { shared, map_refresher: None };
         if let Err(error) = cluster.shared.refresh_map() {
-            if !cluster.shared.options.lazy {
+            if !lazy {
                 return Err(error);
             }
             log::warn!("{error}");
@@ -72,8 +82,12 @@ impl Cluster {
         self.shared.counters.stats()
     }
 
-    pub(super) fn options(&self) -> &ClusterOptions {
+    pub(super) fn options(&self) -> &RedisOptions {
         &self.shared.options
+    }
+
+    pub(super) fn is_lazy(&self) -> bool {
+        self.shared.lazy
     }
 
     pub(super) fn counters(&self) -> &Counters {
@@ -142,8 +156,8 @@ impl Shared {
         let mut known: Vec<_> = self.nodes.lock().values().cloned().collect();
         known.sort_by_key(|node| !node.is_available());
         let mut addresses: Vec<_> = known.iter().map(|node| node.address.clone()).collect();
-        addresses
-            .extend(self.addresses.iter().filter(|&address| !addresses.contains(address)).cloned().collect::<Vec<_>>());
+        let more: Vec<_> = self.options.nodes.iter().filter(|&node| !addresses.contains(node)).cloned().collect();
+        addresses.extend(more);
         let mut reasons = Vec::new();
         for address in addresses {
             match self.connector.ranges(&address) {
@@ -156,7 +170,7 @@ impl Shared {
             "no node of the Redis Cluster can be reached: {}. Check the addresses, the password and whether it runs",
             reasons.join("; ")
         );
-        Err(Error::new(Status::Io, message).about("addresses"))
+        Err(Error::new(Status::Io, message).about(format!("{REDIS}.nodes")))
     }
 
     fn replace_map(&self, ranges: Vec<Range>) -> Result<()> {

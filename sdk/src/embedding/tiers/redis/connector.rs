@@ -9,9 +9,9 @@ use redis::{
     TlsCertificates, Value,
 };
 
-use super::address::{Address, SLOTS};
+use super::address::SLOTS;
 use super::commands::SCRIPTS;
-use super::options::{ClusterOptions, TlsFiles};
+use crate::embedding::options::{Address, REDIS, RedisOptions, TlsOptions};
 use crate::error::{Error, Result, Status};
 
 /// The least time limit for connecting. It takes longer than an answer, because of the handshake, but is rare.
@@ -33,13 +33,13 @@ pub(super) struct Range {
 }
 
 impl Connector {
-    pub(super) fn new(options: &ClusterOptions) -> Result<Self> {
+    pub(super) fn new(options: &RedisOptions) -> Result<Self> {
         let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name();
-        if let Some(user) = &options.user {
-            settings = settings.set_username(user);
+        if !options.user.is_empty() {
+            settings = settings.set_username(&options.user);
         }
-        if let Some(password) = &options.password {
-            settings = settings.set_password(password);
+        if !options.password.reveal().is_empty() {
+            settings = settings.set_password(options.password.reveal());
         }
         let certificates = options.tls.as_ref().map(read).transpose()?;
         let connector = Self { settings, certificates, timeout: options.timeout };
@@ -47,7 +47,7 @@ impl Connector {
         let nowhere = Address { host: "localhost".into(), port: 1 };
         connector.client(&nowhere).map_err(|error| {
             let message = format!("the certificates can not be used: {error}. Check that the files are in PEM");
-            Error::invalid("tls", message)
+            Error::invalid(format!("{REDIS}.tls"), message)
         })?;
         Ok(connector)
     }
@@ -90,20 +90,20 @@ impl Connector {
     }
 }
 
-fn read(tls: &TlsFiles) -> Result<TlsCertificates> {
+fn read(tls: &TlsOptions) -> Result<TlsCertificates> {
     // Without a default, rustls panics if the program links a second provider. A default that the program has set
     // stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let file = |path: &Path| {
         fs::read(path).map_err(|error| {
             let message = format!("{} can not be read: {error}. Check the path and the permissions", path.display());
-            Error::new(Status::Io, message).about("tls")
+            Error::new(Status::Io, message).about(format!("{REDIS}.tls"))
         })
     };
     let client = tls.client.as_ref().map(|(certificate, key)| {
         Ok::<_, Error>(ClientTlsConfig { client_cert: file(certificate)?, client_key: file(key)? })
     });
-    let root_cert = tls.ca.as_deref().map(file).transpose()?;
+    let root_cert = tls.authorities.as_deref().map(file).transpose()?;
     Ok(TlsCertificates { client_tls: client.transpose()?, root_cert })
 }
 
@@ -180,18 +180,24 @@ mod tests {
 
     #[test]
     fn bad_certificates_are_named() {
-        let tls = |path: &str| ClusterOptions {
-            addresses: vec!["localhost:1".into()],
-            tls: Some(TlsFiles { ca: Some(path.into()), client: None }),
+        let tls = |path: &str| RedisOptions {
+            nodes: vec![Address { host: "localhost".into(), port: 1 }],
+            tls: Some(TlsOptions { authorities: Some(path.into()), client: None }),
             ..Default::default()
         };
         let error = Connector::new(&tls("/no/such.pem")).err().unwrap();
-        assert!(error.argument() == Some("tls") && error.message().contains("/no/such.pem"), "{error}");
+        assert!(
+            error.argument() == Some("EmbeddingOptions.tiers.redis.tls") && error.message().contains("/no/such.pem"),
+            "{error}"
+        );
 
         let folder = pagoda_test_support::Folder::new();
         let path = folder.path().join("bad.pem");
         fs::write(&path, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
         let error = Connector::new(&tls(path.to_str().unwrap())).err().unwrap();
-        assert!(error.argument() == Some("tls") && error.message().contains("PEM"), "{error}");
+        assert!(
+            error.argument() == Some("EmbeddingOptions.tiers.redis.tls") && error.message().contains("PEM"),
+            "{error}"
+        );
     }
 }

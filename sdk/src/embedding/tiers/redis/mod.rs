@@ -12,7 +12,6 @@ mod commands;
 mod connector;
 mod exchange;
 mod node;
-mod options;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -29,11 +28,11 @@ pub(in crate::embedding) use self::cluster::Cluster;
 use self::commands::{Partition, WriteLimits, WriteMode};
 use self::exchange::{Failures, Limit, exchange, send_only};
 use self::node::Request;
-pub(in crate::embedding) use self::options::{ClusterOptions, TlsFiles};
 pub use self::stats::RedisStats;
 use self::unsynced_updates::UnsyncedUpdates;
 use crate::checksum::xxh3;
 use crate::embedding::eviction::Eviction;
+use crate::embedding::options::OverflowOptions;
 use crate::embedding::row::{Layout, RowType};
 use crate::embedding::tiers::tier::{Rows, Sink, Tier};
 use crate::embedding::update::version::Version;
@@ -63,14 +62,14 @@ pub(in crate::embedding) struct RedisTier {
 }
 
 impl RedisTier {
-    /// Opens a table, which need not exist yet. An error if it exists with another layout, and, unless the options are
-    /// lazy, if no node that has a part of it answers.
+    /// Opens a table, which need not exist yet. An error if it exists with another layout, and, unless the cluster
+    /// was opened lazily, if no node that has a part of it answers.
     pub(in crate::embedding) fn open(cluster: Arc<Cluster>, table: &str, layout: Layout) -> Result<Self> {
         if table.is_empty() || table.len() > 255 || table.contains(['{', '}']) {
             let message = format!("{table:?} can not name a table in Redis; use 1 to 255 bytes without braces");
             return Err(Error::invalid("table", message));
         }
-        let count = cluster.options().partitions;
+        let count = cluster.options().partitions as usize;
         let tier = Self {
             table: table.into(),
             layout,
@@ -111,7 +110,7 @@ impl RedisTier {
             return Ok(());
         }
         let error = self.failed(failures.requests.len(), self.partitions.len(), "partitions", "reached", &failures);
-        if failures.requests.len() == self.partitions.len() && !self.cluster.options().lazy {
+        if failures.requests.len() == self.partitions.len() && !self.cluster.is_lazy() {
             return Err(error);
         }
         // Every lookup and write compares them again.
@@ -120,10 +119,10 @@ impl RedisTier {
     }
 
     fn terms(&self) -> WriteLimits<'_> {
-        let options = self.cluster.options();
-        // Without a limit `max_rows` is the largest number, which no partition reaches.
-        let target = (options.max_rows as f64 * options.keep) as usize;
-        let (eviction, max_rows) = (options.eviction, options.max_rows);
+        let OverflowOptions { max_rows, eviction, keep } = self.cluster.options().overflow;
+        // Without a limit it is the largest number, which no partition reaches.
+        let max_rows = max_rows.map_or(usize::MAX, |rows| rows as usize);
+        let target = (max_rows as f64 * keep) as usize;
         WriteLimits { layout: self.layout_field.as_bytes(), eviction, max_rows, target }
     }
 
@@ -204,7 +203,7 @@ impl RedisTier {
 
     /// Records the use of rows, if the eviction policy needs it. Does not wait for answers.
     fn touch(&self, found: &[(usize, Vec<i64>)]) {
-        let eviction = self.cluster.options().eviction;
+        let eviction = self.cluster.options().overflow.eviction;
         if eviction == Eviction::Random {
             return;
         }

@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use redis::{Connection, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use super::address::Address;
+use super::address;
 use super::circuit_breaker::{CircuitBreaker, Next};
 use super::connector::{self, Connector};
-use super::options::ClusterOptions;
 use super::stats::Counters;
 use super::wakeup::Wakeup;
+use crate::embedding::options::{Address, RedisOptions};
 use crate::error::Result;
 use crate::sync::{Condvar, Mutex, Worker};
 
@@ -91,7 +91,7 @@ enum Work {
 impl Node {
     pub(super) fn start(
         address: Address,
-        options: &ClusterOptions,
+        options: &RedisOptions,
         connector: &Arc<Connector>,
         counters: &Arc<Counters>,
         wakeup: &Arc<Wakeup>,
@@ -106,7 +106,7 @@ impl Node {
             wakeup: wakeup.clone(),
             workers: Mutex::default(),
         });
-        for _ in 0..options.connections {
+        for _ in 0..options.connections_per_node {
             let own = node.clone();
             let worker = Worker::spawn("pagoda-redis", "talk to Redis with", move || own.work());
             node.workers.lock().push(worker.inspect_err(|_| node.close())?);
@@ -268,7 +268,8 @@ impl Node {
                 if !asking {
                     self.wakeup.wake();
                 }
-                let address = error.redirect_node().and_then(|(text, _)| self.address.parse_redirection(text));
+                let address =
+                    error.redirect_node().and_then(|(text, _)| address::parse_redirection(&self.address, text));
                 address.map_or(RequestError::Failed(text), |address| RequestError::Elsewhere { address, asking })
             }
             ErrorKind::Server(ServerErrorKind::TryAgain) => RequestError::Again(text),

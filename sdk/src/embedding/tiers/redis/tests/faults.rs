@@ -20,7 +20,7 @@ fn split(servers: &Servers, cluster: &RedisTier, number: usize, keys: &[i64]) ->
 #[test]
 fn a_node_that_dies_takes_only_its_own_keys_and_comes_back() {
     let mut servers = Servers::start();
-    let options = ClusterOptions { partitions: 24, timeout: Duration::from_secs(2), ..servers.options() };
+    let options = RedisOptions { partitions: 24, timeout: Duration::from_secs(2), ..servers.options() };
     let cluster = open(options, "t");
     let keys: Vec<i64> = (0..3000).collect();
     put(&cluster, keys.iter().copied()).unwrap();
@@ -65,7 +65,7 @@ fn a_node_that_dies_takes_only_its_own_keys_and_comes_back() {
 fn a_node_that_stalls_does_not_delay_lookups() {
     let servers = Servers::start();
     let timeout = Duration::from_millis(300);
-    let options = ClusterOptions { partitions: 24, timeout, breaker_failures: 4, ..servers.options() };
+    let options = RedisOptions { partitions: 24, timeout, breaker_failures: 4, ..servers.options() };
     let cluster = open(options, "t");
     let keys: Vec<i64> = (0..3000).collect();
     put(&cluster, keys.iter().copied()).unwrap();
@@ -112,7 +112,7 @@ fn a_node_that_stalls_does_not_delay_lookups() {
 #[test]
 fn a_replica_takes_over() {
     let mut servers = Servers::with(Setup { replica: true, ..Setup::default() });
-    let cluster = open(ClusterOptions { partitions: 24, ..servers.options() }, "t");
+    let cluster = open(RedisOptions { partitions: 24, ..servers.options() }, "t");
     let keys: Vec<i64> = (0..1000).collect();
     put(&cluster, keys.iter().copied()).unwrap();
     eventually("the replica has it all", || {
@@ -129,8 +129,7 @@ fn a_replica_takes_over() {
 #[test]
 fn a_cluster_may_come_later() {
     let servers = Servers::prepare(Setup::default(), 3);
-    let options = ClusterOptions { lazy: true, ..servers.options() };
-    let cluster = open(options, "t");
+    let cluster = RedisTier::open(Cluster::open_lazy(servers.options()).unwrap(), "t", layout()).unwrap();
     let start = Instant::now();
     assert!(fetch_until(&cluster, &[1], None).1.unwrap_err().message().contains("no node"));
     assert!(put(&cluster, [1]).is_err());

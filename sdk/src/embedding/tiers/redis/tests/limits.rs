@@ -3,7 +3,8 @@
 use super::*;
 
 fn full(servers: &Servers, policy: Eviction, target: f64) -> RedisTier {
-    let options = ClusterOptions { partitions: 1, max_rows: 1000, keep: target, eviction: policy, ..servers.options() };
+    let overflow = OverflowOptions { max_rows: Some(1000), keep: target, eviction: policy };
+    let options = RedisOptions { partitions: 1, overflow, ..servers.options() };
     open(options, &format!("{policy:?}"))
 }
 

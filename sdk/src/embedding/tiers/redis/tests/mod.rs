@@ -13,6 +13,7 @@ use pagoda_test_support::Folder;
 
 use self::servers::{Servers, Setup, certificates, eventually};
 use super::*;
+use crate::embedding::options::{Address, RedisOptions, Secret, TlsOptions};
 
 /// A row that says which key and version it is of.
 fn row(key: i64, version: u64) -> Vec<u8> {
@@ -23,7 +24,7 @@ fn layout() -> Layout {
     Layout::new(4, RowType::F32).unwrap()
 }
 
-fn open(options: ClusterOptions, table: &str) -> RedisTier {
+fn open(options: RedisOptions, table: &str) -> RedisTier {
     RedisTier::open(Cluster::open(options).unwrap(), table, layout()).unwrap()
 }
 
@@ -99,7 +100,7 @@ fn rows_are_put_updated_and_deleted_by_version() {
 #[test]
 fn many_keys_at_once_spread_over_the_nodes_and_are_seen_by_others() {
     let servers = Servers::start();
-    let cluster = open(ClusterOptions { partitions: 24, ..servers.options() }, "many");
+    let cluster = open(RedisOptions { partitions: 24, ..servers.options() }, "many");
     let keys: Vec<i64> = (0..10_000).map(|number| number * 0x1234_5678_9abc - 5_000_000).collect();
     put(&cluster, keys.iter().copied()).unwrap();
     let start = Instant::now();
@@ -111,8 +112,8 @@ fn many_keys_at_once_spread_over_the_nodes_and_are_seen_by_others() {
     }
 
     // Another process has connections of its own, and knows only one address.
-    let mut options = ClusterOptions { partitions: 24, ..servers.options() };
-    options.addresses.truncate(1);
+    let mut options = RedisOptions { partitions: 24, ..servers.options() };
+    options.nodes.truncate(1);
     let other = open(options, "many");
     update(&other, &[(keys[1], 1, true), (keys[2], 1, false)]).unwrap();
     assert_eq!(fetch(&cluster, &keys[..3]), [(keys[0], (0, true)), (keys[1], (1, true)), (keys[2], (1, false))].into());
@@ -144,7 +145,7 @@ fn a_table_has_one_layout_and_an_address_has_to_be_right() {
     let error = RedisTier::open(nodes.clone(), "t", other).err().unwrap();
     assert!(error.message().contains("4 x f32 in 8 partitions"), "{error}");
     assert!(error.message().contains("8 x f16 in 8 partitions"), "{error}");
-    let fewer = Cluster::open(ClusterOptions { partitions: 3, ..servers.options() }).unwrap();
+    let fewer = Cluster::open(RedisOptions { partitions: 3, ..servers.options() }).unwrap();
     let error = RedisTier::open(fewer, "t", layout()).err().unwrap();
     assert!(error.message().contains("4 x f32 in 3 partitions"), "{error}");
     for name in ["", "a{b", "}"] {
@@ -166,11 +167,9 @@ fn a_table_has_one_layout_and_an_address_has_to_be_right() {
 
     let stopped = Servers::prepare(Setup::default(), 1);
     let error = Cluster::open(stopped.options()).err().unwrap();
-    assert!(error.message().contains(&stopped.options().addresses[0]), "{error}");
-    assert!(
-        Cluster::open(ClusterOptions { addresses: vec!["no.such.host.invalid:1".into()], ..servers.options() })
-            .is_err()
-    );
+    assert!(error.message().contains(&stopped.options().nodes[0].to_string()), "{error}");
+    let nowhere = Address { host: "no.such.host.invalid".into(), port: 1 };
+    assert!(Cluster::open(RedisOptions { nodes: vec![nowhere], ..servers.options() }).is_err());
     let alone = Servers::prepare(Setup { alone: true, ..Setup::default() }, 1).run();
     let error = Cluster::open(alone.options()).err().unwrap();
     assert!(error.message().contains("cluster support disabled"), "{error}");
@@ -187,14 +186,14 @@ fn has(servers: &Servers, number: usize, partition: &Partition) -> bool {
 fn a_password_is_needed_and_not_shown() {
     let servers = Servers::with(Setup { password: Some("open sesame"), ..Setup::default() });
     put(&open(servers.options(), "t"), [1]).unwrap();
-    let wrong = ClusterOptions { password: Some("open barley".into()), ..servers.options() };
+    let wrong = RedisOptions { password: Secret::new("open barley"), ..servers.options() };
     let error = Cluster::open(wrong).err().unwrap();
     assert!(error.message().contains("password") && !error.message().contains("barley"), "{error}");
-    assert!(Cluster::open(ClusterOptions { password: None, ..servers.options() }).is_err());
+    assert!(Cluster::open(RedisOptions { password: Secret::default(), ..servers.options() }).is_err());
     for number in 0..3 {
         let _: () = servers.ask(number, &["ACL", "SETUSER", "ali", "on", ">cave", "~pagoda:*", "+@all"]);
     }
-    let user = ClusterOptions { user: Some("ali".into()), password: Some("cave".into()), ..servers.options() };
+    let user = RedisOptions { user: "ali".into(), password: Secret::new("cave"), ..servers.options() };
     assert_eq!(fetch(&open(user, "t"), &[1, 2]), [(1, (0, true))].into());
 }
 
@@ -205,19 +204,19 @@ fn what_is_sent_is_encrypted() {
     let cluster = open(servers.options(), "t");
     put(&cluster, 0..100).unwrap();
     assert_eq!(fetch(&cluster, &(0..100).collect::<Vec<_>>()).len(), 100);
-    assert!(Cluster::open(ClusterOptions { tls: None, ..servers.options() }).is_err(), "the nodes speak nothing else");
+    assert!(Cluster::open(RedisOptions { tls: None, ..servers.options() }).is_err(), "the nodes speak nothing else");
     let tls = servers.options().tls.unwrap();
-    let stranger = ClusterOptions { tls: Some(TlsFiles { client: None, ..tls.clone() }), ..servers.options() };
+    let stranger = RedisOptions { tls: Some(TlsOptions { client: None, ..tls.clone() }), ..servers.options() };
     assert!(Cluster::open(stranger).is_err(), "a client without a certificate is refused");
     let elsewhere = Folder::new();
-    let trust = TlsFiles { ca: Some(certificates(elsewhere.path()).ca), ..tls };
-    assert!(Cluster::open(ClusterOptions { tls: Some(trust), ..servers.options() }).is_err(), "nor do we");
+    let trust = TlsOptions { authorities: Some(certificates(elsewhere.path()).ca), ..tls };
+    assert!(Cluster::open(RedisOptions { tls: Some(trust), ..servers.options() }).is_err(), "nor do we");
 }
 
 #[test]
 fn slots_may_move_and_scripts_be_forgotten() {
     let servers = Servers::start();
-    let cluster = open(ClusterOptions { partitions: 1, ..servers.options() }, "t");
+    let cluster = open(RedisOptions { partitions: 1, ..servers.options() }, "t");
     put(&cluster, [1]).unwrap();
     let partition = &cluster.partitions[0];
     let slot = partition.slot.to_string();

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use pagoda_test_support::Folder;
 use redis::FromRedisValue;
 
-use super::super::address::Address;
 use super::super::connector::Connector;
-use super::super::options::{ClusterOptions, TlsFiles};
+use crate::embedding::options::{Address, RedisOptions, Secret, TlsOptions};
 
 /// No more than this for anything that should come about by itself.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -88,9 +87,9 @@ impl Servers {
     }
 
     /// Options that find the cluster.
-    pub(super) fn options(&self) -> ClusterOptions {
-        let addresses = self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
-        ClusterOptions { addresses, ..options(&self.setup) }
+    pub(super) fn options(&self) -> RedisOptions {
+        let node = |server: &Server| Address { host: "127.0.0.1".into(), port: server.port };
+        RedisOptions { nodes: self.servers.iter().map(node).collect(), ..options(&self.setup) }
     }
 
     pub(super) fn start_one(&mut self, number: usize) {
@@ -215,18 +214,20 @@ impl Drop for Server {
     }
 }
 
-fn options(setup: &Setup) -> ClusterOptions {
-    let tls = setup.tls.as_ref().map(|files| TlsFiles {
-        ca: Some(files.ca.clone()),
+fn options(setup: &Setup) -> RedisOptions {
+    let tls = setup.tls.as_ref().map(|files| TlsOptions {
+        authorities: Some(files.ca.clone()),
         client: Some((files.certificate.clone(), files.key.clone())),
     });
-    ClusterOptions {
-        password: setup.password.map(Into::into),
+    RedisOptions {
+        password: setup.password.map(Secret::new).unwrap_or_default(),
         tls,
         // A busy machine takes its time; what is fast enough is not what these tests are about.
         timeout: Duration::from_secs(5),
+        breaker_failures: 3,
         breaker_pause: Duration::from_millis(200),
-        ..ClusterOptions::default()
+        connections_per_node: 2,
+        ..RedisOptions::default()
     }
 }
 
