@@ -320,6 +320,7 @@ def grown(name, shape, kind=TYPE.F32):
         ("llama", changed(attention__value_length=8), "they have to be the same"),
         ("llama", changed(attention__layer_norm_rms_epsilon=None), "rms_epsilon is missing"),
         ("llama", changed(expert_count=8), "llama.expert_count is 8: the exporter does not know"),
+        ("llama", changed(final_logit_softcapping=30.0), "llama.final_logit_softcapping is 30.0: the exporter"),
         ("llama", changed(attention__scale=0.5), "llama.attention.scale is 0.5: the exporter does not know"),
         ("llama", changed(rope__dimension_count=8), "rope.dimension_count is 8, heads have 16"),
         ("llama", changed(rope__scaling__type="longrope"), "rope.scaling.type is 'longrope'"),

@@ -21,14 +21,13 @@ ARCHITECTURES = {
 READ = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window", "attention.sliding_window_pattern", "attention.key_length_swa",
-    "attention.value_length_swa", "rope.dimension_count", "rope.dimension_count_swa", "rope.freq_base",
-    "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
+    "attention.sliding_window", "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count",
+    "rope.dimension_count_swa", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_ext_factor",
     "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    "final_logit_softcapping",
 }  # fmt: skip
-IGNORED = {"tensor_data_layout", "rope.scaling.finetuned", "expert_used_count"}
+READ_OF_GEMMA = {"attention.sliding_window_pattern", "rope.freq_base_swa", "final_logit_softcapping"}
+IGNORED = {"tensor_data_layout", "rope.scaling.finetuned", "expert_used_count", "mm.tokens_per_image"}
 
 
 class Metadata:
@@ -123,6 +122,8 @@ def _refuse_unknown(data):
     for key, value in data.file.metadata.items():
         name = key.removeprefix(prefix)
         if key == name or name in READ or name in IGNORED:
+            continue
+        if data.architecture == "gemma3" and name in READ_OF_GEMMA:
             continue
         if isinstance(value, (int, float)) and not value or name == "attention.causal" and value is True:
             continue
