@@ -336,7 +336,8 @@ test-rust: deps
 	cargo test --workspace -q
 	cargo test -q -p pagoda-kernels --test gpu --no-run
 
-test-python: build-cpp target/demo/model.onnx $(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
+test-python: build-cpp target/demo/model.onnx target/models/smollm2/pagoda.json target/models/smollm2-f32/pagoda.json \
+		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
 	@.ci/need valgrind valgrind
 	@.ci/need pkg-config pkg-config
 	@.ci/need cmake cmake

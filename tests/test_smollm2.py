@@ -56,3 +56,33 @@ def test_sequences_in_one_batch_give_their_own_logits(model, sequence):
         alone = model.step({"alone": case["prompt_ids"]})["alone"]
         model.drop("alone")
         assert np.abs(together[case["name"]] - alone).max() <= 2e-3
+
+
+# ---- the fast form -----------------------------------------------------------------------------------------------
+
+TEXT = np.load(ROOT / "tests/data/llm/smollm2-text.npy").astype(np.int32)
+# What smollm2-quality.json has of llama.cpp on the same file, with the method.
+QUALITY = json.loads((ROOT / "tests/data/llm/smollm2-quality.json").read_text())
+
+
+def log_probabilities(model, windows, size):
+    """Of each window of the text, which begins with an empty cache."""
+    for window in TEXT[: windows * size].reshape(windows, size):
+        logits = model.step({"window": window})["window"].astype(np.float64)
+        model.drop("window")
+        logits -= logits.max(-1, keepdims=True)
+        yield window, logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def test_the_fast_form_is_nearer_to_f32_than_llama_cpp(model, sequence):
+    fast = Paged(FAST, pages=80)
+    pairs = zip(log_probabilities(model, 8, 256), log_probabilities(fast, 8, 256))
+    divergences = [(np.exp(exact) * (exact - near)).sum(-1) for (_, exact), (_, near) in pairs]
+    assert np.concatenate(divergences).mean() <= QUALITY["llama_cpp"]["distance"]["kl_mean"]
+
+
+def test_the_perplexity_of_the_fast_form_is_that_of_f32():
+    fast = Paged(FAST, pages=80)
+    rows = [logs[np.arange(len(window) - 1), window[1:]] for window, logs in log_probabilities(fast, 8, 1024)]
+    perplexity = np.exp(-np.concatenate(rows).mean())
+    assert abs(perplexity / QUALITY["f32"]["perplexity"] - 1) <= 0.005, perplexity
