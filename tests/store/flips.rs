@@ -86,7 +86,9 @@ impl Closed {
     fn pairs(&self) -> MemoryIndex {
         self.restore(true);
         let pairs = SledIndex::new(self.folder.path().join("index")).load().unwrap();
-        MemoryIndex { pairs: std::sync::Arc::new(std::sync::Mutex::new(pairs.into_iter().collect())) }
+        let index = MemoryIndex::default();
+        index.pairs.lock().extend(pairs);
+        index
     }
 
     /// Puts everything back as it was.

@@ -8,7 +8,8 @@ use ort_sys::{
     ONNXTensorElementDataType as OnnxType, ORT_API_VERSION, OrtAllocatorType, OrtApi, OrtApiBase, OrtEnv,
     OrtLoggingLevel, OrtMemType, OrtSession, OrtStatusPtr, OrtValue,
 };
-use pagoda_custom_ops::{Providers, tables};
+use pagoda_custom_ops::Providers;
+use pagoda_custom_ops::side_channel::tables;
 
 /// An input: its name, its dimensions and its elements.
 pub struct Numbers<'a>(pub &'a str, pub &'a [i64], pub &'a [i64]);
