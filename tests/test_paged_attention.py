@@ -67,7 +67,7 @@ def refused(tensors, attributes, **changes):
     changed = {**tensors, **changes}
     inputs, outputs, attributes = call(changed, attributes, False)
     before = {name: array.copy() for name, array in outputs.items() if array is not None}
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(Exception) as caught:
         run("PagedAttention", inputs, outputs, **attributes)
     for name, array in before.items():
         assert np.array_equal(array.view(np.uint8), outputs[name].view(np.uint8)), f"{name} was written"

@@ -1,23 +1,15 @@
 //! Pools that stay on the GPU, and CUDA graphs: through ONNX Runtime's C interface, for what Pagoda's own puts on top.
 
-use std::ffi::{CStr, CString};
-use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use ort_sys::{
-    ONNXTensorElementDataType as OnnxType, ORT_API_VERSION, OrtAllocatorType, OrtApi, OrtApiBase, OrtIoBinding,
-    OrtMemType, OrtMemoryInfo, OrtSession, OrtStatusPtr, OrtValue,
-};
+use cudarc::driver::CudaStream;
 use pagoda::device::{Arrivals, DeviceMemory, Gpu, PinnedMemory, SideStream};
-use pagoda::runtime::onnxruntime_path;
-use pagoda::{Model, Provider};
-use pagoda_custom_ops::Providers;
 use pagoda_kernels::cpu::reference;
 use pagoda_kernels::{Element, bf16, f16};
 
 use crate::common::{Case, Random, User, bits, error, tolerance};
-use crate::operators::{Inputs, Number, graphs, options};
+use crate::operators::{Inputs, Number, graphs};
+use crate::session::{Binding, Memory, Session};
 
 #[test]
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
@@ -59,7 +51,7 @@ fn attention_waits_for_what_is_on_its_way_into_its_own_pool() {
     for (nodes, graph) in graphs(&case) {
         // The lazy load of a kernel waits for all work of the GPU.
         let used = Session::open(&graph);
-        used.run(&Bound::new(&used, &case, &stream));
+        Bound::new(&used, &case, &stream).binding.run();
         let session = Session::open(&graph);
         let mut bound = Bound::new(&session, &case, &stream);
         let arrivals = Arrivals::new(gpu, bound.pool.address).unwrap();
@@ -78,7 +70,7 @@ fn attention_waits_for_what_is_on_its_way_into_its_own_pool() {
             late.occupy(&theirs, 1, 40);
             others.mark(&theirs).unwrap();
             assert!(!ours.is_done().unwrap(), "it is on its way");
-            session.run(&bound);
+            bound.binding.run();
             bound.expect(&case, &expected, &format!("{nodes} round {round}"));
             assert!(!theirs.is_done().unwrap(), "{nodes} round {round} waited for another pool");
             ours.wait().unwrap();
@@ -151,15 +143,15 @@ fn check_graph<T: Number>(
     // The first run is an ordinary one, the second is captured; both are in place on the pool.
     for (round, (case, expected)) in [first, first, second, first, second].into_iter().enumerate() {
         bound.write(case);
-        session.run(&bound);
+        bound.binding.run();
         bound.expect(case, expected, &format!("{} {nodes} round {round}", T::NAME));
     }
     let (first, expected) = first;
     // A replay ignores the current binding: so this was one.
     let elsewhere = Memory::new(stream, &vec![0xff_u8; size_of_val(&first.query[..])]);
-    bound.bind("query", &elsewhere, T::TYPE as i32, &first.dims_of_rows());
+    bound.binding.input("query", &elsewhere, T::TYPE as i32, &first.dims_of_rows());
     bound.write(first);
-    session.run(&bound);
+    bound.binding.run();
     bound.expect(first, expected, &format!("{} {nodes} replayed", T::NAME));
 }
 
@@ -169,26 +161,10 @@ impl<T> Case<T> {
     }
 }
 
-/// A tensor on the device.
-struct Memory {
-    memory: CudaSlice<u8>,
-    address: u64,
-}
-
-impl Memory {
-    fn new(stream: &Arc<CudaStream>, content: &[u8]) -> Self {
-        let memory = stream.clone_htod(content).unwrap();
-        let address = memory.device_ptr(stream).0;
-        stream.synchronize().unwrap();
-        Self { memory, address }
-    }
-}
-
 /// The tensors of a call on the device, bound.
 struct Bound<'a> {
-    session: &'a Session,
     stream: Arc<CudaStream>,
-    binding: *mut OrtIoBinding,
+    binding: Binding<'a>,
     inputs: Vec<(&'static str, Memory)>,
     pool: Memory,
     output: Memory,
@@ -196,40 +172,19 @@ struct Bound<'a> {
 
 impl<'a> Bound<'a> {
     fn new<T: Number>(session: &'a Session, case: &Case<T>, stream: &Arc<CudaStream>) -> Self {
-        let api = session.api;
-        let mut binding = null_mut();
-        // SAFETY: the session is live.
-        check_status(api, unsafe { (api.CreateIoBinding)(session.raw, &mut binding) });
         let tensors = Inputs::new(case);
         let memory = |tensor: &pagoda::Tensor| Memory::new(stream, tensor_bytes(tensor));
         let inputs: Vec<_> = tensors.tensors.iter().map(|(name, tensor)| (*name, memory(tensor))).collect();
         let (pool, output) = (memory(&tensors.pool), Memory::new(stream, bytes(&case.query)));
-        let this = Self { session, stream: Arc::clone(stream), binding, inputs, pool, output };
+        let binding = Binding::new(session);
+        let this = Self { stream: Arc::clone(stream), binding, inputs, pool, output };
         for ((name, memory), (_, tensor)) in this.inputs.iter().zip(&tensors.tensors) {
-            this.bind(name, memory, tensor.element_type() as i32, tensor.dims());
+            this.binding.input(name, memory, tensor.element_type() as i32, tensor.dims());
         }
-        this.bind("kv_pool", &this.pool, T::TYPE as i32, tensors.pool.dims());
-        this.bind_output("kv_pool_out", &this.pool, T::TYPE as i32, tensors.pool.dims());
-        this.bind_output("output", &this.output, T::TYPE as i32, &case.dims_of_rows());
+        this.binding.input("kv_pool", &this.pool, T::TYPE as i32, tensors.pool.dims());
+        this.binding.output("kv_pool_out", &this.pool, T::TYPE as i32, tensors.pool.dims());
+        this.binding.output("output", &this.output, T::TYPE as i32, &case.dims_of_rows());
         this
-    }
-
-    fn bind(&self, name: &str, memory: &Memory, element: i32, dims: &[i64]) {
-        let (api, name) = (self.session.api, CString::new(name).unwrap());
-        let value = self.session.value(memory, element, dims);
-        // SAFETY: binding, name and value are live; the binding keeps what it needs of the value.
-        check_status(api, unsafe { (api.BindInput)(self.binding, name.as_ptr(), value) });
-        // SAFETY: ours, released once.
-        unsafe { (api.ReleaseValue)(value) };
-    }
-
-    fn bind_output(&self, name: &str, memory: &Memory, element: i32, dims: &[i64]) {
-        let (api, name) = (self.session.api, CString::new(name).unwrap());
-        let value = self.session.value(memory, element, dims);
-        // SAFETY: as above.
-        check_status(api, unsafe { (api.BindOutput)(self.binding, name.as_ptr(), value) });
-        // SAFETY: as above.
-        unsafe { (api.ReleaseValue)(value) };
     }
 
     /// Writes the numbers of a call over those of the first one, and NaN into its output.
@@ -258,95 +213,6 @@ impl<'a> Bound<'a> {
         // SAFETY: the content is elements of this type, wherever it lies.
         content.chunks_exact(size_of::<T>()).map(|at| unsafe { at.as_ptr().cast::<T>().read_unaligned() }).collect()
     }
-}
-
-impl Drop for Bound<'_> {
-    fn drop(&mut self) {
-        // SAFETY: ours, released once.
-        unsafe { (self.session.api.ReleaseIoBinding)(self.binding) };
-    }
-}
-
-/// A session on the CUDA provider that captures its runs.
-struct Session {
-    api: &'static OrtApi,
-    raw: *mut OrtSession,
-    device: *mut OrtMemoryInfo,
-}
-
-impl Session {
-    fn open(model: &[u8]) -> Self {
-        // Pagoda loads ONNX Runtime, reports its path, and creates the environment.
-        drop(Model::open_memory(model, &options(Provider::Cuda)).unwrap());
-        let path = onnxruntime_path().unwrap();
-        let (mut env, mut settings, mut cuda) = (null_mut(), null_mut(), null_mut());
-        let (mut raw, mut device) = (null_mut(), null_mut());
-        let key = c"enable_cuda_graph".as_ptr();
-        // SAFETY: the library is loaded already and stays; every pointer is live for its call, and what is made is released
-        // once.
-        unsafe {
-            let library = libloading::Library::new(path).unwrap();
-            let base = *library.get::<unsafe extern "C" fn() -> *const OrtApiBase>(b"OrtGetApiBase\0").unwrap();
-            std::mem::forget(library);
-            let api: &'static OrtApi = &*((*base()).GetApi)(ORT_API_VERSION);
-            let level = ort_sys::OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
-            check_status(api, (api.CreateEnv)(level, c"test".as_ptr(), &mut env));
-            check_status(api, (api.CreateSessionOptions)(&mut settings));
-            check_status(api, (api.CreateCUDAProviderOptions)(&mut cuda));
-            check_status(api, (api.UpdateCUDAProviderOptions)(cuda, &key, &c"1".as_ptr(), 1));
-            check_status(api, (api.SessionOptionsAppendExecutionProvider_CUDA_V2)(settings, cuda));
-            (api.ReleaseCUDAProviderOptions)(cuda);
-            check_status(api, pagoda_custom_ops::register(api, settings, Providers::All));
-            check_status(
-                api,
-                (api.CreateSessionFromArray)(env, model.as_ptr().cast(), model.len(), settings, &mut raw),
-            );
-            (api.ReleaseSessionOptions)(settings);
-            let (kind, default) = (OrtAllocatorType::OrtDeviceAllocator, OrtMemType::OrtMemTypeDefault);
-            check_status(api, (api.CreateMemoryInfo)(c"Cuda".as_ptr(), kind, 0, default, &mut device));
-            Self { api, raw, device }
-        }
-    }
-
-    /// A value over memory of the device.
-    fn value(&self, memory: &Memory, element: i32, dims: &[i64]) -> *mut OrtValue {
-        let mut value = null_mut();
-        // SAFETY: the memory is as long as the shape says and outlives the binding; ONNX Runtime has every element type that
-        // Pagoda has, by the same numbers.
-        check_status(self.api, unsafe {
-            (self.api.CreateTensorWithDataAsOrtValue)(
-                self.device,
-                memory.address as *mut _,
-                memory.memory.len(),
-                dims.as_ptr(),
-                dims.len(),
-                std::mem::transmute::<i32, OnnxType>(element),
-                &mut value,
-            )
-        });
-        value
-    }
-
-    /// Runs, and waits for it.
-    fn run(&self, bound: &Bound) {
-        // SAFETY: session and binding are live.
-        check_status(self.api, unsafe { (self.api.RunWithBinding)(self.raw, null(), bound.binding) });
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // SAFETY: ours, released once.
-        unsafe {
-            (self.api.ReleaseSession)(self.raw);
-            (self.api.ReleaseMemoryInfo)(self.device);
-        }
-    }
-}
-
-fn check_status(api: &OrtApi, status: OrtStatusPtr) {
-    // SAFETY: the message belongs to the status, which is not released: the test ends here.
-    assert!(status.0.is_null(), "{}", unsafe { CStr::from_ptr((api.GetErrorMessage)(status.0)) }.to_string_lossy());
 }
 
 fn tensor_bytes(tensor: &pagoda::Tensor) -> &[u8] {

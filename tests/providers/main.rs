@@ -23,13 +23,20 @@ mod engine;
 #[path = "../embedding/files.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the embedding tables")]
 mod files;
+#[path = "../../kernels/tests/glu_cases/mod.rs"]
+#[allow(dead_code, reason = "its other half is for the tests of the kernels")]
+mod glu_cases;
 mod language_models;
+mod llm;
+#[path = "../../kernels/tests/llm_cases/mod.rs"]
+mod llm_cases;
 mod memory;
 mod moving;
 mod operators;
 mod parity;
 mod row_cache;
 mod row_lookup;
+mod session;
 
 use std::sync::RwLock;
 
@@ -72,6 +79,11 @@ on_both! {
     one_cache_for_all_sessions: crate::bag::sharing;
     rows_that_leave_while_others_are_looked_up: crate::bag::racing;
     around_the_layers: crate::ends::from_keys_to_scores;
+    golden_softmax_attention: crate::llm::golden;
+    random_softmax_attention: crate::llm::random;
+    softmax_attention_with_slots_of_heads: crate::llm::slots;
+    softmax_attention_that_does_not_fit: crate::llm::bad_shapes;
+    gated_linear_units: crate::llm::glu;
     scores_of_the_engine: crate::engine::scores;
     language_models_of_every_architecture: crate::language_models::every_architecture;
     language_models_in_other_forms: crate::language_models::other_forms;

@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 
 use pagoda_kernels::GluActivation;
+use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
 use crate::ort::{
-    Dim, Input, InputTensor, KernelContext, KernelInfo, OnnxElement, OpError, Operator, Output, OutputTensor, Shape,
-    ShapeInferContext,
+    Dim, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor,
+    Shape, ShapeInferContext,
 };
 
 /// The gated linear unit of every row, for one element type.
@@ -37,6 +38,17 @@ impl<T: OnnxElement> Operator for Glu<T> {
         // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS` and `OUTPUTS`. Nothing
         // writes to an input of a running node. The output is disjoint from the input.
         unsafe { Ok(pagoda_kernels::Glu::<T> { rows, width, x: x.slice(), activation }.run(y.slice_mut(), context)?) }
+    }
+}
+
+impl<T: OnnxElement> Launch for Glu<T> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
+        let Tensors { x, y, rows, width } = Tensors::read(context)?;
+        let (element, activation) = (cuda::Type::of::<T>(), self.activation);
+        let call = cuda::Glu { element, rows, width, x: x.address(), y: y.address(), activation };
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call. The output is disjoint from the input.
+        Ok(unsafe { gpu.glu(&call, stream) }?)
     }
 }
 

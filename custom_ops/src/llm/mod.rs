@@ -5,7 +5,7 @@ mod paged_attention;
 
 use pagoda_kernels::{bf16, f16};
 
-use crate::ort::{KernelEntry, OperatorEntry, Versions, operator};
+use crate::ort::{KernelEntry, OnCuda, OperatorEntry, Versions, operator};
 use glu::Glu;
 use paged_attention::{PagedAttention, QuantisedPagedAttention};
 
@@ -15,14 +15,24 @@ pub const OPERATORS: &[OperatorEntry] = &[
     OperatorEntry {
         name: c"PagedAttention",
         versions: Versions::since(1),
-        kernels: &[&[
-            KernelEntry::of::<PagedAttention<f32>>(),
-            KernelEntry::of::<PagedAttention<f16>>(),
-            KernelEntry::of::<PagedAttention<bf16>>(),
-            KernelEntry::of::<QuantisedPagedAttention<f32>>(),
-            KernelEntry::of::<QuantisedPagedAttention<f16>>(),
-            KernelEntry::of::<QuantisedPagedAttention<bf16>>(),
-        ]],
+        kernels: &[
+            &[
+                KernelEntry::of::<PagedAttention<f32>>(),
+                KernelEntry::of::<PagedAttention<f16>>(),
+                KernelEntry::of::<PagedAttention<bf16>>(),
+                KernelEntry::of::<QuantisedPagedAttention<f32>>(),
+                KernelEntry::of::<QuantisedPagedAttention<f16>>(),
+                KernelEntry::of::<QuantisedPagedAttention<bf16>>(),
+            ],
+            &[
+                KernelEntry::of::<OnCuda<PagedAttention<f32>>>(),
+                KernelEntry::of::<OnCuda<PagedAttention<f16>>>(),
+                KernelEntry::of::<OnCuda<PagedAttention<bf16>>>(),
+                KernelEntry::of::<OnCuda<QuantisedPagedAttention<f32>>>(),
+                KernelEntry::of::<OnCuda<QuantisedPagedAttention<f16>>>(),
+                KernelEntry::of::<OnCuda<QuantisedPagedAttention<bf16>>>(),
+            ],
+        ],
     },
-    operator!(c"Glu", Glu<f32, f16, bf16>, Versions::since(1), [Cpu]),
+    operator!(c"Glu", Glu<f32, f16, bf16>, Versions::since(1), [Cpu, Cuda]),
 ];

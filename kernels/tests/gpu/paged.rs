@@ -317,22 +317,22 @@ pub fn refused(context: &Context) {
     let device = OnDevice::new(&case, &stream, 0);
     type Change = fn(&mut cuda::PagedAttention);
     let changes: [(Change, &str); 11] = [
-        (|call| call.head_size = 513, "head size 513, expected 1 to 512"),
-        (|call| call.head_size = 0, "head size 0"),
-        (|call| call.query_heads += 1, "query heads, expected a multiple of the"),
-        (|call| call.kv_heads = 0, "expected a multiple of the 0 of key"),
-        (|call| call.page_size = 12, "page_size 12, expected a multiple of 8"),
-        (|call| call.format = KvFormat::Int8, "kv_scales, expected with a quantised pool"),
-        (|call| call.positions = None, "and positions"),
-        (|call| call.rotation.as_mut().unwrap().half_width = 65, "cos of 65 columns"),
-        (|call| call.rotation.as_mut().unwrap().rows = 0, "cos without rows"),
+        (|call| call.head_size = 513, "query: heads of 513 numbers, expected 1 to 512"),
+        (|call| call.head_size = 0, "query: heads of 0 numbers"),
+        (|call| call.query_heads += 1, "heads, expected a multiple of the"),
+        (|call| call.kv_heads = 0, "expected a multiple of the 0 heads of key"),
+        (|call| call.page_size = 12, "kv_pool: page_size 12, expected a multiple of 8"),
+        (|call| call.format = KvFormat::Int8, "kv_scales: missing, expected beside a pool of Int8"),
+        (|call| call.positions = None, "positions: missing, expected beside cos and sin"),
+        (|call| call.rotation.as_mut().unwrap().half_width = 65, "cos: rows of 65, expected 1 to"),
+        (|call| call.rotation.as_mut().unwrap().rows = 0, "cos: no rows"),
         (|call| call.total_rows = usize::MAX / 8, "T "),
         (
             |call| {
                 (call.rotation, call.positions) = (None, None);
                 call.slots = Some(cuda::HeadSlots { write_slots: 0, token_pos: 0, len: 1 });
             },
-            "token_pos without positions",
+            "positions: missing, expected beside token_pos",
         ),
     ];
     for (change, text) in changes {

@@ -125,7 +125,6 @@ impl PagedAttention {
     /// Refuses shapes that kernels can not take. Index tensors are on the device, and clamped there.
     pub fn check(&self) -> Result<(), CudaError> {
         let Self { query_heads, kv_heads, head_size, page_size, .. } = *self;
-        let half_width = self.rotation.map_or(0, |rotation| rotation.half_width);
         check_sizes(&[
             ("T", self.total_rows),
             ("B", self.sequences),
@@ -136,30 +135,35 @@ impl PagedAttention {
         ])?;
         let refuse = |message: String| Err(CudaError::Unsupported(message));
         if head_size == 0 || head_size > HEAD_SIZE {
-            return refuse(format!("head size {head_size}, expected 1 to {HEAD_SIZE}"));
+            return refuse(format!("query: heads of {head_size} numbers, expected 1 to {HEAD_SIZE}"));
         }
-        if kv_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
-            return refuse(format!("{query_heads} query heads, expected a multiple of the {kv_heads} of key"));
+        if kv_heads == 0 || query_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
+            return refuse(format!("query: {query_heads} heads, expected a multiple of the {kv_heads} heads of key"));
         }
         if page_size == 0 || !page_size.is_multiple_of(8) {
-            return refuse(format!("page_size {page_size}, expected a multiple of 8"));
+            return refuse(format!("kv_pool: page_size {page_size}, expected a multiple of 8"));
         }
         if self.format == KvFormat::Int4 && !head_size.is_multiple_of(2) {
-            return refuse(format!("head size {head_size}, expected an even number for int4"));
+            return refuse(format!("key: heads of {head_size} numbers, expected an even number for int4"));
         }
-        if self.scales.is_some() != (self.format != KvFormat::Native) {
-            return refuse(format!("kv_scales, expected with a quantised pool and not with {:?}", self.format));
+        match (self.scales, self.format) {
+            (None, KvFormat::Native) => {}
+            (Some(_), KvFormat::Native) => return refuse("kv_scales: expected none beside a native pool".into()),
+            (Some(_), _) => {}
+            (None, format) => return refuse(format!("kv_scales: missing, expected beside a pool of {format:?}")),
         }
-        if half_width > head_size / 2 || self.rotation.is_some() && (half_width == 0 || self.positions.is_none()) {
-            return refuse(format!("cos of {half_width} columns, expected 1 to {} and positions", head_size / 2));
+        if self.positions.is_none() && (self.rotation.is_some() || self.slots.is_some()) {
+            let beside = if self.rotation.is_some() { "cos and sin" } else { "token_pos" };
+            return refuse(format!("positions: missing, expected beside {beside}"));
         }
-        if let Some(Rotation { rows: 0, .. }) = self.rotation
-            && self.total_rows > 0
-        {
-            return refuse("cos without rows, expected one for each position".into());
-        }
-        if self.slots.is_some() && self.positions.is_none() {
-            return refuse("token_pos without positions".into());
+        if let Some(Rotation { rows, half_width, .. }) = self.rotation {
+            if half_width == 0 || half_width > head_size / 2 {
+                let most = head_size / 2;
+                return refuse(format!("cos: rows of {half_width}, expected 1 to {most}, half a head"));
+            }
+            if rows == 0 && self.total_rows > 0 {
+                return refuse("cos: no rows, expected one for each position".into());
+            }
         }
         Ok(())
     }
