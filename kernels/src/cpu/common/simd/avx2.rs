@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{EXP2_AROUND_0, MAX_EXPONENT, Simd};
 
@@ -127,6 +127,11 @@ unsafe impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn narrow_f16(v: Self::V, to: *mut f16) {
         unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_bf16(from: *const bf16) -> Self::V {
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())))) }
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{EXP2_FROM_0, MAX_EXPONENT, Simd};
 
@@ -126,6 +126,11 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn narrow_f16(v: Self::V, to: *mut f16) {
         unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_bf16(from: *const bf16) -> Self::V {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())))) }
     }
 
     #[inline(always)]

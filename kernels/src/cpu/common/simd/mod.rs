@@ -8,7 +8,7 @@ pub(crate) mod portable;
 
 use std::ops::Range;
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::Isa;
 use super::scratch::{self, Scratch};
@@ -47,6 +47,7 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn prefetch(at: *const u8);
     unsafe fn widen_f16(from: *const f16) -> Self::V;
     unsafe fn narrow_f16(v: Self::V, to: *mut f16);
+    unsafe fn widen_bf16(from: *const bf16) -> Self::V;
     /// One f16.
     unsafe fn from_f16(x: f16) -> f32;
     /// The largest lane; lanes are no NaN.

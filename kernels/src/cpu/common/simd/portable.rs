@@ -1,6 +1,6 @@
 //! Plain Rust over arrays, for any CPU and for Miri; the compiler makes of it what the baseline has.
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{EXP2_AROUND_0, MAX_EXPONENT, Simd};
 use crate::llm::kv_format::from_e4m3fn;
@@ -118,6 +118,13 @@ unsafe impl Simd for Portable {
     unsafe fn narrow_f16(v: Self::V, to: *mut f16) {
         // SAFETY: as for `widen_f16`.
         unsafe { to.cast::<[f16; LANES]>().write_unaligned(v.map(f16::from_f32_const)) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_bf16(from: *const bf16) -> Self::V {
+        // SAFETY: the caller's pointer is good for LANES elements.
+        let from = unsafe { from.cast::<[bf16; LANES]>().read_unaligned() };
+        from.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
     }
 
     #[inline(always)]

@@ -15,7 +15,7 @@ use crate::cpu::common::simd::Simd;
 /// vector.
 pub(super) const KEYS: usize = 4;
 /// Values that are added at once; they stay in the first cache for all rows.
-pub(super) const VALUES: usize = 8;
+pub(super) const VALUES: usize = 16;
 /// Rows of which a sum of values is in registers.
 const SUM_ROWS: usize = 4;
 

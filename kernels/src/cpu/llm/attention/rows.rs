@@ -32,6 +32,9 @@ pub(super) struct TileSlots {
 /// A slot without a token.
 const EMPTY: usize = usize::MAX;
 
+/// Rows that read a block of the pool, from which on it pays to copy it.
+const COPIES_FROM: usize = 16;
+
 /// The rows of a block: for each kv head, for each token, the query heads of the group.
 pub(super) struct Rows<'a, T> {
     pub(super) op: &'a PagedAttention<'a, T>,
@@ -251,11 +254,17 @@ impl<'a, T: Element> Rows<'a, T> {
         padded: usize,
     ) -> [*const f32; N] {
         let mut blocks = [buffer.as_ptr(); N];
+        // The blocks of a head are often a multiple of 4 KiB apart, and then push each other out of the first cache.
+        let copies = self.of_a_head() >= COPIES_FROM;
+        for &ahead in slots.keys[first..].iter().skip(N).take(N).filter(|&&ahead| ahead != EMPTY) {
+            // SAFETY: the caller's.
+            unsafe { stored.prefetch::<S>(self.op, ahead + head) };
+        }
         for (index, buffer) in buffer[..N * padded].chunks_exact_mut(padded).enumerate() {
             let at = slots.keys[first + index];
             if at != EMPTY {
                 // SAFETY: the caller's; slots that hold a token have blocks inside the pool, by the check.
-                blocks[index] = unsafe { stored.block::<S>(self.op, at + head, buffer) };
+                blocks[index] = unsafe { stored.block::<S>(self.op, at + head, copies, buffer) };
             }
         }
         blocks

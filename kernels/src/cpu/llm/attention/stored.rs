@@ -29,7 +29,23 @@ impl<'a, T: Element> Stored<'a, T> {
         }
     }
 
-    /// A block as f32: where it is, if it can be read there, else in `buffer`, padded with zeros.
+    /// Asks for a block ahead of its use.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    pub(super) unsafe fn prefetch<S: Simd>(self, op: &PagedAttention<'_, T>, block: usize) {
+        let (from, width) = match self {
+            Self::Native(pool) => (pool.as_ptr().cast::<u8>(), op.head_size * size_of::<T>()),
+            Self::Quantised(codes, _) => (codes.as_ptr(), op.format.pool_width(op.head_size)),
+        };
+        for at in (0..width).step_by(64) {
+            // SAFETY: the caller's; any address will do.
+            unsafe { S::prefetch(from.wrapping_add(block * width + at)) };
+        }
+    }
+
+    /// A block as f32: where it is, if it can be read there and need not be copied, else in `buffer`, padded with zeros.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.
@@ -38,13 +54,14 @@ impl<'a, T: Element> Stored<'a, T> {
         self,
         op: &PagedAttention<'_, T>,
         block: usize,
+        copies: bool,
         buffer: &mut [f32],
     ) -> *const f32 {
         let size = op.head_size;
         match self {
             Self::Native(pool) => {
                 let numbers = &pool[block * size..][..size];
-                if size == buffer.len() && TypeId::of::<T>() == TypeId::of::<f32>() {
+                if !copies && size == buffer.len() && TypeId::of::<T>() == TypeId::of::<f32>() {
                     return numbers.as_ptr().cast();
                 }
                 // SAFETY: the caller's.
@@ -57,7 +74,9 @@ impl<'a, T: Element> Stored<'a, T> {
                 unsafe { dequantise::<S>(op.format, codes, scales, &mut buffer[..size]) };
             }
         }
-        buffer[size..].fill(0.0);
+        if size < buffer.len() {
+            buffer[size..].fill(0.0);
+        }
         buffer.as_ptr()
     }
 }
