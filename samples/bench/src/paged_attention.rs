@@ -115,7 +115,7 @@ impl Attention {
         for (output, (_, tensor)) in outputs[1..].iter().zip(&inputs[7..]) {
             graph = graph.output(output, tensor.element_type() as i32, &fixed(tensor.dims()));
         }
-        let model = Model::from_bytes(&graph.to_bytes(), &options(threads))?;
+        let model = Model::open_memory(&graph.to_bytes(), &options(threads))?;
         Ok(Self { model, inputs, output: Tensor::zeros(element, &dims)?, heads, kind, cached, new })
     }
 
