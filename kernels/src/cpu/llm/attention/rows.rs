@@ -112,9 +112,9 @@ impl<'a, T: Element> Rows<'a, T> {
             match self.form::<S>() {
                 Form::Copied => self.attend_as::<S, Copied>(stored, start, end, queries, tile, sums),
                 Form::Native => self.attend_as::<S, Native<T>>(stored, start, end, queries, tile, sums),
-                Form::Int8 => self.attend_as::<S, Int8<S::V>>(stored, start, end, queries, tile, sums),
-                Form::Int4 => self.attend_as::<S, Int4<S::V>>(stored, start, end, queries, tile, sums),
-                Form::Fp8 => self.attend_as::<S, Fp8<S::V>>(stored, start, end, queries, tile, sums),
+                Form::Int8 => self.attend_as::<S, Int8>(stored, start, end, queries, tile, sums),
+                Form::Int4 => self.attend_as::<S, Int4>(stored, start, end, queries, tile, sums),
+                Form::Fp8 => self.attend_as::<S, Fp8>(stored, start, end, queries, tile, sums),
             }
         }
     }

@@ -99,75 +99,69 @@ impl<S: Simd, T: Element> Numbers<S, T> for Native<T> {
 
 /// Codes of 8 bits.
 #[derive(Clone, Copy)]
-pub(super) struct Int8<V> {
+pub(super) struct Int8 {
     codes: *const u8,
-    scale: V,
-    low: V,
+    scale: f32,
+    low: f32,
 }
 
-impl<S: Simd, T: Element> Numbers<S, T> for Int8<S::V> {
+impl<S: Simd, T: Element> Numbers<S, T> for Int8 {
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
-        unsafe {
-            let [scale, low] = [S::from_f16(scales[0]), S::from_f16(scales[1])];
-            Self { codes: codes.as_ptr(), scale: S::splat(scale), low: S::splat(low) }
-        }
+        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]), low: S::from_f16(scales[1]) } }
     }
 
     #[inline(always)]
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
-        unsafe { S::fma(S::widen_u8(self.codes.add(at)), self.scale, self.low) }
+        unsafe { S::fma(S::widen_u8(self.codes.add(at)), S::splat(self.scale), S::splat(self.low)) }
     }
 }
 
 /// Codes of 4 bits.
 #[derive(Clone, Copy)]
-pub(super) struct Int4<V> {
+pub(super) struct Int4 {
     codes: *const u8,
-    scale: V,
-    low: V,
+    scale: f32,
+    low: f32,
 }
 
-impl<S: Simd, T: Element> Numbers<S, T> for Int4<S::V> {
+impl<S: Simd, T: Element> Numbers<S, T> for Int4 {
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
-        unsafe {
-            let [scale, low] = [S::from_f16(scales[0]), S::from_f16(scales[1])];
-            Self { codes: codes.as_ptr(), scale: S::splat(scale), low: S::splat(low) }
-        }
+        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]), low: S::from_f16(scales[1]) } }
     }
 
     #[inline(always)]
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
-        unsafe { S::fma(S::widen_u4(self.codes.add(at / 2)), self.scale, self.low) }
+        unsafe { S::fma(S::widen_u4(self.codes.add(at / 2)), S::splat(self.scale), S::splat(self.low)) }
     }
 }
 
 /// Codes e4m3fn.
 #[derive(Clone, Copy)]
-pub(super) struct Fp8<V> {
+pub(super) struct Fp8 {
     codes: *const u8,
-    scale: V,
+    scale: f32,
 }
 
-impl<S: Simd, T: Element> Numbers<S, T> for Fp8<S::V> {
+impl<S: Simd, T: Element> Numbers<S, T> for Fp8 {
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
-        unsafe { Self { codes: codes.as_ptr(), scale: S::splat(S::from_f16(scales[0])) } }
+        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]) } }
     }
 
     #[inline(always)]
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
-        unsafe { S::mul(S::widen_e4m3fn(self.codes.add(at)), self.scale) }
+        unsafe { S::mul(S::widen_e4m3fn(self.codes.add(at)), S::splat(self.scale)) }
     }
 }
 
@@ -183,9 +177,9 @@ impl<S: Simd, T: Element> Numbers<S, T> for Copied {
         unsafe {
             match (stored, op.format) {
                 (Stored::Native(_), _) => T::widen::<S>(stored.numbers(op, block), &mut buffer[..size]),
-                (_, KvFormat::Int8) => copy::<S, T, Int8<S::V>>(stored, op, block, &mut buffer[..size]),
-                (_, KvFormat::Int4) => copy::<S, T, Int4<S::V>>(stored, op, block, &mut buffer[..size]),
-                _ => copy::<S, T, Fp8<S::V>>(stored, op, block, &mut buffer[..size]),
+                (_, KvFormat::Int8) => copy::<S, T, Int8>(stored, op, block, &mut buffer[..size]),
+                (_, KvFormat::Int4) => copy::<S, T, Int4>(stored, op, block, &mut buffer[..size]),
+                _ => copy::<S, T, Fp8>(stored, op, block, &mut buffer[..size]),
             }
         }
         if size < buffer.len() {
