@@ -22,6 +22,12 @@ pub(crate) mod sealed {
     /// Whole-row conversions. They are generic over the instruction set because a function without the matching
     /// `target_feature` cannot inline the conversion instructions.
     pub trait Convert: Copy + Default + Send + Sync + 'static {
+        /// A vector of them.
+        ///
+        /// # Safety
+        /// The CPU must have the instructions of `S`, and `from` be good for `LANES` elements.
+        unsafe fn load<S: Simd>(from: *const Self) -> S::V;
+
         /// # Safety
         /// The CPU must have the instructions of `S`.
         unsafe fn widen<S: Simd>(from: &[Self], to: &mut [f32]);
@@ -80,6 +86,12 @@ impl Element for bf16 {
 
 impl sealed::Convert for f32 {
     #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::load(from) }
+    }
+
+    #[inline(always)]
     unsafe fn widen<S: Simd>(from: &[Self], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
@@ -91,6 +103,12 @@ impl sealed::Convert for f32 {
 }
 
 impl sealed::Convert for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::widen_bf16(from) }
+    }
+
     #[inline(always)]
     unsafe fn widen<S: Simd>(from: &[Self], to: &mut [f32]) {
         assert_eq!(from.len(), to.len());
@@ -113,6 +131,12 @@ impl sealed::Convert for bf16 {
 }
 
 impl sealed::Convert for f16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::widen_f16(from) }
+    }
+
     #[inline(always)]
     unsafe fn widen<S: Simd>(from: &[Self], to: &mut [f32]) {
         assert_eq!(from.len(), to.len());

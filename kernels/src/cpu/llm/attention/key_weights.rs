@@ -4,7 +4,7 @@ use super::attend::BLOCKS;
 use super::plan::{Block, tokens_at_once};
 use super::rows::{Rows, TileBuffers};
 use super::softmax::{TILE, exp2};
-use super::stored::Stored;
+use super::stored::{Copied, Stored};
 use crate::Element;
 use crate::cpu::common::scratch::Scratch;
 use crate::cpu::common::shared::Shared;
@@ -49,7 +49,7 @@ impl<T: Element> Work for Weigh<'_, T> {
                 let end = rows.slots.min(start + TILE);
                 rows.fill_masks(start, end, tile.masks);
                 // SAFETY: the caller's; the buffers have the sizes that `rows` asks for.
-                unsafe { rows.products::<S>(self.stored, &rows.locate(start, end), queries, &mut tile) };
+                unsafe { rows.products::<S, Copied>(self.stored, &rows.locate(start, end), queries, &mut tile) };
                 for row in (0..count).filter(|&row| tile.masks[row] != 0) {
                     let (token, query_head) = rows.row(row);
                     let stats = &self.stats[2 * (token * op.query_heads + query_head)..];

@@ -9,6 +9,8 @@
 use std::ops::Range;
 
 use super::softmax::TILE;
+use super::stored::Numbers;
+use crate::Element;
 use crate::cpu::common::simd::Simd;
 
 /// Keys that the products of some rows share. With as many rows as make the lanes of a vector, their sums over lanes are one
@@ -25,20 +27,20 @@ const SUM_ROWS: usize = 4;
 /// The CPU has the instructions of `S`. Queries and keys have `padded` numbers, a multiple of the lanes; `to` is good for `KEYS`
 /// numbers of each row.
 #[inline(always)]
-pub(super) unsafe fn dots<S: Simd>(
+pub(super) unsafe fn dots<S: Simd, T: Element, N: Numbers<S, T>>(
     rows: usize,
     queries: *const f32,
     padded: usize,
-    keys: &[*const f32; KEYS],
+    keys: &[N; KEYS],
     to: *mut f32,
 ) -> usize {
     // SAFETY: the caller's.
     unsafe {
         match rows {
-            4.. if S::LANES >= 4 * KEYS => dots_of::<S, 4>(queries, padded, keys, to),
-            3 if S::LANES >= 4 * KEYS => dots_of::<S, 3>(queries, padded, keys, to),
-            2.. => dots_of::<S, 2>(queries, padded, keys, to),
-            _ => dots_of::<S, 1>(queries, padded, keys, to),
+            4.. if S::LANES >= 4 * KEYS => dots_of::<S, T, N, 4>(queries, padded, keys, to),
+            3 if S::LANES >= 4 * KEYS => dots_of::<S, T, N, 3>(queries, padded, keys, to),
+            2.. => dots_of::<S, T, N, 2>(queries, padded, keys, to),
+            _ => dots_of::<S, T, N, 1>(queries, padded, keys, to),
         }
     }
 }
@@ -46,10 +48,10 @@ pub(super) unsafe fn dots<S: Simd>(
 /// # Safety
 /// As for [`dots`].
 #[inline(always)]
-unsafe fn dots_of<S: Simd, const ROWS: usize>(
+unsafe fn dots_of<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize>(
     queries: *const f32,
     padded: usize,
-    keys: &[*const f32; KEYS],
+    keys: &[N; KEYS],
     to: *mut f32,
 ) -> usize {
     // SAFETY: the caller's.
@@ -61,7 +63,7 @@ unsafe fn dots_of<S: Simd, const ROWS: usize>(
                 query[row] = S::load(queries.add(row * padded + at));
             }
             for key in 0..KEYS {
-                let number = S::load(keys[key].add(at));
+                let number = keys[key].vector(at);
                 for row in 0..ROWS {
                     products[row * KEYS + key] = S::fma(number, query[row], products[row * KEYS + key]);
                 }
@@ -82,8 +84,8 @@ unsafe fn dots_of<S: Simd, const ROWS: usize>(
 /// # Safety
 /// The CPU has the instructions of `S`; there is a mask for each row; the values have `padded` numbers, a multiple of the lanes.
 #[inline(always)]
-pub(super) unsafe fn add_values<S: Simd>(
-    values: &[*const f32; VALUES],
+pub(super) unsafe fn add_values<S: Simd, T: Element, N: Numbers<S, T>>(
+    values: &[N; VALUES],
     weights: *const f32,
     masks: &[u64],
     first: usize,
@@ -101,14 +103,14 @@ pub(super) unsafe fn add_values<S: Simd>(
             // Rows that see the same slots share the loads of their values.
             if some.iter().all(|&mask| bits(mask) == seen) {
                 match some.len() {
-                    4 => add_seen::<S, 4>(values, weights, seen, to, padded),
-                    3 => add_seen::<S, 3>(values, weights, seen, to, padded),
-                    2 => add_seen::<S, 2>(values, weights, seen, to, padded),
-                    _ => add_seen::<S, 1>(values, weights, seen, to, padded),
+                    4 => add_seen::<S, T, N, 4>(values, weights, seen, to, padded),
+                    3 => add_seen::<S, T, N, 3>(values, weights, seen, to, padded),
+                    2 => add_seen::<S, T, N, 2>(values, weights, seen, to, padded),
+                    _ => add_seen::<S, T, N, 1>(values, weights, seen, to, padded),
                 }
             } else {
                 for (row, &mask) in some.iter().enumerate() {
-                    add_seen::<S, 1>(values, weights.add(row * TILE), bits(mask), to.add(row * padded), padded);
+                    add_seen::<S, T, N, 1>(values, weights.add(row * TILE), bits(mask), to.add(row * padded), padded);
                 }
             }
         }
@@ -121,8 +123,8 @@ pub(super) unsafe fn add_values<S: Simd>(
 /// # Safety
 /// As for [`add_values`].
 #[inline(always)]
-unsafe fn add_seen<S: Simd, const ROWS: usize>(
-    values: &[*const f32; VALUES],
+unsafe fn add_seen<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize>(
+    values: &[N; VALUES],
     weights: *const f32,
     mut seen: u64,
     to: *mut f32,
@@ -138,12 +140,12 @@ unsafe fn add_seen<S: Simd, const ROWS: usize>(
             unsafe {
                 at += match (padded - at) / S::LANES {
                     4.. if S::MAX_VECTORS >= 4 => {
-                        add_vectors::<S, ROWS, 4>(values, weights, start..end, to, padded, at)
+                        add_vectors::<S, T, N, ROWS, 4>(values, weights, start..end, to, padded, at)
                     }
                     2.. if S::MAX_VECTORS >= 2 => {
-                        add_vectors::<S, ROWS, 2>(values, weights, start..end, to, padded, at)
+                        add_vectors::<S, T, N, ROWS, 2>(values, weights, start..end, to, padded, at)
                     }
-                    _ => add_vectors::<S, ROWS, 1>(values, weights, start..end, to, padded, at),
+                    _ => add_vectors::<S, T, N, ROWS, 1>(values, weights, start..end, to, padded, at),
                 }
             }
         }
@@ -155,8 +157,8 @@ unsafe fn add_seen<S: Simd, const ROWS: usize>(
 /// # Safety
 /// As for [`add_values`]; `VECTORS` vectors from `at` on are inside a row.
 #[inline(always)]
-unsafe fn add_vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
-    values: &[*const f32; VALUES],
+unsafe fn add_vectors<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize, const VECTORS: usize>(
+    values: &[N; VALUES],
     weights: *const f32,
     slots: Range<usize>,
     to: *mut f32,
@@ -174,7 +176,7 @@ unsafe fn add_vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
         for slot in slots {
             let mut value = [S::splat(0.0); VECTORS];
             for vector in 0..VECTORS {
-                value[vector] = S::load(values[slot].add(at + vector * S::LANES));
+                value[vector] = values[slot].vector(at + vector * S::LANES);
             }
             for row in 0..ROWS {
                 let weight = S::splat(*weights.add(row * TILE + slot));

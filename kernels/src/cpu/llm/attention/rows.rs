@@ -6,9 +6,10 @@ use super::plan::Block;
 use super::products::{KEYS, VALUES, add_values, dots};
 use super::rotation::rotate;
 use super::softmax::{Sums, TILE, scale_values, softmax};
-use super::stored::Stored;
+use super::stored::{Copied, Fp8, Int4, Int8, Native, Numbers, Stored};
 use crate::Element;
 use crate::cpu::common::simd::Simd;
+use crate::llm::kv_format::KvFormat;
 use crate::llm::paged_attention::PagedAttention;
 
 /// What a tile needs of memory.
@@ -25,15 +26,22 @@ pub(super) struct TileBuffers<'a> {
 pub(super) struct TileSlots {
     /// Counted from the first slot of the tile.
     any: Range<usize>,
-    /// The block of the key of head 0.
+    /// The block of the key of head 0; that of page 0 for a slot without a token.
     keys: [usize; TILE],
 }
 
-/// A slot without a token.
-const EMPTY: usize = usize::MAX;
+/// Rows that read a block of the pool, from which on it pays to copy it: what is not f32 is then converted once. Blocks of a
+/// head are often a multiple of 4 KiB apart, and push each other out of the first cache.
+const COPIES_FROM: usize = 12;
 
-/// Rows that read a block of the pool, from which on it pays to copy it.
-const COPIES_FROM: usize = 16;
+/// How the pool is read: its numbers are copied first, or become f32 in registers.
+enum Form {
+    Copied,
+    Native,
+    Int8,
+    Int4,
+    Fp8,
+}
 
 /// The rows of a block: for each kv head, for each token, the query heads of the group.
 pub(super) struct Rows<'a, T> {
@@ -99,12 +107,50 @@ impl<'a, T: Element> Rows<'a, T> {
         tile: &mut TileBuffers<'_>,
         sums: &mut Sums<'_>,
     ) {
+        // SAFETY: the caller's; the form is that of the pool.
+        unsafe {
+            match self.form::<S>() {
+                Form::Copied => self.attend_as::<S, Copied>(stored, start, end, queries, tile, sums),
+                Form::Native => self.attend_as::<S, Native<T>>(stored, start, end, queries, tile, sums),
+                Form::Int8 => self.attend_as::<S, Int8>(stored, start, end, queries, tile, sums),
+                Form::Int4 => self.attend_as::<S, Int4>(stored, start, end, queries, tile, sums),
+                Form::Fp8 => self.attend_as::<S, Fp8>(stored, start, end, queries, tile, sums),
+            }
+        }
+    }
+
+    /// The form in which the pool is read.
+    #[inline(always)]
+    fn form<S: Simd>(&self) -> Form {
+        if self.of_a_head() >= COPIES_FROM || !self.op.head_size.is_multiple_of(S::LANES) {
+            return Form::Copied;
+        }
+        match self.op.format {
+            KvFormat::Native => Form::Native,
+            KvFormat::Int8 => Form::Int8,
+            KvFormat::Int4 => Form::Int4,
+            KvFormat::Fp8 => Form::Fp8,
+        }
+    }
+
+    /// # Safety
+    /// As for [`Self::attend`]; `N` is the form of the pool.
+    #[inline(always)]
+    unsafe fn attend_as<S: Simd, N: Numbers<S, T>>(
+        &self,
+        stored: Stored<'_, T>,
+        start: usize,
+        end: usize,
+        queries: &[f32],
+        tile: &mut TileBuffers<'_>,
+        sums: &mut Sums<'_>,
+    ) {
         let padded = queries.len() / self.count();
         self.fill_masks(start, end, tile.masks);
         let slots = self.locate(start, end);
         // SAFETY: the caller's.
         unsafe {
-            self.products::<S>(stored, &slots, queries, tile);
+            self.products::<S, N>(stored, &slots, queries, tile);
             for row in 0..self.count() {
                 if tile.masks[row] == 0 {
                     continue;
@@ -116,7 +162,7 @@ impl<'a, T: Element> Rows<'a, T> {
                     scale_values::<S>(&mut sums.values[row * padded..][..padded], scale);
                 }
             }
-            self.values::<S>(stored, &slots, tile, sums, padded);
+            self.values::<S, N>(stored, slots, tile, sums, padded);
         }
     }
 
@@ -151,7 +197,7 @@ impl<'a, T: Element> Rows<'a, T> {
     #[inline(always)]
     pub(super) fn locate(&self, start: usize, end: usize) -> TileSlots {
         let (op, sequence) = (self.op, self.block.sequence);
-        let mut keys = [EMPTY; TILE];
+        let mut keys = [0; TILE];
         let any = if op.slots.is_none() {
             let first = op.row_position(sequence, self.block.tokens.start);
             let first = if op.window == 0 { 0 } else { (first + 1 - op.window).max(0) as usize };
@@ -180,7 +226,7 @@ impl<'a, T: Element> Rows<'a, T> {
     /// # Safety
     /// As for [`Self::attend`].
     #[inline(always)]
-    pub(super) unsafe fn products<S: Simd>(
+    pub(super) unsafe fn products<S: Simd, N: Numbers<S, T>>(
         &self,
         stored: Stored<'_, T>,
         slots: &TileSlots,
@@ -193,13 +239,13 @@ impl<'a, T: Element> Rows<'a, T> {
             for (index, head) in self.block.heads.clone().enumerate() {
                 // SAFETY: the caller's.
                 unsafe {
-                    let keys = self.blocks::<S, KEYS>(stored, slots, first, head, tile.blocks, padded);
+                    let keys = self.blocks::<S, N, KEYS>(stored, slots, first, head, tile.blocks, padded);
                     let queries = queries[index * of_a_head * padded..][..of_a_head * padded].as_ptr();
                     let to = tile.weights[index * of_a_head * TILE..][..of_a_head * TILE].as_mut_ptr().add(first);
                     let mut row = 0;
                     while row < of_a_head {
                         let (queries, to) = (queries.add(row * padded), to.add(row * TILE));
-                        row += dots::<S>(of_a_head - row, queries, padded, &keys, to);
+                        row += dots::<S, T, N>(of_a_head - row, queries, padded, &keys, to);
                     }
                 }
             }
@@ -211,40 +257,38 @@ impl<'a, T: Element> Rows<'a, T> {
     /// # Safety
     /// As for [`Self::attend`].
     #[inline(always)]
-    unsafe fn values<S: Simd>(
+    unsafe fn values<S: Simd, N: Numbers<S, T>>(
         &self,
         stored: Stored<'_, T>,
-        slots: &TileSlots,
+        mut slots: TileSlots,
         tile: &mut TileBuffers<'_>,
         sums: &mut Sums<'_>,
         padded: usize,
     ) {
         let of_a_head = self.of_a_head();
-        let values =
-            slots.keys.map(|key| if key == EMPTY { EMPTY } else { key + self.op.pages.page_size * self.op.kv_heads });
-        let slots = TileSlots { any: slots.any.clone(), keys: values };
+        let page = self.op.pages.page_size * self.op.kv_heads;
+        slots.keys.iter_mut().for_each(|key| *key += page);
         for first in (slots.any.start / VALUES * VALUES..slots.any.end).step_by(VALUES) {
             for (index, head) in self.block.heads.clone().enumerate() {
                 // SAFETY: the caller's.
                 unsafe {
-                    let values = self.blocks::<S, VALUES>(stored, &slots, first, head, tile.blocks, padded);
+                    let values = self.blocks::<S, N, VALUES>(stored, &slots, first, head, tile.blocks, padded);
                     let rows = index * of_a_head..(index + 1) * of_a_head;
                     let to = sums.values[rows.start * padded..rows.end * padded].as_mut_ptr();
                     let weights = tile.weights[rows.start * TILE..rows.end * TILE].as_ptr().add(first);
                     let masks = &tile.masks[rows];
-                    add_values::<S>(&values, weights, masks, first, to, padded);
+                    add_values::<S, T, N>(&values, weights, masks, first, to, padded);
                 }
             }
         }
     }
 
-    /// `N` blocks of one head, from slot `first` of the tile on. Every pointer is good for a row; those of slots without a token
-    /// are never used for a result.
+    /// `COUNT` blocks of one head, from slot `first` of the tile on; the next ones are asked for.
     ///
     /// # Safety
-    /// As for [`Self::attend`].
+    /// As for [`Self::attend_as`].
     #[inline(always)]
-    unsafe fn blocks<S: Simd, const N: usize>(
+    unsafe fn blocks<S: Simd, N: Numbers<S, T>, const COUNT: usize>(
         &self,
         stored: Stored<'_, T>,
         slots: &TileSlots,
@@ -252,22 +296,20 @@ impl<'a, T: Element> Rows<'a, T> {
         head: usize,
         buffer: &mut [f32],
         padded: usize,
-    ) -> [*const f32; N] {
-        let mut blocks = [buffer.as_ptr(); N];
-        // The blocks of a head are often a multiple of 4 KiB apart, and then push each other out of the first cache.
-        let copies = self.of_a_head() >= COPIES_FROM;
-        for &ahead in slots.keys[first..].iter().skip(N).take(N).filter(|&&ahead| ahead != EMPTY) {
-            // SAFETY: the caller's.
-            unsafe { stored.prefetch::<S>(self.op, ahead + head) };
-        }
-        for (index, buffer) in buffer[..N * padded].chunks_exact_mut(padded).enumerate() {
-            let at = slots.keys[first + index];
-            if at != EMPTY {
-                // SAFETY: the caller's; slots that hold a token have blocks inside the pool, by the check.
-                blocks[index] = unsafe { stored.block::<S>(self.op, at + head, copies, buffer) };
+    ) -> [N; COUNT] {
+        // SAFETY: the caller's; slots that hold a token have blocks inside the pool, by the check, and so has page 0: the pool
+        // of a call with rows has pages.
+        unsafe {
+            for ahead in slots.keys[first..].iter().skip(COUNT).take(COUNT) {
+                stored.prefetch::<S>(self.op, ahead + head);
             }
+            let mut blocks = [N::of(stored, self.op, slots.keys[first] + head, &mut buffer[..padded]); COUNT];
+            for (index, block) in blocks.iter_mut().enumerate().skip(1) {
+                let buffer = &mut buffer[index * padded..][..padded];
+                *block = N::of(stored, self.op, slots.keys[first + index] + head, buffer);
+            }
+            blocks
         }
-        blocks
     }
 
     /// Makes the products of one row with a tile its scores, times log2(e); -inf for slots that it does not see.

@@ -1,6 +1,6 @@
-//! The pool as it is read: numbers where they are, or converted to f32.
+//! The pool as it is read: blocks whose numbers become f32 in registers, or are copied as f32 to a buffer first.
 
-use std::any::TypeId;
+use half::f16;
 
 use crate::Element;
 use crate::cpu::common::simd::Simd;
@@ -10,7 +10,7 @@ use crate::llm::paged_attention::{KvPool, PagedAttention};
 /// The pool after the append, which is only read.
 pub(super) enum Stored<'a, T> {
     Native(&'a [T]),
-    Quantised(&'a [u8], &'a [half::f16]),
+    Quantised(&'a [u8], &'a [f16]),
 }
 
 impl<T> Clone for Stored<'_, T> {
@@ -45,72 +45,177 @@ impl<'a, T: Element> Stored<'a, T> {
         }
     }
 
-    /// A block as f32: where it is, if it can be read there and need not be copied, else in `buffer`, padded with zeros.
+    #[inline(always)]
+    fn numbers(self, op: &PagedAttention<'_, T>, block: usize) -> &'a [T] {
+        match self {
+            Self::Native(pool) => &pool[block * op.head_size..][..op.head_size],
+            Self::Quantised(..) => &[],
+        }
+    }
+
+    #[inline(always)]
+    fn codes(self, op: &PagedAttention<'_, T>, block: usize) -> (&'a [u8], &'a [f16]) {
+        match self {
+            Self::Native(_) => (&[], &[]),
+            Self::Quantised(codes, scales) => {
+                let (width, scale) = (op.format.pool_width(op.head_size), op.format.scales_width());
+                (&codes[block * width..][..width], &scales[block * scale..][..scale])
+            }
+        }
+    }
+}
+
+/// A block of the pool. Whichever form reads it, its numbers have the same bits.
+pub(super) trait Numbers<S: Simd, T: Element>: Copy {
+    /// A block of a pool of this form. It may be put into `buffer`, which is as long as a block with its padding.
     ///
     /// # Safety
-    /// The CPU has the instructions of `S`.
+    /// The CPU has the instructions of `S`; the pool is of this form.
+    unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, buffer: &mut [f32]) -> Self;
+
+    /// The vector that begins at a number of the block.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`; the vector is inside the block, and pool and buffer are still there.
+    unsafe fn vector(self, at: usize) -> S::V;
+}
+
+/// Numbers of the type of the keys. The head size is a multiple of the lanes, as for all forms but [`Copied`].
+#[derive(Clone, Copy)]
+pub(super) struct Native<T>(*const T);
+
+impl<S: Simd, T: Element> Numbers<S, T> for Native<T> {
     #[inline(always)]
-    pub(super) unsafe fn block<S: Simd>(
-        self,
-        op: &PagedAttention<'_, T>,
-        block: usize,
-        copies: bool,
-        buffer: &mut [f32],
-    ) -> *const f32 {
+    unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
+        Self(stored.numbers(op, block).as_ptr())
+    }
+
+    #[inline(always)]
+    unsafe fn vector(self, at: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { T::load::<S>(self.0.add(at)) }
+    }
+}
+
+/// Codes of 8 bits.
+#[derive(Clone, Copy)]
+pub(super) struct Int8 {
+    codes: *const u8,
+    scale: f32,
+    low: f32,
+}
+
+impl<S: Simd, T: Element> Numbers<S, T> for Int8 {
+    #[inline(always)]
+    unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
+        let (codes, scales) = stored.codes(op, block);
+        // SAFETY: the caller's.
+        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]), low: S::from_f16(scales[1]) } }
+    }
+
+    #[inline(always)]
+    unsafe fn vector(self, at: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::fma(S::widen_u8(self.codes.add(at)), S::splat(self.scale), S::splat(self.low)) }
+    }
+}
+
+/// Codes of 4 bits.
+#[derive(Clone, Copy)]
+pub(super) struct Int4 {
+    codes: *const u8,
+    scale: f32,
+    low: f32,
+}
+
+impl<S: Simd, T: Element> Numbers<S, T> for Int4 {
+    #[inline(always)]
+    unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
+        let (codes, scales) = stored.codes(op, block);
+        // SAFETY: the caller's.
+        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]), low: S::from_f16(scales[1]) } }
+    }
+
+    #[inline(always)]
+    unsafe fn vector(self, at: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::fma(S::widen_u4(self.codes.add(at / 2)), S::splat(self.scale), S::splat(self.low)) }
+    }
+}
+
+/// Codes e4m3fn.
+#[derive(Clone, Copy)]
+pub(super) struct Fp8 {
+    codes: *const u8,
+    scale: f32,
+}
+
+impl<S: Simd, T: Element> Numbers<S, T> for Fp8 {
+    #[inline(always)]
+    unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
+        let (codes, scales) = stored.codes(op, block);
+        // SAFETY: the caller's.
+        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]) } }
+    }
+
+    #[inline(always)]
+    unsafe fn vector(self, at: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::mul(S::widen_e4m3fn(self.codes.add(at)), S::splat(self.scale)) }
+    }
+}
+
+/// Any form, copied to the buffer as f32, with zeros as padding.
+#[derive(Clone, Copy)]
+pub(super) struct Copied(*const f32);
+
+impl<S: Simd, T: Element> Numbers<S, T> for Copied {
+    #[inline(always)]
+    unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, buffer: &mut [f32]) -> Self {
         let size = op.head_size;
-        match self {
-            Self::Native(pool) => {
-                let numbers = &pool[block * size..][..size];
-                if !copies && size == buffer.len() && TypeId::of::<T>() == TypeId::of::<f32>() {
-                    return numbers.as_ptr().cast();
-                }
-                // SAFETY: the caller's.
-                unsafe { T::widen::<S>(numbers, &mut buffer[..size]) };
-            }
-            Self::Quantised(codes, scales) => {
-                let (width, scale) = (op.format.pool_width(size), op.format.scales_width());
-                let (codes, scales) = (&codes[block * width..][..width], &scales[block * scale..][..scale]);
-                // SAFETY: the caller's.
-                unsafe { dequantise::<S>(op.format, codes, scales, &mut buffer[..size]) };
+        // SAFETY: the caller's; the form is that of the pool.
+        unsafe {
+            match (stored, op.format) {
+                (Stored::Native(_), _) => T::widen::<S>(stored.numbers(op, block), &mut buffer[..size]),
+                (_, KvFormat::Int8) => copy::<S, T, Int8>(stored, op, block, &mut buffer[..size]),
+                (_, KvFormat::Int4) => copy::<S, T, Int4>(stored, op, block, &mut buffer[..size]),
+                _ => copy::<S, T, Fp8>(stored, op, block, &mut buffer[..size]),
             }
         }
         if size < buffer.len() {
             buffer[size..].fill(0.0);
         }
-        buffer.as_ptr()
+        Self(buffer.as_ptr())
+    }
+
+    #[inline(always)]
+    unsafe fn vector(self, at: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { S::load(self.0.add(at)) }
     }
 }
 
 /// # Safety
-/// The CPU has the instructions of `S`.
+/// As for [`Numbers::of`].
 #[inline(always)]
-unsafe fn dequantise<S: Simd>(format: KvFormat, codes: &[u8], scales: &[half::f16], to: &mut [f32]) {
+unsafe fn copy<S: Simd, T: Element, N: Numbers<S, T>>(
+    stored: Stored<'_, T>,
+    op: &PagedAttention<'_, T>,
+    block: usize,
+    to: &mut [f32],
+) {
     let whole = to.len() / S::LANES * S::LANES;
-    // SAFETY: the vectors are inside `to`, and their codes inside `codes`; the rest is the caller's.
+    // SAFETY: the caller's; the vectors are inside the block and inside `to`.
     unsafe {
-        let scale = S::splat(S::from_f16(scales[0]));
-        let (from, numbers) = (codes.as_ptr(), to.as_mut_ptr());
-        match format {
-            KvFormat::Int8 => {
-                let low = S::splat(S::from_f16(scales[1]));
-                for at in (0..whole).step_by(S::LANES) {
-                    S::store(numbers.add(at), S::add(low, S::mul(S::widen_u8(from.add(at)), scale)));
-                }
-            }
-            KvFormat::Int4 => {
-                let low = S::splat(S::from_f16(scales[1]));
-                for at in (0..whole).step_by(S::LANES) {
-                    S::store(numbers.add(at), S::add(low, S::mul(S::widen_u4(from.add(at / 2)), scale)));
-                }
-            }
-            _ => {
-                for at in (0..whole).step_by(S::LANES) {
-                    S::store(numbers.add(at), S::mul(S::widen_e4m3fn(from.add(at)), scale));
-                }
-            }
+        let numbers = N::of(stored, op, block, &mut []);
+        for at in (0..whole).step_by(S::LANES) {
+            S::store(to.as_mut_ptr().add(at), numbers.vector(at));
         }
     }
-    for index in whole..to.len() {
-        to[index] = format.dequantise(codes, scales, index);
+    if whole < to.len() {
+        let (codes, scales) = stored.codes(op, block);
+        for (index, to) in to.iter_mut().enumerate().skip(whole) {
+            *to = op.format.dequantise(codes, scales, index);
+        }
     }
 }
