@@ -10,6 +10,7 @@ use crate::common::{bits, error, tolerance};
 use crate::dense_cases::Numbers;
 use crate::ends_cases::Embed;
 use crate::operators::{Number, options};
+use crate::placement;
 
 /// Rows of the batch, and how many of them are candidates.
 const ROWS: usize = 70;
@@ -124,16 +125,5 @@ fn check<T: Number>(width: usize, provider: Provider) {
         assert!(off <= tolerance, "{what}: {:?}: {off:e}", layer.activation);
     }
     drop(model);
-    nodes_ran_on(provider, &std::fs::read(profile).unwrap());
-}
-
-/// ONNX Runtime's profile names the provider of each node that ran.
-fn nodes_ran_on(provider: Provider, profile: &[u8]) {
-    let expected = if provider == Provider::Cpu { "CPUExecutionProvider" } else { "CUDAExecutionProvider" };
-    let events: serde_json::Value = serde_json::from_slice(profile).unwrap();
-    for operator in ["HstuEmbed", "HstuOutput", "HstuUnit", "HstuLinear"] {
-        let of_operator = events.as_array().unwrap().iter().filter(|event| event["args"]["op_name"] == operator);
-        let providers: Vec<_> = of_operator.map(|event| event["args"]["provider"].as_str().unwrap()).collect();
-        assert!(!providers.is_empty() && providers.iter().all(|at| *at == expected), "{operator}: {providers:?}");
-    }
+    placement::check(&profile, placement::name(provider), &["HstuEmbed", "HstuOutput", "HstuUnit", "HstuLinear"]);
 }

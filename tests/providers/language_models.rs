@@ -8,6 +8,8 @@ use pagoda::{ElementType, Model, ModelOptions, Provider, Tensor};
 use pagoda_test_support::Folder;
 use safetensors::SafeTensors;
 
+use crate::placement;
+
 /// The small models, one of each architecture and rotation (tests/data/llm/make.py).
 const MODELS: [&str; 14] = [
     "baichuan2-13b",
@@ -36,6 +38,7 @@ pub fn every_architecture(provider: Provider) {
                 assert!(error <= 1e-4, "{name} in chunks of {chunk}: {error:e}");
             }
         }
+        model.close();
     }
 }
 
@@ -61,6 +64,7 @@ pub fn other_forms(provider: Provider) {
                 let error = error(&model.logits(&prompt.tokens, prompt.tokens.len()), &prompt.logits);
                 assert!(error <= most, "{name} {form:?}: {error:e}");
             }
+            model.close();
         }
     }
 }
@@ -74,7 +78,7 @@ struct Prompt {
 struct Exported {
     name: &'static str,
     model: Model,
-    _folder: Folder,
+    folder: Folder,
 }
 
 const PAGES: i64 = 4;
@@ -91,10 +95,11 @@ impl Exported {
         command.env("PYTHONPATH", "bindings/python").args(["-m", "pagoda.export", &source]).arg(&out).args(form);
         let done = command.output().expect("Python runs");
         assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
-        let options = ModelOptions { provider, intra_op_threads: 1, ..ModelOptions::default() };
+        let profile_path = Some(folder.path().join("profile.json"));
+        let options = ModelOptions { provider, intra_op_threads: 1, profile_path, ..ModelOptions::default() };
         let model = Model::open(out.join("model.onnx"), &options).unwrap();
         assert_eq!(model.provider(), provider);
-        Self { name, model, _folder: folder }
+        Self { name, model, folder }
     }
 
     fn prompts(&self) -> Vec<Prompt> {
@@ -116,6 +121,17 @@ impl Exported {
             logits: words(format!("{logits}.{index}")).into_iter().map(f32::from_le_bytes).collect(),
         };
         (0..2).map(prompt).collect()
+    }
+
+    /// Closes the model, and checks that each of its nodes ran on its provider.
+    fn close(self) {
+        let provider = self.model.provider();
+        drop(self.model);
+        let ran = placement::nodes(&self.folder.path().join("profile.json"));
+        assert!(!ran.is_empty());
+        for (operator, at) in ran {
+            assert!(at == placement::name(provider), "{}: {operator} ran on {at}", self.name);
+        }
     }
 
     /// The logits of all tokens, which come in chunks, on pages in no order.

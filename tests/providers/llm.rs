@@ -15,6 +15,7 @@ use crate::glu_cases::{Gated, worst};
 use crate::llm_cases::random::{longest, random_case, random_slots};
 use crate::llm_cases::{Case, Golden, Pool, each_golden};
 use crate::operators::{Number, options};
+use crate::placement;
 use crate::session::{Binding, Memory, Session};
 
 /// The inputs of PagedAttention in order.
@@ -241,18 +242,9 @@ pub fn golden(provider: Provider) {
         let stored = got.stored.clone();
         compare(&got, &Attended { output, key_weights }, &stored, name);
         drop(model);
-        node_ran_on(provider, "PagedAttention", &std::fs::read(profile).unwrap());
+        placement::check(&profile, placement::name(provider), &["PagedAttention"]);
     }
     each_golden!(one, provider);
-}
-
-/// ONNX Runtime's profile names the provider of each node that ran.
-fn node_ran_on(provider: Provider, operator: &str, profile: &[u8]) {
-    let expected = if provider == Provider::Cpu { "CPUExecutionProvider" } else { "CUDAExecutionProvider" };
-    let events: serde_json::Value = serde_json::from_slice(profile).unwrap();
-    let of_operator = events.as_array().unwrap().iter().filter(|event| event["args"]["op_name"] == operator);
-    let providers: Vec<_> = of_operator.map(|event| event["args"]["provider"].as_str().unwrap()).collect();
-    assert!(!providers.is_empty() && providers.iter().all(|at| *at == expected), "{operator}: {providers:?}");
 }
 
 /// The kernels have their own tests of this kind. Here some calls show that the operators pass arguments on.
@@ -345,7 +337,7 @@ pub fn glu(provider: Provider) {
         let off = worst(&glu, made[0].as_slice::<T>().unwrap(), &glu.expected());
         assert!(off <= 1.0, "{} {activation:?} {rows} rows, F={width}: {off} of the bound", T::NAME);
         drop(model);
-        node_ran_on(provider, "Glu", &std::fs::read(profile).unwrap());
+        placement::check(&profile, placement::name(provider), &["Glu"]);
     }
     for (rows, width) in [(1, 1), (3, 17), (40, 256), (1, 20_000)] {
         for activation in GluActivation::ALL {

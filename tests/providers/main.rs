@@ -34,6 +34,7 @@ mod memory;
 mod moving;
 mod operators;
 mod parity;
+mod placement;
 mod row_cache;
 mod row_lookup;
 mod session;

@@ -10,6 +10,7 @@ use pagoda_test_support::{Dim, Folder, Graph, I32};
 use crate::common::golden::{Golden, rounded};
 use crate::common::{self, Case, Random, User, bits, error, only, tolerance};
 use crate::operators::{Inputs, Number, attributes, graph, graphs, options};
+use crate::placement;
 
 /// Runs a case with the pools apart and in place, and compares both with the reference.
 fn check<T: Number>(case: &Case<T>, provider: Provider, what: &str) {
@@ -191,11 +192,9 @@ pub fn one_pool_for_all(provider: Provider) {
     }
 }
 
-/// ONNX Runtime's profile names the provider of each node that ran.
 pub fn nodes_run_there(provider: Provider) {
-    let there = if provider == Provider::Cpu { "CPUExecutionProvider" } else { "CUDAExecutionProvider" };
-    nodes_run_on(there, options(provider));
-    nodes_run_on("CPUExecutionProvider", ModelOptions { host_pools: true, ..options(provider) });
+    nodes_run_on(placement::name(provider), options(provider));
+    nodes_run_on(placement::name(Provider::Cpu), ModelOptions { host_pools: true, ..options(provider) });
 }
 
 fn nodes_run_on(expected: &str, options: ModelOptions) {
@@ -211,12 +210,7 @@ fn nodes_run_on(expected: &str, options: ModelOptions) {
     for run in runs {
         let path = folder.path().join("profile.json");
         run(&ModelOptions { profile_path: Some(path.clone()), ..options.clone() });
-        let events: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        for operator in ["HstuAttention", "PagedKvAppend"] {
-            let of_operator = events.as_array().unwrap().iter().filter(|event| event["args"]["op_name"] == operator);
-            let providers: Vec<_> = of_operator.map(|event| event["args"]["provider"].as_str().unwrap()).collect();
-            assert!(!providers.is_empty() && providers.iter().all(|at| *at == expected), "{operator}: {providers:?}");
-        }
+        placement::check(&path, expected, &["HstuAttention", "PagedKvAppend"]);
     }
 }
 
