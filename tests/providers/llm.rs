@@ -116,7 +116,7 @@ impl<T: Number> Tensors<T> {
         let weights = Tensor::zeros(pagoda::ElementType::F32, &self.weights).unwrap();
         graph = graph.output("key_weights", F32, &dims(&weights));
         let used = |name: &&'static str| self.inputs.iter().any(|(at, _)| at == name);
-        let last = INPUTS.iter().rposition(|name| used(name)).unwrap();
+        let last = INPUTS.iter().rposition(&used).unwrap();
         let inputs: Vec<&str> = INPUTS[..=last].iter().map(|name| if used(name) { *name } else { "" }).collect();
         let scales = if case.format == KvFormat::Native { "" } else { "kv_scales_out" };
         let outputs = ["output", "kv_pool_out", scales, "key_weights"];
