@@ -15,10 +15,10 @@ mod dense_cases;
 #[path = "../../kernels/tests/gpu/device.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the kernels")]
 mod device;
-mod ends;
-#[path = "../../kernels/tests/ends_cases/mod.rs"]
+mod embed_output;
+#[path = "../../kernels/tests/embed_output_cases/mod.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the kernels")]
-mod ends_cases;
+mod embed_output_cases;
 mod engine;
 #[path = "../embedding/files.rs"]
 #[allow(dead_code, reason = "its other half is for the tests of the embedding tables")]
@@ -79,7 +79,7 @@ on_both! {
     changed_rows: crate::bag::changes;
     one_cache_for_all_sessions: crate::bag::sharing;
     rows_that_leave_while_others_are_looked_up: crate::bag::racing;
-    around_the_layers: crate::ends::from_keys_to_scores;
+    around_the_layers: crate::embed_output::from_keys_to_scores;
     golden_softmax_attention: crate::llm::golden;
     random_softmax_attention: crate::llm::random;
     softmax_attention_with_slots_of_heads: crate::llm::slots;

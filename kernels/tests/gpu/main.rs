@@ -8,9 +8,9 @@ mod dense;
 #[path = "../dense_cases/mod.rs"]
 mod dense_cases;
 mod device;
-mod ends;
-#[path = "../ends_cases/mod.rs"]
-mod ends_cases;
+mod embed_output;
+#[path = "../embed_output_cases/mod.rs"]
+mod embed_output_cases;
 mod followed;
 mod glu;
 #[path = "../glu_cases/mod.rs"]
@@ -63,10 +63,10 @@ const PARTS: &[Part] = &[
     ("dense-same-bits", dense::same_bits),
     ("dense-nonsense", dense::nonsense),
     ("dense-captured", dense::captured),
-    ("ends-unit", ends::unit),
-    ("ends-linear", ends::linear),
-    ("ends-embed", ends::embed),
-    ("ends-captured", ends::captured),
+    ("unit", embed_output::unit),
+    ("linear", embed_output::linear),
+    ("embed", embed_output::embed),
+    ("unit-captured", embed_output::captured),
     ("paged-golden", paged::golden),
     ("paged-random", paged::random),
     ("paged-slots", paged::slots),

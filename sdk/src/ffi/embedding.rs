@@ -160,7 +160,7 @@ pub unsafe extern "C" fn pagoda_embeddings_estimate(
         boundary("pagoda_embeddings_estimate", error, || {
             let (memory, disk) = (args::out_list(memory, 1, "memory")?, args::out_list(disk, 1, "disk")?);
             let config = PsJson::from_file(args::text(path, "path")?).map_err(about_path)?;
-            let estimate = Embeddings::estimate(&config.options).map_err(about_path)?;
+            let estimate = Embeddings::estimate(&config.options).map_err(PsJson::name_keys).map_err(about_path)?;
             memory.map(|memory| {
                 memory[0].write(estimate.iter().fold(0, |sum: u64, table| sum.saturating_add(table.memory)))
             });

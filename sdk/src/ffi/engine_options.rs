@@ -262,8 +262,9 @@ fn deeper(error: Error, argument: &str) -> Error {
     }
 }
 
-/// What an engine says of its options, in the names of the header.
+/// What an engine says of its options, in the names of the header; those of its tables' tiers are keys of a ps.json.
 pub(super) fn about_options(error: Error) -> Error {
+    let error = PsJson::name_keys(error);
     match error.argument() {
         Some("ahead_percent") => error.about("options.ahead_percent"),
         Some("options.intra_op_threads" | "options.onnxruntime_path" | "options.profile_path" | "options.provider") => {

@@ -3,11 +3,11 @@
 mod common;
 #[allow(dead_code, reason = "its other half is for the tests of the dense operators")]
 mod dense_cases;
-mod ends_cases;
+mod embed_output_cases;
 
 use common::{error, tolerance};
 use dense_cases::Numbers;
-use ends_cases::{Embed, Linear, Unit};
+use embed_output_cases::{Embed, Linear, Unit};
 use pagoda_kernels::cpu::Isa;
 use pagoda_kernels::parallel::{Serial, Threads};
 use pagoda_kernels::{Activation, Element, HstuLinear, HstuUnit, bf16, f16};

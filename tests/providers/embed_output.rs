@@ -8,7 +8,7 @@ use pagoda_test_support::{Attribute, Dim, F32, Folder, Graph, I64, Random};
 
 use crate::common::{bits, error, tolerance};
 use crate::dense_cases::Numbers;
-use crate::ends_cases::Embed;
+use crate::embed_output_cases::Embed;
 use crate::operators::{Number, options};
 use crate::placement;
 

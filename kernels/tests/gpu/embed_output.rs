@@ -12,7 +12,7 @@ use crate::Context;
 use crate::common::{error, tolerance};
 use crate::dense_cases::Numbers;
 use crate::device::{Tensor, bytes};
-use crate::ends_cases::{Embed, Linear, Unit};
+use crate::embed_output_cases::{Embed, Linear, Unit};
 use crate::written::Written;
 
 struct Device<'a> {
