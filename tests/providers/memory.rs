@@ -52,7 +52,7 @@ fn pages_that_do_not_fit_are_refused_and_fewer_are_not() {
     };
     let pool = |bytes: usize| KvCache::open(&of(bytes), None);
     let error = pool(8 * GIBIBYTE).err().expect("there is no room for it");
-    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("pages")), "{error}");
+    assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("size")), "{error}");
     let layer = (4 * GIBIBYTE).to_string();
     assert!(error.message().contains(&layer) && error.message().contains("fewer pages"), "{error}");
     assert!(pool(256 * MEBIBYTE).is_ok());

@@ -30,7 +30,7 @@ fn no_room(error: Error) -> Error {
         }
         _ => error,
     };
-    error.about("pages")
+    error.about("size")
 }
 
 impl Pool {
