@@ -3,13 +3,16 @@
 tests/data/llm has a small random model of every architecture, with logits (make.py there says how they were made)."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import onnx
 import pytest
+import tiny_gguf
 from capi import ROOT
 from paged import Paged
 from pagoda.export import ExportError, export_language_model
@@ -89,7 +92,7 @@ def test_logits_are_of_the_rows_that_are_asked_for(exported, name):
     assert none["a"].shape == (0, 272)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
 def test_half_precision_is_close(exported, name):
     for tokens, want in prompts(name):
         assert error(Paged(exported(name, compute="f16")).step({"a": tokens})["a"], want) <= 1e-2
@@ -197,6 +200,118 @@ def test_rope_parameters_of_transformers_5_are_read(exported, tmp_path):
         (tmp_path / name / "config.json").write_text(json.dumps(config | {"rope_parameters": scaling}))
         export_language_model(tmp_path / name, tmp_path / f"{name}-out")
         assert contents(tmp_path / f"{name}-out") == contents(exported(name))
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("types", [("Q4_0", "Q8_0"), ("Q4_1", "Q8_0"), ("Q4_0", "Q4_1"), ("Q4_1", "F16"), ("Q4_0", "F16")])
+def test_parts_of_several_gguf_types_are_as_near_as_one(tmp_path, types, form):
+    """Values of 4 bits beside others, in one matrix of 8 bits."""
+    one, other = (tiny_gguf.TYPE[name] for name in types)
+    tiny = tiny_gguf.Tiny("llama", kind=one, tied=True)
+    # So that neither the weights nor the activations grow from layer to layer.
+    tiny.theirs = {name: values / (8 if values.ndim == 2 else 1) for name, values in tiny.theirs.items()}
+    tiny.kinds = {f"blk.{layer}.{part}.weight": other for layer in range(2) for part in ("attn_v", "ffn_up")}
+    path = tmp_path / "mixed.gguf"
+    tiny.write(path)
+    for weights in ("native", form):
+        export_language_model(path, tmp_path / weights, weights=weights)
+    tokens = np.arange(24) % 30
+    want = Paged(tmp_path / "native").step({"a": tokens})["a"]
+    got = Paged(tmp_path / form).step({"a": tokens})["a"]
+    # What the file does not have in blocks is quantised anew.
+    assert 0 < error(got, want) <= (0.3 if form == "int4" and "F16" in types else 0.1)
+    # A table of rows has no native copy, whatever its type.
+    model = onnx.load(tmp_path / form / "model.onnx", load_external_data=False)
+    assert not [tensor.name for tensor in model.graph.initializer if tensor.name == "embedding.weight"]
+
+
+def test_tokens_beyond_the_vocabulary_are_left_out(exported, tmp_path):
+    """Tokenizers of models with images have one that their text models have no logits for."""
+    shutil.copytree(MODELS / "gemma3", tmp_path / "gemma3")
+    tokenizer = json.loads((tmp_path / "gemma3/tokenizer.json").read_text())
+    added = tokenizer.get("added_tokens", []) + [{"id": 272, "content": "<image_soft_token>", "special": True}]
+    (tmp_path / "gemma3/tokenizer.json").write_text(json.dumps(tokenizer | {"added_tokens": added}))
+    export_language_model(tmp_path / "gemma3", tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(exported("gemma3"))
+
+
+@pytest.mark.parametrize("layout", ["language_model.{}", "{}"])
+def test_the_text_model_of_gemma_3_with_images(exported, tmp_path, layout):
+    folder = tmp_path / "images"
+    shutil.copytree(MODELS / "gemma3", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": config, "vision_config": {}}))
+    names = {name: layout.format(name) for name in load_weights(folder)}
+    if layout == "{}":
+        names = {name: name.replace("model.", "model.language_model.", 1) for name in names}
+    weights = {names[name]: values for name, values in load_weights(folder).items()}
+    weights["vision_tower.patch.weight"] = weights["model.multi_modal_projector.norm.weight"] = np.zeros(3, np.float32)
+    save_weights(folder, weights)
+    export_language_model(folder, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(exported("gemma3"))
+
+
+def test_null_stands_for_the_default(exported, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(MODELS / "llama", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= dict.fromkeys(("attention_bias", "mlp_bias", "head_dim", "rope_scaling", "partial_rotary_factor", "hidden_act"))
+    (folder / "config.json").write_text(json.dumps(config))
+    export_language_model(folder, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(exported("llama"))
+
+
+def test_gemma_in_half_precision_is_refused(tmp_path):
+    shutil.copytree(MODELS / "gemma3", tmp_path / "gemma3")
+    refused(tmp_path / "gemma3", "gemma3_text can not: its activations are beyond the range of f16", compute="f16")
+
+
+# ---- the folder --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_by_a_link_and_the_current_one(exported, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    for _ in range(2):
+        export_language_model(MODELS / "llama", tmp_path / "link", force=True)
+        assert (tmp_path / "link").is_symlink() and contents(tmp_path / "real") == contents(exported("llama"))
+    monkeypatch.chdir(tmp_path / "real")
+    export_language_model(MODELS / "llama", ".", force=True)
+    assert contents(tmp_path / "real") == contents(exported("llama"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_what_fails_leaves_no_parents_and_what_is_made_has_the_umask(tmp_path, llama):
+    (llama / "tokenizer.json").unlink()
+    with pytest.raises(ExportError):
+        export_language_model(llama, tmp_path / "a/b/c")
+    assert not (tmp_path / "a").exists()
+    before = os.umask(0o027)
+    try:
+        export_language_model(MODELS / "llama", tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert ((tmp_path / "out").stat().st_mode & 0o777, modes) == (0o750, {0o640})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_export_leaves_nothing(tmp_path, number):
+    """Stopped when all files but pagoda.json are written."""
+    folder = tmp_path / "llama"
+    shutil.copytree(MODELS / "llama", folder)
+    code = (
+        "import os, signal, sys; from pagoda.export import folder, __main__ as command;"
+        "real = folder._sealed;"
+        f"folder._sealed = lambda *given: (os.kill(os.getpid(), {int(number)}), signal.pause(), real(*given));"
+        "sys.exit(command.main(sys.argv[1:]))"
+    )
+    environment = {"PYTHONPATH": str(ROOT / "bindings/python")}
+    given = [sys.executable, "-c", code, str(folder), str(tmp_path / "out")]
+    done = subprocess.run(given, capture_output=True, text=True, env=environment)
+    assert done.returncode == 128 + number
+    assert done.stderr == f"pagoda.export: stopped by {number.name}; nothing was written\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["llama"]
 
 
 # ---- pagoda.json and the command ---------------------------------------------------------------------------------
@@ -311,6 +426,12 @@ def llama(tmp_path):
         ({"hidden_act": "relu6"}, "config.json.hidden_act is 'relu6': it has to be one of silu"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "config.json.rope_scaling.rope_type is 'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "config.json.rope_scaling.factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e30}}, "the exporter makes tables for at most 16,777,216"),
+        ({"max_position_embeddings": 2147483647}, "the context is 2,147,483,647 tokens"),
+        ({"rope_theta": 1.0}, "config.json.rope_theta is 1.0: it has to be above 1"),
+        ({"partial_rotary_factor": 2.0}, "config.json.partial_rotary_factor is 2: of heads of 8 it rotates 16 numbers"),
+        ({"partial_rotary_factor": 0.4}, "it rotates 3 numbers, which has to be an even number"),
+        ({"quantization_config": [1]}, "config.json.quantization_config is [1]: it has to be an object"),
         ({"quantization_config": {"quant_method": "gptq"}}, "the weights are quantised by 'gptq'"),
         ({"eos_token_id": 4000}, "the eos token is 4000: it has to be a number below vocab_size 272"),
     ],
@@ -321,6 +442,38 @@ def test_configurations_that_are_wrong(llama, change, message):
     generation = llama / "generation_config.json"
     generation.unlink(missing_ok=True)
     refused(llama, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "x"}, "there is no vocabulary under model.vocab"),
+        ({"model": {}}, "there is no vocabulary under model.vocab"),
+        ({"model": {"vocab": {"a": "b"}}}, "model.vocab has an id that is no number"),
+        ({"model": {"vocab": [3]}}, "model.vocab is no list of texts with scores"),
+        ({"model": {"vocab": {"a": 272}}}, "tokenizer.json has the token 272, and config.json has vocab_size 272"),
+        ({"added_tokens": [{"id": 5}]}, "an entry of added_tokens has no id or no content"),
+        ({"added_tokens": 5}, "an entry of added_tokens has no id or no content"),
+    ],
+)
+def test_tokenizers_that_are_wrong(llama, change, message):
+    tokenizer = json.loads((llama / "tokenizer.json").read_text())
+    (llama / "tokenizer.json").write_text(json.dumps(tokenizer | change))
+    refused(llama, message)
+
+
+def test_templates_and_special_tokens_that_are_wrong(llama):
+    config = json.loads((llama / "tokenizer_config.json").read_text())
+    for change, message in (
+        ({"eos_token": ["a"]}, "tokenizer_config.json: eos_token is ['a']: it has to be a text"),
+        ({"chat_template": 3}, "chat_template is int: it has to be a text"),
+        ({"chat_template": [{"name": "tools", "template": "x"}]}, "or a list with an entry `default`"),
+        ({"chat_template": "\ud800"}, "the chat template is no text that UTF-8 can hold"),
+    ):
+        (llama / "tokenizer_config.json").write_text(json.dumps(config | change))
+        refused(llama, message)
+    (llama / "chat_template.jinja").write_bytes(b"\xff")
+    refused(llama, "chat_template.jinja is not UTF-8")
 
 
 def test_weights_that_are_wrong(llama):
@@ -346,6 +499,9 @@ def test_weights_that_are_wrong(llama):
     spoiled[3, 5] = 1e6
     with_weight(spoiled)
     refused(llama, f"{name} has 1e+06, which float16 can not hold: export with --compute bf16 or f32", compute="f16")
+    spoiled[3, 5:7] = 3.4e38, -3.4e38
+    with_weight(spoiled)
+    refused(llama, f"{name} has", weights="int4", compute="f16")
     with_weight(good[name].astype(np.int8))
     refused(llama, f"{name} is of type i8: the exporter reads f32, f16 and bf16")
 
@@ -371,6 +527,9 @@ def test_files_that_are_wrong(llama, tmp_path):
         refused(llama, f"{name} is not JSON")
         (llama / name).unlink()
         refused(llama, f"{name} is missing")
+        (llama / name).write_text(text)
+        (llama / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+        refused(llama, f"{name} is a pointer of Git LFS, not the file itself: run git lfs pull")
         (llama / name).write_text(text)
     refused(tmp_path / "nothing", "does not exist: give a Hugging Face folder or a .gguf file")
     (tmp_path / "model.txt").write_text("")

@@ -59,6 +59,10 @@ pub fn other_forms(provider: Provider) {
             continue;
         }
         for name in ["llama", "llama-tied", "gemma3"] {
+            if name == "gemma3" && form.contains(&"f16") {
+                // The exporter refuses it: activations of the real models are beyond the range.
+                continue;
+            }
             let model = Exported::new(name, form, provider);
             for prompt in model.prompts() {
                 let error = error(&model.logits(&prompt.tokens, prompt.tokens.len()), &prompt.logits);

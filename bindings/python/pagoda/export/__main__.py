@@ -1,8 +1,11 @@
 """pagoda-export source out_dir, for a language model; pagoda-export checkpoint config.json out_dir, for a ranking model"""
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
+import threading
 
 from . import ExportError, export, export_language_model, llm
 from .model import MAX_MODEL_BYTES
@@ -17,10 +20,15 @@ torch is installed, and config.json says what the model is (sdk/docs/model-folde
 def main(arguments=None):
     given = _arguments(arguments)
     try:
-        manifest = _exported(given)
+        with _stopped_by_signals():
+            manifest = _exported(given)
     except (ExportError, OSError) as error:
         print(f"pagoda.export: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt as stopped:
+        number = stopped.args[0] if stopped.args else signal.SIGINT
+        print(f"pagoda.export: stopped by {signal.Signals(number).name}; nothing was written", file=sys.stderr)
+        return 128 + number
     if given.json:
         print(json.dumps(manifest))
         return 0
@@ -29,6 +37,23 @@ def main(arguments=None):
     print(f"{out}: version {manifest['version'][:16]}, {size:,} bytes in {len(manifest['files'])} files")
     print(*(_ranking_model if manifest["kind"] == "rank" else _language_model)(manifest), sep="\n")
     return 0
+
+
+@contextlib.contextmanager
+def _stopped_by_signals():
+    """What would end the process at once, a closed terminal or `docker stop`, ends it as Ctrl-C does: nothing is left behind."""
+
+    def stop(number, _):
+        raise KeyboardInterrupt(number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop) for number in numbers} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _arguments(arguments):
@@ -53,8 +78,9 @@ def _arguments(arguments):
     others = ["max_model_bytes"] if not ranking else ["compute", "weights", "kv", "max_context"]
     for name in others:
         if getattr(given, name) is not None:
-            kind = "language" if ranking else "ranking"
-            parser.error(f"--{name.replace('_', '-')} is for {kind} models, and {len(given.paths)} paths name another kind")
+            kind, paths = ("language", "three paths export a ranking model") if ranking else (
+                "ranking", "two paths export a language model")
+            parser.error(f"--{name.replace('_', '-')} is for {kind} models, and {paths}")
     return given
 
 

@@ -4,7 +4,7 @@ import sys
 import time
 
 WIDTH = 30
-# Seconds between two pictures.
+# Seconds between redraws.
 PAUSE = 0.1
 
 

@@ -71,12 +71,12 @@ class Section:
 
     def section(self, key, default=_REQUIRED):
         value = self._take(key, default)
-        return None if value is None and default is None else Section(self.path(key), value)
+        return None if value is None and default is None else type(self)(self.path(key), value)
 
     def sections(self, key):
         """The entries of an object, each an object itself, in their order."""
         outer = self.section(key)
-        return {name: Section(outer.path(name), value) for name, value in outer.values.items()}
+        return {name: type(self)(outer.path(name), value) for name, value in outer.values.items()}
 
     def done(self):
         """Refuses keys that were not read."""
@@ -85,6 +85,14 @@ class Section:
                 known = ", ".join(sorted(self.asked))
                 near = _near(key, self.asked)
                 raise ExportError(f"{self.path(key)} is not known{near}: remove it, or use one of {known}")
+
+
+class Lenient(Section):
+    """A configuration of transformers: null stands for the default, and keys that nothing asks for are its own affair."""
+
+    def _take(self, key, default):
+        value = super()._take(key, default)
+        return default if value is None and default is not _REQUIRED else value
 
 
 def _near(word, words):

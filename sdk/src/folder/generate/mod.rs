@@ -140,6 +140,8 @@ pub struct TextFiles {
     pub tokenizer: String,
     /// The Jinja template that makes one text of the messages of a chat.
     pub chat_template: Option<String>,
+    /// The texts of special tokens, by the names that the template has for them, such as `bos_token`.
+    pub template_tokens: Vec<(String, String)>,
 }
 
 /// The inputs of a graph, by role. Rows are jagged: one graph serves prefill, decode, and batches of both.

@@ -140,7 +140,12 @@ fn text_files(files: &Object<'_>) -> Result<TextFiles> {
     Ok(TextFiles {
         tokenizer: file_name(&files.value("tokenizer")?)?,
         chat_template: files.nullable("chat_template")?.map(|file| file_name(&file)).transpose()?,
+        template_tokens: template_tokens(&files.value("template_tokens")?.open_object()?)?,
     })
+}
+
+fn template_tokens(tokens: &Object<'_>) -> Result<Vec<(String, String)>> {
+    tokens.members().map(|(name, text)| Ok((name.to_owned(), text.text()?.to_owned()))).collect()
 }
 
 fn inputs(inputs: &Object<'_>) -> Result<Inputs> {

@@ -28,7 +28,7 @@ fn manifest() -> Value {
         "limits": {"max_context": 2048},
         "tokens": {"bos": 1, "eos": [2, 99], "pad": null, "unk": 0, "add_bos": true},
         "generation": {"do_sample": true, "temperature": 0.2, "top_p": 0.9, "top_k": 50, "max_new_tokens": 20},
-        "text": {"tokenizer": "tokenizer.json", "chat_template": "chat_template.jinja"},
+        "text": {"tokenizer": "tokenizer.json", "chat_template": "chat_template.jinja", "template_tokens": {"bos_token": "<s>"}},
         "inputs": {
             "input_ids": "input_ids", "positions": "positions", "row_offsets": "row_offsets",
             "cached_len": "cached_len", "page_indptr": "page_indptr", "page_ids": "page_ids",
@@ -99,6 +99,7 @@ fn a_folder_says_what_it_is() {
     };
     assert_eq!(folder.generation, generation);
     assert_eq!(folder.text.chat_template.as_deref(), Some("chat_template.jinja"));
+    assert_eq!(folder.text.template_tokens, [("bos_token".to_owned(), "<s>".to_owned())]);
     assert_eq!(folder.inputs.positions.as_deref(), Some("positions"));
     assert_eq!(folder.outputs.kv_scales, ["kv_scales_0_out", "kv_scales_1_out"]);
     assert_eq!((folder.sequence_bytes(32), folder.sequence_bytes(33)), (32 * 144, 64 * 144));
@@ -196,6 +197,11 @@ fn what_does_not_fit_is_refused_by_its_place() {
         ),
         ("/text/tokenizer", json!("../t.json"), "`text.tokenizer`: expected the path of a file inside the folder"),
         ("/text/tokenizer", json!("other.json"), "`files` does not have other.json"),
+        (
+            "/text/template_tokens",
+            json!({"eos_token": 3}),
+            "`text.template_tokens.eos_token`: expected a text, found 3",
+        ),
         ("/text/chat_template", json!("other.jinja"), "`files` does not have other.jinja"),
         ("/inputs/logits_rows", Value::Null, "`inputs.logits_rows`: expected a text that is not empty, found null"),
         ("/inputs/page_ids", json!("kv_pool_1"), "`inputs` has \"kv_pool_1\" twice"),

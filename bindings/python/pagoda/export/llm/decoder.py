@@ -1,5 +1,6 @@
 """What a decoder-only language model is, whatever its architecture's checkpoint calls it. The graph is made from this."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +46,7 @@ class Layer:
     attention_out: Linear
     mlp_norm: Norm
     gate_up: Linear
-    """Rows of the gate, then of the other factor."""
+    """Rows of the gate projection, then of the up projection."""
     down: Linear
     query_norm: Norm | None = None
     key_norm: Norm | None = None
@@ -60,10 +61,20 @@ class Layer:
 
 @dataclass(frozen=True)
 class Rope:
-    """Tables of a rotation, f32 [positions, R / 2], for pairs (i, i + R / 2)."""
+    """Tables of a rotation, f32 [positions, pairs], for pairs (i, i + pairs)."""
 
-    cos: np.ndarray
-    sin: np.ndarray
+    positions: int
+    pairs: int
+    angles: Callable[[np.ndarray], np.ndarray]
+    """The angles f64 [n, pairs] of positions f64 [n]."""
+    factor: float = 1.0
+
+    def parts(self, function, step=2**14):
+        """The table of a function, np.cos or np.sin, in parts: for long contexts it is larger than the weights of a layer.
+        Computed in f64, and rounded once."""
+        for start in range(0, self.positions, step):
+            positions = np.arange(start, min(start + step, self.positions), dtype=np.float64)
+            yield (function(self.angles(positions)) * self.factor).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,8 @@ class Decoder:
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
     activation: str = "silu"
+    no_f16: str | None = None
+    """Why it can not compute in f16."""
 
     def tensors(self):
         """All weights that are read, with their shapes."""

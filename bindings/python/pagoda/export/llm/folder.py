@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 from .. import folder, model
 from ..error import ExportError
 from ..progress import Progress
 from . import architectures, graph, tokens
+from .architectures import gemma3
 from .weights import Weights
 
 KIND = "generate"
@@ -16,8 +18,13 @@ PAGE_SIZE = 32
 
 def write(checkpoint, out, force=False, compute="f32", weights="native", kv="native", max_context=None):
     """Makes the folder `out` whole or not at all, and returns what pagoda.json says."""
+    if checkpoint.config.get("model_type") == "gemma3":
+        checkpoint = gemma3.text_part(checkpoint)
     decoder = architectures.describe(checkpoint.config, max_context)
+    checkpoint = replace(checkpoint, tokenizer=tokens.fitted(checkpoint, decoder.vocab_size))
     _check(decoder, checkpoint, kv)
+    if compute == "f16" and decoder.no_f16:
+        raise ExportError(f"--compute f16: {decoder.architecture} can not: {decoder.no_f16}. Use bf16 or f32")
 
     def fill(made):
         files = model.write_streamed(made, lambda initializers: _graph(decoder, checkpoint, initializers, compute, weights, kv))
@@ -25,7 +32,7 @@ def write(checkpoint, out, force=False, compute="f32", weights="native", kv="nat
         (made / TOKENIZER).write_text(text, encoding="utf-8")
         files[TOKENIZER] = folder.described(made / TOKENIZER)
         if checkpoint.chat_template:
-            (made / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
+            (made / TEMPLATE).write_bytes(_utf8(checkpoint))
             files[TEMPLATE] = folder.described(made / TEMPLATE)
         return _manifest(decoder, checkpoint, compute, weights, kv) | {"files": files}
 
@@ -63,12 +70,13 @@ def _check(decoder, checkpoint, kv):
         )
     if kv == "int4" and decoder.head_size % 2:
         raise ExportError(f"--kv int4 needs heads of an even size, and they have {decoder.head_size}")
-    ids = tokens.vocabulary(checkpoint.tokenizer).values()
-    if ids and max(ids) >= decoder.vocab_size:
-        raise ExportError(
-            f"{checkpoint.source}: tokenizer.json has the token {max(ids)}, and config.json has vocab_size "
-            f"{decoder.vocab_size}: the two do not belong together"
-        )
+
+
+def _utf8(checkpoint):
+    try:
+        return checkpoint.chat_template.encode()
+    except UnicodeEncodeError as error:
+        raise ExportError(f"{checkpoint.source}: the chat template is no text that UTF-8 can hold: {error}") from None
 
 
 def _manifest(decoder, checkpoint, compute, weights, kv):
@@ -99,7 +107,11 @@ def _manifest(decoder, checkpoint, compute, weights, kv):
         "limits": {"max_context": decoder.max_context},
         "tokens": tokens.special(checkpoint, decoder.vocab_size),
         "generation": tokens.generation(checkpoint),
-        "text": {"tokenizer": TOKENIZER, "chat_template": TEMPLATE if checkpoint.chat_template else None},
+        "text": {
+            "tokenizer": TOKENIZER,
+            "chat_template": TEMPLATE if checkpoint.chat_template else None,
+            "template_tokens": tokens.of_template(checkpoint),
+        },
         "inputs": {
             **{name: name for name in graph.INDICES},
             "positions": "positions" if decoder.ropes else None,

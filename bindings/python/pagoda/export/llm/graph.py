@@ -114,25 +114,32 @@ class _Graph:
         decoder, weights = self.decoder, self.weights
         table = Linear("embedding", (decoder.embedding,), (decoder.vocab_size,), decoder.hidden_size)
         # Rows that are looked up lose more by 4 bits than the bytes are worth.
-        stored = weights.matrix(table, "native" if weights.form == "native" else "int8")
-        if stored.bits == 8 and not stored.offsets:
-            name = "embedding.rows"
-            weights.initializers.alias(name, stored.weight, (decoder.vocab_size, decoder.hidden_size))
-            rows = self.node(
-                "GatherBlockQuantized",
-                [name, "input_ids", stored.scales],
-                domain=MICROSOFT,
-                bits=8,
-                block_size=BLOCK,
-                gather_axis=0,
-                quantize_axis=1,
-            )
-        else:
-            name = stored.weight if not stored.bits else weights.native(table).weight
-            rows = self.node("Gather", [name, "input_ids"], axis=0)
+        stored = weights.matrix(table, "native" if weights.form == "native" else "int8", least=8)
+        rows = self.looked_up(stored) if stored.bits else self.node("Gather", [stored.weight, "input_ids"], axis=0)
         if decoder.embedding_scale == 1:
             return rows
         return self.node("Mul", [rows, weights.vector("embedding_scale", np.float32(decoder.embedding_scale))])
+
+    def looked_up(self, stored):
+        """Rows of a table in blocks."""
+        size = self.decoder.hidden_size
+        name = "embedding.rows"
+        self.weights.initializers.alias(name, stored.weight, (self.decoder.vocab_size, size))
+        rows = self.node(
+            "GatherBlockQuantized",
+            [name, "input_ids", stored.scales],
+            domain=MICROSOFT,
+            bits=8,
+            block_size=BLOCK,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        if not stored.offsets:
+            return rows
+        offsets = self.node("Gather", [stored.offsets, "input_ids"], axis=0)
+        offsets = self.node("Unsqueeze", [offsets, self.constant("last_axis", np.array([-1]))])
+        blocks = self.node("Add", [self.node("Reshape", [rows, self.blocks(size)]), offsets])
+        return self.node("Reshape", [blocks, self.constant(f"rows_{size}", np.array([0, size]))])
 
     def residual(self, hidden, added, norm):
         """hidden + added, if there is something to add, and the norm of it."""
@@ -175,15 +182,18 @@ class _Graph:
     def with_offsets(self, product, rows, linear, stored):
         """MatMulNBits has no exact form for blocks with a low end of their own: the sum of a block's inputs times its offset is
         added."""
-        shape = self.constant(f"blocks_{linear.inputs}", np.array([0, linear.inputs // BLOCK, BLOCK]))
-        blocks = self.node("Reshape", [rows, shape])
+        blocks = self.node("Reshape", [rows, self.blocks(linear.inputs)])
         sums = self.node("ReduceSum", [blocks, self.constant("last_axis", np.array([-1]))], keepdims=0)
         return self.node("Gemm", [sums, stored.offsets, product], transB=1)
+
+    def blocks(self, size):
+        """The shape that cuts rows into blocks."""
+        return self.constant(f"blocks_{size}", np.array([0, size // BLOCK, BLOCK]))
 
     def attention(self, index, layer, rows):
         decoder = self.decoder
         size, heads, kv_heads = decoder.head_size, decoder.heads, decoder.kv_heads
-        # One product of six that is small, and from which half of what rounding adds to the KL divergence comes.
+        # A small product, and half of what rounding adds to the KL divergence comes from it.
         packed = self.linear(rows, layer.qkv, rounded=False)
         lengths = self.constant("qkv_lengths", np.array([heads * size, kv_heads * size, kv_heads * size]))
         names = [f"{part}_{index}" for part in ("query", "key", "value")]
@@ -200,14 +210,21 @@ class _Graph:
         inputs = [query, key, value, "row_offsets", "cached_len", "page_indptr", "page_ids", *pools]
         attributes = self.attention_attributes(layer)
         if layer.rope:
-            tables = decoder.ropes[layer.rope]
-            cos, sin = self.constant(f"{layer.rope}.cos", tables.cos), self.constant(f"{layer.rope}.sin", tables.sin)
-            inputs += [""] * (9 - len(inputs)) + ["positions", cos, sin]
+            inputs += [""] * (9 - len(inputs)) + ["positions", *self.rotation(layer.rope)]
             attributes["rotary"] = "half"
         if decoder.slopes is not None:
             inputs += [""] * (15 - len(inputs)) + [self.constant("slopes", decoder.slopes)]
         self.node("PagedAttention", inputs, outputs, domain=PAGODA, **attributes)
         return self.node("Reshape", [outputs[0], self.constant("heads_together", np.array([0, heads * size]))])
+
+    def rotation(self, name):
+        """The tables of a rotation, written in parts."""
+        rope, initializers = self.decoder.ropes[name], self.weights.initializers
+        for part, function in (("cos", np.cos), ("sin", np.sin)):
+            if f"{name}.{part}" not in initializers.tensors:
+                shape = rope.positions, rope.pairs
+                initializers.stream(f"{name}.{part}", np.float32, shape, rope.parts(function))
+        return f"{name}.cos", f"{name}.sin"
 
     def attention_attributes(self, layer):
         decoder = self.decoder

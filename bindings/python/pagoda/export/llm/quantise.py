@@ -9,26 +9,26 @@ BLOCK = 32
 SHRINKS = np.linspace(1.0, 0.8, 9, dtype=np.float32)
 
 
-def quantised(rows, bits):
-    """The Blocks nearest to f32 rows [N, K]. 8 bits are symmetric; 4 bits have the low end of each block too, which halves
-    the error."""
+def quantised(rows, bits, dtype=np.float32):
+    """The Blocks nearest to f32 rows [N, K], with scales that `dtype` holds. 8 bits are symmetric; 4 bits have the low end of each
+    block too, which halves the error."""
     blocks = rows.reshape(len(rows), -1, BLOCK)
-    return _eight(blocks) if bits == 8 else _four(blocks)
+    return _eight(blocks, dtype) if bits == 8 else _four(blocks, dtype)
 
 
-def _eight(blocks):
-    scale = np.abs(blocks).max(-1) / 127
+def _eight(blocks, dtype):
+    scale = _held(np.abs(blocks).max(-1) / 127, dtype)
     codes = _rounded(blocks, scale, np.float32(0)[None, None], -127, 127) + 128
     return Blocks(codes.astype(np.uint8).reshape(len(blocks), -1), 8, scale, None)
 
 
-def _four(blocks):
+def _four(blocks, dtype):
     low, high = blocks.min(-1), blocks.max(-1)
-    middle = (low + high) / 2
+    middle = low / 2 + high / 2
     best = None
     for shrink in SHRINKS:
+        scale = _held((high / 15 - low / 15) * shrink, dtype)
         from_low = middle + (low - middle) * shrink
-        scale = (high - low) * shrink / 15
         codes = _rounded(blocks, scale, from_low, 0, 15)
         error = ((codes * scale[..., None] + from_low[..., None] - blocks) ** 2).sum(-1)
         if best is None:
@@ -39,6 +39,10 @@ def _four(blocks):
             kept[better] = new[better]
     _, codes, scale, from_low = best
     return Blocks(codes.astype(np.uint8).reshape(len(blocks), -1), 4, scale, from_low)
+
+
+def _held(scale, dtype):
+    return scale.astype(dtype).astype(np.float32)
 
 
 def _rounded(blocks, scale, low, least, most):
@@ -71,11 +75,10 @@ def offset(blocks):
 
 
 def widened(blocks):
-    """The same weights at 8 bits."""
+    """The same weights at 8 bits. Codes stay around the middle: MatMulNBits rounds its inputs, and a product of codes far from
+    it, which an offset has to take back, would be rounding errors alone."""
     if blocks.bits == 8:
         return blocks
-    low = blocks.low
-    if low is None:
-        # A power of two times the scale: exact.
-        low = -8 * blocks.scale
-    return Blocks(blocks.codes, 8, blocks.scale, low)
+    scale = blocks.scale.astype(np.float32)
+    low = None if blocks.low is None else blocks.low.astype(np.float32) - 120 * scale
+    return Blocks(blocks.codes + np.uint8(120), 8, scale, low)

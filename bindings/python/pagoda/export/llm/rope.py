@@ -16,22 +16,19 @@ def table(scaling, base, size, positions, trained):
     `scaling` is the Section of the configuration's rope_scaling, or None; `trained` is the context without scaling.
     """
     kind = _kind(scaling)
-    # Computed in f64 and rounded once.
     exponents = np.arange(0, size, 2, dtype=np.float64) / size
-    frequencies, factor = base**-exponents, 1.0
     if kind == "dynamic":
-        angles = _dynamic(scaling, base, exponents, positions, trained)
-    else:
-        if kind == "linear":
-            frequencies = frequencies / scaling.number("factor", above=0)
-        elif kind == "llama3":
-            frequencies = _llama3(scaling, frequencies)
-        elif kind == "yarn":
-            frequencies, factor = _yarn(scaling, base, frequencies, size, trained)
-        elif kind == "factors":
-            frequencies = frequencies / _factors(scaling, size)
-        angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-    return Rope((np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32))
+        return Rope(positions, size // 2, _dynamic(scaling, base, exponents, trained))
+    frequencies, factor = base**-exponents, 1.0
+    if kind == "linear":
+        frequencies = frequencies / scaling.number("factor", above=0)
+    elif kind == "llama3":
+        frequencies = _llama3(scaling, frequencies)
+    elif kind == "yarn":
+        frequencies, factor = _yarn(scaling, base, frequencies, size, trained)
+    elif kind == "factors":
+        frequencies = frequencies / _factors(scaling, size)
+    return Rope(positions, size // 2, lambda at: at[:, None] * frequencies, factor)
 
 
 def _kind(scaling):
@@ -41,21 +38,24 @@ def _kind(scaling):
     kind = scaling.text(key, "default")
     if kind not in KINDS:
         raise ExportError(
-            f"{scaling.path(key)} is {kind!r}: the exporter has {', '.join(KINDS)}. Another scaling needs its formula in "
-            "pagoda/export/llm/rope.py"
+            f"{scaling.path(key)} is {kind!r}: the exporter has {', '.join(KINDS[:-1])}. Export a model with one of these, or "
+            "without scaling"
         )
     return kind
 
 
-def _dynamic(scaling, base, exponents, positions, trained):
+def _dynamic(scaling, base, exponents, trained):
     """The base grows with the length, once that is beyond the trained one. Keys stay in pages as they were rotated, so each
     position is rotated by the base of the length that ends with it: what transformers does token by token."""
     size = 2 * len(exponents)
     factor = scaling.number("factor", above=0)
-    trained = scaling.integer("original_max_position_embeddings", trained)
-    lengths = np.maximum(np.arange(1, positions + 1, dtype=np.float64), trained)
-    bases = base * (factor * lengths / trained - (factor - 1)) ** (size / (size - 2))
-    return np.arange(positions, dtype=np.float64)[:, None] * bases[:, None] ** -exponents
+
+    def angles(at):
+        lengths = np.maximum(at + 1, trained)
+        bases = base * (factor * lengths / trained - (factor - 1)) ** (size / (size - 2))
+        return at[:, None] * bases[:, None] ** -exponents
+
+    return angles
 
 
 def _llama3(scaling, frequencies):

@@ -71,11 +71,24 @@ def _id(checkpoint, name):
     return _by_text(checkpoint, name)
 
 
+def of_template(checkpoint):
+    """The texts of special tokens, by the names that chat templates have for them."""
+    texts = {f"{name}_token": _text(checkpoint, name) for name in ("bos", "eos", "pad", "unk")}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
 def _by_text(checkpoint, name):
     """The id of the token whose text tokenizer_config.json gives."""
+    text = _text(checkpoint, name)
+    return None if text is None else vocabulary(checkpoint).get(text)
+
+
+def _text(checkpoint, name):
     text = checkpoint.tokenizer_config.get(f"{name}_token")
     text = text.get("content") if isinstance(text, dict) else text
-    return None if text is None else vocabulary(checkpoint.tokenizer).get(text)
+    if text is not None and not isinstance(text, str):
+        raise ExportError(f"{checkpoint.source}: tokenizer_config.json: {name}_token is {text!r}: it has to be a text")
+    return text
 
 
 def _add_bos(checkpoint, bos):
@@ -84,6 +97,8 @@ def _add_bos(checkpoint, bos):
     if isinstance(given, bool):
         return given
     processor = checkpoint.tokenizer.get("post_processor") or {}
+    if not isinstance(processor, dict):
+        raise ExportError(f"{checkpoint.source}: tokenizer.json: post_processor has to be an object")
     for step in processor.get("processors") or [processor]:
         # There are templates that add the eos token alone.
         first = (step.get("single") or [{}])[0].get("SpecialToken")
@@ -92,9 +107,39 @@ def _add_bos(checkpoint, bos):
     return False
 
 
-def vocabulary(tokenizer):
-    """The ids of all tokens of a tokenizer.json."""
-    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
-    # Unigram has a list of [text, score].
-    ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: index for index, entry in enumerate(vocab)}
-    return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
+def fitted(checkpoint, vocab_size):
+    """The tokenizer.json, without added tokens that the model has no logits for. Tokenizers of models with images are shared with
+    their text models, and have a token for them."""
+    ids = vocabulary(checkpoint)
+    added = checkpoint.tokenizer.get("added_tokens") or []
+    beyond = {token["content"] for token in added if token["id"] >= vocab_size}
+    most = max((id for text, id in ids.items() if text not in beyond), default=0)
+    if most >= vocab_size:
+        raise ExportError(
+            f"{checkpoint.source}: tokenizer.json has the token {most}, and config.json has vocab_size {vocab_size}: the two do "
+            "not belong together"
+        )
+    return checkpoint.tokenizer | {"added_tokens": [token for token in added if token["content"] not in beyond]}
+
+
+def vocabulary(checkpoint):
+    """The ids of all tokens of the tokenizer.json."""
+
+    def wrong(what):
+        return ExportError(f"{checkpoint.source}: tokenizer.json: {what}: it is damaged, or of another library")
+
+    model, added = checkpoint.tokenizer.get("model"), checkpoint.tokenizer.get("added_tokens") or []
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not vocab or not isinstance(vocab, (dict, list)):
+        raise wrong("there is no vocabulary under model.vocab")
+    if isinstance(vocab, list):
+        # Unigram has a list of [text, score].
+        if not all(isinstance(entry, list) and entry and isinstance(entry[0], str) for entry in vocab):
+            raise wrong("model.vocab is no list of texts with scores")
+        vocab = {entry[0]: index for index, entry in enumerate(vocab)}
+    if not all(type(id) is int and id >= 0 for id in vocab.values()):
+        raise wrong("model.vocab has an id that is no number")
+    for token in added if isinstance(added, list) else [None]:
+        if not (isinstance(token, dict) and type(token.get("id")) is int and isinstance(token.get("content"), str)):
+            raise wrong("an entry of added_tokens has no id or no content")
+    return vocab | {token["content"]: token["id"] for token in added}

@@ -49,12 +49,13 @@ class Weights:
         values = np.concatenate([self._read(name).astype(np.float32) for name in linear.biases])
         return self.vector(f"{linear.name}.bias", values)
 
-    def matrix(self, linear, form=None):
-        """Adds the matrix of a product, in `form` (native, int8, int4) or the one that was asked for."""
+    def matrix(self, linear, form=None, least=4):
+        """Adds the matrix of a product, in `form` (native, int8, int4) or the one that was asked for, with no fewer bits than
+        `least`."""
         form, key = form or self.form, (linear.parts, linear.unit_rows)
         if key not in self.matrices:
             native = form == "native" or linear.inputs % quantise.BLOCK
-            self.matrices[key] = self.native(linear) if native else self._quantised(linear, BITS[form])
+            self.matrices[key] = self.native(linear) if native else self._quantised(linear, max(BITS[form], least), least)
         return self.matrices[key]
 
     def native(self, linear):
@@ -64,14 +65,14 @@ class Weights:
         self.initializers.stream(name, self.dtype, shape, parts)
         return Stored(name)
 
-    def _quantised(self, linear, bits):
+    def _quantised(self, linear, bits, least):
         """Codes go to the file as they come; scales and offsets, much smaller, after them."""
-        bits, exact = self._bits(linear, bits)
+        bits, exact = self._bits(linear, bits, least)
         scales, offsets = [], []
 
         def parts():
             for tensor, rows, span in self._parts(linear):
-                blocks = tensor.blocks(*span) if exact[tensor.name] else quantise.quantised(self._finite(tensor, rows), bits)
+                blocks = tensor.blocks(*span) if exact[tensor.name] else self._rounded(tensor, rows, bits)
                 blocks = quantise.widened(blocks) if bits == 8 else blocks
                 scales.append(blocks.scale.astype(np.float32))
                 offset = quantise.offset(blocks)
@@ -91,14 +92,22 @@ class Weights:
     def _add(self, name, parts, shape):
         self.initializers.stream(name, self.dtype, shape, (self._cast(name, part) for part in parts))
 
-    def _bits(self, linear, bits):
+    def _rounded(self, tensor, rows, bits):
+        values = self._finite(tensor, rows)
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            blocks = quantise.quantised(values, bits, self.dtype)
+        if not np.isfinite(blocks.scale).all():
+            raise self._not_finite(tensor.name, values)
+        return blocks
+
+    def _bits(self, linear, bits, least):
         """The bits of a matrix, which has to have one form, and which of its tensors keep their codes. Tensors that a GGUF
         file has in such blocks keep their values, in the wider form where the parts differ."""
         tensors = [self.checkpoint.tensors[part] for part in linear.parts]
         of_type = {"q4_0": 4, "q4_1": 4, "q8_0": 8}
         exact = {tensor.name: tensor.type in of_type and not linear.unit_rows for tensor in tensors}
         kept = [of_type[tensor.type] for tensor in tensors if exact[tensor.name]]
-        return max(kept + [bits] * (len(kept) < len(tensors))), exact
+        return max(kept + [least] + [bits] * (len(kept) < len(tensors))), exact
 
     def _parts(self, linear):
         """Rows of all tensors in order, as (tensor, rows, (start, stop)). Rows are read only if they are used."""

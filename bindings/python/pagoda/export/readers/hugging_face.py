@@ -38,6 +38,7 @@ def _json(folder, name, default=None, hint="the folder has to have it"):
         if default is None:
             raise ExportError(f"{path} is missing: {hint}")
         return default
+    _refuse_pointer(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -59,12 +60,26 @@ def _tokenizer_hint(folder):
 def _template(folder, tokenizer_config):
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ExportError(f"{file} is not UTF-8: {error}") from None
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        template = named.get("default", template)
+    if template is not None and not isinstance(template, str):
+        raise ExportError(
+            f"{folder / 'tokenizer_config.json'}: chat_template is {type(template).__name__}: it has to be a text, or a list with an "
+            "entry `default`"
+        )
+    return template
+
+
+def _refuse_pointer(path):
+    with open(path, "rb") as file:
+        if file.read(24) == b"version https://git-lfs.":
+            raise ExportError(f"{path} is a pointer of Git LFS, not the file itself: run git lfs pull")
 
 
 def _tensors(folder):
@@ -94,6 +109,7 @@ def _tensors(folder):
 def _of_file(path):
     if not path.is_file():
         raise ExportError(f"{path} is missing: fetch all files of the model")
+    _refuse_pointer(path)
     try:
         # Checks the header: types, shapes, and that the tensors fill the file.
         with safe_open(path, "numpy") as file:

@@ -205,4 +205,47 @@ mod tests {
             assert!(silu(isa, &[f32::NAN])[0].is_nan(), "{isa:?}");
         }
     }
+
+    /// Every byte in each of the formats, and the maximum and the sum of some lanes.
+    struct Bytes(std::sync::Mutex<Vec<[f32; 5]>>);
+
+    impl Work for Bytes {
+        #[inline(always)]
+        unsafe fn run<S: Simd>(&self, task: usize, _: &mut Scratch) {
+            let codes = [task as u8; 16];
+            let (mut eight, mut four, mut e4m3fn) = ([0.0; 16], [0.0; 16], [0.0; 16]);
+            let numbers: [f32; 16] = std::array::from_fn(|lane| ((task * 7 + lane * 5) % 16) as f32 - 8.0);
+            // SAFETY: LANES <= 16; the rest is the caller's.
+            unsafe {
+                S::store(eight.as_mut_ptr(), S::widen_u8(codes.as_ptr()));
+                S::store(four.as_mut_ptr(), S::widen_u4(codes.as_ptr()));
+                S::store(e4m3fn.as_mut_ptr(), S::widen_e4m3fn(codes.as_ptr()));
+                let numbers = S::load(numbers.as_ptr());
+                let reduced = S::reduce_max(numbers) * 1000.0 + S::reduce_add(numbers);
+                let last = S::LANES - 1;
+                self.0.lock().unwrap().push([eight[last], four[last - 1], four[last], e4m3fn[last], reduced]);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_become_the_numbers_of_their_formats() {
+        for isa in Isa::available() {
+            let bytes = Bytes(Default::default());
+            for code in 0..=u8::MAX {
+                // SAFETY: the set is available.
+                unsafe { run_on(isa, &bytes, code.into()) };
+                let [eight, low, high, e4m3fn, reduced] = bytes.0.lock().unwrap().pop().unwrap();
+                let halves = [f32::from(code & 15), f32::from(code >> 4)];
+                assert_eq!((eight, [low, high]), (f32::from(code), halves), "{isa:?}");
+                let expected = crate::llm::kv_format::from_e4m3fn(code);
+                assert!(e4m3fn == expected || e4m3fn.is_nan() && expected.is_nan(), "{isa:?}: {code:#x} is {e4m3fn}");
+                let lanes = if isa == Isa::Avx512 { 16 } else { 8 };
+                let lanes: Vec<f32> =
+                    (0..lanes).map(|lane| ((usize::from(code) * 7 + lane * 5) % 16) as f32 - 8.0).collect();
+                let expected = lanes.iter().copied().fold(-8.0, f32::max) * 1000.0 + lanes.iter().sum::<f32>();
+                assert_eq!(reduced, expected, "{isa:?}");
+            }
+        }
+    }
 }

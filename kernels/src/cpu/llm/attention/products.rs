@@ -16,8 +16,10 @@ use crate::cpu::common::simd::Simd;
 /// Keys that the products of some rows share. With as many rows as make the lanes of a vector, their sums over lanes are one
 /// vector.
 pub(super) const KEYS: usize = 4;
-/// Values that are added at once; they stay in the first cache for all rows.
+/// Values that are added at once, where many rows read them; copies of them stay in the first cache.
 pub(super) const VALUES: usize = 16;
+/// The same for few rows: fewer places in memory are read side by side.
+pub(super) const FEW_VALUES: usize = 8;
 /// Rows of which a sum of values is in registers.
 const SUM_ROWS: usize = 4;
 
@@ -84,15 +86,15 @@ unsafe fn dots_of<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize>(
 /// # Safety
 /// The CPU has the instructions of `S`; there is a mask for each row; the values have `padded` numbers, a multiple of the lanes.
 #[inline(always)]
-pub(super) unsafe fn add_values<S: Simd, T: Element, N: Numbers<S, T>>(
-    values: &[N; VALUES],
+pub(super) unsafe fn add_values<S: Simd, T: Element, N: Numbers<S, T>, const COUNT: usize>(
+    values: &[N; COUNT],
     weights: *const f32,
     masks: &[u64],
     first: usize,
     to: *mut f32,
     padded: usize,
 ) {
-    let bits = |mask: u64| mask >> first & ((1 << VALUES) - 1);
+    let bits = |mask: u64| mask >> first & ((1 << COUNT) - 1);
     let mut row = 0;
     while row < masks.len() {
         let some = &masks[row..masks.len().min(row + SUM_ROWS)];
@@ -103,14 +105,20 @@ pub(super) unsafe fn add_values<S: Simd, T: Element, N: Numbers<S, T>>(
             // Rows that see the same slots share the loads of their values.
             if some.iter().all(|&mask| bits(mask) == seen) {
                 match some.len() {
-                    4 => add_seen::<S, T, N, 4>(values, weights, seen, to, padded),
-                    3 => add_seen::<S, T, N, 3>(values, weights, seen, to, padded),
-                    2 => add_seen::<S, T, N, 2>(values, weights, seen, to, padded),
-                    _ => add_seen::<S, T, N, 1>(values, weights, seen, to, padded),
+                    4 => add_seen::<S, T, N, COUNT, 4>(values, weights, seen, to, padded),
+                    3 => add_seen::<S, T, N, COUNT, 3>(values, weights, seen, to, padded),
+                    2 => add_seen::<S, T, N, COUNT, 2>(values, weights, seen, to, padded),
+                    _ => add_seen::<S, T, N, COUNT, 1>(values, weights, seen, to, padded),
                 }
             } else {
                 for (row, &mask) in some.iter().enumerate() {
-                    add_seen::<S, T, N, 1>(values, weights.add(row * TILE), bits(mask), to.add(row * padded), padded);
+                    add_seen::<S, T, N, COUNT, 1>(
+                        values,
+                        weights.add(row * TILE),
+                        bits(mask),
+                        to.add(row * padded),
+                        padded,
+                    );
                 }
             }
         }
@@ -123,8 +131,8 @@ pub(super) unsafe fn add_values<S: Simd, T: Element, N: Numbers<S, T>>(
 /// # Safety
 /// As for [`add_values`].
 #[inline(always)]
-unsafe fn add_seen<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize>(
-    values: &[N; VALUES],
+unsafe fn add_seen<S: Simd, T: Element, N: Numbers<S, T>, const COUNT: usize, const ROWS: usize>(
+    values: &[N; COUNT],
     weights: *const f32,
     mut seen: u64,
     to: *mut f32,
@@ -140,12 +148,12 @@ unsafe fn add_seen<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize>(
             unsafe {
                 at += match (padded - at) / S::LANES {
                     4.. if S::MAX_VECTORS >= 4 => {
-                        add_vectors::<S, T, N, ROWS, 4>(values, weights, start..end, to, padded, at)
+                        add_vectors::<S, T, N, COUNT, ROWS, 4>(values, weights, start..end, to, padded, at)
                     }
                     2.. if S::MAX_VECTORS >= 2 => {
-                        add_vectors::<S, T, N, ROWS, 2>(values, weights, start..end, to, padded, at)
+                        add_vectors::<S, T, N, COUNT, ROWS, 2>(values, weights, start..end, to, padded, at)
                     }
-                    _ => add_vectors::<S, T, N, ROWS, 1>(values, weights, start..end, to, padded, at),
+                    _ => add_vectors::<S, T, N, COUNT, ROWS, 1>(values, weights, start..end, to, padded, at),
                 }
             }
         }
@@ -157,8 +165,15 @@ unsafe fn add_seen<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize>(
 /// # Safety
 /// As for [`add_values`]; `VECTORS` vectors from `at` on are inside a row.
 #[inline(always)]
-unsafe fn add_vectors<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize, const VECTORS: usize>(
-    values: &[N; VALUES],
+unsafe fn add_vectors<
+    S: Simd,
+    T: Element,
+    N: Numbers<S, T>,
+    const COUNT: usize,
+    const ROWS: usize,
+    const VECTORS: usize,
+>(
+    values: &[N; COUNT],
     weights: *const f32,
     slots: Range<usize>,
     to: *mut f32,

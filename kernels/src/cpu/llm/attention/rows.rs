@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::plan::Block;
-use super::products::{KEYS, VALUES, add_values, dots};
+use super::products::{FEW_VALUES, KEYS, VALUES, add_values, dots};
 use super::rotation::rotate;
 use super::softmax::{Sums, TILE, scale_values, softmax};
 use super::stored::{Copied, Fp8, Int4, Int8, Native, Numbers, Stored};
@@ -110,11 +110,11 @@ impl<'a, T: Element> Rows<'a, T> {
         // SAFETY: the caller's; the form is that of the pool.
         unsafe {
             match self.form::<S>() {
-                Form::Copied => self.attend_as::<S, Copied>(stored, start, end, queries, tile, sums),
-                Form::Native => self.attend_as::<S, Native<T>>(stored, start, end, queries, tile, sums),
-                Form::Int8 => self.attend_as::<S, Int8>(stored, start, end, queries, tile, sums),
-                Form::Int4 => self.attend_as::<S, Int4>(stored, start, end, queries, tile, sums),
-                Form::Fp8 => self.attend_as::<S, Fp8>(stored, start, end, queries, tile, sums),
+                Form::Copied => self.attend_as::<S, Copied, VALUES>(stored, start, end, queries, tile, sums),
+                Form::Native => self.attend_as::<S, Native<T>, FEW_VALUES>(stored, start, end, queries, tile, sums),
+                Form::Int8 => self.attend_as::<S, Int8, FEW_VALUES>(stored, start, end, queries, tile, sums),
+                Form::Int4 => self.attend_as::<S, Int4, FEW_VALUES>(stored, start, end, queries, tile, sums),
+                Form::Fp8 => self.attend_as::<S, Fp8, FEW_VALUES>(stored, start, end, queries, tile, sums),
             }
         }
     }
@@ -122,7 +122,9 @@ impl<'a, T: Element> Rows<'a, T> {
     /// The form in which the pool is read.
     #[inline(always)]
     fn form<S: Simd>(&self) -> Form {
-        if self.of_a_head() >= COPIES_FROM || !self.op.head_size.is_multiple_of(S::LANES) {
+        // Portable code has but this form, so as not to take long to compile.
+        let portable = S::MAX_VECTORS == 1;
+        if portable || self.of_a_head() >= COPIES_FROM || !self.op.head_size.is_multiple_of(S::LANES) {
             return Form::Copied;
         }
         match self.op.format {
@@ -136,7 +138,7 @@ impl<'a, T: Element> Rows<'a, T> {
     /// # Safety
     /// As for [`Self::attend`]; `N` is the form of the pool.
     #[inline(always)]
-    unsafe fn attend_as<S: Simd, N: Numbers<S, T>>(
+    unsafe fn attend_as<S: Simd, N: Numbers<S, T>, const COUNT: usize>(
         &self,
         stored: Stored<'_, T>,
         start: usize,
@@ -162,7 +164,7 @@ impl<'a, T: Element> Rows<'a, T> {
                     scale_values::<S>(&mut sums.values[row * padded..][..padded], scale);
                 }
             }
-            self.values::<S, N>(stored, slots, tile, sums, padded);
+            self.values::<S, N, COUNT>(stored, slots, tile, sums, padded);
         }
     }
 
@@ -257,7 +259,7 @@ impl<'a, T: Element> Rows<'a, T> {
     /// # Safety
     /// As for [`Self::attend`].
     #[inline(always)]
-    unsafe fn values<S: Simd, N: Numbers<S, T>>(
+    unsafe fn values<S: Simd, N: Numbers<S, T>, const COUNT: usize>(
         &self,
         stored: Stored<'_, T>,
         mut slots: TileSlots,
@@ -268,22 +270,22 @@ impl<'a, T: Element> Rows<'a, T> {
         let of_a_head = self.of_a_head();
         let page = self.op.pages.page_size * self.op.kv_heads;
         slots.keys.iter_mut().for_each(|key| *key += page);
-        for first in (slots.any.start / VALUES * VALUES..slots.any.end).step_by(VALUES) {
+        for first in (slots.any.start / COUNT * COUNT..slots.any.end).step_by(COUNT) {
             for (index, head) in self.block.heads.clone().enumerate() {
                 // SAFETY: the caller's.
                 unsafe {
-                    let values = self.blocks::<S, N, VALUES>(stored, &slots, first, head, tile.blocks, padded);
+                    let values = self.blocks::<S, N, COUNT>(stored, &slots, first, head, tile.blocks, padded);
                     let rows = index * of_a_head..(index + 1) * of_a_head;
                     let to = sums.values[rows.start * padded..rows.end * padded].as_mut_ptr();
                     let weights = tile.weights[rows.start * TILE..rows.end * TILE].as_ptr().add(first);
                     let masks = &tile.masks[rows];
-                    add_values::<S, T, N>(&values, weights, masks, first, to, padded);
+                    add_values::<S, T, N, COUNT>(&values, weights, masks, first, to, padded);
                 }
             }
         }
     }
 
-    /// `COUNT` blocks of one head, from slot `first` of the tile on; the next ones are asked for.
+    /// `COUNT` blocks of one head, from slot `first` of the tile on.
     ///
     /// # Safety
     /// As for [`Self::attend_as`].
@@ -300,7 +302,7 @@ impl<'a, T: Element> Rows<'a, T> {
         // SAFETY: the caller's; slots that hold a token have blocks inside the pool, by the check, and so has page 0: the pool
         // of a call with rows has pages.
         unsafe {
-            for ahead in slots.keys[first..].iter().skip(COUNT).take(COUNT) {
+            for ahead in slots.keys[first..].iter().skip(COUNT).take(if N::AHEAD { COUNT } else { 0 }) {
                 stored.prefetch::<S>(self.op, ahead + head);
             }
             let mut blocks = [N::of(stored, self.op, slots.keys[first] + head, &mut buffer[..padded]); COUNT];

@@ -67,6 +67,9 @@ impl<'a, T: Element> Stored<'a, T> {
 
 /// A block of the pool. Whichever form reads it, its numbers have the same bits.
 pub(super) trait Numbers<S: Simd, T: Element>: Copy {
+    /// Whether the next blocks are asked for ahead of their use. Few rows read blocks in order of memory, which the CPU sees.
+    const AHEAD: bool = false;
+
     /// A block of a pool of this form. It may be put into `buffer`, which is as long as a block with its padding.
     ///
     /// # Safety
@@ -170,6 +173,8 @@ impl<S: Simd, T: Element> Numbers<S, T> for Fp8 {
 pub(super) struct Copied(*const f32);
 
 impl<S: Simd, T: Element> Numbers<S, T> for Copied {
+    const AHEAD: bool = true;
+
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, buffer: &mut [f32]) -> Self {
         let size = op.head_size;

@@ -7,6 +7,8 @@ from .. import rope
 from ..decoder import Decoder, Layer, Linear, Norm
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+# Tables of rotations are this long at most: 8 GB for heads of 128.
+MOST_POSITIONS = 2**24
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ def decoder(config, size, layers, *, tied=False, **other):
     return Decoder(**fields | other)
 
 
-def activation(config, key="hidden_act"):
-    return ACTIVATIONS[config.text(key, "silu", of=ACTIVATIONS)]
+def activation(config, key="hidden_act", default="silu"):
+    return ACTIVATIONS[config.text(key, default, of=ACTIVATIONS)]
 
 
 def rotation(config, size, max_context, longer=True):
@@ -119,9 +121,15 @@ def rotation(config, size, max_context, longer=True):
     scaling, base = scaling_of(config, None)
     context = lengthened(scaling, trained) if longer else trained
     context = served(context, max_context)
-    partial = (scaling.number if scaling and "partial_rotary_factor" in scaling.values else config.number)
-    part = partial("partial_rotary_factor", 1.0, above=0)
-    return {"max_context": context, "ropes": {"rope": rope.table(scaling, base, int(size.head_size * part), context, trained)}}
+    place = scaling if scaling and "partial_rotary_factor" in scaling.values else config
+    part = place.number("partial_rotary_factor", 1.0, above=0)
+    rotated = int(size.head_size * part)
+    if rotated % 2 or not 2 <= rotated <= size.head_size:
+        raise ExportError(
+            f"{place.path('partial_rotary_factor')} is {part:g}: of heads of {size.head_size} it rotates {rotated} numbers, which "
+            "has to be an even number, at least 2"
+        )
+    return {"max_context": context, "ropes": {"rope": rope.table(scaling, base, rotated, context, trained)}}
 
 
 def scaling_of(config, layer_type, base_key="rope_theta", base=10000.0):
@@ -131,8 +139,8 @@ def scaling_of(config, layer_type, base_key="rope_theta", base=10000.0):
     if parameters is not None and layer_type is not None and layer_type in parameters.values:
         parameters = parameters.section(layer_type)
     if parameters is not None:
-        return parameters, parameters.number("rope_theta", config.number(base_key, base, above=0), above=0)
-    return config.section("rope_scaling", None), _or(config.number(base_key, None, above=0), base)
+        return parameters, parameters.number("rope_theta", config.number(base_key, base, above=1), above=1)
+    return config.section("rope_scaling", None), config.number(base_key, base, above=1)
 
 
 def lengthened(scaling, trained):
@@ -143,13 +151,20 @@ def lengthened(scaling, trained):
     if kind not in ("linear", "dynamic", "yarn"):
         return trained
     before = scaling.integer("original_max_position_embeddings", trained) if kind == "yarn" else trained
-    return max(trained, int(before * scaling.number("factor", above=0)))
+    return int(max(trained, min(before * scaling.number("factor", above=0), 2**53)))
 
 
 def served(context, max_context):
+    """The context to serve: the model's own, or a shorter one."""
     if max_context is not None and not 1 <= max_context <= context:
         raise ExportError(f"--max-context is {max_context}: it has to be at least 1 and at most the model's {context}")
-    return max_context or context
+    context = max_context or context
+    if context > MOST_POSITIONS:
+        raise ExportError(
+            f"config.json: the context is {context:,} tokens: the exporter makes tables for at most {MOST_POSITIONS:,}. Give "
+            "--max-context"
+        )
+    return context
 
 
 def windows(config, layers, default_layers=None):

@@ -1,6 +1,8 @@
 """Gemma 3, text alone: norms before and after attention and MLP, scaled embeddings, GeGLU, and layers that see a window
 (with a rotation of their own) between layers that see everything."""
 
+from dataclasses import replace
+
 from ...error import ExportError
 from .. import rope
 from ..decoder import Norm
@@ -22,8 +24,9 @@ def describe(config, max_context):
         ("rope_local", "sliding_attention", "rope_local_base_freq", 1e4),
     ):
         scaling, base = common.scaling_of(config, kind, key, base)
-        if name == "rope_local" and "rope_parameters" not in config.values:
-            scaling = None
+        # The scaling is of the layers that see everything, unless it is given for each kind.
+        if name == "rope_local" and kind not in (config.section("rope_parameters", None) or config).values:
+            scaling, base = None, config.number(key, base if scaling is None else 1e4, above=1)
         ropes[name] = rope.table(scaling, base, size.head_size, context, trained)
     return common.decoder(
         config,
@@ -37,8 +40,30 @@ def describe(config, max_context):
         attention_scale=config.number("query_pre_attn_scalar", 256, above=0) ** -0.5,
         attention_softcap=config.number("attn_logit_softcapping", None) or 0.0,
         logits_softcap=config.number("final_logit_softcapping", None) or 0.0,
-        activation=common.activation(config, "hidden_activation"),
+        activation=common.activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        no_f16="its activations are beyond the range of f16",
     )
+
+
+def text_part(checkpoint):
+    """The text model of a checkpoint with images: `gemma3` is `gemma3_text` and a vision tower."""
+    given = checkpoint.config.get("text_config")
+    if not isinstance(given, dict):
+        raise ExportError("config.json: model_type is 'gemma3', and text_config, the text model, is missing")
+    # What transformers takes where text_config has no word of it.
+    defaults = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+    config = defaults | {key: value for key, value in given.items() if value is not None}
+    tensors = {}
+    for name, tensor in checkpoint.tensors.items():
+        if "vision_tower." in name or "multi_modal_projector." in name:
+            continue
+        for prefix, place in (("language_model.", ""), ("model.language_model.", "model.")):
+            if name.startswith(prefix):
+                name = place + name.removeprefix(prefix)
+                break
+        tensors[name] = tensor
+    kept = {key: checkpoint.config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in checkpoint.config}
+    return replace(checkpoint, config=kept | config | {"model_type": "gemma3_text"}, tensors=tensors)
 
 
 def _layer(size, index, window):
