@@ -193,7 +193,8 @@ def test_without_a_cache_the_graph_has_no_pools(made):
 
 def test_the_documented_example_is_true(made):
     text = (ROOT / "sdk/docs/model-folder.md").read_text()
-    manifest, config = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL))
+    # The third is of a language model, cut short.
+    manifest, config = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL)[:2])
     about = json.loads((made(config, tensors(config)) / "pagoda.json").read_text())
     assert list(about) == list(manifest)
     assert f"version {about['version']}\n" in (ROOT / "sdk/docs/cli.md").read_text()

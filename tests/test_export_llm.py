@@ -4,6 +4,7 @@ tests/data/llm has a small random model of every architecture, with logits (make
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -336,6 +337,16 @@ def test_the_manifest_says_what_an_engine_needs(exported):
     assert sorted(inputs) == sorted(value.name for value in model.graph.input)
     outputs = [manifest["outputs"]["logits"], *manifest["outputs"]["kv_pools"], *manifest["outputs"]["kv_scales"]]
     assert sorted(outputs) == sorted(value.name for value in model.graph.output)
+
+
+def test_the_documented_manifest_has_the_entries(exported):
+    manifest = json.loads((exported("llama", kv="int8") / "pagoda.json").read_text())
+    text = (ROOT / "sdk/docs/model-folder.md").read_text()
+    example = re.findall(r"```json\n(.*?)```", text, re.DOTALL)[2]
+    assert re.findall(r'^  "(\w+)":', example, re.MULTILINE) == list(manifest)
+    for part in ("kv", "text", "inputs", "tokens", "limits", "attention", "outputs"):
+        inner = re.search(rf'^  "{part}": (\{{.*?\}},?)$(?=\n  "|\n\}})', example, re.MULTILINE | re.DOTALL)[1]
+        assert all(f'"{name}":' in inner for name in manifest[part]), part
 
 
 def test_a_layer_has_few_nodes(exported):
