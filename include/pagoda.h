@@ -931,7 +931,7 @@ pagoda_status pagoda_cancel_free(pagoda_cancel *cancel);
  */
 
 /**
- * Histories of users in the files of a folder. They survive restarts and crashes. A damaged record counts as missing;
+ * Histories of owners in the files of a folder. They survive restarts and crashes. A damaged record counts as missing;
  * it is never returned. One process at a time has a store open. In it, any number of caches and threads may use a
  * handle at the same time.
  */
@@ -954,7 +954,7 @@ typedef struct {
     /** When a write is acknowledged; default PAGODA_DURABILITY_POWER. */
     pagoda_durability durability;
     /**
-     * The maximum size of the files in bytes; default 0 = no limit. At the limit the least recently used users are
+     * The maximum size of the files in bytes; default 0 = no limit. At the limit the least recently used owners are
      * evicted. A compaction may exceed the limit for a while.
      */
     uint64_t max_bytes;
@@ -981,8 +981,8 @@ typedef struct {
 typedef struct {
     /** The size of this struct. */
     uint32_t struct_size;
-    /** Stored users, of all model versions. */
-    uint64_t users;
+    /** Stored owners, of all model versions. */
+    uint64_t owners;
     /** Stored records; a history has one or more. */
     uint64_t records;
     /** Bytes of the files that are in use. */
@@ -1005,14 +1005,14 @@ typedef struct {
     uint64_t torn_tails;
     /** Regions of files where records were expected and not found. */
     uint64_t damaged_regions;
-    /** Users that were removed because damage left it uncertain which record is current. */
-    uint64_t dropped_users;
+    /** Owners that were removed because damage left it uncertain which record is current. */
+    uint64_t dropped_owners;
     /** 1 if the index was rebuilt when the store was opened. */
     uint64_t index_rebuilds;
     /** Failures of the index. After one the index is not used until the store is opened again. */
     uint64_t index_errors;
-    /** Users that were evicted at the size limit. */
-    uint64_t evicted_users;
+    /** Owners that were evicted at the size limit. */
+    uint64_t evicted_owners;
     /** Compacted segment files. */
     uint64_t compacted_segments;
 } pagoda_store_stats;

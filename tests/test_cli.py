@@ -27,14 +27,14 @@ def test_a_store_that_is_whole(tmp_path):
     remember(folder)
     remember(folder)
     stats = numbers("stats", folder)
-    assert (stats["users"], stats["records"], stats["index_rebuilds"]) == (1, 2, 0)
+    assert (stats["owners"], stats["records"], stats["index_rebuilds"]) == (1, 2, 0)
     check = numbers("check", folder)
     assert (check["records"], check["corrupt_records"], check["damaged_regions"]) == (2, 0, 0)
-    assert numbers("rebuild", folder)["users"] == 1
+    assert numbers("rebuild", folder)["owners"] == 1
     assert numbers("stats", folder) == stats
     compacted = numbers("compact", folder)
-    assert (compacted["users"], compacted["freed_bytes"]) == (1, 0)
-    assert "users" in pagoda("store", "stats", folder).stdout
+    assert (compacted["owners"], compacted["freed_bytes"]) == (1, 0)
+    assert "owners" in pagoda("store", "stats", folder).stdout
 
 
 def test_space_comes_back(tmp_path):
@@ -46,7 +46,7 @@ def test_space_comes_back(tmp_path):
     before = numbers("stats", folder)
     assert before["file_bytes"] > before["live_bytes"] + 4096
     compacted = numbers("compact", folder)
-    assert compacted["freed_bytes"] > 0 and compacted["users"] == 1
+    assert compacted["freed_bytes"] > 0 and compacted["owners"] == 1
     assert numbers("stats", folder)["live_bytes"] == before["live_bytes"]
     remember(folder)
 

@@ -488,7 +488,7 @@ def test_owners_leave_tiers_and_come_back(pagoda, tmp_path):
     info = struct("pagoda_store_stats")
     pagoda.call("pagoda_store_flush", store)
     pagoda.call("pagoda_store_get_stats", store, address(info))
-    assert (info.users, info.live_bytes, info.write_errors) == (0, 0, 0) and info.writes >= 8
+    assert (info.owners, info.live_bytes, info.write_errors) == (0, 0, 0) and info.writes >= 8
     held = info.file_bytes
     pagoda.call("pagoda_store_compact", store)
     pagoda.call("pagoda_store_get_stats", store, address(info))
@@ -517,7 +517,7 @@ def test_garbage_is_compacted_from_the_size_that_the_options_say(pagoda, tmp_pat
             until(lambda: stats().compacted_segments > 0 and stats().file_bytes < 1 << 20, "garbage is compacted")
         else:
             assert stats().compacted_segments == 0 and info.file_bytes > 2 << 20, "64 MiB are the default"
-        assert info.users == 1
+        assert info.owners == 1
         cache.close()
         pagoda.free("pagoda_store", store)
 

@@ -37,7 +37,7 @@ func TestStores(t *testing.T) {
 	ok(t, store.Flush(t.Context()))
 	ok(t, store.Compact(ctx))
 	stats := must[pagoda.StoreStats](t)(store.Stats())
-	equal(t, "users", stats.Users, 0)
+	equal(t, "owners", stats.Owners, 0)
 
 	// A cache keeps it open.
 	with := shape()
@@ -103,7 +103,7 @@ func TestCaches(t *testing.T) {
 	fails(t, lease.Commit(ctx, false), pagoda.ErrInvalidArgument, "lease")
 	ok(t, lease.Close())
 	fails(t, lease.Commit(ctx, false), pagoda.ErrInvalidHandle, "lease")
-	equal(t, "users stored", must[pagoda.StoreStats](t)(store.Stats()).Users, 1)
+	equal(t, "owners stored", must[pagoda.StoreStats](t)(store.Stats()).Owners, 1)
 
 	lease = must[*pagoda.KVLease](t)(cache.Prepare(ctx, pagoda.KVRequest{Owner: 1, Start: 2, Tokens: 2, Items: items}))
 	owner := must[pagoda.LeasedOwner](t)(lease.Owner(0))
@@ -243,7 +243,7 @@ func TestACommitOutlivesItsContextAndItsLease(t *testing.T) {
 		equal(t, "objects held", settled(held), held)
 		equal(t, "cached", must[[]pagoda.CachedOwner](t)(cache.Lookup(user))[0].Length, 1)
 	}
-	equal(t, "users stored", must[pagoda.StoreStats](t)(options.Store.Stats()).Users, 8)
+	equal(t, "owners stored", must[pagoda.StoreStats](t)(options.Store.Stats()).Owners, 8)
 }
 
 // What is remembered gives what computing it anew gives.

@@ -23,7 +23,7 @@ const (
 type StoreOptions struct {
 	// Durability is when a write counts as done.
 	Durability Durability
-	// MaxBytes is how much the files may take before the users that were not used for longest leave; 0: no limit.
+	// MaxBytes is how much the files may take before the owners that were not used for longest leave; 0: no limit.
 	MaxBytes uint64
 	// SegmentBytes is how long a file gets; 0: 256 MiB, or an eighth of MaxBytes if that is less.
 	SegmentBytes uint64
@@ -45,7 +45,7 @@ func (o *StoreOptions) toC() *C.pagoda_store_options {
 
 // StoreStats is what a store has now, and what happened since it was opened.
 type StoreStats struct {
-	Users             uint64 // Users stored, of all models.
+	Owners            uint64 // Owners stored, of all models.
 	Records           uint64 // Pieces of their histories.
 	LiveBytes         uint64 // Bytes of the files that are in use.
 	FileBytes         uint64 // Bytes of all files.
@@ -57,10 +57,10 @@ type StoreStats struct {
 	CorruptRecords    uint64 // Records whose data was damaged.
 	TornTails         uint64 // Unfinished writes found when the store was opened.
 	DamagedRegions    uint64 // Places in files where records should have been and were not.
-	DroppedUsers      uint64 // Users who left because damage made it uncertain what is current.
+	DroppedOwners     uint64 // Owners that left because damage made it uncertain what is current.
 	IndexRebuilds     uint64 // 1 if the index had to be made anew when the store was opened.
 	IndexErrors       uint64 // Times the index failed; it is not used again until the store is opened anew.
-	EvictedUsers      uint64 // Users who left to make room.
+	EvictedOwners     uint64 // Owners that left to make room.
 	CompactedSegments uint64 // Files compacted.
 }
 
@@ -136,7 +136,7 @@ func (s *Store) Stats() (StoreStats, error) {
 		return StoreStats{}, err
 	}
 	return StoreStats{
-		Users:             uint64(c.users),
+		Owners:            uint64(c.owners),
 		Records:           uint64(c.records),
 		LiveBytes:         uint64(c.live_bytes),
 		FileBytes:         uint64(c.file_bytes),
@@ -148,10 +148,10 @@ func (s *Store) Stats() (StoreStats, error) {
 		CorruptRecords:    uint64(c.corrupt_records),
 		TornTails:         uint64(c.torn_tails),
 		DamagedRegions:    uint64(c.damaged_regions),
-		DroppedUsers:      uint64(c.dropped_users),
+		DroppedOwners:     uint64(c.dropped_owners),
 		IndexRebuilds:     uint64(c.index_rebuilds),
 		IndexErrors:       uint64(c.index_errors),
-		EvictedUsers:      uint64(c.evicted_users),
+		EvictedOwners:     uint64(c.evicted_owners),
 		CompactedSegments: uint64(c.compacted_segments),
 	}, nil
 }

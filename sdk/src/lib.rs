@@ -35,7 +35,7 @@ pub mod ffi;
 
 pub use engine::{Engine, EngineOptions, ModelFolder, RankRequest, RankResponse};
 pub use error::{Error, Result, Status};
-pub use kv::{Edited, KvCache, KvLease, KvOptions, KvSize, Offload, Overlap, Owner};
+pub use kv::{Edited, KvCache, KvLease, KvOptions, KvSize, Offload, Overlap};
 pub use runtime::{Cancel, Model, ModelOptions, Optimization, Provider, ValueInfo};
-pub use store::{DiskStore, Durability, StoreOptions};
+pub use store::{DiskStore, Durability, Owner, StoreOptions};
 pub use tensor::{ElementType, Tensor};

@@ -116,7 +116,7 @@ impl Metrics {
         let kv_tokens = Family::default();
         registry.register("kv_tokens", "Tokens of prepared histories, by where they came from", kv_tokens.clone());
         let kv_events = Family::default();
-        registry.register("kv_events", "What happened to users in caches of keys and values", kv_events.clone());
+        registry.register("kv_events", "What happened to owners in caches of keys and values", kv_events.clone());
         let store_written_bytes = Counter::default();
         registry.register("store_written_bytes", "Bytes that stores wrote", store_written_bytes.clone());
         let store_read_bytes = Counter::default();
@@ -214,7 +214,7 @@ pub(crate) fn kv_tokens(source: &'static str) -> Counter {
     METRICS.kv_tokens.get_or_create_owned(&SourceLabels { source })
 }
 
-/// Users in KV caches to which `kind` happened.
+/// Owners in KV caches to which `kind` happened.
 pub(crate) fn kv_events(kind: &'static str) -> Counter {
     METRICS.kv_events.get_or_create_owned(&KindLabels { kind })
 }

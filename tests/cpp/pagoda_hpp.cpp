@@ -364,7 +364,7 @@ static void stores() {
         CHECK(throws(PAGODA_STATUS_BUSY, "path", [&] { Store(folder.path); }));
         store.flush();
         store.compact();
-        CHECK(store.stats().users == 0 && store.stats().write_errors == 0);
+        CHECK(store.stats().owners == 0 && store.stats().write_errors == 0);
     }
     {
         // A cache keeps it open.
@@ -418,7 +418,7 @@ static void caches() {
     lease.commit(true);
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "lease", [&] { lease.commit(); }));
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "lease", [&] { lease.abort(); }));
-    CHECK(store.stats().users == 1);
+    CHECK(store.stats().owners == 1);
 
     KvLease other = cache.prepare({{1, 2, 2, 0, items}});
     const LeasedOwner owner = other.owner(0);

@@ -275,7 +275,7 @@ fn an_edited_history_is_detected() {
         SHAPE.append(&lease, of);
         let _ = lease.commit().unwrap();
         // The tokens of the old items are removed from the store too.
-        assert!(store.users(pagoda::store::Space(0)).is_empty());
+        assert!(store.owners(pagoda::store::Space(0)).is_empty());
         cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
         drop(cache);
         let cache = KvCache::open(&invalidate, Some(store)).unwrap();
@@ -358,8 +358,8 @@ fn a_history_that_can_not_be_stored_does_not_affect_others() {
     add(&cache, 1, 0, 100);
     add(&cache, 2, 0, 20);
     let error = cache.offload(Owners::These(Owner::slice(&[1, 2]))).unwrap_err();
-    assert!(error.status() == Status::Capacity && error.message().starts_with("1 of 2 users"), "{error}");
-    assert!(error.message().contains("9600 bytes of user 1") && error.message().contains("8192 bytes"), "{error}");
+    assert!(error.status() == Status::Capacity && error.message().starts_with("1 of 2 owners"), "{error}");
+    assert!(error.message().contains("9600 bytes of owner 1") && error.message().contains("8192 bytes"), "{error}");
     cache.evict(Owners::All, Tiers::RESIDENT).unwrap();
     assert_eq!(cache.lookup(Owner::slice(&[1, 2])), [CachedOwner::default(), cached(0, 20, Tier::Store)]);
 }

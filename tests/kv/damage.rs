@@ -88,7 +88,7 @@ fn in_the_background_the_lease_reports_damage() {
     let other = cache.prepare(&[request(1, 40, 0)]).ok();
     let error = lease.wait(None).unwrap_err();
     assert_eq!(error.status(), Status::Io);
-    assert!(error.message().contains("user 1"), "{error}");
+    assert!(error.message().contains("owner 1"), "{error}");
     assert!(lease.wait(Some(2)).is_err() && lease.ready(0).is_err());
     // While a lease holds the damaged history, other leases are rejected.
     assert_eq!(cache.prepare(&[request(1, 40, 0)]).err().unwrap().status(), Status::Busy);
@@ -171,8 +171,8 @@ impl Store for Watched {
         Ok(if self.cuts_fail.load(Ordering::Relaxed) { Ticket::ready(Err(failed)) } else { ticket })
     }
 
-    fn users(&self, space: Space) -> Vec<u64> {
-        self.store.users(space)
+    fn owners(&self, space: Space) -> Vec<Owner> {
+        self.store.owners(space)
     }
 
     fn flush(&self) -> Result<()> {

@@ -3,30 +3,30 @@
 use std::collections::HashMap;
 
 use pagoda::StoreOptions;
-use pagoda::store::{DiskStore, Key, Record, Room, Space, Store};
+use pagoda::store::{DiskStore, Key, Owner, Record, Room, Space, Store};
 use pagoda_test_support::power::{crash, killed};
 use pagoda_test_support::{Folder, Random};
 
 use crate::recorder::{Event, Recording};
 
-const USERS: u64 = 4;
+const OWNERS: u64 = 4;
 const TOKENS: u32 = 5;
 
-fn key(user: u64) -> Key {
-    Key { space: Space(7), user }
+fn key(owner: u64) -> Key {
+    Key { space: Space(7), owner: Owner(owner) }
 }
 
-/// The `number`th piece of a user's history.
-fn record(user: u64, number: u64) -> Record {
+/// The `number`th piece of an owner's history.
+fn record(owner: u64, number: u64) -> Record {
     let start = number * u64::from(TOKENS);
     Record {
-        key: key(user),
+        key: key(owner),
         history_start: 0,
         start,
         tokens: TOKENS,
         layers: 1,
         tag: Vec::new(),
-        data: (start..start + u64::from(TOKENS)).flat_map(|position| (position << 8 | user).to_le_bytes()).collect(),
+        data: (start..start + u64::from(TOKENS)).flat_map(|position| (position << 8 | owner).to_le_bytes()).collect(),
     }
 }
 
@@ -43,11 +43,11 @@ fn power_lost_at_any_moment_of_a_store_on_files() {
     for _ in 0..3 {
         let store = DiskStore::open(work.join("store"), &options).unwrap();
         for _ in 0..30 {
-            let user = random.below_u64(USERS);
-            let number = written.entry(user).or_default();
-            store.write(record(user, *number), Room::Wait).and_then(|ticket| ticket.wait()).unwrap();
+            let owner = random.below_u64(OWNERS);
+            let number = written.entry(owner).or_default();
+            store.write(record(owner, *number), Room::Wait).and_then(|ticket| ticket.wait()).unwrap();
             *number += 1;
-            recording.acknowledge(user << 32 | *number);
+            recording.acknowledge(owner << 32 | *number);
         }
         store.compact().unwrap();
     }
@@ -68,23 +68,23 @@ fn power_lost_at_any_moment_of_a_store_on_files() {
             left.write(other.path());
             let store = DiskStore::open(other.path().join("store"), &options)
                 .unwrap_or_else(|error| panic!("after event {at}: does not open: {error}"));
-            for (&user, &number) in &acknowledged {
-                check(&store, user, number * u64::from(TOKENS), at);
+            for (&owner, &number) in &acknowledged {
+                check(&store, owner, number * u64::from(TOKENS), at);
             }
         }
     }
     println!("{moments} losses of power within {} events", events.len());
 }
 
-fn check(store: &DiskStore, user: u64, tokens: u64, at: usize) {
-    let place = format!("after event {at}: user {user}");
-    let history = store.history(key(user)).unwrap_or_else(|| panic!("{place} is gone, with {tokens} tokens"));
+fn check(store: &DiskStore, owner: u64, tokens: u64, at: usize) {
+    let place = format!("after event {at}: owner {owner}");
+    let history = store.history(key(owner)).unwrap_or_else(|| panic!("{place} is gone, with {tokens} tokens"));
     assert!(history.start() == 0 && history.end() >= tokens, "{place} has {} of {tokens} tokens", history.end());
     for (number, piece) in history.pieces().iter().enumerate() {
         let bytes = history.layer(number, 0).unwrap_or_else(|error| panic!("{place}: {error}"));
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let right: Vec<u64> =
-            (piece.start..).take(piece.tokens as usize).map(|position| position << 8 | user).collect();
+            (piece.start..).take(piece.tokens as usize).map(|position| position << 8 | owner).collect();
         assert_eq!(words, right, "{place}");
     }
 }

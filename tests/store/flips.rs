@@ -15,8 +15,8 @@ use pagoda_test_support::Folder;
 
 use crate::workload::{Past, State, cut, is_beginning, key, put, read, record};
 
-/// Users whose every state matters; another one writes last.
-const USERS: u64 = 4;
+/// Owners whose every state matters; another one writes last.
+const OWNERS: u64 = 4;
 const LAST: u64 = 9;
 
 fn options() -> StoreOptions {
@@ -35,16 +35,16 @@ impl Closed {
         let folder = Folder::new();
         let options = StoreOptions { durability, ..options() };
         let store = DiskStore::open(folder.path(), &options).unwrap();
-        let mut pasts: Vec<_> = (0..USERS).map(|_| Past::new()).collect();
-        let mut write = |user: u64, history_start, start, tokens, version| {
-            let past = &mut pasts[user as usize];
+        let mut pasts: Vec<_> = (0..OWNERS).map(|_| Past::new()).collect();
+        let mut write = |owner: u64, history_start, start, tokens, version| {
+            let past = &mut pasts[owner as usize];
             past.settle(put(past.now(), history_start, start, tokens, version));
-            store.write(record(user, history_start, start, tokens, version), Room::Wait).unwrap().wait().unwrap();
+            store.write(record(owner, history_start, start, tokens, version), Room::Wait).unwrap().wait().unwrap();
         };
         // A segment that is compacted away, so that an index from before that is of no use.
         (0..13).for_each(|version| write(0, 0, 0, 4, version));
         store.compact().unwrap();
-        for (user, history_start, start, tokens, version) in [
+        for (owner, history_start, start, tokens, version) in [
             (1, 0, 0, 5, 21),
             (2, 0, 0, 5, 22),
             (1, 0, 3, 5, 23),
@@ -56,12 +56,12 @@ impl Closed {
             (1, 5, 10, 30, 29),
             (3, 0, 5, 30, 30),
         ] {
-            write(user, history_start, start, tokens, version);
+            write(owner, history_start, start, tokens, version);
         }
         store.cut(key(3), 20).unwrap().wait().unwrap();
         store.cut(key(2), 2).unwrap().wait().unwrap();
-        for (user, from) in [(3, 20), (2, 2)] {
-            let past = &mut pasts[user as usize];
+        for (owner, from) in [(3, 20), (2, 2)] {
+            let past = &mut pasts[owner as usize];
             past.settle(cut(past.now(), from));
         }
         // Without an index, damage to the last record looks like a write that was under way.
@@ -103,20 +103,20 @@ impl Closed {
         }
     }
 
-    /// Opens the store and reads all users, twice; then writes. Returns how many could be read the first time.
+    /// Opens the store and reads all owners, twice; then writes. Returns how many could be read the first time.
     fn look(&self, place: &str, open: impl FnOnce() -> Result<DiskStore>) -> u64 {
         let attempt = catch_unwind(AssertUnwindSafe(|| {
             let store = open().unwrap_or_else(|error| panic!("does not open: {error}"));
             let mut right = 0;
-            for (user, wanted) in self.wanted.iter().enumerate() {
-                match read(&store, user as u64) {
+            for (owner, wanted) in self.wanted.iter().enumerate() {
+                match read(&store, owner as u64) {
                     Ok(state) if state == *wanted => right += 1,
                     Ok(None) | Err(_) => {}
-                    Ok(state) => panic!("user {user} has {state:?} and not {wanted:?}"),
+                    Ok(state) => panic!("owner {owner} has {state:?} and not {wanted:?}"),
                 }
                 // Where a piece was found bad, what comes before it is left.
-                let left = read(&store, user as u64).unwrap_or_else(|error| panic!("again: {error}"));
-                assert!(is_beginning(&left, wanted), "user {user} has {left:?}, which is not of {wanted:?}");
+                let left = read(&store, owner as u64).unwrap_or_else(|error| panic!("again: {error}"));
+                assert!(is_beginning(&left, wanted), "owner {owner} has {left:?}, which is not of {wanted:?}");
             }
             store.write(record(LAST + 1, 0, 0, 3, 1), Room::Wait).unwrap().wait().unwrap();
             assert_eq!(read(&store, LAST + 1).unwrap(), Some((0, vec![1; 3])));
@@ -203,7 +203,7 @@ fn no_damage_to_a_segment_gives_wrong_data() {
         look(&path, &longer, true, "longer");
     }
     MOVES.store(u64::MAX, Relaxed);
-    println!("{cases} damaged stores, {:.1} of {USERS} users read in each", right as f64 / f64::from(cases));
+    println!("{cases} damaged stores, {:.1} of {OWNERS} owners read in each", right as f64 / f64::from(cases));
     assert!(right > 0);
 }
 
@@ -226,11 +226,11 @@ fn no_damage_to_the_index_gives_wrong_data() {
             fs::write(&path, &bytes).unwrap();
             let place = format!("{}: byte {at}", path.display());
             let right = closed.look(&place, || DiskStore::open(closed.folder.path(), &options()));
-            missed += u64::from(right < USERS);
+            missed += u64::from(right < OWNERS);
             cases += 1;
         }
     }
-    println!("{cases} damaged indexes, {missed} of them cost users");
+    println!("{cases} damaged indexes, {missed} of them cost owners");
     MOVES.store(u64::MAX, Relaxed);
 }
 
@@ -258,7 +258,7 @@ fn no_index_and_any_lock_will_do() {
         closed.restore(true);
         damage();
         let right = closed.look(place, || DiskStore::open(closed.folder.path(), &options()));
-        assert_eq!(right, USERS, "{place}");
+        assert_eq!(right, OWNERS, "{place}");
     }
 }
 
@@ -270,8 +270,8 @@ fn a_segment_out_of_another_past_of_the_store_is_a_miss() {
         DiskStore::open_with(disk, Box::new(index.clone()), Box::new(RealClock), &options()).unwrap()
     };
     let index = MemoryIndex::default();
-    let write = |user| {
-        open(&index).write(record(user, 0, 0, 5, 1), Room::Wait).unwrap().wait().unwrap();
+    let write = |owner| {
+        open(&index).write(record(owner, 0, 0, 5, 1), Room::Wait).unwrap().wait().unwrap();
     };
     write(0);
     let (files, pairs) = (contents(folder.path()), index.pairs.lock().clone());

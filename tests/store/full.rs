@@ -65,8 +65,8 @@ fn a_full_disk_refuses_writes_and_nothing_else() {
         // What the first one left of its last segment may hold a few.
         assert_eq!(fill(&store, &mut written).status(), Status::Io);
         make_room(disk.path());
-        for user in written..written + 5 {
-            store.write(record(user, 0, 0, 2000, 1), Room::Wait).unwrap().wait().unwrap();
+        for owner in written..written + 5 {
+            store.write(record(owner, 0, 0, 2000, 1), Room::Wait).unwrap().wait().unwrap();
         }
         whole(&store, 0..written + 5);
         assert_eq!(store.flush().unwrap_err().status(), Status::Io, "of what failed before");
@@ -77,7 +77,7 @@ fn a_full_disk_refuses_writes_and_nothing_else() {
     }
 }
 
-/// Writes users until the disk is full.
+/// Writes owners until the disk is full.
 fn fill(store: &DiskStore, written: &mut u64) -> Error {
     loop {
         let ticket = store.write(record(*written, 0, 0, 2000, 1), Room::Wait).unwrap();
@@ -89,9 +89,9 @@ fn fill(store: &DiskStore, written: &mut u64) -> Error {
     }
 }
 
-fn whole(store: &DiskStore, users: Range<u64>) {
-    for user in users {
-        assert_eq!(read(store, user).unwrap(), Some((0, vec![1; 2000])), "user {user}");
+fn whole(store: &DiskStore, owners: Range<u64>) {
+    for owner in owners {
+        assert_eq!(read(store, owner).unwrap(), Some((0, vec![1; 2000])), "owner {owner}");
     }
 }
 

@@ -62,5 +62,5 @@ fn a_log_callback_may_ask_for_statistics_of_a_damaged_store() {
     });
     let (read, said) = told.recv_timeout(Duration::from_secs(60)).expect("it hangs");
     let said = said.unwrap_or_default();
-    assert!(!read && said.len() == 1 && said[0].contains("user 1") && said[0].contains("is damaged"), "{said:?}");
+    assert!(!read && said.len() == 1 && said[0].contains("owner 1") && said[0].contains("is damaged"), "{said:?}");
 }

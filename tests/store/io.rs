@@ -12,7 +12,7 @@ use pagoda_test_support::Random;
 use crate::simulated::{Event, Fault, Recorded, Simulated, Told, crash};
 use crate::workload::{Past, cut, is_beginning, is_part, key, open, put, read, record, step};
 
-const USERS: u64 = 4;
+const OWNERS: u64 = 4;
 const FOR_EVER: u64 = u64::MAX;
 
 fn options(durability: Durability) -> StoreOptions {
@@ -81,7 +81,7 @@ fn a_disk_that_comes_and_goes_under_writes_without_a_wait() {
         let options = options(durability);
         let disk = Simulated::slow();
         let mut random = Random(seed);
-        let mut pasts: Vec<_> = (0..USERS).map(|_| Past::new()).collect();
+        let mut pasts: Vec<_> = (0..OWNERS).map(|_| Past::new()).collect();
         let mut pairs = BTreeMap::new();
         for round in 0..8 {
             let place = format!("seed {seed}, round {round}");
@@ -119,14 +119,14 @@ fn group(
     disk.set_fault(random.once_in(2).then_some(fault));
     let mut tickets = Vec::new();
     for step_version in version..version + 1 + random.below_u64(8) {
-        let user = random.below(pasts.len());
-        let before = pasts[user].states.len();
-        match step(store, user as u64, &mut pasts[user], step_version, random) {
-            Ok(ticket) => tickets.push((user, before, ticket)),
+        let owner = random.below(pasts.len());
+        let before = pasts[owner].states.len();
+        match step(store, owner as u64, &mut pasts[owner], step_version, random) {
+            Ok(ticket) => tickets.push((owner, before, ticket)),
             Err(error) => {
                 // What it would have continued has left by now.
                 assert_eq!(error.status(), Status::InvalidArgument, "{place}: {error}");
-                pasts[user].states.truncate(before);
+                pasts[owner].states.truncate(before);
             }
         }
     }
@@ -134,8 +134,8 @@ fn group(
         let _ = store.compact();
     }
     let mut failures = 0;
-    for (user, state, ticket) in tickets {
-        let past = &mut pasts[user];
+    for (owner, state, ticket) in tickets {
+        let past = &mut pasts[owner];
         match ticket.wait() {
             Ok(()) => past.acknowledged = state.min(past.states.len() - 1),
             Err(error) => {
@@ -150,12 +150,12 @@ fn group(
     failures
 }
 
-/// Every user has what was written last, or, where that failed, a part of it.
+/// Every owner has what was written last, or, where that failed, a part of it.
 fn compare(store: &DiskStore, pasts: &mut [Past], place: &str) {
-    for (user, past) in pasts.iter_mut().enumerate() {
-        let state = read(store, user as u64).unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
+    for (owner, past) in pasts.iter_mut().enumerate() {
+        let state = read(store, owner as u64).unwrap_or_else(|error| panic!("{place}: owner {owner}: {error}"));
         let part = past.weak && past.states[past.acknowledged..].iter().any(|whole| is_part(&state, whole));
-        assert!(state == *past.now() || part, "{place}: user {user} has {state:?}: {past:?}");
+        assert!(state == *past.now() || part, "{place}: owner {owner} has {state:?}: {past:?}");
         past.settle(state);
     }
 }
@@ -165,10 +165,10 @@ fn prepared(durability: Durability) -> Prepared {
     let disk = Simulated::default();
     let store = open(&disk, Recorded { pairs: BTreeMap::new(), disk: disk.clone() }, &options(durability)).unwrap();
     let mut random = Random(9);
-    let mut pasts: Vec<_> = (0..USERS).map(|_| Past::new()).collect();
+    let mut pasts: Vec<_> = (0..OWNERS).map(|_| Past::new()).collect();
     for version in 0..24 {
-        let user = version % USERS;
-        step(&store, user, &mut pasts[user as usize], version, &mut random).unwrap().wait().unwrap();
+        let owner = version % OWNERS;
+        step(&store, owner, &mut pasts[owner as usize], version, &mut random).unwrap().wait().unwrap();
     }
     drop(store);
     pasts.iter_mut().for_each(|past| past.settle(past.now().clone()));
@@ -243,9 +243,9 @@ fn use_it(store: &DiskStore, disk: &Simulated, pasts: &mut [Past], random: &mut 
             let _ = store.compact();
         }
         notice_what_left(store, disk, pasts, place);
-        let user = random.below_u64(USERS);
-        let past = &mut pasts[user as usize];
-        let ticket = match step(store, user, past, 100 + turn, random) {
+        let owner = random.below_u64(OWNERS);
+        let past = &mut pasts[owner as usize];
+        let ticket = match step(store, owner, past, 100 + turn, random) {
             Ok(ticket) => ticket,
             Err(error) => {
                 // What it would have continued has left since, for a compaction could not read it.
@@ -272,32 +272,32 @@ fn use_it(store: &DiskStore, disk: &Simulated, pasts: &mut [Past], random: &mut 
 fn notice_what_left(store: &DiskStore, disk: &Simulated, pasts: &mut [Past], place: &str) {
     // After what the last step has brought about.
     let _ = store.flush();
-    for (user, past) in pasts.iter_mut().enumerate() {
-        let state = read(store, user as u64);
+    for (owner, past) in pasts.iter_mut().enumerate() {
+        let state = read(store, owner as u64);
         past.weak |= disk.calls().1.contains(&"view");
         let Ok(state) = state else {
             assert!(past.weak, "{place}: a read failed of itself");
-            let end = store.find(key(user as u64)).map_or(0, |found| found.end);
+            let end = store.find(key(owner as u64)).map_or(0, |found| found.end);
             past.states.push(cut(past.now(), end));
             continue;
         };
         if state != *past.now() {
-            assert!(past.weak && is_beginning(&state, past.now()), "{place}: user {user}: {state:?} {past:?}");
+            assert!(past.weak && is_beginning(&state, past.now()), "{place}: owner {owner}: {state:?} {past:?}");
             past.states.push(state);
         }
     }
 }
 
-/// After the disk works again: every user can be read and written.
+/// After the disk works again: every owner can be read and written.
 fn works(store: &DiskStore, pasts: &mut [Past], place: &str) {
     let _ = store.flush();
-    for (user, past) in pasts.iter_mut().enumerate() {
-        let state = read(store, user as u64).unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
+    for (owner, past) in pasts.iter_mut().enumerate() {
+        let state = read(store, owner as u64).unwrap_or_else(|error| panic!("{place}: owner {owner}: {error}"));
         assert!(state == *past.now() || past.weak && is_beginning(&state, past.now()), "{place}: {state:?} {past:?}");
         past.settle(state);
-        // Not every user: the ones that are not written again depend on what was there before.
-        if user < 2 {
-            more(store, user as u64, past, 5000, place);
+        // Not every owner: the ones that are not written again depend on what was there before.
+        if owner < 2 {
+            more(store, owner as u64, past, 5000, place);
         }
     }
     store.compact().unwrap_or_else(|error| panic!("{place}: {error}"));
@@ -307,11 +307,11 @@ fn works(store: &DiskStore, pasts: &mut [Past], place: &str) {
     store.flush().unwrap_or_else(|error| panic!("{place}: {error}"));
 }
 
-fn more(store: &DiskStore, user: u64, past: &mut Past, version: u64, place: &str) {
-    let (first, end) = store.find(key(user)).map_or((0, 0), |found| (found.start, found.end));
+fn more(store: &DiskStore, owner: u64, past: &mut Past, version: u64, place: &str) {
+    let (first, end) = store.find(key(owner)).map_or((0, 0), |found| (found.start, found.end));
     let state = put(past.now(), first, end, 3, version);
-    let ticket = store.write(record(user, first, end, 3, version), Room::Wait);
-    ticket.and_then(|ticket| ticket.wait()).unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
+    let ticket = store.write(record(owner, first, end, 3, version), Room::Wait);
+    ticket.and_then(|ticket| ticket.wait()).unwrap_or_else(|error| panic!("{place}: owner {owner}: {error}"));
     past.settle(state);
 }
 
@@ -325,19 +325,19 @@ fn reopen(
     let had = pairs.len();
     let store = open(disk, Recorded { pairs, disk: disk.clone() }, options)
         .unwrap_or_else(|error| panic!("{place}: does not open: {error}"));
-    for (user, past) in pasts.iter_mut().enumerate() {
-        let state = read(&store, user as u64).unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
+    for (owner, past) in pasts.iter_mut().enumerate() {
+        let state = read(&store, owner as u64).unwrap_or_else(|error| panic!("{place}: owner {owner}: {error}"));
         assert!(
             past.allows(&state, past.acknowledged),
-            "{place}, {had} pairs: user {user} has {state:?}: {past:?} {:?}",
+            "{place}, {had} pairs: owner {owner} has {state:?}: {past:?} {:?}",
             store.stats()
         );
         past.settle(state);
-        more(&store, user as u64, past, 6000, place);
+        more(&store, owner as u64, past, 6000, place);
     }
     drop(store);
     let store = open(disk, Recorded { pairs: BTreeMap::new(), disk: disk.clone() }, options).unwrap();
-    for (user, past) in pasts.iter().enumerate() {
-        assert_eq!(read(&store, user as u64).unwrap(), *past.now(), "{place}: in the end, user {user}");
+    for (owner, past) in pasts.iter().enumerate() {
+        assert_eq!(read(&store, owner as u64).unwrap(), *past.now(), "{place}: in the end, owner {owner}");
     }
 }

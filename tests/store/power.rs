@@ -9,7 +9,7 @@ use pagoda_test_support::Random;
 use crate::simulated::{Event, Recorded, Simulated, Told, crash};
 use crate::workload::{Past, key, open, read, step};
 
-const USERS: u64 = 5;
+const OWNERS: u64 = 5;
 
 #[test]
 fn power_lost_at_any_moment() {
@@ -25,19 +25,19 @@ fn power_lost_while_users_leave_to_make_room() {
     let options =
         StoreOptions { segment_bytes: 4096, max_bytes: 6000, garbage_bytes: 1 << 40, ..StoreOptions::default() };
     let evicted = campaign(3, 40, &options, 2);
-    assert!(evicted > 3, "{evicted} users left");
+    assert!(evicted > 3, "{evicted} owners left");
 }
 
-/// Plays a script once, then looks at what every moment of it could leave on the disk. Gives how many users left.
+/// Plays a script once, then looks at what every moment of it could leave on the disk. Gives how many owners left.
 fn campaign(seed: u64, turns: usize, options: &StoreOptions, variants: u64) -> u64 {
     assert_eq!(options.durability, Durability::Power);
     let (events, pasts, evicted) = play(seed, turns, options);
     let mut random = Random(seed * 1000);
-    let mut acknowledged = [0; USERS as usize];
+    let mut acknowledged = [0; OWNERS as usize];
     let (mut moments, mut kept) = (0, 0);
     for at in 0..=events.len() {
-        if let Some(Event::Told(Told::Acknowledged(user, state))) = at.checked_sub(1).map(|last| &events[last]) {
-            let newest = &mut acknowledged[*user as usize];
+        if let Some(Event::Told(Told::Acknowledged(owner, state))) = at.checked_sub(1).map(|last| &events[last]) {
+            let newest = &mut acknowledged[*owner as usize];
             *newest = (*newest).max(*state);
         }
         for variant in 0..variants {
@@ -51,16 +51,16 @@ fn campaign(seed: u64, turns: usize, options: &StoreOptions, variants: u64) -> u
             }
         }
     }
-    println!("{moments} losses of power within {} events; {kept} users came back", events.len());
+    println!("{moments} losses of power within {} events; {kept} owners came back", events.len());
     evicted
 }
 
-/// Several users at once, some waited for and some not.
+/// Several owners at once, some waited for and some not.
 fn play(seed: u64, turns: usize, options: &StoreOptions) -> (Vec<Event>, Vec<Past>, u64) {
     let disk = Simulated::slow();
     let store = open(&disk, Recorded { pairs: BTreeMap::new(), disk: disk.clone() }, options).unwrap();
     let mut random = Random(seed);
-    let mut pasts: Vec<_> = (0..USERS).map(|_| Past::new()).collect();
+    let mut pasts: Vec<_> = (0..OWNERS).map(|_| Past::new()).collect();
     let mut version = 0;
     for turn in 0..turns {
         let mut tickets = Vec::new();
@@ -68,16 +68,16 @@ fn play(seed: u64, turns: usize, options: &StoreOptions) -> (Vec<Event>, Vec<Pas
         let group = if options.max_bytes > 0 { 1 } else { 1 + random.below(4) };
         for _ in 0..group {
             version += 1;
-            let user = random.below_u64(USERS);
-            let past = &mut pasts[user as usize];
-            tickets.push((user, past.states.len(), step(&store, user, past, version, &mut random).unwrap()));
+            let owner = random.below_u64(OWNERS);
+            let past = &mut pasts[owner as usize];
+            tickets.push((owner, past.states.len(), step(&store, owner, past, version, &mut random).unwrap()));
         }
         if turn % 11 == 10 {
             store.compact().unwrap();
         }
-        for (user, state, ticket) in tickets {
+        for (owner, state, ticket) in tickets {
             ticket.wait().unwrap();
-            disk.note(Event::Told(Told::Acknowledged(user, state)));
+            disk.note(Event::Told(Told::Acknowledged(owner, state)));
         }
         if options.max_bytes > 0 {
             notice_who_left(&store, options, &mut pasts);
@@ -87,11 +87,11 @@ fn play(seed: u64, turns: usize, options: &StoreOptions) -> (Vec<Event>, Vec<Pas
     assert_eq!((stats.write_errors, stats.corrupt_records, stats.index_errors), (0, 0, 0));
     assert!(stats.compacted_segments > 3, "{stats:?}");
     drop(store);
-    (disk.events(), pasts, stats.evicted_users)
+    (disk.events(), pasts, stats.evicted_owners)
 }
 
 fn notice_who_left(store: &DiskStore, options: &StoreOptions, pasts: &mut [Past]) {
-    // The writer lets users leave after it has told that a step is written, and flushes end meanwhile too. It is done
+    // The writer lets owners leave after it has told that a step is written, and flushes end meanwhile too. It is done
     // when the files are small enough.
     for tries in 0.. {
         store.flush().unwrap();
@@ -100,8 +100,8 @@ fn notice_who_left(store: &DiskStore, options: &StoreOptions, pasts: &mut [Past]
         }
         assert!(tries < 1000, "no room is made: {:?}", store.stats());
     }
-    for (user, past) in pasts.iter_mut().enumerate() {
-        if store.find(key(user as u64)).is_none() && past.now().is_some() {
+    for (owner, past) in pasts.iter_mut().enumerate() {
+        if store.find(key(owner as u64)).is_none() && past.now().is_some() {
             past.states.push(None);
         }
     }
@@ -145,26 +145,26 @@ fn reopen(
     let store = open(disk, Recorded { pairs, disk: disk.clone() }, options)
         .unwrap_or_else(|error| panic!("{place}: does not open: {error}"));
     let mut found: Vec<Past> = Vec::new();
-    for (user, past) in pasts.iter().enumerate() {
-        let state = read(&store, user as u64).unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
-        let known = acknowledged[user];
+    for (owner, past) in pasts.iter().enumerate() {
+        let state = read(&store, owner as u64).unwrap_or_else(|error| panic!("{place}: owner {owner}: {error}"));
+        let known = acknowledged[owner];
         assert!(
             past.allows(&state, known),
-            "{place}: user {user} has {state:?}, and {:?} was acknowledged; {:?}",
+            "{place}: owner {owner} has {state:?}, and {:?} was acknowledged; {:?}",
             past.states[known],
             store.stats()
         );
         found.push(Past { states: vec![state], acknowledged: 0, weak: false });
     }
     let stats = store.stats();
-    assert_eq!((stats.dropped_users, stats.corrupt_records), (0, 0), "{place}: {stats:?}");
+    assert_eq!((stats.dropped_owners, stats.corrupt_records), (0, 0), "{place}: {stats:?}");
     let kept = found.iter().filter(|past| past.now().is_some()).count() as u64;
     // It works, and what it is told now survives the next loss of power.
     // What was read once is not lost either, if nothing is written.
     for turn in 0..random.pick(&[0, 3, 3]) {
-        let user = random.below(found.len());
-        let ticket = step(&store, user as u64, &mut found[user], 1_000_000 + turn, random).unwrap();
-        ticket.wait().unwrap_or_else(|error| panic!("{place}: user {user}: {error}"));
+        let owner = random.below(found.len());
+        let ticket = step(&store, owner as u64, &mut found[owner], 1_000_000 + turn, random).unwrap();
+        ticket.wait().unwrap_or_else(|error| panic!("{place}: owner {owner}: {error}"));
         if options.max_bytes > 0 {
             notice_who_left(&store, options, &mut found);
         }
@@ -177,12 +177,12 @@ fn reopen(
     let pairs = indexes(&events, random).swap_remove(random.below(2));
     let store = open(&disk, Recorded { pairs, disk: disk.clone() }, options)
         .unwrap_or_else(|error| panic!("{place}: does not open again: {error}"));
-    for (user, past) in found.iter().enumerate() {
-        let state = read(&store, user as u64).unwrap_or_else(|error| panic!("{place}: again: user {user}: {error}"));
+    for (owner, past) in found.iter().enumerate() {
+        let state = read(&store, owner as u64).unwrap_or_else(|error| panic!("{place}: again: owner {owner}: {error}"));
         let evicted = options.max_bytes > 0 && past.states.iter().rev().take(2).any(|other| *other == state);
         assert!(
             state == *past.now() || evicted,
-            "{place}: again: user {user} has {state:?} and not {:?}; {:?}",
+            "{place}: again: owner {owner} has {state:?} and not {:?}; {:?}",
             past.now(),
             store.stats()
         );

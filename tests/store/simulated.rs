@@ -20,7 +20,7 @@ pub type Event = power::Event<Told>;
 pub enum Told {
     /// What the index held from then on, and whether that was durable.
     Index(Arc<BTreeMap<Vec<u8>, Vec<u8>>>, bool),
-    /// That a state of a user is durable.
+    /// That a state of an owner is durable.
     Acknowledged(u64, usize),
 }
 

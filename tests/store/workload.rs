@@ -3,7 +3,7 @@
 
 use pagoda::store::disk::RealClock;
 use pagoda::store::index::Index;
-use pagoda::store::{DiskStore, Key, Record, Room, Space, Store, Ticket};
+use pagoda::store::{DiskStore, Key, Owner, Record, Room, Space, Store, Ticket};
 use pagoda::{Result, StoreOptions};
 use pagoda_test_support::Random;
 
@@ -12,40 +12,40 @@ use crate::simulated::Simulated;
 pub const LAYERS: u32 = 2;
 const SPACE: Space = Space(7);
 
-pub fn key(user: u64) -> Key {
-    Key { space: SPACE, user }
+pub fn key(owner: u64) -> Key {
+    Key { space: SPACE, owner: Owner(owner) }
 }
 
-fn word(user: u64, version: u64, position: u64, layer: u32) -> u64 {
-    (user << 56 ^ version << 32 ^ position << 8 ^ u64::from(layer)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn word(owner: u64, version: u64, position: u64, layer: u32) -> u64 {
+    (owner << 56 ^ version << 32 ^ position << 8 ^ u64::from(layer)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-pub fn record(user: u64, history_start: u64, start: u64, tokens: u32, version: u64) -> Record {
+pub fn record(owner: u64, history_start: u64, start: u64, tokens: u32, version: u64) -> Record {
     let positions = start..start + u64::from(tokens);
     let words =
-        (0..LAYERS).flat_map(|layer| positions.clone().map(move |position| word(user, version, position, layer)));
+        (0..LAYERS).flat_map(|layer| positions.clone().map(move |position| word(owner, version, position, layer)));
     let data = words.flat_map(u64::to_le_bytes).collect();
-    Record { key: key(user), history_start, start, tokens, layers: LAYERS, tag: version.to_le_bytes().to_vec(), data }
+    Record { key: key(owner), history_start, start, tokens, layers: LAYERS, tag: version.to_le_bytes().to_vec(), data }
 }
 
-/// What is stored of a user: where it begins and the version of each token; `None` if nothing is.
+/// What is stored of an owner: where it begins and the version of each token; `None` if nothing is.
 pub type State = Option<(u64, Vec<u64>)>;
 
-/// The versions of a user's tokens as the store gives them. Every word is checked: wrong data is a panic, an error is
+/// The versions of an owner's tokens as the store gives them. Every word is checked: wrong data is a panic, an error is
 /// what the store says of data that it can not give.
-pub fn read(store: &DiskStore, user: u64) -> Result<State> {
-    let Some(history) = store.history(key(user)) else { return Ok(None) };
+pub fn read(store: &DiskStore, owner: u64) -> Result<State> {
+    let Some(history) = store.history(key(owner)) else { return Ok(None) };
     let mut versions = Vec::new();
     let mut at = history.pieces()[0].start;
     for (number, piece) in history.pieces().iter().enumerate() {
-        assert_eq!(piece.start, at, "a gap in the history of user {user}");
+        assert_eq!(piece.start, at, "a gap in the history of owner {owner}");
         at += u64::from(piece.tokens);
         let tag = history.tag(number)?;
         let version = u64::from_le_bytes(tag.try_into().expect("the tag that was written"));
         for layer in 0..LAYERS {
             for (position, chunk) in (piece.start..at).zip(history.layer(number, layer)?.chunks(8)) {
-                let wanted = word(user, version, position, layer).to_le_bytes();
-                assert_eq!(chunk, wanted, "wrong data: user {user}, position {position}, layer {layer}");
+                let wanted = word(owner, version, position, layer).to_le_bytes();
+                assert_eq!(chunk, wanted, "wrong data: owner {owner}, position {position}, layer {layer}");
             }
         }
         versions.extend((piece.start..at).filter(|&position| position >= history.start()).map(|_| version));
@@ -97,7 +97,7 @@ pub fn is_part(state: &State, of: &State) -> bool {
     }
 }
 
-/// The states that a user has gone through.
+/// The states that an owner has gone through.
 #[derive(Clone, Debug)]
 pub struct Past {
     pub states: Vec<State>,
@@ -128,8 +128,8 @@ impl Past {
     }
 }
 
-/// One random step for one user, made both in the store and in its past. Gives its ticket.
-pub fn step(store: &DiskStore, user: u64, past: &mut Past, version: u64, random: &mut Random) -> Result<Ticket> {
+/// One random step for one owner, made both in the store and in its past. Gives its ticket.
+pub fn step(store: &DiskStore, owner: u64, past: &mut Past, version: u64, random: &mut Random) -> Result<Ticket> {
     let (first, end) = past.now().as_ref().map_or((0, 0), |(first, tokens)| (*first, first + tokens.len() as u64));
     let span = end - first;
     let tokens = 1 + random.below(14) as u32;
@@ -137,7 +137,7 @@ pub fn step(store: &DiskStore, user: u64, past: &mut Past, version: u64, random:
         0 | 1 => {
             let from = if random.once_in(3) { 0 } else { first + random.below_u64(span + 1) };
             past.states.push(cut(past.now(), from));
-            return store.cut(key(user), from);
+            return store.cut(key(owner), from);
         }
         // Replaces a part, or all.
         2 => (first, first + random.below_u64(span + 1)),
@@ -149,7 +149,7 @@ pub fn step(store: &DiskStore, user: u64, past: &mut Past, version: u64, random:
         _ => (first, end),
     };
     past.states.push(put(past.now(), history_start, start, tokens, version));
-    store.write(record(user, history_start, start, tokens, version), Room::Wait)
+    store.write(record(owner, history_start, start, tokens, version), Room::Wait)
 }
 
 pub fn open(disk: &Simulated, index: impl Index + 'static, options: &StoreOptions) -> Result<DiskStore> {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use pagoda::store::{DiskStore, Key, Record, Room, Space, Store, Ticket};
+use pagoda::store::{DiskStore, Key, Owner, Record, Room, Space, Store, Ticket};
 use pagoda::{Durability, Error, Result, Status, StoreOptions};
 use pagoda_test_support::Folder;
 
@@ -25,9 +25,9 @@ pub fn measure() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn record(user: u64, bytes: usize, layers: u32) -> Record {
-    let key = Key { space: Space(1), user };
-    let data = (0..bytes).map(|at| (at as u64 * 31 + user) as u8).collect();
+fn record(owner: u64, bytes: usize, layers: u32) -> Record {
+    let key = Key { space: Space(1), owner: Owner(owner) };
+    let data = (0..bytes).map(|at| (at as u64 * 31 + owner) as u8).collect();
     Record { key, history_start: 0, start: 0, tokens: 32, layers, tag: Vec::new(), data }
 }
 
@@ -39,15 +39,15 @@ fn open(folder: &Folder, durability: Durability) -> Result<DiskStore> {
 fn read_warm() -> Result<Row> {
     let folder = Folder::new();
     let store = open(&folder, Durability::Process)?;
-    for user in 0..RECORDS {
-        store.write(record(user, RECORD, LAYERS), Room::Wait)?;
+    for owner in 0..RECORDS {
+        store.write(record(owner, RECORD, LAYERS), Room::Wait)?;
     }
     store.flush()?;
-    let plain: Vec<Vec<u8>> = (0..RECORDS).map(|user| record(user, RECORD, 1).data).collect();
+    let plain: Vec<Vec<u8>> = (0..RECORDS).map(|owner| record(owner, RECORD, 1).data).collect();
     let mut to = vec![0_u8; RECORD];
     let mut other = vec![0_u8; RECORD];
-    let mut read = |user| -> Result<()> {
-        let history = store.history(Key { space: Space(1), user }).ok_or_else(lost)?;
+    let mut read = |owner| -> Result<()> {
+        let history = store.history(Key { space: Space(1), owner: Owner(owner) }).ok_or_else(lost)?;
         for (layer, to) in to.chunks_mut(RECORD / LAYERS as usize).enumerate() {
             to.copy_from_slice(history.layer(0, layer as u32)?);
         }
@@ -56,12 +56,12 @@ fn read_warm() -> Result<Row> {
     };
     // Warm: every record has been read before.
     (0..RECORDS).try_for_each(&mut read)?;
-    let (mut user, mut at) = (0, 0);
+    let (mut owner, mut at) = (0, 0);
     let (ours, theirs) = side_by_side(
         61,
         || {
-            user = (user + 1) % RECORDS;
-            read(user)
+            owner = (owner + 1) % RECORDS;
+            read(owner)
         },
         || {
             at = (at + 1) % plain.len();
@@ -77,7 +77,7 @@ fn lost() -> Error {
     Error::new(Status::Internal, "a record that was written is not in the store")
 }
 
-/// Appends the records of a batch of users and waits until they are durable, compared with the same bytes in a plain
+/// Appends the records of a batch of owners and waits until they are durable, compared with the same bytes in a plain
 /// file.
 fn append_power() -> Result<Row> {
     let folder = Folder::new();
@@ -113,8 +113,8 @@ fn throughput(case: String, bytes: usize, ours: f64, theirs: f64, baseline_name:
 fn open_many() -> Result<Vec<Row>> {
     let folder = Folder::new();
     let store = open(&folder, Durability::Process)?;
-    for user in 0..MANY {
-        store.write(record(user, SMALL, 1), Room::Wait)?;
+    for owner in 0..MANY {
+        store.write(record(owner, SMALL, 1), Room::Wait)?;
     }
     store.flush()?;
     drop(store);
@@ -122,7 +122,7 @@ fn open_many() -> Result<Vec<Row>> {
         let start = Instant::now();
         let store = open(&folder, Durability::Process)?;
         let took = start.elapsed();
-        let count = store.stats().users;
+        let count = store.stats().owners;
         if count == MANY { Ok(took) } else { Err(lost()) }
     };
     let with = (0..5).map(|_| time()).collect::<Result<Vec<_>>>()?;

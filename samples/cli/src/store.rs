@@ -103,7 +103,7 @@ type Rows = Vec<(&'static str, u64)>;
 
 fn rows(stats: &StoreStats) -> Rows {
     vec![
-        ("users", stats.users),
+        ("owners", stats.owners),
         ("records", stats.records),
         ("live_bytes", stats.live_bytes),
         ("file_bytes", stats.file_bytes),
@@ -111,7 +111,7 @@ fn rows(stats: &StoreStats) -> Rows {
         ("corrupt_records", stats.corrupt_records),
         ("torn_tails", stats.torn_tails),
         ("damaged_regions", stats.damaged_regions),
-        ("dropped_users", stats.dropped_users),
+        ("dropped_owners", stats.dropped_owners),
         ("index_rebuilds", stats.index_rebuilds),
     ]
 }

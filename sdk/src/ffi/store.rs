@@ -20,7 +20,7 @@ pub const PAGODA_DURABILITY_PROCESS: pagoda_durability = 1;
 /// When it is queued: queued writes are lost if the process crashes.
 pub const PAGODA_DURABILITY_NONE: pagoda_durability = 2;
 
-/// Histories of users in the files of a folder. They survive restarts and crashes. A damaged record counts as missing;
+/// Histories of owners in the files of a folder. They survive restarts and crashes. A damaged record counts as missing;
 /// it is never returned. One process at a time has a store open. In it, any number of caches and threads may use a
 /// handle at the same time.
 pub struct pagoda_store {
@@ -35,7 +35,7 @@ pub struct pagoda_store_options {
     pub struct_size: u32,
     /// When a write is acknowledged; default PAGODA_DURABILITY_POWER.
     pub durability: pagoda_durability,
-    /// The maximum size of the files in bytes; default 0 = no limit. At the limit the least recently used users are
+    /// The maximum size of the files in bytes; default 0 = no limit. At the limit the least recently used owners are
     /// evicted. A compaction may exceed the limit for a while.
     pub max_bytes: u64,
     /// The maximum size of a segment file in bytes; default 0 = 256 MiB, or an eighth of `max_bytes` if that is less.
@@ -54,8 +54,8 @@ pub struct pagoda_store_options {
 pub struct pagoda_store_stats {
     /// The size of this struct.
     pub struct_size: u32,
-    /// Stored users, of all model versions.
-    pub users: u64,
+    /// Stored owners, of all model versions.
+    pub owners: u64,
     /// Stored records; a history has one or more.
     pub records: u64,
     /// Bytes of the files that are in use.
@@ -78,14 +78,14 @@ pub struct pagoda_store_stats {
     pub torn_tails: u64,
     /// Regions of files where records were expected and not found.
     pub damaged_regions: u64,
-    /// Users that were removed because damage left it uncertain which record is current.
-    pub dropped_users: u64,
+    /// Owners that were removed because damage left it uncertain which record is current.
+    pub dropped_owners: u64,
     /// 1 if the index was rebuilt when the store was opened.
     pub index_rebuilds: u64,
     /// Failures of the index. After one the index is not used until the store is opened again.
     pub index_errors: u64,
-    /// Users that were evicted at the size limit.
-    pub evicted_users: u64,
+    /// Owners that were evicted at the size limit.
+    pub evicted_owners: u64,
     /// Compacted segment files.
     pub compacted_segments: u64,
 }
@@ -247,7 +247,7 @@ fn stats_of(store: &DiskStore) -> pagoda_store_stats {
     let stats = store.stats();
     pagoda_store_stats {
         struct_size: size_of::<pagoda_store_stats>() as u32,
-        users: stats.users,
+        owners: stats.owners,
         records: stats.records,
         live_bytes: stats.live_bytes,
         file_bytes: stats.file_bytes,
@@ -259,10 +259,10 @@ fn stats_of(store: &DiskStore) -> pagoda_store_stats {
         corrupt_records: stats.corrupt_records,
         torn_tails: stats.torn_tails,
         damaged_regions: stats.damaged_regions,
-        dropped_users: stats.dropped_users,
+        dropped_owners: stats.dropped_owners,
         index_rebuilds: stats.index_rebuilds,
         index_errors: stats.index_errors,
-        evicted_users: stats.evicted_users,
+        evicted_owners: stats.evicted_owners,
         compacted_segments: stats.compacted_segments,
     }
 }

@@ -4,10 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::owner::Owner;
 use super::{Inner, Owners, Tiers, busy};
 use crate::error::{Error, Result, Status};
-use crate::store::{Room, Ticket};
+use crate::store::{Owner, Room, Ticket};
 
 /// How long an allocation waits at a time for pages that are being moved, and how often.
 const MOMENT: Duration = Duration::from_millis(5);
@@ -73,7 +72,7 @@ impl Inner {
             Owners::All => {
                 let mut all: HashSet<Owner> = self.table.owners().into_iter().collect();
                 if let Some(store) = self.store.as_ref().filter(|_| tiers.store) {
-                    all.extend(store.users(self.space).into_iter().map(Owner));
+                    all.extend(store.owners(self.space));
                 }
                 all_owners = all.into_iter().collect::<Vec<_>>();
                 (&*all_owners, true)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Owner;
+use crate::store::Owner;
 
 /// What an eviction policy knows of an owner.
 #[derive(Clone, Copy, Debug)]

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use super::device::Part;
 use super::onload::{Destination, Incoming, Onload};
 use super::options::Edited;
-use super::owner::Owner;
 use super::table::Entry;
 use super::{Inner, offload};
 use crate::error::{Result, Status};
-use crate::store::History;
+use crate::store::{History, Owner};
 
 /// How many pieces of one history may turn out to be unreadable before it is given up.
 const ATTEMPTS: usize = 64;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::owner::Owner;
 use super::table::Entry;
 use super::{Inner, busy};
 use crate::error::{Error, Result};
+use crate::store::Owner;
 
 /// How many times `share` looks for the source's pages before it gives up because they keep being evicted.
 const ATTEMPTS: usize = 16;

@@ -6,11 +6,10 @@ use super::Inner;
 use super::offload::{Copying, Saved};
 use super::onload::Onload;
 use super::options::Offload;
-use super::owner::Owner;
 use super::plan::Plan;
 use super::table::Entry;
 use crate::error::{Error, Result};
-use crate::store::Room;
+use crate::store::{Owner, Room};
 use crate::tensor::Tensor;
 
 /// A batch's hold on its owners: where their histories lie, and room for the new tokens.

@@ -17,7 +17,6 @@ mod lease;
 mod offload;
 mod onload;
 mod options;
-mod owner;
 mod pages;
 mod plan;
 mod pool;
@@ -33,7 +32,6 @@ pub use eviction_policy::{EvictionPolicy, LeastRecentlyUsed, Usage};
 pub use lease::{KvLease, LeasedOwner, Written};
 use onload::Readers;
 pub use options::{Edited, KvOptions, KvSize, Offload, Overlap};
-pub use owner::Owner;
 use plan::Rules;
 use pool::Pool;
 use prepare::Until;
@@ -43,6 +41,7 @@ pub use stats::KvStats;
 use table::Table;
 
 use crate::error::{Error, Result, Status};
+pub use crate::store::Owner;
 use crate::store::{Found, Key, Space, Store, Ticket};
 use crate::tensor::Tensor;
 
@@ -321,7 +320,7 @@ impl Drop for Inner {
 
 impl Inner {
     fn key(&self, owner: Owner) -> Key {
-        Key { space: self.space, user: owner.0 }
+        Key { space: self.space, owner }
     }
 
     fn found(&self, owner: Owner) -> Option<Found> {

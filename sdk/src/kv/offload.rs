@@ -1,11 +1,10 @@
 //! Hands histories to the store, with the hashes that are stored beside them.
 
 use super::options::{Edited, Offload};
-use super::owner::Owner;
 use super::table::Entry;
 use super::{Inner, Owners};
 use crate::error::{Error, Result, Status};
-use crate::store::{Found, History, Piece, Record, Room, Ticket};
+use crate::store::{Found, History, Owner, Piece, Record, Room, Ticket};
 
 /// The most pages of one record: the hashes of this many fit into its tag.
 const RECORD_PAGES: usize = 4096;
@@ -67,7 +66,7 @@ impl Inner {
         let written = saved.iter().filter(|saved| saved.written).count();
         let waited = self.wait_for(&saved);
         let Some(error) = failed.first() else { return waited.map(|()| written) };
-        let message = format!("{} of {} users could not be stored: {}", failed.len(), owners.len(), error.message());
+        let message = format!("{} of {} owners could not be stored: {}", failed.len(), owners.len(), error.message());
         Err(Error::new(error.status(), message))
     }
 

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::owner::Owner;
 use crate::error::{Error, Result};
-use crate::store::History;
+use crate::store::{History, Owner};
 use crate::sync::{Condvar, Mutex, Worker};
 
 /// One history on its way in.

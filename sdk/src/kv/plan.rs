@@ -171,8 +171,8 @@ fn edited(rules: Rules, from: u64, to: u64) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::owner::Owner;
     use super::*;
+    use crate::store::Owner;
 
     const RULES: Rules = Rules { page_size: 8, max_history: 0, overlap: Overlap::Refuse, edited: Edited::Unnoticed };
 

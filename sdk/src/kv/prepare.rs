@@ -107,7 +107,7 @@ fn try_prepare(inner: &Arc<Inner>, batch: &[KvRequest<'_>]) -> Result<Option<KvL
     let in_all = needed + resident.pages();
     if in_all > inner.table.pages().len() {
         let message = format!(
-            "the batch needs {in_all} pages and the cache has {}: prepare fewer users or tokens at once, or give the cache \
+            "the batch needs {in_all} pages and the cache has {}: prepare fewer owners or tokens at once, or give the cache \
              more pages",
             inner.table.pages().len()
         );

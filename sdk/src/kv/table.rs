@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::eviction_policy::{EvictionPolicy, Usage};
 use super::onload::Onload;
-use super::owner::Owner;
 use super::pages::{PageAllocator, PageList};
 use super::plan::Cached;
+use crate::store::Owner;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 const SHARDS: usize = 64;

@@ -1,7 +1,8 @@
-//! A user's history as a chain of pieces, and what each record changes in it.
+//! An owner's history as a chain of pieces, and what each record changes in it.
 
 use super::Piece;
 use super::format::{Kind, RecordHeader, total_len};
+use super::sequence_number::SequenceNumber;
 
 /// Where a piece is in the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +15,7 @@ pub(super) struct Location {
 /// those from the end of the chain on were cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Slot<P> {
-    pub(super) seq: u64,
+    pub(super) seq: SequenceNumber,
     pub(super) start: u64,
     pub(super) tokens: u32,
     pub(super) layers: u32,
@@ -46,14 +47,14 @@ impl<P> Slot<P> {
     }
 }
 
-/// What is stored of a user. There is at least one piece.
+/// What is stored of an owner. There is at least one piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chain<P> {
     pub(super) start: u64,
     pub(super) end: u64,
     /// The newest record of the key.
-    pub(super) newest: u64,
-    /// Grows with every use of any user.
+    pub(super) newest: SequenceNumber,
+    /// Grows with every use of any owner.
     pub(super) stamp: u64,
     pub(super) slots: Vec<Slot<P>>,
 }
@@ -61,8 +62,8 @@ pub(super) struct Chain<P> {
 /// What a record stores so that recovery can rebuild the chain from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// Of a put: the piece before it. Of a cut: the last piece that is left. 0 = none.
-    pub(super) prev_seq: u64,
+    /// Of a put: the piece before it. Of a cut: the last piece that is left.
+    pub(super) prev_seq: SequenceNumber,
     pub(super) history_start: u64,
 }
 
@@ -70,7 +71,7 @@ impl<P> Chain<P> {
     /// How a piece would join a chain; `None` if there would be a gap between `history_start` and the piece.
     pub(super) fn plan_put(chain: Option<&Self>, history_start: u64, start: u64) -> Option<Plan> {
         if start == history_start {
-            return Some(Plan { prev_seq: 0, history_start });
+            return Some(Plan { prev_seq: SequenceNumber::NONE, history_start });
         }
         let chain = chain.filter(|chain| chain.start <= history_start && start <= chain.end)?;
         Some(Plan { prev_seq: chain.last_before(start), history_start })
@@ -78,19 +79,23 @@ impl<P> Chain<P> {
 
     /// What is left after a cut at `from`, which lies before the chain's end.
     pub(super) fn plan_cut(&self, from: u64) -> Plan {
-        let prev_seq = if from <= self.start { 0 } else { self.last_before(from) };
+        let prev_seq = if from <= self.start { SequenceNumber::NONE } else { self.last_before(from) };
         Plan { prev_seq, history_start: self.start }
     }
 
-    fn last_before(&self, position: u64) -> u64 {
-        self.slots.iter().rev().find(|slot| slot.start < position).map_or(0, |slot| slot.seq)
+    fn last_before(&self, position: u64) -> SequenceNumber {
+        self.slots.iter().rev().find(|slot| slot.start < position).map_or(SequenceNumber::NONE, |slot| slot.seq)
     }
 
     /// Joins a piece to a chain as planned. Returns the pieces that were removed.
     pub(super) fn put(chain: Option<Self>, plan: Plan, slot: Slot<P>, stamp: u64) -> (Self, Vec<Slot<P>>) {
         let (start, end, newest) = (plan.history_start, slot.end(), slot.seq);
         let mut slots = chain.map_or_else(Vec::new, |chain| chain.slots);
-        let kept = if plan.prev_seq == 0 { 0 } else { slots.partition_point(|piece| piece.start < slot.start) };
+        let kept = if plan.prev_seq == SequenceNumber::NONE {
+            0
+        } else {
+            slots.partition_point(|piece| piece.start < slot.start)
+        };
         let mut removed = slots.split_off(kept);
         slots.push(slot);
         let before = slots.iter().skip(1).take_while(|next| next.start <= start).count();
@@ -99,13 +104,13 @@ impl<P> Chain<P> {
     }
 
     /// Removes the tokens from `from` on, which lies inside the chain. Returns the pieces that were removed.
-    pub(super) fn cut(&mut self, from: u64, seq: u64) -> Vec<Slot<P>> {
+    pub(super) fn cut(&mut self, from: u64, seq: SequenceNumber) -> Vec<Slot<P>> {
         self.newest = seq;
         self.end = from;
         self.slots.split_off(self.slots.partition_point(|piece| piece.start < from))
     }
 
-    pub(super) fn slot(&self, seq: u64) -> Option<&Slot<P>> {
+    pub(super) fn slot(&self, seq: SequenceNumber) -> Option<&Slot<P>> {
         self.slots.iter().rev().find(|slot| slot.seq == seq)
     }
 
@@ -116,7 +121,7 @@ impl<P> Chain<P> {
             start: slot.start,
             tokens: (end - slot.start) as u32,
             bytes: u64::from(slot.layers) * slot.layer_bytes,
-            id: slot.seq,
+            id: slot.seq.0,
         });
         pieces.collect()
     }
@@ -126,7 +131,7 @@ impl<P> Chain<P> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) kind: Kind,
-    pub(super) prev_seq: u64,
+    pub(super) prev_seq: SequenceNumber,
     pub(super) history_start: u64,
     pub(super) slot: Slot<Location>,
 }
@@ -151,7 +156,7 @@ impl Known {
 
     /// The records of a stored chain, so that later ones can be joined to them.
     pub(super) fn of_chain(chain: &Chain<Location>) -> Vec<Self> {
-        let mut prev_seq = 0;
+        let mut prev_seq = SequenceNumber::NONE;
         let mut known: Vec<Self> = Vec::with_capacity(chain.slots.len() + 1);
         for slot in &chain.slots {
             known.push(Self { kind: Kind::Put, prev_seq, history_start: chain.start, slot: slot.clone() });
@@ -175,7 +180,7 @@ pub(super) fn resolve(records: &mut Vec<Known>, stamp: u64) -> Result<Option<Cha
     records.sort_by_key(|record| record.slot.seq);
     records.dedup_by_key(|record| record.slot.seq);
     let Some(newest) = records.last() else { return Ok(None) };
-    let find = |seq: u64| {
+    let find = |seq: SequenceNumber| {
         let at = records.binary_search_by_key(&seq, |record| record.slot.seq).map_err(|_| Broken)?;
         if records[at].kind == Kind::Put { Ok(&records[at]) } else { Err(Broken) }
     };
@@ -184,7 +189,7 @@ pub(super) fn resolve(records: &mut Vec<Known>, stamp: u64) -> Result<Option<Cha
     };
     let (start, mut at, end) = match newest.kind {
         Kind::Put => (newest.history_start, newest, newest.slot.end()),
-        Kind::Cut if newest.prev_seq == 0 => return Ok(None),
+        Kind::Cut if newest.prev_seq == SequenceNumber::NONE => return Ok(None),
         Kind::Cut => {
             let last = find(newest.prev_seq)?;
             joined(last, newest.slot.start)?;
@@ -212,20 +217,20 @@ mod tests {
 
     fn slot(seq: u64, start: u64, tokens: u32) -> Slot<Location> {
         let place = Location { segment: 1, offset: seq * 64 };
-        Slot { seq, start, tokens, layers: 1, layer_bytes: 1, tag_len: 0, place }
+        Slot { seq: SequenceNumber(seq), start, tokens, layers: 1, layer_bytes: 1, tag_len: 0, place }
     }
 
     fn put(seq: u64, prev_seq: u64, history_start: u64, start: u64, tokens: u32) -> Known {
-        Known { kind: Kind::Put, prev_seq, history_start, slot: slot(seq, start, tokens) }
+        Known { kind: Kind::Put, prev_seq: SequenceNumber(prev_seq), history_start, slot: slot(seq, start, tokens) }
     }
 
     fn cut(seq: u64, prev_seq: u64, from: u64) -> Known {
-        Known { kind: Kind::Cut, prev_seq, history_start: 0, slot: slot(seq, from, 0) }
+        Known { kind: Kind::Cut, prev_seq: SequenceNumber(prev_seq), history_start: 0, slot: slot(seq, from, 0) }
     }
 
     fn ends(records: &[Known]) -> Result<Option<(u64, u64, Vec<u64>)>, Broken> {
         let chain = resolve(&mut records.to_vec(), 0)?;
-        Ok(chain.map(|chain| (chain.start, chain.end, chain.slots.iter().map(|slot| slot.seq).collect())))
+        Ok(chain.map(|chain| (chain.start, chain.end, chain.slots.iter().map(|slot| slot.seq.0).collect())))
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Eviction and compaction: users are evicted, and the live records of a segment are copied to another one.
+//! Eviction and compaction: owners are evicted, and the live records of a segment are copied to another one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,6 +8,7 @@ use super::chain::Location;
 use super::format::{Head, Kind, RecordHeader, SEGMENT_HEADER, next_record, segment_name};
 use super::inner::{Place, Segment};
 use super::persistent::Change;
+use super::sequence_number::SequenceNumber;
 use super::writer::{Writer, remove};
 use crate::error::{Error, Result, Status};
 
@@ -34,7 +35,7 @@ impl Writer {
                 return;
             }
             if live > target {
-                // An eighth more than necessary: finding the users to evict scans all of them.
+                // An eighth more than necessary: finding the owners to evict scans all of them.
                 self.evict(target - target / 8);
                 self.drain();
             }
@@ -74,24 +75,24 @@ impl Writer {
         }
     }
 
-    /// Evicts the least recently used users, until the others take `target` bytes.
+    /// Evicts the least recently used owners, until the others take `target` bytes.
     fn evict(&mut self, target: u64) {
-        let mut users: Vec<(u64, Key, u64)> = Vec::new();
+        let mut owners: Vec<(u64, Key, u64)> = Vec::new();
         for shard in self.inner.shards() {
-            users.extend(
+            owners.extend(
                 shard
                     .iter()
                     .map(|(&key, chain)| (chain.stamp, key, chain.slots.iter().map(|slot| slot.total_len()).sum())),
             );
         }
-        users.sort_unstable();
-        let mut live: u64 = users.iter().map(|user| user.2).sum();
-        for (_, key, bytes) in users {
+        owners.sort_unstable();
+        let mut live: u64 = owners.iter().map(|owner| owner.2).sum();
+        for (_, key, bytes) in owners {
             if live <= target || self.inner.cut(key, 0).is_err() {
                 return;
             }
             live -= bytes;
-            self.inner.counters.evicted_users.fetch_add(1, Relaxed);
+            self.inner.counters.evicted_owners.fetch_add(1, Relaxed);
         }
     }
 
@@ -151,7 +152,7 @@ impl Writer {
             self.sync().map_err(|error| self.give_up(error))?;
             for segment in &gone {
                 self.inner.segments.lock().remove(&segment.id);
-                self.leaving.insert(segment.id, segment.lowest_dead.load(Relaxed));
+                self.leaving.insert(segment.id, segment.lowest_dead());
             }
             self.persist(true);
             self.remove_leaving()?;
@@ -228,15 +229,15 @@ impl Writer {
         Ok(copied)
     }
 
-    fn lowest_dead_outside(&self, segment: u64) -> u64 {
+    fn lowest_dead_outside(&self, segment: u64) -> SequenceNumber {
         let segments = self.inner.segments.lock();
         let others = segments.values().filter(|other| other.id != segment);
-        let lowest = others.map(|other| other.lowest_dead.load(Relaxed));
-        lowest.chain(self.leaving.values().copied()).min().unwrap_or(u64::MAX)
+        let lowest = others.map(|other| other.lowest_dead());
+        lowest.chain(self.leaving.values().copied()).min().unwrap_or(SequenceNumber::MAX)
     }
 
     /// Whether a record is live: a put that a chain refers to, or a cut that hides a record.
-    fn needed(&self, segment: &Segment, head: &Head<'_>, floor: u64) -> bool {
+    fn needed(&self, segment: &Segment, head: &Head<'_>, floor: SequenceNumber) -> bool {
         let header = &head.header;
         let shard = self.inner.shard(header.key);
         let chain = shard.get(&header.key);

@@ -16,7 +16,7 @@ use super::inner::{Inner, Place, Segment};
 use super::open::{Opened, check, open, throw_index_away};
 use super::options::StoreOptions;
 use super::ticket::{Promise, Ticket};
-use super::{Found, History, INDEX, Key, Piece, Record, Room, Space, Store};
+use super::{Found, History, INDEX, Key, Owner, Piece, Record, Room, Space, Store};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 use crate::sync::{Mutex, Worker};
@@ -70,14 +70,14 @@ impl DiskStore {
     /// What is stored now, and counters since the store was opened.
     pub fn stats(&self) -> StoreStats {
         let (file_bytes, live_bytes) = self.inner.bytes();
-        let (mut users, mut records) = (0, 0);
+        let (mut owners, mut records) = (0, 0);
         for shard in self.inner.shards() {
-            users += shard.len() as u64;
+            owners += shard.len() as u64;
             records += shard.values().map(|chain| chain.slots.len() as u64).sum::<u64>();
         }
         let counters = &self.inner.counters;
         StoreStats {
-            users,
+            owners,
             records,
             live_bytes,
             file_bytes,
@@ -89,10 +89,10 @@ impl DiskStore {
             corrupt_records: counters.corrupt_records.load(Relaxed),
             torn_tails: counters.torn_tails.load(Relaxed),
             damaged_regions: counters.damaged_regions.load(Relaxed),
-            dropped_users: counters.dropped_users.load(Relaxed),
+            dropped_owners: counters.dropped_owners.load(Relaxed),
             index_rebuilds: counters.index_rebuilds.load(Relaxed),
             index_errors: counters.index_errors.load(Relaxed),
-            evicted_users: counters.evicted_users.load(Relaxed),
+            evicted_owners: counters.evicted_owners.load(Relaxed),
             compacted_segments: counters.compacted_segments.load(Relaxed),
         }
     }
@@ -144,8 +144,8 @@ impl Store for DiskStore {
         self.inner.cut(key, from)
     }
 
-    fn users(&self, space: Space) -> Vec<u64> {
-        self.inner.users(space)
+    fn owners(&self, space: Space) -> Vec<Owner> {
+        self.inner.owners(space)
     }
 
     fn flush(&self) -> Result<()> {
@@ -162,8 +162,8 @@ impl Drop for DiskStore {
 /// Statistics of a store. Counters begin at 0 when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Users stored, of all spaces.
-    pub users: u64,
+    /// Owners stored, of all spaces.
+    pub owners: u64,
     /// Pieces of their histories.
     pub records: u64,
     /// Bytes of the files that are in use.
@@ -186,19 +186,19 @@ pub struct StoreStats {
     pub torn_tails: u64,
     /// Regions of segments that were damaged.
     pub damaged_regions: u64,
-    /// Users that were dropped: after damage it was uncertain which of their records are current.
-    pub dropped_users: u64,
+    /// Owners that were dropped: after damage it was uncertain which of their records are current.
+    pub dropped_owners: u64,
     /// 1 if the index was rebuilt when the store was opened.
     pub index_rebuilds: u64,
     /// Times the index failed. A failed index is not used until the store is opened again.
     pub index_errors: u64,
-    /// Users that were evicted to make room.
-    pub evicted_users: u64,
+    /// Owners that were evicted to make room.
+    pub evicted_owners: u64,
     /// Segments compacted.
     pub compacted_segments: u64,
 }
 
-/// A snapshot of a user's history.
+/// A snapshot of an owner's history.
 struct Snapshot {
     inner: Arc<Inner>,
     key: Key,
@@ -223,10 +223,10 @@ impl Snapshot {
     /// Drops a piece that can not be read from the store, and returns the error.
     fn damaged(&self, slot: &Slot<Place>, segment: &Segment, offset: u64) -> Error {
         self.inner.drop_corrupt(self.key, slot.seq, segment, offset);
-        let (user, start) = (self.key.user, slot.start);
+        let (owner, start) = (self.key.owner, slot.start);
         let path = self.inner.disk.path().join(segment_name(segment.id));
         let message =
-            format!("the piece of user {user} from {start} on, in {} at {offset}, is damaged", path.display());
+            format!("the piece of owner {owner} from {start} on, in {} at {offset}, is damaged", path.display());
         Error::new(Status::Io, format!("{message}. It has left the store; compute it again"))
     }
 }

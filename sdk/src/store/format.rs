@@ -3,7 +3,8 @@
 use std::io;
 
 use super::disk::DiskFile;
-use super::{Key, Record, Space};
+use super::sequence_number::SequenceNumber;
+use super::{Key, Owner, Record, Space};
 use crate::checksum::{crc32c, xxh3, xxh3_seeded};
 
 /// Records begin at multiples of this: layers are aligned for vector units, and recovery can search a damaged file for
@@ -44,7 +45,7 @@ pub(super) struct SegmentHeader {
     /// The number of the store, the same in all its segments: a file of another store is recognised.
     pub(super) store: u64,
     /// Every record in earlier segments has a lower number than this.
-    pub(super) created_seq: u64,
+    pub(super) created_seq: SequenceNumber,
     /// The segment before this one, and how many bytes of it are valid.
     pub(super) previous: u64,
     pub(super) previous_len: u64,
@@ -65,7 +66,7 @@ impl SegmentHeader {
         bytes[..8].copy_from_slice(SEGMENT_MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         for (place, value) in
-            [self.id, self.store, self.created_seq, self.previous, self.previous_len].iter().enumerate()
+            [self.id, self.store, self.created_seq.0, self.previous, self.previous_len].iter().enumerate()
         {
             bytes[16 + 8 * place..24 + 8 * place].copy_from_slice(&value.to_le_bytes());
         }
@@ -86,7 +87,7 @@ impl SegmentHeader {
             VERSION => Opening::Good(Self {
                 id: u64_at(bytes, 16),
                 store: u64_at(bytes, 24),
-                created_seq: u64_at(bytes, 32),
+                created_seq: SequenceNumber(u64_at(bytes, 32)),
                 previous: u64_at(bytes, 40),
                 previous_len: u64_at(bytes, 48),
             }),
@@ -114,10 +115,9 @@ pub(super) struct RecordHeader {
     pub(super) store: u64,
     pub(super) segment: u64,
     pub(super) offset: u64,
-    /// The sequence number; it grows with every record of the store.
-    pub(super) seq: u64,
-    /// The record this one continues; 0 = none.
-    pub(super) prev_seq: u64,
+    pub(super) seq: SequenceNumber,
+    /// The record this one continues.
+    pub(super) prev_seq: SequenceNumber,
     pub(super) key: Key,
     /// Where the history begins from now on.
     pub(super) history_start: u64,
@@ -150,7 +150,7 @@ impl RecordHeader {
         bytes.extend(RECORD_MAGIC.to_le_bytes());
         bytes.extend((self.kind as u32).to_le_bytes());
         let before =
-            [0, self.store, self.segment, self.offset, self.seq, self.prev_seq, self.key.space.0, self.key.user];
+            [0, self.store, self.segment, self.offset, self.seq.0, self.prev_seq.0, self.key.space.0, self.key.owner.0];
         bytes.extend(before.iter().flat_map(|value| value.to_le_bytes()));
         bytes.extend([self.history_start, self.start].iter().flat_map(|value| value.to_le_bytes()));
         bytes.extend([self.tokens, self.layers].iter().flat_map(|value| value.to_le_bytes()));
@@ -180,9 +180,9 @@ impl RecordHeader {
             store: u64_at(bytes, 16),
             segment: u64_at(bytes, 24),
             offset: u64_at(bytes, 32),
-            seq: u64_at(bytes, 40),
-            prev_seq: u64_at(bytes, 48),
-            key: Key { space: Space(u64_at(bytes, 56)), user: u64_at(bytes, 64) },
+            seq: SequenceNumber(u64_at(bytes, 40)),
+            prev_seq: SequenceNumber(u64_at(bytes, 48)),
+            key: Key { space: Space(u64_at(bytes, 56)), owner: Owner(u64_at(bytes, 64)) },
             history_start: u64_at(bytes, 72),
             start: u64_at(bytes, 80),
             tokens: u32_at(bytes, 88),
@@ -368,9 +368,9 @@ mod tests {
             store: 11,
             segment: 3,
             offset: 64,
-            seq: 9,
-            prev_seq: 8,
-            key: Key { space: Space(1), user: 2 },
+            seq: SequenceNumber(9),
+            prev_seq: SequenceNumber(8),
+            key: Key { space: Space(1), owner: Owner(2) },
             history_start: 5,
             start: 7,
             tokens: 4,
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn segment_headers_come_back_and_notice_every_flip() {
-        let header = SegmentHeader { id: 1, store: 2, created_seq: 3, previous: 4, previous_len: 5 };
+        let header = SegmentHeader { id: 1, store: 2, created_seq: SequenceNumber(3), previous: 4, previous_len: 5 };
         let bytes = header.encode();
         assert_eq!(SegmentHeader::decode(&bytes), Opening::Good(header));
         for at in 0..bytes.len() {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::chain::{Chain, Location, Slot};
 use super::format::{u32_at, u64_at};
-use super::{Key, Space};
+use super::sequence_number::SequenceNumber;
+use super::{Key, Owner, Space};
 use crate::checksum::{xxh3, xxh3_seeded};
 use crate::error::{Error, Result, Status};
 use crate::files::sync_parent;
@@ -189,7 +190,7 @@ impl Index for MemoryIndex {
     }
 }
 
-/// The key of [`Meta`]; keys of users have 16 bytes.
+/// The key of [`Meta`]; keys of owners have 16 bytes.
 pub(super) const META: &[u8] = b"meta";
 const META_VERSION: u64 = 1;
 
@@ -197,7 +198,7 @@ const META_VERSION: u64 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Meta {
     pub(super) store: u64,
-    pub(super) next_seq: u64,
+    pub(super) next_seq: SequenceNumber,
     /// A segment with a lower number that is not in the list was about to be removed.
     pub(super) next_segment: u64,
     pub(super) digest: Digest,
@@ -209,7 +210,7 @@ pub(super) struct Meta {
 pub(super) struct Covered {
     pub(super) id: u64,
     pub(super) len: u64,
-    pub(super) lowest_dead: u64,
+    pub(super) lowest_dead: SequenceNumber,
 }
 
 /// The number of pairs and an order-independent checksum of them.
@@ -242,8 +243,8 @@ fn hash(seed: u64, key: &[u8], value: &[u8]) -> u64 {
 impl Meta {
     pub(super) fn encode(&self) -> Vec<u8> {
         let Digest { count, sums } = self.digest;
-        let words = [META_VERSION, self.store, self.next_seq, self.next_segment, count, sums[0], sums[1]];
-        let segments = self.segments.iter().flat_map(|covered| [covered.id, covered.len, covered.lowest_dead]);
+        let words = [META_VERSION, self.store, self.next_seq.0, self.next_segment, count, sums[0], sums[1]];
+        let segments = self.segments.iter().flat_map(|covered| [covered.id, covered.len, covered.lowest_dead.0]);
         let mut bytes: Vec<u8> = words.into_iter().chain(segments).flat_map(u64::to_le_bytes).collect();
         bytes.extend(xxh3(&bytes).to_le_bytes());
         bytes
@@ -261,36 +262,40 @@ impl Meta {
         let segments = body[56..].chunks(24);
         Some(Self {
             store: u64_at(body, 8),
-            next_seq: u64_at(body, 16),
+            next_seq: SequenceNumber(u64_at(body, 16)),
             next_segment: u64_at(body, 24),
             digest: Digest { count: u64_at(body, 32), sums: [u64_at(body, 40), u64_at(body, 48)] },
             segments: segments
-                .map(|item| Covered { id: u64_at(item, 0), len: u64_at(item, 8), lowest_dead: u64_at(item, 16) })
+                .map(|item| Covered {
+                    id: u64_at(item, 0),
+                    len: u64_at(item, 8),
+                    lowest_dead: SequenceNumber(u64_at(item, 16)),
+                })
                 .collect(),
         })
     }
 }
 
 pub(super) fn encode_key(key: Key) -> Vec<u8> {
-    [key.space.0.to_be_bytes(), key.user.to_be_bytes()].concat()
+    [key.space.0.to_be_bytes(), key.owner.0.to_be_bytes()].concat()
 }
 
 pub(super) fn decode_key(bytes: &[u8]) -> Option<Key> {
     let bytes: [u8; 16] = bytes.try_into().ok()?;
     Some(Key {
         space: Space(u64::from_be_bytes(bytes[..8].try_into().ok()?)),
-        user: u64::from_be_bytes(bytes[8..].try_into().ok()?),
+        owner: Owner(u64::from_be_bytes(bytes[8..].try_into().ok()?)),
     })
 }
 
 const SLOT: usize = 52;
 
 pub(super) fn encode_chain(chain: &Chain<Location>) -> Vec<u8> {
-    let words = [chain.start, chain.end, chain.newest, chain.stamp];
+    let words = [chain.start, chain.end, chain.newest.0, chain.stamp];
     let mut bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
     for slot in &chain.slots {
         bytes.extend(
-            [slot.seq, slot.start, slot.layer_bytes, slot.place.segment, slot.place.offset]
+            [slot.seq.0, slot.start, slot.layer_bytes, slot.place.segment, slot.place.offset]
                 .iter()
                 .flat_map(|word| word.to_le_bytes()),
         );
@@ -305,7 +310,7 @@ pub(super) fn decode_chain(bytes: &[u8]) -> Option<Chain<Location>> {
         return None;
     }
     let slots = slots.chunks(SLOT).map(|item| Slot {
-        seq: u64_at(item, 0),
+        seq: SequenceNumber(u64_at(item, 0)),
         start: u64_at(item, 8),
         layer_bytes: u64_at(item, 16),
         place: Location { segment: u64_at(item, 24), offset: u64_at(item, 32) },
@@ -316,7 +321,7 @@ pub(super) fn decode_chain(bytes: &[u8]) -> Option<Chain<Location>> {
     Some(Chain {
         start: u64_at(words, 0),
         end: u64_at(words, 8),
-        newest: u64_at(words, 16),
+        newest: SequenceNumber(u64_at(words, 16)),
         stamp: u64_at(words, 24),
         slots: slots.collect(),
     })
@@ -332,16 +337,16 @@ mod tests {
     fn what_the_index_holds_comes_back() {
         let meta = Meta {
             store: 1,
-            next_seq: 2,
+            next_seq: SequenceNumber(2),
             next_segment: 9,
             digest: Digest { count: 3, sums: [4, 5] },
-            segments: vec![Covered { id: 6, len: 7, lowest_dead: 8 }],
+            segments: vec![Covered { id: 6, len: 7, lowest_dead: SequenceNumber(8) }],
         };
         let bytes = meta.encode();
         assert_eq!(Meta::decode(&bytes), Some(meta));
         assert!((0..bytes.len()).all(|length| Meta::decode(&bytes[..length]).is_none()));
         let slot = Slot {
-            seq: 9,
+            seq: SequenceNumber(9),
             start: 3,
             tokens: 5,
             layers: 2,
@@ -349,9 +354,9 @@ mod tests {
             tag_len: 1,
             place: Location { segment: 4, offset: 128 },
         };
-        let chain = Chain { start: 4, end: 8, newest: 10, stamp: 12, slots: vec![slot.clone(), slot] };
+        let chain = Chain { start: 4, end: 8, newest: SequenceNumber(10), stamp: 12, slots: vec![slot.clone(), slot] };
         assert_eq!(decode_chain(&encode_chain(&chain)), Some(chain));
-        let key = Key { space: Space(1), user: u64::MAX };
+        let key = Key { space: Space(1), owner: Owner(u64::MAX) };
         assert_eq!(decode_key(&encode_key(key)), Some(key));
     }
 

@@ -9,8 +9,9 @@ use super::disk::{Clock, Disk, DiskFile};
 use super::format::{Head, MAX_LAYERS, MAX_TAG, total_len};
 use super::options::{Durability, StoreOptions};
 use super::queue::{Item, Queue, What};
+use super::sequence_number::SequenceNumber;
 use super::ticket::{Promise, Ticket};
-use super::{Found, Key, Record, Room, Space};
+use super::{Found, Key, Owner, Record, Room, Space};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 use crate::sync::{Mutex, MutexGuard};
@@ -59,7 +60,7 @@ pub(super) struct Segment {
     pub(super) live: AtomicU64,
     /// The lowest sequence number of a put in it that no chain refers to. A cut with a lower number than this in all
     /// segments hides nothing any more.
-    pub(super) lowest_dead: AtomicU64,
+    lowest_dead: AtomicU64,
     /// Whether compaction of it has failed, or would hide damage.
     pub(super) stuck: AtomicBool,
 }
@@ -72,7 +73,7 @@ impl Segment {
             file,
             len: AtomicU64::new(len),
             live: AtomicU64::new(0),
-            lowest_dead: AtomicU64::new(u64::MAX),
+            lowest_dead: AtomicU64::new(SequenceNumber::MAX.0),
             stuck: AtomicBool::new(false),
         }
     }
@@ -90,8 +91,12 @@ impl Segment {
         same.then_some(head)
     }
 
-    pub(super) fn bury(&self, seq: u64) {
-        self.lowest_dead.fetch_min(seq, Relaxed);
+    pub(super) fn lowest_dead(&self) -> SequenceNumber {
+        SequenceNumber(self.lowest_dead.load(Relaxed))
+    }
+
+    pub(super) fn bury(&self, seq: SequenceNumber) {
+        self.lowest_dead.fetch_min(seq.0, Relaxed);
     }
 }
 
@@ -104,10 +109,10 @@ pub(super) struct Counters {
     pub(super) corrupt_records: AtomicU64,
     pub(super) torn_tails: AtomicU64,
     pub(super) damaged_regions: AtomicU64,
-    pub(super) dropped_users: AtomicU64,
+    pub(super) dropped_owners: AtomicU64,
     pub(super) index_rebuilds: AtomicU64,
     pub(super) index_errors: AtomicU64,
-    pub(super) evicted_users: AtomicU64,
+    pub(super) evicted_owners: AtomicU64,
     pub(super) compacted_segments: AtomicU64,
 }
 
@@ -119,7 +124,7 @@ impl Inner {
         clock: Box<dyn Clock>,
         options: StoreOptions,
         id: u64,
-        next_seq: u64,
+        next_seq: SequenceNumber,
         stamp: u64,
     ) -> Self {
         let queue = Queue::new(options.queue_bytes, next_seq);
@@ -139,7 +144,7 @@ impl Inner {
     }
 
     pub(super) fn shard(&self, key: Key) -> Shard<'_> {
-        let mixed = (key.user ^ key.space.0.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (key.owner.0 ^ key.space.0.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.shards[(mixed >> 58) as usize].lock()
     }
 
@@ -209,7 +214,7 @@ impl Inner {
         let mut shard = self.shard(key);
         let plan = Chain::plan_put(shard.get(&key), record.history_start, start).ok_or_else(|| {
             let end = shard.get(&key).map_or(0, |chain| chain.end);
-            let message = format!("{start} leaves a gap: the stored history of user {} ends at {end}", key.user);
+            let message = format!("{start} leaves a gap: the stored history of owner {} ends at {end}", key.owner);
             Error::invalid("record.start", format!("{message}. Begin there or before, or at history_start"))
         })?;
         let record = Arc::new(record);
@@ -238,7 +243,7 @@ impl Inner {
     }
 
     /// Removes a piece that can not be read, and what follows it, if it is still there.
-    pub(super) fn drop_corrupt(&self, key: Key, seq: u64, segment: &Segment, offset: u64) {
+    pub(super) fn drop_corrupt(&self, key: Key, seq: SequenceNumber, segment: &Segment, offset: u64) {
         let mut shard = self.shard(key);
         let Some(chain) = shard.get(&key) else { return };
         let Some(slot) = chain.slot(seq).filter(|slot| slot.place.is(segment, offset)) else { return };
@@ -250,9 +255,9 @@ impl Inner {
         // Logged without locks: the log callback may call the store.
         drop(shard);
         log::warn!(
-            "the store {}: a record of user {} in segment {} at {offset} is damaged and leaves, with what follows it",
+            "the store {}: a record of owner {} in segment {} at {offset} is damaged and leaves, with what follows it",
             self.disk.path().display(),
-            key.user,
+            key.owner,
             segment.id
         );
     }
@@ -261,7 +266,7 @@ impl Inner {
         let (promise, ticket) = self.promise();
         let Some(chain) = shard.get_mut(&key).filter(|chain| from < chain.end) else {
             // The records that made it so may still be queued.
-            let plan = Plan { prev_seq: 0, history_start: 0 };
+            let plan = Plan { prev_seq: SequenceNumber::NONE, history_start: 0 };
             self.queue.push(|seq| Item { seq, key, plan, what: What::Barrier, promise, bytes: 0 })?;
             return Ok(ticket);
         };
@@ -271,20 +276,20 @@ impl Inner {
         Ok(ticket)
     }
 
-    /// The users of a space.
-    pub(super) fn users(&self, space: Space) -> Vec<u64> {
-        let mut users = Vec::new();
+    /// The owners of a space.
+    pub(super) fn owners(&self, space: Space) -> Vec<Owner> {
+        let mut owners = Vec::new();
         for shard in self.shards() {
-            users.extend(shard.keys().filter(|key| key.space == space).map(|key| key.user));
+            owners.extend(shard.keys().filter(|key| key.space == space).map(|key| key.owner));
         }
-        users
+        owners
     }
 
     /// Waits for everything queued before.
     pub(super) fn flush(&self) -> Result<()> {
         let (promise, ticket) = Promise::new();
-        let key = Key { space: Space(0), user: 0 };
-        let plan = Plan { prev_seq: 0, history_start: 0 };
+        let key = Key { space: Space(0), owner: Owner(0) };
+        let plan = Plan { prev_seq: SequenceNumber::NONE, history_start: 0 };
         self.queue.push(|seq| Item { seq, key, plan, what: What::Barrier, promise: Some(promise), bytes: 0 })?;
         let outcome = ticket.wait();
         self.failure.lock().take().map_or(outcome, Err)
@@ -300,8 +305,8 @@ impl Inner {
 }
 
 /// Removes the tokens from `from` on from a chain, which exists and ends after `from`.
-pub(super) fn truncate(shard: &mut Shard<'_>, key: Key, from: u64, plan: Plan, seq: u64) {
-    if plan.prev_seq == 0 {
+pub(super) fn truncate(shard: &mut Shard<'_>, key: Key, from: u64, plan: Plan, seq: SequenceNumber) {
+    if plan.prev_seq == SequenceNumber::NONE {
         bury(&shard.remove(&key).map_or_else(Vec::new, |chain| chain.slots));
     } else if let Some(chain) = shard.get_mut(&key) {
         bury(&chain.cut(from, seq));

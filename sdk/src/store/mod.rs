@@ -16,9 +16,11 @@ pub mod index;
 mod inner;
 mod open;
 mod options;
+mod owner;
 mod persistent;
 mod queue;
 mod recover;
+mod sequence_number;
 mod ticket;
 mod writer;
 
@@ -31,6 +33,7 @@ pub use check_report::CheckReport;
 pub use disk_store::{DiskStore, StoreStats};
 pub use host::HostStore;
 pub use options::{Durability, StoreOptions};
+pub use owner::Owner;
 pub use ticket::Ticket;
 
 /// Names in a store's folder beside the segments.
@@ -47,11 +50,11 @@ pub struct Space(pub u64);
 pub struct Key {
     /// Which model.
     pub space: Space,
-    /// The user.
-    pub user: u64,
+    /// The owner of the history.
+    pub owner: Owner,
 }
 
-/// A piece of one user's history, to be stored.
+/// A piece of one owner's history, to be stored.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// Whose.
@@ -83,7 +86,7 @@ pub struct Piece {
     pub id: u64,
 }
 
-/// A snapshot of one user's history. Its pieces stay readable while it lives, also when they are replaced, removed or
+/// A snapshot of one owner's history. Its pieces stay readable while it lives, also when they are replaced, removed or
 /// compacted meanwhile.
 pub trait History: Send + Sync {
     /// The position of the first token. It may lie inside the first piece.
@@ -124,21 +127,21 @@ pub trait Store: Send + Sync {
     /// Releases a claimed space.
     fn release(&self, space: Space);
 
-    /// Where a user's stored history begins and ends, and its pieces; `None` if nothing is stored.
+    /// Where an owner's stored history begins and ends, and its pieces; `None` if nothing is stored.
     fn find(&self, key: Key) -> Option<Found>;
 
-    /// A user's stored history, to be read. Marks the user as used.
+    /// An owner's stored history, to be read. Marks the owner as used.
     fn history(&self, key: Key) -> Option<Box<dyn History>>;
 
     /// Queues a piece for writing. Either it begins at its own `history_start`, and replaces everything, or the store
     /// has all tokens from there to the beginning of the piece. Otherwise it is refused with INVALID_ARGUMENT.
     fn write(&self, record: Record, room: Room) -> Result<Ticket>;
 
-    /// Queues the removal of a user's tokens from a position on; 0 removes the user. Never refused for lack of room.
+    /// Queues the removal of an owner's tokens from a position on; 0 removes the owner. Never refused for lack of room.
     fn cut(&self, key: Key, from: u64) -> Result<Ticket>;
 
-    /// The users of a space, in no order.
-    fn users(&self, space: Space) -> Vec<u64>;
+    /// The owners of a space, in no order.
+    fn owners(&self, space: Space) -> Vec<Owner>;
 
     /// The most bytes of data that a record should have: enough to be written and read at full speed.
     fn record_bytes(&self) -> usize {

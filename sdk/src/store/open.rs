@@ -15,6 +15,7 @@ use super::options::StoreOptions;
 use super::persistent::{Change, Persistent};
 use super::queue::{Item, What};
 use super::recover::{File, Files, Found, has_leftovers, list, open_files, recover, scan};
+use super::sequence_number::SequenceNumber;
 use super::writer::{Active, Writer};
 use super::{INDEX, LOCK};
 use crate::error::{Error, Result, Status};
@@ -54,14 +55,14 @@ pub(super) fn open(
     let known_segments = loaded.next_segment();
     let found = recover(&*disk, store, &mut files, loaded)?;
 
-    let stamp = found.chains.values().map(|chain| chain.stamp).max().unwrap_or(0).max(found.next_seq) + 1;
+    let stamp = found.chains.values().map(|chain| chain.stamp).max().unwrap_or(0).max(found.next_seq.0) + 1;
     let inner = Inner::new(disk, clock, options.clone(), store, found.next_seq, stamp);
     inner.next_segment.store((newest + 1).max(known_segments), Relaxed);
     let (active, previous) = adopt(&inner, files, options);
     let counters = &inner.counters;
     counters.torn_tails.store(found.torn_tails + empty.len() as u64, Relaxed);
     counters.damaged_regions.store(found.damaged_regions, Relaxed);
-    counters.dropped_users.store(found.dropped.len() as u64, Relaxed);
+    counters.dropped_owners.store(found.dropped.len() as u64, Relaxed);
     counters.index_rebuilds.store(u64::from(found.rebuilt && existed), Relaxed);
     report(&inner, &found, existed);
     remember(&inner, &mut persistent, found);
@@ -119,7 +120,7 @@ fn report(inner: &Inner, found: &Found, existed: bool) {
     if found.damaged_regions > 0 || !found.dropped.is_empty() {
         metrics::store_error("damage");
         log::warn!(
-            "the store {path}: {} damaged places; {} users left, for what is stored of them may not be current",
+            "the store {path}: {} damaged places; {} owners left, for what is stored of them may not be current",
             found.damaged_regions,
             found.dropped.len()
         );
@@ -146,7 +147,7 @@ fn remember(inner: &Inner, persistent: &mut Persistent, found: Found) {
     }
     // Written as cuts: the next opening could not know it otherwise.
     for key in found.dropped {
-        let plan = Plan { prev_seq: 0, history_start: 0 };
+        let plan = Plan { prev_seq: SequenceNumber::NONE, history_start: 0 };
         let what = What::Cut { from: 0 };
         inner.queue.push(|seq| Item { seq, key, plan, what, promise: None, bytes: 0 }).expect("the queue is open");
     }

@@ -17,7 +17,7 @@ pub enum Durability {
 pub struct StoreOptions {
     /// When a write counts as done.
     pub durability: Durability,
-    /// How many bytes the data files may take together before the least recently used users are evicted; 0 = no limit.
+    /// How many bytes the data files may take together before the least recently used owners are evicted; 0 = no limit.
     /// During a compaction the files may take one or two segments more.
     pub max_bytes: u64,
     /// The size at which a segment file is full. With `max_bytes`, at most an eighth of that.

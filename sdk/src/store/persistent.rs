@@ -7,9 +7,10 @@ use super::Key;
 use super::chain::{Chain, Known, Location, resolve};
 use super::index::{Covered, Digest, Index, META, Meta, decode_chain, decode_key, encode_chain, encode_key};
 use super::inner::Inner;
+use super::sequence_number::SequenceNumber;
 use crate::error::{Error, Result, Status};
 
-/// How many users a rebuild writes to the index at once.
+/// How many owners a rebuild writes to the index at once.
 const CHUNK: usize = 10_000;
 
 /// A change of the index.
@@ -17,7 +18,7 @@ pub(super) enum Change {
     Record(Known),
     /// A compaction copied a record.
     Moved {
-        seq: u64,
+        seq: SequenceNumber,
         to: Location,
     },
 }
@@ -157,8 +158,8 @@ impl Persistent {
                 }
             }
         }
-        let newest = records.iter().map(|record| record.slot.seq).max().unwrap_or(0);
-        let stamp = inner.shard(key).get(&key).map_or(newest, |chain| chain.stamp);
+        let newest = records.iter().map(|record| record.slot.seq).max().unwrap_or_default();
+        let stamp = inner.shard(key).get(&key).map_or(newest.0, |chain| chain.stamp);
         // The segments hold all its records, or else the write would have failed.
         let new = resolve(&mut records, stamp).map_err(|_| unreadable("lacks a record"))?;
         let new = new.map(|chain| encode_chain(&chain));
@@ -179,7 +180,7 @@ impl Persistent {
         let segments = segments.values().map(|segment| Covered {
             id: segment.id,
             len: segment.len.load(Relaxed),
-            lowest_dead: segment.lowest_dead.load(Relaxed),
+            lowest_dead: segment.lowest_dead(),
         });
         let segments = segments.collect();
         Meta {

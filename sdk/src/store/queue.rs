@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::chain::Plan;
+use super::sequence_number::SequenceNumber;
 use super::ticket::Promise;
 use super::{Key, Record, Room};
 use crate::error::{Error, Result, Status};
@@ -11,7 +12,7 @@ use crate::sync::{Condvar, Mutex};
 
 /// A write.
 pub(super) struct Item {
-    pub(super) seq: u64,
+    pub(super) seq: SequenceNumber,
     pub(super) key: Key,
     pub(super) plan: Plan,
     pub(super) what: What,
@@ -52,12 +53,12 @@ struct State {
     bytes: u64,
     /// How many writes wait for room.
     waiting: usize,
-    next_seq: u64,
+    next_seq: SequenceNumber,
     closed: Option<Error>,
 }
 
 impl Queue {
-    pub(super) fn new(limit: u64, next_seq: u64) -> Self {
+    pub(super) fn new(limit: u64, next_seq: SequenceNumber) -> Self {
         let state = State {
             items: VecDeque::new(),
             compactions: VecDeque::new(),
@@ -101,7 +102,7 @@ impl Queue {
 
     /// Queues the item that `item` makes of the next sequence number, under the lock that keeps the order. Barriers
     /// take no number.
-    pub(super) fn push(&self, item: impl FnOnce(u64) -> Item) -> Result<u64> {
+    pub(super) fn push(&self, item: impl FnOnce(SequenceNumber) -> Item) -> Result<SequenceNumber> {
         let mut state = self.state.lock();
         if let Some(error) = &state.closed {
             return Err(error.clone());
@@ -109,7 +110,7 @@ impl Queue {
         let seq = state.next_seq;
         let item = item(seq);
         if !matches!(item.what, What::Barrier) {
-            state.next_seq += 1;
+            state.next_seq = seq.next();
         }
         state.items.push_back(item);
         self.work.notify_one();
@@ -117,13 +118,14 @@ impl Queue {
     }
 
     /// A sequence number for a record that is not queued.
-    pub(super) fn take_seq(&self) -> u64 {
+    pub(super) fn take_seq(&self) -> SequenceNumber {
         let mut state = self.state.lock();
-        state.next_seq += 1;
-        state.next_seq - 1
+        let seq = state.next_seq;
+        state.next_seq = seq.next();
+        seq
     }
 
-    pub(super) fn next_seq(&self) -> u64 {
+    pub(super) fn next_seq(&self) -> SequenceNumber {
         self.state.lock().next_seq
     }
 
@@ -192,17 +194,24 @@ fn take(state: &mut State, bytes: u64) -> Vec<Item> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Space;
+    use super::super::{Owner, Space};
     use super::*;
 
-    fn item(seq: u64, bytes: u64) -> Item {
-        let plan = Plan { prev_seq: 0, history_start: 0 };
-        Item { seq, key: Key { space: Space(0), user: 0 }, plan, what: What::Cut { from: 0 }, promise: None, bytes }
+    fn item(seq: SequenceNumber, bytes: u64) -> Item {
+        let plan = Plan { prev_seq: SequenceNumber::NONE, history_start: 0 };
+        Item {
+            seq,
+            key: Key { space: Space(0), owner: Owner(0) },
+            plan,
+            what: What::Cut { from: 0 },
+            promise: None,
+            bytes,
+        }
     }
 
     #[test]
     fn room_is_refused_or_waited_for() {
-        let queue = Queue::new(100, 1);
+        let queue = Queue::new(100, SequenceNumber::FIRST);
         queue.reserve(500, Room::OrRefuse).expect("a large one goes in alone");
         assert_eq!(queue.reserve(1, Room::OrRefuse).unwrap_err().status(), Status::Capacity);
         std::thread::scope(|scope| {
@@ -220,12 +229,12 @@ mod tests {
 
     #[test]
     fn items_leave_in_order_and_in_batches() {
-        let queue = Queue::new(100, 5);
+        let queue = Queue::new(100, SequenceNumber(5));
         for bytes in [10, 10, 50] {
             queue.push(|seq| item(seq, bytes)).unwrap();
         }
         let Work::Items(items) = queue.next(20) else { panic!("there are items") };
-        assert_eq!(items.iter().map(|item| item.seq).collect::<Vec<_>>(), [5, 6]);
+        assert_eq!(items.iter().map(|item| item.seq.0).collect::<Vec<_>>(), [5, 6]);
         assert_eq!(queue.now(20).len(), 1);
         queue.close(Error::new(Status::Internal, "closed"));
         assert!(matches!(queue.next(20), Work::End));

@@ -11,6 +11,7 @@ use super::format::{
 };
 use super::index::Meta;
 use super::persistent::Loaded;
+use super::sequence_number::SequenceNumber;
 use crate::error::{Error, Result, Status};
 
 /// A segment file that was found.
@@ -31,13 +32,13 @@ pub(super) struct File {
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) chains: HashMap<Key, Chain<Location>>,
-    /// Records that no chain refers to: the segment and the sequence number.
-    pub(super) dead: Vec<(u64, u64)>,
+    /// Records that no chain refers to, and their segments.
+    pub(super) dead: Vec<(u64, SequenceNumber)>,
     /// Records that the index does not have yet, if the index was intact.
     pub(super) tail: Vec<(Key, Known)>,
-    /// Users that may have had newer records than those that were found.
+    /// Owners that may have had newer records than those that were found.
     pub(super) dropped: Vec<Key>,
-    pub(super) next_seq: u64,
+    pub(super) next_seq: SequenceNumber,
     pub(super) rebuilt: bool,
     pub(super) damaged_regions: u64,
     pub(super) torn_tails: u64,
@@ -214,7 +215,7 @@ pub(super) fn recover(disk: &dyn Disk, store: u64, files: &mut Vec<File>, loaded
 }
 
 /// If segments are shorter than the index has them, records with numbers below the result may be lost.
-fn lost_by(meta: &Meta, files: &[File]) -> Option<u64> {
+fn lost_by(meta: &Meta, files: &[File]) -> Option<SequenceNumber> {
     let ends: BTreeMap<u64, u64> = files.iter().map(|file| (file.id, file.end)).collect();
     let mut full = meta.segments.iter().filter(|covered| covered.len > SEGMENT_HEADER);
     let short = full.any(|covered| ends.get(&covered.id).is_none_or(|&end| end < covered.len));
@@ -276,10 +277,10 @@ fn from_index(
     for (key, known) in &found.tail {
         of_keys.entry(*key).or_default().push(known.clone());
     }
-    // Users with records after the index were used last, in the order of their newest records.
+    // Owners with records after the index were used last, in the order of their newest records.
     let mut of_keys: Vec<_> = of_keys.into_iter().collect();
     of_keys.sort_unstable_by_key(|(_, records)| records.iter().map(|record| record.slot.seq).max());
-    let mut stamp = found.chains.values().map(|chain| chain.stamp).max().unwrap_or(0).max(meta.next_seq);
+    let mut stamp = found.chains.values().map(|chain| chain.stamp).max().unwrap_or(0).max(meta.next_seq.0);
     for (key, tail) in of_keys {
         stamp += 1;
         let old = found.chains.remove(&key);
@@ -291,10 +292,12 @@ fn from_index(
 
 /// Chains from the segments alone.
 fn from_segments(disk: &dyn Disk, store: u64, files: &mut [File], meta: Option<&Meta>) -> Result<Found> {
-    let mut found = Found { rebuilt: true, next_seq: meta.map_or(1, |meta| meta.next_seq), ..Found::default() };
+    let mut found =
+        Found { rebuilt: true, next_seq: meta.map_or(SequenceNumber::FIRST, |meta| meta.next_seq), ..Found::default() };
     // A key whose newest known record has a lower number than this may have had a newer one that is lost.
-    let mut lost = meta.and_then(|meta| lost_by(meta, files)).unwrap_or(0);
-    let created: Vec<u64> = files.iter().map(|file| file.header.map_or(0, |header| header.created_seq)).collect();
+    let mut lost = meta.and_then(|meta| lost_by(meta, files)).unwrap_or_default();
+    let created_seq = |file: &File| file.header.map_or(SequenceNumber::NONE, |header| header.created_seq);
+    let created: Vec<SequenceNumber> = files.iter().map(created_seq).collect();
     let mut of_keys: HashMap<Key, Vec<Known>> = HashMap::new();
     let count = files.len();
     for (place, file) in files.iter_mut().enumerate() {
@@ -303,19 +306,19 @@ fn from_segments(disk: &dyn Disk, store: u64, files: &mut [File], meta: Option<&
         found.damaged_regions += regions + u64::from(file.header.is_none());
         if regions > 0 {
             file.damaged = true;
-            let next = created[place + 1..].iter().copied().find(|&seq| seq > 0);
-            lost = lost.max(next.unwrap_or(u64::MAX));
+            let next = created[place + 1..].iter().copied().find(|&seq| seq > SequenceNumber::NONE);
+            lost = lost.max(next.unwrap_or(SequenceNumber::MAX));
         }
         found.cut_off(file, scan.torn);
         for header in &scan.records {
-            found.next_seq = found.next_seq.max(header.seq + 1);
+            found.next_seq = found.next_seq.max(header.seq.next());
             of_keys.entry(header.key).or_default().push(Known::of(header));
         }
     }
-    found.next_seq = created.iter().copied().fold(found.next_seq, u64::max);
+    found.next_seq = created.iter().copied().fold(found.next_seq, SequenceNumber::max);
     for (key, records) in of_keys {
-        let newest = records.iter().map(|record| record.slot.seq).max().unwrap_or(0);
-        found.settle(key, records, newest);
+        let newest = records.iter().map(|record| record.slot.seq).max().unwrap_or_default();
+        found.settle(key, records, newest.0);
         if newest < lost
             && let Some(chain) = found.chains.remove(&key)
         {
@@ -341,7 +344,7 @@ impl Found {
     fn settle(&mut self, key: Key, mut records: Vec<Known>, stamp: u64) {
         let places: Vec<_> =
             records.iter().filter(|it| it.kind == Kind::Put).map(|it| (it.slot.seq, it.slot.place)).collect();
-        self.next_seq = records.iter().map(|record| record.slot.seq + 1).fold(self.next_seq, u64::max);
+        self.next_seq = records.iter().map(|record| record.slot.seq.next()).fold(self.next_seq, SequenceNumber::max);
         let outcome = resolve(&mut records, stamp);
         // A cut whose record is lost leaves nothing, like a cut of everything.
         let cut = records.last().is_some_and(|newest| newest.kind == Kind::Cut);
@@ -355,8 +358,9 @@ impl Found {
             }
         };
         let live: Vec<_> = chain.iter().flat_map(|chain| &chain.slots).map(|slot| (slot.seq, slot.place)).collect();
-        let is_live =
-            |it: &(u64, Location)| live.binary_search_by_key(&it.0, |slot| slot.0).is_ok_and(|at| live[at] == *it);
+        let is_live = |it: &(SequenceNumber, Location)| {
+            live.binary_search_by_key(&it.0, |slot| slot.0).is_ok_and(|at| live[at] == *it)
+        };
         let dead = places.into_iter().filter(|it| !is_live(it));
         self.dead.extend(dead.map(|(seq, place)| (place.segment, seq)));
         if let Some(chain) = chain {

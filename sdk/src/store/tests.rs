@@ -15,8 +15,8 @@ use crate::error::Status;
 
 const LAYERS: u32 = 3;
 
-pub(super) fn key(user: u64) -> Key {
-    Key { space: Space(7), user }
+pub(super) fn key(owner: u64) -> Key {
+    Key { space: Space(7), owner: Owner(owner) }
 }
 
 fn word(version: u64, position: u64, layer: u32) -> u64 {
@@ -24,19 +24,19 @@ fn word(version: u64, position: u64, layer: u32) -> u64 {
 }
 
 /// A piece whose every word says which version, position and layer it is of.
-pub(super) fn record(user: u64, history_start: u64, start: u64, tokens: u32, version: u64) -> Record {
+pub(super) fn record(owner: u64, history_start: u64, start: u64, tokens: u32, version: u64) -> Record {
     let positions = start..start + u64::from(tokens);
     let data = (0..LAYERS).flat_map(|layer| positions.clone().map(move |position| word(version, position, layer)));
     let data = data.flat_map(u64::to_le_bytes).collect();
-    Record { key: key(user), history_start, start, tokens, layers: LAYERS, tag: version.to_le_bytes().to_vec(), data }
+    Record { key: key(owner), history_start, start, tokens, layers: LAYERS, tag: version.to_le_bytes().to_vec(), data }
 }
 
-/// What should be stored of a user: where it begins and the version of each token.
+/// What should be stored of an owner: where it begins and the version of each token.
 pub(super) type Model = HashMap<u64, (u64, Vec<u64>)>;
 
 pub(super) fn model_put(
     model: &mut Model,
-    user: u64,
+    owner: u64,
     history_start: u64,
     start: u64,
     tokens: u32,
@@ -44,31 +44,31 @@ pub(super) fn model_put(
 ) -> bool {
     let new = vec![version; tokens as usize];
     if start == history_start {
-        model.insert(user, (start, new));
+        model.insert(owner, (start, new));
         return true;
     }
-    let Some((first, mut old)) = model.get(&user).cloned() else { return false };
+    let Some((first, mut old)) = model.get(&owner).cloned() else { return false };
     if history_start < first || start > first + old.len() as u64 {
         return false;
     }
     old.truncate((start - first) as usize);
     old.extend(new);
-    model.insert(user, (history_start, old.split_off((history_start - first) as usize)));
+    model.insert(owner, (history_start, old.split_off((history_start - first) as usize)));
     true
 }
 
-pub(super) fn model_cut(model: &mut Model, user: u64, from: u64) {
-    if let Some((first, tokens)) = model.get_mut(&user) {
+pub(super) fn model_cut(model: &mut Model, owner: u64, from: u64) {
+    if let Some((first, tokens)) = model.get_mut(&owner) {
         tokens.truncate(from.saturating_sub(*first) as usize);
         if tokens.is_empty() {
-            model.remove(&user);
+            model.remove(&owner);
         }
     }
 }
 
-/// The versions of a user's tokens as the store gives them, every word checked.
-pub(super) fn read(store: &DiskStore, user: u64) -> Result<Option<(u64, Vec<u64>)>> {
-    let Some(history) = store.history(key(user)) else { return Ok(None) };
+/// The versions of an owner's tokens as the store gives them, every word checked.
+pub(super) fn read(store: &DiskStore, owner: u64) -> Result<Option<(u64, Vec<u64>)>> {
+    let Some(history) = store.history(key(owner)) else { return Ok(None) };
     let mut versions = Vec::new();
     let mut at = history.pieces()[0].start;
     for (number, piece) in history.pieces().iter().enumerate() {
@@ -87,18 +87,18 @@ pub(super) fn read(store: &DiskStore, user: u64) -> Result<Option<(u64, Vec<u64>
     Ok(Some((history.start(), versions)))
 }
 
-pub(super) fn compare(store: &DiskStore, model: &Model, users: u64) {
-    for user in 0..users {
-        assert_eq!(read(store, user).unwrap(), model.get(&user).cloned(), "user {user}");
-        let found = store.find(key(user)).map(|found| (found.start, found.end));
-        assert_eq!(found, model.get(&user).map(|(start, tokens)| (*start, start + tokens.len() as u64)));
+pub(super) fn compare(store: &DiskStore, model: &Model, owners: u64) {
+    for owner in 0..owners {
+        assert_eq!(read(store, owner).unwrap(), model.get(&owner).cloned(), "owner {owner}");
+        let found = store.find(key(owner)).map(|found| (found.start, found.end));
+        assert_eq!(found, model.get(&owner).map(|(start, tokens)| (*start, start + tokens.len() as u64)));
     }
-    let mut listed = store.users(Space(7));
+    let mut listed = store.owners(Space(7));
     listed.sort_unstable();
     let mut known: Vec<u64> = model.keys().copied().collect();
     known.sort_unstable();
-    assert_eq!(listed, known);
-    assert!(store.users(Space(8)).is_empty());
+    assert_eq!(listed, Owner::slice(&known));
+    assert!(store.owners(Space(8)).is_empty());
 }
 
 pub(super) fn small() -> StoreOptions {
@@ -108,12 +108,12 @@ pub(super) fn small() -> StoreOptions {
 /// Random writes and cuts; gives how many were made.
 fn play(store: &DiskStore, model: &mut Model, random: &mut Random, steps: u64, version: &mut u64) {
     for _ in 0..steps {
-        let user = random.below_u64(8);
-        let (first, end) = model.get(&user).map_or((0, 0), |(first, tokens)| (*first, first + tokens.len() as u64));
+        let owner = random.below_u64(8);
+        let (first, end) = model.get(&owner).map_or((0, 0), |(first, tokens)| (*first, first + tokens.len() as u64));
         if random.below_u64(6) == 0 {
             let from = if random.below_u64(3) == 0 { 0 } else { first + random.below_u64(end - first + 2) };
-            model_cut(model, user, from);
-            drop(store.cut(key(user), from).unwrap());
+            model_cut(model, owner, from);
+            drop(store.cut(key(owner), from).unwrap());
             continue;
         }
         let start = match random.below_u64(8) {
@@ -130,9 +130,13 @@ fn play(store: &DiskStore, model: &mut Model, random: &mut Random, steps: u64, v
         };
         let tokens = 1 + random.below_u64(12) as u32;
         *version += 1;
-        let accepted = store.write(record(user, history_start, start, tokens, *version), Room::Wait);
-        let expected = model_put(model, user, history_start, start, tokens, *version);
-        assert_eq!(accepted.is_ok(), expected, "user {user} has {first}..{end}, put {history_start} {start} {tokens}");
+        let accepted = store.write(record(owner, history_start, start, tokens, *version), Room::Wait);
+        let expected = model_put(model, owner, history_start, start, tokens, *version);
+        assert_eq!(
+            accepted.is_ok(),
+            expected,
+            "owner {owner} has {first}..{end}, put {history_start} {start} {tokens}"
+        );
         if let Err(error) = accepted {
             assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("record.start")));
         }
@@ -163,7 +167,7 @@ fn random_histories_match_a_simple_model_through_reopening() {
             compare(&store, &model, 8);
             let stats = store.stats();
             assert_eq!(
-                (stats.write_errors, stats.corrupt_records, stats.index_errors, stats.dropped_users),
+                (stats.write_errors, stats.corrupt_records, stats.index_errors, stats.dropped_owners),
                 (0, 0, 0, 0)
             );
             drop(store);
@@ -212,20 +216,20 @@ fn a_compaction_takes_garbage_away_and_readers_do_not_notice() {
     let folder = Folder::new();
     let store = DiskStore::open(folder.path(), &StoreOptions { garbage_bytes: 1 << 40, ..small() }).unwrap();
     for version in 0..20 {
-        for user in 0..20 {
-            store.write(record(user, 0, 0, 50, version), Room::Wait).unwrap();
+        for owner in 0..20 {
+            store.write(record(owner, 0, 0, 50, version), Room::Wait).unwrap();
         }
     }
     store.flush().unwrap();
     let before = store.stats();
     assert!(before.segments > 20 && before.file_bytes > 4 * before.live_bytes, "{before:?}");
-    let held: Vec<_> = (0..20).map(|user| store.history(key(user)).unwrap()).collect();
+    let held: Vec<_> = (0..20).map(|owner| store.history(key(owner)).unwrap()).collect();
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
             let end = Instant::now() + Duration::from_millis(300);
             while Instant::now() < end {
-                for user in 0..20 {
-                    assert_eq!(read(&store, user).unwrap(), Some((0, vec![19; 50])));
+                for owner in 0..20 {
+                    assert_eq!(read(&store, owner).unwrap(), Some((0, vec![19; 50])));
                 }
             }
         });
@@ -233,21 +237,21 @@ fn a_compaction_takes_garbage_away_and_readers_do_not_notice() {
         reading.join().unwrap();
     });
     let after = store.stats();
-    assert_eq!((after.users, after.records, after.live_bytes), (20, 20, before.live_bytes));
+    assert_eq!((after.owners, after.records, after.live_bytes), (20, 20, before.live_bytes));
     assert!(after.file_bytes < after.live_bytes + 200 && after.compacted_segments > 20, "{after:?}");
     for history in &held {
         assert_eq!(&history.layer(0, 1).unwrap()[..8], &word(19, 0, 1).to_le_bytes());
     }
     // Removals leave as well once there is nothing left that they hide.
-    for user in 0..20 {
-        store.cut(key(user), 0).unwrap();
+    for owner in 0..20 {
+        store.cut(key(owner), 0).unwrap();
     }
     store.compact().unwrap();
     store.compact().unwrap();
     assert!(store.stats().file_bytes < 500, "{:?}", store.stats());
     drop(store);
     fs::remove_dir_all(folder.path().join(INDEX)).unwrap();
-    assert_eq!(DiskStore::open(folder.path(), &small()).unwrap().stats().users, 0);
+    assert_eq!(DiskStore::open(folder.path(), &small()).unwrap().stats().owners, 0);
 }
 
 #[test]
@@ -256,24 +260,24 @@ fn the_least_recently_used_are_evicted_first() {
     let options = StoreOptions { max_bytes: 4 << 20, ..StoreOptions::default() };
     let store = DiskStore::open(folder.path(), &options).unwrap();
     let tokens = 4096;
-    for user in 0..100 {
-        store.write(record(user, 0, 0, tokens, 1), Room::Wait).unwrap();
+    for owner in 0..100 {
+        store.write(record(owner, 0, 0, tokens, 1), Room::Wait).unwrap();
         store.flush().unwrap();
         assert!(store.history(key(0)).is_some(), "used all the time");
         assert!(store.stats().file_bytes <= (4 << 20) + (1 << 20), "{:?}", store.stats());
     }
-    let mut left = store.users(Space(7));
+    let mut left = store.owners(Space(7));
     left.sort_unstable();
     let (first, rest) = left.split_first().unwrap();
-    assert_eq!(*first, 0);
+    assert_eq!(*first, Owner(0));
     assert!(rest.len() > 15, "{left:?}");
-    assert!(rest.iter().copied().eq(100 - rest.len() as u64..100), "{left:?}");
-    assert_eq!(store.stats().evicted_users, 100 - left.len() as u64);
+    assert!(rest.iter().copied().eq((100 - rest.len() as u64..100).map(Owner)), "{left:?}");
+    assert_eq!(store.stats().evicted_owners, 100 - left.len() as u64);
     let large = store.write(record(1, 0, 0, 1 << 18, 1), Room::Wait).unwrap_err();
     assert_eq!(large.status(), Status::Capacity);
     drop(store);
     let store = DiskStore::open(folder.path(), &options).unwrap();
-    assert_eq!(store.stats().users, left.len() as u64);
+    assert_eq!(store.stats().owners, left.len() as u64);
     assert_eq!(read(&store, 99).unwrap(), Some((0, vec![1; tokens as usize])));
 }
 
@@ -291,8 +295,8 @@ fn room_is_made_while_others_write_without_a_pause() {
     let largest = std::thread::scope(|scope| {
         let write = |first: u64| {
             let piece = record(0, 0, 0, 1024, 1);
-            for user in 0..400 {
-                store.write(Record { key: key(first + user), ..piece.clone() }, Room::Wait).unwrap();
+            for owner in 0..400 {
+                store.write(Record { key: key(first + owner), ..piece.clone() }, Room::Wait).unwrap();
             }
         };
         let writers = [0, 1000, 2000, 3000].map(|first| scope.spawn(move || write(first)));
@@ -366,7 +370,7 @@ fn damaged_data_is_a_miss_and_leaves() {
     fs::remove_dir_all(folder.path().join(INDEX)).unwrap();
     assert!(!DiskStore::check(folder.path()).unwrap().is_sound());
     let stats = DiskStore::rebuild(folder.path()).unwrap();
-    assert_eq!((stats.users, stats.records), (1, 1));
+    assert_eq!((stats.owners, stats.records), (1, 1));
 }
 
 #[test]
@@ -385,9 +389,9 @@ fn a_lost_record_takes_along_what_it_may_have_replaced() {
     let length = format::total_len(LAYERS, 80, 8);
     file.write_all_at(&[0xff; 32], 64 + length + 40).unwrap();
     let stats = DiskStore::rebuild(folder.path()).unwrap();
-    assert_eq!((stats.damaged_regions, stats.dropped_users, stats.users), (1, 2, 1));
+    assert_eq!((stats.damaged_regions, stats.dropped_owners, stats.owners), (1, 2, 1));
     let store = DiskStore::open(folder.path(), &small()).unwrap();
-    assert_eq!(store.users(Space(7)), [2]);
+    assert_eq!(store.owners(Space(7)), [Owner(2)]);
     assert_eq!(store.stats().index_rebuilds, 0);
 }
 

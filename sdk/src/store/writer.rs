@@ -14,6 +14,7 @@ use super::inner::{Inner, Place, Segment, truncate};
 use super::options::Durability;
 use super::persistent::{Change, Persistent};
 use super::queue::{Item, What, Work};
+use super::sequence_number::SequenceNumber;
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 
@@ -38,14 +39,14 @@ pub(super) struct Writer {
     unmade: BTreeSet<u64>,
     uncut: Vec<(Arc<Segment>, u64)>,
     /// Compacted segments whose files may still be there, and the lowest dead sequence number in each.
-    pub(super) leaving: BTreeMap<u64, u64>,
+    pub(super) leaving: BTreeMap<u64, SequenceNumber>,
     /// Cuts that are owed: after a failed write the files may have records that memory does not. These cuts remove
     /// them, as soon as writing works again.
     pub(super) owed: BTreeMap<Key, Owed>,
     /// Keys of failed writes. Queued records of such a key with a lower number continue one that was not written.
-    failed: HashMap<Key, u64>,
+    failed: HashMap<Key, SequenceNumber>,
     /// Every queued record with a lower sequence number is written, or has failed.
-    pub(super) done: u64,
+    pub(super) done: SequenceNumber,
     warned: Option<Instant>,
     pub(super) patience: u64,
     published: i64,
@@ -60,7 +61,7 @@ pub(super) struct Active {
 }
 
 pub(super) struct Owed {
-    seq: u64,
+    seq: SequenceNumber,
     from: u64,
     plan: Plan,
 }
@@ -127,11 +128,11 @@ impl Writer {
 
     pub(super) fn batch(&mut self, items: Vec<Item>) {
         let bytes = items.iter().map(|item| item.bytes).sum();
-        let after = items.iter().filter(|item| !matches!(item.what, What::Barrier)).map(|item| item.seq + 1).max();
+        let after = items.iter().filter(|item| !matches!(item.what, What::Barrier)).map(|item| item.seq.next()).max();
         let (items, orphans): (Vec<_>, Vec<_>) =
             items.into_iter().partition(|item| self.failed.get(&item.key).is_none_or(|&failed| failed < item.seq));
         for orphan in orphans {
-            let message = "an earlier piece of this user could not be written, so this one was not either";
+            let message = "an earlier piece of this owner could not be written, so this one was not either";
             if let Some(promise) = orphan.promise {
                 promise.keep(Err(Error::new(Status::Io, message)));
             }
@@ -201,7 +202,7 @@ impl Writer {
         Ok(placed)
     }
 
-    fn cut_header(&self, key: Key, seq: u64, from: u64, plan: Plan) -> RecordHeader {
+    fn cut_header(&self, key: Key, seq: SequenceNumber, from: u64, plan: Plan) -> RecordHeader {
         RecordHeader {
             kind: Kind::Cut,
             store: self.inner.id,
@@ -354,7 +355,7 @@ impl Writer {
         for item in items.iter().filter(|item| !matches!(item.what, What::Barrier)) {
             let mut shard = self.inner.shard(item.key);
             let Some(chain) = shard.get(&item.key) else {
-                let plan = Plan { prev_seq: 0, history_start: 0 };
+                let plan = Plan { prev_seq: SequenceNumber::NONE, history_start: 0 };
                 let seq = self.inner.queue.take_seq();
                 self.owed.insert(item.key, Owed { seq, from: 0, plan });
                 self.failed.insert(item.key, seq);

@@ -14,7 +14,7 @@ use super::workspace::{self, Workspace};
 use super::*;
 use crate::kv::{KvSize, KvStats, Owners, Tiers};
 use crate::runtime::{ModelOptions, Provider};
-use crate::store::{DiskStore, Found, History, Key, Record, Room, Space, Store, StoreOptions, Ticket};
+use crate::store::{DiskStore, Found, History, Key, Owner, Record, Room, Space, Store, StoreOptions, Ticket};
 
 /// A time limit for every wait, so that a lost wake-up fails the test instead of blocking it.
 const LONG: Duration = Duration::from_secs(20);
@@ -187,7 +187,7 @@ fn a_request_that_ends_while_its_batch_is_formed_is_not_in_it() {
     // The store is asked for the history of the second user when the first request is in the batch.
     let cancelled = Arc::clone(&first);
     let cancel = move || cancelled.end(Err(crate::runtime::cancelled()));
-    *store.on_find.lock() = Some((2, Box::new(cancel)));
+    *store.on_find.lock() = Some((Owner(2), Box::new(cancel)));
     [&first, &second].into_iter().for_each(|pending| scheduler.queue(Arc::clone(pending)).unwrap());
     assert!(batch_from(&scheduler, true).is_none(), "it is not full without the first");
     assert!(first.has_ended() && scheduler.waiting() == 1 && scheduler.lock().no_arrivals_since.is_none());
@@ -213,7 +213,7 @@ fn a_request_that_arrives_while_a_batch_is_slow_to_form_does_not_wait_for_it() {
         looked.send(()).unwrap();
         answered.recv_timeout(LONG / 2).unwrap();
     };
-    *store.on_find.lock() = Some((1, Box::new(wait)));
+    *store.on_find.lock() = Some((Owner(1), Box::new(wait)));
     std::thread::scope(|scope| {
         let _workers = [(); 2].map(|()| scope.spawn(|| scheduler.work()));
         until_asleep(&scheduler, 2);
@@ -347,8 +347,8 @@ struct FailingStore {
     store: DiskStore,
     /// How many more times it panics.
     left: AtomicUsize,
-    /// Called when this user's history is first looked up.
-    on_find: Mutex<Option<(u64, Hook)>>,
+    /// Called when this owner's history is first looked up.
+    on_find: Mutex<Option<(Owner, Hook)>>,
 }
 
 fn failing_store(folder: &Folder) -> Arc<FailingStore> {
@@ -366,7 +366,7 @@ impl Store for FailingStore {
     }
 
     fn find(&self, key: Key) -> Option<Found> {
-        let on_find = self.on_find.lock().take_if(|(user, _)| *user == key.user);
+        let on_find = self.on_find.lock().take_if(|(owner, _)| *owner == key.owner);
         if let Some((_, on_find)) = on_find {
             on_find();
         }
@@ -387,8 +387,8 @@ impl Store for FailingStore {
         self.store.cut(key, from)
     }
 
-    fn users(&self, space: Space) -> Vec<u64> {
-        self.store.users(space)
+    fn owners(&self, space: Space) -> Vec<Owner> {
+        self.store.owners(space)
     }
 
     fn flush(&self) -> Result<()> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arena::{Arena, Block};
 use pagoda_kernels::cuda::Gpu;
 
-use super::{Found, History, Key, Piece, Record, Room, Space, Store, Ticket};
+use super::{Found, History, Key, Owner, Piece, Record, Room, Space, Store, Ticket};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 
@@ -20,17 +20,17 @@ use crate::sync::Mutex;
 /// confused.
 const HERE: u64 = 1 << 63;
 
-/// A store in host memory. Calls about one user must not overlap; a KV cache makes them one after the other.
+/// A store in host memory. Calls about one owner must not overlap; a KV cache makes them one after the other.
 pub struct HostStore {
     arena: Arc<Arena>,
     below: Option<Arc<dyn Store>>,
-    users: Mutex<Users>,
+    entries: Mutex<Entries>,
 }
 
 #[derive(Default)]
-struct Users {
-    all: HashMap<Key, User>,
-    /// Users by their last use, least recently used first.
+struct Entries {
+    all: HashMap<Key, Entry>,
+    /// Owners by their last use, least recently used first.
     by_use: BTreeMap<u64, Key>,
     clock: u64,
     pieces: u64,
@@ -38,7 +38,7 @@ struct Users {
 }
 
 /// A history in this memory.
-struct User {
+struct Entry {
     start: u64,
     pieces: Vec<Held>,
     used: u64,
@@ -56,7 +56,7 @@ struct Data {
     block: Block,
 }
 
-impl User {
+impl Entry {
     fn end(&self) -> u64 {
         self.pieces.last().map_or(self.start, |held| held.piece.start + u64::from(held.piece.tokens))
     }
@@ -73,7 +73,7 @@ impl User {
 impl HostStore {
     /// Takes `bytes` bytes of memory, pinned for a GPU if there is one.
     pub fn new(bytes: u64, gpu: Option<&'static Gpu>, below: Option<Arc<dyn Store>>) -> Result<Self> {
-        Ok(Self { arena: Arena::new(bytes, gpu)?, below, users: Mutex::default() })
+        Ok(Self { arena: Arena::new(bytes, gpu)?, below, entries: Mutex::default() })
     }
 
     /// Bytes that no history has.
@@ -81,24 +81,24 @@ impl HostStore {
         self.arena.free_bytes() as u64
     }
 
-    /// A copy of a record's data in this memory; `None` if the user's history up to the record is not here, or there is
+    /// A copy of a record's data in this memory; `None` if the owner's history up to the record is not here, or there is
     /// no room after evicting the least recently used.
     fn reserve(&self, record: &Record) -> Option<Block> {
         let key = record.key;
-        if !self.follows(&self.users.lock(), record) || record.data.len() > self.arena.bytes() {
+        if !self.follows(&self.entries.lock(), record) || record.data.len() > self.arena.bytes() {
             return None;
         }
         loop {
             if let Some(block) = self.arena.take(&record.data) {
                 return Some(block);
             }
-            let mut users = self.users.lock();
+            let mut entries = self.entries.lock();
             // Free what it replaces first.
-            let replaced = record.start == record.history_start && users.all.contains_key(&key);
-            let next = || users.by_use.values().copied().find(|user| *user != key);
+            let replaced = record.start == record.history_start && entries.all.contains_key(&key);
+            let next = || entries.by_use.values().copied().find(|other| *other != key);
             let gone = if replaced { key } else { next()? };
-            let gone = users.remove(gone);
-            drop(users);
+            let gone = entries.remove(gone);
+            drop(entries);
             // A reader may still hold the blocks of an evicted history. Then nothing is freed, and the next one is
             // evicted.
             drop(gone);
@@ -106,53 +106,53 @@ impl HostStore {
     }
 
     /// Whether a record replaces the whole history, or continues the part that is here.
-    fn follows(&self, users: &Users, &Record { key, history_start, start, .. }: &Record) -> bool {
-        let follows = |user: &User| user.start <= history_start && user.end() >= start;
-        start == history_start || (start > history_start && users.all.get(&key).is_some_and(follows))
+    fn follows(&self, entries: &Entries, &Record { key, history_start, start, .. }: &Record) -> bool {
+        let follows = |entry: &Entry| entry.start <= history_start && entry.end() >= start;
+        start == history_start || (start > history_start && entries.all.get(&key).is_some_and(follows))
     }
 
     /// Adds a record whose data was copied to this memory; false if the history changed meanwhile.
     fn keep(&self, record: &Record, block: Block) -> bool {
         let Record { key, history_start, start, tokens, layers, .. } = *record;
         let data = Arc::new(Data { layers, tag: record.tag.clone(), block });
-        let mut users = self.users.lock();
+        let mut entries = self.entries.lock();
         // Another write may have evicted the history meanwhile.
-        if !self.follows(&users, record) {
+        if !self.follows(&entries, record) {
             return false;
         }
-        users.pieces += 1;
-        let piece = Piece { start, tokens, bytes: data.block.bytes().len() as u64, id: HERE | users.pieces };
-        let mut user = users.remove(key).unwrap_or(User { start: history_start, pieces: Vec::new(), used: 0 });
-        user.cut(if start == history_start { 0 } else { start });
-        user.start = history_start;
-        user.pieces.retain(|held| held.piece.start + u64::from(held.piece.tokens) > history_start);
-        user.pieces.push(Held { piece, data });
-        users.insert(key, user);
+        entries.pieces += 1;
+        let piece = Piece { start, tokens, bytes: data.block.bytes().len() as u64, id: HERE | entries.pieces };
+        let mut entry = entries.remove(key).unwrap_or(Entry { start: history_start, pieces: Vec::new(), used: 0 });
+        entry.cut(if start == history_start { 0 } else { start });
+        entry.start = history_start;
+        entry.pieces.retain(|held| held.piece.start + u64::from(held.piece.tokens) > history_start);
+        entry.pieces.push(Held { piece, data });
+        entries.insert(key, entry);
         true
     }
 }
 
-impl Users {
-    fn remove(&mut self, key: Key) -> Option<User> {
-        let user = self.all.remove(&key)?;
-        self.by_use.remove(&user.used);
-        Some(user)
+impl Entries {
+    fn remove(&mut self, key: Key) -> Option<Entry> {
+        let entry = self.all.remove(&key)?;
+        self.by_use.remove(&entry.used);
+        Some(entry)
     }
 
-    fn insert(&mut self, key: Key, mut user: User) {
+    fn insert(&mut self, key: Key, mut entry: Entry) {
         self.clock += 1;
-        user.used = self.clock;
-        self.by_use.insert(user.used, key);
-        self.all.insert(key, user);
+        entry.used = self.clock;
+        self.by_use.insert(entry.used, key);
+        self.all.insert(key, entry);
     }
 }
 
 impl Store for HostStore {
     fn claim(&self, space: Space) -> bool {
-        let mine = self.users.lock().claimed.insert(space);
+        let mine = self.entries.lock().claimed.insert(space);
         let free = mine && self.below.as_ref().is_none_or(|below| below.claim(space));
         if mine && !free {
-            self.users.lock().claimed.remove(&space);
+            self.entries.lock().claimed.remove(&space);
         }
         free
     }
@@ -161,37 +161,37 @@ impl Store for HostStore {
         if let Some(below) = &self.below {
             below.release(space);
         }
-        self.users.lock().claimed.remove(&space);
+        self.entries.lock().claimed.remove(&space);
     }
 
     fn find(&self, key: Key) -> Option<Found> {
-        let mut users = self.users.lock();
-        let Some(user) = users.all.get(&key) else {
-            drop(users);
+        let mut entries = self.entries.lock();
+        let Some(entry) = entries.all.get(&key) else {
+            drop(entries);
             return self.below.as_ref()?.find(key);
         };
         if let Some(below) = &self.below {
             let found = below.find(key);
             // A write below is visible there at once. If the history is not, it was removed, and must not count as
             // stored.
-            if found.as_ref().is_none_or(|found| found.end < user.end()) {
-                drop(users.remove(key));
+            if found.as_ref().is_none_or(|found| found.end < entry.end()) {
+                drop(entries.remove(key));
                 return found;
             }
         }
-        let pieces = user.pieces.iter().map(|held| held.piece.clone()).collect();
-        Some(Found { start: user.start, end: user.end(), pieces })
+        let pieces = entry.pieces.iter().map(|held| held.piece.clone()).collect();
+        Some(Found { start: entry.start, end: entry.end(), pieces })
     }
 
     fn history(&self, key: Key) -> Option<Box<dyn History>> {
-        let mut users = self.users.lock();
-        if let Some(user) = users.remove(key) {
-            let (pieces, data) = user.pieces.iter().map(|held| (held.piece.clone(), Arc::clone(&held.data))).unzip();
-            let history = HostHistory { start: user.start, end: user.end(), pieces, data };
-            users.insert(key, user);
+        let mut entries = self.entries.lock();
+        if let Some(entry) = entries.remove(key) {
+            let (pieces, data) = entry.pieces.iter().map(|held| (held.piece.clone(), Arc::clone(&held.data))).unzip();
+            let history = HostHistory { start: entry.start, end: entry.end(), pieces, data };
+            entries.insert(key, entry);
             return Some(Box::new(history));
         }
-        drop(users);
+        drop(entries);
         self.below.as_ref()?.history(key)
     }
 
@@ -201,15 +201,15 @@ impl Store for HostStore {
             if block.is_some_and(|block| self.keep(&record, block)) {
                 return Ok(Ticket::ready(Ok(())));
             }
-            let Record { key: Key { user, .. }, history_start, start, .. } = record;
-            if !self.follows(&self.users.lock(), &record) {
+            let Record { key: Key { owner, .. }, history_start, start, .. } = record;
+            if !self.follows(&self.entries.lock(), &record) {
                 let message =
-                    format!("user {user}: tokens {history_start} to {start} are not stored, so none can follow");
+                    format!("owner {owner}: tokens {history_start} to {start} are not stored, so none can follow");
                 return Err(Error::invalid("record", message));
             }
             let bytes = record.data.len();
             let message = format!(
-                "{bytes} bytes of user {user} do not fit into the {} bytes of the host's memory for histories: give it \
+                "{bytes} bytes of owner {owner} do not fit into the {} bytes of the host's memory for histories: give it \
                  more, or put a store on disk below it",
                 self.arena.bytes()
             );
@@ -221,30 +221,30 @@ impl Store for HostStore {
         // Only if it is below too: a history that was removed there does not count as stored.
         let kept = written.is_ok() && block.is_some_and(|block| self.keep(&about, block));
         if !kept {
-            drop(self.users.lock().remove(key));
+            drop(self.entries.lock().remove(key));
         }
         written
     }
 
     fn cut(&self, key: Key, from: u64) -> Result<Ticket> {
-        let mut users = self.users.lock();
-        if users.all.get(&key).is_some_and(|user| from < user.end())
-            && let Some(mut user) = users.remove(key)
+        let mut entries = self.entries.lock();
+        if entries.all.get(&key).is_some_and(|entry| from < entry.end())
+            && let Some(mut entry) = entries.remove(key)
         {
-            user.cut(from);
-            if from > user.start && !user.pieces.is_empty() {
-                users.insert(key, user);
+            entry.cut(from);
+            if from > entry.start && !entry.pieces.is_empty() {
+                entries.insert(key, entry);
             }
         }
-        drop(users);
+        drop(entries);
         self.below.as_ref().map_or_else(|| Ok(Ticket::ready(Ok(()))), |below| below.cut(key, from))
     }
 
-    fn users(&self, space: Space) -> Vec<u64> {
-        let here = self.users.lock().all.keys().filter(|key| key.space == space).map(|key| key.user).collect();
+    fn owners(&self, space: Space) -> Vec<Owner> {
+        let here = self.entries.lock().all.keys().filter(|key| key.space == space).map(|key| key.owner).collect();
         let Some(below) = &self.below else { return here };
-        let mut all: HashSet<u64> = here.into_iter().collect();
-        all.extend(below.users(space));
+        let mut all: HashSet<Owner> = here.into_iter().collect();
+        all.extend(below.owners(space));
         all.into_iter().collect()
     }
 

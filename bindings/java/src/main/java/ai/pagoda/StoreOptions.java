@@ -25,7 +25,7 @@ public final class StoreOptions {
     }
 
     /**
-     * How many bytes the files may take before the users that were not used for longest leave; default 0: no limit.
+     * How many bytes the files may take before the owners that were not used for longest leave; default 0: no limit.
      *
      * @param maxBytes how many
      * @return these options

@@ -32,7 +32,7 @@ class KvTest extends Support {
             fails(Status.BUSY, "path", () -> Store.open(folder));
             store.flush();
             store.compact();
-            assertEquals(0, store.stats().users());
+            assertEquals(0, store.stats().owners());
             assertEquals(0, store.stats().writeErrors());
         }
         // A cache keeps it open.
@@ -72,7 +72,7 @@ class KvTest extends Support {
                 fails(Status.INVALID_ARGUMENT, "lease", lease::commit);
                 fails(Status.INVALID_ARGUMENT, "lease", lease::abort);
             }
-            assertEquals(1, store.stats().users());
+            assertEquals(1, store.stats().owners());
             KvLease second = cache.prepare(new KvRequest(1, 2, 2, 0, 5, 6, 7, 8));
             try (second) {
                 assertEquals(new LeasedOwner(1, 0, 3, 1, 1), second.owner(0));
@@ -169,12 +169,12 @@ class KvTest extends Support {
         fails(Status.UNSUPPORTED, "options.device_id", () -> KvCache.open(shape().deviceId(4096)));
         KvCache.open(shape().deviceId(-1)).close();
         StoreStats plain = filled(folder.resolve("plain"), new StoreOptions());
-        assertEquals(List.of(1L, 0L, 20L), List.of(plain.segments(), plain.evictedUsers(), plain.users()));
+        assertEquals(List.of(1L, 0L, 20L), List.of(plain.segments(), plain.evictedOwners(), plain.owners()));
         assertTrue(filled(folder.resolve("segments"), new StoreOptions().segmentBytes(1 << 16)).segments() > 3);
-        assertTrue(filled(folder.resolve("small"), new StoreOptions().maxBytes(1 << 18)).evictedUsers() > 3);
+        assertTrue(filled(folder.resolve("small"), new StoreOptions().maxBytes(1 << 18)).evictedOwners() > 3);
     }
 
-    /** A store with 20 users, of some 32 KiB each. */
+    /** A store with 20 owners, of some 32 KiB each. */
     private static StoreStats filled(Path folder, StoreOptions options) {
         try (Store store = Store.open(folder, options.durability(Durability.PROCESS));
                 KvCache cache = KvCache.open(shape().size(KvSize.pages(32)).offload(Offload.AT_COMMIT).store(store))) {
