@@ -46,9 +46,10 @@ def _stopped_by_signals():
     def stop(number, _):
         raise KeyboardInterrupt(number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    # A signal that is ignored, as SIGHUP under nohup, stays so.
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, stop) for number in numbers} if main else {}
+    before = {number: signal.signal(number, stop) for number in heeded} if main else {}
     try:
         yield
     finally:
