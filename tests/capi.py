@@ -265,7 +265,7 @@ def until(condition, what):
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"it never came to this: {what}"
-        time.sleep(0)
+        time.sleep(0.001)
 
 
 def graph(nodes, inputs, outputs):

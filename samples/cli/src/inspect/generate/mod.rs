@@ -2,6 +2,8 @@
 
 mod text;
 
+use std::collections::BTreeMap;
+
 use pagoda::folder::GenerateFolder;
 use serde::Serialize;
 
@@ -96,6 +98,7 @@ struct Generation {
 struct Text<'a> {
     tokenizer: &'a str,
     chat_template: Option<&'a str>,
+    template_tokens: BTreeMap<&'a str, &'a str>,
 }
 
 /// Estimated bytes in service.
@@ -155,7 +158,15 @@ impl<'a> Report<'a> {
                 max_new_tokens: generation.max_new_tokens,
                 min_new_tokens: generation.min_new_tokens,
             },
-            text: Text { tokenizer: &text.tokenizer, chat_template: text.chat_template.as_deref() },
+            text: Text {
+                tokenizer: &text.tokenizer,
+                chat_template: text.chat_template.as_deref(),
+                template_tokens: text
+                    .template_tokens
+                    .iter()
+                    .map(|(name, text)| (name.as_str(), text.as_str()))
+                    .collect(),
+            },
             inputs: all_inputs.map(String::as_str).collect(),
             outputs: all_outputs.map(String::as_str).collect(),
             files: File::all(folder),
