@@ -30,10 +30,14 @@ pub mod runtime;
 pub mod store;
 mod sync;
 pub mod tensor;
+pub mod text;
 
 pub mod ffi;
 
-pub use engine::{Engine, EngineOptions, ModelFolder, RankRequest, RankResponse};
+pub use engine::{
+    Engine, EngineOptions, GenerateRequest, GenerateResponse, Generator, GeneratorOptions, ModelFolder, RankRequest,
+    RankResponse,
+};
 pub use error::{Error, Result, Status};
 pub use kv::{Edited, KvCache, KvLease, KvOptions, KvSize, Offload, Overlap};
 pub use runtime::{Cancel, Model, ModelOptions, Optimization, Provider, ValueInfo};

@@ -48,6 +48,11 @@ struct Metrics {
     engine_graph_batches: Family<KindLabels, Counter>,
     engine_batch_requests: Histogram,
     engine_queue_seconds: Histogram,
+    generator_answers: Family<KindLabels, Counter>,
+    generator_tokens: Family<KindLabels, Counter>,
+    generator_preemptions: Counter,
+    generator_step_sequences: Histogram,
+    generator_step_seconds: Histogram,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -172,6 +177,19 @@ impl Metrics {
         let engine_queue_seconds = Histogram::new(exponential_buckets(16e-6, 2.0, 20));
         let help = "Time from when a request of a ranking engine came to when its batch was put together";
         registry.register("engine_queue_seconds", help, engine_queue_seconds.clone());
+        let generator_answers = Family::default();
+        registry.register("generator_answers", "Answers of generators, by why they ended", generator_answers.clone());
+        let generator_tokens = Family::default();
+        let help = "Tokens of generators: computed rows, cached tokens of prompts, generated tokens";
+        registry.register("generator_tokens", help, generator_tokens.clone());
+        let generator_preemptions = Counter::default();
+        let help = "Sequences that generators preempted because pages ran out";
+        registry.register("generator_preemptions", help, generator_preemptions.clone());
+        let generator_step_sequences = Histogram::new(exponential_buckets(1.0, 2.0, 11));
+        let help = "Sequences that generators ran together in a step";
+        registry.register("generator_step_sequences", help, generator_step_sequences.clone());
+        let generator_step_seconds = Histogram::new(exponential_buckets(250e-6, 2.0, 16));
+        registry.register("generator_step_seconds", "Time of a generator's step", generator_step_seconds.clone());
         Self {
             registry,
             runs,
@@ -195,6 +213,11 @@ impl Metrics {
             engine_graph_batches,
             engine_batch_requests,
             engine_queue_seconds,
+            generator_answers,
+            generator_tokens,
+            generator_preemptions,
+            generator_step_sequences,
+            generator_step_seconds,
         }
     }
 }
@@ -262,6 +285,26 @@ pub(crate) fn engine_rows(kind: &'static str) -> Counter {
 /// How many requests ranking engines ran together, and how long each waited for that, in seconds.
 pub(crate) fn engine_batches() -> (&'static Histogram, &'static Histogram) {
     (&METRICS.engine_batch_requests, &METRICS.engine_queue_seconds)
+}
+
+/// Answers of generators that ended for this reason.
+pub(crate) fn generator_answers(reason: &'static str) -> Counter {
+    METRICS.generator_answers.get_or_create_owned(&KindLabels { kind: reason })
+}
+
+/// Tokens of generators to which `kind` happened.
+pub(crate) fn generator_tokens(kind: &'static str) -> Counter {
+    METRICS.generator_tokens.get_or_create_owned(&KindLabels { kind })
+}
+
+/// Sequences that generators preempted.
+pub(crate) fn generator_preemptions() -> &'static Counter {
+    &METRICS.generator_preemptions
+}
+
+/// How many sequences generators ran in a step, and how long it took, in seconds.
+pub(crate) fn generator_steps() -> (&'static Histogram, &'static Histogram) {
+    (&METRICS.generator_step_sequences, &METRICS.generator_step_seconds)
 }
 
 /// A counter of one object that is also part of the process's counter.

@@ -35,7 +35,7 @@ fn store(folder: &Folder) -> Arc<dyn Store> {
 }
 
 fn request(user: u64, start: u64, tokens: u32) -> KvRequest<'static> {
-    KvRequest { owner: Owner(user), start, tokens, candidates: 2, items: &[] }
+    KvRequest { owner: Owner(user), start, tokens, candidates: 2, items: &[], ..KvRequest::default() }
 }
 
 fn item(user: u64, position: u64) -> u64 {
@@ -66,9 +66,9 @@ fn a_lease_has_the_index_tensors() {
     let cache = alone(&options());
     add(&cache, 1, 0, 10);
     let batch = [
-        KvRequest { owner: Owner(1), start: 10, tokens: 7, candidates: 3, items: &[] },
-        KvRequest { owner: Owner(2), start: 0, tokens: 0, candidates: 4, items: &[] },
-        KvRequest { owner: Owner(3), start: 0, tokens: 9, candidates: 0, items: &[] },
+        KvRequest { owner: Owner(1), start: 10, tokens: 7, candidates: 3, items: &[], ..KvRequest::default() },
+        KvRequest { owner: Owner(2), start: 0, tokens: 0, candidates: 4, items: &[], ..KvRequest::default() },
+        KvRequest { owner: Owner(3), start: 0, tokens: 9, candidates: 0, items: &[], ..KvRequest::default() },
     ];
     let lease = cache.prepare(&batch).unwrap();
     let numbers = |tensor: &pagoda::Tensor| tensor.as_slice::<i32>().unwrap().to_vec();
@@ -238,7 +238,14 @@ fn a_window_moves() {
 #[test]
 fn an_edited_history_is_detected() {
     let items: Vec<u64> = (0..40).map(|position| item(1, position)).collect();
-    let with = |start: u64, tokens: u32, items| KvRequest { owner: Owner(1), start, tokens, candidates: 0, items };
+    let with = |start: u64, tokens: u32, items| KvRequest {
+        owner: Owner(1),
+        start,
+        tokens,
+        candidates: 0,
+        items,
+        ..KvRequest::default()
+    };
     let mut edited = items.clone();
     edited[17] = 3;
     for store_it in [false, true] {

@@ -81,8 +81,14 @@ fn child() {
         let user = random.below(USERS as usize) as u64;
         let cached = cache.lookup(Owner::slice(&[user]))[0];
         let start = cached.start + u64::from(cached.length);
-        let request =
-            KvRequest { owner: Owner(user), start, tokens: 1 + random.below(30) as u32, candidates: 1, items: &[] };
+        let request = KvRequest {
+            owner: Owner(user),
+            start,
+            tokens: 1 + random.below(30) as u32,
+            candidates: 1,
+            items: &[],
+            ..KvRequest::default()
+        };
         let lease = cache.prepare(&[request]).unwrap();
         SHAPE.check(&lease, item);
         SHAPE.append(&lease, item);

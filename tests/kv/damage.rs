@@ -32,7 +32,7 @@ fn item(user: u64, position: u64) -> u64 {
 }
 
 fn request(user: u64, start: u64, tokens: u32) -> KvRequest<'static> {
-    KvRequest { owner: Owner(user), start, tokens, candidates: 1, items: &[] }
+    KvRequest { owner: Owner(user), start, tokens, candidates: 1, items: &[], ..KvRequest::default() }
 }
 
 fn add(cache: &KvCache, request: KvRequest<'_>, item: impl Fn(u64, u64) -> u64) {
@@ -273,8 +273,14 @@ fn an_edit_waits_for_the_copy_of_the_tokens_that_it_replaces() {
     let old: Vec<u64> = (0..24).collect();
     let mut new = old.clone();
     new[9] = 99;
-    let with =
-        |start: u64, items| KvRequest { owner: Owner(1), start, tokens: 24 - start as u32, candidates: 1, items };
+    let with = |start: u64, items| KvRequest {
+        owner: Owner(1),
+        start,
+        tokens: 24 - start as u32,
+        candidates: 1,
+        items,
+        ..KvRequest::default()
+    };
     let of = |items: &[u64]| {
         let items = items.to_vec();
         move |_: u64, position: u64| items[position as usize]

@@ -339,6 +339,7 @@ impl World {
                 tokens: *tokens,
                 candidates: 1,
                 items,
+                ..KvRequest::default()
             })
             .collect();
         trace(format!("prepare {batch:?}"));
@@ -650,8 +651,14 @@ impl World {
         assert_eq!(self.cache.prefetch(Owner::slice(&[user])).unwrap(), expected);
         // Until the onload ends it counts as stored.
         if expected == 1 {
-            let request =
-                KvRequest { owner: Owner(user), start: self.cached(user).end(), tokens: 0, candidates: 1, items: &[] };
+            let request = KvRequest {
+                owner: Owner(user),
+                start: self.cached(user).end(),
+                tokens: 0,
+                candidates: 1,
+                items: &[],
+                ..KvRequest::default()
+            };
             let lease = self.cache.prepare(&[request]).unwrap();
             lease.wait(None).unwrap();
             lease.abort();

@@ -31,7 +31,7 @@ fn open(pages: u32, store: Option<Arc<dyn Store>>) -> KvCache {
 }
 
 fn request(owner: u64, start: u32, tokens: u32) -> KvRequest<'static> {
-    KvRequest { owner: Owner(owner), start: start.into(), tokens, candidates: 1, items: &[] }
+    KvRequest { owner: Owner(owner), start: start.into(), tokens, candidates: 1, items: &[], ..KvRequest::default() }
 }
 
 /// Which owner has appended a token, and what it is: the first ones are the prompt's.
@@ -144,7 +144,7 @@ fn an_edited_owner_leaves_the_others_as_they_are() {
     let items: Vec<u64> = (0..60).collect();
     let with = |owner, start: usize, end: usize, items| {
         let tokens = (end - start) as u32;
-        KvRequest { owner: Owner(owner), start: start as u64, tokens, candidates: 0, items }
+        KvRequest { owner: Owner(owner), start: start as u64, tokens, candidates: 0, items, ..KvRequest::default() }
     };
     let lease = cache.prepare(&[with(PROMPT, 0, 43, &items[..43])]).unwrap();
     SHAPE.append(&lease, |_, position| position);

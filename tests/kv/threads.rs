@@ -110,7 +110,14 @@ fn step(cache: &KvCache, lives: &Lives, random: &mut Random, committed: &AtomicU
                 let end = cached[index].start + u64::from(cached[index].length);
                 // A long history starts again, so that pages keep moving.
                 let tokens = if end > 100 { 0 } else { random.below(20) as u32 };
-                KvRequest { owner: Owner(users[index]), start: end, tokens, candidates: 1, items: &[] }
+                KvRequest {
+                    owner: Owner(users[index]),
+                    start: end,
+                    tokens,
+                    candidates: 1,
+                    items: &[],
+                    ..KvRequest::default()
+                }
             });
             match cache.prepare(&batch[..1 + random.below(2)]) {
                 Ok(lease) => {

@@ -90,8 +90,16 @@ fn histories_leave_and_come_back_where_no_memory_is_left() {
     let cache = &KvCache::open(&options, Some(Arc::new(host))).unwrap();
     let _taken = take_all_but(0);
     let add = |user, start, tokens| {
-        let lease =
-            cache.prepare(&[KvRequest { owner: Owner(user), start, tokens, candidates: 0, items: &[] }]).unwrap();
+        let lease = cache
+            .prepare(&[KvRequest {
+                owner: Owner(user),
+                start,
+                tokens,
+                candidates: 0,
+                items: &[],
+                ..KvRequest::default()
+            }])
+            .unwrap();
         let _ = lease.commit().unwrap();
     };
     (0..8).for_each(|user| add(user, 0, 100));

@@ -71,6 +71,7 @@ fn batch(cache: &KvCache, first: u64, tokens: u32) -> Result<Duration> {
             tokens,
             candidates: 128,
             items: &[],
+            ..KvRequest::default()
         })
         .collect();
     let _ = cache.prepare(&requests)?.commit()?;

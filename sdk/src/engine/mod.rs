@@ -22,13 +22,20 @@
 
 mod batching;
 mod exec;
+mod generate;
 mod rank;
+mod stores;
 
 pub use crate::folder::{
     Feature, FolderFile, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence,
     SourceOf, Task, Times,
 };
+pub use generate::{
+    Chat, Choice, ContextEnd, Driver, Event, FinishReason, GenerateRequest, GenerateResponse, Generator,
+    GeneratorOptions, GeneratorStats, Prompt, Timings, Token, TokenLogprobs, TokenStream,
+};
 pub use rank::{
-    Columns, Engine, EngineOptions, EngineProvider, EngineStats, EngineStore, Events, GraphShape, RankRequest,
+    Columns, Engine, EngineOptions, EngineProvider, EngineStats, Events, GraphShape, RankRequest,
     RankResponse, TableOptions,
 };
+pub use stores::EngineStore;

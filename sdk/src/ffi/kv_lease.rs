@@ -331,6 +331,7 @@ unsafe fn read_requests<'a>(requests: *const pagoda_kv_request, count: usize) ->
             candidates: args::count(request.candidates, &format!("{name}.candidates"))?,
             // SAFETY: by contract.
             items: unsafe { args::items(request.items, request.item_count, &name)? },
+            ..KvRequest::default()
         })
     };
     requests.into_iter().enumerate().map(read).collect()

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::device::Part;
 use super::onload::{Destination, Incoming, Onload};
 use super::options::Edited;
+use super::plan::Cached;
 use super::table::Entry;
 use super::{Inner, offload};
 use crate::error::{Result, Status};
@@ -26,6 +27,11 @@ impl FoundHistory {
     pub(super) fn tokens(&self) -> u32 {
         // No more than i32::MAX, or it would not have been found.
         (self.history.end() - self.history.start()) as u32
+    }
+
+    /// What is cached with it.
+    pub(super) fn cached(&self) -> Cached<'_> {
+        Cached { start: self.history.start(), tokens: self.tokens(), hashes: &self.hashes, end_hash: self.end_hash }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::prefix::page_ends;
 use super::table::Entry;
 use super::{Inner, busy};
 use crate::error::{Error, Result};
@@ -26,7 +27,10 @@ impl Inner {
             table.pages().give_list(&mut entry.pages);
             return Err(taken());
         }
+        let ends = page_ends(entry.cached(), 0, inner.shape.page_size);
         locked.insert(to, entry);
+        drop(locked);
+        inner.index_pages(to, ends);
         Ok(shared)
     }
 

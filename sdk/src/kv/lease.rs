@@ -7,6 +7,7 @@ use super::offload::{Copying, Saved};
 use super::onload::Onload;
 use super::options::Offload;
 use super::plan::Plan;
+use super::prefix::page_ends;
 use super::table::Entry;
 use crate::error::{Error, Result};
 use crate::store::{Owner, Room};
@@ -207,7 +208,12 @@ impl KvLease {
 
     /// Each owner's pages in order of position.
     pub(crate) fn pages(&self) -> impl Iterator<Item = u32> + '_ {
-        self.owners.iter().flat_map(|held| held.pages.iter().chain(&held.new_pages).copied())
+        self.pages_of_owners().flatten()
+    }
+
+    /// The pages of each owner in order of position, in the order of the batch.
+    pub(crate) fn pages_of_owners(&self) -> impl Iterator<Item = impl Iterator<Item = u32> + '_> + '_ {
+        self.owners.iter().map(|held| held.pages.iter().chain(&held.new_pages).copied())
     }
 
     fn tensors(&self) -> &[Arc<Tensor>; 5] {
@@ -294,7 +300,13 @@ fn commit(inner: &Inner, held: &mut Held, save: bool) -> bool {
         entry.copying |= save && entry.tokens > 0;
         save && entry.tokens > 0
     });
+    let from = (plan.cached / inner.shape.page_size) as usize;
+    let ends = match locked.get(owner).filter(|_| inner.prefixes.is_some()) {
+        Some(entry) => page_ends(entry.cached(), from, inner.shape.page_size),
+        None => Vec::new(),
+    };
     drop(locked);
+    inner.index_pages(owner, ends);
     // Outside the lock: a logger may call the cache.
     if let Some(error) = uncut {
         log::warn!("owner {owner}: what was edited can not be removed from the store: {error}");

@@ -20,6 +20,7 @@ mod options;
 mod pages;
 mod plan;
 mod pool;
+mod prefix;
 mod prepare;
 mod shape;
 mod stats;
@@ -34,6 +35,7 @@ use onload::Readers;
 pub use options::{Edited, KvOptions, KvSize, Offload, Overlap};
 use plan::Rules;
 use pool::Pool;
+use prefix::PrefixIndex;
 use prepare::Until;
 use shape::Shape;
 use stats::Counters;
@@ -59,6 +61,9 @@ pub struct KvRequest<'a> {
     /// If the cache detects edited histories: the items of the history up to the last new token, of all new tokens at least,
     /// and of as many before them as are to be checked.
     pub items: &'a [u64],
+    /// Whether the new tokens are computed even if they are cached: what is cached from `start` on is dropped, whole pages of
+    /// it. Otherwise they are trimmed or refused, as [`Overlap`] says.
+    pub recompute: bool,
 }
 
 /// Where a history is.
@@ -134,6 +139,8 @@ struct Inner {
     readers: Option<Readers>,
     signal: Signal,
     counters: Counters,
+    /// Set if owners are found by their prefixes.
+    prefixes: Option<PrefixIndex>,
 }
 
 impl KvCache {
@@ -171,7 +178,9 @@ impl KvCache {
             store,
             signal: Signal::default(),
             counters: Counters::new(),
+            prefixes: (options.index_prefixes && options.edited != Edited::Unnoticed).then(PrefixIndex::new),
         };
+        inner.index_stored();
         let inner = Arc::new(inner);
         let ahead = (ahead > 0).then(|| Ahead::start(&inner)).transpose()?;
         Ok(Self { inner, ahead })
@@ -186,6 +195,11 @@ impl KvCache {
     /// Whether nothing is on its way to the pages of a GPU: operators need not wait then. True in host memory.
     pub(crate) fn is_still(&self) -> bool {
         self.inner.pool.is_still()
+    }
+
+    /// The tokens of a page.
+    pub(crate) fn page_size(&self) -> u64 {
+        self.inner.shape.page_size.into()
     }
 
     /// How many layers there are.
@@ -231,6 +245,19 @@ impl KvCache {
     /// it is then gone. `to` must have no history yet.
     pub fn fork(&self, from: Owner, to: Owner, tokens: u32) -> Result<u32> {
         Inner::fork(&self.inner, from, to, tokens)
+    }
+
+    /// How many of the first items are cached of an owner and agree with what was cached, in any tier. Where they do not agree,
+    /// or are fewer than the cached tokens, whole pages count. For caches that detect edited histories, whose histories begin
+    /// at 0.
+    pub fn matching(&self, owner: Owner, items: &[u64]) -> u32 {
+        self.inner.matching(owner, items)
+    }
+
+    /// An owner that has the longest prefix of these items, and how many tokens of it: whole pages, in any tier. `None` if no
+    /// owner has a page of it, or the cache was opened without [`KvOptions::index_prefixes`].
+    pub fn find_prefix(&self, items: &[u64]) -> Option<(Owner, u32)> {
+        self.inner.find_prefix(items)
     }
 
     /// Writes histories to the store and waits until they are as durable as it promises. Says how many owners had

@@ -40,6 +40,9 @@ pub struct KvOptions {
     pub onload_in_background: bool,
     /// Threads that read the store.
     pub onload_threads: u32,
+    /// Whether [`KvCache::find_prefix`](super::KvCache::find_prefix) finds owners by the items that their histories begin with.
+    /// Needs `edited` to be refuse or invalidate.
+    pub index_prefixes: bool,
     /// Which owner is evicted when the pool is full.
     pub eviction: Arc<dyn EvictionPolicy>,
 }
@@ -62,6 +65,7 @@ impl Default for KvOptions {
             ahead_percent: 12,
             onload_in_background: false,
             onload_threads: 2,
+            index_prefixes: false,
             eviction: Arc::new(LeastRecentlyUsed),
         }
     }

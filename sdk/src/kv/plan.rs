@@ -73,7 +73,11 @@ impl Plan {
 /// Works out what `request` does to what is cached.
 pub(super) fn plan(cached: Cached<'_>, request: &KvRequest<'_>, rules: Rules) -> Result<Plan> {
     let page_size = u64::from(rules.page_size);
-    let valid = valid_end(cached, request, rules)?;
+    let mut valid = valid_end(cached, request, rules)?;
+    if request.recompute && request.start < valid {
+        let kept = request.start.saturating_sub(cached.start) / page_size * page_size;
+        valid = valid.min(cached.start + kept);
+    }
     let mut plan = Plan { start: cached.start, cut: valid < cached.end(), ..Plan::default() };
     let mut kept = valid - cached.start;
     let fills_window = rules.max_history > 0 && request.tokens >= rules.max_history;
@@ -106,6 +110,16 @@ pub(super) fn plan(cached: Cached<'_>, request: &KvRequest<'_>, rules: Rules) ->
     // Both fit: the history was cached, which is no longer than 2^31 tokens.
     plan.cached = kept as u32;
     Ok(plan)
+}
+
+/// How many of the first items of a request, which begins at 0, are cached and agree.
+pub(super) fn matching(cached: Cached<'_>, request: &KvRequest<'_>, rules: Rules) -> u32 {
+    let rules = Rules { edited: Edited::Invalidate, ..rules };
+    match valid_end(cached, request, rules) {
+        // No more than what is cached, which is a u32.
+        Ok(valid) if cached.start == 0 && !cached.hashes.is_empty() => valid as u32,
+        _ => 0,
+    }
 }
 
 fn gap(what: &str, from: u64, to: u64) -> Error {
@@ -177,7 +191,7 @@ mod tests {
     const RULES: Rules = Rules { page_size: 8, max_history: 0, overlap: Overlap::Refuse, edited: Edited::Unnoticed };
 
     fn request(start: u64, tokens: u32) -> KvRequest<'static> {
-        KvRequest { owner: Owner(7), start, tokens, candidates: 0, items: &[] }
+        KvRequest { owner: Owner(7), start, tokens, candidates: 0, items: &[], ..KvRequest::default() }
     }
 
     fn cached(start: u64, tokens: u32) -> Cached<'static> {
@@ -245,6 +259,7 @@ mod tests {
             tokens: (end as u64 - start) as u32,
             candidates: 0,
             items: &items[..end],
+            ..KvRequest::default()
         };
         let trim = Rules { overlap: Overlap::Trim, ..RULES };
         let refuse = Rules { edited: Edited::Refuse, ..trim };
@@ -264,7 +279,8 @@ mod tests {
     fn nothing_valid_means_nothing_cached() {
         let items: Vec<u64> = (0..80).collect();
         let cached = Cached { start: 64, tokens: 100, hashes: &[1; 13], end_hash: 2 };
-        let request = KvRequest { owner: Owner(7), start: 0, tokens: 80, candidates: 0, items: &items };
+        let request =
+            KvRequest { owner: Owner(7), start: 0, tokens: 80, candidates: 0, items: &items, ..KvRequest::default() };
         for overlap in [Overlap::Refuse, Overlap::Trim] {
             let rules = Rules { max_history: 100, overlap, edited: Edited::Invalidate, ..RULES };
             let anew = plan(cached, &request, rules).unwrap();
@@ -278,7 +294,7 @@ mod tests {
         let hashes: Vec<u64> = (0..3).map(|page| extend(0, &items[..page * 8])).collect();
         let cached = Cached { start: 0, tokens: 20, hashes: &hashes, end_hash: extend(0, &items[..20]) };
         fn asked(start: u64, tokens: u32, items: &[u64]) -> KvRequest<'_> {
-            KvRequest { owner: Owner(7), start, tokens, candidates: 0, items }
+            KvRequest { owner: Owner(7), start, tokens, candidates: 0, items, ..KvRequest::default() }
         }
         let refused = Rules { edited: Edited::Refuse, ..RULES };
         let invalidated = Rules { edited: Edited::Invalidate, ..RULES };

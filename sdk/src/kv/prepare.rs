@@ -180,12 +180,7 @@ fn hold(
     }
     drop(locked);
     let found = inner.stored_history(owner);
-    let cached = found.as_ref().map_or_else(Cached::default, |found| Cached {
-        start: found.history.start(),
-        tokens: found.tokens(),
-        hashes: &found.hashes,
-        end_hash: found.end_hash,
-    });
+    let cached = found.as_ref().map_or_else(Cached::default, FoundHistory::cached);
     let plan = plan(cached, request, inner.rules)?;
     let mut held = Held::new(inner, request, plan, base_hash(cached, plan, inner.shape.page_size));
     if plan.cached > 0 {

@@ -82,6 +82,7 @@ impl Values<'_> {
                 let fill = match dim {
                     Dim::Bounds => numbers.last().copied().unwrap_or(0),
                     Dim::Pages => -1,
+                    Dim::Rows(fill) => fill as i32,
                     _ => 0,
                 };
                 write_padded(numbers, fill.to_ne_bytes(), to);

@@ -139,6 +139,7 @@ fn prepare_whole(
         tokens: rows as u32,
         candidates: work.num_candidates as u32,
         items,
+        ..KvRequest::default()
     };
     let before = if serving.caches_kv { cached_end(kv, work.user) } else { 0 };
     let lease = match kv.prepare_uncounted(&[request]) {
@@ -196,6 +197,7 @@ fn prepare_continuation(
         tokens,
         candidates,
         items,
+        ..KvRequest::default()
     }]) {
         Ok(lease) => lease,
         // The cached history ends earlier, or differs.

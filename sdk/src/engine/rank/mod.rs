@@ -19,23 +19,22 @@ mod tests;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use options::{EngineOptions, EngineStore, GraphShape, TableOptions};
+pub use options::{EngineOptions, GraphShape, TableOptions};
 pub use request::{Columns, Events, RankRequest, RankResponse};
 pub use stats::{EngineProvider, EngineStats};
-
-use pagoda_kernels::cuda::Gpu;
 
 use self::prepared_request::PreparedRequest;
 use self::ranker::Ranker;
 use self::served_model::ModelCloser;
 use super::batching::{BatchLimits, Pending, Scheduler, Workers, in_callback};
 use super::exec::Shape;
+use super::stores;
 use crate::embedding::TableStats;
 use crate::error::{Error, Result, Status};
 use crate::folder::ModelFolder;
 use crate::kv::{KvStats, Owner, Owners, Tiers};
 use crate::runtime::{Model, Provider, Watcher, cancelled};
-use crate::store::{DiskStore, HostStore, Store, Ticket};
+use crate::store::Ticket;
 use crate::sync::Mutex;
 
 /// How many users are forgotten before each wait for the store. Large enough to amortise the wait, small enough that
@@ -63,11 +62,7 @@ impl Engine {
     pub fn open(folder: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
         check(&options)?;
         let folder = ModelFolder::open(folder)?;
-        let store = options.store.as_ref().map(|store| -> Result<_> {
-            let opened = DiskStore::open(&store.path, &store.options)?;
-            Ok(Arc::new(opened) as Arc<dyn Store>)
-        });
-        let store = with_host_tier(store.transpose()?, &options)?;
+        let store = stores::open(options.store.as_ref(), options.host_bytes, &options.model)?;
         let model = ranker::open_and_warm_up(folder, &options, store.as_ref())?;
         let limits = batch_limits(&options);
         let scheduler = Arc::new(Scheduler::new(Ranker::new(options, store, model), limits));
@@ -306,23 +301,6 @@ fn forget_events(scheduler: &Scheduler<Ranker>, user: u64) -> Result<bool> {
             format!("user {user} has a request that runs or is being added to a batch: try again after it has ended");
         Error::new(Status::Busy, message)
     })
-}
-
-/// Adds the host memory tier above the store, if `host_bytes` asks for one.
-fn with_host_tier(store: Option<Arc<dyn Store>>, options: &EngineOptions) -> Result<Option<Arc<dyn Store>>> {
-    if options.host_bytes == 0 {
-        return Ok(store);
-    }
-    let gpu = match options.model.provider {
-        Provider::Cpu => None,
-        Provider::Cuda => Some(Gpu::shared(options.model.device_id as usize)?),
-        Provider::Auto => Gpu::shared(options.model.device_id as usize).ok(),
-    };
-    let host = HostStore::new(options.host_bytes, gpu, store).map_err(|error| match error.argument() {
-        Some("bytes") => error.about("options.host_bytes"),
-        _ => error,
-    })?;
-    Ok(Some(Arc::new(host)))
 }
 
 fn batch_limits(options: &EngineOptions) -> BatchLimits {

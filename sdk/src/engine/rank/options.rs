@@ -1,12 +1,11 @@
 //! What can be chosen when an engine is opened.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use super::super::stores::EngineStore;
 use crate::embedding::{CacheSize, TierOptions};
 use crate::kv::{KvSize, Offload};
 use crate::runtime::ModelOptions;
-use crate::store::StoreOptions;
 
 /// How to open an engine.
 #[derive(Clone, Debug)]
@@ -85,22 +84,6 @@ pub struct GraphShape {
     /// The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more
     /// than the pool has.
     pub pages: u32,
-}
-
-/// The store of an engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineStore {
-    /// Its folder. One process at a time has it open.
-    pub path: PathBuf,
-    /// How it is opened.
-    pub options: StoreOptions,
-}
-
-impl EngineStore {
-    /// A store in a folder, with the default options.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), options: StoreOptions::default() }
-    }
 }
 
 /// How the embedding tables of a model folder are kept. They have no effect on tables that are part of the graph.

@@ -1,0 +1,155 @@
+//! An open model folder: its model, its KV cache, and its text files.
+
+use std::sync::Arc;
+
+use super::super::exec::{Graphs, Shape};
+use super::options::GeneratorOptions;
+use super::request::Prompt;
+use crate::error::{Error, Result, Status};
+use crate::folder::GenerateFolder;
+use crate::folder::generate::KvFormat;
+use crate::kv::{Edited, KvCache, KvOptions, Offload, Overlap};
+use crate::runtime::{Model, ModelOptions, Provider};
+use crate::store::Store;
+use crate::text::Tokenizer;
+
+/// An open model.
+pub(super) struct OpenModel {
+    pub(super) folder: GenerateFolder,
+    pub(super) model: Arc<Model>,
+    /// Present if decode batches run as CUDA graphs. Dropped before `kv`: the graphs refer to its pools.
+    pub(super) graphs: Option<Graphs>,
+    pub(super) kv: KvCache,
+    /// The pages of the pool.
+    pub(super) pages: u64,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) version: Arc<str>,
+}
+
+impl OpenModel {
+    /// Opens a folder and everything under it.
+    pub(super) fn open(
+        folder: GenerateFolder,
+        options: &GeneratorOptions,
+        store: Option<Arc<dyn Store>>,
+    ) -> Result<Self> {
+        if folder.kv.format != KvFormat::Native {
+            let message = format!(
+                "the model keeps keys and values as {}, which generators can not do yet: export it with --kv native",
+                folder.kv.format_name()
+            );
+            return Err(Error::new(Status::Unsupported, message));
+        }
+        let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
+        let model = open_graph(&folder, options)?;
+        let device_id = model.operators_on_gpu().then_some(options.model.device_id);
+        let kv = open_kv(&folder, options, device_id, store)?;
+        let pages = kv.stats().pages;
+        let graphs = (model.provider() == Provider::Cuda && model.operators_on_gpu()).then(|| {
+            let context = u64::from(folder.limits.max_context).div_ceil(folder.kv.page_size.into());
+            Graphs::new(options.model.device_id, &decode_shapes(options.max_batch), context, pages)
+        });
+        let version = folder.version.as_str().into();
+        Ok(Self { folder, model, graphs, kv, pages, tokenizer, version })
+    }
+
+    /// The tokens of a prompt.
+    pub(super) fn tokens(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        match prompt {
+            Prompt::Tokens(tokens) => {
+                let vocab = self.folder.vocab_size;
+                match tokens.iter().position(|&token| token >= vocab) {
+                    None => Ok(tokens.clone()),
+                    Some(at) => {
+                        let message = format!("{} is no token: the model has {vocab}, from 0 on", tokens[at]);
+                        Err(Error::invalid(format!("prompt[{at}]"), message))
+                    }
+                }
+            }
+            Prompt::Text(text) => self.tokenizer.encode(text, true),
+            Prompt::Chat(_) => {
+                let message = "chat templates are not rendered yet: send the prompt as a text";
+                Err(Error::new(Status::Unsupported, message).about("prompt"))
+            }
+        }
+    }
+
+    /// The pages of so many tokens.
+    pub(super) fn pages_of(&self, tokens: usize) -> u64 {
+        (tokens as u64).div_ceil(self.folder.kv.page_size.into())
+    }
+}
+
+fn open_graph(folder: &GenerateFolder, options: &GeneratorOptions) -> Result<Arc<Model>> {
+    let file = folder.file(&folder.model);
+    let model = &options.model;
+    let on_gpu = model.provider != Provider::Cpu && !model.host_pools;
+    let opened = if on_gpu { Model::open_to_capture(&file, model) } else { Model::open(file, model) };
+    opened.map(Arc::new)
+}
+
+/// Decode batches of up to 1, 2, 4, … sequences.
+fn decode_shapes(max_batch: u32) -> Vec<Shape> {
+    let sizes = std::iter::successors(Some(1), |&size: &u32| size.checked_mul(2)).take_while(|&size| size < max_batch);
+    let shape = |sequences| Shape { sequences, rows: sequences, outputs: sequences, pages: 0 };
+    sizes.chain([max_batch]).map(shape).collect()
+}
+
+fn open_kv(
+    folder: &GenerateFolder,
+    options: &GeneratorOptions,
+    device_id: Option<u32>,
+    store: Option<Arc<dyn Store>>,
+) -> Result<KvCache> {
+    let layout = &folder.kv;
+    let kv = KvOptions {
+        layers: layout.layers,
+        heads: layout.heads,
+        head_size: layout.head_size,
+        page_size: layout.page_size,
+        element_type: layout.element,
+        size: options.kv_size,
+        device_id,
+        model_version: folder.version.clone(),
+        overlap: Overlap::Trim,
+        edited: Edited::Invalidate,
+        offload: Offload::OnEviction,
+        index_prefixes: options.share_prefixes,
+        ..KvOptions::default()
+    };
+    KvCache::open(&kv, store).map_err(|error| match error.argument() {
+        Some("size") => error.about("options.kv_size"),
+        Some("device_id") => error.about("options.model.device_id"),
+        _ => error,
+    })
+}
+
+/// Checks the options that a generator adds to those of its parts.
+pub(super) fn check(options: &GeneratorOptions) -> Result<()> {
+    let numbers = [
+        ("options.max_batch", options.max_batch),
+        ("options.max_batch_tokens", options.max_batch_tokens),
+        ("options.queue", options.queue),
+    ];
+    if let Some((name, _)) = numbers.iter().find(|(_, number)| *number == 0) {
+        return Err(Error::invalid(*name, "0 would admit no request; expected 1 or more"));
+    }
+    let stretch = options.max_stretch;
+    if stretch != 0.0 && !(1.1..=1000.0).contains(&stretch) {
+        return Err(Error::invalid("options.max_stretch", format!("{stretch} is neither 0 nor between 1.1 and 1000")));
+    }
+    if options.model.tables.is_some() {
+        return Err(Error::invalid("options.model.tables", "language models have no tables: leave this unset"));
+    }
+    Ok(())
+}
+
+/// The options of a model that runs where a generator's does, for messages.
+pub(super) fn provider(model: &Model, options: &ModelOptions) -> super::super::EngineProvider {
+    let provider = model.provider();
+    super::super::EngineProvider {
+        provider,
+        device_id: (provider == Provider::Cuda).then_some(options.device_id),
+        reason: model.provider_reason().to_owned(),
+    }
+}

@@ -1,0 +1,64 @@
+//! What can be chosen when a generator is opened.
+
+use super::super::EngineStore;
+use crate::kv::KvSize;
+use crate::runtime::ModelOptions;
+
+/// How to open a generator.
+#[derive(Clone, Debug)]
+pub struct GeneratorOptions {
+    /// Where the model runs, and on how many threads. `tables` must be `None`.
+    pub model: ModelOptions,
+    /// The size of the pool of keys and values. A sequence that does not fit into it is refused.
+    pub kv_size: KvSize,
+    /// Bytes of host memory for keys and values that were evicted from the pool; 0: none.
+    pub host_bytes: u64,
+    /// The store on disk for keys and values. Sessions survive a restart in it. `None`: no store.
+    pub store: Option<EngineStore>,
+    /// Whether sequences share the pages of equal prefixes.
+    pub share_prefixes: bool,
+    /// The maximum number of sequences that run at the same time; 1 or more.
+    pub max_batch: u32,
+    /// The maximum number of rows of a step: one for each sequence that decodes, and the chunks of prompts. 1 or more.
+    pub max_batch_tokens: u32,
+    /// How much longer a step may take than one without prompts, while sequences decode. The chunks of prompts are cut
+    /// to keep it. At least 1.1; 0: no limit but `max_batch_tokens`.
+    pub max_stretch: f32,
+    /// The maximum number of tokens of a prompt; 0: what the model's context has.
+    pub max_prompt_tokens: u32,
+    /// The maximum number of tokens that a request may ask for; 0: what the model's context has.
+    pub max_new_tokens: u32,
+    /// The maximum number of answers that wait for their turn. A request beyond it is rejected with CAPACITY.
+    pub queue: u32,
+    /// Who runs the steps.
+    pub driver: Driver,
+}
+
+/// Who runs the steps of a generator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Driver {
+    /// A thread of the generator.
+    #[default]
+    Thread,
+    /// The caller, by [`Generator::step`](super::Generator::step).
+    Caller,
+}
+
+impl Default for GeneratorOptions {
+    fn default() -> Self {
+        Self {
+            model: ModelOptions::default(),
+            kv_size: KvSize::Bytes(1 << 30),
+            host_bytes: 0,
+            store: None,
+            share_prefixes: true,
+            max_batch: 64,
+            max_batch_tokens: 512,
+            max_stretch: 1.8,
+            max_prompt_tokens: 0,
+            max_new_tokens: 0,
+            queue: 4096,
+            driver: Driver::Thread,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! How many rows of prompts a step may have while sequences decode, learned from the times of earlier steps.
+
+use std::time::Duration;
+
+/// Rows of a chunk before anything is known, and the fewest ever: a prompt always advances.
+const SMALLEST_CHUNK: usize = 16;
+/// The weight of a new measurement.
+const WEIGHT: f64 = 0.2;
+
+/// The times of steps.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// Seconds of a step without prompts.
+    decode: Option<f64>,
+    /// Seconds that each row of a prompt adds.
+    row: Option<f64>,
+}
+
+impl Pace {
+    /// A step took this long.
+    pub(super) fn measured(&mut self, decode_rows: usize, prompt_rows: usize, took: Duration) {
+        let took = took.as_secs_f64();
+        if prompt_rows == 0 {
+            average(&mut self.decode, took);
+        } else if decode_rows == 0 {
+            average(&mut self.row, took / prompt_rows as f64);
+        } else if let Some(decode) = self.decode {
+            // What one step took longer by chance must not stop prompts for good.
+            average(&mut self.row, (took - decode).max(decode * 0.01) / prompt_rows as f64);
+        }
+    }
+
+    /// The rows of prompts that stretch a step to at most `stretch` times its length without them.
+    pub(super) fn chunk(&self, stretch: f32) -> usize {
+        if stretch == 0.0 {
+            return usize::MAX;
+        }
+        match (self.decode, self.row) {
+            (Some(decode), Some(row)) => ((decode * (f64::from(stretch) - 1.0) / row) as usize).max(SMALLEST_CHUNK),
+            _ => SMALLEST_CHUNK,
+        }
+    }
+}
+
+fn average(of: &mut Option<f64>, new: f64) {
+    *of = Some(of.map_or(new, |old| old + WEIGHT * (new - old)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_follow_what_rows_cost() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.chunk(2.0), SMALLEST_CHUNK, "nothing is known");
+        pace.measured(8, 0, Duration::from_millis(80));
+        pace.measured(8, 16, Duration::from_millis(96));
+        // 80 ms more at 1 ms a row.
+        assert_eq!(pace.chunk(2.0), 80);
+        assert_eq!(pace.chunk(1.5), 40);
+        assert_eq!(pace.chunk(1.1), SMALLEST_CHUNK, "a prompt always advances");
+        assert_eq!(pace.chunk(0.0), usize::MAX);
+        for _ in 0..100 {
+            pace.measured(8, 80, Duration::from_millis(240));
+        }
+        assert!((38..=42).contains(&pace.chunk(2.0)), "{}", pace.chunk(2.0));
+    }
+}

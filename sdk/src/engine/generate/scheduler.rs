@@ -1,0 +1,350 @@
+//! Continuous batching: which sequences run, and the steps that run them.
+//!
+//! Every step runs one row of each sequence that decodes and chunks of prompts together. A sequence joins when there are
+//! pages for it, and leaves with its last token. When pages run out, the sequence of least precedence is preempted: its keys
+//! and values stay in the cache as long as there is room, then go to the store or are computed again.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::batching::catch_panic;
+use super::answers::Ended;
+use super::open_model::OpenModel;
+use super::options::GeneratorOptions;
+use super::pace::Pace;
+use super::plan;
+use super::prefixes;
+use super::request::FinishReason;
+use super::sampling::Scratch;
+use super::sequence::{Precedence, Sequence};
+use super::sessions::Sessions;
+use super::stats::Counters;
+use super::workspace::Workspace;
+use crate::error::{Error, Result, Status};
+use crate::kv::{KvLease, KvRequest, Owner};
+
+/// How often a sequence may find its keys and values in use before it fails.
+const BUSY_STEPS: u32 = 1000;
+/// How many sequences that wait for others are passed over in one step.
+const MOST_SKIPPED: usize = 256;
+
+/// The sequences of a generator.
+pub(super) struct Scheduler {
+    model: Arc<OpenModel>,
+    sessions: Sessions,
+    counters: Arc<Counters>,
+    max_batch: usize,
+    max_rows: usize,
+    stretch: f32,
+    share_prefixes: bool,
+    waiting: BTreeMap<Precedence, Sequence>,
+    running: BTreeMap<Precedence, Sequence>,
+    workspace: Workspace,
+    scratch: Scratch,
+    pace: Pace,
+    busy_steps: u32,
+    /// The time of this step that the model took.
+    in_model: Duration,
+}
+
+impl Scheduler {
+    pub(super) fn new(
+        model: Arc<OpenModel>,
+        options: &GeneratorOptions,
+        sessions: Sessions,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self {
+            model,
+            sessions,
+            counters,
+            max_batch: options.max_batch as usize,
+            max_rows: options.max_batch_tokens as usize,
+            stretch: options.max_stretch,
+            share_prefixes: options.share_prefixes,
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            workspace: Workspace::default(),
+            scratch: Scratch::default(),
+            pace: Pace::default(),
+            busy_steps: 0,
+            in_model: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn add(&mut self, sequence: Sequence) {
+        self.waiting.insert(sequence.precedence, sequence);
+    }
+
+    /// The sequences that wait, and those that run.
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+
+    /// The earliest deadline of a sequence that waits.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.waiting.values().filter_map(|sequence| sequence.answers.deadline()).min()
+    }
+
+    /// Ends all sequences as cancelled.
+    pub(super) fn cancel_all(&mut self) {
+        let all = std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.running).into_values());
+        for sequence in all.collect::<Vec<_>>() {
+            self.end(sequence, Ok(FinishReason::Cancelled));
+        }
+        self.sessions.finish();
+    }
+
+    /// Runs one step. Returns whether anything was computed.
+    pub(super) fn step(&mut self) -> bool {
+        let begun = Instant::now();
+        self.end_early();
+        self.admit();
+        let Some((batch, lease)) = self.prepare() else { return false };
+        let decoding = batch.iter().filter(|(key, rows)| *rows == 1 && self.running[key].need().rows == 1).count();
+        let rows: usize = batch.iter().map(|(_, rows)| rows).sum();
+        self.in_model = Duration::ZERO;
+        self.run(&batch, lease);
+        let took = begun.elapsed();
+        self.counters.step(took, self.in_model, batch.len(), rows);
+        self.pace.measured(decoding, rows - decoding, took);
+        true
+    }
+
+    /// Ends what was cancelled or has timed out.
+    fn end_early(&mut self) {
+        let now = Instant::now();
+        for of_waiting in [true, false] {
+            let sequences = if of_waiting { &mut self.waiting } else { &mut self.running };
+            let ends = |sequence: &Sequence| match sequence.answers.has_failed() {
+                // The error of another answer has ended the request.
+                true => Some(FinishReason::Cancelled),
+                false => sequence.ends_early(now),
+            };
+            let ended: Vec<_> =
+                sequences.iter().filter_map(|(&key, sequence)| Some((key, ends(sequence)?))).collect();
+            for (key, reason) in ended {
+                let sequences = if of_waiting { &mut self.waiting } else { &mut self.running };
+                if let Some(sequence) = sequences.remove(&key) {
+                    self.end(sequence, Ok(reason));
+                }
+            }
+        }
+    }
+
+    /// Admits sequences in order, while there are pages for them.
+    fn admit(&mut self) {
+        if self.waiting.is_empty() || self.running.len() >= self.max_batch {
+            return;
+        }
+        let mut owners: HashSet<Owner> = self.running.values().map(|sequence| sequence.owner).collect();
+        let mut computing = HashSet::new();
+        self.running.values().for_each(|sequence| self.note_pages(sequence, &mut computing));
+        let own_pages = |sequence: &Sequence| self.model.pages_of(sequence.tokens.len() + 1) - sequence.shared_pages;
+        let mut pages: u64 = self.running.values().map(own_pages).sum();
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let mut admitted = Vec::new();
+        for (&key, sequence) in waiting.iter_mut().take(self.max_batch + MOST_SKIPPED) {
+            if owners.len() == self.max_batch {
+                break;
+            }
+            // Such a sequence waits for another one that runs, and those behind it may go before it.
+            if owners.contains(&sequence.owner)
+                || sequence.choice > 0 && !sequence.answers.is_prompt_done()
+                || self.page_ends(sequence).any(|end| computing.contains(&end))
+            {
+                continue;
+            }
+            let alone = owners.is_empty();
+            if !sequence.looked_up && !prefixes::look_up(&self.model.kv, sequence, self.share_prefixes, alone) {
+                continue;
+            }
+            sequence.looked_up = true;
+            // A sequence that is alone fits, or it was refused.
+            if !alone && pages + own_pages(sequence) > self.model.pages {
+                break;
+            }
+            pages += own_pages(sequence);
+            owners.insert(sequence.owner);
+            self.note_pages(sequence, &mut computing);
+            admitted.push(key);
+        }
+        for key in admitted {
+            if let Some(mut sequence) = waiting.remove(&key) {
+                if sequence.clock.started.is_none() {
+                    sequence.clock.started = Some(Instant::now());
+                    self.counters.cached(sequence.cached);
+                }
+                self.running.insert(key, sequence);
+            }
+        }
+        self.waiting = waiting;
+    }
+
+    /// Notes the pages that a sequence computes, so that others wait for them instead of computing them, too.
+    fn note_pages(&self, sequence: &Sequence, computing: &mut HashSet<u64>) {
+        if self.share_prefixes && sequence.need().rows > 1 {
+            let done = sequence.cached / self.model.folder.kv.page_size as usize;
+            computing.extend(self.page_ends(sequence).skip(done));
+        }
+    }
+
+    /// The items at the ends of a sequence's pages, which stand for all that comes before them.
+    fn page_ends<'a>(&self, sequence: &'a Sequence) -> impl Iterator<Item = u64> + use<'a> {
+        let page = self.model.folder.kv.page_size as usize;
+        sequence.cacheable().iter().skip(page - 1).step_by(page).copied()
+    }
+
+    /// Divides the rows of a step among the running sequences, and takes pages for them. `None` if there is nothing to run.
+    fn prepare(&mut self) -> Option<(Vec<(Precedence, usize)>, KvLease)> {
+        loop {
+            for sequence in self.running.values_mut() {
+                // It was evicted while it waited, or by another thread.
+                if (self.model.kv.lookup(&[sequence.owner])[0].length as usize) < sequence.cached {
+                    prefixes::look_up(&self.model.kv, sequence, self.share_prefixes, true);
+                }
+            }
+            let needs: Vec<_> = self.running.values().map(Sequence::need).collect();
+            let rows = plan::divide(&needs, self.max_rows, self.pace.chunk(self.stretch));
+            let batch: Vec<_> = self.running.keys().copied().zip(rows).filter(|(_, rows)| *rows > 0).collect();
+            if batch.is_empty() {
+                return None;
+            }
+            let requests: Vec<KvRequest<'_>> =
+                batch.iter().map(|(key, rows)| self.running[key].kv_request(*rows)).collect();
+            let prepared = catch_panic(|| self.model.kv.prepare_for_run(&requests));
+            drop(requests);
+            match prepared {
+                Ok(lease) => {
+                    self.busy_steps = 0;
+                    return Some((batch, lease));
+                }
+                Err(error) => self.make_room(&batch, error),
+            }
+        }
+    }
+
+    /// Has one sequence leave the batch whose pages could not be had.
+    fn make_room(&mut self, batch: &[(Precedence, usize)], error: Error) {
+        let (&(last, _), others) = batch.split_last().expect("a batch has sequences");
+        let of_argument = error.argument().and_then(|argument| argument.strip_prefix("requests["));
+        let index = of_argument.and_then(|rest| rest.split(']').next()).and_then(|index| index.parse::<usize>().ok());
+        match (error.status(), index.and_then(|index| batch.get(index))) {
+            (Status::Capacity, _) if !others.is_empty() => {
+                // Also one that got no rows in this step: its pages are the first to leave.
+                let youngest = self.running.keys().next_back().copied().unwrap_or(last);
+                self.preempt(youngest);
+            }
+            // Another thread has changed what is cached of it.
+            (Status::InvalidArgument, Some((key, _))) if self.busy_steps < BUSY_STEPS => {
+                self.busy_steps += 1;
+                if let Some(sequence) = self.running.get_mut(key) {
+                    prefixes::look_up(&self.model.kv, sequence, self.share_prefixes, true);
+                }
+            }
+            (Status::Busy, _) if self.busy_steps < BUSY_STEPS => {
+                self.busy_steps += 1;
+                std::thread::yield_now();
+            }
+            (_, Some(&(key, _))) => self.fail(key, error),
+            _ => self.fail(last, error),
+        }
+    }
+
+    /// Puts a sequence back among those that wait. What is cached of it can be evicted from now on.
+    fn preempt(&mut self, key: Precedence) {
+        if let Some(mut sequence) = self.running.remove(&key) {
+            (sequence.looked_up, sequence.committed, sequence.shared_pages) = (false, false, 0);
+            self.counters.preempted();
+            self.waiting.insert(key, sequence);
+        }
+    }
+
+    fn fail(&mut self, key: Precedence, error: Error) {
+        if let Some(sequence) = self.running.remove(&key) {
+            self.end(sequence, Err(error));
+        }
+    }
+
+    /// Runs the model on a batch, and takes the next tokens.
+    fn run(&mut self, batch: &[(Precedence, usize)], lease: KvLease) {
+        self.workspace.fill(batch.iter().map(|(key, rows)| (&self.running[key], *rows)), &lease);
+        let begun = Instant::now();
+        let ran = catch_panic(|| self.workspace.run(&self.model));
+        self.in_model += begun.elapsed();
+        let ran = ran.and_then(|()| lease.commit().map(drop));
+        if let Err(error) = ran {
+            self.run_one_by_one(batch, error);
+            return;
+        }
+        self.advance(batch);
+    }
+
+    /// After a batch has failed, runs its sequences alone, so that only the ones that can not run fail.
+    fn run_one_by_one(&mut self, batch: &[(Precedence, usize)], error: Error) {
+        if let [(key, _)] = *batch {
+            return self.fail(key, error);
+        }
+        log::warn!("a step of {} sequences failed and is run one by one: {error}", batch.len());
+        for &(key, rows) in batch {
+            let prepared = catch_panic(|| self.model.kv.prepare_for_run(&[self.running[&key].kv_request(rows)]));
+            match prepared {
+                Ok(lease) => self.run(&[(key, rows)], lease),
+                Err(error) => self.fail(key, error),
+            }
+        }
+    }
+
+    /// The rows of a batch are computed: takes the next tokens, and ends what ends.
+    fn advance(&mut self, batch: &[(Precedence, usize)]) {
+        let vocab = self.model.folder.vocab_size as usize;
+        let logits = std::mem::take(&mut self.workspace.logits);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let mut rest = &logits[..];
+        for &(key, rows) in batch {
+            let Some(sequence) = self.running.get_mut(&key) else { continue };
+            let own = (rows - sequence.logits_from(rows)) * vocab;
+            let (own, after) = rest.split_at(own);
+            rest = after;
+            sequence.committed = true;
+            let advanced = catch_panic(|| sequence.advance(rows, own, vocab, &mut scratch));
+            match advanced {
+                Ok(None) => {}
+                Ok(Some(reason)) => {
+                    let sequence = self.running.remove(&key).expect("it runs");
+                    self.end(sequence, Ok(reason));
+                }
+                Err(error) => self.fail(key, error),
+            }
+        }
+        (self.workspace.logits, self.scratch) = (logits, scratch);
+    }
+
+    /// Ends a sequence, and its request with the last one.
+    fn end(&mut self, mut sequence: Sequence, reason: Result<FinishReason>) {
+        self.counters.ended(&reason, sequence.tokens.len() - sequence.prompt);
+        let computed = sequence.computed;
+        let is_session = sequence.is_session;
+        let outcome = reason.map(|reason| sequence.answer(reason));
+        let (answers, choice) = (Arc::clone(&sequence.answers), sequence.choice as usize);
+        let Some(Ended { outcome, owners }) = answers.end(choice, sequence.owner, outcome, computed) else { return };
+        if is_session {
+            self.sessions.end(owners[0], answers, outcome);
+            return;
+        }
+        if !self.share_prefixes {
+            for owner in owners {
+                self.forget(owner);
+            }
+        }
+        answers.deliver(outcome);
+    }
+
+    /// Removes what no other sequence can use.
+    fn forget(&self, owner: Owner) {
+        if let Err(error) = self.model.kv.forget(owner, &mut Vec::new()) {
+            log::warn!("the keys and values of a sequence that has ended stay until they are evicted: {error}");
+        }
+    }
+}

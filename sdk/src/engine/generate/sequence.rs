@@ -1,0 +1,269 @@
+//! One sequence: the tokens of a prompt and of one answer, and what becomes of the next token.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::answers::Answers;
+use super::plan::Need;
+use super::prefix_items::PrefixItems;
+use super::request::{Choice, FinishReason, Timings, Token};
+use super::sampling::{Sampler, Scratch, TokenLogprobs, logprobs};
+use crate::error::Result;
+use crate::kv::{KvRequest, Owner};
+use crate::text::{Detokeniser, Stopped, Stops};
+
+/// The rows of a chunk of which the logits of every row are needed: they take the vocabulary's size in memory each.
+const ROWS_WITH_LOGITS: usize = 64;
+
+/// The order in which sequences run: by priority, then by arrival.
+pub(super) type Precedence = (Reverse<i32>, u64);
+
+/// A prompt and one answer to it.
+pub(super) struct Sequence {
+    pub(super) answers: Arc<Answers>,
+    pub(super) choice: u32,
+    pub(super) precedence: Precedence,
+    pub(super) owner: Owner,
+    /// Whether the owner is a session, whose keys and values are kept.
+    pub(super) is_session: bool,
+    /// The tokens of the prompt, then those of the answer.
+    pub(super) tokens: Vec<u32>,
+    pub(super) prompt: usize,
+    pub(super) items: PrefixItems,
+    /// The tokens whose keys and values are cached.
+    pub(super) cached: usize,
+    /// The pages of them that others have, too.
+    pub(super) shared_pages: u64,
+    /// Whether `cached` was looked up since the sequence was last preempted.
+    pub(super) looked_up: bool,
+    /// Whether the sequence has added to the cache since then, so that what is cached is known to be its own.
+    pub(super) committed: bool,
+    pub(super) text: SequenceText,
+    pub(super) ends: Ends,
+    pub(super) sampler: Sampler,
+    /// The likeliest tokens whose log probabilities are asked for, in each place of the answer and of the prompt.
+    pub(super) logprobs: Option<u32>,
+    pub(super) prompt_logprobs: Option<u32>,
+    pub(super) computed: u64,
+    pub(super) clock: Clock,
+    answer_logprobs: Vec<TokenLogprobs>,
+}
+
+/// What ends an answer.
+pub(super) struct Ends {
+    pub(super) max_new_tokens: usize,
+    /// End-of-sequence and stop tokens.
+    pub(super) tokens: Vec<u32>,
+}
+
+/// The text of an answer.
+pub(super) struct SequenceText {
+    pub(super) detokeniser: Detokeniser,
+    pub(super) stops: Stops,
+    pub(super) text: String,
+    /// Whether the text has the stop token that ended it.
+    pub(super) include_stop: bool,
+}
+
+/// When what happened to a sequence.
+pub(super) struct Clock {
+    pub(super) arrived: Instant,
+    pub(super) started: Option<Instant>,
+    pub(super) first_token: Option<Instant>,
+    pub(super) last_token: Option<Instant>,
+}
+
+/// What a sequence is made of, beside its answers.
+pub(super) struct NewSequence {
+    pub(super) choice: u32,
+    pub(super) precedence: Precedence,
+    pub(super) owner: Owner,
+    pub(super) is_session: bool,
+    pub(super) tokens: Vec<u32>,
+    pub(super) items: PrefixItems,
+    pub(super) text: SequenceText,
+    pub(super) ends: Ends,
+    pub(super) sampler: Sampler,
+    pub(super) logprobs: Option<u32>,
+    pub(super) prompt_logprobs: Option<u32>,
+    pub(super) arrived: Instant,
+}
+
+impl Sequence {
+    pub(super) fn new(answers: Arc<Answers>, new: NewSequence) -> Self {
+        Self {
+            answers,
+            choice: new.choice,
+            precedence: new.precedence,
+            owner: new.owner,
+            is_session: new.is_session,
+            prompt: new.tokens.len(),
+            tokens: new.tokens,
+            items: new.items,
+            cached: 0,
+            shared_pages: 0,
+            looked_up: false,
+            committed: false,
+            text: new.text,
+            ends: new.ends,
+            sampler: new.sampler,
+            logprobs: new.logprobs,
+            prompt_logprobs: new.prompt_logprobs,
+            computed: 0,
+            clock: Clock { arrived: new.arrived, started: None, first_token: None, last_token: None },
+            answer_logprobs: Vec::new(),
+        }
+    }
+
+    /// The items of the tokens that may be cached: the last token is computed in any case, for its logits.
+    pub(super) fn cacheable(&self) -> &[u64] {
+        &self.items.get()[..self.tokens.len() - 1]
+    }
+
+    /// Whether log probabilities of prompt tokens are missing, so that the prompt has to be computed.
+    pub(super) fn needs_prompt_logits(&self) -> bool {
+        self.prompt_logprobs.is_some() && self.tokens.len() == self.prompt
+    }
+
+    pub(super) fn need(&self) -> Need {
+        let most = if self.needs_prompt_logits() { ROWS_WITH_LOGITS } else { usize::MAX };
+        Need { rows: self.tokens.len() - self.cached, most }
+    }
+
+    /// What the cache is asked for, for this number of rows.
+    pub(super) fn kv_request(&self, rows: usize) -> KvRequest<'_> {
+        let end = self.cached + rows;
+        // After the first request the cache has what this sequence has put there.
+        let from = if self.committed { self.cached } else { 0 };
+        KvRequest {
+            owner: self.owner,
+            start: self.cached as u64,
+            tokens: rows as u32,
+            items: &self.items.get()[from..end],
+            recompute: true,
+            ..KvRequest::default()
+        }
+    }
+
+    /// The first of a step's rows whose logits are needed, if this number of rows is computed.
+    pub(super) fn logits_from(&self, rows: usize) -> usize {
+        if self.needs_prompt_logits() {
+            return 0;
+        }
+        if self.cached + rows == self.tokens.len() { rows - 1 } else { rows }
+    }
+
+    /// This number of rows was computed. `logits` has those of the rows from [`Self::logits_from`] on.
+    pub(super) fn advance(
+        &mut self,
+        rows: usize,
+        logits: &[f32],
+        vocab: usize,
+        scratch: &mut Scratch,
+    ) -> Result<Option<FinishReason>> {
+        let first = self.cached + self.logits_from(rows);
+        if let Some(top) = self.prompt_logprobs.filter(|_| self.needs_prompt_logits()) {
+            let next = self.tokens[first + 1..].iter();
+            for (row, &token) in logits.chunks_exact(vocab).zip(next) {
+                self.answers.add_prompt_logprobs(logprobs(row, token, top as usize, scratch)?);
+            }
+        }
+        self.cached += rows;
+        self.computed += rows as u64;
+        if self.cached < self.tokens.len() {
+            return Ok(None);
+        }
+        if self.choice == 0 && self.tokens.len() == self.prompt {
+            self.answers.prompt_done();
+        }
+        self.take_token(&logits[logits.len() - vocab..], scratch)
+    }
+
+    /// Takes the next token from its logits. Returns why the answer ended, if it did.
+    fn take_token(&mut self, logits: &[f32], scratch: &mut Scratch) -> Result<Option<FinishReason>> {
+        let position = (self.tokens.len() - self.prompt) as u64;
+        let token = self.sampler.sample(logits, position, None, scratch)?;
+        self.sampler.observe(token);
+        let logprobs = self.logprobs.map(|top| logprobs(logits, token, top as usize, scratch)).transpose()?;
+        let now = Instant::now();
+        self.clock.first_token.get_or_insert(now);
+        self.clock.last_token = Some(now);
+        self.tokens.push(token);
+        self.items.extend(&[token]);
+        self.answer_logprobs.extend(logprobs.clone());
+
+        let mut finish_reason = None;
+        let mut text = String::new();
+        let ends = self.ends.tokens.contains(&token);
+        if !ends || self.text.include_stop {
+            text = self.text.push(token, &mut finish_reason)?;
+        }
+        if ends {
+            finish_reason = Some(FinishReason::Stop);
+        } else if finish_reason.is_none() && self.tokens.len() - self.prompt == self.ends.max_new_tokens {
+            finish_reason = Some(FinishReason::Length);
+        }
+        if finish_reason.is_some() {
+            text.push_str(&self.text.finish()?);
+        }
+        self.text.text.push_str(&text);
+        self.answers.send(Token { choice: self.choice, id: token, text, logprobs, finish_reason });
+        Ok(finish_reason)
+    }
+
+    /// Why the sequence ends before its next token, if it does.
+    pub(super) fn ends_early(&self, now: Instant) -> Option<FinishReason> {
+        if self.answers.is_cancelled() {
+            return Some(FinishReason::Cancelled);
+        }
+        self.answers.deadline().filter(|&deadline| deadline <= now).map(|_| FinishReason::Timeout)
+    }
+
+    /// The answer, as far as it is generated.
+    pub(super) fn answer(&mut self, finish_reason: FinishReason) -> Choice {
+        if matches!(finish_reason, FinishReason::Cancelled | FinishReason::Timeout) {
+            let left = self.text.finish().unwrap_or_default();
+            self.text.text.push_str(&left);
+        }
+        let Clock { arrived, started, first_token, last_token } = self.clock;
+        let since = |time: Option<Instant>, from: Instant| time.map_or_else(Default::default, |time| time - from);
+        Choice {
+            text: std::mem::take(&mut self.text.text),
+            tokens: self.tokens.split_off(self.prompt),
+            logprobs: std::mem::take(&mut self.answer_logprobs),
+            finish_reason,
+            timings: Timings {
+                queued: since(started, arrived),
+                first_token: since(first_token, arrived),
+                generation: since(last_token, first_token.unwrap_or(arrived)),
+            },
+        }
+    }
+}
+
+impl SequenceText {
+    /// Takes a token. Returns the text that is new.
+    fn push(&mut self, token: u32, finish_reason: &mut Option<FinishReason>) -> Result<String> {
+        let piece = self.detokeniser.push(token)?;
+        Ok(self.pass(&piece, finish_reason))
+    }
+
+    fn pass(&mut self, piece: &str, finish_reason: &mut Option<FinishReason>) -> String {
+        match self.stops.push(piece) {
+            Stopped::Pass { text } => text,
+            Stopped::Found { text, .. } => {
+                *finish_reason = Some(FinishReason::Stop);
+                text
+            }
+        }
+    }
+
+    /// The text that was held back.
+    fn finish(&mut self) -> Result<String> {
+        let piece = self.detokeniser.finish()?;
+        let mut text = self.pass(&piece, &mut None);
+        text.push_str(&self.stops.finish());
+        Ok(text)
+    }
+}

@@ -1,0 +1,67 @@
+//! The ends of sessions: an answer is delivered when the keys and values of its conversation are as durable as the store
+//! promises. A thread of its own waits for that, so that no step does.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use super::super::batching::catch_panic;
+use super::answers::Answers;
+use super::open_model::OpenModel;
+use super::request::GenerateResponse;
+use crate::error::Result;
+use crate::kv::{Owner, Owners};
+use crate::sync::Worker;
+
+/// Ends sessions.
+pub(super) struct Sessions {
+    /// Set if there is a store.
+    thread: Option<(Sender<EndOfTurn>, Worker)>,
+}
+
+struct EndOfTurn {
+    owner: Owner,
+    answers: Arc<Answers>,
+    outcome: Result<GenerateResponse>,
+}
+
+impl Sessions {
+    /// For a cache with a store, or without.
+    pub(super) fn start(model: &Arc<OpenModel>, has_store: bool) -> Result<Self> {
+        if !has_store {
+            return Ok(Self { thread: None });
+        }
+        let (sender, ends) = channel::<EndOfTurn>();
+        let model = Arc::clone(model);
+        let worker = Worker::spawn("pagoda-session", "store conversations on", move || {
+            for EndOfTurn { owner, answers, outcome } in ends {
+                let stored = catch_panic(|| model.kv.offload(Owners::These(&[owner])));
+                let stored = stored.map_err(|error| {
+                    let message = format!("the answer was generated, but its conversation could not be stored: {error}");
+                    crate::Error::new(error.status(), message)
+                });
+                answers.deliver(outcome.and_then(|response| stored.map(|_| response)));
+            }
+        })?;
+        Ok(Self { thread: Some((sender, worker)) })
+    }
+
+    /// Delivers the end of a turn, once it is stored.
+    pub(super) fn end(&self, owner: Owner, answers: Arc<Answers>, outcome: Result<GenerateResponse>) {
+        match &self.thread {
+            None => answers.deliver(outcome),
+            Some((thread, _)) => {
+                if let Err(unsent) = thread.send(EndOfTurn { owner, answers, outcome }) {
+                    unsent.0.answers.deliver(unsent.0.outcome);
+                }
+            }
+        }
+    }
+
+    /// Waits until all ends are delivered.
+    pub(super) fn finish(&mut self) {
+        if let Some((sender, worker)) = self.thread.take() {
+            drop(sender);
+            drop(worker);
+        }
+    }
+}

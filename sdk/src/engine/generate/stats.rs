@@ -1,0 +1,123 @@
+//! What a generator counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::request::FinishReason;
+use crate::error::Result;
+use crate::metrics;
+
+/// The counters of a generator since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GeneratorStats {
+    /// Answers that ended with a stop or at their length.
+    pub answered: u64,
+    /// Answers that were cancelled or timed out.
+    pub ended_early: u64,
+    /// Answers that failed, and requests that were refused.
+    pub failed: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Rows that were computed.
+    pub computed_tokens: u64,
+    /// Tokens of prompts whose keys and values were cached.
+    pub cached_tokens: u64,
+    /// Tokens of answers.
+    pub generated_tokens: u64,
+    /// Sequences that were preempted because pages ran out.
+    pub preemptions: u64,
+    /// Sequences that wait.
+    pub waiting: u64,
+    /// Sequences that run.
+    pub running: u64,
+    /// The time that the steps took in all, in microseconds.
+    pub step_us: u64,
+    /// The time of it that the model took, in microseconds.
+    pub model_us: u64,
+}
+
+/// Counts.
+#[derive(Default)]
+pub(super) struct Counters {
+    answered: AtomicU64,
+    ended_early: AtomicU64,
+    failed: AtomicU64,
+    steps: AtomicU64,
+    computed: AtomicU64,
+    cached: AtomicU64,
+    generated: AtomicU64,
+    preemptions: AtomicU64,
+    step_ns: AtomicU64,
+    model_ns: AtomicU64,
+    waiting: AtomicU64,
+    running: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn step(&self, took: Duration, in_model: Duration, sequences: usize, rows: usize) {
+        add(&self.steps, 1);
+        add(&self.computed, rows as u64);
+        add(&self.step_ns, took.as_nanos() as u64);
+        add(&self.model_ns, in_model.as_nanos() as u64);
+        let (sizes, seconds) = metrics::generator_steps();
+        sizes.observe(sequences as f64);
+        seconds.observe(took.as_secs_f64());
+        metrics::generator_tokens("computed").inc_by(rows as u64);
+    }
+
+    pub(super) fn cached(&self, tokens: usize) {
+        add(&self.cached, tokens as u64);
+        metrics::generator_tokens("cached").inc_by(tokens as u64);
+    }
+
+    pub(super) fn preempted(&self) {
+        add(&self.preemptions, 1);
+        metrics::generator_preemptions().inc();
+    }
+
+    /// An answer of so many tokens has ended.
+    pub(super) fn ended(&self, reason: &Result<FinishReason>, tokens: usize) {
+        add(&self.generated, tokens as u64);
+        metrics::generator_tokens("generated").inc_by(tokens as u64);
+        let (count, word) = match reason {
+            Ok(reason @ (FinishReason::Stop | FinishReason::Length)) => (&self.answered, reason.name()),
+            Ok(reason) => (&self.ended_early, reason.name()),
+            Err(_) => (&self.failed, "error"),
+        };
+        add(count, 1);
+        metrics::generator_answers(word).inc();
+    }
+
+    /// A request was refused.
+    pub(super) fn refused(&self) {
+        add(&self.failed, 1);
+        metrics::generator_answers("refused").inc();
+    }
+
+    pub(super) fn set_queue(&self, waiting: usize, running: usize) {
+        self.waiting.store(waiting as u64, Ordering::Relaxed);
+        self.running.store(running as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn totals(&self) -> GeneratorStats {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        GeneratorStats {
+            answered: get(&self.answered),
+            ended_early: get(&self.ended_early),
+            failed: get(&self.failed),
+            steps: get(&self.steps),
+            computed_tokens: get(&self.computed),
+            cached_tokens: get(&self.cached),
+            generated_tokens: get(&self.generated),
+            preemptions: get(&self.preemptions),
+            waiting: get(&self.waiting),
+            running: get(&self.running),
+            step_us: get(&self.step_ns) / 1000,
+            model_us: get(&self.model_ns) / 1000,
+        }
+    }
+}
+
+fn add(count: &AtomicU64, by: u64) {
+    count.fetch_add(by, Ordering::Relaxed);
+}

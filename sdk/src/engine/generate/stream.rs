@@ -1,0 +1,159 @@
+//! How answers reach callers: streams, callbacks, and many requests at once.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::answers::{Answers, Delivery};
+use super::request::{Event, GenerateRequest, GenerateResponse, Token};
+use super::{Driver, Generator, Shared};
+use crate::error::{Error, Result, Status};
+use crate::sync::{Mutex, Worker};
+
+/// The tokens of a request, as they are generated. Dropping it cancels the request.
+pub struct TokenStream {
+    events: Receiver<Event>,
+    answers: Arc<Answers>,
+    shared: Arc<Shared>,
+    ended: Option<Result<GenerateResponse>>,
+}
+
+impl TokenStream {
+    pub(super) fn new(events: Receiver<Event>, answers: Arc<Answers>, shared: Arc<Shared>) -> Self {
+        Self { events, answers, shared, ended: None }
+    }
+
+    /// Waits for the end, and returns the whole response.
+    ///
+    /// # Errors
+    /// Those that ended the request.
+    pub fn response(mut self) -> Result<GenerateResponse> {
+        while self.receive().is_some() {}
+        self.ended.take().unwrap_or_else(closed)
+    }
+
+    /// What has arrived, without waiting: for callers that run the steps themselves. `None`: nothing new.
+    pub fn try_next(&mut self) -> Option<Event> {
+        let event = self.events.try_recv().ok()?;
+        if let Event::End(outcome) = &event {
+            self.ended = Some(outcome.clone());
+        }
+        Some(event)
+    }
+
+    fn receive(&mut self) -> Option<Token> {
+        loop {
+            if self.ended.is_some() {
+                return None;
+            }
+            // The thread that asks for a token is the one that runs the steps.
+            let event = match self.shared.options.driver {
+                Driver::Thread => self.events.recv().ok(),
+                Driver::Caller => loop {
+                    match self.events.try_recv() {
+                        Ok(event) => break Some(event),
+                        Err(_) if self.shared.step() => {}
+                        Err(_) => break self.events.recv().ok(),
+                    }
+                },
+            };
+            match event {
+                Some(Event::Token(token)) => return Some(token),
+                Some(Event::End(outcome)) => self.ended = Some(outcome),
+                None => self.ended = Some(closed()),
+            }
+        }
+    }
+}
+
+fn closed() -> Result<GenerateResponse> {
+    Err(Error::new(Status::Internal, "the generator ended without an answer"))
+}
+
+/// The tokens; an error is the last item.
+impl Iterator for TokenStream {
+    type Item = Result<Token>;
+
+    fn next(&mut self) -> Option<Result<Token>> {
+        if let Some(token) = self.receive() {
+            return Some(Ok(token));
+        }
+        match &self.ended {
+            Some(Err(error)) => {
+                let error = error.clone();
+                self.ended = Some(Ok(GenerateResponse::default()));
+                Some(Err(error))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Drop for TokenStream {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            self.answers.disconnect();
+            self.shared.notice_cancelled();
+        }
+    }
+}
+
+/// The thread that calls callbacks, so that a slow one does not delay steps. It starts with the first one.
+#[derive(Default)]
+pub(super) struct Callbacks {
+    thread: Mutex<Option<(Sender<Delivery>, Worker)>>,
+}
+
+impl Callbacks {
+    /// The thread's channel.
+    pub(super) fn start(&self) -> Result<Sender<Delivery>> {
+        let mut thread = self.thread.lock();
+        if let Some((sender, _)) = &*thread {
+            return Ok(sender.clone());
+        }
+        let (sender, deliveries) = channel::<Delivery>();
+        let worker = Worker::spawn("pagoda-stream", "call callbacks on", move || {
+            for Delivery { callback, event } in deliveries {
+                // The panic hook has reported it. The callbacks of other requests are called all the same.
+                if catch_unwind(AssertUnwindSafe(|| callback.lock()(event))).is_err() {
+                    log::error!("the callback of a request panicked");
+                }
+            }
+        })?;
+        *thread = Some((sender.clone(), worker));
+        Ok(sender)
+    }
+
+    /// Ends the thread after all events are delivered.
+    pub(super) fn stop(&self) {
+        let thread = self.thread.lock().take();
+        if let Some((sender, worker)) = thread {
+            drop(sender);
+            drop(worker);
+        }
+    }
+}
+
+/// See [`Generator::generate_all`].
+pub(super) fn generate_all(
+    generator: &Generator,
+    requests: &[GenerateRequest],
+    progress: &mut dyn FnMut(usize),
+) -> Vec<Result<GenerateResponse>> {
+    // As many as the queue takes: the others follow as these end.
+    let mut streams: Vec<Option<Result<TokenStream>>> = Vec::with_capacity(requests.len());
+    let mut outcomes = Vec::with_capacity(requests.len());
+    while outcomes.len() < requests.len() {
+        while streams.len() < requests.len() {
+            match generator.open_stream(&requests[streams.len()], false) {
+                // Room comes as earlier requests end.
+                Err(error) if error.status() == Status::Capacity && error.argument().is_none() && outcomes.len() < streams.len() => break,
+                opened => streams.push(Some(opened)),
+            }
+        }
+        let next = streams[outcomes.len()].take().expect("each is taken once");
+        outcomes.push(next.and_then(TokenStream::response));
+        progress(outcomes.len());
+    }
+    outcomes
+}

@@ -1,0 +1,214 @@
+//! From a request to its sequences: tokens, limits, owners and samplers.
+
+use std::cmp::Reverse;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Shared;
+use super::answers::{Answers, Sink};
+use super::prefix_items::PrefixItems;
+use super::request::{ContextEnd, GenerateRequest, GenerateResponse};
+use super::sampling::Sampler;
+use super::sequence::{Ends, NewSequence, Sequence, SequenceText};
+use crate::checksum::xxh3;
+use crate::error::{Error, Result, Status};
+use crate::kv::Owner;
+use crate::runtime::Watcher;
+use crate::text::{Detokeniser, Stops};
+
+/// The bit of owners that are no session.
+const NO_SESSION: u64 = 1 << 63;
+/// The maximum number of answers to a request.
+const MOST_ANSWERS: u32 = 1024;
+/// The maximum number of likeliest tokens with log probabilities.
+const MOST_LOGPROBS: u32 = 1000;
+
+/// The owner of a session's keys and values.
+pub(super) fn session_owner(session: &str) -> Owner {
+    Owner(xxh3(session.as_bytes()) & !NO_SESSION)
+}
+
+impl Shared {
+    /// Checks a request and queues its sequences.
+    pub(super) fn submit(self: &Arc<Self>, request: &GenerateRequest, sink: Sink) -> Result<Arc<Answers>> {
+        self.try_submit(request, sink).inspect_err(|_| self.counters.refused())
+    }
+
+    fn try_submit(self: &Arc<Self>, request: &GenerateRequest, sink: Sink) -> Result<Arc<Answers>> {
+        let arrived = Instant::now();
+        let model = &self.model;
+        let sampling = request.sampling(&model.folder.generation, model.folder.vocab_size)?;
+        let tokens = model.tokens(&request.prompt)?;
+        let n = request.n.unwrap_or(1);
+        self.check(request, tokens.len(), n)?;
+        let max_new_tokens = self.max_new_tokens(request, tokens.len())?;
+        let prompt_text = request.echo.then(|| model.tokenizer.decode(&tokens, request.skip_special.unwrap_or(true)));
+        let prompt_text = prompt_text.transpose()?.unwrap_or_default();
+        let mut items = PrefixItems::default();
+        items.extend(&tokens);
+
+        let response = GenerateResponse {
+            prompt_tokens: tokens.clone(),
+            prompt_logprobs: if request.prompt_logprobs.is_some() { vec![None] } else { Vec::new() },
+            version: Arc::clone(&model.version),
+            ..GenerateResponse::default()
+        };
+        let deadline = request.timeout.and_then(|timeout| arrived.checked_add(timeout));
+        let answers = Arc::new(Answers::new(sink, request.cancel.clone(), deadline, n as usize, response));
+        let eos = &model.folder.tokens.eos;
+        let mut end_tokens = request.stop_tokens.clone();
+        if !request.ignore_eos {
+            end_tokens.extend(eos);
+        }
+        let seed = request.seed.unwrap_or_else(random);
+        let skip_special = request.skip_special.unwrap_or(true);
+        let new = |choice: u32| -> Result<Sequence> {
+            let stops = Stops::new(request.stop.clone())?.include(request.include_stop);
+            let sampler = Sampler::new(
+                &sampling,
+                seed.wrapping_add(u64::from(choice)),
+                eos,
+                model.folder.vocab_size as usize,
+                &tokens,
+                max_new_tokens,
+            )?;
+            let session = request.session.as_ref();
+            let new = NewSequence {
+                choice,
+                precedence: (Reverse(request.priority), 0),
+                owner: session.map_or_else(|| self.new_owner(), |session| session_owner(session)),
+                is_session: session.is_some(),
+                tokens: tokens.clone(),
+                items: items.clone(),
+                text: SequenceText {
+                    detokeniser: Detokeniser::new(Arc::clone(&model.tokenizer), skip_special),
+                    stops,
+                    text: prompt_text.clone(),
+                    include_stop: request.include_stop,
+                },
+                ends: Ends { max_new_tokens: max_new_tokens as usize, tokens: end_tokens.clone() },
+                sampler,
+                logprobs: request.logprobs,
+                prompt_logprobs: request.prompt_logprobs.filter(|_| choice == 0),
+                arrived,
+            };
+            Ok(Sequence::new(Arc::clone(&answers), new))
+        };
+        let sequences = (0..n).map(new).collect::<Result<Vec<_>>>()?;
+        self.queue(sequences)?;
+        if let Some(cancel) = &request.cancel {
+            let watcher: Arc<dyn Watcher> = Arc::clone(self) as _;
+            cancel.watch(Arc::downgrade(&watcher));
+        }
+        Ok(answers)
+    }
+
+    fn queue(&self, sequences: Vec<Sequence>) -> Result<()> {
+        let mut inbox = self.inbox.lock();
+        let most = self.options.queue as usize;
+        let waiting = inbox.waiting + inbox.new.len();
+        if waiting + sequences.len() > most {
+            let message = format!(
+                "{waiting} answers wait already and {} more would exceed the {most} of options.queue: try again later",
+                sequences.len()
+            );
+            return Err(Error::new(Status::Capacity, message));
+        }
+        for mut sequence in sequences {
+            sequence.precedence.1 = inbox.next;
+            inbox.next += 1;
+            inbox.new.push(sequence);
+        }
+        drop(inbox);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn check(&self, request: &GenerateRequest, prompt: usize, n: u32) -> Result<()> {
+        if prompt == 0 {
+            return Err(Error::invalid("prompt", "it has no tokens: a model continues at least one"));
+        }
+        if n == 0 || n > MOST_ANSWERS {
+            return Err(Error::invalid("n", format!("{n} is not between 1 and {MOST_ANSWERS}")));
+        }
+        if request.session.is_some() && n > 1 {
+            let message = format!("{n} answers in a session, which goes on after one of them: ask for 1");
+            return Err(Error::invalid("n", message));
+        }
+        if request.session.as_ref().is_some_and(String::is_empty) {
+            return Err(Error::invalid("session", "it is empty: leave it out for a request without a session"));
+        }
+        for (name, top) in [("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)] {
+            if let Some(top) = top.filter(|&top| top > MOST_LOGPROBS) {
+                return Err(Error::invalid(name, format!("{top} is not between 0 and {MOST_LOGPROBS}")));
+            }
+        }
+        let most = self.options.max_prompt_tokens as usize;
+        if most > 0 && prompt > most {
+            let message = format!("{prompt} tokens are more than the {most} of options.max_prompt_tokens");
+            return Err(Error::invalid("prompt", message));
+        }
+        Ok(())
+    }
+
+    /// The maximum number of tokens of an answer: what the request asks for, within the limits.
+    fn max_new_tokens(&self, request: &GenerateRequest, prompt: usize) -> Result<u32> {
+        let model = &self.model;
+        let context = model.folder.limits.max_context as usize;
+        // The last token of an answer is not computed, but counts as part of the context.
+        let room = context.saturating_sub(prompt);
+        let pool = (model.pages * u64::from(model.folder.kv.page_size)) as usize;
+        if room == 0 {
+            let message = format!("{prompt} tokens leave no room for an answer in the model's context of {context}");
+            return Err(Error::invalid("prompt", message));
+        }
+        let most = self.options.max_new_tokens;
+        let asked = match request.max_new_tokens.or(model.folder.generation.max_new_tokens) {
+            Some(0) => return Err(Error::invalid("max_new_tokens", "0 tokens are no answer; expected 1 or more")),
+            Some(asked) if most > 0 && asked > most && request.max_new_tokens.is_some() => {
+                let message = format!("{asked} is more than the {most} of options.max_new_tokens");
+                return Err(Error::invalid("max_new_tokens", message));
+            }
+            Some(asked) => asked as usize,
+            None => room.min(pool.saturating_sub(prompt).max(1)),
+        };
+        let asked = if most > 0 { asked.min(most as usize) } else { asked };
+        let asked = match request.context_end {
+            ContextEnd::Refuse if asked > room && request.max_new_tokens.is_some() => {
+                let message = format!(
+                    "{asked} tokens after a prompt of {prompt} are more than the model's context of {context}: ask for \
+                     {room} at most, or set context_end to stop"
+                );
+                return Err(Error::invalid("max_new_tokens", message));
+            }
+            _ => asked.min(room),
+        };
+        if prompt + asked > pool {
+            let message = format!(
+                "a prompt of {prompt} tokens and {asked} new ones need {} pages and the pool has {}: raise options.kv_size, \
+                 or ask for fewer tokens",
+                model.pages_of(prompt + asked),
+                model.pages
+            );
+            return Err(Error::new(Status::Capacity, message).about("max_new_tokens"));
+        }
+        Ok(asked as u32)
+    }
+
+    /// An owner for a sequence without a session. None that was stored by an earlier process is the same.
+    fn new_owner(&self) -> Owner {
+        loop {
+            let owner = Owner(random() | NO_SESSION);
+            if self.model.kv.lookup(&[owner])[0].length == 0 {
+                return owner;
+            }
+        }
+    }
+}
+
+/// A number that differs from call to call and from process to process.
+fn random() -> u64 {
+    RandomState::new().hash_one(Instant::now())
+}

@@ -1,0 +1,93 @@
+//! The buffers of a step: the model's inputs and its logits.
+
+use super::super::exec::{self, BoundModel, Dim, Input, Sizes, Values};
+use super::open_model::OpenModel;
+use super::sequence::Sequence;
+use crate::error::Result;
+use crate::kv::KvLease;
+
+/// The buffers of a step. They are reused by the next one.
+#[derive(Default)]
+pub(super) struct Workspace {
+    input_ids: Vec<i32>,
+    positions: Vec<i32>,
+    row_offsets: Vec<i32>,
+    cached_len: Vec<i32>,
+    page_indptr: Vec<i32>,
+    page_ids: Vec<i32>,
+    logits_rows: Vec<i32>,
+    /// The logits of `logits_rows`, in order.
+    pub(super) logits: Vec<f32>,
+}
+
+impl Workspace {
+    /// Fills the buffers with the rows of a step.
+    pub(super) fn fill<'a>(&mut self, batch: impl Iterator<Item = (&'a Sequence, usize)>, lease: &KvLease) {
+        let Self { input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows, .. } = self;
+        for numbers in [&mut *input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows] {
+            numbers.clear();
+        }
+        row_offsets.push(0);
+        page_indptr.push(0);
+        for ((sequence, rows), pages) in batch.zip(lease.pages_of_owners()) {
+            let (begin, at) = (sequence.cached, input_ids.len());
+            input_ids.extend(sequence.tokens[begin..begin + rows].iter().map(|&token| token as i32));
+            positions.extend((begin..begin + rows).map(|position| position as i32));
+            logits_rows.extend((sequence.logits_from(rows)..rows).map(|row| (at + row) as i32));
+            row_offsets.push(input_ids.len() as i32);
+            cached_len.push(begin as i32);
+            page_ids.extend(pages.map(|page| page as i32));
+            page_indptr.push(page_ids.len() as i32);
+        }
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            sequences: self.cached_len.len(),
+            rows: self.input_ids.len(),
+            outputs: self.logits_rows.len(),
+            pages: self.page_ids.len(),
+        }
+    }
+
+    /// Runs the model on the rows.
+    pub(super) fn run(&mut self, model: &OpenModel) -> Result<()> {
+        let (names, outputs) = (&model.folder.inputs, &model.folder.outputs);
+        let width = model.folder.vocab_size as usize;
+        let mut logits = std::mem::take(&mut self.logits);
+        logits.resize(self.logits_rows.len() * width, 0.0);
+        let bound = BoundModel {
+            model: &model.model,
+            kv: Some(&model.kv),
+            pools_ready: model.kv.is_still(),
+            pools: names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str)).collect(),
+            output: &outputs.logits,
+            width,
+        };
+        let inputs = self.inputs(model);
+        // SAFETY: only this run uses the buffers. It writes only to pages of its own lease, behind the rows that other
+        // sequences may read.
+        let ran =
+            unsafe { exec::run(&bound, model.graphs.as_ref(), &self.sizes(), &inputs, &mut logits, None) };
+        drop(inputs);
+        self.logits = logits;
+        ran
+    }
+
+    fn inputs<'a>(&'a self, model: &'a OpenModel) -> Vec<Input<'a>> {
+        let names = &model.folder.inputs;
+        let all = [
+            (Some(&names.input_ids), &self.input_ids, Dim::Rows(0)),
+            (names.positions.as_ref(), &self.positions, Dim::Rows(0)),
+            (Some(&names.row_offsets), &self.row_offsets, Dim::Bounds),
+            (Some(&names.cached_len), &self.cached_len, Dim::Sequences),
+            (Some(&names.page_indptr), &self.page_indptr, Dim::Bounds),
+            (Some(&names.page_ids), &self.page_ids, Dim::Pages),
+            (Some(&names.logits_rows), &self.logits_rows, Dim::Outputs),
+        ];
+        let input = |(name, numbers, dim): (Option<&'a String>, &'a Vec<i32>, Dim)| {
+            name.map(|name| Input { name, numbers: Values::I32(numbers), dim })
+        };
+        all.into_iter().filter_map(input).collect()
+    }
+}

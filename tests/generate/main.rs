@@ -1,0 +1,9 @@
+//! The generator on real model folders, against a naive oracle that computes every token from the whole sequence.
+
+mod cases;
+mod limits;
+mod scheduling;
+mod sessions;
+mod sharing;
+mod streams;
+mod tokens;
