@@ -30,6 +30,7 @@ pub mod runtime;
 pub mod store;
 mod sync;
 pub mod tensor;
+pub mod text;
 
 pub mod ffi;
 
