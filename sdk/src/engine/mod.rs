@@ -22,6 +22,7 @@
 
 mod batching;
 mod exec;
+mod generate;
 mod rank;
 
 pub use crate::folder::{
