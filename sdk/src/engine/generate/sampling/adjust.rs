@@ -122,14 +122,25 @@ fn ban(logits: &mut [f32], token: u32) {
     }
 }
 
+/// A table, because shifts by different counts have no vector instruction on every processor.
+const BITS: [u32; 32] = {
+    let mut bits = [1; 32];
+    let mut index = 1;
+    while index < 32 {
+        bits[index] = bits[index - 1] << 1;
+        index += 1;
+    }
+    bits
+};
+
 fn ban_by(mask: &[u32], logits: &mut [f32]) {
     for (logits, &word) in logits.chunks_mut(32).zip(mask) {
         match word {
             u32::MAX => {}
             0 => logits.fill(f32::NEG_INFINITY),
             _ => {
-                for (bit, logit) in logits.iter_mut().enumerate() {
-                    *logit = if word >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+                for (logit, bit) in logits.iter_mut().zip(BITS) {
+                    *logit = if word & bit != 0 { *logit } else { f32::NEG_INFINITY };
                 }
             }
         }

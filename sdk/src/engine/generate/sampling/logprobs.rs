@@ -2,7 +2,7 @@
 
 use super::choice::Scratch;
 use super::options::in_vocabulary;
-use super::select::{Candidate, largest, maximum, sort};
+use super::select::{Candidate, largest, maximum};
 use super::weights::{Softmax, total};
 use crate::error::{Error, Result, Status};
 
@@ -36,8 +36,8 @@ pub fn logprobs(logits: &[f32], token: u32, top_n: usize, scratch: &mut Scratch)
     let candidates = &mut scratch.candidates;
     candidates.clear();
     if top_n > 0 {
-        largest(logits, top_n, &mut scratch.buffers, candidates);
-        sort(candidates);
+        largest(logits, top_n, &mut scratch.ranked, candidates);
+        candidates.sort_unstable_by_key(|candidate| candidate.key());
         candidates.truncate(top_n);
     }
     let top = candidates.iter().map(|&Candidate { token, logit }| (token, logprob(logit))).collect();

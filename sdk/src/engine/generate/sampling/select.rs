@@ -1,8 +1,10 @@
 //! The largest of many logits, without sorting them. NaN is never among them.
 
-/// How many logits share a maximum. The search reads every logit once, for the maxima, and after that only the blocks
-/// whose maximum is large enough.
+/// How many logits share a maximum.
 const BLOCK: usize = 32;
+
+/// How many maxima are computed at once.
+const LANES: usize = 16;
 
 /// The id of the largest logit; the lowest of equals. `None` if all are −∞ or NaN.
 pub(super) fn argmax(logits: &[f32]) -> Option<u32> {
@@ -23,17 +25,27 @@ pub(super) fn argmax(logits: &[f32]) -> Option<u32> {
 
 /// The largest logit, −∞ if there is none.
 pub(super) fn maximum(logits: &[f32]) -> f32 {
-    // Independent lanes, so that the compiler can use vector instructions. A comparison with NaN is false: it stays out.
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let mut chunks = logits.chunks_exact(16);
-    for chunk in &mut chunks {
+    let rest = logits.chunks_exact(LANES).remainder();
+    rest.iter().copied().chain(lane_maxima(logits)).fold(f32::NEG_INFINITY, larger)
+}
+
+/// The maximum of every `LANES`-th logit: independent lanes, so that the compiler can use vector instructions. The rest
+/// that does not fill all lanes is left out.
+#[inline(always)]
+fn lane_maxima(logits: &[f32]) -> [f32; LANES] {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in logits.chunks_exact(LANES) {
         for (lane, &logit) in lanes.iter_mut().zip(chunk) {
             *lane = larger(*lane, logit);
         }
     }
-    let rest = chunks.remainder().iter().copied();
-    rest.chain(lanes).fold(f32::NEG_INFINITY, larger)
+    lanes
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    // A comparison with NaN is false: it stays out.
+    if b > a { b } else { a }
 }
 
 /// A token that can still be drawn.
@@ -43,41 +55,48 @@ pub(super) struct Candidate {
     pub(super) logit: f32,
 }
 
-/// Buffers of [`largest`].
-#[derive(Clone, Debug, Default)]
-pub(super) struct Buffers {
-    /// The maximum of each block.
-    maxima: Vec<f32>,
-    /// What the selection puts into another order.
-    ranked: Vec<f32>,
+impl Candidate {
+    /// Whole numbers in the order of the candidates, the largest logit first, and by id where they are equal: cheaper to
+    /// compare.
+    pub(super) fn key(self) -> u64 {
+        // Adding 0 makes −0 equal to 0.
+        let bits = (self.logit + 0.0).to_bits();
+        let descending = if bits >> 31 == 0 { !bits ^ 1 << 31 } else { bits };
+        u64::from(descending) << 32 | u64::from(self.token)
+    }
+
+    /// The candidate of a key.
+    pub(super) fn of_key(key: u64) -> Self {
+        let descending = (key >> 32) as u32;
+        let bits = if descending >> 31 == 0 { !descending ^ 1 << 31 } else { descending };
+        Self { token: key as u32, logit: f32::from_bits(bits) }
+    }
 }
 
 /// Finds the `count` largest logits, and all that equal the smallest of them, in order of their ids. −∞ and NaN are left
-/// out.
-pub(super) fn largest(logits: &[f32], count: usize, buffers: &mut Buffers, found: &mut Vec<Candidate>) {
-    let Buffers { maxima, ranked } = buffers;
-    let blocks = logits.len().div_ceil(BLOCK);
+/// out. `ranked` is a buffer.
+pub(super) fn largest(logits: &[f32], count: usize, ranked: &mut Vec<f32>, found: &mut Vec<Candidate>) {
+    ranked.clear();
+    maxima(logits, ranked);
     // The count-th largest maximum is a lower bound: at least `count` logits are no smaller.
-    if count < blocks {
-        maxima.clear();
-        maxima.extend(logits.chunks(BLOCK).map(maximum));
-        ranked.clone_from(maxima);
-        let bound = nth_largest(ranked, count);
-        found.clear();
-        for (index, (block, &max)) in logits.chunks(BLOCK).zip(&*maxima).enumerate() {
-            if max >= bound {
-                append_at_least(block, index * BLOCK, bound, found);
-            }
-        }
-    } else {
-        at_least(logits, f32::NEG_INFINITY, found);
-    }
+    let bound = if count < ranked.len() { nth_largest(ranked, count) } else { f32::NEG_INFINITY };
+    at_least(logits, bound, found);
     if found.len() > count {
         ranked.clear();
         ranked.extend(found.iter().map(|candidate| candidate.logit));
         let smallest = nth_largest(ranked, count);
         found.retain(|candidate| candidate.logit >= smallest);
     }
+}
+
+/// Appends the maxima of groups of about `BLOCK` logits. Each logit is in one group.
+fn maxima(logits: &[f32], maxima: &mut Vec<f32>) {
+    // A group is a lane of a tile: that takes no steps from lane to lane.
+    let mut tiles = logits.chunks_exact(LANES * BLOCK);
+    for tile in &mut tiles {
+        maxima.extend(lane_maxima(tile));
+    }
+    maxima.extend(tiles.remainder().chunks(BLOCK).map(maximum));
 }
 
 fn nth_largest(values: &mut [f32], count: usize) -> f32 {
@@ -88,26 +107,14 @@ fn nth_largest(values: &mut [f32], count: usize) -> f32 {
 pub(super) fn at_least(logits: &[f32], bound: f32, found: &mut Vec<Candidate>) {
     found.clear();
     for (index, block) in logits.chunks(BLOCK).enumerate() {
-        if maximum(block) >= bound {
-            append_at_least(block, index * BLOCK, bound, found);
+        // The whole block, without a branch for each: mostly there is none.
+        if !block.iter().fold(false, |any, &logit| any | (logit >= bound)) {
+            continue;
         }
-    }
-}
-
-/// Sorts by logit, the largest first, and by id where they are equal.
-pub(super) fn sort(candidates: &mut [Candidate]) {
-    candidates.sort_unstable_by_key(|candidate| {
-        // Whole numbers in the order of the logits: cheaper to compare. Adding 0 makes −0 equal to 0.
-        let bits = (candidate.logit + 0.0).to_bits();
-        let ascending = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
-        u64::from(!ascending) << 32 | u64::from(candidate.token)
-    });
-}
-
-fn append_at_least(block: &[f32], first: usize, bound: f32, found: &mut Vec<Candidate>) {
-    for (offset, &logit) in block.iter().enumerate() {
-        if logit >= bound && logit > f32::NEG_INFINITY {
-            found.push(Candidate { token: (first + offset) as u32, logit });
+        for (offset, &logit) in block.iter().enumerate() {
+            if logit >= bound && logit > f32::NEG_INFINITY {
+                found.push(Candidate { token: (index * BLOCK + offset) as u32, logit });
+            }
         }
     }
 }
@@ -137,10 +144,10 @@ mod tests {
 
     #[test]
     fn largest_keeps_ties_and_the_order_of_ids() {
-        let (mut buffers, mut found) = (Buffers::default(), Vec::new());
+        let (mut ranked, mut found) = (Vec::new(), Vec::new());
         let logits: Vec<f32> = (0..1000).map(|id| ((id * 7919) % 101) as f32).collect();
         for count in [1, 2, 9, 10, 31, 32, 33, 200, 999, 1000, 5000] {
-            largest(&logits, count, &mut buffers, &mut found);
+            largest(&logits, count, &mut ranked, &mut found);
             let mut sorted = logits.clone();
             sorted.sort_by(|a, b| b.total_cmp(a));
             let smallest = sorted[count.min(1000) - 1];
@@ -151,22 +158,26 @@ mod tests {
 
     #[test]
     fn banned_logits_are_never_among_the_largest() {
-        let (mut buffers, mut found) = (Buffers::default(), Vec::new());
+        let (mut ranked, mut found) = (Vec::new(), Vec::new());
         let mut logits = vec![f32::NEG_INFINITY; 500];
         logits[3] = f32::NAN;
         logits[400] = -7.0;
         for count in [1, 2, 20, 500] {
-            largest(&logits, count, &mut buffers, &mut found);
+            largest(&logits, count, &mut ranked, &mut found);
             assert_eq!(found.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), [400], "{count}");
         }
     }
 
     #[test]
-    fn sorting_puts_equals_in_order_of_their_ids() {
+    fn keys_put_equals_in_order_of_their_ids() {
         let values = [-1.0, 0.0, -0.0, 5.0, f32::INFINITY, -2.5, 5.0];
-        let mut candidates: Vec<_> = (0..).zip(values).map(|(token, logit)| Candidate { token, logit }).collect();
-        candidates.reverse();
-        sort(&mut candidates);
-        assert_eq!(candidates.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), [4, 3, 6, 1, 2, 0, 5]);
+        let mut keys: Vec<u64> = (0..).zip(values).map(|(token, logit)| Candidate { token, logit }.key()).collect();
+        keys.sort_unstable();
+        let sorted: Vec<_> = keys.into_iter().map(Candidate::of_key).collect();
+        assert_eq!(sorted.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), [4, 3, 6, 1, 2, 0, 5]);
+        assert_eq!(
+            sorted.iter().map(|candidate| candidate.logit).collect::<Vec<_>>(),
+            [f32::INFINITY, 5.0, 5.0, 0.0, 0.0, -1.0, -2.5]
+        );
     }
 }
