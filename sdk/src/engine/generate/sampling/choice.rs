@@ -45,21 +45,21 @@ pub(super) fn choose(logits: &[f32], options: &SamplingOptions, scratch: &mut Sc
         return None;
     }
     let softmax = Softmax::new(max, options.temperature);
-    if has_top_k && options.top_p < 1.0 {
-        weigh(softmax, candidates, weights);
-        let total = total(weights);
-        keep_nucleus(softmax, total, options.top_p, keys, candidates);
-    } else if options.top_p < 1.0 {
-        softmax.weights(logits, weights);
-        let total = total(weights);
-        // Mostly a few tokens have nearly all of the probability. More are looked at only where they have not.
-        let mut count = 256;
-        loop {
-            largest(logits, count, ranked, candidates);
-            if keep_nucleus(softmax, total, options.top_p, keys, candidates) || count >= logits.len() {
-                break;
-            }
-            count *= 16;
+    if options.top_p < 1.0 {
+        if has_top_k {
+            weigh(softmax, candidates, weights);
+        } else {
+            softmax.weights(logits, weights);
+            // Mostly a few tokens have nearly all of the probability.
+            largest(logits, 256, ranked, candidates);
+        }
+        let nucleus = Nucleus { softmax, total: total(weights), top_p: options.top_p };
+        keys.clear();
+        keys.extend(candidates.iter().map(|candidate| candidate.key()));
+        if let Some(out) = nucleus.first_out(0.0, keys) {
+            candidates.retain(|candidate| candidate.key() < out);
+        } else if !has_top_k {
+            nucleus.of_all(logits, weights, keys, candidates);
         }
     } else if !has_top_k && options.min_p > 0.0 {
         // A bound for logits that saves the weights of the others. It is a little low, because min_p decides.
@@ -83,50 +83,81 @@ fn weigh(softmax: Softmax, candidates: &[Candidate], weights: &mut Vec<f64>) {
     weights.extend(candidates.iter().map(|candidate| softmax.weight(candidate.logit)));
 }
 
-/// Keeps the candidates that top_p keeps: those whose probability before them is at most top_p. `total` is the sum of the
-/// weights, also of tokens that are less likely than all candidates. Returns whether a candidate left; if none did, top_p
-/// can keep tokens that are not among the candidates.
-fn keep_nucleus(
+/// What top_p keeps: a token whose probability before it is at most top_p.
+struct Nucleus {
     softmax: Softmax,
+    /// The sum of the weights of all tokens.
     total: f64,
     top_p: f32,
-    keys: &mut Vec<u64>,
-    candidates: &mut Vec<Candidate>,
-) -> bool {
-    // In f32, as the option is: 0.9 is to mean 0.9, and not the f32 below it.
-    let is_kept = |before: f64| (before / total) as f32 <= top_p;
-    let weight = |key: u64| softmax.weight(Candidate::of_key(key).logit);
-    keys.clear();
-    keys.extend(candidates.iter().map(|candidate| candidate.key()));
-    // A binary search for the first that leaves. It puts into order only what it has to: after each step the more likely
-    // half of what is left is before the other half. Those before `start` stay, those from `end` on leave.
-    let (mut start, mut end) = (0, keys.len());
-    let mut before = 0.0;
-    const FEW: usize = 32;
-    while end - start > FEW {
-        let middle = (end - start) / 2;
-        let (likely, ..) = keys[start..end].select_nth_unstable(middle);
-        let with_half = before + likely.iter().map(|&key| weight(key)).sum::<f64>();
-        if is_kept(with_half) {
-            start += middle;
-            before = with_half;
-        } else {
-            end = start + middle;
+}
+
+impl Nucleus {
+    /// Finds the first of some tokens that does not stay. `before` is the weight of the tokens before them. `None` if all
+    /// stay.
+    fn first_out(&self, mut before: f64, mut keys: &mut [u64]) -> Option<u64> {
+        let weight = |key: u64| self.softmax.weight(Candidate::of_key(key).logit);
+        // A binary search, which puts into order only what it has to: each step has the more likely half before the
+        // other half.
+        const FEW: usize = 32;
+        let mut out = None;
+        while keys.len() > FEW {
+            let middle = keys.len() / 2;
+            let (likely, &mut first, _) = keys.select_nth_unstable(middle);
+            let with_half = before + likely.iter().map(|&key| weight(key)).sum::<f64>();
+            if self.keeps(with_half) {
+                before = with_half;
+                keys = &mut keys[middle..];
+            } else {
+                out = Some(first);
+                keys = &mut keys[..middle];
+            }
         }
-    }
-    keys[start..end].sort_unstable();
-    for &key in &keys[start..end] {
-        if !is_kept(before) {
-            break;
+        keys.sort_unstable();
+        for &key in &*keys {
+            if !self.keeps(before) {
+                return Some(key);
+            }
+            before += weight(key);
         }
-        before += weight(key);
-        start += 1;
+        out
     }
-    if start == keys.len() {
-        return false;
+
+    /// Finds what stays of all tokens, in order of their ids.
+    fn of_all(&self, logits: &[f32], weights: &[f64], keys: &mut Vec<u64>, candidates: &mut Vec<Candidate>) {
+        // A histogram: the sums of the weights in intervals, from the largest weight (1) down, tell in which interval
+        // the first one is that does not stay. The exponent and 6 bits of the fraction number the intervals.
+        const BINS: usize = 2048;
+        let bin = |weight: f64| (1f64.to_bits().saturating_sub(weight.to_bits()) >> 46).min(BINS as u64 - 1) as usize;
+        let mut bins = [0.0; BINS];
+        for &weight in weights {
+            bins[bin(weight)] += weight;
+        }
+        let mut before = 0.0;
+        let crossing = bins.iter().position(|weight| {
+            let crosses = !self.keeps(before + weight);
+            before += if crosses { 0.0 } else { *weight };
+            crosses
+        });
+        let mut bound = f32::NEG_INFINITY;
+        let mut out = u64::MAX;
+        if let Some(crossing) = crossing {
+            keys.clear();
+            for (token, (&logit, &weight)) in (0..).zip(logits.iter().zip(weights)) {
+                if bin(weight) == crossing && logit > f32::NEG_INFINITY {
+                    keys.push(Candidate { token, logit }.key());
+                }
+            }
+            // Where all of the interval stay, the first that does not is the next after the last of them.
+            let after = keys.iter().max().map_or(u64::MAX, |last| last + 1);
+            out = self.first_out(before, keys).unwrap_or(after);
+            bound = Candidate::of_key(out).logit;
+        }
+        at_least(logits, bound, candidates);
+        candidates.retain(|candidate| candidate.key() < out);
     }
-    // The order of the ids stays: the draw must not depend on how a selection moves the others.
-    let first_out = keys[start];
-    candidates.retain(|candidate| candidate.key() < first_out);
-    true
+
+    fn keeps(&self, before: f64) -> bool {
+        // In f32, as the option is: 0.9 is to mean 0.9, and not the f32 below it.
+        (before / self.total) as f32 <= self.top_p
+    }
 }

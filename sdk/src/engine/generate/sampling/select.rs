@@ -111,11 +111,14 @@ pub(super) fn at_least(logits: &[f32], bound: f32, found: &mut Vec<Candidate>) {
         if !block.iter().fold(false, |any, &logit| any | (logit >= bound)) {
             continue;
         }
+        // Each is written, and the next over it if it does not count: whether it does is hard to predict.
+        let mut end = found.len();
+        found.resize(end + block.len(), Candidate { token: 0, logit: 0.0 });
         for (offset, &logit) in block.iter().enumerate() {
-            if logit >= bound && logit > f32::NEG_INFINITY {
-                found.push(Candidate { token: (index * BLOCK + offset) as u32, logit });
-            }
+            found[end] = Candidate { token: (index * BLOCK + offset) as u32, logit };
+            end += usize::from(logit >= bound && logit > f32::NEG_INFINITY);
         }
+        found.truncate(end);
     }
 }
 

@@ -550,15 +550,18 @@ fn the_temperature_comes_before_top_p_and_min_p() {
 
 #[test]
 fn a_wide_nucleus_is_as_a_sort_of_all_tokens_has_it() {
-    // A flat distribution over more tokens than the first tries have.
+    // A flat distribution over more tokens than the first try has, with banned and broken logits and with ties.
     let mut random = Random(8);
-    let logits: Vec<f32> = (0..20_000).map(|_| random.below(1 << 24) as f32 / (1 << 24) as f32).collect();
-    for top_p in [0.001, 0.1, 0.9, 0.9999] {
-        let options = SamplingOptions { top_p, ..sampled() };
+    let mut logits: Vec<f32> = (0..20_000).map(|_| random.below(1 << 14) as f32 / (1 << 14) as f32).collect();
+    logits[5] = f32::NEG_INFINITY;
+    logits[600] = f32::NAN;
+    let cases = [(0.001, 1.0), (0.1, 1.0), (0.9, 1.0), (0.9999, 1.0), (0.7, 0.02), (0.7, 1e4), (0.99, 0.1)];
+    for (top_p, temperature) in cases {
+        let options = SamplingOptions { top_p, temperature, ..sampled() };
         let got = distribution(&sampler(&options, 20_000, &[]), &logits);
         let oracle = Oracle { options: &options, eos: &[], prompt: &[], output: &[], max_new_tokens: 9, mask: None };
         let (expected, margin) = oracle.probabilities(&logits).unwrap();
-        assert!(margin > 1e-7, "{margin}");
+        assert!(margin > 6e-8, "{margin}");
         for (got, expected) in got.iter().zip(expected) {
             assert!((f64::from(*got) - expected).abs() <= expected * 1e-6, "{got} {expected}");
         }
