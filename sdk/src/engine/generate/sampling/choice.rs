@@ -64,8 +64,9 @@ pub(super) fn choose(logits: &[f32], options: &SamplingOptions, scratch: &mut Sc
     } else if !has_top_k && options.min_p > 0.0 {
         // A bound for logits that saves the weights of the others. It is a little low, because min_p decides.
         let distance = f64::from(options.min_p).ln() * f64::from(options.temperature);
-        let bound = f64::from(max) + distance * 1.000_001 - f64::from(max).abs() * 1e-6;
-        at_least(logits, bound as f32, candidates);
+        let slack = distance * -1e-6 + f64::from(max).abs() * 1e-6;
+        let bound = if max.is_finite() { (f64::from(max) + distance - slack) as f32 } else { max };
+        at_least(logits, bound, candidates);
     } else if !has_top_k {
         softmax.weights(logits, weights);
         return Some(Choice::All);

@@ -162,10 +162,10 @@ mod tests {
     #[test]
     fn banned_logits_are_never_among_the_largest() {
         let (mut ranked, mut found) = (Vec::new(), Vec::new());
-        let mut logits = vec![f32::NEG_INFINITY; 500];
+        let mut logits = vec![f32::NEG_INFINITY; 1500];
         logits[3] = f32::NAN;
         logits[400] = -7.0;
-        for count in [1, 2, 20, 500] {
+        for count in [1, 2, 20, 500, 1500] {
             largest(&logits, count, &mut ranked, &mut found);
             assert_eq!(found.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), [400], "{count}");
         }

@@ -582,6 +582,17 @@ fn tiny_temperatures_and_huge_logits_overflow_nothing() {
         let got = distribution(&sampler(&options, 100, &[7, 8, 9]), &logits);
         assert_eq!((kept(&got), got[7]), (vec![7, 8], 0.5), "{options:?}");
     }
+    // Infinite logits share all of the probability.
+    let mut logits = vec![0.0; 600];
+    logits[7] = f32::INFINITY;
+    logits[8] = f32::INFINITY;
+    for (top_k, top_p, min_p) in
+        [(0, 1.0, 0.0), (0, 1.0, 0.1), (0, 0.9, 0.0), (0, 0.9, 0.1), (2, 0.9, 0.1), (9, 1.0, 0.1)]
+    {
+        let options = SamplingOptions { top_k, top_p, min_p, ..sampled() };
+        let got = distribution(&sampler(&options, 600, &[7, 8, 9]), &logits);
+        assert_eq!((kept(&got), got[7]), (vec![7, 8], 0.5), "{options:?}");
+    }
     // A penalty makes no ban of a large negative logit.
     let options = SamplingOptions { repetition_penalty: 1e30, ..sampled() };
     assert_eq!(sample(&sampler(&options, 1, &[0]), &[-1e30], 0), 0);
