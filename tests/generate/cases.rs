@@ -74,7 +74,8 @@ pub fn oracle_logits(tokens: &[u32]) -> Vec<f32> {
     let len = tokens.len() as i32;
     let pages = tokens.len().div_ceil(PAGE) as i32;
     let tensor = |numbers: &[i32]| Tensor::from_slice(&[numbers.len() as i64], numbers).unwrap();
-    let pool = Tensor::from_slice(&[pages.into(), 2, PAGE as i64, 2, 8], &vec![0.0_f32; pages as usize * 2 * PAGE * 16]);
+    let pool =
+        Tensor::from_slice(&[pages.into(), 2, PAGE as i64, 2, 8], &vec![0.0_f32; pages as usize * 2 * PAGE * 16]);
     let pool = pool.unwrap();
     let ids: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
     // In reverse: the order of pages is any.

@@ -35,7 +35,7 @@ pub use generate::{
     GeneratorOptions, GeneratorStats, Prompt, Timings, Token, TokenLogprobs, TokenStream,
 };
 pub use rank::{
-    Columns, Engine, EngineOptions, EngineProvider, EngineStats, Events, GraphShape, RankRequest,
-    RankResponse, TableOptions,
+    Columns, Engine, EngineOptions, EngineProvider, EngineStats, Events, GraphShape, RankRequest, RankResponse,
+    TableOptions,
 };
 pub use stores::EngineStore;

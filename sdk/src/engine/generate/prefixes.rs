@@ -10,7 +10,8 @@ pub(super) fn look_up(kv: &KvCache, sequence: &mut Sequence, share_prefixes: boo
         let own = kv.matching(sequence.owner, sequence.cacheable()) as usize;
         let source = if own > 0 { None } else { find_source(kv, sequence, share_prefixes) };
         let from = source.map_or(sequence.owner, |(owner, _)| owner);
-        if !waits && kv.lookup(&[from])[0].tier == Tier::Store && kv.prefetch(&[from]).is_ok_and(|loading| loading > 0) {
+        if !waits && kv.lookup(&[from])[0].tier == Tier::Store && kv.prefetch(&[from]).is_ok_and(|loading| loading > 0)
+        {
             return false;
         }
         sequence.cached = own;

@@ -89,7 +89,8 @@ impl Scheduler {
 
     /// Ends all sequences as cancelled.
     pub(super) fn cancel_all(&mut self) {
-        let all = std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.running).into_values());
+        let all =
+            std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.running).into_values());
         for sequence in all.collect::<Vec<_>>() {
             self.end(sequence, Ok(FinishReason::Cancelled));
         }
@@ -122,8 +123,7 @@ impl Scheduler {
                 true => Some(FinishReason::Cancelled),
                 false => sequence.ends_early(now),
             };
-            let ended: Vec<_> =
-                sequences.iter().filter_map(|(&key, sequence)| Some((key, ends(sequence)?))).collect();
+            let ended: Vec<_> = sequences.iter().filter_map(|(&key, sequence)| Some((key, ends(sequence)?))).collect();
             for (key, reason) in ended {
                 let sequences = if of_waiting { &mut self.waiting } else { &mut self.running };
                 if let Some(sequence) = sequences.remove(&key) {

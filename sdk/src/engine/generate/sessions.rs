@@ -36,7 +36,8 @@ impl Sessions {
             for EndOfTurn { owner, answers, outcome } in ends {
                 let stored = catch_panic(|| model.kv.offload(Owners::These(&[owner])));
                 let stored = stored.map_err(|error| {
-                    let message = format!("the answer was generated, but its conversation could not be stored: {error}");
+                    let message =
+                        format!("the answer was generated, but its conversation could not be stored: {error}");
                     crate::Error::new(error.status(), message)
                 });
                 answers.deliver(outcome.and_then(|response| stored.map(|_| response)));

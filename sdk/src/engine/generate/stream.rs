@@ -147,7 +147,13 @@ pub(super) fn generate_all(
         while streams.len() < requests.len() {
             match generator.open_stream(&requests[streams.len()], false) {
                 // Room comes as earlier requests end.
-                Err(error) if error.status() == Status::Capacity && error.argument().is_none() && outcomes.len() < streams.len() => break,
+                Err(error)
+                    if error.status() == Status::Capacity
+                        && error.argument().is_none()
+                        && outcomes.len() < streams.len() =>
+                {
+                    break;
+                }
                 opened => streams.push(Some(opened)),
             }
         }

@@ -67,8 +67,7 @@ impl Workspace {
         let inputs = self.inputs(model);
         // SAFETY: only this run uses the buffers. It writes only to pages of its own lease, behind the rows that other
         // sequences may read.
-        let ran =
-            unsafe { exec::run(&bound, model.graphs.as_ref(), &self.sizes(), &inputs, &mut logits, None) };
+        let ran = unsafe { exec::run(&bound, model.graphs.as_ref(), &self.sizes(), &inputs, &mut logits, None) };
         drop(inputs);
         self.logits = logits;
         ran
