@@ -446,7 +446,7 @@ def bad_generate_requests(world, function, p):
     if function.name == "pagoda_generator_tokenize":
         return
     wrong = {"max_new_tokens": (0, 511, INT_MAX), "n": (0, INT_MAX), "forced_eos": (272,), "token_count": (512, 600)}
-    wrong |= dict.fromkeys(["logprobs", "prompt_logprobs"], (1000, INT_MAX))
+    wrong |= dict.fromkeys(["logprobs", "prompt_logprobs"], (1001, INT_MAX))
     wrong |= dict.fromkeys(["temperature", "repetition_penalty"], (-2.0, math.nan, math.inf))
     wrong |= dict.fromkeys(["top_p", "min_p"], (-0.5, 1.5, math.nan))
     wrong |= dict.fromkeys(["presence_penalty", "frequency_penalty"], (-2.5, 2.5, math.nan))

@@ -154,7 +154,7 @@ class Generator:
 
     def count(self, what, *sessions, stored=None):
         out = ctypes.c_size_t(99)
-        listed = (address(texts(sessions)), len(sessions)) if stored is None else (stored,)
+        listed = (pointed_to(texts(sessions)), len(sessions)) if stored is None else (stored,)
         self.pagoda.call(f"pagoda_generator_{what}", self.handle, *listed, address(out))
         return out.value
 
@@ -427,11 +427,11 @@ def test_a_callback_may_free_the_generator(open_generator, pagoda):
 
 
 def test_a_session_goes_on_after_a_restart(open_generator, tmp_path):
-    first_turn, more = (PROMPTS[0] * 3)[:70], [9, 8, 7]
+    first_turn, other, more = (PROMPTS[0] * 3)[:70], [9, *PROMPTS[0], *PROMPTS[1]], [9, 8, 7]
     store = {"store_path": pointed_to(ctypes.create_string_buffer(str(tmp_path / "store").encode()))}
     with open_generator(**store) as generator:
         first = generator.answer(first_turn, session="a", max_new_tokens=10)
-        generator.answer(first_turn[:40], session="b")
+        generator.answer(other, session="b")
     second_turn = first_turn + first.tokens + more
     expected = open_generator().answer(second_turn)
     assert expected.cached == 0
@@ -449,7 +449,8 @@ def test_a_session_goes_on_after_a_restart(open_generator, tmp_path):
         assert generator.count("forget", "a") == 0
     with open_generator(**store) as generator:
         assert generator.answer(second_turn, session="a").cached == 0
-        assert generator.answer(first_turn[:40], session="b").cached == 39
+        # A prompt that ends before the session does has its whole pages.
+        assert generator.answer(other, session="b").cached == 32
 
 
 def test_clearing_drops_what_is_cached(open_generator, tmp_path):
@@ -530,7 +531,7 @@ def test_refusals_say_what_is_wrong(open_generator):
     assert "line 1 column 16" in message
     assert refused("request.messages", messages="{}") == "an object, where an array of messages is needed"
     assert refused("request.variables", messages="[]", variables="3").startswith("a number, where an object")
-    assert "line 2 column 1" in refused("request.tools", messages="[]", tools="[\n]]")
+    assert "line 2 column 2" in refused("request.tools", messages="[]", tools="[\n]]")
     assert refused("request.tokens", []) == "it has no tokens: a model continues at least one"
     assert refused("request.tokens[2]", [5, 6, 300]) == "300 is no token: the model has 272, from 0 on"
     assert "101 tokens are more than the 100 of options.max_prompt_tokens" in refused("request.tokens", [5] * 101)
