@@ -2426,7 +2426,7 @@ pagoda_status pagoda_generator_tokenize(const pagoda_generator *generator,
 /**
  * Writes the text of tokens to `buffer`; with `skip_special` 1 without special tokens. `length` receives the number of
  * bytes with the NUL. With `buffer` NULL and `capacity` 0 only `length` is written. Bytes that are not UTF-8 become
- * U+FFFD, and a NUL becomes the two characters `\0`. A token that the vocabulary does not have has no text.
+ * U+FFFD, and a NUL becomes a backslash and a 0. A token that the vocabulary does not have has no text.
  *
  * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; CAPACITY if the
  * text does not fit, and then nothing is written; MODEL if the tokenizer fails.

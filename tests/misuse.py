@@ -405,15 +405,16 @@ def bad_rank_requests(world, function, p):
         yield Case(f"cancel {what}", field(p.name, "cancel", handle), INVALID_HANDLE, "request.cancel")
 
 
-CHAT = {"tokens": None, "token_count": 0}
+NO_TOKENS = {"tokens": None, "token_count": 0}
 
 
 def bad_generate_requests(world, function, p):
     """What a request for text can have wrong beyond its numbers."""
 
-    def pointing(what, at=None, status=FIRST, **values):
-        memory = {name: pointed_to(value) if isinstance(value, ctypes.Array) else value for name, value in values.items()}
-        return Case(what, instead(p.name, **memory), status, f"request.{at or next(iter(values))}")
+    def pointing(what, at, **values):
+        for name, value in values.items():
+            values[name] = pointed_to(value) if isinstance(value, ctypes.Array) else value
+        return Case(what, instead(p.name, **values), argument=f"request.{at}")
 
     def text(value):
         return ctypes.create_string_buffer(value)
@@ -421,19 +422,18 @@ def bad_generate_requests(world, function, p):
     def tokens(*ids):
         return (ctypes.c_uint32 * len(ids))(*ids)
 
-    yield pointing("no prompt", "prompt", **CHAT)
+    yield pointing("no prompt", "prompt", **NO_TOKENS)
     yield pointing("two prompts", "tokens", prompt=text(b"a"))
     yield pointing("a prompt and a chat", "messages", messages=text(b"[]"))
-    yield pointing("prompt not UTF-8", "prompt", **CHAT, prompt=text(NOT_UTF8))
+    yield pointing("prompt not UTF-8", "prompt", **NO_TOKENS, prompt=text(NOT_UTF8))
     yield pointing("no such token", "tokens[1]", tokens=tokens(5, 272))
     yield pointing("tokens odd", "tokens", tokens=address(POINTED_TO[0]) + 2)
     for messages in b"", b"{", b'[{"role": "user", "content": }]', b"{}", b'"a"', b"null", b"3", b"[] []", NOT_UTF8:
-        yield pointing(f"messages {messages}", "messages", **CHAT, messages=text(messages))
+        yield pointing(f"messages {messages}", "messages", **NO_TOKENS, messages=text(messages))
     for part, values in ("tools", (b"", b"{", NOT_UTF8)), ("variables", (b"", b"{", b"[]", b"1", NOT_UTF8)):
         for value in values:
-            yield pointing(f"{part} {value}", part, **CHAT, messages=text(b"[]"), **{part: text(value)})
-    with_flag = pointing("flag", "add_generation_prompt", **CHAT, messages=text(b"[]"), add_generation_prompt=2)
-    yield with_flag
+            yield pointing(f"{part} {value}", part, **NO_TOKENS, messages=text(b"[]"), **{part: text(value)})
+    yield pointing("flag", "add_generation_prompt", **NO_TOKENS, messages=text(b"[]"), add_generation_prompt=2)
     for name, count in ("stop", "stop_count"), ("stop_tokens", "stop_token_count"), ("logit_bias", "logit_bias_count"):
         yield pointing(f"{name} NULL", name, **{count: 1})
     for stop in None, NOT_UTF8:

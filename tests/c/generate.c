@@ -47,7 +47,8 @@ static void on_token(void *user_data, const pagoda_generate_token *token) {
     if (token->logprobs && token->logprobs->rank == 0) exit(2);
 }
 
-static void on_end(void *user_data, pagoda_status status, pagoda_generate_response *response, const pagoda_error *error) {
+static void on_end(void *user_data, pagoda_status status, pagoda_generate_response *response,
+                   const pagoda_error *error) {
     received *all = user_data;
     if (status) fprintf(stderr, "%s\n", pagoda_error_message(error));
     all->response = response;

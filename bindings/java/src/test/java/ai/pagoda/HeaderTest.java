@@ -30,7 +30,7 @@ class HeaderTest {
 
     /** What the binding does not have yet: generators get bindings of all languages at once. */
     private static final Pattern NOT_YET = Pattern.compile(
-            "(pagoda_)?(generat|logit_bias|token_logprobs|driver|context_end|finish_reason).*", Pattern.CASE_INSENSITIVE);
+            "(?i)(pagoda_)?(generat|logit_bias|token_logprobs|driver|context_end|finish_reason).*");
 
     private static final Map<String, Class<? extends Record>> STATISTICS = Map.of(
             "pagoda_store_stats", StoreStats.class, "pagoda_kv_stats", KvStats.class, "pagoda_table_stats", TableStats.class,
@@ -56,8 +56,10 @@ class HeaderTest {
         assertEquals(new TreeSet<>(Files.readAllLines(Support.ROOT.resolve("tests/exports.txt"))), exported);
         Set<String> missing = new TreeSet<>(exported);
         missing.removeAll(matches("\\b(pagoda_\\w+)\\(", sources()));
-        assertEquals(exported.stream().filter(HeaderTest::notYet).toList(), missing.stream().filter(HeaderTest::notYet).toList());
-        missing.removeIf(HeaderTest::notYet);
+        Set<String> later = new TreeSet<>(exported);
+        later.removeIf(name -> !notYet(name));
+        assertTrue(missing.containsAll(later), "some of these need not be left out any more: " + later);
+        missing.removeAll(later);
         assertEquals(new TreeSet<>(LEFT_OUT.keySet()), missing);
     }
 
