@@ -24,7 +24,7 @@ SENTINEL = 0xA5
 PATIENCE = 60
 
 INTS = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t, "int64_t": ctypes.c_int64}
-INTS |= {"uint64_t": ctypes.c_uint64, "uint8_t": ctypes.c_uint8}
+INTS |= {"uint64_t": ctypes.c_uint64, "uint8_t": ctypes.c_uint8, "float": ctypes.c_float}
 TYPES = {1: np.float32, 2: np.uint8, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64}
 TYPES[16] = ml_dtypes.bfloat16
 
@@ -71,6 +71,8 @@ class Header:
     def __init__(self, text):
         text = text.replace("\\\n", "")
         self.constants = {name: int(value) for name, value in re.findall(r"^#define (PAGODA_\w+) (-?\d+)$", text, re.M)}
+        inits = re.findall(r"^#define PAGODA_\w+_INIT\s+\{ sizeof\((\w+)\), (.*) \}$", text, re.M)
+        self.inits = {kind: [self.initial(value) for value in values.split(",")] for kind, values in inits}
         code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
         code = re.sub(r"^\s*#.*$|extern \"C\" \{|^\}\s*$", "", code, flags=re.M)
         code, opaque = self.take(code, r"typedef struct (pagoda_\w+) \1;")
@@ -84,6 +86,12 @@ class Header:
         self.callbacks = {match[1]: self.callback(match[2]) for match in callbacks}
         self.structs = {match[2]: self.struct(match[2], match[1]) for match in structs}
         self.functions = {match[2]: self.function(match) for match in functions}
+
+    @staticmethod
+    def initial(value):
+        """A value in an INIT macro."""
+        value = value.strip().removesuffix("f")
+        return None if value == "NULL" else float(value) if "." in value else int(value)
 
     @staticmethod
     def take(code, pattern):
@@ -128,7 +136,7 @@ class Header:
             return "struct" if kind.startswith("const ") else "out struct"
         simple = {"const char *": "text", "const char *const *": "texts"}
         simple |= {"const int64_t *": "array" if name == "dims" else "numbers", "const size_t *": "lengths"}
-        simple |= dict.fromkeys(["const uint64_t *", "const float *", "float *"], "numbers")
+        simple |= dict.fromkeys(["const uint64_t *", "const uint32_t *", "const float *", "float *"], "numbers")
         simple |= dict.fromkeys(["void *", "const void *", "char *"], "memory")
         if kind in simple:
             return simple[kind]
@@ -255,6 +263,16 @@ def struct(kind, **fields):
     return made
 
 
+def initialised(kind, **fields):
+    """A struct of the header as its INIT makes it, with the fields given instead."""
+    made = struct(kind)
+    names = [name for name, _ in made._fields_[1:]]
+    for name, value in zip(names, HEADER.inits[kind], strict=True):
+        setattr(made, name, fields.get(name, value))
+    assert not set(fields) - set(names), f"{kind} has no {set(fields) - set(names)}"
+    return made
+
+
 def structs(kind, elements):
     """An array of them."""
     return (HEADER.structs[kind] * max(len(elements), 1))(*(struct(kind, **fields) for fields in elements))
@@ -297,6 +315,9 @@ class World:
         self.on_release = HEADER.callbacks["pagoda_release_callback"](lambda user_data: self.released.append(user_data))
         self.on_done = HEADER.callbacks["pagoda_run_callback"](self.run_done)
         self.on_ranked = HEADER.callbacks["pagoda_rank_callback"](self.rank_done)
+        self.tokens = []
+        self.on_token = HEADER.callbacks["pagoda_token_callback"](lambda user_data, token: self.tokens.append(token))
+        self.on_generated = HEADER.callbacks["pagoda_generate_callback"](self.generate_done)
         self.bytes = add_model()
         self.path = Path(folder) / "add.onnx"
         self.path.write_bytes(self.bytes)
@@ -310,10 +331,14 @@ class World:
         self.store = self.fresh("pagoda_store")
         self.cache = self.fresh("pagoda_kv_cache")
         self.engine = self.fresh("pagoda_engine")
+        self.generator = self.fresh("pagoda_generator")
+        self.stepped = self.fresh("pagoda_generator", driver=HEADER.constants["PAGODA_DRIVER_CALLER"])
+        self.response = self.fresh("pagoda_generate_response")
         # What the functions that do not free are called with.
         self.shared = {"pagoda_tensor": self.x, "pagoda_model": self.model}
         self.shared |= {"pagoda_store": self.store, "pagoda_kv_cache": self.cache}
         self.shared |= {"pagoda_embeddings": self.embedding, "pagoda_engine": self.engine}
+        self.shared |= {"pagoda_generator": self.generator, "pagoda_generate_response": self.response}
 
     def logged(self, user_data, level, source, message):
         self.log.append(ctypes.string_at(message).decode())
@@ -328,10 +353,14 @@ class World:
         self.finished.append((status, numbers))
         self.done.set()
 
+    def generate_done(self, user_data, status, response, error):
+        self.finished.append((status, [response] if response else []))
+        self.done.set()
+
     def set_log(self):
         self.pagoda.call("pagoda_log_set", HEADER.constants["PAGODA_LOG_LEVEL_ERROR"], self.on_log, None)
 
-    def fresh(self, kind):
+    def fresh(self, kind, **options):
         """A new handle."""
         pagoda = self.pagoda
         if kind == "pagoda_error":
@@ -360,6 +389,12 @@ class World:
         if kind == "pagoda_engine":
             folder, options = ctypes.create_string_buffer(str(ENGINE).encode()), engine_options()
             return pagoda.make("pagoda_engine_open", address(folder), address(options))
+        if kind == "pagoda_generator":
+            folder, options = ctypes.create_string_buffer(str(LLAMA).encode()), generator_options(**options)
+            return pagoda.make("pagoda_generator_open", address(folder), address(options))
+        if kind == "pagoda_generate_response":
+            request = generate_request(logprobs=2, prompt_logprobs=2)
+            return pagoda.make("pagoda_generator_generate", self.generator, address(request))
         assert kind == "pagoda_model", f"how is a {kind} made?"
         return pagoda.open(self.bytes)
 
@@ -381,7 +416,8 @@ class World:
         return ctypes.create_string_buffer(tempfile.mkdtemp(dir=self.root).encode())
 
     def close(self):
-        for kind, handle in [*self.shared.items(), ("pagoda_tensor", self.y), ("pagoda_tensor", self.strings)]:
+        others = [("pagoda_tensor", self.y), ("pagoda_tensor", self.strings), ("pagoda_generator", self.stepped)]
+        for kind, handle in [*self.shared.items(), *others]:
             self.pagoda.free(kind, handle)
 
 
@@ -418,8 +454,9 @@ def kv_options(store=None, **fields):
     return struct("pagoda_kv_options", store=store, model_version=address(VERSIONS[-1]), **shape | fields)
 
 
-# A small model, and what requests and options point to: copies of those have only addresses.
+# Small models, and what requests and options point to: copies of those have only addresses.
 ENGINE = ROOT / "tests/data/engine/bag"
+LLAMA = ROOT / "tests/data/generate/llama"
 POINTED_TO = []
 
 
@@ -455,6 +492,21 @@ def rank_request(user=1, **fields):
     made |= own | {"user_keys": pointed_to((ctypes.c_int64 * 2)(6, 8))}
     made |= {"start": -1, "has_time": 1, "time": 1_700_002_000}
     return struct("pagoda_rank_request", user=user, **made | fields)
+
+
+def generator_options(**fields):
+    """Options of a generator on one thread with a few pages."""
+    limits = {"max_batch": 4, "queue": 10, "model": pointed_to(good_options())}
+    limits |= {"kv_size_unit": HEADER.constants["PAGODA_KV_SIZE_UNIT_PAGES"], "kv_size": 64}
+    return initialised("pagoda_generator_options", **limits | fields)
+
+
+def generate_request(tokens=(5, 6), **fields):
+    """A request for the two most likely tokens after two others. `tokens` None: the fields have a prompt."""
+    made = {"do_sample": 0, "ignore_eos": 1, "max_new_tokens": 2}
+    if tokens is not None:
+        made |= {"tokens": pointed_to((ctypes.c_uint32 * max(len(tokens), 1))(*tokens)), "token_count": len(tokens)}
+    return initialised("pagoda_generate_request", **made | fields)
 
 
 def sentinels(size):
@@ -537,6 +589,20 @@ GOOD = {
     ("pagoda_engine_get_table_stats", "table"): lambda world: ctypes.create_string_buffer(b"items"),
     ("pagoda_engine_swap", "folder"): lambda world: ctypes.create_string_buffer(str(ENGINE).encode()),
     "pagoda_reach reach": lambda world: HEADER.constants["PAGODA_REACH_AT_ONCE"],
+    "const pagoda_generator_options * options": lambda world: generator_options(),
+    ("pagoda_generator_open", "folder"): lambda world: ctypes.create_string_buffer(str(LLAMA).encode()),
+    "const pagoda_generate_request * request": lambda world: generate_request(),
+    "pagoda_token_callback token_callback": lambda world: world.on_token,
+    "pagoda_generate_callback callback": lambda world: world.on_generated,
+    "const uint32_t * tokens": lambda world: (ctypes.c_uint32 * 3)(5, 6, 7),
+    "size_t token_count": lambda world: 3,
+    "int32_t skip_special": lambda world: 1,
+    # As many tokens as the 16 bytes of an output have room for.
+    ("pagoda_generator_tokenize", "capacity"): lambda world: 4,
+    "const char *const * sessions": lambda world: texts(["a", "b"]),
+    "size_t session_count": lambda world: 2,
+    "int32_t stored": lambda world: 1,
+    "size_t choice": lambda world: 0,
 }
 
 
@@ -565,7 +631,8 @@ class Call:
 
     def handle(self, kind):
         if kind in self.world.shared and not self.function.name.endswith("_free"):
-            return self.world.strings if self.function.name == "pagoda_tensor_string" else self.world.shared[kind]
+            others = {"pagoda_tensor_string": self.world.strings, "pagoda_generator_step": self.world.stepped}
+            return others.get(self.function.name, self.world.shared[kind])
         return self.own(kind, self.world.fresh(kind))
 
     def own(self, kind, handle):
@@ -605,6 +672,10 @@ class Call:
             assert status == OK
             if function.has("outputs"):
                 self.owned += [("pagoda_tensor", handle) for handle in made]
+            elif function.has("token_callback"):
+                assert len(made) == 1 and len(self.world.tokens) == (2 if self.values["token_callback"] else 0)
+                self.world.tokens.clear()
+                self.owned += [("pagoda_generate_response", handle) for handle in made]
             else:
                 assert len(made) == 6 and all(map(math.isfinite, made))
         for parameter in function.parameters if succeeded else ():

@@ -2,8 +2,9 @@
 
 import ctypes
 import json
+import math
 
-from capi import HEADER, POINTED_TO, address, pointed_to, struct
+from capi import HEADER, POINTED_TO, address, pointed_to, struct, structs
 
 C = HEADER.constants
 INVALID_ARGUMENT, INVALID_HANDLE = C["PAGODA_STATUS_INVALID_ARGUMENT"], C["PAGODA_STATUS_INVALID_HANDLE"]
@@ -28,6 +29,7 @@ NULL_IS_FINE_IN = {
     ("pagoda_embeddings_estimate", "disk"),
     ("pagoda_embeddings_add", "folder"),
     ("pagoda_engine_rank", "response"),
+    ("pagoda_generator_generate_async", "token_callback"),
 }
 # A cache has no shape without them.
 NULL_IS_WRONG_IN = {("pagoda_kv_cache_open", "options")}
@@ -181,7 +183,14 @@ SCALARS = {
     "pagoda_element_type type": [(v, FIRST) for v in (-1, 0, 27, 1000, INT_MIN)],
     "size_t capacity": [(v, C["PAGODA_STATUS_CAPACITY"]) for v in (0, 1, 10)],
     # Where the provider was asked for there is no reason to give: a NUL alone.
-    ("pagoda_engine_provider", "capacity"): [(0, C["PAGODA_STATUS_CAPACITY"])],
+    **{(f"pagoda_{kind}_provider", "capacity"): [(0, C["PAGODA_STATUS_CAPACITY"])] for kind in ("engine", "generator")},
+    **{(f"pagoda_generator_{name}", "capacity"): [(v, C["PAGODA_STATUS_CAPACITY"]) for v in (0, 1)]
+       for name in ("tokenize", "detokenize")},
+    "size_t token_count": [(v, FIRST) for v in (2**28 + 1, 2**63, SIZE_MAX)],
+    "int32_t skip_special": [(v, FIRST) for v in (-1, 2, INT_MAX)],
+    "size_t session_count": [(v, FIRST) for v in (2**20 + 1, 2**63, SIZE_MAX)],
+    "int32_t stored": [(v, FIRST) for v in (-1, 2, INT_MIN)],
+    "size_t choice": [(v, FIRST) for v in (1, 2**63, SIZE_MAX)],
     "size_t rank": [(v, FIRST) for v in (65, 2**32, 2**63, SIZE_MAX)],
     "size_t bytes": [(v, FIRST) for v in (0, 15)],
     "size_t count": [(v, FIRST) for v in (0, 3, 5, SIZE_MAX)],
@@ -257,6 +266,31 @@ WRONG_OPTIONS = {
         "candidate_features": (None,),
         "candidate_keys": (None,),
     },
+    "pagoda_generator_options": {
+        "driver": (-1, 2, INT_MAX),
+        "share_prefixes": (-1, 2, INT_MIN),
+        **dict.fromkeys(["max_batch", "max_batch_tokens", "queue"], (-1, 0, INT_MIN)),
+        "max_stretch": (0.5, -2.0, 2000.0, math.nan, math.inf),
+        **dict.fromkeys(["max_prompt_tokens", "max_new_tokens"], NEGATIVE),
+        "kv_size_unit": (-1, 4, INT_MIN, INT_MAX),
+        "kv_size": (2**31, SIZE_MAX),
+        "store_path": (NOT_UTF8, b""),
+    },
+    # What is found out when a request is read. The rest is below.
+    "pagoda_generate_request": {
+        **dict.fromkeys(["max_new_tokens", "min_new_tokens", "top_k", "no_repeat_ngram_size"], (-2, INT_MIN)),
+        **dict.fromkeys(["forced_eos", "logprobs", "prompt_logprobs"], (-2, INT_MIN)),
+        "do_sample": (-2, 2, INT_MAX),
+        **dict.fromkeys(["ignore_eos", "include_stop", "skip_special", "echo", "has_seed"], (-1, 2)),
+        "n": NEGATIVE,
+        "context_end": (-1, 2, INT_MAX),
+        "token_count": (2**28 + 1, 2**63, SIZE_MAX),
+        "tokens": (None,),
+        "tools": (b"[]",),
+        "variables": (b"{}",),
+        **dict.fromkeys(["stop_count", "stop_token_count", "logit_bias_count"], (65537, SIZE_MAX)),
+        "session": (NOT_UTF8, b""),
+    },
     "pagoda_kv_options": {
         **dict.fromkeys(["layers", "heads", "head_size"], BAD_COUNTS),
         "page_size": (-1, 0, 4, 12, INT_MAX),
@@ -314,8 +348,8 @@ def bad_requests(p):
     yield Case("[1] a field unknown here", later, C["PAGODA_STATUS_UNSUPPORTED"], f"{p.name}[1]")
 
 
-def bad_engine_options(p):
-    """What the options that those of an engine point to can have wrong."""
+def bad_parts(p):
+    """What the options that those of an engine or a generator point to can have wrong, and their sizes."""
     for name, value in ("provider", 9), ("intra_op_threads", 1025), ("struct_size", 3):
         model = pointed_to(struct("pagoda_model_options", provider=C["PAGODA_PROVIDER_CPU"]))
         setattr(POINTED_TO[-1], name, value)
@@ -326,6 +360,10 @@ def bad_engine_options(p):
     yield Case(f"host_bytes {SIZE_MAX}", too_much, C["PAGODA_STATUS_CAPACITY"], "options.host_bytes")
     for what, unit, size in BAD_SIZES:
         yield Case(what, instead(p.name, kv_size_unit=unit, kv_size=size), argument="options.kv_size")
+
+
+def bad_engine_options(p):
+    """What only those of an engine can have wrong."""
     yield Case("no shapes", field(p.name, "cuda_graph_count", 1), argument="options.cuda_graphs")
     shapes = {"no users": (0, 8, 0, 0), "no rows": (8, 0, 0, 0), "more candidates than rows": (1, 8, 9, 0)}
     for what, (users, rows, candidates, pages) in shapes.items():
@@ -367,6 +405,67 @@ def bad_rank_requests(world, function, p):
         yield Case(f"cancel {what}", field(p.name, "cancel", handle), INVALID_HANDLE, "request.cancel")
 
 
+NO_TOKENS = {"tokens": None, "token_count": 0}
+
+
+def bad_generate_requests(world, function, p):
+    """What a request for text can have wrong beyond its numbers."""
+
+    def pointing(what, at, **values):
+        for name, value in values.items():
+            values[name] = pointed_to(value) if isinstance(value, ctypes.Array) else value
+        return Case(what, instead(p.name, **values), argument=f"request.{at}")
+
+    def text(value):
+        return ctypes.create_string_buffer(value)
+
+    def tokens(*ids):
+        return (ctypes.c_uint32 * len(ids))(*ids)
+
+    yield pointing("no prompt", "prompt", **NO_TOKENS)
+    yield pointing("two prompts", "tokens", prompt=text(b"a"))
+    yield pointing("a prompt and a chat", "messages", messages=text(b"[]"))
+    yield pointing("prompt not UTF-8", "prompt", **NO_TOKENS, prompt=text(NOT_UTF8))
+    yield pointing("no such token", "tokens[1]", tokens=tokens(5, 272))
+    yield pointing("tokens odd", "tokens", tokens=address(POINTED_TO[0]) + 2)
+    for messages in b"", b"{", b'[{"role": "user", "content": }]', b"{}", b'"a"', b"null", b"3", b"[] []", NOT_UTF8:
+        yield pointing(f"messages {messages}", "messages", **NO_TOKENS, messages=text(messages))
+    for part, values in ("tools", (b"", b"{", NOT_UTF8)), ("variables", (b"", b"{", b"[]", b"1", NOT_UTF8)):
+        for value in values:
+            yield pointing(f"{part} {value}", part, **NO_TOKENS, messages=text(b"[]"), **{part: text(value)})
+    yield pointing("flag", "add_generation_prompt", **NO_TOKENS, messages=text(b"[]"), add_generation_prompt=2)
+    for name, count in ("stop", "stop_count"), ("stop_tokens", "stop_token_count"), ("logit_bias", "logit_bias_count"):
+        yield pointing(f"{name} NULL", name, **{count: 1})
+    for stop in None, NOT_UTF8:
+        yield pointing(f"stop {stop}", "stop[1]", stop=(ctypes.c_char_p * 2)(b"a", stop), stop_count=2)
+    bias = structs("pagoda_logit_bias", [{"token": 1}, {"token": 2}])
+    bias[1].struct_size = 16
+    yield pointing("bias size", "logit_bias[1].struct_size", logit_bias=bias, logit_bias_count=2)
+    for what, handle in bad_handles(world, "pagoda_cancel"):
+        yield Case(f"cancel {what}", field(p.name, "cancel", handle), INVALID_HANDLE, "request.cancel")
+    if function.name == "pagoda_generator_tokenize":
+        return
+    wrong = {"max_new_tokens": (0, 511, INT_MAX), "n": (0, INT_MAX), "forced_eos": (272,), "token_count": (512, 600)}
+    wrong |= dict.fromkeys(["logprobs", "prompt_logprobs"], (1001, INT_MAX))
+    wrong |= dict.fromkeys(["temperature", "repetition_penalty"], (-2.0, math.nan, math.inf))
+    wrong |= dict.fromkeys(["top_p", "min_p"], (-0.5, 1.5, math.nan))
+    wrong |= dict.fromkeys(["presence_penalty", "frequency_penalty"], (-2.5, 2.5, math.nan))
+    many = tokens(*[5] * 600)
+    for name, values in wrong.items():
+        for value in values:
+            at = "tokens" if name == "token_count" else name
+            yield pointing(f"{name} {value}", at, tokens=many if at == "tokens" else tokens(5, 6), **{name: value})
+    yield pointing("no tokens", "tokens", tokens=tokens(5), token_count=0)
+    yield pointing("stop empty", "stop", stop=(ctypes.c_char_p * 1)(b""), stop_count=1)
+    yield pointing("stop token", "stop_tokens", stop_tokens=tokens(272), stop_token_count=1)
+    for token, value in (272, 1.0), (5, math.inf), (5, math.nan):
+        bias = structs("pagoda_logit_bias", [{"token": token, "bias": value}])
+        yield pointing(f"bias {token} {value}", "logit_bias[0]", logit_bias=bias, logit_bias_count=1)
+    twice = structs("pagoda_logit_bias", [{"token": 5}, {"token": 5}])
+    yield pointing("bias twice", "logit_bias", logit_bias=twice, logit_bias_count=2)
+    yield pointing("two in a session", "n", n=2, session=text(b"a"))
+
+
 def by_name(world, function, p):
     """What only this parameter can have wrong."""
     if p.role == "struct":
@@ -393,11 +492,19 @@ def by_name(world, function, p):
         for unit, size in (UNIT["PAGES"], 64), (UNIT["PERCENT"], 50):
             spoil = instead(p.name, device_id=NO_GPU, size_unit=unit, size=size)
             yield Case(f"device {NO_GPU} {size}", spoil, C["PAGODA_STATUS_UNSUPPORTED"], "options.device_id")
+    if p.kind in ("pagoda_engine_options", "pagoda_generator_options"):
+        yield from bad_parts(p)
     if p.kind == "pagoda_engine_options":
         yield from bad_engine_options(p)
+    if p.kind == "pagoda_generate_request":
+        yield from bad_generate_requests(world, function, p)
+    if (function.name, p.name) == ("pagoda_generator_tokenize", "tokens"):
+        yield Case("misaligned", misaligned(p.name, 2))
+    if (function.name, p.name) == ("pagoda_generator_step", "generator"):
+        yield Case("runs by itself", setting(p, world.generator), C["PAGODA_STATUS_UNSUPPORTED"], "options.driver")
     if p.kind == "pagoda_rank_request":
         yield from bad_rank_requests(world, function, p)
-    if p.name == "folder" and function.name in ("pagoda_engine_open", "pagoda_engine_swap"):
+    if p.name == "folder" and function.name in ("pagoda_engine_open", "pagoda_engine_swap", "pagoda_generator_open"):
         folders = {"empty": (b"", FIRST), "not there": (b"/nowhere/model", C["PAGODA_STATUS_NOT_FOUND"])}
         folders |= {"another folder": (str(world.path.parent).encode(), C["PAGODA_STATUS_NOT_FOUND"])}
         for what, (path, status) in folders.items():

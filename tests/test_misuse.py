@@ -208,6 +208,8 @@ def test_a_log_callback_that_logs_or_changes_the_log_does_not_hang(process):
 LATER = [("pagoda_model_open", "options"), ("pagoda_model_input", "info"), ("pagoda_store_open", "options")]
 LATER += [("pagoda_kv_cache_open", "options"), ("pagoda_kv_cache_get_stats", "stats")]
 LATER += [("pagoda_kv_lease_owner", "owner"), ("pagoda_engine_rank", "response")]
+LATER += [("pagoda_generator_open", "options"), ("pagoda_generator_generate", "request")]
+LATER += [("pagoda_generate_response_choice", "choice"), ("pagoda_generator_get_stats", "stats")]
 
 
 def later_structs():

@@ -62,12 +62,12 @@ def well(name):
     return result, capi.pagoda.live() - live
 
 
-def panicking_when_done():
-    """An asynchronous run whose thread panics after the run. Gives what was returned, what the callback was told, and
-    how many objects were left behind."""
+def panicking_when_done(name):
+    """An asynchronous call whose thread panics at the end. Gives what was returned, what the callback was told, and how
+    many objects were left behind."""
     live = capi.pagoda.live()
-    call = Call(capi.world, FUNCTIONS["pagoda_model_run_async"])
-    os.environ["PAGODA_TEST_PANIC"] = "pagoda_model_run_async, when done"
+    call = Call(capi.world, FUNCTIONS[name])
+    os.environ["PAGODA_TEST_PANIC"] = f"{name}, when done"
     try:
         result = call.make()
         assert capi.world.done.wait(30), "the callback was not called"
@@ -76,7 +76,8 @@ def panicking_when_done():
     capi.world.done.clear()
     told = capi.world.finished.pop()
     # The error that the callback was handed is freed just after it returns: the next run comes after that.
-    well("pagoda_model_run_async")
+    capi.world.tokens.clear()
+    well(name)
     call.clean(False)
     return result, told, capi.pagoda.live() - live
 
@@ -100,8 +101,9 @@ def test_a_panic_becomes_an_error_and_the_next_call_works(debug_process, name):
     assert left == 0
 
 
-def test_a_panic_on_a_thread_of_pagoda_reaches_the_callback(debug_process):
-    assert debug_process.run(panicking_when_done) == (OK, (INTERNAL, []), 0)
+@pytest.mark.parametrize("name", ["pagoda_model_run_async", "pagoda_generator_generate_async"])
+def test_a_panic_on_a_thread_of_pagoda_reaches_the_callback(debug_process, name):
+    assert debug_process.run(panicking_when_done, name) == (OK, (INTERNAL, []), 0)
 
 
 @pytest.mark.parametrize("name", ["pagoda_version", "pagoda_tensor_new", "pagoda_model_run"])

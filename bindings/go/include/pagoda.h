@@ -25,8 +25,8 @@
  *     pagoda_engine_free(engine);
  *
  * The file has a section for each kind of object: errors, the library, tensors, embedding tables, models, stores,
- * caches of keys and values, leases, engines. An application that serves a model folder needs the first two sections
- * and the last one.
+ * caches of keys and values, leases, engines, generators. An application that serves a model folder needs the first
+ * two sections and one of the last two: engines for ranking models, generators for language models.
  *
  * Rules for every function
  * - Errors. A function that can fail returns a pagoda_status; 0 is success. Its last argument is a `pagoda_error **`,
@@ -39,8 +39,8 @@
  * - Structs. A struct begins with its size, `struct_size`: initialise it with its PAGODA_..._INIT. New fields are only
  *   ever added at the end. All elements of an array of structs have the same `struct_size`.
  * - Types. Text is UTF-8 and ends with a NUL. Dimensions are int64_t, counts are size_t.
- * - Limits. A list of users or owners has at most 1,048,576 elements; one of requests, inputs or outputs 65,536; one
- *   of keys or items 268,435,456. A longer list is INVALID_ARGUMENT.
+ * - Limits. A list of users, owners or sessions has at most 1,048,576 elements; one of keys, items or the tokens of a
+ *   prompt 268,435,456; any other, as those of requests, inputs or outputs, 65,536. A longer list is INVALID_ARGUMENT.
  */
 
 #ifndef PAGODA_H
@@ -913,7 +913,8 @@ pagoda_status pagoda_model_run_async(const pagoda_model *model,
 pagoda_status pagoda_cancel_new(pagoda_cancel **cancel, pagoda_error **error);
 
 /**
- * Cancels all runs and requests that have this cancel, now and later. They fail with CANCELLED.
+ * Cancels all runs and requests that have this cancel, now and later. They fail with CANCELLED; the answers of a
+ * generator end with what they have.
  *
  * Ownership: the caller keeps it. Threads: any. Errors: INVALID_HANDLE.
  */
@@ -1224,7 +1225,8 @@ typedef struct {
     uint64_t failed_onloads;
 } pagoda_kv_stats;
 
-/** An empty pagoda_kv_stats, for pagoda_kv_cache_get_stats and pagoda_engine_get_kv_stats to fill in. */
+/** An empty pagoda_kv_stats, for pagoda_kv_cache_get_stats, pagoda_engine_get_kv_stats and
+ * pagoda_generator_get_kv_stats to fill in. */
 #define PAGODA_KV_STATS_INIT { sizeof(pagoda_kv_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
@@ -1926,6 +1928,628 @@ pagoda_status pagoda_engine_get_table_stats(const pagoda_engine *engine,
  * Ownership: takes the engine. Threads: any. Errors: INVALID_HANDLE, which is also logged.
  */
 pagoda_status pagoda_engine_free(pagoda_engine *engine);
+
+/* ---- Generators ----------------------------------------------------------------------------------------------------
+ * Language models, served: prompts in, text out.
+ */
+
+/** The answers to a request. Nothing in it changes. Any number of threads may use a handle at the same time. */
+typedef struct pagoda_generate_response pagoda_generate_response;
+
+/**
+ * A generator: an open model folder of a language model, with the keys and values of its sequences. Requests of
+ * concurrent callers run together by continuous batching. Any number of threads may use a handle at the same time.
+ */
+typedef struct pagoda_generator pagoda_generator;
+
+/** What runs the steps of a generator. */
+typedef int32_t pagoda_driver;
+
+/** A thread of the generator. */
+#define PAGODA_DRIVER_THREAD 0
+/**
+ * The caller: pagoda_generator_step runs one step. pagoda_generator_generate runs steps until its request has ended.
+ */
+#define PAGODA_DRIVER_CALLER 1
+
+/** How to open a generator. Start from PAGODA_GENERATOR_OPTIONS_INIT, which sets `struct_size` and the defaults. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** What runs the steps; default PAGODA_DRIVER_THREAD. */
+    pagoda_driver driver;
+    /** 1, the default: sequences share the pages of equal prefixes. 0: each has pages of its own. */
+    int32_t share_prefixes;
+    /** The maximum number of sequences that run at the same time; default 64. */
+    int32_t max_batch;
+    /**
+     * The maximum number of rows of a step: one for each sequence that decodes, and the chunks of prompts; default
+     * 512.
+     */
+    int32_t max_batch_tokens;
+    /**
+     * How much longer a step may take than one without prompts, while sequences decode; default 1.8. The chunks of
+     * prompts are cut to keep it. At least 1.1; 0: no limit but `max_batch_tokens`.
+     */
+    float max_stretch;
+    /** The maximum number of tokens of a prompt; default 0: what the model's context has. */
+    int32_t max_prompt_tokens;
+    /** The maximum number of new tokens that a request may ask for; default 0: what the model's context has. */
+    int32_t max_new_tokens;
+    /**
+     * The maximum number of answers that wait for their turn; default 4096. A request beyond it is rejected with
+     * PAGODA_STATUS_CAPACITY.
+     */
+    int32_t queue;
+    /** The unit of `kv_size`; default PAGODA_KV_SIZE_UNIT_DEFAULT: 1 GiB. */
+    pagoda_kv_size_unit kv_size_unit;
+    /** The size of the pool of keys and values, in `kv_size_unit`. A sequence that does not fit into it is rejected. */
+    uint64_t kv_size;
+    /**
+     * Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned
+     * if the model can run on a GPU.
+     */
+    uint64_t host_bytes;
+    /** Where the model runs, and on how many threads; NULL = the defaults. Its `tables` must be NULL. */
+    const pagoda_model_options *model;
+    /**
+     * The folder of a store for keys and values, UTF-8; NULL = none. Sessions survive a restart in it. One process at
+     * a time has it open.
+     */
+    const char *store_path;
+    /** How the store is opened; NULL = the defaults. */
+    const pagoda_store_options *store_options;
+} pagoda_generator_options;
+
+/** The default options of a generator. */
+#define PAGODA_GENERATOR_OPTIONS_INIT \
+    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.8f, 0, 0, 4096, 0, 0, 0, NULL, NULL, NULL }
+
+/** What happens if prompt and answer do not fit into the model's context. */
+typedef int32_t pagoda_context_end;
+
+/** The request is rejected. */
+#define PAGODA_CONTEXT_END_REFUSE 0
+/** The answer ends where the context does, as if `max_new_tokens` were less. */
+#define PAGODA_CONTEXT_END_STOP 1
+
+/** What is added to the logit of a token. Start from PAGODA_LOGIT_BIAS_INIT, which sets `struct_size`. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** The token. */
+    uint32_t token;
+    /** What is added; finite. -1e30 bans the token. */
+    float bias;
+} pagoda_logit_bias;
+
+/** No token and no bias. */
+#define PAGODA_LOGIT_BIAS_INIT { sizeof(pagoda_logit_bias), 0, 0 }
+
+/**
+ * A request for text. Start from PAGODA_GENERATE_REQUEST_INIT, which sets `struct_size` and the defaults. The request
+ * has one of `prompt`, `tokens` and `messages`.
+ *
+ * Where the default of a number is -1, the number is not given: it is as `generation` in the model's pagoda.json says,
+ * or, if that does not say either, as the comment of the field says.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** The maximum number of tokens of an answer; default -1: as many as the context has room for. */
+    int32_t max_new_tokens;
+    /** The number of tokens before which no end-of-sequence token is taken; default -1: 0. */
+    int32_t min_new_tokens;
+    /** 1: tokens are drawn. 0: the most likely one is taken. Default -1: drawn if `temperature` is given and not 0. */
+    int32_t do_sample;
+    /** What logits are divided by; 0: the most likely token is taken. Default -1: 1. */
+    float temperature;
+    /** The number of most likely tokens that are drawn from; 0: all. Default -1: all. */
+    int32_t top_k;
+    /** The probability that the tokens drawn from have together, 0 to 1; default -1: 1. */
+    float top_p;
+    /** The least probability of a token that is drawn, relative to the most likely one, 0 to 1; default -1: 0. */
+    float min_p;
+    /** The penalty of tokens in the prompt and in the answer so far, above 0; default -1: 1, which is none. */
+    float repetition_penalty;
+    /** Subtracted from the logits of tokens that the answer has, -2 to 2; default 0. */
+    float presence_penalty;
+    /** Subtracted from the logits of tokens as often as the answer has them, -2 to 2; default 0. */
+    float frequency_penalty;
+    /** No sequence of so many tokens occurs twice; 0: any may. Default -1: 0. */
+    int32_t no_repeat_ngram_size;
+    /** The token that the last of `max_new_tokens` is forced to be; default -1: none is forced. */
+    int32_t forced_eos;
+    /** 1: end-of-sequence tokens do not end the answer; default 0. */
+    int32_t ignore_eos;
+    /** 1: the answer's text has the stop text that ended it; default 0. */
+    int32_t include_stop;
+    /** 1, the default: the answer's text leaves special tokens out. */
+    int32_t skip_special;
+    /**
+     * The log probabilities of the answer's tokens, and of so many most likely tokens in their places; default -1:
+     * none.
+     */
+    int32_t logprobs;
+    /** The same of the prompt's tokens; default -1: none. The prompt is then computed as a whole. */
+    int32_t prompt_logprobs;
+    /** The number of answers; default 1. */
+    int32_t n;
+    /** 1: the text of an answer begins with the prompt; default 0. */
+    int32_t echo;
+    /** Requests of higher priority run first; default 0. Requests of one priority run in order of arrival. */
+    int32_t priority;
+    /** What happens if prompt and answer do not fit into the model's context; default PAGODA_CONTEXT_END_REFUSE. */
+    pagoda_context_end context_end;
+    /** 1: the seed of the draws is `seed`; 0, the default: another one for each request. */
+    int32_t has_seed;
+    /** With `messages`: 1, the default: the prompt ends before an answer of the model; 0: after the last message. */
+    int32_t add_generation_prompt;
+    /** The seed, if `has_seed` is 1. The same request with the same seed gets the same tokens. */
+    uint64_t seed;
+    /** The time limit in microseconds; default 0: none. The answer then has what was generated until then. */
+    uint64_t timeout_us;
+    /**
+     * What the text follows, as a text; NULL = `tokens` or `messages`. The special tokens that the model's tokenizer
+     * puts before a text are added.
+     */
+    const char *prompt;
+    /** What the text follows, as tokens; NULL = `prompt` or `messages`. */
+    const uint32_t *tokens;
+    /** How many tokens there are; default 0. */
+    size_t token_count;
+    /**
+     * What the text follows, as the messages of a chat; NULL = `prompt` or `tokens`. JSON: an array of objects with
+     * `role` and `content`, and whatever else the model's chat template takes.
+     */
+    const char *messages;
+    /** With `messages`: the tools that the model may call, JSON; NULL = none. */
+    const char *tools;
+    /** With `messages`: more variables of the chat template, a JSON object; NULL = none. */
+    const char *variables;
+    /** Texts that end the answer, `stop_count` of them; NULL = none. The answer does not have them. */
+    const char *const *stop;
+    /** How many texts `stop` has; default 0. */
+    size_t stop_count;
+    /**
+     * Tokens that end the answer, beside the model's end-of-sequence tokens, `stop_token_count` of them; NULL = none.
+     */
+    const uint32_t *stop_tokens;
+    /** How many tokens `stop_tokens` has; default 0. */
+    size_t stop_token_count;
+    /** What is added to the logits of tokens, `logit_bias_count` of them, each token once; NULL = none. */
+    const pagoda_logit_bias *logit_bias;
+    /** How many elements `logit_bias` has; default 0. */
+    size_t logit_bias_count;
+    /**
+     * The conversation that the request belongs to; NULL = none. Its keys and values are kept, in the store too. Send
+     * the whole conversation as the prompt: only what is new is computed. Requests of one session run one at a time.
+     */
+    const char *session;
+    /** Cancels the request when triggered; NULL = none. The answer then has what was generated until then. */
+    const pagoda_cancel *cancel;
+} pagoda_generate_request;
+
+/** A request with the model's defaults. Its prompt must still be set. */
+#define PAGODA_GENERATE_REQUEST_INIT \
+    { sizeof(pagoda_generate_request), -1, -1, -1, -1, -1, -1, -1, -1, 0, 0, -1, -1, 0, 0, 1, -1, -1, 1, 0, 0, 0, 0, 1, \
+      0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, NULL }
+
+/** Why an answer ended. */
+typedef int32_t pagoda_finish_reason;
+
+/** It has not ended. */
+#define PAGODA_FINISH_REASON_NONE 0
+/** An end-of-sequence token, a stop token, or a stop text. */
+#define PAGODA_FINISH_REASON_STOP 1
+/** `max_new_tokens`, or the end of the context. */
+#define PAGODA_FINISH_REASON_LENGTH 2
+/** It was cancelled. */
+#define PAGODA_FINISH_REASON_CANCELLED 3
+/** Its time limit was exceeded. */
+#define PAGODA_FINISH_REASON_TIMEOUT 4
+
+/**
+ * What a response has beside its answers. Start from PAGODA_GENERATE_INFO_INIT, which sets `struct_size`. The lists and
+ * texts belong to the response and are valid until it is freed.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** The number of prompt tokens whose keys and values were cached, of the first answer. */
+    uint32_t cached_tokens;
+    /** The number of rows that were computed for all answers. */
+    uint64_t computed_tokens;
+    /** The number of answers. */
+    size_t choice_count;
+    /** The tokens of the prompt. */
+    const uint32_t *prompt_tokens;
+    /** How many there are. */
+    size_t prompt_token_count;
+    /** How many tokens of the prompt have log probabilities: all of them if they were asked for, else 0. */
+    size_t prompt_logprob_count;
+    /** The version of the model, as in its pagoda.json. The text is static: it is never freed. */
+    const char *version;
+} pagoda_generate_info;
+
+/** An empty pagoda_generate_info, for pagoda_generate_response_info to fill in. */
+#define PAGODA_GENERATE_INFO_INIT { sizeof(pagoda_generate_info), 0, 0, 0, NULL, 0, 0, NULL }
+
+/**
+ * One answer. Start from PAGODA_GENERATE_CHOICE_INIT, which sets `struct_size`. The lists and texts belong to the
+ * response and are valid until it is freed.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** Why it ended. */
+    pagoda_finish_reason finish_reason;
+    /** Its text. A model can generate a NUL: then the text goes on after it. */
+    const char *text;
+    /** The number of bytes of the text, without the NUL at its end. */
+    size_t text_length;
+    /** Its tokens. Those that ended it are the last ones. */
+    const uint32_t *tokens;
+    /** How many there are. */
+    size_t token_count;
+    /** How many tokens have log probabilities: all of them if they were asked for, else 0. */
+    size_t logprob_count;
+    /** Nanoseconds from the request to its first step. */
+    uint64_t queued_ns;
+    /** Nanoseconds from the request to the first token. */
+    uint64_t first_token_ns;
+    /** Nanoseconds from the first token to the last. */
+    uint64_t generation_ns;
+} pagoda_generate_choice;
+
+/** An empty pagoda_generate_choice, for pagoda_generate_response_choice to fill in. */
+#define PAGODA_GENERATE_CHOICE_INIT { sizeof(pagoda_generate_choice), 0, NULL, 0, NULL, 0, 0, 0, 0, 0 }
+
+/**
+ * What the model thought of a token, before anything that the request asked for. Start from
+ * PAGODA_TOKEN_LOGPROBS_INIT, which sets `struct_size`.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** The natural logarithm of the token's probability. */
+    float logprob;
+    /** Its place among all tokens, 1 for the most likely; 0: it has no probability, as the first token of a prompt. */
+    uint32_t rank;
+    /** How many of the most likely tokens there are: as many as were asked for. */
+    size_t top_count;
+    /** Those tokens, the most likely first. */
+    const uint32_t *top_tokens;
+    /** Their log probabilities. */
+    const float *top_logprobs;
+} pagoda_token_logprobs;
+
+/** An empty pagoda_token_logprobs, for pagoda_generate_response_logprobs and
+ * pagoda_generate_response_prompt_logprobs to fill in. */
+#define PAGODA_TOKEN_LOGPROBS_INIT { sizeof(pagoda_token_logprobs), 0, 0, 0, NULL, NULL }
+
+/** A token of an answer, as it is generated. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** Which answer it belongs to. */
+    uint32_t choice;
+    /** The token. */
+    uint32_t id;
+    /** Why the answer ends with this token; PAGODA_FINISH_REASON_NONE if it does not. */
+    pagoda_finish_reason finish_reason;
+    /** The text that is new. Empty if the token ends inside a character, or if the text may begin a stop text. */
+    const char *text;
+    /** The number of bytes of the text, without the NUL at its end. */
+    size_t text_length;
+    /** The log probabilities; NULL if they were not asked for. */
+    const pagoda_token_logprobs *logprobs;
+} pagoda_generate_token;
+
+/**
+ * Gets what a response has beside its answers.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+ * invalid `struct_size`.
+ */
+pagoda_status pagoda_generate_response_info(const pagoda_generate_response *response,
+                                            pagoda_generate_info *info,
+                                            pagoda_error **error);
+
+/**
+ * Gets an answer of a response, the first one with `index` 0.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an
+ * invalid `struct_size`, and an `index` out of range.
+ */
+pagoda_status pagoda_generate_response_choice(const pagoda_generate_response *response,
+                                              size_t index,
+                                              pagoda_generate_choice *choice,
+                                              pagoda_error **error);
+
+/**
+ * Gets the log probabilities of the token `index` of the answer `choice`. The lists belong to the response and are
+ * valid until it is freed.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an
+ * invalid `struct_size`, a `choice` or an `index` out of range, and if they were not asked for.
+ */
+pagoda_status pagoda_generate_response_logprobs(const pagoda_generate_response *response,
+                                                size_t choice,
+                                                size_t index,
+                                                pagoda_token_logprobs *logprobs,
+                                                pagoda_error **error);
+
+/**
+ * Gets the log probabilities of the token `index` of the prompt. The first token has none: its `rank` is 0. The lists
+ * belong to the response and are valid until it is freed.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL, an
+ * invalid `struct_size`, an `index` out of range, and if they were not asked for.
+ */
+pagoda_status pagoda_generate_response_prompt_logprobs(const pagoda_generate_response *response,
+                                                       size_t index,
+                                                       pagoda_token_logprobs *logprobs,
+                                                       pagoda_error **error);
+
+/**
+ * Frees a response. NULL is allowed.
+ *
+ * Ownership: takes the response. Threads: any. Errors: INVALID_HANDLE, which is also logged.
+ */
+pagoda_status pagoda_generate_response_free(pagoda_generate_response *response);
+
+/**
+ * The state of a generator, and counters since it was opened. Start from PAGODA_GENERATOR_STATS_INIT, which sets
+ * `struct_size`.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** Answers that ended with a stop or at their length. */
+    uint64_t answered;
+    /** Answers that were cancelled or exceeded their time limit. */
+    uint64_t ended_early;
+    /** Answers that failed, and requests that were rejected. */
+    uint64_t failed;
+    /** Steps. */
+    uint64_t steps;
+    /** Rows that were computed. */
+    uint64_t computed_tokens;
+    /** Tokens of prompts whose keys and values were cached. */
+    uint64_t cached_tokens;
+    /** Tokens of answers. */
+    uint64_t generated_tokens;
+    /** Sequences that were preempted because pages ran out. */
+    uint64_t preemptions;
+    /** Sequences that wait. */
+    uint64_t waiting;
+    /** Sequences that run. */
+    uint64_t running;
+    /** Microseconds that the steps took in all. */
+    uint64_t step_us;
+    /** Microseconds of them that the model took. */
+    uint64_t model_us;
+} pagoda_generator_stats;
+
+/** An empty pagoda_generator_stats, for pagoda_generator_get_stats to fill in. */
+#define PAGODA_GENERATOR_STATS_INIT { sizeof(pagoda_generator_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/**
+ * Called for each token of an asynchronous request, in their order, on a thread of Pagoda. `token` and what it points
+ * to are valid during the call only. It may trigger the cancel of the request; tokens that were generated before that
+ * still follow.
+ */
+typedef void (*pagoda_token_callback)(void *user_data, const pagoda_generate_token *token);
+
+/**
+ * Called once when an asynchronous request has ended, after its last token, on a thread of Pagoda. Tokens of other
+ * requests wait until it returns: it must not wait for requests of the generator. It may free the generator.
+ *
+ * `status` is PAGODA_STATUS_OK, or says why there is no response; `error` then has the message, and is freed after the
+ * callback returns. The callback owns `response`: it frees or keeps it.
+ */
+typedef void (*pagoda_generate_callback)(void *user_data,
+                                         pagoda_status status,
+                                         pagoda_generate_response *response,
+                                         const pagoda_error *error);
+
+/**
+ * Opens a model folder of a language model, and checks all its files. `options` may be NULL.
+ *
+ * Ownership: the caller frees the generator. Threads: any. Errors: NOT_FOUND for a missing file; UNSUPPORTED for a
+ * folder of another format or kind; MODEL for a file that was changed or truncated, and for a tokenizer or a template
+ * that can not be read; INVALID_ARGUMENT; INVALID_HANDLE; CAPACITY; BUSY if another process has the store open; IO.
+ */
+pagoda_status pagoda_generator_open(const char *folder,
+                                    const pagoda_generator_options *options,
+                                    pagoda_generator **generator,
+                                    pagoda_error **error);
+
+/**
+ * Answers a request, and waits for the end of all its answers. A request that was cancelled or exceeded its time limit
+ * is no error: the answers have what was generated until then, and their `finish_reason` says so.
+ *
+ * Ownership: the caller keeps the arguments and frees the response. Threads: any number at once; concurrent requests
+ * run together. Errors: INVALID_HANDLE; INVALID_ARGUMENT for an invalid request, and for one that does not fit into
+ * the model's context or the limits of the options; CAPACITY if too many answers wait, or the sequence is larger than
+ * the pool; UNSUPPORTED for a chat where the model has no template; RUNTIME if the model fails. A failed request does
+ * not affect other requests.
+ */
+pagoda_status pagoda_generator_generate(const pagoda_generator *generator,
+                                        const pagoda_generate_request *request,
+                                        pagoda_generate_response **response,
+                                        pagoda_error **error);
+
+/**
+ * Starts to answer a request, and returns at once. `token_callback` is called for each token, and may be NULL;
+ * `callback` is called once, at the end. An error in the request itself is returned at once, and neither is called.
+ * When this returns, all arguments may be freed. With PAGODA_DRIVER_CALLER the request proceeds in
+ * pagoda_generator_step.
+ *
+ * Ownership: the caller keeps the arguments; `user_data` must be valid until `callback` returns. Threads: any. Errors:
+ * those of pagoda_generator_generate; those that occur later go to the callback.
+ */
+pagoda_status pagoda_generator_generate_async(const pagoda_generator *generator,
+                                              const pagoda_generate_request *request,
+                                              pagoda_token_callback token_callback,
+                                              pagoda_generate_callback callback,
+                                              void *user_data,
+                                              pagoda_error **error);
+
+/**
+ * Runs one step of a generator with PAGODA_DRIVER_CALLER: the model once, for all sequences that run. `more` receives
+ * 1 if there is more to do, else 0. A request that waits for the store is more to do.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any; one step runs at a time. Errors: INVALID_HANDLE;
+ * INVALID_ARGUMENT for a NULL; UNSUPPORTED if the generator runs its steps itself. A failure of the model is an error
+ * of the requests.
+ */
+pagoda_status pagoda_generator_step(const pagoda_generator *generator, int32_t *more, pagoda_error **error);
+
+/**
+ * Writes the tokens of the prompt of a request to `tokens`, as a request with it would have them. `count` receives
+ * their number. With `tokens` NULL and `capacity` 0 only `count` is written. The other fields of the request are
+ * checked, and not used.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; CAPACITY if they
+ * do not fit, and then nothing is written; UNSUPPORTED for a chat where the model has no template; MODEL for a text
+ * that the model's vocabulary can not spell.
+ */
+pagoda_status pagoda_generator_tokenize(const pagoda_generator *generator,
+                                        const pagoda_generate_request *request,
+                                        uint32_t *tokens,
+                                        size_t capacity,
+                                        size_t *count,
+                                        pagoda_error **error);
+
+/**
+ * Writes the text of tokens to `buffer`; with `skip_special` 1 without special tokens. `length` receives the number of
+ * bytes with the NUL. With `buffer` NULL and `capacity` 0 only `length` is written. Bytes that are not UTF-8 become
+ * U+FFFD, and a NUL becomes a backslash and a 0. A token that the vocabulary does not have has no text.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; CAPACITY if the
+ * text does not fit, and then nothing is written; MODEL if the tokenizer fails.
+ */
+pagoda_status pagoda_generator_detokenize(const pagoda_generator *generator,
+                                          const uint32_t *tokens,
+                                          size_t token_count,
+                                          int32_t skip_special,
+                                          char *buffer,
+                                          size_t capacity,
+                                          size_t *length,
+                                          pagoda_error **error);
+
+/**
+ * Removes all data of sessions: their keys and values, in the pool, in host memory and in the store. Pages that they
+ * share with others stay. `forgotten` receives the number of sessions that were known.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a request
+ * of one of the sessions runs; IO. After an error some sessions may be removed: repeat the call.
+ */
+pagoda_status pagoda_generator_forget(const pagoda_generator *generator,
+                                      const char *const *sessions,
+                                      size_t session_count,
+                                      size_t *forgotten,
+                                      pagoda_error **error);
+
+/**
+ * Evicts the keys and values of sessions from the pool to host memory and the store. Without either they are lost, and
+ * must be computed again. `unloaded` receives the number of sessions that had any in the pool.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a request
+ * of one of the sessions runs; IO.
+ */
+pagoda_status pagoda_generator_unload(const pagoda_generator *generator,
+                                      const char *const *sessions,
+                                      size_t session_count,
+                                      size_t *unloaded,
+                                      pagoda_error **error);
+
+/**
+ * Starts to load the keys and values of sessions from host memory and the store into the pool, and returns at once, so
+ * that the next request of these sessions need not wait. Stops when the pool is full. `started` receives the number of
+ * sessions that are being loaded.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; IO.
+ */
+pagoda_status pagoda_generator_prefetch(const pagoda_generator *generator,
+                                        const char *const *sessions,
+                                        size_t session_count,
+                                        size_t *started,
+                                        pagoda_error **error);
+
+/**
+ * Drops all sessions, and all prefixes that no request uses now, from the pool; with `stored` 1 from host memory and
+ * the store, too. `cleared` receives the number of histories that there were.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT; BUSY if a request
+ * runs; IO.
+ */
+pagoda_status pagoda_generator_clear(const pagoda_generator *generator,
+                                     int32_t stored,
+                                     size_t *cleared,
+                                     pagoda_error **error);
+
+/**
+ * Gets where the model runs: PAGODA_PROVIDER_CPU with `device_id` -1, or PAGODA_PROVIDER_CUDA with the number of the
+ * GPU. Also writes to `buffer` why PAGODA_PROVIDER_AUTO chose the CPU; "" in all other cases. `length` receives the
+ * number of bytes with the NUL. With `buffer` NULL and `capacity` 0 the text is not written.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL;
+ * CAPACITY if the text does not fit, and then nothing is written.
+ */
+pagoda_status pagoda_generator_provider(const pagoda_generator *generator,
+                                        pagoda_provider *provider,
+                                        int32_t *device_id,
+                                        char *buffer,
+                                        size_t capacity,
+                                        size_t *length,
+                                        pagoda_error **error);
+
+/**
+ * Writes the pagoda.json of the model to `buffer`: its special tokens, defaults of generation, limits and version, as
+ * JSON. `length` receives the number of bytes with the NUL. With `buffer` NULL and `capacity` 0 only `length` is
+ * written.
+ *
+ * Ownership: the caller keeps the buffer. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL; CAPACITY
+ * if the text does not fit, and then nothing is written.
+ */
+pagoda_status pagoda_generator_info(const pagoda_generator *generator,
+                                    char *buffer,
+                                    size_t capacity,
+                                    size_t *length,
+                                    pagoda_error **error);
+
+/**
+ * Gets the state and the counters of a generator.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+ * invalid `struct_size`.
+ */
+pagoda_status pagoda_generator_get_stats(const pagoda_generator *generator,
+                                         pagoda_generator_stats *stats,
+                                         pagoda_error **error);
+
+/**
+ * Gets the statistics of the cache of keys and values. Owners are sequences and sessions.
+ *
+ * Ownership: the caller keeps the arguments. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT for a NULL or an
+ * invalid `struct_size`.
+ */
+pagoda_status pagoda_generator_get_kv_stats(const pagoda_generator *generator,
+                                            pagoda_kv_stats *stats,
+                                            pagoda_error **error);
+
+/**
+ * Frees a generator. NULL is allowed. Asynchronous requests that wait or run are cancelled, and their callbacks called
+ * first; the pool is written to the store if there is one. This waits for both. If another thread is in a call with the
+ * handle, that call goes on to its end and does the waiting instead. In a callback of the generator, the other
+ * callbacks are called after it returns.
+ *
+ * Ownership: takes the generator. Threads: any. Errors: INVALID_HANDLE, which is also logged.
+ */
+pagoda_status pagoda_generator_free(pagoda_generator *generator);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -10,7 +10,7 @@ use crate::kv::Owner;
 const MAX_RANK: usize = 64;
 /// More than any model has inputs or outputs, for the same reason.
 const MAX_VALUES: usize = 1 << 16;
-/// More users or owners than are asked about at once, and more items than any history has.
+/// More users, owners or sessions than are asked about at once, and more items than any history has.
 const MAX_USERS: usize = 1 << 20;
 const MAX_ITEMS: usize = 1 << 28;
 /// A `struct_size` beyond this is garbage, not a later version of the struct.
@@ -53,6 +53,35 @@ pub(super) unsafe fn write_text(
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, needed) };
     }
     out_length.write(needed);
+    Ok(())
+}
+
+/// Writes tokens to a caller's list, and their number; to a list that is NULL, with a capacity of 0, the number alone.
+///
+/// # Safety
+/// `tokens` is NULL or has room for `capacity` elements; `count` is NULL or may be written to.
+pub(super) unsafe fn write_tokens(
+    tokens: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+    made: impl FnOnce() -> Result<Vec<u32>>,
+) -> Result<()> {
+    // SAFETY: by contract.
+    let (out_count, room) = unsafe { (out(count, "count")?, out_list(tokens, capacity, "tokens")?) };
+    if room.is_none() && capacity > 0 {
+        return Err(Error::invalid("tokens", format!("NULL, where {capacity} elements are announced")));
+    }
+    let made = made()?;
+    if let Some(room) = room {
+        if capacity < made.len() {
+            let message = format!("{capacity} elements are too few for {} tokens", made.len());
+            return Err(Error::new(Status::Capacity, message).about("capacity"));
+        }
+        for (room, &token) in room.iter_mut().zip(&made) {
+            room.write(token);
+        }
+    }
+    out_count.write(made.len());
     Ok(())
 }
 
@@ -147,6 +176,48 @@ pub(super) unsafe fn items<'a>(items: *const u64, count: usize, request: &str) -
     at_most(count, MAX_ITEMS, &format!("{request}.item_count"))?;
     // SAFETY: by contract.
     unsafe { slice(items, count, &format!("{request}.items")) }
+}
+
+/// The tokens of a text.
+///
+/// # Safety
+/// `tokens` is NULL or has `count` elements.
+pub(super) unsafe fn tokens<'a>(tokens: *const u32, count: usize) -> Result<&'a [u32]> {
+    at_most(count, MAX_ITEMS, "token_count")?;
+    // SAFETY: by contract.
+    unsafe { slice(tokens, count, "tokens") }
+}
+
+/// A list of sessions.
+///
+/// # Safety
+/// `sessions` is NULL or has `count` elements, each NULL or a C string.
+pub(super) unsafe fn sessions<'a>(sessions: *const *const c_char, count: usize) -> Result<Vec<&'a str>> {
+    at_most(count, MAX_USERS, "session_count")?;
+    // SAFETY: by contract.
+    unsafe { each_text(slice(sessions, count, "sessions")?, "sessions") }
+}
+
+/// A list of texts.
+///
+/// # Safety
+/// `texts` is NULL or has `count` elements, each NULL or a C string.
+pub(super) unsafe fn texts<'a>(
+    texts: *const *const c_char,
+    count: usize,
+    argument: &str,
+    counted: &str,
+) -> Result<Vec<&'a str>> {
+    // SAFETY: by contract.
+    unsafe { each_text(values(texts, count, argument, counted)?, argument) }
+}
+
+/// # Safety
+/// Each of `texts` is NULL or a C string.
+unsafe fn each_text<'a>(texts: &[*const c_char], argument: &str) -> Result<Vec<&'a str>> {
+    // SAFETY: by contract.
+    let read = |(index, &pointer)| unsafe { text(pointer, format!("{argument}[{index}]")) };
+    texts.iter().enumerate().map(read).collect()
 }
 
 fn at_most(count: usize, most: usize, counted: &str) -> Result<()> {

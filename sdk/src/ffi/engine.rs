@@ -557,7 +557,7 @@ fn how(answer: &RankResponse) -> pagoda_rank_response {
 
 /// The version of a model as a text that callers may keep. The texts of all versions that answered in this process
 /// stay: 65 bytes each.
-fn static_version(version: &Arc<str>) -> &'static CStr {
+pub(super) fn static_version(version: &Arc<str>) -> &'static CStr {
     static VERSIONS: LazyLock<RwLock<HashMap<Arc<str>, &'static CStr>>> = LazyLock::new(RwLock::default);
     if let Some(known) = VERSIONS.read().get(version) {
         return known;

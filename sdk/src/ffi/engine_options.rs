@@ -252,7 +252,7 @@ unsafe fn read_graphs(shapes: *const pagoda_graph_shape, count: usize) -> Result
 }
 
 /// An error about options that are part of others, with the name that they have there.
-fn deeper(error: Error, argument: &str) -> Error {
+pub(super) fn deeper(error: Error, argument: &str) -> Error {
     match error.argument().and_then(|part| part.strip_prefix("options")) {
         Some(part) => {
             let named = format!("{argument}{part}");
@@ -267,6 +267,13 @@ pub(super) fn about_options(error: Error) -> Error {
     let error = PsJson::name_keys(error);
     match error.argument() {
         Some("ahead_percent") => error.about("options.ahead_percent"),
+        _ => about_model(error),
+    }
+}
+
+/// An error about the options of a model, with the name that they have in those of an engine or a generator.
+pub(super) fn about_model(error: Error) -> Error {
+    match error.argument() {
         Some("options.intra_op_threads" | "options.onnxruntime_path" | "options.profile_path" | "options.provider") => {
             deeper(error, "options.model")
         }

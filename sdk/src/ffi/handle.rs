@@ -25,10 +25,12 @@ pub(super) enum Kind {
     KvLease = 0x8E,
     Embedding = 0xF2,
     Engine = 0x75,
+    Generator = 0x6B,
+    GenerateResponse = 0x5D,
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 11] = [
         Self::Error,
         Self::Model,
         Self::Tensor,
@@ -38,6 +40,8 @@ impl Kind {
         Self::KvLease,
         Self::Embedding,
         Self::Engine,
+        Self::Generator,
+        Self::GenerateResponse,
     ];
 
     fn name(self) -> &'static str {
@@ -51,6 +55,8 @@ impl Kind {
             Self::KvLease => "pagoda_kv_lease",
             Self::Embedding => "pagoda_embeddings",
             Self::Engine => "pagoda_engine",
+            Self::Generator => "pagoda_generator",
+            Self::GenerateResponse => "pagoda_generate_response",
         }
     }
 }

@@ -166,7 +166,8 @@ pub unsafe extern "C" fn pagoda_cancel_new(
     }
 }
 
-/// Cancels all runs and requests that have this cancel, now and later. They fail with CANCELLED.
+/// Cancels all runs and requests that have this cancel, now and later. They fail with CANCELLED; the answers of a
+/// generator end with what they have.
 ///
 /// Ownership: the caller keeps it. Threads: any. Errors: INVALID_HANDLE.
 ///

@@ -28,6 +28,10 @@ class HeaderTest {
     private static final Map<String, String> LEFT_OUT =
             Map.of("pagoda_error_status", "the status that comes with every error is the same");
 
+    /** What the binding does not have yet: generators get bindings of all languages at once. */
+    private static final Pattern NOT_YET = Pattern.compile(
+            "(?i)(pagoda_)?(generat|logit_bias|token_logprobs|driver|context_end|finish_reason).*");
+
     private static final Map<String, Class<? extends Record>> STATISTICS = Map.of(
             "pagoda_store_stats", StoreStats.class, "pagoda_kv_stats", KvStats.class, "pagoda_table_stats", TableStats.class,
             "pagoda_engine_stats", EngineStats.class);
@@ -52,7 +56,15 @@ class HeaderTest {
         assertEquals(new TreeSet<>(Files.readAllLines(Support.ROOT.resolve("tests/exports.txt"))), exported);
         Set<String> missing = new TreeSet<>(exported);
         missing.removeAll(matches("\\b(pagoda_\\w+)\\(", sources()));
+        Set<String> later = new TreeSet<>(exported);
+        later.removeIf(name -> !notYet(name));
+        assertTrue(missing.containsAll(later), "some of these need not be left out any more: " + later);
+        missing.removeAll(later);
         assertEquals(new TreeSet<>(LEFT_OUT.keySet()), missing);
+    }
+
+    private static boolean notYet(String name) {
+        return NOT_YET.matcher(name).matches();
     }
 
     private static String sources() throws IOException {
@@ -73,7 +85,7 @@ class HeaderTest {
         Set<String> missing = new TreeSet<>();
         int structs = 0;
         for (; struct.find(); structs++) {
-            if (!STATISTICS.containsKey(struct.group(2))) {
+            if (!STATISTICS.containsKey(struct.group(2)) && !notYet(struct.group(2))) {
                 for (String field : matches("(\\w+);", struct.group(1))) {
                     if (!Set.of("struct_size").contains(field) && !used.contains(field)) {
                         missing.add(struct.group(2) + "." + field);
@@ -92,6 +104,7 @@ class HeaderTest {
         while (matcher.find()) {
             numbers.put(matcher.group(1), Integer.valueOf(matcher.group(2)));
         }
+        numbers.keySet().removeIf(HeaderTest::notYet);
         assertEquals(Integer.valueOf(1), numbers.remove("ABI_VERSION"));
         Map<String, Integer> version = taken(numbers, "VERSION_");
         int major = version.get("MAJOR");

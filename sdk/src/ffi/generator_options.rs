@@ -1,0 +1,116 @@
+//! `pagoda_generator_options`, read.
+
+use std::ffi::c_char;
+
+use super::args::{self, Versioned};
+use super::engine_options::deeper;
+use super::kv_options::{PAGODA_KV_SIZE_UNIT_DEFAULT, pagoda_kv_size_unit, read_size};
+use super::model::{self, pagoda_model_options};
+use super::store::{self, pagoda_store_options};
+use crate::engine::{Driver, EngineStore, GeneratorOptions};
+use crate::error::Result;
+
+/// What runs the steps of a generator.
+pub type pagoda_driver = i32;
+
+/// A thread of the generator.
+pub const PAGODA_DRIVER_THREAD: pagoda_driver = 0;
+/// The caller: pagoda_generator_step runs one step. pagoda_generator_generate runs steps until its request has ended.
+pub const PAGODA_DRIVER_CALLER: pagoda_driver = 1;
+
+/// How to open a generator. Start from PAGODA_GENERATOR_OPTIONS_INIT, which sets `struct_size` and the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pagoda_generator_options {
+    /// The size of this struct.
+    pub struct_size: u32,
+    /// What runs the steps; default PAGODA_DRIVER_THREAD.
+    pub driver: pagoda_driver,
+    /// 1, the default: sequences share the pages of equal prefixes. 0: each has pages of its own.
+    pub share_prefixes: i32,
+    /// The maximum number of sequences that run at the same time; default 64.
+    pub max_batch: i32,
+    /// The maximum number of rows of a step: one for each sequence that decodes, and the chunks of prompts; default
+    /// 512.
+    pub max_batch_tokens: i32,
+    /// How much longer a step may take than one without prompts, while sequences decode; default 1.8. The chunks of
+    /// prompts are cut to keep it. At least 1.1; 0: no limit but `max_batch_tokens`.
+    pub max_stretch: f32,
+    /// The maximum number of tokens of a prompt; default 0: what the model's context has.
+    pub max_prompt_tokens: i32,
+    /// The maximum number of new tokens that a request may ask for; default 0: what the model's context has.
+    pub max_new_tokens: i32,
+    /// The maximum number of answers that wait for their turn; default 4096. A request beyond it is rejected with
+    /// PAGODA_STATUS_CAPACITY.
+    pub queue: i32,
+    /// The unit of `kv_size`; default PAGODA_KV_SIZE_UNIT_DEFAULT: 1 GiB.
+    pub kv_size_unit: pagoda_kv_size_unit,
+    /// The size of the pool of keys and values, in `kv_size_unit`. A sequence that does not fit into it is rejected.
+    pub kv_size: u64,
+    /// Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned
+    /// if the model can run on a GPU.
+    pub host_bytes: u64,
+    /// Where the model runs, and on how many threads; NULL = the defaults. Its `tables` must be NULL.
+    pub model: *const pagoda_model_options,
+    /// The folder of a store for keys and values, UTF-8; NULL = none. Sessions survive a restart in it. One process at
+    /// a time has it open.
+    pub store_path: *const c_char,
+    /// How the store is opened; NULL = the defaults.
+    pub store_options: *const pagoda_store_options,
+}
+
+// SAFETY: numbers and pointers in C's layout, the size first.
+unsafe impl Versioned for pagoda_generator_options {
+    const FIRST_SIZE: usize = 80;
+}
+
+/// # Safety
+/// As for `pagoda_generator_open`.
+pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> Result<GeneratorOptions> {
+    let known = GeneratorOptions::default();
+    let defaults = pagoda_generator_options {
+        struct_size: size_of::<pagoda_generator_options>() as u32,
+        driver: PAGODA_DRIVER_THREAD,
+        share_prefixes: known.share_prefixes.into(),
+        max_batch: known.max_batch as i32,
+        max_batch_tokens: known.max_batch_tokens as i32,
+        max_stretch: known.max_stretch,
+        max_prompt_tokens: known.max_prompt_tokens as i32,
+        max_new_tokens: known.max_new_tokens as i32,
+        queue: known.queue as i32,
+        kv_size_unit: PAGODA_KV_SIZE_UNIT_DEFAULT,
+        kv_size: 0,
+        host_bytes: known.host_bytes,
+        model: std::ptr::null(),
+        store_path: std::ptr::null(),
+        store_options: std::ptr::null(),
+    };
+    // SAFETY: by contract.
+    let options = unsafe { args::options(options, defaults, "options")? };
+    // SAFETY: by contract.
+    let model = unsafe { model::read_options(options.model) };
+    // SAFETY: by contract.
+    let store_options = unsafe { store::read_options(options.store_options) };
+    // SAFETY: by contract.
+    let store_path = unsafe { args::optional_text(options.store_path, "options.store_path")? };
+    let store_options = store_options.map_err(|error| deeper(error, "options.store_options"))?;
+    let size = read_size(options.kv_size_unit, options.kv_size, "options.kv_size")?;
+    Ok(GeneratorOptions {
+        model: model.map_err(|error| deeper(error, "options.model"))?,
+        kv_size: size.unwrap_or(known.kv_size),
+        host_bytes: options.host_bytes,
+        store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
+        share_prefixes: args::flag(options.share_prefixes, "options.share_prefixes")?,
+        max_batch: args::count(options.max_batch, "options.max_batch")?,
+        max_batch_tokens: args::count(options.max_batch_tokens, "options.max_batch_tokens")?,
+        max_stretch: options.max_stretch,
+        max_prompt_tokens: args::count(options.max_prompt_tokens, "options.max_prompt_tokens")?,
+        max_new_tokens: args::count(options.max_new_tokens, "options.max_new_tokens")?,
+        queue: args::count(options.queue, "options.queue")?,
+        driver: match options.driver {
+            PAGODA_DRIVER_THREAD => Driver::Thread,
+            PAGODA_DRIVER_CALLER => Driver::Caller,
+            other => return Err(args::unknown("options.driver", other, "PAGODA_DRIVER_...")),
+        },
+    })
+}
