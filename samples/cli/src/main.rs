@@ -1,5 +1,6 @@
 //! The `pagoda` command.
 
+mod chat;
 mod completions;
 mod demo;
 mod fields;
@@ -40,6 +41,8 @@ enum Command {
     Rank(rank::Arguments),
     /// Generate text: a prompt, the messages of a chat, or many requests, one a line.
     Generate(generate::Arguments),
+    /// Talk with a language model: answers come as they are generated, the conversation is remembered.
+    Chat(chat::Arguments),
     /// Describe a model folder: what the model is and takes, limits, estimated memory, whether its files are intact.
     Inspect(inspect::Arguments),
     /// Replay MovieLens-100K: recommendations, what the cache saves, and the same AUC as the training framework.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Rank(arguments) => rank::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
+        Command::Chat(arguments) => chat::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(_) => Err(bench::exec()),

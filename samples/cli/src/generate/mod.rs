@@ -50,7 +50,7 @@ pub struct Arguments {
     #[command(flatten)]
     input: Input,
     /// The tools that the model may call, for --messages: a JSON list.
-    #[arg(long, value_name = "JSON", requires = "messages")]
+    #[arg(long, value_name = "JSON")]
     tools: Option<String>,
     /// Print text as it comes; with --json, an object for each token too.
     #[arg(long)]
@@ -183,6 +183,9 @@ fn defaults(arguments: &Arguments) -> GenerateRequest {
 impl Input {
     /// The prompt, unless there is a file with requests.
     fn prompt(&self, tools: Option<&str>) -> Result<Option<Prompt>> {
+        if tools.is_some() && self.messages.is_none() {
+            return Err(Error::invalid("--tools", "given without --messages, which it belongs to"));
+        }
         if let Some(text) = &self.prompt {
             return Ok(Some(text.as_str().into()));
         }

@@ -19,19 +19,19 @@ pub struct SamplingArguments {
     #[arg(long, conflicts_with = "temperature")]
     greedy: bool,
     /// The temperature of sampling: more is more varied; 0 = take the likeliest token.
-    #[arg(long, short = 't', value_name = "T")]
+    #[arg(long, short = 't', value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Sample from so many likeliest tokens; 0 = from all.
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
     /// Sample from the likeliest tokens that have this probability together.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f32>,
     /// Sample from tokens with at least this part of the likeliest one's probability.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f32>,
     /// Divide the logits of tokens that the prompt or the answer has; 1 = no penalty.
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repetition_penalty: Option<f32>,
     /// Subtract from the logits of tokens that the answer has.
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
