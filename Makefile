@@ -384,6 +384,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 # Checks the unsafe code by tools. Miri supports neither mapped files nor other processes.
 soak: deps ## Run long tests and those that need a nightly Rust: 2,000 kills, Miri, AddressSanitizer over every Rust test.
 	PAGODA_CRASH_CYCLES=2000 cargo test --test kv -- crash --nocapture
+	PAGODA_GENERATE_REQUESTS=1000 PAGODA_GENERATE_KILLS=200 cargo test --test generate -- threads crash --nocapture
 	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture
 	cargo test -p pagoda --lib -- --ignored weights_of_more_than_4_gib
 	cargo +nightly miri --version >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src

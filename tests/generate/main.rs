@@ -1,9 +1,11 @@
 //! The generator on real model folders, against a naive oracle that computes every token from the whole sequence.
 
 mod cases;
+mod crash;
 mod limits;
 mod scheduling;
 mod sessions;
 mod sharing;
 mod streams;
+mod threads;
 mod tokens;

@@ -4,6 +4,7 @@ mod append;
 mod attention;
 mod cuda;
 mod embedding;
+mod generate;
 mod kv;
 mod matmul;
 mod memory;
@@ -48,7 +49,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Name::Attention, Backend::Cuda) => cuda::attention()?,
         (Name::Append, Backend::Cuda) => cuda::append()?,
         (Name::Embedding, Backend::Cuda) => cuda::embedding()?,
-        (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model, &progress)?,
+        (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model(), &progress)?,
         (_, Backend::Cuda) => {
             return Err(Error::invalid(
                 "backend",
@@ -62,7 +63,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Name::Kv, Backend::Cpu) => kv::measure()?,
         (Name::Embedding, Backend::Cpu) => embedding::measure(threads)?,
         (Name::Store, Backend::Cpu) => store::measure()?,
-        (Name::Rank, Backend::Cpu) => rank::measure(threads, &arguments.model, &progress)?,
+        (Name::Rank, Backend::Cpu) => rank::measure(threads, &arguments.model(), &progress)?,
+        (Name::Generate, Backend::Cpu) => generate::measure(threads, &arguments.model(), &progress)?,
     };
     drop(progress);
     rows.iter().try_for_each(|row| output::line(if arguments.json { row.json(arguments.backend) } else { row.text() }))

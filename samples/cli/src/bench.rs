@@ -10,6 +10,8 @@ use pagoda::{Error, Status};
 
 /// The model folder that [`Name::Rank`] measures by default.
 pub const MODEL: &str = "target/bench/rank";
+/// The model folder that [`Name::Generate`] measures by default.
+pub const LANGUAGE_MODEL: &str = "target/models/smollm2";
 
 /// What to measure and how.
 #[derive(clap::Args)]
@@ -32,9 +34,18 @@ pub struct Arguments {
     /// Threads for both sides; 0 = one for each core.
     #[arg(long, default_value_t = 0)]
     pub threads: u32,
-    /// The model folder that `rank` measures; `make bench-model` makes it.
-    #[arg(long, default_value = MODEL, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
-    pub model: PathBuf,
+    /// The model folder that `rank` and `generate` measure [default: target/bench/rank, which `make bench-model` makes, and
+    /// target/models/smollm2, which `make model-smollm2` makes]
+    #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
+    model: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// The model folder to measure.
+    pub fn model(&self) -> PathBuf {
+        let default = if matches!(self.name, Name::Generate) { LANGUAGE_MODEL } else { MODEL };
+        self.model.clone().unwrap_or_else(|| default.into())
+    }
 }
 
 /// A benchmark.
@@ -56,6 +67,8 @@ pub enum Name {
     Store,
     /// The engine with a model of 8 layers: with the cache against without, 16 callers against one, its own time.
     Rank,
+    /// The generator with SmolLM2 in 4 bits: prefill, decode, 8 sequences at once, its own time, turns of a conversation.
+    Generate,
 }
 
 /// Where a benchmark computes.

@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn keys_put_equals_in_order_of_their_ids() {
-        let values = [-1.0, 0.0, -0.0, 5.0, f32::INFINITY, -2.5, 5.0];
+        let values = [-1.0, -0.0, 0.0, 5.0, f32::INFINITY, -2.5, 5.0];
         let mut keys: Vec<u64> = (0..).zip(values).map(|(token, logit)| Candidate { token, logit }.key()).collect();
         keys.sort_unstable();
         let sorted: Vec<_> = keys.into_iter().map(Candidate::of_key).collect();

@@ -91,11 +91,11 @@ pub(super) fn total(weights: &[f64]) -> f64 {
 pub(super) fn draw(weights: &[f64], total: f64, uniform: f64) -> usize {
     let target = uniform * total;
     let mut sum = 0.0;
-    let mut last = 0;
+    let (mut last, mut before) = (0, 0.0);
     for (index, chunk) in weights.chunks(CHUNK).enumerate() {
         let next = sum + chunk_sum(chunk);
         if next > sum {
-            last = index;
+            (last, before) = (index, sum);
         }
         if next > target {
             break;
@@ -107,8 +107,8 @@ pub(super) fn draw(weights: &[f64], total: f64, uniform: f64) -> usize {
     for (index, &weight) in weights.iter().enumerate().skip(last * CHUNK).take(CHUNK) {
         if weight > 0.0 {
             drawn = index;
-            sum += weight;
-            if sum > target {
+            before += weight;
+            if before > target {
                 break;
             }
         }
