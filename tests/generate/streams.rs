@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::channel;
 
-use pagoda::engine::{Event, FinishReason, GenerateRequest, Prompt};
+use pagoda::engine::{Chat, Event, FinishReason, GenerateRequest, Prompt};
 
 use super::cases::{greedy, open, options, prompt, stepped};
 
@@ -120,4 +120,20 @@ fn a_caller_can_run_the_steps() {
     assert_eq!(response.choices[0].tokens, expected.choices[0].tokens);
     let error = open(options(64)).step().unwrap_err();
     assert_eq!(error.argument(), Some("options.driver"), "{error}");
+}
+
+#[test]
+fn a_chat_is_rendered_by_the_models_template() {
+    let generator = open(options(64));
+    let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let chat = Chat::new(vec![message("user", "Hi"), message("assistant", "Yes?"), message("user", "Ho")]);
+    let text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes?<|im_end|>\n<|im_start|>user\nHo<|im_end|>\n\
+                <|im_start|>assistant\n";
+    let tokens = generator.tokens(&Prompt::from(chat.clone())).unwrap();
+    assert_eq!(tokens, generator.tokenizer().encode(text, false).unwrap());
+    let request = GenerateRequest { max_new_tokens: Some(3), ..GenerateRequest::new(chat) };
+    assert_eq!(generator.generate(&request).unwrap().prompt_tokens, tokens);
+    // What the template can not do is the caller's error.
+    let error = generator.generate(&GenerateRequest::new(Chat::new(Vec::new()))).err();
+    assert!(error.is_none_or(|error| error.argument().is_some()));
 }

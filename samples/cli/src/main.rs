@@ -1,9 +1,14 @@
 //! The `pagoda` command.
 
+mod chat;
 mod completions;
 mod demo;
+mod fields;
+mod generate;
 mod inspect;
+mod interrupts;
 mod rank;
+mod source;
 mod store;
 mod words;
 
@@ -14,7 +19,7 @@ use pagoda_cli::{bench, output, progress};
 
 /// Inference for models that remember.
 ///
-/// Inspects model folders, ranks candidates with them, maintains stores, and runs benchmarks.
+/// Inspects model folders, ranks candidates and generates text with them, maintains stores, and runs benchmarks.
 #[derive(Parser)]
 #[command(name = "pagoda", version, about, after_help = EXIT_CODES, max_term_width = 120)]
 struct Arguments {
@@ -34,6 +39,10 @@ Exit codes:
 enum Command {
     /// Rank candidates for users: one request a line in, one answer a line out.
     Rank(rank::Arguments),
+    /// Generate text: a prompt, the messages of a chat, or many requests, one a line.
+    Generate(generate::Arguments),
+    /// Talk with a language model: answers come as they are generated, the conversation is remembered.
+    Chat(chat::Arguments),
     /// Describe a model folder: what the model is and takes, limits, estimated memory, whether its files are intact.
     Inspect(inspect::Arguments),
     /// Replay MovieLens-100K: recommendations, what the cache saves, and the same AUC as the training framework.
@@ -49,6 +58,8 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Rank(arguments) => rank::run(&arguments),
+        Command::Generate(arguments) => generate::run(&arguments),
+        Command::Chat(arguments) => chat::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(_) => Err(bench::exec()),

@@ -28,6 +28,7 @@
 mod decoder;
 mod detokenise;
 mod stops;
+mod template;
 mod tokenizer;
 
 #[cfg(test)]
@@ -37,4 +38,5 @@ mod samples;
 
 pub use detokenise::Detokeniser;
 pub use stops::{Stopped, Stops};
+pub use template::{ChatInput, ChatTemplate};
 pub use tokenizer::Tokenizer;

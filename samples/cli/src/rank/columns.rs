@@ -3,6 +3,7 @@
 use pagoda::json::Json;
 use pagoda::{Error, Result};
 
+use crate::fields::{once, whole};
 use crate::words::{did_you_mean, list};
 
 /// Keys, feature by feature.
@@ -59,38 +60,6 @@ pub fn numbers(path: &str, value: &Json) -> Result<Vec<i64>> {
         return Err(Error::invalid(path, format!("{value} is not a list of whole numbers")));
     };
     list.iter().enumerate().map(|(at, value)| whole(&format!("{path}[{at}]"), value)).collect()
-}
-
-/// One number.
-pub fn whole<T: TryFrom<i128> + Bounds>(path: &str, value: &Json) -> Result<T> {
-    let number = if let Json::Whole(number) = value { T::try_from(*number).ok() } else { None };
-    number
-        .ok_or_else(|| Error::invalid(path, format!("{value} is not a whole number from {} to {}", T::LEAST, T::MOST)))
-}
-
-/// The minimum and the maximum of a type.
-pub trait Bounds {
-    const LEAST: i128;
-    const MOST: i128;
-}
-
-impl Bounds for u64 {
-    const LEAST: i128 = 0;
-    const MOST: i128 = Self::MAX as i128;
-}
-
-impl Bounds for i64 {
-    const LEAST: i128 = Self::MIN as i128;
-    const MOST: i128 = Self::MAX as i128;
-}
-
-/// Records a name. A repeated name is an error.
-pub fn once<'a>(seen: &mut Vec<&'a str>, name: &'a str, path: &str) -> Result<()> {
-    if seen.contains(&name) {
-        return Err(Error::invalid(path, "is there twice"));
-    }
-    seen.push(name);
-    Ok(())
 }
 
 fn exists(path: &str, name: &str, known: &[String]) -> Result<()> {

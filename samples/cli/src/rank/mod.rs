@@ -3,7 +3,6 @@
 mod answer;
 mod columns;
 mod request;
-mod source;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -17,10 +16,10 @@ use pagoda::{Result, Status};
 
 use crate::output;
 use crate::progress::Progress;
+use crate::source::{self, Next, Source};
 use crate::words::parse_bytes;
 use answer::{Answer, Failed};
 use request::{Features, Line};
-use source::{Next, Source};
 
 /// The requests, and how to answer them.
 #[derive(clap::Args)]
@@ -70,12 +69,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Engine::open(&arguments.folder, options(arguments))?
     };
     let mut ranking = Ranking::new(arguments, &engine);
-    let progress = source.progress();
+    let progress = source.progress("ranking");
     let mut line = Vec::new();
     loop {
         match source.next(&mut line)? {
             Next::End => break,
-            Next::TooLong => ranking.refuse(source.number, source::too_long()),
+            Next::TooLong => ranking.refuse(source.number, source::too_long("send events in parts, with `start`")),
             Next::Line if line.trim_ascii().is_empty() => {}
             Next::Line => ranking.submit(source.number, &line),
         }

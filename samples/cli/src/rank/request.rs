@@ -3,7 +3,8 @@
 use pagoda::json::Json;
 use pagoda::{Error, Result};
 
-use super::columns::{Columns, columns, complete, from_rows, numbers, once, same_length, whole};
+use super::columns::{Columns, columns, complete, from_rows, numbers, same_length};
+use crate::fields::{object, once, whole};
 use crate::words::did_you_mean;
 
 const FIELDS: [&str; 6] = ["user", "user_keys", "events", "start", "candidates", "time"];
@@ -39,15 +40,7 @@ pub struct Line {
 impl Line {
     /// Reads a line.
     pub fn parse(text: &str, known: &Features) -> Result<Self> {
-        let json: Json = serde_json::from_str(text).map_err(|error| {
-            // The caller knows the number of the line.
-            let what = error.to_string().replace(" at line 1 column ", " at column ");
-            Error::invalid("request", format!("not JSON: {what}"))
-        })?;
-        let Json::Object(members) = json else {
-            let example = r#"{"user": 7, "events": {…}, "candidates": {…}}"#;
-            return Err(Error::invalid("request", format!("{json} is not an object such as {example}")));
-        };
+        let members = object(text, r#"{"user": 7, "events": {…}, "candidates": {…}}"#)?;
         let (mut line, mut user) = (Self::default(), None);
         let mut seen: Vec<&str> = Vec::new();
         for (name, value) in &members {

@@ -11,7 +11,7 @@ use crate::folder::generate::KvFormat;
 use crate::kv::{Edited, KvCache, KvOptions, Offload, Overlap};
 use crate::runtime::{Model, ModelOptions, Provider};
 use crate::store::Store;
-use crate::text::Tokenizer;
+use crate::text::{ChatInput, ChatTemplate, Tokenizer};
 
 /// An open model.
 pub(super) struct OpenModel {
@@ -23,6 +23,7 @@ pub(super) struct OpenModel {
     /// The pages of the pool.
     pub(super) pages: u64,
     pub(super) tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
     pub(super) version: Arc<str>,
 }
 
@@ -41,6 +42,7 @@ impl OpenModel {
             return Err(Error::new(Status::Unsupported, message));
         }
         let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
+        let template = folder.text.chat_template.as_ref().map(|name| read_template(&folder, name)).transpose()?;
         let model = open_graph(&folder, options)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let kv = open_kv(&folder, options, device_id, store)?;
@@ -50,7 +52,7 @@ impl OpenModel {
             Graphs::new(options.model.device_id, &decode_shapes(options.max_batch), context, pages)
         });
         let version = folder.version.as_str().into();
-        Ok(Self { folder, model, graphs, kv, pages, tokenizer, version })
+        Ok(Self { folder, model, graphs, kv, pages, tokenizer, template, version })
     }
 
     /// The tokens of a prompt.
@@ -67,9 +69,20 @@ impl OpenModel {
                 }
             }
             Prompt::Text(text) => self.tokenizer.encode(text, true),
-            Prompt::Chat(_) => {
-                let message = "chat templates are not rendered yet: send the prompt as a text";
-                Err(Error::new(Status::Unsupported, message).about("prompt"))
+            Prompt::Chat(chat) => {
+                let Some(template) = &self.template else {
+                    let message = "the model folder has no chat template: send the prompt as a text";
+                    return Err(Error::new(Status::Unsupported, message).about("prompt"));
+                };
+                let input = ChatInput {
+                    messages: &chat.messages,
+                    tools: chat.tools.as_ref(),
+                    add_generation_prompt: chat.add_generation_prompt,
+                    extra: Some(&chat.variables),
+                    ..ChatInput::default()
+                };
+                // The template has written the special tokens.
+                self.tokenizer.encode(&template.render(&input)?, false)
             }
         }
     }
@@ -78,6 +91,13 @@ impl OpenModel {
     pub(super) fn pages_of(&self, tokens: usize) -> u64 {
         (tokens as u64).div_ceil(self.folder.kv.page_size.into())
     }
+}
+
+fn read_template(folder: &GenerateFolder, name: &str) -> Result<ChatTemplate> {
+    let path = folder.file(name);
+    let source = std::fs::read_to_string(&path)
+        .map_err(|error| Error::new(Status::Io, format!("{}: {error}", path.display())))?;
+    ChatTemplate::new(&source, &folder.text.template_tokens)
 }
 
 fn open_graph(folder: &GenerateFolder, options: &GeneratorOptions) -> Result<Arc<Model>> {

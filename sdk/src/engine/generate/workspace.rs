@@ -39,6 +39,10 @@ impl Workspace {
             page_ids.extend(pages.map(|page| page as i32));
             page_indptr.push(page_ids.len() as i32);
         }
+        // The first chunks of a prompt need no logits, but not every graph runs without any.
+        if logits_rows.is_empty() {
+            logits_rows.extend(input_ids.len().checked_sub(1).map(|row| row as i32));
+        }
     }
 
     fn sizes(&self) -> Sizes {

@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::words::bytes;
 
 /// The maximum bytes of a line. A line is in memory as a whole, and its parsed form can take 16 times as much. A
-/// history of a million events is shorter. Without a limit, input without a newline would use up all memory.
+/// history of a million events and the longest prompt are shorter. Without a limit, input without a newline would use up all memory.
 const LONGEST_LINE: usize = 64 << 20;
 
 /// The byte order mark, which programs on Windows write.
@@ -18,7 +18,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 pub struct Source {
     name: String,
-    from: Box<dyn BufRead>,
+    from: Box<dyn BufRead + Send>,
     /// The size in bytes, if known.
     length: Option<u64>,
     /// Whether they come from a terminal.
@@ -43,7 +43,8 @@ impl Source {
     pub fn open(path: &Path) -> Result<Self> {
         if path.as_os_str() == "-" {
             let typed = std::io::stdin().is_terminal();
-            let (name, from) = ("standard input".to_owned(), Box::new(std::io::stdin().lock()));
+            // Not its lock, which could not move to another thread.
+            let (name, from) = ("standard input".to_owned(), Box::new(BufReader::new(std::io::stdin())));
             return Ok(Self { name, from, length: None, typed, read: 0, number: 0 });
         }
         let name = path.display().to_string();
@@ -70,20 +71,19 @@ impl Source {
         Ok(next)
     }
 
-    /// None if requests are typed on a terminal.
-    pub fn progress(&self) -> Option<Progress> {
+    /// The progress of what is done with the requests. None if they are typed on a terminal.
+    pub fn progress(&self, doing: &str) -> Option<Progress> {
         match self.length {
-            Some(length) => Some(Progress::bytes("ranking", length)),
-            None => (!self.typed).then(|| Progress::spinner("ranking")),
+            Some(length) => Some(Progress::bytes(doing, length)),
+            None => (!self.typed).then(|| Progress::spinner(doing)),
         }
     }
 }
 
-/// The error of a line that is too long.
-pub fn too_long() -> Error {
+/// The error of a line that is too long, with what to do instead.
+pub fn too_long(advice: &str) -> Error {
     let most = bytes(LONGEST_LINE as u64);
-    let message = format!("longer than {most}, the most that a line may have: send events in parts, with `start`");
-    Error::invalid("request", message)
+    Error::invalid("request", format!("longer than {most}, the most that a line may have: {advice}"))
 }
 
 /// Reads a line of up to `longest` bytes and a newline, or skips a longer one. Returns also the number of bytes.

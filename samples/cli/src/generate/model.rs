@@ -1,0 +1,122 @@
+//! The options of a generator on the command line, for `pagoda generate` and `pagoda chat`.
+
+use std::path::{Path, PathBuf};
+
+use pagoda::engine::EngineStore;
+use pagoda::{Error, Generator, GeneratorOptions, KvSize, ModelOptions, Provider, Result};
+
+use crate::progress::Progress;
+use crate::words::parse_bytes;
+
+/// Where the model runs, and what it keeps.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Options of the model")]
+pub struct ModelArguments {
+    /// Where the model runs; auto: on a GPU if there is one that can be used.
+    #[arg(long, default_value = "auto", value_name = "WHERE", value_parser = ["auto", "cpu", "cuda"])]
+    provider: String,
+    /// Which GPU.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    device: u32,
+    /// Compute threads; 0 = one for each core.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    threads: u32,
+    /// Memory for keys and values, such as 512MiB: GPU memory if the model runs there.
+    #[arg(long, default_value = "1GiB", value_name = "BYTES", value_parser = parse_bytes)]
+    cache: u64,
+    /// Host memory for keys and values that leave --cache; 0 = none.
+    #[arg(long, default_value = "0", value_name = "BYTES", value_parser = parse_bytes)]
+    host_cache: u64,
+    /// Keep the keys and values of sessions in this folder, and use those that are there.
+    #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
+    pub store: Option<PathBuf>,
+}
+
+/// How requests share the model.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Options of batches")]
+pub struct BatchArguments {
+    /// Compute equal beginnings of prompts for each request anew.
+    #[arg(long)]
+    no_sharing: bool,
+    /// The maximum number of sequences that run together.
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_batch: u32,
+    /// The maximum number of tokens that one step computes, for all sequences together.
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_batch_tokens: u32,
+    /// How much longer a step may take because of new prompts, while others wait for their next tokens; 0 = any time.
+    #[arg(long, default_value_t = 1.8, value_name = "TIMES")]
+    max_stretch: f32,
+}
+
+impl ModelArguments {
+    /// Opens the model of a folder. `batches` changes the options of batches.
+    pub fn open(&self, folder: &Path, batches: impl FnOnce(&mut GeneratorOptions)) -> Result<Generator> {
+        let _progress = Progress::spinner(format!("opening {}", folder.display()));
+        let mut options = self.options();
+        batches(&mut options);
+        Generator::open(folder, options).map_err(in_flags)
+    }
+
+    fn options(&self) -> GeneratorOptions {
+        let provider = match self.provider.as_str() {
+            "cpu" => Provider::Cpu,
+            "cuda" => Provider::Cuda,
+            _ => Provider::Auto,
+        };
+        GeneratorOptions {
+            model: ModelOptions {
+                provider,
+                device_id: self.device,
+                intra_op_threads: self.threads,
+                ..ModelOptions::default()
+            },
+            kv_size: KvSize::Bytes(self.cache),
+            host_bytes: self.host_cache,
+            store: self.store.clone().map(EngineStore::new),
+            ..GeneratorOptions::default()
+        }
+    }
+}
+
+impl BatchArguments {
+    /// Sets them in the options of a generator.
+    pub fn set(&self, options: &mut GeneratorOptions) {
+        options.share_prefixes = !self.no_sharing;
+        options.max_batch = self.max_batch;
+        options.max_batch_tokens = self.max_batch_tokens;
+        options.max_stretch = self.max_stretch;
+    }
+}
+
+/// The error in the words of the command line.
+pub fn in_flags(error: Error) -> Error {
+    // A name that begins another one comes after it.
+    const FLAGS: [(&str, &str); 6] = [
+        ("options.kv_size", "--cache"),
+        ("options.host_bytes", "--host-cache"),
+        ("options.max_batch_tokens", "--max-batch-tokens"),
+        ("options.max_batch", "--max-batch"),
+        ("options.max_stretch", "--max-stretch"),
+        ("options.model.device_id", "--device"),
+    ];
+    let replace = |text: &str| FLAGS.iter().fold(text.to_owned(), |text, (name, flag)| text.replace(name, flag));
+    let said = Error::new(error.status(), replace(error.message()));
+    match error.argument() {
+        Some(argument) => said.about(replace(argument)),
+        None => said,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_flags() {
+        let error = in_flags(Error::invalid("options.max_batch_tokens", "more than options.kv_size has"));
+        assert_eq!(error.to_string(), "--max-batch-tokens: more than --cache has");
+        assert_eq!(in_flags(Error::invalid("n", "0 is too few")).to_string(), "n: 0 is too few");
+    }
+}

@@ -1,0 +1,286 @@
+//! A request as a line of JSON: its fields have the names of `GenerateRequest`'s.
+
+use std::time::Duration;
+
+use pagoda::engine::{Chat, Prompt};
+use pagoda::json::Json;
+use pagoda::{Error, GenerateRequest, Result};
+use serde_json::Value;
+
+use super::sampling::context_end;
+use crate::fields::{flag, items, object, once, plain, real, text, whole};
+use crate::words::did_you_mean;
+
+const FIELDS: [&str; 33] = [
+    "id",
+    "prompt",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "variables",
+    "max_new_tokens",
+    "min_new_tokens",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "logit_bias",
+    "forced_eos",
+    "ignore_eos",
+    "stop",
+    "stop_tokens",
+    "include_stop",
+    "skip_special",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+    "n",
+    "echo",
+    "session",
+    "priority",
+    "timeout",
+    "context_end",
+];
+
+/// The fields that belong to `messages`.
+const OF_MESSAGES: [&str; 3] = ["tools", "add_generation_prompt", "variables"];
+
+/// The `id` of a line, if it has one, also where another field is wrong: an error can then name it.
+pub fn id(line: &str) -> Option<Value> {
+    let members = object(line, "").ok()?;
+    let (_, value) = members.iter().find(|(name, _)| name == "id")?;
+    read_id(value).ok()
+}
+
+/// Reads a line. What it does not say is as in `defaults`.
+pub fn parse(line: &str, defaults: &GenerateRequest) -> Result<GenerateRequest> {
+    let members = object(line, r#"{"prompt": "Once upon a time", "max_new_tokens": 32}"#)?;
+    let mut request = defaults.clone();
+    let mut chat = Chat { add_generation_prompt: true, ..Chat::default() };
+    let (mut prompt, mut messages) = (None, false);
+    let mut seen: Vec<&str> = Vec::new();
+    for (name, value) in &members {
+        once(&mut seen, name, name)?;
+        if !FIELDS.contains(&name.as_str()) {
+            return Err(Error::invalid(name, format!("no such field{}", did_you_mean(name, &FIELDS))));
+        }
+        if *value == Json::Null {
+            // As if it were not there.
+            seen.pop();
+            continue;
+        }
+        let narrow = |value| real(name, value).map(|number| number as f32);
+        match name.as_str() {
+            "id" => drop(read_id(value)?),
+            "prompt" => prompt = Some(read_prompt(value)?),
+            "messages" => (chat.messages, messages) = (read_messages("messages", value)?, true),
+            "tools" => chat.tools = Some(plain(name, value)?),
+            "add_generation_prompt" => chat.add_generation_prompt = flag(name, value)?,
+            "variables" => match plain(name, value)? {
+                Value::Object(variables) => chat.variables = variables,
+                _ => return Err(Error::invalid(name, format!("{value} is not an object"))),
+            },
+            "max_new_tokens" => request.max_new_tokens = Some(whole(name, value)?),
+            "min_new_tokens" => request.min_new_tokens = Some(whole(name, value)?),
+            "do_sample" => request.do_sample = Some(flag(name, value)?),
+            "temperature" => request.temperature = Some(narrow(value)?),
+            "top_k" => request.top_k = Some(whole(name, value)?),
+            "top_p" => request.top_p = Some(narrow(value)?),
+            "min_p" => request.min_p = Some(narrow(value)?),
+            "repetition_penalty" => request.repetition_penalty = Some(narrow(value)?),
+            "presence_penalty" => request.presence_penalty = narrow(value)?,
+            "frequency_penalty" => request.frequency_penalty = narrow(value)?,
+            "no_repeat_ngram_size" => request.no_repeat_ngram_size = Some(whole(name, value)?),
+            "logit_bias" => request.logit_bias = read_biases(value)?,
+            "forced_eos" => request.forced_eos = Some(whole(name, value)?),
+            "ignore_eos" => request.ignore_eos = flag(name, value)?,
+            "stop" => {
+                request.stop = match value {
+                    Json::Text(text) => vec![text.clone()],
+                    _ => items(name, value, "texts", text)?,
+                }
+            }
+            "stop_tokens" => request.stop_tokens = items(name, value, "tokens", whole)?,
+            "include_stop" => request.include_stop = flag(name, value)?,
+            "skip_special" => request.skip_special = Some(flag(name, value)?),
+            "seed" => request.seed = Some(whole(name, value)?),
+            "logprobs" => request.logprobs = Some(whole(name, value)?),
+            "prompt_logprobs" => request.prompt_logprobs = Some(whole(name, value)?),
+            "n" => request.n = Some(whole(name, value)?),
+            "echo" => request.echo = flag(name, value)?,
+            "session" => request.session = Some(text(name, value)?),
+            "priority" => request.priority = whole(name, value)?,
+            "timeout" => request.timeout = Some(read_timeout(value)?),
+            "context_end" => {
+                let word = text(name, value)?;
+                let wrong = || Error::invalid(name, format!("{value} is neither \"refuse\" nor \"stop\""));
+                request.context_end = context_end(&word).ok_or_else(wrong)?;
+            }
+            _ => unreachable!("the field {name} is known"),
+        }
+    }
+    request.prompt = match (prompt, messages) {
+        (Some(prompt), false) => prompt,
+        (None, true) => chat.into(),
+        (Some(_), true) => return Err(Error::invalid("messages", "given, and `prompt` too: send one of them")),
+        (None, false) => {
+            return Err(Error::invalid("prompt", "missing: send `prompt`, a text or a list of tokens, or `messages`"));
+        }
+    };
+    match seen.iter().find(|name| OF_MESSAGES.contains(name) && !messages) {
+        Some(name) => Err(Error::invalid(*name, "given without `messages`, which it belongs to")),
+        None => Ok(request),
+    }
+}
+
+/// The messages of a chat: objects with a role.
+pub fn read_messages(path: &str, value: &Json) -> Result<Vec<Value>> {
+    let messages = items(path, value, "messages", |path, value| {
+        let message = plain(path, value)?;
+        match message.get("role") {
+            Some(Value::String(_)) => Ok(message),
+            Some(_) => Err(Error::invalid(format!("{path}.role"), "not a text such as \"user\"")),
+            None => Err(Error::invalid(
+                path,
+                format!("{value} is not a message such as {{\"role\": \"user\", \"content\": \"Hello\"}}"),
+            )),
+        }
+    })?;
+    if messages.is_empty() {
+        return Err(Error::invalid(path, "an empty list: send one message or more"));
+    }
+    Ok(messages)
+}
+
+fn read_id(value: &Json) -> Result<Value> {
+    match value {
+        Json::Text(_) | Json::Whole(_) => plain("id", value),
+        _ => Err(Error::invalid("id", format!("{value} is neither a text nor a whole number"))),
+    }
+}
+
+fn read_prompt(value: &Json) -> Result<Prompt> {
+    match value {
+        Json::Text(text) => Ok(text.as_str().into()),
+        Json::List(_) => Ok(items("prompt", value, "tokens", whole::<u32>)?.into()),
+        _ => Err(Error::invalid("prompt", format!("{value} is neither a text nor a list of tokens"))),
+    }
+}
+
+/// `{"42": -5}`, as JSON's names are texts, or `[[42, -5]]`.
+fn read_biases(value: &Json) -> Result<Vec<(u32, f32)>> {
+    const PATH: &str = "logit_bias";
+    match value {
+        Json::Object(members) => {
+            let mut seen = Vec::new();
+            let pairs = members.iter().map(|(token, bias)| {
+                let path = format!("{PATH}.{token}");
+                once(&mut seen, token, &path)?;
+                let token = token.parse().map_err(|_| Error::invalid(&path, "the name is no token: expected a number"));
+                Ok((token?, real(&path, bias)? as f32))
+            });
+            pairs.collect()
+        }
+        _ => items(PATH, value, "pairs of a token and a number", |path, pair| match pair {
+            Json::List(pair) if pair.len() == 2 => {
+                Ok((whole(&format!("{path}[0]"), &pair[0])?, real(&format!("{path}[1]"), &pair[1])? as f32))
+            }
+            _ => Err(Error::invalid(path, format!("{pair} is not a pair such as [42, -5]"))),
+        }),
+    }
+}
+
+fn read_timeout(value: &Json) -> Result<Duration> {
+    let seconds = Duration::try_from_secs_f64(real("timeout", value)?).ok().filter(|seconds| !seconds.is_zero());
+    seconds.ok_or_else(|| Error::invalid("timeout", format!("{value} is not a number of seconds above 0")))
+}
+
+#[cfg(test)]
+mod tests {
+    use pagoda::engine::ContextEnd;
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(line: &str) -> Result<GenerateRequest> {
+        parse(line, &GenerateRequest { top_k: Some(7), seed: Some(1), ..GenerateRequest::default() })
+    }
+
+    #[test]
+    fn every_field_is_read() {
+        let request = read(
+            r#"{"id": "a", "prompt": [1, 2], "max_new_tokens": 8, "min_new_tokens": 2, "do_sample": true, "temperature": 1,
+            "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 0.5,
+            "no_repeat_ngram_size": 3, "logit_bias": {"42": -5}, "forced_eos": 9, "ignore_eos": true, "stop": "\n",
+            "stop_tokens": [3], "include_stop": true, "skip_special": false, "seed": 18446744073709551615, "logprobs": 2,
+            "prompt_logprobs": 0, "n": 2, "echo": true, "session": "s", "priority": -1, "timeout": 1.5, "top_k": null,
+            "context_end": "stop"}"#,
+        )
+        .unwrap();
+        assert_eq!(request.prompt, vec![1, 2].into());
+        assert_eq!((request.max_new_tokens, request.min_new_tokens, request.do_sample), (Some(8), Some(2), Some(true)));
+        assert_eq!((request.temperature, request.top_k, request.top_p), (Some(1.0), Some(7), Some(0.5)));
+        assert_eq!((request.min_p, request.repetition_penalty), (Some(0.25), Some(1.5)));
+        assert_eq!((request.presence_penalty, request.frequency_penalty), (-1.0, 0.5));
+        assert_eq!((request.no_repeat_ngram_size, request.logit_bias), (Some(3), vec![(42, -5.0)]));
+        assert_eq!((request.forced_eos, request.ignore_eos, request.stop), (Some(9), true, vec!["\n".to_owned()]));
+        assert_eq!((request.stop_tokens, request.include_stop, request.skip_special), (vec![3], true, Some(false)));
+        assert_eq!((request.seed, request.logprobs, request.prompt_logprobs), (Some(u64::MAX), Some(2), Some(0)));
+        assert_eq!((request.n, request.echo, request.session.as_deref()), (Some(2), true, Some("s")));
+        assert_eq!((request.priority, request.timeout), (-1, Some(Duration::from_millis(1500))));
+        assert_eq!(request.context_end, ContextEnd::Stop);
+    }
+
+    #[test]
+    fn messages_are_a_chat() {
+        let line = r#"{"messages": [{"role": "user", "content": "hi"}], "tools": [1], "variables": {"a": 1.5}}"#;
+        let Prompt::Chat(chat) = read(line).unwrap().prompt else { panic!("no chat") };
+        assert_eq!(chat.messages, [json!({"role": "user", "content": "hi"})]);
+        assert_eq!((chat.tools, chat.add_generation_prompt), (Some(json!([1])), true));
+        assert_eq!(chat.variables["a"], json!(1.5));
+    }
+
+    #[test]
+    fn errors_name_the_place() {
+        for (line, message) in [
+            ("{", "request: not JSON: EOF while parsing an object at column 1"),
+            ("[1]", "request: a list of 1 is not an object such as"),
+            ("{}", "prompt: missing"),
+            (r#"{"prompt": null}"#, "prompt: missing"),
+            (r#"{"promt": "a"}"#, "promt: no such field; did you mean `prompt`?"),
+            (r#"{"prompt": "a", "prompt": "b"}"#, "prompt: is there twice"),
+            (r#"{"prompt": 7}"#, "prompt: 7 is neither a text nor a list of tokens"),
+            (r#"{"prompt": [1, -1]}"#, "prompt[1]: -1 is not a whole number from 0 to 4294967295"),
+            (r#"{"prompt": "a", "messages": [{"role": "user"}]}"#, "messages: given, and `prompt` too"),
+            (r#"{"messages": "hi"}"#, "messages: \"hi\" is not a list of messages"),
+            (r#"{"messages": []}"#, "messages: an empty list"),
+            (r#"{"messages": [{"content": "hi"}]}"#, "messages[0]: an object is not a message such as"),
+            (r#"{"messages": [{"role": 1}]}"#, "messages[0].role: not a text"),
+            (r#"{"messages": [{"role": "a", "role": "b"}]}"#, "messages[0].role: is there twice"),
+            (r#"{"prompt": "a", "tools": []}"#, "tools: given without `messages`"),
+            (r#"{"prompt": "a", "temperature": "hot"}"#, "temperature: \"hot\" is not a number"),
+            (r#"{"prompt": "a", "stop": [1]}"#, "stop[0]: 1 is not a text"),
+            (r#"{"prompt": "a", "echo": 1}"#, "echo: 1 is neither true nor false"),
+            (r#"{"prompt": "a", "logit_bias": {"x": 1}}"#, "logit_bias.x: the name is no token"),
+            (r#"{"prompt": "a", "logit_bias": [[1]]}"#, "logit_bias[0]: a list of 1 is not a pair"),
+            (r#"{"prompt": "a", "timeout": 0}"#, "timeout: 0 is not a number of seconds above 0"),
+            (r#"{"prompt": "a", "context_end": "end"}"#, "context_end: \"end\" is neither"),
+            (r#"{"prompt": "a", "id": [1]}"#, "id: a list of 1 is neither a text nor a whole number"),
+        ] {
+            let error = read(line).map(|_| ()).unwrap_err().to_string();
+            assert!(error.starts_with(message), "{line}\n{error}\n{message}");
+        }
+    }
+
+    #[test]
+    fn the_id_is_known_where_another_field_is_wrong() {
+        assert_eq!(id(r#"{"id": "a", "prompt": 7}"#), Some(json!("a")));
+        assert_eq!(id(r#"{"prompt": 7}"#), None);
+        assert_eq!(id("{"), None);
+    }
+}
