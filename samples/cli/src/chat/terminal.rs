@@ -21,7 +21,7 @@ impl Terminal {
     }
 
     /// Whether a person types and reads.
-    fn is_interactive(self) -> bool {
+    pub fn is_interactive(self) -> bool {
         self.input && self.output
     }
 
