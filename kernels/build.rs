@@ -56,6 +56,8 @@ const FILES: &[(&str, &[&str])] = &[
     ("hstu/paged_kv_append", ALL),
     ("llm/glu", ALL),
     ("llm/paged_attention_simt", ALL),
+    ("llm/paged_decode_sm80", ALL),
+    ("llm/paged_prefill_sm80", ALL),
 ];
 
 fn main() {

@@ -438,7 +438,11 @@ def test_freeing_a_generator_ends_its_requests_first(open_generator):
 
 def test_a_call_goes_on_when_its_generator_is_freed(open_generator):
     generator, answers = open_generator(), []
-    thread = threading.Thread(target=lambda: answers.append(generator.answer(PROMPTS[0], max_new_tokens=480)), daemon=True)
+
+    def body():
+        answers.append(generator.answer(PROMPTS[0], max_new_tokens=480))
+
+    thread = threading.Thread(target=body, daemon=True)
     thread.start()
     until(lambda: generator.stats().running == 1, "the answer is being generated")
     generator.close()

@@ -4,9 +4,7 @@
 // computed the next is copied into shared memory (cp.async), row by row out of its page. There is no softmax: the
 // weights silu(S) go from the first product's registers straight into the second product.
 
-#include <type_traits>
-
-#include "common/convert.cuh"
+#include "common/mma.cuh"
 #include "hstu/hstu_mask.cuh"
 
 namespace pagoda {
@@ -14,40 +12,6 @@ namespace mma {
 
 constexpr int ROWS = 64;
 constexpr int THREADS = 128;
-
-__device__ inline uint32_t shared_address(const void *pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// 16 bytes into shared memory without waiting; zeros where `valid` is false, and then nothing is read.
-__device__ inline void copy_async(uint32_t to, const void *from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
-}
-
-__device__ inline void load_matrices(uint32_t (&to)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(from));
-}
-
-__device__ inline void load_matrices_transposed(uint32_t (&to)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(from));
-}
-
-template <class T>
-__device__ inline void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (std::is_same<T, __half>::value) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    } else {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
-}
 
 // Where 16-byte chunk `chunk` of row `row` lies: swizzled, so that eight rows of a column are in eight banks.
 template <int D>
@@ -127,15 +91,15 @@ struct Kernel {
         bring_queries(first);
         int count = tiles.count();
         if (count > 0) bring(tiles.at(0), 0);
-        asm volatile("cp.async.commit_group;");
+        commit_copies();
 
         float out[D / 8][4] = {};
         uint32_t query[QUERY_IN_REGISTERS ? D / 16 : 1][4];
         float half = call.alpha * 0.5f;
         for (int index = 0; index < count; index++) {
             if (index + 1 < count) bring(tiles.at(index + 1), (index + 1) & 1);
-            asm volatile("cp.async.commit_group;");
-            asm volatile("cp.async.wait_group 1;");
+            commit_copies();
+            wait_copies<1>();
             __syncthreads();
             if constexpr (QUERY_IN_REGISTERS) {
                 if (index == 0) {
@@ -149,7 +113,7 @@ struct Kernel {
             }
             __syncthreads();
         }
-        asm volatile("cp.async.wait_group 0;");
+        wait_copies<0>();
         for (int i = 0; i < 2; i++) {
             if (rows[i] >= user.rows) continue;
             int64_t at = (static_cast<int64_t>(user.row + rows[i]) * call.heads + head) * D + (lane & 3) * 2;

@@ -20,6 +20,7 @@ struct PagedCall {
     __half *scales;          // [pages, 2, page_size, Hkv, 2 or 1]; null: native
     float *key_weights;      // [B, Hkv, weights_len]; null: not asked for
     float *row_sums;         // [T, Hq, 2]: the largest score and the sum of weights; null without key_weights
+    float *partials;         // of split-KV (paged_parts.cuh); null where no kernel splits
     const int *row_offsets;
     const int *cached_len;
     const int *page_indptr;
@@ -31,6 +32,7 @@ struct PagedCall {
     const float *slopes;     // [Hq]; null: none
     const int *write_slots;  // [T, Hkv]; null: slots are positions
     const int *token_pos;    // [B, Hkv, slot_len]
+    int64_t partial_count;   // parts that `partials` has memory for
     int64_t pool_pages;
     int64_t window;          // 0: unlimited
     int sequences;
@@ -130,6 +132,18 @@ __device__ inline float rotated(const PagedCall &call, const T *head, int row, i
     // Without fused multiply-add: the bits of the CPU's rotation, which are stored.
     return second ? __fadd_rn(__fmul_rn(own, cosine), __fmul_rn(other, sine))
                   : __fsub_rn(__fmul_rn(own, cosine), __fmul_rn(other, sine));
+}
+
+// Eight numbers of a query head from `column` on, rotated, in T. D is a multiple of 8.
+template <class T>
+__device__ inline uint4 load_query(const PagedCall &call, int row, int head, int column) {
+    const T *from = static_cast<const T *>(call.query) + (static_cast<int64_t>(row) * call.query_heads + head) * call.head_size;
+    if (call.cos == nullptr || column >= 2 * call.half_width) return *reinterpret_cast<const uint4 *>(from + column);
+    uint32_t pairs[4];
+    for (int i = 0; i < 4; i++) {
+        pairs[i] = Pack<T>::of(rotated(call, from, row, column + 2 * i), rotated(call, from, row, column + 2 * i + 1));
+    }
+    return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
 }  // namespace pagoda

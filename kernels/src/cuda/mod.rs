@@ -34,4 +34,4 @@ pub use hstu::embed::{Embed, Lookup};
 pub use hstu::linear::Linear;
 pub use hstu::unit::Unit;
 pub use llm::glu::Glu;
-pub use llm::paged_attention::{HeadSlots, KeyWeights, PagedAttention, Rotation};
+pub use llm::paged_attention::{HeadSlots, KeyWeights, PagedAttention, PagedPath, Rotation};

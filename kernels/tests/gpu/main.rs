@@ -70,6 +70,7 @@ const PARTS: &[Part] = &[
     ("paged-golden", paged::golden),
     ("paged-random", paged::random),
     ("paged-slots", paged::slots),
+    ("paged-tiles", paged::tiles),
     ("paged-same-bits", paged::same_bits),
     ("paged-nonsense", paged::nonsense),
     ("paged-refused", paged::refused),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use pagoda_kernels::cpu::reference::{Attended, paged_attention};
-use pagoda_kernels::cuda::{self, CudaError, Gpu, KeyWeights, Type};
+use pagoda_kernels::cuda::{self, CudaError, Gpu, KeyWeights, PagedPath, Scratch, Type};
 use pagoda_kernels::{Element, KvFormat, bf16, f16};
 use pagoda_test_support::Random;
 
@@ -14,7 +14,7 @@ use crate::Context;
 use crate::common::{error, tolerance};
 use crate::device::{bytes, elements};
 use crate::harm::Guarded;
-use crate::llm_cases::random::{alone, chunk, longest, random_case, random_slots};
+use crate::llm_cases::random::{alone, chunk, longest, random_case, random_slots, random_tiles, scattered};
 use crate::llm_cases::{Case, Golden, Pool, each_golden};
 
 /// A call with its tensors on the GPU, each with memory around it that nothing may write.
@@ -34,6 +34,8 @@ struct OnDevice<'a, T> {
     weights_len: usize,
     /// The key weights, and the sums that they are made of.
     weights: [Guarded; 2],
+    scratch: Guarded,
+    scratch_bytes: usize,
 }
 
 /// What the outputs of a call hold beforehand: NaN in every type.
@@ -53,7 +55,7 @@ impl<'a, T: Element> OnDevice<'a, T> {
         let floats = [cos, sin, case.slopes.as_ref().unwrap_or(&no_floats)];
         let weights = case.cached_len.len() * case.kv_heads * weights_len;
         let sums = case.query.len() / case.head_size * 2;
-        Self {
+        let mut device = Self {
             case,
             stream: Arc::clone(stream),
             rows: [&case.query, &case.key, &case.value].map(|values| guarded(bytes(values))),
@@ -67,7 +69,12 @@ impl<'a, T: Element> OnDevice<'a, T> {
             output: poison(size_of_val(&case.query[..])),
             weights_len,
             weights: [poison(weights * size_of::<f32>()), poison(sums * size_of::<f32>())],
-        }
+            scratch: guarded(&[]),
+            scratch_bytes: 0,
+        };
+        device.scratch_bytes = device.call().scratch_bytes();
+        device.scratch = poison(device.scratch_bytes);
+        device
     }
 
     fn call(&self) -> cuda::PagedAttention {
@@ -116,6 +123,8 @@ impl<'a, T: Element> OnDevice<'a, T> {
             scale: case.scale,
             window: case.window,
             softcap: case.softcap,
+            scratch: (self.scratch_bytes > 0)
+                .then(|| Scratch { address: self.scratch.inside(), bytes: self.scratch_bytes }),
         }
     }
 
@@ -124,8 +133,17 @@ impl<'a, T: Element> OnDevice<'a, T> {
         unsafe { gpu.paged_attention(&self.call(), self.stream.cu_stream()) }.unwrap();
     }
 
+    fn launch_by(&self, gpu: &Gpu, path: PagedPath) {
+        // SAFETY: as above.
+        unsafe { gpu.paged_attention_by(path, &self.call(), self.stream.cu_stream()) }.unwrap();
+    }
+
     fn read(&self) -> Results<T> {
-        let unharmed = self.rows.iter().chain(&self.indices).chain(&self.floats).chain([&self.sinks, &self.weights[1]]);
+        let unharmed = self.rows.iter().chain(&self.indices).chain(&self.floats).chain([
+            &self.sinks,
+            &self.weights[1],
+            &self.scratch,
+        ]);
         assert!(unharmed.into_iter().all(Guarded::untouched_around), "written outside the tensors");
         Results {
             output: elements(&self.output.read()),
@@ -147,6 +165,17 @@ fn run<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weights_
     let device = OnDevice::new(case, stream, weights_len);
     device.launch(gpu);
     device.read()
+}
+
+/// The same by the kernel given.
+fn run_by<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, path: PagedPath) -> Results<T> {
+    let device = OnDevice::new(case, stream, 0);
+    device.launch_by(gpu, path);
+    device.read()
+}
+
+fn paths<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>) -> Vec<PagedPath> {
+    gpu.paged_paths(&OnDevice::new(case, stream, 0).call())
 }
 
 fn pool_bytes<T: Element>(pool: &Pool<T>) -> [&[u8]; 2] {
@@ -171,9 +200,15 @@ fn compare<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weig
     let got = run(gpu, stream, case, weights_len);
     check(&got, &expected, what);
     assert!(got.pool.each_ref().map(Vec::as_slice) == pool_bytes(&pool), "{what}: the pool");
-    // Without the weights, the same.
-    let plain = run(gpu, stream, case, 0);
-    assert!(bytes(&plain.output) == bytes(&got.output) && plain.pool == got.pool, "{what}: without key_weights");
+    // Without the weights, the same by the plain kernel, and as near by the others.
+    for path in paths(gpu, stream, case) {
+        let plain = run_by(gpu, stream, case, path);
+        let output = error(&plain.output, &expected.output);
+        assert!(output <= tolerance::<T>(), "{what}: {path:?} output {output:e}");
+        assert!(plain.pool == got.pool, "{what}: {path:?} the pool");
+        let same = bytes(&plain.output) == bytes(&got.output);
+        assert!(same || path != PagedPath::Plain, "{what}: without key_weights");
+    }
 }
 
 fn check<T: Element>(got: &Results<T>, expected: &Attended, what: &str) {
@@ -233,25 +268,30 @@ pub fn slots(context: &Context) {
     });
 }
 
-/// A prompt in chunks or token by token gives the bits of one call, and so does a sequence without the others.
+/// A sequence without the others has the same bits. A prompt in chunks or token by token gives the bits of one call by the plain
+/// kernel, and the same numbers within the bounds by the others, which compute few rows and many in different ways.
 pub fn same_bits(context: &Context) {
-    fn one<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
-        let case = random_case::<T>(random);
+    fn near<T: Element>(got: &[T], expected: &[T]) -> bool {
+        let expected: Vec<f64> = expected.iter().map(|number| number.to_f32().into()).collect();
+        error(got, &expected) <= 2.0 * tolerance::<T>()
+    }
+    fn one<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, path: PagedPath, number: u64) {
         let width = case.query_heads * case.head_size;
-        let whole = run(gpu, stream, &case, 0);
+        let whole = run_by(gpu, stream, case, path);
         let most = case.row_offsets.windows(2).map(|rows| (rows[1] - rows[0]) as usize).max().unwrap();
         for size in [1, 16] {
             let mut rest = case.clone();
             for from in (0..most).step_by(size) {
-                let mut part = chunk(&case, from, from + size);
+                let mut part = chunk(case, from, from + size);
                 part.pool = rest.pool.clone();
-                let got = run(gpu, stream, &part, 0);
+                let got = run_by(gpu, stream, &part, path);
                 rest.pool = pool_of(&got, case.format);
                 for (sequence, rows) in part.row_offsets.windows(2).enumerate().filter(|(_, rows)| rows[0] < rows[1]) {
                     let at = (case.row_offsets[sequence] as usize + from) * width;
                     let got = &got.output[rows[0] as usize * width..rows[1] as usize * width];
-                    let what = format!("{} {number}: chunks of {size} from {from} on", T::NAME);
-                    assert!(bytes(got) == bytes(&whole.output[at..at + got.len()]), "{what}");
+                    let expected = &whole.output[at..at + got.len()];
+                    let same = bytes(got) == bytes(expected) || (path != PagedPath::Plain && near(got, expected));
+                    assert!(same, "{} {number} {path:?}: chunks of {size} from {from} on", T::NAME);
                 }
             }
             let pool = pool_bytes(&rest.pool);
@@ -259,14 +299,60 @@ pub fn same_bits(context: &Context) {
         }
         for sequence in 0..case.cached_len.len() {
             let rows = case.row_offsets[sequence] as usize * width..case.row_offsets[sequence + 1] as usize * width;
-            let got = run(gpu, stream, &alone(&case, sequence), 0);
-            assert!(bytes(&got.output) == bytes(&whole.output[rows]), "{} {number}: {sequence} alone", T::NAME);
+            let got = run_by(gpu, stream, &alone(case, sequence), path);
+            let same = bytes(&got.output) == bytes(&whole.output[rows]);
+            assert!(same, "{} {number} {path:?}: {sequence} alone", T::NAME);
+        }
+    }
+    fn each<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
+        for case in [random_case::<T>(random), random_tiles::<T>(random)] {
+            for path in paths(gpu, stream, &case) {
+                one(gpu, stream, &case, path, number);
+            }
         }
     }
     types(context, 63, 200, |stream, Calls { random, number }| {
-        one::<f32>(context.gpu, stream, random, number);
-        one::<f16>(context.gpu, stream, random, number);
-        one::<bf16>(context.gpu, stream, random, number);
+        each::<f32>(context.gpu, stream, random, number);
+        each::<f16>(context.gpu, stream, random, number);
+        each::<bf16>(context.gpu, stream, random, number);
+    });
+}
+
+/// Shapes that the tensor cores take: every path against the plain kernel, which `random` compares with the reference, for
+/// sequences that are longer than the reference is fast enough for.
+pub fn tiles(context: &Context) {
+    fn one<T: Element>(context: &Context, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
+        let mut case = random_tiles::<T>(random);
+        if random.once_in(3) {
+            case = scattered(case, random);
+        }
+        let paths = paths(context.gpu, stream, &case);
+        assert!(paths.len() > 1, "{} {number}: no path but the plain one", T::NAME);
+        let plain = run_by(context.gpu, stream, &case, PagedPath::Plain);
+        let expected: Vec<f64> = plain.output.iter().map(|number| number.to_f32().into()).collect();
+        for path in paths {
+            let got = run_by(context.gpu, stream, &case, path);
+            let output = error(&got.output, &expected);
+            let what = format!(
+                "{} {number} {path:?}: {}/{} heads of {}, {:?}, pages of {}, rows {:?}, cached {:?}, window {}, softcap {}",
+                T::NAME,
+                case.query_heads,
+                case.kv_heads,
+                case.head_size,
+                case.format,
+                case.page_size,
+                case.row_offsets,
+                case.cached_len,
+                case.window,
+                case.softcap
+            );
+            assert!(output <= tolerance::<T>(), "{what}: output {output:e}");
+            assert!(got.pool == plain.pool, "{what}: the pool");
+        }
+    }
+    types(context, 66, 10, |stream, Calls { random, number }| {
+        one::<f16>(context, stream, random, number);
+        one::<bf16>(context, stream, random, number);
     });
 }
 
@@ -348,17 +434,26 @@ pub fn refused(context: &Context) {
 
 /// A CUDA graph of a step: each replay follows what the tensors hold then.
 pub fn captured(context: &Context) {
-    let (gpu, stream) = (context.gpu, context.gpu.context().new_stream().unwrap());
     let mut random = Random(65);
     let first = std::iter::repeat_with(|| random_case::<bf16>(&mut random));
     let first = first.into_iter().find(|case| case.format == KvFormat::Int8 && case.total_rows() > 4).unwrap();
+    let len = longest(&first);
+    replayed(context, first, len);
+    for format in [KvFormat::Native, KvFormat::Int4] {
+        let tiles = std::iter::repeat_with(|| random_tiles::<bf16>(&mut random));
+        let first = tiles.into_iter().find(|case| case.format == format && case.total_rows() > 40).unwrap();
+        replayed(context, first, 0);
+    }
+}
+
+fn replayed(context: &Context, first: Case<bf16>, len: usize) {
+    let (gpu, stream) = (context.gpu, context.gpu.context().new_stream().unwrap());
     // The same shapes: other numbers, and other pages.
     let mut second = first.clone();
     second.query.reverse();
     second.key.reverse();
     second.value.reverse();
     second.page_ids.reverse();
-    let len = longest(&first);
     let expected = [&first, &second].map(|case| run(gpu, &stream, case, len));
     assert!(bytes(&expected[0].output) != bytes(&expected[1].output));
     let given = [&first, &second].map(|case| OnDevice::new(case, &stream, len));

@@ -11,12 +11,46 @@ pub fn random_case<T: Element>(random: &mut Random) -> Case<T> {
     let head_size = random.pick(&[4, 16, 20, 32, 48, 64, 72, 80, 128]);
     let page_size = random.pick(&[8, 16, 32]);
     let sequences = 1 + random.below(4);
+    // Some with no new token, some with one, some with many; some across segments.
+    let lengths = |random: &mut Random| {
+        (random.pick(&[0, 1, 1, 2, 5, 17, 70]), random.pick(&[0, 1, 7, 63, 64, 100, 1020, 1024, 2100]))
+    };
+    let formats = [KvFormat::Native, KvFormat::Native, KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8];
+    case_of(random, [kv_heads, group, head_size, page_size, sequences], lengths, &formats)
+}
+
+/// A call of a shape that tensor cores take, with lengths around the borders of their tiles, and some long ones.
+pub fn random_tiles<T: Element>(random: &mut Random) -> Case<T> {
+    let (kv_heads, group) = (random.pick(&[1, 2, 3, 8]), random.pick(&[1, 2, 3, 4, 5, 7, 8, 16, 17, 33]));
+    let head_size = random.pick(&[64, 64, 96, 128, 128, 256]);
+    let page_size = random.pick(&[8, 16, 24, 32, 64, 256]);
+    let sequences = 1 + random.below(6);
+    let mut long = false;
+    let lengths = |random: &mut Random| {
+        let cached = match random.below(12) {
+            0 if kv_heads < 3 && !std::mem::replace(&mut long, true) => random.pick(&[8_191, 16_384, 33_000]),
+            0..6 => random.pick(&[0, 1, 15, 16, 63, 64, 127, 255, 256, 257, 511, 512]),
+            _ => random.below(1500),
+        };
+        (random.pick(&[0, 1, 1, 1, 1, 2, 3, 4, 16, 17, 63, 64, 65, 130, 300]), cached)
+    };
+    let formats = [KvFormat::Native, KvFormat::Native, KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8];
+    // There is no kernel for int4 with heads of 96.
+    let formats = if head_size == 96 { &formats[..3] } else { &formats[..] };
+    case_of(random, [kv_heads, group, head_size, page_size, sequences], lengths, formats)
+}
+
+/// `lengths` gives the new and the cached tokens of a sequence.
+fn case_of<T: Element>(
+    random: &mut Random,
+    [kv_heads, group, head_size, page_size, sequences]: [usize; 5],
+    mut lengths: impl FnMut(&mut Random) -> (i32, usize),
+    formats: &[KvFormat],
+) -> Case<T> {
     let (mut row_offsets, mut cached_len, mut page_indptr, mut page_ids) = (vec![0], vec![], vec![0], vec![]);
     let mut pages = 0;
     for _ in 0..sequences {
-        // Some with no new token, some with one, some with many; some across segments.
-        let new = random.pick(&[0, 1, 1, 2, 5, 17, 70]);
-        let cached = random.pick(&[0, 1, 7, 63, 64, 100, 1020, 1024, 2100]);
+        let (new, cached) = lengths(random);
         row_offsets.push(row_offsets.last().unwrap() + new);
         cached_len.push(cached as i32);
         let needed = (cached + new as usize).div_ceil(page_size);
@@ -37,7 +71,7 @@ pub fn random_case<T: Element>(random: &mut Random) -> Case<T> {
     let positions: Vec<i32> = (0..rows).map(|row| (row % 50) as i32).collect();
     let half_width = head_size / 4;
     let angles = numbers(50 * half_width);
-    let format = random.pick(&[KvFormat::Native, KvFormat::Native, KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8]);
+    let format = random.pick(formats);
     let pool = match format {
         KvFormat::Native => Pool::Native(elements(stored)),
         _ => {
@@ -149,7 +183,13 @@ pub fn with_slots<T: Element>(mut case: Case<T>) -> Case<T> {
 
 /// A random call in which every head keeps its tokens in another order, and some slots have none.
 pub fn random_slots<T: Element>(random: &mut Random) -> Case<T> {
-    let mut case = with_slots(random_case::<T>(random));
+    let case = random_case::<T>(random);
+    scattered(case, random)
+}
+
+/// The same call with the tokens of each head in another order.
+pub fn scattered<T: Element>(case: Case<T>, random: &mut Random) -> Case<T> {
+    let mut case = with_slots(case);
     (case.rotation, case.window) = (None, random.pick(&[0, 40]));
     let sequences = case.cached_len.len();
     let (write_slots, token_pos, len) = case.slots.as_mut().unwrap();

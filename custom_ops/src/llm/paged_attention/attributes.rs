@@ -198,6 +198,7 @@ impl Attributes {
             scale: self.scale,
             window: self.window,
             softcap: self.softcap,
+            scratch: None,
         })
     }
 }

@@ -5,7 +5,7 @@ mod tensors;
 
 use std::marker::PhantomData;
 
-use pagoda_kernels::cuda::{CUstream, Gpu, KeyWeights};
+use pagoda_kernels::cuda::{CUstream, Gpu, KeyWeights, Scratch};
 use pagoda_kernels::{KvFormat, KvPool, f16};
 
 use crate::ort::{
@@ -152,7 +152,8 @@ fn launch<T: OnnxElement>(
     let inputs = Inputs::read(context, attributes.format)?;
     let outputs = Outputs::new(&inputs, context, attributes.weights_len)?;
     let mut call = attributes.call_on_device::<T>(&inputs, &outputs)?;
-    let bytes = if outputs.key_weights.is_some() { call.row_sums_bytes() } else { 0 };
+    // Of the two, a call takes one at most. Without memory to work in it is slower.
+    let bytes = if outputs.key_weights.is_some() { call.row_sums_bytes() } else { call.scratch_bytes() };
     let scratch = context.scratch(bytes)?;
     if let Some((weights, len)) = &outputs.key_weights {
         let row_sums = scratch.as_ref().map_or(0, |scratch| scratch.address());
@@ -161,6 +162,8 @@ fn launch<T: OnnxElement>(
             return Err(OpError::failed(message));
         }
         call.key_weights = Some(KeyWeights { weights: weights.address(), len: *len, row_sums });
+    } else {
+        call.scratch = scratch.as_ref().map(|scratch| Scratch { address: scratch.address(), bytes: scratch.bytes() });
     }
     // Before anything is written.
     call.check()?;

@@ -44,6 +44,9 @@ pub struct Modules {
     pub norm: Module,
     pub glu: Module,
     pub paged_attention_simt: Module,
+    /// From sm_80 on, as all that are named so.
+    pub paged_decode_sm80: Option<Module>,
+    pub paged_prefill_sm80: Option<Module>,
     pub unit: Module,
 }
 
@@ -67,6 +70,8 @@ impl Modules {
             norm: Module::load(fatbin!("hstu_norm"))?,
             glu: Module::load(fatbin!("glu"))?,
             paged_attention_simt: Module::load(fatbin!("paged_attention_simt"))?,
+            paged_decode_sm80: sm80(fatbin!("paged_decode_sm80"))?,
+            paged_prefill_sm80: sm80(fatbin!("paged_prefill_sm80"))?,
             unit: Module::load(fatbin!("hstu_unit"))?,
         })
     }

@@ -2,6 +2,7 @@
 
 pub mod glu;
 pub mod paged_attention;
+mod paged_attention_sm80;
 mod raw;
 
 /// The layouts that CUDA was compiled against are those that Rust has here.

@@ -1,15 +1,19 @@
-//! `PagedAttention` on the GPU.
+//! `PagedAttention` on the GPU: the call, and which kernels compute it.
+//!
+//! Which kernel computes a sequence depends on the call's shapes and on the sequence's own numbers, never on the rest of the
+//! batch: a sequence has the same bits in any batch.
 
 use std::ffi::c_void;
 use std::ptr::from_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::raw;
+use super::{paged_attention_sm80, raw};
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
 use crate::cuda::common::sizes::check_sizes;
+use crate::cuda::hstu::call::Scratch;
 use crate::{KvFormat, Pairs};
 
 const THREADS: u32 = 128;
@@ -77,6 +81,18 @@ pub struct PagedAttention {
     pub window: i64,
     /// 0 = none.
     pub softcap: f32,
+    /// Memory to work in, [`scratch_bytes`](Self::scratch_bytes) long. Without it the plain kernel computes the call.
+    pub scratch: Option<Scratch>,
+}
+
+/// Kernels that compute `PagedAttention`; later ones are faster and take less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PagedPath {
+    /// Every type and option, D up to 512.
+    Plain,
+    /// Tensor cores of sm_80 and later (mma.sync): f16 and bf16, D = 64, 96, 128 or 256, every format but int4 with D = 96,
+    /// without key_weights. Decode splits the keys (split-KV).
+    Mma,
 }
 
 /// As [`crate::Rotation`].
@@ -120,6 +136,27 @@ impl PagedAttention {
     /// Bytes that `row_sums` takes.
     pub fn row_sums_bytes(&self) -> usize {
         self.total_rows * self.query_heads * 2 * size_of::<f32>()
+    }
+
+    /// Bytes of scratch memory that the faster kernels take; 0 where only the plain one takes the call. It depends on the shapes
+    /// alone: B, T, the heads, D, the page size and how many page ids there are.
+    pub fn scratch_bytes(&self) -> usize {
+        if self.suits_matrix_units() { paged_attention_sm80::scratch_bytes(self) } else { 0 }
+    }
+
+    /// Whether the tensor cores' kernels take the shapes and the addresses.
+    fn suits_matrix_units(&self) -> bool {
+        let aligned = |address: CUdeviceptr, to: u64| address.is_multiple_of(to);
+        let Self { query_heads, kv_heads, .. } = *self;
+        self.element != Type::F32
+            && kv_heads > 0
+            && query_heads > 0
+            && query_heads.is_multiple_of(kv_heads)
+            && matches!(self.head_size, 64 | 96 | 128 | 256)
+            && !(self.head_size == 96 && self.format == KvFormat::Int4)
+            && self.key_weights.is_none()
+            && aligned(self.query | self.pool | self.output, 16)
+            && aligned(self.scales.unwrap_or(0), 4)
     }
 
     /// Refuses shapes that kernels can not take. Index tensors are on the device, and clamped there.
@@ -168,7 +205,7 @@ impl PagedAttention {
         Ok(())
     }
 
-    fn raw(&self) -> raw::PagedCall {
+    pub(super) fn raw(&self) -> raw::PagedCall {
         let address = |tensor: Option<CUdeviceptr>| tensor.unwrap_or(0);
         let scale = if self.scale == 0.0 { (1.0 / (self.head_size as f64).sqrt()) as f32 } else { self.scale };
         raw::PagedCall {
@@ -180,6 +217,7 @@ impl PagedAttention {
             scales: address(self.scales),
             key_weights: address(self.key_weights.map(|weights| weights.weights)),
             row_sums: address(self.key_weights.map(|weights| weights.row_sums)),
+            partials: address(self.scratch.map(|scratch| scratch.address)),
             row_offsets: self.row_offsets,
             cached_len: self.cached_len,
             page_indptr: self.page_indptr,
@@ -191,6 +229,7 @@ impl PagedAttention {
             slopes: address(self.slopes),
             write_slots: address(self.slots.map(|slots| slots.write_slots)),
             token_pos: address(self.slots.map(|slots| slots.token_pos)),
+            partial_count: paged_attention_sm80::partial_count(self) as i64,
             pool_pages: self.pool_pages as i64,
             window: self.window,
             sequences: self.sequences as i32,
@@ -218,32 +257,75 @@ impl PagedAttention {
 }
 
 impl Gpu {
-    /// Enqueues `PagedAttention` on a stream: the append, in place on the pool, then the attention over it.
+    /// The kernels that take a call on this device, slowest first.
+    pub fn paged_paths(&self, call: &PagedAttention) -> Vec<PagedPath> {
+        let needed = call.scratch_bytes();
+        let enough = |scratch: Scratch| scratch.bytes >= needed && scratch.address.is_multiple_of(16);
+        let mma = needed > 0 && call.scratch.is_some_and(enough) && self.modules.paged_decode_sm80.is_some();
+        [Some(PagedPath::Plain), mma.then_some(PagedPath::Mma)].into_iter().flatten().collect()
+    }
+
+    /// Enqueues `PagedAttention` on a stream, by the fastest kernels that take the call: the append, in place on the pool, and
+    /// the attention over it.
     ///
     /// # Safety
     /// The addresses are of this device and as long as the call says, until the stream has run it. Nothing else writes them
     /// meanwhile, or reads what is written. Outputs are disjoint from inputs.
     pub unsafe fn paged_attention(&self, call: &PagedAttention, stream: CUstream) -> Result<(), CudaError> {
-        call.check()?;
-        self.bind()?;
-        let weights = call.key_weights.map_or(0, |weights| call.sequences * call.kv_heads * weights.len);
-        let tasks = [
-            ("append", call.total_rows * call.kv_heads * 2),
-            ("attend", call.total_rows * call.query_heads),
-            ("weigh", weights),
-        ];
-        for (kernel, warps) in tasks.into_iter().filter(|(_, warps)| *warps > 0) {
-            let name = format!("paged_{kernel}_{}", call.element.name());
-            let function = self.modules.paged_attention_simt.function(&name, 0)?;
-            let mut raw = call.raw();
-            let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
-            let blocks = warps.div_ceil(THREADS as usize / 32);
-            let blocks = u32::try_from(blocks).ok().filter(|blocks| *blocks <= i32::MAX as u32).ok_or_else(|| {
-                CudaError::Unsupported(format!("{warps} rows and heads in one call, expected fewer: split the batch"))
-            })?;
-            // SAFETY: the kernel takes a `PagedCall`; the rest is the caller's.
-            unsafe { function.launch(blocks, THREADS, 0, stream, &mut arguments) }?;
-        }
-        Ok(())
+        let path = *self.paged_paths(call).last().expect("there is always a plain one");
+        // SAFETY: the caller's.
+        unsafe { self.paged_attention_by(path, call, stream) }
     }
+
+    /// As [`paged_attention`](Self::paged_attention), by the kernels given.
+    ///
+    /// # Safety
+    /// As for [`paged_attention`](Self::paged_attention).
+    pub unsafe fn paged_attention_by(
+        &self,
+        path: PagedPath,
+        call: &PagedAttention,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        call.check()?;
+        if !self.paged_paths(call).contains(&path) {
+            return Err(CudaError::Unsupported(format!("the {path:?} kernel does not take {call:?} on this device")));
+        }
+        self.bind()?;
+        // SAFETY: the caller's.
+        unsafe {
+            match path {
+                PagedPath::Plain => plain(self, call, stream),
+                PagedPath::Mma => paged_attention_sm80::launch(self, call, stream),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Gpu::paged_attention`]; the call is checked.
+unsafe fn plain(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Result<(), CudaError> {
+    let weights = call.key_weights.map_or(0, |weights| call.sequences * call.kv_heads * weights.len);
+    let tasks = [
+        ("append", call.total_rows * call.kv_heads * 2),
+        ("attend", call.total_rows * call.query_heads),
+        ("weigh", weights),
+    ];
+    for (kernel, warps) in tasks.into_iter().filter(|(_, warps)| *warps > 0) {
+        let name = format!("paged_{kernel}_{}", call.element.name());
+        let function = gpu.modules.paged_attention_simt.function(&name, 0)?;
+        let mut raw = call.raw();
+        let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
+        let blocks = blocks(warps.div_ceil(THREADS as usize / 32))?;
+        // SAFETY: the kernel takes a `PagedCall`; the rest is the caller's.
+        unsafe { function.launch(blocks, THREADS, 0, stream, &mut arguments) }?;
+    }
+    Ok(())
+}
+
+/// A number of blocks that a launch takes.
+pub(super) fn blocks(count: usize) -> Result<u32, CudaError> {
+    u32::try_from(count).ok().filter(|count| *count <= i32::MAX as u32).ok_or_else(|| {
+        CudaError::Unsupported(format!("{count} blocks of rows and heads in one call, expected fewer: split the batch"))
+    })
 }

@@ -1,0 +1,364 @@
+// PagedAttention of sequences with few new tokens (decode), by the tensor cores of every chip since sm_80, over pages of
+// every format.
+//
+// A block has one kv head of a part of a sequence (split-KV, paged_parts.cuh). Each of its four warps walks over 64 slots in
+// tiles of 16, with a ring of tiles in shared memory of its own: warps do not wait for one another before the end. The block
+// whose slots the new tokens go to appends them first. `combine` adds the parts up.
+#pragma once
+
+#include "common/dependent_launch.cuh"
+#include "llm/paged_append.cuh"
+#include "llm/paged_parts.cuh"
+#include "llm/paged_softmax.cuh"
+
+namespace pagoda {
+namespace paged {
+
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
+constexpr int KEYS = 16;                    // of a tile
+constexpr int SHARE = SPAN / WARPS;         // slots of a warp
+constexpr int TILES = SHARE / KEYS;
+constexpr int COMBINING = 8;                // warps that add up
+constexpr int FEW_PARTS = 16;               // that one warp adds up
+
+// What a warp looked up of its slots.
+template <int FORMAT> struct __align__(16) Slots {
+    int64_t blocks[SHARE];      // where the keys are, in bytes; negative: nothing to read
+    int positions[SHARE];
+    uint32_t ranges[2][FORMAT == NATIVE ? 1 : SHARE];
+};
+
+// Shared memory of a block: the queries, then of each warp what it looked up, then the rings of tiles, where the warps' sums meet
+// in the end.
+template <int D, int FORMAT> struct Memory {
+    using L = Layout<D, FORMAT>;
+    static constexpr int TILE = KEYS * (L::KEY_STRIDE + L::VALUE_STRIDE);
+    // As few as let several blocks have a multiprocessor.
+    static constexpr int STAGES = TILE > 6 * 1024 ? 2 : TILES;
+    static constexpr int RING = STAGES * TILE;
+    static constexpr int SUM_STRIDE = D + 4;
+    static constexpr int MERGE = WARPS * ROWS * SUM_STRIDE * 4;
+    static constexpr int QUERIES = ROWS * (D + 8) * 2;
+    static constexpr int RINGS_AT = QUERIES + WARPS * static_cast<int>(sizeof(Slots<FORMAT>));
+    static constexpr int BYTES = RINGS_AT + (WARPS * RING > MERGE ? WARPS * RING : MERGE);
+};
+
+template <class T, int D, int FORMAT> struct Decode {
+    using L = Layout<D, FORMAT>;
+    using M = Memory<D, FORMAT>;
+
+    const PagedCall &call;
+    const Sequence &sequence;
+    int number, head, first_slot, end_slot;
+    int begin;                 // of the warp's slots
+    Slots<FORMAT> &slots;      // of the warp, as the ring
+    uint8_t *ring;
+
+    __device__ void look_up() const {
+        int lane = threadIdx.x & 31;
+        int64_t to_values = static_cast<int64_t>(call.page_size) * call.kv_heads;
+#pragma unroll
+        for (int i = lane; i < SHARE; i += 32) {
+            int slot = begin + i;
+            bool inside = slot >= first_slot && slot < end_slot;
+            int64_t block = inside ? sequence.block(call, slot, 0, head) : -1;
+            int position = slot;
+            if (call.token_pos != nullptr) {
+                position = inside ? static_cast<int>(slot_position(call, number, head, slot)) : -1;
+                // What lies in an unused slot may be NaN.
+                if (position < 0) block = -1;
+            }
+            slots.blocks[i] = block * L::BYTES;
+            slots.positions[i] = position;
+            if constexpr (FORMAT != NATIVE) {
+                slots.ranges[0][i] = load_range<FORMAT>(call, block);
+                slots.ranges[1][i] = load_range<FORMAT>(call, block < 0 ? -1 : block + to_values);
+            }
+        }
+        __syncwarp();
+    }
+
+    __device__ bool seen(int tile) const {
+        int at = begin + tile * KEYS;
+        return at < end_slot && at + KEYS > first_slot;
+    }
+
+    __device__ const uint8_t *keys(int tile) const { return ring + tile % M::STAGES * M::TILE; }
+
+    __device__ void copy(int tile) const {
+        constexpr int CHUNKS = L::BYTES / 16;
+        int lane = threadIdx.x & 31;
+        uint32_t to = mma::shared_address(keys(tile));
+        int64_t to_values = static_cast<int64_t>(call.page_size) * call.kv_heads * L::BYTES;
+#pragma unroll
+        for (int pass = 0; pass < (KEYS * CHUNKS + 31) / 32; pass++) {
+            int index = pass * 32 + lane, key = index / CHUNKS, chunk = index % CHUNKS;
+            if (KEYS * CHUNKS % 32 != 0 && key >= KEYS) continue;
+            int64_t block = slots.blocks[tile * KEYS + key];
+            const uint8_t *from = static_cast<const uint8_t *>(call.pool) + (block < 0 ? 0 : block) + chunk * 16;
+            mma::copy_async(to + L::key_at(key, chunk * 16), from, block >= 0);
+            mma::copy_async(to + KEYS * L::KEY_STRIDE + L::value_at(key, chunk * 16), from + to_values, block >= 0);
+        }
+    }
+};
+
+// Appends the new tokens of a head whose slots are in a part. Apart, because few blocks need it.
+template <class T>
+__device__ __noinline__ void append_part(const PagedCall &call, const Sequence &sequence, int head, int part) {
+    for (int task = threadIdx.x / 32; task < sequence.rows * 2; task += WARPS) {
+        int row = sequence.row + task / 2, slot = write_slot(call, sequence, row, head);
+        if (slot >= part * SPAN && slot < (part + 1) * SPAN) {
+            append_row<T>(call, sequence, row, head, task % 2, slot, threadIdx.x & 31);
+        }
+    }
+}
+
+// A block: one part of a sequence, one kv head, one tile of its rows.
+template <class T, int D, int FORMAT>
+__device__ void decode(const PagedCall &call, int row_tiles, int appends) {
+    using M = Memory<D, FORMAT>;
+    extern __shared__ __align__(128) uint8_t shared[];
+#if __CUDA_ARCH__ >= 900
+    // In this order: the kernel behind may rely on all that is in front of this one.
+    wait_for_previous();
+    launch_dependents();
+#endif
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    int head = static_cast<int>(blockIdx.x % call.kv_heads), rest = static_cast<int>(blockIdx.x / call.kv_heads);
+    int first_row = rest % row_tiles * ROWS;
+    int64_t index = rest / row_tiles;
+    int number = last_at(call.sequences, index, [&](int number) { return parts_before(call, number); });
+    if (number < 0) return;
+    Sequence sequence = load_sequence(call, number);
+    int group = call.query_heads / call.kv_heads;
+    if (sequence.rows == 0 || !is_decode(sequence.rows, group)) return;
+    Parts parts(call, sequence);
+    // The last part first: it may have to append.
+    int64_t ahead = index - parts_before(call, number);
+    if (ahead >= parts.end - parts.first) return;
+    int part = parts.end - 1 - static_cast<int>(ahead);
+    int rows = min(sequence.rows * group - first_row, ROWS);
+    if (rows <= 0) return;
+
+    Decode<T, D, FORMAT> block{call,
+                               sequence,
+                               number,
+                               head,
+                               parts.first_slot,
+                               parts.end_slot,
+                               part * SPAN + warp * SHARE,
+                               reinterpret_cast<Slots<FORMAT> *>(shared + M::QUERIES)[warp],
+                               shared + M::RINGS_AT + warp * M::RING};
+    if (appends && (call.write_slots != nullptr || (part + 1) * SPAN > sequence.cached)) {
+        append_part<T>(call, sequence, head, part);
+        __syncthreads();
+    }
+    block.look_up();
+#pragma unroll 1
+    for (int tile = 0; tile < M::STAGES; tile++) {
+        if (block.seen(tile)) block.copy(tile);
+        mma::commit_copies();
+    }
+
+    // Packed rows: all heads of the group of one token, then the next token.
+    auto token = [&](int row) { return sequence.row + (first_row + row) / group; };
+    auto query_head = [&](int row) { return head * group + (first_row + row) % group; };
+    T *queries = reinterpret_cast<T *>(shared);
+    for (int i = threadIdx.x; i < ROWS * D / 8; i += THREADS) {
+        int row = i / (D / 8), column = i % (D / 8) * 8;
+        uint4 numbers = {};
+        if (row < rows) numbers = load_query<T>(call, token(row), query_head(row), column);
+        *reinterpret_cast<uint4 *>(queries + row * Queries<T, D, FORMAT>::STRIDE + column) = numbers;
+    }
+    Row own[2];
+    for (int i = 0; i < 2; i++) {
+        int row = lane / 4 + 8 * i;
+        bool valid = row < rows;
+        own[i].position = valid ? static_cast<int>(row_position(call, sequence, token(row))) : -1;
+        own[i].slope = valid && call.slopes != nullptr ? call.slopes[query_head(row)] * LOG2_E : 0.0f;
+    }
+    __syncthreads();
+
+    Queries<T, D, FORMAT> query(queries);
+    Attention<T, D, FORMAT, KEYS> attention;
+    Scoring scoring(call);
+    attention.clear();
+    bool plain = scoring.plain && call.token_pos == nullptr;
+#pragma unroll 1
+    for (int tile = 0; tile < TILES; tile++) {
+        mma::wait_copies<M::STAGES - 1>();
+        __syncwarp();
+        if (block.seen(tile)) {
+            const uint8_t *keys = block.keys(tile), *values = keys + KEYS * Layout<D, FORMAT>::KEY_STRIDE;
+            auto position = [&](int key) { return block.slots.positions[tile * KEYS + key]; };
+            auto range = [&](int which, int key) { return open_range(block.slots.ranges[which][tile * KEYS + key]); };
+            // Rows stand at sequence.cached and behind it; what the others get does not matter.
+            int from = block.begin + tile * KEYS;
+            bool all = from + KEYS <= sequence.cached + 1 && sequence.cached + sequence.rows - 1 - from < scoring.window;
+            if (plain && all) attention.template add<true>(query, keys, values, scoring, own, position, range);
+            else attention.template add<false>(query, keys, values, scoring, own, position, range);
+        }
+        __syncwarp();
+        if (tile + M::STAGES < TILES && block.seen(tile + M::STAGES)) block.copy(tile + M::STAGES);
+        mma::commit_copies();
+    }
+    mma::wait_copies<0>();
+    attention.finish();
+
+    // The warps' sums, relative to the largest score of all.
+    __shared__ float most_of[WARPS][ROWS], total_of[WARPS][ROWS];
+    if ((lane & 3) == 0) {
+        for (int i = 0; i < 2; i++) {
+            most_of[warp][lane / 4 + 8 * i] = attention.most[i];
+            total_of[warp][lane / 4 + 8 * i] = attention.total[i];
+        }
+    }
+    __syncthreads();
+    float *merge = reinterpret_cast<float *>(shared + M::RINGS_AT);
+    auto largest = [&](int row) {
+        float most = most_of[0][row];
+        for (int i = 1; i < WARPS; i++) most = fmaxf(most, most_of[i][row]);
+        return most;
+    };
+    auto factor_of = [&](float most, float all) { return most == -INFINITY ? 0.0f : power_of_two(most - all); };
+    for (int i = 0; i < 2; i++) {
+        int row = lane / 4 + 8 * i;
+        if (row >= rows) continue;
+        float factor = factor_of(attention.most[i], largest(row));
+        float *to = merge + (warp * ROWS + row) * M::SUM_STRIDE;
+        attention.each(i, [&](int first, const auto &numbers) {
+#pragma unroll
+            for (int j = 0; j < static_cast<int>(sizeof(numbers) / 8); j++) {
+                *reinterpret_cast<float2 *>(to + first + j * 2) = {numbers[j * 2] * factor, numbers[j * 2 + 1] * factor};
+            }
+        });
+    }
+    __syncthreads();
+    PartialSums partial{call, row_tiles * ROWS};
+    bool alone = parts.end - parts.first == 1;
+    for (int i = threadIdx.x; i < rows * D / 4; i += THREADS) {
+        int row = i / (D / 4), column = i % (D / 4) * 4;
+        float most = largest(row), total = 0;
+        float4 sum = {};
+#pragma unroll
+        for (int j = 0; j < WARPS; j++) {
+            total += total_of[j][row] * factor_of(most_of[j][row], most);
+            float4 own = *reinterpret_cast<const float4 *>(merge + (j * ROWS + row) * M::SUM_STRIDE + column);
+            sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
+        }
+        if (alone) {
+            float factor = join_sink<T>(call, query_head(row), most, total);
+            int64_t to = (static_cast<int64_t>(token(row)) * call.query_heads + query_head(row)) * D + column;
+            auto share = [&](float sum) { return share_of(sum * factor, total); };
+            *reinterpret_cast<uint2 *>(static_cast<T *>(call.output) + to) = {Pack<T>::of(share(sum.x), share(sum.y)),
+                                                                              Pack<T>::of(share(sum.z), share(sum.w))};
+        } else {
+            int64_t place = partial.place(parts_before(call, number) + part, head, first_row + row);
+            *reinterpret_cast<float4 *>(partial.sums(place) + column) = sum;
+            if (column == 0) *partial.weight(place) = {most, total};
+        }
+    }
+}
+
+// One row of one query head, whose parts are to be added up.
+struct Combined {
+    int64_t before;  // its sequence's first part
+    int first, end;  // its parts; none where `first` is `end`
+    int place;       // among the rows of a part
+    int head;
+
+    // Number `index` of the call's rows and heads. A whole warp calls it. It reads index tensors alone.
+    __device__ static Combined find(const PagedCall &call, int64_t index) {
+        Combined none{0, 0, 0, 0, 0};
+        if (index >= static_cast<int64_t>(call.total_rows) * call.query_heads) return none;
+        int head = static_cast<int>(index % call.query_heads), row = static_cast<int>(index / call.query_heads);
+        int number = last_at(call.sequences, row, [&](int number) { return call.row_offsets[number]; });
+        if (number < 0) return none;
+        Sequence sequence = load_sequence(call, number);
+        int group = call.query_heads / call.kv_heads;
+        bool inside = row >= sequence.row && row < sequence.row + sequence.rows;
+        Parts parts(call, sequence);
+        if (!inside || !is_decode(sequence.rows, group) || parts.end - parts.first == 1) return none;
+        return {parts_before(call, number), parts.first, parts.end, (row - sequence.row) * group + head % group, head / group};
+    }
+    __device__ bool few() const { return end - first <= FEW_PARTS; }
+};
+
+// Adds up the parts number `number`, `number + step`, … of one row of one head; `most` and `total` become those of all parts.
+template <int D>
+__device__ void add_up(const PartialSums &partial, const Combined &own, int number, int step, float (&sums)[D / 32], float &most,
+                       float &total) {
+    constexpr int NUMBERS = D / 32, AT_ONCE = FEW_PARTS;
+    int lane = threadIdx.x & 31;
+    auto place = [&](int part) { return partial.place(own.before + part, own.head, own.place); };
+    most = -INFINITY, total = 0;
+    for (int part = own.first + lane; part < own.end; part += 32) most = fmaxf(most, partial.weight(place(part))->x);
+    most = warp_max(most);
+    auto factor_of = [&](float own) { return own == -INFINITY ? 0.0f : power_of_two(own - most); };
+    for (int part = own.first + lane; part < own.end; part += 32) {
+        float2 weight = *partial.weight(place(part));
+        total += weight.y * factor_of(weight.x);
+    }
+    total = warp_sum(total);
+    for (int i = 0; i < NUMBERS; i++) sums[i] = 0;
+    for (int from = own.first + number; from < own.end; from += AT_ONCE * step) {
+        float numbers[AT_ONCE][NUMBERS], factors[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int part = from + i * step;
+            if (part >= own.end) continue;
+            const float *at = partial.sums(place(part)) + lane;
+            factors[i] = partial.weight(place(part))->x;
+#pragma unroll
+            for (int j = 0; j < NUMBERS; j++) numbers[i][j] = at[j * 32];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (from + i * step >= own.end) continue;
+            float factor = factor_of(factors[i]);
+#pragma unroll
+            for (int j = 0; j < NUMBERS; j++) sums[j] = fmaf(numbers[i][j], factor, sums[j]);
+        }
+    }
+}
+
+// A block has one row of one query head that has many parts; every COMBINING-th block, with a warp each, those of COMBINING that
+// have few.
+template <class T, int D> __device__ void combine(const PagedCall &call, int row_tiles) {
+    __shared__ float merge[COMBINING][D];
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    bool first = blockIdx.x % COMBINING == 0;
+    // The index tensors were there before the kernel in front began (`decode`).
+    Combined one{}, all = Combined::find(call, blockIdx.x);
+    if (first) one = Combined::find(call, blockIdx.x + warp);
+#if __CUDA_ARCH__ >= 900
+    launch_dependents();
+    wait_for_previous();
+#endif
+    PartialSums partial{call, row_tiles * ROWS};
+    float sums[D / 32], most, total;
+    if (first && one.few() && one.end > one.first) {
+        add_up<D>(partial, one, 0, 1, sums, most, total);
+        int64_t index = static_cast<int64_t>(blockIdx.x) + warp;
+        float factor = join_sink<T>(call, static_cast<int>(index % call.query_heads), most, total);
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            narrow(share_of(sums[i] * factor, total), static_cast<T *>(call.output) + index * D + i * 32 + lane);
+        }
+    }
+    if (all.few()) return;
+    add_up<D>(partial, all, warp, COMBINING, sums, most, total);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) merge[warp][i * 32 + lane] = sums[i];
+    __syncthreads();
+    float factor = join_sink<T>(call, static_cast<int>(blockIdx.x % call.query_heads), most, total);
+    for (int column = threadIdx.x; column < D; column += 32 * COMBINING) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < COMBINING; i++) sum += merge[i][column];
+        narrow(share_of(sum * factor, total), static_cast<T *>(call.output) + static_cast<int64_t>(blockIdx.x) * D + column);
+    }
+}
+
+}  // namespace paged
+}  // namespace pagoda

@@ -1,0 +1,110 @@
+// Keys and values of a pool as operands of mma.sync: a tile of stored heads lies in shared memory as it lies in its pages, and
+// becomes numbers of T in registers, whatever the format.
+//
+// A product does not care in which order its inner dimension is added up, as long as both operands agree. So a thread takes
+// whole words of a key, and the queries are permuted alike. The columns of the values' product are permuted too: a thread
+// knows which numbers of a head its sums are of. That spares every shuffle between threads.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "common/mma.cuh"
+#include "llm/paged_attention.cuh"
+
+namespace pagoda {
+namespace paged {
+
+constexpr int largest_power(int value, int most) { return most == 1 || value % most == 0 ? most : largest_power(value, most / 2); }
+
+// The least stride of at least `bytes` bytes, a multiple of 16, that leaves `rest` when divided by `by`.
+constexpr int stride_of(int bytes, int by, int rest) { return bytes % by == rest ? bytes : stride_of(bytes + 16, by, rest); }
+
+// How a head of D numbers lies in a tile. A warp is 8 groups of 4 threads, as mma.sync has it.
+template <int D, int FORMAT> struct Layout {
+    static constexpr int BITS = FORMAT == NATIVE ? 16 : FORMAT == INT4 ? 4 : 8;
+    static constexpr int BYTES = D * BITS / 8;
+    static_assert(BYTES % 16 == 0, "copied 16 bytes at a time");
+    // The 4 threads of a group have a key each in units of so many bytes, the 8 groups a value.
+    static constexpr int KEY_UNIT = largest_power(BYTES / 4, 16), VALUE_UNIT = largest_power(BYTES / 8, 16);
+    static_assert(KEY_UNIT >= 4 && VALUE_UNIT >= 4, "whole words");
+    static constexpr int KEY_NUMBERS = KEY_UNIT * 8 / BITS, VALUE_NUMBERS = VALUE_UNIT * 8 / BITS;
+    static constexpr int KEY_UNITS = BYTES / 4 / KEY_UNIT, VALUE_UNITS = BYTES / 8 / VALUE_UNIT;
+    // What the threads read at once has to be in different banks: 16-byte chunks are permuted by the number of the key
+    // (swizzle) where heads fill lines of 128 bytes, otherwise heads are padded.
+    static constexpr bool SWIZZLED = BYTES % 128 == 0;
+    static constexpr int KEY_STRIDE = SWIZZLED ? BYTES : stride_of(BYTES, 128, 64);
+    static constexpr int VALUE_STRIDE = SWIZZLED ? BYTES : stride_of(BYTES, 64, 16);
+
+    // Where byte `byte` of a key or a value lies.
+    __device__ static int key_at(int key, int byte) { return key * KEY_STRIDE + (SWIZZLED ? byte ^ (key & 1) << 6 : byte); }
+    __device__ static int value_at(int key, int byte) {
+        return key * VALUE_STRIDE + (SWIZZLED ? byte ^ (key >> 1 & 3) << 5 : byte);
+    }
+};
+
+// What codes are multiplied by, and where they begin.
+struct Range {
+    float scale, low;
+};
+
+// The range of a block, as a register. Native pools have none.
+template <int FORMAT> __device__ inline uint32_t load_range(const PagedCall &call, int64_t block) {
+    if (FORMAT == NATIVE || block < 0) return 0;
+    if (FORMAT == FP8) return __half_as_ushort(call.scales[block]);
+    return reinterpret_cast<const uint32_t *>(call.scales)[block];
+}
+
+__device__ inline Range open_range(uint32_t stored) {
+    float2 both = unpack<__half>(stored);
+    return {both.x, both.y};
+}
+
+// Words out of shared memory.
+template <int BYTES> struct Words {
+    uint32_t words[BYTES / 4];
+
+    __device__ explicit Words(const uint8_t *from) {
+        if constexpr (BYTES == 16) {
+            uint4 all = *reinterpret_cast<const uint4 *>(from);
+            words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+        } else if constexpr (BYTES == 8) {
+            uint2 all = *reinterpret_cast<const uint2 *>(from);
+            words[0] = all.x, words[1] = all.y;
+        } else {
+            words[0] = *reinterpret_cast<const uint32_t *>(from);
+        }
+    }
+
+    // Number `index` of quantised words; `index` is known at compile time.
+    template <int FORMAT> __device__ float number(int index, Range range) const {
+        if constexpr (FORMAT == FP8) {
+            uint8_t code = static_cast<uint8_t>(words[index / 4] >> index % 4 * 8);
+            return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * range.scale;
+        } else {
+            // The code as the lowest bits of 2^23, which is then subtracted: conversions are slower.
+            uint32_t bits = FORMAT == INT8 ? __byte_perm(words[index / 4], 0x4b000000u, 0x7650 | index % 4)
+                                           : (words[index / 8] >> index % 8 * 4 & 15u) | 0x4b000000u;
+            return fmaf(__uint_as_float(bits) - 8388608.0f, range.scale, range.low);
+        }
+    }
+
+    // Numbers `index` and `index + 1` as a register.
+    template <class T, int FORMAT> __device__ uint32_t pair(int index, Range range) const {
+        if constexpr (FORMAT == NATIVE) return words[index / 2];
+        else return Pack<T>::of(number<FORMAT>(index, range), number<FORMAT>(index + 1, range));
+    }
+};
+
+// Number `index` of two values as a register.
+template <class T, int FORMAT, class W>
+__device__ inline uint32_t across(const W &first, const W &second, int index, Range first_range, Range second_range) {
+    if constexpr (FORMAT == NATIVE) {
+        return __byte_perm(first.words[index / 2], second.words[index / 2], index % 2 == 0 ? 0x5410 : 0x7632);
+    } else {
+        return Pack<T>::of(first.template number<FORMAT>(index, first_range),
+                           second.template number<FORMAT>(index, second_range));
+    }
+}
+
+}  // namespace paged
+}  // namespace pagoda

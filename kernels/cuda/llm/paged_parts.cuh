@@ -1,0 +1,69 @@
+// Split-KV: the slots of a sequence are cut into parts of SPAN slots, each of which a block computes; the sums of the parts are
+// added up afterwards, in their order. Where a part begins depends on the slot alone, so a row has the same bits whatever else
+// is in the batch, and with how many others of its sequence it comes.
+#pragma once
+
+#include "llm/paged_attention.cuh"
+
+namespace pagoda {
+namespace paged {
+
+constexpr int SPAN = 256;
+constexpr int DECODE_ROWS = 16;  // rows of a tile: tokens with the query heads of a group
+
+// Whether a sequence is computed in parts: few tokens against many. It depends on the sequence's own numbers.
+__device__ inline bool is_decode(int tokens, int group) { return tokens == 1 || tokens * group <= DECODE_ROWS; }
+
+// Where the parts of a sequence begin among all. A sequence has one more than its pages can fill, so that they are disjoint
+// however the pages are cut, and none has to count the others' tokens.
+__device__ inline int64_t parts_before(const PagedCall &call, int number) {
+    return clamp64(call.page_indptr[number], 0, call.page_entries) * call.page_size / SPAN + number;
+}
+
+// The last of `count` sequences whose number `before(sequence)` is at most `index`; numbers do not fall. -1: none. A whole
+// warp calls it.
+template <class Before> __device__ inline int last_at(int count, int64_t index, Before before) {
+    int lane = threadIdx.x & 31, found = 0;
+    for (int base = 0; base < count; base += 32) {
+        unsigned those = __ballot_sync(~0u, base + lane < count && before(base + lane) <= index);
+        found += __popc(those);
+        if (those != ~0u) break;
+    }
+    return found - 1;
+}
+
+// The slots that a sequence's rows see, and the parts that they lie in.
+struct Parts {
+    int first_slot, end_slot;
+    int first, end;
+
+    __device__ Parts(const PagedCall &call, const Sequence &sequence) {
+        int64_t room = static_cast<int64_t>(sequence.page_count) * call.page_size;
+        end_slot = static_cast<int>(clamp64(slot_count(call, sequence), 0, room));
+        first_slot = 0;
+        if (call.token_pos == nullptr && call.window > 0) {
+            first_slot = static_cast<int>(clamp64(sequence.cached + 1 - call.window, 0, end_slot));
+        }
+        end = end_slot <= SPAN ? 1 : (end_slot + SPAN - 1) / SPAN;
+        first = min(first_slot / SPAN, end - 1);
+    }
+};
+
+// The sums of parts in device memory: for each part, kv head and row the D sums, then for each the largest score and the sum of
+// weights.
+struct PartialSums {
+    const PagedCall &call;
+    int rows;  // of a part and kv head
+
+    __device__ int64_t place(int64_t part, int head, int row) const {
+        int64_t kept = part < call.partial_count ? part : call.partial_count - 1;
+        return (kept * call.kv_heads + head) * rows + row;
+    }
+    __device__ float *sums(int64_t place) const { return call.partials + place * call.head_size; }
+    __device__ float2 *weight(int64_t place) const {
+        return reinterpret_cast<float2 *>(call.partials + call.partial_count * call.kv_heads * rows * call.head_size) + place;
+    }
+};
+
+}  // namespace paged
+}  // namespace pagoda

@@ -1,0 +1,266 @@
+// Softmax attention of a warp: 16 rows against tiles of keys, by mma.sync. A row of a tile is one new token with one query head
+// of the group that shares a kv head, so a group reads its keys and values once.
+#pragma once
+
+#include "llm/paged_fragments.cuh"
+
+namespace pagoda {
+namespace paged {
+
+constexpr int ROWS = 16;  // of a warp
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// The numbers of the call by which scores become weights.
+struct Scoring {
+    float scale;  // what makes a score a power of two, or with a softcap what goes into tanh
+    float cap;    // 0: none
+    int window;   // INT32_MAX: unlimited
+    bool plain;   // neither a softcap nor slopes
+
+    __device__ explicit Scoring(const PagedCall &call) {
+        cap = call.softcap > 0 ? call.softcap * LOG2_E : 0.0f;
+        scale = call.softcap > 0 ? call.scale / call.softcap : call.scale * LOG2_E;
+        plain = call.softcap <= 0 && call.slopes == nullptr;
+        window = call.window <= 0 || call.window > INT32_MAX ? INT32_MAX : static_cast<int>(call.window);
+    }
+
+    // cap · tanh(x), through a power that saturates to the right ends.
+    __device__ float capped(float x) const {
+        float power = exp2f(x * (2 * LOG2_E));
+        return cap - __fdividef(2 * cap, 1.0f + power);
+    }
+};
+
+// One of a thread's two rows.
+struct Row {
+    int position;  // negative: there is no such row
+    float slope;   // of ALiBi, for powers of two
+};
+
+__device__ inline float power_of_two(float value) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value));
+    return power;
+}
+
+// A sum of values becomes a number of the output.
+__device__ inline float share_of(float sum, float total) { return total == 0 ? 0.0f : sum / total; }
+
+// A sink joins the sum of weights: returns what sums are multiplied by.
+template <class T>
+__device__ inline float join_sink(const PagedCall &call, int head, float &most, float &total) {
+    if (call.sinks == nullptr) return 1.0f;
+    float sink = wide(static_cast<const T *>(call.sinks)[head]) * LOG2_E;
+    float larger = fmaxf(most, sink), factor = most == -INFINITY ? 0.0f : power_of_two(most - larger);
+    total = fmaf(total, factor, power_of_two(sink - larger));
+    most = larger;
+    return factor;
+}
+
+__device__ inline float group_max(float value) {
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
+    return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
+}
+
+__device__ inline float group_sum(float value) {
+    value += __shfl_xor_sync(~0u, value, 1);
+    return value + __shfl_xor_sync(~0u, value, 2);
+}
+
+// The queries of a warp, in the order in which keys are read. Small heads stay in registers.
+template <class T, int D, int FORMAT> struct Queries {
+    using L = Layout<D, FORMAT>;
+    static constexpr bool KEPT = D <= 128;
+    static constexpr int STRIDE = D + 8;  // numbers from row to row in shared memory
+    const T *shared;
+    uint32_t kept[KEPT ? D / 16 : 1][4];
+
+    __device__ void load(uint32_t (&to)[4], int step) const {
+        constexpr int STEPS = L::KEY_NUMBERS / 4;
+        int lane = threadIdx.x & 31;
+        int column = (step / STEPS * 4 + (lane & 3)) * L::KEY_NUMBERS + step % STEPS * 4;
+        const uint32_t *from = reinterpret_cast<const uint32_t *>(shared + lane / 4 * STRIDE + column);
+        to[0] = from[0], to[2] = from[1];
+        to[1] = from[8 * STRIDE / 2], to[3] = from[8 * STRIDE / 2 + 1];
+    }
+
+    __device__ explicit Queries(const T *shared) : shared(shared) {
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int step = 0; step < D / 16; step++) load(kept[step], step);
+        }
+    }
+
+    __device__ void at(uint32_t (&to)[4], int step) const {
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) to[i] = kept[step][i];
+        } else {
+            load(to, step);
+        }
+    }
+};
+
+template <class T, int D, int FORMAT, int KEYS> struct Attention {
+    using L = Layout<D, FORMAT>;
+    float sums[D / 8][4];
+    float most[2], total[2];  // of the two rows; `total` is this thread's share until `finish`
+
+    __device__ void clear() {
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[n][i] = 0;
+        }
+        for (int i = 0; i < 2; i++) most[i] = -INFINITY, total[i] = 0;
+    }
+
+    // Adds a tile. `ranges(which, key)`: that of a key or a value; `position(key)`: that of the token; keys and values are in
+    // shared memory. PLAIN: every row sees every key, and a score is a product alone.
+    template <bool PLAIN, class Position, class Ranges>
+    __device__ void add(const Queries<T, D, FORMAT> &queries, const uint8_t *keys, const uint8_t *values,
+                        const Scoring &scoring, const Row (&rows)[2], Position position, Ranges ranges) {
+        float scores[KEYS / 8][4] = {};
+        multiply_keys(scores, queries, keys, ranges);
+        weigh<PLAIN>(scores, scoring, rows, position);
+        add_values(scores, values, ranges);
+    }
+
+    template <class Ranges>
+    __device__ static void multiply_keys(float (&scores)[KEYS / 8][4], const Queries<T, D, FORMAT> &queries,
+                                         const uint8_t *keys, Ranges ranges) {
+        constexpr int STEPS = L::KEY_NUMBERS / 4;
+        int lane = threadIdx.x & 31;
+        Range range[FORMAT == NATIVE ? 1 : KEYS / 8] = {};
+        if constexpr (FORMAT != NATIVE) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) range[n] = ranges(0, n * 8 + lane / 4);
+        }
+#pragma unroll
+        for (int unit = 0; unit < L::KEY_UNITS; unit++) {
+            uint32_t a[STEPS][4];
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) queries.at(a[step], unit * STEPS + step);
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+                Words<L::KEY_UNIT> words(keys + n * 8 * L::KEY_STRIDE +
+                                         L::key_at(lane / 4, (unit * 4 + (lane & 3)) * L::KEY_UNIT));
+                Range own = range[FORMAT == NATIVE ? 0 : n];
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+                    mma::multiply<T>(scores[n], a[step], words.template pair<T, FORMAT>(step * 4, own),
+                                     words.template pair<T, FORMAT>(step * 4 + 2, own));
+                }
+            }
+        }
+    }
+
+    // Scores become weights, relative to the largest score so far.
+    template <bool PLAIN, class Position>
+    __device__ void weigh(float (&scores)[KEYS / 8][4], const Scoring &scoring, const Row (&rows)[2], Position position) {
+        int lane = threadIdx.x & 31;
+        float larger[2] = {most[0], most[1]};
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            int positions[2] = {};
+            if constexpr (!PLAIN) {
+                for (int i = 0; i < 2; i++) positions[i] = position(n * 8 + (lane & 3) * 2 + i);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float score = scores[n][i] * scoring.scale;
+                if constexpr (!PLAIN) {
+                    const Row &row = rows[i / 2];
+                    int at = positions[i & 1], distance = row.position - at;
+                    if (scoring.cap > 0) score = scoring.capped(score);
+                    score -= row.slope * static_cast<float>(distance);
+                    // Selected: a score that is not seen may be NaN.
+                    if (!(at >= 0 & at <= row.position & distance < scoring.window)) score = -INFINITY;
+                }
+                scores[n][i] = score;
+                // A comparison with NaN leaves the maximum as it is; the weight becomes NaN.
+                larger[i / 2] = fmaxf(larger[i / 2], score);
+            }
+        }
+        float base[2], factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            larger[i] = group_max(larger[i]);
+            // Nothing but -inf so far: weights of 0.
+            base[i] = larger[i] == -INFINITY ? 0.0f : larger[i];
+            factor[i] = power_of_two(most[i] - base[i]);
+            most[i] = larger[i];
+            total[i] *= factor[i];
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                scores[n][i] = power_of_two(scores[n][i] - base[i / 2]);
+                total[i / 2] += scores[n][i];
+            }
+        }
+        // The same bits with it and without.
+        if (__any_sync(~0u, factor[0] != 1.0f | factor[1] != 1.0f)) {
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[n][i] *= factor[i / 2];
+            }
+        }
+    }
+
+    template <class Ranges>
+    __device__ void add_values(const float (&scores)[KEYS / 8][4], const uint8_t *values, Ranges ranges) {
+        int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int step = 0; step < KEYS / 16; step++) {
+            const float(&low)[4] = scores[step * 2], (&high)[4] = scores[step * 2 + 1];
+            uint32_t a[4] = {Pack<T>::of(low[0], low[1]), Pack<T>::of(low[2], low[3]), Pack<T>::of(high[0], high[1]),
+                             Pack<T>::of(high[2], high[3])};
+            Range range[4] = {};
+            if constexpr (FORMAT != NATIVE) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) range[i] = ranges(1, step * 16 + (lane & 3) * 2 + i / 2 * 8 + i % 2);
+            }
+#pragma unroll
+            for (int unit = 0; unit < L::VALUE_UNITS; unit++) {
+                const uint8_t *at = values + step * 16 * L::VALUE_STRIDE +
+                                    L::value_at((lane & 3) * 2, (unit * 8 + lane / 4) * L::VALUE_UNIT);
+                Words<L::VALUE_UNIT> first(at), second(at + L::VALUE_STRIDE), third(at + 8 * L::VALUE_STRIDE),
+                    fourth(at + 9 * L::VALUE_STRIDE);
+#pragma unroll
+                for (int i = 0; i < L::VALUE_NUMBERS; i++) {
+                    mma::multiply<T>(sums[unit * L::VALUE_NUMBERS + i], a,
+                                     across<T, FORMAT>(first, second, i, range[0], range[1]),
+                                     across<T, FORMAT>(third, fourth, i, range[2], range[3]));
+                }
+            }
+        }
+    }
+
+    // The whole sums of weights.
+    __device__ void finish() {
+        for (int i = 0; i < 2; i++) total[i] = group_sum(total[i]);
+    }
+
+    // Visits the thread's sums of one of its two rows: `to(first number, numbers[VALUE_NUMBERS])`, neighbours of a head.
+    template <class To> __device__ void each(int which, To to) const {
+        int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int unit = 0; unit < L::VALUE_UNITS; unit++) {
+#pragma unroll
+            for (int column = 0; column < 2; column++) {
+                float numbers[L::VALUE_NUMBERS];
+#pragma unroll
+                for (int i = 0; i < L::VALUE_NUMBERS; i++) {
+                    numbers[i] = sums[unit * L::VALUE_NUMBERS + i][which * 2 + column];
+                }
+                to((unit * 8 + (lane & 3) * 2 + column) * L::VALUE_NUMBERS, numbers);
+            }
+        }
+    }
+};
+
+}  // namespace paged
+}  // namespace pagoda

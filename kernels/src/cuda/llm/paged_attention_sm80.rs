@@ -1,0 +1,148 @@
+//! `PagedAttention` by the tensor cores of sm_80 and later: decode, prefill, and what goes before and behind them.
+//!
+//! How many tokens each sequence has is known on the device alone. So the number of blocks is the most that any offsets can ask
+//! for, and a block that finds nothing for itself ends at once.
+
+use std::ffi::c_void;
+use std::ptr::from_mut;
+
+use cudarc::driver::sys::CUstream;
+
+use super::paged_attention::{PagedAttention, blocks};
+use crate::KvFormat;
+use crate::cuda::common::error::CudaError;
+use crate::cuda::common::gpu::Gpu;
+use crate::cuda::common::module::Function;
+
+/// Slots of a part, and rows of a tile; `SPAN` and `DECODE_ROWS` of cuda/llm/paged_parts.cuh.
+const SPAN: usize = 256;
+const ROWS: usize = 16;
+/// Threads of the kernels' blocks, and rows of a block of prefill; cuda/llm/paged_decode.cuh and paged_prefill.cuh.
+const THREADS: u32 = 128;
+const WARPS: usize = 4;
+const COMBINING_THREADS: u32 = 256;
+const BLOCK_ROWS: usize = 64;
+
+/// The most parts that all sequences can have together; `parts_before` of cuda/llm/paged_parts.cuh.
+pub fn partial_count(call: &PagedAttention) -> usize {
+    call.page_entries.saturating_mul(call.page_size) / SPAN + call.sequences
+}
+
+/// For each part, kv head and row: D sums, the largest score and the sum of weights. `PartialSums` of cuda/llm/paged_parts.cuh.
+pub fn scratch_bytes(call: &PagedAttention) -> usize {
+    let rows = partial_count(call).saturating_mul(call.kv_heads * row_tiles(call) * ROWS);
+    rows.saturating_mul((call.head_size + 2) * size_of::<f32>())
+}
+
+/// Tiles of the query heads of a group.
+fn row_tiles(call: &PagedAttention) -> usize {
+    group(call).div_ceil(ROWS)
+}
+
+fn group(call: &PagedAttention) -> usize {
+    call.query_heads / call.kv_heads
+}
+
+/// Whether some sequence may have too many new tokens for decode; `is_decode` of cuda/llm/paged_parts.cuh.
+fn may_prefill(call: &PagedAttention) -> bool {
+    call.total_rows > 1 && call.total_rows * group(call) > ROWS
+}
+
+/// The append of sequences that are prefilled, and their attention; then decode, which appends by itself, and the sum of its
+/// parts. By programmatic dependent launch: each kernel waits for the one in front.
+///
+/// # Safety
+/// As for [`Gpu::paged_attention`]; the kernels take the call.
+pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Result<(), CudaError> {
+    if call.total_rows == 0 {
+        return Ok(());
+    }
+    let decode_module = gpu.modules.paged_decode_sm80.as_ref().expect("the path was offered");
+    let prefill_module = gpu.modules.paged_prefill_sm80.as_ref().expect("the path was offered");
+    let PagedAttention { kv_heads, head_size, total_rows, .. } = *call;
+    let (element, tiles) = (call.element.name(), row_tiles(call));
+    let name = format!("{element}_{head_size}_{}", format_name(call.format));
+    let mut raw = call.raw();
+    let raw = from_mut(&mut raw).cast::<c_void>();
+    let start = |function: Function, count: usize, threads: u32, shared: usize, flags: &mut [i32]| {
+        let mut arguments = vec![raw];
+        arguments.extend(flags.iter_mut().map(|flag| from_mut(flag).cast::<c_void>()));
+        // SAFETY: the kernels take a `PagedCall` and the `int`s given, and wait for the kernel in front.
+        unsafe { gpu.launch_dependent(function, blocks(count)?, threads, shared, stream, &mut arguments) }
+    };
+    // Blocks of one part may append to it and read it; several tiles of rows are several blocks.
+    let appends = tiles == 1;
+    if may_prefill(call) || !appends {
+        let append = prefill_module.function(&format!("paged_append_first_{element}"), 0)?;
+        start(append, (total_rows * kv_heads * 2).div_ceil(WARPS), THREADS, 0, &mut [(!appends).into()])?;
+    }
+    if may_prefill(call) {
+        let shared = prefill_shared(head_size, call.format);
+        let prefill = prefill_module.function(&format!("paged_prefill_{name}"), shared)?;
+        let count = total_rows * group(call) / BLOCK_ROWS + call.sequences;
+        start(prefill, count * kv_heads, THREADS, shared, &mut [])?;
+    }
+    let (shared, tiles_flag) = (decode_shared(head_size, call.format), tiles as i32);
+    let decode = decode_module.function(&format!("paged_decode_{name}"), shared)?;
+    start(decode, partial_count(call) * kv_heads * tiles, THREADS, shared, &mut [tiles_flag, appends.into()])?;
+    let combine = decode_module.function(&format!("paged_combine_{element}_{head_size}"), 0)?;
+    start(combine, total_rows * call.query_heads, COMBINING_THREADS, 0, &mut [tiles_flag])
+}
+
+fn format_name(format: KvFormat) -> &'static str {
+    match format {
+        KvFormat::Native => "native",
+        KvFormat::Int8 => "int8",
+        KvFormat::Int4 => "int4",
+        KvFormat::Fp8 => "fp8",
+    }
+}
+
+/// Bytes from key to key and from value to value in shared memory; `Layout` of cuda/llm/paged_fragments.cuh.
+fn strides(head_size: usize, format: KvFormat) -> [usize; 2] {
+    let bytes = format.pool_width(head_size) * if format == KvFormat::Native { 2 } else { 1 };
+    if bytes.is_multiple_of(128) {
+        return [bytes, bytes];
+    }
+    let padded =
+        |by: usize, rest: usize| (bytes..).step_by(16).find(|stride| stride % by == rest).expect("there is one");
+    [padded(128, 64), padded(64, 16)]
+}
+
+/// Shared memory of the numbers that are known of `keys` slots; `Slots` and `Table` of the kernels.
+fn known_bytes(keys: usize, format: KvFormat) -> usize {
+    keys * 12 + if format == KvFormat::Native { 8 } else { keys * 8 }
+}
+
+/// `Memory` of cuda/llm/paged_decode.cuh.
+fn decode_shared(head_size: usize, format: KvFormat) -> usize {
+    const KEYS: usize = 16;
+    let tile = KEYS * strides(head_size, format).iter().sum::<usize>();
+    let ring = if tile > 6 * 1024 { 2 } else { SPAN / WARPS / KEYS } * tile;
+    let merge = ROWS * (head_size + 4) * size_of::<f32>();
+    let known = known_bytes(SPAN / WARPS, format).next_multiple_of(16);
+    ROWS * (head_size + 8) * 2 + WARPS * (known + ring.max(merge))
+}
+
+/// `Prefill` of cuda/llm/paged_prefill.cuh.
+fn prefill_shared(head_size: usize, format: KvFormat) -> usize {
+    let keys = if head_size > 128 { 32 } else { 64 };
+    let tile = keys * strides(head_size, format).iter().sum::<usize>();
+    BLOCK_ROWS * (head_size + 8) * 2 + 2 * tile + 4 * known_bytes(keys, format)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_fit_into_a_multiprocessor() {
+        for head_size in [64, 96, 128, 256] {
+            for format in [KvFormat::Native, KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8] {
+                // What a block of sm_80 may have.
+                assert!(decode_shared(head_size, format) + 1024 <= 163 * 1024, "D={head_size} {format:?}");
+                assert!(prefill_shared(head_size, format) <= 163 * 1024, "D={head_size} {format:?}");
+            }
+        }
+    }
+}
