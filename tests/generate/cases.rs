@@ -18,11 +18,16 @@ pub const VOCAB: usize = 272;
 /// The tokens of a page.
 pub const PAGE: usize = 32;
 
+/// The CPU with one thread, or the GPU whose number is in PAGODA_TEST_GPU.
 fn model_options() -> ModelOptions {
-    ModelOptions { provider: Provider::Cpu, intra_op_threads: 1, sleep_when_idle: true, ..ModelOptions::default() }
+    let options = ModelOptions { intra_op_threads: 1, sleep_when_idle: true, ..ModelOptions::default() };
+    match std::env::var("PAGODA_TEST_GPU") {
+        Ok(device) => ModelOptions { provider: Provider::Cuda, device_id: device.parse().unwrap(), ..options },
+        Err(_) => ModelOptions { provider: Provider::Cpu, ..options },
+    }
 }
 
-/// The CPU, one thread, and a pool of so many pages.
+/// A pool of so many pages.
 pub fn options(pages: u32) -> GeneratorOptions {
     GeneratorOptions { model: model_options(), kv_size: KvSize::Pages(pages), ..GeneratorOptions::default() }
 }
