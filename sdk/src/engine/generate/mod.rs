@@ -152,7 +152,7 @@ impl Generator {
     fn open_stream(&self, request: &GenerateRequest, tokens: bool) -> Result<TokenStream> {
         let (sender, events) = std::sync::mpsc::channel();
         let answers = self.shared.submit(request, Sink::Stream { sender, tokens })?;
-        Ok(TokenStream::new(events, answers, Arc::clone(&self.shared)))
+        Ok(TokenStream::new(events, answers, Arc::downgrade(&self.shared)))
     }
 
     /// Answers a request asynchronously. `event` is called for every token, and once for the end, on a thread of the

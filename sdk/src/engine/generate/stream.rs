@@ -1,8 +1,8 @@
 //! How answers reach callers: streams, callbacks, and many requests at once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 
 use super::answers::{Answers, Delivery};
 use super::request::{Event, GenerateRequest, GenerateResponse, Token};
@@ -14,12 +14,13 @@ use crate::sync::{Mutex, Worker};
 pub struct TokenStream {
     events: Receiver<Event>,
     answers: Arc<Answers>,
-    shared: Arc<Shared>,
+    /// Weak: a stream does not keep a generator open that was dropped.
+    shared: Weak<Shared>,
     ended: Option<Result<GenerateResponse>>,
 }
 
 impl TokenStream {
-    pub(super) fn new(events: Receiver<Event>, answers: Arc<Answers>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(events: Receiver<Event>, answers: Arc<Answers>, shared: Weak<Shared>) -> Self {
         Self { events, answers, shared, ended: None }
     }
 
@@ -41,22 +42,24 @@ impl TokenStream {
         Some(event)
     }
 
+    fn wait_for_event(&self) -> Option<Event> {
+        // If callers run the steps, the thread that asks for a token does.
+        while let Some(shared) = self.shared.upgrade().filter(|shared| shared.options.driver == Driver::Caller) {
+            match self.events.try_recv() {
+                Ok(event) => return Some(event),
+                Err(_) if shared.step() => {}
+                Err(_) => break,
+            }
+        }
+        self.events.recv().ok()
+    }
+
     fn receive(&mut self) -> Option<Token> {
         loop {
             if self.ended.is_some() {
                 return None;
             }
-            // The thread that asks for a token is the one that runs the steps.
-            let event = match self.shared.options.driver {
-                Driver::Thread => self.events.recv().ok(),
-                Driver::Caller => loop {
-                    match self.events.try_recv() {
-                        Ok(event) => break Some(event),
-                        Err(_) if self.shared.step() => {}
-                        Err(_) => break self.events.recv().ok(),
-                    }
-                },
-            };
+            let event = self.wait_for_event();
             match event {
                 Some(Event::Token(token)) => return Some(token),
                 Some(Event::End(outcome)) => self.ended = Some(outcome),
@@ -93,7 +96,9 @@ impl Drop for TokenStream {
     fn drop(&mut self) {
         if self.ended.is_none() {
             self.answers.disconnect();
-            self.shared.notice_cancelled();
+            if let Some(shared) = self.shared.upgrade() {
+                shared.notice_cancelled();
+            }
         }
     }
 }
