@@ -302,8 +302,9 @@ demo: command target/demo/model.onnx $(MOVIELENS)/evaluation.jsonl ## Run the de
 	@target/$(DEMO)/pagoda demo $(MOVIELENS)
 	@echo "To talk with a language model on this machine: make chat"
 
-# The sampling that the authors of SmolLM2 recommend. Other options: make chat CHAT='--system "Be brief."'
-CHAT ?= --temperature 0.2 --top-p 0.9
+# The sampling that the authors of SmolLM2 recommend, and a penalty without which so small a model often repeats itself.
+# Other options: make chat CHAT='--system "Be brief."'
+CHAT ?= --temperature 0.2 --top-p 0.9 --repetition-penalty 1.1
 chat: command target/models/smollm2/pagoda.json ## Talk with SmolLM2-135M-Instruct, a small language model (fetches 93 MB).
 	@exec target/$(DEMO)/pagoda chat target/models/smollm2 $(CHAT)
 
