@@ -22,7 +22,8 @@ HANGS = 200
 # More than two pages of the tiny model. Its answers are no text, and have other tokens when they come back as messages.
 SYSTEM = "You speak in bytes that mean nothing, and nobody minds: it is what your weights are good for."
 FIGURES = re.compile(
-    r"(\d+) tokens?(?:, ([\d.]+) tokens/s)?(?:, the first after ([\d.]+) s)?; (\d+) of (\d+) prompt tokens cached(, \w+)?"
+    r"(\d+) tokens?(?:, ([\d.]+) tokens/s)?(?:, the first after ([\d.]+) s)?; "
+    r"(\d+) of (\d+) prompt tokens cached(, \w+)?"
 )
 
 

@@ -358,7 +358,8 @@ def test_a_terminal_does_not_obey_the_model():
     # Byte 27 is the token of the character that ByteLevel writes as ě.
     vocabulary = json.loads((MODEL / "tokenizer.json").read_text())["model"]["vocab"]
     escape = next(token for text, token in vocabulary.items() if text == chr(0x100 + 27))
-    command = [RELEASE / "pagoda", "generate", MODEL, "-p", "a", "-m", "2", "--logit-bias", f"{escape}=1000", "--greedy"]
+    only = ["--logit-bias", f"{escape}=1000", "--greedy"]
+    command = [RELEASE / "pagoda", "generate", MODEL, "-p", "a", "-m", "2", *only]
     piped = subprocess.run(command, capture_output=True, timeout=HANGS)
     assert piped.stdout == b"\x1b\x1b\n"
     ours, theirs = pty.openpty()
