@@ -74,18 +74,18 @@ fn conversations_survive_kills() {
         child.wait().unwrap();
 
         let generator = open_store(folder.path());
-        for session in 0..SESSIONS {
-            let tokens = conversation(session, turns[session]);
+        for (session, turns) in turns.iter_mut().enumerate() {
+            let tokens = conversation(session, *turns);
             let response = generator.generate(&request(session, &tokens)).unwrap();
             assert_eq!(response.choices[0].tokens, oracle(&tokens, ANSWERED), "cycle {cycle}, session {session}");
             // All but the last token of the last answer was computed, and what was computed is there.
-            let expected = if turns[session] == 0 { 0 } else { tokens.len() - SAID - 1 };
+            let expected = if *turns == 0 { 0 } else { tokens.len() - SAID - 1 };
             assert!(
                 response.cached_tokens as usize >= expected,
                 "cycle {cycle}, session {session}: {} of {expected} tokens are cached",
                 response.cached_tokens
             );
-            turns[session] += 1;
+            *turns += 1;
         }
     }
     assert!(acknowledged > 0, "no turn was acknowledged before a kill");

@@ -11,8 +11,8 @@ fn a_stream_has_the_tokens_and_texts_of_the_response() {
     let generator = open(options(64));
     let request = GenerateRequest { n: Some(3), do_sample: Some(true), seed: Some(1), ..greedy(&prompt(1, 40), 60) };
     let response = generator.generate(&request).unwrap();
-    let (mut ids, mut texts) = (vec![Vec::new(); 3], vec![String::new(); 3]);
-    let mut last = vec![None; 3];
+    let (mut ids, mut texts): ([Vec<u32>; 3], [String; 3]) = Default::default();
+    let mut last = [None; 3];
     for token in generator.stream(&request).unwrap() {
         let token = token.unwrap();
         let choice = token.choice as usize;
