@@ -3,6 +3,9 @@
 //! `PAGODA_NVCC` names nvcc; if it is not set, nvcc is looked for on the path. Without one, as where the variable is empty,
 //! the fatbins are empty: the library is built for the CPU alone, and says so when it is asked for a GPU.
 //!
+//! `PAGODA_NVCC_QUICK=1` has nvcc check the kernels rather than optimise them, in a tenth of the time: for tests on hosts without
+//! a GPU, where no kernel runs.
+//!
 //! `PAGODA_FATBINS` names a folder in which fatbins are kept by the hash of what they were made from, because nvcc takes
 //! minutes: all profiles share them, and a build that had no nvcc for a while finds them again.
 
@@ -64,6 +67,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cuda");
     println!("cargo:rerun-if-env-changed=PAGODA_NVCC");
+    println!("cargo:rerun-if-env-changed=PAGODA_NVCC_QUICK");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     let layouts = [
         ("common", common::raw::LAYOUTS),
@@ -173,6 +177,7 @@ fn compile_all(nvcc: &Path, out: &Path, layouts: &str) {
     let version = Command::new(nvcc).arg("--version").output().unwrap_or_else(|error| does_not_start(nvcc, &error));
     let kept = std::env::var_os("PAGODA_FATBINS").map_or_else(|| out.join("kept"), PathBuf::from);
     fs::create_dir_all(&kept).unwrap_or_else(|error| panic!("{} can not be made: {error}", kept.display()));
+    let quick = std::env::var_os("PAGODA_NVCC_QUICK").is_some_and(|quick| quick == "1");
     // One process a file: nvcc's own threads would each hold a file's worth of memory too.
     let mut running = Vec::new();
     for (file, chips) in FILES {
@@ -180,6 +185,9 @@ fn compile_all(nvcc: &Path, out: &Path, layouts: &str) {
         let to = fatbin(out, name);
         let mut command = Command::new(nvcc);
         command.args(["-std=c++17", "-O3", "-fatbin", "-I", "cuda", "-Werror", "all-warnings"]);
+        if quick {
+            command.args(["-Ofast-compile", "max"]);
+        }
         command.args(chips.iter().flat_map(|chip| ["-gencode", chip])).arg(&source);
         let mut hasher = DefaultHasher::new();
         (&version.stdout, command.get_args().collect::<Vec<_>>(), layouts).hash(&mut hasher);
