@@ -164,6 +164,18 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
                                part * SPAN + warp * SHARE,
                                reinterpret_cast<Slots<FORMAT> *>(shared + M::QUERIES)[warp],
                                shared + M::RINGS_AT + warp * M::RING};
+    // Packed rows: all heads of the group of one token, then the next token.
+    auto token = [&](int row) { return sequence.row + (first_row + row) / group; };
+    auto query_head = [&](int row) { return head * group + (first_row + row) % group; };
+    // The queries are on their way while the pages are looked up.
+    constexpr int CHUNKS = D / 8, LOADS = (ROWS * CHUNKS + THREADS - 1) / THREADS;
+    uint4 numbers[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+        int chunk = i * THREADS + static_cast<int>(threadIdx.x), row = chunk / CHUNKS;
+        numbers[i] = {};
+        if (row < rows) numbers[i] = load_query<T>(call, token(row), query_head(row), chunk % CHUNKS * 8);
+    }
     if (appends && (call.write_slots != nullptr || (part + 1) * SPAN > sequence.cached)) {
         append_part<T>(call, number, head, part);
         __syncthreads();
@@ -174,16 +186,12 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
         if (block.seen(tile)) block.copy(tile);
         mma::commit_copies();
     }
-
-    // Packed rows: all heads of the group of one token, then the next token.
-    auto token = [&](int row) { return sequence.row + (first_row + row) / group; };
-    auto query_head = [&](int row) { return head * group + (first_row + row) % group; };
     T *queries = reinterpret_cast<T *>(shared);
-    for (int i = threadIdx.x; i < ROWS * D / 8; i += THREADS) {
-        int row = i / (D / 8), column = i % (D / 8) * 8;
-        uint4 numbers = {};
-        if (row < rows) numbers = load_query<T>(call, token(row), query_head(row), column);
-        *reinterpret_cast<uint4 *>(queries + row * Queries<T, D, FORMAT>::STRIDE + column) = numbers;
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+        int chunk = i * THREADS + static_cast<int>(threadIdx.x), row = chunk / CHUNKS;
+        if (row >= ROWS) continue;
+        *reinterpret_cast<uint4 *>(queries + row * Queries<T, D, FORMAT>::STRIDE + chunk % CHUNKS * 8) = numbers[i];
     }
     Row own[2];
     for (int i = 0; i < 2; i++) {
