@@ -59,6 +59,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("hstu/paged_kv_append", ALL),
     ("llm/glu", ALL),
     ("llm/paged_attention_simt", ALL),
+    ("llm/paged_attention_sm90", SM90A),
     ("llm/paged_decode_sm80", ALL),
     ("llm/paged_prefill_sm80", ALL),
 ];

@@ -134,16 +134,23 @@ __device__ inline float rotated(const PagedCall &call, const T *head, int row, i
                   : __fsub_rn(__fmul_rn(own, cosine), __fmul_rn(other, sine));
 }
 
+// Eight numbers of a head of a row from `column` on, rotated, in T. Apart, so that what calls it stays small: the instruction
+// cache is.
+template <class T> __device__ __noinline__ uint4 rotated_chunk(const PagedCall &call, const T *head, int row, int column) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        pairs[i] = Pack<T>::of(rotated(call, head, row, column + 2 * i), rotated(call, head, row, column + 2 * i + 1));
+    }
+    return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
 // Eight numbers of a query head from `column` on, rotated, in T. D is a multiple of 8.
 template <class T>
 __device__ inline uint4 load_query(const PagedCall &call, int row, int head, int column) {
     const T *from = static_cast<const T *>(call.query) + (static_cast<int64_t>(row) * call.query_heads + head) * call.head_size;
     if (call.cos == nullptr || column >= 2 * call.half_width) return *reinterpret_cast<const uint4 *>(from + column);
-    uint32_t pairs[4];
-    for (int i = 0; i < 4; i++) {
-        pairs[i] = Pack<T>::of(rotated(call, from, row, column + 2 * i), rotated(call, from, row, column + 2 * i + 1));
-    }
-    return {pairs[0], pairs[1], pairs[2], pairs[3]};
+    return rotated_chunk(call, from, row, column);
 }
 
 }  // namespace pagoda

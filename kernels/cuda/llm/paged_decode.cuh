@@ -18,12 +18,10 @@ constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int KEYS = 16;                    // of a tile
 constexpr int SHARE = SPAN / WARPS;         // slots of a warp
 constexpr int TILES = SHARE / KEYS;
-constexpr int COMBINING = 8;                // warps that add up
-constexpr int FEW_PARTS = 16;               // that one warp adds up
 
 // What a warp looked up of its slots.
 template <int FORMAT> struct __align__(16) Slots {
-    int64_t blocks[SHARE];      // where the keys are, in bytes; negative: nothing to read
+    const uint8_t *keys[SHARE];  // null: nothing to read
     int positions[SHARE];
     uint32_t ranges[2][FORMAT == NATIVE ? 1 : SHARE];
 };
@@ -53,9 +51,11 @@ template <class T, int D, int FORMAT> struct Decode {
     int begin;                 // of the warp's slots
     Slots<FORMAT> &slots;      // of the warp, as the ring
     uint8_t *ring;
+    bool complete;             // there is something to read in each of the warp's slots
 
-    __device__ void look_up() const {
+    __device__ void look_up() {
         int lane = threadIdx.x & 31;
+        complete = true;
         int64_t to_values = static_cast<int64_t>(call.page_size) * call.kv_heads;
 #pragma unroll
         for (int i = lane; i < SHARE; i += 32) {
@@ -68,13 +68,15 @@ template <class T, int D, int FORMAT> struct Decode {
                 // What lies in an unused slot may be NaN.
                 if (position < 0) block = -1;
             }
-            slots.blocks[i] = block * L::BYTES;
+            slots.keys[i] = block < 0 ? nullptr : static_cast<const uint8_t *>(call.pool) + block * L::BYTES;
+            complete = complete && block >= 0;
             slots.positions[i] = position;
             if constexpr (FORMAT != NATIVE) {
                 slots.ranges[0][i] = load_range<FORMAT>(call, block);
                 slots.ranges[1][i] = load_range<FORMAT>(call, block < 0 ? -1 : block + to_values);
             }
         }
+        complete = __all_sync(~0u, complete);
         __syncwarp();
     }
 
@@ -86,25 +88,37 @@ template <class T, int D, int FORMAT> struct Decode {
     __device__ const uint8_t *keys(int tile) const { return ring + tile % M::STAGES * M::TILE; }
 
     __device__ void copy(int tile) const {
+        if (complete) copy<true>(tile);
+        else copy<false>(tile);
+    }
+
+    template <bool COMPLETE> __device__ void copy(int tile) const {
         constexpr int CHUNKS = L::BYTES / 16;
         int lane = threadIdx.x & 31;
-        uint32_t to = mma::shared_address(keys(tile));
-        int64_t to_values = static_cast<int64_t>(call.page_size) * call.kv_heads * L::BYTES;
+        uint32_t to = mma::shared_address(keys(tile)), to_values = to + KEYS * L::KEY_STRIDE;
+        int64_t behind = static_cast<int64_t>(call.page_size) * call.kv_heads * L::BYTES;
 #pragma unroll
         for (int pass = 0; pass < (KEYS * CHUNKS + 31) / 32; pass++) {
             int index = pass * 32 + lane, key = index / CHUNKS, chunk = index % CHUNKS;
             if (KEYS * CHUNKS % 32 != 0 && key >= KEYS) continue;
-            int64_t block = slots.blocks[tile * KEYS + key];
-            const uint8_t *from = static_cast<const uint8_t *>(call.pool) + (block < 0 ? 0 : block) + chunk * 16;
-            mma::copy_async(to + L::key_at(key, chunk * 16), from, block >= 0);
-            mma::copy_async(to + KEYS * L::KEY_STRIDE + L::value_at(key, chunk * 16), from + to_values, block >= 0);
+            const uint8_t *from = slots.keys[tile * KEYS + key];
+            if constexpr (COMPLETE) {
+                mma::copy_async(to + L::key_at(key, chunk * 16), from + chunk * 16);
+                mma::copy_async(to_values + L::value_at(key, chunk * 16), from + chunk * 16 + behind);
+            } else {
+                bool valid = from != nullptr;
+                if (!valid) from = static_cast<const uint8_t *>(call.pool);
+                mma::copy_async(to + L::key_at(key, chunk * 16), from + chunk * 16, valid);
+                mma::copy_async(to_values + L::value_at(key, chunk * 16), from + chunk * 16 + behind, valid);
+            }
         }
     }
 };
 
 // Appends the new tokens of a head whose slots are in a part. Apart, because few blocks need it.
 template <class T>
-__device__ __noinline__ void append_part(const PagedCall &call, const Sequence &sequence, int head, int part) {
+__device__ __noinline__ void append_part(const PagedCall &call, int number, int head, int part) {
+    Sequence sequence = load_sequence(call, number);
     for (int task = threadIdx.x / 32; task < sequence.rows * 2; task += WARPS) {
         int row = sequence.row + task / 2, slot = write_slot(call, sequence, row, head);
         if (slot >= part * SPAN && slot < (part + 1) * SPAN) {
@@ -127,14 +141,15 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
     int head = static_cast<int>(blockIdx.x % call.kv_heads), rest = static_cast<int>(blockIdx.x / call.kv_heads);
     int first_row = rest % row_tiles * ROWS;
     int64_t index = rest / row_tiles;
-    int number = last_at(call.sequences, index, [&](int number) { return parts_before(call, number); });
-    if (number < 0) return;
-    Sequence sequence = load_sequence(call, number);
+    FoundSequence found(call, index, [&](int number) { return parts_before(call, number); });
+    if (found.number < 0) return;
+    const Sequence &sequence = found.sequence;
+    int number = found.number;
     int group = call.query_heads / call.kv_heads;
     if (sequence.rows == 0 || !is_decode(sequence.rows, group)) return;
     Parts parts(call, sequence);
     // The last part first: it may have to append.
-    int64_t ahead = index - parts_before(call, number);
+    int64_t ahead = index - found.before;
     if (ahead >= parts.end - parts.first) return;
     int part = parts.end - 1 - static_cast<int>(ahead);
     int rows = min(sequence.rows * group - first_row, ROWS);
@@ -149,8 +164,20 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
                                part * SPAN + warp * SHARE,
                                reinterpret_cast<Slots<FORMAT> *>(shared + M::QUERIES)[warp],
                                shared + M::RINGS_AT + warp * M::RING};
+    // Packed rows: all heads of the group of one token, then the next token.
+    auto token = [&](int row) { return sequence.row + (first_row + row) / group; };
+    auto query_head = [&](int row) { return head * group + (first_row + row) % group; };
+    // The queries are on their way while the pages are looked up.
+    constexpr int CHUNKS = D / 8, LOADS = (ROWS * CHUNKS + THREADS - 1) / THREADS;
+    uint4 numbers[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+        int chunk = i * THREADS + static_cast<int>(threadIdx.x), row = chunk / CHUNKS;
+        numbers[i] = {};
+        if (row < rows) numbers[i] = load_query<T>(call, token(row), query_head(row), chunk % CHUNKS * 8);
+    }
     if (appends && (call.write_slots != nullptr || (part + 1) * SPAN > sequence.cached)) {
-        append_part<T>(call, sequence, head, part);
+        append_part<T>(call, number, head, part);
         __syncthreads();
     }
     block.look_up();
@@ -159,16 +186,12 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
         if (block.seen(tile)) block.copy(tile);
         mma::commit_copies();
     }
-
-    // Packed rows: all heads of the group of one token, then the next token.
-    auto token = [&](int row) { return sequence.row + (first_row + row) / group; };
-    auto query_head = [&](int row) { return head * group + (first_row + row) % group; };
     T *queries = reinterpret_cast<T *>(shared);
-    for (int i = threadIdx.x; i < ROWS * D / 8; i += THREADS) {
-        int row = i / (D / 8), column = i % (D / 8) * 8;
-        uint4 numbers = {};
-        if (row < rows) numbers = load_query<T>(call, token(row), query_head(row), column);
-        *reinterpret_cast<uint4 *>(queries + row * Queries<T, D, FORMAT>::STRIDE + column) = numbers;
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+        int chunk = i * THREADS + static_cast<int>(threadIdx.x), row = chunk / CHUNKS;
+        if (row >= ROWS) continue;
+        *reinterpret_cast<uint4 *>(queries + row * Queries<T, D, FORMAT>::STRIDE + chunk % CHUNKS * 8) = numbers[i];
     }
     Row own[2];
     for (int i = 0; i < 2; i++) {
@@ -195,8 +218,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
             // Rows stand at sequence.cached and behind it; what the others get does not matter.
             int from = block.begin + tile * KEYS;
             bool all = from + KEYS <= sequence.cached + 1 && sequence.cached + sequence.rows - 1 - from < scoring.window;
-            if (plain && all) attention.template add<true>(query, keys, values, scoring, own, position, range);
-            else attention.template add<false>(query, keys, values, scoring, own, position, range);
+            attention.add(plain && all, query, keys, values, scoring, own, position, range);
         }
         __syncwarp();
         if (tile + M::STAGES < TILES && block.seen(tile + M::STAGES)) block.copy(tile + M::STAGES);
@@ -234,7 +256,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
         });
     }
     __syncthreads();
-    PartialSums partial{call, row_tiles * ROWS};
+    PartialSums partial{call, row_tiles};
     bool alone = parts.end - parts.first == 1;
     for (int i = threadIdx.x; i < rows * D / 4; i += THREADS) {
         int row = i / (D / 4), column = i % (D / 4) * 4;
@@ -253,7 +275,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
             *reinterpret_cast<uint2 *>(static_cast<T *>(call.output) + to) = {Pack<T>::of(share(sum.x), share(sum.y)),
                                                                               Pack<T>::of(share(sum.z), share(sum.w))};
         } else {
-            int64_t place = partial.place(parts_before(call, number) + part, head, first_row + row);
+            int64_t place = partial.place(found.before + part, head, first_row + row);
             *reinterpret_cast<float4 *>(partial.sums(place) + column) = sum;
             if (column == 0) *partial.weight(place) = {most, total};
         }
@@ -272,91 +294,100 @@ struct Combined {
         Combined none{0, 0, 0, 0, 0};
         if (index >= static_cast<int64_t>(call.total_rows) * call.query_heads) return none;
         int head = static_cast<int>(index % call.query_heads), row = static_cast<int>(index / call.query_heads);
-        int number = last_at(call.sequences, row, [&](int number) { return call.row_offsets[number]; });
-        if (number < 0) return none;
-        Sequence sequence = load_sequence(call, number);
+        FoundSequence found(call, row, [&](int number) { return static_cast<int64_t>(call.row_offsets[number]); });
+        const Sequence &sequence = found.sequence;
         int group = call.query_heads / call.kv_heads;
-        bool inside = row >= sequence.row && row < sequence.row + sequence.rows;
+        if (found.number < 0 || row < sequence.row || row >= sequence.row + sequence.rows) return none;
         Parts parts(call, sequence);
-        if (!inside || !is_decode(sequence.rows, group) || parts.end - parts.first == 1) return none;
-        return {parts_before(call, number), parts.first, parts.end, (row - sequence.row) * group + head % group, head / group};
+        if (!is_decode(sequence.rows, group) || parts.end - parts.first == 1) return none;
+        int64_t before = parts_before(call, found.number);
+        return {before, parts.first, parts.end, (row - sequence.row) * group + head % group, head / group};
     }
-    __device__ bool few() const { return end - first <= FEW_PARTS; }
 };
 
-// Adds up the parts number `number`, `number + step`, … of one row of one head; `most` and `total` become those of all parts.
+// The parts of a group are added up one after the other, and then the groups: the same bits, whether one warp has all groups or
+// several share them.
+constexpr int GROUP = 16;
+constexpr int COMBINING = 8;  // warps of a block
+
+// Adds the parts of group number `group` up; `most` and `total` become those of all parts.
 template <int D>
-__device__ void add_up(const PartialSums &partial, const Combined &own, int number, int step, float (&sums)[D / 32], float &most,
+__device__ void add_up(const PartialSums &partial, const Combined &own, int group, float (&sums)[D / 32], float &most,
                        float &total) {
-    constexpr int NUMBERS = D / 32, AT_ONCE = FEW_PARTS;
-    int lane = threadIdx.x & 31;
+    constexpr int NUMBERS = D / 32;
+    int lane = threadIdx.x & 31, from = own.first + group * GROUP;
     auto place = [&](int part) { return partial.place(own.before + part, own.head, own.place); };
-    most = -INFINITY, total = 0;
-    for (int part = own.first + lane; part < own.end; part += 32) most = fmaxf(most, partial.weight(place(part))->x);
-    most = warp_max(most);
-    auto factor_of = [&](float own) { return own == -INFINITY ? 0.0f : power_of_two(own - most); };
-    for (int part = own.first + lane; part < own.end; part += 32) {
-        float2 weight = *partial.weight(place(part));
-        total += weight.y * factor_of(weight.x);
+    // On their way while the factors are computed.
+    float numbers[GROUP][NUMBERS], scores[GROUP];
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) {
+        if (from + i >= own.end) continue;
+        const float *at = partial.sums(place(from + i)) + lane;
+        scores[i] = partial.weight(place(from + i))->x;
+#pragma unroll
+        for (int j = 0; j < NUMBERS; j++) numbers[i][j] = at[j * 32];
     }
-    total = warp_sum(total);
-    for (int i = 0; i < NUMBERS; i++) sums[i] = 0;
-    for (int from = own.first + number; from < own.end; from += AT_ONCE * step) {
-        float numbers[AT_ONCE][NUMBERS], factors[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            int part = from + i * step;
-            if (part >= own.end) continue;
-            const float *at = partial.sums(place(part)) + lane;
-            factors[i] = partial.weight(place(part))->x;
-#pragma unroll
-            for (int j = 0; j < NUMBERS; j++) numbers[i][j] = at[j * 32];
+    if (most == -INFINITY) {
+        for (int part = own.first + lane; part < own.end; part += 32) most = fmaxf(most, partial.weight(place(part))->x);
+        most = warp_max(most);
+        total = 0;
+        for (int part = own.first + lane; part < own.end; part += 32) {
+            float2 weight = *partial.weight(place(part));
+            total += weight.x == -INFINITY ? 0.0f : weight.y * power_of_two(weight.x - most);
         }
+        total = warp_sum(total);
+    }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            if (from + i * step >= own.end) continue;
-            float factor = factor_of(factors[i]);
+    for (int j = 0; j < NUMBERS; j++) sums[j] = 0;
 #pragma unroll
-            for (int j = 0; j < NUMBERS; j++) sums[j] = fmaf(numbers[i][j], factor, sums[j]);
-        }
+    for (int i = 0; i < GROUP; i++) {
+        if (from + i >= own.end) continue;
+        float factor = scores[i] == -INFINITY ? 0.0f : power_of_two(scores[i] - most);
+#pragma unroll
+        for (int j = 0; j < NUMBERS; j++) sums[j] = fmaf(numbers[i][j], factor, sums[j]);
     }
 }
 
-// A block has one row of one query head that has many parts; every COMBINING-th block, with a warp each, those of COMBINING that
-// have few.
-template <class T, int D> __device__ void combine(const PagedCall &call, int row_tiles) {
-    __shared__ float merge[COMBINING][D];
+// WIDE: a block has one row of one query head, and its warps share the groups: for few rows with many parts. Otherwise a warp
+// has one.
+template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &call, int row_tiles) {
+    constexpr int NUMBERS = D / 32;
+    __shared__ float merge[WIDE ? COMBINING : 1][D];
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    bool first = blockIdx.x % COMBINING == 0;
+    int64_t index = WIDE ? blockIdx.x : static_cast<int64_t>(blockIdx.x) * COMBINING + warp;
     // The index tensors were there before the kernel in front began (`decode`).
-    Combined one{}, all = Combined::find(call, blockIdx.x);
-    if (first) one = Combined::find(call, blockIdx.x + warp);
+    Combined own = Combined::find(call, index);
 #if __CUDA_ARCH__ >= 900
-    launch_dependents();
     wait_for_previous();
+    launch_dependents();
 #endif
-    PartialSums partial{call, row_tiles * ROWS};
-    float sums[D / 32], most, total;
-    if (first && one.few() && one.end > one.first) {
-        add_up<D>(partial, one, 0, 1, sums, most, total);
-        int64_t index = static_cast<int64_t>(blockIdx.x) + warp;
-        float factor = join_sink<T>(call, static_cast<int>(index % call.query_heads), most, total);
+    if (own.first == own.end) return;
+    PartialSums partial{call, row_tiles};
+    float sums[NUMBERS] = {}, most = -INFINITY, total = 0;
+    int groups = (own.end - own.first + GROUP - 1) / GROUP;
+#pragma unroll 1
+    for (int from = 0; from < groups; from += WIDE ? COMBINING : 1) {
+        float group[NUMBERS];
+        if (!WIDE || from + warp < groups) add_up<D>(partial, own, WIDE ? from + warp : from, group, most, total);
+        if constexpr (!WIDE) {
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            narrow(share_of(sums[i] * factor, total), static_cast<T *>(call.output) + index * D + i * 32 + lane);
+            for (int i = 0; i < NUMBERS; i++) sums[i] += group[i];
+        } else {
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < NUMBERS; i++) merge[warp][i * 32 + lane] = group[i];
+            __syncthreads();
+            for (int i = 0; i < min(COMBINING, groups - from); i++) {
+#pragma unroll
+                for (int j = 0; j < NUMBERS; j++) sums[j] += merge[i][j * 32 + lane];
+            }
         }
     }
-    if (all.few()) return;
-    add_up<D>(partial, all, warp, COMBINING, sums, most, total);
+    if (WIDE && warp > 0) return;
+    float factor = join_sink<T>(call, static_cast<int>(index % call.query_heads), most, total);
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) merge[warp][i * 32 + lane] = sums[i];
-    __syncthreads();
-    float factor = join_sink<T>(call, static_cast<int>(blockIdx.x % call.query_heads), most, total);
-    for (int column = threadIdx.x; column < D; column += 32 * COMBINING) {
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < COMBINING; i++) sum += merge[i][column];
-        narrow(share_of(sum * factor, total), static_cast<T *>(call.output) + static_cast<int64_t>(blockIdx.x) * D + column);
+    for (int i = 0; i < NUMBERS; i++) {
+        narrow(share_of(sums[i] * factor, total), static_cast<T *>(call.output) + index * D + i * 32 + lane);
     }
 }
 

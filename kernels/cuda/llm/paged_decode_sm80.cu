@@ -5,17 +5,20 @@
 namespace pagoda {
 
 #define PAGODA_DECODE(NAME, T, D, FORMAT)                                                                              \
-    extern "C" __global__ void __launch_bounds__(paged::THREADS)                                                      \
+    extern "C" __global__ void __launch_bounds__(paged::THREADS, D <= 64 ? 4 : D <= 128 ? 3 : 1)                      \
         paged_decode_##NAME(const __grid_constant__ PagedCall call, int row_tiles, int appends) {                     \
         paged::decode<T, D, FORMAT>(call, row_tiles, appends);                                                         \
     }
 #define PAGODA_DECODE_SIZE(NAME, T, D)                                                                                 \
     PAGODA_DECODE(NAME##_##D##_native, T, D, NATIVE)                                                                   \
     PAGODA_DECODE(NAME##_##D##_int8, T, D, INT8)                                                                       \
-    PAGODA_DECODE(NAME##_##D##_fp8, T, D, FP8)                                                                         \
-    extern "C" __global__ void __launch_bounds__(32 * paged::COMBINING)                                               \
-        paged_combine_##NAME##_##D(const __grid_constant__ PagedCall call, int row_tiles) {                           \
-        paged::combine<T, D>(call, row_tiles);                                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * paged::COMBINING)                                                \
+        paged_combine_##NAME##_##D(const __grid_constant__ PagedCall call, int row_tiles) {                            \
+        paged::combine<T, D, false>(call, row_tiles);                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * paged::COMBINING)                                                \
+        paged_combine_wide_##NAME##_##D(const __grid_constant__ PagedCall call, int row_tiles) {                       \
+        paged::combine<T, D, true>(call, row_tiles);                                                                   \
     }
 #define PAGODA_DECODE_TYPE(NAME, T)                                                                                    \
     PAGODA_DECODE_SIZE(NAME, T, 64)                                                                                    \
@@ -23,8 +26,9 @@ namespace pagoda {
     PAGODA_DECODE_SIZE(NAME, T, 128)                                                                                   \
     PAGODA_DECODE_SIZE(NAME, T, 256)                                                                                   \
     PAGODA_DECODE(NAME##_64_int4, T, 64, INT4)                                                                         \
+    PAGODA_DECODE(NAME##_64_fp8, T, 64, FP8)                                                                           \
     PAGODA_DECODE(NAME##_128_int4, T, 128, INT4)                                                                       \
-    PAGODA_DECODE(NAME##_256_int4, T, 256, INT4)
+    PAGODA_DECODE(NAME##_128_fp8, T, 128, FP8)
 
 PAGODA_DECODE_TYPE(f16, __half)
 PAGODA_DECODE_TYPE(bf16, __nv_bfloat16)

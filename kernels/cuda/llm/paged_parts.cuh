@@ -20,17 +20,37 @@ __device__ inline int64_t parts_before(const PagedCall &call, int number) {
     return clamp64(call.page_indptr[number], 0, call.page_entries) * call.page_size / SPAN + number;
 }
 
-// The last of `count` sequences whose number `before(sequence)` is at most `index`; numbers do not fall. -1: none. A whole
-// warp calls it.
-template <class Before> __device__ inline int last_at(int count, int64_t index, Before before) {
-    int lane = threadIdx.x & 31, found = 0;
-    for (int base = 0; base < count; base += 32) {
-        unsigned those = __ballot_sync(~0u, base + lane < count && before(base + lane) <= index);
-        found += __popc(those);
-        if (those != ~0u) break;
+// The last of the call's sequences whose number `before(sequence)` is at most `index`, loaded; numbers do not fall. `number` is
+// -1 where there is none. A whole warp calls it: each lane loads a sequence, so that it waits for memory once.
+struct FoundSequence {
+    int number;
+    int64_t before;
+    Sequence sequence;
+
+    template <class Before> __device__ FoundSequence(const PagedCall &call, int64_t index, Before begins) : number(-1) {
+        int lane = threadIdx.x & 31;
+        for (int base = 0; base < call.sequences; base += 32) {
+            int own_number = base + lane;
+            int64_t own_before = INT64_MAX;
+            Sequence own{};
+            if (own_number < call.sequences) {
+                own_before = begins(own_number);
+                own = load_sequence(call, own_number);
+            }
+            unsigned those = __ballot_sync(~0u, own_before <= index);
+            if (those == 0) break;
+            int last = 31 - __clz(those);
+            number = base + last;
+            before = __shfl_sync(~0u, own_before, last);
+            sequence.row = __shfl_sync(~0u, own.row, last);
+            sequence.rows = __shfl_sync(~0u, own.rows, last);
+            sequence.cached = __shfl_sync(~0u, own.cached, last);
+            sequence.page_count = __shfl_sync(~0u, own.page_count, last);
+            sequence.pages = call.page_ids + __shfl_sync(~0u, static_cast<int>(own.pages - call.page_ids), last);
+            if (those != ~0u) break;
+        }
     }
-    return found - 1;
-}
+};
 
 // The slots that a sequence's rows see, and the parts that they lie in.
 struct Parts {
@@ -49,19 +69,21 @@ struct Parts {
     }
 };
 
-// The sums of parts in device memory: for each part, kv head and row the D sums, then for each the largest score and the sum of
-// weights.
+// The sums of parts in device memory: for each part, kv head and row the D sums, relative to the largest score; then for each the
+// largest score and the sum of weights.
 struct PartialSums {
     const PagedCall &call;
-    int rows;  // of a part and kv head
+    int row_tiles;
 
+    __device__ int64_t rows() const { return call.partial_count * call.kv_heads * row_tiles * DECODE_ROWS; }
+    // `part` is counted over all sequences.
     __device__ int64_t place(int64_t part, int head, int row) const {
-        int64_t kept = part < call.partial_count ? part : call.partial_count - 1;
-        return (kept * call.kv_heads + head) * rows + row;
+        int64_t kept = clamp64(part, 0, call.partial_count - 1);
+        return (kept * call.kv_heads + head) * row_tiles * DECODE_ROWS + row;
     }
     __device__ float *sums(int64_t place) const { return call.partials + place * call.head_size; }
     __device__ float2 *weight(int64_t place) const {
-        return reinterpret_cast<float2 *>(call.partials + call.partial_count * call.kv_heads * rows * call.head_size) + place;
+        return reinterpret_cast<float2 *>(call.partials + rows() * call.head_size) + place;
     }
 };
 

@@ -15,7 +15,7 @@ namespace paged {
 
 template <class T, int D, int FORMAT> struct Prefill {
     static constexpr int WARPS = 4, THREADS = 32 * WARPS, BLOCK_ROWS = ROWS * WARPS;
-    static constexpr int KEYS = D > 128 ? 32 : 64;  // of a tile
+    static constexpr int KEYS = D > 128 || FORMAT != NATIVE ? 32 : 64;  // of a tile
     static constexpr int TABLES = 4;                // of tiles whose pages are known; three would do
     using L = Layout<D, FORMAT>;
     using Q = Queries<T, D, FORMAT>;
@@ -101,13 +101,14 @@ template <class T, int D, int FORMAT> __device__ void prefill(const PagedCall &c
     auto before = [&](int number) {
         return clamp64(call.row_offsets[number], 0, call.total_rows) * group / P::BLOCK_ROWS + number;
     };
-    int number = last_at(call.sequences, index, before);
-    if (number < 0) return;
-    Sequence sequence = load_sequence(call, number);
+    FoundSequence found(call, index, before);
+    if (found.number < 0) return;
+    const Sequence &sequence = found.sequence;
+    int number = found.number;
     if (sequence.rows == 0 || is_decode(sequence.rows, group)) return;
     int total = sequence.rows * group;
     // The last rows see the most keys: they begin first.
-    int64_t from_end = index - before(number);
+    int64_t from_end = index - found.before;
     int blocks = (total + P::BLOCK_ROWS - 1) / P::BLOCK_ROWS;
     if (from_end >= blocks) return;
     int first_row = (blocks - 1 - static_cast<int>(from_end)) * P::BLOCK_ROWS;
@@ -170,8 +171,7 @@ template <class T, int D, int FORMAT> __device__ void prefill(const PagedCall &c
             auto position = [&](int key) { return table.positions[key]; };
             auto range = [&](int which, int key) { return open_range(table.ranges[which][key]); };
             bool whole = from + P::KEYS <= warp_first + 1 && warp_last - from < scoring.window;
-            if (plain && whole) attention.template add<true>(query, keys, values, scoring, own, position, range);
-            else attention.template add<false>(query, keys, values, scoring, own, position, range);
+            attention.add(plain && whole, query, keys, values, scoring, own, position, range);
         }
         block.keep(tile + 2, known);
     }

@@ -1,4 +1,5 @@
-// PagedAttention of sequences with many new tokens (prefill): bf16 and f16, D = 64, 96, 128, 256. And the append in front of it.
+// PagedAttention of sequences with many new tokens (prefill): bf16 and f16, D = 64, 96, 128, 256. And the append in front of
+// it.
 
 #include "llm/paged_append.cuh"
 #include "llm/paged_prefill.cuh"
@@ -17,10 +18,9 @@ template <class T> __device__ void append(const PagedCall &call, int decoded) {
     if (task >= static_cast<int64_t>(call.total_rows) * call.kv_heads * 2) return;
     int which = static_cast<int>(task % 2), head = static_cast<int>(task / 2 % call.kv_heads);
     int row = static_cast<int>(task / 2 / call.kv_heads);
-    int number = last_at(call.sequences, row, [&](int number) { return call.row_offsets[number]; });
-    if (number < 0) return;
-    Sequence sequence = load_sequence(call, number);
-    if (row >= sequence.row + sequence.rows) return;
+    FoundSequence found(call, row, [&](int number) { return static_cast<int64_t>(call.row_offsets[number]); });
+    const Sequence &sequence = found.sequence;
+    if (found.number < 0 || row < sequence.row || row >= sequence.row + sequence.rows) return;
     if (!decoded && is_decode(sequence.rows, call.query_heads / call.kv_heads)) return;
     append_row<T>(call, sequence, row, head, which, write_slot(call, sequence, row, head), threadIdx.x & 31);
 }
@@ -34,7 +34,7 @@ template <class T> __device__ void append(const PagedCall &call, int decoded) {
     }
 #define PAGODA_PREFILL_TYPE(NAME, T)                                                                                   \
     extern "C" __global__ void __launch_bounds__(128)                                                                 \
-        paged_append_first_##NAME(const __grid_constant__ PagedCall call, int decoded) {                              \
+        paged_append_first_##NAME(const __grid_constant__ PagedCall call, int decoded) {                               \
         paged::append<T>(call, decoded);                                                                               \
     }                                                                                                                  \
     PAGODA_PREFILL(NAME##_64_native, T, 64, NATIVE)                                                                    \
@@ -43,15 +43,12 @@ template <class T> __device__ void append(const PagedCall &call, int decoded) {
     PAGODA_PREFILL(NAME##_64_fp8, T, 64, FP8)                                                                          \
     PAGODA_PREFILL(NAME##_96_native, T, 96, NATIVE)                                                                    \
     PAGODA_PREFILL(NAME##_96_int8, T, 96, INT8)                                                                        \
-    PAGODA_PREFILL(NAME##_96_fp8, T, 96, FP8)                                                                          \
     PAGODA_PREFILL(NAME##_128_native, T, 128, NATIVE)                                                                  \
     PAGODA_PREFILL(NAME##_128_int8, T, 128, INT8)                                                                      \
     PAGODA_PREFILL(NAME##_128_int4, T, 128, INT4)                                                                      \
     PAGODA_PREFILL(NAME##_128_fp8, T, 128, FP8)                                                                        \
     PAGODA_PREFILL(NAME##_256_native, T, 256, NATIVE)                                                                  \
-    PAGODA_PREFILL(NAME##_256_int8, T, 256, INT8)                                                                      \
-    PAGODA_PREFILL(NAME##_256_int4, T, 256, INT4)                                                                      \
-    PAGODA_PREFILL(NAME##_256_fp8, T, 256, FP8)
+    PAGODA_PREFILL(NAME##_256_int8, T, 256, INT8)
 
 PAGODA_PREFILL_TYPE(f16, __half)
 PAGODA_PREFILL_TYPE(bf16, __nv_bfloat16)

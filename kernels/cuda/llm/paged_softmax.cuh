@@ -116,13 +116,14 @@ template <class T, int D, int FORMAT, int KEYS> struct Attention {
     }
 
     // Adds a tile. `ranges(which, key)`: that of a key or a value; `position(key)`: that of the token; keys and values are in
-    // shared memory. PLAIN: every row sees every key, and a score is a product alone.
-    template <bool PLAIN, class Position, class Ranges>
-    __device__ void add(const Queries<T, D, FORMAT> &queries, const uint8_t *keys, const uint8_t *values,
+    // shared memory. `plain`: every row sees every key, and a score is a product alone. Both ways give the same bits.
+    template <class Position, class Ranges>
+    __device__ void add(bool plain, const Queries<T, D, FORMAT> &queries, const uint8_t *keys, const uint8_t *values,
                         const Scoring &scoring, const Row (&rows)[2], Position position, Ranges ranges) {
         float scores[KEYS / 8][4] = {};
         multiply_keys(scores, queries, keys, ranges);
-        weigh<PLAIN>(scores, scoring, rows, position);
+        if (plain) weigh<true>(scores, scoring, rows, position);
+        else weigh<false>(scores, scoring, rows, position);
         add_values(scores, values, ranges);
     }
 

@@ -35,8 +35,8 @@ pub fn random_tiles<T: Element>(random: &mut Random) -> Case<T> {
         (random.pick(&[0, 1, 1, 1, 1, 2, 3, 4, 16, 17, 63, 64, 65, 130, 300]), cached)
     };
     let formats = [KvFormat::Native, KvFormat::Native, KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8];
-    // There is no kernel for int4 with heads of 96.
-    let formats = if head_size == 96 { &formats[..3] } else { &formats[..] };
+    // There are kernels for int4 and fp8 with heads of 64 and 128.
+    let formats = if matches!(head_size, 64 | 128) { &formats[..] } else { &formats[..3] };
     case_of(random, [kv_heads, group, head_size, page_size, sequences], lengths, formats)
 }
 

@@ -48,12 +48,13 @@ fn run(arguments: &Arguments) -> Result<()> {
     let rows = match (arguments.name, arguments.backend) {
         (Name::Attention, Backend::Cuda) => cuda::attention()?,
         (Name::Append, Backend::Cuda) => cuda::append()?,
+        (Name::PagedAttention, Backend::Cuda) => cuda::paged_attention()?,
         (Name::Embedding, Backend::Cuda) => cuda::embedding()?,
         (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model(), &progress)?,
         (_, Backend::Cuda) => {
             return Err(Error::invalid(
                 "backend",
-                "cuda has the benchmarks attention, append, embedding and rank; use --backend cpu",
+                "cuda has the benchmarks attention, append, paged-attention, embedding and rank; use --backend cpu",
             ));
         }
         (Name::Attention, Backend::Cpu) => attention::measure(threads)?,

@@ -33,7 +33,6 @@ template <class S> struct Producer {
 
     // A stretch of a tile that is contiguous: one lane issues its TMA boxes.
     __device__ void copy_stretch(uint32_t to, const CUtensorMap *map, uint32_t full, int head, int row) const {
-        if ((threadIdx.x & 31) != 0) return;
 #pragma unroll
         for (int box = 0; box < S::BOXES; box++) {
             copy_box(to + box * S::KEYS * S::ROW_BYTES, map, full, box * S::COLUMNS, head, row);
@@ -46,21 +45,20 @@ template <class S> struct Producer {
         uint32_t memory = ring.keys(place), full = ring.keys_full(place);
         int head = S::Variant::kv_head(call, item.head);
         barrier_wait(ring.keys_empty(place), ring.phase(place) ^ 1);
-        if ((threadIdx.x & 31) == 0) barrier_expect(full, S::TILE_BYTES);
+        int lane = threadIdx.x & 31;
+        if (lane == 0) barrier_expect(full, S::TILE_BYTES);
+        __syncwarp();
         if (tile.cached) {
-            int first = (index - known) * stretches;
-#pragma unroll 1
-            for (int i = 0; i < stretches; i++, memory += granule * S::ROW_BYTES) {
-                int row = __shfl_sync(~0u, rows, first + i);
-                if (values && row != OUTSIDE) row += call.page_size;
-                copy_stretch(memory, &maps.pool, full, head, row);
+            // Each lane fetches the stretch that it looked up: pages may be small, and one lane alone could not keep up.
+            int stretch = lane - (index - known) * stretches;
+            if (stretch >= 0 && stretch < stretches) {
+                int row = values && rows != OUTSIDE ? rows + call.page_size : rows;
+                copy_stretch(memory + stretch * granule * S::ROW_BYTES, &maps.pool, full, head, row);
             }
-        } else {
-            int position = tile.position;
-            for (int i = 0; i < S::KEYS / BOX; i++, position += BOX, memory += BOX * S::ROW_BYTES) {
-                int row = position < tile.limit ? item.user.row + position - item.user.cached : OUTSIDE;
-                copy_stretch(memory, values ? &maps.value : &maps.key, full, head, row);
-            }
+        } else if (lane < S::KEYS / BOX) {
+            int position = tile.position + lane * BOX;
+            int row = position < tile.limit ? item.user.row + position - item.user.cached : OUTSIDE;
+            copy_stretch(memory + lane * BOX * S::ROW_BYTES, values ? &maps.value : &maps.key, full, head, row);
         }
         __syncwarp();
     }

@@ -44,6 +44,7 @@ pub struct Modules {
     pub norm: Module,
     pub glu: Module,
     pub paged_attention_simt: Module,
+    pub paged_attention_sm90: Option<Module>,
     /// From sm_80 on, as all that are named so.
     pub paged_decode_sm80: Option<Module>,
     pub paged_prefill_sm80: Option<Module>,
@@ -70,6 +71,7 @@ impl Modules {
             norm: Module::load(fatbin!("hstu_norm"))?,
             glu: Module::load(fatbin!("glu"))?,
             paged_attention_simt: Module::load(fatbin!("paged_attention_simt"))?,
+            paged_attention_sm90: sm90(fatbin!("paged_attention_sm90"))?,
             paged_decode_sm80: sm80(fatbin!("paged_decode_sm80"))?,
             paged_prefill_sm80: sm80(fatbin!("paged_prefill_sm80"))?,
             unit: Module::load(fatbin!("hstu_unit"))?,

@@ -3,6 +3,7 @@
 pub mod glu;
 pub mod paged_attention;
 mod paged_attention_sm80;
+mod paged_attention_sm90;
 mod raw;
 
 /// The layouts that CUDA was compiled against are those that Rust has here.

@@ -8,7 +8,7 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::{paged_attention_sm80, raw};
+use super::{paged_attention_sm80, paged_attention_sm90, raw};
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -90,9 +90,12 @@ pub struct PagedAttention {
 pub enum PagedPath {
     /// Every type and option, D up to 512.
     Plain,
-    /// Tensor cores of sm_80 and later (mma.sync): f16 and bf16, D = 64, 96, 128 or 256, every format but int4 with D = 96,
-    /// without key_weights. Decode splits the keys (split-KV).
+    /// Tensor cores of sm_80 and later (mma.sync): f16 and bf16, D = 64, 96, 128 or 256, pages of int4 and fp8 with D = 64 or
+    /// 128 alone, without key_weights. Decode splits the keys (split-KV).
     Mma,
+    /// As `Mma`, with wgmma and TMA of sm_90a for prefill: native pages, D = 64 or 128, without softcap, slopes and slots of
+    /// heads.
+    Hopper,
 }
 
 /// As [`crate::Rotation`].
@@ -141,7 +144,10 @@ impl PagedAttention {
     /// Bytes of scratch memory that the faster kernels take; 0 where only the plain one takes the call. It depends on the shapes
     /// alone: B, T, the heads, D, the page size and how many page ids there are.
     pub fn scratch_bytes(&self) -> usize {
-        if self.suits_matrix_units() { paged_attention_sm80::scratch_bytes(self) } else { 0 }
+        if !self.suits_matrix_units() {
+            return 0;
+        }
+        paged_attention_sm80::scratch_bytes(self).saturating_add(paged_attention_sm90::scratch_bytes(self))
     }
 
     /// Whether the tensor cores' kernels take the shapes and the addresses.
@@ -152,8 +158,10 @@ impl PagedAttention {
             && kv_heads > 0
             && query_heads > 0
             && query_heads.is_multiple_of(kv_heads)
-            && matches!(self.head_size, 64 | 96 | 128 | 256)
-            && !(self.head_size == 96 && self.format == KvFormat::Int4)
+            && match self.format {
+                KvFormat::Native | KvFormat::Int8 => matches!(self.head_size, 64 | 96 | 128 | 256),
+                KvFormat::Int4 | KvFormat::Fp8 => matches!(self.head_size, 64 | 128),
+            }
             && self.key_weights.is_none()
             && aligned(self.query | self.pool | self.output, 16)
             && aligned(self.scales.unwrap_or(0), 4)
@@ -207,7 +215,6 @@ impl PagedAttention {
 
     pub(super) fn raw(&self) -> raw::PagedCall {
         let address = |tensor: Option<CUdeviceptr>| tensor.unwrap_or(0);
-        let scale = if self.scale == 0.0 { (1.0 / (self.head_size as f64).sqrt()) as f32 } else { self.scale };
         raw::PagedCall {
             query: self.query,
             key: self.key,
@@ -250,9 +257,14 @@ impl PagedAttention {
             },
             slot_len: self.slots.map_or(0, |slots| slots.len) as i32,
             weights_len: self.key_weights.map_or(0, |weights| weights.len) as i32,
-            scale,
+            scale: self.scale(),
             softcap: self.softcap,
         }
+    }
+
+    /// What scores are multiplied by.
+    pub(super) fn scale(&self) -> f32 {
+        if self.scale == 0.0 { (1.0 / (self.head_size as f64).sqrt()) as f32 } else { self.scale }
     }
 }
 
@@ -262,7 +274,9 @@ impl Gpu {
         let needed = call.scratch_bytes();
         let enough = |scratch: Scratch| scratch.bytes >= needed && scratch.address.is_multiple_of(16);
         let mma = needed > 0 && call.scratch.is_some_and(enough) && self.modules.paged_decode_sm80.is_some();
-        [Some(PagedPath::Plain), mma.then_some(PagedPath::Mma)].into_iter().flatten().collect()
+        let hopper = mma && self.modules.paged_attention_sm90.is_some() && paged_attention_sm90::suits(call);
+        let paths = [Some(PagedPath::Plain), mma.then_some(PagedPath::Mma), hopper.then_some(PagedPath::Hopper)];
+        paths.into_iter().flatten().collect()
     }
 
     /// Enqueues `PagedAttention` on a stream, by the fastest kernels that take the call: the append, in place on the pool, and
@@ -296,7 +310,8 @@ impl Gpu {
         unsafe {
             match path {
                 PagedPath::Plain => plain(self, call, stream),
-                PagedPath::Mma => paged_attention_sm80::launch(self, call, stream),
+                PagedPath::Mma => paged_attention_sm80::launch(self, call, false, stream),
+                PagedPath::Hopper => paged_attention_sm80::launch(self, call, true, stream),
             }
         }
     }

@@ -9,6 +9,7 @@ use std::ptr::from_mut;
 use cudarc::driver::sys::CUstream;
 
 use super::paged_attention::{PagedAttention, blocks};
+use super::paged_attention_sm90;
 use crate::KvFormat;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -22,6 +23,8 @@ const THREADS: u32 = 128;
 const WARPS: usize = 4;
 const COMBINING_THREADS: u32 = 256;
 const BLOCK_ROWS: usize = 64;
+/// Rows and heads up to which a block each adds their parts up; a warp each where there are more.
+const WIDE: usize = 256;
 
 /// The most parts that all sequences can have together; `parts_before` of cuda/llm/paged_parts.cuh.
 pub fn partial_count(call: &PagedAttention) -> usize {
@@ -49,11 +52,11 @@ fn may_prefill(call: &PagedAttention) -> bool {
 }
 
 /// The append of sequences that are prefilled, and their attention; then decode, which appends by itself, and the sum of its
-/// parts. By programmatic dependent launch: each kernel waits for the one in front.
+/// parts. By programmatic dependent launch: each kernel waits for the one in front. `hopper`: prefill is that of Hopper.
 ///
 /// # Safety
 /// As for [`Gpu::paged_attention`]; the kernels take the call.
-pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Result<(), CudaError> {
+pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUstream) -> Result<(), CudaError> {
     if call.total_rows == 0 {
         return Ok(());
     }
@@ -76,7 +79,10 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Resu
         let append = prefill_module.function(&format!("paged_append_first_{element}"), 0)?;
         start(append, (total_rows * kv_heads * 2).div_ceil(WARPS), THREADS, 0, &mut [(!appends).into()])?;
     }
-    if may_prefill(call) {
+    if may_prefill(call) && hopper {
+        // SAFETY: the caller's.
+        unsafe { paged_attention_sm90::prefill(gpu, call, stream) }?;
+    } else if may_prefill(call) {
         let shared = prefill_shared(head_size, call.format);
         let prefill = prefill_module.function(&format!("paged_prefill_{name}"), shared)?;
         let count = total_rows * group(call) / BLOCK_ROWS + call.sequences;
@@ -85,8 +91,15 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Resu
     let (shared, tiles_flag) = (decode_shared(head_size, call.format), tiles as i32);
     let decode = decode_module.function(&format!("paged_decode_{name}"), shared)?;
     start(decode, partial_count(call) * kv_heads * tiles, THREADS, shared, &mut [tiles_flag, appends.into()])?;
-    let combine = decode_module.function(&format!("paged_combine_{element}_{head_size}"), 0)?;
-    start(combine, total_rows * call.query_heads, COMBINING_THREADS, 0, &mut [tiles_flag])
+    // The same bits either way: few rows have warps to spare.
+    let heads = total_rows * call.query_heads;
+    let (name, count) = if heads <= WIDE {
+        ("combine_wide", heads)
+    } else {
+        ("combine", heads.div_ceil(COMBINING_THREADS as usize / 32))
+    };
+    let combine = decode_module.function(&format!("paged_{name}_{element}_{head_size}"), 0)?;
+    start(combine, count, COMBINING_THREADS, 0, &mut [tiles_flag])
 }
 
 fn format_name(format: KvFormat) -> &'static str {
@@ -126,7 +139,7 @@ fn decode_shared(head_size: usize, format: KvFormat) -> usize {
 
 /// `Prefill` of cuda/llm/paged_prefill.cuh.
 fn prefill_shared(head_size: usize, format: KvFormat) -> usize {
-    let keys = if head_size > 128 { 32 } else { 64 };
+    let keys = if head_size > 128 || format != KvFormat::Native { 32 } else { 64 };
     let tile = keys * strides(head_size, format).iter().sum::<usize>();
     BLOCK_ROWS * (head_size + 8) * 2 + 2 * tile + 4 * known_bytes(keys, format)
 }

@@ -4,6 +4,7 @@ mod append;
 mod attention;
 mod ceiling;
 mod embedding;
+mod paged_attention;
 mod rank;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use pagoda_test_support::Random;
 pub use append::measure as append;
 pub use attention::measure as attention;
 pub use embedding::measure as embedding;
+pub use paged_attention::measure as paged_attention;
 pub use rank::measure as rank;
 
 /// Bytes of inputs that alternate, so that no run finds its own in the L2 cache: several times the size of any.
