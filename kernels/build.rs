@@ -187,7 +187,7 @@ fn compile_all(nvcc: &Path, out: &Path, layouts: &str) {
         let mut command = Command::new(nvcc);
         command.args(["-std=c++17", "-O3", "-fatbin", "-I", "cuda", "-Werror", "all-warnings"]);
         if quick {
-            command.args(["-Ofast-compile", "max"]);
+            command.args(["--Ofast-compile", "max"]);
         }
         command.args(chips.iter().flat_map(|chip| ["-gencode", chip])).arg(&source);
         let mut hasher = DefaultHasher::new();
