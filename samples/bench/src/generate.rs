@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagoda::engine::{EngineStore, GeneratorStats, Prompt};
-use pagoda::{Error, GenerateRequest, Generator, GeneratorOptions, KvSize, Result, Status};
+use pagoda::{Error, GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Result, Status};
 use pagoda_cli::bench::LANGUAGE_MODEL;
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Folder, Random};
@@ -63,8 +63,12 @@ fn row(case: &str, value: f64, unit: &'static str, baseline_name: &'static str, 
 }
 
 fn open(folder: &Path, threads: u32, store: Option<EngineStore>) -> Result<Generator> {
-    let kv_size = KvSize::Bytes(1 << 30);
-    Generator::open(folder, GeneratorOptions { model: options(threads), kv_size, store, ..GeneratorOptions::default() })
+    // No other program is measured beside it, so that its threads may spin between operators.
+    let model = ModelOptions { sleep_when_idle: false, ..options(threads) };
+    Generator::open(
+        folder,
+        GeneratorOptions { model, kv_size: KvSize::Bytes(1 << 30), store, ..GeneratorOptions::default() },
+    )
 }
 
 /// Tokens that no other request has, so that nothing is shared.
