@@ -2,6 +2,7 @@
 
 import faulthandler
 import multiprocessing
+import signal
 import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
@@ -9,6 +10,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+
+# A shell's background job ignores Ctrl-C, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bindings/python"))
 
