@@ -287,21 +287,39 @@ struct Combined {
     int64_t before;  // its sequence's first part
     int first, end;  // its parts; none where `first` is `end`
     int place;       // among the rows of a part
-    int head;
+    int head;        // of the keys
+    int row, query_head;
 
-    // Number `index` of the call's rows and heads. A whole warp calls it. It reads index tensors alone.
-    __device__ static Combined find(const PagedCall &call, int64_t index) {
-        Combined none{0, 0, 0, 0, 0};
-        if (index >= static_cast<int64_t>(call.total_rows) * call.query_heads) return none;
-        int head = static_cast<int>(index % call.query_heads), row = static_cast<int>(index / call.query_heads);
-        FoundSequence found(call, row, [&](int number) { return static_cast<int64_t>(call.row_offsets[number]); });
-        const Sequence &sequence = found.sequence;
+    // Number `index` of the call's rows and heads; or, with `per_sequence`, of as many rows of each sequence: calls with long
+    // prompts have many rows that are not decoded. A whole warp calls it. It reads index tensors alone.
+    __device__ static Combined find(const PagedCall &call, int64_t index, int per_sequence) {
+        Combined own{};
+        own.query_head = static_cast<int>(index % call.query_heads);
+        int64_t at = index / call.query_heads;
+        int number = -1;
+        Sequence sequence{};
+        if (per_sequence > 0) {
+            if (at >= static_cast<int64_t>(call.sequences) * per_sequence) return own;
+            number = static_cast<int>(at / per_sequence);
+            sequence = load_sequence(call, number);
+            own.row = sequence.row + static_cast<int>(at % per_sequence);
+        } else {
+            if (at >= call.total_rows) return own;
+            own.row = static_cast<int>(at);
+            FoundSequence found(call, at, [&](int number) { return static_cast<int64_t>(call.row_offsets[number]); });
+            number = found.number;
+            sequence = found.sequence;
+        }
         int group = call.query_heads / call.kv_heads;
-        if (found.number < 0 || row < sequence.row || row >= sequence.row + sequence.rows) return none;
+        if (number < 0 || own.row < sequence.row || own.row >= sequence.row + sequence.rows) return own;
         Parts parts(call, sequence);
-        if (!is_decode(sequence.rows, group) || parts.end - parts.first == 1) return none;
-        int64_t before = parts_before(call, found.number);
-        return {before, parts.first, parts.end, (row - sequence.row) * group + head % group, head / group};
+        if (!is_decode(sequence.rows, group) || parts.end - parts.first == 1) return own;
+        own.before = parts_before(call, number);
+        own.first = parts.first;
+        own.end = parts.end;
+        own.place = (own.row - sequence.row) * group + own.query_head % group;
+        own.head = own.query_head / group;
+        return own;
     }
 };
 
@@ -350,13 +368,13 @@ __device__ void add_up(const PartialSums &partial, const Combined &own, int grou
 
 // WIDE: a block has one row of one query head, and its warps share the groups: for few rows with many parts. Otherwise a warp
 // has one.
-template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &call, int row_tiles) {
+template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &call, int row_tiles, int per_sequence) {
     constexpr int NUMBERS = D / 32;
     __shared__ float merge[WIDE ? COMBINING : 1][D];
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     int64_t index = WIDE ? blockIdx.x : static_cast<int64_t>(blockIdx.x) * COMBINING + warp;
     // The index tensors were there before the kernel in front began (`decode`).
-    Combined own = Combined::find(call, index);
+    Combined own = Combined::find(call, index, per_sequence);
 #if __CUDA_ARCH__ >= 900
     wait_for_previous();
     launch_dependents();
@@ -384,11 +402,10 @@ template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &ca
         }
     }
     if (WIDE && warp > 0) return;
-    float factor = join_sink<T>(call, static_cast<int>(index % call.query_heads), most, total);
+    float factor = join_sink<T>(call, own.query_head, most, total);
+    T *to = static_cast<T *>(call.output) + (static_cast<int64_t>(own.row) * call.query_heads + own.query_head) * D;
 #pragma unroll
-    for (int i = 0; i < NUMBERS; i++) {
-        narrow(share_of(sums[i] * factor, total), static_cast<T *>(call.output) + index * D + i * 32 + lane);
-    }
+    for (int i = 0; i < NUMBERS; i++) narrow(share_of(sums[i] * factor, total), to + i * 32 + lane);
 }
 
 }  // namespace paged

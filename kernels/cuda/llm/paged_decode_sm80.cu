@@ -13,12 +13,12 @@ namespace pagoda {
     PAGODA_DECODE(NAME##_##D##_native, T, D, NATIVE)                                                                   \
     PAGODA_DECODE(NAME##_##D##_int8, T, D, INT8)                                                                       \
     extern "C" __global__ void __launch_bounds__(32 * paged::COMBINING)                                                \
-        paged_combine_##NAME##_##D(const __grid_constant__ PagedCall call, int row_tiles) {                            \
-        paged::combine<T, D, false>(call, row_tiles);                                                                  \
+        paged_combine_##NAME##_##D(const __grid_constant__ PagedCall call, int row_tiles, int per_sequence) {          \
+        paged::combine<T, D, false>(call, row_tiles, per_sequence);                                                    \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(32 * paged::COMBINING)                                                \
-        paged_combine_wide_##NAME##_##D(const __grid_constant__ PagedCall call, int row_tiles) {                       \
-        paged::combine<T, D, true>(call, row_tiles);                                                                   \
+        paged_combine_wide_##NAME##_##D(const __grid_constant__ PagedCall call, int row_tiles, int per_sequence) {     \
+        paged::combine<T, D, true>(call, row_tiles, per_sequence);                                                     \
     }
 #define PAGODA_DECODE_TYPE(NAME, T)                                                                                    \
     PAGODA_DECODE_SIZE(NAME, T, 64)                                                                                    \

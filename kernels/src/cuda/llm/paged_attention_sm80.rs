@@ -91,15 +91,19 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
     let (shared, tiles_flag) = (decode_shared(head_size, call.format), tiles as i32);
     let decode = decode_module.function(&format!("paged_decode_{name}"), shared)?;
     start(decode, partial_count(call) * kv_heads * tiles, THREADS, shared, &mut [tiles_flag, appends.into()])?;
+    // Rows of the call, or of each sequence as many as decode takes, whichever are fewer.
+    let per_sequence = (ROWS / group(call)).max(1);
+    let by_sequence = total_rows > call.sequences * per_sequence;
+    let heads = if by_sequence { call.sequences * per_sequence } else { total_rows } * call.query_heads;
     // The same bits either way: few rows have warps to spare.
-    let heads = total_rows * call.query_heads;
     let (name, count) = if heads <= WIDE {
         ("combine_wide", heads)
     } else {
         ("combine", heads.div_ceil(COMBINING_THREADS as usize / 32))
     };
     let combine = decode_module.function(&format!("paged_{name}_{element}_{head_size}"), 0)?;
-    start(combine, count, COMBINING_THREADS, 0, &mut [tiles_flag])
+    let per_sequence = if by_sequence { per_sequence as i32 } else { 0 };
+    start(combine, count, COMBINING_THREADS, 0, &mut [tiles_flag, per_sequence])
 }
 
 fn format_name(format: KvFormat) -> &'static str {
