@@ -7,14 +7,15 @@ mod dense_cases;
 use common::{error, tolerance};
 use dense_cases::{Gate, Norm, Numbers, Output, Project};
 use pagoda_kernels::cpu::Isa;
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::parallel::{Serial, Threads};
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{bf16, f16};
 use pagoda_test_support::Random;
 
 /// Sizes at which vectors, groups, tiles and tasks end, and beyond.
 const ROWS: [usize; 13] = [0, 1, 2, 7, 15, 16, 17, 33, 64, 65, 100, 256, 300];
 
-fn every<T: Element>() {
+fn every<T: OperatorElement>() {
     let threads = Threads::new(3);
     let mut random = Random(7);
     for case in 0..60 {

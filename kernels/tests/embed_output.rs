@@ -9,14 +9,15 @@ use common::{error, tolerance};
 use dense_cases::Numbers;
 use embed_output_cases::{Embed, Linear, Unit};
 use pagoda_kernels::cpu::Isa;
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::parallel::{Serial, Threads};
-use pagoda_kernels::{Activation, Element, HstuLinear, HstuUnit, bf16, f16};
+use pagoda_kernels::{Activation, HstuLinear, HstuUnit, bf16, f16};
 use pagoda_test_support::Random;
 
 /// Sizes at which vectors and tasks end, and beyond.
 const ROWS: [usize; 8] = [0, 1, 2, 7, 16, 17, 300, 1500];
 
-fn units<T: Element>() {
+fn units<T: OperatorElement>() {
     let mut random = Random(7);
     for case in 0..40 {
         let (rows, width) = (random.pick(&ROWS), 1 + random.below(300));
@@ -38,7 +39,7 @@ fn rows_of_length_1_are_what_the_reference_gives() {
     units::<bf16>();
 }
 
-fn embeds<T: Element>() {
+fn embeds<T: OperatorElement>() {
     let mut random = Random(9);
     for case in 0..40 {
         let (rows, width) = (random.pick(&ROWS), 1 + random.below(100));

@@ -5,9 +5,10 @@ mod common;
 
 use common::golden::{Golden, golden, rounded};
 use common::{Case, error, tolerance};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::{Isa, reference};
 use pagoda_kernels::parallel::{Serial, Threads};
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{bf16, f16};
 
 #[test]
 fn the_reference_gives_the_golden_outputs() {
@@ -31,7 +32,7 @@ fn every_instruction_set_gives_the_golden_outputs() {
 
 #[test]
 fn half_precision_stays_within_its_bound() {
-    fn check<T: Element>(name: &str, case: &Case<f32>) {
+    fn check<T: OperatorElement>(name: &str, case: &Case<f32>) {
         let case = rounded::<T>(case);
         let expected = reference::hstu_attention(&case.attention()).unwrap();
         for isa in Isa::available() {

@@ -4,8 +4,9 @@ mod common;
 
 use common::{Case, Random, User, bits, only};
 use pagoda_kernels::cpu::Isa;
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::parallel::Threads;
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{bf16, f16};
 
 fn users() -> Vec<User> {
     let user = |cached, new, candidates, contextual| User { cached, new, candidates, contextual };
@@ -15,7 +16,7 @@ fn users() -> Vec<User> {
     vec![user(130, 17, 9, 0), user(0, 70, 33, 5), user(0, 0, 0, 0), user(47, 0, 150, 0), user(49, 1, 0, 0)]
 }
 
-fn batch<T: Element>() -> Case<T> {
+fn batch<T: OperatorElement>() -> Case<T> {
     let mut case = Case::new(&mut Random(11), &users(), 2, 36, 16);
     case.target_group_size = 3;
     case.max_attn_len = 90;
@@ -23,7 +24,7 @@ fn batch<T: Element>() -> Case<T> {
 }
 
 fn for_each_kind(check: impl Fn(Isa, &dyn Fn(&[usize]) -> Vec<Vec<u32>>)) {
-    fn kind<T: Element>(isa: Isa, check: &impl Fn(Isa, &dyn Fn(&[usize]) -> Vec<Vec<u32>>)) {
+    fn kind<T: OperatorElement>(isa: Isa, check: &impl Fn(Isa, &dyn Fn(&[usize]) -> Vec<Vec<u32>>)) {
         let case = batch::<T>();
         check(isa, &|users| {
             let part = only(&case, users);

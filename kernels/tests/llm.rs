@@ -7,12 +7,13 @@ mod llm_cases;
 use llm_cases::random::{alone, chunk, longest, random_case, random_slots, with_slots};
 use llm_cases::{Case, FILES, Golden, Pool, each_golden, load};
 use pagoda_kernels::cpu::Isa;
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference::{Attended, paged_attention};
 use pagoda_kernels::parallel::{Parallel, Serial, Threads};
-use pagoda_kernels::{Element, KvFormat, Pairs, bf16, f16};
+use pagoda_kernels::{KvFormat, Pairs, bf16, f16};
 use pagoda_test_support::Random;
 
-fn run<T: Element>(case: &Case<T>, pool: &mut Pool<T>, weights_len: usize) -> Attended {
+fn run<T: OperatorElement>(case: &Case<T>, pool: &mut Pool<T>, weights_len: usize) -> Attended {
     paged_attention(&case.call(), &mut pool.borrow(), weights_len).unwrap()
 }
 
@@ -23,7 +24,7 @@ fn worst(got: &[f64], expected: &[f64]) -> f64 {
 
 #[test]
 fn the_reference_gives_the_golden_results() {
-    fn check<T: Element>(name: &str, golden: Golden<T>) {
+    fn check<T: OperatorElement>(name: &str, golden: Golden<T>) {
         let mut pool = golden.case.pool.clone();
         let attended = run(&golden.case, &mut pool, golden.weights_len);
         let (output, weights) =
@@ -37,7 +38,7 @@ fn the_reference_gives_the_golden_results() {
 }
 
 /// The bound of the specification, relative by Frobenius norms.
-fn tolerance<T: Element>() -> f64 {
+fn tolerance<T: OperatorElement>() -> f64 {
     match T::NAME {
         "f32" => 1e-5,
         "f16" => 2e-3,
@@ -53,7 +54,7 @@ fn error(got: &[f64], expected: &[f64]) -> f64 {
 }
 
 /// The output and the key weights of the fast kernel.
-fn fast<T: Element>(
+fn fast<T: OperatorElement>(
     isa: Isa,
     case: &Case<T>,
     pool: &mut Pool<T>,
@@ -67,11 +68,11 @@ fn fast<T: Element>(
     (output, weights)
 }
 
-fn wide<T: Element>(numbers: &[T]) -> Vec<f64> {
+fn wide<T: OperatorElement>(numbers: &[T]) -> Vec<f64> {
     numbers.iter().map(|number| f64::from(number.to_f32())).collect()
 }
 
-fn compare<T: Element>(name: &str, case: &Case<T>, weights_len: usize) {
+fn compare<T: OperatorElement>(name: &str, case: &Case<T>, weights_len: usize) {
     let mut expected_pool = case.pool.clone();
     let expected = run(case, &mut expected_pool, weights_len);
     for isa in Isa::available() {
@@ -87,7 +88,7 @@ fn compare<T: Element>(name: &str, case: &Case<T>, weights_len: usize) {
 
 #[test]
 fn every_instruction_set_gives_the_golden_results() {
-    fn check<T: Element>(name: &str, golden: Golden<T>) {
+    fn check<T: OperatorElement>(name: &str, golden: Golden<T>) {
         compare(name, &golden.case, golden.weights_len);
     }
     each_golden!(check);
@@ -106,7 +107,7 @@ fn random_calls_match_the_reference() {
     }
 }
 
-fn bits<T: Element>(numbers: &[T]) -> Vec<u32> {
+fn bits<T: OperatorElement>(numbers: &[T]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_f32().to_bits()).collect()
 }
 
@@ -184,7 +185,7 @@ fn a_nan_stays_with_those_who_see_it() {
 }
 
 /// Pools are the same to the bit, but for what an f32 rotation rounds otherwise.
-fn same_pool<T: Element>(name: &str, got: &Pool<T>, expected: &Pool<T>) {
+fn same_pool<T: OperatorElement>(name: &str, got: &Pool<T>, expected: &Pool<T>) {
     match (got, expected) {
         (Pool::Native(got), Pool::Native(expected)) => {
             let far = |(a, b): (&T, &T)| (a.to_f32() - b.to_f32()).abs() > 4e-7 * b.to_f32().abs().max(1.0);
@@ -196,7 +197,7 @@ fn same_pool<T: Element>(name: &str, got: &Pool<T>, expected: &Pool<T>) {
 
 #[test]
 fn chunks_and_single_tokens_give_the_bits_of_one_call() {
-    fn check<T: Element>(name: &str, golden: Golden<T>) {
+    fn check<T: OperatorElement>(name: &str, golden: Golden<T>) {
         let Golden { case, weights_len, .. } = golden;
         let longest = case.row_offsets.windows(2).map(|rows| (rows[1] - rows[0]) as usize).max().unwrap();
         let mut whole_pool = case.pool.clone();

@@ -4,8 +4,9 @@ mod glu_cases;
 
 use glu_cases::{Gated, worst};
 use pagoda_kernels::cpu::Isa;
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::parallel::{Serial, Threads};
-use pagoda_kernels::{Element, Glu, GluActivation, bf16, f16};
+use pagoda_kernels::{Glu, GluActivation, bf16, f16};
 use pagoda_test_support::Random;
 
 /// Sizes at which vectors, blocks and tasks end, and beyond.
@@ -15,7 +16,7 @@ const SHAPES: &[(usize, usize)] = if cfg!(miri) {
     &[(0, 5), (4, 0), (1, 1), (3, 7), (2, 16), (5, 17), (1, 1023), (2, 1025), (300, 30), (1, 40_001), (7, 4_864)]
 };
 
-fn compare<T: Element>() {
+fn compare<T: OperatorElement>() {
     let mut random = Random(5);
     for &(rows, width) in SHAPES {
         for activation in GluActivation::ALL {
@@ -42,7 +43,7 @@ fn every_instruction_set_gives_what_the_reference_gives() {
 #[test]
 #[cfg(not(miri))]
 fn activations_are_right_everywhere() {
-    fn check<T: Element>(gates: &[T]) {
+    fn check<T: OperatorElement>(gates: &[T]) {
         let x: Vec<T> = gates.iter().copied().chain(gates.iter().map(|_| T::from_f32(1.0))).collect();
         for activation in GluActivation::ALL {
             let glu = Gated { rows: 1, width: gates.len(), x: x.clone(), activation };
@@ -82,7 +83,7 @@ fn gates_far_below_zero_give_next_to_nothing() {
 
 #[test]
 fn a_number_is_the_same_whatever_is_beside_it() {
-    fn check<T: Element>() {
+    fn check<T: OperatorElement>() {
         let (rows, width) = if cfg!(miri) { (5, 37) } else { (40, 1_301) };
         for activation in GluActivation::ALL {
             let glu = Gated::<T>::new(&mut Random(3), rows, width, activation);

@@ -4,8 +4,9 @@
 mod common;
 
 use common::{Case, Random, User};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::{Isa, reference};
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{bf16, f16};
 
 fn users() -> [User; 2] {
     let most = if cfg!(miri) { 5 } else { 80 };
@@ -16,7 +17,7 @@ fn users() -> [User; 2] {
 }
 
 /// Poisons one row of key or value and asks that exactly the elements the reference poisons come out NaN.
-fn spreads_as_in_the_reference<T: Element>(group: i64, window: i64) {
+fn spreads_as_in_the_reference<T: OperatorElement>(group: i64, window: i64) {
     let clean = Case::<T>::new(&mut Random(31), &users(), 2, 20, 8);
     let rows = clean.query.len() / 40;
     for row in (0..rows).step_by(if cfg!(miri) { 4 } else { 17 }).chain([rows - 1]) {

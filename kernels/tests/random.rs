@@ -3,13 +3,14 @@
 mod common;
 
 use common::{Case, Random, User, bits, error, random_case as case, tolerance};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::{Isa, reference};
 use pagoda_kernels::parallel::{Serial, Threads};
-use pagoda_kernels::{Element, HstuAttention, bf16, f16};
+use pagoda_kernels::{HstuAttention, bf16, f16};
 
 const CASES: u64 = if cfg!(miri) { 4 } else { 300 };
 
-fn attention_matches<T: Element>() {
+fn attention_matches<T: OperatorElement>() {
     let threads = Threads::new(2);
     let mut worst: f64 = 0.0;
     for seed in 0..CASES {
@@ -53,7 +54,7 @@ fn attention_matches_in_bf16() {
 
 #[test]
 fn append_matches_to_the_bit() {
-    fn check<T: Element>() {
+    fn check<T: OperatorElement>() {
         let threads = Threads::new(3);
         for seed in 0..CASES {
             let case = case::<T>(1000 + seed);
@@ -96,7 +97,7 @@ fn a_call_without_a_cache_matches() {
 
 #[test]
 fn candidates_alone_are_what_they_are_among_all() {
-    fn check<T: Element>() {
+    fn check<T: OperatorElement>() {
         let threads = Threads::new(2);
         for seed in 0..CASES {
             let mut case = case::<T>(2000 + seed);

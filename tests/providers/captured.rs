@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use pagoda::device::{Arrivals, DeviceMemory, Gpu, PinnedMemory, SideStream};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{bf16, f16};
 
 use crate::common::{Case, Random, User, bits, error, tolerance};
 use crate::operators::{Inputs, Number, graphs};
@@ -109,7 +110,7 @@ fn user(cached: usize, new: usize, candidates: usize) -> User {
 }
 
 /// Two calls of the same shapes in which everything else differs.
-fn cases<T: Element, const N: usize>(users: &[[User; N]; 2], head_size: usize) -> [Case<T>; 2] {
+fn cases<T: OperatorElement, const N: usize>(users: &[[User; N]; 2], head_size: usize) -> [Case<T>; 2] {
     let pages = |case: &Case<T>| case.pool_pages;
     let first = Case::new(&mut Random(1), &users[0], 2, head_size, 32);
     let others = (2..).map(|seed| Case::new(&mut Random(seed), &users[1], 2, head_size, 32));

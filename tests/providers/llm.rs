@@ -6,8 +6,9 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use pagoda::device::Gpu;
 use pagoda::{Model, ModelOptions, Provider, Tensor};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference::{Attended, paged_attention};
-use pagoda_kernels::{Element, GluActivation, KvFormat, Pairs, bf16, f16};
+use pagoda_kernels::{GluActivation, KvFormat, Pairs, bf16, f16};
 use pagoda_test_support::{Attribute, Dim, F32, Folder, Graph, Random};
 
 use crate::common::{bits, error, tolerance};
@@ -200,7 +201,7 @@ fn expected_of<T: Number>(case: &Case<T>, weights_len: usize) -> (Attended, Vec<
     (attended, Tensors::new(&after, weights_len).stored())
 }
 
-fn compare<T: Element>(got: &Results<T>, expected: &Attended, stored: &[Vec<u8>], what: &str) {
+fn compare<T: OperatorElement>(got: &Results<T>, expected: &Attended, stored: &[Vec<u8>], what: &str) {
     let (output, weights) = (error(&got.output, &expected.output), error(&got.weights, &expected.key_weights));
     assert!(output <= tolerance::<T>(), "{what}: output {output:e}");
     assert!(weights <= 1e-5, "{what}: key_weights {weights:e}");

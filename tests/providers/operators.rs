@@ -2,14 +2,14 @@
 
 use pagoda::tensor::Scalar;
 use pagoda::{Model, ModelOptions, Provider, Result, Tensor};
-use pagoda_kernels::Element;
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_test_support::{Attribute, Dim, Graph, I32};
 
 use crate::common::Case;
 
 /// An element type of the operators and of tensors.
-pub trait Number: Element + Scalar {}
-impl<T: Element + Scalar> Number for T {}
+pub trait Number: OperatorElement + Scalar {}
+impl<T: OperatorElement + Scalar> Number for T {}
 
 /// Index tensors of both operators, in order.
 const ROWS: [&str; 2] = ["row_offsets", "num_candidates"];

@@ -1,7 +1,8 @@
 //! Element types: the ONNX number of each Rust type.
 
 use ort_sys::ONNXTensorElementDataType as OnnxType;
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::cpu::OperatorElement;
+use pagoda_kernels::{bf16, f16};
 
 /// The element type of floating-point tensors that are f32 whatever the model's type.
 pub const F32: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
@@ -19,7 +20,7 @@ pub const U8: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
 pub const BOOL: OnnxType = OnnxType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
 
 /// A floating-point type that operators have kernels for.
-pub trait OnnxElement: Element {
+pub trait OnnxElement: OperatorElement {
     /// Its ONNX element type.
     const ONNX: OnnxType;
 }

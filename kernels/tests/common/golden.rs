@@ -1,6 +1,6 @@
 //! The cases of `tests/data/golden`, made by a program written apart from the kernels.
 
-use pagoda_kernels::Element;
+use pagoda_kernels::cpu::OperatorElement;
 use safetensors::SafeTensors;
 
 use super::Case;
@@ -75,7 +75,7 @@ fn load(name: &str, bytes: &[u8]) -> Golden {
 }
 
 /// The case in another type.
-pub fn rounded<T: Element>(case: &Case<f32>) -> Case<T> {
+pub fn rounded<T: OperatorElement>(case: &Case<f32>) -> Case<T> {
     let round = |tensor: &[f32]| tensor.iter().map(|x| T::from_f32(*x)).collect::<Vec<T>>();
     Case {
         users: vec![],

@@ -3,8 +3,9 @@
 
 pub mod golden;
 
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::parallel::{Parallel, Serial};
-use pagoda_kernels::{Element, HstuAttention, InputError, PagedKvAppend, Pages, Rows, cpu::Isa};
+use pagoda_kernels::{HstuAttention, InputError, PagedKvAppend, Pages, Rows, cpu::Isa};
 pub use pagoda_test_support::Random;
 
 /// What one user brings.
@@ -41,7 +42,7 @@ pub struct Case<T> {
     pub candidates_only: bool,
 }
 
-impl<T: Element> Case<T> {
+impl<T: OperatorElement> Case<T> {
     /// Random rows and cached tokens for the users given. Pages lie in random order, some pages belong to no user, and
     /// every slot without a token holds NaN.
     pub fn new(random: &mut Random, users: &[User], heads: usize, head_size: usize, page_size: usize) -> Self {
@@ -164,7 +165,7 @@ impl<T: Element> Case<T> {
 }
 
 /// A call of random shape; the same for the same seed.
-pub fn random_case<T: Element>(seed: u64) -> Case<T> {
+pub fn random_case<T: OperatorElement>(seed: u64) -> Case<T> {
     let mut random = Random(seed);
     let small = cfg!(miri);
     let head_size = match random.below(4) {
@@ -195,7 +196,7 @@ pub fn random_case<T: Element>(seed: u64) -> Case<T> {
 }
 
 /// The same call with only the users named, in that order.
-pub fn only<T: Element>(case: &Case<T>, users: &[usize]) -> Case<T> {
+pub fn only<T: OperatorElement>(case: &Case<T>, users: &[usize]) -> Case<T> {
     let mut part = case.clone();
     (part.row_offsets, part.page_indptr) = (vec![0], vec![0]);
     (part.query, part.key, part.value) = (vec![], vec![], vec![]);
@@ -218,7 +219,7 @@ pub fn only<T: Element>(case: &Case<T>, users: &[usize]) -> Case<T> {
 }
 
 /// The relative error that the specification allows.
-pub fn tolerance<T: Element>() -> f64 {
+pub fn tolerance<T: OperatorElement>() -> f64 {
     match T::NAME {
         "f32" => 1e-5,
         "f16" => 2e-3,
@@ -227,7 +228,7 @@ pub fn tolerance<T: Element>() -> f64 {
 }
 
 /// ‖output − expected‖ / ‖expected‖; infinite where a number is not finite.
-pub fn error<T: Element>(output: &[T], expected: &[f64]) -> f64 {
+pub fn error<T: OperatorElement>(output: &[T], expected: &[f64]) -> f64 {
     assert_eq!(output.len(), expected.len());
     let mut difference = 0.0;
     let mut norm = 0.0;
@@ -243,6 +244,6 @@ pub fn error<T: Element>(output: &[T], expected: &[f64]) -> f64 {
 }
 
 /// Bits, so that NaN equals itself and 0 differs from -0.
-pub fn bits<T: Element>(values: &[T]) -> Vec<u32> {
+pub fn bits<T: OperatorElement>(values: &[T]) -> Vec<u32> {
     values.iter().map(|x| x.to_f32().to_bits()).collect()
 }

@@ -1,7 +1,8 @@
 //! Random calls of the dense operators, for the tests of the CPU and of the GPU.
 
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu, Taken};
+use pagoda_kernels::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Silu, Taken};
 use pagoda_test_support::Random;
 
 /// A source of tensors.
@@ -9,12 +10,12 @@ pub struct Numbers(pub Random);
 
 impl Numbers {
     /// Numbers between -scale and scale.
-    pub fn tensor<T: Element>(&mut self, len: usize, scale: f32) -> Vec<T> {
+    pub fn tensor<T: OperatorElement>(&mut self, len: usize, scale: f32) -> Vec<T> {
         (0..len).map(|_| T::from_f32(self.0.number() * scale)).collect()
     }
 
     /// A tensor, or none.
-    pub fn perhaps<T: Element>(&mut self, len: usize) -> Option<Vec<T>> {
+    pub fn perhaps<T: OperatorElement>(&mut self, len: usize) -> Option<Vec<T>> {
         (!self.0.once_in(3)).then(|| self.tensor(len, 1.0))
     }
 
@@ -25,7 +26,7 @@ impl Numbers {
     }
 
     /// A weight for sums of that many products.
-    pub fn weight<T: Element>(&mut self, rows: usize, depth: usize) -> Vec<T> {
+    pub fn weight<T: OperatorElement>(&mut self, rows: usize, depth: usize) -> Vec<T> {
         self.tensor(rows * depth, 3.0 / (depth as f32).sqrt())
     }
 }
@@ -39,7 +40,7 @@ pub struct Norm<T> {
     pub bias: Vec<T>,
 }
 
-impl<T: Element> Norm<T> {
+impl<T: OperatorElement> Norm<T> {
     pub fn new(numbers: &mut Numbers, rows: usize, width: usize) -> Self {
         let x = numbers.tensor(rows * width, 4.0);
         Self { rows, width, x, weight: numbers.tensor(width, 2.0), bias: numbers.tensor(width, 1.0) }
@@ -67,7 +68,7 @@ pub struct Project<T> {
     pub silu: Silu,
 }
 
-impl<T: Element> Project<T> {
+impl<T: OperatorElement> Project<T> {
     pub fn new(numbers: &mut Numbers, rows: usize, width: usize, heads: usize, head_size: usize) -> Self {
         let x = numbers.tensor(rows * width, 1.0);
         let weight = numbers.weight(4 * heads * head_size, width);
@@ -111,7 +112,7 @@ pub struct Gate<T> {
     pub concat: bool,
 }
 
-impl<T: Element> Gate<T> {
+impl<T: OperatorElement> Gate<T> {
     pub fn new(numbers: &mut Numbers, rows: usize, heads: usize, head_size: usize) -> Self {
         let width = heads * head_size;
         let norm = numbers.0.pick(&[GateNorm::Layer, GateNorm::Group]);
@@ -160,7 +161,7 @@ pub struct Output<T> {
     pub taken: Option<(usize, Vec<i64>)>,
 }
 
-impl<T: Element> Output<T> {
+impl<T: OperatorElement> Output<T> {
     pub fn new(numbers: &mut Numbers, rows: usize, inner: usize, width: usize) -> Self {
         let (y, weight) = (numbers.tensor(rows * inner, 1.0), numbers.weight(width, inner));
         let (bias, taken) = (numbers.perhaps(width), numbers.taken(rows));

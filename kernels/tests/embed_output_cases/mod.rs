@@ -1,7 +1,8 @@
 //! Random calls of the operators around the layers, for the tests of the CPU and of the GPU.
 
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::{Activation, Element, HstuEmbed, HstuLinear, HstuUnit, Lookup};
+use pagoda_kernels::{Activation, HstuEmbed, HstuLinear, HstuUnit, Lookup};
 
 use crate::dense_cases::Numbers;
 
@@ -12,7 +13,7 @@ pub struct Unit<T> {
     pub x: Vec<T>,
 }
 
-impl<T: Element> Unit<T> {
+impl<T: OperatorElement> Unit<T> {
     pub fn new(numbers: &mut Numbers, rows: usize, width: usize) -> Self {
         let x = (0..rows).flat_map(|row| numbers.tensor(width, if row % 5 == 4 { 1e-3 } else { 4.0 })).collect();
         Self { rows, width, x }
@@ -100,7 +101,7 @@ impl Embed {
     }
 
     /// Step by step in f32, as one operator after the other would: what has to come out, to the bit.
-    pub fn rounded<T: Element>(&self) -> Vec<T> {
+    pub fn rounded<T: OperatorElement>(&self) -> Vec<T> {
         let row_of = |at: i64, last: usize, below: usize, beyond: usize| match usize::try_from(at) {
             Ok(at) if at <= last => at,
             Ok(_) => beyond,

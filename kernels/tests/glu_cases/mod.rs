@@ -1,7 +1,8 @@
 //! Random calls of `Glu`, for the tests of the CPU and of the GPU.
 
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference;
-use pagoda_kernels::{Element, Glu, GluActivation};
+use pagoda_kernels::{Glu, GluActivation};
 use pagoda_test_support::Random;
 
 /// A call of `Glu`. Gates lie where the activations are curved, and some far out.
@@ -12,7 +13,7 @@ pub struct Gated<T> {
     pub activation: GluActivation,
 }
 
-impl<T: Element> Gated<T> {
+impl<T: OperatorElement> Gated<T> {
     pub fn new(random: &mut Random, rows: usize, width: usize, activation: GluActivation) -> Self {
         let x = (0..rows * 2 * width).map(|_| {
             let scale = if random.once_in(10) { 60.0 } else { 5.0 };
@@ -38,7 +39,7 @@ impl<T: Element> Gated<T> {
 
 /// The largest error of a number in parts of its allowance: some units of f32, more of them as the exponent of a negative gate
 /// grows, and half a unit of the type.
-pub fn worst<T: Element>(glu: &Gated<T>, found: &[T], expected: &[f64]) -> f64 {
+pub fn worst<T: OperatorElement>(glu: &Gated<T>, found: &[T], expected: &[f64]) -> f64 {
     let unit = match T::NAME {
         "f32" => 0.0,
         "f16" => 2.0_f64.powi(-11),

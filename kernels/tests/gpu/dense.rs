@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cuda::{self, DensePath, Gpu, Type};
-use pagoda_kernels::{Element, GateNorm, Silu, bf16, f16};
+use pagoda_kernels::{GateNorm, Silu, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
@@ -33,7 +34,7 @@ impl Device<'_> {
         })
     }
 
-    fn norm<T: Element>(&self, case: &Norm<T>, constant: bool) -> Vec<T> {
+    fn norm<T: OperatorElement>(&self, case: &Norm<T>, constant: bool) -> Vec<T> {
         let [x, weight, bias] = [&case.x, &case.weight, &case.bias].map(|values| self.tensor(values));
         let y = Written::new::<T>(&self.stream, case.rows * case.width);
         let call = cuda::Norm {
@@ -52,7 +53,7 @@ impl Device<'_> {
         y.read(&self.stream)
     }
 
-    fn gate<T: Element>(&self, case: &Gate<T>, constant: bool) -> Vec<T> {
+    fn gate<T: OperatorElement>(&self, case: &Gate<T>, constant: bool) -> Vec<T> {
         let [attended, u, weight, bias] =
             [&case.attended, &case.u, &case.weight, &case.bias].map(|values| self.tensor(values));
         let y = Written::new::<T>(&self.stream, case.output_len());
@@ -79,7 +80,12 @@ impl Device<'_> {
     }
 
     /// The outputs of every kernel that takes some rows of the case.
-    fn project<T: Element>(&self, case: &Project<T>, first: usize, rows: usize) -> Vec<(DensePath, [Vec<T>; 4])> {
+    fn project<T: OperatorElement>(
+        &self,
+        case: &Project<T>,
+        first: usize,
+        rows: usize,
+    ) -> Vec<(DensePath, [Vec<T>; 4])> {
         let part = case.heads * case.head_size;
         let (x, weight) = (self.tensor(case.rows(first, rows).x), self.tensor(&case.weight));
         let bias = case.bias.as_ref().map(|bias| self.tensor(bias));
@@ -107,7 +113,7 @@ impl Device<'_> {
     }
 
     /// As `project`.
-    fn output<T: Element>(&self, case: &Output<T>, first: usize, rows: usize) -> Vec<(DensePath, Vec<T>)> {
+    fn output<T: OperatorElement>(&self, case: &Output<T>, first: usize, rows: usize) -> Vec<(DensePath, Vec<T>)> {
         let some = case.rows(first, rows);
         let (y, weight) = (self.tensor(some.y), self.tensor(some.weight));
         let [bias, residual] = [some.bias, some.residual].map(|tensor| tensor.map(|values| self.tensor(values)));
@@ -144,7 +150,7 @@ fn device(context: &Context) -> Device<'_> {
 
 /// Random calls of every operator in every type, by every kernel that takes them.
 pub fn random(context: &Context) {
-    fn every<T: Element>(device: &Device<'_>, cases: u64) -> [usize; 2] {
+    fn every<T: OperatorElement>(device: &Device<'_>, cases: u64) -> [usize; 2] {
         let (mut random, mut by_path) = (Random(11), [0; 2]);
         for case in 0..cases {
             let rows = random.pick(&[0, 1, 2, 63, 64, 65, 127, 129, 200]);
@@ -195,7 +201,7 @@ pub fn random(context: &Context) {
 
 /// Norms as wide as there are kernels for, for few rows and for many.
 pub fn widths(context: &Context) {
-    fn every<T: Element>(device: &Device<'_>) {
+    fn every<T: OperatorElement>(device: &Device<'_>) {
         for width in [8, 136, 256, 264, 512, 1000, 1024, 1032, 2048, 2056, 4096, 4104] {
             for rows in [3, 1100] {
                 // The reference takes its time.
@@ -222,7 +228,7 @@ pub fn widths(context: &Context) {
 pub fn same_norms(context: &Context) {
     const ROWS: usize = 5001;
     const SOME: [(usize, usize); 4] = [(0, 1), (ROWS - 1, 1), (ROWS - 4, 4), (77, 200)];
-    fn every<T: Element>(device: &Device<'_>) {
+    fn every<T: OperatorElement>(device: &Device<'_>) {
         for width in [304, 512, 1000, 1024] {
             let numbers = &mut Numbers(Random(width as u64));
             let part = |values: &[T], first: usize, rows: usize| values[first * width..][..rows * width].to_vec();
@@ -262,7 +268,7 @@ pub fn same_norms(context: &Context) {
 /// Sizes at which various shapes of tile are chosen: what the plain kernel gives, and rows that come out to the bit as
 /// they do alone or in another batch, by another shape.
 pub fn same_bits(context: &Context) {
-    fn every<T: Element>(device: &Device<'_>) {
+    fn every<T: OperatorElement>(device: &Device<'_>) {
         let close = |a: &[T], b: &[T]| {
             let wide: Vec<f64> = b.iter().map(|value| f64::from(value.to_f32())).collect();
             error(a, &wide) <= tolerance::<T>()
@@ -311,7 +317,7 @@ pub fn nonsense(context: &Context) {
         let none = NONE.into_iter().chain([*of as i64, 1 << 32]);
         none.enumerate().map(|(number, row)| (index[number * 7] = row, number * 7).1).collect()
     }
-    fn every<T: Element>(device: &Device<'_>) {
+    fn every<T: OperatorElement>(device: &Device<'_>) {
         // By vectors, by one number after the other, and thousands of rows at once.
         for (rows, heads, head_size) in [(60, 2, 64), (60, 1, 7), (3000, 4, 256 * 2 / size_of::<T>())] {
             let (numbers, width) = (&mut Numbers(Random(rows as u64)), heads * head_size);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cuda::{Append, Attention, CUdeviceptr, Cache, Gpu, Path, Rows, Scratch, Type};
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{bf16, f16};
 
 use crate::common::Case;
 
@@ -18,7 +19,7 @@ pub fn bytes<T: Copy>(values: &[T]) -> &[u8] {
 }
 
 /// Elements out of their bytes.
-pub fn elements<T: Element>(bytes: &[u8]) -> Vec<T> {
+pub fn elements<T: OperatorElement>(bytes: &[u8]) -> Vec<T> {
     let short = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
     match T::NAME {
         "f32" => bytes.chunks_exact(4).map(|b| T::from_f32(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect(),
@@ -60,7 +61,7 @@ pub struct OnDevice<'a, T> {
     indices: [Tensor; 6],
 }
 
-impl<'a, T: Element> OnDevice<'a, T> {
+impl<'a, T: OperatorElement> OnDevice<'a, T> {
     pub fn new(case: &'a Case<T>, stream: &Arc<CudaStream>) -> Self {
         let tensor = |values: &[T]| Tensor::new(stream, bytes(values));
         let none = vec![];

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cuda::{self, Gpu, Lookup, Type};
-use pagoda_kernels::{Activation, Element, HstuLinear, HstuUnit, bf16, f16};
+use pagoda_kernels::{Activation, HstuLinear, HstuUnit, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
@@ -29,7 +30,7 @@ impl<'a> Device<'a> {
         Tensor::new(&self.stream, bytes(values))
     }
 
-    fn unit<T: Element>(&self, case: &HstuUnit<'_, T>) -> Vec<f32> {
+    fn unit<T: OperatorElement>(&self, case: &HstuUnit<'_, T>) -> Vec<f32> {
         let HstuUnit { rows, width, epsilon, .. } = *case;
         let (x, y) = (self.tensor(case.x), Written::new::<f32>(&self.stream, rows * width));
         let call = cuda::Unit { element: Type::of::<T>(), rows, width, x: x.address, y: y.address(), epsilon };
@@ -60,7 +61,7 @@ impl<'a> Device<'a> {
         y.read(&self.stream)
     }
 
-    fn embed<T: Element>(&self, case: &Embed) -> Vec<T> {
+    fn embed<T: OperatorElement>(&self, case: &Embed) -> Vec<T> {
         let on_device = |lookups: &[(Vec<f32>, Vec<i64>)]| -> Vec<[Tensor; 2]> {
             lookups.iter().map(|(table, index)| [self.tensor(table), self.tensor(index)]).collect()
         };
@@ -93,7 +94,7 @@ impl<'a> Device<'a> {
 
 /// Rows as wide as there are kernels for, and others, for few rows and for many.
 pub fn unit(context: &Context) {
-    fn every<T: Element>(device: &Device<'_>) {
+    fn every<T: OperatorElement>(device: &Device<'_>) {
         for width in [1, 7, 8, 100, 136, 256, 264, 512, 1000, 1024, 1032, 2048, 2056, 4096, 4104] {
             for rows in [0, 1, 3, 500] {
                 let unit = Unit::<T>::new(&mut Numbers(Random(width as u64)), rows, width);
@@ -170,7 +171,7 @@ pub fn linear(context: &Context) {
 /// Every number of tables, of any width, with keys that are in none of them: to the bit what one step after the other
 /// gives.
 pub fn embed(context: &Context) {
-    fn every<T: Element>(device: &Device<'_>, cases: u64) {
+    fn every<T: OperatorElement>(device: &Device<'_>, cases: u64) {
         let mut random = Random(23);
         for case in 0..cases {
             let (rows, of) = (random.pick(&[0, 1, 3, 64, 301]), random.pick(&[1, 4, 8]));

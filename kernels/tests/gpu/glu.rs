@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cuda::{self, CUdeviceptr, CudaError, Gpu, Type};
-use pagoda_kernels::{Element, GluActivation, bf16, f16};
+use pagoda_kernels::{GluActivation, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
@@ -14,7 +15,13 @@ use crate::glu_cases::{Gated, worst};
 use crate::written::Written;
 
 /// Runs rows of a call that begin at `from`, and reads what they give.
-fn run<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, glu: &Gated<T>, rows: usize, from: CUdeviceptr) -> Vec<T> {
+fn run<T: OperatorElement>(
+    gpu: &Gpu,
+    stream: &Arc<CudaStream>,
+    glu: &Gated<T>,
+    rows: usize,
+    from: CUdeviceptr,
+) -> Vec<T> {
     let y = Written::new::<T>(stream, rows * glu.width);
     let call = call_of(glu, rows, from, y.address());
     // SAFETY: both are as long as the call says; waited for by the read.
@@ -22,13 +29,13 @@ fn run<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, glu: &Gated<T>, rows: us
     y.read(stream)
 }
 
-fn call_of<T: Element>(glu: &Gated<T>, rows: usize, x: CUdeviceptr, y: CUdeviceptr) -> cuda::Glu {
+fn call_of<T: OperatorElement>(glu: &Gated<T>, rows: usize, x: CUdeviceptr, y: CUdeviceptr) -> cuda::Glu {
     cuda::Glu { element: Type::of::<T>(), rows, width: glu.width, x, y, activation: glu.activation }
 }
 
 /// Widths of whole vectors and others, of one block and of several; rows alone and at addresses that fit no vector.
 pub fn random(context: &Context) {
-    fn every<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>) {
+    fn every<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>) {
         for (rows, width) in
             [(0, 8), (4, 0), (1, 1), (3, 7), (1, 8), (300, 24), (2, 2049), (2, 4864), (1, 14_336), (500, 1536)]
         {

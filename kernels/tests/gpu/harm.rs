@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cuda::{Attention, CUdeviceptr, Cache, Scratch};
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{bf16, f16};
 
 use crate::Context;
 use crate::common::{Case, Random, User};
@@ -44,7 +45,7 @@ impl Guarded {
     }
 }
 
-fn nonsense_in<T: Element>(random: &mut Random, case: &mut Case<T>) {
+fn nonsense_in<T: OperatorElement>(random: &mut Random, case: &mut Case<T>) {
     let value = |random: &mut Random| match random.below(6) {
         0 => i32::MIN,
         1 => i32::MAX,
@@ -72,7 +73,7 @@ fn nonsense_in<T: Element>(random: &mut Random, case: &mut Case<T>) {
 }
 
 pub fn nonsense(context: &Context) {
-    fn check<T: Element>(context: &Context, head_size: usize) {
+    fn check<T: OperatorElement>(context: &Context, head_size: usize) {
         let stream = context.gpu.context().new_stream().unwrap();
         for seed in 0..context.cases / 20 {
             let mut random = Random(seed);

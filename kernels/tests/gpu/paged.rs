@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference::{Attended, paged_attention};
 use pagoda_kernels::cuda::{self, CudaError, Gpu, KeyWeights, PagedPath, Scratch, Type};
-use pagoda_kernels::{Element, KvFormat, bf16, f16};
+use pagoda_kernels::{KvFormat, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
@@ -41,7 +42,7 @@ struct OnDevice<'a, T> {
 /// What the outputs of a call hold beforehand: NaN in every type.
 const POISON: u8 = 0xff;
 
-impl<'a, T: Element> OnDevice<'a, T> {
+impl<'a, T: OperatorElement> OnDevice<'a, T> {
     fn new(case: &'a Case<T>, stream: &Arc<CudaStream>, weights_len: usize) -> Self {
         let guarded = |content: &[u8]| Guarded::new(stream, content);
         let poison = |len: usize| Guarded::new(stream, &vec![POISON; len]);
@@ -161,24 +162,24 @@ struct Results<T> {
 }
 
 /// One call on a pool of its own.
-fn run<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weights_len: usize) -> Results<T> {
+fn run<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weights_len: usize) -> Results<T> {
     let device = OnDevice::new(case, stream, weights_len);
     device.launch(gpu);
     device.read()
 }
 
 /// The same by the kernel given.
-fn run_by<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, path: PagedPath) -> Results<T> {
+fn run_by<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, path: PagedPath) -> Results<T> {
     let device = OnDevice::new(case, stream, 0);
     device.launch_by(gpu, path);
     device.read()
 }
 
-fn paths<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>) -> Vec<PagedPath> {
+fn paths<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>) -> Vec<PagedPath> {
     gpu.paged_paths(&OnDevice::new(case, stream, 0).call())
 }
 
-fn pool_bytes<T: Element>(pool: &Pool<T>) -> [&[u8]; 2] {
+fn pool_bytes<T: OperatorElement>(pool: &Pool<T>) -> [&[u8]; 2] {
     match pool {
         Pool::Native(pool) => [bytes(pool), &[]],
         Pool::Quantised(codes, scales) => [codes, bytes(scales)],
@@ -186,7 +187,7 @@ fn pool_bytes<T: Element>(pool: &Pool<T>) -> [&[u8]; 2] {
 }
 
 /// The pool that a call leaves, for the next one.
-fn pool_of<T: Element>(results: &Results<T>, format: KvFormat) -> Pool<T> {
+fn pool_of<T: OperatorElement>(results: &Results<T>, format: KvFormat) -> Pool<T> {
     match format {
         KvFormat::Native => Pool::Native(elements(&results.pool[0])),
         _ => Pool::Quantised(results.pool[0].clone(), elements::<f16>(&results.pool[1])),
@@ -194,7 +195,7 @@ fn pool_of<T: Element>(results: &Results<T>, format: KvFormat) -> Pool<T> {
 }
 
 /// Compares with the reference: the output and the weights within the bounds of the specification, the pool to the bit.
-fn compare<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weights_len: usize, what: &str) {
+fn compare<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weights_len: usize, what: &str) {
     let mut pool = case.pool.clone();
     let expected = paged_attention(&case.call(), &mut pool.borrow(), weights_len).unwrap();
     let got = run(gpu, stream, case, weights_len);
@@ -211,7 +212,7 @@ fn compare<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weig
     }
 }
 
-fn check<T: Element>(got: &Results<T>, expected: &Attended, what: &str) {
+fn check<T: OperatorElement>(got: &Results<T>, expected: &Attended, what: &str) {
     let (output, weights) = (error(&got.output, &expected.output), error(&got.weights, &expected.key_weights));
     assert!(output <= tolerance::<T>(), "{what}: output {output:e}");
     assert!(weights <= 1e-5, "{what}: key_weights {weights:e}");
@@ -219,7 +220,7 @@ fn check<T: Element>(got: &Results<T>, expected: &Attended, what: &str) {
 
 /// The results that a program written apart from the kernels gave.
 pub fn golden(context: &Context) {
-    fn one<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, name: &str, golden: Golden<T>) {
+    fn one<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, name: &str, golden: Golden<T>) {
         let Golden { case, output, key_weights, weights_len, .. } = golden;
         check(&run(gpu, stream, &case, weights_len), &Attended { output, key_weights }, name);
         compare(gpu, stream, &case, weights_len, name);
@@ -256,7 +257,7 @@ pub fn random(context: &Context) {
 
 /// Heads that keep different tokens.
 pub fn slots(context: &Context) {
-    fn one<T: Element>(context: &Context, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
+    fn one<T: OperatorElement>(context: &Context, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
         let case = random_slots::<T>(random);
         let len = case.slots.as_ref().unwrap().2;
         compare(context.gpu, stream, &case, len, &format!("slots {} {number}", T::NAME));
@@ -271,11 +272,11 @@ pub fn slots(context: &Context) {
 /// A sequence without the others has the same bits. A prompt in chunks or token by token gives the bits of one call by the plain
 /// kernel, and the same numbers within the bounds by the others, which compute few rows and many in different ways.
 pub fn same_bits(context: &Context) {
-    fn near<T: Element>(got: &[T], expected: &[T]) -> bool {
+    fn near<T: OperatorElement>(got: &[T], expected: &[T]) -> bool {
         let expected: Vec<f64> = expected.iter().map(|number| number.to_f32().into()).collect();
         error(got, &expected) <= 2.0 * tolerance::<T>()
     }
-    fn one<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, path: PagedPath, number: u64) {
+    fn one<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, path: PagedPath, number: u64) {
         let width = case.query_heads * case.head_size;
         let whole = run_by(gpu, stream, case, path);
         let most = case.row_offsets.windows(2).map(|rows| (rows[1] - rows[0]) as usize).max().unwrap();
@@ -304,7 +305,7 @@ pub fn same_bits(context: &Context) {
             assert!(same, "{} {number} {path:?}: {sequence} alone", T::NAME);
         }
     }
-    fn each<T: Element>(gpu: &Gpu, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
+    fn each<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
         for case in [random_case::<T>(random), random_tiles::<T>(random)] {
             for path in paths(gpu, stream, &case) {
                 one(gpu, stream, &case, path, number);
@@ -321,7 +322,7 @@ pub fn same_bits(context: &Context) {
 /// Shapes that the tensor cores take: every path against the plain kernel, which `random` compares with the reference, for
 /// sequences that are longer than the reference is fast enough for.
 pub fn tiles(context: &Context) {
-    fn one<T: Element>(context: &Context, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
+    fn one<T: OperatorElement>(context: &Context, stream: &Arc<CudaStream>, random: &mut Random, number: u64) {
         let mut case = random_tiles::<T>(random);
         if random.once_in(3) {
             case = scattered(case, random);
@@ -372,7 +373,7 @@ pub fn nonsense(context: &Context) {
             }
         }
     }
-    fn one<T: Element>(context: &Context, stream: &Arc<CudaStream>, random: &mut Random) {
+    fn one<T: OperatorElement>(context: &Context, stream: &Arc<CudaStream>, random: &mut Random) {
         let mut case = if random.once_in(3) { random_slots::<T>(random) } else { random_case::<T>(random) };
         let mut indices = vec![&mut case.row_offsets, &mut case.cached_len, &mut case.page_indptr, &mut case.page_ids];
         indices.extend(&mut case.positions);

@@ -3,9 +3,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference;
 use pagoda_kernels::cuda::Attention;
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::{bf16, f16};
 
 use crate::Context;
 use crate::common::golden::{Golden, rounded};
@@ -34,7 +35,7 @@ fn spread(seeds: u64, check: impl Fn(u64) + Sync) {
 
 /// Compares every path with what is expected; the worst errors by path. A call that appends too gives the same output to the
 /// bit, and the pool that an append on its own gives.
-fn compare<T: Element>(
+fn compare<T: OperatorElement>(
     context: &Context,
     case: &Case<T>,
     expected: &[f64],
@@ -85,7 +86,12 @@ pub fn golden(context: &Context) {
     let worst = Mutex::default();
     for Golden { name, case, expected_output, expected_pool } in common::golden::golden() {
         compare(context, &case, &expected_output, &name, &worst);
-        fn short<T: Element>(context: &Context, name: &str, case: &Case<f32>, worst: &Mutex<Vec<(String, f64)>>) {
+        fn short<T: OperatorElement>(
+            context: &Context,
+            name: &str,
+            case: &Case<f32>,
+            worst: &Mutex<Vec<(String, f64)>>,
+        ) {
             let case = rounded::<T>(case);
             compare(context, &case, &reference::hstu_attention(&case.attention()).unwrap(), name, worst);
         }
@@ -98,7 +104,7 @@ pub fn golden(context: &Context) {
 }
 
 /// As the CPU's random cases, with the head sizes of the fast kernels more often.
-fn case<T: Element>(seed: u64) -> Case<T> {
+fn case<T: OperatorElement>(seed: u64) -> Case<T> {
     let case = common::random_case::<T>(seed);
     if T::NAME == "f32" || seed.is_multiple_of(4) {
         return case;
@@ -114,7 +120,7 @@ fn case<T: Element>(seed: u64) -> Case<T> {
 
 pub fn random(context: &Context) {
     let worst = Mutex::default();
-    fn check<T: Element>(context: &Context, worst: &Mutex<Vec<(String, f64)>>) {
+    fn check<T: OperatorElement>(context: &Context, worst: &Mutex<Vec<(String, f64)>>) {
         spread(context.cases, |seed| {
             let case = case::<T>(seed);
             let expected = reference::hstu_attention(&case.attention()).unwrap();
@@ -130,7 +136,7 @@ pub fn random(context: &Context) {
 /// Histories of thousands of tokens: few rows against them, whose keys the Hopper kernel shares out, and many.
 pub fn long(context: &Context) {
     let worst = Mutex::default();
-    fn check<T: Element>(context: &Context, worst: &Mutex<Vec<(String, f64)>>) {
+    fn check<T: OperatorElement>(context: &Context, worst: &Mutex<Vec<(String, f64)>>) {
         spread(context.cases / 10, |seed| {
             let mut random = Random(seed ^ 0x1046);
             let users: Vec<User> = (0..1 + random.below(3))
@@ -161,7 +167,7 @@ pub fn long(context: &Context) {
 /// second segment alone, or none.
 pub fn windows(context: &Context) {
     let worst = Mutex::default();
-    fn check<T: Element>(context: &Context, worst: &Mutex<Vec<(String, f64)>>) {
+    fn check<T: OperatorElement>(context: &Context, worst: &Mutex<Vec<(String, f64)>>) {
         let known = [(256, 8192, 512), (128, 8192, 768), (64, 8192, 1024), (256, 16_384, 1600), (128, 16_384, 1900)];
         spread(known.len() as u64 + context.cases / 40, |seed| {
             let mut random = Random(seed ^ 0x817d);
@@ -187,7 +193,7 @@ pub fn windows(context: &Context) {
 }
 
 pub fn append(context: &Context) {
-    fn check<T: Element>(context: &Context) {
+    fn check<T: OperatorElement>(context: &Context) {
         spread(context.cases, |seed| {
             let case = case::<T>(1_000_000 + seed);
             let mut expected = case.pool.clone();

@@ -1,13 +1,14 @@
 //! A row's bits depend on its user's own inputs and nothing else.
 
-use pagoda_kernels::{Element, bf16, f16};
+use pagoda_kernels::cpu::OperatorElement;
+use pagoda_kernels::{bf16, f16};
 
 use crate::Context;
 use crate::common::{Case, Random, User, bits, only};
 use crate::device::OnDevice;
 
 /// Users of every kind: long and short, with and without history, and one that brings NaN.
-fn batch<T: Element>(head_size: usize) -> Case<T> {
+fn batch<T: OperatorElement>(head_size: usize) -> Case<T> {
     let user = |cached, new, candidates| User { cached, new, candidates, contextual: 0 };
     let users = [
         user(130, 17, 9),
@@ -33,7 +34,7 @@ type Outputs<'a> = dyn Fn(&[usize]) -> Vec<Vec<u32>> + 'a;
 type Check<'a> = dyn Fn(&str, &Outputs, usize) + 'a;
 
 fn for_each_kind(check: &Check, context: &Context) {
-    fn kind<T: Element>(context: &Context, head_size: usize, check: &Check) {
+    fn kind<T: OperatorElement>(context: &Context, head_size: usize, check: &Check) {
         let stream = context.gpu.context().new_stream().unwrap();
         let case = batch::<T>(head_size);
         for path in OnDevice::new(&case, &stream).paths(context.gpu) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use pagoda_kernels::Element;
+use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cuda::CUdeviceptr;
 
 use crate::device::{Tensor, elements};
@@ -28,7 +28,7 @@ impl Written {
         self.memory.address + AROUND as CUdeviceptr
     }
 
-    pub fn read<T: Element>(&self, stream: &Arc<CudaStream>) -> Vec<T> {
+    pub fn read<T: OperatorElement>(&self, stream: &Arc<CudaStream>) -> Vec<T> {
         let all = self.memory.read(stream);
         let around = all[..AROUND].iter().chain(&all[AROUND + self.len..]);
         assert!(around.into_iter().all(|byte| *byte == POISON), "written outside the output");

@@ -5,7 +5,8 @@
 
 pub mod random;
 
-use pagoda_kernels::{Element, HeadSlots, InputError, KvFormat, KvPool, PagedAttention, Pages, Pairs, Rotation, f16};
+use pagoda_kernels::cpu::OperatorElement;
+use pagoda_kernels::{HeadSlots, InputError, KvFormat, KvPool, PagedAttention, Pages, Pairs, Rotation, f16};
 use safetensors::SafeTensors;
 
 macro_rules! file {
@@ -35,7 +36,7 @@ pub enum Pool<T> {
     Quantised(Vec<u8>, Vec<f16>),
 }
 
-impl<T: Element> Pool<T> {
+impl<T: OperatorElement> Pool<T> {
     /// Numbers that are equal where two pools are the same to the bit.
     pub fn bits(&self) -> Vec<u32> {
         match self {
@@ -81,7 +82,7 @@ pub struct Case<T> {
     pub softcap: f32,
 }
 
-impl<T: Element> Case<T> {
+impl<T: OperatorElement> Case<T> {
     pub fn total_rows(&self) -> usize {
         *self.row_offsets.last().unwrap() as usize
     }
@@ -143,7 +144,7 @@ pub fn element(bytes: &[u8]) -> safetensors::Dtype {
     SafeTensors::deserialize(bytes).unwrap().tensor("query").unwrap().dtype()
 }
 
-pub fn load<T: Element>(bytes: &[u8], read: fn([u8; 4], usize) -> T, size: usize) -> Golden<T> {
+pub fn load<T: OperatorElement>(bytes: &[u8], read: fn([u8; 4], usize) -> T, size: usize) -> Golden<T> {
     let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
     let attributes = header.metadata().clone().unwrap_or_default();
     let number = |name: &str| attributes.get(name).map_or(0.0, |text| text.parse::<f32>().unwrap());

@@ -1,12 +1,13 @@
 //! Random calls of `PagedAttention`, and the calls that a call can be cut into.
 
-use pagoda_kernels::{Element, KvFormat, Pairs, f16};
+use pagoda_kernels::cpu::OperatorElement;
+use pagoda_kernels::{KvFormat, Pairs, f16};
 use pagoda_test_support::Random;
 
 use super::{Case, Pool};
 
 /// A call with random sequences, shapes and options.
-pub fn random_case<T: Element>(random: &mut Random) -> Case<T> {
+pub fn random_case<T: OperatorElement>(random: &mut Random) -> Case<T> {
     let (kv_heads, group) = (random.pick(&[1, 2, 3]), random.pick(&[1, 2, 3, 4, 7, 20]));
     let head_size = random.pick(&[4, 16, 20, 32, 48, 64, 72, 80, 128]);
     let page_size = random.pick(&[8, 16, 32]);
@@ -20,7 +21,7 @@ pub fn random_case<T: Element>(random: &mut Random) -> Case<T> {
 }
 
 /// A call of a shape that tensor cores take, with lengths around the borders of their tiles, and some long ones.
-pub fn random_tiles<T: Element>(random: &mut Random) -> Case<T> {
+pub fn random_tiles<T: OperatorElement>(random: &mut Random) -> Case<T> {
     let (kv_heads, group) = (random.pick(&[1, 2, 3, 8]), random.pick(&[1, 2, 3, 4, 5, 7, 8, 16, 17, 33]));
     let head_size = random.pick(&[64, 64, 96, 128, 128, 256]);
     let page_size = random.pick(&[8, 16, 24, 32, 64, 256]);
@@ -41,7 +42,7 @@ pub fn random_tiles<T: Element>(random: &mut Random) -> Case<T> {
 }
 
 /// `lengths` gives the new and the cached tokens of a sequence.
-fn case_of<T: Element>(
+fn case_of<T: OperatorElement>(
     random: &mut Random,
     [kv_heads, group, head_size, page_size, sequences]: [usize; 5],
     mut lengths: impl FnMut(&mut Random) -> (i32, usize),
@@ -115,13 +116,13 @@ fn case_of<T: Element>(
     }
 }
 
-pub fn longest<T: Element>(case: &Case<T>) -> usize {
+pub fn longest<T: OperatorElement>(case: &Case<T>) -> usize {
     let rows = case.row_offsets.windows(2).map(|rows| rows[1] - rows[0]);
     rows.zip(&case.cached_len).map(|(rows, cached)| rows + cached).max().unwrap() as usize
 }
 
 /// The rows `from..to` of each sequence, with those before them in the cache.
-pub fn chunk<T: Element>(case: &Case<T>, from: usize, to: usize) -> Case<T> {
+pub fn chunk<T: OperatorElement>(case: &Case<T>, from: usize, to: usize) -> Case<T> {
     let mut chunk = case.clone();
     let mut taken = Vec::new();
     chunk.row_offsets = vec![0];
@@ -144,7 +145,7 @@ pub fn chunk<T: Element>(case: &Case<T>, from: usize, to: usize) -> Case<T> {
 }
 
 /// One sequence of a call by itself, the others being empty.
-pub fn alone<T: Element>(case: &Case<T>, sequence: usize) -> Case<T> {
+pub fn alone<T: OperatorElement>(case: &Case<T>, sequence: usize) -> Case<T> {
     let mut alone = case.clone();
     for other in (0..case.cached_len.len()).filter(|&other| other != sequence) {
         alone.cached_len[other] = 0;
@@ -162,7 +163,7 @@ pub fn alone<T: Element>(case: &Case<T>, sequence: usize) -> Case<T> {
 }
 
 /// The slots that a call without slots uses.
-pub fn with_slots<T: Element>(mut case: Case<T>) -> Case<T> {
+pub fn with_slots<T: OperatorElement>(mut case: Case<T>) -> Case<T> {
     let sequences = case.cached_len.len();
     let rows = |sequence: usize| case.row_offsets[sequence]..case.row_offsets[sequence + 1];
     let end = |sequence: usize| case.cached_len[sequence] + rows(sequence).end - rows(sequence).start;
@@ -182,13 +183,13 @@ pub fn with_slots<T: Element>(mut case: Case<T>) -> Case<T> {
 }
 
 /// A random call in which every head keeps its tokens in another order, and some slots have none.
-pub fn random_slots<T: Element>(random: &mut Random) -> Case<T> {
+pub fn random_slots<T: OperatorElement>(random: &mut Random) -> Case<T> {
     let case = random_case::<T>(random);
     scattered(case, random)
 }
 
 /// The same call with the tokens of each head in another order.
-pub fn scattered<T: Element>(case: Case<T>, random: &mut Random) -> Case<T> {
+pub fn scattered<T: OperatorElement>(case: Case<T>, random: &mut Random) -> Case<T> {
     let mut case = with_slots(case);
     (case.rotation, case.window) = (None, random.pick(&[0, 40]));
     let sequences = case.cached_len.len();

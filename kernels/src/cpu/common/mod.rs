@@ -1,5 +1,7 @@
 //! What the kernels of every family share on the CPU.
 
+#[macro_use]
+mod compiled;
 pub(super) mod copy;
 pub(super) mod isa;
 pub(super) mod scratch;

@@ -26,7 +26,19 @@ const MIN_LANES: usize = 8;
 /// Pairs times D below which handing work to another thread costs more than it saves.
 const SERIAL_BELOW: u64 = 1 << 18;
 
-impl<T: Element> HstuAttention<'_, T> {
+compiled! {
+    /// An element type that [`HstuAttention`] is compiled for.
+    pub trait HstuAttentionElement {
+        fn hstu_attention(
+            call: &CheckedAttention<'_, Self>,
+            isa: Isa,
+            output: &mut [Self],
+            parallel: &dyn Parallel,
+        ) -> Result<(), InputError>;
+    }
+}
+
+impl<T: HstuAttentionElement> HstuAttention<'_, T> {
     /// Checks, then computes `output` (`[T, H, D]`, every element is written) with the best instruction set. After an
     /// error the output is as it was.
     pub fn run(&self, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
@@ -43,47 +55,58 @@ impl<T: Element> HstuAttention<'_, T> {
     }
 }
 
-impl<T: Element> CheckedAttention<'_, T> {
+impl<T: HstuAttentionElement> CheckedAttention<'_, T> {
     /// As [`HstuAttention::run`], without the checks but for the output's length.
     pub fn run(&self, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.run_with(Isa::detect(), output, parallel)
     }
 
     fn run_with(&self, isa: Isa, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
-        assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
-        let op = self.0;
-        check_output("output", output.len(), op.query.len())?;
-        for user in (0..op.rows.users()).filter(|_| op.candidates_only) {
-            let first = op.rows.of(user).start;
-            output[first * op.rows.width()..][..op.computed(user).start * op.rows.width()].fill(T::from_f32(0.0));
-        }
-        let mut blocks = self.blocks();
-        let cost = blocks.iter().map(|block| block.pairs).sum::<u64>().saturating_mul(op.rows.head_size as u64);
-        let parallel = if cost < SERIAL_BELOW { &Serial } else { parallel };
-        // The heaviest first: what is left at the end is small and evens out.
-        blocks.sort_by_key(|block| std::cmp::Reverse(block.pairs));
-        let output = Shared(output.as_mut_ptr());
-        run_once(parallel, blocks.len(), &|task| {
-            scratch::with(|scratch| {
-                let work = Work { op, block: &blocks[task], output: output.pointer() };
-                // SAFETY: `isa` is available; the blocks cover different parts of the output, which is as long as
-                // the query; each task runs once.
-                unsafe {
-                    match isa {
-                        Isa::Portable => work.run::<simd::portable::Portable>(scratch),
-                        #[cfg(target_arch = "x86_64")]
-                        Isa::Avx2 => run_avx2(&work, scratch),
-                        #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512 => run_avx512(&work, scratch),
-                        #[cfg(not(target_arch = "x86_64"))]
-                        _ => unreachable!("not available"),
-                    }
-                }
-            });
-        });
-        Ok(())
+        T::hstu_attention(self, isa, output, parallel)
     }
+}
 
+fn hstu_attention<T: Element>(
+    call: &CheckedAttention<'_, T>,
+    isa: Isa,
+    output: &mut [T],
+    parallel: &dyn Parallel,
+) -> Result<(), InputError> {
+    assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
+    let op = call.0;
+    check_output("output", output.len(), op.query.len())?;
+    for user in (0..op.rows.users()).filter(|_| op.candidates_only) {
+        let first = op.rows.of(user).start;
+        output[first * op.rows.width()..][..op.computed(user).start * op.rows.width()].fill(T::from_f32(0.0));
+    }
+    let mut blocks = call.blocks();
+    let cost = blocks.iter().map(|block| block.pairs).sum::<u64>().saturating_mul(op.rows.head_size as u64);
+    let parallel = if cost < SERIAL_BELOW { &Serial } else { parallel };
+    // The heaviest first: what is left at the end is small and evens out.
+    blocks.sort_by_key(|block| std::cmp::Reverse(block.pairs));
+    let output = Shared(output.as_mut_ptr());
+    run_once(parallel, blocks.len(), &|task| {
+        scratch::with(|scratch| {
+            let work = Work { op, block: &blocks[task], output: output.pointer() };
+            // SAFETY: `isa` is available; the blocks cover different parts of the output, which is as long as
+            // the query; each task runs once.
+            unsafe {
+                match isa {
+                    Isa::Portable => work.run::<simd::portable::Portable>(scratch),
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx2 => run_avx2(&work, scratch),
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 => run_avx512(&work, scratch),
+                    #[cfg(not(target_arch = "x86_64"))]
+                    _ => unreachable!("not available"),
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+impl<T: Element> CheckedAttention<'_, T> {
     fn blocks(&self) -> Vec<Block> {
         let op = self.0;
         let mut blocks = Vec::new();

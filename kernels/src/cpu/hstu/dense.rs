@@ -11,7 +11,30 @@ use crate::{Element, GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Inpu
 /// Independent sums, the same number for every instruction set.
 const SUMS: usize = 16;
 
-impl<T: Element> HstuNorm<'_, T> {
+compiled! {
+    /// An element type that [`HstuNorm`], [`HstuProject`], [`HstuGate`] and [`HstuOutput`] are compiled for.
+    pub trait HstuDenseElement {
+        fn hstu_norm(op: &HstuNorm<'_, Self>, isa: Isa, y: &mut [Self], parallel: &dyn Parallel) -> Result<(), InputError>;
+
+        fn hstu_project(
+            op: &HstuProject<'_, Self>,
+            isa: Isa,
+            outputs: [&mut [Self]; 4],
+            parallel: &dyn Parallel,
+        ) -> Result<(), InputError>;
+
+        fn hstu_gate(op: &HstuGate<'_, Self>, isa: Isa, y: &mut [Self], parallel: &dyn Parallel) -> Result<(), InputError>;
+
+        fn hstu_output(
+            op: &HstuOutput<'_, Self>,
+            isa: Isa,
+            output: &mut [Self],
+            parallel: &dyn Parallel,
+        ) -> Result<(), InputError>;
+    }
+}
+
+impl<T: HstuDenseElement> HstuNorm<'_, T> {
     /// Checks, then computes `y` (`[R, E]`). After an error it is as it was.
     pub fn run(&self, y: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.run_with(Isa::detect(), y, parallel)
@@ -22,13 +45,22 @@ impl<T: Element> HstuNorm<'_, T> {
     /// # Panics
     /// Where this CPU does not have `isa`.
     pub fn run_with(&self, isa: Isa, y: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
-        self.check(y.len())?;
-        by_rows(isa, self.rows, self.width, NormRows { op: self, y: Shared(y.as_mut_ptr()) }, parallel);
-        Ok(())
+        T::hstu_norm(self, isa, y, parallel)
     }
 }
 
-impl<T: Element> HstuProject<'_, T> {
+fn hstu_norm<T: Element>(
+    op: &HstuNorm<'_, T>,
+    isa: Isa,
+    y: &mut [T],
+    parallel: &dyn Parallel,
+) -> Result<(), InputError> {
+    op.check(y.len())?;
+    by_rows(isa, op.rows, op.width, NormRows { op, y: Shared(y.as_mut_ptr()) }, parallel);
+    Ok(())
+}
+
+impl<T: HstuDenseElement> HstuProject<'_, T> {
     /// Checks, then computes `[u, v, q, k]`, each `[R, H·D]`. After an error they are as they were.
     pub fn run(&self, outputs: [&mut [T]; 4], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.run_with(Isa::detect(), outputs, parallel)
@@ -40,25 +72,34 @@ impl<T: Element> HstuProject<'_, T> {
     /// # Panics
     /// Where this CPU does not have `isa`.
     pub fn run_with(&self, isa: Isa, outputs: [&mut [T]; 4], parallel: &dyn Parallel) -> Result<(), InputError> {
-        self.check(outputs.each_ref().map(|output| output.len()))?;
-        expect_available(isa);
-        let product = Product {
-            rows: self.rows,
-            depth: self.width,
-            columns: 4 * self.part(),
-            x: self.x,
-            weight: self.weight,
-            bias: self.bias,
-            silu: self.silu.outputs() * self.part(),
-            residual: None,
-            taken: None,
-        };
-        product.run(isa, outputs, parallel);
-        Ok(())
+        T::hstu_project(self, isa, outputs, parallel)
     }
 }
 
-impl<T: Element> HstuGate<'_, T> {
+fn hstu_project<T: Element>(
+    op: &HstuProject<'_, T>,
+    isa: Isa,
+    outputs: [&mut [T]; 4],
+    parallel: &dyn Parallel,
+) -> Result<(), InputError> {
+    op.check(outputs.each_ref().map(|output| output.len()))?;
+    expect_available(isa);
+    let product = Product {
+        rows: op.rows,
+        depth: op.width,
+        columns: 4 * op.part(),
+        x: op.x,
+        weight: op.weight,
+        bias: op.bias,
+        silu: op.silu.outputs() * op.part(),
+        residual: None,
+        taken: None,
+    };
+    product.run(isa, outputs, parallel);
+    Ok(())
+}
+
+impl<T: HstuDenseElement> HstuGate<'_, T> {
     /// Checks, then computes `y` (`[S, H·D]`, or `[S, 3·H·D]` with `concat`). After an error it is as it was.
     pub fn run(&self, y: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.run_with(Isa::detect(), y, parallel)
@@ -69,13 +110,22 @@ impl<T: Element> HstuGate<'_, T> {
     /// # Panics
     /// Where this CPU does not have `isa`.
     pub fn run_with(&self, isa: Isa, y: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
-        self.check(y.len())?;
-        by_rows(isa, self.rows, self.width(), GateRows { op: self, y: Shared(y.as_mut_ptr()) }, parallel);
-        Ok(())
+        T::hstu_gate(self, isa, y, parallel)
     }
 }
 
-impl<T: Element> HstuOutput<'_, T> {
+fn hstu_gate<T: Element>(
+    op: &HstuGate<'_, T>,
+    isa: Isa,
+    y: &mut [T],
+    parallel: &dyn Parallel,
+) -> Result<(), InputError> {
+    op.check(y.len())?;
+    by_rows(isa, op.rows, op.width(), GateRows { op, y: Shared(y.as_mut_ptr()) }, parallel);
+    Ok(())
+}
+
+impl<T: HstuDenseElement> HstuOutput<'_, T> {
     /// Checks, then computes `output` (`[S, E]`). After an error it is as it was.
     pub fn run(&self, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.run_with(Isa::detect(), output, parallel)
@@ -86,22 +136,31 @@ impl<T: Element> HstuOutput<'_, T> {
     /// # Panics
     /// Where this CPU does not have `isa`.
     pub fn run_with(&self, isa: Isa, output: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
-        self.check(output.len())?;
-        expect_available(isa);
-        let product = Product {
-            rows: self.rows,
-            depth: self.inner,
-            columns: self.width,
-            x: self.y,
-            weight: self.weight,
-            bias: self.bias,
-            silu: 0,
-            residual: self.residual,
-            taken: self.taken,
-        };
-        product.run(isa, [output], parallel);
-        Ok(())
+        T::hstu_output(self, isa, output, parallel)
     }
+}
+
+fn hstu_output<T: Element>(
+    op: &HstuOutput<'_, T>,
+    isa: Isa,
+    output: &mut [T],
+    parallel: &dyn Parallel,
+) -> Result<(), InputError> {
+    op.check(output.len())?;
+    expect_available(isa);
+    let product = Product {
+        rows: op.rows,
+        depth: op.inner,
+        columns: op.width,
+        x: op.y,
+        weight: op.weight,
+        bias: op.bias,
+        silu: 0,
+        residual: op.residual,
+        taken: op.taken,
+    };
+    product.run(isa, [output], parallel);
+    Ok(())
 }
 
 pub(super) fn expect_available(isa: Isa) {

@@ -9,3 +9,6 @@ mod linear;
 pub mod reference;
 mod tile;
 mod unit;
+
+pub use attention::HstuAttentionElement;
+pub use dense::HstuDenseElement;

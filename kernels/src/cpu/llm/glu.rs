@@ -15,7 +15,14 @@ const TASK: usize = if cfg!(miri) { 96 } else { 16 << 10 };
 /// of every instruction set.
 const BLOCK: usize = if cfg!(miri) { 32 } else { 1024 };
 
-impl<T: Element> Glu<'_, T> {
+compiled! {
+    /// An element type that [`Glu`] is compiled for.
+    pub trait GluElement {
+        fn glu(op: &Glu<'_, Self>, isa: Isa, y: &mut [Self], parallel: &dyn Parallel) -> Result<(), InputError>;
+    }
+}
+
+impl<T: GluElement> Glu<'_, T> {
     /// Checks, then computes `y` (`[T, F]`) with the best instruction set. After an error it is as it was.
     pub fn run(&self, y: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
         self.run_with(Isa::detect(), y, parallel)
@@ -27,13 +34,17 @@ impl<T: Element> Glu<'_, T> {
     /// # Panics
     /// Where this CPU does not have `isa`.
     pub fn run_with(&self, isa: Isa, y: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
-        assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
-        self.check(y.len())?;
-        let work = Outputs { op: self, len: y.len(), y: Shared(y.as_mut_ptr()) };
-        // SAFETY: the set is available; each task runs once, on outputs of its own.
-        run_once(parallel, y.len().div_ceil(TASK), &|task| unsafe { run_on(isa, &work, task) });
-        Ok(())
+        T::glu(self, isa, y, parallel)
     }
+}
+
+fn glu<T: Element>(op: &Glu<'_, T>, isa: Isa, y: &mut [T], parallel: &dyn Parallel) -> Result<(), InputError> {
+    assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
+    op.check(y.len())?;
+    let work = Outputs { op, len: y.len(), y: Shared(y.as_mut_ptr()) };
+    // SAFETY: the set is available; each task runs once, on outputs of its own.
+    run_once(parallel, y.len().div_ceil(TASK), &|task| unsafe { run_on(isa, &work, task) });
+    Ok(())
 }
 
 /// The outputs of a call, in tasks of [`TASK`]: by number and not by row, so that one long row has several threads.

@@ -3,3 +3,6 @@
 mod attention;
 mod glu;
 pub mod reference;
+
+pub use attention::PagedAttentionElement;
+pub use glu::GluElement;

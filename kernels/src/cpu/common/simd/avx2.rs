@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{EXP2_AROUND_0, MAX_EXPONENT, Simd};
+use super::{EXP2_AROUND_0, MAX_EXPONENT, Part, Simd};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
@@ -180,6 +180,21 @@ unsafe impl Simd for Avx2 {
             _mm256_mul_ps(numbers, _mm256_set1_ps(256.0))
         }
     }
+
+    #[inline(always)]
+    unsafe fn outline<P: Part<Self>>(part: P) {
+        // SAFETY: the caller's.
+        unsafe { outline(part) }
+    }
+}
+
+/// # Safety
+/// As for [`Part::run`].
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
+unsafe fn outline<P: Part<Avx2>>(part: P) {
+    // SAFETY: the caller's; the features are enabled here.
+    unsafe { part.run() }
 }
 
 /// Codes e4m3fn in 16 bits each, as f16 a 256th as large: that has one bit more of exponent and seven more of fraction, and

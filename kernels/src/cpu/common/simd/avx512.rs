@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{EXP2_FROM_0, MAX_EXPONENT, Simd};
+use super::{EXP2_FROM_0, MAX_EXPONENT, Part, Simd};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
@@ -176,6 +176,21 @@ unsafe impl Simd for Avx512 {
             _mm512_mul_ps(_mm512_cvtph_ps(super::avx2::e4m3fn_in_f16(codes)), _mm512_set1_ps(256.0))
         }
     }
+
+    #[inline(always)]
+    unsafe fn outline<P: Part<Self>>(part: P) {
+        // SAFETY: the caller's.
+        unsafe { outline(part) }
+    }
+}
+
+/// # Safety
+/// As for [`Part::run`].
+#[target_feature(enable = "avx512f,avx512dq,avx2,fma,f16c")]
+#[inline(never)]
+unsafe fn outline<P: Part<Avx512>>(part: P) {
+    // SAFETY: the caller's; the features are enabled here.
+    unsafe { part.run() }
 }
 
 /// In quarter q of lane i the sum of quarter q of vector `first + i`, of four vectors.

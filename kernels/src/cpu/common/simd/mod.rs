@@ -60,6 +60,16 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn widen_u4(from: *const u8) -> Self::V;
     /// Bytes as numbers of the format e4m3fn.
     unsafe fn widen_e4m3fn(from: *const u8) -> Self::V;
+    /// Runs a part of a kernel as a function of its own. What is `inline(always)` is compiled anew wherever it is used, and a
+    /// function of a hundred kilobytes takes a compiler minutes.
+    unsafe fn outline<P: Part<Self>>(part: P);
+}
+
+/// A part of a kernel that [`Simd::outline`] makes a function.
+pub trait Part<S> {
+    /// # Safety
+    /// The CPU has the instructions of `S`; the rest is the implementation's to say. Implementations are `inline(always)`.
+    unsafe fn run(self);
 }
 
 /// Tasks that are compiled for every instruction set.

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{EXP2_AROUND_0, MAX_EXPONENT, Simd};
+use super::{EXP2_AROUND_0, MAX_EXPONENT, Part, Simd};
 use crate::llm::kv_format::from_e4m3fn;
 
 #[derive(Clone, Copy)]
@@ -159,5 +159,11 @@ unsafe impl Simd for Portable {
     unsafe fn widen_e4m3fn(from: *const u8) -> Self::V {
         // SAFETY: as for `widen_u8`.
         unsafe { from.cast::<[u8; LANES]>().read() }.map(from_e4m3fn)
+    }
+
+    #[inline(always)]
+    unsafe fn outline<P: Part<Self>>(part: P) {
+        // SAFETY: the caller's.
+        unsafe { part.run() }
     }
 }

@@ -36,7 +36,21 @@ use stored::Stored;
 /// Products below which handing work to another thread costs more than it saves.
 const SERIAL_BELOW: u64 = 1 << 18;
 
-impl<T: Element> PagedAttention<'_, T> {
+compiled! {
+    /// An element type that [`PagedAttention`] is compiled for.
+    pub trait PagedAttentionElement {
+        fn paged_attention(
+            op: &PagedAttention<'_, Self>,
+            isa: Isa,
+            pool: &mut KvPool<'_, Self>,
+            output: &mut [Self],
+            key_weights: Option<(&mut [f32], usize)>,
+            parallel: &dyn Parallel,
+        ) -> Result<(), InputError>;
+    }
+}
+
+impl<T: PagedAttentionElement> PagedAttention<'_, T> {
     /// Checks, then appends the new keys and values to `pool` and computes `output` (`[T, Hq, D]`) with the best instruction
     /// set. `key_weights`: `[B, Hkv, L]` and L, where they are asked for. After an error nothing is written.
     pub fn run(
@@ -61,48 +75,59 @@ impl<T: Element> PagedAttention<'_, T> {
         key_weights: Option<(&mut [f32], usize)>,
         parallel: &dyn Parallel,
     ) -> Result<(), InputError> {
-        assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
-        self.check(pool, key_weights.as_ref().map(|(_, len)| *len))?;
-        check_output("output", output.len(), self.query.len())?;
-        if let Some((weights, len)) = &key_weights {
-            expect("key_weights", weights.len(), &[self.sequences(), self.kv_heads, *len])?;
-        }
-        append(self, pool);
-        let stored = Stored::new(pool);
-        let mut plan = Plan::new(self);
-        let parallel = if plan.products < SERIAL_BELOW { &Serial as &dyn Parallel } else { parallel };
-        // The heaviest first: what is left at the end is small and evens out.
-        plan.tasks.sort_by_key(|task| std::cmp::Reverse(task.products));
-        let padded = self.head_size.next_multiple_of(lanes(isa));
-        let mut partial = vec![0.0; plan.partial_rows * (padded + 2)];
-        let mut stats = key_weights.is_some().then(|| vec![0.0; self.total_rows * self.query_heads * 2]);
-        let attend = Attend {
-            op: self,
-            stored,
-            tasks: &plan.tasks,
-            padded,
-            partial: Shared(partial.as_mut_ptr()),
-            stats: stats.as_mut().map(|stats| Shared(stats.as_mut_ptr())),
-            output: Shared(output.as_mut_ptr()),
-        };
-        run_once(parallel, plan.tasks.len(), &|task| {
-            // SAFETY: `isa` is available; the call is checked; tasks write different rows, and each runs once.
-            unsafe { run_on(isa, &attend, task) }
-        });
-        let merge = Merge { attend: &attend, splits: &plan.splits };
-        run_once(parallel, plan.splits.len(), &|task| {
-            // SAFETY: as above; every segment is computed.
-            unsafe { run_on(isa, &merge, task) }
-        });
-        if let (Some((weights, len)), Some(stats)) = (key_weights, &stats) {
-            let weigh = Weigh { op: self, stored, stats, padded, len, weights: Shared(weights.as_mut_ptr()) };
-            run_once(parallel, self.sequences() * self.kv_heads, &|task| {
-                // SAFETY: as above; each task writes the weights of one head of one sequence.
-                unsafe { run_on(isa, &weigh, task) }
-            });
-        }
-        Ok(())
+        T::paged_attention(self, isa, pool, output, key_weights, parallel)
     }
+}
+
+fn paged_attention<T: Element>(
+    op: &PagedAttention<'_, T>,
+    isa: Isa,
+    pool: &mut KvPool<'_, T>,
+    output: &mut [T],
+    key_weights: Option<(&mut [f32], usize)>,
+    parallel: &dyn Parallel,
+) -> Result<(), InputError> {
+    assert!(Isa::available().contains(&isa), "{isa:?} is not available on this CPU");
+    op.check(pool, key_weights.as_ref().map(|(_, len)| *len))?;
+    check_output("output", output.len(), op.query.len())?;
+    if let Some((weights, len)) = &key_weights {
+        expect("key_weights", weights.len(), &[op.sequences(), op.kv_heads, *len])?;
+    }
+    append(op, pool);
+    let stored = Stored::new(pool);
+    let mut plan = Plan::new(op);
+    let parallel = if plan.products < SERIAL_BELOW { &Serial as &dyn Parallel } else { parallel };
+    // The heaviest first: what is left at the end is small and evens out.
+    plan.tasks.sort_by_key(|task| std::cmp::Reverse(task.products));
+    let padded = op.head_size.next_multiple_of(lanes(isa));
+    let mut partial = vec![0.0; plan.partial_rows * (padded + 2)];
+    let mut stats = key_weights.is_some().then(|| vec![0.0; op.total_rows * op.query_heads * 2]);
+    let attend = Attend {
+        op,
+        stored,
+        tasks: &plan.tasks,
+        padded,
+        partial: Shared(partial.as_mut_ptr()),
+        stats: stats.as_mut().map(|stats| Shared(stats.as_mut_ptr())),
+        output: Shared(output.as_mut_ptr()),
+    };
+    run_once(parallel, plan.tasks.len(), &|task| {
+        // SAFETY: `isa` is available; the call is checked; tasks write different rows, and each runs once.
+        unsafe { run_on(isa, &attend, task) }
+    });
+    let merge = Merge { attend: &attend, splits: &plan.splits };
+    run_once(parallel, plan.splits.len(), &|task| {
+        // SAFETY: as above; every segment is computed.
+        unsafe { run_on(isa, &merge, task) }
+    });
+    if let (Some((weights, len)), Some(stats)) = (key_weights, &stats) {
+        let weigh = Weigh { op, stored, stats, padded, len, weights: Shared(weights.as_mut_ptr()) };
+        run_once(parallel, op.sequences() * op.kv_heads, &|task| {
+            // SAFETY: as above; each task writes the weights of one head of one sequence.
+            unsafe { run_on(isa, &weigh, task) }
+        });
+    }
+    Ok(())
 }
 
 fn lanes(isa: Isa) -> usize {

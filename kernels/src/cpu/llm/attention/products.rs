@@ -10,8 +10,7 @@ use std::ops::Range;
 
 use super::softmax::TILE;
 use super::stored::Numbers;
-use crate::Element;
-use crate::cpu::common::simd::Simd;
+use crate::cpu::common::simd::{Part, Simd};
 
 /// Keys that the products of some rows share. With as many rows as make the lanes of a vector, their sums over lanes are one
 /// vector.
@@ -23,34 +22,46 @@ pub(super) const FEW_VALUES: usize = 8;
 /// Rows of which a sum of values is in registers.
 const SUM_ROWS: usize = 4;
 
-/// The products of up to `rows` rows with some keys, `[row][TILE]`. Returns how many rows it took.
-///
-/// # Safety
-/// The CPU has the instructions of `S`. Queries and keys have `padded` numbers, a multiple of the lanes; `to` is good for `KEYS`
-/// numbers of each row.
-#[inline(always)]
-pub(super) unsafe fn dots<S: Simd, T: Element, N: Numbers<S, T>>(
-    rows: usize,
-    queries: *const f32,
-    padded: usize,
-    keys: &[N; KEYS],
-    to: *mut f32,
-) -> usize {
-    // SAFETY: the caller's.
-    unsafe {
-        match rows {
-            4.. if S::LANES >= 4 * KEYS => dots_of::<S, T, N, 4>(queries, padded, keys, to),
-            3 if S::LANES >= 4 * KEYS => dots_of::<S, T, N, 3>(queries, padded, keys, to),
-            2.. => dots_of::<S, T, N, 2>(queries, padded, keys, to),
-            _ => dots_of::<S, T, N, 1>(queries, padded, keys, to),
+/// The products of some rows with some keys.
+pub(super) struct Dots<'a, N> {
+    pub(super) rows: usize,
+    /// `[row][padded]`
+    pub(super) queries: *const f32,
+    /// The numbers of a query and of a key: a multiple of the lanes.
+    pub(super) padded: usize,
+    pub(super) keys: &'a [N; KEYS],
+    /// `[row][TILE]`, good for `KEYS` numbers of each row.
+    pub(super) to: *mut f32,
+}
+
+impl<S: Simd, N: Numbers<S>> Part<S> for Dots<'_, N> {
+    /// # Safety
+    /// The CPU has the instructions of `S`; the pointers are as their layouts say.
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Self { rows, queries, padded, keys, to } = self;
+        let mut row = 0;
+        while row < rows {
+            // SAFETY: the caller's; these rows are inside.
+            unsafe {
+                let (queries, to) = (queries.add(row * padded), to.add(row * TILE));
+                row += match rows - row {
+                    4.. if S::LANES >= 4 * KEYS => dots::<S, N, 4>(queries, padded, keys, to),
+                    3 if S::LANES >= 4 * KEYS => dots::<S, N, 3>(queries, padded, keys, to),
+                    2.. => dots::<S, N, 2>(queries, padded, keys, to),
+                    _ => dots::<S, N, 1>(queries, padded, keys, to),
+                };
+            }
         }
     }
 }
 
+/// Returns how many rows it took.
+///
 /// # Safety
-/// As for [`dots`].
+/// As for [`Dots`].
 #[inline(always)]
-unsafe fn dots_of<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize>(
+unsafe fn dots<S: Simd, N: Numbers<S>, const ROWS: usize>(
     queries: *const f32,
     padded: usize,
     keys: &[N; KEYS],
@@ -80,58 +91,65 @@ unsafe fn dots_of<S: Simd, T: Element, N: Numbers<S, T>, const ROWS: usize>(
     }
 }
 
-/// Adds some values to the sums `to` (`[row][padded]`) of the rows that see them, by their weights (`[row][TILE]`). Bit
-/// `first + i` of a row's mask says whether it sees value i.
-///
-/// # Safety
-/// The CPU has the instructions of `S`; there is a mask for each row; the values have `padded` numbers, a multiple of the lanes.
-#[inline(always)]
-pub(super) unsafe fn add_values<S: Simd, T: Element, N: Numbers<S, T>, const COUNT: usize>(
-    values: &[N; COUNT],
-    weights: *const f32,
-    masks: &[u64],
-    first: usize,
-    to: *mut f32,
-    padded: usize,
-) {
-    let bits = |mask: u64| mask >> first & ((1 << COUNT) - 1);
-    let mut row = 0;
-    while row < masks.len() {
-        let some = &masks[row..masks.len().min(row + SUM_ROWS)];
-        let seen = bits(some[0]);
-        let (weights, to) = (weights.wrapping_add(row * TILE), to.wrapping_add(row * padded));
-        // SAFETY: the caller's.
-        unsafe {
-            // Rows that see the same slots share the loads of their values.
-            if some.iter().all(|&mask| bits(mask) == seen) {
-                match some.len() {
-                    4 => add_seen::<S, T, N, COUNT, 4>(values, weights, seen, to, padded),
-                    3 => add_seen::<S, T, N, COUNT, 3>(values, weights, seen, to, padded),
-                    2 => add_seen::<S, T, N, COUNT, 2>(values, weights, seen, to, padded),
-                    _ => add_seen::<S, T, N, COUNT, 1>(values, weights, seen, to, padded),
-                }
-            } else {
-                for (row, &mask) in some.iter().enumerate() {
-                    add_seen::<S, T, N, COUNT, 1>(
-                        values,
-                        weights.add(row * TILE),
-                        bits(mask),
-                        to.add(row * padded),
-                        padded,
-                    );
+/// Adds some values to the sums of the rows that see them, by their weights.
+pub(super) struct AddValues<'a, N, const COUNT: usize> {
+    /// Of `padded` numbers, a multiple of the lanes.
+    pub(super) values: &'a [N; COUNT],
+    /// `[row][TILE]`
+    pub(super) weights: *const f32,
+    /// Of each row: bit `first + i` says whether it sees value i.
+    pub(super) masks: &'a [u64],
+    pub(super) first: usize,
+    /// `[row][padded]`
+    pub(super) to: *mut f32,
+    pub(super) padded: usize,
+}
+
+impl<S: Simd, N: Numbers<S>, const COUNT: usize> Part<S> for AddValues<'_, N, COUNT> {
+    /// # Safety
+    /// The CPU has the instructions of `S`; the pointers are as their layouts say.
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Self { values, weights, masks, first, to, padded } = self;
+        let bits = |mask: u64| mask >> first & ((1 << COUNT) - 1);
+        let mut row = 0;
+        while row < masks.len() {
+            let some = &masks[row..masks.len().min(row + SUM_ROWS)];
+            let seen = bits(some[0]);
+            let (weights, to) = (weights.wrapping_add(row * TILE), to.wrapping_add(row * padded));
+            // SAFETY: the caller's.
+            unsafe {
+                // Rows that see the same slots share the loads of their values.
+                if some.iter().all(|&mask| bits(mask) == seen) {
+                    match some.len() {
+                        4 => add_seen::<S, N, COUNT, 4>(values, weights, seen, to, padded),
+                        3 => add_seen::<S, N, COUNT, 3>(values, weights, seen, to, padded),
+                        2 => add_seen::<S, N, COUNT, 2>(values, weights, seen, to, padded),
+                        _ => add_seen::<S, N, COUNT, 1>(values, weights, seen, to, padded),
+                    }
+                } else {
+                    for (row, &mask) in some.iter().enumerate() {
+                        add_seen::<S, N, COUNT, 1>(
+                            values,
+                            weights.add(row * TILE),
+                            bits(mask),
+                            to.add(row * padded),
+                            padded,
+                        );
+                    }
                 }
             }
+            row += some.len();
         }
-        row += some.len();
     }
 }
 
 /// Adds the values whose bits are set. A weight of 0 for the others would not do: 0 · NaN is NaN.
 ///
 /// # Safety
-/// As for [`add_values`].
+/// As for [`AddValues`].
 #[inline(always)]
-unsafe fn add_seen<S: Simd, T: Element, N: Numbers<S, T>, const COUNT: usize, const ROWS: usize>(
+unsafe fn add_seen<S: Simd, N: Numbers<S>, const COUNT: usize, const ROWS: usize>(
     values: &[N; COUNT],
     weights: *const f32,
     mut seen: u64,
@@ -148,12 +166,12 @@ unsafe fn add_seen<S: Simd, T: Element, N: Numbers<S, T>, const COUNT: usize, co
             unsafe {
                 at += match (padded - at) / S::LANES {
                     4.. if S::MAX_VECTORS >= 4 => {
-                        add_vectors::<S, T, N, COUNT, ROWS, 4>(values, weights, start..end, to, padded, at)
+                        add_vectors::<S, N, COUNT, ROWS, 4>(values, weights, start..end, to, padded, at)
                     }
                     2.. if S::MAX_VECTORS >= 2 => {
-                        add_vectors::<S, T, N, COUNT, ROWS, 2>(values, weights, start..end, to, padded, at)
+                        add_vectors::<S, N, COUNT, ROWS, 2>(values, weights, start..end, to, padded, at)
                     }
-                    _ => add_vectors::<S, T, N, COUNT, ROWS, 1>(values, weights, start..end, to, padded, at),
+                    _ => add_vectors::<S, N, COUNT, ROWS, 1>(values, weights, start..end, to, padded, at),
                 }
             }
         }
@@ -163,16 +181,9 @@ unsafe fn add_seen<S: Simd, T: Element, N: Numbers<S, T>, const COUNT: usize, co
 /// Returns how many numbers of a row it took.
 ///
 /// # Safety
-/// As for [`add_values`]; `VECTORS` vectors from `at` on are inside a row.
+/// As for [`AddValues`]; `VECTORS` vectors from `at` on are inside a row.
 #[inline(always)]
-unsafe fn add_vectors<
-    S: Simd,
-    T: Element,
-    N: Numbers<S, T>,
-    const COUNT: usize,
-    const ROWS: usize,
-    const VECTORS: usize,
->(
+unsafe fn add_vectors<S: Simd, N: Numbers<S>, const COUNT: usize, const ROWS: usize, const VECTORS: usize>(
     values: &[N; COUNT],
     weights: *const f32,
     slots: Range<usize>,

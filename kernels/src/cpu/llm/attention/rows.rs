@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::plan::Block;
-use super::products::{FEW_VALUES, KEYS, VALUES, add_values, dots};
+use super::products::{AddValues, Dots, FEW_VALUES, KEYS, VALUES};
 use super::rotation::rotate;
 use super::softmax::{Sums, TILE, scale_values, softmax};
-use super::stored::{Copied, Fp8, Int4, Int8, Native, Numbers, Stored};
+use super::stored::{Copied, Form, Fp8, Int4, Int8, Native, Stored};
 use crate::Element;
 use crate::cpu::common::simd::Simd;
 use crate::llm::kv_format::KvFormat;
@@ -35,7 +35,7 @@ pub(super) struct TileSlots {
 const COPIES_FROM: usize = 12;
 
 /// How the pool is read: its numbers are copied first, or become f32 in registers.
-enum Form {
+enum ReadAs {
     Copied,
     Native,
     Int8,
@@ -107,52 +107,18 @@ impl<'a, T: Element> Rows<'a, T> {
         tile: &mut TileBuffers<'_>,
         sums: &mut Sums<'_>,
     ) {
-        // SAFETY: the caller's; the form is that of the pool.
-        unsafe {
-            match self.form::<S>() {
-                Form::Copied => self.attend_as::<S, Copied, VALUES>(stored, start, end, queries, tile, sums),
-                Form::Native => self.attend_as::<S, Native<T>, FEW_VALUES>(stored, start, end, queries, tile, sums),
-                Form::Int8 => self.attend_as::<S, Int8, FEW_VALUES>(stored, start, end, queries, tile, sums),
-                Form::Int4 => self.attend_as::<S, Int4, FEW_VALUES>(stored, start, end, queries, tile, sums),
-                Form::Fp8 => self.attend_as::<S, Fp8, FEW_VALUES>(stored, start, end, queries, tile, sums),
-            }
-        }
-    }
-
-    /// The form in which the pool is read.
-    #[inline(always)]
-    fn form<S: Simd>(&self) -> Form {
-        // Portable code has but this form, so as not to take long to compile.
-        let portable = S::MAX_VECTORS == 1;
-        if portable || self.of_a_head() >= COPIES_FROM || !self.op.head_size.is_multiple_of(S::LANES) {
-            return Form::Copied;
-        }
-        match self.op.format {
-            KvFormat::Native => Form::Native,
-            KvFormat::Int8 => Form::Int8,
-            KvFormat::Int4 => Form::Int4,
-            KvFormat::Fp8 => Form::Fp8,
-        }
-    }
-
-    /// # Safety
-    /// As for [`Self::attend`]; `N` is the form of the pool.
-    #[inline(always)]
-    unsafe fn attend_as<S: Simd, N: Numbers<S, T>, const COUNT: usize>(
-        &self,
-        stored: Stored<'_, T>,
-        start: usize,
-        end: usize,
-        queries: &[f32],
-        tile: &mut TileBuffers<'_>,
-        sums: &mut Sums<'_>,
-    ) {
         let padded = queries.len() / self.count();
         self.fill_masks(start, end, tile.masks);
         let slots = self.locate(start, end);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's; the form is that of the pool.
         unsafe {
-            self.products::<S, N>(stored, &slots, queries, tile);
+            match self.form::<S>() {
+                ReadAs::Copied => self.products::<S, Copied>(stored, &slots, queries, tile),
+                ReadAs::Native => self.products::<S, Native<T>>(stored, &slots, queries, tile),
+                ReadAs::Int8 => self.products::<S, Int8>(stored, &slots, queries, tile),
+                ReadAs::Int4 => self.products::<S, Int4>(stored, &slots, queries, tile),
+                ReadAs::Fp8 => self.products::<S, Fp8>(stored, &slots, queries, tile),
+            }
             for row in 0..self.count() {
                 if tile.masks[row] == 0 {
                     continue;
@@ -164,7 +130,29 @@ impl<'a, T: Element> Rows<'a, T> {
                     scale_values::<S>(&mut sums.values[row * padded..][..padded], scale);
                 }
             }
-            self.values::<S, N, COUNT>(stored, slots, tile, sums, padded);
+            match self.form::<S>() {
+                ReadAs::Copied => self.values::<S, Copied, VALUES>(stored, slots, tile, sums, padded),
+                ReadAs::Native => self.values::<S, Native<T>, FEW_VALUES>(stored, slots, tile, sums, padded),
+                ReadAs::Int8 => self.values::<S, Int8, FEW_VALUES>(stored, slots, tile, sums, padded),
+                ReadAs::Int4 => self.values::<S, Int4, FEW_VALUES>(stored, slots, tile, sums, padded),
+                ReadAs::Fp8 => self.values::<S, Fp8, FEW_VALUES>(stored, slots, tile, sums, padded),
+            }
+        }
+    }
+
+    /// The form in which the pool is read.
+    #[inline(always)]
+    fn form<S: Simd>(&self) -> ReadAs {
+        // Portable code has but this form, so as not to take long to compile.
+        let portable = S::MAX_VECTORS == 1;
+        if portable || self.of_a_head() >= COPIES_FROM || !self.op.head_size.is_multiple_of(S::LANES) {
+            return ReadAs::Copied;
+        }
+        match self.op.format {
+            KvFormat::Native => ReadAs::Native,
+            KvFormat::Int8 => ReadAs::Int8,
+            KvFormat::Int4 => ReadAs::Int4,
+            KvFormat::Fp8 => ReadAs::Fp8,
         }
     }
 
@@ -228,7 +216,7 @@ impl<'a, T: Element> Rows<'a, T> {
     /// # Safety
     /// As for [`Self::attend`].
     #[inline(always)]
-    pub(super) unsafe fn products<S: Simd, N: Numbers<S, T>>(
+    pub(super) unsafe fn products<S: Simd, N: Form<S, T>>(
         &self,
         stored: Stored<'_, T>,
         slots: &TileSlots,
@@ -244,11 +232,7 @@ impl<'a, T: Element> Rows<'a, T> {
                     let keys = self.blocks::<S, N, KEYS>(stored, slots, first, head, tile.blocks, padded);
                     let queries = queries[index * of_a_head * padded..][..of_a_head * padded].as_ptr();
                     let to = tile.weights[index * of_a_head * TILE..][..of_a_head * TILE].as_mut_ptr().add(first);
-                    let mut row = 0;
-                    while row < of_a_head {
-                        let (queries, to) = (queries.add(row * padded), to.add(row * TILE));
-                        row += dots::<S, T, N>(of_a_head - row, queries, padded, &keys, to);
-                    }
+                    S::outline(Dots { rows: of_a_head, queries, padded, keys: &keys, to });
                 }
             }
         }
@@ -259,7 +243,7 @@ impl<'a, T: Element> Rows<'a, T> {
     /// # Safety
     /// As for [`Self::attend`].
     #[inline(always)]
-    unsafe fn values<S: Simd, N: Numbers<S, T>, const COUNT: usize>(
+    unsafe fn values<S: Simd, N: Form<S, T>, const COUNT: usize>(
         &self,
         stored: Stored<'_, T>,
         mut slots: TileSlots,
@@ -279,7 +263,7 @@ impl<'a, T: Element> Rows<'a, T> {
                     let to = sums.values[rows.start * padded..rows.end * padded].as_mut_ptr();
                     let weights = tile.weights[rows.start * TILE..rows.end * TILE].as_ptr().add(first);
                     let masks = &tile.masks[rows];
-                    add_values::<S, T, N, COUNT>(&values, weights, masks, first, to, padded);
+                    S::outline(AddValues { values: &values, weights, masks, first, to, padded });
                 }
             }
         }
@@ -288,9 +272,9 @@ impl<'a, T: Element> Rows<'a, T> {
     /// `COUNT` blocks of one head, from slot `first` of the tile on.
     ///
     /// # Safety
-    /// As for [`Self::attend_as`].
+    /// As for [`Self::attend`]; `N` is the form of the pool.
     #[inline(always)]
-    unsafe fn blocks<S: Simd, N: Numbers<S, T>, const COUNT: usize>(
+    unsafe fn blocks<S: Simd, N: Form<S, T>, const COUNT: usize>(
         &self,
         stored: Stored<'_, T>,
         slots: &TileSlots,

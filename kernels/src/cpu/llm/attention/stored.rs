@@ -65,8 +65,18 @@ impl<'a, T: Element> Stored<'a, T> {
     }
 }
 
-/// A block of the pool. Whichever form reads it, its numbers have the same bits.
-pub(super) trait Numbers<S: Simd, T: Element>: Copy {
+/// The numbers of a block of the pool. Whichever form reads it, they have the same bits.
+pub(super) trait Numbers<S: Simd>: Copy {
+    /// The vector that begins at a number of the block.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`; the vector is inside the block, and pool and buffer are still there.
+    unsafe fn vector(self, at: usize) -> S::V;
+}
+
+/// A form in which blocks of a pool are read. Apart from [`Numbers`], so that the arithmetic of a quantised form is compiled
+/// once for all types of the queries.
+pub(super) trait Form<S: Simd, T: Element>: Numbers<S> {
     /// Whether the next blocks are asked for ahead of their use. Few rows read blocks in order of memory, which the CPU sees.
     const AHEAD: bool = false;
 
@@ -75,24 +85,20 @@ pub(super) trait Numbers<S: Simd, T: Element>: Copy {
     /// # Safety
     /// The CPU has the instructions of `S`; the pool is of this form.
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, buffer: &mut [f32]) -> Self;
-
-    /// The vector that begins at a number of the block.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `S`; the vector is inside the block, and pool and buffer are still there.
-    unsafe fn vector(self, at: usize) -> S::V;
 }
 
 /// Numbers of the type of the keys. The head size is a multiple of the lanes, as for all forms but [`Copied`].
 #[derive(Clone, Copy)]
 pub(super) struct Native<T>(*const T);
 
-impl<S: Simd, T: Element> Numbers<S, T> for Native<T> {
+impl<S: Simd, T: Element> Form<S, T> for Native<T> {
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         Self(stored.numbers(op, block).as_ptr())
     }
+}
 
+impl<S: Simd, T: Element> Numbers<S> for Native<T> {
     #[inline(always)]
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
@@ -108,14 +114,16 @@ pub(super) struct Int8 {
     low: f32,
 }
 
-impl<S: Simd, T: Element> Numbers<S, T> for Int8 {
+impl<S: Simd, T: Element> Form<S, T> for Int8 {
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
         unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]), low: S::from_f16(scales[1]) } }
     }
+}
 
+impl<S: Simd> Numbers<S> for Int8 {
     #[inline(always)]
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
@@ -131,14 +139,16 @@ pub(super) struct Int4 {
     low: f32,
 }
 
-impl<S: Simd, T: Element> Numbers<S, T> for Int4 {
+impl<S: Simd, T: Element> Form<S, T> for Int4 {
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
         unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]), low: S::from_f16(scales[1]) } }
     }
+}
 
+impl<S: Simd> Numbers<S> for Int4 {
     #[inline(always)]
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
@@ -153,14 +163,16 @@ pub(super) struct Fp8 {
     scale: f32,
 }
 
-impl<S: Simd, T: Element> Numbers<S, T> for Fp8 {
+impl<S: Simd, T: Element> Form<S, T> for Fp8 {
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
         unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]) } }
     }
+}
 
+impl<S: Simd> Numbers<S> for Fp8 {
     #[inline(always)]
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
@@ -172,7 +184,7 @@ impl<S: Simd, T: Element> Numbers<S, T> for Fp8 {
 #[derive(Clone, Copy)]
 pub(super) struct Copied(*const f32);
 
-impl<S: Simd, T: Element> Numbers<S, T> for Copied {
+impl<S: Simd, T: Element> Form<S, T> for Copied {
     const AHEAD: bool = true;
 
     #[inline(always)]
@@ -192,7 +204,9 @@ impl<S: Simd, T: Element> Numbers<S, T> for Copied {
         }
         Self(buffer.as_ptr())
     }
+}
 
+impl<S: Simd> Numbers<S> for Copied {
     #[inline(always)]
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
@@ -201,9 +215,9 @@ impl<S: Simd, T: Element> Numbers<S, T> for Copied {
 }
 
 /// # Safety
-/// As for [`Numbers::of`].
+/// As for [`Form::of`].
 #[inline(always)]
-unsafe fn copy<S: Simd, T: Element, N: Numbers<S, T>>(
+unsafe fn copy<S: Simd, T: Element, N: Form<S, T>>(
     stored: Stored<'_, T>,
     op: &PagedAttention<'_, T>,
     block: usize,
