@@ -1952,6 +1952,20 @@ typedef int32_t pagoda_driver;
  */
 #define PAGODA_DRIVER_CALLER 1
 
+/** How pages hold keys and values. */
+typedef int32_t pagoda_kv_format;
+
+/** As the model was exported. */
+#define PAGODA_KV_FORMAT_DEFAULT 0
+/** Numbers of the type that the model computes in. */
+#define PAGODA_KV_FORMAT_NATIVE 1
+/** 8 bits, with a scale and a low end for each head of each token. */
+#define PAGODA_KV_FORMAT_INT8 2
+/** 4 bits, with a scale and a low end for each head of each token. */
+#define PAGODA_KV_FORMAT_INT4 3
+/** Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token. */
+#define PAGODA_KV_FORMAT_FP8 4
+
 /** How to open a generator. Start from PAGODA_GENERATOR_OPTIONS_INIT, which sets `struct_size` and the defaults. */
 typedef struct {
     /** The size of this struct. */
@@ -1983,6 +1997,8 @@ typedef struct {
     int32_t queue;
     /** The unit of `kv_size`; default PAGODA_KV_SIZE_UNIT_DEFAULT: 1 GiB. */
     pagoda_kv_size_unit kv_size_unit;
+    /** How pages hold keys and values, on the GPU, in host memory and on disk; default PAGODA_KV_FORMAT_DEFAULT. */
+    pagoda_kv_format kv_format;
     /** The size of the pool of keys and values, in `kv_size_unit`. A sequence that does not fit into it is rejected. */
     uint64_t kv_size;
     /**
@@ -2003,7 +2019,7 @@ typedef struct {
 
 /** The default options of a generator. */
 #define PAGODA_GENERATOR_OPTIONS_INIT \
-    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.8f, 0, 0, 4096, 0, 0, 0, NULL, NULL, NULL }
+    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.8f, 0, 0, 4096, 0, 0, 0, 0, NULL, NULL, NULL }
 
 /** What happens if prompt and answer do not fit into the model's context. */
 typedef int32_t pagoda_context_end;

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from capi import ROOT
 from paged import Paged
+from pagoda.export import export_language_model
 from test_cli import RELEASE, pagoda
 from tokenizers import Tokenizer
 
@@ -47,10 +48,10 @@ def tokenizer():
 def greedy():
     """The likeliest tokens after a prompt, each from a run over the whole sequence."""
 
-    def tokens(prompt, count):
+    def tokens(prompt, count, folder=MODEL):
         made = []
         while len(made) < count and not (made and made[-1] in EOS):
-            model = Paged(MODEL, pages=8)
+            model = Paged(folder, pages=8)
             logits = model.step({"a": np.array(prompt + made)})["a"]
             made.append(int(logits[-1].argmax()))
         return made
@@ -73,6 +74,21 @@ def test_an_answer_is_what_the_model_says(tokenizer, greedy):
     times = answer["timings"]
     assert 0 <= times["queued_ms"] <= times["first_token_ms"] <= times["total_ms"]
     assert times["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("kv", ["int8", "int4", "fp8"])
+def test_pages_may_be_quantised_when_a_model_is_opened_or_exported(tokenizer, greedy, tmp_path, kv):
+    folder = tmp_path / "folder"
+    export_language_model(ROOT / "tests/data/llm/llama", folder, kv=kv)
+    prompt = tokenizer.encode("Hello the world of pages").ids
+    expected = greedy(prompt, 24, folder)
+    arguments = ["--json", "--prompt", "Hello the world of pages", "-m", 24, "--greedy"]
+    for model, flags in [(folder, []), (MODEL, ["--kv-format", kv])]:
+        done = pagoda("generate", model, *arguments, *flags)
+        assert json.loads(done.stdout)["choices"][0]["tokens"] == expected
+    [native] = answers(*arguments[1:])
+    done = pagoda("generate", folder, *arguments, "--kv-format", "native")
+    assert json.loads(done.stdout)["choices"] == native["choices"]
 
 
 def test_text_alone_is_text_alone():

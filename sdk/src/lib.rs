@@ -39,7 +39,7 @@ pub use engine::{
     RankResponse,
 };
 pub use error::{Error, Result, Status};
-pub use kv::{Edited, KvCache, KvLease, KvOptions, KvSize, Offload, Overlap};
+pub use kv::{Edited, KvCache, KvFormat, KvLease, KvOptions, KvSize, Offload, Overlap};
 pub use runtime::{Cancel, Model, ModelOptions, Optimization, Provider, ValueInfo};
 pub use store::{DiskStore, Durability, Owner, StoreOptions};
 pub use tensor::{ElementType, Tensor};

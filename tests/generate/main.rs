@@ -2,6 +2,7 @@
 
 mod cases;
 mod crash;
+mod formats;
 mod limits;
 mod scheduling;
 mod sessions;

@@ -9,6 +9,7 @@ use super::model::{self, pagoda_model_options};
 use super::store::{self, pagoda_store_options};
 use crate::engine::{Driver, EngineStore, GeneratorOptions};
 use crate::error::Result;
+use crate::kv::KvFormat;
 
 /// What runs the steps of a generator.
 pub type pagoda_driver = i32;
@@ -17,6 +18,20 @@ pub type pagoda_driver = i32;
 pub const PAGODA_DRIVER_THREAD: pagoda_driver = 0;
 /// The caller: pagoda_generator_step runs one step. pagoda_generator_generate runs steps until its request has ended.
 pub const PAGODA_DRIVER_CALLER: pagoda_driver = 1;
+
+/// How pages hold keys and values.
+pub type pagoda_kv_format = i32;
+
+/// As the model was exported.
+pub const PAGODA_KV_FORMAT_DEFAULT: pagoda_kv_format = 0;
+/// Numbers of the type that the model computes in.
+pub const PAGODA_KV_FORMAT_NATIVE: pagoda_kv_format = 1;
+/// 8 bits, with a scale and a low end for each head of each token.
+pub const PAGODA_KV_FORMAT_INT8: pagoda_kv_format = 2;
+/// 4 bits, with a scale and a low end for each head of each token.
+pub const PAGODA_KV_FORMAT_INT4: pagoda_kv_format = 3;
+/// Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token.
+pub const PAGODA_KV_FORMAT_FP8: pagoda_kv_format = 4;
 
 /// How to open a generator. Start from PAGODA_GENERATOR_OPTIONS_INIT, which sets `struct_size` and the defaults.
 #[repr(C)]
@@ -45,6 +60,8 @@ pub struct pagoda_generator_options {
     pub queue: i32,
     /// The unit of `kv_size`; default PAGODA_KV_SIZE_UNIT_DEFAULT: 1 GiB.
     pub kv_size_unit: pagoda_kv_size_unit,
+    /// How pages hold keys and values, on the GPU, in host memory and on disk; default PAGODA_KV_FORMAT_DEFAULT.
+    pub kv_format: pagoda_kv_format,
     /// The size of the pool of keys and values, in `kv_size_unit`. A sequence that does not fit into it is rejected.
     pub kv_size: u64,
     /// Bytes of host memory for keys and values that were evicted from the pool; default 0: none. The memory is pinned
@@ -61,7 +78,7 @@ pub struct pagoda_generator_options {
 
 // SAFETY: numbers and pointers in C's layout, the size first.
 unsafe impl Versioned for pagoda_generator_options {
-    const FIRST_SIZE: usize = 80;
+    const FIRST_SIZE: usize = 88;
 }
 
 /// # Safety
@@ -79,6 +96,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
         max_new_tokens: known.max_new_tokens as i32,
         queue: known.queue as i32,
         kv_size_unit: PAGODA_KV_SIZE_UNIT_DEFAULT,
+        kv_format: PAGODA_KV_FORMAT_DEFAULT,
         kv_size: 0,
         host_bytes: known.host_bytes,
         model: std::ptr::null(),
@@ -98,6 +116,14 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
     Ok(GeneratorOptions {
         model: model.map_err(|error| deeper(error, "options.model"))?,
         kv_size: size.unwrap_or(known.kv_size),
+        kv_format: match options.kv_format {
+            PAGODA_KV_FORMAT_DEFAULT => known.kv_format,
+            PAGODA_KV_FORMAT_NATIVE => Some(KvFormat::Native),
+            PAGODA_KV_FORMAT_INT8 => Some(KvFormat::Int8),
+            PAGODA_KV_FORMAT_INT4 => Some(KvFormat::Int4),
+            PAGODA_KV_FORMAT_FP8 => Some(KvFormat::Fp8),
+            other => return Err(args::unknown("options.kv_format", other, "PAGODA_KV_FORMAT_...")),
+        },
         host_bytes: options.host_bytes,
         store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
         share_prefixes: args::flag(options.share_prefixes, "options.share_prefixes")?,

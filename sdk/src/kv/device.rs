@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagoda_kernels::cuda::Tokens;
 
+use super::plane_pool::PlanePool;
 use super::shape::Shape;
 use crate::device::{Arrivals, CUdeviceptr, DeviceMemory, Event, Gpu, PinnedMemory, SideStream};
 use crate::error::{Result, Status};
 use crate::sync::{Condvar, Mutex};
-use crate::tensor::Tensor;
 
 /// Bytes that come in at a time, and that go out: enough to keep the link to the host busy.
 const INCOMING: usize = 32 << 20;
@@ -65,12 +65,19 @@ pub(super) struct Stretch<'a> {
 /// A piece of an owner's history in one layer, as the store has it.
 #[derive(Clone, Copy)]
 pub(super) struct Part<'a> {
-    /// The keys, then the values, of `held` tokens.
+    /// The keys, then the values, of `held` tokens; of a quantised format the codes of both, then the scales of both.
     pub(super) bytes: &'a [u8],
     pub(super) held: usize,
     /// How many of them are left out at the beginning, and how many there are then.
     pub(super) skip: usize,
     pub(super) count: usize,
+}
+
+impl<'a> Part<'a> {
+    /// The bytes of the plane with rows of `row` bytes, where a token has `before` bytes in the planes before it.
+    pub(super) fn plane(&self, before: usize, row: usize) -> &'a [u8] {
+        &self.bytes[2 * self.held * before..][..2 * self.held * row]
+    }
 }
 
 impl Mover {
@@ -85,14 +92,14 @@ impl Mover {
         Ok(Self { gpu, shape, pages: pages as usize, incoming, order, arrivals, sent, arrived, outgoing, returned })
     }
 
-    /// Appends the keys, then the values, of tokens to `to`, and waits until they are there.
+    /// Appends the keys, then the values, of tokens to `to`, plane by plane, and waits until they are there.
     ///
     /// # Safety
     /// As for [`Pool::read`](super::pool::Pool::read).
-    pub(super) unsafe fn read(&self, pool: &Tensor, stretch: Stretch<'_>, to: &mut Vec<u8>) -> Result<()> {
+    pub(super) unsafe fn read(&self, planes: &[PlanePool], stretch: Stretch<'_>, to: &mut Vec<u8>) -> Result<()> {
         let mut outgoing = self.way_out()?;
         // SAFETY: the caller's.
-        let read = unsafe { self.read_by(&mut outgoing, pool, stretch, to) };
+        let read = planes.iter().try_for_each(|plane| unsafe { self.read_by(&mut outgoing, plane, stretch, to) });
         // What is on the lane already uses its memory.
         let read = read.inspect_err(|_| drop(outgoing.lane.stream.wait()));
         self.outgoing.lock().push(outgoing);
@@ -119,11 +126,11 @@ impl Mover {
     unsafe fn read_by(
         &self,
         Outgoing { lane, host }: &mut Outgoing,
-        pool: &Tensor,
+        plane: &PlanePool,
         stretch: Stretch<'_>,
         to: &mut Vec<u8>,
     ) -> Result<()> {
-        let (row, base) = (self.shape.row_bytes(), to.len());
+        let (row, base) = (plane.row_bytes, to.len());
         to.resize(base + 2 * stretch.count * row, 0);
         let mut done = 0;
         while done < stretch.count {
@@ -131,7 +138,7 @@ impl Mover {
             // SAFETY: the lane is ours and the stream is waited for before its memory is used again; of the pool the
             // caller's. What was packed is inside the memory of either side.
             unsafe {
-                let tokens = self.tokens(lane, pool, Stretch { first: stretch.first + done, count, ..stretch })?;
+                let tokens = self.tokens(lane, plane, Stretch { first: stretch.first + done, count, ..stretch })?;
                 self.gpu.pack(&tokens, lane.stream.raw())?;
                 lane.stream.download(host.data(), lane.memory.address(), 2 * count * row)?;
                 lane.stream.wait()?;
@@ -155,7 +162,7 @@ impl Mover {
     /// As for [`Pool::write`](super::pool::Pool::write), until [`wait`](Self::wait) has returned; so long the bytes live.
     pub(super) unsafe fn write(
         &self,
-        pool: &Tensor,
+        planes: &[PlanePool],
         layer: u32,
         (pages, first): (&[u32], usize),
         parts: &[Part<'_>],
@@ -166,7 +173,7 @@ impl Mover {
         *next = (turn + 1) % lanes.len();
         let (lane, event) = &mut lanes[turn];
         // SAFETY: the caller's.
-        let written = unsafe { self.write_by(lane, pool, (pages, first), parts) }.and_then(|()| {
+        let written = unsafe { self.write_planes(lane, planes, (pages, first), parts) }.and_then(|()| {
             event.record(&lane.stream)?;
             // SAFETY: the event lives as long as the streams do.
             unsafe { event.hold(self.order.raw()) }?;
@@ -181,14 +188,34 @@ impl Mover {
 
     /// # Safety
     /// As for [`write`](Self::write).
+    unsafe fn write_planes(
+        &self,
+        lane: &mut Lane,
+        planes: &[PlanePool],
+        to: (&[u32], usize),
+        parts: &[Part<'_>],
+    ) -> Result<()> {
+        let mut before = 0;
+        for plane in planes {
+            let parts: Vec<_> =
+                parts.iter().map(|part| Part { bytes: part.plane(before, plane.row_bytes), ..*part }).collect();
+            // SAFETY: the caller's.
+            unsafe { self.write_by(lane, plane, to, &parts) }?;
+            before += plane.row_bytes;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`write`](Self::write); the bytes of the parts are those of the plane.
     unsafe fn write_by(
         &self,
         lane: &mut Lane,
-        pool: &Tensor,
+        plane: &PlanePool,
         (pages, first): (&[u32], usize),
         parts: &[Part<'_>],
     ) -> Result<()> {
-        let row = self.shape.row_bytes();
+        let row = plane.row_bytes;
         let all: usize = parts.iter().map(|part| part.count).sum();
         let mut done = 0;
         while done < all {
@@ -196,7 +223,7 @@ impl Mover {
             // SAFETY: what is on the stream before is done with the lane's memory when this begins; both halves of each part
             // are inside its bytes, which the caller keeps; of the pool the caller's.
             unsafe {
-                let tokens = self.tokens(lane, pool, Stretch { pages, first: first + done, count })?;
+                let tokens = self.tokens(lane, plane, Stretch { pages, first: first + done, count })?;
                 let mut before = 0;
                 for part in parts {
                     // The part's tokens among those of this turn.
@@ -238,7 +265,7 @@ impl Mover {
     ///
     /// # Safety
     /// Nothing but what is on the lane's stream uses its memory.
-    unsafe fn tokens(&self, lane: &mut Lane, pool: &Tensor, stretch: Stretch<'_>) -> Result<Tokens> {
+    unsafe fn tokens(&self, lane: &mut Lane, plane: &PlanePool, stretch: Stretch<'_>) -> Result<Tokens> {
         let page_size = self.shape.page_size as usize;
         let (from, to) = (stretch.first / page_size, (stretch.first + stretch.count).div_ceil(page_size));
         let pages: Vec<u8> = stretch.pages[from..to].iter().flat_map(|page| page.to_le_bytes()).collect();
@@ -252,10 +279,10 @@ impl Mover {
         lane.numbers.push(pages);
         uploaded?;
         Ok(Tokens {
-            pool: pool.place()?.0.addr() as CUdeviceptr,
+            pool: plane.tensor.place()?.0.addr() as CUdeviceptr,
             pool_pages: self.pages,
             page_size,
-            row_bytes: self.shape.row_bytes(),
+            row_bytes: plane.row_bytes,
             pages: behind,
             page_entries: to - from,
             packed: lane.memory.address(),

@@ -19,6 +19,7 @@ mod onload;
 mod options;
 mod pages;
 mod plan;
+mod plane_pool;
 mod pool;
 mod prefix;
 mod prepare;
@@ -32,7 +33,7 @@ use ahead::{Ahead, Signal};
 pub use eviction_policy::{EvictionPolicy, LeastRecentlyUsed, Usage};
 pub use lease::{KvLease, LeasedOwner, Written};
 use onload::Readers;
-pub use options::{Edited, KvOptions, KvSize, Offload, Overlap};
+pub use options::{Edited, KvFormat, KvOptions, KvSize, Offload, Overlap};
 use plan::Rules;
 use pool::Pool;
 use prefix::PrefixIndex;
@@ -186,10 +187,17 @@ impl KvCache {
         Ok(Self { inner, ahead })
     }
 
-    /// The pool of one layer, `[pages, 2, page_size, heads, head_size]`: an input and an output of the model, both bound
+    /// The pool of one layer, `[pages, 2, page_size, heads, head_size]` (int4: half of it): an input and an output of the model, both bound
     /// to it.
     pub fn pool(&self, layer: u32) -> Result<&Arc<Tensor>> {
         self.inner.layer(layer)
+    }
+
+    /// The scales of one layer's pool, `[pages, 2, page_size, heads, 2]` (fp8: 1): an input and an output as the pool is.
+    /// `None` for [`KvFormat::Native`].
+    pub fn scales(&self, layer: u32) -> Result<Option<&Arc<Tensor>>> {
+        self.inner.layer(layer)?;
+        Ok(self.inner.pool.scales(layer))
     }
 
     /// Whether nothing is on its way to the pages of a GPU: operators need not wait then. True in host memory.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+pub use pagoda_kernels::KvFormat;
+
 use super::eviction_policy::{EvictionPolicy, LeastRecentlyUsed};
 use crate::tensor::ElementType;
 
@@ -18,6 +20,8 @@ pub struct KvOptions {
     pub page_size: u32,
     /// The type of keys and values: f32, f16 or bf16.
     pub element_type: ElementType,
+    /// How pages hold them. A quantised format has a second tensor a layer for its scales, and the store holds the small form.
+    pub format: KvFormat,
     /// The size of the pool.
     pub size: KvSize,
     /// The GPU whose memory holds the pool; `None`: host memory.
@@ -55,6 +59,7 @@ impl Default for KvOptions {
             head_size: 0,
             page_size: 32,
             element_type: ElementType::F32,
+            format: KvFormat::Native,
             size: KvSize::Pages(0),
             device_id: None,
             model_version: String::new(),

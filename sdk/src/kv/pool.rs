@@ -1,10 +1,12 @@
-//! The pools: one tensor of pages a layer, and the copying of tokens in and out of them.
+//! The pools: the pages of each layer, and the copying of tokens in and out of them.
 
 use std::sync::Arc;
 
 use pagoda_kernels::cuda::CUdeviceptr;
 
 use super::device::{Mover, Part, Stretch};
+use super::format::Plane;
+use super::plane_pool::PlanePool;
 use super::shape::{Shape, gpu_of_pool};
 use crate::error::{Error, Result, Status};
 use crate::tensor::Tensor;
@@ -17,7 +19,7 @@ use crate::tensor::Tensor;
 pub(super) struct Pool {
     /// Set if the pages are on a GPU. Declared before the pages: it is dropped first, which ends all copies.
     mover: Option<Mover>,
-    layers: Vec<Arc<Tensor>>,
+    layers: Vec<Vec<PlanePool>>,
     shape: Shape,
 }
 
@@ -35,17 +37,24 @@ fn no_room(error: Error) -> Error {
 
 impl Pool {
     pub(super) fn new(shape: Shape, pages: u32, device_id: Option<u32>) -> Result<Self> {
-        let dims = [i64::from(pages), 2, shape.page_size.into(), shape.heads.into(), shape.head_size.into()];
-        let Some(device) = device_id else {
-            let layers = (0..shape.layers).map(|_| Tensor::zeros(shape.format.element(), &dims).map(Arc::new));
-            return Ok(Self { layers: layers.collect::<Result<_>>()?, shape, mover: None });
+        let gpu = device_id.map(gpu_of_pool).transpose()?;
+        let plane = |plane: Plane| -> Result<_> {
+            let width = plane.width as i64;
+            let dims = [i64::from(pages), 2, shape.page_size.into(), shape.heads.into(), width];
+            let tensor = match gpu {
+                None => Tensor::zeros(plane.element, &dims)?,
+                Some(gpu) => Tensor::zeros_on(gpu, plane.element, &dims).map_err(no_room)?,
+            };
+            Ok(PlanePool { tensor: Arc::new(tensor), row_bytes: shape.heads as usize * plane.head_bytes() })
         };
-        let gpu = gpu_of_pool(device)?;
-        let layers = (0..shape.layers).map(|_| Tensor::zeros_on(gpu, shape.format.element(), &dims).map(Arc::new));
-        let layers: Vec<_> = layers.collect::<Result<_>>().map_err(no_room)?;
-        let addresses = layers.iter().map(|layer| layer.place().map(|(at, _)| at.addr() as CUdeviceptr));
-        let mover = Mover::new(gpu, shape, pages, &addresses.collect::<Result<Vec<_>>>()?).map_err(no_room)?;
-        Ok(Self { layers, shape, mover: Some(mover) })
+        let layers = (0..shape.layers).map(|_| shape.planes().map(plane).collect());
+        let layers = layers.collect::<Result<Vec<Vec<_>>>>()?;
+        let mover = gpu.map(|gpu| {
+            let addresses =
+                layers.iter().map(|planes| planes[0].tensor.place().map(|(at, _)| at.addr() as CUdeviceptr));
+            Mover::new(gpu, shape, pages, &addresses.collect::<Result<Vec<_>>>()?).map_err(no_room)
+        });
+        Ok(Self { layers, shape, mover: mover.transpose()? })
     }
 
     pub(super) fn is_on_gpu(&self) -> bool {
@@ -62,11 +71,18 @@ impl Pool {
         self.mover.as_ref().is_none_or(Mover::is_still)
     }
 
+    /// The numbers or codes of a layer.
     pub(super) fn layer(&self, layer: u32) -> Option<&Arc<Tensor>> {
-        self.layers.get(layer as usize)
+        Some(&self.layers.get(layer as usize)?[0].tensor)
     }
 
-    /// Appends the keys, then the values, of `count` tokens to `to`. `pages` holds them from token `first` on.
+    /// The scales of a layer; `None` where the format has none.
+    pub(super) fn scales(&self, layer: u32) -> Option<&Arc<Tensor>> {
+        Some(&self.layers.get(layer as usize)?.get(1)?.tensor)
+    }
+
+    /// Appends the keys, then the values, of `count` tokens to `to`; of a quantised format the codes of both, then the scales
+    /// of both. `pages` holds them from token `first` on.
     ///
     /// # Safety
     /// The tokens lie below the length of an owner that can not lose these pages during the call.
@@ -82,8 +98,8 @@ impl Pool {
             // SAFETY: the caller's.
             return unsafe { mover.read(&self.layers[layer as usize], Stretch { pages, first, count }, to) };
         }
-        for half in 0..2 {
-            self.runs(layer, pages, half, first, count, |at, bytes, _| {
+        for (plane, half) in self.layers[layer as usize].iter().flat_map(|plane| [(plane, 0), (plane, 1)]) {
+            self.runs(plane, pages, half, first, count, |at, bytes, _| {
                 // SAFETY: `runs` stays inside the pool, and by contract nothing writes there.
                 to.extend_from_slice(unsafe { std::slice::from_raw_parts(at, bytes) });
             });
@@ -105,18 +121,25 @@ impl Pool {
             // SAFETY: the caller's.
             return unsafe { mover.write(&self.layers[layer as usize], layer, (pages, first), parts) };
         }
-        let _part = self.layers[layer as usize].hold_part();
-        let mut first = first;
-        for &Part { bytes, held, skip, count } in parts {
-            for half in 0..2 {
-                let from = &bytes[(half * held + skip) * row..][..count * row];
-                self.runs(layer, pages, half, first, count, |at, bytes, done| {
-                    // SAFETY: `runs` stays inside the pool, and by contract no other thread touches it there; `from` is not
-                    // part of a pool.
-                    unsafe { std::ptr::copy_nonoverlapping(from[done..][..bytes].as_ptr(), at, bytes) };
-                });
+        let mut before = 0;
+        for plane in &self.layers[layer as usize] {
+            let row = plane.row_bytes;
+            let _part = plane.tensor.hold_part();
+            let mut first = first;
+            for part in parts {
+                let &Part { held, skip, count, .. } = part;
+                let bytes = part.plane(before, row);
+                for half in 0..2 {
+                    let from = &bytes[(half * held + skip) * row..][..count * row];
+                    self.runs(plane, pages, half, first, count, |at, bytes, done| {
+                        // SAFETY: `runs` stays inside the pool, and by contract no other thread touches it there; `from` is
+                        // not part of a pool.
+                        unsafe { std::ptr::copy_nonoverlapping(from[done..][..bytes].as_ptr(), at, bytes) };
+                    });
+                }
+                first += count;
             }
-            first += count;
+            before += row;
         }
         Ok(())
     }
@@ -125,16 +148,15 @@ impl Pool {
     /// before it.
     fn runs(
         &self,
-        layer: u32,
+        plane: &PlanePool,
         pages: &[u32],
         half: usize,
         first: usize,
         count: usize,
         mut each: impl FnMut(*mut u8, usize, usize),
     ) {
-        let (row, page_size) = (self.shape.row_bytes(), self.shape.page_size as usize);
-        let pool = &self.layers[layer as usize];
-        let (data, bytes) = pool.memory().expect("a pool has no strings");
+        let (row, page_size) = (plane.row_bytes, self.shape.page_size as usize);
+        let (data, bytes) = plane.tensor.memory().expect("a pool has no strings");
         let mut done = 0;
         while done < count {
             let (page, slot) = ((first + done) / page_size, (first + done) % page_size);
@@ -150,6 +172,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use pagoda_kernels::KvFormat;
+
     use super::super::format::Format;
     use super::*;
     use crate::tensor::ElementType;
@@ -178,5 +202,35 @@ mod tests {
         // SAFETY: as above.
         unsafe { pool.read(1, &[1, 3], 0, 16, &mut rest) }.unwrap();
         assert!(rest.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn codes_travel_with_their_scales() {
+        for format in [KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8] {
+            let format = Format::Quantised(format);
+            let shape = Shape { layers: 1, heads: 3, head_size: 4, page_size: 8, format };
+            let pool = Pool::new(shape, 4, None).unwrap();
+            let rows: Vec<_> = shape.planes().map(|plane| 3 * plane.head_bytes()).collect();
+            // Two pieces, 11 tokens of which the first is left out and 5, into the slots from 2 on.
+            let pieces =
+                [11, 5].map(|held| (0..2 * held * shape.row_bytes()).map(|n| (n * 7) as u8).collect::<Vec<_>>());
+            let parts = [
+                Part { bytes: &pieces[0], held: 11, skip: 1, count: 10 },
+                Part { bytes: &pieces[1], held: 5, skip: 0, count: 5 },
+            ];
+            // SAFETY: this thread alone has the pool.
+            unsafe { pool.write(0, &[3, 0, 1], 2, &parts) }.unwrap();
+            let mut all = Vec::new();
+            // SAFETY: as above.
+            unsafe { pool.read(0, &[3, 0, 1], 2, 15, &mut all) }.unwrap();
+            let mut expected: Vec<u8> = Vec::new();
+            for (before, row) in [(0, rows[0]), (rows[0], rows[1])] {
+                for half in 0..2 {
+                    expected.extend(&pieces[0][2 * 11 * before + (half * 11 + 1) * row..][..10 * row]);
+                    expected.extend(&pieces[1][2 * 5 * before + half * 5 * row..][..5 * row]);
+                }
+            }
+            assert_eq!(all, expected, "{format:?}");
+        }
     }
 }

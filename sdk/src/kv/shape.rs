@@ -2,7 +2,7 @@
 
 use pagoda_kernels::cuda::Gpu;
 
-use super::format::Format;
+use super::format::{Format, Plane};
 use super::options::{Edited, KvOptions, KvSize};
 use crate::checksum::xxh3;
 use crate::error::{Error, Result};
@@ -21,7 +21,12 @@ pub(super) struct Shape {
 impl Shape {
     /// Bytes of the keys, or of the values, of one token in one layer.
     pub(super) fn row_bytes(&self) -> usize {
-        self.heads as usize * self.format.head_bytes(self.head_size)
+        self.planes().map(|plane| self.heads as usize * plane.head_bytes()).sum()
+    }
+
+    /// The tensors of a layer's pool.
+    pub(super) fn planes(&self) -> impl Iterator<Item = Plane> {
+        self.format.planes(self.head_size)
     }
 
     /// Bytes of a page in all layers.
@@ -48,7 +53,7 @@ pub(super) fn check(options: &KvOptions) -> Result<(Shape, u32)> {
         let message = format!("{} is less than a page of {page_size} tokens; 0 keeps everything", options.max_history);
         return Err(Error::invalid("max_history", message));
     }
-    let format = Format::native(element_type)?;
+    let format = Format::new(options.format, element_type, head_size)?;
     if options.onload_threads == 0 || options.onload_threads > 1024 {
         let message = format!("{} is not between 1 and 1024", options.onload_threads);
         return Err(Error::invalid("onload_threads", message));

@@ -32,6 +32,11 @@ pub struct Model {
     metrics: ModelMetrics,
 }
 
+/// The name of a model in metrics.
+fn name_of(path: &Path) -> std::borrow::Cow<'_, str> {
+    path.file_stem().map_or("model".into(), |stem| stem.to_string_lossy())
+}
+
 impl Model {
     /// Opens the model in a file. The ai.pagoda operators are registered.
     pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self> {
@@ -55,8 +60,14 @@ impl Model {
         if metadata.is_dir() {
             return Err(Error::invalid("path", format!("{} is a folder; name the .onnx file", path.display())));
         }
-        let name = path.file_stem().map_or("model".into(), |stem| stem.to_string_lossy());
-        Self::from_source(&Source::File(path), &name, options, captures)
+        Self::from_source(&Source::File(path), &name_of(path), options, captures)
+    }
+
+    /// Opens a graph in place of the one in `path`: its weights are in the files that the one in `path` has them in. With
+    /// `captures` as [`open_to_capture`](Self::open_to_capture).
+    pub(crate) fn open_graph(bytes: &[u8], path: &Path, options: &ModelOptions, captures: bool) -> Result<Self> {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Self::from_source(&Source::Graph(bytes, folder), &name_of(path), options, captures)
     }
 
     /// Opens a model from the bytes of an .onnx file.

@@ -25,10 +25,15 @@ const MAX_THREADS: u32 = 1024;
 /// has no lock: two at the same time fail.
 static IS_DOMAIN_KNOWN: Mutex<bool> = Mutex::new(false);
 
+/// The session's entry for the folder of external weights, for a model that is not opened from a file.
+const EXTERNAL_FOLDER: &CStr = c"session.model_external_initializers_file_folder_path";
+
 /// Where a model comes from.
 pub(super) enum Source<'a> {
     File(&'a Path),
     Memory(&'a [u8]),
+    /// Bytes, and the folder of the files that they refer to.
+    Graph(&'a [u8], &'a Path),
 }
 
 impl Source<'_> {
@@ -36,7 +41,7 @@ impl Source<'_> {
     fn argument(&self) -> &'static str {
         match self {
             Self::File(_) => "path",
-            Self::Memory(_) => "bytes",
+            Self::Memory(_) | Self::Graph(..) => "bytes",
         }
     }
 }
@@ -108,6 +113,12 @@ impl Session {
     ) -> Result<Self> {
         let built = Options::new(api)?;
         built.apply(options)?;
+        if let Source::Graph(_, folder) = source {
+            let folder = folder.to_str().ok_or_else(|| {
+                Error::invalid("path", format!("{} is not UTF-8, which weights beside a graph need", folder.display()))
+            })?;
+            built.set(EXTERNAL_FOLDER, folder)?;
+        }
         // Only until the session is made: then its nodes hold the tables.
         let tables = options.tables.as_ref().map(|tables| Bound::new(Arc::clone(&tables.0)));
         if let Some(bound) = &tables {
@@ -126,7 +137,7 @@ impl Session {
                 unsafe { (table.CreateSession)(api.env(), path.as_ptr(), built.raw, &mut raw) }
             }
             // SAFETY: as above; ONNX Runtime copies what it needs of the bytes.
-            Source::Memory(bytes) => unsafe {
+            Source::Memory(bytes) | Source::Graph(bytes, _) => unsafe {
                 (table.CreateSessionFromArray)(api.env(), bytes.as_ptr().cast(), bytes.len(), built.raw, &mut raw)
             },
         };

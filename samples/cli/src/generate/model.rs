@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pagoda::engine::EngineStore;
-use pagoda::{Error, Generator, GeneratorOptions, KvSize, ModelOptions, Provider, Result};
+use pagoda::{Error, Generator, GeneratorOptions, KvFormat, KvSize, ModelOptions, Provider, Result};
 
 use crate::progress::Progress;
 use crate::words::parse_bytes;
@@ -24,6 +24,9 @@ pub struct ModelArguments {
     /// Memory for keys and values, such as 512MiB: GPU memory if the model runs there.
     #[arg(long, default_value = "1GiB", value_name = "BYTES", value_parser = parse_bytes)]
     cache: u64,
+    /// How keys and values are kept; by default as the model was exported. int8 takes about half of the memory of f16.
+    #[arg(long, value_name = "FORMAT", value_parser = ["native", "int8", "int4", "fp8"])]
+    kv_format: Option<String>,
     /// Host memory for keys and values that leave --cache; 0 = none.
     #[arg(long, default_value = "0", value_name = "BYTES", value_parser = parse_bytes)]
     host_cache: u64,
@@ -73,6 +76,7 @@ impl ModelArguments {
                 ..ModelOptions::default()
             },
             kv_size: KvSize::Bytes(self.cache),
+            kv_format: self.kv_format.as_deref().and_then(KvFormat::named),
             host_bytes: self.host_cache,
             store: self.store.clone().map(EngineStore::new),
             ..GeneratorOptions::default()
@@ -93,8 +97,9 @@ impl BatchArguments {
 /// The error in the words of the command line.
 pub fn in_flags(error: Error) -> Error {
     // A name that begins another one comes after it.
-    const FLAGS: [(&str, &str); 6] = [
+    const FLAGS: [(&str, &str); 7] = [
         ("options.kv_size", "--cache"),
+        ("options.kv_format", "--kv-format"),
         ("options.host_bytes", "--host-cache"),
         ("options.max_batch_tokens", "--max-batch-tokens"),
         ("options.max_batch", "--max-batch"),

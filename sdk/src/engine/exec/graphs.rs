@@ -162,12 +162,9 @@ impl BoundShape {
         let dims = [sizes.outputs as i64, model.width as i64];
         let scores = Arc::new(Tensor::zeros_pinned(gpu, ElementType::F32, &dims)?);
         let mut made = vec![(model.output, Arc::clone(&scores))];
-        if let Some(kv) = model.kv {
-            for (layer, (name_in, name_out)) in (0..).zip(&model.pools) {
-                let pool = kv.pool(layer)?;
-                fed.push((name_in, Arc::clone(pool)));
-                made.push((name_out, Arc::clone(pool)));
-            }
+        for (input, output, tensor) in model.pages()? {
+            fed.push((input, Arc::clone(tensor)));
+            made.push((output, Arc::clone(tensor)));
         }
         let graph = |variant| Graph::bind(model.model, number * 2 + variant, &fed, &made);
         let graphs = [graph(0)?, graph(1)?];

@@ -38,12 +38,9 @@ pub(in super::super) unsafe fn run(
         unsafe { tensor_in_place(&[sizes.outputs as i64, bound.width as i64], output.as_mut_ptr(), output.len()) }?;
     let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
     let mut made: Vec<(&str, Option<&Tensor>)> = vec![(bound.output, Some(&result))];
-    if let Some(kv) = bound.kv {
-        for (layer, (name_in, name_out)) in (0..).zip(&bound.pools) {
-            let pool = kv.pool(layer)?;
-            fed.push((name_in, pool));
-            made.push((name_out, Some(pool)));
-        }
+    for (input, output, tensor) in bound.pages()? {
+        fed.push((input, tensor));
+        made.push((output, Some(tensor)));
     }
     with_arrivals(!bound.pools_ready, || {
         // SAFETY: only this run uses the buffers; the pools are by contract.

@@ -7,7 +7,6 @@ use super::options::GeneratorOptions;
 use super::request::Prompt;
 use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
-use crate::folder::generate::KvFormat;
 use crate::kv::{Edited, KvCache, KvOptions, Offload, Overlap};
 use crate::runtime::{Model, ModelOptions, Provider};
 use crate::store::Store;
@@ -34,16 +33,14 @@ impl OpenModel {
         options: &GeneratorOptions,
         store: Option<Arc<dyn Store>>,
     ) -> Result<Self> {
-        if folder.kv.format != KvFormat::Native {
-            let message = format!(
-                "the model keeps keys and values as {}, which generators can not do yet: export it with --kv native",
-                folder.kv.format_name()
-            );
-            return Err(Error::new(Status::Unsupported, message));
-        }
         let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
         let template = folder.text.chat_template.as_ref().map(|name| read_template(&folder, name)).transpose()?;
-        let model = open_graph(&folder, options)?;
+        let (folder, graph) = match options.kv_format.map(|format| folder.with_kv_format(format)).transpose()?.flatten()
+        {
+            Some((folder, graph)) => (folder, Some(graph)),
+            None => (folder, None),
+        };
+        let model = open_graph(&folder, graph.as_deref(), options)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let kv = open_kv(&folder, options, device_id, store)?;
         let pages = kv.stats().pages;
@@ -100,11 +97,16 @@ fn read_template(folder: &GenerateFolder, name: &str) -> Result<ChatTemplate> {
     ChatTemplate::new(&source, &folder.text.template_tokens)
 }
 
-fn open_graph(folder: &GenerateFolder, options: &GeneratorOptions) -> Result<Arc<Model>> {
+/// Opens the folder's graph, or `graph` in its place.
+fn open_graph(folder: &GenerateFolder, graph: Option<&[u8]>, options: &GeneratorOptions) -> Result<Arc<Model>> {
     let file = folder.file(&folder.model);
     let model = &options.model;
     let on_gpu = model.provider != Provider::Cpu && !model.host_pools;
-    let opened = if on_gpu { Model::open_to_capture(&file, model) } else { Model::open(file, model) };
+    let opened = match graph {
+        Some(graph) => Model::open_graph(graph, &file, model, on_gpu),
+        None if on_gpu => Model::open_to_capture(&file, model),
+        None => Model::open(file, model),
+    };
     opened.map(Arc::new)
 }
 
@@ -128,6 +130,7 @@ fn open_kv(
         head_size: layout.head_size,
         page_size: layout.page_size,
         element_type: layout.element,
+        format: layout.format,
         size: options.kv_size,
         device_id,
         model_version: folder.version.clone(),

@@ -64,7 +64,8 @@ impl Workspace {
             model: &model.model,
             kv: Some(&model.kv),
             pools_ready: model.kv.is_still(),
-            pools: names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str)).collect(),
+            pools: pairs(&names.kv_pools, &outputs.kv_pools),
+            scales: pairs(&names.kv_scales, &outputs.kv_scales),
             output: &outputs.logits,
             width,
         };
@@ -93,4 +94,9 @@ impl Workspace {
         };
         all.into_iter().filter_map(input).collect()
     }
+}
+
+/// Names of graph inputs with those of the outputs for the same tensors.
+fn pairs<'a>(inputs: &'a [String], outputs: &'a [String]) -> Vec<(&'a str, &'a str)> {
+    inputs.iter().map(String::as_str).zip(outputs.iter().map(String::as_str)).collect()
 }

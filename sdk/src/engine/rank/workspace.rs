@@ -71,6 +71,7 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         kv: serving.kv.as_ref(),
         pools_ready: serving.kv.as_ref().is_none_or(KvCache::is_still),
         pools: names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str)).collect(),
+        scales: Vec::new(),
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
     };

@@ -1,5 +1,6 @@
 //! Folders of the kind `generate`: decoder-only language models.
 
+mod kv_format;
 pub(super) mod read;
 #[cfg(test)]
 mod tests;

@@ -87,7 +87,7 @@ fn kv(kv: &Object<'_>) -> Result<KvLayout> {
 }
 
 /// Keys and values of every head of every layer, each with its scales. Wide enough for every number that a file may have.
-fn bytes_per_token(kv: &KvLayout) -> u128 {
+pub(super) fn bytes_per_token(kv: &KvLayout) -> u128 {
     let number = if kv.format == KvFormat::Native { kv.element.bits() / 8 } else { 1 };
     let numbers = kv.format.pool_width(kv.head_size as usize) * number;
     let scales = kv.format.scales_width() * ElementType::F16.bits() / 8;
