@@ -20,6 +20,7 @@ mod options;
 mod pages;
 mod plan;
 mod plane_pool;
+pub mod policy;
 mod pool;
 mod prefix;
 mod prepare;
