@@ -395,7 +395,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 	@! command -v compute-sanitizer >/dev/null || for tool in memcheck initcheck racecheck; do \
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append tokens-moved \
 			table-found table-evicted dense-random dense-nonsense unit linear embed \
-			paged-golden paged-random paged-slots paged-tiles paged-nonsense glu || exit 1; \
+			paged-golden paged-random paged-slots paged-tiles paged-nonsense glu sampling sampling-nonsense || exit 1; \
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/providers-test --ignored row_lookup \
 			rows_change_as_their_versions_say || exit 1; done
 
