@@ -73,10 +73,11 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         pools: names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str)).collect(),
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
+        device_output: None,
     };
     // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other
     // runs may read.
-    unsafe { exec::run(&bound, serving.graphs.as_ref(), &workspace.sizes(), &inputs, scores, cancel) }
+    unsafe { exec::run(&bound, serving.graphs.as_ref(), &workspace.sizes(), &inputs, scores, cancel) }.map(drop)
 }
 
 impl Workspace {
