@@ -32,8 +32,8 @@ fn sixteen_at_once_get_the_same_tokens_as_one_alone() {
     }
 }
 
-/// In a batch of sixteen tokens are sampled on the GPU, where the model runs on one; alone they never are. Few tokens can be
-/// drawn, because logits of a batch can differ in their last bits.
+/// In a batch of sixteen tokens are sampled on the GPU, where the model runs on one; alone only the first, where a short prompt
+/// is padded to a large batch. Few tokens can be drawn, because logits of a batch can differ in their last bits.
 #[test]
 fn every_option_gives_the_same_tokens_in_a_batch_of_sixteen() {
     let requests: Vec<_> = (0..16)
@@ -61,7 +61,7 @@ fn every_option_gives_the_same_tokens_in_a_batch_of_sixteen() {
     let alone: Vec<_> = {
         let generator = open(options(64));
         let responses = requests.iter().map(|request| generator.generate(request).unwrap()).collect();
-        assert_eq!(generator.stats().sampled_on_gpu, 0);
+        assert!(generator.stats().sampled_on_gpu <= 16);
         responses
     };
     let generator = open(pagoda::GeneratorOptions { max_stretch: 0.0, ..stepped(256) });
