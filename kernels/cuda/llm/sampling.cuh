@@ -118,14 +118,22 @@ __device__ inline void adjust(const SamplingCall &call, const SamplingRow &row, 
     __syncthreads();
 }
 
-// Copies the slice. 16 bytes at a time where all rows are aligned.
-__device__ inline void load(const float *from, float *to, int count, bool aligned) {
+// Copies the slice, which begins with the token `first`. 16 bytes at a time where all rows are aligned.
+__device__ inline OfThread load(const float *from, float *to, int first, int count, bool aligned) {
+    OfThread own;
     int vectors = aligned ? count / 4 : 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int at = threadIdx.x; at < vectors; at += THREADS) {
-        reinterpret_cast<float4 *>(to)[at] = reinterpret_cast<const float4 *>(from)[at];
+        float4 four = reinterpret_cast<const float4 *>(from)[at];
+        reinterpret_cast<float4 *>(to)[at] = four;
+        uint32_t token = first + at * 4;
+        own.take(token, four.x), own.take(token + 1, four.y), own.take(token + 2, four.z), own.take(token + 3, four.w);
     }
-    for (int at = vectors * 4 + threadIdx.x; at < count; at += THREADS) to[at] = from[at];
+    for (int at = vectors * 4 + threadIdx.x; at < count; at += THREADS) {
+        to[at] = from[at];
+        own.take(first + at, from[at]);
+    }
+    return own;
 }
 
 // Samples row `number` with block `block` of its blocks. `memory` is for the slice; null: it is left where it is, or copied to
@@ -148,9 +156,10 @@ __device__ void run(const SamplingCall &call, int number, int block, Shared &sha
     bool edited = row.biases + row.seen + row.bans > 0 || row.mask >= 0;
     float *copy = memory != nullptr ? memory : call.scratch + static_cast<int64_t>(number) * call.vocab + first;
     bool copied = memory != nullptr || edited;
+    OfThread loaded;
     if (copied) {
         bool aligned = memory != nullptr && call.vocab % 4 == 0 && reinterpret_cast<uint64_t>(call.logits) % 16 == 0;
-        load(raw, copy, count, aligned);
+        loaded = load(raw, copy, first, count, aligned);
     }
     Row<BLOCKS> of{shared, block, first, count, copied ? copy : raw};
     // For the copy, and because a block must have started before another one writes to its memory.
@@ -166,8 +175,10 @@ __device__ void run(const SamplingCall &call, int number, int block, Shared &sha
         return isnan(logit) ? -INFINITY : __double2float_rn(above - log_sum);
     };
     bool logprobs = row.top_n >= 0, none = false;
+    if (logprobs || !edited) {
+        extremes = copied ? of.extremes(loaded) : of.extremes();
+    }
     if (logprobs) {
-        extremes = of.extremes();
         none = extremes.best == NO_KEY;
     }
     if (logprobs && !none) {
@@ -194,8 +205,10 @@ __device__ void run(const SamplingCall &call, int number, int block, Shared &sha
 
     int token = row.forced;
     if (token < 0 && !none) {
-        if (edited) adjust(call, row, copy, first, count);
-        if (edited || !logprobs) extremes = of.extremes();
+        if (edited) {
+            adjust(call, row, copy, first, count);
+            extremes = of.extremes();
+        }
         int likeliest = static_cast<int>(extremes.best & 0xffffffffu);
         if (extremes.best == NO_KEY) {
             none = true;

@@ -83,6 +83,18 @@ struct Extremes {
     float max, least;
 };
 
+// Those that one thread has seen. Tokens come in order: the first of equals stays.
+struct OfThread {
+    float max = -INFINITY, least = INFINITY;
+    uint32_t token = 0;
+
+    __device__ void take(uint32_t at, float logit) {
+        if (!counts(logit)) return;
+        if (logit > max) max = logit, token = at;
+        least = fminf(least, logit);
+    }
+};
+
 // The blocks of one row. All threads call its methods together.
 template <int BLOCKS> struct Row {
     Shared &shared;
@@ -161,15 +173,14 @@ template <int BLOCKS> struct Row {
     }
 
     __device__ Extremes extremes() {
-        float max = -INFINITY, least = INFINITY;
-        uint32_t token = 0;
-        each([&](uint32_t at, float logit) {
-            // Tokens come in order: the first of equals stays.
-            if (logit > max) max = logit, token = at;
-            least = fminf(least, logit);
-        });
-        uint64_t best = counts(max) ? key_of(max, token) : NO_KEY;
-        uint64_t worst = counts(max) ? ~key_of(least, 0) : NO_KEY;
+        OfThread own;
+        each([&](uint32_t token, float logit) { own.take(token, logit); });
+        return extremes(own);
+    }
+
+    __device__ Extremes extremes(const OfThread &own) {
+        uint64_t best = counts(own.max) ? key_of(own.max, own.token) : NO_KEY;
+        uint64_t worst = counts(own.max) ? ~key_of(own.least, 0) : NO_KEY;
         reduce(best, worst, smaller);
         return {best, logit_of(best), logit_of(~worst)};
     }
