@@ -377,9 +377,11 @@ test-java: $(JNI) target/demo/model.onnx ## Test the Java binding: JUnit under -
 	@javac -Xlint:all -Werror -cp target/java/pagoda.jar -d target/java/samples samples/java/Rank.java
 
 # Programs to run here or on another GPU host: they do not need cargo.
-build-gpu: deps ## Build target/gpu-test (the CUDA kernels), and target/{kv,providers,generate}-test (in ONNX Runtime).
+build-gpu: deps ## Build target/gpu-test (the CUDA kernels), target/lib-test, and target/{kv,providers,generate}-test (in ONNX Runtime).
 	@program=$$(cargo test -q -p pagoda-kernels --test gpu --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p') && cp "$$program" target/gpu-test
+	@program=$$(cargo test -q --lib --no-run --message-format=json | \
+		sed -n 's/.*"executable":"\([^"]*\/pagoda-[^"]*\)".*/\1/p') && cp "$$program" target/lib-test
 	@program=$$(cargo test -q --test providers --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/providers-[^"]*\)".*/\1/p') && cp "$$program" target/providers-test
 	@program=$$(cargo test -q --test kv --no-run --message-format=json | \
@@ -389,13 +391,14 @@ build-gpu: deps ## Build target/gpu-test (the CUDA kernels), and target/{kv,prov
 
 test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under compute-sanitizer too where that is installed.
 	target/gpu-test
+	PAGODA_TEST_GPU=0 target/lib-test --ignored device_tests::tokens device_tests::golden
 	PAGODA_TEST_GPU=0 PAGODA_KV_SEQUENCES=400 target/kv-test --skip crash
 	PAGODA_ONNXRUNTIME=$(ORT_GPU) target/providers-test --include-ignored
 	PAGODA_TEST_GPU=0 PAGODA_ONNXRUNTIME=$(ORT_GPU) target/generate-test --skip crash
 	@! command -v compute-sanitizer >/dev/null || for tool in memcheck initcheck racecheck; do \
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append tokens-moved \
 			table-found table-evicted dense-random dense-nonsense unit linear embed \
-			paged-golden paged-random paged-slots paged-tiles paged-nonsense glu || exit 1; \
+			paged-golden paged-random paged-slots paged-tiles paged-nonsense glu sampling sampling-nonsense || exit 1; \
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/providers-test --ignored row_lookup \
 			rows_change_as_their_versions_say || exit 1; done
 

@@ -62,6 +62,8 @@ const FILES: &[(&str, &[&str])] = &[
     ("llm/paged_attention_sm90", SM90A),
     ("llm/paged_decode_sm80", ALL),
     ("llm/paged_prefill_sm80", ALL),
+    ("llm/sampling", ALL),
+    ("llm/sampling_sm90", SM90A),
 ];
 
 fn main() {

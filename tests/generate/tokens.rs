@@ -1,8 +1,8 @@
 //! Which tokens come out.
 
-use pagoda::engine::{FinishReason, GenerateRequest};
+use pagoda::engine::{FinishReason, GenerateRequest, GenerateResponse};
 
-use super::cases::{VOCAB, greedy, open, options, oracle, oracle_logits, prompt, stepped, tokens};
+use super::cases::{VOCAB, greedy, on_gpu, open, options, oracle, oracle_logits, prompt, stepped, tokens};
 
 #[test]
 fn greedy_tokens_are_those_of_the_oracle() {
@@ -30,6 +30,58 @@ fn sixteen_at_once_get_the_same_tokens_as_one_alone() {
     for (stream, alone) in streams.into_iter().zip(alone) {
         assert_eq!(stream.response().unwrap().choices[0].tokens, alone);
     }
+}
+
+/// In a batch of sixteen tokens are sampled on the GPU, where the model runs on one; alone only the first, where a short prompt
+/// is padded to a large batch. Few tokens can be drawn, because logits of a batch can differ in their last bits.
+#[test]
+fn every_option_gives_the_same_tokens_in_a_batch_of_sixteen() {
+    let requests: Vec<_> = (0..16)
+        .map(|n| {
+            let greedy = greedy(&prompt(n, 3 + 5 * n as usize), 20);
+            let drawn = GenerateRequest { do_sample: Some(true), top_k: Some(4), seed: Some(n), ..greedy.clone() };
+            match n % 8 {
+                0 => greedy,
+                1 => GenerateRequest { temperature: Some(2.0), ..drawn },
+                2 => GenerateRequest { top_k: Some(0), top_p: Some(0.02), temperature: Some(0.5), ..drawn },
+                3 => GenerateRequest {
+                    repetition_penalty: Some(1.3),
+                    presence_penalty: 0.2,
+                    frequency_penalty: 0.4,
+                    ..greedy
+                },
+                4 => GenerateRequest { no_repeat_ngram_size: Some(2), logprobs: Some(0), ..greedy },
+                5 => GenerateRequest { logit_bias: vec![(7, 4.0), (9, -1e30)], min_p: Some(0.3), ..drawn },
+                6 => GenerateRequest { forced_eos: Some(1), min_new_tokens: Some(5), logprobs: Some(5), ..drawn },
+                // More than the GPU counts, and what it does not do at all.
+                _ => GenerateRequest { logprobs: Some(30), prompt_logprobs: (n > 8).then_some(1), ..drawn },
+            }
+        })
+        .collect();
+    let alone: Vec<_> = {
+        let generator = open(options(64));
+        let responses = requests.iter().map(|request| generator.generate(request).unwrap()).collect();
+        assert!(generator.stats().sampled_on_gpu <= 16);
+        responses
+    };
+    let generator = open(pagoda::GeneratorOptions { max_stretch: 0.0, ..stepped(256) });
+    let streams: Vec<_> = requests.iter().map(|request| generator.stream(request).unwrap()).collect();
+    while generator.step().unwrap() {}
+    assert!(generator.stats().steps < 20 + 16, "they ran together: {:?}", generator.stats());
+    for (n, (stream, alone)) in streams.into_iter().zip::<Vec<GenerateResponse>>(alone).enumerate() {
+        let (together, alone) = (&stream.response().unwrap().choices[0], &alone.choices[0]);
+        assert_eq!(together.tokens, alone.tokens, "request {n}");
+        assert_eq!(together.logprobs.len(), alone.logprobs.len(), "request {n}");
+        for (together, alone) in together.logprobs.iter().zip(&alone.logprobs) {
+            assert!((together.logprob - alone.logprob).abs() < 1e-4, "request {n}: {together:?}, {alone:?}");
+            assert_eq!((together.rank, together.top.len()), (alone.rank, alone.top.len()), "request {n}");
+            for (together, alone) in together.top.iter().zip(&alone.top) {
+                assert!((together.1 - alone.1).abs() < 1e-4, "request {n}: {together:?}, {alone:?}");
+            }
+        }
+    }
+    let sampled = generator.stats().sampled_on_gpu;
+    assert_eq!(sampled >= 14 * 18, on_gpu(), "{sampled} tokens were sampled on the GPU");
 }
 
 #[test]

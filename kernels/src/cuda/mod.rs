@@ -35,3 +35,4 @@ pub use hstu::linear::Linear;
 pub use hstu::unit::Unit;
 pub use llm::glu::Glu;
 pub use llm::paged_attention::{HeadSlots, KeyWeights, PagedAttention, PagedPath, Rotation};
+pub use llm::sampling::{Sampling, SamplingPath, SamplingResult, SamplingRow, TokenEdit};

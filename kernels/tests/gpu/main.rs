@@ -22,6 +22,7 @@ mod paged;
 mod parity;
 mod pools;
 mod same_bits;
+mod sampling;
 mod table;
 mod tokens;
 mod written;
@@ -77,6 +78,10 @@ const PARTS: &[Part] = &[
     ("paged-captured", paged::captured),
     ("glu", glu::random),
     ("glu-captured", glu::captured),
+    ("sampling", sampling::random),
+    ("sampling-draws", sampling::draws),
+    ("sampling-same-bits", sampling::same_bits),
+    ("sampling-nonsense", sampling::nonsense),
 ];
 
 fn main() -> ExitCode {

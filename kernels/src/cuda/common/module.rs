@@ -48,6 +48,8 @@ pub struct Modules {
     /// From sm_80 on, as all that are named so.
     pub paged_decode_sm80: Option<Module>,
     pub paged_prefill_sm80: Option<Module>,
+    pub sampling: Module,
+    pub sampling_sm90: Option<Module>,
     pub unit: Module,
 }
 
@@ -74,6 +76,8 @@ impl Modules {
             paged_attention_sm90: sm90(fatbin!("paged_attention_sm90"))?,
             paged_decode_sm80: sm80(fatbin!("paged_decode_sm80"))?,
             paged_prefill_sm80: sm80(fatbin!("paged_prefill_sm80"))?,
+            sampling: Module::load(fatbin!("sampling"))?,
+            sampling_sm90: sm90(fatbin!("sampling_sm90"))?,
             unit: Module::load(fatbin!("hstu_unit"))?,
         })
     }

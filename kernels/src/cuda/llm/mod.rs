@@ -5,6 +5,7 @@ pub mod paged_attention;
 mod paged_attention_sm80;
 mod paged_attention_sm90;
 mod raw;
+pub mod sampling;
 
 /// The layouts that CUDA was compiled against are those that Rust has here.
 mod layouts {

@@ -44,4 +44,84 @@ mirrored! {
         scale: f32,
         softcap: f32,
     }
+
+    /// A change of one token's logit, of cuda/llm/sampling.cuh.
+    struct TokenEdit {
+        /// The token. One that has no logit is ignored.
+        token: u32,
+        /// Of a bias: the bits of the f32 that is added. Of a token that was seen: how often it is in the output.
+        value: u32,
+    }
+
+    /// How the token of one row is chosen, of cuda/llm/sampling.cuh. A number that points outside its tensor is harmless.
+    struct SamplingRow {
+        /// The draw depends on this and on the position.
+        seed: u64,
+        /// The token's position.
+        position: u64,
+        /// The row of the logits.
+        row: i32,
+        /// The row's edits begin here: biases, tokens that were seen, bans. Each list has a token once; bans may repeat.
+        first_edit: i32,
+        /// How many biases.
+        biases: i32,
+        /// How many tokens that were seen, which the penalties are about.
+        seen: i32,
+        /// How many bans.
+        bans: i32,
+        /// The row of the masks; −1: none.
+        mask: i32,
+        /// The token that is taken whatever the logits are; −1: none.
+        forced: i32,
+        /// 0: all.
+        top_k: i32,
+        /// How many of the likeliest tokens are wanted; −1: no log probabilities at all.
+        top_n: i32,
+        /// 0: the token with the largest logit.
+        temperature: f32,
+        /// 1: off.
+        top_p: f32,
+        /// 0: off.
+        min_p: f32,
+        /// The repetition penalty; 1: off.
+        repetition: f32,
+        /// The presence penalty; 0: off.
+        presence: f32,
+        /// The frequency penalty; 0: off.
+        frequency: f32,
+        /// Nothing: no byte of the struct is left undefined.
+        unused: i32,
+    }
+
+    /// What became of a row, of cuda/llm/sampling.cuh.
+    struct SamplingResult {
+        /// The token; −1 if none is left: all logits are −∞ or NaN, or all tokens are banned.
+        token: i32,
+        /// Its place among the raw logits, from 1 on. This and the rest only if log probabilities are wanted.
+        rank: i32,
+        /// Its log probability by the raw logits.
+        logprob: f32,
+        /// How many of the likeliest tokens there are.
+        top_count: i32,
+        /// The likeliest tokens, the likeliest first.
+        top_tokens: [u32; 20],
+        /// Their log probabilities.
+        top_logprobs: [f32; 20],
+    }
+
+    /// Of cuda/llm/sampling.cuh.
+    struct SamplingCall {
+        logits: u64,
+        rows: u64,
+        edits: u64,
+        masks: u64,
+        results: u64,
+        scratch: u64,
+        vocab: i32,
+        logits_rows: i32,
+        edit_count: i32,
+        mask_rows: i32,
+        fraction_bits: i32,
+        slice: i32,
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::device::DeviceMemory;
 use crate::error::Result;
 use crate::kv::KvCache;
 use crate::runtime::Model;
@@ -20,9 +21,35 @@ pub(in super::super) struct BoundModel<'a> {
     /// The name of the output. It has `width` numbers for each requested row.
     pub(in super::super) output: &'a str,
     pub(in super::super) width: usize,
+    /// Where the output of large batches stays on the GPU; `None`: all outputs go to the host.
+    pub(in super::super) device_output: Option<DeviceOutput<'a>>,
+}
+
+/// Memory on the GPU for the output of batches of at least `least_rows` rows.
+#[derive(Clone, Copy)]
+pub(in super::super) struct DeviceOutput<'a> {
+    pub(in super::super) memory: &'a Arc<DeviceMemory>,
+    pub(in super::super) least_rows: usize,
+}
+
+/// Where the output of a run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in super::super) enum Placed {
+    /// In the buffer of the host.
+    #[default]
+    Host,
+    /// In [`BoundModel::device_output`].
+    Device,
 }
 
 impl<'a> BoundModel<'a> {
+    /// The memory that so many rows of output stay in.
+    pub(super) fn output_on_device(&self, rows: usize) -> Option<&Arc<DeviceMemory>> {
+        let DeviceOutput { memory, least_rows } = self.device_output?;
+        let bytes = rows.saturating_mul(self.width).saturating_mul(size_of::<f32>());
+        (rows >= least_rows && bytes <= memory.bytes()).then_some(memory)
+    }
+
     /// The names of every pool, and of every layer's scales, as graph input and as graph output, and the tensor that both are.
     pub(in super::super) fn pages(&self) -> Result<Vec<(&'a str, &'a str, &'a Arc<Tensor>)>> {
         let Some(kv) = self.kv else { return Ok(Vec::new()) };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pagoda_custom_ops::side_channel::{with_arrivals, with_settled};
 
-use super::bound_model::BoundModel;
+use super::bound_model::{BoundModel, Placed};
 use super::inputs::{Input, Sizes};
 use crate::device::{CUdeviceptr, DeviceMemory, Gpu, PinnedMemory};
 use crate::error::{Error, Result};
@@ -43,8 +43,9 @@ struct BoundShape {
     /// The offset of each input.
     offsets: Vec<usize>,
     inputs: Arc<DeviceMemory>,
-    /// In pinned host memory. The last kernel writes it directly, so no copy follows a run.
-    scores: Arc<Tensor>,
+    /// In pinned host memory. The last kernel writes it directly, so no copy follows a run. `None`: the output stays in
+    /// [`BoundModel::device_output`].
+    scores: Option<Arc<Tensor>>,
 }
 
 /// A shape that batches are padded to.
@@ -99,7 +100,8 @@ impl Graphs {
         self.shapes.iter().position(|shape| shape.fits(batch))
     }
 
-    /// Runs a batch as the graph of a shape and writes its scores. Returns false if the capture failed.
+    /// Runs a batch as the graph of a shape and writes its scores. Returns where they are, `None` if the capture failed.
+    /// `model.device_output` is the same for all batches.
     ///
     /// # Safety
     /// As for [`Model::run_bound`](crate::runtime::Model::run_bound), of the pools.
@@ -109,7 +111,7 @@ impl Graphs {
         inputs: &[Input<'_>],
         model: &BoundModel<'_>,
         scores: &mut [f32],
-    ) -> Result<bool> {
+    ) -> Result<Option<Placed>> {
         let mut all = self.bound.lock();
         let (sizes, slot) = (self.shapes[shape], &mut all[shape]);
         if let Slot::New = slot {
@@ -123,10 +125,10 @@ impl Graphs {
                 }
             };
         }
-        let Slot::Bound(bound) = slot else { return Ok(false) };
+        let Slot::Bound(bound) = slot else { return Ok(None) };
         let variant = usize::from(!model.pools_ready);
         if bound.graphs[variant].has_failed() {
-            return Ok(false);
+            return Ok(None);
         }
         // SAFETY: by contract; the memory is used only under this lock.
         let ran = with_arrivals(!model.pools_ready, || unsafe { bound.run(variant, &sizes, inputs, scores) });
@@ -136,9 +138,9 @@ impl Graphs {
                 log::warn!(
                     "batches of {sizes:?} run without a CUDA graph on this thread{times}: it could not be captured: {error}"
                 );
-                Ok(false)
+                Ok(None)
             }
-            ran => ran.map(|()| true),
+            ran => ran.map(Some),
         }
     }
 }
@@ -160,8 +162,14 @@ impl BoundShape {
             fed.push((input.name, Arc::new(tensor)));
         }
         let dims = [sizes.outputs as i64, model.width as i64];
-        let scores = Arc::new(Tensor::zeros_pinned(gpu, ElementType::F32, &dims)?);
-        let mut made = vec![(model.output, Arc::clone(&scores))];
+        let (output, scores) = match model.output_on_device(sizes.outputs) {
+            Some(memory) => (Arc::new(Tensor::on_device(ElementType::F32, &dims, memory, 0)?), None),
+            None => {
+                let scores = Arc::new(Tensor::zeros_pinned(gpu, ElementType::F32, &dims)?);
+                (Arc::clone(&scores), Some(scores))
+            }
+        };
+        let mut made = vec![(model.output, output)];
         for (input, output, tensor) in model.pages()? {
             fed.push((input, Arc::clone(tensor)));
             made.push((output, Arc::clone(tensor)));
@@ -174,7 +182,13 @@ impl BoundShape {
 
     /// # Safety
     /// As for [`Graphs::run`]; no other thread uses this at the same time.
-    unsafe fn run(&mut self, variant: usize, sizes: &Sizes, inputs: &[Input<'_>], scores: &mut [f32]) -> Result<()> {
+    unsafe fn run(
+        &mut self,
+        variant: usize,
+        sizes: &Sizes,
+        inputs: &[Input<'_>],
+        scores: &mut [f32],
+    ) -> Result<Placed> {
         // SAFETY: the length is right, and `&mut self` is the only access: each run was waited for.
         let staging = unsafe { std::slice::from_raw_parts_mut(self.staging.data(), self.staging.bytes()) };
         for (input, place) in inputs.iter().zip(&self.offsets) {
@@ -188,8 +202,9 @@ impl BoundShape {
             // SAFETY: by contract; both memories have this length, and nothing else uses them until the run has ended.
             unsafe { graph.run(|stream| stream.upload(to, from, bytes)) }
         })?;
-        scores.copy_from_slice(&self.scores.as_slice()?[..scores.len()]);
-        Ok(())
+        let Some(pinned) = &self.scores else { return Ok(Placed::Device) };
+        scores.copy_from_slice(&pinned.as_slice()?[..scores.len()]);
+        Ok(Placed::Host)
     }
 }
 

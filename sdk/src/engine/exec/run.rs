@@ -2,15 +2,16 @@
 
 use pagoda_custom_ops::side_channel::with_arrivals;
 
-use super::bound_model::BoundModel;
+use super::bound_model::{BoundModel, Placed};
 use super::graphs::Graphs;
 use super::inputs::{Input, Sizes, tensor_in_place};
 use crate::error::Result;
 use crate::metrics;
 use crate::runtime::Cancel;
-use crate::tensor::Tensor;
+use crate::tensor::{ElementType, Tensor};
 
-/// Runs a batch and writes its output. Uses a CUDA graph if a shape fits.
+/// Runs a batch and writes its output: to `output`, or to the GPU's memory that is bound for large batches. Uses a CUDA
+/// graph if a shape fits.
 ///
 /// # Safety
 /// As for [`Model::run_bound`](crate::runtime::Model::run_bound), of the pools: the run writes only to pages of its own
@@ -22,20 +23,26 @@ pub(in super::super) unsafe fn run(
     inputs: &[Input<'_>],
     output: &mut [f32],
     cancel: Option<&Cancel>,
-) -> Result<()> {
+) -> Result<Placed> {
     if let Some(graphs) = graphs {
         // SAFETY: by contract.
         let run = |shape| unsafe { graphs.run(shape, inputs, bound, output) };
         let ran = graphs.find(sizes).map(run).transpose()?;
-        metrics::engine_graph_batches(ran.map_or("other", |ran| if ran { "graph" } else { "failed" })).inc();
-        if ran == Some(true) {
-            return Ok(());
+        metrics::engine_graph_batches(ran.map_or("other", |ran| if ran.is_some() { "graph" } else { "failed" })).inc();
+        if let Some(placed) = ran.flatten() {
+            return Ok(placed);
         }
     }
     let tensors = inputs.iter().map(|input| input.numbers.tensor()).collect::<Result<Vec<_>>>()?;
-    // SAFETY: the buffer outlives the tensor, and nothing else uses it.
-    let result =
-        unsafe { tensor_in_place(&[sizes.outputs as i64, bound.width as i64], output.as_mut_ptr(), output.len()) }?;
+    let dims = [sizes.outputs as i64, bound.width as i64];
+    let (result, placed) = match bound.output_on_device(sizes.outputs) {
+        Some(memory) => (Tensor::on_device(ElementType::F32, &dims, memory, 0)?, Placed::Device),
+        None => {
+            // SAFETY: the buffer outlives the tensor, and nothing else uses it.
+            let tensor = unsafe { tensor_in_place(&dims, output.as_mut_ptr(), output.len()) }?;
+            (tensor, Placed::Host)
+        }
+    };
     let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
     let mut made: Vec<(&str, Option<&Tensor>)> = vec![(bound.output, Some(&result))];
     for (input, output, tensor) in bound.pages()? {
@@ -44,6 +51,6 @@ pub(in super::super) unsafe fn run(
     }
     with_arrivals(!bound.pools_ready, || {
         // SAFETY: only this run uses the buffers; the pools are by contract.
-        unsafe { bound.model.run_bound(&fed, &made, cancel) }.map(drop)
+        unsafe { bound.model.run_bound(&fed, &made, cancel) }.map(|_| placed)
     })
 }

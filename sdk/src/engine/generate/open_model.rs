@@ -19,6 +19,8 @@ pub(super) struct OpenModel {
     /// Present if decode batches run as CUDA graphs. Dropped before `kv`: the graphs refer to its pools.
     pub(super) graphs: Option<Graphs>,
     pub(super) kv: KvCache,
+    /// The GPU that runs the model and all of its operators.
+    pub(super) device_id: Option<u32>,
     /// The pages of the pool.
     pub(super) pages: u64,
     pub(super) tokenizer: Arc<Tokenizer>,
@@ -44,12 +46,13 @@ impl OpenModel {
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let kv = open_kv(&folder, options, device_id, store)?;
         let pages = kv.stats().pages;
-        let graphs = (model.provider() == Provider::Cuda && model.operators_on_gpu()).then(|| {
+        let device_id = device_id.filter(|_| model.provider() == Provider::Cuda);
+        let graphs = device_id.map(|device| {
             let context = u64::from(folder.limits.max_context).div_ceil(folder.kv.page_size.into());
-            Graphs::new(options.model.device_id, &decode_shapes(options.max_batch), context, pages)
+            Graphs::new(device, &decode_shapes(options.max_batch), context, pages)
         });
         let version = folder.version.as_str().into();
-        Ok(Self { folder, model, graphs, kv, pages, tokenizer, template, version })
+        Ok(Self { folder, model, graphs, kv, device_id, pages, tokenizer, template, version })
     }
 
     /// The tokens of a prompt.

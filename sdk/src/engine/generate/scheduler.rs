@@ -56,6 +56,7 @@ impl Scheduler {
         counters: Arc<Counters>,
     ) -> Self {
         Self {
+            workspace: Workspace::new(&model, options.max_batch as usize),
             model,
             sessions,
             counters,
@@ -65,7 +66,6 @@ impl Scheduler {
             share_prefixes: options.share_prefixes,
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
-            workspace: Workspace::default(),
             scratch: Scratch::default(),
             pace: Pace::default(),
             busy_steps: 0,
@@ -278,6 +278,12 @@ impl Scheduler {
             self.run_one_by_one(batch, error);
             return;
         }
+        let vocab = self.model.folder.vocab_size as usize;
+        let sequences = batch.iter().map(|(key, rows)| (&self.running[key], *rows));
+        match catch_panic(|| self.workspace.sample(sequences, vocab)) {
+            Ok(tokens) => self.counters.sampled_on_gpu(tokens),
+            Err(error) => return batch.iter().for_each(|&(key, _)| self.fail(key, error.clone())),
+        }
         self.advance(batch);
     }
 
@@ -300,15 +306,16 @@ impl Scheduler {
     fn advance(&mut self, batch: &[(Precedence, usize)]) {
         let vocab = self.model.folder.vocab_size as usize;
         let logits = std::mem::take(&mut self.workspace.logits);
+        let mut all_sampled = std::mem::take(&mut self.workspace.sampled);
         let mut scratch = std::mem::take(&mut self.scratch);
         let mut rest = &logits[..];
-        for &(key, rows) in batch {
+        for (&(key, rows), sampled) in batch.iter().zip(&mut all_sampled) {
             let Some(sequence) = self.running.get_mut(&key) else { continue };
             let own = (rows - sequence.logits_from(rows)) * vocab;
             let (own, after) = rest.split_at(own);
             rest = after;
             sequence.committed = true;
-            let advanced = catch_panic(|| sequence.advance(rows, own, vocab, &mut scratch));
+            let advanced = catch_panic(|| sequence.advance(rows, own, sampled.take(), vocab, &mut scratch));
             match advanced {
                 Ok(None) => {}
                 Ok(Some(reason)) => {
@@ -318,7 +325,7 @@ impl Scheduler {
                 Err(error) => self.fail(key, error),
             }
         }
-        (self.workspace.logits, self.scratch) = (logits, scratch);
+        (self.workspace.logits, self.workspace.sampled, self.scratch) = (logits, all_sampled, scratch);
     }
 
     /// Ends a sequence, and its request with the last one.

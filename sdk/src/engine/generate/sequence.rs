@@ -8,7 +8,7 @@ use super::answers::Answers;
 use super::plan::Need;
 use super::prefix_items::PrefixItems;
 use super::request::{Choice, FinishReason, Timings, Token};
-use super::sampling::{Sampler, Scratch, TokenLogprobs, logprobs};
+use super::sampling::{Sampled, Sampler, Scratch, TokenLogprobs, logprobs};
 use crate::error::Result;
 use crate::kv::{KvRequest, Owner};
 use crate::text::{Detokeniser, Stopped, Stops};
@@ -154,11 +154,18 @@ impl Sequence {
         if self.cached + rows == self.tokens.len() { rows - 1 } else { rows }
     }
 
-    /// This number of rows was computed. `logits` has those of the rows from [`Self::logits_from`] on.
+    /// The position of the next token in the answer, which its draw depends on.
+    pub(super) fn next_position(&self) -> u64 {
+        (self.tokens.len() - self.prompt) as u64
+    }
+
+    /// This number of rows was computed. `logits` has those of the rows from [`Self::logits_from`] on. They are not used if
+    /// the next token is in `sampled`.
     pub(super) fn advance(
         &mut self,
         rows: usize,
         logits: &[f32],
+        sampled: Option<Sampled>,
         vocab: usize,
         scratch: &mut Scratch,
     ) -> Result<Option<FinishReason>> {
@@ -177,15 +184,23 @@ impl Sequence {
         if self.choice == 0 && self.tokens.len() == self.prompt {
             self.answers.prompt_done();
         }
-        self.take_token(&logits[logits.len() - vocab..], scratch)
+        let sampled = match sampled {
+            Some(sampled) => sampled,
+            None => self.sample(&logits[logits.len() - vocab..], scratch)?,
+        };
+        self.take_token(sampled)
     }
 
-    /// Takes the next token from its logits. Returns why the answer ended, if it did.
-    fn take_token(&mut self, logits: &[f32], scratch: &mut Scratch) -> Result<Option<FinishReason>> {
-        let position = (self.tokens.len() - self.prompt) as u64;
-        let token = self.sampler.sample(logits, position, None, scratch)?;
-        self.sampler.observe(token);
+    /// Chooses the next token from its logits.
+    fn sample(&self, logits: &[f32], scratch: &mut Scratch) -> Result<Sampled> {
+        let token = self.sampler.sample(logits, self.next_position(), None, scratch)?;
         let logprobs = self.logprobs.map(|top| logprobs(logits, token, top as usize, scratch)).transpose()?;
+        Ok(Sampled { token, logprobs })
+    }
+
+    /// Takes the next token. Returns why the answer ended, if it did.
+    fn take_token(&mut self, Sampled { token, logprobs }: Sampled) -> Result<Option<FinishReason>> {
+        self.sampler.observe(token);
         let now = Instant::now();
         self.clock.first_token.get_or_insert(now);
         self.clock.last_token = Some(now);

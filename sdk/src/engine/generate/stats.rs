@@ -24,6 +24,8 @@ pub struct GeneratorStats {
     pub cached_tokens: u64,
     /// Tokens of answers.
     pub generated_tokens: u64,
+    /// Tokens of answers that were sampled on a GPU.
+    pub sampled_on_gpu: u64,
     /// Sequences that were preempted because pages ran out.
     pub preemptions: u64,
     /// Sequences that wait.
@@ -46,6 +48,7 @@ pub(super) struct Counters {
     computed: AtomicU64,
     cached: AtomicU64,
     generated: AtomicU64,
+    sampled_on_gpu: AtomicU64,
     preemptions: AtomicU64,
     step_ns: AtomicU64,
     model_ns: AtomicU64,
@@ -68,6 +71,10 @@ impl Counters {
     pub(super) fn cached(&self, tokens: usize) {
         add(&self.cached, tokens as u64);
         metrics::generator_tokens("cached").inc_by(tokens as u64);
+    }
+
+    pub(super) fn sampled_on_gpu(&self, tokens: usize) {
+        add(&self.sampled_on_gpu, tokens as u64);
     }
 
     pub(super) fn preempted(&self) {
@@ -109,6 +116,7 @@ impl Counters {
             computed_tokens: get(&self.computed),
             cached_tokens: get(&self.cached),
             generated_tokens: get(&self.generated),
+            sampled_on_gpu: get(&self.sampled_on_gpu),
             preemptions: get(&self.preemptions),
             waiting: get(&self.waiting),
             running: get(&self.running),

@@ -1,10 +1,15 @@
 //! The buffers of a step: the model's inputs and its logits.
 
-use super::super::exec::{self, BoundModel, Dim, Input, Sizes, Values};
+use super::super::exec::{self, BoundModel, DeviceOutput, Dim, Input, Placed, Sizes, Values};
 use super::open_model::OpenModel;
+use super::sampling::{DeviceSampler, Sampled, ToSample};
 use super::sequence::Sequence;
+use crate::device::Gpu;
 use crate::error::Result;
 use crate::kv::KvLease;
+
+/// From so many rows of logits on, tokens are sampled on the GPU. A batch that runs as a CUDA graph has as many as its shape.
+const ROWS_ON_GPU: usize = 8;
 
 /// The buffers of a step. They are reused by the next one.
 #[derive(Default)]
@@ -16,11 +21,28 @@ pub(super) struct Workspace {
     page_indptr: Vec<i32>,
     page_ids: Vec<i32>,
     logits_rows: Vec<i32>,
-    /// The logits of `logits_rows`, in order.
+    /// The logits of `logits_rows`, in order, unless they are on the GPU.
     pub(super) logits: Vec<f32>,
+    placed: Placed,
+    /// Present if the model runs on a GPU, in batches that are large enough.
+    on_gpu: Option<DeviceSampler>,
+    /// What was sampled on the GPU for each sequence of the batch.
+    pub(super) sampled: Vec<Option<Sampled>>,
 }
 
 impl Workspace {
+    /// For a model that runs in batches of up to `max_batch` sequences.
+    pub(super) fn new(model: &OpenModel, max_batch: usize) -> Self {
+        let device = model.device_id.filter(|_| max_batch >= ROWS_ON_GPU);
+        let sampler = device.and_then(|device| {
+            let gpu = Gpu::shared(device as usize).map_err(Into::into);
+            gpu.and_then(|gpu| DeviceSampler::new(gpu, max_batch, model.folder.vocab_size as usize))
+                .inspect_err(|error| log::warn!("tokens are sampled on the CPU: {error}"))
+                .ok()
+        });
+        Self { on_gpu: sampler, ..Self::default() }
+    }
+
     /// Fills the buffers with the rows of a step.
     pub(super) fn fill<'a>(&mut self, batch: impl Iterator<Item = (&'a Sequence, usize)>, lease: &KvLease) {
         let Self { input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows, .. } = self;
@@ -68,6 +90,10 @@ impl Workspace {
             scales: pairs(&names.kv_scales, &outputs.kv_scales),
             output: &outputs.logits,
             width,
+            device_output: self
+                .on_gpu
+                .as_ref()
+                .map(|sampler| DeviceOutput { memory: sampler.logits(), least_rows: ROWS_ON_GPU }),
         };
         let inputs = self.inputs(model);
         // SAFETY: only this run uses the buffers. It writes only to pages of its own lease, behind the rows that other
@@ -75,7 +101,45 @@ impl Workspace {
         let ran = unsafe { exec::run(&bound, model.graphs.as_ref(), &self.sizes(), &inputs, &mut logits, None) };
         drop(inputs);
         self.logits = logits;
-        ran
+        self.placed = ran?;
+        Ok(())
+    }
+
+    /// Samples the tokens of the batch into `sampled`, if its logits are on the GPU. The logits that nothing was sampled from go
+    /// to the host. Returns how many tokens were sampled.
+    pub(super) fn sample<'a>(
+        &mut self,
+        batch: impl Iterator<Item = (&'a Sequence, usize)> + Clone,
+        vocab: usize,
+    ) -> Result<usize> {
+        let Some(sampler) = self.on_gpu.as_mut().filter(|_| self.placed == Placed::Device) else {
+            self.sampled.clear();
+            self.sampled.resize(batch.count(), None);
+            return Ok(0);
+        };
+        let rows_of = |(sequence, rows): (&Sequence, usize)| rows - sequence.logits_from(rows);
+        let mut row = 0;
+        let to_sample = batch.clone().map(|(sequence, rows)| {
+            let first = row;
+            row += rows_of((sequence, rows));
+            // Where the prompt's log probabilities are wanted, the host needs all logits.
+            (row == first + 1 && !sequence.needs_prompt_logits()).then(|| ToSample {
+                row: first,
+                sampler: &sequence.sampler,
+                position: sequence.next_position(),
+                logprobs: sequence.logprobs,
+            })
+        });
+        sampler.sample(to_sample, &mut self.sampled)?;
+        let mut row = 0;
+        for (sequence, sampled) in batch.zip(&self.sampled) {
+            let rows = row..row + rows_of(sequence);
+            row = rows.end;
+            if sampled.is_none() && !rows.is_empty() {
+                sampler.fetch(rows.clone(), &mut self.logits[rows.start * vocab..rows.end * vocab])?;
+            }
+        }
+        Ok(self.sampled.iter().flatten().count())
     }
 
     fn inputs<'a>(&'a self, model: &'a OpenModel) -> Vec<Input<'a>> {

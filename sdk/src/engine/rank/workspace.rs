@@ -74,10 +74,11 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         scales: Vec::new(),
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
+        device_output: None,
     };
     // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other
     // runs may read.
-    unsafe { exec::run(&bound, serving.graphs.as_ref(), &workspace.sizes(), &inputs, scores, cancel) }
+    unsafe { exec::run(&bound, serving.graphs.as_ref(), &workspace.sizes(), &inputs, scores, cancel) }.map(drop)
 }
 
 impl Workspace {

@@ -98,7 +98,7 @@ impl Sampler {
         }
     }
 
-    fn bans_eos(&self) -> bool {
+    pub(super) fn bans_eos(&self) -> bool {
         self.new_tokens < self.options.min_new_tokens
     }
 

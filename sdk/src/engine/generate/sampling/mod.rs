@@ -6,10 +6,11 @@
 //!
 //! `adjust` has the steps up to the mask, with what `history` knows of the tokens so far. `choice` has those from the
 //! temperature on: `select` finds the largest logits without sorting all of them, `weights` is the softmax. `random` has
-//! the numbers of the draws.
+//! the numbers of the draws. `device` samples on the GPU, with the same result.
 
 mod adjust;
 mod choice;
+mod device;
 mod history;
 mod logprobs;
 mod options;
@@ -19,9 +20,12 @@ mod select;
 mod weights;
 
 #[cfg(test)]
+mod device_tests;
+#[cfg(test)]
 mod tests;
 
 pub use choice::Scratch;
+pub use device::{DeviceSampler, Sampled, ToSample};
 pub use logprobs::{TokenLogprobs, logprobs};
 pub use options::SamplingOptions;
 pub use sampler::Sampler;

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampler {
     pub(super) options: SamplingOptions,
-    seed: u64,
+    pub(super) seed: u64,
     pub(super) eos: Vec<u32>,
     vocab_size: usize,
     max_new_tokens: u32,
@@ -163,7 +163,7 @@ impl Sampler {
     }
 
     /// The token that is taken whatever the logits are.
-    fn forced(&self) -> Option<u32> {
+    pub(super) fn forced(&self) -> Option<u32> {
         self.options.forced_eos.filter(|_| self.new_tokens.saturating_add(1) >= self.max_new_tokens)
     }
 }
