@@ -1,5 +1,6 @@
 //! The operators of language models on the CPU.
 
 mod attention;
+mod block_linear;
 mod glu;
 pub mod reference;
