@@ -35,16 +35,18 @@ pub struct Model {
 impl Model {
     /// Opens the model in a file. The ai.pagoda operators are registered.
     pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self> {
-        Self::open_file(path.as_ref(), options, false)
+        Self::open_file(path.as_ref(), path.as_ref(), options, false)
     }
 
     /// As [`open`](Self::open). On a GPU, runs can be captured into CUDA graphs; every node of the model has to run on the
     /// GPU then.
     pub(crate) fn open_to_capture(path: &Path, options: &ModelOptions) -> Result<Self> {
-        Self::open_file(path, options, true)
+        Self::open_file(path, path, options, true)
     }
 
-    fn open_file(path: &Path, options: &ModelOptions, captures: bool) -> Result<Self> {
+    /// As [`open`](Self::open), or [`open_to_capture`](Self::open_to_capture) if it `captures`, with another graph for the CPU
+    /// provider.
+    pub(crate) fn open_file(path: &Path, on_cpu: &Path, options: &ModelOptions, captures: bool) -> Result<Self> {
         if path.as_os_str().is_empty() {
             return Err(Error::invalid("path", "an empty text; name the .onnx file"));
         }
@@ -56,7 +58,7 @@ impl Model {
             return Err(Error::invalid("path", format!("{} is a folder; name the .onnx file", path.display())));
         }
         let name = path.file_stem().map_or("model".into(), |stem| stem.to_string_lossy());
-        Self::from_source(&Source::File(path), &name, options, captures)
+        Self::from_source(&Source::File { path, on_cpu }, &name, options, captures)
     }
 
     /// Opens a model from the bytes of an .onnx file.

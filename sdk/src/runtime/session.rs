@@ -27,7 +27,11 @@ static IS_DOMAIN_KNOWN: Mutex<bool> = Mutex::new(false);
 
 /// Where a model comes from.
 pub(super) enum Source<'a> {
-    File(&'a Path),
+    /// A file, and the one that the CPU provider takes instead; mostly it is the same.
+    File {
+        path: &'a Path,
+        on_cpu: &'a Path,
+    },
     Memory(&'a [u8]),
 }
 
@@ -35,7 +39,7 @@ impl Source<'_> {
     /// The argument that names it, for errors.
     fn argument(&self) -> &'static str {
         match self {
-            Self::File(_) => "path",
+            Self::File { .. } => "path",
             Self::Memory(_) => "bytes",
         }
     }
@@ -120,8 +124,8 @@ impl Session {
         let known = IS_DOMAIN_KNOWN.lock();
         let first = (!*known).then_some(known);
         let status = match source {
-            Source::File(path) => {
-                let path = c_path(path, "path")?;
+            Source::File { path, on_cpu } => {
+                let path = c_path(if provider == Provider::Cpu { on_cpu } else { path }, "path")?;
                 // SAFETY: every pointer is live for the call.
                 unsafe { (table.CreateSession)(api.env(), path.as_ptr(), built.raw, &mut raw) }
             }

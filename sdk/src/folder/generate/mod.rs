@@ -172,6 +172,8 @@ pub struct Inputs {
 pub struct Outputs {
     /// The logits, f32.
     pub logits: String,
+    /// The largest of each 32 logits of a row, f32: an output of `cpu_model` alone; `None` if it has none.
+    pub logits_max: Option<String>,
     /// The pool of each layer, with what is new.
     pub kv_pools: Vec<String>,
     /// The scales of each layer's pool, with what is new.
