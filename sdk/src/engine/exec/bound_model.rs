@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::kv::KvCache;
 use crate::runtime::Model;
+use crate::tensor::Tensor;
 
 /// A model and what is bound to it beside the inputs of a batch.
 pub(in super::super) struct BoundModel<'a> {
@@ -16,4 +17,6 @@ pub(in super::super) struct BoundModel<'a> {
     /// The name of the output. It has `width` numbers for each requested row.
     pub(in super::super) output: &'a str,
     pub(in super::super) width: usize,
+    /// Another output, and the tensor that it is written into. CUDA graphs do not have it.
+    pub(in super::super) other: Option<(&'a str, Tensor)>,
 }

@@ -38,6 +38,7 @@ pub(in super::super) unsafe fn run(
         unsafe { tensor_in_place(&[sizes.outputs as i64, bound.width as i64], output.as_mut_ptr(), output.len()) }?;
     let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
     let mut made: Vec<(&str, Option<&Tensor>)> = vec![(bound.output, Some(&result))];
+    made.extend(bound.other.as_ref().map(|(name, tensor)| (*name, Some(tensor))));
     if let Some(kv) = bound.kv {
         for (layer, (name_in, name_out)) in (0..).zip(&bound.pools) {
             let pool = kv.pool(layer)?;

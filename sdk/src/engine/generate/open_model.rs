@@ -87,6 +87,12 @@ impl OpenModel {
         }
     }
 
+    /// The output that has the maxima of blocks of logits, where the graph that runs has one.
+    pub(super) fn logits_max(&self) -> Option<&str> {
+        let on_cpu = self.folder.cpu_model.is_some() && self.model.provider() == Provider::Cpu;
+        self.folder.outputs.logits_max.as_deref().filter(|_| on_cpu)
+    }
+
     /// The pages of so many tokens.
     pub(super) fn pages_of(&self, tokens: usize) -> u64 {
         (tokens as u64).div_ceil(self.folder.kv.page_size.into())
@@ -102,10 +108,10 @@ fn read_template(folder: &GenerateFolder, name: &str) -> Result<ChatTemplate> {
 
 fn open_graph(folder: &GenerateFolder, options: &GeneratorOptions) -> Result<Arc<Model>> {
     let file = folder.file(&folder.model);
+    let on_cpu = folder.cpu_model.as_ref().map_or_else(|| file.clone(), |name| folder.file(name));
     let model = &options.model;
-    let on_gpu = model.provider != Provider::Cpu && !model.host_pools;
-    let opened = if on_gpu { Model::open_to_capture(&file, model) } else { Model::open(file, model) };
-    opened.map(Arc::new)
+    let captures = model.provider != Provider::Cpu && !model.host_pools;
+    Model::open_file(&file, &on_cpu, model, captures).map(Arc::new)
 }
 
 /// Decode batches of up to 1, 2, 4, … sequences.

@@ -73,6 +73,7 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         pools: names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str)).collect(),
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
+        other: None,
     };
     // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other
     // runs may read.
