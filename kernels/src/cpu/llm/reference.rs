@@ -139,16 +139,13 @@ fn wide<T: Element>(value: T) -> f64 {
 /// `BlockLinear` as the specification words it: `[T, N]`.
 pub fn block_linear(op: &BlockLinear<'_>) -> Result<Vec<f64>, InputError> {
     op.check(op.rows * op.width, None)?;
-    let mut outputs = Vec::with_capacity(op.rows * op.width);
-    for row in op.x.chunks_exact(op.inner.max(1)).take(op.rows) {
-        for column in 0..op.width {
-            let products = row.iter().enumerate().map(|(k, &x)| f64::from(x) * block_weight(op, column, k));
-            outputs.push(products.sum::<f64>() + op.bias.map_or(0.0, |bias| f64::from(bias[column])));
-        }
-    }
-    // Rows without numbers.
-    outputs.resize_with(op.rows * op.width, || 0.0);
-    Ok(outputs)
+    let outputs = (0..op.rows * op.width).map(|at| {
+        let (row, column) = (at / op.width, at % op.width);
+        let x = op.x[row * op.inner..][..op.inner].iter();
+        let products = x.enumerate().map(|(k, &x)| f64::from(x) * block_weight(op, column, k));
+        products.sum::<f64>() + op.bias.map_or(0.0, |bias| f64::from(bias[column]))
+    });
+    Ok(outputs.collect())
 }
 
 fn block_weight(op: &BlockLinear<'_>, row: usize, column: usize) -> f64 {
