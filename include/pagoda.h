@@ -1982,7 +1982,7 @@ typedef struct {
      */
     int32_t max_batch_tokens;
     /**
-     * How much longer a step may take than one without prompts, while sequences decode; default 1.8. The chunks of
+     * How much longer a step may take than one without prompts, while sequences decode; default 1.5. The chunks of
      * prompts are cut to keep it. At least 1.1; 0: no limit but `max_batch_tokens`.
      */
     float max_stretch;
@@ -2019,7 +2019,7 @@ typedef struct {
 
 /** The default options of a generator. */
 #define PAGODA_GENERATOR_OPTIONS_INIT \
-    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.8f, 0, 0, 4096, 0, 0, 0, 0, NULL, NULL, NULL }
+    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.5f, 0, 0, 4096, 0, 0, 0, 0, NULL, NULL, NULL }
 
 /** What happens if prompt and answer do not fit into the model's context. */
 typedef int32_t pagoda_context_end;

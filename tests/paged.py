@@ -14,12 +14,14 @@ NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 class Paged:
     """A model and its pages. Sequences are lists of tokens; `step` runs new tokens of several at once."""
 
-    def __init__(self, folder, pages=64, threads=2, seed=1):
+    def __init__(self, folder, pages=64, threads=2, seed=1, graph="cpu_model"):
         self.manifest = json.loads((folder / "pagoda.json").read_text())
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, threads
         options.register_custom_ops_library(str(OPS))
-        self.session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+        # What the CPU runs, or what all providers can run: with native weights there is one graph.
+        graph = self.manifest.get(graph, self.manifest["model"])
+        self.session = ort.InferenceSession(str(folder / graph), options, providers=["CPUExecutionProvider"])
         self.page_size = self.manifest["kv"]["page_size"]
         self.pools = {}
         for value in self.session.get_inputs():

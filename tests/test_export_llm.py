@@ -113,7 +113,7 @@ def test_quantised_pages_are_close_and_the_same_in_chunks(exported, name, kv):
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "baichuan2-7b"])
 def test_quantised_weights_are_those_of_their_blocks(exported, tmp_path, name, form):
-    """The graph with 8 and 4 bits against the native one of the same weights, rounded to blocks beforehand."""
+    """The graphs with 8 and 4 bits against the native one of the same weights, rounded to blocks beforehand."""
     shutil.copytree(MODELS / name, tmp_path / "rounded")
     weights = load_weights(tmp_path / "rounded")
     for key, values in weights.items():
@@ -131,9 +131,31 @@ def test_quantised_weights_are_those_of_their_blocks(exported, tmp_path, name, f
     tokens, _ = prompts(name)[0]
     want = Paged(tmp_path / "native").step({"a": tokens})["a"]
     tolerance = 1e-2 if name.startswith("baichuan") else 1e-4
-    assert error(Paged(folder).step({"a": tokens})["a"], want) <= tolerance
-    # As it is served: activations in 8 bits.
-    assert error(Paged(exported(name, weights=form)).step({"a": tokens})["a"], want) <= 0.15
+    assert error(Paged(folder, graph="model").step({"a": tokens})["a"], want) <= tolerance
+    # As it is exported: activations of products by 8 bits are rounded.
+    assert error(Paged(exported(name, weights=form), graph="model").step({"a": tokens})["a"], want) <= 0.15
+    # What the CPU runs rounds nothing.
+    assert error(Paged(exported(name, weights=form)).step({"a": tokens})["a"], want) <= tolerance
+
+
+def test_the_cpu_has_a_graph_of_its_own_where_it_is_faster(exported):
+    for options, own in [
+        ({}, False),
+        ({"weights": "int4"}, True),
+        ({"weights": "int8"}, True),
+        ({"weights": "int4", "compute": "f16"}, False),
+    ]:
+        folder = exported("llama", **options)
+        manifest = json.loads((folder / "pagoda.json").read_text())
+        assert ("cpu_model" in manifest, "model.cpu.onnx" in manifest["files"]) == (own, own)
+        assert ("logits_max" in manifest["outputs"]) == own
+        graphs = [onnx.load(folder / name, load_external_data=False).graph for name in manifest["files"] if name.endswith("onnx")]
+        inputs = [[value.name for value in graph.input] for graph in graphs]
+        outputs = [[value.name for value in graph.output if value.name != "logits_max"] for graph in graphs]
+        assert inputs == inputs[:1] * len(graphs) and outputs == outputs[:1] * len(graphs)
+        for graph in graphs:
+            used = {name for node in graph.node for name in node.input}
+            assert {tensor.name for tensor in graph.initializer} <= used
 
 
 def set_accuracy(folder, level):
@@ -342,7 +364,7 @@ def test_the_manifest_says_what_an_engine_needs(exported):
 
 
 def test_the_documented_manifest_has_the_entries(exported):
-    manifest = json.loads((exported("llama", kv="int8") / "pagoda.json").read_text())
+    manifest = json.loads((exported("llama", kv="int8", weights="int4") / "pagoda.json").read_text())
     text = (ROOT / "sdk/docs/model-folder.md").read_text()
     example = re.findall(r"```json\n(.*?)```", text, re.DOTALL)[2]
     assert re.findall(r'^  "(\w+)":', example, re.MULTILINE) == list(manifest)

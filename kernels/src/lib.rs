@@ -28,6 +28,7 @@ pub use hstu::dense::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Sil
 pub use hstu::embed::{HstuEmbed, Lookup};
 pub use hstu::linear::{Activation, HstuLinear};
 pub use hstu::unit::HstuUnit;
+pub use llm::block_linear::{BLOCK, BlockLinear, CodeBits, OUTPUT_BLOCK};
 pub use llm::glu::{Glu, GluActivation};
 pub use llm::kv_format::KvFormat;
 pub use llm::paged_attention::{HeadSlots, KvPool, PagedAttention, Pairs, Rotation};

@@ -49,7 +49,7 @@ fn a_preempted_sequence_comes_back_from_the_host_tier() {
 
 #[test]
 fn sequences_that_decode_advance_in_every_step_while_a_prompt_comes_in() {
-    let generator = open(GeneratorOptions { max_batch_tokens: 16, ..stepped(64) });
+    let generator = open(GeneratorOptions { max_batch_tokens: 16, max_stretch: 0.0, ..stepped(64) });
     let mut decoding = generator.stream(&greedy(&prompt(1, 3), 60)).unwrap();
     generator.step().unwrap();
     while decoding.try_next().is_some() {}

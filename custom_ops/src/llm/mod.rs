@@ -1,11 +1,13 @@
 //! The operators of language models.
 
+mod block_linear;
 mod glu;
 mod paged_attention;
 
 use pagoda_kernels::{bf16, f16};
 
 use crate::ort::{KernelEntry, OnCuda, OperatorEntry, Versions, operator};
+use block_linear::BlockLinear;
 use glu::Glu;
 use paged_attention::{PagedAttention, QuantisedPagedAttention};
 
@@ -34,5 +36,6 @@ pub const OPERATORS: &[OperatorEntry] = &[
             ],
         ],
     },
+    operator!(c"BlockLinear", BlockLinear, Versions::since(1), [Cpu]),
     operator!(c"Glu", Glu<f32, f16, bf16>, Versions::since(1), [Cpu, Cuda]),
 ];

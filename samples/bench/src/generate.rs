@@ -1,5 +1,5 @@
-//! The generator, with SmolLM2-135M in 4 bits: prefill, decode, 8 sequences at once, its own time, turns of a conversation, and
-//! what a long prompt costs the others.
+//! The generator, with SmolLM2-135M in 4 bits: prefill, decode, 8 sequences at once, its own time, its memory, turns of a
+//! conversation, and what a long prompt costs the others.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,13 +10,10 @@ use pagoda_cli::bench::LANGUAGE_MODEL;
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Folder, Random};
 
-use super::{Row, median, options};
+use super::llama_cpp::LlamaCpp;
+use super::{Row, median, memory, options};
 
-/// Tokens per second on two cores, written down: llama.cpp with Q4_0 weights, its fastest form, and ONNX Runtime GenAI in int4.
-const LLAMA_CPP: &str = "llama.cpp Q4_0, noted";
-const LLAMA_CPP_PREFILL: f64 = 375.0;
-const LLAMA_CPP_DECODE: f64 = 55.0;
-const LLAMA_CPP_EIGHT: f64 = 115.0;
+/// Tokens per second on two cores, written down: ONNX Runtime GenAI in int4.
 const GENAI: &str = "ORT GenAI int4, noted";
 const GENAI_DECODE: f64 = 62.0;
 
@@ -25,6 +22,8 @@ const NEW: u32 = 64;
 const SEQUENCES: usize = 8;
 /// The goal for the engine's own time in a step of 8 sequences, in microseconds.
 const OWN_TIME: f64 = 60.0;
+/// The goal for what a token takes beside its keys and values, in bytes.
+const TOKEN_BYTES: f64 = 1024.0;
 const CONVERSATION: usize = 2000;
 const LONG: usize = 8000;
 const ROUNDS: usize = 5;
@@ -37,19 +36,23 @@ pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<R
         return Err(Error::new(Status::NotFound, message).about("--model"));
     }
     let mut rows = Vec::new();
+    progress.doing("measuring generate: llama.cpp");
+    let llama = LlamaCpp::measure(folder, threads)?;
     progress.doing("measuring generate: opening");
     let begun = Instant::now();
     let generator = open(folder, threads, None)?;
     rows.push(row("open", begun.elapsed().as_secs_f64(), "s", "goal", 1.0, 1.0 / begun.elapsed().as_secs_f64()));
     progress.doing("measuring generate: prefill and decode");
-    let (prefill, decode) = one_sequence(&generator)?;
-    rows.push(row("prefill 512", prefill, "tokens/s", LLAMA_CPP, LLAMA_CPP_PREFILL, prefill / LLAMA_CPP_PREFILL));
-    rows.push(row("decode after 512", decode, "tokens/s", LLAMA_CPP, LLAMA_CPP_DECODE, decode / LLAMA_CPP_DECODE));
+    let ((prefill, decode), memory) = with_memory(&generator, || one_sequence(&generator))?;
+    let against = |case, value, baseline| row(case, value, "tokens/s", llama.name, baseline, value / baseline);
+    rows.push(against("prefill 512", prefill, llama.prefill));
+    rows.push(against("decode after 512", decode, llama.decode));
     rows.push(row("decode after 512", decode, "tokens/s", GENAI, GENAI_DECODE, decode / GENAI_DECODE));
     progress.doing(format!("measuring generate: {SEQUENCES} sequences"));
     let (eight, own) = eight_sequences(&generator)?;
-    rows.push(row("8 sequences at once", eight, "tokens/s", LLAMA_CPP, LLAMA_CPP_EIGHT, eight / LLAMA_CPP_EIGHT));
+    rows.push(against("8 sequences at once", eight, llama.eight));
     rows.push(row("engine time, step of 8 sequences", own, "us", "goal", OWN_TIME, OWN_TIME / own));
+    rows.extend(memory);
     progress.doing("measuring generate: tokens while a long prompt comes in");
     rows.push(stalls(&generator)?);
     drop(generator);
@@ -60,6 +63,34 @@ pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<R
 
 fn row(case: &str, value: f64, unit: &'static str, baseline_name: &'static str, baseline: f64, ratio: f64) -> Row {
     Row { bench: "generate", case: case.to_owned(), value, unit, baseline, baseline_name, ratio }
+}
+
+/// The result of `run`, and the memory that it left: what the process has resident, against the weights and the pages that are in
+/// use; and what each cached token takes beside its keys and values.
+fn with_memory<T>(generator: &Generator, run: impl FnOnce() -> Result<T>) -> Result<(T, Vec<Row>)> {
+    const MIB: f64 = 1024.0 * 1024.0;
+    let before = generator.kv_stats();
+    let (result, bytes) = memory::taken_by(run);
+    let after = generator.kv_stats();
+    let kv = &generator.folder().kv;
+    let pages = (after.pages - after.free_pages) * u64::from(kv.page_size) * kv.bytes_per_token;
+    let needed = (generator.folder().model_bytes() + pages) as f64 / MIB;
+    let resident = resident()? as f64 / MIB;
+    let each = bytes as f64 / (after.resident_tokens - before.resident_tokens) as f64;
+    let rows = vec![
+        row("resident memory", resident, "MiB", "weights and pages in use", needed, needed / resident),
+        row("memory of a cached token, beside its page", each, "bytes", "goal", TOKEN_BYTES, TOKEN_BYTES / each),
+    ];
+    Ok((result?, rows))
+}
+
+/// The resident bytes of this process.
+fn resident() -> Result<u64> {
+    let unknown = |why: String| Error::new(Status::Io, format!("/proc/self/status: {why}"));
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|error| unknown(error.to_string()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| unknown("there is no VmRSS in it".into()))
 }
 
 fn open(folder: &Path, threads: u32, store: Option<EngineStore>) -> Result<Generator> {

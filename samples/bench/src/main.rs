@@ -6,6 +6,7 @@ mod cuda;
 mod embedding;
 mod generate;
 mod kv;
+mod llama_cpp;
 mod matmul;
 mod memory;
 mod overhead;

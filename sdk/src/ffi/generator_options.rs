@@ -48,7 +48,7 @@ pub struct pagoda_generator_options {
     /// The maximum number of rows of a step: one for each sequence that decodes, and the chunks of prompts; default
     /// 512.
     pub max_batch_tokens: i32,
-    /// How much longer a step may take than one without prompts, while sequences decode; default 1.8. The chunks of
+    /// How much longer a step may take than one without prompts, while sequences decode; default 1.5. The chunks of
     /// prompts are cut to keep it. At least 1.1; 0: no limit but `max_batch_tokens`.
     pub max_stretch: f32,
     /// The maximum number of tokens of a prompt; default 0: what the model's context has.

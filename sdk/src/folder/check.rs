@@ -34,19 +34,24 @@ pub(super) fn version(text: &str, version: &str) -> Result<()> {
 pub(super) fn files(folder: &FolderContents) -> Result<()> {
     // All sizes first: a folder that was copied in part is found before hours of hashing. One file is open at a time.
     folder.files.iter().try_for_each(|file| open(folder, file).map(drop))?;
-    let (models, others): (Vec<_>, Vec<_>) = folder.files.iter().partition(|file| file.name == folder.model);
-    let of_model = |error: Error| Error::new(error.status(), format!("{}: {}", folder.model, error.message()));
+    let (models, others): (Vec<_>, Vec<_>) =
+        folder.files.iter().partition(|file| folder.graphs().any(|name| *name == file.name));
     let mut outside = Vec::new();
     for file in models {
         let model = map(file, &open(folder, file)?)?;
         compare(file, sha256_hex(&model))?;
-        outside = check_graph(folder, model.clone()).map_err(of_model)?;
+        outside.extend(check_graph(folder, &file.name, model.clone()).map_err(|error| of_graph(&file.name, &error))?);
         feed(&mut outside, file, 0, &model);
     }
     for file in others {
         stream(file, &open(folder, file)?, &mut outside)?;
     }
-    outside.iter().try_for_each(Outside::check).map_err(of_model)
+    outside.iter().try_for_each(|tensor| tensor.check().map_err(|error| of_graph(tensor.graph, &error)))
+}
+
+/// An error that continues the name of a graph's file.
+fn of_graph(name: &str, error: &Error) -> Error {
+    Error::new(error.status(), format!("{name}: {}", error.message()))
 }
 
 /// Opens a file and checks its size.

@@ -57,6 +57,8 @@ pub struct FolderContents {
     pub version: String,
     /// The file with the graph.
     pub model: String,
+    /// The file with the graph that the CPU runs instead, with the same inputs and outputs; `None`: the same one.
+    pub cpu_model: Option<String>,
     /// Every file with its size and hash.
     pub files: Vec<FolderFile>,
 }
@@ -92,7 +94,12 @@ impl FolderContents {
     #[cfg(test)]
     pub(super) fn of_files(path: &Path, model: &str, files: Vec<FolderFile>) -> Self {
         let (path, model) = (path.to_owned(), model.to_owned());
-        Self { path, json: String::new(), kind: ModelKind::Rank, version: String::new(), model, files }
+        Self { path, json: String::new(), kind: ModelKind::Rank, version: String::new(), model, cpu_model: None, files }
+    }
+
+    /// The files with graphs.
+    pub(super) fn graphs(&self) -> impl Iterator<Item = &String> {
+        [&self.model].into_iter().chain(&self.cpu_model)
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -114,6 +121,7 @@ impl FolderContents {
             kind: kind(top)?,
             version: top.value("version")?.text()?.to_owned(),
             model: file_name(&top.value("model")?)?,
+            cpu_model: top.get("cpu_model").map(|field| file_name(&field)).transpose()?,
             files: files(&top.value("files")?.open_object()?)?,
         })
     }

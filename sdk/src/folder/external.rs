@@ -13,7 +13,7 @@ use crate::tensor::ElementType;
 /// The files that the tensors of a model may be in.
 pub(super) struct External<'a> {
     /// The file of the model: locations are relative to its folder.
-    model: &'a str,
+    pub(super) model: &'a str,
     files: &'a [FolderFile],
 }
 
@@ -52,8 +52,8 @@ struct Place<'a> {
 }
 
 impl<'a> External<'a> {
-    pub(super) fn new(folder: &'a FolderContents) -> Self {
-        Self { model: &folder.model, files: &folder.files }
+    pub(super) fn new(folder: &'a FolderContents, model: &'a str) -> Self {
+        Self { model, files: &folder.files }
     }
 
     /// Checks that a tensor which is not in the model's own file is in one of the folder's. Returns where its numbers

@@ -62,9 +62,10 @@ fn parse<F: Deref<Target = FolderContents>>(
         return Err(Error::new(Status::Unsupported, message));
     }
     let folder = read(contents, &top)?;
-    match folder.has(&folder.model) {
-        true => Ok(folder),
-        false => Err(damaged(format!("`files` does not have {}", folder.model))),
+    let missing = folder.graphs().find(|name| !folder.has(name));
+    match missing.map(|name| damaged(format!("`files` does not have {name}"))) {
+        None => Ok(folder),
+        Some(error) => Err(error),
     }
 }
 

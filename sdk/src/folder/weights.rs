@@ -16,6 +16,8 @@ use crate::error::{Error, Result, Status};
 /// A tensor in another file, which is still to be scanned.
 pub(super) struct Outside<'a> {
     pub(super) region: Region<'a>,
+    /// The file of the graph that it belongs to.
+    pub(super) graph: &'a str,
     tensor: String,
     may_be_infinite: bool,
 }
@@ -27,14 +29,14 @@ impl Outside<'_> {
     }
 }
 
-/// Checks the numbers in the model's own file, `model`, and returns the tensors that are in others. Error messages
-/// continue the name of the model's file.
-pub(super) fn check_graph(folder: &FolderContents, model: Bytes) -> Result<Vec<Outside<'_>>> {
+/// Checks the numbers in the file `name` of a graph, which is `model`, and returns the tensors that are in others. Error
+/// messages continue the name.
+pub(super) fn check_graph<'a>(folder: &'a FolderContents, name: &'a str, model: Bytes) -> Result<Vec<Outside<'a>>> {
     // ONNX Runtime goes by the name too, and weights in its own format would not be checked.
-    if Path::new(&folder.model).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort")) {
+    if Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort")) {
         return Err(refused("ONNX Runtime's own format can not be checked: save the model as .onnx"));
     }
-    let weights = Weights { external: External::new(folder), outside: RefCell::default() };
+    let weights = Weights { external: External::new(folder, name), outside: RefCell::default() };
     weights.model(model)?;
     Ok(weights.outside.into_inner())
 }
@@ -98,7 +100,7 @@ impl Weights<'_> {
             |error: Error| Error::new(error.status(), format!("{} {}", owner.words(&tensor.name), error.message()));
         if let Some(region) = self.external.region(tensor).map_err(named)? {
             let (tensor, may_be_infinite) = (owner.words(&tensor.name), owner.may_be_infinite(single));
-            self.outside.borrow_mut().push(Outside { region, tensor, may_be_infinite });
+            self.outside.borrow_mut().push(Outside { region, graph: self.external.model, tensor, may_be_infinite });
         }
         Ok(())
     }

@@ -40,16 +40,18 @@ fn name_of(path: &Path) -> std::borrow::Cow<'_, str> {
 impl Model {
     /// Opens the model in a file. The ai.pagoda operators are registered.
     pub fn open(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Self> {
-        Self::open_file(path.as_ref(), options, false)
+        Self::open_file(path.as_ref(), path.as_ref(), options, false)
     }
 
     /// As [`open`](Self::open). On a GPU, runs can be captured into CUDA graphs; every node of the model has to run on the
     /// GPU then.
     pub(crate) fn open_to_capture(path: &Path, options: &ModelOptions) -> Result<Self> {
-        Self::open_file(path, options, true)
+        Self::open_file(path, path, options, true)
     }
 
-    fn open_file(path: &Path, options: &ModelOptions, captures: bool) -> Result<Self> {
+    /// As [`open`](Self::open), or [`open_to_capture`](Self::open_to_capture) if it `captures`, with another graph for the CPU
+    /// provider.
+    pub(crate) fn open_file(path: &Path, on_cpu: &Path, options: &ModelOptions, captures: bool) -> Result<Self> {
         if path.as_os_str().is_empty() {
             return Err(Error::invalid("path", "an empty text; name the .onnx file"));
         }
@@ -60,14 +62,19 @@ impl Model {
         if metadata.is_dir() {
             return Err(Error::invalid("path", format!("{} is a folder; name the .onnx file", path.display())));
         }
-        Self::from_source(&Source::File(path), &name_of(path), options, captures)
+        Self::from_source(&Source::File { path, on_cpu }, &name_of(path), options, captures)
     }
 
-    /// Opens a graph in place of the one in `path`: its weights are in the files that the one in `path` has them in. With
-    /// `captures` as [`open_to_capture`](Self::open_to_capture).
-    pub(crate) fn open_graph(bytes: &[u8], path: &Path, options: &ModelOptions, captures: bool) -> Result<Self> {
+    /// As [`open_file`](Self::open_file), with other graphs than those in the files. Their weights are where those of `path`
+    /// are.
+    pub(crate) fn open_graphs(
+        (graph, on_cpu): (&[u8], &[u8]),
+        path: &Path,
+        options: &ModelOptions,
+        captures: bool,
+    ) -> Result<Self> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        Self::from_source(&Source::Graph(bytes, folder), &name_of(path), options, captures)
+        Self::from_source(&Source::Graphs { graph, on_cpu, folder }, &name_of(path), options, captures)
     }
 
     /// Opens a model from the bytes of an .onnx file.

@@ -30,18 +30,26 @@ const EXTERNAL_FOLDER: &CStr = c"session.model_external_initializers_file_folder
 
 /// Where a model comes from.
 pub(super) enum Source<'a> {
-    File(&'a Path),
+    /// A file, and the one that the CPU provider takes instead; mostly it is the same.
+    File {
+        path: &'a Path,
+        on_cpu: &'a Path,
+    },
     Memory(&'a [u8]),
-    /// Bytes, and the folder of the files that they refer to.
-    Graph(&'a [u8], &'a Path),
+    /// Bytes, those that the CPU provider takes instead, and the folder of the files that both refer to.
+    Graphs {
+        graph: &'a [u8],
+        on_cpu: &'a [u8],
+        folder: &'a Path,
+    },
 }
 
 impl Source<'_> {
     /// The argument that names it, for errors.
     fn argument(&self) -> &'static str {
         match self {
-            Self::File(_) => "path",
-            Self::Memory(_) | Self::Graph(..) => "bytes",
+            Self::File { .. } => "path",
+            Self::Memory(_) | Self::Graphs { .. } => "bytes",
         }
     }
 }
@@ -113,7 +121,7 @@ impl Session {
     ) -> Result<Self> {
         let built = Options::new(api)?;
         built.apply(options)?;
-        if let Source::Graph(_, folder) = source {
+        if let Source::Graphs { folder, .. } = source {
             let folder = folder.to_str().ok_or_else(|| {
                 Error::invalid("path", format!("{} is not UTF-8, which weights beside a graph need", folder.display()))
             })?;
@@ -130,16 +138,20 @@ impl Session {
         let mut raw = null_mut();
         let known = IS_DOMAIN_KNOWN.lock();
         let first = (!*known).then_some(known);
+        let open_bytes = |bytes: &[u8], raw: &mut *mut OrtSession| {
+            // SAFETY: every pointer is live for the call; ONNX Runtime copies what it needs of the bytes.
+            unsafe { (table.CreateSessionFromArray)(api.env(), bytes.as_ptr().cast(), bytes.len(), built.raw, raw) }
+        };
         let status = match source {
-            Source::File(path) => {
-                let path = c_path(path, "path")?;
+            Source::File { path, on_cpu } => {
+                let path = c_path(if provider == Provider::Cpu { on_cpu } else { path }, "path")?;
                 // SAFETY: every pointer is live for the call.
                 unsafe { (table.CreateSession)(api.env(), path.as_ptr(), built.raw, &mut raw) }
             }
-            // SAFETY: as above; ONNX Runtime copies what it needs of the bytes.
-            Source::Memory(bytes) | Source::Graph(bytes, _) => unsafe {
-                (table.CreateSessionFromArray)(api.env(), bytes.as_ptr().cast(), bytes.len(), built.raw, &mut raw)
-            },
+            Source::Memory(bytes) => open_bytes(bytes, &mut raw),
+            Source::Graphs { graph, on_cpu, .. } => {
+                open_bytes(if provider == Provider::Cpu { on_cpu } else { graph }, &mut raw)
+            }
         };
         api.check(status).map_err(|error| {
             // ONNX Runtime reports broken models in many ways.

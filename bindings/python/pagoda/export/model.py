@@ -92,26 +92,30 @@ def write(folder, model, weights, max_model_bytes=MAX_MODEL_BYTES):
     def fill(initializers):
         for name, array in arrays.items():
             initializers.add(name, array)
-        return model
+        return {MODEL: model}
 
     return write_streamed(folder, fill)
 
 
 def write_streamed(folder, fill):
-    """Writes a model whose weights are in a file beside it. `fill` adds them to the Initializers that it gets, and returns the
-    model without them. Returns the files that it made, with their sizes and hashes."""
+    """Writes models whose weights are in a file beside them. `fill` adds these to the Initializers that it gets, and returns the
+    models without them, by the names of their files. Returns the files that it made, with their sizes and hashes."""
     with HashedFile(folder / WEIGHTS) as file:
         initializers = Initializers(file)
-        model = fill(initializers)
-    model.graph.initializer.extend(initializers.tensors.values())
-    return {MODEL: _write(folder, model), WEIGHTS: file.described()}
+        models = fill(initializers)
+    files = {}
+    for name, model in models.items():
+        used = {value for node in model.graph.node for value in node.input}
+        model.graph.initializer.extend(tensor for key, tensor in initializers.tensors.items() if key in used)
+        files[name] = _write(folder, model, name)
+    return files | {WEIGHTS: file.described()}
 
 
-def _write(folder, model):
-    with HashedFile(folder / MODEL) as file:
+def _write(folder, model, name=MODEL):
+    with HashedFile(folder / name) as file:
         file.write(model.SerializeToString(deterministic=True))
     # By its path: the checker looks for the other file.
-    onnx.checker.check_model(str(folder / MODEL))
+    onnx.checker.check_model(str(folder / name))
     return file.described()
 
 

@@ -1,6 +1,7 @@
 //! The operators of language models on the CPU.
 
 mod attention;
+mod block_linear;
 mod glu;
 pub mod reference;
 

@@ -2,7 +2,7 @@
 
 use crate::llm::kv_format::KvFormat;
 use crate::llm::paged_attention::{KvPool, PagedAttention, Pairs, Rotation};
-use crate::{Element, Glu, GluActivation, InputError};
+use crate::{BLOCK, BlockLinear, CodeBits, Element, Glu, GluActivation, InputError};
 
 /// What `PagedAttention` computes beside the pool.
 #[derive(Clone, Debug)]
@@ -134,6 +134,28 @@ fn rotated<T: Element>(op: &PagedAttention<'_, T>, head: &[T], row: usize) -> Ve
 
 fn wide<T: Element>(value: T) -> f64 {
     f64::from(value.to_f32())
+}
+
+/// `BlockLinear` as the specification words it: `[T, N]`.
+pub fn block_linear(op: &BlockLinear<'_>) -> Result<Vec<f64>, InputError> {
+    op.check(op.rows * op.width, None)?;
+    let outputs = (0..op.rows * op.width).map(|at| {
+        let (row, column) = (at / op.width, at % op.width);
+        let x = op.x[row * op.inner..][..op.inner].iter();
+        let products = x.enumerate().map(|(k, &x)| f64::from(x) * block_weight(op, column, k));
+        products.sum::<f64>() + op.bias.map_or(0.0, |bias| f64::from(bias[column]))
+    });
+    Ok(outputs.collect())
+}
+
+fn block_weight(op: &BlockLinear<'_>, row: usize, column: usize) -> f64 {
+    let at = row * op.inner + column;
+    let (code, middle) = match op.bits {
+        CodeBits::Four => (op.codes[at / 2] >> (at % 2 * 4) & 15, 8.0),
+        CodeBits::Eight => (op.codes[at], 128.0),
+    };
+    let offset = op.offsets.map_or(0.0, |offsets| f64::from(offsets[at / BLOCK]));
+    f64::from(op.scales[at / BLOCK]) * (f64::from(code) - middle) + offset
 }
 
 /// `Glu` as the specification words it: `[T, F]`.

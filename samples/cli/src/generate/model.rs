@@ -49,7 +49,7 @@ pub struct BatchArguments {
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_batch_tokens: u32,
     /// How much longer a step may take because of new prompts, while others wait for their next tokens; 0 = any time.
-    #[arg(long, default_value_t = 1.8, value_name = "TIMES")]
+    #[arg(long, default_value_t = 1.5, value_name = "TIMES")]
     max_stretch: f32,
 }
 

@@ -111,7 +111,7 @@ fn tensor_over<T: Scalar>(numbers: &[T]) -> Result<Tensor> {
 
 /// # Safety
 /// The memory outlives the tensor, and nothing else writes it while a run uses it.
-pub(super) unsafe fn tensor_in_place<T: Scalar>(dims: &[i64], data: *mut T, len: usize) -> Result<Tensor> {
+pub(in super::super) unsafe fn tensor_in_place<T: Scalar>(dims: &[i64], data: *mut T, len: usize) -> Result<Tensor> {
     // SAFETY: by contract; the memory has `len` elements.
     unsafe { Tensor::from_memory(T::TYPE, dims, data.cast(), len * size_of::<T>(), Box::new(())) }
 }

@@ -45,6 +45,7 @@ pub(in super::super) unsafe fn run(
     };
     let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
     let mut made: Vec<(&str, Option<&Tensor>)> = vec![(bound.output, Some(&result))];
+    made.extend(bound.other.as_ref().map(|(name, tensor)| (*name, Some(tensor))));
     for (input, output, tensor) in bound.pages()? {
         fed.push((input, tensor));
         made.push((output, Some(tensor)));

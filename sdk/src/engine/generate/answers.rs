@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc;
 use std::time::Instant;
 
+use super::mailbox::Sender;
 use super::request::{Choice, Event, GenerateResponse, Token};
 use super::sampling::TokenLogprobs;
 use crate::error::{Error, Result};
@@ -18,9 +19,9 @@ pub(super) type Callback = Box<dyn FnMut(Event) + Send>;
 /// Where events go.
 pub(super) enum Sink {
     /// A stream, which the caller reads. `tokens`: not only the end.
-    Stream { sender: Sender<Event>, tokens: bool },
+    Stream { sender: Sender, tokens: bool },
     /// A callback, by the thread that delivers to callbacks.
-    Callback { callback: Arc<Mutex<Callback>>, deliver: Sender<Delivery> },
+    Callback { callback: Arc<Mutex<Callback>>, deliver: mpsc::Sender<Delivery> },
 }
 
 /// An event for a callback.
@@ -34,13 +35,20 @@ impl Sink {
         !matches!(self, Self::Stream { tokens: false, .. })
     }
 
-    /// Returns false if nothing receives events any more.
+    /// Returns false if nothing receives events any more. The reader of a stream is not woken.
     fn send(&self, event: Event) -> bool {
         match self {
-            Self::Stream { sender, .. } => sender.send(event).is_ok(),
+            Self::Stream { sender, .. } => sender.push(event),
             Self::Callback { callback, deliver } => {
                 deliver.send(Delivery { callback: Arc::clone(callback), event }).is_ok()
             }
+        }
+    }
+
+    /// Wakes the reader of a stream.
+    fn wake(&self) {
+        if let Self::Stream { sender, .. } = self {
+            sender.wake();
         }
     }
 }
@@ -102,9 +110,17 @@ impl Answers {
         self.state.lock().error.is_some()
     }
 
+    /// Adds a token. Its reader is woken by [`wake`](Self::wake).
     pub(super) fn send(&self, token: Token) {
         if self.sink.wants_tokens() && !self.sink.send(Event::Token(token)) {
             self.disconnect();
+        }
+    }
+
+    /// Wakes what waits for tokens.
+    pub(super) fn wake(&self) {
+        if self.sink.wants_tokens() {
+            self.sink.wake();
         }
     }
 
@@ -154,6 +170,7 @@ impl Answers {
     /// Delivers the end of the request.
     pub(super) fn deliver(&self, outcome: Result<GenerateResponse>) {
         self.sink.send(Event::End(outcome));
+        self.sink.wake();
     }
 }
 

@@ -1,6 +1,7 @@
 //! The generator: a request brings a prompt and gets text. Requests run together by continuous batching.
 
 mod answers;
+mod mailbox;
 mod open_model;
 mod options;
 mod pace;
@@ -150,7 +151,7 @@ impl Generator {
     }
 
     fn open_stream(&self, request: &GenerateRequest, tokens: bool) -> Result<TokenStream> {
-        let (sender, events) = std::sync::mpsc::channel();
+        let (sender, events) = mailbox::mailbox();
         let answers = self.shared.submit(request, Sink::Stream { sender, tokens })?;
         Ok(TokenStream::new(events, answers, Arc::downgrade(&self.shared)))
     }

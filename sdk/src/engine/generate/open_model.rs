@@ -7,6 +7,7 @@ use super::options::GeneratorOptions;
 use super::request::Prompt;
 use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
+use crate::folder::generate::RewrittenGraphs;
 use crate::kv::{Edited, KvCache, KvOptions, Offload, Overlap};
 use crate::runtime::{Model, ModelOptions, Provider};
 use crate::store::Store;
@@ -37,12 +38,12 @@ impl OpenModel {
     ) -> Result<Self> {
         let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
         let template = folder.text.chat_template.as_ref().map(|name| read_template(&folder, name)).transpose()?;
-        let (folder, graph) = match options.kv_format.map(|format| folder.with_kv_format(format)).transpose()?.flatten()
-        {
-            Some((folder, graph)) => (folder, Some(graph)),
-            None => (folder, None),
-        };
-        let model = open_graph(&folder, graph.as_deref(), options)?;
+        let (folder, graphs) =
+            match options.kv_format.map(|format| folder.with_kv_format(format)).transpose()?.flatten() {
+                Some((folder, graphs)) => (folder, Some(graphs)),
+                None => (folder, None),
+            };
+        let model = open_graph(&folder, graphs.as_ref(), options)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let kv = open_kv(&folder, options, device_id, store)?;
         let pages = kv.stats().pages;
@@ -87,6 +88,12 @@ impl OpenModel {
         }
     }
 
+    /// The output that has the maxima of blocks of logits, where the graph that runs has one.
+    pub(super) fn logits_max(&self) -> Option<&str> {
+        let on_cpu = self.folder.cpu_model.is_some() && self.model.provider() == Provider::Cpu;
+        self.folder.outputs.logits_max.as_deref().filter(|_| on_cpu)
+    }
+
     /// The pages of so many tokens.
     pub(super) fn pages_of(&self, tokens: usize) -> u64 {
         (tokens as u64).div_ceil(self.folder.kv.page_size.into())
@@ -100,15 +107,19 @@ fn read_template(folder: &GenerateFolder, name: &str) -> Result<ChatTemplate> {
     ChatTemplate::new(&source, &folder.text.template_tokens)
 }
 
-/// Opens the folder's graph, or `graph` in its place.
-fn open_graph(folder: &GenerateFolder, graph: Option<&[u8]>, options: &GeneratorOptions) -> Result<Arc<Model>> {
+/// Opens the folder's graph, or one of `graphs` in its place.
+fn open_graph(
+    folder: &GenerateFolder,
+    graphs: Option<&RewrittenGraphs>,
+    options: &GeneratorOptions,
+) -> Result<Arc<Model>> {
     let file = folder.file(&folder.model);
+    let on_cpu = folder.cpu_model.as_ref().map_or_else(|| file.clone(), |name| folder.file(name));
     let model = &options.model;
-    let on_gpu = model.provider != Provider::Cpu && !model.host_pools;
-    let opened = match graph {
-        Some(graph) => Model::open_graph(graph, &file, model, on_gpu),
-        None if on_gpu => Model::open_to_capture(&file, model),
-        None => Model::open(file, model),
+    let captures = model.provider != Provider::Cpu && !model.host_pools;
+    let opened = match graphs {
+        Some(graphs) => Model::open_graphs(graphs.bytes(), &file, model, captures),
+        None => Model::open_file(&file, &on_cpu, model, captures),
     };
     opened.map(Arc::new)
 }

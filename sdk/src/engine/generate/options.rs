@@ -58,7 +58,7 @@ impl Default for GeneratorOptions {
             share_prefixes: true,
             max_batch: 64,
             max_batch_tokens: 512,
-            max_stretch: 1.8,
+            max_stretch: 1.5,
             max_prompt_tokens: 0,
             max_new_tokens: 0,
             queue: 4096,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Rows of a chunk before anything is known, and the fewest ever: a prompt always advances.
-const SMALLEST_CHUNK: usize = 16;
+const SMALLEST_CHUNK: usize = 4;
 /// The weight of a new measurement.
 const WEIGHT: f64 = 0.2;
 
@@ -59,7 +59,7 @@ mod tests {
         // 80 ms more at 1 ms a row.
         assert_eq!(pace.chunk(2.0), 80);
         assert_eq!(pace.chunk(1.5), 40);
-        assert_eq!(pace.chunk(1.1), SMALLEST_CHUNK, "a prompt always advances");
+        assert_eq!(pace.chunk(1.01), SMALLEST_CHUNK, "a prompt always advances");
         assert_eq!(pace.chunk(0.0), usize::MAX);
         for _ in 0..100 {
             pace.measured(8, 80, Duration::from_millis(240));

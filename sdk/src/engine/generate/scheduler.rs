@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::batching::catch_panic;
-use super::answers::Ended;
+use super::answers::{Answers, Ended};
 use super::open_model::OpenModel;
 use super::options::GeneratorOptions;
 use super::pace::Pace;
@@ -46,6 +46,8 @@ pub(super) struct Scheduler {
     busy_steps: u32,
     /// The time of this step that the model took.
     in_model: Duration,
+    /// The answers that got tokens in this step, and whose readers are not woken yet.
+    to_wake: Vec<Arc<Answers>>,
 }
 
 impl Scheduler {
@@ -70,6 +72,7 @@ impl Scheduler {
             pace: Pace::default(),
             busy_steps: 0,
             in_model: Duration::ZERO,
+            to_wake: Vec::new(),
         }
     }
 
@@ -110,6 +113,8 @@ impl Scheduler {
         let took = begun.elapsed();
         self.counters.step(took, self.in_model, batch.len(), rows);
         self.pace.measured(decoding, rows - decoding, took);
+        // A reader that is woken may take this thread's core.
+        self.to_wake.drain(..).for_each(|answers| answers.wake());
         true
     }
 
@@ -309,12 +314,20 @@ impl Scheduler {
         let mut all_sampled = std::mem::take(&mut self.workspace.sampled);
         let mut scratch = std::mem::take(&mut self.scratch);
         let mut rest = &logits[..];
+        let all_maxima = std::mem::take(&mut self.workspace.maxima);
+        let blocks = all_maxima.len() / (logits.len() / vocab).max(1);
+        let mut maxima = all_maxima.chunks_exact(blocks.max(1));
         for (&(key, rows), sampled) in batch.iter().zip(&mut all_sampled) {
             let Some(sequence) = self.running.get_mut(&key) else { continue };
             let own = (rows - sequence.logits_from(rows)) * vocab;
             let (own, after) = rest.split_at(own);
             rest = after;
+            // Those of the last row: the next token is taken from it.
+            let of_last = maxima.by_ref().take(own.len() / vocab).last().unwrap_or_default();
+            scratch.maxima.clear();
+            scratch.maxima.extend_from_slice(of_last);
             sequence.committed = true;
+            self.to_wake.push(Arc::clone(&sequence.answers));
             let advanced = catch_panic(|| sequence.advance(rows, own, sampled.take(), vocab, &mut scratch));
             match advanced {
                 Ok(None) => {}
@@ -325,7 +338,8 @@ impl Scheduler {
                 Err(error) => self.fail(key, error),
             }
         }
-        (self.workspace.logits, self.workspace.sampled, self.scratch) = (logits, all_sampled, scratch);
+        (self.workspace.logits, self.workspace.maxima, self.scratch) = (logits, all_maxima, scratch);
+        self.workspace.sampled = all_sampled;
     }
 
     /// Ends a sequence, and its request with the last one.

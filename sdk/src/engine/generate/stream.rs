@@ -1,10 +1,11 @@
 //! How answers reach callers: streams, callbacks, and many requests at once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 
 use super::answers::{Answers, Delivery};
+use super::mailbox::Receiver;
 use super::request::{Event, GenerateRequest, GenerateResponse, Token};
 use super::{Driver, Generator, Shared};
 use crate::error::{Error, Result, Status};
@@ -12,7 +13,7 @@ use crate::sync::{Mutex, Worker};
 
 /// The tokens of a request, as they are generated. Dropping it cancels the request.
 pub struct TokenStream {
-    events: Receiver<Event>,
+    events: Receiver,
     answers: Arc<Answers>,
     /// Weak: a stream does not keep a generator open that was dropped.
     shared: Weak<Shared>,
@@ -20,7 +21,7 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    pub(super) fn new(events: Receiver<Event>, answers: Arc<Answers>, shared: Weak<Shared>) -> Self {
+    pub(super) fn new(events: Receiver, answers: Arc<Answers>, shared: Weak<Shared>) -> Self {
         Self { events, answers, shared, ended: None }
     }
 
@@ -35,7 +36,7 @@ impl TokenStream {
 
     /// What has arrived, without waiting: for callers that run the steps themselves. `None`: nothing new.
     pub fn try_next(&mut self) -> Option<Event> {
-        let event = self.events.try_recv().ok()?;
+        let event = self.events.try_take()?;
         if let Event::End(outcome) = &event {
             self.ended = Some(outcome.clone());
         }
@@ -45,13 +46,13 @@ impl TokenStream {
     fn wait_for_event(&self) -> Option<Event> {
         // If callers run the steps, the thread that asks for a token does.
         while let Some(shared) = self.shared.upgrade().filter(|shared| shared.options.driver == Driver::Caller) {
-            match self.events.try_recv() {
-                Ok(event) => return Some(event),
-                Err(_) if shared.step() => {}
-                Err(_) => break,
+            match self.events.try_take() {
+                Some(event) => return Some(event),
+                None if shared.step() => {}
+                None => break,
             }
         }
-        self.events.recv().ok()
+        self.events.take()
     }
 
     fn receive(&mut self) -> Option<Token> {

@@ -1,5 +1,7 @@
 //! The buffers of a step: the model's inputs and its logits.
 
+use pagoda_kernels::OUTPUT_BLOCK;
+
 use super::super::exec::{self, BoundModel, DeviceOutput, Dim, Input, Placed, Sizes, Values};
 use super::open_model::OpenModel;
 use super::sampling::{DeviceSampler, Sampled, ToSample};
@@ -28,6 +30,8 @@ pub(super) struct Workspace {
     on_gpu: Option<DeviceSampler>,
     /// What was sampled on the GPU for each sequence of the batch.
     pub(super) sampled: Vec<Option<Sampled>>,
+    /// The largest of each [`OUTPUT_BLOCK`] logits of a row; empty where the graph does not give them.
+    pub(super) maxima: Vec<f32>,
 }
 
 impl Workspace {
@@ -82,6 +86,15 @@ impl Workspace {
         let width = model.folder.vocab_size as usize;
         let mut logits = std::mem::take(&mut self.logits);
         logits.resize(self.logits_rows.len() * width, 0.0);
+        let blocks = width.div_ceil(OUTPUT_BLOCK);
+        let maxima_name = model.logits_max();
+        self.maxima.resize(if maxima_name.is_some() { self.logits_rows.len() * blocks } else { 0 }, 0.0);
+        let dims = [self.logits_rows.len() as i64, blocks as i64];
+        let other = maxima_name.map(|name| {
+            // SAFETY: the buffer outlives the tensor, and nothing else uses it.
+            unsafe { exec::tensor_in_place(&dims, self.maxima.as_mut_ptr(), self.maxima.len()) }
+                .map(|tensor| (name, tensor))
+        });
         let bound = BoundModel {
             model: &model.model,
             kv: Some(&model.kv),
@@ -94,6 +107,7 @@ impl Workspace {
                 .on_gpu
                 .as_ref()
                 .map(|sampler| DeviceOutput { memory: sampler.logits(), least_rows: ROWS_ON_GPU }),
+            other: other.transpose()?,
         };
         let inputs = self.inputs(model);
         // SAFETY: only this run uses the buffers. It writes only to pages of its own lease, behind the rows that other

@@ -75,6 +75,7 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
         device_output: None,
+        other: None,
     };
     // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other
     // runs may read.

@@ -12,12 +12,12 @@ use crate::error::{Error, Result, Status};
 use crate::tensor::ElementType;
 
 impl GenerateFolder {
-    /// This folder with pages of `format`, and the bytes of its graph rewritten for them. `None` where the folder has this format.
+    /// This folder with pages of `format`, and its graphs rewritten for them. `None` where the folder has this format.
     ///
     /// # Errors
     /// MODEL if the graph can not be read, or its PagedAttention nodes do not use the pools that the pagoda.json names.
     /// INVALID_ARGUMENT for int4 and heads of an odd size.
-    pub(crate) fn with_kv_format(&self, format: KvFormat) -> Result<Option<(Self, Vec<u8>)>> {
+    pub(crate) fn with_kv_format(&self, format: KvFormat) -> Result<Option<(Self, RewrittenGraphs)>> {
         if format == self.kv.format {
             return Ok(None);
         }
@@ -25,9 +25,6 @@ impl GenerateFolder {
             let message = format!("int4 needs heads of an even size, and the model's have {}", self.kv.head_size);
             return Err(Error::invalid("options.kv_format", message));
         }
-        let path = self.file(&self.model);
-        let bytes = std::fs::read(&path)
-            .map_err(|error| Error::new(Status::Io, format!("{}: {error}", path.display())).about("path"))?;
         let mut folder = self.clone();
         folder.kv.format = format;
         folder.kv.bytes_per_token = super::read::bytes_per_token(&folder.kv) as u64;
@@ -37,9 +34,30 @@ impl GenerateFolder {
         };
         folder.inputs.kv_scales = scales(&folder.inputs.kv_pools);
         folder.outputs.kv_scales = scales(&folder.outputs.kv_pools);
-        let rewritten = rewrite(&bytes, self, &folder)
-            .map_err(|message| Error::new(Status::Model, format!("{}: {message}", path.display())))?;
-        Ok(Some((folder, rewritten)))
+        let graph = self.rewritten(&self.model, &folder)?;
+        let on_cpu = self.cpu_model.as_ref().map(|name| self.rewritten(name, &folder)).transpose()?;
+        Ok(Some((folder, RewrittenGraphs { graph, on_cpu })))
+    }
+
+    /// The graph in one of the folder's files, with the pools of `to`.
+    fn rewritten(&self, name: &str, to: &Self) -> Result<Vec<u8>> {
+        let path = self.file(name);
+        let bytes = std::fs::read(&path)
+            .map_err(|error| Error::new(Status::Io, format!("{}: {error}", path.display())).about("path"))?;
+        rewrite(&bytes, self, to).map_err(|message| Error::new(Status::Model, format!("{}: {message}", path.display())))
+    }
+}
+
+/// The bytes of a folder's graphs, rewritten.
+pub(crate) struct RewrittenGraphs {
+    graph: Vec<u8>,
+    on_cpu: Option<Vec<u8>>,
+}
+
+impl RewrittenGraphs {
+    /// The graph, and the one that the CPU provider takes instead; mostly it is the same.
+    pub(crate) fn bytes(&self) -> (&[u8], &[u8]) {
+        (&self.graph, self.on_cpu.as_ref().unwrap_or(&self.graph))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Folders of the kind `generate`: decoder-only language models.
 
 mod kv_format;
+pub(crate) use kv_format::RewrittenGraphs;
 pub(super) mod read;
 #[cfg(test)]
 mod tests;
@@ -173,6 +174,8 @@ pub struct Inputs {
 pub struct Outputs {
     /// The logits, f32.
     pub logits: String,
+    /// The largest of each 32 logits of a row, f32: an output of `cpu_model` alone; `None` if it has none.
+    pub logits_max: Option<String>,
     /// The pool of each layer, with what is new.
     pub kv_pools: Vec<String>,
     /// The scales of each layer's pool, with what is new.

@@ -165,6 +165,7 @@ fn inputs(inputs: &Object<'_>) -> Result<Inputs> {
 fn outputs(outputs: &Object<'_>) -> Result<Outputs> {
     Ok(Outputs {
         logits: name(outputs, "logits")?,
+        logits_max: outputs.get("logits_max").map(|field| owned(&field)).transpose()?,
         kv_pools: names(outputs, "kv_pools")?,
         kv_scales: names(outputs, "kv_scales")?,
     })
@@ -236,7 +237,8 @@ fn names_differ(folder: &GenerateFolder) -> Result<()> {
         &folder.inputs;
     let single = [input_ids, row_offsets, cached_len, page_indptr, page_ids, logits_rows].into_iter().chain(positions);
     let inputs = single.chain(&folder.inputs.kv_pools).chain(&folder.inputs.kv_scales);
-    let outputs = [&folder.outputs.logits].into_iter().chain(&folder.outputs.kv_pools).chain(&folder.outputs.kv_scales);
+    let logits = [&folder.outputs.logits].into_iter().chain(&folder.outputs.logits_max);
+    let outputs = logits.chain(&folder.outputs.kv_pools).chain(&folder.outputs.kv_scales);
     differ("inputs", inputs)?;
     differ("outputs", outputs)
 }

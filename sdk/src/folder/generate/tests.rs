@@ -108,6 +108,30 @@ fn a_folder_says_what_it_is() {
 }
 
 #[test]
+fn the_cpu_may_have_a_graph_of_its_own_whose_weights_are_checked() {
+    let folder = Folder::new();
+    let graph = |number: f32| Graph::new().weight("w", &[2], &[1.0, number]).to_bytes();
+    let write = |for_cpu: Vec<u8>| {
+        let described = |bytes: &[u8]| json!({"bytes": bytes.len(), "sha256": sha256_hex(bytes)});
+        let files = json!({
+            "model.onnx": described(&graph(2.0)), "model.cpu.onnx": described(&for_cpu),
+            "tokenizer.json": described(b"{}"), "chat_template.jinja": described(b"{{ x }}"),
+        });
+        let changes =
+            [("/cpu_model", json!("model.cpu.onnx")), ("/outputs/logits_max", json!("max")), ("/files", files)];
+        write(folder.path(), with(&changes));
+        std::fs::write(folder.path().join("model.cpu.onnx"), for_cpu).unwrap();
+        GenerateFolder::open(folder.path())
+    };
+    let opened = write(graph(3.0)).unwrap();
+    assert_eq!(opened.cpu_model.as_deref(), Some("model.cpu.onnx"));
+    assert_eq!(opened.outputs.logits_max.as_deref(), Some("max"));
+    let error = write(graph(f32::NAN)).unwrap_err();
+    assert!(error.message().contains("model.cpu.onnx: the tensor \"w\""), "{error}");
+    assert!(open(manifest()).unwrap().cpu_model.is_none());
+}
+
+#[test]
 fn what_a_model_may_lack_may_be_null_or_empty() {
     let folder = open(with(&[
         ("/tokens/bos", Value::Null),
@@ -216,6 +240,9 @@ fn what_does_not_fit_is_refused_by_its_place() {
             "`inputs.kv_scales` has 0 names, and pages of the format int8 in 2 layers have 2",
         ),
         ("/outputs/logits", json!("kv_pool_0_out"), "`outputs` has \"kv_pool_0_out\" twice"),
+        ("/outputs/logits_max", json!("logits"), "`outputs` has \"logits\" twice"),
+        ("/cpu_model", json!("other.onnx"), "`files` does not have other.onnx"),
+        ("/cpu_model", json!("../m.onnx"), "`cpu_model`: expected the path of a file inside the folder"),
         ("/outputs/kv_pools", none, "`outputs.kv_pools` has 0 names"),
         ("/outputs/kv_scales", three, "`outputs.kv_scales` has 3 names"),
         ("/files", json!({}), "`files` does not have tokenizer.json"),

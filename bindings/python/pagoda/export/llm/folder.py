@@ -12,6 +12,7 @@ from .architectures import gemma3
 from .weights import Weights
 
 KIND = "generate"
+CPU_MODEL = "model.cpu.onnx"
 TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
 PAGE_SIZE = 32
 
@@ -27,22 +28,33 @@ def write(checkpoint, out, force=False, compute="f32", weights="native", kv="nat
         raise ExportError(f"--compute f16: {decoder.architecture} can not: {decoder.no_f16}. Use bf16 or f32")
 
     def fill(made):
-        files = model.write_streamed(made, lambda initializers: _graph(decoder, checkpoint, initializers, compute, weights, kv))
+        graphs = {}
+
+        def add(initializers):
+            graphs.update(_graphs(decoder, checkpoint, initializers, compute, weights, kv))
+            return graphs
+
+        files = model.write_streamed(made, add)
         text = json.dumps(checkpoint.tokenizer, ensure_ascii=False, separators=(",", ":"))
         (made / TOKENIZER).write_text(text, encoding="utf-8")
         files[TOKENIZER] = folder.described(made / TOKENIZER)
         if checkpoint.chat_template:
             (made / TEMPLATE).write_bytes(_utf8(checkpoint))
             files[TEMPLATE] = folder.described(made / TEMPLATE)
-        return _manifest(decoder, checkpoint, compute, weights, kv) | {"files": files}
+        return _manifest(decoder, checkpoint, compute, weights, kv, graphs.get(CPU_MODEL)) | {"files": files}
 
     return folder.write(out, force, KIND, fill)
 
 
-def _graph(decoder, checkpoint, initializers, compute, form, kv):
+def _graphs(decoder, checkpoint, initializers, compute, form, kv):
+    """The graph, and the one for the CPU, where an operator of its own multiplies by blocks. Both have the same weights."""
     total = sum(math.prod(shape) for shape in decoder.tensors().values())
     with Progress("Writing weights", total) as progress:
-        return graph.build(decoder, Weights(checkpoint, initializers, compute, form, progress), compute, kv, PAGE_SIZE)
+        weights = Weights(checkpoint, initializers, compute, form, progress)
+        graphs = {model.MODEL: graph.build(decoder, weights, compute, kv, PAGE_SIZE)}
+    if form != "native" and compute == "f32":
+        graphs[CPU_MODEL] = graph.build(decoder, weights, compute, kv, PAGE_SIZE, for_cpu=True)
+    return graphs
 
 
 def _check(decoder, checkpoint, kv):
@@ -79,12 +91,14 @@ def _utf8(checkpoint):
         raise ExportError(f"{checkpoint.source}: the chat template is no text that UTF-8 can hold: {error}") from None
 
 
-def _manifest(decoder, checkpoint, compute, weights, kv):
+def _manifest(decoder, checkpoint, compute, weights, kv, for_cpu):
     layers = range(len(decoder.layers))
     quantised = [graph.scales(layer) for layer in layers] if kv != "native" else []
     pools = [graph.pool(layer) for layer in layers]
+    outputs = [] if for_cpu is None else [output.name for output in for_cpu.graph.output]
     return {
         "model": model.MODEL,
+        **({} if for_cpu is None else {"cpu_model": CPU_MODEL}),
         "architecture": decoder.architecture,
         "compute": compute,
         "weights": weights,
@@ -120,6 +134,7 @@ def _manifest(decoder, checkpoint, compute, weights, kv):
         },
         "outputs": {
             "logits": graph.LOGITS,
+            **({"logits_max": graph.LOGITS_MAX} if graph.LOGITS_MAX in outputs else {}),
             "kv_pools": [f"{name}_out" for name in pools],
             "kv_scales": [f"{name}_out" for name in quantised],
         },

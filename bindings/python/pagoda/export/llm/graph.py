@@ -24,6 +24,8 @@ INDICES = {
     "logits_rows": ["logits_rows"],
 }
 LOGITS = "logits"
+# The largest of each OUTPUT_BLOCK logits of a row, for the likeliest token: an output of the graph for the CPU.
+LOGITS_MAX, OUTPUT_BLOCK = "logits_max", 32
 # MatMulNBits' accuracy_level: inputs as they are, or rounded to 8 bits in blocks.
 EXACT, ROUNDED = 0, 4
 # Bytes of a number in a page, and numbers of f16 that describe a block.
@@ -38,13 +40,15 @@ def scales(layer):
     return f"kv_scales_{layer}"
 
 
-def build(decoder, weights, compute, kv_format, page_size):
-    """The model without its weights, which are added to `weights`."""
-    graph = _Graph(decoder, weights, compute, kv_format)
+def build(decoder, weights, compute, kv_format, page_size, for_cpu=False):
+    """The model without its weights, which are added to `weights`. `for_cpu`: with operators that run on the CPU alone."""
+    graph = _Graph(decoder, weights, compute, kv_format, for_cpu)
     logits = graph.decoder_nodes()
     graph.node("Identity", [logits], [LOGITS])
     inputs = [_value(name, TensorProto.INT32, shape) for name, shape in INDICES.items() if name in graph.used]
     outputs = [_value(LOGITS, TensorProto.FLOAT, ["logits_rows", decoder.vocab_size])]
+    if any(LOGITS_MAX in node.output for node in graph.nodes):
+        outputs.append(_value(LOGITS_MAX, TensorProto.FLOAT, ["logits_rows", math.ceil(decoder.vocab_size / OUTPUT_BLOCK)]))
     for layer in range(len(decoder.layers)):
         for name, kind, shape in graph.pools(layer, page_size):
             inputs.append(_value(name, kind, shape))
@@ -61,8 +65,9 @@ def _value(name, kind, shape):
 class _Graph:
     """Nodes in the making; methods return the names of what they added."""
 
-    def __init__(self, decoder, weights, compute, kv_format):
+    def __init__(self, decoder, weights, compute, kv_format, for_cpu):
         self.decoder, self.weights, self.compute, self.kv_format = decoder, weights, compute, kv_format
+        self.for_cpu = for_cpu
         self.nodes, self.used = [], {"row_offsets", "cached_len", "page_indptr", "page_ids"}
 
     def node(self, op, inputs, outputs=None, domain="", **attributes):
@@ -93,7 +98,9 @@ class _Graph:
             wide = self.node("Glu", [wide], domain=PAGODA, activation=decoder.activation)
             added = self.norm(self.linear(wide, layer.down), layer.after_mlp)
         normal, _ = self.residual(hidden, added, decoder.final_norm)
-        logits = self.linear(normal, decoder.head, "int8" if self.weights.form == "int4" else None)
+        # What a cap makes of logits has other maxima.
+        maxima = None if decoder.logits_softcap else LOGITS_MAX
+        logits = self.linear(normal, decoder.head, "int8" if self.weights.form == "int4" else None, maxima)
         if self.compute != "f32":
             logits = self.node("Cast", [logits], to=TensorProto.FLOAT)
         return self.capped(logits)
@@ -160,11 +167,17 @@ class _Graph:
             return rows
         return self.node("RMSNormalization", [rows, self.weights.norm(norm)], axis=-1, epsilon=norm.epsilon)
 
-    def linear(self, rows, linear, form=None):
+    def linear(self, rows, linear, form=None, maxima=None):
+        """The product. `maxima`: the name of the output for the largest numbers, where the operator has one."""
         stored = self.weights.matrix(linear, form)
         bias = [self.weights.bias(linear)] if linear.biases else []
         if not stored.bits:
             return self.node("Gemm", [rows, stored.weight, *bias], transB=1)
+        if self.for_cpu:
+            inputs = [rows, stored.weight, stored.scales, stored.offsets or "", *bias]
+            names = [f"BlockLinear_{len(self.nodes)}"] + ([maxima] if maxima else [])
+            self.node("BlockLinear", inputs, names, domain=PAGODA)
+            return names[0]
         product = self.node(
             "MatMulNBits",
             [rows, stored.weight, stored.scales] + (["", "", *bias] if bias else []),
@@ -173,8 +186,8 @@ class _Graph:
             N=linear.outputs,
             bits=stored.bits,
             block_size=BLOCK,
-            # Rounding makes decoding by 4 bits a sixth faster on the CPU, and its KL divergence to f32 six times as large. The
-            # kernel of 8 bits that does not round is a hundred times slower.
+            # Rounding makes the KL divergence of 4 bits to f32 six times as large. ONNX Runtime's kernel of 8 bits that does not
+            # round is a hundred times slower on the CPU.
             accuracy_level=EXACT if stored.bits == 4 else ROUNDED,
         )
         return self.with_offsets(product, rows, linear, stored) if stored.offsets else product

@@ -173,6 +173,25 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn halves_less_8(from: *const u8) -> [Self::V; 2] {
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let (low, high) = (_mm256_and_si256(bytes, _mm256_set1_epi32(15)), _mm256_srli_epi32::<4>(bytes));
+            [low, high].map(|half| _mm256_cvtepi32_ps(_mm256_sub_epi32(half, _mm256_set1_epi32(8))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn even_and_odd(a: Self::V, b: Self::V) -> [Self::V; 2] {
+        unsafe {
+            // Each half of a vector by itself, then the quarters in order.
+            let (even, odd) = (_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+            let in_order = |v| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(v)));
+            [in_order(even), in_order(odd)]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn widen_e4m3fn(from: *const u8) -> Self::V {
         unsafe {
             let codes = _mm256_castsi128_si256(_mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast())));

@@ -170,6 +170,27 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn halves_less_8(from: *const u8) -> [Self::V; 2] {
+        unsafe {
+            // A table: its index is the lowest four bits of a lane, whatever the others are.
+            let numbers =
+                _mm512_setr_ps(-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0);
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm512_srli_epi32::<4>(bytes);
+            [_mm512_permutexvar_ps(bytes, numbers), _mm512_permutexvar_ps(high, numbers)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn even_and_odd(a: Self::V, b: Self::V) -> [Self::V; 2] {
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            [_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b)]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn widen_e4m3fn(from: *const u8) -> Self::V {
         unsafe {
             let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));

@@ -58,6 +58,10 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn widen_u8(from: *const u8) -> Self::V;
     /// Halves of bytes as numbers, the low half of a byte first; `from` is good for `LANES / 2` bytes.
     unsafe fn widen_u4(from: *const u8) -> Self::V;
+    /// The low halves of bytes and their high halves as numbers, less 8; `from` is good for `LANES` bytes.
+    unsafe fn halves_less_8(from: *const u8) -> [Self::V; 2];
+    /// The numbers of both vectors, one behind the other, at even places and at odd ones.
+    unsafe fn even_and_odd(a: Self::V, b: Self::V) -> [Self::V; 2];
     /// Bytes as numbers of the format e4m3fn.
     unsafe fn widen_e4m3fn(from: *const u8) -> Self::V;
     /// Runs a part of a kernel as a function of its own. What is `inline(always)` is compiled anew wherever it is used, and a

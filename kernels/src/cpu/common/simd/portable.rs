@@ -156,6 +156,19 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn halves_less_8(from: *const u8) -> [Self::V; 2] {
+        // SAFETY: the caller's pointer is good for LANES bytes.
+        let bytes = unsafe { from.cast::<[u8; LANES]>().read() };
+        [bytes.map(|byte| f32::from(byte & 15) - 8.0), bytes.map(|byte| f32::from(byte >> 4) - 8.0)]
+    }
+
+    #[inline(always)]
+    unsafe fn even_and_odd(a: Self::V, b: Self::V) -> [Self::V; 2] {
+        let at = |i: usize| if i < LANES { a[i] } else { b[i - LANES] };
+        [std::array::from_fn(|i| at(2 * i)), std::array::from_fn(|i| at(2 * i + 1))]
+    }
+
+    #[inline(always)]
     unsafe fn widen_e4m3fn(from: *const u8) -> Self::V {
         // SAFETY: as for `widen_u8`.
         unsafe { from.cast::<[u8; LANES]>().read() }.map(from_e4m3fn)

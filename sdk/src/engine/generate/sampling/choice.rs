@@ -8,6 +8,8 @@ use super::weights::{Softmax, total};
 /// sampler can use any scratch; a thread needs one.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
+    /// The largest of each block of the logits that are sampled next, where it is known; empty otherwise. Sampling empties it.
+    pub(in super::super) maxima: Vec<f32>,
     /// The logits after the penalties and bans.
     pub(super) adjusted: Vec<f32>,
     pub(super) ranked: Vec<f32>,

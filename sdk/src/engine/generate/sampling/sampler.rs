@@ -4,6 +4,7 @@ use super::choice::{Choice, Scratch, choose};
 use super::history::{NgramIndex, SeenTokens};
 use super::options::{SamplingOptions, in_vocabulary};
 use super::random::uniform;
+use super::select::argmax_in_blocks;
 use super::weights::{draw, total};
 use crate::error::{Error, Result};
 
@@ -130,6 +131,21 @@ impl Sampler {
 
     pub(super) fn choose(&self, logits: &[f32], mask: Option<&[u32]>, scratch: &mut Scratch) -> Result<Choice> {
         self.check_sizes(logits, mask)?;
+        let maxima = std::mem::take(&mut scratch.maxima);
+        let choice = self.choose_with(logits, &maxima, mask, scratch);
+        scratch.maxima = maxima;
+        scratch.maxima.clear();
+        choice
+    }
+
+    /// As [`choose`](Self::choose). `maxima` are those of blocks of the logits, or none.
+    fn choose_with(
+        &self,
+        logits: &[f32],
+        maxima: &[f32],
+        mask: Option<&[u32]>,
+        scratch: &mut Scratch,
+    ) -> Result<Choice> {
         if let Some(token) = self.forced() {
             return Ok(Choice::Token(token));
         }
@@ -141,6 +157,8 @@ impl Sampler {
             let choice = choose(&adjusted, &self.options, scratch);
             scratch.adjusted = adjusted;
             choice
+        } else if self.options.is_greedy() && !maxima.is_empty() {
+            argmax_in_blocks(logits, maxima).map(Choice::Token)
         } else {
             choose(logits, &self.options, scratch)
         };

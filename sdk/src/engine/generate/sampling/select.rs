@@ -1,5 +1,7 @@
 //! The largest of many logits, without sorting them. NaN is never among them.
 
+use pagoda_kernels::OUTPUT_BLOCK;
+
 /// How many logits share a maximum.
 const BLOCK: usize = 32;
 
@@ -20,6 +22,14 @@ pub(super) fn argmax(logits: &[f32]) -> Option<u32> {
     }
     let start = best_block? * WIDE;
     let offset = logits[start..].iter().position(|&logit| logit == best)?;
+    Some((start + offset) as u32)
+}
+
+/// As [`argmax`], where the largest of each [`OUTPUT_BLOCK`] logits is known.
+pub(super) fn argmax_in_blocks(logits: &[f32], maxima: &[f32]) -> Option<u32> {
+    let block = argmax(maxima)? as usize;
+    let start = block * OUTPUT_BLOCK;
+    let offset = logits[start..].iter().position(|&logit| logit == maxima[block])?;
     Some((start + offset) as u32)
 }
 
@@ -142,6 +152,27 @@ mod tests {
             logits[1002] = 2.0;
             logits[place + 1] = 2.0;
             assert_eq!(argmax(&logits), Some(place as u32));
+        }
+    }
+
+    #[test]
+    fn the_maxima_of_blocks_lead_to_the_same_token() {
+        let check = |logits: &[f32]| {
+            let maxima: Vec<f32> = logits.chunks(OUTPUT_BLOCK).map(maximum).collect();
+            assert_eq!(argmax_in_blocks(logits, &maxima), argmax(logits), "{logits:?}");
+        };
+        check(&[]);
+        check(&[f32::NAN, f32::NEG_INFINITY]);
+        check(&[-0.0, 0.0]);
+        for place in 0..100 {
+            let mut logits = vec![f32::NAN; 103];
+            logits[..place].fill(-1.0);
+            for equal in [place, place + 1, 102] {
+                logits[equal] = 2.0;
+            }
+            check(&logits);
+            logits[place] = f32::INFINITY;
+            check(&logits);
         }
     }
 

@@ -1,0 +1,64 @@
+"""BlockLinear in Python's ONNX Runtime: results, maxima, empty inputs, shapes, and error messages."""
+
+import numpy as np
+import one_node
+import pytest
+
+BLOCK = 32
+
+
+def matrix(bits, width, inner):
+    random = np.random.default_rng([bits, width, inner])
+    codes = random.integers(0, 2**bits, (width, inner), dtype=np.uint8)
+    scales = random.standard_normal((width, inner // BLOCK)).astype(np.float32)
+    offsets = random.standard_normal(scales.shape).astype(np.float32)
+    blocks = codes.reshape(width, inner // BLOCK, BLOCK)
+    packed = blocks if bits == 8 else blocks[..., 0::2] | blocks[..., 1::2] << 4
+    weights = scales[..., None].astype(np.float64) * (blocks.astype(np.float64) - 2 ** (bits - 1)) + offsets[..., None]
+    return {"codes": packed, "scales": scales, "offsets": offsets}, weights.reshape(width, inner)
+
+
+@pytest.mark.parametrize("rows, inner, width", [(0, 32, 8), (3, 64, 0), (1, 576, 33), (5, 96, 40), (40, 64, 21), (300, 32, 9)])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("biased", [False, True])
+def test_block_linear(bits, rows, inner, width, biased):
+    inputs, weights = matrix(bits, width, inner)
+    random = np.random.default_rng(3)
+    x = random.standard_normal((rows, inner)).astype(np.float32)
+    expected = x.astype(np.float64) @ weights.T
+    bound = np.abs(x).astype(np.float64) @ np.abs(weights).T
+    if biased:
+        inputs["bias"] = random.standard_normal(width).astype(np.float32)
+        expected, bound = expected + inputs["bias"], bound + np.abs(inputs["bias"])
+    y = np.full((rows, width), np.nan, np.float32)
+    maxima = np.full((rows, -(-width // BLOCK)), np.nan, np.float32)
+    one_node.run("BlockLinear", {"x": x, **inputs}, {"y": y, "maxima": maxima})
+    assert np.all(np.abs(y - expected) <= bound * 1e-5)
+    for block in range(maxima.shape[1]):
+        assert np.array_equal(maxima[:, block], y[:, block * BLOCK : (block + 1) * BLOCK].max(-1))
+
+
+WHOLE = {"x": np.ones((5, 64), np.float32), **matrix(4, 3, 64)[0]}
+BAD = {
+    "3 dimensions": ({"x": np.ones((5, 2, 32), np.float32)}, r"x: 2 dimensions expected, got 3"),
+    "no whole blocks": ({"x": np.ones((5, 63), np.float32)}, r"x: shape \[5, 63\], expected rows of a multiple of 32"),
+    "bytes": ({"codes": np.ones((3, 2, 8), np.uint8)}, r"codes: shape \[3, 2, 8\], expected 16 bytes a block of 32 \(4 bits\) or 32"),
+    "another inner": ({"codes": np.ones((3, 3, 16), np.uint8)}, r"codes: shape \[3, 3, 16\], expected \[3, 2, 16\]"),
+    "scales": ({"scales": np.ones((3, 3), np.float32)}, r"scales: shape \[3, 3\], expected \[3, 2\]"),
+    "offsets": ({"offsets": np.ones((4, 2), np.float32)}, r"offsets: shape \[4, 2\], expected \[3, 2\]"),
+    "bias": ({"bias": np.ones(4, np.float32)}, r"bias: shape \[4\], expected \[3\]"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_wrong_is_said(what):
+    wrong, message = BAD[what]
+    inputs = WHOLE | wrong
+    with pytest.raises(Exception, match=message):
+        one_node.session("BlockLinear", inputs, {"y": np.float32}).run(None, inputs)
+
+
+def test_shapes_are_known_before_a_run():
+    y, maxima = one_node.session("BlockLinear", WHOLE, {"y": np.float32, "maxima": np.float32}).get_outputs()
+    assert (y.shape, y.type) == (["T", 3], "tensor(float)")
+    assert (maxima.shape, maxima.type) == (["T", 1], "tensor(float)")
