@@ -32,7 +32,7 @@ pub struct GeneratorStats {
     pub waiting: u64,
     /// Sequences that run.
     pub running: u64,
-    /// The time that the steps took in all, in microseconds.
+    /// The time that the steps took in all, in microseconds. The readers of streams are woken after it.
     pub step_us: u64,
     /// The time of it that the model took, in microseconds.
     pub model_us: u64,
