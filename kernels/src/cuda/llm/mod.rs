@@ -4,6 +4,7 @@ pub mod glu;
 pub mod paged_attention;
 mod paged_attention_sm80;
 mod paged_attention_sm90;
+mod paged_call;
 mod raw;
 pub mod sampling;
 

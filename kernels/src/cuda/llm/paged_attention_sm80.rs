@@ -8,16 +8,13 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::CUstream;
 
-use super::paged_attention::{PagedAttention, blocks};
 use super::paged_attention_sm90;
+use super::paged_call::{PagedAttention, ROWS, SPAN, blocks};
 use crate::KvFormat;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
 use crate::cuda::common::module::Function;
 
-/// Slots of a part, and rows of a tile; `SPAN` and `DECODE_ROWS` of cuda/llm/paged_parts.cuh.
-const SPAN: usize = 256;
-const ROWS: usize = 16;
 /// Threads of the kernels' blocks, and rows of a block of prefill; cuda/llm/paged_decode.cuh and paged_prefill.cuh.
 const THREADS: u32 = 128;
 const WARPS: usize = 4;
@@ -26,29 +23,9 @@ const BLOCK_ROWS: usize = 64;
 /// Rows and heads up to which a block each adds their parts up; a warp each where there are more.
 const WIDE: usize = 256;
 
-/// The most parts that all sequences can have together; `parts_before` of cuda/llm/paged_parts.cuh.
-pub fn partial_count(call: &PagedAttention) -> usize {
-    call.page_entries.saturating_mul(call.page_size) / SPAN + call.sequences
-}
-
-/// For each part, kv head and row: D sums, the largest score and the sum of weights. `PartialSums` of cuda/llm/paged_parts.cuh.
-pub fn scratch_bytes(call: &PagedAttention) -> usize {
-    let rows = partial_count(call).saturating_mul(call.kv_heads * row_tiles(call) * ROWS);
-    rows.saturating_mul((call.head_size + 2) * size_of::<f32>())
-}
-
-/// Tiles of the query heads of a group.
-fn row_tiles(call: &PagedAttention) -> usize {
-    group(call).div_ceil(ROWS)
-}
-
-fn group(call: &PagedAttention) -> usize {
-    call.query_heads / call.kv_heads
-}
-
 /// Whether some sequence may have too many new tokens for decode; `is_decode` of cuda/llm/paged_parts.cuh.
 fn may_prefill(call: &PagedAttention) -> bool {
-    call.total_rows > 1 && call.total_rows * group(call) > ROWS
+    call.total_rows > 1 && call.total_rows * call.group() > ROWS
 }
 
 /// The append of sequences that are prefilled, and their attention; then decode, which appends by itself, and the sum of its
@@ -63,7 +40,7 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
     let decode_module = gpu.modules.paged_decode_sm80.as_ref().expect("the path was offered");
     let prefill_module = gpu.modules.paged_prefill_sm80.as_ref().expect("the path was offered");
     let PagedAttention { kv_heads, head_size, total_rows, .. } = *call;
-    let (element, tiles) = (call.element.name(), row_tiles(call));
+    let (element, tiles) = (call.element.name(), call.row_tiles());
     let name = format!("{element}_{head_size}_{}", format_name(call.format));
     let mut raw = call.raw();
     let raw = from_mut(&mut raw).cast::<c_void>();
@@ -85,14 +62,14 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
     } else if may_prefill(call) {
         let shared = prefill_shared(head_size, call.format);
         let prefill = prefill_module.function(&format!("paged_prefill_{name}"), shared)?;
-        let count = total_rows * group(call) / BLOCK_ROWS + call.sequences;
+        let count = total_rows * call.group() / BLOCK_ROWS + call.sequences;
         start(prefill, count * kv_heads, THREADS, shared, &mut [])?;
     }
     let (shared, tiles_flag) = (decode_shared(head_size, call.format), tiles as i32);
     let decode = decode_module.function(&format!("paged_decode_{name}"), shared)?;
-    start(decode, partial_count(call) * kv_heads * tiles, THREADS, shared, &mut [tiles_flag, appends.into()])?;
+    start(decode, call.partial_count() * kv_heads * tiles, THREADS, shared, &mut [tiles_flag, appends.into()])?;
     // Rows of the call, or of each sequence as many as decode takes, whichever are fewer.
-    let per_sequence = (ROWS / group(call)).max(1);
+    let per_sequence = (ROWS / call.group()).max(1);
     let by_sequence = total_rows > call.sequences * per_sequence;
     let heads = if by_sequence { call.sequences * per_sequence } else { total_rows } * call.query_heads;
     // The same bits either way: few rows have warps to spare.

@@ -5,8 +5,7 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::paged_attention::{PagedAttention, blocks};
-use super::paged_attention_sm80;
+use super::paged_call::{PagedAttention, blocks};
 use crate::KvFormat;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -67,7 +66,7 @@ pub unsafe fn prefill(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Res
     if call.rotation.is_some() {
         // Behind the sums of parts.
         let scratch = call.scratch.expect("the path was offered");
-        query = scratch.address + paged_attention_sm80::scratch_bytes(call) as CUdeviceptr;
+        query = scratch.address + call.partial_bytes() as CUdeviceptr;
         let rotate = module.function(&format!("paged_rotate_{}", call.element.name()), 0)?;
         let threads = call.total_rows * call.query_heads * call.head_size / CHUNK;
         let arguments = &mut [from_mut(&mut paged).cast::<c_void>(), from_mut(&mut query).cast()];
