@@ -9,7 +9,7 @@ use pagoda::engine::{EngineStore, GenerateRequest, Generator, GeneratorOptions};
 use pagoda::{Durability, StoreOptions};
 use pagoda_test_support::{Folder, Random};
 
-use super::cases::{greedy, open, options, oracle, prompt};
+use super::cases::{PAGE, greedy, open, options, oracle, prompt};
 
 const SESSIONS: usize = 3;
 /// Tokens that each turn adds: by the user, and by the model.
@@ -81,10 +81,13 @@ fn conversations_survive_kills() {
             assert_eq!(response.choices[0].tokens, oracle(&tokens, ANSWERED), "cycle {cycle}, session {session}");
             // All but the last token of the last answer was computed, and what was computed is there.
             let expected = if *turns == 0 { 0 } else { tokens.len() - SAID - 1 };
+            // A turn may be stored that was not acknowledged any more. Then this one ends inside of what is stored, and whole pages
+            // of it are used.
+            let inside = (tokens.len() - 1) / PAGE * PAGE;
+            let cached = response.cached_tokens as usize;
             assert!(
-                response.cached_tokens as usize >= expected,
-                "cycle {cycle}, session {session}: {} of {expected} tokens are cached",
-                response.cached_tokens
+                cached >= expected || cached == inside,
+                "cycle {cycle}, session {session}: {cached} of {expected} tokens are cached"
             );
             *turns += 1;
         }
