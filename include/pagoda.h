@@ -1966,6 +1966,38 @@ typedef int32_t pagoda_kv_format;
 /** Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token. */
 #define PAGODA_KV_FORMAT_FP8 4
 
+/**
+ * A fixed number of slots for the keys and values of each sequence, however long it is. Start from PAGODA_KV_POLICY_INIT, which
+ * sets `struct_size` and the defaults.
+ */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** The slots of a sequence in each layer: its pages hold so many tokens. */
+    int32_t cache_length;
+    /**
+     * The maximum number of tokens of a prompt that one step reads once the slots are full; default 64. The tokens of a step
+     * replace others before it attends.
+     */
+    int32_t chunk_size;
+    /**
+     * With lastrec and smart-lastrec: the tokens at the beginning that always stay; default -1: for lastrec an eighth of the
+     * slots, from 1 to 16; for smart-lastrec half of them.
+     */
+    int32_t protect;
+    /** With h2o: the newest tokens, so many of them, stay whatever their weights; default 0. */
+    int32_t grace_period;
+    /** With h2o: the part of the slots that the first eviction leaves alone at the beginning; default 0.05. */
+    float keep_initial_fraction;
+    /** With h2o: 1 divides the weights that a token got by the time that it has been there; default 0. */
+    int32_t normalise;
+    /** Which tokens stay, UTF-8: "lastrec", "smart-lastrec", "h2o" or "h2o-orig". */
+    const char *name;
+} pagoda_kv_policy;
+
+/** A policy that has no name and no slots yet. */
+#define PAGODA_KV_POLICY_INIT { sizeof(pagoda_kv_policy), 0, 64, -1, 0, 0.05f, 0, NULL }
+
 /** How to open a generator. Start from PAGODA_GENERATOR_OPTIONS_INIT, which sets `struct_size` and the defaults. */
 typedef struct {
     /** The size of this struct. */
@@ -2015,11 +2047,16 @@ typedef struct {
     const char *store_path;
     /** How the store is opened; NULL = the defaults. */
     const pagoda_store_options *store_options;
+    /**
+     * A fixed number of slots for the keys and values of each sequence; NULL, the default: all tokens stay. With a policy nothing
+     * is shared between sequences, and sessions, `host_bytes` and `store_path` are rejected.
+     */
+    const pagoda_kv_policy *kv_policy;
 } pagoda_generator_options;
 
 /** The default options of a generator. */
 #define PAGODA_GENERATOR_OPTIONS_INIT \
-    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.5f, 0, 0, 4096, 0, 0, 0, 0, NULL, NULL, NULL }
+    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.5f, 0, 0, 4096, 0, 0, 0, 0, NULL, NULL, NULL, NULL }
 
 /** What happens if prompt and answer do not fit into the model's context. */
 typedef int32_t pagoda_context_end;

@@ -235,7 +235,8 @@ const NOT_IN_CPP: [(&str, &str); 2] = [
 ];
 
 /// What no binding has yet, by how the names begin: generators get bindings of all languages at once.
-const NOT_BOUND: [&str; 4] = ["pagoda_generator", "pagoda_generate", "pagoda_logit_bias", "pagoda_token_logprobs"];
+const NOT_BOUND: [&str; 5] =
+    ["pagoda_generator", "pagoda_generate", "pagoda_kv_policy", "pagoda_logit_bias", "pagoda_token_logprobs"];
 
 fn is_bound(name: &str) -> bool {
     !NOT_BOUND.iter().any(|beginning| name.starts_with(beginning))
@@ -292,7 +293,7 @@ fn cpp_has_every_field() {
 }
 
 /// A struct of the header, its name in Rust, C++ and Java (in Go `Kv` is `KV`), and the file of the Rust type.
-const STRUCTS: [(&str, &str, &str); 20] = [
+const STRUCTS: [(&str, &str, &str); 21] = [
     ("pagoda_table_stats", "TableStats", "embedding/table/stats.rs"),
     ("pagoda_model_options", "ModelOptions", "runtime/options.rs"),
     ("pagoda_store_options", "StoreOptions", "store/options.rs"),
@@ -307,6 +308,7 @@ const STRUCTS: [(&str, &str, &str); 20] = [
     ("pagoda_rank_response", "RankResponse", "engine/rank/request.rs"),
     ("pagoda_engine_stats", "EngineStats", "engine/rank/stats.rs"),
     ("pagoda_generator_options", "GeneratorOptions", "engine/generate/options.rs"),
+    ("pagoda_kv_policy", "KvPolicy", "engine/generate/kv_policy.rs"),
     ("pagoda_generator_stats", "GeneratorStats", "engine/generate/stats.rs"),
     ("pagoda_generate_request", "GenerateRequest", "engine/generate/request.rs"),
     ("pagoda_generate_info", "GenerateResponse", "engine/generate/request.rs"),

@@ -274,6 +274,7 @@ WRONG_OPTIONS = {
         **dict.fromkeys(["max_prompt_tokens", "max_new_tokens"], NEGATIVE),
         "kv_size_unit": (-1, 4, INT_MIN, INT_MAX),
         "kv_size": (2**31, SIZE_MAX),
+        "kv_format": (-1, 5, INT_MIN, INT_MAX),
         "store_path": (NOT_UTF8, b""),
     },
     # What is found out when a request is read. The rest is below.
@@ -356,6 +357,15 @@ def bad_parts(p):
         yield Case(f"model.{name} {value}", field(p.name, "model", model), argument=f"options.model.{name}")
     store = pointed_to(struct("pagoda_store_options", durability=7))
     yield Case("durability", field(p.name, "store_options", store), argument="options.store_options.durability")
+    if p.kind == "pagoda_generator_options":
+        text = pointed_to(ctypes.create_string_buffer(b"h2o"))
+        wrong = [("struct_size", 3), ("cache_length", 0), ("cache_length", -1), ("chunk_size", 0), ("protect", -2)]
+        wrong += [("grace_period", -1), ("grace_period", 8), ("keep_initial_fraction", math.nan), ("normalise", 2)]
+        for name, value in [*wrong, ("name", None)]:
+            policy = pointed_to(struct("pagoda_kv_policy", cache_length=8, name=text))
+            setattr(POINTED_TO[-1], name, value)
+            named = "cache_length" if (name, value) == ("grace_period", 8) else name
+            yield Case(f"policy.{name} {value}", field(p.name, "kv_policy", policy), argument=f"options.kv_policy.{named}")
     too_much = field(p.name, "host_bytes", SIZE_MAX)
     yield Case(f"host_bytes {SIZE_MAX}", too_much, C["PAGODA_STATUS_CAPACITY"], "options.host_bytes")
     for what, unit, size in BAD_SIZES:

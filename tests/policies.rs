@@ -131,7 +131,7 @@ fn policy_of(case: &str) -> [Box<dyn CachePolicy>; BATCH] {
             "smart-lastrec" => (sequence == 0).then_some(3),
             _ => number_after("sink").map(|sink: f32| sink as usize),
         },
-        grace: if case == "qh2o-vlen-4" { 2 } else { number_after("grace").unwrap_or(0.0) as usize },
+        grace_period: if case == "qh2o-vlen-4" { 2 } else { number_after("grace").unwrap_or(0.0) as usize },
         keep_initial_fraction: number_after("keep").unwrap_or(0.05),
         // One of the runs normalises without saying so: its logged slots follow from no other order.
         normalise: case.contains("normalise") || case == "h2o-grace3-chunk",
@@ -243,6 +243,17 @@ impl SlowHead {
     }
 }
 
+/// The operator writes the tokens of a call side by side.
+fn assert_no_slot_twice(plan: &SlotPlan, heads: usize) {
+    for head in 0..heads {
+        let mut slots: Vec<_> = plan.write_slots.iter().skip(head).step_by(heads).collect();
+        let rows = slots.len();
+        slots.sort_unstable();
+        slots.dedup();
+        assert_eq!(slots.len(), rows);
+    }
+}
+
 #[test]
 fn heavy_hitters_keep_the_tokens_that_a_slow_reference_keeps() {
     let mut random = Random(5);
@@ -250,7 +261,7 @@ fn heavy_hitters_keep_the_tokens_that_a_slow_reference_keeps() {
         let (heads, len) = (1 + random.below(3), 4 + random.below(40));
         let grace = random.below(len / 2);
         // All slots are filled by calls that leave some free at first: the first eviction goes by scores, too.
-        let options = PolicyOptions { grace, ..PolicyOptions::default() };
+        let options = PolicyOptions { grace_period: grace, ..PolicyOptions::default() };
         let policy = named("h2o", &options).unwrap();
         let mut slots = LayerSlots::new(&*policy, heads, len).unwrap();
         let mut slow: Vec<SlowHead> = (0..heads).map(|_| SlowHead::default()).collect();
@@ -267,6 +278,7 @@ fn heavy_hitters_keep_the_tokens_that_a_slow_reference_keeps() {
             for (at, &position) in plan.token_pos.iter().enumerate().filter(|(_, position)| **position >= 0) {
                 weights[at] = weight(at / len, position as usize);
             }
+            assert_no_slot_twice(&plan, heads);
             // A plan that is given up leaves everything as it was.
             let before = format!("{slots:?}");
             drop(slots.plan(&*policy, rows).unwrap());
@@ -308,6 +320,7 @@ fn the_newest_tokens_stay_and_so_does_the_beginning() {
         for wanted in [20, 15, 1, 1, 32, 7, 9].into_iter().cycle().take(20) {
             let rows = slots.most_rows(&*policy, wanted);
             let plan = slots.plan(&*policy, rows).unwrap();
+            assert_no_slot_twice(&plan, 2);
             slots.commit(&*policy, plan, &[], SlotValues::default()).unwrap();
             seen += rows;
             let newest = seen - (32 - kept).min(seen);
@@ -329,7 +342,7 @@ fn what_a_policy_can_not_do_is_refused_in_words() {
     assert!(error.message().contains("\"h2\" is none of lastrec, smart-lastrec, h2o"), "{error}");
     let bad = PolicyOptions { keep_initial_fraction: 1.5, ..PolicyOptions::default() };
     assert_eq!(named("h2o", &bad).unwrap_err().argument(), Some("keep_initial_fraction"));
-    let policy = named("h2o", &PolicyOptions { grace: 8, ..PolicyOptions::default() }).unwrap();
+    let policy = named("h2o", &PolicyOptions { grace_period: 8, ..PolicyOptions::default() }).unwrap();
     let error = LayerSlots::new(&*policy, 1, 8).unwrap_err();
     assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("cache_length")));
     let mut slots = LayerSlots::new(&*policy, 1, 12).unwrap();

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -89,6 +90,29 @@ def test_pages_may_be_quantised_when_a_model_is_opened_or_exported(tokenizer, gr
     [native] = answers(*arguments[1:])
     done = pagoda("generate", folder, *arguments, "--kv-format", "native")
     assert json.loads(done.stdout)["choices"] == native["choices"]
+
+
+def test_a_ring_of_the_newest_tokens_is_a_window(tokenizer, greedy, tmp_path):
+    # The same weights in a model that sees 16 tokens. Step by step, a ring of 16 slots holds the same ones.
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    shutil.copytree(ROOT / "tests/data/llm/llama", source)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 16}
+    (source / "config.json").write_text(json.dumps(config))
+    export_language_model(source, folder)
+    text = "Hello the world of pages that are few"
+    prompt = tokenizer.encode(text).ids
+    assert len(prompt) > 20
+    policy = ["--kv-policy", "lastrec", "--cache-length", 16, "--protect", 0, "--chunk-size", 1]
+    [answer] = answers("--prompt", text, "-m", 40, "--greedy", *policy)
+    assert answer["choices"][0]["tokens"] == greedy(prompt, 40, folder) != greedy(prompt, 40)
+
+
+def test_a_policy_says_what_it_needs(tmp_path):
+    done = generate("-p", "Hello", "--kv-policy", "h2o")
+    assert done.returncode == 2 and "--cache-length" in done.stderr
+    done = generate("-p", "Hello", "--kv-policy", "h2o", "--cache-length", 64, "--store", tmp_path / "store")
+    assert done.returncode == 1 and done.stderr.startswith("pagoda: --kv-policy: ") and "--store" in done.stderr
 
 
 def test_text_alone_is_text_alone():

@@ -4,6 +4,7 @@ mod cases;
 mod crash;
 mod formats;
 mod limits;
+mod policies;
 mod scheduling;
 mod sessions;
 mod sharing;

@@ -7,7 +7,7 @@ use super::engine_options::deeper;
 use super::kv_options::{PAGODA_KV_SIZE_UNIT_DEFAULT, pagoda_kv_size_unit, read_size};
 use super::model::{self, pagoda_model_options};
 use super::store::{self, pagoda_store_options};
-use crate::engine::{Driver, EngineStore, GeneratorOptions};
+use crate::engine::{Driver, EngineStore, GeneratorOptions, KvPolicy};
 use crate::error::Result;
 use crate::kv::KvFormat;
 
@@ -32,6 +32,36 @@ pub const PAGODA_KV_FORMAT_INT8: pagoda_kv_format = 2;
 pub const PAGODA_KV_FORMAT_INT4: pagoda_kv_format = 3;
 /// Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token.
 pub const PAGODA_KV_FORMAT_FP8: pagoda_kv_format = 4;
+
+/// A fixed number of slots for the keys and values of each sequence, however long it is. Start from PAGODA_KV_POLICY_INIT, which
+/// sets `struct_size` and the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pagoda_kv_policy {
+    /// The size of this struct.
+    pub struct_size: u32,
+    /// The slots of a sequence in each layer: its pages hold so many tokens.
+    pub cache_length: i32,
+    /// The maximum number of tokens of a prompt that one step reads once the slots are full; default 64. The tokens of a step
+    /// replace others before it attends.
+    pub chunk_size: i32,
+    /// With lastrec and smart-lastrec: the tokens at the beginning that always stay; default -1: for lastrec an eighth of the
+    /// slots, from 1 to 16; for smart-lastrec half of them.
+    pub protect: i32,
+    /// With h2o: the newest tokens, so many of them, stay whatever their weights; default 0.
+    pub grace_period: i32,
+    /// With h2o: the part of the slots that the first eviction leaves alone at the beginning; default 0.05.
+    pub keep_initial_fraction: f32,
+    /// With h2o: 1 divides the weights that a token got by the time that it has been there; default 0.
+    pub normalise: i32,
+    /// Which tokens stay, UTF-8: "lastrec", "smart-lastrec", "h2o" or "h2o-orig".
+    pub name: *const c_char,
+}
+
+// SAFETY: numbers and pointers in C's layout, the size first.
+unsafe impl Versioned for pagoda_kv_policy {
+    const FIRST_SIZE: usize = 40;
+}
 
 /// How to open a generator. Start from PAGODA_GENERATOR_OPTIONS_INIT, which sets `struct_size` and the defaults.
 #[repr(C)]
@@ -74,11 +104,14 @@ pub struct pagoda_generator_options {
     pub store_path: *const c_char,
     /// How the store is opened; NULL = the defaults.
     pub store_options: *const pagoda_store_options,
+    /// A fixed number of slots for the keys and values of each sequence; NULL, the default: all tokens stay. With a policy nothing
+    /// is shared between sequences, and sessions, `host_bytes` and `store_path` are rejected.
+    pub kv_policy: *const pagoda_kv_policy,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
 unsafe impl Versioned for pagoda_generator_options {
-    const FIRST_SIZE: usize = 88;
+    const FIRST_SIZE: usize = 96;
 }
 
 /// # Safety
@@ -102,6 +135,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
         model: std::ptr::null(),
         store_path: std::ptr::null(),
         store_options: std::ptr::null(),
+        kv_policy: std::ptr::null(),
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -124,6 +158,8 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
             PAGODA_KV_FORMAT_FP8 => Some(KvFormat::Fp8),
             other => return Err(args::unknown("options.kv_format", other, "PAGODA_KV_FORMAT_...")),
         },
+        // SAFETY: by contract.
+        kv_policy: unsafe { read_policy(options.kv_policy)? },
         host_bytes: options.host_bytes,
         store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
         share_prefixes: args::flag(options.share_prefixes, "options.share_prefixes")?,
@@ -139,4 +175,39 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
             other => return Err(args::unknown("options.driver", other, "PAGODA_DRIVER_...")),
         },
     })
+}
+
+/// # Safety
+/// As for `pagoda_generator_open`.
+unsafe fn read_policy(policy: *const pagoda_kv_policy) -> Result<Option<KvPolicy>> {
+    if policy.is_null() {
+        return Ok(None);
+    }
+    let known = KvPolicy::new("", 0);
+    let defaults = pagoda_kv_policy {
+        struct_size: size_of::<pagoda_kv_policy>() as u32,
+        cache_length: 0,
+        chunk_size: known.chunk_size as i32,
+        protect: -1,
+        grace_period: known.grace_period as i32,
+        keep_initial_fraction: known.keep_initial_fraction,
+        normalise: known.normalise.into(),
+        name: std::ptr::null(),
+    };
+    // SAFETY: by contract.
+    let policy = unsafe { args::options(policy, defaults, "options.kv_policy")? };
+    // SAFETY: by contract.
+    let name = unsafe { args::text(policy.name, "options.kv_policy.name")? };
+    Ok(Some(KvPolicy {
+        name: name.into(),
+        cache_length: args::count(policy.cache_length, "options.kv_policy.cache_length")?,
+        chunk_size: args::count(policy.chunk_size, "options.kv_policy.chunk_size")?,
+        protect: match policy.protect {
+            -1 => None,
+            protect => Some(args::count(protect, "options.kv_policy.protect")?),
+        },
+        grace_period: args::count(policy.grace_period, "options.kv_policy.grace_period")?,
+        keep_initial_fraction: policy.keep_initial_fraction,
+        normalise: args::flag(policy.normalise, "options.kv_policy.normalise")?,
+    }))
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use pagoda::engine::EngineStore;
+use pagoda::engine::{EngineStore, KvPolicy};
 use pagoda::{Error, Generator, GeneratorOptions, KvFormat, KvSize, ModelOptions, Provider, Result};
 
 use crate::progress::Progress;
@@ -27,6 +27,21 @@ pub struct ModelArguments {
     /// How keys and values are kept; by default as the model was exported. int8 takes about half of the memory of f16.
     #[arg(long, value_name = "FORMAT", value_parser = ["native", "int8", "int4", "fp8"])]
     kv_format: Option<String>,
+    /// Keep only --cache-length tokens of each sequence, however long it is: by default all are kept.
+    #[arg(long, value_name = "NAME", requires = "cache_length", value_parser = ["lastrec", "smart-lastrec", "h2o", "h2o-orig"])]
+    kv_policy: Option<String>,
+    /// The tokens that --kv-policy keeps.
+    #[arg(long, value_name = "N", requires = "kv_policy", value_parser = clap::value_parser!(u32).range(1..))]
+    cache_length: Option<u32>,
+    /// With --kv-policy: the tokens of a prompt that a step reads once --cache-length is reached.
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunk_size: u32,
+    /// With lastrec and smart-lastrec: the tokens at the beginning that always stay.
+    #[arg(long, value_name = "N", requires = "kv_policy")]
+    protect: Option<u32>,
+    /// With h2o: the newest tokens, so many of them, stay whatever their weights.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    grace_period: u32,
     /// Host memory for keys and values that leave --cache; 0 = none.
     #[arg(long, default_value = "0", value_name = "BYTES", value_parser = parse_bytes)]
     host_cache: u64,
@@ -77,10 +92,20 @@ impl ModelArguments {
             },
             kv_size: KvSize::Bytes(self.cache),
             kv_format: self.kv_format.as_deref().and_then(KvFormat::named),
+            kv_policy: self.policy(),
             host_bytes: self.host_cache,
             store: self.store.clone().map(EngineStore::new),
             ..GeneratorOptions::default()
         }
+    }
+}
+
+impl ModelArguments {
+    fn policy(&self) -> Option<KvPolicy> {
+        let mut policy = KvPolicy::new(self.kv_policy.clone()?, self.cache_length?);
+        policy.chunk_size = self.chunk_size;
+        (policy.protect, policy.grace_period) = (self.protect, self.grace_period);
+        Some(policy)
     }
 }
 
@@ -97,9 +122,12 @@ impl BatchArguments {
 /// The error in the words of the command line.
 pub fn in_flags(error: Error) -> Error {
     // A name that begins another one comes after it.
-    const FLAGS: [(&str, &str); 7] = [
+    const FLAGS: [(&str, &str); 10] = [
         ("options.kv_size", "--cache"),
         ("options.kv_format", "--kv-format"),
+        ("options.kv_policy.cache_length", "--cache-length"),
+        ("options.kv_policy", "--kv-policy"),
+        ("options.store", "--store"),
         ("options.host_bytes", "--host-cache"),
         ("options.max_batch_tokens", "--max-batch-tokens"),
         ("options.max_batch", "--max-batch"),

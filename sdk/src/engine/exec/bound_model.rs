@@ -23,8 +23,8 @@ pub(in super::super) struct BoundModel<'a> {
     pub(in super::super) width: usize,
     /// Where the output of large batches stays on the GPU; `None`: all outputs go to the host.
     pub(in super::super) device_output: Option<DeviceOutput<'a>>,
-    /// Another output, and the tensor that it is written into. CUDA graphs do not have it.
-    pub(in super::super) other: Option<(&'a str, Tensor)>,
+    /// Other outputs, and the tensors that they are written into. CUDA graphs do not have them.
+    pub(in super::super) others: Vec<(&'a str, Tensor)>,
 }
 
 /// Memory on the GPU for the output of batches of at least `least_rows` rows.

@@ -8,6 +8,15 @@ pub(in super::super) struct Input<'a> {
     pub(in super::super) name: &'a str,
     pub(in super::super) numbers: Values<'a>,
     pub(in super::super) dim: Dim,
+    /// The other dimensions, after `dim`.
+    pub(in super::super) inner: &'a [i64],
+}
+
+impl Input<'_> {
+    /// A read-only tensor over the numbers. It must be dropped before their buffer changes.
+    pub(in super::super) fn tensor(&self) -> Result<Tensor> {
+        self.numbers.tensor(self.inner)
+    }
 }
 
 /// What an input has one number for.
@@ -67,11 +76,10 @@ impl Values<'_> {
         }
     }
 
-    /// A read-only tensor over the buffer. It must be dropped before the buffer changes.
-    pub(in super::super) fn tensor(&self) -> Result<Tensor> {
+    fn tensor(&self, inner: &[i64]) -> Result<Tensor> {
         match self {
-            Self::I32(numbers) => tensor_over(numbers),
-            Self::I64(numbers) => tensor_over(numbers),
+            Self::I32(numbers) => tensor_over(numbers, inner),
+            Self::I64(numbers) => tensor_over(numbers, inner),
         }
     }
 
@@ -104,9 +112,11 @@ fn write_padded<T: Scalar, const N: usize>(numbers: &[T], fill: [u8; N], to: &mu
     rest.chunks_exact_mut(N).for_each(|to| to.copy_from_slice(&fill));
 }
 
-fn tensor_over<T: Scalar>(numbers: &[T]) -> Result<Tensor> {
+fn tensor_over<T: Scalar>(numbers: &[T], inner: &[i64]) -> Result<Tensor> {
+    let outer = numbers.len() as i64 / inner.iter().product::<i64>().max(1);
+    let dims: Vec<i64> = std::iter::once(outer).chain(inner.iter().copied()).collect();
     // SAFETY: inputs are only read, and the tensors of a run are dropped before its buffers change.
-    unsafe { tensor_in_place(&[numbers.len() as i64], numbers.as_ptr().cast_mut(), numbers.len()) }
+    unsafe { tensor_in_place(&dims, numbers.as_ptr().cast_mut(), numbers.len()) }
 }
 
 /// # Safety

@@ -33,7 +33,7 @@ pub(in super::super) unsafe fn run(
             return Ok(placed);
         }
     }
-    let tensors = inputs.iter().map(|input| input.numbers.tensor()).collect::<Result<Vec<_>>>()?;
+    let tensors = inputs.iter().map(|input| input.tensor()).collect::<Result<Vec<_>>>()?;
     let dims = [sizes.outputs as i64, bound.width as i64];
     let (result, placed) = match bound.output_on_device(sizes.outputs) {
         Some(memory) => (Tensor::on_device(ElementType::F32, &dims, memory, 0)?, Placed::Device),
@@ -45,7 +45,7 @@ pub(in super::super) unsafe fn run(
     };
     let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
     let mut made: Vec<(&str, Option<&Tensor>)> = vec![(bound.output, Some(&result))];
-    made.extend(bound.other.as_ref().map(|(name, tensor)| (*name, Some(tensor))));
+    made.extend(bound.others.iter().map(|(name, tensor)| (*name, Some(tensor))));
     for (input, output, tensor) in bound.pages()? {
         fed.push((input, tensor));
         made.push((output, Some(tensor)));

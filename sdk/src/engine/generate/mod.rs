@@ -1,11 +1,13 @@
 //! The generator: a request brings a prompt and gets text. Requests run together by continuous batching.
 
 mod answers;
+mod kv_policy;
 mod mailbox;
 mod open_model;
 mod options;
 mod pace;
 mod plan;
+mod policy;
 mod prefix_items;
 mod prefixes;
 mod request;
@@ -13,6 +15,7 @@ mod sampling;
 mod scheduler;
 mod sequence;
 mod sessions;
+mod slot_buffers;
 mod stats;
 mod stream;
 mod submit;
@@ -22,7 +25,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use kv_policy::KvPolicy;
 pub use options::{Driver, GeneratorOptions};
+
 pub use request::{
     Chat, Choice, ContextEnd, Event, FinishReason, GenerateRequest, GenerateResponse, Prompt, Timings, Token,
 };

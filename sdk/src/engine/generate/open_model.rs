@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::super::exec::{Graphs, Shape};
 use super::options::GeneratorOptions;
+use super::policy::OpenPolicy;
 use super::request::Prompt;
 use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
-use crate::folder::generate::RewrittenGraphs;
+use crate::folder::generate::{PagesForm, RewrittenGraphs};
 use crate::kv::{Edited, KvCache, KvOptions, Offload, Overlap};
 use crate::runtime::{Model, ModelOptions, Provider};
 use crate::store::Store;
@@ -27,6 +28,8 @@ pub(super) struct OpenModel {
     pub(super) tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     pub(super) version: Arc<str>,
+    /// Present if sequences have a fixed number of slots.
+    pub(super) policy: Option<OpenPolicy>,
 }
 
 impl OpenModel {
@@ -38,22 +41,31 @@ impl OpenModel {
     ) -> Result<Self> {
         let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
         let template = folder.text.chat_template.as_ref().map(|name| read_template(&folder, name)).transpose()?;
-        let (folder, graphs) =
-            match options.kv_format.map(|format| folder.with_kv_format(format)).transpose()?.flatten() {
-                Some((folder, graphs)) => (folder, Some(graphs)),
-                None => (folder, None),
-            };
+        let mut policy = OpenPolicy::open(options, &folder)?;
+        let form = PagesForm {
+            format: options.kv_format.unwrap_or(folder.kv.format),
+            slots: policy.is_some(),
+            weights: policy.as_ref().is_some_and(OpenPolicy::needs_weights),
+        };
+        let (folder, graphs) = match folder.with_pages(form)? {
+            Some((folder, graphs)) => (folder, Some(graphs)),
+            None => (folder, None),
+        };
+        if let (Some(policy), Some(graphs)) = (&mut policy, &graphs) {
+            policy.names.clone_from(&graphs.slots);
+        }
         let model = open_graph(&folder, graphs.as_ref(), options)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let kv = open_kv(&folder, options, device_id, store)?;
         let pages = kv.stats().pages;
         let device_id = device_id.filter(|_| model.provider() == Provider::Cuda);
-        let graphs = device_id.map(|device| {
+        // A captured graph has no weights of slots.
+        let graphs = device_id.filter(|_| policy.is_none()).map(|device| {
             let context = u64::from(folder.limits.max_context).div_ceil(folder.kv.page_size.into());
             Graphs::new(device, &decode_shapes(options.max_batch), context, pages)
         });
         let version = folder.version.as_str().into();
-        Ok(Self { folder, model, graphs, kv, device_id, pages, tokenizer, template, version })
+        Ok(Self { folder, model, graphs, kv, device_id, pages, tokenizer, template, version, policy })
     }
 
     /// The tokens of a prompt.
@@ -94,8 +106,9 @@ impl OpenModel {
         self.folder.outputs.logits_max.as_deref().filter(|_| on_cpu)
     }
 
-    /// The pages of so many tokens.
+    /// The pages of a sequence of so many tokens.
     pub(super) fn pages_of(&self, tokens: usize) -> u64 {
+        let tokens = self.policy.as_ref().map_or(tokens, |policy| policy.slots_of(tokens));
         (tokens as u64).div_ceil(self.folder.kv.page_size.into())
     }
 }
@@ -149,9 +162,10 @@ fn open_kv(
         device_id,
         model_version: folder.version.clone(),
         overlap: Overlap::Trim,
-        edited: Edited::Invalidate,
+        // Slots are overwritten: what was there is no history that could be continued.
+        edited: if options.kv_policy.is_some() { Edited::Unnoticed } else { Edited::Invalidate },
         offload: Offload::OnEviction,
-        index_prefixes: options.share_prefixes,
+        index_prefixes: options.share_prefixes && options.kv_policy.is_none(),
         ..KvOptions::default()
     };
     KvCache::open(&kv, store).map_err(|error| match error.argument() {

@@ -1,6 +1,7 @@
 //! What can be chosen when a generator is opened.
 
 use super::super::EngineStore;
+use super::kv_policy::KvPolicy;
 use crate::kv::{KvFormat, KvSize};
 use crate::runtime::ModelOptions;
 
@@ -14,6 +15,9 @@ pub struct GeneratorOptions {
     /// How pages hold keys and values, on the GPU, in host memory and on disk; `None`: as the model was exported. `Int8` takes
     /// about a quarter of the memory of f32 pages, and half of that of f16.
     pub kv_format: Option<KvFormat>,
+    /// A fixed number of slots for the keys and values of each sequence, and which tokens stay in them; `None`: all tokens stay.
+    /// With a policy nothing is shared between sequences, and there are no sessions, host memory and store for keys and values.
+    pub kv_policy: Option<KvPolicy>,
     /// Bytes of host memory for keys and values that were evicted from the pool; 0: none.
     pub host_bytes: u64,
     /// The store on disk for keys and values. Sessions survive a restart in it. `None`: no store.
@@ -53,6 +57,7 @@ impl Default for GeneratorOptions {
             model: ModelOptions::default(),
             kv_size: KvSize::Bytes(1 << 30),
             kv_format: None,
+            kv_policy: None,
             host_bytes: 0,
             store: None,
             share_prefixes: true,

@@ -6,11 +6,13 @@ pub(super) struct Need {
     pub(super) rows: usize,
     /// The maximum number of rows in one step.
     pub(super) most: usize,
+    /// Whether a step has that many rows of it, or none.
+    pub(super) whole: bool,
 }
 
 /// Divides the rows of a step. Sequences are in order of precedence. Those that need one row are first: they decode, and a
 /// prompt must not stall them. The rest of the `budget`, and no more than `chunk` rows while others decode, goes to the
-/// others in order.
+/// others in order. Chunks that must not be cut are not.
 pub(super) fn divide(needs: &[Need], budget: usize, chunk: usize) -> Vec<usize> {
     let mut rows = vec![0; needs.len()];
     let mut left = budget;
@@ -18,12 +20,17 @@ pub(super) fn divide(needs: &[Need], budget: usize, chunk: usize) -> Vec<usize> 
         *rows = left.min(1);
         left -= *rows;
     }
-    if left < budget {
-        left = left.min(chunk);
-    }
+    // Of chunks that can be cut; the others have what the budget has.
+    let mut cut = if left < budget { left.min(chunk) } else { left };
     for (rows, need) in rows.iter_mut().zip(needs).filter(|(_, need)| need.rows > 1) {
-        *rows = need.rows.min(need.most).min(left);
+        let wanted = need.rows.min(need.most);
+        *rows = match need.whole {
+            true if wanted <= left => wanted,
+            true => 0,
+            false => wanted.min(cut),
+        };
         left -= *rows;
+        cut = cut.saturating_sub(*rows);
     }
     rows
 }
@@ -33,7 +40,7 @@ mod tests {
     use super::*;
 
     fn needs(rows: &[usize]) -> Vec<Need> {
-        rows.iter().map(|&rows| Need { rows, most: usize::MAX }).collect()
+        rows.iter().map(|&rows| Need { rows, most: usize::MAX, whole: false }).collect()
     }
 
     #[test]
@@ -49,6 +56,18 @@ mod tests {
         assert_eq!(divide(&needs(&[500]), 256, 32), [256]);
         assert_eq!(divide(&needs(&[500, 40]), 256, 32), [256, 0], "the first prompt ends first");
         assert_eq!(divide(&needs(&[100, 40]), 256, 32), [100, 40]);
-        assert_eq!(divide(&[Need { rows: 500, most: 64 }], 256, 32), [64]);
+        assert_eq!(divide(&[Need { rows: 500, most: 64, whole: false }], 256, 32), [64]);
+    }
+
+    #[test]
+    fn chunks_that_must_not_be_cut_wait_for_room() {
+        let whole = |rows, most| Need { rows, most, whole: true };
+        let decode = Need { rows: 1, most: usize::MAX, whole: false };
+        assert_eq!(divide(&[decode, whole(500, 60)], 64, 8), [1, 60], "also where others' chunks would be shorter");
+        assert_eq!(divide(&[whole(500, 60), whole(30, 60)], 64, 8), [60, 0]);
+        assert_eq!(
+            divide(&[whole(500, 40), whole(20, 60), Need { rows: 9, most: 99, whole: false }], 64, 64),
+            [40, 20, 4]
+        );
     }
 }

@@ -1,12 +1,20 @@
 //! What is cached of a sequence before it runs: its own keys and values, or a prefix that it shares.
 
+use super::open_model::OpenModel;
 use super::sequence::Sequence;
 use crate::kv::{KvCache, Owner, Tier};
 
 /// Looks up what is cached of a sequence. Returns false if it is on its way from the store; with `waits` it is never false.
-pub(super) fn look_up(kv: &KvCache, sequence: &mut Sequence, share_prefixes: bool, waits: bool) -> bool {
+pub(super) fn look_up(model: &OpenModel, sequence: &mut Sequence, share_prefixes: bool, waits: bool) -> bool {
+    let kv = &model.kv;
     (sequence.cached, sequence.shared_pages, sequence.committed) = (0, 0, false);
-    if !sequence.needs_prompt_logits() {
+    if let Some(policy) = &model.policy {
+        // It begins anew, and has pages of its own.
+        sequence.slots = policy.slots().ok();
+        if kv.lookup(&[sequence.owner])[0].length > 0 && kv.forget(sequence.owner, &mut Vec::new()).is_err() {
+            return waits;
+        }
+    } else if !sequence.needs_prompt_logits() {
         let own = kv.matching(sequence.owner, sequence.cacheable()) as usize;
         let source = if own > 0 { None } else { find_source(kv, sequence, share_prefixes) };
         let from = source.map_or(sequence.owner, |(owner, _)| owner);

@@ -65,7 +65,7 @@ impl Scheduler {
             max_batch: options.max_batch as usize,
             max_rows: options.max_batch_tokens as usize,
             stretch: options.max_stretch,
-            share_prefixes: options.share_prefixes,
+            share_prefixes: options.share_prefixes && options.kv_policy.is_none(),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             scratch: Scratch::default(),
@@ -146,8 +146,7 @@ impl Scheduler {
         let mut owners: HashSet<Owner> = self.running.values().map(|sequence| sequence.owner).collect();
         let mut computing = HashSet::new();
         self.running.values().for_each(|sequence| self.note_pages(sequence, &mut computing));
-        let own_pages = |sequence: &Sequence| self.model.pages_of(sequence.tokens.len() + 1) - sequence.shared_pages;
-        let mut pages: u64 = self.running.values().map(own_pages).sum();
+        let mut pages: u64 = self.running.values().map(|sequence| self.own_pages(sequence)).sum();
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut admitted = Vec::new();
         for (&key, sequence) in waiting.iter_mut().take(self.max_batch + MOST_SKIPPED) {
@@ -156,21 +155,21 @@ impl Scheduler {
             }
             // Such a sequence waits for another one that runs, and those behind it may go before it.
             if owners.contains(&sequence.owner)
-                || sequence.choice > 0 && !sequence.answers.is_prompt_done()
+                || sequence.choice > 0 && self.model.policy.is_none() && !sequence.answers.is_prompt_done()
                 || self.page_ends(sequence).any(|end| computing.contains(&end))
             {
                 continue;
             }
             let alone = owners.is_empty();
-            if !sequence.looked_up && !prefixes::look_up(&self.model.kv, sequence, self.share_prefixes, alone) {
+            if !sequence.looked_up && !prefixes::look_up(&self.model, sequence, self.share_prefixes, alone) {
                 continue;
             }
             sequence.looked_up = true;
             // A sequence that is alone fits, or it was refused.
-            if !alone && pages + own_pages(sequence) > self.model.pages {
+            if !alone && pages + self.own_pages(sequence) > self.model.pages {
                 break;
             }
-            pages += own_pages(sequence);
+            pages += self.own_pages(sequence);
             owners.insert(sequence.owner);
             self.note_pages(sequence, &mut computing);
             admitted.push(key);
@@ -185,6 +184,16 @@ impl Scheduler {
             }
         }
         self.waiting = waiting;
+    }
+
+    /// The pages that a sequence takes, and shares with no other. With a policy all that it ever takes: slots that are
+    /// overwritten can not be computed again as they were, so that it must not be preempted.
+    fn own_pages(&self, sequence: &Sequence) -> u64 {
+        let tokens = match self.model.policy {
+            Some(_) => sequence.prompt + sequence.ends.max_new_tokens,
+            None => sequence.tokens.len() + 1,
+        };
+        self.model.pages_of(tokens) - sequence.shared_pages
     }
 
     /// Notes the pages that a sequence computes, so that others wait for them instead of computing them, too.
@@ -206,11 +215,12 @@ impl Scheduler {
         loop {
             for sequence in self.running.values_mut() {
                 // It was evicted while it waited, or by another thread.
-                if (self.model.kv.lookup(&[sequence.owner])[0].length as usize) < sequence.cached {
-                    prefixes::look_up(&self.model.kv, sequence, self.share_prefixes, true);
+                if (self.model.kv.lookup(&[sequence.owner])[0].length as usize) < sequence.cached_slots() {
+                    prefixes::look_up(&self.model, sequence, self.share_prefixes, true);
                 }
             }
-            let needs: Vec<_> = self.running.values().map(Sequence::need).collect();
+            let policy = self.model.policy.as_ref();
+            let needs: Vec<_> = self.running.values().map(|sequence| sequence.need_by(policy)).collect();
             let rows = plan::divide(&needs, self.max_rows, self.pace.chunk(self.stretch));
             let batch: Vec<_> = self.running.keys().copied().zip(rows).filter(|(_, rows)| *rows > 0).collect();
             if batch.is_empty() {
@@ -245,7 +255,7 @@ impl Scheduler {
             (Status::InvalidArgument, Some((key, _))) if self.busy_steps < BUSY_STEPS => {
                 self.busy_steps += 1;
                 if let Some(sequence) = self.running.get_mut(key) {
-                    prefixes::look_up(&self.model.kv, sequence, self.share_prefixes, true);
+                    prefixes::look_up(&self.model, sequence, self.share_prefixes, true);
                 }
             }
             (Status::Busy, _) if self.busy_steps < BUSY_STEPS => {
@@ -274,11 +284,13 @@ impl Scheduler {
 
     /// Runs the model on a batch, and takes the next tokens.
     fn run(&mut self, batch: &[(Precedence, usize)], lease: KvLease) {
-        self.workspace.fill(batch.iter().map(|(key, rows)| (&self.running[key], *rows)), &lease);
+        let sequences = batch.iter().map(|(key, rows)| (&self.running[key], *rows));
+        let filled = catch_panic(|| self.workspace.fill(&self.model, sequences, &lease));
         let begun = Instant::now();
-        let ran = catch_panic(|| self.workspace.run(&self.model));
+        let ran = filled.and_then(|()| catch_panic(|| self.workspace.run(&self.model)));
         self.in_model += begun.elapsed();
         let ran = ran.and_then(|()| lease.commit().map(drop));
+        let ran = ran.and_then(|()| self.commit_slots(batch));
         if let Err(error) = ran {
             self.run_one_by_one(batch, error);
             return;
@@ -292,12 +304,27 @@ impl Scheduler {
         self.advance(batch);
     }
 
+    /// Takes over the slots that a step has written.
+    fn commit_slots(&mut self, batch: &[(Precedence, usize)]) -> Result<()> {
+        let model = Arc::clone(&self.model);
+        let Some(policy) = &model.policy else { return Ok(()) };
+        // In the order of the batch, which is that of the keys.
+        let keys: HashSet<_> = batch.iter().map(|(key, _)| *key).collect();
+        let slots = self.running.iter_mut().filter(|(key, _)| keys.contains(key)).map(|(_, it)| it.slots.as_mut());
+        self.workspace.slots.commit(policy, slots)
+    }
+
     /// After a batch has failed, runs its sequences alone, so that only the ones that can not run fail.
     fn run_one_by_one(&mut self, batch: &[(Precedence, usize)], error: Error) {
         if let [(key, _)] = *batch {
             return self.fail(key, error);
         }
         log::warn!("a step of {} sequences failed and is run one by one: {error}", batch.len());
+        if self.model.policy.is_some() {
+            // What was in the slots of this step may be overwritten: its sequences begin anew, one after the other.
+            batch.iter().for_each(|&(key, _)| self.preempt(key));
+            return;
+        }
         for &(key, rows) in batch {
             let prepared = catch_panic(|| self.model.kv.prepare_for_run(&[self.running[&key].kv_request(rows)]));
             match prepared {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::answers::Answers;
 use super::plan::Need;
+use super::policy::{OpenPolicy, Slots};
 use super::prefix_items::PrefixItems;
 use super::request::{Choice, FinishReason, Timings, Token};
 use super::sampling::{Sampled, Sampler, Scratch, TokenLogprobs, logprobs};
@@ -31,8 +32,10 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     pub(super) prompt: usize,
     pub(super) items: PrefixItems,
-    /// The tokens whose keys and values are cached.
+    /// The tokens whose keys and values are cached; with a policy, those that were computed.
     pub(super) cached: usize,
+    /// With a policy: the slots that they are in.
+    pub(super) slots: Option<Slots>,
     /// The pages of them that others have, too.
     pub(super) shared_pages: u64,
     /// Whether `cached` was looked up since the sequence was last preempted.
@@ -102,6 +105,7 @@ impl Sequence {
             tokens: new.tokens,
             items: new.items,
             cached: 0,
+            slots: None,
             shared_pages: 0,
             looked_up: false,
             committed: false,
@@ -128,11 +132,29 @@ impl Sequence {
 
     pub(super) fn need(&self) -> Need {
         let most = if self.needs_prompt_logits() { ROWS_WITH_LOGITS } else { usize::MAX };
-        Need { rows: self.tokens.len() - self.cached, most }
+        Need { rows: self.tokens.len() - self.cached, most, whole: false }
+    }
+
+    /// As [`need`](Self::need), with a policy: its steps do not depend on what else runs.
+    pub(super) fn need_by(&self, policy: Option<&OpenPolicy>) -> Need {
+        let Need { rows, most, .. } = self.need();
+        match (policy, &self.slots) {
+            (Some(policy), Some(slots)) => Need { rows, most: policy.rows(slots, rows.min(most)), whole: true },
+            _ => self.need(),
+        }
+    }
+
+    /// The tokens that the cache must have for the sequence to go on.
+    pub(super) fn cached_slots(&self) -> usize {
+        self.slots.as_ref().map_or(self.cached, Slots::used)
     }
 
     /// What the cache is asked for, for this number of rows.
     pub(super) fn kv_request(&self, rows: usize) -> KvRequest<'_> {
+        if let Some(slots) = &self.slots {
+            let (start, tokens) = (slots.used() as u64, slots.filled_by(rows) as u32);
+            return KvRequest { owner: self.owner, start, tokens, ..KvRequest::default() };
+        }
         let end = self.cached + rows;
         // After the first request the cache has what this sequence has put there.
         let from = if self.committed { self.cached } else { 0 };

@@ -137,6 +137,10 @@ impl Shared {
             let message = format!("{n} answers in a session, which goes on after one of them: ask for 1");
             return Err(Error::invalid("n", message));
         }
+        if let (Some(_), Some(policy)) = (&request.session, &self.options.kv_policy) {
+            let message = format!("the slots of {} are not kept after an answer: leave the session out", policy.name);
+            return Err(Error::new(Status::Unsupported, message).about("session"));
+        }
         if request.session.as_ref().is_some_and(String::is_empty) {
             return Err(Error::invalid("session", "it is empty: leave it out for a request without a session"));
         }
@@ -172,6 +176,7 @@ impl Shared {
                 return Err(Error::invalid("max_new_tokens", message));
             }
             Some(asked) => asked as usize,
+            None if model.policy.is_some() => room,
             None => room.min(pool.saturating_sub(prompt).max(1)),
         };
         let asked = if most > 0 { asked.min(most as usize) } else { asked };
@@ -185,7 +190,7 @@ impl Shared {
             }
             _ => asked.min(room),
         };
-        if prompt + asked > pool {
+        if model.pages_of(prompt + asked) > model.pages {
             let message = format!(
                 "a prompt of {prompt} tokens and {asked} new ones need {} pages and the pool has {}: raise options.kv_size, \
                  or ask for fewer tokens",

@@ -4,8 +4,10 @@ use pagoda_kernels::OUTPUT_BLOCK;
 
 use super::super::exec::{self, BoundModel, DeviceOutput, Dim, Input, Placed, Sizes, Values};
 use super::open_model::OpenModel;
+
 use super::sampling::{DeviceSampler, Sampled, ToSample};
 use super::sequence::Sequence;
+use super::slot_buffers::SlotBuffers;
 use crate::device::Gpu;
 use crate::error::Result;
 use crate::kv::KvLease;
@@ -32,6 +34,8 @@ pub(super) struct Workspace {
     pub(super) sampled: Vec<Option<Sampled>>,
     /// The largest of each [`OUTPUT_BLOCK`] logits of a row; empty where the graph does not give them.
     pub(super) maxima: Vec<f32>,
+    /// With a policy: the slots of the step.
+    pub(super) slots: SlotBuffers,
 }
 
 impl Workspace {
@@ -48,7 +52,15 @@ impl Workspace {
     }
 
     /// Fills the buffers with the rows of a step.
-    pub(super) fn fill<'a>(&mut self, batch: impl Iterator<Item = (&'a Sequence, usize)>, lease: &KvLease) {
+    pub(super) fn fill<'a>(
+        &mut self,
+        model: &OpenModel,
+        batch: impl Iterator<Item = (&'a Sequence, usize)> + Clone,
+        lease: &KvLease,
+    ) -> Result<()> {
+        if let Some(policy) = &model.policy {
+            self.slots.fill(policy, batch.clone())?;
+        }
         let Self { input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows, .. } = self;
         for numbers in [&mut *input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows] {
             numbers.clear();
@@ -61,7 +73,7 @@ impl Workspace {
             positions.extend((begin..begin + rows).map(|position| position as i32));
             logits_rows.extend((sequence.logits_from(rows)..rows).map(|row| (at + row) as i32));
             row_offsets.push(input_ids.len() as i32);
-            cached_len.push(begin as i32);
+            cached_len.push(sequence.cached_slots() as i32);
             page_ids.extend(pages.map(|page| page as i32));
             page_indptr.push(page_ids.len() as i32);
         }
@@ -69,6 +81,7 @@ impl Workspace {
         if logits_rows.is_empty() {
             logits_rows.extend(input_ids.len().checked_sub(1).map(|row| row as i32));
         }
+        Ok(())
     }
 
     fn sizes(&self) -> Sizes {
@@ -95,6 +108,10 @@ impl Workspace {
             unsafe { exec::tensor_in_place(&dims, self.maxima.as_mut_ptr(), self.maxima.len()) }
                 .map(|tensor| (name, tensor))
         });
+        let mut others = Vec::from_iter(other.transpose()?);
+        if let Some(policy) = &model.policy {
+            others.extend(self.slots.outputs(policy)?);
+        }
         let bound = BoundModel {
             model: &model.model,
             kv: Some(&model.kv),
@@ -107,7 +124,7 @@ impl Workspace {
                 .on_gpu
                 .as_ref()
                 .map(|sampler| DeviceOutput { memory: sampler.logits(), least_rows: ROWS_ON_GPU }),
-            other: other.transpose()?,
+            others,
         };
         let inputs = self.inputs(model);
         // SAFETY: only this run uses the buffers. It writes only to pages of its own lease, behind the rows that other
@@ -168,9 +185,10 @@ impl Workspace {
             (Some(&names.logits_rows), &self.logits_rows, Dim::Outputs),
         ];
         let input = |(name, numbers, dim): (Option<&'a String>, &'a Vec<i32>, Dim)| {
-            name.map(|name| Input { name, numbers: Values::I32(numbers), dim })
+            name.map(|name| Input { name, numbers: Values::I32(numbers), dim, inner: &[] })
         };
-        all.into_iter().filter_map(input).collect()
+        let slots = model.policy.as_ref().map(|policy| self.slots.inputs(policy));
+        all.into_iter().filter_map(input).chain(slots.into_iter().flatten()).collect()
     }
 }
 

@@ -75,7 +75,7 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
         device_output: None,
-        other: None,
+        others: Vec::new(),
     };
     // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other
     // runs may read.
@@ -89,7 +89,7 @@ impl Workspace {
         let mut inputs = Vec::with_capacity(serving.folder.features.len() + 10);
         for (feature, keys) in serving.folder.features.iter().zip(&self.keys) {
             let dim = Dim::Rows(serving.layout.no_key);
-            inputs.push(Input { name: &feature.input, numbers: Values::I64(keys), dim });
+            inputs.push(Input { name: &feature.input, numbers: Values::I64(keys), dim, inner: &[] });
         }
         let candidates = Some(&names.candidate_rows);
         let longs = [
@@ -107,8 +107,9 @@ impl Workspace {
         ];
         let longs = longs.into_iter().map(|(name, numbers, dim)| (name, Values::I64(numbers), dim));
         let shorts = shorts.into_iter().map(|(name, numbers, dim)| (name, Values::I32(numbers), dim));
-        let named =
-            longs.chain(shorts).filter_map(|(name, numbers, dim)| name.map(|name| Input { name, numbers, dim }));
+        let named = longs
+            .chain(shorts)
+            .filter_map(|(name, numbers, dim)| name.map(|name| Input { name, numbers, dim, inner: &[] }));
         inputs.extend(named);
         inputs
     }

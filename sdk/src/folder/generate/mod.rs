@@ -1,7 +1,7 @@
 //! Folders of the kind `generate`: decoder-only language models.
 
-mod kv_format;
-pub(crate) use kv_format::RewrittenGraphs;
+mod pages_form;
+pub(crate) use pages_form::{PagesForm, RewrittenGraphs, SlotNames};
 pub(super) mod read;
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,11 @@ pub trait CachePolicy: std::fmt::Debug + Send + Sync {
         0
     }
 
+    /// The most tokens that a call may bring to `len` slots that are in use: no slot can take two of them.
+    fn most_rows(&self, len: usize) -> usize {
+        len - self.grace()
+    }
+
     /// Where the first eviction begins if the first call filled all slots: there are no scores to choose by. `None`: it is
     /// chosen as any other.
     fn first_eviction(&self, slots: &LayerSlots) -> Option<usize> {

@@ -38,6 +38,10 @@ impl LastRecent {
 }
 
 impl CachePolicy for LastRecent {
+    fn most_rows(&self, len: usize) -> usize {
+        len - self.kept(len)
+    }
+
     fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Vec<Vec<usize>>) {
         let (len, kept) = (slots.len(), self.kept(slots.len()));
         // The first token that finds no free slot goes to the first of the ring. `seen` is before this call.

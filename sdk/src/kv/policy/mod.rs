@@ -30,7 +30,7 @@ pub struct PolicyOptions {
     /// sinks), for smart-lastrec half of the slots.
     pub protect: Option<usize>,
     /// h2o and its kin: slots for the newest tokens, which do not leave however little weight they got.
-    pub grace: usize,
+    pub grace_period: usize,
     /// h2o and its kin: the part of the slots that the first eviction leaves alone at the beginning.
     pub keep_initial_fraction: f32,
     /// h2o and its kin: scores count by the time that a token has been there.
@@ -41,7 +41,7 @@ pub struct PolicyOptions {
 
 impl Default for PolicyOptions {
     fn default() -> Self {
-        Self { protect: None, grace: 0, keep_initial_fraction: 0.05, normalise: false, score_share: 0.5 }
+        Self { protect: None, grace_period: 0, keep_initial_fraction: 0.05, normalise: false, score_share: 0.5 }
     }
 }
 
@@ -60,7 +60,7 @@ pub fn named(name: &str, options: &PolicyOptions) -> Result<Box<dyn CachePolicy>
     }
     let hitters = |by_length| HeavyHitters {
         by_length,
-        grace: options.grace,
+        grace: options.grace_period,
         keep_initial_fraction: fraction,
         normalise: options.normalise,
     };

@@ -63,9 +63,9 @@ impl LayerSlots {
     /// beyond the call that fills the last slot where a policy ranks, and as many as can leave.
     pub fn most_rows(&self, policy: &dyn CachePolicy, wanted: usize) -> usize {
         let most = match self.len - self.used {
-            0 => self.len - policy.grace(),
+            0 => policy.most_rows(self.len),
             free if self.seen == 0 || policy.needs_weights() => free,
-            _ => self.len - policy.grace(),
+            _ => policy.most_rows(self.len),
         };
         wanted.min(most)
     }

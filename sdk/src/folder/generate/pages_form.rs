@@ -1,5 +1,5 @@
-//! A model whose pages have another format than the one it was exported with. Its graph is rewritten in memory: the weights,
-//! which lie outside the graph, stay where they are.
+//! A model whose pages are used in another way than it was exported for. Its graph is rewritten in memory: the weights, which
+//! lie outside the graph, stay where they are.
 
 use std::collections::HashMap;
 
@@ -11,19 +11,47 @@ use super::{GenerateFolder, Inputs, KvLayout, Outputs};
 use crate::error::{Error, Result, Status};
 use crate::tensor::ElementType;
 
+/// How pages are used, where a graph can be exported with another use of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PagesForm {
+    /// How they hold keys and values.
+    pub(crate) format: KvFormat,
+    /// Whether the heads of a layer have slots of their own: the graph has inputs for them.
+    pub(crate) slots: bool,
+    /// Whether the graph returns the weights that slots got.
+    pub(crate) weights: bool,
+}
+
+/// The inputs and the output of a graph for the slots of one layer.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotNames {
+    /// i32 `[rows, heads]`.
+    pub(crate) write_slots: String,
+    /// i32 `[sequences, heads, slots]`.
+    pub(crate) token_pos: String,
+    /// f32 `[sequences, heads, slots]`.
+    pub(crate) key_weights: Option<String>,
+}
+
 impl GenerateFolder {
-    /// This folder with pages of `format`, and its graphs rewritten for them. `None` where the folder has this format.
+    /// This folder with pages of another form, and its graphs rewritten for them. `None` where the graph has that form.
     ///
     /// # Errors
     /// MODEL if the graph can not be read, or its PagedAttention nodes do not use the pools that the pagoda.json names.
-    /// INVALID_ARGUMENT for int4 and heads of an odd size.
-    pub(crate) fn with_kv_format(&self, format: KvFormat) -> Result<Option<(Self, RewrittenGraphs)>> {
-        if format == self.kv.format {
+    /// INVALID_ARGUMENT for int4 and heads of an odd size. UNSUPPORTED for slots in a graph without positions.
+    pub(crate) fn with_pages(&self, form: PagesForm) -> Result<Option<(Self, RewrittenGraphs)>> {
+        let format = form.format;
+        if format == self.kv.format && !form.slots {
             return Ok(None);
         }
         if format == KvFormat::Int4 && !self.kv.head_size.is_multiple_of(2) {
             let message = format!("int4 needs heads of an even size, and the model's have {}", self.kv.head_size);
             return Err(Error::invalid("options.kv_format", message));
+        }
+        if form.slots && self.inputs.positions.is_none() {
+            let message =
+                "the model's graph has no input for positions, which a policy needs: it is one without rotation";
+            return Err(Error::new(Status::Unsupported, message).about("options.kv_policy"));
         }
         let mut folder = self.clone();
         folder.kv.format = format;
@@ -34,17 +62,24 @@ impl GenerateFolder {
         };
         folder.inputs.kv_scales = scales(&folder.inputs.kv_pools);
         folder.outputs.kv_scales = scales(&folder.outputs.kv_pools);
-        let graph = self.rewritten(&self.model, &folder)?;
-        let on_cpu = self.cpu_model.as_ref().map(|name| self.rewritten(name, &folder)).transpose()?;
-        Ok(Some((folder, RewrittenGraphs { graph, on_cpu })))
+        let names = |pool: &String| SlotNames {
+            write_slots: format!("{pool}.write_slots"),
+            token_pos: format!("{pool}.token_pos"),
+            key_weights: form.weights.then(|| format!("{pool}.key_weights")),
+        };
+        let slots: Vec<_> = if form.slots { folder.inputs.kv_pools.iter().map(names).collect() } else { Vec::new() };
+        let graph = self.rewritten(&self.model, &folder, &slots)?;
+        let on_cpu = self.cpu_model.as_ref().map(|name| self.rewritten(name, &folder, &slots)).transpose()?;
+        Ok(Some((folder, RewrittenGraphs { graph, on_cpu, slots })))
     }
 
     /// The graph in one of the folder's files, with the pools of `to`.
-    fn rewritten(&self, name: &str, to: &Self) -> Result<Vec<u8>> {
+    fn rewritten(&self, name: &str, to: &Self, slots: &[SlotNames]) -> Result<Vec<u8>> {
         let path = self.file(name);
         let bytes = std::fs::read(&path)
             .map_err(|error| Error::new(Status::Io, format!("{}: {error}", path.display())).about("path"))?;
-        rewrite(&bytes, self, to).map_err(|message| Error::new(Status::Model, format!("{}: {message}", path.display())))
+        rewrite(&bytes, self, to, slots)
+            .map_err(|message| Error::new(Status::Model, format!("{}: {message}", path.display())))
     }
 }
 
@@ -52,6 +87,8 @@ impl GenerateFolder {
 pub(crate) struct RewrittenGraphs {
     graph: Vec<u8>,
     on_cpu: Option<Vec<u8>>,
+    /// Of each layer; empty without slots.
+    pub(crate) slots: Vec<SlotNames>,
 }
 
 impl RewrittenGraphs {
@@ -62,7 +99,7 @@ impl RewrittenGraphs {
 }
 
 /// The graph of `from` with the pools of `to`.
-fn rewrite(bytes: &[u8], from: &GenerateFolder, to: &GenerateFolder) -> Result<Vec<u8>, String> {
+fn rewrite(bytes: &[u8], from: &GenerateFolder, to: &GenerateFolder, slots: &[SlotNames]) -> Result<Vec<u8>, String> {
     let mut model = ModelProto::decode(bytes).map_err(|error| format!("not an ONNX model: {error}"))?;
     let mut graph = GraphProto::decode(model.graph.clone()).map_err(|error| format!("its graph: {error}"))?;
     let layers: HashMap<&str, usize> = from.inputs.kv_pools.iter().map(String::as_str).zip(0..).collect();
@@ -75,6 +112,9 @@ fn rewrite(bytes: &[u8], from: &GenerateFolder, to: &GenerateFolder) -> Result<V
         let pool = read.input.get(POOL).and_then(|name| layers.get(name.as_str()));
         let &layer = pool.ok_or_else(|| format!("the pool of node `{}` is none of inputs.kv_pools", read.name))?;
         read.set_pages(layer, to)?;
+        if let Some(names) = slots.get(layer) {
+            read.set_slots(names, to.inputs.positions.as_ref());
+        }
         *node = read.encode_to_vec().into();
         rewritten += 1;
     }
@@ -85,6 +125,15 @@ fn rewrite(bytes: &[u8], from: &GenerateFolder, to: &GenerateFolder) -> Result<V
     replace(&mut graph.input, (kv_pools, kv_scales), &from.inputs.kv_scales, &to.kv)?;
     let Outputs { kv_pools, kv_scales, .. } = &to.outputs;
     replace(&mut graph.output, (kv_pools, kv_scales), &from.outputs.kv_scales, &to.kv)?;
+    let heads = i64::from(to.kv.heads);
+    for names in slots {
+        let of_slots = [Dimension::Named("sequences"), Dimension::Number(heads), Dimension::Named("slots")];
+        let of_rows = [Dimension::Named("rows"), Dimension::Number(heads)];
+        graph.input.push(ValueInfoProto::new(&names.write_slots, ElementType::I32, &of_rows));
+        graph.input.push(ValueInfoProto::new(&names.token_pos, ElementType::I32, &of_slots));
+        let weights = names.key_weights.as_ref();
+        graph.output.extend(weights.map(|name| ValueInfoProto::new(name, ElementType::F32, &of_slots)));
+    }
     model.graph = graph.encode_to_vec().into();
     Ok(model.encode_to_vec())
 }
@@ -118,6 +167,11 @@ const POOL: usize = 7;
 const SCALES: usize = 8;
 const POOL_OUT: usize = 1;
 const SCALES_OUT: usize = 2;
+/// Those of its positions, slots and weights.
+const POSITIONS: usize = 9;
+const WRITE_SLOTS: usize = 13;
+const TOKEN_POS: usize = 14;
+const KEY_WEIGHTS: usize = 3;
 /// `AttributeProto.type`: a text.
 const STRING: i32 = 3;
 
@@ -141,6 +195,16 @@ impl NodeProto {
     }
 }
 
+impl NodeProto {
+    /// Makes this PagedAttention use slots of each head.
+    fn set_slots(&mut self, names: &SlotNames, positions: Option<&String>) {
+        put(&mut self.input, POSITIONS, positions);
+        put(&mut self.input, WRITE_SLOTS, Some(&names.write_slots));
+        put(&mut self.input, TOKEN_POS, Some(&names.token_pos));
+        put(&mut self.output, KEY_WEIGHTS, names.key_weights.as_ref());
+    }
+}
+
 /// Sets the name at a place; without a name the place is empty.
 fn put(names: &mut Vec<String>, at: usize, name: Option<&String>) {
     if names.len() <= at && name.is_some() {
@@ -151,13 +215,33 @@ fn put(names: &mut Vec<String>, at: usize, name: Option<&String>) {
     }
 }
 
+/// A dimension of a tensor.
+#[derive(Clone, Copy)]
+enum Dimension {
+    Number(i64),
+    Named(&'static str),
+}
+
 impl TypeProto {
-    fn pages(kv: &KvLayout, element: ElementType, width: usize) -> Self {
-        let number = |number: i64| DimensionProto { dim_value: Some(number), ..DimensionProto::default() };
-        let pages = DimensionProto { dim_param: Some("pages".into()), ..DimensionProto::default() };
-        let dim = vec![pages, number(2), number(kv.page_size.into()), number(kv.heads.into()), number(width as i64)];
-        let tensor = TensorTypeProto { elem_type: element as i32, shape: Some(ShapeProto { dim }) };
+    fn tensor(element: ElementType, dims: &[Dimension]) -> Self {
+        let dim = |dim: &Dimension| match *dim {
+            Dimension::Number(number) => DimensionProto { dim_value: Some(number), ..DimensionProto::default() },
+            Dimension::Named(name) => DimensionProto { dim_param: Some(name.into()), ..DimensionProto::default() },
+        };
+        let shape = ShapeProto { dim: dims.iter().map(dim).collect() };
+        let tensor = TensorTypeProto { elem_type: element as i32, shape: Some(shape) };
         Self { tensor_type: Some(tensor), ..Self::default() }
+    }
+
+    fn pages(kv: &KvLayout, element: ElementType, width: usize) -> Self {
+        let [page_size, heads, width] = [kv.page_size.into(), kv.heads.into(), width as i64].map(Dimension::Number);
+        Self::tensor(element, &[Dimension::Named("pages"), Dimension::Number(2), page_size, heads, width])
+    }
+}
+
+impl ValueInfoProto {
+    fn new(name: &str, element: ElementType, dims: &[Dimension]) -> Self {
+        Self { name: name.into(), r#type: Some(TypeProto::tensor(element, dims)), ..Self::default() }
     }
 }
 
