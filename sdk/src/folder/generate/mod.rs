@@ -200,10 +200,10 @@ impl GenerateFolder {
 
     /// Bytes of the graph and its weights.
     pub fn model_bytes(&self) -> u64 {
-        let of_text = |file: &FolderFile| {
-            file.name == self.text.tokenizer || self.text.chat_template.as_ref() == Some(&file.name)
-        };
-        self.files.iter().filter(|file| !of_text(file)).map(|file| file.bytes).sum()
+        // A session has one of the graphs.
+        let others = [self.cpu_model.as_ref(), Some(&self.text.tokenizer), self.text.chat_template.as_ref()];
+        let is_other = |file: &FolderFile| others.contains(&Some(&file.name));
+        self.files.iter().filter(|file| !is_other(file)).map(|file| file.bytes).sum()
     }
 }
 
