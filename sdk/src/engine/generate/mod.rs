@@ -111,10 +111,11 @@ impl Generator {
         open_model::check(&options)?;
         let folder = GenerateFolder::open(folder)?;
         let store = stores::open(options.store.as_ref(), options.host_bytes, &options.model)?;
-        let has_store = store.is_some();
+        // Host memory keeps nothing for sure: the end of a turn does not wait for it, and does not fail by it.
+        let is_durable = options.store.is_some();
         let model = Arc::new(OpenModel::open(folder, &options, store)?);
         let counters = Arc::new(Counters::default());
-        let sessions = Sessions::start(&model, has_store)?;
+        let sessions = Sessions::start(&model, is_durable)?;
         let scheduler = Scheduler::new(Arc::clone(&model), &options, sessions, Arc::clone(&counters));
         let shared = Arc::new(Shared {
             model,

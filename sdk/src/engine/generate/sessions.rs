@@ -14,7 +14,7 @@ use crate::sync::Worker;
 
 /// Ends sessions.
 pub(super) struct Sessions {
-    /// Set if there is a store.
+    /// Set if there is a durable store.
     thread: Option<(Sender<EndOfTurn>, Worker)>,
 }
 
@@ -25,9 +25,9 @@ struct EndOfTurn {
 }
 
 impl Sessions {
-    /// For a cache with a store, or without.
-    pub(super) fn start(model: &Arc<OpenModel>, has_store: bool) -> Result<Self> {
-        if !has_store {
+    /// For a cache with a durable store, or without.
+    pub(super) fn start(model: &Arc<OpenModel>, is_durable: bool) -> Result<Self> {
+        if !is_durable {
             return Ok(Self { thread: None });
         }
         let (sender, ends) = channel::<EndOfTurn>();
