@@ -362,7 +362,7 @@ def bad_parts(p):
         wrong = [("struct_size", 3), ("cache_length", 0), ("cache_length", -1), ("chunk_size", 0), ("protect", -2)]
         wrong += [("grace_period", -1), ("grace_period", 8), ("keep_initial_fraction", math.nan), ("normalise", 2)]
         for name, value in [*wrong, ("name", None)]:
-            policy = pointed_to(struct("pagoda_kv_policy", cache_length=8, name=text))
+            policy = pointed_to(struct("pagoda_kv_policy", cache_length=8, chunk_size=64, protect=-1, name=text))
             setattr(POINTED_TO[-1], name, value)
             named = "cache_length" if (name, value) == ("grace_period", 8) else name
             yield Case(f"policy.{name} {value}", field(p.name, "kv_policy", policy), argument=f"options.kv_policy.{named}")
