@@ -31,15 +31,10 @@ ifneq ($(PAGODA_NVCC)$(wildcard $(NVCC)),)
 export PAGODA_NVCC :=
 endif
 endif
-# Goals that are tests alone compile for less time; others compile what is shipped.
+# Where no kernel can run, tests have nvcc check them without optimising them: a tenth of the time.
+ifeq ($(GPU)$(filter-out test lint test-rust test-python test-go test-java,$(MAKECMDGOALS)),)
 ifneq ($(MAKECMDGOALS),)
-ifeq ($(filter-out test lint test-rust test-python test-go test-java,$(MAKECMDGOALS)),)
-# In parts, which both cores share.
-export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
-# Where no kernel can run, nvcc checks them without optimising them: a tenth of the time.
-ifeq ($(GPU),)
 export PAGODA_NVCC_QUICK := 1
-endif
 endif
 endif
 C_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror -Iinclude
