@@ -113,11 +113,13 @@ impl LayerSlots {
         for (slot, &position) in next.token_pos.iter().enumerate() {
             token_pos[slot / len * len + next.place[slot]] = position;
         }
-        let find = |row: usize, head: usize| {
-            let position = (self.seen + row) as i32;
-            next.token_pos[head * len..][..len].iter().position(|&found| found == position)
-        };
-        let at = (0..rows * heads).map(|index| find(index / heads, index % heads)).collect();
+        let mut at = vec![None; rows * heads];
+        for (slot, &position) in next.token_pos.iter().enumerate() {
+            // Those before this call are below.
+            if let Some(row) = usize::try_from(position).ok().and_then(|position| position.checked_sub(self.seen)) {
+                at[row * heads + slot / len] = Some(slot % len);
+            }
+        }
         Ok(SlotPlan { write_slots, token_pos, slots, next, at, rows, exact: self.seen == 0 })
     }
 
