@@ -99,7 +99,7 @@ deps-gpu: $(ORT_GPU) ## Fetch ONNX Runtime with its CUDA provider into target/, 
 # errors.
 define cargo_build
 	@[ -e target/$(1)/$(2) ] || echo "Building $(2) into target/$(1)$(CPU_ALONE): minutes, the first time"
-	@cargo build --profile $(1) $(3) $$([ -t 2 ] || echo -q)
+	+@cargo build --profile $(1) $(3) $$([ -t 2 ] || echo -q)
 endef
 
 build: deps ## Build libpagoda.so, libpagoda_ops.so, the commands pagoda and pagoda-bench and the C samples into target/release.
@@ -335,21 +335,26 @@ bench: build-go bench-model model-smollm2 target/demo/model.onnx ## Run all benc
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 
-test: lint test-rust test-python test-go test-java ## Run all tests.
+# Everything is compiled, and the Rust tests run, as two jobs at a time; a job server shares the cores between the two cargos.
+# The release build is compiled in parts, to use both cores.
+test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
+test: lint ## Run all tests.
+	@$(MAKE) --no-print-directory -j2 --output-sync=line test-rust build-cpp build-java
+	@$(MAKE) --no-print-directory test-go test-java test-python
 
 lint: tools $(TOOLKIT) docs-c docs-cpp
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
 		{ echo "rustfmt and clippy are missing. Install them (rustup component add rustfmt clippy) and run make again." >&2; exit 1; }
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -q -- -D warnings
-	cargo clippy -p pagoda-kernels --test gpu -q -- -D warnings
+	cargo clippy --workspace --test gpu -q -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q
 
 test-rust: deps
 	@.ci/need redis-server redis-server
 	@.ci/need openssl openssl
-	cargo test --workspace -q
-	cargo test -q -p pagoda-kernels --test gpu --no-run
+	+cargo test --workspace -q
+	+cargo test --workspace -q --test gpu --no-run
 
 test-python: build-cpp target/demo/model.onnx target/models/smollm2/pagoda.json target/models/smollm2-f32/pagoda.json \
 		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
@@ -357,9 +362,9 @@ test-python: build-cpp target/demo/model.onnx target/models/smollm2/pagoda.json 
 	@.ci/need pkg-config pkg-config
 	@.ci/need cmake cmake
 	@.ci/need clang++ clang
-	cargo build -q --lib --example rank
+	cargo build -q --workspace --lib --example rank
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
-	$(PY) -m pytest -q --durations=10 tests
+	$(PY) -m pytest -q --durations=10 -n 2 --dist loadfile tests
 
 # -count=1: go does not notice a change of libpagoda.so, and would use cached results.
 test-go: build-go target/demo/model.onnx ## The Go binding: formatted, vetted, tested under the race detector.
@@ -378,7 +383,7 @@ test-java: $(JNI) target/demo/model.onnx ## Test the Java binding: JUnit under -
 
 # Programs to run here or on another GPU host: they do not need cargo.
 build-gpu: deps ## Build target/gpu-test (the CUDA kernels), target/lib-test, and target/{kv,providers,generate}-test (in ONNX Runtime).
-	@program=$$(cargo test -q -p pagoda-kernels --test gpu --no-run --message-format=json | \
+	@program=$$(cargo test -q --workspace --test gpu --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/gpu-[^"]*\)".*/\1/p') && cp "$$program" target/gpu-test
 	@program=$$(cargo test -q --lib --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/pagoda-[^"]*\)".*/\1/p') && cp "$$program" target/lib-test
