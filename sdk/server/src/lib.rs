@@ -14,6 +14,7 @@ mod failure;
 mod gate;
 mod health;
 mod listen;
+mod logging;
 mod models;
 mod openai;
 mod reply;
@@ -21,7 +22,9 @@ mod routes;
 mod run;
 mod server;
 mod state;
+mod tls;
 mod unique;
 
-pub use config::{Config, Limits, ModelConfig};
+pub use config::{Config, KeysFrom, Limits, ModelConfig, TlsFiles};
+pub use logging::LogFormat;
 pub use server::Server;

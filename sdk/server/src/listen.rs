@@ -9,8 +9,10 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
 
 use crate::config::Limits;
 
@@ -19,8 +21,14 @@ const LONGEST_HEAD: usize = 64 << 10;
 /// How long to wait when the process has no more file descriptors.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
-/// Accepts connections until it is dropped. `connections` watches them.
-pub async fn accept(listener: &TcpListener, router: Router, limits: &Limits, connections: &GracefulShutdown) {
+/// Accepts connections until it is dropped. `connections` watches them. Without `tls` they are plain.
+pub async fn accept(
+    listener: &TcpListener,
+    tls: Option<&TlsAcceptor>,
+    router: Router,
+    limits: &Limits,
+    connections: &GracefulShutdown,
+) {
     let room = Arc::new(Semaphore::new(limits.connections as usize));
     loop {
         // A connection beyond the limit waits in the queue of the operating system.
@@ -37,15 +45,28 @@ pub async fn accept(listener: &TcpListener, router: Router, limits: &Limits, con
         };
         // Without it a token would wait for the client to acknowledge the one before.
         let _ = stream.set_nodelay(true);
-        let serving = serve(stream, router.clone(), limits.header_timeout, connections.watcher());
+        let (router, watcher, timeout) = (router.clone(), connections.watcher(), limits.header_timeout);
+        let tls = tls.cloned();
         tokio::spawn(async move {
-            serving.await;
+            match tls {
+                None => serve(stream, router, timeout, watcher).await,
+                Some(tls) => match tokio::time::timeout(timeout, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => serve(stream, router, timeout, watcher).await,
+                    Ok(Err(error)) => log::debug!("a client and the server agree on no TLS: {error}"),
+                    Err(_) => log::debug!("a client did not begin TLS within {} s", timeout.as_secs_f64()),
+                },
+            }
             drop(permit);
         });
     }
 }
 
-async fn serve(stream: TcpStream, router: Router, header_timeout: Duration, watcher: Watcher) {
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    header_timeout: Duration,
+    watcher: Watcher,
+) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(header_timeout)

@@ -8,13 +8,17 @@ use hyper_util::server::graceful::GracefulShutdown;
 use pagoda::{Error, Result, Status};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio_rustls::TlsAcceptor;
 
-use crate::config::Config;
+use crate::config::{Config, KeysFrom};
 use crate::drain::{Signals, drain};
+use crate::gate::Keys;
 use crate::listen::accept;
+use crate::logging;
 use crate::models::Models;
 use crate::routes::router;
 use crate::state::State;
+use crate::tls::acceptor;
 
 /// How long connections have to close after the last request.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -24,6 +28,7 @@ pub struct Server {
     runtime: Runtime,
     listener: TcpListener,
     address: SocketAddr,
+    tls: Option<TlsAcceptor>,
     state: Arc<State>,
 }
 
@@ -34,6 +39,13 @@ impl Server {
     /// INVALID_ARGUMENT for a configuration that can not be used. IO if the port is not free. The errors of opening models.
     pub fn open(config: Config) -> Result<Self> {
         config.check()?;
+        let keys = match &config.keys {
+            Some(KeysFrom::File(path)) => Some(Keys::from_file(path)?),
+            Some(KeysFrom::Variable(name)) => Some(Keys::from_variable(name)?),
+            None => None,
+        };
+        let tls = config.tls.as_ref().map(acceptor).transpose()?;
+        logging::start(config.log, &config.log_level)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("pagoda-http").build();
         let runtime =
             runtime.map_err(|error| Error::new(Status::Internal, format!("no threads can be started: {error}")))?;
@@ -55,8 +67,8 @@ impl Server {
             Error::new(status, format!("{listen} can not be listened on: {what}")).about("--listen")
         })?;
         let models = Models::open(&config.models)?;
-        let state = Arc::new(State::new(models, config.limits));
-        Ok(Self { runtime, listener, address, state })
+        let state = Arc::new(State::new(models, keys, config));
+        Ok(Self { runtime, listener, address, tls, state })
     }
 
     /// Where it listens.
@@ -68,7 +80,8 @@ impl Server {
     pub fn describe(&self) -> String {
         let models: Vec<String> =
             self.state.models.iter().map(|served| format!("{} ({})", served.name, served.kind.name())).collect();
-        format!("listening on http://{}, serving {}", self.address, models.join(", "))
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("listening on {scheme}://{}, serving {}", self.address, models.join(", "))
     }
 
     /// Answers requests until SIGTERM or SIGINT, then ends: requests that run may end, up to a deadline, and keys and values
@@ -77,7 +90,7 @@ impl Server {
     /// # Errors
     /// INTERNAL if signals can not be received.
     pub fn run(self) -> Result<()> {
-        let Self { runtime, listener, address: _, state } = self;
+        let Self { runtime, listener, address: _, tls, state } = self;
         let router = router(Arc::clone(&state));
         let ended: Result<()> = runtime.block_on(async {
             let mut signals = Signals::receive()?;
@@ -88,7 +101,7 @@ impl Server {
             };
             // Connections are accepted until the end: a load balancer asks whether the server is ready.
             tokio::select! {
-                () = accept(&listener, router, &state.limits, &connections) => {}
+                () = accept(&listener, tls.as_ref(), router, &state.limits, &connections) => {}
                 () = end => {}
             }
             drop(listener);

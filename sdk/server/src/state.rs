@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Semaphore;
 
-use crate::config::Limits;
+use crate::config::{Config, Limits};
+use crate::gate::{Keys, Origins};
+use crate::logging::LogFormat;
 use crate::models::Models;
 use crate::run::RunningRequests;
 
@@ -15,6 +17,12 @@ pub struct State {
     pub models: Models,
     /// The limits.
     pub limits: Limits,
+    /// API keys; `None`: requests need none.
+    pub keys: Option<Keys>,
+    /// The origins of web pages that may ask.
+    pub origins: Origins,
+    /// How lines of requests are written.
+    pub log: LogFormat,
     /// The requests that run.
     pub running: Arc<RunningRequests>,
     /// One for each request that may be answered now.
@@ -24,9 +32,17 @@ pub struct State {
 
 impl State {
     /// Of models that are open.
-    pub fn new(models: Models, limits: Limits) -> Self {
-        let slots = Arc::new(Semaphore::new(limits.requests as usize));
-        Self { models, limits, running: Arc::default(), slots, ending: AtomicBool::new(false) }
+    pub fn new(models: Models, keys: Option<Keys>, config: Config) -> Self {
+        Self {
+            models,
+            keys,
+            origins: Origins::new(config.cors),
+            log: config.log,
+            running: Arc::default(),
+            slots: Arc::new(Semaphore::new(config.limits.requests as usize)),
+            limits: config.limits,
+            ending: AtomicBool::new(false),
+        }
     }
 
     /// Whether the server takes no new requests.

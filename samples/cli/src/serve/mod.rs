@@ -37,6 +37,15 @@ pub struct Arguments {
     /// The address and the port; port 0 = one that is free. By default 127.0.0.1:8000.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
+    /// A file with API keys, one on each line: requests need one of them.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    keys_file: Option<PathBuf>,
+    /// A variable of the environment with API keys, which commas part.
+    #[arg(long, value_name = "NAME", conflicts_with = "keys_file")]
+    keys_variable: Option<String>,
+    /// How the log is written, to stderr.
+    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"])]
+    log: Option<String>,
     /// Where the models run; auto: on a GPU if there is one that can be used.
     #[arg(long, default_value = "auto", value_name = "WHERE", value_parser = ["auto", "cpu", "cuda"], help_heading = "Options of models")]
     provider: String,

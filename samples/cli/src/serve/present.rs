@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use pagoda::{Provider, Result};
-use pagoda_server::{Config, ModelConfig, Server};
+use pagoda_server::{Config, KeysFrom, LogFormat, ModelConfig, Server};
 
 use super::Arguments;
 use crate::output;
@@ -25,6 +25,15 @@ fn config(arguments: &Arguments) -> Result<Config> {
     let mut config = arguments.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
     if let Some(listen) = &arguments.listen {
         config.listen.clone_from(listen);
+    }
+    if let Some(file) = &arguments.keys_file {
+        config.keys = Some(KeysFrom::File(file.clone()));
+    }
+    if let Some(name) = &arguments.keys_variable {
+        config.keys = Some(KeysFrom::Variable(name.clone()));
+    }
+    if let Some(format) = arguments.log.as_deref().and_then(LogFormat::named) {
+        config.log = format;
     }
     config.models.extend(arguments.models.iter().map(|text| model(arguments, text)));
     Ok(config)

@@ -4,4 +4,4 @@ mod answering;
 mod request;
 
 pub use answering::{context_end, set_field};
-pub use request::{id, parse, read_messages, read_prompt};
+pub use request::{id, parse, read, read_messages, read_prompt};

@@ -57,12 +57,16 @@ pub fn id(line: &str) -> Option<Value> {
 
 /// Reads a line. What it does not say is as in `defaults`.
 pub fn parse(line: &str, defaults: &GenerateRequest) -> Result<GenerateRequest> {
-    let members = object(line, r#"{"prompt": "Once upon a time", "max_new_tokens": 32}"#)?;
+    read(&object(line, r#"{"prompt": "Once upon a time", "max_new_tokens": 32}"#)?, defaults)
+}
+
+/// Reads the members of an object. What they do not say is as in `defaults`.
+pub fn read(members: &[(String, Json)], defaults: &GenerateRequest) -> Result<GenerateRequest> {
     let mut request = defaults.clone();
     let mut chat = Chat { add_generation_prompt: true, ..Chat::default() };
     let (mut prompt, mut messages) = (None, false);
     let mut seen: Vec<&str> = Vec::new();
-    for (name, value) in &members {
+    for (name, value) in members {
         once(&mut seen, name, name)?;
         if !FIELDS.contains(&name.as_str()) {
             return Err(Error::invalid(name, format!("no such field{}", did_you_mean(name, &FIELDS))));

@@ -63,10 +63,14 @@ pub struct Line {
 impl Line {
     /// Reads a line.
     pub fn parse(text: &str, known: &Features) -> Result<Self> {
-        let members = object(text, r#"{"user": 7, "events": {…}, "candidates": {…}}"#)?;
+        Self::read(&object(text, r#"{"user": 7, "events": {…}, "candidates": {…}}"#)?, known)
+    }
+
+    /// Reads the members of an object.
+    pub fn read(members: &[(String, Json)], known: &Features) -> Result<Self> {
         let (mut line, mut user) = (Self::default(), None);
         let mut seen: Vec<&str> = Vec::new();
-        for (name, value) in &members {
+        for (name, value) in members {
             once(&mut seen, name, name)?;
             match name.as_str() {
                 "user" => user = Some(whole(name, value)?),

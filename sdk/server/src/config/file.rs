@@ -6,16 +6,38 @@ use pagoda::{Error, KvFormat, Provider, Result, Status};
 use serde::Deserialize;
 
 use super::size::{Bytes, Seconds};
-use super::{Config, Limits, ModelConfig};
+use super::{Config, KeysFrom, Limits, ModelConfig, TlsFiles};
+use crate::logging::LogFormat;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     listen: Option<String>,
+    keys_file: Option<PathBuf>,
+    keys_variable: Option<String>,
+    tls: Option<TlsTable>,
+    #[serde(default)]
+    cors: Vec<String>,
+    log: Option<LogWord>,
+    log_level: Option<String>,
     #[serde(default)]
     limits: LimitsTable,
     #[serde(default)]
     model: Vec<ModelTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsTable {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum LogWord {
+    Text,
+    Json,
 }
 
 #[derive(Default, Deserialize)]
@@ -68,6 +90,20 @@ fn parse(text: &str, folder: &Path) -> Result<Config, String> {
     let mut config = Config::default();
     if let Some(listen) = file.listen {
         config.listen = listen;
+    }
+    config.keys = match (file.keys_file, file.keys_variable) {
+        (Some(file), None) => Some(KeysFrom::File(folder.join(file))),
+        (None, Some(name)) => Some(KeysFrom::Variable(name)),
+        (None, None) => None,
+        (Some(_), Some(_)) => return Err("keys_file and keys_variable are both there: name one of them".into()),
+    };
+    config.tls = file.tls.map(|tls| TlsFiles { certificate: folder.join(tls.certificate), key: folder.join(tls.key) });
+    config.cors = file.cors;
+    if let Some(LogWord::Json) = file.log {
+        config.log = LogFormat::Json;
+    }
+    if let Some(level) = file.log_level {
+        config.log_level = level;
     }
     config.limits = file.limits.over(config.limits);
     config.models = file.model.into_iter().map(|table| table.model(folder)).collect::<Result<_, _>>()?;
@@ -137,6 +173,13 @@ mod tests {
     fn every_field_is_read() {
         let text = r#"
             listen = "0.0.0.0:80"
+            keys_file = "keys"
+            cors = ["https://a"]
+            log = "json"
+            log_level = "warn"
+            [tls]
+            certificate = "tls/cert.pem"
+            key = "/key.pem"
             [limits]
             body = "1MiB"
             header_timeout = 2.5
@@ -161,6 +204,10 @@ mod tests {
         "#;
         let config = parse(text, Path::new("/etc/pagoda")).unwrap();
         assert_eq!(config.listen, "0.0.0.0:80");
+        assert_eq!(config.keys, Some(KeysFrom::File("/etc/pagoda/keys".into())));
+        let tls = TlsFiles { certificate: "/etc/pagoda/tls/cert.pem".into(), key: "/key.pem".into() };
+        assert_eq!((config.tls, config.cors), (Some(tls), vec!["https://a".to_owned()]));
+        assert_eq!((config.log, config.log_level.as_str()), (LogFormat::Json, "warn"));
         let limits = &config.limits;
         assert_eq!((limits.body, limits.connections, limits.requests), (1 << 20, 7, 8));
         assert_eq!(limits.header_timeout, Duration::from_millis(2500));
@@ -186,6 +233,8 @@ mod tests {
             ("[[model]]\nname = 'a'", "line 1: missing field `path`"),
             ("[[model]]\npath = 'a'\nprovider = 'tpu'", "line 3: unknown variant `tpu`, expected"),
             ("[[model]]\npath = 'a'\nkv_format = 'int2'", "kv_format: \"int2\" is none of"),
+            ("keys_file = 'a'\nkeys_variable = 'b'", "keys_file and keys_variable are both there"),
+            ("log = 'xml'", "line 1: unknown variant `xml`"),
             ("a =", "line 1: "),
         ] {
             let error = parse(text, Path::new("")).unwrap_err();

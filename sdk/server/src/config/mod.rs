@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use pagoda::{Error, KvFormat, Provider, Result};
 
+use crate::logging::LogFormat;
+
 /// The longest name of a model.
 const LONGEST_NAME: usize = 128;
 
@@ -20,11 +22,48 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// The limits.
     pub limits: Limits,
+    /// Where API keys come from; `None`: requests need none.
+    pub keys: Option<KeysFrom>,
+    /// The certificate and the key of TLS; `None`: plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// The origins of web pages that may ask, such as `https://app.example`; `*`: all.
+    pub cors: Vec<String>,
+    /// How the log is written.
+    pub log: LogFormat,
+    /// The least severe lines of the log: `error`, `warn`, `info`, `debug`, or `off`.
+    pub log_level: String,
+}
+
+/// Where API keys come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeysFrom {
+    /// A file with a key on each line.
+    File(PathBuf),
+    /// A variable of the environment, with keys that commas part.
+    Variable(String),
+}
+
+/// The files of TLS, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate, and those that it rests on.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:8000".into(), models: Vec::new(), limits: Limits::default() }
+        Self {
+            listen: "127.0.0.1:8000".into(),
+            models: Vec::new(),
+            limits: Limits::default(),
+            keys: None,
+            tls: None,
+            cors: Vec::new(),
+            log: LogFormat::Text,
+            log_level: "info".into(),
+        }
     }
 }
 
@@ -131,6 +170,10 @@ impl Config {
     pub fn check(&self) -> Result<()> {
         if self.models.is_empty() {
             return Err(Error::invalid("MODEL", "none is given: name a model folder or an ONNX file"));
+        }
+        let limits = [("limits.connections", self.limits.connections), ("limits.requests", self.limits.requests)];
+        if let Some((name, _)) = limits.iter().find(|(_, most)| *most == 0) {
+            return Err(Error::invalid(*name, "0 would refuse everything; expected 1 or more"));
         }
         for (at, model) in self.models.iter().enumerate() {
             check_name(&model.name)?;
