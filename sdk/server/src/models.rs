@@ -103,6 +103,45 @@ impl Models {
             }
         }
     }
+
+    /// The model of a name that generates text; without a name, the first one.
+    pub fn generator_or_first(&self, name: Option<&str>) -> Result<(&Arc<Served>, &Arc<Generator>), Failure> {
+        let first = self.models.iter().find(|served| matches!(served.kind, Kind::Generate(_)));
+        match (name, first) {
+            (Some(name), _) => self.generator(name),
+            (None, Some(first)) => self.generator(&first.name),
+            (None, None) => {
+                Err(Error::new(Status::Unsupported, "no model that generates text is served").about("model").into())
+            }
+        }
+    }
+
+    /// The ranker of a name; without a name, the only one.
+    pub fn ranker(&self, name: Option<&str>) -> Result<(&Arc<Served>, &Arc<Engine>), Failure> {
+        let Some(name) = name else {
+            let mut rankers = self.models.iter().filter_map(|served| match &served.kind {
+                Kind::Rank(engine) => Some((served, engine)),
+                _ => None,
+            });
+            return match (rankers.next(), rankers.next()) {
+                (Some(only), None) => Ok(only),
+                (None, _) => {
+                    Err(Error::new(Status::Unsupported, "no model that ranks is served").about("model").into())
+                }
+                (Some(_), Some(_)) => {
+                    Err(Error::invalid("model", "missing: several models rank, and GET /v1/models names them").into())
+                }
+            };
+        };
+        let served = self.get(name)?;
+        match &served.kind {
+            Kind::Rank(engine) => Ok((served, engine)),
+            kind => {
+                let message = format!("{name} does not rank: it is a model of the kind {}", kind.name());
+                Err(Error::new(Status::Unsupported, message).about("model").into())
+            }
+        }
+    }
 }
 
 fn open(config: &ModelConfig) -> Result<Kind> {

@@ -10,7 +10,7 @@ use axum::routing::{get, post};
 
 use crate::failure::Failure;
 use crate::state::State;
-use crate::{gate, health, openai};
+use crate::{gate, health, metrics, native, openai};
 
 /// All paths.
 pub fn router(state: Arc<State>) -> Router {
@@ -18,9 +18,15 @@ pub fn router(state: Arc<State>) -> Router {
     let computing = Router::new()
         .route("/v1/completions", post(openai::completions))
         .route("/v1/chat/completions", post(openai::chat_completions))
+        .route("/v1/rank", post(native::rank))
+        .route("/completion", post(native::completion))
+        .route("/chat", post(native::chat))
         .route_layer(from_fn_with_state(Arc::clone(&state), gate::take_slot));
     let telling = Router::new()
         .route("/health", get(health::health))
+        .route("/ping", get(native::ping))
+        .route("/engine_check", get(native::engine_check))
+        .route("/metrics", get(metrics::metrics))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{name}", get(openai::model));
     computing

@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use crate::config::{Config, Limits};
 use crate::gate::{Keys, Origins};
 use crate::logging::LogFormat;
+use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::run::RunningRequests;
 
@@ -23,6 +24,8 @@ pub struct State {
     pub origins: Origins,
     /// How lines of requests are written.
     pub log: LogFormat,
+    /// What is counted.
+    pub metrics: Metrics,
     /// The requests that run.
     pub running: Arc<RunningRequests>,
     /// One for each request that may be answered now.
@@ -38,6 +41,7 @@ impl State {
             keys,
             origins: Origins::new(config.cors),
             log: config.log,
+            metrics: Metrics::default(),
             running: Arc::default(),
             slots: Arc::new(Semaphore::new(config.limits.requests as usize)),
             limits: config.limits,
