@@ -3,11 +3,11 @@
 mod chat;
 mod completions;
 mod demo;
-mod fields;
 mod generate;
 mod inspect;
 mod interrupts;
 mod rank;
+mod serve;
 mod source;
 mod store;
 mod words;
@@ -19,7 +19,7 @@ use pagoda_cli::{bench, output, progress};
 
 /// Inference for models that remember.
 ///
-/// Inspects model folders, ranks candidates and generates text with them, maintains stores, and runs benchmarks.
+/// Inspects model folders, ranks candidates and generates text with them, serves them, maintains stores, and runs benchmarks.
 #[derive(Parser)]
 #[command(name = "pagoda", version, about, after_help = EXIT_CODES, max_term_width = 120)]
 struct Arguments {
@@ -43,6 +43,8 @@ enum Command {
     Generate(generate::Arguments),
     /// Talk with a language model: answers come as they are generated, the conversation is remembered.
     Chat(chat::Arguments),
+    /// Serve models over HTTP, by OpenAI's protocol.
+    Serve(serve::Arguments),
     /// Describe a model folder: what the model is and takes, limits, estimated memory, whether its files are intact.
     Inspect(inspect::Arguments),
     /// Replay MovieLens-100K: recommendations, what the cache saves, and the same AUC as the training framework.
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Rank(arguments) => rank::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(_) => Err(bench::exec()),

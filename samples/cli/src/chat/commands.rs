@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use pagoda::{Error, Result};
-
-use crate::words::did_you_mean;
+use pagoda_requests::words::did_you_mean;
 
 /// What /help says.
 pub const HELP: &str = "\

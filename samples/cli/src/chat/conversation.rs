@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 
 use pagoda::json::Json;
 use pagoda::{Error, Result, Status};
+use pagoda_requests::generate::read_messages;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
-
-use crate::generate::request::read_messages;
 
 /// The longest name of a file that all file systems take, with room for what is added to it.
 const LONGEST_NAME: usize = 200;

@@ -2,7 +2,6 @@
 
 pub mod answer;
 pub mod model;
-pub mod request;
 pub mod sampling;
 mod submit;
 
@@ -16,6 +15,8 @@ use std::sync::mpsc::{Receiver, channel};
 use pagoda::engine::{Chat, Event, Prompt, Token};
 use pagoda::json::Json;
 use pagoda::{Cancel, Error, GenerateRequest, GenerateResponse, Generator, Result, Status};
+use pagoda_requests::fields::plain;
+use pagoda_requests::generate::{context_end, read_messages};
 
 use crate::interrupts::{INTERRUPTED, Interrupts, end};
 use crate::output;
@@ -24,7 +25,7 @@ use crate::source::Source;
 use crate::words::counted;
 use answer::{Answer, Failed, Figures, TokenObject, cut};
 use model::{BatchArguments, ModelArguments, in_flags};
-use sampling::{SamplingArguments, context_end};
+use sampling::SamplingArguments;
 use submit::{Begun, Message, Room, Submit};
 
 /// The prompts, and how to answer them.
@@ -196,9 +197,9 @@ impl Input {
         let parse = |flag: &str, text: &str| -> Result<Json> {
             serde_json::from_str(text).map_err(|error| Error::invalid(flag, format!("not JSON: {error}")))
         };
-        let mut chat = Chat::new(request::read_messages("--messages", &parse("--messages", messages)?)?);
+        let mut chat = Chat::new(read_messages("--messages", &parse("--messages", messages)?)?);
         if let Some(tools) = tools {
-            chat.tools = Some(crate::fields::plain("--tools", &parse("--tools", tools)?)?);
+            chat.tools = Some(plain("--tools", &parse("--tools", tools)?)?);
         }
         Ok(Some(chat.into()))
     }

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use pagoda::engine::{EngineStore, KvPolicy};
 use pagoda::{Error, Generator, GeneratorOptions, KvFormat, KvSize, ModelOptions, Provider, Result};
+use pagoda_requests::words::parse_bytes;
 
 use crate::progress::Progress;
-use crate::words::parse_bytes;
 
 /// Where the model runs, and what it keeps.
 #[derive(clap::Args)]

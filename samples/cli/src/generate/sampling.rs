@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use pagoda::GenerateRequest;
-use pagoda::engine::ContextEnd;
 
 /// The fields of a request that `pagoda generate` and `pagoda chat` share.
 #[derive(clap::Args)]
@@ -110,15 +109,6 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let seconds = seconds.filter(|seconds| !seconds.is_zero());
     seconds.ok_or_else(|| format!("{text:?} is not a number of seconds above 0, such as 1.5"))
-}
-
-/// `refuse` or `stop`.
-pub fn context_end(word: &str) -> Option<ContextEnd> {
-    match word {
-        "refuse" => Some(ContextEnd::Refuse),
-        "stop" => Some(ContextEnd::Stop),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

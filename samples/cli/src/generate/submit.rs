@@ -5,10 +5,10 @@ use std::sync::{Arc, Weak};
 
 use pagoda::engine::{Event, Prompt};
 use pagoda::{Error, GenerateRequest, Generator, Result, Status};
+use pagoda_requests::generate;
 use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 
-use super::request;
 use crate::source::{self, Next, Source};
 
 /// The maximum number of answers to a request.
@@ -93,7 +93,7 @@ impl Submit {
     /// The id and the request of a line.
     fn parse(&self, line: &[u8]) -> (Option<Value>, Result<GenerateRequest>) {
         match std::str::from_utf8(line) {
-            Ok(text) => (request::id(text.trim()), request::parse(text.trim(), &self.defaults)),
+            Ok(text) => (generate::id(text.trim()), generate::parse(text.trim(), &self.defaults)),
             Err(error) => (None, Err(Error::invalid("request", format!("not UTF-8: {error}")))),
         }
     }

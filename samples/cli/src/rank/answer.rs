@@ -1,164 +1,61 @@
-//! The answer to a request, as a table or as JSON.
+//! The answer to a request, as a table.
 
-use std::time::Duration;
+use pagoda_requests::rank::{Answer, keys};
 
-use pagoda::Error;
-use serde::{Serialize, Serializer};
-
-use super::columns::Columns;
-use super::request::Line;
 use crate::words::{count, counted};
 
-/// An answer and its request.
-pub struct Answer<'a> {
-    /// The number of the line, from 1.
-    pub number: u64,
-    pub line: &'a Line,
-    pub tasks: &'a [String],
-    /// Candidate by candidate, a score for each task.
-    pub scores: &'a [f32],
-    pub cached_rows: u64,
-    pub computed_rows: u64,
-    /// From sending the request to the arrival of the scores.
-    pub took: Duration,
-    /// How many of the best to show; 0 = all.
-    pub top: usize,
-}
-
-/// A line that failed, as JSON.
-#[derive(Serialize)]
-pub struct Failed {
-    line: u64,
-    error: String,
-    status: &'static str,
-}
-
-impl Failed {
-    /// The error of a line.
-    pub fn new(line: u64, error: &Error) -> Self {
-        Self { line, error: error.to_string(), status: error.status().name() }
-    }
-}
-
-impl Answer<'_> {
-    /// One object.
-    pub fn json(&self) -> impl Serialize {
-        Object {
-            line: self.number,
-            user: self.line.user,
-            events: self.line.event_count(),
-            candidates: self.candidates(),
-            cached_rows: self.cached_rows,
-            computed_rows: self.computed_rows,
-            ms: (self.took.as_secs_f64() * 1e6).round() / 1e3,
-            top: Map((0..self.tasks.len()).map(|task| (self.tasks[task].clone(), self.places(task))).collect()),
-        }
-    }
-
-    /// A line about the request, then the best for each task side by side.
-    pub fn table(&self) -> String {
-        let about = format!(
-            "line {}, user {}: {} and {}; {} from the cache, {} computed, {:.2} ms\n",
-            self.number,
-            self.line.user,
-            counted(self.line.event_count() as u64, "event"),
-            counted(self.candidates() as u64, "candidate"),
-            counted(self.cached_rows, "row"),
-            count(self.computed_rows),
-            self.took.as_secs_f64() * 1e3,
-        );
-        let names: Vec<&str> = self.line.candidates.iter().map(|(name, _)| name.as_str()).collect();
-        let blocks: Vec<Block> = (0..self.tasks.len()).map(|task| self.block(task, &names.join("/"))).collect();
-        let rows = blocks.first().map_or(0, |block| block.rows.len());
-        let line = |at: usize, place: &str| {
-            let cells: Vec<String> = blocks.iter().map(|block| block.rows[at].clone()).collect();
-            format!("{place:>5}  {}", cells.join("    ")).trim_end().to_owned() + "\n"
-        };
-        let places = (0..rows).map(|at| line(at, &if at < HEAD { String::new() } else { (at + 1 - HEAD).to_string() }));
-        about + &places.collect::<String>()
-    }
-
-    fn candidates(&self) -> usize {
-        self.line.candidates.first().map_or(0, |(_, keys)| keys.len())
-    }
-
-    /// The best candidates of a task, best first; equal ones in the order of the request.
-    fn best(&self, task: usize) -> Vec<usize> {
-        let score = |candidate: usize| self.scores[candidate * self.tasks.len() + task];
-        let mut order: Vec<usize> = (0..self.candidates()).collect();
-        order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
-        order.truncate(if self.top == 0 { usize::MAX } else { self.top });
-        order
-    }
-
-    fn places(&self, task: usize) -> Vec<Place> {
-        let place = |candidate: usize| Place {
-            index: candidate,
-            keys: Map(keys(&self.line.candidates, candidate)),
-            score: self.scores[candidate * self.tasks.len() + task],
-        };
-        self.best(task).into_iter().map(place).collect()
-    }
-
-    fn block(&self, task: usize, names: &str) -> Block {
-        let cells = self.best(task).into_iter().map(|at| {
-            let keys: Vec<String> = keys(&self.line.candidates, at).iter().map(|(_, key)| key.to_string()).collect();
-            [keys.join("/"), format!("{:.4}", self.scores[at * self.tasks.len() + task])]
-        });
-        let cells: Vec<[String; 2]> = std::iter::once([names.to_owned(), "score".to_owned()]).chain(cells).collect();
-        let width = |side: usize| cells.iter().map(|cell| cell[side].chars().count()).max().unwrap_or(0);
-        let (left, right) = (width(0), width(1));
-        let title = self.tasks[task].clone();
-        let wide = (left + 2 + right).max(title.chars().count());
-        let mut rows = vec![format!("{title:<wide$}")];
-        rows.extend(cells.iter().map(|[key, score]| format!("{:<wide$}", format!("{key:<left$}  {score:>right$}"))));
-        Block { rows }
-    }
+/// A line about the request, then the best for each task side by side.
+pub fn table(answer: &Answer, number: u64) -> String {
+    let about = format!(
+        "line {}, user {}: {} and {}; {} from the cache, {} computed, {:.2} ms\n",
+        number,
+        answer.line.user,
+        counted(answer.line.event_count() as u64, "event"),
+        counted(answer.candidates() as u64, "candidate"),
+        counted(answer.cached_rows, "row"),
+        count(answer.computed_rows),
+        answer.took.as_secs_f64() * 1e3,
+    );
+    let names: Vec<&str> = answer.line.candidates.iter().map(|(name, _)| name.as_str()).collect();
+    let blocks: Vec<Block> = (0..answer.tasks.len()).map(|task| block(answer, task, &names.join("/"))).collect();
+    let rows = blocks.first().map_or(0, |block| block.rows.len());
+    let line = |at: usize, place: &str| {
+        let cells: Vec<String> = blocks.iter().map(|block| block.rows[at].clone()).collect();
+        format!("{place:>5}  {}", cells.join("    ")).trim_end().to_owned() + "\n"
+    };
+    let places = (0..rows).map(|at| line(at, &if at < HEAD { String::new() } else { (at + 1 - HEAD).to_string() }));
+    about + &places.collect::<String>()
 }
 
 /// The header lines of a table: the task, and its columns.
 const HEAD: usize = 2;
+
+fn block(answer: &Answer, task: usize, names: &str) -> Block {
+    let cells = answer.best(task).into_iter().map(|at| {
+        let keys: Vec<String> = keys(&answer.line.candidates, at).iter().map(|(_, key)| key.to_string()).collect();
+        [keys.join("/"), format!("{:.4}", answer.scores[at * answer.tasks.len() + task])]
+    });
+    let cells: Vec<[String; 2]> = std::iter::once([names.to_owned(), "score".to_owned()]).chain(cells).collect();
+    let width = |side: usize| cells.iter().map(|cell| cell[side].chars().count()).max().unwrap_or(0);
+    let (left, right) = (width(0), width(1));
+    let title = answer.tasks[task].clone();
+    let wide = (left + 2 + right).max(title.chars().count());
+    let mut rows = vec![format!("{title:<wide$}")];
+    rows.extend(cells.iter().map(|[key, score]| format!("{:<wide$}", format!("{key:<left$}  {score:>right$}"))));
+    Block { rows }
+}
 
 /// The column of a task, with rows of equal width.
 struct Block {
     rows: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Object {
-    line: u64,
-    user: u64,
-    events: usize,
-    candidates: usize,
-    cached_rows: u64,
-    computed_rows: u64,
-    ms: f64,
-    top: Map<Vec<Place>>,
-}
-
-#[derive(Serialize)]
-struct Place {
-    /// The index of the candidate in the request, from 0.
-    index: usize,
-    keys: Map<i64>,
-    score: f32,
-}
-
-/// An object whose members keep their order.
-struct Map<T>(Vec<(String, T)>);
-
-impl<T: Serialize> Serialize for Map<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-    }
-}
-
-fn keys(columns: &Columns, candidate: usize) -> Vec<(String, i64)> {
-    columns.iter().map(|(name, keys)| (name.clone(), keys[candidate])).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use pagoda_requests::rank::Line;
+
     use super::*;
 
     fn line() -> Line {
@@ -169,7 +66,7 @@ mod tests {
     fn answer<'a>(line: &'a Line, tasks: &'a [String], top: usize) -> Answer<'a> {
         let scores = &[0.25, 0.5, 0.75, 0.5, 0.25, 0.125];
         let took = Duration::from_micros(1234);
-        Answer { number: 3, line, tasks, scores, cached_rows: 2000, computed_rows: 4, took, top }
+        Answer { number: Some(3), line, tasks, scores, cached_rows: 2000, computed_rows: 4, took, top }
     }
 
     #[test]
@@ -182,27 +79,6 @@ line 3, user 7: 0 events and 3 candidates; 2,000 rows from the cache, 4 computed
     1  11/2         0.7500    10/1         0.5000
     2  10/1         0.2500    11/2         0.5000
 ";
-        assert_eq!(answer(&line, &tasks, 2).table(), expected);
-    }
-
-    #[test]
-    fn json_has_the_keys_and_the_place_in_the_request() {
-        let (line, tasks) = (line(), ["like".to_owned(), "click".to_owned()]);
-        let text = serde_json::to_string(&answer(&line, &tasks, 1).json()).unwrap();
-        let expected = concat!(
-            r#"{"line":3,"user":7,"events":0,"candidates":3,"cached_rows":2000,"computed_rows":4,"ms":1.234,"top":"#,
-            r#"{"like":[{"index":1,"keys":{"movie":11,"genre":2},"score":0.75}],"#,
-            r#""click":[{"index":0,"keys":{"movie":10,"genre":1},"score":0.5}]}}"#
-        );
-        assert_eq!(text, expected);
-        let all = serde_json::to_value(answer(&line, &tasks, 0).json()).unwrap();
-        assert_eq!(all["top"]["like"].as_array().unwrap().len(), 3);
-    }
-
-    #[test]
-    fn a_failure_names_line_and_status() {
-        let failed = Failed::new(4, &Error::invalid("user", "missing"));
-        let text = serde_json::to_string(&failed).unwrap();
-        assert_eq!(text, r#"{"line":4,"error":"user: missing","status":"INVALID_ARGUMENT"}"#);
+        assert_eq!(table(&answer(&line, &tasks, 2), 3), expected);
     }
 }

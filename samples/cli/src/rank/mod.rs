@@ -1,8 +1,6 @@
 //! `pagoda rank`: one request a line in, one answer a line out.
 
 mod answer;
-mod columns;
-mod request;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -10,16 +8,14 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use pagoda::engine::{Columns, EngineStore, Events, SourceOf};
-use pagoda::{Engine, EngineOptions, Error, KvSize, ModelFolder, ModelOptions, Offload, RankRequest, RankResponse};
-use pagoda::{Result, Status};
+use pagoda::engine::EngineStore;
+use pagoda::{Engine, EngineOptions, Error, KvSize, ModelOptions, Offload, RankResponse, Result, Status};
+use pagoda_requests::rank::{Answer, Failed, Features, Line};
+use pagoda_requests::words::parse_bytes;
 
 use crate::output;
 use crate::progress::Progress;
 use crate::source::{self, Next, Source};
-use crate::words::parse_bytes;
-use answer::{Answer, Failed};
-use request::{Features, Line};
 
 /// The requests, and how to answer them.
 #[derive(clap::Args)]
@@ -130,7 +126,7 @@ impl<'a> Ranking<'a> {
     fn new(arguments: &'a Arguments, engine: &'a Engine) -> Self {
         let folder = engine.folder();
         let tasks = folder.tasks.iter().map(|task| task.name.clone()).collect();
-        Self { arguments, engine, features: features(&folder), tasks, waiting: VecDeque::new(), failed: false }
+        Self { arguments, engine, features: Features::of(&folder), tasks, waiting: VecDeque::new(), failed: false }
     }
 
     fn submit(&mut self, number: u64, text: &[u8]) {
@@ -146,7 +142,7 @@ impl<'a> Ranking<'a> {
         let text = std::str::from_utf8(text);
         let text = text.map_err(|error| Error::invalid("request", format!("not UTF-8: {error}")))?;
         let line = Line::parse(text.trim(), &self.features)?;
-        let request = to_request(&line);
+        let request = line.request();
         let (sender, answer) = sync_channel(1);
         let since = Instant::now();
         if self.arguments.at_once == 1 {
@@ -189,7 +185,7 @@ impl<'a> Ranking<'a> {
 
     fn print(&self, number: u64, line: &Line, response: &RankResponse, took: Duration) -> Result<()> {
         let answer = Answer {
-            number,
+            number: Some(number),
             line,
             tasks: &self.tasks,
             scores: &response.scores,
@@ -198,34 +194,10 @@ impl<'a> Ranking<'a> {
             took,
             top: self.arguments.top,
         };
-        if self.arguments.json { output::json(&answer.json()) } else { output::write(answer.table().as_bytes()) }
-    }
-}
-
-fn features(folder: &ModelFolder) -> Features {
-    let of = |sources: &[SourceOf]| {
-        let names = folder.features.iter().filter(|feature| sources.contains(&feature.source));
-        names.map(|feature| feature.name.clone()).collect()
-    };
-    Features {
-        user: of(&[SourceOf::User]),
-        event: of(&[SourceOf::Item, SourceOf::Action]),
-        candidate: of(&[SourceOf::Item]),
-        timed: folder.times.is_some(),
-    }
-}
-
-fn to_request(line: &Line) -> RankRequest {
-    let columns = |from: &columns::Columns| {
-        from.iter().fold(Columns::new(), |columns, (name, keys)| columns.with(name.as_str(), keys.as_slice()))
-    };
-    RankRequest {
-        user: line.user,
-        start: line.start,
-        events: Events { keys: columns(&line.events), times: line.times.clone().unwrap_or_default() },
-        user_keys: line.user_keys.clone(),
-        candidates: columns(&line.candidates),
-        time: line.time,
-        ..RankRequest::default()
+        if self.arguments.json {
+            output::json(&answer.json())
+        } else {
+            output::write(answer::table(&answer, number).as_bytes())
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! A request as a line of JSON. It is checked against the features of the model here, so that errors refer to the text.
 
+use pagoda::engine::{Events, SourceOf};
 use pagoda::json::Json;
-use pagoda::{Error, Result};
+use pagoda::{Error, ModelFolder, RankRequest, Result};
 
 use super::columns::{Columns, columns, complete, from_rows, numbers, same_length};
 use crate::fields::{object, once, whole};
@@ -14,24 +15,46 @@ const TIME: &str = "time";
 /// The features of a model, by source.
 #[derive(Clone, Debug, Default)]
 pub struct Features {
+    /// Of the user.
     pub user: Vec<String>,
+    /// Of an event.
     pub event: Vec<String>,
+    /// Of a candidate.
     pub candidate: Vec<String>,
     /// Whether events have times.
     pub timed: bool,
 }
 
+impl Features {
+    /// Of a model.
+    pub fn of(folder: &ModelFolder) -> Self {
+        let of = |sources: &[SourceOf]| {
+            let names = folder.features.iter().filter(|feature| sources.contains(&feature.source));
+            names.map(|feature| feature.name.clone()).collect()
+        };
+        Self {
+            user: of(&[SourceOf::User]),
+            event: of(&[SourceOf::Item, SourceOf::Action]),
+            candidate: of(&[SourceOf::Item]),
+            timed: folder.times.is_some(),
+        }
+    }
+}
+
 /// The request of a line.
 #[derive(Debug, Default, PartialEq)]
 pub struct Line {
+    /// Whose history it is.
     pub user: u64,
     /// The key of each user feature.
     pub user_keys: Vec<(String, i64)>,
+    /// The keys of the events.
     pub events: Columns,
     /// The times of the events, if there are any.
     pub times: Option<Vec<i64>>,
     /// The position of the first of `events` in the history; without it they are the whole history.
     pub start: Option<u64>,
+    /// The keys of the candidates.
     pub candidates: Columns,
     /// The time of the request.
     pub time: Option<i64>,
@@ -40,10 +63,14 @@ pub struct Line {
 impl Line {
     /// Reads a line.
     pub fn parse(text: &str, known: &Features) -> Result<Self> {
-        let members = object(text, r#"{"user": 7, "events": {…}, "candidates": {…}}"#)?;
+        Self::read(&object(text, r#"{"user": 7, "events": {…}, "candidates": {…}}"#)?, known)
+    }
+
+    /// Reads the members of an object.
+    pub fn read(members: &[(String, Json)], known: &Features) -> Result<Self> {
         let (mut line, mut user) = (Self::default(), None);
         let mut seen: Vec<&str> = Vec::new();
-        for (name, value) in &members {
+        for (name, value) in members {
             once(&mut seen, name, name)?;
             match name.as_str() {
                 "user" => user = Some(whole(name, value)?),
@@ -68,6 +95,23 @@ impl Line {
             line.events = known.event.iter().map(|name| (name.clone(), Vec::new())).collect();
         }
         Ok(line)
+    }
+
+    /// The request for the engine.
+    pub fn request(&self) -> RankRequest {
+        let columns = |from: &Columns| {
+            let none = pagoda::engine::Columns::new();
+            from.iter().fold(none, |columns, (name, keys)| columns.with(name.as_str(), keys.as_slice()))
+        };
+        RankRequest {
+            user: self.user,
+            start: self.start,
+            events: Events { keys: columns(&self.events), times: self.times.clone().unwrap_or_default() },
+            user_keys: self.user_keys.clone(),
+            candidates: columns(&self.candidates),
+            time: self.time,
+            ..RankRequest::default()
+        }
     }
 
     /// The number of events.

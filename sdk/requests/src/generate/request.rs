@@ -1,14 +1,12 @@
 //! A request as a line of JSON: its fields have the names of `GenerateRequest`'s.
 
-use std::time::Duration;
-
 use pagoda::engine::{Chat, Prompt};
 use pagoda::json::Json;
 use pagoda::{Error, GenerateRequest, Result};
 use serde_json::Value;
 
-use super::sampling::context_end;
-use crate::fields::{flag, items, object, once, plain, real, text, whole};
+use super::answering::set_field;
+use crate::fields::{flag, items, object, once, plain, whole};
 use crate::words::did_you_mean;
 
 const FIELDS: [&str; 33] = [
@@ -59,12 +57,16 @@ pub fn id(line: &str) -> Option<Value> {
 
 /// Reads a line. What it does not say is as in `defaults`.
 pub fn parse(line: &str, defaults: &GenerateRequest) -> Result<GenerateRequest> {
-    let members = object(line, r#"{"prompt": "Once upon a time", "max_new_tokens": 32}"#)?;
+    read(&object(line, r#"{"prompt": "Once upon a time", "max_new_tokens": 32}"#)?, defaults)
+}
+
+/// Reads the members of an object. What they do not say is as in `defaults`.
+pub fn read(members: &[(String, Json)], defaults: &GenerateRequest) -> Result<GenerateRequest> {
     let mut request = defaults.clone();
     let mut chat = Chat { add_generation_prompt: true, ..Chat::default() };
     let (mut prompt, mut messages) = (None, false);
     let mut seen: Vec<&str> = Vec::new();
-    for (name, value) in &members {
+    for (name, value) in members {
         once(&mut seen, name, name)?;
         if !FIELDS.contains(&name.as_str()) {
             return Err(Error::invalid(name, format!("no such field{}", did_you_mean(name, &FIELDS))));
@@ -74,10 +76,9 @@ pub fn parse(line: &str, defaults: &GenerateRequest) -> Result<GenerateRequest> 
             seen.pop();
             continue;
         }
-        let narrow = |value| real(name, value).map(|number| number as f32);
         match name.as_str() {
             "id" => drop(read_id(value)?),
-            "prompt" => prompt = Some(read_prompt(value)?),
+            "prompt" => prompt = Some(read_prompt(name, value)?),
             "messages" => (chat.messages, messages) = (read_messages("messages", value)?, true),
             "tools" => chat.tools = Some(plain(name, value)?),
             "add_generation_prompt" => chat.add_generation_prompt = flag(name, value)?,
@@ -85,43 +86,7 @@ pub fn parse(line: &str, defaults: &GenerateRequest) -> Result<GenerateRequest> 
                 Value::Object(variables) => chat.variables = variables,
                 _ => return Err(Error::invalid(name, format!("{value} is not an object"))),
             },
-            "max_new_tokens" => request.max_new_tokens = Some(whole(name, value)?),
-            "min_new_tokens" => request.min_new_tokens = Some(whole(name, value)?),
-            "do_sample" => request.do_sample = Some(flag(name, value)?),
-            "temperature" => request.temperature = Some(narrow(value)?),
-            "top_k" => request.top_k = Some(whole(name, value)?),
-            "top_p" => request.top_p = Some(narrow(value)?),
-            "min_p" => request.min_p = Some(narrow(value)?),
-            "repetition_penalty" => request.repetition_penalty = Some(narrow(value)?),
-            "presence_penalty" => request.presence_penalty = narrow(value)?,
-            "frequency_penalty" => request.frequency_penalty = narrow(value)?,
-            "no_repeat_ngram_size" => request.no_repeat_ngram_size = Some(whole(name, value)?),
-            "logit_bias" => request.logit_bias = read_biases(value)?,
-            "forced_eos" => request.forced_eos = Some(whole(name, value)?),
-            "ignore_eos" => request.ignore_eos = flag(name, value)?,
-            "stop" => {
-                request.stop = match value {
-                    Json::Text(text) => vec![text.clone()],
-                    _ => items(name, value, "texts", text)?,
-                }
-            }
-            "stop_tokens" => request.stop_tokens = items(name, value, "tokens", whole)?,
-            "include_stop" => request.include_stop = flag(name, value)?,
-            "skip_special" => request.skip_special = Some(flag(name, value)?),
-            "seed" => request.seed = Some(whole(name, value)?),
-            "logprobs" => request.logprobs = Some(whole(name, value)?),
-            "prompt_logprobs" => request.prompt_logprobs = Some(whole(name, value)?),
-            "n" => request.n = Some(whole(name, value)?),
-            "echo" => request.echo = flag(name, value)?,
-            "session" => request.session = Some(text(name, value)?),
-            "priority" => request.priority = whole(name, value)?,
-            "timeout" => request.timeout = Some(read_timeout(value)?),
-            "context_end" => {
-                let word = text(name, value)?;
-                let wrong = || Error::invalid(name, format!("{value} is neither \"refuse\" nor \"stop\""));
-                request.context_end = context_end(&word).ok_or_else(wrong)?;
-            }
-            _ => unreachable!("the field {name} is known"),
+            _ => drop(set_field(&mut request, name, value)?),
         }
     }
     request.prompt = match (prompt, messages) {
@@ -164,44 +129,22 @@ fn read_id(value: &Json) -> Result<Value> {
     }
 }
 
-fn read_prompt(value: &Json) -> Result<Prompt> {
+/// A text or a list of tokens.
+pub fn read_prompt(path: &str, value: &Json) -> Result<Prompt> {
     match value {
         Json::Text(text) => Ok(text.as_str().into()),
-        Json::List(_) => Ok(items("prompt", value, "tokens", whole::<u32>)?.into()),
-        _ => Err(Error::invalid("prompt", format!("{value} is neither a text nor a list of tokens"))),
-    }
-}
-
-/// `{"42": -5}`, as JSON's names are texts, or `[[42, -5]]`.
-fn read_biases(value: &Json) -> Result<Vec<(u32, f32)>> {
-    const PATH: &str = "logit_bias";
-    match value {
-        Json::Object(members) => {
-            let mut seen = Vec::new();
-            let pairs = members.iter().map(|(token, bias)| {
-                let path = format!("{PATH}.{token}");
-                once(&mut seen, token, &path)?;
-                let token = token.parse().map_err(|_| Error::invalid(&path, "the name is no token: expected a number"));
-                Ok((token?, real(&path, bias)? as f32))
-            });
-            pairs.collect()
+        Json::List(list) if list.is_empty() => {
+            Err(Error::invalid(path, "an empty list: a model continues at least one token"))
         }
-        _ => items(PATH, value, "pairs of a token and a number", |path, pair| match pair {
-            Json::List(pair) if pair.len() == 2 => {
-                Ok((whole(&format!("{path}[0]"), &pair[0])?, real(&format!("{path}[1]"), &pair[1])? as f32))
-            }
-            _ => Err(Error::invalid(path, format!("{pair} is not a pair such as [42, -5]"))),
-        }),
+        Json::List(_) => Ok(items(path, value, "tokens", whole::<u32>)?.into()),
+        _ => Err(Error::invalid(path, format!("{value} is neither a text nor a list of tokens"))),
     }
-}
-
-fn read_timeout(value: &Json) -> Result<Duration> {
-    let seconds = Duration::try_from_secs_f64(real("timeout", value)?).ok().filter(|seconds| !seconds.is_zero());
-    seconds.ok_or_else(|| Error::invalid("timeout", format!("{value} is not a number of seconds above 0")))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use pagoda::engine::ContextEnd;
     use serde_json::json;
 

@@ -35,7 +35,9 @@ pub fn whole<T: TryFrom<i128> + Bounds>(path: &str, value: &Json) -> Result<T> {
 
 /// The minimum and the maximum of a type.
 pub trait Bounds {
+    /// The minimum.
     const LEAST: i128;
+    /// The maximum.
     const MOST: i128;
 }
 

@@ -1,0 +1,91 @@
+//! The fields that say how a prompt is answered: how tokens are chosen, and where answers end.
+
+use std::time::Duration;
+
+use pagoda::engine::ContextEnd;
+use pagoda::json::Json;
+use pagoda::{Error, GenerateRequest, Result};
+
+use crate::fields::{flag, items, once, real, text, whole};
+
+/// Sets the field of this name. Returns false if there is none.
+pub fn set_field(request: &mut GenerateRequest, name: &str, value: &Json) -> Result<bool> {
+    let narrow = |value| real(name, value).map(|number| number as f32);
+    match name {
+        "max_new_tokens" => request.max_new_tokens = Some(whole(name, value)?),
+        "min_new_tokens" => request.min_new_tokens = Some(whole(name, value)?),
+        "do_sample" => request.do_sample = Some(flag(name, value)?),
+        "temperature" => request.temperature = Some(narrow(value)?),
+        "top_k" => request.top_k = Some(whole(name, value)?),
+        "top_p" => request.top_p = Some(narrow(value)?),
+        "min_p" => request.min_p = Some(narrow(value)?),
+        "repetition_penalty" => request.repetition_penalty = Some(narrow(value)?),
+        "presence_penalty" => request.presence_penalty = narrow(value)?,
+        "frequency_penalty" => request.frequency_penalty = narrow(value)?,
+        "no_repeat_ngram_size" => request.no_repeat_ngram_size = Some(whole(name, value)?),
+        "logit_bias" => request.logit_bias = read_biases(value)?,
+        "forced_eos" => request.forced_eos = Some(whole(name, value)?),
+        "ignore_eos" => request.ignore_eos = flag(name, value)?,
+        "stop" => {
+            request.stop = match value {
+                Json::Text(text) => vec![text.clone()],
+                _ => items(name, value, "texts", text)?,
+            }
+        }
+        "stop_tokens" => request.stop_tokens = items(name, value, "tokens", whole)?,
+        "include_stop" => request.include_stop = flag(name, value)?,
+        "skip_special" => request.skip_special = Some(flag(name, value)?),
+        "seed" => request.seed = Some(whole(name, value)?),
+        "logprobs" => request.logprobs = Some(whole(name, value)?),
+        "prompt_logprobs" => request.prompt_logprobs = Some(whole(name, value)?),
+        "n" => request.n = Some(whole(name, value)?),
+        "echo" => request.echo = flag(name, value)?,
+        "session" => request.session = Some(text(name, value)?),
+        "priority" => request.priority = whole(name, value)?,
+        "timeout" => request.timeout = Some(read_timeout(value)?),
+        "context_end" => {
+            let word = text(name, value)?;
+            let wrong = || Error::invalid(name, format!("{value} is neither \"refuse\" nor \"stop\""));
+            request.context_end = context_end(&word).ok_or_else(wrong)?;
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// `refuse` or `stop`.
+pub fn context_end(word: &str) -> Option<ContextEnd> {
+    match word {
+        "refuse" => Some(ContextEnd::Refuse),
+        "stop" => Some(ContextEnd::Stop),
+        _ => None,
+    }
+}
+
+/// `{"42": -5}`, as JSON's names are texts, or `[[42, -5]]`.
+fn read_biases(value: &Json) -> Result<Vec<(u32, f32)>> {
+    const PATH: &str = "logit_bias";
+    match value {
+        Json::Object(members) => {
+            let mut seen = Vec::new();
+            let pairs = members.iter().map(|(token, bias)| {
+                let path = format!("{PATH}.{token}");
+                once(&mut seen, token, &path)?;
+                let token = token.parse().map_err(|_| Error::invalid(&path, "the name is no token: expected a number"));
+                Ok((token?, real(&path, bias)? as f32))
+            });
+            pairs.collect()
+        }
+        _ => items(PATH, value, "pairs of a token and a number", |path, pair| match pair {
+            Json::List(pair) if pair.len() == 2 => {
+                Ok((whole(&format!("{path}[0]"), &pair[0])?, real(&format!("{path}[1]"), &pair[1])? as f32))
+            }
+            _ => Err(Error::invalid(path, format!("{pair} is not a pair such as [42, -5]"))),
+        }),
+    }
+}
+
+fn read_timeout(value: &Json) -> Result<Duration> {
+    let seconds = Duration::try_from_secs_f64(real("timeout", value)?).ok().filter(|seconds| !seconds.is_zero());
+    seconds.ok_or_else(|| Error::invalid("timeout", format!("{value} is not a number of seconds above 0")))
+}

@@ -1,0 +1,7 @@
+//! Requests for text.
+
+mod answering;
+mod request;
+
+pub use answering::{context_end, set_field};
+pub use request::{id, parse, read, read_messages, read_prompt};

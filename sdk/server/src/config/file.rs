@@ -1,0 +1,244 @@
+//! The configuration file, in TOML.
+
+use std::path::{Path, PathBuf};
+
+use pagoda::{Error, KvFormat, Provider, Result, Status};
+use serde::Deserialize;
+
+use super::size::{Bytes, Seconds};
+use super::{Config, KeysFrom, Limits, ModelConfig, TlsFiles};
+use crate::logging::LogFormat;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    listen: Option<String>,
+    keys_file: Option<PathBuf>,
+    keys_variable: Option<String>,
+    tls: Option<TlsTable>,
+    #[serde(default)]
+    cors: Vec<String>,
+    log: Option<LogWord>,
+    log_level: Option<String>,
+    #[serde(default)]
+    limits: LimitsTable,
+    #[serde(default)]
+    model: Vec<ModelTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsTable {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum LogWord {
+    Text,
+    Json,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitsTable {
+    body: Option<Bytes>,
+    header_timeout: Option<Seconds>,
+    body_timeout: Option<Seconds>,
+    connections: Option<u32>,
+    requests: Option<u32>,
+    drain_timeout: Option<Seconds>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelTable {
+    path: PathBuf,
+    name: Option<String>,
+    provider: Option<ProviderWord>,
+    device: Option<u32>,
+    threads: Option<u32>,
+    cache: Option<Bytes>,
+    host_cache: Option<Bytes>,
+    store: Option<PathBuf>,
+    kv_format: Option<String>,
+    max_batch: Option<u32>,
+    queue: Option<u32>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ProviderWord {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// See [`Config::read`].
+pub fn read(path: &Path) -> Result<Config> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let status = if error.kind() == std::io::ErrorKind::NotFound { Status::NotFound } else { Status::Io };
+        Error::new(status, format!("{} can not be read: {error}", path.display())).about("--config")
+    })?;
+    parse(&text, path.parent().unwrap_or(Path::new("")))
+        .map_err(|message| Error::invalid("--config", format!("{}: {message}", path.display())))
+}
+
+fn parse(text: &str, folder: &Path) -> Result<Config, String> {
+    let file: File = toml::from_str(text).map_err(|error| one_line(text, &error))?;
+    let mut config = Config::default();
+    if let Some(listen) = file.listen {
+        config.listen = listen;
+    }
+    config.keys = match (file.keys_file, file.keys_variable) {
+        (Some(file), None) => Some(KeysFrom::File(folder.join(file))),
+        (None, Some(name)) => Some(KeysFrom::Variable(name)),
+        (None, None) => None,
+        (Some(_), Some(_)) => return Err("keys_file and keys_variable are both there: name one of them".into()),
+    };
+    config.tls = file.tls.map(|tls| TlsFiles { certificate: folder.join(tls.certificate), key: folder.join(tls.key) });
+    config.cors = file.cors;
+    if let Some(LogWord::Json) = file.log {
+        config.log = LogFormat::Json;
+    }
+    if let Some(level) = file.log_level {
+        config.log_level = level;
+    }
+    config.limits = file.limits.over(config.limits);
+    config.models = file.model.into_iter().map(|table| table.model(folder)).collect::<Result<_, _>>()?;
+    Ok(config)
+}
+
+/// `line 3: unknown field …`: the crate's own form has several lines.
+fn one_line(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().replace('\n', ", ");
+    match error.span() {
+        Some(span) => format!("line {}: {message}", text[..span.start.min(text.len())].matches('\n').count() + 1),
+        None => message,
+    }
+}
+
+impl LimitsTable {
+    fn over(self, limits: Limits) -> Limits {
+        let time = |own: Option<Seconds>, default| own.map_or(default, |seconds| seconds.0);
+        Limits {
+            body: self.body.map_or(limits.body, |bytes| bytes.0),
+            header_timeout: time(self.header_timeout, limits.header_timeout),
+            body_timeout: time(self.body_timeout, limits.body_timeout),
+            connections: self.connections.unwrap_or(limits.connections),
+            requests: self.requests.unwrap_or(limits.requests),
+            drain_timeout: time(self.drain_timeout, limits.drain_timeout),
+        }
+    }
+}
+
+impl ModelTable {
+    fn model(self, folder: &Path) -> Result<ModelConfig, String> {
+        let default = ModelConfig::new(folder.join(self.path));
+        let kv_format =
+            match self.kv_format.as_deref() {
+                None => None,
+                Some(word) => Some(KvFormat::named(word).ok_or_else(|| {
+                    format!("kv_format: {word:?} is none of \"native\", \"int8\", \"int4\" and \"fp8\"")
+                })?),
+            };
+        Ok(ModelConfig {
+            name: self.name.unwrap_or(default.name),
+            path: default.path,
+            provider: match self.provider.unwrap_or(ProviderWord::Auto) {
+                ProviderWord::Auto => Provider::Auto,
+                ProviderWord::Cpu => Provider::Cpu,
+                ProviderWord::Cuda => Provider::Cuda,
+            },
+            device: self.device.unwrap_or(default.device),
+            threads: self.threads.unwrap_or(default.threads),
+            cache: self.cache.map_or(default.cache, |bytes| bytes.0),
+            host_cache: self.host_cache.map_or(default.host_cache, |bytes| bytes.0),
+            store: self.store.map(|store| folder.join(store)),
+            kv_format,
+            max_batch: self.max_batch.unwrap_or(default.max_batch),
+            queue: self.queue.unwrap_or(default.queue),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_field_is_read() {
+        let text = r#"
+            listen = "0.0.0.0:80"
+            keys_file = "keys"
+            cors = ["https://a"]
+            log = "json"
+            log_level = "warn"
+            [tls]
+            certificate = "tls/cert.pem"
+            key = "/key.pem"
+            [limits]
+            body = "1MiB"
+            header_timeout = 2.5
+            body_timeout = 3
+            connections = 7
+            requests = 8
+            drain_timeout = 1
+            [[model]]
+            path = "models/smol"
+            name = "smol"
+            provider = "cpu"
+            device = 1
+            threads = 2
+            cache = "512MiB"
+            host_cache = 4096
+            store = "/var/lib/smol"
+            kv_format = "int8"
+            max_batch = 9
+            queue = 10
+            [[model]]
+            path = "/models/net.onnx"
+        "#;
+        let config = parse(text, Path::new("/etc/pagoda")).unwrap();
+        assert_eq!(config.listen, "0.0.0.0:80");
+        assert_eq!(config.keys, Some(KeysFrom::File("/etc/pagoda/keys".into())));
+        let tls = TlsFiles { certificate: "/etc/pagoda/tls/cert.pem".into(), key: "/key.pem".into() };
+        assert_eq!((config.tls, config.cors), (Some(tls), vec!["https://a".to_owned()]));
+        assert_eq!((config.log, config.log_level.as_str()), (LogFormat::Json, "warn"));
+        let limits = &config.limits;
+        assert_eq!((limits.body, limits.connections, limits.requests), (1 << 20, 7, 8));
+        assert_eq!(limits.header_timeout, Duration::from_millis(2500));
+        assert_eq!(limits.drain_timeout, Duration::from_secs(1));
+        assert_eq!(limits.body_timeout, Duration::from_secs(3));
+        let [smol, net] = &config.models[..] else { panic!("not two models") };
+        assert_eq!((smol.name.as_str(), smol.path.as_path()), ("smol", Path::new("/etc/pagoda/models/smol")));
+        assert_eq!((smol.provider, smol.device, smol.threads), (Provider::Cpu, 1, 2));
+        assert_eq!((smol.cache, smol.host_cache), (512 << 20, 4096));
+        assert_eq!(smol.store.as_deref(), Some(Path::new("/var/lib/smol")));
+        assert_eq!((smol.kv_format, smol.max_batch, smol.queue), (Some(KvFormat::Int8), 9, 10));
+        assert_eq!((net.name.as_str(), net.path.as_path()), ("net", Path::new("/models/net.onnx")));
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        for (text, message) in [
+            ("listen = 1", "line 1: invalid type: integer `1`, expected a string"),
+            ("\nlistne = 'a'", "line 2: unknown field `listne`, expected"),
+            ("[limits]\nbody = 'much'", "line 2: \"much\" is not a number of bytes such as"),
+            ("[limits]\nbody = -1", "line 2: -1 bytes are less than none"),
+            ("[limits]\nheader_timeout = 0.0", "line 2: 0 is not a number of seconds above 0"),
+            ("[[model]]\nname = 'a'", "line 1: missing field `path`"),
+            ("[[model]]\npath = 'a'\nprovider = 'tpu'", "line 3: unknown variant `tpu`, expected"),
+            ("[[model]]\npath = 'a'\nkv_format = 'int2'", "kv_format: \"int2\" is none of"),
+            ("keys_file = 'a'\nkeys_variable = 'b'", "keys_file and keys_variable are both there"),
+            ("log = 'xml'", "line 1: unknown variant `xml`"),
+            ("a =", "line 1: "),
+        ] {
+            let error = parse(text, Path::new("")).unwrap_err();
+            assert!(error.starts_with(message), "{text}\n{error}");
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! `/health`: whether the server takes requests.
+
+use std::sync::Arc;
+
+use axum::extract::State as Shared;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::json;
+
+use crate::reply;
+use crate::state::State;
+
+/// 200 if it does, 503 while it ends.
+pub async fn health(Shared(state): Shared<Arc<State>>) -> Response {
+    match state.is_ending() {
+        false => reply::json(StatusCode::OK, &json!({"status": "ready"})),
+        true => reply::json(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "ending"})),
+    }
+}

@@ -1,0 +1,32 @@
+//! `pagoda serve`: models over HTTP, by the protocols that clients speak already.
+//!
+//! [`Server::open`] opens the models of a [`Config`], [`Server::run`] answers requests until a signal ends it. What a request
+//! asks of a model goes through the Rust interface of `pagoda`; this crate has no inference of its own.
+//!
+//! A request's way: `listen` (connections and their time limits) → `gate` (request id, keys, limits, log) → `routes` → a
+//! protocol (`openai`, `native`) → `run` (the generator, and what cancels a request).
+
+mod body;
+mod config;
+mod drain;
+mod events;
+mod failure;
+mod gate;
+mod health;
+mod listen;
+mod logging;
+mod metrics;
+mod models;
+mod native;
+mod openai;
+mod reply;
+mod routes;
+mod run;
+mod server;
+mod state;
+mod tls;
+mod unique;
+
+pub use config::{Config, KeysFrom, Limits, ModelConfig, TlsFiles};
+pub use logging::LogFormat;
+pub use server::Server;

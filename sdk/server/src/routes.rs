@@ -1,0 +1,57 @@
+//! Which path is answered by what.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::{StatusCode, Uri};
+use axum::middleware::{from_fn_with_state, map_response};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+
+use crate::failure::Failure;
+use crate::state::State;
+use crate::{gate, health, metrics, native, openai};
+
+/// All paths.
+pub fn router(state: Arc<State>) -> Router {
+    // What computes has one of the slots of the server; what tells about it is answered in any case.
+    let computing = Router::new()
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/chat/completions", post(openai::chat_completions))
+        .route("/v1/rank", post(native::rank))
+        .route("/completion", post(native::completion))
+        .route("/chat", post(native::chat))
+        .route_layer(from_fn_with_state(Arc::clone(&state), gate::take_slot));
+    let telling = Router::new()
+        .route("/health", get(health::health))
+        .route("/ping", get(native::ping))
+        .route("/engine_check", get(native::engine_check))
+        .route("/metrics", get(metrics::metrics))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{name}", get(openai::model));
+    computing
+        .merge(telling)
+        .fallback(no_such_path)
+        .layer(map_response(explain_method))
+        .layer(from_fn_with_state(Arc::clone(&state), gate::pass))
+        .with_state(state)
+}
+
+async fn no_such_path(uri: Uri) -> Failure {
+    Failure::new(StatusCode::NOT_FOUND, "unknown_path", format!("there is nothing at {}", uri.path()))
+}
+
+/// The router's own answer to a wrong method has no body.
+async fn explain_method(response: Response) -> Response {
+    if response.status() != StatusCode::METHOD_NOT_ALLOWED {
+        return response;
+    }
+    let allow = response.headers().get("allow").cloned();
+    let allowed = allow.as_ref().and_then(|allow| allow.to_str().ok()).unwrap_or("another one").to_owned();
+    let message = format!("this path does not take this method: use {allowed}");
+    let mut explained = Failure::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message).into_response();
+    if let Some(allow) = allow {
+        explained.headers_mut().insert("allow", allow);
+    }
+    explained
+}

@@ -1,0 +1,99 @@
+//! Requests that run in a generator: their events, and what cancels them.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use pagoda::engine::Event;
+use pagoda::{Cancel, Error, GenerateRequest, GenerateResponse, Generator, Result, Status};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// All that run, for the end of the server.
+#[derive(Default)]
+pub struct RunningRequests {
+    next: AtomicU64,
+    cancels: Mutex<HashMap<u64, Arc<Cancel>>>,
+}
+
+impl RunningRequests {
+    /// Cancels all that run. Their answers have what was generated until now.
+    pub fn cancel_all(&self) {
+        let cancels: Vec<_> = self.lock().values().cloned().collect();
+        cancels.iter().for_each(|cancel| cancel.trigger());
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Cancel>>> {
+        self.cancels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One or more prompts of a client that run. Dropping it cancels them.
+pub struct Running {
+    events: UnboundedReceiver<(usize, Event)>,
+    /// Prompts that have not ended.
+    left: usize,
+    cancel: Arc<Cancel>,
+    all: Arc<RunningRequests>,
+    number: u64,
+}
+
+impl Running {
+    /// Sends the requests, one for each prompt, to the generator.
+    pub fn start(generator: &Generator, requests: Vec<GenerateRequest>, all: &Arc<RunningRequests>) -> Result<Self> {
+        let (sender, events) = unbounded_channel();
+        let cancel = Arc::new(Cancel::new());
+        let number = all.next.fetch_add(1, Ordering::Relaxed);
+        all.lock().insert(number, Arc::clone(&cancel));
+        // From here on dropping it cancels those that were sent before one is refused.
+        let running = Self { events, left: requests.len(), cancel, all: Arc::clone(all), number };
+        for (prompt, request) in requests.into_iter().enumerate() {
+            let sender = sender.clone();
+            let request = GenerateRequest { cancel: Some(Arc::clone(&running.cancel)), ..request };
+            generator.generate_async(&request, move |event| {
+                // The client may be gone.
+                let _ = sender.send((prompt, event));
+            })?;
+        }
+        Ok(running)
+    }
+
+    /// The next event and the number of its prompt. `None` after the last prompt has ended.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        self.events.poll_recv(context).map(|event| {
+            let (prompt, event) = event.unwrap_or_else(|| (0, Event::End(Err(dropped()))));
+            if matches!(event, Event::End(_)) {
+                self.left -= 1;
+            }
+            Some((prompt, event))
+        })
+    }
+
+    /// Waits for the end of all. The responses are in the order of the prompts.
+    pub async fn responses(mut self) -> Result<Vec<GenerateResponse>> {
+        let mut responses = vec![GenerateResponse::default(); self.left];
+        while let Some((prompt, event)) = poll_fn(|context| self.poll_next(context)).await {
+            if let Event::End(outcome) = event {
+                responses[prompt] = outcome?;
+            }
+        }
+        Ok(responses)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.number);
+        if self.left > 0 {
+            self.cancel.trigger();
+        }
+    }
+}
+
+fn dropped() -> Error {
+    Error::new(Status::Internal, "a bug in Pagoda, please report it: a request was dropped unanswered")
+}

@@ -1,0 +1,116 @@
+//! A server, from its configuration to its end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::server::graceful::GracefulShutdown;
+use pagoda::{Error, Result, Status};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::{Config, KeysFrom};
+use crate::drain::{Signals, drain};
+use crate::gate::Keys;
+use crate::listen::accept;
+use crate::logging;
+use crate::models::Models;
+use crate::routes::router;
+use crate::state::State;
+use crate::tls::acceptor;
+
+/// How long connections have to close after the last request.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// A server whose models are open.
+pub struct Server {
+    runtime: Runtime,
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    state: Arc<State>,
+}
+
+impl Server {
+    /// Takes the port, and opens the models.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a configuration that can not be used. IO if the port is not free. The errors of opening models.
+    pub fn open(config: Config) -> Result<Self> {
+        config.check()?;
+        let keys = match &config.keys {
+            Some(KeysFrom::File(path)) => Some(Keys::from_file(path)?),
+            Some(KeysFrom::Variable(name)) => Some(Keys::from_variable(name)?),
+            None => None,
+        };
+        let tls = config.tls.as_ref().map(acceptor).transpose()?;
+        logging::start(config.log, &config.log_level)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("pagoda-http").build();
+        let runtime =
+            runtime.map_err(|error| Error::new(Status::Internal, format!("no threads can be started: {error}")))?;
+        let listen = config.listen.as_str();
+        let bound = runtime.block_on(async {
+            let listener = TcpListener::bind(listen).await?;
+            listener.local_addr().map(|address| (listener, address))
+        });
+        let (listener, address) = bound.map_err(|error| {
+            let (status, what) = match error.kind() {
+                std::io::ErrorKind::InvalidInput => {
+                    (Status::InvalidArgument, "expected an address and a port such as 127.0.0.1:8000".to_owned())
+                }
+                std::io::ErrorKind::AddrInUse => {
+                    (Status::Io, "another program has this port: choose another one".to_owned())
+                }
+                _ => (Status::Io, error.to_string()),
+            };
+            Error::new(status, format!("{listen} can not be listened on: {what}")).about("--listen")
+        })?;
+        let models = Models::open(&config.models)?;
+        let state = Arc::new(State::new(models, keys, config));
+        Ok(Self { runtime, listener, address, tls, state })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where it listens and what it serves, in one line.
+    pub fn describe(&self) -> String {
+        let models: Vec<String> =
+            self.state.models.iter().map(|served| format!("{} ({})", served.name, served.kind.name())).collect();
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("listening on {scheme}://{}, serving {}", self.address, models.join(", "))
+    }
+
+    /// Answers requests until SIGTERM or SIGINT, then ends: requests that run may end, up to a deadline, and keys and values
+    /// are written to their stores.
+    ///
+    /// # Errors
+    /// INTERNAL if signals can not be received.
+    pub fn run(self) -> Result<()> {
+        let Self { runtime, listener, address: _, tls, state } = self;
+        let router = router(Arc::clone(&state));
+        let ended: Result<()> = runtime.block_on(async {
+            let mut signals = Signals::receive()?;
+            let connections = GracefulShutdown::new();
+            let end = async {
+                signals.next().await;
+                drain(&state, signals).await;
+            };
+            // Connections are accepted until the end: a load balancer asks whether the server is ready.
+            tokio::select! {
+                () = accept(&listener, tls.as_ref(), router, &state.limits, &connections) => {}
+                () = end => {}
+            }
+            drop(listener);
+            let _ = tokio::time::timeout(CLOSING, connections.shutdown()).await;
+            Ok(())
+        });
+        runtime.shutdown_timeout(CLOSING);
+        // The models close here, and write what they keep.
+        drop(state);
+        ended
+    }
+}
