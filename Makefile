@@ -300,18 +300,25 @@ model-smollm2: target/models/smollm2/pagoda.json ## Make target/models/smollm2, 
 
 # Only the command. If `make build` has not built it yet, in the profile that compiles in half the time.
 DEMO := $(if $(wildcard $(RELEASE)/pagoda),release,quick)
-.PHONY: command
-command: deps
-	$(call cargo_build,$(DEMO),pagoda,--package pagoda-cli)
+# `command` has language models, `ranker` has only what rankers need: each compiles what it runs.
+.PHONY: command ranker
+command: tools $(TOOLKIT)
+	$(call cargo_build,$(DEMO),pagoda,--package pagoda-cli $(if $(filter quick,$(DEMO)),--no-default-features --features llm))
 
-demo: command target/demo/model.onnx $(MOVIELENS)/evaluation.jsonl ## Run the demo: MovieLens-100K, replayed through the engine.
+ranker: tools $(TOOLKIT)
+	$(call cargo_build,$(DEMO),pagoda,--package pagoda-cli $(if $(filter quick,$(DEMO)),--no-default-features))
+
+# While cargo compiles, pip fetches.
+demo: ## Run the demo: MovieLens-100K, replayed through the engine.
+	@$(MAKE) --no-print-directory -j3 ranker $(ORT) $(MOVIELENS)/evaluation.jsonl
 	@target/$(DEMO)/pagoda demo $(MOVIELENS)
 	@echo "To talk with a language model on this machine: make chat"
 
 # The sampling that the authors of SmolLM2 recommend, and a penalty without which so small a model often repeats itself.
 # Other options: make chat CHAT='--system "Be brief."'
 CHAT ?= --temperature 0.2 --top-p 0.9 --repetition-penalty 1.1
-chat: command target/models/smollm2/pagoda.json ## Talk with SmolLM2-135M-Instruct, a small language model (fetches 93 MB).
+chat: ## Talk with SmolLM2-135M-Instruct, a small language model (fetches 93 MB).
+	@$(MAKE) --no-print-directory -j3 command $(ORT) target/models/smollm2/pagoda.json
 	@exec target/$(DEMO)/pagoda chat target/models/smollm2 $(CHAT)
 
 demo-c: build target/demo/model.onnx ## Run a small HSTU model with a KV cache from C.
@@ -348,6 +355,7 @@ lint: tools $(TOOLKIT) docs-c docs-cpp
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -q -- -D warnings
 	cargo clippy --workspace --test gpu -q -- -D warnings
+	cargo clippy --package pagoda-cli --no-default-features -q -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q
 
 test-rust: deps

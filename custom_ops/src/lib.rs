@@ -5,8 +5,12 @@
 //! file an operator, one line in the family's list), and `ort` is the layer over ONNX Runtime's raw interface. What an
 //! operator can not know from its node, such as where embedding tables come from, it gets through [`side_channel`].
 
+// What operators share has parts that only those of language models use.
+#![cfg_attr(not(feature = "llm"), allow(dead_code, unused_imports))]
+
 mod embedding;
 mod hstu;
+#[cfg(feature = "llm")]
 mod llm;
 mod ort;
 mod registry;

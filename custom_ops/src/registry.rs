@@ -5,14 +5,21 @@ use std::ffi::CStr;
 use ort_sys::{OrtApi, OrtCustomOp, OrtCustomOpDomain, OrtSessionOptions, OrtStatusPtr};
 use parking_lot::Mutex;
 
+#[cfg(feature = "llm")]
+use crate::llm;
 use crate::ort::{OperatorEntry, Provider, domain};
-use crate::{embedding, hstu, llm};
+use crate::{embedding, hstu};
 
 /// The operator domain of every family.
 pub const DOMAIN: &CStr = c"ai.pagoda";
 
 /// The operators by family. A family's list has one line an operator: name, element types, versions, providers.
-const FAMILIES: &[&[OperatorEntry]] = &[hstu::OPERATORS, llm::OPERATORS, embedding::OPERATORS];
+const FAMILIES: &[&[OperatorEntry]] = &[
+    hstu::OPERATORS,
+    #[cfg(feature = "llm")]
+    llm::OPERATORS,
+    embedding::OPERATORS,
+];
 
 /// The execution providers of ONNX Runtime that operators are registered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,6 +9,8 @@
 
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
+// What families share has parts that only language models use.
+#![cfg_attr(not(feature = "llm"), allow(dead_code, unused_imports))]
 
 pub mod common;
 pub mod cpu;
@@ -28,7 +30,10 @@ pub use hstu::dense::{GateNorm, HstuGate, HstuNorm, HstuOutput, HstuProject, Sil
 pub use hstu::embed::{HstuEmbed, Lookup};
 pub use hstu::linear::{Activation, HstuLinear};
 pub use hstu::unit::HstuUnit;
+#[cfg(feature = "llm")]
 pub use llm::block_linear::{BLOCK, BlockLinear, CodeBits, OUTPUT_BLOCK};
+#[cfg(feature = "llm")]
 pub use llm::glu::{Glu, GluActivation};
 pub use llm::kv_format::KvFormat;
+#[cfg(feature = "llm")]
 pub use llm::paged_attention::{HeadSlots, KvPool, PagedAttention, Pairs, Rotation};

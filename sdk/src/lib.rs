@@ -14,6 +14,9 @@
 //! # Ok::<(), pagoda::Error>(())
 //! ```
 
+// What engines share has parts that only the generator uses.
+#![cfg_attr(not(feature = "llm"), allow(dead_code, unused_imports))]
+
 mod checksum;
 #[doc(hidden)]
 pub mod device;
@@ -30,14 +33,14 @@ pub mod runtime;
 pub mod store;
 mod sync;
 pub mod tensor;
+#[cfg(feature = "llm")]
 pub mod text;
 
 pub mod ffi;
 
-pub use engine::{
-    Engine, EngineOptions, GenerateRequest, GenerateResponse, Generator, GeneratorOptions, ModelFolder, RankRequest,
-    RankResponse,
-};
+pub use engine::{Engine, EngineOptions, ModelFolder, RankRequest, RankResponse};
+#[cfg(feature = "llm")]
+pub use engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions};
 pub use error::{Error, Result, Status};
 pub use kv::{Edited, KvCache, KvFormat, KvLease, KvOptions, KvSize, Offload, Overlap};
 pub use runtime::{Cancel, Model, ModelOptions, Optimization, Provider, ValueInfo};

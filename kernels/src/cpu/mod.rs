@@ -4,21 +4,26 @@
 pub(crate) mod common;
 mod embedding;
 mod hstu;
+#[cfg(feature = "llm")]
 mod llm;
 
+#[cfg(not(feature = "llm"))]
+use crate::Element as LlmElement;
 pub use common::copy::copy;
 pub use common::isa::Isa;
 pub use hstu::{HstuAttentionElement, HstuDenseElement};
-pub use llm::{GluElement, PagedAttentionElement};
+#[cfg(feature = "llm")]
+pub use llm::{GluElement, LlmElement, PagedAttentionElement};
 
 /// An element type that every operator is compiled for: `f32`, `f16` and `bf16`.
-pub trait OperatorElement: HstuAttentionElement + HstuDenseElement + GluElement + PagedAttentionElement {}
+pub trait OperatorElement: HstuAttentionElement + HstuDenseElement + LlmElement {}
 
-impl<T: HstuAttentionElement + HstuDenseElement + GluElement + PagedAttentionElement> OperatorElement for T {}
+impl<T: HstuAttentionElement + HstuDenseElement + LlmElement> OperatorElement for T {}
 
 /// The operators in their plainest form: scalar, pair by pair, float64. Every other backend is tested against this.
 pub mod reference {
     pub use super::embedding::reference::*;
     pub use super::hstu::reference::*;
+    #[cfg(feature = "llm")]
     pub use super::llm::reference::*;
 }

@@ -14,6 +14,7 @@
 mod common;
 mod embedding;
 mod hstu;
+#[cfg(feature = "llm")]
 mod llm;
 
 pub use cudarc::driver::sys::{CUdeviceptr, CUstream};
@@ -33,6 +34,9 @@ pub use hstu::dense_call::{DensePath, Gate, Norm, Output, Project, Taken};
 pub use hstu::embed::{Embed, Lookup};
 pub use hstu::linear::Linear;
 pub use hstu::unit::Unit;
+#[cfg(feature = "llm")]
 pub use llm::glu::Glu;
+#[cfg(feature = "llm")]
 pub use llm::paged_attention::{HeadSlots, KeyWeights, PagedAttention, PagedPath, Rotation};
+#[cfg(feature = "llm")]
 pub use llm::sampling::{Sampling, SamplingPath, SamplingResult, SamplingRow, TokenEdit};

@@ -1,6 +1,9 @@
 //! The operators of language models: what one call carries, and every check of it.
 
+#[cfg(feature = "llm")]
 pub mod block_linear;
+#[cfg(feature = "llm")]
 pub mod glu;
 pub mod kv_format;
+#[cfg(feature = "llm")]
 pub mod paged_attention;

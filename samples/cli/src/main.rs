@@ -1,12 +1,18 @@
 //! The `pagoda` command.
 
+#[cfg(not(all(feature = "llm", feature = "serve")))]
+mod absent;
+#[cfg(feature = "llm")]
 mod chat;
 mod completions;
 mod demo;
+#[cfg(feature = "llm")]
 mod generate;
 mod inspect;
+#[cfg(feature = "llm")]
 mod interrupts;
 mod rank;
+#[cfg(feature = "serve")]
 mod serve;
 mod source;
 mod store;
@@ -14,6 +20,10 @@ mod words;
 
 use std::process::ExitCode;
 
+#[cfg(not(feature = "serve"))]
+use absent as serve;
+#[cfg(not(feature = "llm"))]
+use absent::{self as chat, self as generate};
 use clap::{Parser, Subcommand};
 use pagoda_cli::{bench, output, progress};
 

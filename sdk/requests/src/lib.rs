@@ -3,6 +3,7 @@
 //! Errors name the field and what was found there.
 
 pub mod fields;
+#[cfg(feature = "llm")]
 pub mod generate;
 pub mod rank;
 pub mod words;

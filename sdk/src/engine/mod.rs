@@ -22,6 +22,7 @@
 
 mod batching;
 mod exec;
+#[cfg(feature = "llm")]
 mod generate;
 mod rank;
 mod stores;
@@ -30,6 +31,7 @@ pub use crate::folder::{
     Feature, FolderFile, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence,
     SourceOf, Task, Times,
 };
+#[cfg(feature = "llm")]
 pub use generate::{
     Chat, Choice, ContextEnd, Driver, Event, FinishReason, GenerateRequest, GenerateResponse, Generator,
     GeneratorOptions, GeneratorStats, KvPolicy, Prompt, Timings, Token, TokenLogprobs, TokenStream,

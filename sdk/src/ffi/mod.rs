@@ -11,9 +11,13 @@ mod engine;
 mod engine_options;
 mod error;
 mod fault;
+#[cfg(feature = "llm")]
 mod generator;
+#[cfg(feature = "llm")]
 mod generator_options;
+#[cfg(feature = "llm")]
 mod generator_request;
+#[cfg(feature = "llm")]
 mod generator_response;
 mod handle;
 mod kv;
@@ -31,9 +35,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub use engine::*;
 pub use engine_options::*;
 pub use error::*;
+#[cfg(feature = "llm")]
 pub use generator::*;
+#[cfg(feature = "llm")]
 pub use generator_options::*;
+#[cfg(feature = "llm")]
 pub use generator_request::*;
+#[cfg(feature = "llm")]
 pub use generator_response::*;
 pub use kv::*;
 pub use kv_lease::*;

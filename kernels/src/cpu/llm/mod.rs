@@ -7,3 +7,8 @@ pub mod reference;
 
 pub use attention::PagedAttentionElement;
 pub use glu::GluElement;
+
+/// An element type that the operators of language models are compiled for.
+pub trait LlmElement: GluElement + PagedAttentionElement {}
+
+impl<T: GluElement + PagedAttentionElement> LlmElement for T {}

@@ -6,9 +6,6 @@ use std::process::ExitCode;
 use pagoda::Result;
 use pagoda_requests::words::parse_bytes;
 
-#[cfg(not(feature = "serve"))]
-mod absent;
-#[cfg(feature = "serve")]
 mod present;
 
 /// What to serve, and where.
@@ -26,7 +23,6 @@ Then, with OpenAI's Python package:
   OpenAI(base_url=\"http://127.0.0.1:8000/v1\", api_key=\"none\").chat.completions.create(model=\"model\", messages=[…])
 
 SIGTERM and Ctrl-C end the server: requests that run may end within the drain timeout; a second one ends it at once.")]
-#[cfg_attr(not(feature = "serve"), allow(dead_code))]
 pub struct Arguments {
     /// The models.
     #[arg(value_name = "MODEL", required_unless_present = "config", value_hint = clap::ValueHint::AnyPath)]
@@ -68,8 +64,5 @@ pub struct Arguments {
 
 /// Serves until a signal ends it.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    #[cfg(feature = "serve")]
-    return present::run(arguments);
-    #[cfg(not(feature = "serve"))]
-    return Err(absent::error());
+    present::run(arguments)
 }
