@@ -19,6 +19,7 @@ pub use cors::Origins;
 pub use keys::Keys;
 pub use slots::take_slot;
 
+use crate::failure::in_kserves_shape;
 use crate::state::State;
 use entry::Entry;
 use id::RequestId;
@@ -34,7 +35,11 @@ pub async fn pass(Shared(state): Shared<Arc<State>>, request: Request, next: Nex
     let id = RequestId::of(request.headers());
     let header = id.header();
     let mut entry = Entry::new(&state, id, &request);
+    let is_kserve = request.uri().path().starts_with("/v2");
     let mut response = answer(&state, request, next).await;
+    if is_kserve {
+        response = in_kserves_shape(response);
+    }
     response.headers_mut().insert(ID, header);
     entry.responded(response.status());
     response.map(|body| Body::new(Tracked::new(body, move |complete| entry.ended(complete))))
