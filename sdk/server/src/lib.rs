@@ -20,6 +20,7 @@ mod metrics;
 mod models;
 mod native;
 mod openai;
+mod page;
 mod reply;
 mod routes;
 mod run;

@@ -10,7 +10,7 @@ use axum::routing::{get, post};
 
 use crate::failure::Failure;
 use crate::state::State;
-use crate::{gate, health, kserve, metrics, native, openai};
+use crate::{gate, health, kserve, metrics, native, openai, page};
 
 /// All paths.
 pub fn router(state: Arc<State>) -> Router {
@@ -25,6 +25,10 @@ pub fn router(state: Arc<State>) -> Router {
         .route("/v2/models/{name}/versions/{version}/infer", post(kserve::infer_version))
         .route_layer(from_fn_with_state(Arc::clone(&state), gate::take_slot));
     let telling = Router::new()
+        .route("/", get(page::index))
+        .route("/page/style.css", get(page::style))
+        .route("/page/page.js", get(page::script))
+        .route("/v1/status", get(page::status))
         .route("/health", get(health::health))
         .route("/ping", get(native::ping))
         .route("/engine_check", get(native::engine_check))

@@ -20,6 +20,7 @@ pub use keys::Keys;
 pub use slots::take_slot;
 
 use crate::failure::in_kserves_shape;
+use crate::page;
 use crate::state::State;
 use entry::Entry;
 use id::RequestId;
@@ -29,6 +30,10 @@ use tracked::Tracked;
 const ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What load balancers ask, which have no key. It tells nothing but whether the server is ready.
 const OPEN: [&str; 4] = ["/health", "/ping", "/v2/health/live", "/v2/health/ready"];
+
+fn is_open(path: &str) -> bool {
+    OPEN.contains(&path) || page::PATHS.contains(&path)
+}
 
 /// Passes a request on.
 pub async fn pass(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response {
@@ -52,7 +57,7 @@ async fn answer(state: &State, request: Request, next: Next) -> Response {
         return cors::preflight(origin);
     }
     let admitted = match &state.keys {
-        Some(keys) => OPEN.contains(&request.uri().path()) || keys.admit(request.headers()),
+        Some(keys) => is_open(request.uri().path()) || keys.admit(request.headers()),
         None => true,
     };
     let mut response = if admitted { next.run(request).await } else { keys::unauthorized() };
