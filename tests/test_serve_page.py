@@ -1,4 +1,4 @@
-"""The page of `pagoda serve` in a real browser: figures, a chat that streams, a ranking; desk and phone, light and dark."""
+"""The page of `pagoda serve` in a real browser: figures, a streaming chat, a ranking; desk, phone, light and dark."""
 
 import pytest
 from browser import Browser
