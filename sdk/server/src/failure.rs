@@ -1,10 +1,11 @@
 //! What went wrong with a request: the status of HTTP, and what OpenAI's clients read.
 
 use axum::http::StatusCode;
-use axum::http::header::{HeaderValue, RETRY_AFTER};
+use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use axum::response::{IntoResponse, Response};
 use pagoda::{Error, Status};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::reply;
 
@@ -73,6 +74,16 @@ impl Failure {
     }
 }
 
+/// The same response in KServe's shape, if it is a failure.
+pub fn in_kserves_shape(response: Response) -> Response {
+    let Some(failure) = response.extensions().get::<Failure>() else { return response };
+    let mut shaped = reply::json(failure.status, &json!({"error": failure.message}));
+    for (name, value) in response.headers().iter().filter(|(name, _)| *name != CONTENT_TYPE) {
+        shaped.headers_mut().append(name, value.clone());
+    }
+    shaped
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let (status, code) = match error.status() {
@@ -81,6 +92,8 @@ impl From<Error> for Failure {
             // About an argument: it can never fit. Otherwise: it does not fit now.
             Status::Capacity if error.argument().is_some() => (StatusCode::BAD_REQUEST, "too_large"),
             Status::Capacity => return Self::busy(error.to_string()),
+            // About an argument: the request names something that the model does not have.
+            Status::NotFound if error.argument().is_some() => (StatusCode::BAD_REQUEST, "invalid_value"),
             Status::NotFound => (StatusCode::NOT_FOUND, "not_found"),
             Status::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
             Status::Cancelled => (StatusCode::SERVICE_UNAVAILABLE, "cancelled"),
@@ -98,6 +111,8 @@ impl IntoResponse for Failure {
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // Another protocol says it in its own shape, see `in_kserves_shape`.
+        response.extensions_mut().insert(self);
         response
     }
 }

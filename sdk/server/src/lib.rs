@@ -4,7 +4,7 @@
 //! asks of a model goes through the Rust interface of `pagoda`; this crate has no inference of its own.
 //!
 //! A request's way: `listen` (connections and their time limits) → `gate` (request id, keys, limits, log) → `routes` → a
-//! protocol (`openai`, `native`) → `run` (the generator, and what cancels a request).
+//! protocol (`openai`, `kserve`, `native`) → `run` (the generator, and what cancels a request).
 
 mod body;
 mod config;
@@ -13,12 +13,14 @@ mod events;
 mod failure;
 mod gate;
 mod health;
+mod kserve;
 mod listen;
 mod logging;
 mod metrics;
 mod models;
 mod native;
 mod openai;
+mod page;
 mod reply;
 mod routes;
 mod run;

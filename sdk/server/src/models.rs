@@ -68,6 +68,7 @@ impl Served {
 }
 
 /// The models, in the order of the configuration.
+#[derive(Default)]
 pub struct Models {
     models: Vec<Arc<Served>>,
 }

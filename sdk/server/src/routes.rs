@@ -10,7 +10,7 @@ use axum::routing::{get, post};
 
 use crate::failure::Failure;
 use crate::state::State;
-use crate::{gate, health, metrics, native, openai};
+use crate::{gate, health, kserve, metrics, native, openai, page};
 
 /// All paths.
 pub fn router(state: Arc<State>) -> Router {
@@ -21,12 +21,25 @@ pub fn router(state: Arc<State>) -> Router {
         .route("/v1/rank", post(native::rank))
         .route("/completion", post(native::completion))
         .route("/chat", post(native::chat))
+        .route("/v2/models/{name}/infer", post(kserve::infer_latest))
+        .route("/v2/models/{name}/versions/{version}/infer", post(kserve::infer_version))
         .route_layer(from_fn_with_state(Arc::clone(&state), gate::take_slot));
     let telling = Router::new()
+        .route("/", get(page::index))
+        .route("/page/style.css", get(page::style))
+        .route("/page/page.js", get(page::script))
+        .route("/v1/status", get(page::status))
         .route("/health", get(health::health))
         .route("/ping", get(native::ping))
         .route("/engine_check", get(native::engine_check))
         .route("/metrics", get(metrics::metrics))
+        .route("/v2", get(kserve::server_metadata))
+        .route("/v2/health/live", get(kserve::live))
+        .route("/v2/health/ready", get(kserve::ready))
+        .route("/v2/models/{name}", get(kserve::model_metadata))
+        .route("/v2/models/{name}/ready", get(kserve::model_ready))
+        .route("/v2/models/{name}/versions/{version}", get(kserve::model_version_metadata))
+        .route("/v2/models/{name}/versions/{version}/ready", get(kserve::model_version_ready))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{name}", get(openai::model));
     computing

@@ -94,6 +94,37 @@ impl Drop for Running {
     }
 }
 
+/// Cancels what it was given to when it is dropped, as happens when a client goes away.
+pub struct CancelOnDrop {
+    cancel: Arc<Cancel>,
+    armed: bool,
+}
+
+impl CancelOnDrop {
+    /// One that is armed.
+    pub fn new() -> Self {
+        Self { cancel: Arc::new(Cancel::new()), armed: true }
+    }
+
+    /// What it triggers.
+    pub fn cancel(&self) -> Arc<Cancel> {
+        Arc::clone(&self.cancel)
+    }
+
+    /// What it was for has ended.
+    pub fn disarm(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if self.armed {
+            self.cancel.trigger();
+        }
+    }
+}
+
 fn dropped() -> Error {
     Error::new(Status::Internal, "a bug in Pagoda, please report it: a request was dropped unanswered")
 }

@@ -16,6 +16,7 @@ use crate::gate::Keys;
 use crate::listen::accept;
 use crate::logging;
 use crate::models::Models;
+use crate::page::watch;
 use crate::routes::router;
 use crate::state::State;
 use crate::tls::acceptor;
@@ -81,7 +82,8 @@ impl Server {
         let models: Vec<String> =
             self.state.models.iter().map(|served| format!("{} ({})", served.name, served.kind.name())).collect();
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        format!("listening on {scheme}://{}, serving {}", self.address, models.join(", "))
+        let url = format!("{scheme}://{}", self.address);
+        format!("listening on {url}, serving {}; the page is {url}/", models.join(", "))
     }
 
     /// Answers requests until SIGTERM or SIGINT, then ends: requests that run may end, up to a deadline, and keys and values
@@ -94,6 +96,7 @@ impl Server {
         let router = router(Arc::clone(&state));
         let ended: Result<()> = runtime.block_on(async {
             let mut signals = Signals::receive()?;
+            tokio::spawn(watch(Arc::clone(&state)));
             let connections = GracefulShutdown::new();
             let end = async {
                 signals.next().await;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use tokio::sync::Semaphore;
 
@@ -10,6 +11,7 @@ use crate::gate::{Keys, Origins};
 use crate::logging::LogFormat;
 use crate::metrics::Metrics;
 use crate::models::Models;
+use crate::page::History;
 use crate::run::RunningRequests;
 
 /// What all requests share.
@@ -26,6 +28,10 @@ pub struct State {
     pub log: LogFormat,
     /// What is counted.
     pub metrics: Metrics,
+    /// What happened in the last minutes.
+    pub history: History,
+    /// When the server began.
+    pub since: Instant,
     /// The requests that run.
     pub running: Arc<RunningRequests>,
     /// One for each request that may be answered now.
@@ -42,6 +48,8 @@ impl State {
             origins: Origins::new(config.cors),
             log: config.log,
             metrics: Metrics::default(),
+            history: History::default(),
+            since: Instant::now(),
             running: Arc::default(),
             slots: Arc::new(Semaphore::new(config.limits.requests as usize)),
             limits: config.limits,

@@ -19,6 +19,8 @@ pub use cors::Origins;
 pub use keys::Keys;
 pub use slots::take_slot;
 
+use crate::failure::in_kserves_shape;
+use crate::page;
 use crate::state::State;
 use entry::Entry;
 use id::RequestId;
@@ -29,12 +31,20 @@ const ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What load balancers ask, which have no key. It tells nothing but whether the server is ready.
 const OPEN: [&str; 4] = ["/health", "/ping", "/v2/health/live", "/v2/health/ready"];
 
+fn is_open(path: &str) -> bool {
+    OPEN.contains(&path) || page::PATHS.contains(&path)
+}
+
 /// Passes a request on.
 pub async fn pass(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     let header = id.header();
     let mut entry = Entry::new(&state, id, &request);
+    let is_kserve = request.uri().path().starts_with("/v2");
     let mut response = answer(&state, request, next).await;
+    if is_kserve {
+        response = in_kserves_shape(response);
+    }
     response.headers_mut().insert(ID, header);
     entry.responded(response.status());
     response.map(|body| Body::new(Tracked::new(body, move |complete| entry.ended(complete))))
@@ -47,7 +57,7 @@ async fn answer(state: &State, request: Request, next: Next) -> Response {
         return cors::preflight(origin);
     }
     let admitted = match &state.keys {
-        Some(keys) => OPEN.contains(&request.uri().path()) || keys.admit(request.headers()),
+        Some(keys) => is_open(request.uri().path()) || keys.admit(request.headers()),
         None => true,
     };
     let mut response = if admitted { next.run(request).await } else { keys::unauthorized() };

@@ -1,6 +1,7 @@
 //! The requests that are answered at the same time: one beyond the limit is rejected, as is every one while the server ends.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Request, State as Shared};
@@ -21,9 +22,16 @@ pub async fn take_slot(Shared(state): Shared<Arc<State>>, request: Request, next
     }
     let Ok(slot) = Arc::clone(&state.slots).try_acquire_owned() else {
         let most = state.limits.requests;
+        state.history.ended(StatusCode::TOO_MANY_REQUESTS.as_u16(), Duration::ZERO);
         return Failure::busy(format!("{most} requests are being answered, the most that this server takes"))
             .into_response();
     };
+    let since = Instant::now();
     let response = next.run(request).await;
-    response.map(|body| Body::new(Tracked::new(body, move |_| drop(slot))))
+    let status = response.status().as_u16();
+    let done = move |_| {
+        drop(slot);
+        state.history.ended(status, since.elapsed());
+    };
+    response.map(|body| Body::new(Tracked::new(body, done)))
 }

@@ -29,10 +29,9 @@ impl<F: FnOnce(bool) + Unpin> HttpBody for Tracked<F> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
-            if let Some(done) = self.done.take() {
-                done(true);
-            }
+        let has_ended = matches!(frame, Poll::Ready(None)) || self.body.is_end_stream();
+        if let Some(done) = self.done.take_if(|_| has_ended) {
+            done(true);
         }
         frame
     }

@@ -5,4 +5,4 @@ mod old_streams;
 mod rank;
 
 pub use old_names::{chat, completion, engine_check, ping};
-pub use rank::rank;
+pub use rank::{rank, run_rank};

@@ -7,12 +7,13 @@ use axum::extract::{Request, State as Shared};
 use axum::http::StatusCode;
 use axum::response::Response;
 use pagoda::json::Json;
-use pagoda::{Cancel, Engine, Error, RankRequest, RankResponse, Result, Status};
+use pagoda::{Engine, Error, RankRequest, RankResponse, Result, Status};
 use pagoda_requests::fields::{object, text, whole};
 use pagoda_requests::rank::{Answer, Features, Line};
 use tokio::sync::oneshot;
 
 use crate::failure::Failure;
+use crate::run::CancelOnDrop;
 use crate::state::State;
 use crate::{body, reply};
 
@@ -27,7 +28,7 @@ pub async fn rank(Shared(state): Shared<Arc<State>>, request: Request) -> Result
     let folder = engine.folder();
     let line = Line::read(&members, &Features::of(&folder))?;
     let since = Instant::now();
-    let response = run(engine, line.request()).await?;
+    let response = run_rank(engine, line.request()).await?;
     let tasks: Vec<String> = folder.tasks.iter().map(|task| task.name.clone()).collect();
     let answer = Answer {
         number: None,
@@ -43,24 +44,15 @@ pub async fn rank(Shared(state): Shared<Arc<State>>, request: Request) -> Result
 }
 
 /// Runs a request. Dropping the future cancels it.
-pub async fn run(engine: &Engine, request: RankRequest) -> Result<RankResponse> {
-    struct CancelOnDrop(Option<Arc<Cancel>>);
-    impl Drop for CancelOnDrop {
-        fn drop(&mut self) {
-            if let Some(cancel) = &self.0 {
-                cancel.trigger();
-            }
-        }
-    }
-    let cancel = Arc::new(Cancel::new());
-    let request = RankRequest { cancel: Some(Arc::clone(&cancel)), ..request };
+pub async fn run_rank(engine: &Engine, request: RankRequest) -> Result<RankResponse> {
+    let guard = CancelOnDrop::new();
+    let request = RankRequest { cancel: Some(guard.cancel()), ..request };
     let (sender, answer) = oneshot::channel();
-    let mut guard = CancelOnDrop(Some(cancel));
     engine.rank_async(&request, move |outcome| {
         let _ = sender.send(outcome);
     })?;
     let outcome = answer.await;
-    guard.0 = None;
+    guard.disarm();
     outcome.unwrap_or_else(|_| {
         Err(Error::new(Status::Internal, "a bug in Pagoda, please report it: a request was dropped unanswered"))
     })

@@ -1,0 +1,95 @@
+//! What is at `/v2`.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Request, State as Shared};
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use super::http::{Body, response};
+use super::infer::infer;
+use super::metadata;
+use crate::failure::Failure;
+use crate::models::Served;
+use crate::state::State;
+use crate::{body, reply};
+
+/// That the server answers.
+pub async fn live() -> StatusCode {
+    StatusCode::OK
+}
+
+/// Whether it takes requests.
+pub async fn ready(Shared(state): Shared<Arc<State>>) -> StatusCode {
+    if state.is_ending() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
+}
+
+/// What it is.
+pub async fn server_metadata() -> Response {
+    reply::json(StatusCode::OK, &metadata::server())
+}
+
+/// Whether a model takes requests: those that are served do.
+pub async fn model_ready(Shared(state): Shared<Arc<State>>, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    find(&state, &name, None)?;
+    Ok(ready(Shared(state)).await)
+}
+
+/// Whether a version of a model takes requests.
+pub async fn model_version_ready(
+    Shared(state): Shared<Arc<State>>,
+    Path((name, version)): Path<(String, String)>,
+) -> Result<StatusCode, Failure> {
+    find(&state, &name, Some(&version))?;
+    Ok(ready(Shared(state)).await)
+}
+
+/// What a model is.
+pub async fn model_metadata(Shared(state): Shared<Arc<State>>, Path(name): Path<String>) -> Result<Response, Failure> {
+    Ok(reply::json(StatusCode::OK, &metadata::model(find(&state, &name, None)?)))
+}
+
+/// What a version of a model is.
+pub async fn model_version_metadata(
+    Shared(state): Shared<Arc<State>>,
+    Path((name, version)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    Ok(reply::json(StatusCode::OK, &metadata::model(find(&state, &name, Some(&version))?)))
+}
+
+/// Runs a model.
+pub async fn infer_latest(
+    Shared(state): Shared<Arc<State>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<Response, Failure> {
+    run(&state, find(&state, &name, None)?, request).await
+}
+
+/// Runs a version of a model.
+pub async fn infer_version(
+    Shared(state): Shared<Arc<State>>,
+    Path((name, version)): Path<(String, String)>,
+    request: Request,
+) -> Result<Response, Failure> {
+    run(&state, find(&state, &name, Some(&version))?, request).await
+}
+
+async fn run(state: &State, served: &Served, request: Request) -> Result<Response, Failure> {
+    let headers = request.headers().clone();
+    let asked = Body::read(&headers, &body::read(request, &state.limits).await?)?;
+    let (binary, id) = (asked.binary(), asked.request.id.clone());
+    let outputs = infer(state, served, asked.request).await?;
+    Ok(response(&served.name, &metadata::version(served), &id, &outputs, &binary)?)
+}
+
+fn find<'a>(state: &'a State, name: &str, version: Option<&str>) -> Result<&'a Arc<Served>, Failure> {
+    let served = state.models.get(name)?;
+    match version {
+        Some(asked) if asked != metadata::version(served) => {
+            let message = format!("{name} has the version {} and no {asked:?}", metadata::version(served));
+            Err(Failure::new(StatusCode::NOT_FOUND, "version_not_found", message))
+        }
+        _ => Ok(served),
+    }
+}

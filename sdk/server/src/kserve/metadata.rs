@@ -1,0 +1,73 @@
+//! What a server and its models are.
+
+use pagoda::ValueInfo;
+use pagoda_requests::rank::Features;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{datatype, generate, rank};
+use crate::models::{Kind, Served};
+
+/// The version of a plain model, which has none of its own.
+const ONLY: &str = "1";
+/// The letters of a folder's hash that are its version here.
+const SHOWN: usize = 12;
+
+/// The version of a model.
+pub fn version(served: &Served) -> String {
+    let mut version = served.version();
+    version.truncate(SHOWN);
+    if version.is_empty() { ONLY.to_owned() } else { version }
+}
+
+/// What the server is.
+pub fn server() -> Value {
+    json!({"name": "pagoda", "version": env!("CARGO_PKG_VERSION"), "extensions": ["binary_tensor_data"]})
+}
+
+#[derive(Serialize)]
+struct TensorInfo {
+    name: String,
+    datatype: &'static str,
+    shape: Vec<i64>,
+}
+
+/// What a model is.
+pub fn model(served: &Served) -> Value {
+    let (platform, inputs, outputs) = match &served.kind {
+        Kind::Plain(model) => ("onnxruntime_onnx", values(model.inputs()), values(model.outputs())),
+        Kind::Rank(engine) => {
+            let folder = engine.folder();
+            let inputs = rank::inputs(&Features::of(&folder)).into_iter();
+            let tasks = folder.tasks.len() as i64;
+            let mut outputs = vec![info(rank::SCORES, "FP32", &[-1, tasks])];
+            outputs.extend(rank::ROWS.map(|name| info(name, "INT64", &[1])));
+            let inputs = inputs.map(|(name, is_one)| info(&name, "INT64", &[if is_one { 1 } else { -1 }])).collect();
+            ("pagoda_rank", inputs, outputs)
+        }
+        Kind::Generate(_) => {
+            let inputs = vec![info(generate::INPUTS[0], "BYTES", &[1]), info(generate::INPUTS[1], "INT64", &[-1])];
+            let outputs = generate::OUTPUTS.map(|name| info(name, "BYTES", &[-1]));
+            ("pagoda_generate", inputs, outputs.into())
+        }
+    };
+    json!({
+        "name": served.name,
+        "versions": [version(served)],
+        "platform": platform,
+        "inputs": inputs,
+        "outputs": outputs,
+    })
+}
+
+fn values(values: &[ValueInfo]) -> Vec<TensorInfo> {
+    let of = |value: &ValueInfo| {
+        let datatype = value.element_type().and_then(datatype::name).unwrap_or("");
+        info(value.name(), datatype, value.dims().unwrap_or(&[-1]))
+    };
+    values.iter().map(of).collect()
+}
+
+fn info(name: &str, datatype: &'static str, shape: &[i64]) -> TensorInfo {
+    TensorInfo { name: name.to_owned(), datatype, shape: shape.to_vec() }
+}

@@ -1,0 +1,19 @@
+//! KServe's protocol, version 2, over HTTP with the extension for binary tensors.
+//!
+//! `infer` is what a request asks and how each kind of model answers it, whatever brought it; `http` reads and writes bodies.
+
+mod datatype;
+mod generate;
+mod handlers;
+mod http;
+mod infer;
+mod json_data;
+mod metadata;
+mod plain;
+mod rank;
+mod values;
+
+pub use handlers::{
+    infer_latest, infer_version, live, model_metadata, model_ready, model_version_metadata, model_version_ready, ready,
+    server_metadata,
+};
