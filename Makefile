@@ -337,7 +337,7 @@ target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make the model folders of `pagoda bench rank --backend cuda`.
 
 bench: build-go bench-model model-smollm2 target/demo/model.onnx ## Run all benchmarks that have a goal.
-	@for name in overhead append attention paged-attention kv store embedding rank generate; do $(RELEASE)/pagoda bench $$name; done
+	@for name in overhead append attention paged-attention kv store embedding rank generate policies; do $(RELEASE)/pagoda bench $$name; done
 	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainCgo .
 
 # ---- prove ------------------------------------------------------------------------------------------------------

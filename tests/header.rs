@@ -319,8 +319,9 @@ const STRUCTS: [(&str, &str, &str); 21] = [
 
 /// Fields of C that are another one elsewhere: those of lists, optional values and durations, for which C has no type.
 /// "" if they are part of another field.
-const OTHERWISE: [(&str, &str); 40] = [
+const OTHERWISE: [(&str, &str); 41] = [
     ("kv_options.size_unit", ""),
+    ("kv_policy.cache_length_count", ""),
     ("kv_request.item_count", ""),
     ("engine_options.kv_size_unit", ""),
     ("engine_options.max_delay_us", "max_delay"),

@@ -361,10 +361,12 @@ def bad_parts(p):
         text = pointed_to(ctypes.create_string_buffer(b"h2o"))
         wrong = [("struct_size", 3), ("cache_length", 0), ("cache_length", -1), ("chunk_size", 0), ("protect", -2)]
         wrong += [("grace_period", -1), ("grace_period", 8), ("keep_initial_fraction", math.nan), ("normalise", 2)]
+        wrong += [("score_share", 1.5), ("cache_length_count", -1), ("cache_length_count", 2)]
         for name, value in [*wrong, ("name", None)]:
             policy = pointed_to(struct("pagoda_kv_policy", cache_length=8, chunk_size=64, protect=-1, name=text))
             setattr(POINTED_TO[-1], name, value)
-            named = "cache_length" if (name, value) == ("grace_period", 8) else name
+            others = {("grace_period", 8): "cache_length", ("cache_length_count", 2): "cache_lengths"}
+            named = others.get((name, value), name)
             yield Case(f"policy.{name} {value}", field(p.name, "kv_policy", policy), argument=f"options.kv_policy.{named}")
     too_much = field(p.name, "host_bytes", SIZE_MAX)
     yield Case(f"host_bytes {SIZE_MAX}", too_much, C["PAGODA_STATUS_CAPACITY"], "options.host_bytes")

@@ -71,13 +71,15 @@ fn quantised(numbers: &[f32], bits: u32) -> Vec<f32> {
 
 /// The attention of one call of one sequence over its own pages, as `PagedAttention` computes it.
 fn attend(
+    slots: &LayerSlots,
     plan: &SlotPlan,
-    used: usize,
     pool: &mut [f32],
     [query, key, value]: [&[f32]; 3],
     positions: &[i32],
 ) -> (Vec<f32>, Vec<f32>) {
     let rows = positions.len();
+    let mut token_pos = Vec::new();
+    slots.token_pos_after(plan, &mut token_pos);
     let call = PagedAttention {
         row_offsets: &[0, rows as i32],
         total_rows: rows,
@@ -88,7 +90,7 @@ fn attend(
         key,
         value,
         pages: Pages {
-            cached_len: &[used as i32],
+            cached_len: &[slots.used() as i32],
             page_indptr: &[0, 2],
             page_ids: &[1, 0],
             pool_pages: 2,
@@ -99,7 +101,7 @@ fn attend(
         rotation: None,
         sinks: None,
         slopes: None,
-        slots: Some(HeadSlots { write_slots: &plan.write_slots, token_pos: &plan.token_pos, len: SLOTS }),
+        slots: Some(HeadSlots { write_slots: &plan.write_slots, token_pos: &token_pos, len: SLOTS }),
         scale: 0.0,
         window: 0,
         softcap: 0.0,
@@ -172,13 +174,15 @@ fn check(golden: &Golden, case: &str) {
         for (sequence, (run, policy)) in runs.iter_mut().zip(&policies).enumerate() {
             assert_eq!(run.slots.most_rows(&**policy, rows), rows, "{case}, call {call}");
             let plan = run.slots.plan(&**policy, rows).unwrap();
-            for (head, slots) in plan.slots.iter().enumerate().filter(|_| call > 0) {
+            for head in (0..HEADS).filter(|_| call > 0) {
+                let slots: Vec<usize> =
+                    plan.slots.iter().skip(head).step_by(HEADS).map(|slot| *slot as usize).collect();
                 let first = begin - golden.ints[&format!("{case}.chunks")][0] as usize;
                 let expected: Vec<usize> = (0..rows).map(|row| slots_at(sequence, head, first + row)).collect();
-                assert_eq!(*slots, expected, "{case}, call {call}, sequence {sequence}, head {head}");
+                assert_eq!(slots, expected, "{case}, call {call}, sequence {sequence}, head {head}");
             }
             let [query, key, value] = ["q", "k", "v"].map(|name| golden.rows(name, sequence, begin..begin + rows));
-            let (output, weights) = attend(&plan, run.slots.used(), &mut run.pool, [&query, &key, &value], &positions);
+            let (output, weights) = attend(&run.slots, &plan, &mut run.pool, [&query, &key, &value], &positions);
             run.output.extend(output);
             let blocks = || key.chunks_exact(SIZE).zip(value.chunks_exact(SIZE));
             let lengths: Vec<f32> = blocks().map(|(_, value)| length(value.iter().copied())).collect();
@@ -192,16 +196,19 @@ fn check(golden: &Golden, case: &str) {
         }
         for ((run, policy), (plan, weights, lengths, errors)) in runs.iter_mut().zip(&policies).zip(done) {
             let values = SlotValues { lengths: &lengths, errors: &errors };
-            run.slots.commit(&**policy, plan, &weights, values).unwrap();
+            run.slots.commit(&**policy, &plan, &weights, values).unwrap();
         }
         begin += rows;
     }
     for (sequence, run) in runs.iter().enumerate() {
         let all = HEADS * SLOTS;
         let positions = &golden.ints[&format!("{case}.token_pos")][sequence * all..][..all];
-        assert_eq!(run.slots.token_pos(), positions, "{case}, sequence {sequence}");
+        let by_slot = |slot: usize| (slot / SLOTS, run.slots.place(slot / SLOTS, slot % SLOTS));
+        let found: Vec<i32> = (0..all).map(by_slot).map(|(head, place)| run.slots.positions(head)[place]).collect();
+        assert_eq!(found, positions, "{case}, sequence {sequence}");
         if let Some(scores) = golden.floats.get(&format!("{case}.scores")) {
-            for (found, expected) in run.slots.scores().iter().zip(&scores[sequence * all..][..all]) {
+            let found = (0..all).map(by_slot).map(|(head, place)| run.slots.scores(head)[place]);
+            for (found, expected) in found.zip(&scores[sequence * all..][..all]) {
                 assert!((found - expected).abs() < 1e-5 * expected.abs().max(1.0), "{case}: {found} and {expected}");
             }
         }
@@ -275,15 +282,13 @@ fn heavy_hitters_keep_the_tokens_that_a_slow_reference_keeps() {
                 Random((seen * 1000 + position) as u64 * 7 + head as u64).below(1 << 20) as f32
             };
             let mut weights = vec![0.0; heads * len];
-            for (at, &position) in plan.token_pos.iter().enumerate().filter(|(_, position)| **position >= 0) {
+            let mut token_pos = Vec::new();
+            slots.token_pos_after(&plan, &mut token_pos);
+            for (at, &position) in token_pos.iter().enumerate().filter(|(_, position)| **position >= 0) {
                 weights[at] = weight(at / len, position as usize);
             }
             assert_no_slot_twice(&plan, heads);
-            // A plan that is given up leaves everything as it was.
-            let before = format!("{slots:?}");
-            drop(slots.plan(&*policy, rows).unwrap());
-            assert_eq!(format!("{slots:?}"), before);
-            slots.commit(&*policy, plan, &weights, SlotValues::default()).unwrap();
+            slots.commit(&*policy, &plan, &weights, SlotValues::default()).unwrap();
             for (head, slow) in slow.iter_mut().enumerate() {
                 slow.call(len, grace, seen..seen + rows);
                 for (position, score) in slow.all().filter(|_| seen > 0) {
@@ -291,18 +296,121 @@ fn heavy_hitters_keep_the_tokens_that_a_slow_reference_keeps() {
                 }
                 let mut kept: Vec<_> = slow.all().map(|(position, score)| (*position, *score)).collect();
                 kept.sort_by_key(|(position, _)| *position);
-                let row = head * len..(head + 1) * len;
-                let mut found: Vec<_> = slots.token_pos()[row.clone()]
+                let mut found: Vec<_> = slots
+                    .positions(head)
                     .iter()
-                    .zip(&slots.scores()[row.clone()])
+                    .zip(slots.scores(head))
                     .filter(|(position, _)| **position >= 0)
                     .map(|(position, score)| (*position as usize, *score))
                     .collect();
                 found.sort_by_key(|(position, _)| *position);
                 assert_eq!(found, kept, "{heads} heads of {len} slots, grace {grace}, {seen} tokens and {rows} more");
-                let mut places = slots.place()[row].to_vec();
+                let mut places: Vec<_> = (0..len).map(|slot| slots.place(head, slot)).collect();
                 places.sort_unstable();
                 assert_eq!(places, (0..len).collect::<Vec<_>>(), "each slot has a place of its own");
+            }
+            seen += rows;
+        }
+    }
+}
+
+/// A token that a slow reference keeps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct SlowToken {
+    position: usize,
+    score: f64,
+    length: f64,
+    error: f64,
+}
+
+/// All heads by their tokens alone, in float64: h2o, by the lengths of values and by errors or not, without a grace period.
+struct SlowHeads {
+    heads: Vec<Vec<SlowToken>>,
+    by_length: bool,
+    score_share: Option<f64>,
+}
+
+impl SlowHeads {
+    /// c·mm(score) + ((c-1)/2)·mm(err) + (1-c), with mm over all heads; the score alone without c.
+    fn rank(&self, token: &SlowToken) -> f64 {
+        let Some(c) = self.score_share else { return token.score };
+        let scaled = |of: fn(&SlowToken) -> f64| {
+            let all = || self.heads.iter().flatten().map(of);
+            let (least, most) = (all().fold(f64::MAX, f64::min), all().fold(f64::MIN, f64::max));
+            if most > least { (of(token) - least) / (most - least) } else { 0.0 }
+        };
+        c * scaled(|token| token.score) + (c - 1.0) / 2.0 * scaled(|token| token.error) + (1.0 - c)
+    }
+
+    fn call(&mut self, len: usize, new: &[Vec<SlowToken>], weight: impl Fn(usize, usize) -> f64) {
+        let exact = self.heads[0].is_empty();
+        let ranked: Vec<Vec<f64>> =
+            self.heads.iter().map(|head| head.iter().map(|token| self.rank(token)).collect()).collect();
+        for (head, (tokens, ranked)) in self.heads.iter_mut().zip(ranked).enumerate() {
+            let mut order: Vec<usize> = (0..tokens.len()).collect();
+            order.sort_by(|&a, &b| ranked[a].total_cmp(&ranked[b]));
+            let leave = &order[..(tokens.len() + new[head].len()).saturating_sub(len)];
+            let stays = tokens.iter().enumerate().filter(|(at, _)| !leave.contains(at)).map(|(_, token)| *token);
+            *tokens = stays.chain(new[head].iter().copied()).collect();
+            let share =
+                |token: &SlowToken| weight(head, token.position) * if self.by_length { token.length } else { 1.0 };
+            let sum: f64 = tokens.iter().map(share).sum();
+            let scale = if self.by_length { new[head].len() as f64 / sum } else { 1.0 };
+            for token in tokens.iter_mut().filter(|_| !exact) {
+                token.score += share(token) * scale;
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_and_errors_count_as_a_slow_reference_has_it() {
+    let mut random = Random(11);
+    for run in 0..60 {
+        let (heads, len) = (1 + random.below(3), 3 + random.below(20));
+        let name = ["h2o", "h2o-vlen", "qh2o", "qh2o-vlen"][run % 4];
+        let score_share = [0.5, 0.3, 0.9][random.below(3)];
+        let policy = named(name, &PolicyOptions { score_share, ..PolicyOptions::default() }).unwrap();
+        let mut slots = LayerSlots::new(&*policy, heads, len).unwrap();
+        let mut slow = SlowHeads {
+            heads: vec![Vec::new(); heads],
+            by_length: name.ends_with("vlen"),
+            score_share: name.starts_with('q').then_some(f64::from(score_share)),
+        };
+        let mut seen = 0;
+        while seen < 5 * len {
+            // Not all slots at once: the first eviction goes by scores, too.
+            let rows = slots.most_rows(&*policy, 1 + random.below(if seen == 0 { len - 1 } else { len / 2 + 1 }));
+            let mut number = || (1 + random.below(1 << 20)) as f32 / 1024.0;
+            let numbers: Vec<[f32; 2]> = (0..rows * heads).map(|_| [number(), number()]).collect();
+            let (lengths, errors): (Vec<f32>, Vec<f32>) = numbers.iter().map(|[a, b]| (*a, *b)).unzip();
+            let weight = |head: usize, position: usize| {
+                (1 + Random((seen * 1000 + position) as u64 * 7 + head as u64).below(1 << 20)) as f32 / 1024.0
+            };
+            let plan = slots.plan(&*policy, rows).unwrap();
+            let mut token_pos = Vec::new();
+            slots.token_pos_after(&plan, &mut token_pos);
+            let of_place =
+                |(at, &position): (usize, &i32)| if position < 0 { 0.0 } else { weight(at / len, position as usize) };
+            let weights: Vec<f32> = token_pos.iter().enumerate().map(of_place).collect();
+            slots.commit(&*policy, &plan, &weights, SlotValues { lengths: &lengths, errors: &errors }).unwrap();
+            let token = |head: usize, row: usize| SlowToken {
+                position: seen + row,
+                score: 0.0,
+                length: lengths[row * heads + head].into(),
+                error: errors[row * heads + head].into(),
+            };
+            let new: Vec<Vec<_>> = (0..heads).map(|head| (0..rows).map(|row| token(head, row)).collect()).collect();
+            slow.call(len, &new, |head, position| weight(head, position).into());
+            for (head, expected) in slow.heads.iter().enumerate() {
+                let all = slots.positions(head).iter().zip(slots.scores(head)).filter(|(position, _)| **position >= 0);
+                let mut found: Vec<_> = all.map(|(position, score)| (*position as usize, f64::from(*score))).collect();
+                found.sort_by_key(|(position, _)| *position);
+                let positions: Vec<_> = expected.iter().map(|token| token.position).collect();
+                assert_eq!(found.iter().map(|(at, _)| *at).collect::<Vec<_>>(), positions, "{name}, {seen} and {rows}");
+                for ((_, found), SlowToken { score, .. }) in found.iter().zip(expected) {
+                    assert!((found - score).abs() <= 1e-4 * score.max(1e-3), "{name}: {found} and {score}");
+                }
             }
             seen += rows;
         }
@@ -321,7 +429,7 @@ fn the_newest_tokens_stay_and_so_does_the_beginning() {
             let rows = slots.most_rows(&*policy, wanted);
             let plan = slots.plan(&*policy, rows).unwrap();
             assert_no_slot_twice(&plan, 2);
-            slots.commit(&*policy, plan, &[], SlotValues::default()).unwrap();
+            slots.commit(&*policy, &plan, &[], SlotValues::default()).unwrap();
             seen += rows;
             let newest = seen - (32 - kept).min(seen);
             let mut expected: Vec<_> =
@@ -351,9 +459,9 @@ fn what_a_policy_can_not_do_is_refused_in_words() {
     );
     let plan = slots.plan(&*policy, 12).unwrap();
     let late = plan.clone();
-    slots.commit(&*policy, plan, &[], SlotValues::default()).unwrap();
-    assert_eq!(slots.commit(&*policy, late, &[], SlotValues::default()).unwrap_err().argument(), Some("plan"));
+    slots.commit(&*policy, &plan, &[], SlotValues::default()).unwrap();
+    assert_eq!(slots.commit(&*policy, &late, &[], SlotValues::default()).unwrap_err().argument(), Some("plan"));
     let plan = slots.plan(&*policy, 2).unwrap();
-    assert_eq!(slots.commit(&*policy, plan, &[0.0], SlotValues::default()).unwrap_err().argument(), Some("weights"));
+    assert_eq!(slots.commit(&*policy, &plan, &[0.0], SlotValues::default()).unwrap_err().argument(), Some("weights"));
     assert_eq!(slots.seen(), 12, "what was refused has changed nothing");
 }

@@ -108,11 +108,13 @@ def test_a_ring_of_the_newest_tokens_is_a_window(tokenizer, greedy, tmp_path):
     assert answer["choices"][0]["tokens"] == greedy(prompt, 40, folder) != greedy(prompt, 40)
 
 
-def test_a_policy_says_what_it_needs(tmp_path):
+def test_a_policy_says_what_it_needs():
     done = generate("-p", "Hello", "--kv-policy", "h2o")
     assert done.returncode == 2 and "--cache-length" in done.stderr
-    done = generate("-p", "Hello", "--kv-policy", "h2o", "--cache-length", 64, "--store", tmp_path / "store")
-    assert done.returncode == 1 and done.stderr.startswith("pagoda: --kv-policy: ") and "--store" in done.stderr
+    done = generate("-p", "Hello", "--kv-policy", "qh2o", "--cache-length", 64)
+    assert done.returncode == 1 and done.stderr.startswith("pagoda: --kv-policy: ") and "--kv-format" in done.stderr
+    done = generate("-p", "Hello", "--kv-policy", "h2o", "--cache-length", "64,64,64")
+    assert done.returncode == 1 and done.stderr.startswith("pagoda: --cache-length: 3 numbers for a model of ")
 
 
 def test_text_alone_is_text_alone():

@@ -36,4 +36,4 @@ pub use llm::block_linear::{BLOCK, BlockLinear, CodeBits, OUTPUT_BLOCK};
 pub use llm::glu::{Glu, GluActivation};
 pub use llm::kv_format::KvFormat;
 #[cfg(feature = "llm")]
-pub use llm::paged_attention::{HeadSlots, KvPool, PagedAttention, Pairs, Rotation};
+pub use llm::paged_attention::{HeadSlots, KV_NORMS, KvPool, PagedAttention, Pairs, Rotation};

@@ -220,6 +220,69 @@ fn chunks_and_single_tokens_give_the_bits_of_one_call() {
     each_golden!(check);
 }
 
+/// Scores beyond a number of bytes are not kept for the weights of slots, but computed again. What a sequence gets does not depend
+/// on it.
+#[test]
+fn the_weights_of_a_sequence_do_not_depend_on_how_large_the_call_is() {
+    let mut random = Random(31);
+    // Scores of all sequences together are more than the 8 Mi that are kept, and those of each are fewer.
+    let scores = |case: &Case<f32>, rows: usize| rows * case.query_heads * longest(case).next_multiple_of(64);
+    let mut case = random_case::<f32>(&mut random);
+    while scores(&case, case.total_rows()) < 9 << 20 || scores(&case, 70) > 8 << 20 {
+        case = random_case::<f32>(&mut random);
+    }
+    let len = longest(&case);
+    for isa in Isa::available() {
+        let (_, together) = fast(isa, &case, &mut case.pool.clone(), len, &Serial);
+        for sequence in 0..case.cached_len.len() {
+            let one = alone(&case, sequence);
+            let (_, weights) = fast(isa, &one, &mut one.pool.clone(), len, &Serial);
+            let own = sequence * case.kv_heads * len..(sequence + 1) * case.kv_heads * len;
+            assert!(bits(&weights[own.clone()]) == bits(&together[own]), "{isa:?}");
+        }
+    }
+}
+
+#[test]
+fn norms_are_those_of_values_and_of_what_formats_lose() {
+    let mut random = Random(30);
+    for number in 0..40 {
+        let case = Case { rotation: None, ..random_case::<f32>(&mut random) };
+        let mut pool = case.pool.clone();
+        fast(Isa::detect(), &case, &mut pool, longest(&case), &Serial);
+        let mut norms = vec![f32::NAN; case.total_rows() * case.kv_heads * 3];
+        case.call().kv_norms(&pool.borrow(), &mut norms).unwrap();
+        let length = |numbers: &[f32]| numbers.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        let lost = |block: &[f32]| {
+            let (mut codes, mut scales) =
+                (vec![0; case.format.pool_width(block.len())], vec![f16::ZERO; case.format.scales_width()]);
+            if case.format == KvFormat::Native {
+                return 0.0;
+            }
+            case.format.quantise(block, &mut codes, &mut scales);
+            let stored = (0..block.len()).map(|index| case.format.dequantise(&codes, &scales, index));
+            length(&block.iter().zip(stored).map(|(x, y)| x - y).collect::<Vec<_>>())
+        };
+        let blocks = case.key.chunks_exact(case.head_size).zip(case.value.chunks_exact(case.head_size));
+        for (found, (key, value)) in norms.chunks_exact(3).zip(blocks) {
+            for (found, expected) in found.iter().zip([length(value), lost(key), lost(value)]) {
+                let distance = (f64::from(*found) - expected).abs();
+                assert!(distance <= 1e-5 * expected.max(1e-3), "{number}: {found} and {expected}");
+            }
+        }
+    }
+    let golden = load::<f32>(FILES[9].1, |bytes, _| f32::from_le_bytes(bytes), 4).case;
+    let mut pool = golden.pool.clone();
+    fast(Isa::detect(), &golden, &mut pool, longest(&golden), &Serial);
+    let mut norms = vec![f32::NAN; golden.total_rows() * golden.kv_heads * 3];
+    golden.call().kv_norms(&pool.borrow(), &mut norms).unwrap();
+    // A rotation changes no length, and 8 bits lose about one part in 500 of a range: of rotated keys, as they are stored.
+    for (norms, key) in norms.chunks_exact(3).zip(golden.key.chunks_exact(golden.head_size)) {
+        let length = key.iter().map(|x| x * x).sum::<f32>().sqrt();
+        assert!(norms[1] > 0.0 && norms[1] < 0.02 * length, "{} of {length}", norms[1]);
+    }
+}
+
 fn gqa() -> Case<f32> {
     let (_, bytes) = FILES.iter().find(|(name, _)| *name == "f32-gqa").unwrap();
     load::<f32>(bytes, |bytes, _| f32::from_le_bytes(bytes), 4).case

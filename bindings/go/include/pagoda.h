@@ -1973,7 +1973,7 @@ typedef int32_t pagoda_kv_format;
 typedef struct {
     /** The size of this struct. */
     uint32_t struct_size;
-    /** The slots of a sequence in each layer: its pages hold so many tokens. */
+    /** The slots of a sequence in each layer: its pages hold so many tokens. With "dense" 0 is no limit. */
     int32_t cache_length;
     /**
      * The maximum number of tokens of a prompt that one step reads once the slots are full; default 64. The tokens of a step
@@ -1991,12 +1991,24 @@ typedef struct {
     float keep_initial_fraction;
     /** With h2o: 1 divides the weights that a token got by the time that it has been there; default 0. */
     int32_t normalise;
-    /** Which tokens stay, UTF-8: "lastrec", "smart-lastrec", "h2o" or "h2o-orig". */
+    /**
+     * Which tokens stay, UTF-8: "dense" (all of them, and a sequence of more than `cache_length` is rejected), "lastrec",
+     * "smart-lastrec", "h2o", "h2o-orig", and on the CPU "h2o-vlen" and, for quantised pages, "qh2o" and "qh2o-vlen".
+     */
     const char *name;
+    /** With qh2o: how much a token's weights count against what quantisation took from it, from 0 to 1; default 0.5. */
+    float score_share;
+    /** The number of layers that `cache_lengths` has; default 0. */
+    int32_t cache_length_count;
+    /**
+     * The slots of each layer, instead of `cache_length`; NULL, the default: all have as many. A sequence's pages are those of the
+     * layer that has the most.
+     */
+    const int32_t *cache_lengths;
 } pagoda_kv_policy;
 
 /** A policy that has no name and no slots yet. */
-#define PAGODA_KV_POLICY_INIT { sizeof(pagoda_kv_policy), 0, 64, -1, 0, 0.05f, 0, NULL }
+#define PAGODA_KV_POLICY_INIT { sizeof(pagoda_kv_policy), 0, 64, -1, 0, 0.05f, 0, NULL, 0.5f, 0, NULL }
 
 /** How to open a generator. Start from PAGODA_GENERATOR_OPTIONS_INIT, which sets `struct_size` and the defaults. */
 typedef struct {
@@ -2049,7 +2061,7 @@ typedef struct {
     const pagoda_store_options *store_options;
     /**
      * A fixed number of slots for the keys and values of each sequence; NULL, the default: all tokens stay. With a policy nothing
-     * is shared between sequences, and sessions, `host_bytes` and `store_path` are rejected.
+     * is shared between sequences, and a session goes on only behind what was computed of it.
      */
     const pagoda_kv_policy *kv_policy;
 } pagoda_generator_options;

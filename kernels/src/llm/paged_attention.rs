@@ -13,6 +13,10 @@ use crate::common::input_error::{expect, refuse};
 use crate::common::pages::{Pages, check_offsets};
 use crate::{Element, InputError};
 
+/// What `kv_norms` says of a row and kv head: the length of the value, and those of what the pool's format took from the key and
+/// from the value.
+pub const KV_NORMS: usize = 3;
+
 /// One call of the operator `PagedAttention`.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedAttention<'a, T> {

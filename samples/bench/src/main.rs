@@ -11,6 +11,7 @@ mod matmul;
 mod memory;
 mod overhead;
 mod paged_attention;
+mod policies;
 mod random;
 mod rank;
 mod raw;
@@ -66,6 +67,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Name::Embedding, Backend::Cpu) => embedding::measure(threads)?,
         (Name::Store, Backend::Cpu) => store::measure()?,
         (Name::Rank, Backend::Cpu) => rank::measure(threads, &arguments.model(), &progress)?,
+        (Name::Policies, Backend::Cpu) => policies::measure(threads, &arguments.model(), &progress)?,
         (Name::Generate, Backend::Cpu) => generate::measure(threads, &arguments.model(), &progress)?,
     };
     drop(progress);

@@ -10,7 +10,7 @@ use pagoda::{Error, Status};
 
 /// The model folder that [`Name::Rank`] measures by default.
 pub const MODEL: &str = "target/bench/rank";
-/// The model folder that [`Name::Generate`] measures by default.
+/// The model folder that [`Name::Generate`] and [`Name::Policies`] measure by default.
 pub const LANGUAGE_MODEL: &str = "target/models/smollm2";
 
 /// What to measure and how.
@@ -34,7 +34,7 @@ pub struct Arguments {
     /// Threads for both sides; 0 = one for each core.
     #[arg(long, default_value_t = 0)]
     pub threads: u32,
-    /// The model folder that `rank` and `generate` measure [default: target/bench/rank, which `make bench-model` makes, and
+    /// The model folder that `rank`, `generate` and `policies` measure [default: target/bench/rank, which `make bench-model` makes, and
     /// target/models/smollm2, which `make model-smollm2` makes]
     #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     model: Option<PathBuf>,
@@ -43,7 +43,7 @@ pub struct Arguments {
 impl Arguments {
     /// The model folder to measure.
     pub fn model(&self) -> PathBuf {
-        let default = if matches!(self.name, Name::Generate) { LANGUAGE_MODEL } else { MODEL };
+        let default = if matches!(self.name, Name::Generate | Name::Policies) { LANGUAGE_MODEL } else { MODEL };
         self.model.clone().unwrap_or_else(|| default.into())
     }
 }
@@ -69,6 +69,8 @@ pub enum Name {
     Rank,
     /// The generator with SmolLM2 in 4 bits: prefill, decode, 8 sequences at once, its own time, turns of a conversation.
     Generate,
+    /// Cache policies: their decisions, and decoding with 2,048 slots against decoding with 2,048 cached tokens.
+    Policies,
 }
 
 /// Where a benchmark computes.

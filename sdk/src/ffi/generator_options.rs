@@ -40,7 +40,7 @@ pub const PAGODA_KV_FORMAT_FP8: pagoda_kv_format = 4;
 pub struct pagoda_kv_policy {
     /// The size of this struct.
     pub struct_size: u32,
-    /// The slots of a sequence in each layer: its pages hold so many tokens.
+    /// The slots of a sequence in each layer: its pages hold so many tokens. With "dense" 0 is no limit.
     pub cache_length: i32,
     /// The maximum number of tokens of a prompt that one step reads once the slots are full; default 64. The tokens of a step
     /// replace others before it attends.
@@ -54,8 +54,16 @@ pub struct pagoda_kv_policy {
     pub keep_initial_fraction: f32,
     /// With h2o: 1 divides the weights that a token got by the time that it has been there; default 0.
     pub normalise: i32,
-    /// Which tokens stay, UTF-8: "lastrec", "smart-lastrec", "h2o" or "h2o-orig".
+    /// Which tokens stay, UTF-8: "dense" (all of them, and a sequence of more than `cache_length` is rejected), "lastrec",
+    /// "smart-lastrec", "h2o", "h2o-orig", and on the CPU "h2o-vlen" and, for quantised pages, "qh2o" and "qh2o-vlen".
     pub name: *const c_char,
+    /// With qh2o: how much a token's weights count against what quantisation took from it, from 0 to 1; default 0.5.
+    pub score_share: f32,
+    /// The number of layers that `cache_lengths` has; default 0.
+    pub cache_length_count: i32,
+    /// The slots of each layer, instead of `cache_length`; NULL, the default: all have as many. A sequence's pages are those of the
+    /// layer that has the most.
+    pub cache_lengths: *const i32,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
@@ -105,7 +113,7 @@ pub struct pagoda_generator_options {
     /// How the store is opened; NULL = the defaults.
     pub store_options: *const pagoda_store_options,
     /// A fixed number of slots for the keys and values of each sequence; NULL, the default: all tokens stay. With a policy nothing
-    /// is shared between sequences, and sessions, `host_bytes` and `store_path` are rejected.
+    /// is shared between sequences, and a session goes on only behind what was computed of it.
     pub kv_policy: *const pagoda_kv_policy,
 }
 
@@ -193,13 +201,21 @@ unsafe fn read_policy(policy: *const pagoda_kv_policy) -> Result<Option<KvPolicy
         keep_initial_fraction: known.keep_initial_fraction,
         normalise: known.normalise.into(),
         name: std::ptr::null(),
+        score_share: known.score_share,
+        cache_length_count: 0,
+        cache_lengths: std::ptr::null(),
     };
     // SAFETY: by contract.
     let policy = unsafe { args::options(policy, defaults, "options.kv_policy")? };
     // SAFETY: by contract.
     let name = unsafe { args::text(policy.name, "options.kv_policy.name")? };
+    let count = args::count(policy.cache_length_count, "options.kv_policy.cache_length_count")?;
+    // SAFETY: by contract.
+    let lengths = unsafe { args::slice(policy.cache_lengths, count as usize, "options.kv_policy.cache_lengths")? };
+    let lengths = lengths.iter().map(|&length| args::count(length, "options.kv_policy.cache_lengths"));
     Ok(Some(KvPolicy {
         name: name.into(),
+        cache_lengths: lengths.collect::<Result<_>>()?,
         cache_length: args::count(policy.cache_length, "options.kv_policy.cache_length")?,
         chunk_size: args::count(policy.chunk_size, "options.kv_policy.chunk_size")?,
         protect: match policy.protect {
@@ -209,5 +225,7 @@ unsafe fn read_policy(policy: *const pagoda_kv_policy) -> Result<Option<KvPolicy
         grace_period: args::count(policy.grace_period, "options.kv_policy.grace_period")?,
         keep_initial_fraction: policy.keep_initial_fraction,
         normalise: args::flag(policy.normalise, "options.kv_policy.normalise")?,
+        score_share: policy.score_share,
+        ..known
     }))
 }

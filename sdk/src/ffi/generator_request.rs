@@ -225,6 +225,7 @@ unsafe fn read(request: &pagoda_generate_request) -> Result<ReadRequest> {
             PAGODA_CONTEXT_END_STOP => ContextEnd::Stop,
             other => return Err(args::unknown("context_end", other, "PAGODA_CONTEXT_END_...")),
         },
+        kv_policy: None,
     };
     Ok(ReadRequest { request: read, prompt: PromptField(field) })
 }

@@ -25,6 +25,7 @@ mod pool;
 mod prefix;
 mod prepare;
 mod shape;
+mod slots;
 mod stats;
 mod table;
 

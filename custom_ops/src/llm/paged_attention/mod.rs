@@ -59,6 +59,7 @@ impl<T: OnnxElement> Operator for PagedAttention<T> {
         Output::required("kv_pool_out", T::ONNX),
         Output::optional("kv_scales_out", <f16 as OnnxElement>::ONNX),
         Output::optional("key_weights", F32),
+        Output::optional("kv_norms", F32),
     ];
 
     fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
@@ -95,6 +96,7 @@ impl<T: OnnxElement> Operator for QuantisedPagedAttention<T> {
         Output::required("kv_pool_out", U8),
         Output::optional("kv_scales_out", <f16 as OnnxElement>::ONNX),
         Output::optional("key_weights", F32),
+        Output::optional("kv_norms", F32),
     ];
 
     fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
@@ -151,6 +153,9 @@ fn launch<T: OnnxElement>(
 ) -> Result<(), OpError> {
     let inputs = Inputs::read(context, attributes.format)?;
     let outputs = Outputs::new(&inputs, context, attributes.weights_len)?;
+    if outputs.kv_norms.is_some() {
+        return Err(OpError::failed("kv_norms: only the CPU computes this output, leave it out on CUDA".into()));
+    }
     let mut call = attributes.call_on_device::<T>(&inputs, &outputs)?;
     // Of the two, a call takes one at most. Without memory to work in it is slower.
     let bytes = if outputs.key_weights.is_some() { call.row_sums_bytes() } else { call.scratch_bytes() };

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use pagoda_kernels::cuda::{CUstream, Gpu};
-use pagoda_kernels::{KvFormat, KvPool, cpu, f16};
+use pagoda_kernels::{KV_NORMS, KvFormat, KvPool, cpu, f16};
 
 use crate::ort::{InputTensor, KernelContext, OnnxElement, OpError, OutputTensor};
 use crate::side_channel::wait_for_arrivals;
@@ -120,6 +120,7 @@ pub(super) struct Outputs {
     pub(super) pool: OutputTensor,
     pub(super) scales: Option<OutputTensor>,
     pub(super) key_weights: Option<(OutputTensor, usize)>,
+    pub(super) kv_norms: Option<OutputTensor>,
 }
 
 impl Outputs {
@@ -137,8 +138,9 @@ impl Outputs {
         if key_weights.is_some() && len.is_none() {
             return Err(OpError::invalid("key_weights: this output takes token_pos, or the attribute weights_len"));
         }
-        let written: Vec<&OutputTensor> =
-            [Some(&output), Some(&pool), scales.as_ref(), key_weights.as_ref()].into_iter().flatten().collect();
+        let kv_norms = context.optional_output(4, &[inputs.key.dims[0], inputs.key.dims[1], KV_NORMS])?;
+        let optional = [scales.as_ref(), key_weights.as_ref(), kv_norms.as_ref()];
+        let written: Vec<&OutputTensor> = [&output, &pool].into_iter().chain(optional.into_iter().flatten()).collect();
         for (index, tensor) in written.iter().enumerate() {
             tensor.check_disjoint(inputs.tensors())?;
             for other in &written[index + 1..] {
@@ -157,7 +159,7 @@ impl Outputs {
             }
         }
         let key_weights = key_weights.zip(len);
-        Ok(Self { output, pool, scales, key_weights })
+        Ok(Self { output, pool, scales, key_weights, kv_norms })
     }
 
     /// The last dimension of the key weights, where they are asked for.
@@ -226,6 +228,11 @@ impl Outputs {
             let weights = self.key_weights.as_ref().map(|(weights, len)| (weights.slice_mut::<f32>(), *len));
             (self.output.slice_mut::<T>(), weights)
         };
-        Ok(call.run(pool, output, weights, context)?)
+        call.run(pool, output, weights, context)?;
+        if let Some(norms) = &self.kv_norms {
+            // SAFETY: by contract.
+            call.kv_norms(pool, unsafe { norms.slice_mut() })?;
+        }
+        Ok(())
     }
 }

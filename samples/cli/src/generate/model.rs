@@ -28,11 +28,12 @@ pub struct ModelArguments {
     #[arg(long, value_name = "FORMAT", value_parser = ["native", "int8", "int4", "fp8"])]
     kv_format: Option<String>,
     /// Keep only --cache-length tokens of each sequence, however long it is: by default all are kept.
-    #[arg(long, value_name = "NAME", requires = "cache_length", value_parser = ["lastrec", "smart-lastrec", "h2o", "h2o-orig"])]
+    #[arg(long, value_name = "NAME", requires = "cache_length", value_parser = POLICIES)]
     kv_policy: Option<String>,
-    /// The tokens that --kv-policy keeps.
-    #[arg(long, value_name = "N", requires = "kv_policy", value_parser = clap::value_parser!(u32).range(1..))]
-    cache_length: Option<u32>,
+    /// The tokens that --kv-policy keeps: a number, or one for each layer, with commas.
+    #[arg(long, value_name = "N", requires = "kv_policy", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    cache_length: Vec<u32>,
     /// With --kv-policy: the tokens of a prompt that a step reads once --cache-length is reached.
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunk_size: u32,
@@ -49,6 +50,9 @@ pub struct ModelArguments {
     #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     pub store: Option<PathBuf>,
 }
+
+/// The policies of --kv-policy.
+const POLICIES: [&str; 8] = ["dense", "lastrec", "smart-lastrec", "h2o", "h2o-vlen", "qh2o", "qh2o-vlen", "h2o-orig"];
 
 /// How requests share the model.
 #[derive(clap::Args)]
@@ -102,7 +106,10 @@ impl ModelArguments {
 
 impl ModelArguments {
     fn policy(&self) -> Option<KvPolicy> {
-        let mut policy = KvPolicy::new(self.kv_policy.clone()?, self.cache_length?);
+        let mut policy = KvPolicy::new(self.kv_policy.clone()?, *self.cache_length.first()?);
+        if self.cache_length.len() > 1 {
+            policy.cache_lengths.clone_from(&self.cache_length);
+        }
         policy.chunk_size = self.chunk_size;
         (policy.protect, policy.grace_period) = (self.protect, self.grace_period);
         Some(policy)
@@ -122,10 +129,14 @@ impl BatchArguments {
 /// The error in the words of the command line.
 pub fn in_flags(error: Error) -> Error {
     // A name that begins another one comes after it.
-    const FLAGS: [(&str, &str); 10] = [
+    const FLAGS: [(&str, &str); 14] = [
         ("options.kv_size", "--cache"),
         ("options.kv_format", "--kv-format"),
+        ("options.kv_policy.cache_lengths", "--cache-length"),
         ("options.kv_policy.cache_length", "--cache-length"),
+        ("options.kv_policy.protect", "--protect"),
+        ("options.kv_policy.grace_period", "--grace-period"),
+        ("options.kv_policy.name", "--kv-policy"),
         ("options.kv_policy", "--kv-policy"),
         ("options.store", "--store"),
         ("options.host_bytes", "--host-cache"),

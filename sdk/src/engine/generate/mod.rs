@@ -16,6 +16,8 @@ mod scheduler;
 mod sequence;
 mod sessions;
 mod slot_buffers;
+mod slot_image;
+mod slot_sessions;
 mod stats;
 mod stream;
 mod submit;
@@ -25,7 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use kv_policy::KvPolicy;
+pub use kv_policy::{KvPolicy, SlotCall};
 pub use options::{Driver, GeneratorOptions};
 
 pub use request::{
@@ -40,12 +42,13 @@ use self::open_model::OpenModel;
 use self::scheduler::Scheduler;
 use self::sequence::Sequence;
 use self::sessions::Sessions;
+use self::slot_sessions::SlotSessions;
 use self::stats::Counters;
 use self::stream::Callbacks;
 use super::{EngineProvider, stores};
 use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
-use crate::kv::{KvStats, Owners, Tiers};
+use crate::kv::{KvStats, Owner, Owners, Tiers};
 use crate::runtime::Watcher;
 use crate::sync::{Condvar, Mutex, Worker};
 use crate::text::Tokenizer;
@@ -116,7 +119,8 @@ impl Generator {
         let model = Arc::new(OpenModel::open(folder, &options, store)?);
         let counters = Arc::new(Counters::default());
         let sessions = Sessions::start(&model, is_durable)?;
-        let scheduler = Scheduler::new(Arc::clone(&model), &options, sessions, Arc::clone(&counters));
+        let slot_sessions = SlotSessions::open(&model)?;
+        let scheduler = Scheduler::new(Arc::clone(&model), &options, sessions, slot_sessions, Arc::clone(&counters));
         let shared = Arc::new(Shared {
             model,
             options,
@@ -211,7 +215,13 @@ impl Generator {
     /// they share with others stay. BUSY if a request of one runs.
     pub fn forget(&self, sessions: &[&str]) -> Result<usize> {
         let owners: Vec<_> = sessions.iter().map(|session| submit::session_owner(session)).collect();
-        self.shared.model.kv.evict(Owners::These(&owners), Tiers::ALL)
+        let model = &self.shared.model;
+        let stored = slot_sessions::stored(model, &owners);
+        let is_known = |(owner, stored): (&Owner, bool)| stored || model.kv.lookup(&[*owner])[0].length > 0;
+        let known = owners.iter().zip(stored).map(is_known).filter(|known| *known).count();
+        let evicted = model.kv.evict(Owners::These(&owners), Tiers::ALL)?;
+        slot_sessions::forget(model, Some(&owners))?;
+        Ok(evicted.max(known))
     }
 
     /// Evicts the keys and values of sessions from the pool to host memory and the store. Without those tiers they are
@@ -231,7 +241,16 @@ impl Generator {
     /// store, too. Returns how many histories there were.
     pub fn clear(&self, stored: bool) -> Result<usize> {
         let tiers = if stored { Tiers::ALL } else { Tiers::RESIDENT };
-        self.shared.model.kv.evict(Owners::All, tiers)
+        let evicted = self.shared.model.kv.evict(Owners::All, tiers)?;
+        let forgotten = if stored { slot_sessions::forget(&self.shared.model, None)? } else { 0 };
+        Ok(evicted.max(forgotten))
+    }
+
+    /// The slots that steps have written since this was last called, in order, where the policy's
+    /// [`replay_log`](KvPolicy::replay_log) is switched on: enough to run the same steps elsewhere, and what tests compare. It grows
+    /// until it is taken.
+    pub fn take_slot_log(&self) -> Vec<SlotCall> {
+        self.shared.scheduler.lock().take_slot_log()
     }
 
     /// The model folder that is served.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::exec::{Graphs, Shape};
 use super::options::GeneratorOptions;
 use super::policy::OpenPolicy;
-use super::request::Prompt;
+use super::request::{Chat, Prompt};
 use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
 use crate::folder::generate::{PagesForm, RewrittenGraphs};
@@ -30,6 +30,8 @@ pub(super) struct OpenModel {
     pub(super) version: Arc<str>,
     /// Present if sequences have a fixed number of slots.
     pub(super) policy: Option<OpenPolicy>,
+    /// With a policy: where its sessions are stored. The cache has no store then.
+    pub(super) slot_store: Option<Arc<dyn Store>>,
 }
 
 impl OpenModel {
@@ -45,7 +47,8 @@ impl OpenModel {
         let form = PagesForm {
             format: options.kv_format.unwrap_or(folder.kv.format),
             slots: policy.is_some(),
-            weights: policy.as_ref().is_some_and(OpenPolicy::needs_weights),
+            weights: policy.as_ref().is_some_and(|policy| policy.needs().weights),
+            norms: policy.as_ref().is_some_and(OpenPolicy::needs_norms),
         };
         let (folder, graphs) = match folder.with_pages(form)? {
             Some((folder, graphs)) => (folder, Some(graphs)),
@@ -56,7 +59,18 @@ impl OpenModel {
         }
         let model = open_graph(&folder, graphs.as_ref(), options)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
-        let kv = open_kv(&folder, options, device_id, store)?;
+        if let (Some(_), Some(chosen), true) =
+            (device_id, &options.kv_policy, policy.as_ref().is_some_and(OpenPolicy::needs_norms))
+        {
+            let message = format!(
+                "{} needs the lengths of values or the errors of quantisation, which only the CPU computes: take h2o, lastrec or \
+                 smart-lastrec on a GPU, or the CPU (options.model.provider)",
+                chosen.name
+            );
+            return Err(Error::new(Status::Unsupported, message).about("options.kv_policy.name"));
+        }
+        let (store, slot_store) = if policy.is_some() { (None, store) } else { (store, None) };
+        let kv = open_kv(&folder, options, policy.is_some(), device_id, store)?;
         let pages = kv.stats().pages;
         let device_id = device_id.filter(|_| model.provider() == Provider::Cuda);
         // A captured graph has no weights of slots.
@@ -65,7 +79,7 @@ impl OpenModel {
             Graphs::new(device, &decode_shapes(options.max_batch), context, pages)
         });
         let version = folder.version.as_str().into();
-        Ok(Self { folder, model, graphs, kv, device_id, pages, tokenizer, template, version, policy })
+        Ok(Self { folder, model, graphs, kv, device_id, pages, tokenizer, template, version, policy, slot_store })
     }
 
     /// The tokens of a prompt.
@@ -82,22 +96,38 @@ impl OpenModel {
                 }
             }
             Prompt::Text(text) => self.tokenizer.encode(text, true),
-            Prompt::Chat(chat) => {
-                let Some(template) = &self.template else {
-                    let message = "the model folder has no chat template: send the prompt as a text";
-                    return Err(Error::new(Status::Unsupported, message).about("prompt"));
-                };
-                let input = ChatInput {
-                    messages: &chat.messages,
-                    tools: chat.tools.as_ref(),
-                    add_generation_prompt: chat.add_generation_prompt,
-                    extra: Some(&chat.variables),
-                    ..ChatInput::default()
-                };
-                // The template has written the special tokens.
-                self.tokenizer.encode(&template.render(&input)?, false)
-            }
+            Prompt::Chat(chat) => self.chat_tokens(chat, &chat.messages, chat.add_generation_prompt),
         }
+    }
+
+    /// How many of a chat's tokens are its first message, as the template writes it; `None` if it is the only one, or the template
+    /// does not write it alone.
+    pub(super) fn first_message(&self, chat: &Chat, tokens: &[u32]) -> Option<usize> {
+        let [first, _, ..] = &chat.messages[..] else { return None };
+        let alone = self.chat_tokens(chat, std::slice::from_ref(first), false).ok()?;
+        let same = alone.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        (same > 0).then_some(same)
+    }
+
+    fn chat_tokens(
+        &self,
+        chat: &Chat,
+        messages: &[serde_json::Value],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>> {
+        let Some(template) = &self.template else {
+            let message = "the model folder has no chat template: send the prompt as a text";
+            return Err(Error::new(Status::Unsupported, message).about("prompt"));
+        };
+        let input = ChatInput {
+            messages,
+            tools: chat.tools.as_ref(),
+            add_generation_prompt,
+            extra: Some(&chat.variables),
+            ..ChatInput::default()
+        };
+        // The template has written the special tokens.
+        self.tokenizer.encode(&template.render(&input)?, false)
     }
 
     /// The output that has the maxima of blocks of logits, where the graph that runs has one.
@@ -147,6 +177,7 @@ fn decode_shapes(max_batch: u32) -> Vec<Shape> {
 fn open_kv(
     folder: &GenerateFolder,
     options: &GeneratorOptions,
+    has_slots: bool,
     device_id: Option<u32>,
     store: Option<Arc<dyn Store>>,
 ) -> Result<KvCache> {
@@ -163,9 +194,9 @@ fn open_kv(
         model_version: folder.version.clone(),
         overlap: Overlap::Trim,
         // Slots are overwritten: what was there is no history that could be continued.
-        edited: if options.kv_policy.is_some() { Edited::Unnoticed } else { Edited::Invalidate },
+        edited: if has_slots { Edited::Unnoticed } else { Edited::Invalidate },
         offload: Offload::OnEviction,
-        index_prefixes: options.share_prefixes && options.kv_policy.is_none(),
+        index_prefixes: options.share_prefixes && !has_slots,
         ..KvOptions::default()
     };
     KvCache::open(&kv, store).map_err(|error| match error.argument() {

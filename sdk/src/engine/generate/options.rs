@@ -16,7 +16,7 @@ pub struct GeneratorOptions {
     /// about a quarter of the memory of f32 pages, and half of that of f16.
     pub kv_format: Option<KvFormat>,
     /// A fixed number of slots for the keys and values of each sequence, and which tokens stay in them; `None`: all tokens stay.
-    /// With a policy nothing is shared between sequences, and there are no sessions, host memory and store for keys and values.
+    /// With a policy nothing is shared between sequences, and a session goes on only behind all that was computed of it.
     pub kv_policy: Option<KvPolicy>,
     /// Bytes of host memory for keys and values that were evicted from the pool; 0: none.
     pub host_bytes: u64,

@@ -2,16 +2,21 @@
 
 use super::open_model::OpenModel;
 use super::sequence::Sequence;
+use super::slot_sessions::SlotSessions;
 use crate::kv::{KvCache, Owner, Tier};
 
 /// Looks up what is cached of a sequence. Returns false if it is on its way from the store; with `waits` it is never false.
-pub(super) fn look_up(model: &OpenModel, sequence: &mut Sequence, share_prefixes: bool, waits: bool) -> bool {
+pub(super) fn look_up(
+    model: &OpenModel,
+    sessions: &mut SlotSessions,
+    sequence: &mut Sequence,
+    share_prefixes: bool,
+    waits: bool,
+) -> bool {
     let kv = &model.kv;
     (sequence.cached, sequence.shared_pages, sequence.committed) = (0, 0, false);
     if let Some(policy) = &model.policy {
-        // It begins anew, and has pages of its own.
-        sequence.slots = policy.slots().ok();
-        if kv.lookup(&[sequence.owner])[0].length > 0 && kv.forget(sequence.owner, &mut Vec::new()).is_err() {
+        if !sessions.resume(model, policy, sequence) {
             return waits;
         }
     } else if !sequence.needs_prompt_logits() {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::kv_policy::KvPolicy;
 use super::sampling::{SamplingOptions, TokenLogprobs};
 use crate::error::{Error, Result};
 use crate::folder::generate::Generation;
@@ -72,6 +73,9 @@ pub struct GenerateRequest {
     pub cancel: Option<Arc<Cancel>>,
     /// What happens if prompt and answer do not fit into the model's context.
     pub context_end: ContextEnd,
+    /// The policy of this request, if the generator was opened with one that has as many slots and whose graph returns what this
+    /// one needs: with `h2o` any but those by lengths and errors. `cache_length` is 0, or the generator's. `None`: the generator's.
+    pub kv_policy: Option<KvPolicy>,
 }
 
 /// What a generated text follows.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::super::batching::catch_panic;
 use super::answers::{Answers, Ended};
+use super::kv_policy::SlotCall;
 use super::open_model::OpenModel;
 use super::options::GeneratorOptions;
 use super::pace::Pace;
@@ -19,10 +20,12 @@ use super::request::FinishReason;
 use super::sampling::Scratch;
 use super::sequence::{Precedence, Sequence};
 use super::sessions::Sessions;
+use super::slot_sessions::SlotSessions;
 use super::stats::Counters;
 use super::workspace::Workspace;
 use crate::error::{Error, Result, Status};
 use crate::kv::{KvLease, KvRequest, Owner};
+use crate::store::Ticket;
 
 /// How often a sequence may find its keys and values in use before it fails.
 const BUSY_STEPS: u32 = 1000;
@@ -33,6 +36,7 @@ const MOST_SKIPPED: usize = 256;
 pub(super) struct Scheduler {
     model: Arc<OpenModel>,
     sessions: Sessions,
+    slot_sessions: SlotSessions,
     counters: Arc<Counters>,
     max_batch: usize,
     max_rows: usize,
@@ -55,17 +59,18 @@ impl Scheduler {
         model: Arc<OpenModel>,
         options: &GeneratorOptions,
         sessions: Sessions,
+        slot_sessions: SlotSessions,
         counters: Arc<Counters>,
     ) -> Self {
         Self {
             workspace: Workspace::new(&model, options.max_batch as usize),
-            model,
             sessions,
+            slot_sessions,
             counters,
             max_batch: options.max_batch as usize,
             max_rows: options.max_batch_tokens as usize,
             stretch: options.max_stretch,
-            share_prefixes: options.share_prefixes && options.kv_policy.is_none(),
+            share_prefixes: options.share_prefixes && model.policy.is_none(),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             scratch: Scratch::default(),
@@ -73,6 +78,7 @@ impl Scheduler {
             busy_steps: 0,
             in_model: Duration::ZERO,
             to_wake: Vec::new(),
+            model,
         }
     }
 
@@ -161,7 +167,8 @@ impl Scheduler {
                 continue;
             }
             let alone = owners.is_empty();
-            if !sequence.looked_up && !prefixes::look_up(&self.model, sequence, self.share_prefixes, alone) {
+            let Self { model, slot_sessions, share_prefixes, .. } = self;
+            if !sequence.looked_up && !prefixes::look_up(model, slot_sessions, sequence, *share_prefixes, alone) {
                 continue;
             }
             sequence.looked_up = true;
@@ -216,7 +223,7 @@ impl Scheduler {
             for sequence in self.running.values_mut() {
                 // It was evicted while it waited, or by another thread.
                 if (self.model.kv.lookup(&[sequence.owner])[0].length as usize) < sequence.cached_slots() {
-                    prefixes::look_up(&self.model, sequence, self.share_prefixes, true);
+                    prefixes::look_up(&self.model, &mut self.slot_sessions, sequence, self.share_prefixes, true);
                 }
             }
             let policy = self.model.policy.as_ref();
@@ -255,7 +262,7 @@ impl Scheduler {
             (Status::InvalidArgument, Some((key, _))) if self.busy_steps < BUSY_STEPS => {
                 self.busy_steps += 1;
                 if let Some(sequence) = self.running.get_mut(key) {
-                    prefixes::look_up(&self.model, sequence, self.share_prefixes, true);
+                    prefixes::look_up(&self.model, &mut self.slot_sessions, sequence, self.share_prefixes, true);
                 }
             }
             (Status::Busy, _) if self.busy_steps < BUSY_STEPS => {
@@ -304,13 +311,19 @@ impl Scheduler {
         self.advance(batch);
     }
 
+    /// The slots that steps have written since this was last called, where they are logged.
+    pub(super) fn take_slot_log(&mut self) -> Vec<SlotCall> {
+        std::mem::take(&mut self.workspace.slots.log)
+    }
+
     /// Takes over the slots that a step has written.
     fn commit_slots(&mut self, batch: &[(Precedence, usize)]) -> Result<()> {
         let model = Arc::clone(&self.model);
         let Some(policy) = &model.policy else { return Ok(()) };
         // In the order of the batch, which is that of the keys.
         let keys: HashSet<_> = batch.iter().map(|(key, _)| *key).collect();
-        let slots = self.running.iter_mut().filter(|(key, _)| keys.contains(key)).map(|(_, it)| it.slots.as_mut());
+        let slots =
+            self.running.iter_mut().filter(|(key, _)| keys.contains(key)).map(|(key, it)| (key.1, it.slots.as_mut()));
         self.workspace.slots.commit(policy, slots)
     }
 
@@ -374,11 +387,12 @@ impl Scheduler {
         self.counters.ended(&reason, sequence.tokens.len() - sequence.prompt);
         let computed = sequence.computed;
         let is_session = sequence.is_session;
+        let kept = (is_session && self.model.policy.is_some()).then(|| self.keep_slots(&mut sequence, reason.is_ok()));
         let outcome = reason.map(|reason| sequence.answer(reason));
         let (answers, choice) = (Arc::clone(&sequence.answers), sequence.choice as usize);
         let Some(Ended { outcome, owners }) = answers.end(choice, sequence.owner, outcome, computed) else { return };
         if is_session {
-            self.sessions.end(owners[0], answers, outcome);
+            self.sessions.end(owners[0], answers, outcome, kept);
             return;
         }
         if !self.share_prefixes {
@@ -387,6 +401,16 @@ impl Scheduler {
             }
         }
         answers.deliver(outcome);
+    }
+
+    /// Keeps the slots of a session for its next turn. Those of a step that has failed may be overwritten: what was stored before
+    /// counts then.
+    fn keep_slots(&mut self, sequence: &mut Sequence, is_whole: bool) -> Result<Vec<Ticket>> {
+        if is_whole {
+            return self.slot_sessions.keep(&self.model, sequence);
+        }
+        self.forget(sequence.owner);
+        Ok(Vec::new())
     }
 
     /// Removes what no other sequence can use.

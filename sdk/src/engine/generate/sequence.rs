@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use super::answers::Answers;
 use super::plan::Need;
-use super::policy::{OpenPolicy, Slots};
+use super::policy::{ChosenPolicy, OpenPolicy, Slots};
 use super::prefix_items::PrefixItems;
 use super::request::{Choice, FinishReason, Timings, Token};
 use super::sampling::{Sampled, Sampler, Scratch, TokenLogprobs, logprobs};
+use super::slot_sessions::Stored;
 use crate::error::Result;
 use crate::kv::{KvRequest, Owner};
 use crate::text::{Detokeniser, Stopped, Stops};
@@ -34,8 +35,12 @@ pub(super) struct Sequence {
     pub(super) items: PrefixItems,
     /// The tokens whose keys and values are cached; with a policy, those that were computed.
     pub(super) cached: usize,
+    /// With a policy: which.
+    pub(super) policy: Option<Arc<ChosenPolicy>>,
     /// With a policy: the slots that they are in.
     pub(super) slots: Option<Slots>,
+    /// With a policy, of a session: what is stored of them.
+    pub(super) stored: Stored,
     /// The pages of them that others have, too.
     pub(super) shared_pages: u64,
     /// Whether `cached` was looked up since the sequence was last preempted.
@@ -90,6 +95,7 @@ pub(super) struct NewSequence {
     pub(super) sampler: Sampler,
     pub(super) logprobs: Option<u32>,
     pub(super) prompt_logprobs: Option<u32>,
+    pub(super) policy: Option<Arc<ChosenPolicy>>,
     pub(super) arrived: Instant,
 }
 
@@ -105,7 +111,9 @@ impl Sequence {
             tokens: new.tokens,
             items: new.items,
             cached: 0,
+            policy: new.policy,
             slots: None,
+            stored: Stored::default(),
             shared_pages: 0,
             looked_up: false,
             committed: false,

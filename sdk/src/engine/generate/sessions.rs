@@ -10,6 +10,7 @@ use super::open_model::OpenModel;
 use super::request::GenerateResponse;
 use crate::error::Result;
 use crate::kv::{Owner, Owners};
+use crate::store::Ticket;
 use crate::sync::Worker;
 
 /// Ends sessions.
@@ -22,6 +23,8 @@ struct EndOfTurn {
     owner: Owner,
     answers: Arc<Answers>,
     outcome: Result<GenerateResponse>,
+    /// With a policy: what its slots are written by.
+    slots: Option<Result<Vec<Ticket>>>,
 }
 
 impl Sessions {
@@ -33,25 +36,39 @@ impl Sessions {
         let (sender, ends) = channel::<EndOfTurn>();
         let model = Arc::clone(model);
         let worker = Worker::spawn("pagoda-session", "store conversations on", move || {
-            for EndOfTurn { owner, answers, outcome } in ends {
-                let stored = catch_panic(|| model.kv.offload(Owners::These(&[owner])));
+            for EndOfTurn { owner, answers, outcome, slots } in ends {
+                let stored = match slots {
+                    Some(tickets) => tickets.and_then(|tickets| Ticket::wait_all(&tickets)),
+                    None => catch_panic(|| model.kv.offload(Owners::These(&[owner]))).map(drop),
+                };
                 let stored = stored.map_err(|error| {
                     let message =
                         format!("the answer was generated, but its conversation could not be stored: {error}");
                     crate::Error::new(error.status(), message)
                 });
-                answers.deliver(outcome.and_then(|response| stored.map(|_| response)));
+                answers.deliver(outcome.and_then(|response| stored.map(|()| response)));
             }
         })?;
         Ok(Self { thread: Some((sender, worker)) })
     }
 
     /// Delivers the end of a turn, once it is stored.
-    pub(super) fn end(&self, owner: Owner, answers: Arc<Answers>, outcome: Result<GenerateResponse>) {
+    pub(super) fn end(
+        &self,
+        owner: Owner,
+        answers: Arc<Answers>,
+        outcome: Result<GenerateResponse>,
+        slots: Option<Result<Vec<Ticket>>>,
+    ) {
         match &self.thread {
-            None => answers.deliver(outcome),
+            None => {
+                if let Some(Err(error)) = slots {
+                    log::debug!("a session is in the pool alone: {error}");
+                }
+                answers.deliver(outcome);
+            }
             Some((thread, _)) => {
-                if let Err(unsent) = thread.send(EndOfTurn { owner, answers, outcome }) {
+                if let Err(unsent) = thread.send(EndOfTurn { owner, answers, outcome, slots }) {
                     unsent.0.answers.deliver(unsent.0.outcome);
                 }
             }

@@ -1,23 +1,36 @@
 //! The slots of a step: what the graph is told of them, and what it returns.
 
+use pagoda_kernels::KV_NORMS;
+
 use super::super::exec::{self, Dim, Input, Values};
+use super::kv_policy::SlotCall;
 use super::policy::{OpenPolicy, Slots};
 use super::sequence::Sequence;
 use crate::error::{Error, Result, Status};
-use crate::kv::policy::{SlotPlan, SlotValues};
+use crate::kv::policy::{Ranking, SlotPlan, SlotValues};
 use crate::tensor::Tensor;
 
 /// The inputs and outputs of a step for the slots of its sequences, `[layer]`; one layer where they do not differ.
 #[derive(Default)]
 pub(super) struct SlotBuffers {
-    /// `[sequence][layer]`
+    /// `[sequence][layer]`; those of sequences that are no more are kept for their memory.
     plans: Vec<Vec<SlotPlan>>,
+    sequences: usize,
+    ranking: Ranking,
     write_slots: Vec<Vec<i32>>,
     token_pos: Vec<Vec<i32>>,
     /// Of every layer.
     weights: Vec<Vec<f32>>,
+    /// Of every layer, `[rows, heads, KV_NORMS]`; empty where the policy needs none of them.
+    norms: Vec<Vec<f32>>,
+    /// Those of one sequence, apart.
+    lengths: Vec<f32>,
+    errors: Vec<f32>,
     of_rows: Vec<i64>,
-    of_slots: Vec<i64>,
+    /// Of every layer.
+    of_slots: Vec<[i64; 2]>,
+    /// What was written, where it is logged.
+    pub(super) log: Vec<SlotCall>,
 }
 
 impl SlotBuffers {
@@ -27,29 +40,40 @@ impl SlotBuffers {
         open: &OpenPolicy,
         batch: impl Iterator<Item = (&'a Sequence, usize)>,
     ) -> Result<()> {
-        self.plans.clear();
+        let Self { plans, ranking, write_slots, token_pos, .. } = self;
+        write_slots.iter_mut().for_each(Vec::clear);
+        token_pos.iter_mut().for_each(Vec::clear);
+        self.sequences = 0;
         for (sequence, rows) in batch {
             let slots =
                 sequence.slots.as_ref().ok_or_else(|| Error::new(Status::Internal, "a sequence without slots"))?;
-            self.plans.push(slots.layers.iter().map(|layer| layer.plan(&*open.policy, rows)).collect::<Result<_>>()?);
-        }
-        let layers = self.plans.first().map_or(0, Vec::len);
-        self.write_slots.resize_with(layers, Vec::new);
-        self.token_pos.resize_with(layers, Vec::new);
-        for layer in 0..layers {
-            let (write_slots, token_pos) = (&mut self.write_slots[layer], &mut self.token_pos[layer]);
-            write_slots.clear();
-            token_pos.clear();
-            for plans in &self.plans {
-                write_slots.extend(&plans[layer].write_slots);
-                token_pos.extend(&plans[layer].token_pos);
+            if plans.len() == self.sequences {
+                plans.push(Vec::new());
             }
+            let plans = &mut plans[self.sequences];
+            let policy = &*slots.chosen.policy;
+            let layers = slots.layers.len();
+            plans.resize_with(layers, SlotPlan::default);
+            write_slots.resize_with(layers, Vec::new);
+            token_pos.resize_with(layers, Vec::new);
+            for (layer, (slots, plan)) in slots.layers.iter().zip(plans).enumerate() {
+                slots.plan_into(policy, rows, ranking, plan)?;
+                write_slots[layer].extend_from_slice(&plan.write_slots);
+                slots.token_pos_after(plan, &mut token_pos[layer]);
+            }
+            self.sequences += 1;
         }
-        let weights = if open.needs_weights() { self.plans.len() * open.heads * open.len } else { 0 };
-        self.weights.resize_with(open.names.len(), Vec::new);
-        self.weights.iter_mut().for_each(|buffer| buffer.resize(weights, 0.0));
         self.of_rows = vec![open.heads as i64];
-        self.of_slots = vec![open.heads as i64, open.len as i64];
+        self.of_slots.clear();
+        self.of_slots.extend(open.lens.iter().map(|&len| [open.heads as i64, len as i64]));
+        self.weights.resize_with(open.names.len(), Vec::new);
+        for (buffer, len) in self.weights.iter_mut().zip(&open.lens).filter(|_| open.needs().weights) {
+            buffer.resize(self.sequences * open.heads * len, 0.0);
+        }
+        let rows = self.write_slots.first().map_or(0, Vec::len);
+        let norms = if open.needs_norms() { open.names.len() } else { 0 };
+        self.norms.resize_with(norms, Vec::new);
+        self.norms.iter_mut().for_each(|norms| norms.resize(rows * KV_NORMS, 0.0));
         Ok(())
     }
 
@@ -59,37 +83,68 @@ impl SlotBuffers {
         open.names.iter().enumerate().flat_map(move |(layer, names)| {
             let write_slots = of_layer(&self.write_slots, layer);
             let token_pos = of_layer(&self.token_pos, layer);
+            let of_slots = &self.of_slots[layer];
             [
                 Input { name: &names.write_slots, numbers: write_slots, dim: Dim::Rows(0), inner: &self.of_rows },
-                Input { name: &names.token_pos, numbers: token_pos, dim: Dim::Sequences, inner: &self.of_slots },
+                Input { name: &names.token_pos, numbers: token_pos, dim: Dim::Sequences, inner: of_slots },
             ]
         })
     }
 
-    /// The outputs of the graph: tensors over the buffers of weights, which must outlive them.
+    /// The outputs of the graph: tensors over the buffers of weights and norms, which must outlive them.
     pub(super) fn outputs<'a>(&mut self, open: &'a OpenPolicy) -> Result<Vec<(&'a str, Tensor)>> {
-        let dims = [self.plans.len() as i64, open.heads as i64, open.len as i64];
-        let with_names = open.names.iter().filter_map(|names| names.key_weights.as_deref()).zip(&mut self.weights);
-        let output = |(name, buffer): (&'a str, &mut Vec<f32>)| {
+        let mut outputs = Vec::new();
+        for ((names, buffer), len) in open.names.iter().zip(&mut self.weights).zip(&open.lens) {
+            let Some(name) = &names.key_weights else { continue };
+            let dims = [self.sequences as i64, open.heads as i64, *len as i64];
             // SAFETY: the buffer outlives the tensor, and nothing else uses it during the run.
             let tensor = unsafe { exec::tensor_in_place(&dims, buffer.as_mut_ptr(), buffer.len()) };
-            tensor.map(|tensor| (name, tensor))
-        };
-        with_names.map(output).collect()
+            outputs.push((name.as_str(), tensor?));
+        }
+        for (names, buffer) in open.names.iter().zip(&mut self.norms) {
+            let Some(name) = &names.kv_norms else { continue };
+            let rows = buffer.len() / (open.heads * KV_NORMS);
+            let dims = [rows as i64, open.heads as i64, KV_NORMS as i64];
+            // SAFETY: as above.
+            let tensor = unsafe { exec::tensor_in_place(&dims, buffer.as_mut_ptr(), buffer.len()) };
+            outputs.push((name.as_str(), tensor?));
+        }
+        Ok(outputs)
     }
 
     /// The step has run: the slots of its sequences, given in the order of the batch, are as they were planned.
     pub(super) fn commit<'a>(
         &mut self,
         open: &OpenPolicy,
-        sequences: impl Iterator<Item = Option<&'a mut Slots>>,
+        sequences: impl Iterator<Item = (u64, Option<&'a mut Slots>)>,
     ) -> Result<()> {
-        let size = open.heads * open.len;
-        for (index, (plans, slots)) in self.plans.drain(..).zip(sequences).enumerate() {
+        let Self { plans, weights, norms, lengths, errors, .. } = self;
+        let mut first = 0;
+        for (index, (plans, (number, slots))) in plans[..self.sequences].iter().zip(sequences).enumerate() {
+            let count = plans.first().map_or(0, |plan| plan.write_slots.len());
+            let own = first..first + count;
+            first += count;
             let Some(slots) = slots else { continue };
-            for (layer, (plan, slots)) in plans.into_iter().zip(&mut slots.layers).enumerate() {
-                let weights = if open.needs_weights() { &self.weights[layer][index * size..][..size] } else { &[][..] };
-                slots.commit(&*open.policy, plan, weights, SlotValues::default())?;
+            if open.has_log() {
+                self.log.push(SlotCall {
+                    sequence: number,
+                    position: slots.seen() as u64,
+                    rows: (count / open.heads) as u32,
+                    slots: plans.iter().map(|plan| plan.slots.clone()).collect(),
+                });
+            }
+            let Slots { chosen, layers } = slots;
+            for (layer, (plan, slots)) in plans.iter().zip(layers).enumerate() {
+                let size = open.heads * open.lens[layer];
+                let weights = if open.needs().weights { &weights[layer][index * size..][..size] } else { &[][..] };
+                lengths.clear();
+                errors.clear();
+                if let Some(norms) = norms.get(layer) {
+                    let own = &norms.as_chunks::<KV_NORMS>().0[own.clone()];
+                    lengths.extend(own.iter().map(|[length, _, _]| length));
+                    errors.extend(own.iter().map(|[_, key, value]| key + value));
+                }
+                slots.commit(&*chosen.policy, plan, weights, SlotValues { lengths: &*lengths, errors: &*errors })?;
             }
         }
         Ok(())

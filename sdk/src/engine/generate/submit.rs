@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use super::Shared;
 use super::answers::{Answers, Sink};
+use super::policy::ChosenPolicy;
 use super::prefix_items::PrefixItems;
-use super::request::{ContextEnd, GenerateRequest, GenerateResponse};
+use super::request::{ContextEnd, GenerateRequest, GenerateResponse, Prompt};
 use super::sampling::Sampler;
 use super::sequence::{Ends, NewSequence, Sequence, SequenceText};
 use crate::checksum::xxh3;
@@ -43,6 +44,7 @@ impl Shared {
         let tokens = model.tokens(&request.prompt)?;
         let n = request.n.unwrap_or(1);
         self.check(request, tokens.len(), n)?;
+        let policy = self.policy(request, &tokens)?;
         let max_new_tokens = self.max_new_tokens(request, tokens.len())?;
         let prompt_text = request.echo.then(|| model.tokenizer.decode(&tokens, request.skip_special.unwrap_or(true)));
         let prompt_text = prompt_text.transpose()?.unwrap_or_default();
@@ -92,6 +94,7 @@ impl Shared {
                 sampler,
                 logprobs: request.logprobs,
                 prompt_logprobs: request.prompt_logprobs.filter(|_| choice == 0),
+                policy: policy.clone(),
                 arrived,
             };
             Ok(Sequence::new(Arc::clone(&answers), new))
@@ -103,6 +106,28 @@ impl Shared {
             cancel.watch(Arc::downgrade(&watcher));
         }
         Ok(answers)
+    }
+
+    /// The policy of a request's sequences, if they have slots.
+    fn policy(&self, request: &GenerateRequest, tokens: &[u32]) -> Result<Option<Arc<ChosenPolicy>>> {
+        let own = request.kv_policy.as_ref();
+        let Some(open) = &self.model.policy else {
+            return match own.filter(|own| !own.is_dense()) {
+                None => Ok(None),
+                Some(own) => {
+                    let message = format!(
+                        "the generator was opened without slots, which {} needs: set options.kv_policy",
+                        own.name
+                    );
+                    Err(Error::new(Status::Unsupported, message).about("kv_policy"))
+                }
+            };
+        };
+        let first_message = match &request.prompt {
+            Prompt::Chat(chat) if open.protects_first_message(own) => self.model.first_message(chat, tokens),
+            _ => None,
+        };
+        open.choose(own, first_message).map(Some)
     }
 
     fn queue(&self, sequences: Vec<Sequence>) -> Result<()> {
@@ -137,10 +162,6 @@ impl Shared {
             let message = format!("{n} answers in a session, which goes on after one of them: ask for 1");
             return Err(Error::invalid("n", message));
         }
-        if let (Some(_), Some(policy)) = (&request.session, &self.options.kv_policy) {
-            let message = format!("the slots of {} are not kept after an answer: leave the session out", policy.name);
-            return Err(Error::new(Status::Unsupported, message).about("session"));
-        }
         if request.session.as_ref().is_some_and(String::is_empty) {
             return Err(Error::invalid("session", "it is empty: leave it out for a request without a session"));
         }
@@ -161,11 +182,17 @@ impl Shared {
     fn max_new_tokens(&self, request: &GenerateRequest, prompt: usize) -> Result<u32> {
         let model = &self.model;
         let context = model.folder.limits.max_context as usize;
+        // A cache of fixed length from which no token leaves.
+        let dense = self.options.kv_policy.as_ref().filter(|policy| policy.is_dense() && policy.cache_length > 0);
+        let (context, whose) = match dense.map(|policy| policy.cache_length as usize) {
+            Some(length) if length < context => (length, "options.kv_policy.cache_length"),
+            _ => (context, "the model's context"),
+        };
         // The last token of an answer is not computed, but counts as part of the context.
         let room = context.saturating_sub(prompt);
         let pool = (model.pages * u64::from(model.folder.kv.page_size)) as usize;
         if room == 0 {
-            let message = format!("{prompt} tokens leave no room for an answer in the model's context of {context}");
+            let message = format!("{prompt} tokens leave no room for an answer in {whose} of {context}");
             return Err(Error::invalid("prompt", message));
         }
         let most = self.options.max_new_tokens;
@@ -183,7 +210,7 @@ impl Shared {
         let asked = match request.context_end {
             ContextEnd::Refuse if asked > room && request.max_new_tokens.is_some() => {
                 let message = format!(
-                    "{asked} tokens after a prompt of {prompt} are more than the model's context of {context}: ask for \
+                    "{asked} tokens after a prompt of {prompt} are more than {whose} of {context}: ask for \
                      {room} at most, or set context_end to stop"
                 );
                 return Err(Error::invalid("max_new_tokens", message));

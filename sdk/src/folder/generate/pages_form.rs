@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use pagoda_kernels::KvFormat;
+use pagoda_kernels::{KV_NORMS, KvFormat};
 use prost::Message;
 use prost::bytes::Bytes;
 
@@ -20,6 +20,8 @@ pub(crate) struct PagesForm {
     pub(crate) slots: bool,
     /// Whether the graph returns the weights that slots got.
     pub(crate) weights: bool,
+    /// Whether the graph returns the lengths of new values, and the errors of their format.
+    pub(crate) norms: bool,
 }
 
 /// The inputs and the output of a graph for the slots of one layer.
@@ -31,6 +33,8 @@ pub(crate) struct SlotNames {
     pub(crate) token_pos: String,
     /// f32 `[sequences, heads, slots]`.
     pub(crate) key_weights: Option<String>,
+    /// f32 `[rows, heads, 3]`.
+    pub(crate) kv_norms: Option<String>,
 }
 
 impl GenerateFolder {
@@ -66,6 +70,7 @@ impl GenerateFolder {
             write_slots: format!("{pool}.write_slots"),
             token_pos: format!("{pool}.token_pos"),
             key_weights: form.weights.then(|| format!("{pool}.key_weights")),
+            kv_norms: form.norms.then(|| format!("{pool}.kv_norms")),
         };
         let slots: Vec<_> = if form.slots { folder.inputs.kv_pools.iter().map(names).collect() } else { Vec::new() };
         let graph = self.rewritten(&self.model, &folder, &slots)?;
@@ -126,13 +131,18 @@ fn rewrite(bytes: &[u8], from: &GenerateFolder, to: &GenerateFolder, slots: &[Sl
     let Outputs { kv_pools, kv_scales, .. } = &to.outputs;
     replace(&mut graph.output, (kv_pools, kv_scales), &from.outputs.kv_scales, &to.kv)?;
     let heads = i64::from(to.kv.heads);
-    for names in slots {
-        let of_slots = [Dimension::Named("sequences"), Dimension::Number(heads), Dimension::Named("slots")];
+    for (layer, names) in slots.iter().enumerate() {
+        // Layers may have different numbers of them.
+        let count = format!("slots_{layer}");
+        let of_slots = [Dimension::Named("sequences"), Dimension::Number(heads), Dimension::Named(&count)];
         let of_rows = [Dimension::Named("rows"), Dimension::Number(heads)];
         graph.input.push(ValueInfoProto::new(&names.write_slots, ElementType::I32, &of_rows));
         graph.input.push(ValueInfoProto::new(&names.token_pos, ElementType::I32, &of_slots));
         let weights = names.key_weights.as_ref();
         graph.output.extend(weights.map(|name| ValueInfoProto::new(name, ElementType::F32, &of_slots)));
+        let of_norms = [Dimension::Named("rows"), Dimension::Number(heads), Dimension::Number(KV_NORMS as i64)];
+        let norms = names.kv_norms.as_ref();
+        graph.output.extend(norms.map(|name| ValueInfoProto::new(name, ElementType::F32, &of_norms)));
     }
     model.graph = graph.encode_to_vec().into();
     Ok(model.encode_to_vec())
@@ -172,6 +182,7 @@ const POSITIONS: usize = 9;
 const WRITE_SLOTS: usize = 13;
 const TOKEN_POS: usize = 14;
 const KEY_WEIGHTS: usize = 3;
+const NORMS: usize = 4;
 /// `AttributeProto.type`: a text.
 const STRING: i32 = 3;
 
@@ -202,6 +213,7 @@ impl NodeProto {
         put(&mut self.input, WRITE_SLOTS, Some(&names.write_slots));
         put(&mut self.input, TOKEN_POS, Some(&names.token_pos));
         put(&mut self.output, KEY_WEIGHTS, names.key_weights.as_ref());
+        put(&mut self.output, NORMS, names.kv_norms.as_ref());
     }
 }
 
@@ -217,14 +229,14 @@ fn put(names: &mut Vec<String>, at: usize, name: Option<&String>) {
 
 /// A dimension of a tensor.
 #[derive(Clone, Copy)]
-enum Dimension {
+enum Dimension<'a> {
     Number(i64),
-    Named(&'static str),
+    Named(&'a str),
 }
 
 impl TypeProto {
-    fn tensor(element: ElementType, dims: &[Dimension]) -> Self {
-        let dim = |dim: &Dimension| match *dim {
+    fn tensor(element: ElementType, dims: &[Dimension<'_>]) -> Self {
+        let dim = |dim: &Dimension<'_>| match *dim {
             Dimension::Number(number) => DimensionProto { dim_value: Some(number), ..DimensionProto::default() },
             Dimension::Named(name) => DimensionProto { dim_param: Some(name.into()), ..DimensionProto::default() },
         };
@@ -240,7 +252,7 @@ impl TypeProto {
 }
 
 impl ValueInfoProto {
-    fn new(name: &str, element: ElementType, dims: &[Dimension]) -> Self {
+    fn new(name: &str, element: ElementType, dims: &[Dimension<'_>]) -> Self {
         Self { name: name.into(), r#type: Some(TypeProto::tensor(element, dims)), ..Self::default() }
     }
 }

@@ -1,12 +1,13 @@
 //! What a policy decides.
 
 use super::layer_slots::LayerSlots;
+use super::ranking::Ranking;
 
 /// Which tokens leave a full cache.
 pub trait CachePolicy: std::fmt::Debug + Send + Sync {
-    /// Whether [`LayerSlots::commit`] needs the weights that slots got (`key_weights` of `PagedAttention`).
-    fn needs_weights(&self) -> bool {
-        false
+    /// What [`LayerSlots::commit`] needs to know of a call.
+    fn needs(&self) -> Needs {
+        Needs::default()
     }
 
     /// Slots at the end that hold the newest tokens, in turn. A token that leaves them moves, with its score, to a slot that
@@ -27,12 +28,25 @@ pub trait CachePolicy: std::fmt::Debug + Send + Sync {
         None
     }
 
-    /// The slots of each head that are overwritten next, in this order: `count` of them for each head, out of
-    /// `0..slots.len() - self.grace()`. All of these are in use.
-    fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Vec<Vec<usize>>);
+    /// Chooses the slots of each head that are overwritten next, in this order: for one head after the other, `count` of them out
+    /// of `0..slots.len() - self.grace()`.
+    fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Ranking);
 
-    /// What a slot's score grows by, for its weight in a call of `rows` rows. `weights` is `[heads, len]`, and becomes it.
-    fn scores(&self, slots: &LayerSlots, rows: usize, weights: &mut [f32]) {
-        let _ = (slots, rows, weights);
+    /// Adds to the scores of one head what a call of `rows` rows makes of its weights. `weights`, `lengths` (empty unless the
+    /// policy needs them) and `scores` have a number for each slot of the head.
+    fn add_scores(&self, rows: usize, weights: &[f32], lengths: &[f32], scores: &mut [f32]) {
+        let _ = (rows, lengths);
+        scores.iter_mut().zip(weights).for_each(|(score, weight)| *score += weight);
     }
+}
+
+/// What a policy needs to know of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// The weights that slots got: `key_weights` of `PagedAttention`.
+    pub weights: bool,
+    /// The lengths (2-norms) of values.
+    pub lengths: bool,
+    /// The errors of quantisation.
+    pub errors: bool,
 }

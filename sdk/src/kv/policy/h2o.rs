@@ -1,7 +1,8 @@
 //! Heavy hitters: the tokens stay that got the most attention.
 
-use super::cache_policy::CachePolicy;
+use super::cache_policy::{CachePolicy, Needs};
 use super::layer_slots::LayerSlots;
+use super::ranking::Ranking;
 
 /// `h2o` and `h2o-vlen`: a token's score is the sum of the weights that it got, and the lowest leave.
 #[derive(Clone, Copy, Debug)]
@@ -17,34 +18,18 @@ pub struct HeavyHitters {
 }
 
 impl HeavyHitters {
-    /// What slots are ranked by, `[heads, len]`.
-    pub(super) fn ranked(&self, slots: &LayerSlots) -> Vec<f32> {
-        let age = |position: i32| {
-            let since = position.max(slots.first() as i32 - 1);
-            slots.seen() as f32 - since as f32
-        };
-        let of = |(&score, &position): (&f32, &i32)| if self.normalise { score / age(position) } else { score };
-        slots.scores().iter().zip(slots.token_pos()).map(of).collect()
-    }
-}
-
-/// The slots of each head with the lowest numbers, ties to the lowest slot.
-pub(super) fn lowest(numbers: &[f32], slots: &LayerSlots, grace: usize, count: usize, to: &mut [Vec<usize>]) {
-    for (numbers, to) in numbers.chunks_exact(slots.len()).zip(to) {
-        let mut order: Vec<usize> = (0..slots.len() - grace).collect();
-        let by_number = |&a: &usize, &b: &usize| numbers[a].total_cmp(&numbers[b]).then(a.cmp(&b));
-        if count < order.len() {
-            order.select_nth_unstable_by(count, by_number);
-            order.truncate(count);
-        }
-        order.sort_unstable_by(by_number);
-        to.extend(order);
+    /// What the slots of a head are ranked by, for each place.
+    pub(super) fn ranked(&self, slots: &LayerSlots, head: usize) -> impl Iterator<Item = f32> {
+        let (seen, first, normalise) = (slots.seen() as f32, slots.first() as i32 - 1, self.normalise);
+        let age = move |position: i32| seen - position.max(first) as f32;
+        let numbers = slots.scores(head).iter().zip(slots.positions(head));
+        numbers.map(move |(&score, &position)| if normalise { score / age(position) } else { score })
     }
 }
 
 impl CachePolicy for HeavyHitters {
-    fn needs_weights(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs { weights: true, lengths: self.by_length, errors: false }
     }
 
     fn grace(&self) -> usize {
@@ -55,20 +40,29 @@ impl CachePolicy for HeavyHitters {
         Some((self.keep_initial_fraction * slots.len() as f32) as usize)
     }
 
-    fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Vec<Vec<usize>>) {
-        lowest(&self.ranked(slots), slots, self.grace, count, to);
+    fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Ranking) {
+        let mut numbers = std::mem::take(&mut to.numbers);
+        for head in 0..slots.heads() {
+            if !self.normalise {
+                to.choose_lowest(slots, head, self.grace, slots.scores(head), count);
+                continue;
+            }
+            numbers.clear();
+            numbers.extend(self.ranked(slots, head));
+            to.choose_lowest(slots, head, self.grace, &numbers, count);
+        }
+        to.numbers = numbers;
     }
 
-    fn scores(&self, slots: &LayerSlots, rows: usize, weights: &mut [f32]) {
+    fn add_scores(&self, rows: usize, weights: &[f32], lengths: &[f32], scores: &mut [f32]) {
         if !self.by_length {
+            scores.iter_mut().zip(weights).for_each(|(score, weight)| *score += weight);
             return;
         }
-        let lengths = slots.lengths().chunks_exact(slots.len());
-        for (weights, lengths) in weights.chunks_exact_mut(slots.len()).zip(lengths) {
-            weights.iter_mut().zip(lengths).for_each(|(weight, length)| *weight *= length);
-            let sum: f32 = weights.iter().sum();
-            let scale = if sum > 0.0 { rows as f32 / sum } else { 0.0 };
-            weights.iter_mut().for_each(|weight| *weight *= scale);
+        let sum: f32 = weights.iter().zip(lengths).map(|(weight, length)| weight * length).sum();
+        let scale = if sum > 0.0 { rows as f32 / sum } else { 0.0 };
+        for (score, (weight, length)) in scores.iter_mut().zip(weights.iter().zip(lengths)) {
+            *score += weight * length * scale;
         }
     }
 }

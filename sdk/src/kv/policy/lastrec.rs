@@ -2,6 +2,7 @@
 
 use super::cache_policy::CachePolicy;
 use super::layer_slots::LayerSlots;
+use super::ranking::Ranking;
 
 /// The part of the slots that a prefix of unknown length takes, and that one of known length may take.
 const PREFIX_PART: f64 = 0.5;
@@ -42,12 +43,12 @@ impl CachePolicy for LastRecent {
         len - self.kept(len)
     }
 
-    fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Vec<Vec<usize>>) {
+    fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Ranking) {
         let (len, kept) = (slots.len(), self.kept(slots.len()));
         // The first token that finds no free slot goes to the first of the ring. `seen` is before this call.
         let first = slots.seen().max(len) - len;
-        for slots in to {
-            slots.extend((first..first + count).map(|turn| kept + turn % (len - kept)));
+        for _ in 0..slots.heads() {
+            to.choose((first..first + count).map(|turn| kept + turn % (len - kept)));
         }
     }
 }

@@ -2,9 +2,10 @@
 
 /// The slots of one layer of one sequence.
 ///
-/// Slots are counted as a policy sees them. Where a slot is in the pages is [`place`](Self::place): a token that moves from
-/// one slot to another stays where it is, and the slots change places.
-#[derive(Clone, Debug)]
+/// A policy counts slots; the pages have places. A token that moves from one slot to another, as it leaves the grace period, stays
+/// where it is, and the slots change places. Without a grace period a slot is its place. What is known of a token is kept by
+/// place: it never moves.
+#[derive(Clone, Debug, PartialEq)]
 pub struct LayerSlots {
     pub(super) heads: usize,
     pub(super) len: usize,
@@ -16,9 +17,11 @@ pub struct LayerSlots {
     pub(super) evicted: bool,
     /// The slot whose token leaves the grace period next, counted from the first of them.
     pub(super) turn: usize,
-    /// All `[heads, len]`.
-    pub(super) place: Vec<usize>,
+    /// `[heads, len]`: the place of each slot; empty where each is its own.
+    pub(super) places: Vec<u32>,
+    /// `[heads, len]` by place.
     pub(super) token_pos: Vec<i32>,
+    /// The same; each is empty where the policy does not need it.
     pub(super) scores: Vec<f32>,
     pub(super) lengths: Vec<f32>,
     pub(super) errors: Vec<f32>,
@@ -55,28 +58,42 @@ impl LayerSlots {
         self.first
     }
 
-    /// `[heads, len]`: where each slot is in the pages.
-    pub fn place(&self) -> &[usize] {
-        &self.place
+    /// The place of a slot of a head.
+    pub fn place(&self, head: usize, slot: usize) -> usize {
+        self.places(head).map_or(slot, |places| places[slot] as usize)
     }
 
-    /// `[heads, len]`: the position of the token in each slot; -1: none.
+    /// The places of a head's slots; `None`: each is its own.
+    pub fn places(&self, head: usize) -> Option<&[u32]> {
+        (!self.places.is_empty()).then(|| &self.places[head * self.len..][..self.len])
+    }
+
+    /// `[heads, len]`: the position of the token in each place; -1: none. It is `token_pos` of `PagedAttention`.
     pub fn token_pos(&self) -> &[i32] {
         &self.token_pos
     }
 
-    /// `[heads, len]`: the score of each slot.
-    pub fn scores(&self) -> &[f32] {
-        &self.scores
+    /// The positions of a head, by place.
+    pub fn positions(&self, head: usize) -> &[i32] {
+        &self.token_pos[head * self.len..][..self.len]
     }
 
-    /// `[heads, len]`: the lengths of the values.
-    pub fn lengths(&self) -> &[f32] {
-        &self.lengths
+    /// The scores of a head, by place; empty if the policy needs none.
+    pub fn scores(&self, head: usize) -> &[f32] {
+        self.of_head(&self.scores, head)
     }
 
-    /// `[heads, len]`: the errors of quantisation.
-    pub fn errors(&self) -> &[f32] {
-        &self.errors
+    /// The lengths of a head's values, by place; empty if the policy needs none.
+    pub fn lengths(&self, head: usize) -> &[f32] {
+        self.of_head(&self.lengths, head)
+    }
+
+    /// The errors of quantisation of a head, by place; empty if the policy needs none.
+    pub fn errors(&self, head: usize) -> &[f32] {
+        self.of_head(&self.errors, head)
+    }
+
+    fn of_head<'a>(&self, numbers: &'a [f32], head: usize) -> &'a [f32] {
+        numbers.get(head * self.len..(head + 1) * self.len).unwrap_or_default()
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A layer of a sequence has L slots, shared by its heads; which token is in a slot may differ by head. For each call
 //! [`LayerSlots::plan`] chooses the slots that the new tokens overwrite, by a [`CachePolicy`]. The model runs with
-//! `write_slots` and `token_pos` of the plan as inputs of `PagedAttention`, and [`LayerSlots::commit`] takes over the plan and
-//! the weights that the slots got. A plan that is dropped has changed nothing.
+//! `write_slots` of the plan and [`LayerSlots::token_pos_after`] as inputs of `PagedAttention`, and [`LayerSlots::commit`] takes
+//! over the plan and the weights that the slots got. A plan that is dropped has changed nothing.
 //!
 //! A new policy is one file that implements [`CachePolicy`] and a test.
 
@@ -13,13 +13,16 @@ mod lastrec;
 mod layer_slots;
 mod plan;
 mod qh2o;
+mod ranking;
+mod saved;
 
-pub use cache_policy::CachePolicy;
+pub use cache_policy::{CachePolicy, Needs};
 pub use h2o::HeavyHitters;
 pub use lastrec::LastRecent;
 pub use layer_slots::LayerSlots;
 pub use plan::{SlotPlan, SlotValues};
 pub use qh2o::QuantisedHeavyHitters;
+pub use ranking::Ranking;
 
 use crate::error::{Error, Result};
 

@@ -2,9 +2,10 @@
 
 use super::cache_policy::CachePolicy;
 use super::layer_slots::LayerSlots;
+use super::ranking::Ranking;
 use crate::error::{Error, Result};
 
-/// What a policy may know of the keys and values that are in a slot, each `[rows, heads]` of a call's new tokens.
+/// What a policy may know of the keys and values of a call's new tokens, each `[rows, heads]`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotValues<'a> {
     /// The lengths (2-norms) of the values, for `h2o-vlen` and `qh2o-vlen`.
@@ -13,20 +14,18 @@ pub struct SlotValues<'a> {
     pub errors: &'a [f32],
 }
 
-/// The slots of a call's new tokens.
-#[derive(Clone, Debug)]
+/// The slots of a call's new tokens: what a call changes, and nothing else.
+#[derive(Clone, Debug, Default)]
 pub struct SlotPlan {
     /// `[rows, heads]`: the place in the pages that each new token is written to.
     pub write_slots: Vec<i32>,
-    /// `[heads, len]`: the position of the token in each place after these writes; -1: none.
-    pub token_pos: Vec<i32>,
-    /// `[heads][rows]`: the slots that lost their token, or were free; the log of tests.
-    pub slots: Vec<Vec<usize>>,
-    next: LayerSlots,
-    /// `[rows, heads]`: the slot in which each new token is after the call.
-    at: Vec<Option<usize>>,
+    /// `[rows, heads]`: the slots that lose their token, or are free.
+    pub slots: Vec<u32>,
     rows: usize,
-    exact: bool,
+    /// How many rows go to free slots; the others evict.
+    free: usize,
+    /// Tokens before the call.
+    seen: usize,
 }
 
 impl LayerSlots {
@@ -42,7 +41,9 @@ impl LayerSlots {
             let message = format!("{len} slots, of which the grace period takes {}: give more", policy.grace());
             return Err(Error::invalid("cache_length", message));
         }
-        let all = heads * len;
+        let (all, needs) = (heads * len, policy.needs());
+        let numbers = |needed: bool| if needed { vec![0.0; all] } else { Vec::new() };
+        let moves = if policy.grace() > 0 { heads } else { 0 };
         Ok(Self {
             heads,
             len,
@@ -51,11 +52,11 @@ impl LayerSlots {
             first: 0,
             evicted: false,
             turn: 0,
-            place: (0..all).map(|slot| slot % len).collect(),
+            places: (0..moves).flat_map(|_| 0..len as u32).collect(),
             token_pos: vec![-1; all],
-            scores: vec![0.0; all],
-            lengths: vec![0.0; all],
-            errors: vec![0.0; all],
+            scores: numbers(needs.weights),
+            lengths: numbers(needs.lengths),
+            errors: numbers(needs.errors),
         })
     }
 
@@ -64,7 +65,7 @@ impl LayerSlots {
     pub fn most_rows(&self, policy: &dyn CachePolicy, wanted: usize) -> usize {
         let most = match self.len - self.used {
             0 => policy.most_rows(self.len),
-            free if self.seen == 0 || policy.needs_weights() => free,
+            free if self.seen == 0 || policy.needs().weights => free,
             _ => policy.most_rows(self.len),
         };
         wanted.min(most)
@@ -75,126 +76,141 @@ impl LayerSlots {
     /// # Errors
     /// INVALID_ARGUMENT for no rows, and for more than [`most_rows`](Self::most_rows).
     pub fn plan(&self, policy: &dyn CachePolicy, rows: usize) -> Result<SlotPlan> {
+        let mut plan = SlotPlan::default();
+        self.plan_into(policy, rows, &mut Ranking::default(), &mut plan)?;
+        Ok(plan)
+    }
+
+    /// As [`plan`](Self::plan), in memory that is kept from call to call.
+    pub fn plan_into(
+        &self,
+        policy: &dyn CachePolicy,
+        rows: usize,
+        ranking: &mut Ranking,
+        plan: &mut SlotPlan,
+    ) -> Result<()> {
         let most = self.most_rows(policy, usize::MAX);
         if rows == 0 || rows > most {
             return Err(Error::invalid("rows", format!("{rows} tokens in a call, which may have 1 to {most} now")));
         }
-        let (heads, len) = (self.heads, self.len);
-        let free = rows.min(len - self.used);
-        let mut next = self.clone();
-        let mut slots = vec![Vec::with_capacity(rows); heads];
-        let mut write_slots = vec![0; rows * heads];
-        for (row, head) in (0..free).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-            let slot = self.used + row;
-            slots[head].push(slot);
-            write_slots[row * heads + head] = next.enter(head, slot, self.seen + row) as i32;
+        let free = rows.min(self.len - self.used);
+        (plan.rows, plan.free, plan.seen) = (rows, free, self.seen);
+        plan.slots.clear();
+        for slot in self.used..self.used + free {
+            plan.slots.extend(std::iter::repeat_n(slot as u32, self.heads));
         }
-        next.used += free;
-        if free < rows {
-            let mut chosen = vec![Vec::new(); heads];
-            self.choose(&next, policy, rows - free, &mut chosen);
-            let grace = policy.grace();
-            for row in free..rows {
-                for head in 0..heads {
-                    let slot = chosen[head][row - free];
-                    slots[head].push(slot);
-                    let entered = if grace == 0 { slot } else { next.leave_grace(head, len - grace + next.turn, slot) };
-                    write_slots[row * heads + head] = next.enter(head, entered, self.seen + row) as i32;
-                }
-                next.turn = if grace == 0 { 0 } else { (next.turn + 1) % grace };
-            }
-            next.evicted = true;
-        }
-        next.seen += rows;
-        if self.seen == 0 {
-            next.first = rows;
-        }
-        let mut token_pos = vec![-1; heads * len];
-        for (slot, &position) in next.token_pos.iter().enumerate() {
-            token_pos[slot / len * len + next.place[slot]] = position;
-        }
-        let mut at = vec![None; rows * heads];
-        for (slot, &position) in next.token_pos.iter().enumerate() {
-            // Those before this call are below.
-            if let Some(row) = usize::try_from(position).ok().and_then(|position| position.checked_sub(self.seen)) {
-                at[row * heads + slot / len] = Some(slot % len);
+        ranking.slots.clear();
+        let count = rows - free;
+        if count > 0 {
+            self.choose(policy, count, ranking);
+            debug_assert_eq!(ranking.slots.len(), self.heads * count);
+            for row in 0..count {
+                plan.slots.extend((0..self.heads).map(|head| ranking.slots[head * count + row]));
             }
         }
-        Ok(SlotPlan { write_slots, token_pos, slots, next, at, rows, exact: self.seen == 0 })
+        // A token that leaves the grace period for a chosen slot stays where it is, and the new one takes the chosen slot's place.
+        // No slot is chosen twice, so that these are the places of before the call.
+        plan.write_slots.clear();
+        let place = |(at, &slot): (usize, &u32)| self.place(at % self.heads, slot as usize) as i32;
+        plan.write_slots.extend(plan.slots.iter().enumerate().map(place));
+        Ok(())
     }
 
-    fn choose(&self, next: &Self, policy: &dyn CachePolicy, count: usize, to: &mut Vec<Vec<usize>>) {
+    fn choose(&self, policy: &dyn CachePolicy, count: usize, to: &mut Ranking) {
         let filled_at_once = !self.evicted && self.first == self.len;
         match policy.first_eviction(self).filter(|_| filled_at_once) {
             Some(first) => {
                 let first = first.min(self.len - policy.grace() - count);
-                to.iter_mut().for_each(|slots| slots.extend(first..first + count));
+                (0..self.heads).for_each(|_| to.choose(first..first + count));
             }
-            // Slots that this call fills count as in use.
-            None => policy.rank(next, count, to),
+            None => policy.rank(self, count, to),
         }
     }
 
-    /// Puts a token into a slot. Returns the slot's place.
-    fn enter(&mut self, head: usize, slot: usize, position: usize) -> usize {
-        let at = head * self.len + slot;
-        self.token_pos[at] = position as i32;
-        self.scores[at] = 0.0;
-        self.place[at]
+    /// Adds `token_pos` as it is after a plan's writes, `[heads, len]`, to `to`: an input of the call.
+    pub fn token_pos_after(&self, plan: &SlotPlan, to: &mut Vec<i32>) {
+        let first = to.len();
+        to.extend_from_slice(&self.token_pos);
+        self.write_positions(plan, &mut to[first..]);
     }
 
-    /// Moves the token of a slot of the grace period, with what is known of it, to another slot. Returns the slot that is free
-    /// then.
-    fn leave_grace(&mut self, head: usize, from: usize, to: usize) -> usize {
-        let (from_at, to_at) = (head * self.len + from, head * self.len + to);
-        self.place.swap(from_at, to_at);
-        self.token_pos.swap(from_at, to_at);
-        for numbers in [&mut self.scores, &mut self.lengths, &mut self.errors] {
-            numbers.swap(from_at, to_at);
+    fn write_positions(&self, plan: &SlotPlan, token_pos: &mut [i32]) {
+        for (at, &place) in plan.write_slots.iter().enumerate() {
+            token_pos[at % self.heads * self.len + place as usize] = (plan.seen + at / self.heads) as i32;
         }
-        from
     }
 
-    /// Takes over a plan whose tokens the model has written. `weights`: `key_weights` of the call, `[heads, len]` by place;
-    /// empty for a policy that needs none, and for the first call, which attends to everything.
+    /// Takes over a plan whose tokens the model has written. `weights`: `key_weights` of the call, `[heads, len]`; empty for a
+    /// policy that needs none, and for the first call, which attends to everything. What `values` has is what the policy needs.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for a plan of other slots, and where `weights` or `values` have another length than the call needs.
+    /// INVALID_ARGUMENT for a plan of other slots, and where `weights` or `values` have another length than the call needs. Then
+    /// nothing is changed.
     pub fn commit(
         &mut self,
         policy: &dyn CachePolicy,
-        plan: SlotPlan,
+        plan: &SlotPlan,
         weights: &[f32],
         values: SlotValues<'_>,
     ) -> Result<()> {
-        let SlotPlan { mut next, at, rows, exact, .. } = plan;
-        if (next.heads, next.len, next.seen) != (self.heads, self.len, self.seen + rows) {
+        let (heads, len) = (self.heads, self.len);
+        let SlotPlan { ref write_slots, ref slots, rows, free, seen } = *plan;
+        if seen != self.seen
+            || rows == 0
+            || slots.len() != rows * heads
+            || slots.iter().any(|&slot| slot as usize >= len)
+        {
             return Err(Error::invalid("plan", "it is not the plan of these slots, or another was committed since"));
         }
-        for (name, numbers, known) in
-            [("values.lengths", values.lengths, &mut next.lengths), ("values.errors", values.errors, &mut next.errors)]
+        let needs = policy.needs();
+        for (name, numbers, needed) in
+            [("values.lengths", values.lengths, needs.lengths), ("values.errors", values.errors, needs.errors)]
         {
-            if !numbers.is_empty() && numbers.len() != at.len() {
-                let message = format!("{} numbers for {rows} rows of {} heads", numbers.len(), self.heads);
+            if needed && numbers.len() != slots.len() {
+                let message = format!("{} numbers for {rows} rows of {heads} heads", numbers.len());
                 return Err(Error::invalid(name, message));
             }
-            for (index, (number, slot)) in numbers.iter().zip(&at).enumerate() {
-                if let Some(slot) = slot {
-                    known[index % self.heads * self.len + slot] = *number;
+        }
+        let weighs = needs.weights && self.seen > 0;
+        if weighs && weights.len() != heads * len {
+            let message = format!("{} weights for {heads} heads of {len} slots", weights.len());
+            return Err(Error::invalid("weights", message));
+        }
+        let mut token_pos = std::mem::take(&mut self.token_pos);
+        self.write_positions(plan, &mut token_pos);
+        self.token_pos = token_pos;
+        let place_of = |at: usize, place: i32| at % heads * len + place as usize;
+        for (numbers, known) in
+            [(&[][..], &mut self.scores), (values.lengths, &mut self.lengths), (values.errors, &mut self.errors)]
+        {
+            if !known.is_empty() {
+                for (at, &place) in write_slots.iter().enumerate() {
+                    // A token enters with the score 0.
+                    known[place_of(at, place)] = numbers.get(at).copied().unwrap_or(0.0);
                 }
             }
         }
-        if policy.needs_weights() && !exact {
-            if weights.len() != next.place.len() {
-                let message = format!("{} weights for {} heads of {} slots", weights.len(), self.heads, self.len);
-                return Err(Error::invalid("weights", message));
+        let grace = policy.grace();
+        for row in (free..rows).filter(|_| grace > 0) {
+            for head in 0..heads {
+                let (newest, chosen) = (len - grace + self.turn, slots[row * heads + head] as usize);
+                self.places.swap(head * len + newest, head * len + chosen);
             }
-            let of_slot = |slot: usize| weights[slot / self.len * self.len + next.place[slot]];
-            let mut added: Vec<f32> = (0..next.place.len()).map(of_slot).collect();
-            policy.scores(&next, rows, &mut added);
-            next.scores.iter_mut().zip(added).for_each(|(score, added)| *score += added);
+            self.turn = (self.turn + 1) % grace;
         }
-        *self = next;
+        if weighs {
+            let scores = self.scores.chunks_exact_mut(len);
+            for (head, (scores, weights)) in scores.zip(weights.chunks_exact(len)).enumerate() {
+                let lengths = self.lengths.get(head * len..(head + 1) * len).unwrap_or_default();
+                policy.add_scores(rows, weights, lengths, scores);
+            }
+        }
+        self.used += free;
+        self.evicted |= free < rows;
+        if self.seen == 0 {
+            self.first = rows;
+        }
+        self.seen += rows;
         Ok(())
     }
 }

@@ -1,8 +1,9 @@
 //! Heavy hitters for quantised pages: what quantisation has damaged most leaves earlier.
 
-use super::cache_policy::CachePolicy;
-use super::h2o::{HeavyHitters, lowest};
+use super::cache_policy::{CachePolicy, Needs};
+use super::h2o::HeavyHitters;
 use super::layer_slots::LayerSlots;
+use super::ranking::Ranking;
 
 /// `qh2o` and `qh2o-vlen`: a score of [`HeavyHitters`], mixed with the error of a token's keys and values.
 #[derive(Clone, Copy, Debug)]
@@ -13,18 +14,30 @@ pub struct QuantisedHeavyHitters {
     pub score_share: f32,
 }
 
-/// Scales the numbers of the slots that can leave, of all heads, to between 0 and 1; equal ones to 0.
-fn min_max(numbers: &mut [f32], slots: &LayerSlots, grace: usize) {
-    let can_leave = |slot: usize| slot % slots.len() < slots.len() - grace;
-    let among = || numbers.iter().copied().enumerate().filter(|(slot, _)| can_leave(*slot)).map(|(_, number)| number);
-    let (least, most) = (among().fold(f32::INFINITY, f32::min), among().fold(f32::NEG_INFINITY, f32::max));
-    let scale = if most > least { 1.0 / (most - least) } else { 0.0 };
-    numbers.iter_mut().for_each(|number| *number = (*number - least) * scale);
+/// How numbers are scaled to between 0 and 1; equal ones to 0.
+#[derive(Clone, Copy)]
+struct MinMax {
+    least: f32,
+    scale: f32,
+}
+
+impl MinMax {
+    /// By the slots that can leave, of all heads.
+    fn of(slots: &LayerSlots, grace: usize, numbers: impl Fn(usize, usize) -> f32) -> Self {
+        let slots_of = move |head| (0..slots.len() - grace).map(move |slot| (head, slots.place(head, slot)));
+        let among = || (0..slots.heads()).flat_map(slots_of).map(|(head, place)| numbers(head, place));
+        let (least, most) = (among().fold(f32::INFINITY, f32::min), among().fold(f32::NEG_INFINITY, f32::max));
+        Self { least, scale: if most > least { 1.0 / (most - least) } else { 0.0 } }
+    }
+
+    fn apply(self, number: f32) -> f32 {
+        (number - self.least) * self.scale
+    }
 }
 
 impl CachePolicy for QuantisedHeavyHitters {
-    fn needs_weights(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs { errors: true, ..self.scores.needs() }
     }
 
     fn grace(&self) -> usize {
@@ -35,18 +48,24 @@ impl CachePolicy for QuantisedHeavyHitters {
         self.scores.first_eviction(slots)
     }
 
-    fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Vec<Vec<usize>>) {
-        let (mut ranked, mut errors) = (self.scores.ranked(slots), slots.errors().to_vec());
-        min_max(&mut ranked, slots, self.scores.grace);
-        min_max(&mut errors, slots, self.scores.grace);
-        let share = self.score_share;
-        for (score, error) in ranked.iter_mut().zip(errors) {
-            *score = share * *score + (share - 1.0) / 2.0 * error + (1.0 - share);
+    fn rank(&self, slots: &LayerSlots, count: usize, to: &mut Ranking) {
+        let (len, grace, share) = (slots.len(), self.scores.grace, self.score_share);
+        let mut numbers = std::mem::take(&mut to.numbers);
+        numbers.clear();
+        (0..slots.heads()).for_each(|head| numbers.extend(self.scores.ranked(slots, head)));
+        let of_scores = MinMax::of(slots, grace, |head, place| numbers[head * len + place]);
+        let of_errors = MinMax::of(slots, grace, |head, place| slots.errors(head)[place]);
+        for (head, numbers) in numbers.chunks_exact_mut(len).enumerate() {
+            for (number, &error) in numbers.iter_mut().zip(slots.errors(head)) {
+                let error = (share - 1.0) / 2.0 * of_errors.apply(error);
+                *number = share * of_scores.apply(*number) + error + (1.0 - share);
+            }
+            to.choose_lowest(slots, head, grace, numbers, count);
         }
-        lowest(&ranked, slots, self.scores.grace, count, to);
+        to.numbers = numbers;
     }
 
-    fn scores(&self, slots: &LayerSlots, rows: usize, weights: &mut [f32]) {
-        self.scores.scores(slots, rows, weights);
+    fn add_scores(&self, rows: usize, weights: &[f32], lengths: &[f32], scores: &mut [f32]) {
+        self.scores.add_scores(rows, weights, lengths, scores);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::plan::{SEGMENT, Split, Task};
 use super::products::{KEYS, VALUES};
-use super::rows::{Rows, TileBuffers};
+use super::rows::{KeptScores, Rows, TileBuffers};
 use super::softmax::{Sums, TILE, exp2};
 use super::stored::Stored;
 use crate::Element;
@@ -25,6 +25,8 @@ pub(super) struct Attend<'a, T> {
     pub(super) partial: Shared<f32>,
     /// Of each row and query head: the largest score and the sum of weights, for the key weights.
     pub(super) stats: Option<Shared<f32>>,
+    /// Where scores are kept for the key weights.
+    pub(super) kept: Option<KeptScores>,
     pub(super) output: Shared<T>,
 }
 
@@ -57,7 +59,8 @@ impl<T: Element> Work for Attend<'_, T> {
             for start in slots.clone().step_by(TILE) {
                 // SAFETY: the caller's; the buffers have the sizes that `rows` asks for.
                 unsafe {
-                    rows.attend::<S>(self.stored, start, slots.end.min(start + TILE), queries, &mut tile, &mut own)
+                    let end = slots.end.min(start + TILE);
+                    rows.attend::<S>(self.stored, start, end, queries, &mut tile, &mut own, self.kept)
                 };
             }
             for row in 0..count {

@@ -13,6 +13,7 @@
 mod append;
 mod attend;
 mod key_weights;
+mod norms;
 mod plan;
 mod products;
 mod rotation;
@@ -29,8 +30,9 @@ use crate::parallel::{Parallel, Serial, run_once};
 use crate::{Element, InputError};
 use append::append;
 use attend::{Attend, Merge};
-use key_weights::Weigh;
+use key_weights::{Weigh, WeighKept, kept_scores};
 use plan::Plan;
+use rows::KeptScores;
 use stored::Stored;
 
 /// Products below which handing work to another thread costs more than it saves.
@@ -102,6 +104,9 @@ fn paged_attention<T: Element>(
     let padded = op.head_size.next_multiple_of(lanes(isa));
     let mut partial = vec![0.0; plan.partial_rows * (padded + 2)];
     let mut stats = key_weights.is_some().then(|| vec![0.0; op.total_rows * op.query_heads * 2]);
+    let mut kept = key_weights.as_ref().and_then(|_| kept_scores(op));
+    let kept =
+        kept.as_mut().map(|(scores, stride)| KeptScores { scores: Shared(scores.as_mut_ptr()), stride: *stride });
     let attend = Attend {
         op,
         stored,
@@ -109,6 +114,7 @@ fn paged_attention<T: Element>(
         padded,
         partial: Shared(partial.as_mut_ptr()),
         stats: stats.as_mut().map(|stats| Shared(stats.as_mut_ptr())),
+        kept,
         output: Shared(output.as_mut_ptr()),
     };
     run_once(parallel, plan.tasks.len(), &|task| {
@@ -121,10 +127,17 @@ fn paged_attention<T: Element>(
         unsafe { run_on(isa, &merge, task) }
     });
     if let (Some((weights, len)), Some(stats)) = (key_weights, &stats) {
-        let weigh = Weigh { op, stored, stats, padded, len, weights: Shared(weights.as_mut_ptr()) };
+        let weights = Shared(weights.as_mut_ptr());
+        let again = Weigh { op, stored, stats, padded, len, weights };
+        let kept = kept.map(|kept| WeighKept { op, kept, stats, len, weights });
         run_once(parallel, op.sequences() * op.kv_heads, &|task| {
             // SAFETY: as above; each task writes the weights of one head of one sequence.
-            unsafe { run_on(isa, &weigh, task) }
+            unsafe {
+                match &kept {
+                    Some(kept) => run_on(isa, kept, task),
+                    None => run_on(isa, &again, task),
+                }
+            }
         });
     }
     Ok(())

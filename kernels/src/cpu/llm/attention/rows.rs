@@ -8,6 +8,7 @@ use super::rotation::rotate;
 use super::softmax::{Sums, TILE, scale_values, softmax};
 use super::stored::{Copied, Form, Fp8, Int4, Int8, Native, Stored};
 use crate::Element;
+use crate::cpu::common::shared::Shared;
 use crate::cpu::common::simd::Simd;
 use crate::llm::kv_format::KvFormat;
 use crate::llm::paged_attention::PagedAttention;
@@ -20,6 +21,26 @@ pub(super) struct TileBuffers<'a> {
     pub(super) weights: &'a mut [f32],
     /// `[rows]`: which slots of the tile a row sees, a bit for each.
     pub(super) masks: &'a mut [u64],
+}
+
+/// The scores of every row and query head, kept for the weights of slots.
+#[derive(Clone, Copy)]
+pub(super) struct KeptScores {
+    /// `[rows of the call, query heads, stride]`.
+    pub(super) scores: Shared<f32>,
+    /// The slots, up to a multiple of `TILE`.
+    pub(super) stride: usize,
+}
+
+impl KeptScores {
+    /// # Safety
+    /// The tile is inside the buffer, and no other thread uses this part of it.
+    #[inline(always)]
+    unsafe fn put<T>(self, op: &PagedAttention<'_, T>, (token, head): (usize, usize), start: usize, scores: &[f32]) {
+        let at = (token * op.query_heads + head) * self.stride + start;
+        // SAFETY: the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(scores.as_ptr(), self.scores.pointer().add(at), TILE) };
+    }
 }
 
 /// The slots of a tile that some row of a block sees, and where their keys are.
@@ -106,6 +127,7 @@ impl<'a, T: Element> Rows<'a, T> {
         queries: &[f32],
         tile: &mut TileBuffers<'_>,
         sums: &mut Sums<'_>,
+        kept: Option<KeptScores>,
     ) {
         let padded = queries.len() / self.count();
         self.fill_masks(start, end, tile.masks);
@@ -120,11 +142,18 @@ impl<'a, T: Element> Rows<'a, T> {
                 ReadAs::Fp8 => self.products::<S, Fp8>(stored, &slots, queries, tile),
             }
             for row in 0..self.count() {
+                let scores = &mut tile.weights[row * TILE..][..TILE];
                 if tile.masks[row] == 0 {
+                    if let Some(kept) = kept {
+                        scores.fill(f32::NEG_INFINITY);
+                        kept.put(self.op, self.row(row), start, scores);
+                    }
                     continue;
                 }
-                let scores = &mut tile.weights[row * TILE..][..TILE];
                 self.scores::<S>(row, tile.masks[row], start, scores);
+                if let Some(kept) = kept {
+                    kept.put(self.op, self.row(row), start, scores);
+                }
                 let scale = softmax::<S>(scores, &mut sums.most[row], &mut sums.total[row]);
                 if scale != 1.0 {
                     scale_values::<S>(&mut sums.values[row * padded..][..padded], scale);
@@ -171,6 +200,8 @@ impl<'a, T: Element> Rows<'a, T> {
                     if !seen.is_empty() {
                         mask = (u64::MAX >> (64 - seen.len())) << seen.start;
                     }
+                } else if self.sees_all(head, position, start..end) {
+                    mask = u64::MAX >> (64 - (end - start));
                 } else {
                     for slot in start..end {
                         let distance = op.slot_position(sequence, head, slot).map_or(-1, |slot| position - slot);
@@ -181,6 +212,19 @@ impl<'a, T: Element> Rows<'a, T> {
                 to.fill(mask);
             }
         }
+    }
+
+    /// Whether a row at `position` sees every one of some slots of a head. It is so of most tiles once the slots are full, and
+    /// compares several slots at once.
+    #[inline(always)]
+    fn sees_all(&self, head: usize, position: i64, slots: Range<usize>) -> bool {
+        let (Some(all), Ok(position), 0) = (self.op.slots, u32::try_from(position), self.op.window) else {
+            return false;
+        };
+        let first = (self.block.sequence * self.op.kv_heads + head) * all.len;
+        // An empty slot, -1, is beyond every position.
+        let token_pos = &all.token_pos[first..][slots];
+        token_pos.iter().fold(true, |seen, &slot| seen & (slot as u32 <= position))
     }
 
     /// Where the keys of a tile are that some row may see: no other is read.
@@ -195,12 +239,13 @@ impl<'a, T: Element> Rows<'a, T> {
         } else {
             start..end
         };
+        // A slot is in a page if some head has a token there.
+        let all_used = op.slots.is_none() || self.sees_all(self.block.heads.start, i32::MAX.into(), start..end);
         let (size, pages) = (op.pages.page_size, op.pages.of(sequence));
         let (mut page, mut offset) = (any.start / size, any.start % size);
         for slot in any.clone() {
-            // A slot is in a page if some head has a token there.
             let used = |head| op.slot_position(sequence, head, slot).is_some();
-            if op.slots.is_none() || self.block.heads.clone().any(used) {
+            if all_used || self.block.heads.clone().any(used) {
                 keys[slot - start] = (pages[page] as usize * 2 * size + offset) * op.kv_heads;
             }
             offset += 1;
@@ -320,7 +365,7 @@ impl<'a, T: Element> Rows<'a, T> {
                 S::store(to, S::select_within(number, first, end, score, S::splat(unseen)));
             }
         }
-        if op.slots.is_some() {
+        if mask.count_ones() as usize != seen.len() {
             for (at, score) in scores.iter_mut().enumerate().filter(|(at, _)| mask >> at & 1 == 0) {
                 debug_assert!(at < TILE);
                 *score = unseen;
