@@ -1,6 +1,8 @@
 //! Folders of the kind `generate`: decoder-only language models.
 
+#[cfg(feature = "llm")]
 mod pages_form;
+#[cfg(feature = "llm")]
 pub(crate) use pages_form::{PagesForm, RewrittenGraphs, SlotNames};
 pub(super) mod read;
 #[cfg(test)]

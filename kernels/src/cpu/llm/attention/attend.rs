@@ -60,7 +60,7 @@ impl<T: Element> Work for Attend<'_, T> {
                 // SAFETY: the caller's; the buffers have the sizes that `rows` asks for.
                 unsafe {
                     let end = slots.end.min(start + TILE);
-                    rows.attend::<S>(self.stored, start, end, queries, &mut tile, &mut own, self.kept)
+                    rows.attend::<S>(self.stored, start..end, queries, &mut tile, &mut own, self.kept)
                 };
             }
             for row in 0..count {

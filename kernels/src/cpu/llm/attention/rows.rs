@@ -122,8 +122,7 @@ impl<'a, T: Element> Rows<'a, T> {
     pub(super) unsafe fn attend<S: Simd>(
         &self,
         stored: Stored<'_, T>,
-        start: usize,
-        end: usize,
+        Range { start, end }: Range<usize>,
         queries: &[f32],
         tile: &mut TileBuffers<'_>,
         sums: &mut Sums<'_>,
