@@ -97,7 +97,7 @@ impl Metrics {
 
     /// All counters of the process.
     fn text(&self, models: &Models) -> String {
-        for served in models.iter() {
+        for served in models.all() {
             let of = ModelLabels { model: served.name.clone() };
             let (waiting, running, kv) = match &served.kind {
                 Kind::Generate(generator) => {

@@ -1,9 +1,10 @@
 //! The models that are served, by name.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::SystemTime;
 
+use axum::http::StatusCode;
 use pagoda::engine::EngineStore;
 use pagoda::folder::{AnyFolder, ModelKind};
 use pagoda::{
@@ -57,6 +58,16 @@ impl Served {
         Ok(Self { name: config.name.clone(), kind, since })
     }
 
+    /// Whether a request holds it, beside the one that asks.
+    pub fn is_in_use(self: &Arc<Self>) -> bool {
+        let inner = match &self.kind {
+            Kind::Generate(generator) => Arc::strong_count(generator),
+            Kind::Rank(engine) => Arc::strong_count(engine),
+            Kind::Plain(model) => Arc::strong_count(model),
+        };
+        Arc::strong_count(self) > 1 || inner > 1
+    }
+
     /// The version of the folder; none for a plain model.
     pub fn version(&self) -> String {
         match &self.kind {
@@ -67,37 +78,73 @@ impl Served {
     }
 }
 
-/// The models, in the order of the configuration.
+/// The models, in the order of the configuration. Requests that run keep the model that they began with.
 #[derive(Default)]
 pub struct Models {
-    models: Vec<Arc<Served>>,
+    slots: RwLock<Vec<Slot>>,
+}
+
+/// A model of the configuration.
+struct Slot {
+    config: ModelConfig,
+    /// Nothing if it is unloaded.
+    served: Option<Arc<Served>>,
+}
+
+/// A model of the configuration, and whether it takes requests.
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// The model, unless it is unloaded.
+    pub served: Option<Arc<Served>>,
 }
 
 impl Models {
     /// Opens all.
     pub fn open(configs: &[ModelConfig]) -> Result<Self> {
-        let models = configs.iter().map(|config| Served::open(config).map(Arc::new));
-        Ok(Self { models: models.collect::<Result<_>>()? })
+        let slot = |config: &ModelConfig| {
+            let served = Some(Arc::new(Served::open(config)?));
+            Ok(Slot { config: config.clone(), served })
+        };
+        Ok(Self { slots: RwLock::new(configs.iter().map(slot).collect::<Result<_>>()?) })
     }
 
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Served>> {
-        self.models.iter()
+    /// Those that take requests.
+    pub fn all(&self) -> Vec<Arc<Served>> {
+        self.read().iter().filter_map(|slot| slot.served.clone()).collect()
+    }
+
+    /// Those of the configuration.
+    pub fn list(&self) -> Vec<Listed> {
+        let listed = |slot: &Slot| Listed { name: slot.config.name.clone(), served: slot.served.clone() };
+        self.read().iter().map(listed).collect()
     }
 
     /// The model of a name.
-    pub fn get(&self, name: &str) -> Result<&Arc<Served>, Failure> {
-        self.models.iter().find(|model| model.name == name).ok_or_else(|| {
-            let names: Vec<&str> = self.models.iter().map(|model| model.name.as_str()).collect();
-            Failure::no_model(name, &names)
+    pub fn get(&self, name: &str) -> Result<Arc<Served>, Failure> {
+        self.slot(name, |slot| slot.served.clone())?.ok_or_else(|| {
+            let message = format!("{name} is unloaded");
+            Failure::new(StatusCode::NOT_FOUND, "model_not_loaded", message)
         })
     }
 
+    /// How the model of a name is opened.
+    pub fn config(&self, name: &str) -> Result<ModelConfig, Failure> {
+        self.slot(name, |slot| slot.config.clone())
+    }
+
+    /// Serves another model of this name, or none, from now on. Returns the one before.
+    pub fn replace(&self, name: &str, served: Option<Arc<Served>>) -> Option<Arc<Served>> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let slot = slots.iter_mut().find(|slot| slot.config.name == name)?;
+        std::mem::replace(&mut slot.served, served)
+    }
+
     /// The model of a name that generates text.
-    pub fn generator(&self, name: &str) -> Result<(&Arc<Served>, &Arc<Generator>), Failure> {
+    pub fn generator(&self, name: &str) -> Result<(Arc<Served>, Arc<Generator>), Failure> {
         let served = self.get(name)?;
         match &served.kind {
-            Kind::Generate(generator) => Ok((served, generator)),
+            Kind::Generate(generator) => Ok((Arc::clone(&served), Arc::clone(generator))),
             kind => {
                 let message = format!("{name} does not generate text: it is a model of the kind {}", kind.name());
                 Err(Error::new(Status::Unsupported, message).about("model").into())
@@ -106,42 +153,53 @@ impl Models {
     }
 
     /// The model of a name that generates text; without a name, the first one.
-    pub fn generator_or_first(&self, name: Option<&str>) -> Result<(&Arc<Served>, &Arc<Generator>), Failure> {
-        let first = self.models.iter().find(|served| matches!(served.kind, Kind::Generate(_)));
-        match (name, first) {
-            (Some(name), _) => self.generator(name),
-            (None, Some(first)) => self.generator(&first.name),
-            (None, None) => {
-                Err(Error::new(Status::Unsupported, "no model that generates text is served").about("model").into())
+    pub fn generator_or_first(&self, name: Option<&str>) -> Result<(Arc<Served>, Arc<Generator>), Failure> {
+        if let Some(name) = name {
+            return self.generator(name);
+        }
+        let first = self.all().into_iter().find_map(|served| match &served.kind {
+            Kind::Generate(generator) => Some((Arc::clone(&served), Arc::clone(generator))),
+            _ => None,
+        });
+        first.ok_or_else(|| {
+            Error::new(Status::Unsupported, "no model that generates text is served").about("model").into()
+        })
+    }
+
+    /// The ranker of a name; without a name, the only one.
+    pub fn ranker(&self, name: Option<&str>) -> Result<(Arc<Served>, Arc<Engine>), Failure> {
+        let as_ranker = |served: &Arc<Served>| match &served.kind {
+            Kind::Rank(engine) => Some((Arc::clone(served), Arc::clone(engine))),
+            _ => None,
+        };
+        if let Some(name) = name {
+            let served = self.get(name)?;
+            return as_ranker(&served).ok_or_else(|| {
+                let message = format!("{name} does not rank: it is a model of the kind {}", served.kind.name());
+                Error::new(Status::Unsupported, message).about("model").into()
+            });
+        }
+        let all = self.all();
+        let mut rankers = all.iter().filter_map(as_ranker);
+        match (rankers.next(), rankers.next()) {
+            (Some(only), None) => Ok(only),
+            (None, _) => Err(Error::new(Status::Unsupported, "no model that ranks is served").about("model").into()),
+            (Some(_), Some(_)) => {
+                Err(Error::invalid("model", "missing: several models rank, and GET /v1/models names them").into())
             }
         }
     }
 
-    /// The ranker of a name; without a name, the only one.
-    pub fn ranker(&self, name: Option<&str>) -> Result<(&Arc<Served>, &Arc<Engine>), Failure> {
-        let Some(name) = name else {
-            let mut rankers = self.models.iter().filter_map(|served| match &served.kind {
-                Kind::Rank(engine) => Some((served, engine)),
-                _ => None,
-            });
-            return match (rankers.next(), rankers.next()) {
-                (Some(only), None) => Ok(only),
-                (None, _) => {
-                    Err(Error::new(Status::Unsupported, "no model that ranks is served").about("model").into())
-                }
-                (Some(_), Some(_)) => {
-                    Err(Error::invalid("model", "missing: several models rank, and GET /v1/models names them").into())
-                }
-            };
-        };
-        let served = self.get(name)?;
-        match &served.kind {
-            Kind::Rank(engine) => Ok((served, engine)),
-            kind => {
-                let message = format!("{name} does not rank: it is a model of the kind {}", kind.name());
-                Err(Error::new(Status::Unsupported, message).about("model").into())
-            }
-        }
+    fn slot<T>(&self, name: &str, read: impl Fn(&Slot) -> T) -> Result<T, Failure> {
+        let slots = self.read();
+        slots.iter().find(|slot| slot.config.name == name).map(read).ok_or_else(|| {
+            let names: Vec<&str> = slots.iter().map(|slot| slot.config.name.as_str()).collect();
+            Failure::no_model(name, &names)
+        })
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Slot>> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

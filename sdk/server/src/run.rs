@@ -37,17 +37,24 @@ pub struct Running {
     cancel: Arc<Cancel>,
     all: Arc<RunningRequests>,
     number: u64,
+    /// A model that is unloaded meanwhile stays until then.
+    _generator: Arc<Generator>,
 }
 
 impl Running {
     /// Sends the requests, one for each prompt, to the generator.
-    pub fn start(generator: &Generator, requests: Vec<GenerateRequest>, all: &Arc<RunningRequests>) -> Result<Self> {
+    pub fn start(
+        generator: &Arc<Generator>,
+        requests: Vec<GenerateRequest>,
+        all: &Arc<RunningRequests>,
+    ) -> Result<Self> {
         let (sender, events) = unbounded_channel();
         let cancel = Arc::new(Cancel::new());
         let number = all.next.fetch_add(1, Ordering::Relaxed);
         all.lock().insert(number, Arc::clone(&cancel));
         // From here on dropping it cancels those that were sent before one is refused.
-        let running = Self { events, left: requests.len(), cancel, all: Arc::clone(all), number };
+        let (all, left) = (Arc::clone(all), requests.len());
+        let running = Self { events, left, cancel, all, number, _generator: Arc::clone(generator) };
         for (prompt, request) in requests.into_iter().enumerate() {
             let sender = sender.clone();
             let request = GenerateRequest { cancel: Some(Arc::clone(&running.cancel)), ..request };

@@ -80,7 +80,7 @@ impl Server {
     /// Where it listens and what it serves, in one line.
     pub fn describe(&self) -> String {
         let models: Vec<String> =
-            self.state.models.iter().map(|served| format!("{} ({})", served.name, served.kind.name())).collect();
+            self.state.models.all().iter().map(|served| format!("{} ({})", served.name, served.kind.name())).collect();
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{}", self.address);
         format!("listening on {url}, serving {}; the page is {url}/", models.join(", "))

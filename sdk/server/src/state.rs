@@ -26,6 +26,10 @@ pub struct State {
     pub origins: Origins,
     /// How lines of requests are written.
     pub log: LogFormat,
+    /// Whether requests may load and unload models.
+    pub repository_control: bool,
+    /// Held while a model is loaded or unloaded.
+    pub loading: tokio::sync::Mutex<()>,
     /// What is counted.
     pub metrics: Metrics,
     /// What happened in the last minutes.
@@ -47,6 +51,8 @@ impl State {
             keys,
             origins: Origins::new(config.cors),
             log: config.log,
+            repository_control: config.repository_control,
+            loading: tokio::sync::Mutex::default(),
             metrics: Metrics::default(),
             history: History::default(),
             since: Instant::now(),

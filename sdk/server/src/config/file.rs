@@ -18,6 +18,8 @@ struct File {
     tls: Option<TlsTable>,
     #[serde(default)]
     cors: Vec<String>,
+    #[serde(default)]
+    repository_control: bool,
     log: Option<LogWord>,
     log_level: Option<String>,
     #[serde(default)]
@@ -99,6 +101,7 @@ fn parse(text: &str, folder: &Path) -> Result<Config, String> {
     };
     config.tls = file.tls.map(|tls| TlsFiles { certificate: folder.join(tls.certificate), key: folder.join(tls.key) });
     config.cors = file.cors;
+    config.repository_control = file.repository_control;
     if let Some(LogWord::Json) = file.log {
         config.log = LogFormat::Json;
     }
@@ -175,6 +178,7 @@ mod tests {
             listen = "0.0.0.0:80"
             keys_file = "keys"
             cors = ["https://a"]
+            repository_control = true
             log = "json"
             log_level = "warn"
             [tls]
@@ -207,6 +211,7 @@ mod tests {
         assert_eq!(config.keys, Some(KeysFrom::File("/etc/pagoda/keys".into())));
         let tls = TlsFiles { certificate: "/etc/pagoda/tls/cert.pem".into(), key: "/key.pem".into() };
         assert_eq!((config.tls, config.cors), (Some(tls), vec!["https://a".to_owned()]));
+        assert!(config.repository_control);
         assert_eq!((config.log, config.log_level.as_str()), (LogFormat::Json, "warn"));
         let limits = &config.limits;
         assert_eq!((limits.body, limits.connections, limits.requests), (1 << 20, 7, 8));

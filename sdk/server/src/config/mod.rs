@@ -28,6 +28,8 @@ pub struct Config {
     pub tls: Option<TlsFiles>,
     /// The origins of web pages that may ask, such as `https://app.example`; `*`: all.
     pub cors: Vec<String>,
+    /// Whether requests may load and unload models.
+    pub repository_control: bool,
     /// How the log is written.
     pub log: LogFormat,
     /// The least severe lines of the log: `error`, `warn`, `info`, `debug`, or `off`.
@@ -61,6 +63,7 @@ impl Default for Config {
             keys: None,
             tls: None,
             cors: Vec::new(),
+            repository_control: false,
             log: LogFormat::Text,
             log_level: "info".into(),
         }

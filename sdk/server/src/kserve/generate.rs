@@ -16,7 +16,7 @@ pub const INPUTS: [&str; 2] = ["text_input", "tokens_input"];
 pub const OUTPUTS: [&str; 2] = ["text_output", "finish_reason"];
 
 /// Answers a prompt.
-pub async fn infer(generator: &Generator, request: InferRequest, all: &Arc<RunningRequests>) -> Result<Outputs> {
+pub async fn infer(generator: &Arc<Generator>, request: InferRequest, all: &Arc<RunningRequests>) -> Result<Outputs> {
     let asked = read(&request)?;
     let response = Running::start(generator, vec![asked], all)?.responses().await?.pop().unwrap_or_default();
     let count = response.choices.len() as i64;

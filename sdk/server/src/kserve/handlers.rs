@@ -46,7 +46,7 @@ pub async fn model_version_ready(
 
 /// What a model is.
 pub async fn model_metadata(Shared(state): Shared<Arc<State>>, Path(name): Path<String>) -> Result<Response, Failure> {
-    Ok(reply::json(StatusCode::OK, &metadata::model(find(&state, &name, None)?)))
+    Ok(reply::json(StatusCode::OK, &metadata::model(&*find(&state, &name, None)?)))
 }
 
 /// What a version of a model is.
@@ -54,7 +54,7 @@ pub async fn model_version_metadata(
     Shared(state): Shared<Arc<State>>,
     Path((name, version)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
-    Ok(reply::json(StatusCode::OK, &metadata::model(find(&state, &name, Some(&version))?)))
+    Ok(reply::json(StatusCode::OK, &metadata::model(&*find(&state, &name, Some(&version))?)))
 }
 
 /// Runs a model.
@@ -63,7 +63,8 @@ pub async fn infer_latest(
     Path(name): Path<String>,
     request: Request,
 ) -> Result<Response, Failure> {
-    run(&state, find(&state, &name, None)?, request).await
+    let served = find(&state, &name, None)?;
+    run(&state, &served, request).await
 }
 
 /// Runs a version of a model.
@@ -72,7 +73,8 @@ pub async fn infer_version(
     Path((name, version)): Path<(String, String)>,
     request: Request,
 ) -> Result<Response, Failure> {
-    run(&state, find(&state, &name, Some(&version))?, request).await
+    let served = find(&state, &name, Some(&version))?;
+    run(&state, &served, request).await
 }
 
 async fn run(state: &State, served: &Served, request: Request) -> Result<Response, Failure> {
@@ -83,11 +85,11 @@ async fn run(state: &State, served: &Served, request: Request) -> Result<Respons
     Ok(response(&served.name, &metadata::version(served), &id, &outputs, &binary)?)
 }
 
-fn find<'a>(state: &'a State, name: &str, version: Option<&str>) -> Result<&'a Arc<Served>, Failure> {
+fn find(state: &State, name: &str, version: Option<&str>) -> Result<Arc<Served>, Failure> {
     let served = state.models.get(name)?;
     match version {
-        Some(asked) if asked != metadata::version(served) => {
-            let message = format!("{name} has the version {} and no {asked:?}", metadata::version(served));
+        Some(asked) if asked != metadata::version(&served) => {
+            let message = format!("{name} has the version {} and no {asked:?}", metadata::version(&served));
             Err(Failure::new(StatusCode::NOT_FOUND, "version_not_found", message))
         }
         _ => Ok(served),

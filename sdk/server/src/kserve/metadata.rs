@@ -22,7 +22,7 @@ pub fn version(served: &Served) -> String {
 
 /// What the server is.
 pub fn server() -> Value {
-    json!({"name": "pagoda", "version": env!("CARGO_PKG_VERSION"), "extensions": ["binary_tensor_data"]})
+    json!({"name": "pagoda", "version": env!("CARGO_PKG_VERSION"), "extensions": ["binary_tensor_data", "model_repository"]})
 }
 
 #[derive(Serialize)]

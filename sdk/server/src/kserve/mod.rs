@@ -11,7 +11,10 @@ mod json_data;
 mod metadata;
 mod plain;
 mod rank;
+mod repository;
 mod values;
+
+pub use repository::{index, load, unload};
 
 pub use handlers::{
     infer_latest, infer_version, live, model_metadata, model_ready, model_version_metadata, model_version_ready, ready,

@@ -46,7 +46,7 @@ pub async fn completion(Shared(state): Shared<Arc<State>>, request: Request) -> 
     }
     let request_id = unique();
     let (_, generator) = state.models.generator_or_first(asked.model.as_deref())?;
-    let running = Running::start(generator, vec![asked.request], &state.running)?;
+    let running = Running::start(&generator, vec![asked.request], &state.running)?;
     if asked.stream {
         return Ok(events::response(running, OldStream::completion(request_id)));
     }
@@ -64,7 +64,7 @@ pub async fn chat(Shared(state): Shared<Arc<State>>, request: Request) -> Result
         return Err(Error::invalid("prompt", "send it to /completion, or `messages`").into());
     }
     let (_, generator) = state.models.generator_or_first(asked.model.as_deref())?;
-    let running = Running::start(generator, vec![asked.request], &state.running)?;
+    let running = Running::start(&generator, vec![asked.request], &state.running)?;
     if asked.stream {
         return Ok(events::response(running, OldStream::chat()));
     }

@@ -28,7 +28,7 @@ pub async fn rank(Shared(state): Shared<Arc<State>>, request: Request) -> Result
     let folder = engine.folder();
     let line = Line::read(&members, &Features::of(&folder))?;
     let since = Instant::now();
-    let response = run_rank(engine, line.request()).await?;
+    let response = run_rank(&engine, line.request()).await?;
     let tasks: Vec<String> = folder.tasks.iter().map(|task| task.name.clone()).collect();
     let answer = Answer {
         number: None,

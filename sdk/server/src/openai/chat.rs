@@ -38,13 +38,13 @@ pub async fn chat_completions(Shared(state): Shared<Arc<State>>, request: Reques
     let (served, generator) = state.models.generator(&asked.model)?;
     let (n, logprobs) = (asked.answering.n.unwrap_or(1), asked.answering.logprobs.is_some());
     let tokenizer = generator.tokenizer();
-    let running = Running::start(generator, vec![asked.answering], &state.running)?;
+    let running = Running::start(&generator, vec![asked.answering], &state.running)?;
     if asked.stream {
-        let stream = ChatStream::new(served, n as usize, asked.include_usage, Arc::clone(tokenizer));
+        let stream = ChatStream::new(&served, n as usize, asked.include_usage, Arc::clone(tokenizer));
         return Ok(events::response(running, stream));
     }
     let response = running.responses().await?.pop().unwrap_or_default();
-    Ok(reply::json(StatusCode::OK, &ChatCompletion::new(served, response, logprobs, tokenizer)))
+    Ok(reply::json(StatusCode::OK, &ChatCompletion::new(&served, response, logprobs, tokenizer)))
 }
 
 fn read(body: &str) -> Result<Common> {

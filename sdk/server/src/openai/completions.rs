@@ -31,15 +31,15 @@ pub async fn completions(Shared(state): Shared<Arc<State>>, request: Request) ->
     let answering = common.answering;
     let (n, logprobs, echo) = (answering.n.unwrap_or(1), answering.logprobs.is_some(), answering.echo);
     let tokenizer = generator.tokenizer();
-    let echoed = if common.stream { echoed(generator, &answering, &prompts)? } else { Vec::new() };
+    let echoed = if common.stream { echoed(&generator, &answering, &prompts)? } else { Vec::new() };
     let requests = prompts.into_iter().map(|prompt| GenerateRequest { prompt, ..answering.clone() }).collect();
-    let running = Running::start(generator, requests, &state.running)?;
+    let running = Running::start(&generator, requests, &state.running)?;
     if common.stream {
-        let stream = CompletionStream::new(served, n as usize, echoed, common.include_usage, Arc::clone(tokenizer));
+        let stream = CompletionStream::new(&served, n as usize, echoed, common.include_usage, Arc::clone(tokenizer));
         return Ok(events::response(running, stream));
     }
     let responses = running.responses().await?;
-    Ok(reply::json(StatusCode::OK, &Completion::new(served, responses, logprobs, echo, tokenizer)))
+    Ok(reply::json(StatusCode::OK, &Completion::new(&served, responses, logprobs, echo, tokenizer)))
 }
 
 /// The texts that the answers to each prompt begin with. Streams of the generator do not have them.

@@ -49,11 +49,11 @@ impl Model {
 
 /// All models.
 pub async fn models(Shared(state): Shared<Arc<State>>) -> Response {
-    let data = state.models.iter().map(|served| Model::new(served)).collect();
+    let data = state.models.all().iter().map(|served| Model::new(served)).collect();
     reply::json(StatusCode::OK, &List { object: "list", data })
 }
 
 /// One model.
 pub async fn model(Shared(state): Shared<Arc<State>>, Path(name): Path<String>) -> Result<Response, Failure> {
-    Ok(reply::json(StatusCode::OK, &Model::new(state.models.get(&name)?)))
+    Ok(reply::json(StatusCode::OK, &Model::new(&*state.models.get(&name)?)))
 }

@@ -101,7 +101,7 @@ impl History {
 
     fn tick(&self, models: &Models) {
         let (mut tokens, mut ranked, mut waiting, mut running) = (0, 0, 0, 0);
-        for served in models.iter() {
+        for served in models.all() {
             match &served.kind {
                 Kind::Generate(generator) => {
                     let stats = generator.stats();

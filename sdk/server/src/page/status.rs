@@ -40,7 +40,7 @@ pub async fn status(Shared(state): Shared<Arc<State>>, uri: Uri) -> Response {
         uptime_s: state.since.elapsed().as_secs(),
         in_flight: state.limits.requests as usize - state.slots.available_permits(),
         latency_ms: state.history.percentiles(),
-        models: state.models.iter().map(|served| model(served)).collect(),
+        models: state.models.all().iter().map(|served| model(served)).collect(),
         seconds,
         next,
     };
