@@ -43,7 +43,7 @@ LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
 .PHONY: help deps deps-gpu build build-cpp build-go build-java demo demo-c chat test lint test-rust test-python test-go test-java \
-	build-gpu test-gpu soak bench bench-model bench-model-gpu model-smollm2 header clean
+	build-gpu test-gpu soak quality bench bench-model bench-model-gpu model-smollm2 header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,10 +60,14 @@ tools:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: $$($(PYTHON) --version)" >&2; exit 1; }
 
 # --without-pip, and pip from outside: Debian has the pip of venv in a separate package (python3-venv).
-$(VENV)/.ready: tests/requirements.txt | tools
+$(VENV)/.ready: samples/requirements.txt | tools
 	@echo "Python packages and ONNX Runtime into $(VENV)"
 	@rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV)
-	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r tests/requirements.txt
+	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r $<
+	@touch $@
+
+$(VENV)/.tests: tests/requirements.txt $(VENV)/.ready
+	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r $<
 	@touch $@
 
 # ONNX Runtime from its wheel, under the names that loaders look for, and a link beside libpagoda.so.
@@ -82,9 +86,9 @@ $(NVCC): kernels/cuda/requirements.txt | tools
 
 deps: $(ORT) $(TOOLKIT) ## Fetch ONNX Runtime, the Python packages for tests and, for CUDA, nvcc into target/.
 
-# ONNX Runtime with its CUDA provider, in the version of tests/requirements.txt. The host must have cuBLAS, cuDNN and the like.
+# ONNX Runtime with its CUDA provider, in the version of samples/requirements.txt. The host must have cuBLAS, cuDNN and the like.
 ORT_GPU := target/onnxruntime-gpu/onnxruntime/capi/libonnxruntime.so.1
-$(ORT_GPU): tests/requirements.txt | tools
+$(ORT_GPU): samples/requirements.txt | tools
 	@rm -rf target/onnxruntime-gpu
 	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --target target/onnxruntime-gpu \
 		"$$(sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' $<)"
@@ -336,6 +340,9 @@ target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 
 bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make the model folders of `pagoda bench rank --backend cuda`.
 
+quality: build target/models/smollm2/pagoda.json ## Measure what cache policies and page formats cost in quality, into target/quality (an hour).
+	@$(PY) samples/chat/quality.py $(RELEASE)/pagoda target/models/smollm2 target/quality
+
 bench: build-go bench-model model-smollm2 target/demo/model.onnx ## Run all benchmarks that have a goal.
 	@for name in overhead append attention paged-attention kv store embedding rank generate policies; do $(RELEASE)/pagoda bench $$name; done
 	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainCgo .
@@ -364,7 +371,7 @@ test-rust: deps
 	+cargo test --workspace -q
 	+cargo test --workspace -q --test gpu --no-run
 
-test-python: build-cpp target/demo/model.onnx target/models/smollm2/pagoda.json target/models/smollm2-f32/pagoda.json \
+test-python: $(VENV)/.tests build-cpp target/demo/model.onnx target/models/smollm2/pagoda.json target/models/smollm2-f32/pagoda.json \
 		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
 	@.ci/need valgrind valgrind
 	@.ci/need pkg-config pkg-config

@@ -1,0 +1,230 @@
+"""What cache policies and page formats cost in quality: python quality.py target/release/pagoda target/models/smollm2 out
+
+For each policy, format of pages and cache length, by the command `pagoda generate`:
+- the perplexity of a long text, over the tokens after the longest cache length, when every cache has evicted;
+- how many of the facts that were planted in long texts are found again;
+- the memory of one sequence's keys and values, and the tokens per second of an answer after the long text.
+
+Writes out/quality.md (a table), out/quality.json (the figures) and out/quality.svg (perplexity against memory). The text is
+the Debian Policy Manual, out of the package debian-policy; --text takes another file.
+"""
+
+import argparse
+import gzip
+import json
+import math
+import random
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+POLICIES = ["dense", "lastrec", "smart-lastrec", "h2o", "h2o-vlen", "qh2o", "qh2o-vlen", "h2o-orig"]
+FORMATS = ["native", "int8", "int4", "fp8"]
+LENGTHS = [256, 512, 1024]
+CITIES = ["Paris", "Lima", "Oslo", "Cairo", "Tokyo", "Quito", "Delhi", "Rome", "Accra", "Bern"]
+ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+def main(arguments=None):
+    given = parse(arguments)
+    text = given.text.read_text() if given.text else debian_policy()
+    model = Model(given.folder)
+    tokens = model.tokens(text)
+    if len(tokens) < given.tokens + given.fact_tokens:
+        print(f"quality.py: the text has {len(tokens)} tokens, and {given.tokens + given.fact_tokens} are needed", file=sys.stderr)
+        return 1
+    facts = plant(model, tokens[given.tokens :], given.fact_tokens, given.facts)
+    rows = []
+    for policy, form, length in configurations(given):
+        began = time.monotonic()
+        row = measure(given, model, policy, form, length, tokens[: given.tokens], facts)
+        rows.append(row)
+        print(f"{name(row):28}", *cells(row), f"({time.monotonic() - began:.0f} s)", sep="  ", flush=True)
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "quality.json").write_text(json.dumps({"tokens": given.tokens, "rows": rows}, indent=1) + "\n")
+    (given.out / "quality.md").write_text(table(rows))
+    (given.out / "quality.svg").write_text(picture(rows, given.tokens))
+    return 0
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", type=Path, help="the command pagoda")
+    parser.add_argument("folder", type=Path, help="the model folder")
+    parser.add_argument("out", type=Path, help="the folder to write to")
+    parser.add_argument("--text", type=Path, help="a long text, instead of the Debian Policy Manual")
+    parser.add_argument("--tokens", type=int, default=3072, help="tokens of the text whose perplexity is measured")
+    parser.add_argument("--chunk-size", type=int, default=32, help="tokens that are read at once when the cache is full")
+    parser.add_argument("--facts", type=int, default=len(CITIES), help="facts to plant")
+    parser.add_argument("--fact-tokens", type=int, default=1536, help="tokens of the text around a fact")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    return parser.parse_args(arguments)
+
+
+def debian_policy():
+    """The manual as text, out of Debian's package."""
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run(["apt-get", "-q", "download", "debian-policy"], cwd=place, check=True, capture_output=True)
+        (package,) = Path(place).glob("debian-policy_*.deb")
+        files = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], check=True, capture_output=True).stdout
+        (Path(place) / "files.tar").write_bytes(files)
+        with tarfile.open(Path(place) / "files.tar") as archive:
+            packed = archive.extractfile("./usr/share/doc/debian-policy/policy.txt.gz").read()
+    return gzip.decompress(packed).decode()
+
+
+class Model:
+    def __init__(self, folder):
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        cache = json.loads((folder / "pagoda.json").read_text())["kv"]
+        self.layers, self.heads, self.size = cache["layers"], cache["heads"], cache["head_size"]
+        self.element = ELEMENT_BYTES[cache["type"]]
+
+    def tokens(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def token_bytes(self, form):
+        """Keys and values of a token: codes, and scales in f16."""
+        head = {"native": self.size * self.element, "int8": self.size + 4, "int4": self.size // 2 + 4, "fp8": self.size + 2}[form]
+        return self.layers * self.heads * 2 * head
+
+
+def plant(model, tokens, around, facts):
+    """Prompts with a fact at different depths, each with its answer. The same ones each time."""
+    draw = random.Random(7)
+    planted = []
+    for index in range(facts):
+        city, number = CITIES[index % len(CITIES)], str(draw.randrange(10000, 99999))
+        depth = (index + 0.5) / facts
+        begin = draw.randrange(0, len(tokens) - around)
+        text = tokens[begin : begin + around]
+        at = int(depth * around)
+        fact = model.tokens(f"\n\nThe secret number of {city} is {number}. Remember: the secret number of {city} is {number}.\n\n")
+        question = model.tokens(f"\n\nQuestion: What is the secret number of {city}?\nAnswer: The secret number of {city} is")
+        planted.append((text[:at] + fact + text[at:] + question, number))
+    return planted
+
+
+def configurations(given):
+    """Dense first, in every format; then each policy. qh2o is about quantised pages."""
+    chosen = given.formats.split(",")
+    for policy in given.policies.split(","):
+        for length in [None] if policy == "dense" else [int(length) for length in given.lengths.split(",")]:
+            for form in chosen:
+                if form != "native" or not policy.startswith("qh2o"):
+                    yield policy, form, length
+
+
+def measure(given, model, policy, form, length, tokens, facts):
+    lines = [{"prompt": tokens, "prompt_logprobs": 0, "max_new_tokens": 64, "temperature": 0, "ignore_eos": True}]
+    lines += [{"prompt": prompt, "max_new_tokens": 8, "temperature": 0} for prompt, _ in facts]
+    options = ["--kv-format", form, "--no-sharing", "--max-batch", "1"]
+    if policy != "dense":
+        options += ["--kv-policy", policy, "--cache-length", str(length), "--chunk-size", str(given.chunk_size)]
+    command = [given.command, "generate", given.folder, "--requests", "-", "--json", *options]
+    done = subprocess.run(command, input="\n".join(map(json.dumps, lines)), capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"quality.py: {' '.join(map(str, command))}\n{done.stderr.strip() or done.stdout.strip()}")
+    long, *answers = map(json.loads, done.stdout.splitlines())
+    counted = [entry["logprob"] for entry in long["prompt_logprobs"][max(LENGTHS) :]]
+    found = sum(number in answer["choices"][0]["text"] for answer, (_, number) in zip(answers, facts, strict=True))
+    timings = long["timings"]
+    return {
+        "policy": policy,
+        "format": form,
+        "cache_length": length,
+        "perplexity": math.exp(-sum(counted) / len(counted)),
+        "found": found,
+        "facts": len(facts),
+        "bytes": model.token_bytes(form) * (length or len(tokens)),
+        "read_tokens_per_second": len(tokens) / (timings["first_token_ms"] - timings["queued_ms"]) * 1e3,
+        "tokens_per_second": timings["tokens_per_second"],
+    }
+
+
+def name(row):
+    length = row["cache_length"]
+    return f"{row['policy']} {row['format']} {length or 'full'}"
+
+
+def cells(row):
+    return [
+        f"{row['perplexity']:.2f}",
+        f"{row['found']}/{row['facts']}",
+        f"{row['bytes'] / 2**20:.1f} MiB",
+        f"{row['read_tokens_per_second']:.0f}",
+        f"{row['tokens_per_second']:.1f}",
+    ]
+
+
+def table(rows):
+    lines = ["| policy | pages | slots | perplexity | facts found | memory | read, tokens/s | answer, tokens/s |", "| --- " * 8 + "|"]
+    for row in rows:
+        lines.append("| " + " | ".join([row["policy"], row["format"], str(row["cache_length"] or "all"), *cells(row)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+COLOURS = {"dense": "#555", "lastrec": "#1f77b4", "smart-lastrec": "#17becf", "h2o": "#d62728", "h2o-vlen": "#ff7f0e",
+           "qh2o": "#2ca02c", "qh2o-vlen": "#98b436", "h2o-orig": "#9467bd"}  # fmt: skip
+MARKS = {"native": "●", "int8": "■", "int4": "▲", "fp8": "◆"}
+
+
+def picture(rows, tokens):
+    """Perplexity against memory, both axes logarithmic: lower and further left is better."""
+    width, height, left, right, top, bottom = 760, 460, 62, 150, 40, 52
+    mib = [row["bytes"] / 2**20 for row in rows]
+    values = [row["perplexity"] for row in rows]
+    across, up = Scale(min(mib), max(mib), left, width - right), Scale(min(values), max(values), height - bottom, top)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text x="{left}" y="20" font-size="14">Perplexity of {tokens - max(LENGTHS):,} tokens against the memory of keys and values</text>',
+        f'<text x="{(left + width - right) / 2}" y="{height - 12}" text-anchor="middle">MiB of a sequence</text>',
+    ]
+    for mark in across.marks():
+        parts.append(f'<path d="M{across(mark):.1f} {top}V{height - bottom}" stroke="#ddd"/>')
+        parts.append(f'<text x="{across(mark):.1f}" y="{height - bottom + 16}" text-anchor="middle">{mark:g}</text>')
+    for mark in up.marks():
+        parts.append(f'<path d="M{left} {up(mark):.1f}H{width - right}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 6}" y="{up(mark) + 4:.1f}" text-anchor="end">{mark:g}</text>')
+    for row, x, y in zip(rows, mib, values, strict=True):
+        parts.append(
+            f'<text x="{across(x):.1f}" y="{up(y) + 4:.1f}" text-anchor="middle" fill="{COLOURS[row["policy"]]}">'
+            f"{MARKS[row['format']]}<title>{name(row)}: {y:.2f}</title></text>"
+        )
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    legend = [(COLOURS[policy], "●", policy) for policy in policies]
+    legend += [("#000", mark, form) for form, mark in MARKS.items() if any(row["format"] == form for row in rows)]
+    for index, (colour, mark, words) in enumerate(legend):
+        parts.append(f'<text x="{width - right + 14}" y="{top + 14 + 18 * index}" fill="{colour}">{mark} {words}</text>')
+    return "\n".join(parts) + "\n</svg>\n"
+
+
+class Scale:
+    """A logarithmic axis."""
+
+    def __init__(self, low, high, begin, end):
+        self.low, self.high, self.begin, self.end = low / 1.08, high * 1.08, begin, end
+
+    def __call__(self, value):
+        return self.begin + (self.end - self.begin) * math.log(value / self.low) / math.log(self.high / self.low)
+
+    def marks(self):
+        """Round numbers, at least four of them where there is room."""
+        for steps in ([1], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 7], [n / 10 for n in range(10, 100)]):
+            marks = [step * 10**power for power in range(-3, 7) for step in steps]
+            marks = [round(mark, 6) for mark in marks if self.low <= mark <= self.high]
+            if len(marks) >= 4:
+                return marks
+        return marks
+
+
+if __name__ == "__main__":
+    sys.exit(main())
