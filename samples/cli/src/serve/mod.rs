@@ -67,9 +67,13 @@ pub struct Arguments {
 }
 
 /// Serves until a signal ends it.
+#[cfg(feature = "serve")]
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    #[cfg(feature = "serve")]
-    return present::run(arguments);
-    #[cfg(not(feature = "serve"))]
-    return Err(absent::error());
+    present::run(arguments)
+}
+
+/// Says that this build can not.
+#[cfg(not(feature = "serve"))]
+pub fn run(_: &Arguments) -> Result<ExitCode> {
+    Err(absent::error())
 }
