@@ -376,6 +376,8 @@ test-python: $(VENV)/.tests build-cpp target/demo/model.onnx target/models/smoll
 	@.ci/need valgrind valgrind
 	@.ci/need pkg-config pkg-config
 	@.ci/need cmake cmake
+	@.ci/need curl curl
+	@.ci/need chromium chromium
 	@.ci/need clang++ clang
 	cargo build -q --workspace --lib --example rank
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)

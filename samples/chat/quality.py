@@ -1,11 +1,11 @@
-"""What cache policies and page formats cost in quality: python quality.py target/release/pagoda target/models/smollm2 out
+"""What cache policies and page formats cost in quality: python quality.py PAGODA FOLDER OUT
 
 For each policy, format of pages and cache length, by the command `pagoda generate`:
 - the perplexity of a long text, over the tokens after the longest cache length, when every cache has evicted;
 - how many of the facts that were planted in long texts are found again;
 - the memory of one sequence's keys and values, and the tokens per second of an answer after the long text.
 
-Writes out/quality.md (a table), out/quality.json (the figures) and out/quality.svg (perplexity against memory). The text is
+Writes quality.md (a table), quality.json (the figures) and quality.svg (perplexity against memory) to OUT. The text is
 the Debian Policy Manual, out of the package debian-policy; --text takes another file.
 """
 
@@ -35,8 +35,9 @@ def main(arguments=None):
     text = given.text.read_text() if given.text else debian_policy()
     model = Model(given.folder)
     tokens = model.tokens(text)
-    if len(tokens) < given.tokens + given.fact_tokens:
-        print(f"quality.py: the text has {len(tokens)} tokens, and {given.tokens + given.fact_tokens} are needed", file=sys.stderr)
+    needed = given.tokens + given.fact_tokens + 1
+    if len(tokens) < needed:
+        print(f"quality.py: the text has {len(tokens)} tokens, and {needed} are needed", file=sys.stderr)
         return 1
     facts = plant(model, tokens[given.tokens :], given.fact_tokens, given.facts)
     rows = []
@@ -59,7 +60,7 @@ def parse(arguments):
     parser.add_argument("out", type=Path, help="the folder to write to")
     parser.add_argument("--text", type=Path, help="a long text, instead of the Debian Policy Manual")
     parser.add_argument("--tokens", type=int, default=3072, help="tokens of the text whose perplexity is measured")
-    parser.add_argument("--chunk-size", type=int, default=32, help="tokens that are read at once when the cache is full")
+    parser.add_argument("--chunk-size", type=int, default=32, help="tokens read at once when the cache is full")
     parser.add_argument("--facts", type=int, default=len(CITIES), help="facts to plant")
     parser.add_argument("--fact-tokens", type=int, default=1536, help="tokens of the text around a fact")
     parser.add_argument("--policies", default=",".join(POLICIES))
@@ -92,8 +93,13 @@ class Model:
 
     def token_bytes(self, form):
         """Keys and values of a token: codes, and scales in f16."""
-        head = {"native": self.size * self.element, "int8": self.size + 4, "int4": self.size // 2 + 4, "fp8": self.size + 2}[form]
-        return self.layers * self.heads * 2 * head
+        bytes_of_head = {
+            "native": self.size * self.element,
+            "int8": self.size + 4,
+            "int4": self.size // 2 + 4,
+            "fp8": self.size + 2,
+        }
+        return self.layers * self.heads * 2 * bytes_of_head[form]
 
 
 def plant(model, tokens, around, facts):
@@ -106,8 +112,9 @@ def plant(model, tokens, around, facts):
         begin = draw.randrange(0, len(tokens) - around)
         text = tokens[begin : begin + around]
         at = int(depth * around)
-        fact = model.tokens(f"\n\nThe secret number of {city} is {number}. Remember: the secret number of {city} is {number}.\n\n")
-        question = model.tokens(f"\n\nQuestion: What is the secret number of {city}?\nAnswer: The secret number of {city} is")
+        subject = f"secret number of {city}"
+        fact = model.tokens(f"\n\nThe {subject} is {number}. Remember: the {subject} is {number}.\n\n")
+        question = model.tokens(f"\n\nQuestion: What is the {subject}?\nAnswer: The {subject} is")
         planted.append((text[:at] + fact + text[at:] + question, number))
     return planted
 
@@ -165,9 +172,11 @@ def cells(row):
 
 
 def table(rows):
-    lines = ["| policy | pages | slots | perplexity | facts found | memory | read, tokens/s | answer, tokens/s |", "| --- " * 8 + "|"]
+    head = ["policy", "pages", "slots", "perplexity", "facts found", "memory", "read, tokens/s", "answer, tokens/s"]
+    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     for row in rows:
-        lines.append("| " + " | ".join([row["policy"], row["format"], str(row["cache_length"] or "all"), *cells(row)]) + " |")
+        slots = str(row["cache_length"] or "all")
+        lines.append("| " + " | ".join([row["policy"], row["format"], slots, *cells(row)]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -183,10 +192,11 @@ def picture(rows, tokens):
     values = [row["perplexity"] for row in rows]
     across, up = Scale(min(mib), max(mib), left, width - right), Scale(min(values), max(values), height - bottom, top)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"',
+        ' font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text x="{left}" y="20" font-size="14">Perplexity of {tokens - max(LENGTHS):,} tokens against the memory of keys and values</text>',
-        f'<text x="{(left + width - right) / 2}" y="{height - 12}" text-anchor="middle">MiB of a sequence</text>',
+        f'<text x="{left}" y="20" font-size="14">Perplexity of {tokens - max(LENGTHS):,} tokens against memory</text>',
+        f'<text x="{(left + width - right) / 2}" y="{height - 12}" text-anchor="middle">MiB of keys and values</text>',
     ]
     for mark in across.marks():
         parts.append(f'<path d="M{across(mark):.1f} {top}V{height - bottom}" stroke="#ddd"/>')
@@ -203,7 +213,8 @@ def picture(rows, tokens):
     legend = [(COLOURS[policy], "●", policy) for policy in policies]
     legend += [("#000", mark, form) for form, mark in MARKS.items() if any(row["format"] == form for row in rows)]
     for index, (colour, mark, words) in enumerate(legend):
-        parts.append(f'<text x="{width - right + 14}" y="{top + 14 + 18 * index}" fill="{colour}">{mark} {words}</text>')
+        x, y = width - right + 14, top + 14 + 18 * index
+        parts.append(f'<text x="{x}" y="{y}" fill="{colour}">{mark} {words}</text>')
     return "\n".join(parts) + "\n</svg>\n"
 
 
