@@ -1,4 +1,4 @@
-//! `/health`: whether the server takes requests.
+//! `/health` and `/metrics`: whether the server takes requests, and what it counted.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::json;
 
-use crate::reply;
 use crate::state::State;
+use crate::{metrics, reply};
 
 /// 200 if it does, 503 while it ends.
 pub async fn health(Shared(state): Shared<Arc<State>>) -> Response {
@@ -16,4 +16,9 @@ pub async fn health(Shared(state): Shared<Arc<State>>) -> Response {
         false => reply::json(StatusCode::OK, &json!({"status": "ready"})),
         true => reply::json(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "ending"})),
     }
+}
+
+/// All counters of the process.
+pub async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
+    reply::of(StatusCode::OK, metrics::CONTENT_TYPE, state.metrics.text(&state.models))
 }

@@ -3,9 +3,10 @@
 //! [`Server::open`] opens the models of a [`Config`], [`Server::run`] answers requests until a signal ends it. What a request
 //! asks of a model goes through the Rust interface of `pagoda`; this crate has no inference of its own.
 //!
-//! A request's way: `listen` (connections and their time limits) → `gate` (request id, keys, limits, log) → `routes` → a
+//! A request's way: `listen` (connections and their time limits) → `gate` (request id, `access` by keys and origins, limits, log) → `routes` → a
 //! protocol (`openai`, `kserve`, `native`) → `run` (the generator, and what cancels a request).
 
+mod access;
 mod body;
 mod config;
 mod drain;

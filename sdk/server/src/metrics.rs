@@ -1,12 +1,8 @@
-//! `/metrics`: what Prometheus reads, the library's counters and the server's own.
+//! What Prometheus reads, the library's counters and the server's own.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use axum::extract::State as Shared;
-use axum::http::StatusCode;
-use axum::response::Response;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -16,10 +12,9 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::models::{Kind, Models};
-use crate::reply;
-use crate::state::State;
 
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The type of what [`Metrics::text`] writes.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The line that ends an exposition.
 const END: &str = "# EOF\n";
 
@@ -96,7 +91,7 @@ impl Metrics {
     }
 
     /// All counters of the process.
-    fn text(&self, models: &Models) -> String {
+    pub fn text(&self, models: &Models) -> String {
         for served in models.all() {
             let of = ModelLabels { model: served.name.clone() };
             let (waiting, running, kv) = match &served.kind {
@@ -123,9 +118,4 @@ impl Metrics {
         let _ = encode(&mut text, &self.registry);
         text
     }
-}
-
-/// All counters of the process.
-pub async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
-    reply::of(StatusCode::OK, CONTENT_TYPE, state.metrics.text(&state.models))
 }

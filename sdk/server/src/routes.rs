@@ -10,7 +10,7 @@ use axum::routing::{get, post};
 
 use crate::failure::Failure;
 use crate::state::State;
-use crate::{gate, health, kserve, metrics, native, openai, page};
+use crate::{gate, health, kserve, native, openai, page};
 
 /// All paths.
 pub fn router(state: Arc<State>) -> Router {
@@ -32,7 +32,7 @@ pub fn router(state: Arc<State>) -> Router {
         .route("/health", get(health::health))
         .route("/ping", get(native::ping))
         .route("/engine_check", get(native::engine_check))
-        .route("/metrics", get(metrics::metrics))
+        .route("/metrics", get(health::metrics))
         .route("/v2", get(kserve::server_metadata))
         .route("/v2/health/live", get(kserve::live))
         .route("/v2/health/ready", get(kserve::ready))

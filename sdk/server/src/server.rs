@@ -10,9 +10,9 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsAcceptor;
 
+use crate::access::Keys;
 use crate::config::{Config, KeysFrom};
 use crate::drain::{Signals, drain};
-use crate::gate::Keys;
 use crate::listen::accept;
 use crate::logging;
 use crate::models::Models;

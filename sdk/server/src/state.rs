@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use tokio::sync::Semaphore;
 
+use crate::access::{Keys, Origins};
 use crate::config::{Config, Limits};
-use crate::gate::{Keys, Origins};
 use crate::logging::LogFormat;
 use crate::metrics::Metrics;
 use crate::models::Models;

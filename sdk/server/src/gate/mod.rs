@@ -1,9 +1,7 @@
 //! What every request passes: it gets an id, it needs a key, and it has a line in the log when its response has ended.
 
-mod cors;
 mod entry;
 mod id;
-mod keys;
 mod slots;
 mod tracked;
 
@@ -15,10 +13,9 @@ use axum::http::HeaderName;
 use axum::middleware::Next;
 use axum::response::Response;
 
-pub use cors::Origins;
-pub use keys::Keys;
 pub use slots::take_slot;
 
+use crate::access::{cors, keys};
 use crate::failure::in_kserves_shape;
 use crate::page;
 use crate::state::State;

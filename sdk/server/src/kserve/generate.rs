@@ -7,7 +7,7 @@ use pagoda::json::Json;
 use pagoda::{ElementType, Error, GenerateRequest, Generator, Result, Tensor};
 use pagoda_requests::generate::set_field;
 
-use super::infer::{InferRequest, Outputs};
+use super::tensors::{InferRequest, Outputs};
 use crate::run::{Running, RunningRequests};
 
 /// The text of the prompt; or its tokens.

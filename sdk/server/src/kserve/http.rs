@@ -11,7 +11,7 @@ use pagoda_requests::fields::{flag, items, once, text, whole};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::infer::{InferRequest, Outputs};
+use super::tensors::{InferRequest, Outputs};
 use super::{datatype, json_data, values};
 use crate::reply;
 

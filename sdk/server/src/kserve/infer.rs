@@ -1,50 +1,12 @@
-//! What a request asks, and the model that answers it.
+//! The model that answers a request.
 
-use std::sync::Arc;
+use pagoda::Result;
 
-use pagoda::json::Json;
-use pagoda::{Error, Result, Tensor};
-
+use super::tensors::{InferRequest, Outputs};
 use super::{generate, plain, rank};
 use crate::failure::Failure;
 use crate::models::{Kind, Served};
 use crate::state::State;
-
-/// Tensors for a model.
-#[derive(Default)]
-pub struct InferRequest {
-    /// The client's own id of it.
-    pub id: String,
-    /// The inputs, by name.
-    pub inputs: Vec<(String, Arc<Tensor>)>,
-    /// The names of the outputs; none: all.
-    pub outputs: Vec<String>,
-    /// How a language model answers.
-    pub parameters: Vec<(String, Json)>,
-}
-
-/// Tensors of a model, by name.
-pub type Outputs = Vec<(String, Tensor)>;
-
-impl InferRequest {
-    /// The input of a name.
-    pub fn input(&self, name: &str) -> Option<&Arc<Tensor>> {
-        self.inputs.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor)
-    }
-
-    /// Those of `outputs` that the request asks for, in its order.
-    pub fn choose(&self, mut outputs: Outputs) -> Result<Outputs> {
-        if self.outputs.is_empty() {
-            return Ok(outputs);
-        }
-        let take = |name: &String| {
-            let at = outputs.iter().position(|(other, _)| other == name);
-            at.map(|at| outputs.swap_remove(at))
-                .ok_or_else(|| Error::invalid("outputs", format!("there is no {name:?}")))
-        };
-        self.outputs.iter().map(take).collect()
-    }
-}
 
 /// Answers a request.
 pub async fn infer(state: &State, served: &Served, request: InferRequest) -> Result<Outputs, Failure> {

@@ -1,6 +1,6 @@
 //! KServe's protocol, version 2, over HTTP with the extension for binary tensors.
 //!
-//! `infer` is what a request asks and how each kind of model answers it, whatever brought it; `http` reads and writes bodies.
+//! `tensors` is what a request asks, `infer` how each kind of model answers it, whatever brought it; `http` reads and writes bodies.
 
 mod datatype;
 mod generate;
@@ -12,6 +12,7 @@ mod metadata;
 mod plain;
 mod rank;
 mod repository;
+mod tensors;
 mod values;
 
 pub use repository::{index, load, unload};

@@ -6,7 +6,7 @@ use pagoda::runtime::Request;
 use pagoda::{Error, Model, Result, Status};
 use tokio::sync::oneshot;
 
-use super::infer::{InferRequest, Outputs};
+use super::tensors::{InferRequest, Outputs};
 use crate::run::CancelOnDrop;
 
 /// Runs a model. Dropping the future cancels the run.

@@ -4,7 +4,7 @@ use pagoda::engine::{Columns, Events};
 use pagoda::{ElementType, Engine, Error, RankRequest, Result, Tensor};
 use pagoda_requests::rank::Features;
 
-use super::infer::{InferRequest, Outputs};
+use super::tensors::{InferRequest, Outputs};
 use crate::native;
 
 /// The scores of each candidate, `[candidates, tasks]`.

@@ -10,7 +10,7 @@ use super::policy::{ChosenPolicy, OpenPolicy, Slots};
 use super::prefix_items::PrefixItems;
 use super::request::{Choice, FinishReason, Timings, Token};
 use super::sampling::{Sampled, Sampler, Scratch, TokenLogprobs, logprobs};
-use super::slot_sessions::Stored;
+use super::slot_image::Stored;
 use crate::error::Result;
 use crate::kv::{KvRequest, Owner};
 use crate::text::{Detokeniser, Stopped, Stops};

@@ -6,6 +6,18 @@ use super::open_model::OpenModel;
 use super::policy::{ChosenPolicy, OpenPolicy, Slots};
 use crate::kv::policy::LayerSlots;
 
+/// What the store has of a session.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stored {
+    /// Where the list begins from the next turn on, and where it ends: the next turn is written there.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// The positions in the slots of each layer, as they are stored; empty: nothing is.
+    pub(super) token_pos: Vec<Vec<i32>>,
+    pub(super) whole_bytes: u64,
+    pub(super) turn_bytes: u64,
+}
+
 /// The first number of every change.
 const FORMAT: u32 = 1;
 

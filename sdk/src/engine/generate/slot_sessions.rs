@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::open_model::OpenModel;
 use super::policy::{ChosenPolicy, OpenPolicy, Slots};
 use super::sequence::Sequence;
-use super::slot_image::{Change, SlotImage};
+use super::slot_image::{Change, SlotImage, Stored};
 use crate::error::{Error, Result, Status};
 use crate::kv::policy::LayerSlots;
 use crate::kv::{KvCache, KvRequest, Owner};
@@ -37,18 +37,6 @@ struct Kept {
     /// The item of the last token that was computed: it stands for all of them.
     item: u64,
     stored: Stored,
-}
-
-/// What the store has of a session.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Stored {
-    /// Where the list begins from the next turn on, and where it ends: the next turn is written there.
-    start: u64,
-    end: u64,
-    /// The positions in the slots of each layer, as they are stored; empty: nothing is.
-    token_pos: Vec<Vec<i32>>,
-    whole_bytes: u64,
-    turn_bytes: u64,
 }
 
 impl SlotSessions {
