@@ -6,11 +6,13 @@ from capi import ROOT
 from serving import LLAMA, Server
 
 THREE = ROOT / "tests/data/engine/three"
+# Slow enough that a browser sees its answer grow.
+SMOLLM2 = ROOT / "target/models/smollm2"
 
 
 @pytest.fixture(scope="module")
 def server():
-    with Server(f"tiny={LLAMA}", f"movies={THREE}", "--provider", "cpu") as server:
+    with Server(f"smollm2={SMOLLM2}", f"movies={THREE}", "--provider", "cpu") as server:
         yield server
 
 
@@ -23,7 +25,7 @@ def test_the_page_shows_what_is_served_and_asks_it(server, tmp_path, name, look)
     with Browser(tmp_path / "profile", **look) as browser:
         browser.open(server.url)
         browser.until("document.getElementById('ready').textContent === 'ready'")
-        assert "tiny" in browser.text("#models") and "pages used" in browser.text("#models")
+        assert "smollm2" in browser.text("#models") and "pages used" in browser.text("#models")
         # A chat, word by word: the text grows.
         browser.run(
             "window.seen = new Set(); window.box = document.getElementById('talk');"
@@ -31,7 +33,7 @@ def test_the_page_shows_what_is_served_and_asks_it(server, tmp_path, name, look)
             ".observe(box, {childList: true, subtree: true, characterData: true})"
         )
         browser.fill("chat-text", "Hello there")
-        browser.fill("max-tokens", "200")
+        browser.fill("max-tokens", "60")
         browser.click("#send")
         browser.until("document.getElementById('send').textContent === 'Send' && talk.messages.length === 2")
         assert "Hello there" in browser.text("#talk p.mine")
