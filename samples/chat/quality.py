@@ -35,6 +35,9 @@ def main(arguments=None):
     text = given.text.read_text() if given.text else debian_policy()
     model = Model(given.folder)
     tokens = model.tokens(text)
+    if given.tokens <= given.skip:
+        print(f"quality.py: --tokens {given.tokens} is not above the longest of --lengths, {given.skip}", file=sys.stderr)
+        return 1
     needed = given.tokens + given.fact_tokens + 1
     if len(tokens) < needed:
         print(f"quality.py: the text has {len(tokens)} tokens, and {needed} are needed", file=sys.stderr)
@@ -49,7 +52,7 @@ def main(arguments=None):
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "quality.json").write_text(json.dumps({"tokens": given.tokens, "rows": rows}, indent=1) + "\n")
     (given.out / "quality.md").write_text(table(rows))
-    (given.out / "quality.svg").write_text(picture(rows, given.tokens))
+    (given.out / "quality.svg").write_text(picture(rows, given.tokens - given.skip))
     return 0
 
 
@@ -66,7 +69,10 @@ def parse(arguments):
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    # Perplexity is that of the tokens after the longest cache, of all rows alike.
+    given.skip = max(map(int, given.lengths.split(",")))
+    return given
 
 
 def debian_policy():
@@ -140,7 +146,7 @@ def measure(given, model, policy, form, length, tokens, facts):
     if done.returncode != 0:
         sys.exit(f"quality.py: {' '.join(map(str, command))}\n{done.stderr.strip() or done.stdout.strip()}")
     long, *answers = map(json.loads, done.stdout.splitlines())
-    counted = [entry["logprob"] for entry in long["prompt_logprobs"][max(LENGTHS) :]]
+    counted = [entry["logprob"] for entry in long["prompt_logprobs"][given.skip :]]
     found = sum(number in answer["choices"][0]["text"] for answer, (_, number) in zip(answers, facts, strict=True))
     timings = long["timings"]
     return {
@@ -195,7 +201,7 @@ def picture(rows, tokens):
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"',
         ' font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text x="{left}" y="20" font-size="14">Perplexity of {tokens - max(LENGTHS):,} tokens against memory</text>',
+        f'<text x="{left}" y="20" font-size="14">Perplexity of {tokens:,} tokens against memory</text>',
         f'<text x="{(left + width - right) / 2}" y="{height - 12}" text-anchor="middle">MiB of keys and values</text>',
     ]
     for mark in across.marks():

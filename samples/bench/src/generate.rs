@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use pagoda::engine::{EngineStore, GeneratorStats, Prompt};
 use pagoda::{Error, GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Result, Status};
-use pagoda_cli::bench::LANGUAGE_MODEL;
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Folder, Random};
 
 use super::llama_cpp::LlamaCpp;
-use super::{Row, median, memory, options};
+use super::{Row, find_language_model, median, memory, options};
 
 /// Tokens per second on two cores, written down: ONNX Runtime GenAI in int4.
 const GENAI: &str = "ORT GenAI int4, noted";
@@ -30,11 +29,7 @@ const ROUNDS: usize = 5;
 
 /// Everything with a goal.
 pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
-    if !folder.join("pagoda.json").is_file() {
-        let message =
-            format!("{} is not a model folder: `make model-smollm2` makes {LANGUAGE_MODEL}", folder.display());
-        return Err(Error::new(Status::NotFound, message).about("--model"));
-    }
+    find_language_model(folder)?;
     let mut rows = Vec::new();
     progress.doing("measuring generate: llama.cpp");
     let llama = LlamaCpp::measure(folder, threads)?;

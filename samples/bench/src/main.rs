@@ -17,12 +17,13 @@ mod rank;
 mod raw;
 mod store;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use pagoda::{ElementType, Error, Model, ModelOptions, Provider, Result, Tensor};
-use pagoda_cli::bench::{Arguments, Backend, Name};
+use pagoda::{ElementType, Error, Model, ModelOptions, Provider, Result, Status, Tensor};
+use pagoda_cli::bench::{Arguments, Backend, LANGUAGE_MODEL, Name};
 use pagoda_cli::output;
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Attribute, Dim, Graph};
@@ -161,6 +162,16 @@ fn burst(work: &mut impl FnMut() -> Result<()>) -> Result<Burst> {
         *time = start.elapsed();
     }
     Ok(times)
+}
+
+/// Refuses a folder without a model.
+fn find_language_model(folder: &Path) -> Result<()> {
+    if !folder.join("pagoda.json").is_file() {
+        let message =
+            format!("{} is not a model folder: `make model-smollm2` makes {LANGUAGE_MODEL}", folder.display());
+        return Err(Error::new(Status::NotFound, message).about("--model"));
+    }
+    Ok(())
 }
 
 fn median(times: impl Into<Vec<Duration>>) -> f64 {

@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use pagoda::engine::{Driver, KvPolicy, Prompt, TokenStream};
 use pagoda::kv::policy::{LayerSlots, PolicyOptions, Ranking, SlotPlan, SlotValues, named};
-use pagoda::{Error, GenerateRequest, Generator, GeneratorOptions, KvFormat, KvSize, Result, Status};
-use pagoda_cli::bench::LANGUAGE_MODEL;
+use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvFormat, KvSize, Result};
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
-use super::{Row, median, options, side_by_side};
+use super::{Row, find_language_model, median, options, side_by_side};
 
 /// A model of 8 billion weights has so many layers and kv heads.
 const LAYERS: usize = 32;
@@ -23,11 +22,7 @@ const ROUNDS: usize = 12;
 
 /// Everything with a goal.
 pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
-    if !folder.join("pagoda.json").is_file() {
-        let message =
-            format!("{} is not a model folder: `make model-smollm2` makes {LANGUAGE_MODEL}", folder.display());
-        return Err(Error::new(Status::NotFound, message).about("--model"));
-    }
+    find_language_model(folder)?;
     let mut rows = Vec::new();
     for name in ["lastrec", "h2o", "qh2o-vlen"] {
         progress.doing(format!("measuring policies: the decisions of {name}"));

@@ -1,7 +1,7 @@
 //! The models that are served, by name.
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::http::StatusCode;
@@ -10,6 +10,7 @@ use pagoda::folder::{AnyFolder, ModelKind};
 use pagoda::{
     Engine, EngineOptions, Error, Generator, GeneratorOptions, KvSize, Model, ModelOptions, Offload, Result, Status,
 };
+use parking_lot::{RwLock, RwLockReadGuard};
 use serde_json::Value;
 
 use crate::config::ModelConfig;
@@ -135,7 +136,7 @@ impl Models {
 
     /// Serves another model of this name, or none, from now on. Returns the one before.
     pub fn replace(&self, name: &str, served: Option<Arc<Served>>) -> Option<Arc<Served>> {
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.write();
         let slot = slots.iter_mut().find(|slot| slot.config.name == name)?;
         std::mem::replace(&mut slot.served, served)
     }
@@ -199,7 +200,7 @@ impl Models {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Vec<Slot>> {
-        self.slots.read().unwrap_or_else(PoisonError::into_inner)
+        self.slots.read()
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use pagoda::engine::Event;
 use pagoda::{Cancel, Error, GenerateRequest, GenerateResponse, Generator, Result, Status};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// All that run, for the end of the server.
@@ -24,8 +25,8 @@ impl RunningRequests {
         cancels.iter().for_each(|cancel| cancel.trigger());
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Cancel>>> {
-        self.cancels.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Cancel>>> {
+        self.cancels.lock()
     }
 }
 

@@ -37,8 +37,7 @@ pub async fn load(
     Path(name): Path<String>,
     request: Request,
 ) -> Result<Response, Failure> {
-    allowed(&state)?;
-    check(&body::read_text(request, &state.limits).await?)?;
+    admit(&state, request).await?;
     let config = state.models.config(&name)?;
     // One after the other: two copies of a model in memory are enough.
     let _one = state.loading.lock().await;
@@ -64,17 +63,17 @@ pub async fn unload(
     Path(name): Path<String>,
     request: Request,
 ) -> Result<Response, Failure> {
-    allowed(&state)?;
-    check(&body::read_text(request, &state.limits).await?)?;
+    admit(&state, request).await?;
     state.models.config(&name)?;
     let _one = state.loading.lock().await;
     retire(state.models.replace(&name, None));
     Ok(reply::json(StatusCode::OK, &json!({})))
 }
 
-fn allowed(state: &State) -> Result<(), Failure> {
+/// Refuses what the configuration does not allow.
+async fn admit(state: &State, request: Request) -> Result<(), Failure> {
     if state.repository_control {
-        return Ok(());
+        return Ok(check(&body::read_text(request, &state.limits).await?)?);
     }
     let message = "this server neither loads nor unloads models: its configuration has no repository_control = true";
     Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", message))

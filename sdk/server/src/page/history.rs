@@ -1,9 +1,10 @@
 //! What the server did in the last minutes, second by second.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use crate::models::{Kind, Models};
@@ -133,7 +134,7 @@ impl History {
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
