@@ -31,10 +31,14 @@ ifneq ($(PAGODA_NVCC)$(wildcard $(NVCC)),)
 export PAGODA_NVCC :=
 endif
 endif
-# Where no kernel can run, tests have nvcc check them without optimising them: a tenth of the time.
-ifeq ($(GPU)$(filter-out test lint test-rust test-python test-go test-java,$(MAKECMDGOALS)),)
+# Tests of all languages share one build, the release build with the settings of .ci/tested.toml; SHIPPED=1 tests what is
+# shipped. Where no kernel can run, nvcc only checks them, in a tenth of the time.
+ifeq ($(SHIPPED)$(filter-out test lint test-rust test-python test-go test-java,$(MAKECMDGOALS)),)
 ifneq ($(MAKECMDGOALS),)
+export CARGO_FLAGS := --config .ci/tested.toml
+ifeq ($(GPU),)
 export PAGODA_NVCC_QUICK := 1
+endif
 endif
 endif
 C_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror -Iinclude
@@ -103,7 +107,7 @@ deps-gpu: $(ORT_GPU) ## Fetch ONNX Runtime with its CUDA provider into target/, 
 # errors.
 define cargo_build
 	@[ -e target/$(1)/$(2) ] || echo "Building $(2) into target/$(1)$(CPU_ALONE): minutes, the first time"
-	+@cargo build --profile $(1) $(3) $$([ -t 2 ] || echo -q)
+	+@cargo build $(CARGO_FLAGS) --profile $(1) $(3) $$([ -t 2 ] || echo -q)
 endef
 
 build: deps ## Build libpagoda.so, libpagoda_ops.so, the commands pagoda and pagoda-bench and the C samples into target/release.
@@ -340,38 +344,37 @@ target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 
 bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make the model folders of `pagoda bench rank --backend cuda`.
 
-quality: build target/models/smollm2/pagoda.json ## Measure what cache policies and page formats cost in quality, into target/quality (an hour).
-	@$(PY) samples/chat/quality.py $(RELEASE)/pagoda target/models/smollm2 target/quality
+quality: build target/models/smollm2/pagoda.json ## Measure what cache policies and page formats cost in quality, into target/quality (an hour; QUALITY='--jobs 8' for 16 cores).
+	@$(PY) samples/chat/quality.py $(RELEASE)/pagoda target/models/smollm2 target/quality $(QUALITY)
 
 bench: build-go bench-model model-smollm2 target/demo/model.onnx ## Run all benchmarks that have a goal.
-	@for name in overhead append attention paged-attention kv store embedding rank generate policies; do $(RELEASE)/pagoda bench $$name; done
+	@for name in overhead append attention paged-attention kv store embedding rank generate policies grammar serve; do $(RELEASE)/pagoda bench $$name; done
 	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainCgo .
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 
-# Everything is compiled, and the Rust tests run, as two jobs at a time; a job server shares the cores between the two cargos.
-# The release build is compiled in parts, to use both cores, and but for the kernels with few optimisations, in half the time:
-# `make soak` tests it as it is shipped.
-test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
-test: export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
+# First everything is compiled, then tests of two languages run at a time: many of them wait more than they compute.
 test: lint ## Run all tests.
-	@$(MAKE) --no-print-directory -j2 --output-sync=line test-rust build-cpp build-java
-	@$(MAKE) --no-print-directory test-go test-java test-python
+	@$(MAKE) --no-print-directory -j2 build-tests build-cpp build-java $(VENV)/.tests
+	@$(MAKE) --no-print-directory -j2 --output-sync=line test-rust test-go test-java test-python
 
 lint: tools $(TOOLKIT) docs-c docs-cpp
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
 		{ echo "rustfmt and clippy are missing. Install them (rustup component add rustfmt clippy) and run make again." >&2; exit 1; }
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -q -- -D warnings
-	cargo clippy --workspace --test gpu -q -- -D warnings
-	cargo clippy --package pagoda-cli --no-default-features -q -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q
+	cargo clippy $(CARGO_FLAGS) --release --workspace --all-targets -q -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --release --workspace --test gpu -q -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --release --package pagoda-cli --no-default-features -q -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --release --workspace --no-deps -q
 
-test-rust: deps
+.PHONY: build-tests
+build-tests: build
+	+cargo test $(CARGO_FLAGS) --release --workspace -q --no-run
+
+test-rust: build-tests
 	@.ci/need redis-server redis-server
 	@.ci/need openssl openssl
-	+cargo test --workspace -q
-	+cargo test --workspace -q --test gpu --no-run
+	+cargo test $(CARGO_FLAGS) --release --workspace -q
 
 test-python: $(VENV)/.tests build-cpp target/demo/model.onnx target/models/smollm2/pagoda.json target/models/smollm2-f32/pagoda.json \
 		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
@@ -381,7 +384,7 @@ test-python: $(VENV)/.tests build-cpp target/demo/model.onnx target/models/smoll
 	@.ci/need curl curl
 	@.ci/need chromium chromium
 	@.ci/need clang++ clang
-	cargo build -q --workspace --lib --example rank
+	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank
 	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
 	$(PY) -m pytest -q --durations=10 -n 2 --dist loadfile tests
 
@@ -432,7 +435,7 @@ soak: deps ## Run long tests, those of the build as it is shipped, and those tha
 	PAGODA_GENERATE_REQUESTS=1000 PAGODA_GENERATE_KILLS=200 cargo test --test generate -- threads crash --nocapture
 	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture
 	cargo test -p pagoda --lib -- --ignored weights_of_more_than_4_gib
-	$(MAKE) test-go test-java test-python
+	$(MAKE) test-rust test-go test-java test-python SHIPPED=1
 	cargo +nightly miri --version >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda --lib -- --skip store:: --skip embedding::tiers::redis
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda-kernels --lib --test bad_input

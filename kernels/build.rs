@@ -57,6 +57,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("hstu/hstu_norm", ALL),
     ("hstu/hstu_unit", ALL),
     ("hstu/paged_kv_append", ALL),
+    ("llm/cache_policy", ALL),
     ("llm/glu", ALL),
     ("llm/paged_attention_simt", ALL),
     ("llm/paged_attention_sm90", SM90A),

@@ -165,8 +165,8 @@ class Failure(Exception):
 class Pagoda:
     """The library. Pointers and handles are plain numbers here, so that any number at all can be passed."""
 
-    def __init__(self, profile):
-        self.library = ctypes.CDLL(str(ROOT / f"target/{profile}/libpagoda.so"))
+    def __init__(self):
+        self.library = ctypes.CDLL(str(ROOT / "target/release/libpagoda.so"))
         for function in FUNCTIONS.values():
             foreign = getattr(self.library, function.name)
             foreign.argtypes = [HEADER.ctype(parameter.type) for parameter in function.parameters]

@@ -25,14 +25,14 @@ class Apart:
     """Another process with a libpagoda.so of its own. If it crashes, one test fails, with the last thing that was
     tried, instead of pytest coming to an end without a word; the next call starts a new process."""
 
-    def __init__(self, profile, folder):
-        self.profile, self.folder, self.pool = profile, folder, None
+    def __init__(self, folder):
+        self.folder, self.pool = folder, None
 
     def run(self, function, *arguments):
         if self.pool is None:
             # spawn: a fork would take over locks of threads that it does not have.
             spawn = multiprocessing.get_context("spawn")
-            self.pool = ProcessPoolExecutor(1, spawn, initializer=begin, initargs=(self.profile, str(self.folder)))
+            self.pool = ProcessPoolExecutor(1, spawn, initializer=begin, initargs=(str(self.folder),))
         try:
             well, result = self.pool.submit(guarded, function, *arguments).result(timeout=HANGS)
         except BrokenProcessPool:
@@ -42,27 +42,27 @@ class Apart:
                 process.kill()
             self.fail(f"the process was still busy after {HANGS} s with")
         if not well:
-            pytest.fail(f"{self.profile}: {result}", pytrace=False)
+            pytest.fail(result, pytrace=False)
         return result
 
     def fail(self, what):
         self.pool = None
         tried = self.folder / "trying"
         last = tried.read_text() if tried.exists() else "starting"
-        pytest.fail(f"{self.profile}: {what}: {last} (its stderr is below)", pytrace=False)
+        pytest.fail(f"{what}: {last} (its stderr is below)", pytrace=False)
 
     def close(self):
         if self.pool is not None:
             self.pool.shutdown()
 
 
-def begin(profile, folder):
+def begin(folder):
     """In the other process: `capi.world` is there for what is run."""
     import capi
 
     faulthandler.enable()
     capi.folder = folder
-    capi.pagoda = capi.Pagoda(profile)
+    capi.pagoda = capi.Pagoda()
     capi.at_start = capi.pagoda.live()
     capi.world = capi.World(capi.pagoda, folder)
 
@@ -83,26 +83,19 @@ def trying(what):
         file.write(what)
 
 
-def process(profile):
-    @pytest.fixture(scope="module", name=f"{profile}_process")
-    def fixture(tmp_path_factory):
-        apart = Apart(profile, tmp_path_factory.mktemp(profile))
-        yield apart
-        apart.close()
-
-    return fixture
-
-
-debug_process = process("debug")
-release_process = process("release")
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
+    apart = Apart(tmp_path_factory.mktemp("process"))
+    yield apart
+    apart.close()
 
 
 @pytest.fixture(scope="module")
 def pagoda():
-    """The library that is shipped, in this process; a module's tests leave nothing behind in it."""
+    """The library, in this process; a module's tests leave nothing behind in it."""
     import capi
 
-    pagoda = capi.Pagoda("release")
+    pagoda = capi.Pagoda()
     before = pagoda.live()
     yield pagoda
     assert pagoda.live() == before

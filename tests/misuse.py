@@ -291,6 +291,7 @@ WRONG_OPTIONS = {
         "variables": (b"{}",),
         **dict.fromkeys(["stop_count", "stop_token_count", "logit_bias_count"], (65537, SIZE_MAX)),
         "session": (NOT_UTF8, b""),
+        "grammar": (NOT_UTF8, b"", b"{", b"[]", b"{}"),
     },
     "pagoda_kv_options": {
         **dict.fromkeys(["layers", "heads", "head_size"], BAD_COUNTS),
@@ -358,20 +359,26 @@ def bad_parts(p):
     store = pointed_to(struct("pagoda_store_options", durability=7))
     yield Case("durability", field(p.name, "store_options", store), argument="options.store_options.durability")
     if p.kind == "pagoda_generator_options":
-        text = pointed_to(ctypes.create_string_buffer(b"h2o"))
         wrong = [("struct_size", 3), ("cache_length", 0), ("cache_length", -1), ("chunk_size", 0), ("protect", -2)]
         wrong += [("grace_period", -1), ("grace_period", 8), ("keep_initial_fraction", math.nan), ("normalise", 2)]
         wrong += [("score_share", 1.5), ("cache_length_count", -1), ("cache_length_count", 2)]
+        wrong += [("protect_first_message", 2)]
         for name, value in [*wrong, ("name", None)]:
-            policy = pointed_to(struct("pagoda_kv_policy", cache_length=8, chunk_size=64, protect=-1, name=text))
-            setattr(POINTED_TO[-1], name, value)
             others = {("grace_period", 8): "cache_length", ("cache_length_count", 2): "cache_lengths"}
             named = others.get((name, value), name)
-            yield Case(f"policy.{name} {value}", field(p.name, "kv_policy", policy), argument=f"options.kv_policy.{named}")
+            yield policy_case(p, name, value, f"options.kv_policy.{named}", cache_length=8)
     too_much = field(p.name, "host_bytes", SIZE_MAX)
     yield Case(f"host_bytes {SIZE_MAX}", too_much, C["PAGODA_STATUS_CAPACITY"], "options.host_bytes")
     for what, unit, size in BAD_SIZES:
         yield Case(what, instead(p.name, kv_size_unit=unit, kv_size=size), argument="options.kv_size")
+
+
+def policy_case(p, name, value, argument, status=FIRST, **fields):
+    """A policy with one field set to a value."""
+    text = pointed_to(ctypes.create_string_buffer(b"h2o"))
+    policy = pointed_to(struct("pagoda_kv_policy", chunk_size=64, protect=-1, name=text, **fields))
+    setattr(POINTED_TO[-1], name, value)
+    return Case(f"policy.{name} {value}", field(p.name, "kv_policy", policy), status, argument)
 
 
 def bad_engine_options(p):
@@ -455,8 +462,14 @@ def bad_generate_requests(world, function, p):
     yield pointing("bias size", "logit_bias[1].struct_size", logit_bias=bias, logit_bias_count=2)
     for what, handle in bad_handles(world, "pagoda_cancel"):
         yield Case(f"cancel {what}", field(p.name, "cancel", handle), INVALID_HANDLE, "request.cancel")
+    wrong = [("struct_size", 3), ("cache_length", -1), ("chunk_size", -1), ("protect", -2), ("grace_period", -1)]
+    wrong += [("normalise", 2), ("protect_first_message", -1), ("cache_length_count", 2), ("name", None)]
+    for name, value in wrong:
+        named = "cache_lengths" if name == "cache_length_count" else name
+        yield policy_case(p, name, value, f"request.kv_policy.{named}")
     if function.name == "pagoda_generator_tokenize":
         return
+    yield policy_case(p, "protect", 4, "request.kv_policy", C["PAGODA_STATUS_UNSUPPORTED"])
     wrong = {"max_new_tokens": (0, 511, INT_MAX), "n": (0, INT_MAX), "forced_eos": (272,), "token_count": (512, 600)}
     wrong |= dict.fromkeys(["logprobs", "prompt_logprobs"], (1001, INT_MAX))
     wrong |= dict.fromkeys(["temperature", "repetition_penalty"], (-2.0, math.nan, math.inf))
@@ -476,6 +489,8 @@ def bad_generate_requests(world, function, p):
     twice = structs("pagoda_logit_bias", [{"token": 5}, {"token": 5}])
     yield pointing("bias twice", "logit_bias", logit_bias=twice, logit_bias_count=2)
     yield pointing("two in a session", "n", n=2, session=text(b"a"))
+    for grammar, part in (b'{"regex": "("}', "regex"), (b'{"json_schema": {"type": "x"}}', "json_schema"), (b'{"choice": []}', "choice"):
+        yield pointing(f"grammar {part}", f"grammar.{part}", grammar=text(grammar))
 
 
 def by_name(world, function, p):

@@ -1,12 +1,16 @@
 //! Cache policies against the 17 runs of tests/data/llm/policies.safetensors (float64, two sequences, 12 slots, 30 tokens), with
-//! the attention of the CPU; and against what they must be equal to.
+//! the attention of the CPU and, where PAGODA_TEST_GPU is the number of a GPU, with that of CUDA; and against what they must be equal
+//! to.
 
 use std::collections::HashMap;
 
 use pagoda::Status;
-use pagoda::kv::policy::{CachePolicy, LayerSlots, PolicyOptions, SlotPlan, SlotValues, named};
+use pagoda::device::{DeviceMemory, Gpu};
+use pagoda::kv::policy::{
+    CachePolicy, DeviceSlots, LayerSlots, Needs, PolicyOptions, SlotPlan, SlotState, SlotValues, SlotsShape, named,
+};
 use pagoda_kernels::parallel::Serial;
-use pagoda_kernels::{HeadSlots, KvFormat, KvPool, PagedAttention, Pages};
+use pagoda_kernels::{HeadSlots, KV_NORMS, KvFormat, KvPool, PagedAttention, Pages, cuda};
 use pagoda_test_support::Random;
 use safetensors::SafeTensors;
 
@@ -69,14 +73,30 @@ fn quantised(numbers: &[f32], bits: u32) -> Vec<f32> {
     numbers.iter().map(|&number| (code(number) - zero) * scale).collect()
 }
 
+/// What computes the attention.
+#[derive(Clone, Copy)]
+enum Device {
+    Cpu,
+    Cuda(&'static Gpu),
+}
+
+/// What `PagedAttention` returns of a call of one sequence.
+struct Attended {
+    output: Vec<f32>,
+    weights: Vec<f32>,
+    /// `[rows, HEADS, KV_NORMS]`
+    norms: Vec<f32>,
+}
+
 /// The attention of one call of one sequence over its own pages, as `PagedAttention` computes it.
 fn attend(
+    device: Device,
     slots: &LayerSlots,
     plan: &SlotPlan,
     pool: &mut [f32],
     [query, key, value]: [&[f32]; 3],
     positions: &[i32],
-) -> (Vec<f32>, Vec<f32>) {
+) -> Attended {
     let rows = positions.len();
     let mut token_pos = Vec::new();
     slots.token_pos_after(plan, &mut token_pos);
@@ -106,10 +126,193 @@ fn attend(
         window: 0,
         softcap: 0.0,
     };
-    let mut output = vec![0.0; query.len()];
-    let mut weights = vec![0.0; HEADS * SLOTS];
-    call.run(&mut KvPool::Native(pool), &mut output, Some((&mut weights, SLOTS)), &Serial).unwrap();
-    (output, weights)
+    let mut to = Attended {
+        output: vec![f32::NAN; query.len()],
+        weights: vec![f32::NAN; HEADS * SLOTS],
+        norms: vec![f32::NAN; rows * HEADS * KV_NORMS],
+    };
+    match device {
+        Device::Cpu => {
+            let pool = &mut KvPool::Native(pool);
+            call.run(pool, &mut to.output, Some((&mut to.weights, SLOTS)), &Serial).unwrap();
+            call.kv_norms(pool, &mut to.norms).unwrap();
+        }
+        Device::Cuda(gpu) => attend_on(gpu, &call, pool, &mut to),
+    }
+    to
+}
+
+/// The same call by the CUDA kernels, on copies of its tensors.
+fn attend_on(gpu: &'static Gpu, call: &PagedAttention<'_, f32>, pool: &mut [f32], to: &mut Attended) {
+    let upload = |bytes: &[u8]| {
+        let memory = DeviceMemory::zeroed(gpu, bytes.len()).unwrap();
+        // SAFETY: nothing else uses it.
+        unsafe { memory.write(0, bytes) }.unwrap();
+        memory
+    };
+    let floats = |numbers: &[f32]| upload(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>());
+    let ints = |numbers: &[i32]| upload(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>());
+    let download = |memory: &DeviceMemory, to: &mut [f32]| {
+        let mut bytes = vec![0; size_of_val(to)];
+        // SAFETY: the kernels have ended.
+        unsafe { memory.read(0, &mut bytes) }.unwrap();
+        to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, bytes)| *to = f32::from_le_bytes(*bytes));
+    };
+    let slots = call.slots.unwrap();
+    let [query, key, value] = [call.query, call.key, call.value].map(floats);
+    let [row_offsets, cached_len, page_indptr, page_ids, positions, write_slots, token_pos] = [
+        call.row_offsets,
+        call.pages.cached_len,
+        call.pages.page_indptr,
+        call.pages.page_ids,
+        call.positions.unwrap(),
+        slots.write_slots,
+        slots.token_pos,
+    ]
+    .map(ints);
+    let row_sums = floats(&vec![f32::NAN; call.query.len() / SIZE * 2]);
+    let [output, weights, norms, on_device] = [&to.output, &to.weights, &to.norms, &*pool].map(floats);
+    let on_gpu = cuda::PagedAttention {
+        element: cuda::Type::of::<f32>(),
+        sequences: 1,
+        total_rows: call.total_rows,
+        query_heads: call.query_heads,
+        kv_heads: call.kv_heads,
+        head_size: call.head_size,
+        query: query.address(),
+        key: key.address(),
+        value: value.address(),
+        output: output.address(),
+        row_offsets: row_offsets.address(),
+        cached_len: cached_len.address(),
+        page_indptr: page_indptr.address(),
+        page_ids: page_ids.address(),
+        page_entries: call.pages.page_ids.len(),
+        pool: on_device.address(),
+        scales: None,
+        format: call.format,
+        pool_pages: call.pages.pool_pages,
+        page_size: call.pages.page_size,
+        positions: Some(positions.address()),
+        rotation: None,
+        sinks: None,
+        slopes: None,
+        slots: Some(cuda::HeadSlots {
+            write_slots: write_slots.address(),
+            token_pos: token_pos.address(),
+            len: slots.len,
+        }),
+        key_weights: Some(cuda::KeyWeights { weights: weights.address(), len: SLOTS, row_sums: row_sums.address() }),
+        kv_norms: Some(norms.address()),
+        scale: call.scale,
+        window: call.window,
+        softcap: call.softcap,
+        scratch: None,
+    };
+    // SAFETY: all tensors are on the device and as long as the call says; it is waited for before they are read.
+    unsafe { gpu.paged_attention(&on_gpu, std::ptr::null_mut()) }.unwrap();
+    gpu.let_all_end().unwrap();
+    for (memory, to) in
+        [(&output, &mut to.output[..]), (&weights, &mut to.weights), (&norms, &mut to.norms), (&on_device, pool)]
+    {
+        download(memory, to);
+    }
+}
+
+/// The slots of sequences in GPU memory, beside those of the host, which they must be equal to.
+struct Mirror {
+    device: DeviceSlots,
+    states: Vec<SlotState>,
+    heads: usize,
+    lens: Vec<usize>,
+    /// Rows of the plan.
+    rows: usize,
+}
+
+impl Mirror {
+    fn new(gpu: &'static Gpu, heads: usize, lens: &[usize], sequences: usize, rows: usize) -> Self {
+        let needs = Needs { weights: true, lengths: true, errors: true };
+        let shape = SlotsShape { heads, lens: lens.to_vec(), states: sequences + 1, rows, needs };
+        let device = DeviceSlots::new(gpu, shape).unwrap();
+        let states = (0..sequences).map(|_| device.place(&[]).unwrap()).collect();
+        Self { device, states, heads, lens: lens.to_vec(), rows: 0 }
+    }
+
+    /// Plans the same rows of each sequence `[sequence][layer]`, and compares with the plans of the host.
+    fn plan(&mut self, policies: &[&dyn CachePolicy], slots: &[&[LayerSlots]], plans: &[&[SlotPlan]], what: &str) {
+        let rows = |plans: &&[SlotPlan]| plans[0].slots.len() / self.heads;
+        self.rows = plans.iter().map(rows).sum();
+        let batch = self.states.iter().zip(policies).zip(slots.iter().zip(plans));
+        let batch = batch.map(|((state, policy), (slots, plans))| (state, *policy, *slots, rows(plans)));
+        self.device.plan(batch).unwrap();
+        for layer in 0..self.lens.len() {
+            let of_layer = |of: fn(&SlotPlan) -> Vec<i32>| plans.iter().flat_map(|plans| of(&plans[layer])).collect();
+            let expected: Vec<i32> = of_layer(|plan| plan.slots.iter().map(|slot| *slot as i32).collect());
+            let chosen: Vec<i32> =
+                self.device.chosen(layer, self.rows).unwrap().iter().map(|slot| *slot as i32).collect();
+            assert_eq!(chosen, expected, "{what}: slots of layer {layer}");
+            let tensors = self.device.tensors()[layer];
+            let written: Vec<i32> = self.read(tensors.write_slots, expected.len());
+            let expected: Vec<i32> = of_layer(|plan| plan.write_slots.clone());
+            assert_eq!(written, expected, "{what}: write_slots of layer {layer}");
+            let mut expected = Vec::new();
+            slots
+                .iter()
+                .zip(plans)
+                .for_each(|(slots, plans)| slots[layer].token_pos_after(&plans[layer], &mut expected));
+            assert_eq!(self.read(tensors.token_pos, expected.len()), expected, "{what}: token_pos of layer {layer}");
+        }
+    }
+
+    /// Ends the step: `weights` of each sequence, and `[length, error]` of each row and head, for each layer.
+    fn commit(&mut self, numbers: &[(Vec<f32>, Vec<[f32; 2]>)]) {
+        for (layer, (weights, norms)) in numbers.iter().enumerate() {
+            let tensors = self.device.tensors()[layer];
+            let norms: Vec<f32> =
+                norms.iter().flat_map(|[length, error]| [*length, error / 4.0, error * 0.75]).collect();
+            for (at, numbers) in [(tensors.weights, weights), (tensors.norms, &norms)] {
+                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+                // SAFETY: inside the memory; no step is in flight.
+                unsafe { self.device.memory().write(at, &bytes) }.unwrap();
+            }
+        }
+        self.device.commit().unwrap();
+    }
+
+    /// Compares with what is known on the host, and moves the sequences to other places.
+    fn compare(&mut self, slots: &[&[LayerSlots]], within: f32, what: &str) {
+        for (sequence, expected) in slots.iter().enumerate() {
+            let mut found: Vec<LayerSlots> = expected.to_vec();
+            self.device.save(&self.states[sequence], &mut found).unwrap();
+            for (found, expected) in found.iter().zip(*expected) {
+                assert_eq!(found.token_pos(), expected.token_pos(), "{what}, sequence {sequence}");
+                for head in 0..self.heads {
+                    assert_eq!(found.places(head), expected.places(head), "{what}, sequence {sequence}");
+                    let numbers = |of: fn(&LayerSlots, usize) -> &[f32]| of(found, head).iter().zip(of(expected, head));
+                    let kinds =
+                        [numbers(LayerSlots::scores), numbers(LayerSlots::lengths), numbers(LayerSlots::errors)];
+                    for (found, expected) in kinds.into_iter().flatten() {
+                        let near = (found - expected).abs() <= within * expected.abs();
+                        assert!(near, "{what}, sequence {sequence}: {found} and {expected}");
+                    }
+                }
+            }
+            self.states[sequence] = self.device.place(&found).unwrap();
+        }
+    }
+
+    fn read(&self, at: usize, count: usize) -> Vec<i32> {
+        let mut bytes = vec![0; count * 4];
+        // SAFETY: no step is in flight.
+        unsafe { self.device.memory().read(at, &mut bytes) }.unwrap();
+        bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+    }
+}
+
+/// The GPU of PAGODA_TEST_GPU.
+fn test_gpu() -> Option<&'static Gpu> {
+    let device = std::env::var("PAGODA_TEST_GPU").ok()?;
+    Some(Gpu::shared(device.parse().unwrap()).unwrap())
 }
 
 /// One sequence under a policy.
@@ -147,12 +350,14 @@ fn the_golden_runs_have_the_same_slots_positions_scores_and_outputs() {
     let golden = Golden::read();
     let cases: Vec<&str> = golden.ints.keys().filter_map(|name| name.strip_suffix(".chunks")).collect();
     assert_eq!(cases.len(), 17);
-    for case in cases {
-        check(&golden, case);
+    let mut devices = vec![Device::Cpu];
+    devices.extend(test_gpu().map(Device::Cuda));
+    for device in devices {
+        cases.iter().for_each(|case| check(&golden, case, device));
     }
 }
 
-fn check(golden: &Golden, case: &str) {
+fn check(golden: &Golden, case: &str, device: Device) {
     let policies = policy_of(case);
     let bits = if case.contains("-8") { 8 } else { 4 };
     let new = |policy: &dyn CachePolicy| Run {
@@ -165,6 +370,10 @@ fn check(golden: &Golden, case: &str) {
         let chunks = &golden.ints[&format!("{case}.chunks")];
         let logged = TOKENS - chunks[0] as usize;
         golden.ints[&format!("{case}.slots")][(sequence * HEADS + head) * logged + index] as usize
+    };
+    let mut mirror = match device {
+        Device::Cpu => None,
+        Device::Cuda(gpu) => Some(Mirror::new(gpu, HEADS, &[SLOTS], BATCH, BATCH * TOKENS)),
     };
     let mut begin = 0;
     for (call, &rows) in golden.ints[&format!("{case}.chunks")].iter().enumerate() {
@@ -182,10 +391,11 @@ fn check(golden: &Golden, case: &str) {
                 assert_eq!(slots, expected, "{case}, call {call}, sequence {sequence}, head {head}");
             }
             let [query, key, value] = ["q", "k", "v"].map(|name| golden.rows(name, sequence, begin..begin + rows));
-            let (output, weights) = attend(&run.slots, &plan, &mut run.pool, [&query, &key, &value], &positions);
+            let Attended { output, weights, norms } =
+                attend(device, &run.slots, &plan, &mut run.pool, [&query, &key, &value], &positions);
             run.output.extend(output);
             let blocks = || key.chunks_exact(SIZE).zip(value.chunks_exact(SIZE));
-            let lengths: Vec<f32> = blocks().map(|(_, value)| length(value.iter().copied())).collect();
+            let lengths: Vec<f32> = norms.iter().step_by(KV_NORMS).copied().collect();
             let lost = |block: &[f32]| length(block.iter().zip(quantised(block, bits)).map(|(x, y)| x - y));
             let errors: Vec<f32> = blocks().map(|(key, value)| lost(key) + lost(value)).collect();
             done.push((plan, weights, lengths, errors));
@@ -194,9 +404,20 @@ fn check(golden: &Golden, case: &str) {
             let sum: Vec<f32> = done[0].1.iter().zip(&done[1].1).map(|(a, b)| a + b).collect();
             done.iter_mut().for_each(|call| call.1.clone_from(&sum));
         }
+        if let Some(mirror) = &mut mirror {
+            let slots = runs.each_ref().map(|run| std::slice::from_ref(&run.slots));
+            let plans: Vec<_> = done.iter().map(|(plan, ..)| std::slice::from_ref(plan)).collect();
+            mirror.plan(&policies.each_ref().map(|policy| &**policy), &slots, &plans, case);
+            let weights = done.iter().flat_map(|(_, weights, ..)| weights.clone()).collect();
+            let norms = done.iter().flat_map(|(_, _, lengths, errors)| lengths.iter().zip(errors));
+            mirror.commit(&[(weights, norms.map(|(length, error)| [*length, *error]).collect())]);
+        }
         for ((run, policy), (plan, weights, lengths, errors)) in runs.iter_mut().zip(&policies).zip(done) {
             let values = SlotValues { lengths: &lengths, errors: &errors };
             run.slots.commit(&**policy, &plan, &weights, values).unwrap();
+        }
+        if let Some(mirror) = &mut mirror {
+            mirror.compare(&runs.each_ref().map(|run| std::slice::from_ref(&run.slots)), 1e-6, case);
         }
         begin += rows;
     }
@@ -413,6 +634,83 @@ fn lengths_and_errors_count_as_a_slow_reference_has_it() {
                 }
             }
             seen += rows;
+        }
+    }
+}
+
+/// With the same weights, a GPU chooses the slots that the host chooses; ties too.
+#[test]
+fn a_gpu_decides_as_the_host_does() {
+    let Some(gpu) = test_gpu() else { return };
+    let mut random = Random(17);
+    for run in 0..60 {
+        // One run of many slots: more than are kept in shared memory.
+        let heads = 1 + random.below(3);
+        let lens = [0, 1].map(|_| if run == 0 { 6000 } else { 6 + random.below(60) });
+        let exact = run % 3 != 2;
+        let policies: Vec<Box<dyn CachePolicy>> = (0..3)
+            .map(|_| {
+                let names: &[&str] = if exact {
+                    &["lastrec", "smart-lastrec", "h2o", "qh2o", "h2o-orig"]
+                } else {
+                    &["h2o-vlen", "qh2o-vlen"]
+                };
+                let options = PolicyOptions {
+                    protect: random.once_in(2).then(|| random.below(9)),
+                    grace_period: random.below(5),
+                    keep_initial_fraction: random.below(100) as f32 / 100.0,
+                    normalise: random.once_in(2),
+                    score_share: random.below(100) as f32 / 100.0,
+                };
+                named(names[random.below(names.len())], &options).unwrap()
+            })
+            .collect();
+        let policies: Vec<&dyn CachePolicy> = policies.iter().map(|policy| &**policy).collect();
+        let new = |policy: &&dyn CachePolicy| lens.map(|len| LayerSlots::new(*policy, heads, len).unwrap());
+        let mut slots: Vec<[LayerSlots; 2]> = policies.iter().map(new).collect();
+        let mut mirror = Mirror::new(gpu, heads, &lens, 3, 3 * 6000);
+        for step in 0..if run == 0 { 6 } else { 40 } {
+            let what = format!("run {run}, step {step}, {policies:?}, {heads} heads, {lens:?} slots");
+            let fill = random.once_in(2) && step == 0;
+            let plans: Vec<[SlotPlan; 2]> = slots
+                .iter()
+                .zip(&policies)
+                .map(|(slots, policy)| {
+                    let wanted = if fill || run == 0 && step < 2 { 6000 } else { 1 + random.below(7) };
+                    let rows = slots.iter().fold(wanted, |rows, slots| slots.most_rows(*policy, rows));
+                    slots.each_ref().map(|slots| slots.plan(*policy, rows).unwrap())
+                })
+                .collect();
+            let all: Vec<&[LayerSlots]> = slots.iter().map(|slots| &slots[..]).collect();
+            mirror.plan(&policies, &all, &plans.iter().map(|plans| &plans[..]).collect::<Vec<_>>(), &what);
+            // A plan alone changes nothing.
+            if random.once_in(3) {
+                mirror.plan(&policies, &all, &plans.iter().map(|plans| &plans[..]).collect::<Vec<_>>(), &what);
+            }
+            // Few different numbers: many ties.
+            let mut number = || random.below(if exact { 4 } else { 1 << 20 }) as f32 / 64.0;
+            let numbers = lens.map(|len| {
+                let rows: usize = plans.iter().map(|plans| plans[0].slots.len()).sum();
+                let weights: Vec<f32> = (0..3 * heads * len).map(|_| number()).collect();
+                (weights, (0..rows).map(|_| [number(), number()]).collect::<Vec<_>>())
+            });
+            mirror.commit(&numbers);
+            let mut first = 0;
+            for (sequence, (slots, plans)) in slots.iter_mut().zip(&plans).enumerate() {
+                let own = first..first + plans[0].slots.len();
+                first = own.end;
+                for (layer, (slots, plan)) in slots.iter_mut().zip(plans).enumerate() {
+                    let size = heads * lens[layer];
+                    let (lengths, errors): (Vec<f32>, Vec<f32>) =
+                        numbers[layer].1[own.clone()].iter().map(|[length, error]| (*length, *error)).unzip();
+                    let values = SlotValues { lengths: &lengths, errors: &errors };
+                    slots
+                        .commit(policies[sequence], plan, &numbers[layer].0[sequence * size..][..size], values)
+                        .unwrap();
+                }
+            }
+            let all: Vec<&[LayerSlots]> = slots.iter().map(|slots| &slots[..]).collect();
+            mirror.compare(&all, if exact { 0.0 } else { 1e-5 }, &what);
         }
     }
 }

@@ -117,6 +117,20 @@ def test_a_policy_says_what_it_needs():
     assert done.returncode == 1 and done.stderr.startswith("pagoda: --cache-length: 3 numbers for a model of ")
 
 
+def test_a_line_chooses_its_policy():
+    slots, prompt = ["--cache-length", 64, "-m", 8, "--temperature", 0], [5 + at * 7 % 250 for at in range(300)]
+    chosen = [{}, {"kv_policy": "lastrec"}, {"kv_policy": {"name": "lastrec", "protect": 3}}, {"kv_policy": "h2o-vlen"}]
+    requests = lines(*({"prompt": prompt, **policy} for policy in chosen))
+    *made, refused = answers("--requests", "-", "--kv-policy", "h2o", *slots, input=requests, code=1)
+    made = [answer["choices"][0]["tokens"] for answer in made]
+    assert len({tuple(tokens) for tokens in made}) == 3
+    of_line = lines({"prompt": prompt})
+    for policy, tokens in zip((["h2o"], ["lastrec"], ["lastrec", "--protect", 3]), made):
+        [alone] = answers("--requests", "-", "--kv-policy", *policy, *slots, input=of_line)
+        assert alone["choices"][0]["tokens"] == tokens, policy
+    assert refused["error"].startswith("kv_policy.name: h2o-vlen needs ") and refused["status"] == "UNSUPPORTED"
+
+
 def test_text_alone_is_text_alone():
     [answer] = answers("-p", "Hello", "-m", 16, "--seed", 5)
     text = answer["choices"][0]["text"].rstrip("\n") + "\n"

@@ -131,7 +131,8 @@ def test_a_language_model_in_words(tmp_path):
         "logits, kv_pool_0_out to kv_pool_1_out, kv_scales_0_out to kv_scales_1_out\n",
         f"chat_template.jinja {size['chat_template.jinja']} B whole",
         f"weights {(size['model.onnx'] + size['weights.bin']) / 1024:.1f} KiB more",
-        "keys and values of a token 160 B",
+        # Native heads take 32 bytes, int4 8 and fp8 16, the latter with a scale alone.
+        "keys and values of a token 160 B by kv_format: native 256 B, int8 160 B, int4 96 B, fp8 144 B",
         "of 1,000 tokens 156.2 KiB",
         # 8 pages.
         "of a sequence of 250 tokens 40.0 KiB in whole pages",
@@ -161,9 +162,16 @@ def test_a_language_model_in_json(tmp_path, compute, form, kv):
         _, two, _, heads, width = (dim.dim_value for dim in pool.shape.dim)
         of_token += two * heads * width * numbers.get(pool.elem_type, 2)
     model = sum(about["files"][name]["bytes"] for name in ("model.onnx", "weights.bin"))
+    cache = about["kv"]
+    blocks, size = cache["layers"] * cache["heads"] * 2, cache["head_size"]
+    native = size * (4 if compute == "f32" else 2)
+    of_head = {"native": native, "int8": size + 4, "int4": size // 2 + 4, "fp8": size + 2}
+    by_format = {form: blocks * bytes_of_head for form, bytes_of_head in of_head.items()}
+    assert by_format[cache["format"]] == of_token
     assert report["memory"] == {
         "session_weights": model,
         "kv_per_token": of_token,
+        "kv_per_token_by_format": by_format,
         "kv_per_1000_tokens": 1000 * of_token,
         "kv_of_longest_sequence": 256 * of_token,
     }

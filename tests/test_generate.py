@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import re
 import subprocess
 import threading
 
@@ -60,6 +61,7 @@ class Choice:
         self.text, self.finish_reason = text_at(read.text, read.text_length), read.finish_reason
         self.tokens = numbers(ctypes.c_uint32, read.tokens, read.token_count)
         self.times = read.queued_ns, read.first_token_ns, read.generation_ns
+        self.missing = ctypes.string_at(read.missing).decode() if read.missing else None
 
 
 class Response:
@@ -323,6 +325,23 @@ def test_stop_tokens_and_end_of_sequence_tokens_end_an_answer(generator):
     assert (answer.tokens, answer.finish_reason) == (plain[: plain.index(stop) + 1], STOP)
     assert generator.answer(PROMPTS[0], logit_bias={2: 1e6}, ignore_eos=0).tokens == [2]
     assert generator.answer(PROMPTS[0], logit_bias={2: 1e6, 4: -1e30}, ignore_eos=0, min_new_tokens=3).tokens[3:] == [2]
+
+
+def test_answers_keep_to_a_grammar(generator):
+    drawn = {"do_sample": 1, "temperature": 1.5, "has_seed": 1, "max_new_tokens": 100}
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+    found = set()
+    for seed in range(8):
+        answer = generator.answer(PROMPTS[0], grammar=json.dumps({"json_schema": schema}), seed=seed, **drawn)
+        if answer.finish_reason == STOP:
+            found.add(json.loads(answer.text)["n"])
+            assert answer.choices[0].missing is None
+    assert len(found) > 1
+    answer = generator.answer(PROMPTS[0], grammar='{"regex": "[0-9]{5}x"}', seed=1, **drawn)
+    assert re.fullmatch("[0-9]{5}x", answer.text)
+    cut = generator.answer(PROMPTS[0], grammar='{"choice": ["abcdefgh"]}', max_new_tokens=2, logprobs=0)
+    assert cut.finish_reason == LENGTH and "abcdefgh".startswith(cut.text)
+    assert cut.choices[0].missing.startswith("next is ")
 
 
 def test_stop_texts_end_an_answer(generator):
@@ -590,6 +609,26 @@ def test_the_end_of_the_context_refuses_or_stops(generator):
     assert "12 tokens after a prompt of 505 are more than the model's context of 512: ask for 7 at most" in message
     answer = generator.answer([5] * 505, context_end=C["PAGODA_CONTEXT_END_STOP"])
     assert (len(answer.tokens), answer.finish_reason) == (7, LENGTH)
+
+
+def policy(name, **fields):
+    return pointed_to(initialised("pagoda_kv_policy", name=pointed_to(ctypes.create_string_buffer(name)), **fields))
+
+
+def test_a_request_chooses_its_policy(open_generator):
+    long = [5 + index * 7 % 250 for index in range(300)]
+    opened = open_generator(kv_policy=policy(b"h2o", cache_length=64))
+    heavy, recent = opened.answer(long), opened.answer(long, kv_policy=policy(b"lastrec", protect=3))
+    assert heavy.tokens != recent.tokens
+    assert recent.tokens == open_generator(kv_policy=policy(b"lastrec", cache_length=64, protect=3)).answer(long).tokens
+    again = opened.answer(long, kv_policy=policy(b"h2o", cache_length=64))
+    assert again.tokens == heavy.tokens == opened.answer(long).tokens
+    shorter = policy(b"h2o", cache_length=32)
+    other = opened.refused("UNSUPPORTED", "request.kv_policy.cache_length", long, kv_policy=shorter)
+    assert other == "the slots of all sequences are those that the generator was opened with: leave this 0"
+    opened.refused("UNSUPPORTED", "request.kv_policy.name", long, kv_policy=policy(b"h2o-vlen"))
+    without = open_generator().refused("UNSUPPORTED", "request.kv_policy", long, kv_policy=policy(b"lastrec"))
+    assert "was opened without slots, which lastrec needs: set options.kv_policy" in without
 
 
 def test_log_probabilities_that_were_not_asked_for(generator, pagoda):

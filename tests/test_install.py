@@ -113,7 +113,7 @@ class Programs:
 
     def rust(self, place):
         # `make test` has built it.
-        shutil.copy(ROOT / "target/debug/examples/rank", place)
+        shutil.copy(ROOT / "target/release/examples/rank", place)
         return [place / "rank"], self.onnxruntime()
 
     def go(self, place):
@@ -250,7 +250,7 @@ def from_page(language, place, programs):
         build("javac", "-cp", jar, "-d", place, place / name)
         return [shutil.which("java"), "-cp", f"{jar}:{place}", "Main"], {}
     else:
-        crate = ROOT / "target/debug"
+        crate = ROOT / "target/release"
         found = ["--extern", f"pagoda={crate}/libpagoda.rlib", "-L", f"dependency={crate}/deps"]
         build("rustc", "--edition=2024", "-Dwarnings", place / name, "-o", program, *found)
         return [program], programs.onnxruntime()

@@ -199,7 +199,7 @@ def equal(some, others):
     return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-def test_what_is_remembered_is_what_is_computed(pagoda, model, model_bytes, tmp_path, release_process):
+def test_what_is_remembered_is_what_is_computed(pagoda, model, model_bytes, tmp_path, process):
     store = open_store(pagoda, tmp_path / "a store")
     cache = Cache(pagoda, store, size=20)
     expected = recomputed(pagoda, model, [(history, CANDIDATES) for history in HISTORIES.values()])
@@ -228,7 +228,7 @@ def test_what_is_remembered_is_what_is_computed(pagoda, model, model_bytes, tmp_
     failure = failing(open_store, pagoda, tmp_path / "a store")
     assert (failure.status, failure.argument) == (BUSY, "path")
     assert f"is in use by process {os.getpid()}" in failure.message
-    assert release_process.run(status_of_opening, str(tmp_path / "a store")) == BUSY
+    assert process.run(status_of_opening, str(tmp_path / "a store")) == BUSY
 
     # Free everything, and continue: in this process, then in another.
     cache.close()
@@ -240,7 +240,7 @@ def test_what_is_remembered_is_what_is_computed(pagoda, model, model_bytes, tmp_
     cache.close()
     pagoda.free("pagoda_store", store)
 
-    found, again, then, unknown, left = release_process.run(continued, str(tmp_path / "a store"), model_bytes)
+    found, again, then, unknown, left = process.run(continued, str(tmp_path / "a store"), model_bytes)
     assert found == [(0, len(history), C["PAGODA_TIER_STORE"]) for history in HISTORIES.values()]
     assert equal(again, first) and equal(then, more)
     assert unknown == [(0, 0, C["PAGODA_TIER_NONE"])] * 3, "another version of the model must not see them"
@@ -259,7 +259,7 @@ def test_a_program_that_ends_without_freeing_anything_loses_only_what_it_did_not
 import sys
 sys.path[:0] = [{str(ROOT / "tests")!r}]
 import os, capi, test_kv
-pagoda = capi.Pagoda("release")
+pagoda = capi.Pagoda()
 store = test_kv.open_store(pagoda, {str(tmp_path / "s")!r})
 cache = test_kv.Cache(pagoda, store, offload=test_kv.C["PAGODA_OFFLOAD_AT_COMMIT"])
 cache.add((1, 0, 20, 0), (2, 0, 7, 0), wait=1)

@@ -199,8 +199,8 @@ def shape_of_what_can_not_be_read():
     return shape
 
 
-def test_inputs_are_not_copied(release_process):
-    assert release_process.run(shape_of_what_can_not_be_read) == [1 << 28]
+def test_inputs_are_not_copied(process):
+    assert process.run(shape_of_what_can_not_be_read) == [1 << 28]
 
 
 def test_no_users_and_no_rows_are_fine(pagoda, opened):

@@ -224,6 +224,40 @@ def test_tools_reach_the_template(tmp_path):
             tokens(tools=[tool], tool_choice="required")
 
 
+# ---- answers with a grammar --------------------------------------------------------------------------------------
+
+
+def test_answers_are_json_of_the_schema(client):
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 8}, "people": {"type": "integer", "maximum": 99}},
+        "required": ["city", "people"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema, "strict": True}}
+    whole = 0
+    for seed in range(8):
+        fields = {"model": "tiny", "messages": MESSAGES, "max_tokens": 200, "temperature": 1.5, "seed": seed}
+        choice = client.chat.completions.create(**fields, response_format=wanted).choices[0]
+        # A random model can write blanks or digits without end.
+        if choice.finish_reason == "stop":
+            place = json.loads(choice.message.content)
+            assert set(place) == {"city", "people"} and len(place["city"]) <= 8 and place["people"] <= 99
+            whole += 1
+        pieces = client.chat.completions.create(**fields, response_format=wanted, stream=True)
+        streamed = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+        assert streamed == choice.message.content
+    assert whole > 2
+    choice = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=100, extra_body={"grammar": {"choice": ["left", "right"]}}
+    ).choices[0]
+    assert choice.message.content in ("left", "right") and choice.finish_reason == "stop"
+    choice = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=9, response_format={"type": "json_object"}
+    ).choices[0]
+    assert choice.message.content.startswith("{")
+
+
 # ---- errors ------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +270,11 @@ def test_tools_reach_the_template(tmp_path):
         ({"temperature": "hot"}, "temperature", "invalid_value"),
         ({"n": 0}, "n", "invalid_value"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "unsupported_value"),
+        ({"response_format": {"type": "json"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema",
+         "invalid_value"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strange"}}}},
+         "grammar.json_schema", "invalid_value"),
         ({"extra_body": {"temprature": 1}}, "temprature", "invalid_value"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt", "invalid_value"),

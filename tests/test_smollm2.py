@@ -3,6 +3,10 @@
 tests/data/llm/make_smollm2.py says how the references were made. The folders are made by `make target/models/…`."""
 
 import json
+import os
+import subprocess
+import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -86,3 +90,24 @@ def test_the_perplexity_of_the_fast_form_is_that_of_f32():
     rows = [logs[np.arange(len(window) - 1), window[1:]] for window, logs in log_probabilities(fast, 8, 1024)]
     perplexity = np.exp(-np.concatenate(rows).mean())
     assert abs(perplexity / QUALITY["f32"]["perplexity"] - 1) <= 0.005, perplexity
+
+
+# ---- the table of quality ----------------------------------------------------------------------------------------
+
+
+def test_the_table_of_quality_has_a_row_for_each_policy_format_and_length(tmp_path):
+    few = ["--tokens", "200", "--facts", "1", "--fact-tokens", "128", "--chunk-size", "16", "--lengths", "64"]
+    few += ["--policies", "dense,lastrec,h2o", "--formats", "native,int8", "--text", ROOT / "sdk/docs/generate.md"]
+    script, command = ROOT / "samples/chat/quality.py", ROOT / "target/release/pagoda"
+    jobs = ["--jobs", str(min(2, len(os.sched_getaffinity(0))))]
+    subprocess.run([sys.executable, script, command, FAST, tmp_path, *few, *jobs], check=True)
+    rows = json.loads((tmp_path / "quality.json").read_text())["rows"]
+    named = {(row["policy"], row["format"], row["cache_length"]): row for row in rows}
+    assert len(named) == len(rows) == 6
+    # Everything was there to be read; with slots for a third of it something is lost.
+    for form in "native", "int8":
+        assert named["dense", form, None]["perplexity"] < named["lastrec", form, 64]["perplexity"]
+        assert (named["dense", form, None]["found"], named["dense", form, None]["facts"]) == (1, 1)
+    assert named["h2o", "native", 64]["bytes"] == 64 * 46080
+    assert (tmp_path / "quality.md").read_text().count("\n") == 8
+    assert ElementTree.parse(tmp_path / "quality.svg").getroot().tag.endswith("svg")

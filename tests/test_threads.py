@@ -287,44 +287,40 @@ def left_nothing(process, function):
     return result
 
 
-def test_runs_of_many_threads_do_not_mix(release_process):
-    left_nothing(release_process, runs_of_many_threads)
+def test_runs_of_many_threads_do_not_mix(process):
+    left_nothing(process, runs_of_many_threads)
 
 
-def test_runs_of_many_threads_do_not_mix_with_checks_on(debug_process):
-    left_nothing(debug_process, runs_of_many_threads)
-
-
-def test_the_log_may_change_meanwhile(release_process):
-    lines, stale = left_nothing(release_process, runs_while_the_log_changes)
+def test_the_log_may_change_meanwhile(process):
+    lines, stale = left_nothing(process, runs_while_the_log_changes)
     assert lines >= 100
     assert stale == [], "a callback was called after it had been replaced"
 
 
-def test_each_asynchronous_run_calls_back_once(release_process):
-    assert left_nothing(release_process, asynchronous_runs) == (THREADS * 500, 1, [])
+def test_each_asynchronous_run_calls_back_once(process):
+    assert left_nothing(process, asynchronous_runs) == (THREADS * 500, 1, [])
 
 
-def test_a_full_queue_is_said_and_empties(release_process):
-    refused, missing, too_many, statuses = left_nothing(release_process, more_runs_than_may_wait)
+def test_a_full_queue_is_said_and_empties(process):
+    refused, missing, too_many, statuses = left_nothing(process, more_runs_than_may_wait)
     assert (refused, missing, too_many, statuses) == (C["PAGODA_STATUS_CAPACITY"], 0, False, {OK})
 
 
-def test_a_cancel_from_another_thread_stops_a_run(release_process):
-    assert left_nothing(release_process, a_cancel_from_another_thread) == C["PAGODA_STATUS_CANCELLED"]
+def test_a_cancel_from_another_thread_stops_a_run(process):
+    assert left_nothing(process, a_cancel_from_another_thread) == C["PAGODA_STATUS_CANCELLED"]
 
 
-def test_a_model_freed_during_a_run_lets_it_end_well(release_process):
+def test_a_model_freed_during_a_run_lets_it_end_well(process):
     invalid = C["PAGODA_STATUS_INVALID_HANDLE"]
-    assert left_nothing(release_process, a_model_freed_during_a_run) == (True, None, True, invalid)
+    assert left_nothing(process, a_model_freed_during_a_run) == (True, None, True, invalid)
 
 
-def test_memory_lent_to_a_run_comes_back_after_it(release_process):
-    assert left_nothing(release_process, lent_memory_freed_during_a_run) == (True, [], [42], None)
+def test_memory_lent_to_a_run_comes_back_after_it(process):
+    assert left_nothing(process, lent_memory_freed_during_a_run) == (True, [], [42], None)
 
 
-def test_one_of_many_frees_succeeds(release_process):
+def test_one_of_many_frees_succeeds(process):
     invalid = C["PAGODA_STATUS_INVALID_HANDLE"]
-    statuses, codes = left_nothing(release_process, many_threads_free_one_model)
+    statuses, codes = left_nothing(process, many_threads_free_one_model)
     assert statuses == [OK, invalid, invalid]
     assert codes == {invalid}

@@ -3,6 +3,7 @@
 mod cases;
 mod crash;
 mod formats;
+mod grammars;
 mod limits;
 mod policies;
 mod scheduling;

@@ -4,12 +4,10 @@ use pagoda::engine::{Chat, EngineStore, GenerateRequest, Generator, GeneratorOpt
 use pagoda::{KvFormat, Status};
 use pagoda_test_support::Folder;
 
-use super::cases::{PAGE, folder, greedy, on_gpu, open, options, oracle, prompt, stepped, tokens};
+use super::cases::{PAGE, folder, greedy, open, options, oracle, prompt, stepped, tokens};
 
-/// Those that the tests' provider has: on a GPU there are no lengths of values and no errors of quantisation.
-fn names() -> Vec<&'static str> {
-    let all = ["lastrec", "smart-lastrec", "h2o", "h2o-vlen", "qh2o", "qh2o-vlen"];
-    all.into_iter().take(if on_gpu() { 3 } else { all.len() }).collect()
+fn names() -> [&'static str; 6] {
+    ["lastrec", "smart-lastrec", "h2o", "h2o-vlen", "qh2o", "qh2o-vlen"]
 }
 
 fn with(name: &str, cache_length: u32, options: GeneratorOptions) -> Generator {
@@ -69,9 +67,6 @@ fn tokens_leave_and_answers_differ_from_those_that_saw_everything() {
 /// The errors of quantisation count for nothing where scores count for all.
 #[test]
 fn heavy_hitters_of_quantised_pages_are_heavy_hitters() {
-    if on_gpu() {
-        return;
-    }
     let request = greedy(&prompt(1, 300), 30);
     let answer = |name: &str, score_share: f32| {
         let policy = KvPolicy { score_share, ..KvPolicy::new(name, 40) };

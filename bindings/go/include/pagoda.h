@@ -1993,7 +1993,7 @@ typedef struct {
     int32_t normalise;
     /**
      * Which tokens stay, UTF-8: "dense" (all of them, and a sequence of more than `cache_length` is rejected), "lastrec",
-     * "smart-lastrec", "h2o", "h2o-orig", and on the CPU "h2o-vlen" and, for quantised pages, "qh2o" and "qh2o-vlen".
+     * "smart-lastrec", "h2o", "h2o-orig", "h2o-vlen" and, for quantised pages, "qh2o" and "qh2o-vlen".
      */
     const char *name;
     /** With qh2o: how much a token's weights count against what quantisation took from it, from 0 to 1; default 0.5. */
@@ -2005,10 +2005,15 @@ typedef struct {
      * layer that has the most.
      */
     const int32_t *cache_lengths;
+    /**
+     * With lastrec and smart-lastrec: 1 has the tokens of a chat's first message always stay, as the model's template writes it;
+     * mostly it is the system prompt. `protect` holds for other prompts. Default 0.
+     */
+    int32_t protect_first_message;
 } pagoda_kv_policy;
 
 /** A policy that has no name and no slots yet. */
-#define PAGODA_KV_POLICY_INIT { sizeof(pagoda_kv_policy), 0, 64, -1, 0, 0.05f, 0, NULL, 0.5f, 0, NULL }
+#define PAGODA_KV_POLICY_INIT { sizeof(pagoda_kv_policy), 0, 64, -1, 0, 0.05f, 0, NULL, 0.5f, 0, NULL, 0 }
 
 /** How to open a generator. Start from PAGODA_GENERATOR_OPTIONS_INIT, which sets `struct_size` and the defaults. */
 typedef struct {
@@ -2193,12 +2198,24 @@ typedef struct {
     const char *session;
     /** Cancels the request when triggered; NULL = none. The answer then has what was generated until then. */
     const pagoda_cancel *cancel;
+    /**
+     * Which tokens stay in the slots of the request's sequences; NULL, the default: as the generator was opened. The generator
+     * must have been opened with a policy that needs as much of the model: with "h2o" that is "lastrec", "smart-lastrec", "h2o" and
+     * "h2o-orig". `cache_length` stays the generator's: leave it 0.
+     */
+    const pagoda_kv_policy *kv_policy;
+    /**
+     * What the answer has to look like, JSON; NULL = any text. `{"json_schema": {...}}`: JSON that is valid by this JSON
+     * Schema; `{"regex": "[0-9]+"}`: a text that matches as a whole; `{"choice": ["yes", "no"]}`: one of these texts;
+     * `{"lark": "start: ..."}`: a text of this grammar.
+     */
+    const char *grammar;
 } pagoda_generate_request;
 
 /** A request with the model's defaults. Its prompt must still be set. */
 #define PAGODA_GENERATE_REQUEST_INIT \
     { sizeof(pagoda_generate_request), -1, -1, -1, -1, -1, -1, -1, -1, 0, 0, -1, -1, 0, 0, 1, -1, -1, 1, 0, 0, 0, 0, 1, \
-      0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, NULL }
+      0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, NULL, NULL, NULL }
 
 /** Why an answer ended. */
 typedef int32_t pagoda_finish_reason;
@@ -2265,10 +2282,12 @@ typedef struct {
     uint64_t first_token_ns;
     /** Nanoseconds from the first token to the last. */
     uint64_t generation_ns;
+    /** What the request's grammar expects next, if the answer ended before it was valid; else NULL. */
+    const char *missing;
 } pagoda_generate_choice;
 
 /** An empty pagoda_generate_choice, for pagoda_generate_response_choice to fill in. */
-#define PAGODA_GENERATE_CHOICE_INIT { sizeof(pagoda_generate_choice), 0, NULL, 0, NULL, 0, 0, 0, 0, 0 }
+#define PAGODA_GENERATE_CHOICE_INIT { sizeof(pagoda_generate_choice), 0, NULL, 0, NULL, 0, 0, 0, 0, 0, NULL }
 
 /**
  * What the model thought of a token, before anything that the request asked for. Start from

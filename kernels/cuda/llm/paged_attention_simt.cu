@@ -2,6 +2,7 @@
 // the device. A warp computes one row of one query head, slot by slot, in f32.
 
 #include "llm/paged_append.cuh"
+#include "llm/paged_parts.cuh"
 
 namespace pagoda {
 
@@ -58,9 +59,9 @@ __device__ inline void load_query(const PagedCall &call, int row, int head, floa
     }
 }
 
-// A warp computes one row of one query head.
+// A warp computes one row of one query head. `prefill`: of sequences alone that are not decoded by the tensor cores' kernel.
 template <class T>
-__device__ void attend(const PagedCall &call) {
+__device__ void attend(const PagedCall &call, bool prefill) {
     int lane = threadIdx.x & 31;
     int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     if (task >= static_cast<int64_t>(call.total_rows) * call.query_heads) return;
@@ -72,6 +73,7 @@ __device__ void attend(const PagedCall &call) {
     int number = sequence_of(call, row);
     if (number >= 0) {
         Sequence sequence = load_sequence(call, number);
+        if (prefill && paged::is_decode(sequence.rows, call.query_heads / call.kv_heads)) return;
         load_query<T>(call, row, head, query, lane);
         int64_t position = row_position(call, sequence, row);
         int end = slot_count(call, sequence);
@@ -122,15 +124,8 @@ __device__ void attend(const PagedCall &call) {
 
 // A warp computes the weight of one slot of one kv head: the rows of its sequence one after the other.
 template <class T>
-__device__ void weigh(const PagedCall &call) {
-    int lane = threadIdx.x & 31;
-    int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-    if (task >= static_cast<int64_t>(call.sequences) * call.kv_heads * call.weights_len) return;
-    int slot = static_cast<int>(task % call.weights_len);
-    int kv_head = static_cast<int>(task / call.weights_len % call.kv_heads);
-    int number = static_cast<int>(task / call.weights_len / call.kv_heads);
+__device__ void weigh_slot(const PagedCall &call, const Sequence &sequence, int number, int kv_head, int slot, int lane) {
     int group = call.query_heads / call.kv_heads;
-    Sequence sequence = load_sequence(call, number);
     float sum = 0;
     if (slot < slot_count(call, sequence)) {
         int64_t at = slot_position(call, number, kv_head, slot);
@@ -149,7 +144,64 @@ __device__ void weigh(const PagedCall &call) {
             }
         }
     }
-    if (lane == 0) call.key_weights[task] = sum / static_cast<float>(group);
+    int64_t to = (static_cast<int64_t>(number) * call.kv_heads + kv_head) * call.weights_len + slot;
+    if (lane == 0) call.key_weights[to] = sum / static_cast<float>(group);
+}
+
+template <class T>
+__device__ void weigh(const PagedCall &call) {
+    int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+    if (task >= static_cast<int64_t>(call.sequences) * call.kv_heads * call.weights_len) return;
+    int slot = static_cast<int>(task % call.weights_len);
+    int kv_head = static_cast<int>(task / call.weights_len % call.kv_heads);
+    int number = static_cast<int>(task / call.weights_len / call.kv_heads);
+    weigh_slot<T>(call, load_sequence(call, number), number, kv_head, slot, threadIdx.x & 31);
+}
+
+// The same of sequences alone that are not decoded by the tensor cores' kernel: mostly there is none, so that few blocks look for them.
+template <class T>
+__device__ void weigh_prefill(const PagedCall &call) {
+    int64_t warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
+    int64_t slots = static_cast<int64_t>(call.kv_heads) * call.weights_len;
+    for (int number = 0; number < call.sequences; number++) {
+        Sequence sequence = load_sequence(call, number);
+        if (paged::is_decode(sequence.rows, call.query_heads / call.kv_heads)) continue;
+        for (int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; task < slots; task += warps) {
+            int kv_head = static_cast<int>(task / call.weights_len), slot = static_cast<int>(task % call.weights_len);
+            weigh_slot<T>(call, sequence, number, kv_head, slot, threadIdx.x & 31);
+        }
+    }
+}
+
+// A warp computes the norms of what one row of one kv head has appended: the length of the value, and those of what the pool's format
+// took from the key, rotated, and from the value. A row of no sequence gets zeros.
+template <class T>
+__device__ void norms(const PagedCall &call, float *to) {
+    int lane = threadIdx.x & 31;
+    int64_t task = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+    if (task >= static_cast<int64_t>(call.total_rows) * call.kv_heads) return;
+    int head = static_cast<int>(task % call.kv_heads);
+    int row = static_cast<int>(task / call.kv_heads);
+    float length = 0, lost[2] = {};
+    int number = sequence_of(call, row);
+    if (number >= 0) {
+        Sequence sequence = load_sequence(call, number);
+        int slot = write_slot(call, sequence, row, head);
+        for (int which = 0; which < 2; which++) {
+            const T *from = static_cast<const T *>(which == 0 ? call.key : call.value) + task * call.head_size;
+            int64_t block = sequence.block(call, slot, which, head);
+            for (int index = lane; index < call.head_size; index += 32) {
+                float own = which == 0 ? rotated(call, from, row, index) : wide(from[index]);
+                if (which == 1) length = fmaf(own, own, length);
+                float off = block < 0 ? 0.0f : own - stored_number<T>(call, block, index);
+                lost[which] = fmaf(off, off, lost[which]);
+            }
+        }
+    }
+    float numbers[] = {warp_sum(length), warp_sum(lost[0]), warp_sum(lost[1])};
+    if (lane == 0) {
+        for (int i = 0; i < 3; i++) to[task * 3 + i] = sqrtf(numbers[i]);
+    }
 }
 
 #define PAGODA_PAGED(name, T)                                                                                          \
@@ -157,10 +209,22 @@ __device__ void weigh(const PagedCall &call) {
         append<T>(call);                                                                                              \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(128) paged_attend_##name(const __grid_constant__ PagedCall call) {   \
-        attend<T>(call);                                                                                              \
+        attend<T>(call, false);                                                                                       \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(128) paged_weigh_##name(const __grid_constant__ PagedCall call) {    \
         weigh<T>(call);                                                                                               \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128)                                                                 \
+        paged_attend_prefill_##name(const __grid_constant__ PagedCall call) {                                         \
+        attend<T>(call, true);                                                                                        \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128)                                                                 \
+        paged_weigh_prefill_##name(const __grid_constant__ PagedCall call) {                                          \
+        weigh_prefill<T>(call);                                                                                       \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128)                                                                 \
+        paged_norms_##name(const __grid_constant__ PagedCall call, float *to) {                                       \
+        norms<T>(call, to);                                                                                           \
     }
 
 PAGODA_PAGED(f32, float)

@@ -19,6 +19,13 @@ constexpr int KEYS = 16;                    // of a tile
 constexpr int SHARE = SPAN / WARPS;         // slots of a warp
 constexpr int TILES = SHARE / KEYS;
 
+// Whether blocks are made small, so that four of them have a multiprocessor: what they read is half of what native pages have, and the
+// rest of their time is latency. Queries are not kept in registers then.
+template <int D, int FORMAT> constexpr bool CROWDED = D == 128 && FORMAT == INT8;
+
+// Blocks that a multiprocessor has at once, at least.
+template <int D, int FORMAT> constexpr int blocks_of() { return D <= 64 || CROWDED<D, FORMAT> ? 4 : D <= 128 ? 3 : 1; }
+
 // What a warp looked up of its slots.
 template <int FORMAT> struct __align__(16) Slots {
     const uint8_t *keys[SHARE];  // null: nothing to read
@@ -32,7 +39,7 @@ template <int D, int FORMAT> struct Memory {
     using L = Layout<D, FORMAT>;
     static constexpr int TILE = KEYS * (L::KEY_STRIDE + L::VALUE_STRIDE);
     // As few as let several blocks have a multiprocessor.
-    static constexpr int STAGES = TILE > 6 * 1024 ? 2 : TILES;
+    static constexpr int STAGES = TILE > 6 * 1024 || CROWDED<D, FORMAT> ? 2 : TILES;
     static constexpr int RING = STAGES * TILE;
     static constexpr int SUM_STRIDE = D + 4;
     static constexpr int MERGE = WARPS * ROWS * SUM_STRIDE * 4;
@@ -52,10 +59,12 @@ template <class T, int D, int FORMAT> struct Decode {
     Slots<FORMAT> &slots;      // of the warp, as the ring
     uint8_t *ring;
     bool complete;             // there is something to read in each of the warp's slots
+    float of_scales;           // the largest scale of its values, where they are quantised
 
     __device__ void look_up() {
         int lane = threadIdx.x & 31;
         complete = true;
+        of_scales = 0;
         int64_t to_values = static_cast<int64_t>(call.page_size) * call.kv_heads;
 #pragma unroll
         for (int i = lane; i < SHARE; i += 32) {
@@ -74,9 +83,11 @@ template <class T, int D, int FORMAT> struct Decode {
             if constexpr (FORMAT != NATIVE) {
                 slots.ranges[0][i] = load_range<FORMAT>(call, block);
                 slots.ranges[1][i] = load_range<FORMAT>(call, block < 0 ? -1 : block + to_values);
+                of_scales = fmaxf(of_scales, open_range(slots.ranges[1][i]).scale);
             }
         }
         complete = __all_sync(~0u, complete);
+        if constexpr (FORMAT != NATIVE) of_scales = warp_max(of_scales);
         __syncwarp();
     }
 
@@ -114,6 +125,39 @@ template <class T, int D, int FORMAT> struct Decode {
         }
     }
 };
+
+// Queries in shared memory become f16, each by a power of two, so that no number is too large; and what a thread has to know of its two
+// rows. A block: 8 threads a row.
+template <class T, int D> __device__ void fold_queries(T *queries, FoldedQuery (&own)[2]) {
+    constexpr int STRIDE = D + 8, NUMBERS = D / 8;
+    __shared__ FoldedQuery folded[ROWS];
+    int lane = threadIdx.x & 31, row = threadIdx.x / 8;
+    T *from = queries + row * STRIDE + threadIdx.x % 8 * NUMBERS;
+    float numbers[NUMBERS], sum = 0, scale = 1.0f;
+#pragma unroll
+    for (int i = 0; i < NUMBERS; i++) numbers[i] = wide(from[i]);
+    if constexpr (!std::is_same<T, __half>::value) {
+        float largest = 0;
+#pragma unroll
+        for (int i = 0; i < NUMBERS; i++) largest = fmaxf(largest, fabsf(numbers[i]));
+        for (int step = 4; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+        // To between 1 and 2; infinity stays.
+        scale = __int_as_float(min(max(__float_as_int(largest) & 0x7f800000, 1 << 23), 252 << 23));
+        float inverse = 1.0f / scale;
+#pragma unroll
+        for (int i = 0; i < NUMBERS; i++) {
+            __half number = __float2half_rn(numbers[i] * inverse);
+            reinterpret_cast<__half *>(from)[i] = number;
+            numbers[i] = __half2float(number);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < NUMBERS; i++) sum += numbers[i];
+    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 8 == 0) folded[row] = {sum, scale};
+    __syncthreads();
+    for (int i = 0; i < 2; i++) own[i] = folded[lane / 4 + 8 * i];
+}
 
 // Appends the new tokens of a head whose slots are in a part. Apart, because few blocks need it.
 template <class T>
@@ -202,11 +246,27 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
     }
     __syncthreads();
 
-    Queries<T, D, FORMAT> query(queries);
-    Attention<T, D, FORMAT, KEYS> attention;
+    constexpr bool FOLDED = FORMAT == INT8;
+    using A = Attention<T, D, FORMAT, KEYS, FOLDED>;
+    A attention;
+    if constexpr (FOLDED) {
+        fold_queries<T, D>(queries, attention.folded);
+        // No scale is smaller than 2^-24, but slots may be empty.
+        attention.of_scales = block.of_scales > 0 ? block.of_scales : 1.0f;
+    }
+    constexpr bool KEPT = D <= 128 && !CROWDED<D, FORMAT>;
+    Queries<typename A::M, D, FORMAT, KEPT> query(reinterpret_cast<typename A::M *>(queries));
     Scoring scoring(call);
     attention.clear();
     bool plain = scoring.plain && call.token_pos == nullptr;
+    // Of the thread's first row and first key of a tile. The second row is eight rows further.
+    float *kept = nullptr;
+    int pitch = 0;
+    if (call.key_weights != nullptr) {
+        KeptScores scores{call, row_tiles};
+        pitch = scores.pitch();
+        kept = scores.of(number, head, first_row + lane / 4) + block.begin + (lane & 3) * 2;
+    }
 #pragma unroll 1
     for (int tile = 0; tile < TILES; tile++) {
         mma::wait_copies<M::STAGES - 1>();
@@ -218,7 +278,13 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
             // Rows stand at sequence.cached and behind it; what the others get does not matter.
             int from = block.begin + tile * KEYS;
             bool all = from + KEYS <= sequence.cached + 1 && sequence.cached + sequence.rows - 1 - from < scoring.window;
-            attention.add(plain && all, query, keys, values, scoring, own, position, range);
+            auto keep = [&](int n, const float (&scores)[4]) {
+                if (kept == nullptr) return;
+                float *to = kept + tile * KEYS + n * 8;
+                if (lane / 4 < rows) *reinterpret_cast<float2 *>(to) = {scores[0], scores[1]};
+                if (lane / 4 + 8 < rows) *reinterpret_cast<float2 *>(to + 8 * pitch) = {scores[2], scores[3]};
+            };
+            attention.add(plain && all, query, keys, values, scoring, own, position, range, keep);
         }
         __syncwarp();
         if (tile + M::STAGES < TILES && block.seen(tile + M::STAGES)) block.copy(tile + M::STAGES);
@@ -268,6 +334,8 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
             float4 own = *reinterpret_cast<const float4 *>(merge + (j * ROWS + row) * M::SUM_STRIDE + column);
             sum.x += own.x, sum.y += own.y, sum.z += own.z, sum.w += own.w;
         }
+        int64_t place = partial.place(found.before + part, head, first_row + row);
+        if (column == 0 && (!alone || call.key_weights != nullptr)) *partial.weight(place) = {most, total};
         if (alone) {
             float factor = join_sink<T>(call, query_head(row), most, total);
             int64_t to = (static_cast<int64_t>(token(row)) * call.query_heads + query_head(row)) * D + column;
@@ -275,9 +343,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
             *reinterpret_cast<uint2 *>(static_cast<T *>(call.output) + to) = {Pack<T>::of(share(sum.x), share(sum.y)),
                                                                               Pack<T>::of(share(sum.z), share(sum.w))};
         } else {
-            int64_t place = partial.place(found.before + part, head, first_row + row);
             *reinterpret_cast<float4 *>(partial.sums(place) + column) = sum;
-            if (column == 0) *partial.weight(place) = {most, total};
         }
     }
 }
@@ -406,6 +472,67 @@ template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &ca
     T *to = static_cast<T *>(call.output) + (static_cast<int64_t>(own.row) * call.query_heads + own.query_head) * D;
 #pragma unroll
     for (int i = 0; i < NUMBERS; i++) narrow(share_of(sums[i] * factor, total), to + i * 32 + lane);
+}
+
+// The weights of slots of decoded sequences, from their scores. A block has WEIGHED slots of one kv head of one sequence.
+constexpr int WEIGHING = 256, PER_THREAD = 4, WEIGHED = WEIGHING * PER_THREAD;
+
+template <class T> __device__ void weigh_decoded(const PagedCall &call, int row_tiles) {
+    constexpr int MOST_ROWS = 64;  // whose sums are in shared memory at a time
+    __shared__ float2 sums[MOST_ROWS];
+    int blocks = (call.weights_len + WEIGHED - 1) / WEIGHED;
+    int first = static_cast<int>(blockIdx.x % blocks) * WEIGHED + threadIdx.x;
+    int head = static_cast<int>(blockIdx.x / blocks % call.kv_heads), number = blockIdx.x / blocks / call.kv_heads;
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    // The index tensors were there before the kernel in front began (`decode`).
+    Sequence sequence = load_sequence(call, number);
+    int group = call.query_heads / call.kv_heads, rows = sequence.rows * group;
+    Parts parts(call, sequence);
+    int64_t before = parts_before(call, number);
+#if __CUDA_ARCH__ >= 900
+    wait_for_previous();
+    launch_dependents();
+#endif
+    if (!is_decode(sequence.rows, group)) return;
+    PartialSums partial{call, row_tiles};
+    KeptScores scores{call, row_tiles};
+    float weights[PER_THREAD] = {};
+    for (int base = 0; base < rows; base += MOST_ROWS) {
+        int count = min(rows - base, MOST_ROWS);
+        __syncthreads();
+        for (int row = warp; row < count; row += WEIGHING / 32) {
+            float most = -INFINITY, total = 0;
+            auto of_part = [&](int part) { return *partial.weight(partial.place(before + part, head, base + row)); };
+            for (int part = parts.first + lane; part < parts.end; part += 32) most = fmaxf(most, of_part(part).x);
+            most = warp_max(most);
+            for (int part = parts.first + lane; part < parts.end; part += 32) {
+                float2 own = of_part(part);
+                total += own.x == -INFINITY ? 0.0f : own.y * power_of_two(own.x - most);
+            }
+            total = warp_sum(total);
+            join_sink<T>(call, head * group + (base + row) % group, most, total);
+            if (lane == 0) sums[row] = {most, total};
+        }
+        __syncthreads();
+        for (int row = 0; row < count; row++) {
+            const float *own = scores.of(number, head, base + row);
+            float2 of_row = sums[row];
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) {
+                int slot = first + i * WEIGHING;
+                if (slot >= parts.end_slot) continue;
+                float score = own[slot];
+                // A weight of 0, also where the row has nothing but such scores.
+                if (score != -INFINITY) weights[i] += power_of_two(score - of_row.x) / of_row.y;
+            }
+        }
+    }
+    float *to = call.key_weights + (static_cast<int64_t>(number) * call.kv_heads + head) * call.weights_len;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        int slot = first + i * WEIGHING;
+        if (slot < call.weights_len) to[slot] = weights[i] / static_cast<float>(group);
+    }
 }
 
 }  // namespace paged

@@ -5,7 +5,7 @@
 namespace pagoda {
 
 #define PAGODA_DECODE(NAME, T, D, FORMAT)                                                                              \
-    extern "C" __global__ void __launch_bounds__(paged::THREADS, D <= 64 ? 4 : D <= 128 ? 3 : 1)                      \
+    extern "C" __global__ void __launch_bounds__(paged::THREADS, paged::blocks_of<D, FORMAT>())                       \
         paged_decode_##NAME(const __grid_constant__ PagedCall call, int row_tiles, int appends) {                     \
         paged::decode<T, D, FORMAT>(call, row_tiles, appends);                                                         \
     }
@@ -21,6 +21,10 @@ namespace pagoda {
         paged::combine<T, D, true>(call, row_tiles, per_sequence);                                                     \
     }
 #define PAGODA_DECODE_TYPE(NAME, T)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(paged::WEIGHING)                                                      \
+        paged_weigh_decoded_##NAME(const __grid_constant__ PagedCall call, int row_tiles) {                            \
+        paged::weigh_decoded<T>(call, row_tiles);                                                                      \
+    }                                                                                                                  \
     PAGODA_DECODE_SIZE(NAME, T, 64)                                                                                    \
     PAGODA_DECODE_SIZE(NAME, T, 96)                                                                                    \
     PAGODA_DECODE_SIZE(NAME, T, 128)                                                                                   \

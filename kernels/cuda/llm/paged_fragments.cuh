@@ -95,6 +95,13 @@ template <int BYTES> struct Words {
     }
 };
 
+// Two of four codes of 8 bits as f16, which has them exactly: the codes as the lowest bits of 1024, which is then subtracted.
+__device__ inline uint32_t codes_of(uint32_t word, bool second) {
+    uint32_t bits = __byte_perm(word, 0x64646464u, second ? 0x4342 : 0x4140), offset = 0x64006400u;
+    __half2 codes = __hsub2(*reinterpret_cast<__half2 *>(&bits), *reinterpret_cast<__half2 *>(&offset));
+    return *reinterpret_cast<uint32_t *>(&codes);
+}
+
 // Number `index` of two values as a register.
 template <class T, int FORMAT, class W>
 __device__ inline uint32_t across(const W &first, const W &second, int index, Range first_range, Range second_range) {

@@ -87,5 +87,24 @@ struct PartialSums {
     }
 };
 
+// The scores of decoded rows, as powers of two, behind the sums of parts: [sequences, kv heads, rows(), pitch()]. They are there
+// where weights of slots are asked for.
+struct KeptScores {
+    const PagedCall &call;
+    int row_tiles;
+
+    // Tokens of a sequence with the query heads of a group that decode takes at most.
+    __device__ int rows() const {
+        int group = call.query_heads / call.kv_heads;
+        return min(call.total_rows, max(DECODE_ROWS / group, 1)) * group;
+    }
+    __device__ int pitch() const { return (call.slot_len + 15) / 16 * 16; }
+    __device__ float *of(int number, int head, int row) const {
+        PartialSums partial{call, row_tiles};
+        float *first = call.partials + partial.rows() * (call.head_size + 2);
+        return first + ((static_cast<int64_t>(number) * call.kv_heads + head) * rows() + row) * pitch();
+    }
+};
+
 }  // namespace paged
 }  // namespace pagoda

@@ -2,6 +2,8 @@
 // of the group that shares a kv head, so a group reads its keys and values once.
 #pragma once
 
+#include <type_traits>
+
 #include "llm/paged_fragments.cuh"
 
 namespace pagoda {
@@ -68,9 +70,8 @@ __device__ inline float group_sum(float value) {
 }
 
 // The queries of a warp, in the order in which keys are read. Small heads stay in registers.
-template <class T, int D, int FORMAT> struct Queries {
+template <class T, int D, int FORMAT, bool KEPT = D <= 128> struct Queries {
     using L = Layout<D, FORMAT>;
-    static constexpr bool KEPT = D <= 128;
     static constexpr int STRIDE = D + 8;  // numbers from row to row in shared memory
     const T *shared;
     uint32_t kept[KEPT ? D / 16 : 1][4];
@@ -101,10 +102,28 @@ template <class T, int D, int FORMAT> struct Queries {
     }
 };
 
-template <class T, int D, int FORMAT, int KEYS> struct Attention {
+// Scores that nobody keeps.
+struct NoScores {
+    __device__ void operator()(int, const float (&)[4]) const {}
+};
+
+// What a row's query is in f16, for products with codes.
+struct FoldedQuery {
+    float sum;    // of its numbers
+    float scale;  // what makes a product with it one with the query itself
+};
+
+// FOLDED: products are with codes of 8 bits in f16, which are exact, and the ranges of keys and values are folded into scores and
+// weights: fewer instructions than codes that become numbers. Queries are in f16 then.
+template <class T, int D, int FORMAT, int KEYS, bool FOLDED = false> struct Attention {
+    static_assert(!FOLDED || FORMAT == INT8, "codes of 8 bits");
     using L = Layout<D, FORMAT>;
+    using M = typename std::conditional<FOLDED, __half, T>::type;
     float sums[D / 8][4];
     float most[2], total[2];  // of the two rows; `total` is this thread's share until `finish`
+    float lows[FOLDED ? 2 : 1];  // the same of weights times the lows of values
+    float of_scales;          // what sums are multiplied by in the end: the largest scale of a value
+    FoldedQuery folded[FOLDED ? 2 : 1];
 
     __device__ void clear() {
 #pragma unroll
@@ -113,27 +132,28 @@ template <class T, int D, int FORMAT, int KEYS> struct Attention {
             for (int i = 0; i < 4; i++) sums[n][i] = 0;
         }
         for (int i = 0; i < 2; i++) most[i] = -INFINITY, total[i] = 0;
+        if constexpr (FOLDED) lows[0] = lows[1] = 0;
     }
 
     // Adds a tile. `ranges(which, key)`: that of a key or a value; `position(key)`: that of the token; keys and values are in
-    // shared memory. `plain`: every row sees every key, and a score is a product alone. Both ways give the same bits.
-    template <class Position, class Ranges>
-    __device__ void add(bool plain, const Queries<T, D, FORMAT> &queries, const uint8_t *keys, const uint8_t *values,
-                        const Scoring &scoring, const Row (&rows)[2], Position position, Ranges ranges) {
+    // shared memory. `plain`: every row sees every key, and a score is a product alone. Both ways give the same bits. Where a tile is
+    // not plain, `keep(n, scores)` gets the scores of keys `n * 8 + (lane & 3) * 2` and the next, of the first row and of the second.
+    template <class Q, class Position, class Ranges, class Keep = NoScores>
+    __device__ void add(bool plain, const Q &queries, const uint8_t *keys, const uint8_t *values,
+                        const Scoring &scoring, const Row (&rows)[2], Position position, Ranges ranges, Keep keep = {}) {
         float scores[KEYS / 8][4] = {};
         multiply_keys(scores, queries, keys, ranges);
-        if (plain) weigh<true>(scores, scoring, rows, position);
-        else weigh<false>(scores, scoring, rows, position);
+        if (plain) weigh<true>(scores, scoring, rows, position, NoScores{});
+        else weigh<false>(scores, scoring, rows, position, keep);
         add_values(scores, values, ranges);
     }
 
-    template <class Ranges>
-    __device__ static void multiply_keys(float (&scores)[KEYS / 8][4], const Queries<T, D, FORMAT> &queries,
-                                         const uint8_t *keys, Ranges ranges) {
+    template <class Q, class Ranges>
+    __device__ void multiply_keys(float (&scores)[KEYS / 8][4], const Q &queries, const uint8_t *keys, Ranges ranges) const {
         constexpr int STEPS = L::KEY_NUMBERS / 4;
         int lane = threadIdx.x & 31;
-        Range range[FORMAT == NATIVE ? 1 : KEYS / 8] = {};
-        if constexpr (FORMAT != NATIVE) {
+        Range range[FORMAT == NATIVE || FOLDED ? 1 : KEYS / 8] = {};
+        if constexpr (FORMAT != NATIVE && !FOLDED) {
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) range[n] = ranges(0, n * 8 + lane / 4);
         }
@@ -146,19 +166,39 @@ template <class T, int D, int FORMAT, int KEYS> struct Attention {
             for (int n = 0; n < KEYS / 8; n++) {
                 Words<L::KEY_UNIT> words(keys + n * 8 * L::KEY_STRIDE +
                                          L::key_at(lane / 4, (unit * 4 + (lane & 3)) * L::KEY_UNIT));
-                Range own = range[FORMAT == NATIVE ? 0 : n];
+                Range own = range[FORMAT == NATIVE || FOLDED ? 0 : n];
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
-                    mma::multiply<T>(scores[n], a[step], words.template pair<T, FORMAT>(step * 4, own),
-                                     words.template pair<T, FORMAT>(step * 4 + 2, own));
+                    if constexpr (FOLDED) {
+                        uint32_t word = words.words[step];
+                        mma::multiply<M>(scores[n], a[step], codes_of(word, false), codes_of(word, true));
+                    } else {
+                        mma::multiply<T>(scores[n], a[step], words.template pair<T, FORMAT>(step * 4, own),
+                                         words.template pair<T, FORMAT>(step * 4 + 2, own));
+                    }
+                }
+            }
+        }
+        if constexpr (FOLDED) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+                for (int column = 0; column < 2; column++) {
+                    Range own = ranges(0, n * 8 + (lane & 3) * 2 + column);
+#pragma unroll
+                    for (int row = 0; row < 2; row++) {
+                        float &score = scores[n][row * 2 + column];
+                        score = fmaf(score, own.scale, own.low * folded[row].sum) * folded[row].scale;
+                    }
                 }
             }
         }
     }
 
     // Scores become weights, relative to the largest score so far.
-    template <bool PLAIN, class Position>
-    __device__ void weigh(float (&scores)[KEYS / 8][4], const Scoring &scoring, const Row (&rows)[2], Position position) {
+    template <bool PLAIN, class Position, class Keep>
+    __device__ void weigh(float (&scores)[KEYS / 8][4], const Scoring &scoring, const Row (&rows)[2], Position position,
+                          Keep keep) {
         int lane = threadIdx.x & 31;
         float larger[2] = {most[0], most[1]};
 #pragma unroll
@@ -182,6 +222,7 @@ template <class T, int D, int FORMAT, int KEYS> struct Attention {
                 // A comparison with NaN leaves the maximum as it is; the weight becomes NaN.
                 larger[i / 2] = fmaxf(larger[i / 2], score);
             }
+            keep(n, scores[n]);
         }
         float base[2], factor[2];
 #pragma unroll
@@ -192,6 +233,7 @@ template <class T, int D, int FORMAT, int KEYS> struct Attention {
             factor[i] = power_of_two(most[i] - base[i]);
             most[i] = larger[i];
             total[i] *= factor[i];
+            if constexpr (FOLDED) lows[i] *= factor[i];
         }
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) {
@@ -216,6 +258,10 @@ template <class T, int D, int FORMAT, int KEYS> struct Attention {
         int lane = threadIdx.x & 31;
 #pragma unroll
         for (int step = 0; step < KEYS / 16; step++) {
+            if constexpr (FOLDED) {
+                add_codes(scores[step * 2], scores[step * 2 + 1], values, step, ranges);
+                continue;
+            }
             const float(&low)[4] = scores[step * 2], (&high)[4] = scores[step * 2 + 1];
             uint32_t a[4] = {Pack<T>::of(low[0], low[1]), Pack<T>::of(low[2], low[3]), Pack<T>::of(high[0], high[1]),
                              Pack<T>::of(high[2], high[3])};
@@ -240,9 +286,52 @@ template <class T, int D, int FORMAT, int KEYS> struct Attention {
         }
     }
 
+    // As `add_values`, of 16 keys, whose weights are `low` and `high`.
+    template <class Ranges>
+    __device__ void add_codes(const float (&low)[4], const float (&high)[4], const uint8_t *values, int step, Ranges ranges) {
+        int lane = threadIdx.x & 31;
+        float factor = 1.0f / of_scales, weights[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            Range range = ranges(1, step * 16 + (lane & 3) * 2 + i / 2 * 8 + i % 2);
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                float weight = i < 2 ? low[row * 2 + i] : high[row * 2 + i - 2];
+                lows[row] = fmaf(weight, range.low, lows[row]);
+                weights[row][i] = weight * (range.scale * factor);
+            }
+        }
+        uint32_t a[4] = {Pack<__half>::of(weights[0][0], weights[0][1]), Pack<__half>::of(weights[1][0], weights[1][1]),
+                         Pack<__half>::of(weights[0][2], weights[0][3]), Pack<__half>::of(weights[1][2], weights[1][3])};
+#pragma unroll
+        for (int unit = 0; unit < L::VALUE_UNITS; unit++) {
+            const uint8_t *at = values + step * 16 * L::VALUE_STRIDE +
+                                L::value_at((lane & 3) * 2, (unit * 8 + lane / 4) * L::VALUE_UNIT);
+            Words<L::VALUE_UNIT> first(at), second(at + L::VALUE_STRIDE), third(at + 8 * L::VALUE_STRIDE),
+                fourth(at + 9 * L::VALUE_STRIDE);
+#pragma unroll
+            for (int i = 0; i < L::VALUE_NUMBERS; i += 2) {
+                // Two codes of each of two values.
+                constexpr int SELECT[2] = {0x5140, 0x7362};
+                uint32_t near = __byte_perm(first.words[i / 4], second.words[i / 4], SELECT[i % 4 / 2]);
+                uint32_t far = __byte_perm(third.words[i / 4], fourth.words[i / 4], SELECT[i % 4 / 2]);
+                mma::multiply<M>(sums[unit * L::VALUE_NUMBERS + i], a, codes_of(near, false), codes_of(far, false));
+                mma::multiply<M>(sums[unit * L::VALUE_NUMBERS + i + 1], a, codes_of(near, true), codes_of(far, true));
+            }
+        }
+    }
+
     // The whole sums of weights.
     __device__ void finish() {
         for (int i = 0; i < 2; i++) total[i] = group_sum(total[i]);
+        if constexpr (FOLDED) {
+            for (int i = 0; i < 2; i++) lows[i] = group_sum(lows[i]);
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[n][i] = fmaf(sums[n][i], of_scales, lows[i / 2]);
+            }
+        }
     }
 
     // Visits the thread's sums of one of its two rows: `to(first number, numbers[VALUE_NUMBERS])`, neighbours of a head.

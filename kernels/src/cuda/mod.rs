@@ -35,6 +35,8 @@ pub use hstu::embed::{Embed, Lookup};
 pub use hstu::linear::Linear;
 pub use hstu::unit::Unit;
 #[cfg(feature = "llm")]
+pub use llm::cache_policy::{PolicyLayer, PolicyStep, SlotPolicies};
+#[cfg(feature = "llm")]
 pub use llm::glu::Glu;
 #[cfg(feature = "llm")]
 pub use llm::paged_attention::{HeadSlots, KeyWeights, PagedAttention, PagedPath, Rotation};

@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::cpu::reference::{Attended, paged_attention};
 use pagoda_kernels::cuda::{self, CudaError, Gpu, KeyWeights, PagedPath, Scratch, Type};
-use pagoda_kernels::{KvFormat, bf16, f16};
+use pagoda_kernels::{KV_NORMS, KvFormat, bf16, f16};
 use pagoda_test_support::Random;
 
 use crate::Context;
@@ -35,6 +35,7 @@ struct OnDevice<'a, T> {
     weights_len: usize,
     /// The key weights, and the sums that they are made of.
     weights: [Guarded; 2],
+    norms: Guarded,
     scratch: Guarded,
     scratch_bytes: usize,
 }
@@ -70,6 +71,7 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
             output: poison(size_of_val(&case.query[..])),
             weights_len,
             weights: [poison(weights * size_of::<f32>()), poison(sums * size_of::<f32>())],
+            norms: poison(case.key.len() / case.head_size * KV_NORMS * size_of::<f32>()),
             scratch: guarded(&[]),
             scratch_bytes: 0,
         };
@@ -121,6 +123,7 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
                 len: self.weights_len,
                 row_sums: self.weights[1].inside(),
             }),
+            kv_norms: Some(self.norms.inside()),
             scale: case.scale,
             window: case.window,
             softcap: case.softcap,
@@ -149,6 +152,7 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
         Results {
             output: elements(&self.output.read()),
             weights: elements(&self.weights[0].read()),
+            norms: elements(&self.norms.read()),
             pool: self.pool.each_ref().map(Guarded::read),
         }
     }
@@ -157,6 +161,7 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
 struct Results<T> {
     output: Vec<T>,
     weights: Vec<f32>,
+    norms: Vec<f32>,
     /// The bytes of the pool and of its scales.
     pool: [Vec<u8>; 2],
 }
@@ -173,6 +178,24 @@ fn run_by<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T
     let device = OnDevice::new(case, stream, 0);
     device.launch_by(gpu, path);
     device.read()
+}
+
+/// The same with the weights of slots.
+fn weighed_by<T: OperatorElement>(
+    gpu: &Gpu,
+    stream: &Arc<CudaStream>,
+    case: &Case<T>,
+    path: PagedPath,
+    weights_len: usize,
+) -> Results<T> {
+    let device = OnDevice::new(case, stream, weights_len);
+    device.launch_by(gpu, path);
+    device.read()
+}
+
+/// The paths that take a call with weights of slots.
+fn weighing<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, len: usize) -> Vec<PagedPath> {
+    gpu.paged_paths(&OnDevice::new(case, stream, len).call())
 }
 
 fn paths<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>) -> Vec<PagedPath> {
@@ -198,15 +221,28 @@ fn pool_of<T: OperatorElement>(results: &Results<T>, format: KvFormat) -> Pool<T
 fn compare<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, case: &Case<T>, weights_len: usize, what: &str) {
     let mut pool = case.pool.clone();
     let expected = paged_attention(&case.call(), &mut pool.borrow(), weights_len).unwrap();
-    let got = run(gpu, stream, case, weights_len);
+    let got = weighed_by(gpu, stream, case, PagedPath::Plain, weights_len);
     check(&got, &expected, what);
+    for path in weighing(gpu, stream, case, weights_len) {
+        let other = weighed_by(gpu, stream, case, path, weights_len);
+        let off = [error(&other.output, &expected.output), error(&other.weights, &expected.key_weights)];
+        assert!(off.iter().all(|off| *off <= tolerance::<T>()), "{what}: {path:?} output and key_weights {off:?}");
+        assert!(other.pool == got.pool, "{what}: {path:?} the pool with key_weights");
+    }
     assert!(got.pool.each_ref().map(Vec::as_slice) == pool_bytes(&pool), "{what}: the pool");
+    let mut norms = vec![0.0; got.norms.len()];
+    case.call().kv_norms(&pool.borrow(), &mut norms).unwrap();
+    for (index, (found, expected)) in got.norms.iter().zip(&norms).enumerate() {
+        let near = (found - expected).abs() <= 1e-5 * expected;
+        assert!(near, "{what}: kv_norms[{index}] is {found}, expected {expected}");
+    }
     // Without the weights, the same by the plain kernel, and as near by the others.
     for path in paths(gpu, stream, case) {
         let plain = run_by(gpu, stream, case, path);
         let output = error(&plain.output, &expected.output);
         assert!(output <= tolerance::<T>(), "{what}: {path:?} output {output:e}");
         assert!(plain.pool == got.pool, "{what}: {path:?} the pool");
+        assert!(bytes(&plain.norms) == bytes(&got.norms), "{what}: {path:?} kv_norms");
         let same = bytes(&plain.output) == bytes(&got.output);
         assert!(same || path != PagedPath::Plain, "{what}: without key_weights");
     }
@@ -222,7 +258,8 @@ fn check<T: OperatorElement>(got: &Results<T>, expected: &Attended, what: &str) 
 pub fn golden(context: &Context) {
     fn one<T: OperatorElement>(gpu: &Gpu, stream: &Arc<CudaStream>, name: &str, golden: Golden<T>) {
         let Golden { case, output, key_weights, weights_len, .. } = golden;
-        check(&run(gpu, stream, &case, weights_len), &Attended { output, key_weights }, name);
+        let plain = weighed_by(gpu, stream, &case, PagedPath::Plain, weights_len);
+        check(&plain, &Attended { output, key_weights }, name);
         compare(gpu, stream, &case, weights_len, name);
     }
     let stream = context.gpu.context().new_stream().unwrap();
@@ -329,6 +366,20 @@ pub fn tiles(context: &Context) {
         }
         let paths = paths(context.gpu, stream, &case);
         assert!(paths.len() > 1, "{} {number}: no path but the plain one", T::NAME);
+        if let Some((_, _, len)) = &case.slots {
+            let weighed = |path| weighed_by(context.gpu, stream, &case, path, *len);
+            let plain = weighed(PagedPath::Plain);
+            let expected: Vec<f64> = plain.weights.iter().map(|&weight| weight.into()).collect();
+            let paths = weighing(context.gpu, stream, &case, *len);
+            assert!(paths.contains(&PagedPath::Mma), "{} {number}: weights by the plain kernel alone", T::NAME);
+            for path in paths {
+                let got = weighed(path);
+                let off = error(&got.weights, &expected);
+                assert!(off <= tolerance::<T>(), "{} {number}: {path:?} key_weights {off:e}", T::NAME);
+                let same = bytes(&got.output) == bytes(&run_by(context.gpu, stream, &case, path).output);
+                assert!(same || path == PagedPath::Mma, "{} {number}: {path:?} with key_weights", T::NAME);
+            }
+        }
         let plain = run_by(context.gpu, stream, &case, PagedPath::Plain);
         let expected: Vec<f64> = plain.output.iter().map(|number| number.to_f32().into()).collect();
         for path in paths {
@@ -480,6 +531,7 @@ fn replayed(context: &Context, first: Case<bf16>, len: usize) {
         let (got, expected) = (device.read(), &expected[replay % 2]);
         assert!(bytes(&got.output) == bytes(&expected.output), "replay {replay}");
         assert!(bytes(&got.weights) == bytes(&expected.weights), "replay {replay}: key_weights");
+        assert!(bytes(&got.norms) == bytes(&expected.norms), "replay {replay}: kv_norms");
         assert!(got.pool == expected.pool, "replay {replay}: the pool");
     }
 }

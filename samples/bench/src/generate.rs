@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagoda::engine::{EngineStore, GeneratorStats, Prompt};
-use pagoda::{Error, GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Result, Status};
+use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Result};
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Folder, Random};
 
@@ -70,22 +70,13 @@ fn with_memory<T>(generator: &Generator, run: impl FnOnce() -> Result<T>) -> Res
     let kv = &generator.folder().kv;
     let pages = (after.pages - after.free_pages) * u64::from(kv.page_size) * kv.bytes_per_token;
     let needed = (generator.folder().model_bytes() + pages) as f64 / MIB;
-    let resident = resident()? as f64 / MIB;
+    let resident = memory::resident("self")? as f64 / MIB;
     let each = bytes as f64 / (after.resident_tokens - before.resident_tokens) as f64;
     let rows = vec![
         row("resident memory", resident, "MiB", "weights and pages in use", needed, needed / resident),
         row("memory of a cached token, beside its page", each, "bytes", "goal", TOKEN_BYTES, TOKEN_BYTES / each),
     ];
     Ok((result?, rows))
-}
-
-/// The resident bytes of this process.
-fn resident() -> Result<u64> {
-    let unknown = |why: String| Error::new(Status::Io, format!("/proc/self/status: {why}"));
-    let status = std::fs::read_to_string("/proc/self/status").map_err(|error| unknown(error.to_string()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.map(|kib| kib * 1024).ok_or_else(|| unknown("there is no VmRSS in it".into()))
 }
 
 fn open(folder: &Path, threads: u32, store: Option<EngineStore>) -> Result<Generator> {

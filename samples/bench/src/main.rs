@@ -5,6 +5,7 @@ mod attention;
 mod cuda;
 mod embedding;
 mod generate;
+mod grammar;
 mod kv;
 mod llama_cpp;
 mod matmul;
@@ -15,6 +16,7 @@ mod policies;
 mod random;
 mod rank;
 mod raw;
+mod serve;
 mod store;
 
 use std::path::Path;
@@ -54,10 +56,11 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Name::PagedAttention, Backend::Cuda) => cuda::paged_attention()?,
         (Name::Embedding, Backend::Cuda) => cuda::embedding()?,
         (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model(), &progress)?,
+        (Name::Policies, Backend::Cuda) => policies::measure_on_gpu(&arguments.model(), &progress)?,
         (_, Backend::Cuda) => {
             return Err(Error::invalid(
                 "backend",
-                "cuda has the benchmarks attention, append, paged-attention, embedding and rank; use --backend cpu",
+                "cuda has the benchmarks attention, append, paged-attention, embedding, rank and policies; use --backend cpu",
             ));
         }
         (Name::Attention, Backend::Cpu) => attention::measure(threads)?,
@@ -69,6 +72,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Name::Store, Backend::Cpu) => store::measure()?,
         (Name::Rank, Backend::Cpu) => rank::measure(threads, &arguments.model(), &progress)?,
         (Name::Policies, Backend::Cpu) => policies::measure(threads, &arguments.model(), &progress)?,
+        (Name::Grammar, Backend::Cpu) => grammar::measure(threads, &arguments.model(), &progress)?,
+        (Name::Serve, Backend::Cpu) => serve::measure(threads, &progress)?,
         (Name::Generate, Backend::Cpu) => generate::measure(threads, &arguments.model(), &progress)?,
     };
     drop(progress);

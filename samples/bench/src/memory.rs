@@ -1,7 +1,9 @@
-//! Measures the memory of an object.
+//! Measures the memory of an object, and of a process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+
+use pagoda::{Error, Result, Status};
 
 struct Counting;
 
@@ -19,6 +21,16 @@ pub fn taken_by<T>(run: impl FnOnce() -> T) -> (T, isize) {
     let result = run();
     COUNTS.store(false, Ordering::Relaxed);
     (result, TAKEN.load(Ordering::Relaxed))
+}
+
+/// The resident bytes of a process: its number, or `self`.
+pub fn resident(process: &str) -> Result<u64> {
+    let path = format!("/proc/{process}/status");
+    let unknown = |why: String| Error::new(Status::Io, format!("{path}: {why}"));
+    let status = std::fs::read_to_string(&path).map_err(|error| unknown(error.to_string()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| unknown("there is no VmRSS in it".into()))
 }
 
 fn count(bytes: isize) {

@@ -3,22 +3,29 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pagoda::engine::{Driver, KvPolicy, Prompt, TokenStream};
+use pagoda::engine::{Driver, Event, KvPolicy, Prompt, TokenStream};
+use pagoda::folder::GenerateFolder;
 use pagoda::kv::policy::{LayerSlots, PolicyOptions, Ranking, SlotPlan, SlotValues, named};
-use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvFormat, KvSize, Result};
+use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvFormat, KvSize, ModelOptions, Provider, Result};
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
-use super::{Row, find_language_model, median, options, side_by_side};
+use super::{Row, find_language_model, median, memory, options, side_by_side};
 
 /// A model of 8 billion weights has so many layers and kv heads.
 const LAYERS: usize = 32;
 const HEADS: usize = 8;
 const SLOTS: usize = 2048;
 
+/// Sequences that decode together on a GPU.
+const BATCHES: [usize; 2] = [1, 16];
+
 /// The steps that are timed in turn, and how often.
 const STEPS: usize = 8;
 const ROUNDS: usize = 12;
+
+/// The most tokens of an answer.
+const LONGEST: u64 = 32_000;
 
 /// Everything with a goal.
 pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
@@ -32,7 +39,47 @@ pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<R
         progress.doing(format!("measuring policies: decode with {name}"));
         rows.push(decode(threads, folder, name, kv_format)?);
     }
+    rows.extend(long_answer(threads, folder, progress)?);
     Ok(rows)
+}
+
+/// Decode on the first GPU, of one sequence and of a batch.
+pub fn measure_on_gpu(folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+    find_language_model(folder)?;
+    let mut rows = Vec::new();
+    for (kv_format, names) in [(None, &["lastrec", "h2o"][..]), (Some(KvFormat::Int8), &["h2o"])] {
+        progress.doing("measuring policies: decode with all tokens cached");
+        let baselines = speeds(folder, kv_format, None)?;
+        for name in names {
+            progress.doing(format!("measuring policies: decode with {name}"));
+            let values = speeds(folder, kv_format, Some(KvPolicy::new(*name, SLOTS as u32)))?;
+            for (sequences, (value, baseline)) in BATCHES.into_iter().zip(values.into_iter().zip(baselines)) {
+                rows.push(decode_row(name, kv_format, sequences, value, baseline));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Tokens per second on the first GPU, for each of [`BATCHES`].
+fn speeds(folder: &Path, kv_format: Option<KvFormat>, kv_policy: Option<KvPolicy>) -> Result<[f64; 2]> {
+    let model = ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() };
+    let prompt = if kv_policy.is_some() { SLOTS + 64 } else { SLOTS - STEPS * ROUNDS / 2 };
+    let (driver, kv_size) = (Driver::Caller, KvSize::Bytes(4 << 30));
+    // Each sequence has a prompt of its own.
+    let options =
+        GeneratorOptions { max_batch: 16, share_prefixes: false, max_stretch: 0.0, ..GeneratorOptions::default() };
+    let generator =
+        Generator::open(folder, GeneratorOptions { model, kv_size, kv_format, kv_policy, driver, ..options })?;
+    let mut speeds = [0.0; 2];
+    for (speed, sequences) in speeds.iter_mut().zip(BATCHES) {
+        let streams = start(&generator, prompt, sequences)?;
+        let times = (0..ROUNDS).map(|_| steps(&generator)).collect::<Result<Vec<_>>>()?;
+        *speed = sequences as f64 / median(times);
+        drop(streams);
+        while generator.step()? {}
+    }
+    Ok(speeds)
 }
 
 /// The decisions of a step that decodes one token, in all layers: the plan, the graph's inputs, and the scores. Against a copy of
@@ -96,38 +143,111 @@ fn decode(threads: u32, folder: &Path, name: &str, kv_format: Option<KvFormat>) 
     let with = open(Some(KvPolicy::new(name, SLOTS as u32)))?;
     let without = open(None)?;
     let (mut times, mut baseline) = (Vec::new(), Vec::new());
-    let streams = [start(&with, SLOTS + 64)?, start(&without, SLOTS - STEPS * ROUNDS / 2)?];
+    let streams = [start(&with, SLOTS + 64, 1)?, start(&without, SLOTS - STEPS * ROUNDS / 2, 1)?];
     for _ in 0..ROUNDS {
         times.push(steps(&with)?);
         baseline.push(steps(&without)?);
     }
     drop(streams);
-    let (value, baseline) = (1.0 / median(times), 1.0 / median(baseline));
+    Ok(decode_row(name, kv_format, 1, 1.0 / median(times), 1.0 / median(baseline)))
+}
+
+fn decode_row(name: &str, kv_format: Option<KvFormat>, sequences: usize, value: f64, baseline: f64) -> Row {
     let format = kv_format.map_or(String::new(), |format| format!(" {format:?}").to_lowercase());
-    Ok(Row {
+    let sequences = if sequences == 1 { String::new() } else { format!(", B={sequences}") };
+    Row {
         bench: "policies",
-        case: format!("decode {name}{format}, L={SLOTS}"),
+        case: format!("decode {name}{format}, L={SLOTS}{sequences}"),
         value,
         unit: "tokens/s",
         baseline,
         baseline_name: "all of 2048 tokens cached",
         ratio: value / baseline,
-    })
+    }
 }
 
-/// A sequence whose prompt is read.
-fn start(generator: &Generator, prompt: usize) -> Result<TokenStream> {
-    let mut random = Random(1);
-    let tokens = (0..prompt).map(|_| 1000 + random.below(40_000) as u32).collect();
+/// An answer far longer than its slots, as long as the model's context allows: tokens per second of its last thousand tokens
+/// against those of its third thousand, and the memory that a token between them took against that of its keys and values. Nothing
+/// where the context has no room for the thousands that are compared.
+fn long_answer(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+    const SLOTS: u32 = 1024;
+    const THOUSAND: u64 = 1000;
+    let found = GenerateFolder::open(folder)?;
+    let prompt = 16;
+    let tokens = LONGEST.min(u64::from(found.limits.max_context).saturating_sub(prompt)) / THOUSAND * THOUSAND;
+    if tokens < 5 * THOUSAND {
+        return Ok(Vec::new());
+    }
+    let kv_policy = Some(KvPolicy { grace_period: SLOTS / 2, ..KvPolicy::new("h2o", SLOTS) });
+    let (model, driver) = (options(threads), Driver::Caller);
+    let generator =
+        Generator::open(folder, GeneratorOptions { model, kv_policy, driver, ..GeneratorOptions::default() })?;
     let mut stream = generator.stream(&GenerateRequest {
         do_sample: Some(false),
         ignore_eos: true,
-        max_new_tokens: Some(1000),
-        ..GenerateRequest::new(Prompt::Tokens(tokens))
+        max_new_tokens: Some(tokens as u32),
+        ..GenerateRequest::new(Prompt::Tokens((1000..1000 + prompt as u32).collect()))
     })?;
-    while generator.stats().computed_tokens < prompt as u64 && generator.step()? {}
-    stream.next().transpose()?;
-    Ok(stream)
+    let mut thousand = |number: u64| -> Result<Duration> {
+        progress.doing(format!("measuring policies: a long answer, {} of {tokens} tokens", number * THOUSAND));
+        let begun = Instant::now();
+        for _ in 0..THOUSAND {
+            generator.step()?;
+            stream.next().transpose()?;
+        }
+        Ok(begun.elapsed())
+    };
+    thousand(0)?;
+    thousand(1)?;
+    let early = thousand(2)?.as_secs_f64();
+    let (between, taken) =
+        memory::taken_by(|| (3..tokens / THOUSAND - 1).try_for_each(|number| thousand(number).map(drop)));
+    between?;
+    let late = thousand(tokens / THOUSAND - 1)?.as_secs_f64();
+    let case = |what: &str| format!("{what} of {tokens} tokens, h2o, L={SLOTS}");
+    let of_token = taken as f64 / (tokens - 4 * THOUSAND) as f64;
+    Ok(vec![
+        Row {
+            bench: "policies",
+            case: case("the last thousand"),
+            value: THOUSAND as f64 / late,
+            unit: "tokens/s",
+            baseline: THOUSAND as f64 / early,
+            baseline_name: "tokens 2,000 to 3,000",
+            ratio: early / late,
+        },
+        Row {
+            bench: "policies",
+            case: case("memory of each"),
+            value: of_token,
+            unit: "bytes",
+            baseline: found.kv.bytes_per_token as f64,
+            baseline_name: "its keys and values",
+            ratio: found.kv.bytes_per_token as f64 / of_token.max(1.0),
+        },
+    ])
+}
+
+/// Sequences whose prompts are read.
+fn start(generator: &Generator, prompt: usize, sequences: usize) -> Result<Vec<TokenStream>> {
+    let mut random = Random(1);
+    let mut streams = Vec::new();
+    for _ in 0..sequences {
+        let tokens = (0..prompt).map(|_| 1000 + random.below(40_000) as u32).collect();
+        streams.push(generator.stream(&GenerateRequest {
+            do_sample: Some(false),
+            ignore_eos: true,
+            max_new_tokens: Some(1000),
+            ..GenerateRequest::new(Prompt::Tokens(tokens))
+        })?);
+    }
+    let mut begun = vec![false; sequences];
+    while begun.contains(&false) && generator.step()? {
+        for (begun, stream) in begun.iter_mut().zip(&mut streams).filter(|(begun, _)| !**begun) {
+            *begun = matches!(stream.try_next(), Some(Event::Token(_)));
+        }
+    }
+    Ok(streams)
 }
 
 /// The time of a step that decodes.

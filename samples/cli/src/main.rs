@@ -46,6 +46,8 @@ Exit codes:
 `pagoda help <command>` has an example for each. Progress is shown on stderr if that is a terminal.";
 
 #[derive(Subcommand)]
+// There is only one.
+#[allow(clippy::large_enum_variant)]
 enum Command {
     /// Rank candidates for users: one request a line in, one answer a line out.
     Rank(rank::Arguments),

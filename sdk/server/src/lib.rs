@@ -4,15 +4,17 @@
 //! asks of a model goes through the Rust interface of `pagoda`; this crate has no inference of its own.
 //!
 //! A request's way: `listen` (connections and their time limits) → `gate` (request id, `access` by keys and origins, limits, log) → `routes` → a
-//! protocol (`openai`, `kserve`, `native`) → `run` (the generator, and what cancels a request).
+//! protocol (`openai`, `kserve`, `native`; `grpc` frames messages) → `run` (the generator, and what cancels a request).
 
 mod access;
+mod activity;
 mod body;
 mod config;
 mod drain;
 mod events;
 mod failure;
 mod gate;
+mod grpc;
 mod health;
 mod kserve;
 mod listen;
@@ -27,8 +29,11 @@ mod routes;
 mod run;
 mod server;
 mod state;
+mod tally;
 mod tls;
+mod tracked;
 mod unique;
+mod window;
 
 pub use config::{Config, KeysFrom, Limits, ModelConfig, TlsFiles};
 pub use logging::LogFormat;

@@ -23,6 +23,7 @@ pub struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
     seconds: Family<PathLabels, Histogram>,
+    first_token: Family<ModelLabels, Histogram>,
     in_flight: Gauge,
     waiting: Family<ModelLabels, Gauge<u64, AtomicU64>>,
     running: Family<ModelLabels, Gauge<u64, AtomicU64>>,
@@ -64,6 +65,14 @@ impl Default for Metrics {
             "Time from the head of a request to the end of its response",
             seconds.clone(),
         );
+        // 1 ms to about half a minute.
+        let first_token: Family<ModelLabels, Histogram> =
+            Family::new_with_constructor(|| Histogram::new(exponential_buckets(1e-3, 2.0, 16)));
+        registry.register(
+            "first_token_seconds",
+            "Time from a request to a language model to the first token of an answer",
+            first_token.clone(),
+        );
         let in_flight = Gauge::default();
         registry.register("requests_in_flight", "Requests that have not ended", in_flight.clone());
         let waiting = Family::default();
@@ -72,7 +81,7 @@ impl Default for Metrics {
         registry.register("model_running", "Sequences that run", running.clone());
         let pages = Family::default();
         registry.register("model_pages", "Pages of the pool of keys and values", pages.clone());
-        Self { registry, requests, seconds, in_flight, waiting, running, pages }
+        Self { registry, requests, seconds, first_token, in_flight, waiting, running, pages }
     }
 }
 
@@ -88,6 +97,11 @@ impl Metrics {
         let path = path.to_owned();
         self.seconds.get_or_create(&PathLabels { path: path.clone() }).observe(took.as_secs_f64());
         self.requests.get_or_create(&RequestLabels { path, status }).inc();
+    }
+
+    /// The times to the first tokens of a model.
+    pub fn first_token(&self, model: &str) -> Histogram {
+        self.first_token.get_or_create(&ModelLabels { model: model.to_owned() }).clone()
     }
 
     /// All counters of the process.

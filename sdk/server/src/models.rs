@@ -209,6 +209,7 @@ fn open(config: &ModelConfig) -> Result<Kind> {
         provider: config.provider,
         device_id: config.device,
         intra_op_threads: config.threads,
+        sleep_when_idle: !config.spin,
         ..ModelOptions::default()
     };
     if !config.path.is_dir() {

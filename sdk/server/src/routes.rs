@@ -23,11 +23,15 @@ pub fn router(state: Arc<State>) -> Router {
         .route("/chat", post(native::chat))
         .route("/v2/models/{name}/infer", post(kserve::infer_latest))
         .route("/v2/models/{name}/versions/{version}/infer", post(kserve::infer_version))
+        .route(kserve::grpc::INFER, post(kserve::grpc::infer))
         .route_layer(from_fn_with_state(Arc::clone(&state), gate::take_slot));
     let telling = Router::new()
         .route("/", get(page::index))
         .route("/page/style.css", get(page::style))
         .route("/page/page.js", get(page::script))
+        .route("/page/api", get(page::api))
+        .route("/page/api.js", get(page::api_script))
+        .route("/v1/openapi.json", get(page::openapi))
         .route("/v1/status", get(page::status))
         .route("/health", get(health::health))
         .route("/ping", get(native::ping))
@@ -47,6 +51,7 @@ pub fn router(state: Arc<State>) -> Router {
         .route("/v1/models/{name}", get(openai::model));
     computing
         .merge(telling)
+        .merge(kserve::grpc::router())
         .fallback(no_such_path)
         .layer(map_response(explain_method))
         .layer(from_fn_with_state(Arc::clone(&state), gate::pass))

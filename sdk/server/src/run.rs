@@ -11,6 +11,8 @@ use pagoda::{Cancel, Error, GenerateRequest, GenerateResponse, Generator, Result
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::tally::Tally;
+
 /// All that run, for the end of the server.
 #[derive(Default)]
 pub struct RunningRequests {
@@ -38,6 +40,9 @@ pub struct Running {
     cancel: Arc<Cancel>,
     all: Arc<RunningRequests>,
     number: u64,
+    tally: Tally,
+    /// Which prompts have a first token.
+    begun: Vec<bool>,
     /// A model that is unloaded meanwhile stays until then.
     _generator: Arc<Generator>,
 }
@@ -48,6 +53,7 @@ impl Running {
         generator: &Arc<Generator>,
         requests: Vec<GenerateRequest>,
         all: &Arc<RunningRequests>,
+        tally: Tally,
     ) -> Result<Self> {
         let (sender, events) = unbounded_channel();
         let cancel = Arc::new(Cancel::new());
@@ -55,7 +61,8 @@ impl Running {
         all.lock().insert(number, Arc::clone(&cancel));
         // From here on dropping it cancels those that were sent before one is refused.
         let (all, left) = (Arc::clone(all), requests.len());
-        let running = Self { events, left, cancel, all, number, _generator: Arc::clone(generator) };
+        let begun = vec![false; left];
+        let running = Self { events, left, cancel, all, number, tally, begun, _generator: Arc::clone(generator) };
         for (prompt, request) in requests.into_iter().enumerate() {
             let sender = sender.clone();
             let request = GenerateRequest { cancel: Some(Arc::clone(&running.cancel)), ..request };
@@ -74,11 +81,24 @@ impl Running {
         }
         self.events.poll_recv(context).map(|event| {
             let (prompt, event) = event.unwrap_or_else(|| (0, Event::End(Err(dropped()))));
-            if matches!(event, Event::End(_)) {
-                self.left -= 1;
-            }
+            self.count(prompt, &event);
             Some((prompt, event))
         })
+    }
+
+    fn count(&mut self, prompt: usize, event: &Event) {
+        match event {
+            Event::Token(_) => {
+                if !std::mem::replace(&mut self.begun[prompt], true) {
+                    self.tally.first_token();
+                }
+                self.tally.tokens(1);
+            }
+            Event::End(outcome) => {
+                self.left -= 1;
+                self.tally.tokens(outcome.as_ref().map_or(0, |response| response.prompt_tokens.len()));
+            }
+        }
     }
 
     /// Waits for the end of all. The responses are in the order of the prompts.

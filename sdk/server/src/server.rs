@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::server::graceful::GracefulShutdown;
 use pagoda::{Error, Result, Status};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -13,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::access::Keys;
 use crate::config::{Config, KeysFrom};
 use crate::drain::{Signals, drain};
-use crate::listen::accept;
+use crate::listen::{Connections, accept};
 use crate::logging;
 use crate::models::Models;
 use crate::page::watch;
@@ -97,7 +96,7 @@ impl Server {
         let ended: Result<()> = runtime.block_on(async {
             let mut signals = Signals::receive()?;
             tokio::spawn(watch(Arc::clone(&state)));
-            let connections = GracefulShutdown::new();
+            let connections = Connections::default();
             let end = async {
                 signals.next().await;
                 drain(&state, signals).await;
@@ -108,7 +107,7 @@ impl Server {
                 () = end => {}
             }
             drop(listener);
-            let _ = tokio::time::timeout(CLOSING, connections.shutdown()).await;
+            let _ = tokio::time::timeout(CLOSING, connections.end()).await;
             Ok(())
         });
         runtime.shutdown_timeout(CLOSING);

@@ -6,13 +6,15 @@ use std::time::Instant;
 
 use tokio::sync::Semaphore;
 
-use crate::access::{Keys, Origins};
+use crate::access::{Caller, Keys, Origins, Rates};
 use crate::config::{Config, Limits};
 use crate::logging::LogFormat;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::page::History;
 use crate::run::RunningRequests;
+use crate::tally::Tally;
+use crate::window::Window;
 
 /// What all requests share.
 pub struct State {
@@ -22,6 +24,10 @@ pub struct State {
     pub limits: Limits,
     /// API keys; `None`: requests need none.
     pub keys: Option<Keys>,
+    /// What each key has used up.
+    pub rates: Arc<Rates>,
+    /// The times to first tokens.
+    pub first_tokens: Arc<Window>,
     /// The origins of web pages that may ask.
     pub origins: Origins,
     /// How lines of requests are written.
@@ -46,9 +52,13 @@ pub struct State {
 impl State {
     /// Of models that are open.
     pub fn new(models: Models, keys: Option<Keys>, config: Config) -> Self {
+        let count = keys.as_ref().map_or(1, Keys::len);
+        let limits = &config.limits;
         Self {
             models,
             keys,
+            rates: Arc::new(Rates::new(limits.requests_per_minute, limits.tokens_per_minute, count)),
+            first_tokens: Arc::default(),
             origins: Origins::new(config.cors),
             log: config.log,
             repository_control: config.repository_control,
@@ -60,6 +70,17 @@ impl State {
             slots: Arc::new(Semaphore::new(config.limits.requests as usize)),
             limits: config.limits,
             ending: AtomicBool::new(false),
+        }
+    }
+
+    /// What counts the tokens of a request to a model.
+    pub fn tally(&self, model: &str, caller: Caller) -> Tally {
+        Tally {
+            since: Instant::now(),
+            histogram: self.metrics.first_token(model),
+            window: Arc::clone(&self.first_tokens),
+            rates: Arc::clone(&self.rates),
+            caller,
         }
     }
 

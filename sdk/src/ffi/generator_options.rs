@@ -55,7 +55,7 @@ pub struct pagoda_kv_policy {
     /// With h2o: 1 divides the weights that a token got by the time that it has been there; default 0.
     pub normalise: i32,
     /// Which tokens stay, UTF-8: "dense" (all of them, and a sequence of more than `cache_length` is rejected), "lastrec",
-    /// "smart-lastrec", "h2o", "h2o-orig", and on the CPU "h2o-vlen" and, for quantised pages, "qh2o" and "qh2o-vlen".
+    /// "smart-lastrec", "h2o", "h2o-orig", "h2o-vlen" and, for quantised pages, "qh2o" and "qh2o-vlen".
     pub name: *const c_char,
     /// With qh2o: how much a token's weights count against what quantisation took from it, from 0 to 1; default 0.5.
     pub score_share: f32,
@@ -64,6 +64,9 @@ pub struct pagoda_kv_policy {
     /// The slots of each layer, instead of `cache_length`; NULL, the default: all have as many. A sequence's pages are those of the
     /// layer that has the most.
     pub cache_lengths: *const i32,
+    /// With lastrec and smart-lastrec: 1 has the tokens of a chat's first message always stay, as the model's template writes it;
+    /// mostly it is the system prompt. `protect` holds for other prompts. Default 0.
+    pub protect_first_message: i32,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
@@ -167,7 +170,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
             other => return Err(args::unknown("options.kv_format", other, "PAGODA_KV_FORMAT_...")),
         },
         // SAFETY: by contract.
-        kv_policy: unsafe { read_policy(options.kv_policy)? },
+        kv_policy: unsafe { read_policy(options.kv_policy, "options.kv_policy")? },
         host_bytes: options.host_bytes,
         store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
         share_prefixes: args::flag(options.share_prefixes, "options.share_prefixes")?,
@@ -185,9 +188,11 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
     })
 }
 
+/// A policy that is the field `argument` of another struct; `None` for NULL.
+///
 /// # Safety
 /// As for `pagoda_generator_open`.
-unsafe fn read_policy(policy: *const pagoda_kv_policy) -> Result<Option<KvPolicy>> {
+pub(super) unsafe fn read_policy(policy: *const pagoda_kv_policy, argument: &str) -> Result<Option<KvPolicy>> {
     if policy.is_null() {
         return Ok(None);
     }
@@ -204,28 +209,31 @@ unsafe fn read_policy(policy: *const pagoda_kv_policy) -> Result<Option<KvPolicy
         score_share: known.score_share,
         cache_length_count: 0,
         cache_lengths: std::ptr::null(),
+        protect_first_message: known.protect_first_message.into(),
     };
+    let within = |field: &str| format!("{argument}.{field}");
     // SAFETY: by contract.
-    let policy = unsafe { args::options(policy, defaults, "options.kv_policy")? };
+    let policy = unsafe { args::options(policy, defaults, argument)? };
     // SAFETY: by contract.
-    let name = unsafe { args::text(policy.name, "options.kv_policy.name")? };
-    let count = args::count(policy.cache_length_count, "options.kv_policy.cache_length_count")?;
+    let name = unsafe { args::text(policy.name, within("name"))? };
+    let count = args::count(policy.cache_length_count, &within("cache_length_count"))?;
     // SAFETY: by contract.
-    let lengths = unsafe { args::slice(policy.cache_lengths, count as usize, "options.kv_policy.cache_lengths")? };
-    let lengths = lengths.iter().map(|&length| args::count(length, "options.kv_policy.cache_lengths"));
+    let lengths = unsafe { args::slice(policy.cache_lengths, count as usize, &within("cache_lengths"))? };
+    let lengths = lengths.iter().map(|&length| args::count(length, &within("cache_lengths")));
     Ok(Some(KvPolicy {
         name: name.into(),
         cache_lengths: lengths.collect::<Result<_>>()?,
-        cache_length: args::count(policy.cache_length, "options.kv_policy.cache_length")?,
-        chunk_size: args::count(policy.chunk_size, "options.kv_policy.chunk_size")?,
+        cache_length: args::count(policy.cache_length, &within("cache_length"))?,
+        chunk_size: args::count(policy.chunk_size, &within("chunk_size"))?,
         protect: match policy.protect {
             -1 => None,
-            protect => Some(args::count(protect, "options.kv_policy.protect")?),
+            protect => Some(args::count(protect, &within("protect"))?),
         },
-        grace_period: args::count(policy.grace_period, "options.kv_policy.grace_period")?,
+        grace_period: args::count(policy.grace_period, &within("grace_period"))?,
         keep_initial_fraction: policy.keep_initial_fraction,
-        normalise: args::flag(policy.normalise, "options.kv_policy.normalise")?,
+        normalise: args::flag(policy.normalise, &within("normalise"))?,
         score_share: policy.score_share,
+        protect_first_message: args::flag(policy.protect_first_message, &within("protect_first_message"))?,
         ..known
     }))
 }

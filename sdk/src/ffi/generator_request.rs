@@ -7,9 +7,10 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::args::{self, Versioned};
+use super::generator_options::{pagoda_kv_policy, read_policy};
 use super::handle::Object;
 use super::run::pagoda_cancel;
-use crate::engine::{Chat, ContextEnd, GenerateRequest, Prompt};
+use crate::engine::{Chat, ContextEnd, GenerateRequest, Grammar, Prompt};
 use crate::error::{Error, Result};
 use crate::runtime::Cancel;
 
@@ -125,6 +126,14 @@ pub struct pagoda_generate_request {
     pub session: *const c_char,
     /// Cancels the request when triggered; NULL = none. The answer then has what was generated until then.
     pub cancel: *const pagoda_cancel,
+    /// Which tokens stay in the slots of the request's sequences; NULL, the default: as the generator was opened. The generator
+    /// must have been opened with a policy that needs as much of the model: with "h2o" that is "lastrec", "smart-lastrec", "h2o" and
+    /// "h2o-orig". `cache_length` stays the generator's: leave it 0.
+    pub kv_policy: *const pagoda_kv_policy,
+    /// What the answer has to look like, JSON; NULL = any text. `{"json_schema": {...}}`: JSON that is valid by this JSON
+    /// Schema; `{"regex": "[0-9]+"}`: a text that matches as a whole; `{"choice": ["yes", "no"]}`: one of these texts;
+    /// `{"lark": "start: ..."}`: a text of this grammar.
+    pub grammar: *const c_char,
 }
 
 // SAFETY: numbers in C's layout, the size first.
@@ -179,13 +188,15 @@ pub(super) unsafe fn read_request(request: *const pagoda_generate_request) -> Re
 /// As for `pagoda_generator_generate`.
 unsafe fn read(request: &pagoda_generate_request) -> Result<ReadRequest> {
     // SAFETY: by contract.
-    let ((field, prompt), stop, stop_tokens, logit_bias, session) = unsafe {
+    let ((field, prompt), stop, stop_tokens, logit_bias, session, kv_policy, grammar) = unsafe {
         (
             read_prompt(request)?,
             args::texts(request.stop, request.stop_count, "stop", "stop_count")?,
             args::values(request.stop_tokens, request.stop_token_count, "stop_tokens", "stop_token_count")?,
             args::structs(request.logit_bias, request.logit_bias_count, NO_BIAS, "logit_bias", "logit_bias_count")?,
             args::optional_text(request.session, "session")?,
+            read_policy(request.kv_policy, "kv_policy")?,
+            args::optional_text(request.grammar, "grammar")?,
         )
     };
     let read = GenerateRequest {
@@ -225,7 +236,8 @@ unsafe fn read(request: &pagoda_generate_request) -> Result<ReadRequest> {
             PAGODA_CONTEXT_END_STOP => ContextEnd::Stop,
             other => return Err(args::unknown("context_end", other, "PAGODA_CONTEXT_END_...")),
         },
-        kv_policy: None,
+        kv_policy,
+        grammar: grammar.map(|text| Grammar::from_json(&json(text, "grammar")?)).transpose()?,
     };
     Ok(ReadRequest { request: read, prompt: PromptField(field) })
 }
@@ -371,4 +383,6 @@ const NO_REQUEST: pagoda_generate_request = pagoda_generate_request {
     logit_bias_count: 0,
     session: std::ptr::null(),
     cancel: std::ptr::null(),
+    kv_policy: std::ptr::null(),
+    grammar: std::ptr::null(),
 };

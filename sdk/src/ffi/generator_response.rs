@@ -79,6 +79,8 @@ pub struct pagoda_generate_choice {
     pub first_token_ns: u64,
     /// Nanoseconds from the first token to the last.
     pub generation_ns: u64,
+    /// What the request's grammar expects next, if the answer ended before it was valid; else NULL.
+    pub missing: *const c_char,
 }
 
 /// What the model thought of a token, before anything that the request asked for. Start from
@@ -150,6 +152,7 @@ struct ChoiceObject {
     tokens: Vec<u32>,
     logprobs: Vec<Logprobs>,
     finish_reason: FinishReason,
+    missing: Option<Text>,
     timings: Timings,
 }
 
@@ -316,6 +319,7 @@ impl ChoiceObject {
             tokens: choice.tokens,
             logprobs: choice.logprobs.into_iter().map(Logprobs::new).collect(),
             finish_reason: choice.finish_reason,
+            missing: choice.missing.map(Text::new),
             timings: choice.timings,
         }
     }
@@ -332,6 +336,7 @@ impl ChoiceObject {
             queued_ns: self.timings.queued.as_nanos() as u64,
             first_token_ns: self.timings.first_token.as_nanos() as u64,
             generation_ns: self.timings.generation.as_nanos() as u64,
+            missing: self.missing.as_ref().map_or(null(), |missing| missing.as_ptr()),
         }
     }
 }

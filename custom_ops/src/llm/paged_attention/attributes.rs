@@ -195,6 +195,7 @@ impl Attributes {
                 len: token_pos.dims[2],
             }),
             key_weights: None,
+            kv_norms: outputs.kv_norms.as_ref().map(|norms| norms.address()),
             scale: self.scale,
             window: self.window,
             softcap: self.softcap,

@@ -143,6 +143,9 @@ impl<T: OnnxElement> Launch for QuantisedPagedAttention<T> {
     }
 }
 
+/// Bytes that the parts of scratch memory are aligned to.
+const ALIGNMENT: usize = 256;
+
 /// Enqueues one call on a stream. `pool_element`: bytes of an element of the pool.
 fn launch<T: OnnxElement>(
     attributes: &Attributes,
@@ -153,23 +156,27 @@ fn launch<T: OnnxElement>(
 ) -> Result<(), OpError> {
     let inputs = Inputs::read(context, attributes.format)?;
     let outputs = Outputs::new(&inputs, context, attributes.weights_len)?;
-    if outputs.kv_norms.is_some() {
-        return Err(OpError::failed("kv_norms: only the CPU computes this output, leave it out on CUDA".into()));
-    }
     let mut call = attributes.call_on_device::<T>(&inputs, &outputs)?;
-    // Of the two, a call takes one at most. Without memory to work in it is slower.
-    let bytes = if outputs.key_weights.is_some() { call.row_sums_bytes() } else { call.scratch_bytes() };
-    let scratch = context.scratch(bytes)?;
     if let Some((weights, len)) = &outputs.key_weights {
-        let row_sums = scratch.as_ref().map_or(0, |scratch| scratch.address());
-        if bytes > 0 && row_sums == 0 {
-            let message = format!("key_weights: no {bytes} bytes of scratch memory on the GPU, split the batch");
+        call.key_weights = Some(KeyWeights { weights: weights.address(), len: *len, row_sums: 0 });
+    }
+    // Sums that weights need, then the memory of faster kernels. Without the latter the call is slower.
+    let sums = if outputs.key_weights.is_some() { call.row_sums_bytes().next_multiple_of(ALIGNMENT) } else { 0 };
+    let scratch = match context.scratch(sums + call.scratch_bytes())? {
+        None if sums > 0 => context.scratch(sums)?,
+        scratch => scratch,
+    };
+    if let Some(weights) = &mut call.key_weights {
+        weights.row_sums = scratch.as_ref().map_or(0, |scratch| scratch.address());
+        if sums > 0 && weights.row_sums == 0 {
+            let message = format!("key_weights: no {sums} bytes of scratch memory on the GPU, split the batch");
             return Err(OpError::failed(message));
         }
-        call.key_weights = Some(KeyWeights { weights: weights.address(), len: *len, row_sums });
-    } else {
-        call.scratch = scratch.as_ref().map(|scratch| Scratch { address: scratch.address(), bytes: scratch.bytes() });
     }
+    call.scratch = scratch
+        .as_ref()
+        .filter(|scratch| scratch.bytes() > sums)
+        .map(|scratch| Scratch { address: scratch.address() + sums as u64, bytes: scratch.bytes() - sums });
     // Before anything is written.
     call.check()?;
     // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the

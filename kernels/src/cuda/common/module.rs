@@ -29,6 +29,7 @@ pub fn built() -> bool {
 #[derive(Debug)]
 pub struct Modules {
     pub kv_pack: Module,
+    pub cache_policy: Module,
     pub embedding_bag: Module,
     pub embedding_table: Module,
     pub paged_kv_append: Module,
@@ -60,6 +61,7 @@ impl Modules {
         let sm90 = |fatbin: &'static [u8]| (major == 9).then(|| Module::load(fatbin)).transpose();
         Ok(Self {
             kv_pack: Module::load(fatbin!("kv_pack"))?,
+            cache_policy: Module::load(fatbin!("cache_policy"))?,
             embedding_bag: Module::load(fatbin!("embedding_bag"))?,
             embedding_table: Module::load(fatbin!("embedding_table"))?,
             paged_kv_append: Module::load(fatbin!("paged_kv_append"))?,

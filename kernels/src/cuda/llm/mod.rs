@@ -1,7 +1,9 @@
 //! Launches of the operators of language models.
 
+pub mod cache_policy;
 pub mod glu;
 pub mod paged_attention;
+mod paged_attention_simt;
 mod paged_attention_sm80;
 mod paged_attention_sm90;
 mod paged_call;

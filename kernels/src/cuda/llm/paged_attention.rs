@@ -3,21 +3,15 @@
 //! Which kernel computes a sequence depends on the call's shapes and on the sequence's own numbers, never on the rest of the
 //! batch: a sequence has the same bits in any batch.
 
-use std::ffi::c_void;
-use std::ptr::from_mut;
-
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::paged_call::blocks;
 pub use super::paged_call::{HeadSlots, KeyWeights, PagedAttention, Rotation};
-use super::{paged_attention_sm80, paged_attention_sm90};
+use super::{paged_attention_simt, paged_attention_sm80, paged_attention_sm90};
 use crate::KvFormat;
 use crate::cuda::common::element_type::Type;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
 use crate::cuda::hstu::call::Scratch;
-
-const THREADS: u32 = 128;
 
 /// Kernels that compute `PagedAttention`; later ones are faster and take less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,7 +19,8 @@ pub enum PagedPath {
     /// Every type and option, D up to 512.
     Plain,
     /// Tensor cores of sm_80 and later (mma.sync): f16 and bf16, D = 64, 96, 128 or 256, pages of int4 and fp8 with D = 64 or
-    /// 128 alone, without key_weights. Decode splits the keys (split-KV).
+    /// 128 alone. Decode splits the keys (split-KV). With key_weights it takes slots of heads alone, and the plain kernel computes
+    /// sequences with many new tokens.
     Mma,
     /// As `Mma`, with wgmma and TMA of sm_90a for prefill: native pages, D = 64 or 128, without softcap, slopes and slots of
     /// heads.
@@ -39,7 +34,11 @@ impl PagedAttention {
         if !self.suits_matrix_units() {
             return 0;
         }
-        self.partial_bytes().saturating_add(paged_attention_sm90::scratch_bytes(self))
+        let behind = match self.key_weights {
+            Some(_) => self.kept_scores_bytes(),
+            None => paged_attention_sm90::scratch_bytes(self),
+        };
+        self.partial_bytes().saturating_add(behind)
     }
 
     /// Whether the tensor cores' kernels take the shapes and the addresses.
@@ -54,7 +53,9 @@ impl PagedAttention {
                 KvFormat::Native | KvFormat::Int8 => matches!(self.head_size, 64 | 96 | 128 | 256),
                 KvFormat::Int4 | KvFormat::Fp8 => matches!(self.head_size, 64 | 128),
             }
-            && self.key_weights.is_none()
+            && self
+                .key_weights
+                .is_none_or(|weights| self.total_rows > 0 && self.slots.is_some_and(|slots| slots.len == weights.len))
             && aligned(self.query | self.pool | self.output, 16)
             && aligned(self.scales.unwrap_or(0), 4)
     }
@@ -101,31 +102,11 @@ impl Gpu {
         // SAFETY: the caller's.
         unsafe {
             match path {
-                PagedPath::Plain => plain(self, call, stream),
-                PagedPath::Mma => paged_attention_sm80::launch(self, call, false, stream),
-                PagedPath::Hopper => paged_attention_sm80::launch(self, call, true, stream),
+                PagedPath::Plain => paged_attention_simt::launch(self, call, stream)?,
+                PagedPath::Mma => paged_attention_sm80::launch(self, call, false, stream)?,
+                PagedPath::Hopper => paged_attention_sm80::launch(self, call, true, stream)?,
             }
+            paged_attention_simt::norms(self, call, stream)
         }
     }
-}
-
-/// # Safety
-/// As for [`Gpu::paged_attention`]; the call is checked.
-unsafe fn plain(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Result<(), CudaError> {
-    let weights = call.key_weights.map_or(0, |weights| call.sequences * call.kv_heads * weights.len);
-    let tasks = [
-        ("append", call.total_rows * call.kv_heads * 2),
-        ("attend", call.total_rows * call.query_heads),
-        ("weigh", weights),
-    ];
-    for (kernel, warps) in tasks.into_iter().filter(|(_, warps)| *warps > 0) {
-        let name = format!("paged_{kernel}_{}", call.element.name());
-        let function = gpu.modules.paged_attention_simt.function(&name, 0)?;
-        let mut raw = call.raw();
-        let mut arguments = [from_mut(&mut raw).cast::<c_void>()];
-        let blocks = blocks(warps.div_ceil(THREADS as usize / 32))?;
-        // SAFETY: the kernel takes a `PagedCall`; the rest is the caller's.
-        unsafe { function.launch(blocks, THREADS, 0, stream, &mut arguments) }?;
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::CUstream;
 
+use super::paged_attention_simt::launch_warps;
 use super::paged_attention_sm90;
 use super::paged_call::{PagedAttention, ROWS, SPAN, blocks};
 use crate::KvFormat;
@@ -20,6 +21,11 @@ const THREADS: u32 = 128;
 const WARPS: usize = 4;
 const COMBINING_THREADS: u32 = 256;
 const BLOCK_ROWS: usize = 64;
+/// `WEIGHING` and `WEIGHED` of cuda/llm/paged_decode.cuh.
+const WEIGHING_THREADS: u32 = 256;
+const WEIGHED: usize = 1024;
+/// Warps for each multiprocessor that look for sequences with many new tokens.
+const LOOKING_WARPS: usize = 32;
 /// Rows and heads up to which a block each adds their parts up; a warp each where there are more.
 const WIDE: usize = 256;
 
@@ -56,7 +62,15 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
         let append = prefill_module.function(&format!("paged_append_first_{element}"), 0)?;
         start(append, (total_rows * kv_heads * 2).div_ceil(WARPS), THREADS, 0, &mut [(!appends).into()])?;
     }
-    if may_prefill(call) && hopper {
+    if may_prefill(call) && call.key_weights.is_some() {
+        let slots = call.sequences * kv_heads * call.slots.map_or(0, |slots| slots.len);
+        let looking = (gpu.multiprocessors as usize * LOOKING_WARPS).min(slots);
+        // SAFETY: the kernels take a `PagedCall`; the rest is the caller's.
+        unsafe {
+            launch_warps(gpu, call, "attend_prefill", total_rows * call.query_heads, None, stream)?;
+            launch_warps(gpu, call, "weigh_prefill", looking, None, stream)?;
+        }
+    } else if may_prefill(call) && hopper {
         // SAFETY: the caller's.
         unsafe { paged_attention_sm90::prefill(gpu, call, stream) }?;
     } else if may_prefill(call) {
@@ -80,7 +94,11 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
     };
     let combine = decode_module.function(&format!("paged_{name}_{element}_{head_size}"), 0)?;
     let per_sequence = if by_sequence { per_sequence as i32 } else { 0 };
-    start(combine, count, COMBINING_THREADS, 0, &mut [tiles_flag, per_sequence])
+    start(combine, count, COMBINING_THREADS, 0, &mut [tiles_flag, per_sequence])?;
+    let Some(weights) = call.key_weights else { return Ok(()) };
+    let weigh = decode_module.function(&format!("paged_weigh_decoded_{element}"), 0)?;
+    let count = call.sequences * kv_heads * weights.len.div_ceil(WEIGHED);
+    start(weigh, count, WEIGHING_THREADS, 0, &mut [tiles_flag])
 }
 
 fn format_name(format: KvFormat) -> &'static str {
@@ -112,7 +130,8 @@ fn known_bytes(keys: usize, format: KvFormat) -> usize {
 fn decode_shared(head_size: usize, format: KvFormat) -> usize {
     const KEYS: usize = 16;
     let tile = KEYS * strides(head_size, format).iter().sum::<usize>();
-    let ring = if tile > 6 * 1024 { 2 } else { SPAN / WARPS / KEYS } * tile;
+    let two_stages = tile > 6 * 1024 || (head_size, format) == (128, KvFormat::Int8);
+    let ring = if two_stages { 2 } else { SPAN / WARPS / KEYS } * tile;
     let merge = ROWS * (head_size + 4) * size_of::<f32>();
     let known = known_bytes(SPAN / WARPS, format).next_multiple_of(16);
     ROWS * (head_size + 8) * 2 + WARPS * (known + ring.max(merge))

@@ -70,6 +70,8 @@ pub struct PagedAttention {
     pub slots: Option<HeadSlots>,
     /// The weights of slots, where they are asked for.
     pub key_weights: Option<KeyWeights>,
+    /// `[T, Hkv, 3]` of f32, as [`crate::PagedAttention::kv_norms`] has it, where it is asked for.
+    pub kv_norms: Option<CUdeviceptr>,
     /// What scores are multiplied by; 0 stands for 1/√D.
     pub scale: f32,
     /// How many positions a row sees; 0 = all.
@@ -143,6 +145,14 @@ impl PagedAttention {
     pub(super) fn partial_bytes(&self) -> usize {
         let rows = self.partial_count().saturating_mul(self.kv_heads * self.row_tiles() * ROWS);
         rows.saturating_mul((self.head_size + 2) * size_of::<f32>())
+    }
+
+    /// The scores of decoded rows, where weights of slots are asked for; `KeptScores` of cuda/llm/paged_parts.cuh.
+    pub(super) fn kept_scores_bytes(&self) -> usize {
+        let rows = self.total_rows.min((ROWS / self.group()).max(1)) * self.group();
+        let pitch = self.slots.map_or(0, |slots| slots.len).next_multiple_of(16);
+        let scores = (self.sequences * self.kv_heads * rows).saturating_mul(pitch);
+        scores.saturating_mul(size_of::<f32>())
     }
 
     /// Refuses shapes that kernels can not take. Index tensors are on the device, and clamped there.

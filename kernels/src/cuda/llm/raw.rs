@@ -109,6 +109,79 @@ mirrored! {
         top_logprobs: [f32; 20],
     }
 
+    /// The slots of one layer, of cuda/llm/cache_policy.cu: addresses. What is known of them is `[states, heads, len]`.
+    struct PolicyLayer {
+        /// i32: the positions of the tokens in them; −1: none.
+        positions: u64,
+        /// f32; 0: no policy needs them, as the next two.
+        scores: u64,
+        /// f32: of values.
+        lengths: u64,
+        /// f32: of quantisation.
+        errors: u64,
+        /// i32: the places of slots, where a grace period moves them.
+        places: u64,
+        /// i32 `[total_rows, heads]`: the places of a step's tokens, which the plan writes.
+        write_slots: u64,
+        /// i32 `[total_rows, heads]`: their slots, the same.
+        chosen: u64,
+        /// i32 `[sequences, heads, len]`: the positions after the step's writes, the same.
+        token_pos: u64,
+        /// f32 `[sequences, heads, len]`: `key_weights` of the step.
+        weights: u64,
+        /// f32 `[total_rows, heads, 3]`: `kv_norms` of the step.
+        norms: u64,
+        /// Slots.
+        len: i32,
+        /// Nothing: no byte of the struct is left undefined.
+        unused: i32,
+    }
+
+    /// What a step does with one layer of one sequence, of cuda/llm/cache_policy.cu. In a sequence's first step nothing of what is known
+    /// counts.
+    struct PolicyStep {
+        /// Where its slots are known.
+        state: i32,
+        /// Its first row in the batch.
+        row: i32,
+        /// Its rows.
+        rows: i32,
+        /// Tokens before the step.
+        seen: i32,
+        /// Tokens of the first step.
+        first: i32,
+        /// 0: a ring; 1: the lowest numbers.
+        rule: i32,
+        /// Of a ring: the slots at the beginning that stay.
+        kept: i32,
+        /// Slots for the newest tokens.
+        grace: i32,
+        /// The part of the slots that the first eviction leaves alone, where the first step filled all of them.
+        keep_initial: f32,
+        /// Whether scores count by age.
+        normalise: i32,
+        /// Whether weights count by the lengths of values.
+        by_length: i32,
+        /// Whether errors count against scores.
+        by_error: i32,
+        /// How much scores count against errors.
+        score_share: f32,
+        /// Whether scores grow by weights.
+        weighs: i32,
+    }
+
+    /// Of cuda/llm/cache_policy.cu.
+    struct PolicyCall {
+        layers: u64,
+        steps: u64,
+        layer_count: i32,
+        sequences: i32,
+        heads: i32,
+        states: i32,
+        total_rows: i32,
+        unused: i32,
+    }
+
     /// Of cuda/llm/sampling.cuh.
     struct SamplingCall {
         logits: u64,

@@ -32,11 +32,13 @@ const fn small(sequences: usize, cached: usize, new: usize) -> Shape {
     Shape { format, sequences, cached, new, query_heads: 9, kv_heads: 3, head_size: 64, page: 16 }
 }
 
-const SHAPES: [Shape; 13] = [
+const SHAPES: [Shape; 15] = [
     large(KvFormat::Native, 32, 2048, 1, 16),
     large(KvFormat::Native, 32, 2048, 1, 64),
     large(KvFormat::Native, 1, 32_768, 1, 16),
     large(KvFormat::Native, 1, 2048, 1, 16),
+    large(KvFormat::Native, 32, 8192, 1, 16),
+    large(KvFormat::Int8, 32, 8192, 1, 16),
     large(KvFormat::Int8, 32, 2048, 1, 16),
     large(KvFormat::Int4, 32, 2048, 1, 16),
     large(KvFormat::Fp8, 32, 2048, 1, 16),
@@ -166,6 +168,7 @@ impl Inputs {
                 slopes: None,
                 slots: None,
                 key_weights: None,
+                kv_norms: None,
                 scale: 0.0,
                 window: 0,
                 softcap: 0.0,

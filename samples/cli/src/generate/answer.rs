@@ -42,6 +42,9 @@ struct ChoiceObject<'a> {
     text: &'a str,
     tokens: &'a [u32],
     finish_reason: &'static str,
+    /// What the grammar expects next, if the answer was cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missing: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     logprobs: Vec<Logprobs>,
 }
@@ -86,6 +89,7 @@ impl<'a> Answer<'a> {
             text: &choice.text,
             tokens: &choice.tokens,
             finish_reason: choice.finish_reason.name(),
+            missing: choice.missing.as_deref(),
             logprobs: Logprobs::all(&choice.tokens, &choice.logprobs, tokenizer),
         });
         let of_prompt = response.prompt_tokens.iter().zip(&response.prompt_logprobs);

@@ -1,6 +1,7 @@
 //! `pagoda generate`: prompts in, text out.
 
 pub mod answer;
+mod grammar;
 pub mod model;
 pub mod sampling;
 mod submit;
@@ -24,6 +25,7 @@ use crate::progress::Progress;
 use crate::source::Source;
 use crate::words::counted;
 use answer::{Answer, Failed, Figures, TokenObject, cut};
+use grammar::GrammarArguments;
 use model::{BatchArguments, ModelArguments, in_flags};
 use sampling::SamplingArguments;
 use submit::{Begun, Message, Room, Submit};
@@ -40,6 +42,7 @@ together and are answered in order. A line may have up to 64 MiB.
 Examples:
   pagoda generate model --prompt 'The capital of France is' --max-new-tokens 16 --stream
   pagoda generate model --messages '[{\"role\": \"user\", \"content\": \"Hello\"}]' --json
+  pagoda generate model --prompt 'Ada Lovelace:' --json-schema person.json
   pagoda generate model --requests requests.jsonl --json > answers.jsonl
 
 Exit codes: 0 all were answered, 1 something failed (a bad line fails alone, the others are answered), 2 invalid usage,
@@ -87,6 +90,8 @@ pub struct Arguments {
     #[arg(long, default_value = "refuse", value_name = "WHAT", value_parser = ["refuse", "stop"])]
     context_end: String,
     #[command(flatten)]
+    grammar: GrammarArguments,
+    #[command(flatten)]
     model: ModelArguments,
     #[command(flatten)]
     batches: BatchArguments,
@@ -112,7 +117,7 @@ struct Input {
 /// Answers every request. The exit code says whether all succeeded.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let interrupts = Interrupts::receive()?;
-    let defaults = defaults(arguments);
+    let defaults = defaults(arguments)?;
     let prompt = arguments.input.prompt(arguments.tools.as_deref())?;
     let source = arguments.input.requests.as_deref().map(Source::open).transpose()?;
     // Enough for full batches while an early request takes long; few enough for any number of lines.
@@ -168,8 +173,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     .run(&messages)
 }
 
-fn defaults(arguments: &Arguments) -> GenerateRequest {
-    GenerateRequest {
+fn defaults(arguments: &Arguments) -> Result<GenerateRequest> {
+    Ok(GenerateRequest {
         logprobs: arguments.logprobs,
         prompt_logprobs: arguments.prompt_logprobs,
         n: arguments.n,
@@ -177,8 +182,9 @@ fn defaults(arguments: &Arguments) -> GenerateRequest {
         session: arguments.session.clone(),
         priority: arguments.priority.unwrap_or(0),
         context_end: context_end(&arguments.context_end).unwrap_or_default(),
+        grammar: arguments.grammar.grammar()?,
         ..arguments.sampling.request()
-    }
+    })
 }
 
 impl Input {

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use pagoda::engine::ContextEnd;
+use pagoda::engine::{ContextEnd, Grammar, KvPolicy};
 use pagoda::json::Json;
 use pagoda::{Error, GenerateRequest, Result};
 
-use crate::fields::{flag, items, once, real, text, whole};
+use crate::fields::{flag, items, once, plain, real, text, whole};
+use crate::words::did_you_mean;
 
 /// Sets the field of this name. Returns false if there is none.
 pub fn set_field(request: &mut GenerateRequest, name: &str, value: &Json) -> Result<bool> {
@@ -48,6 +49,8 @@ pub fn set_field(request: &mut GenerateRequest, name: &str, value: &Json) -> Res
             let wrong = || Error::invalid(name, format!("{value} is neither \"refuse\" nor \"stop\""));
             request.context_end = context_end(&word).ok_or_else(wrong)?;
         }
+        "kv_policy" => request.kv_policy = Some(read_policy(value)?),
+        "grammar" => request.grammar = Some(Grammar::from_json(&plain(name, value)?)?),
         _ => return Ok(false),
     }
     Ok(true)
@@ -83,6 +86,50 @@ fn read_biases(value: &Json) -> Result<Vec<(u32, f32)>> {
             _ => Err(Error::invalid(path, format!("{pair} is not a pair such as [42, -5]"))),
         }),
     }
+}
+
+/// `"lastrec"`, or an object with its name and options: `{"name": "lastrec", "protect": 40}`. The slots are the generator's.
+fn read_policy(value: &Json) -> Result<KvPolicy> {
+    const PATH: &str = "kv_policy";
+    const FIELDS: [&str; 8] = [
+        "name",
+        "chunk_size",
+        "protect",
+        "protect_first_message",
+        "grace_period",
+        "keep_initial_fraction",
+        "normalise",
+        "score_share",
+    ];
+    let members = match value {
+        Json::Text(name) => return Ok(KvPolicy::new(name, 0)),
+        Json::Object(members) => members,
+        _ => {
+            let message =
+                format!("{value} is neither a name such as \"lastrec\" nor an object with a name and options");
+            return Err(Error::invalid(PATH, message));
+        }
+    };
+    let (mut policy, mut seen) = (KvPolicy::new("", 0), Vec::new());
+    for (name, value) in members {
+        let path = format!("{PATH}.{name}");
+        once(&mut seen, name, &path)?;
+        match name.as_str() {
+            "name" => policy.name = text(&path, value)?,
+            "chunk_size" => policy.chunk_size = whole(&path, value)?,
+            "protect" => policy.protect = Some(whole(&path, value)?),
+            "protect_first_message" => policy.protect_first_message = flag(&path, value)?,
+            "grace_period" => policy.grace_period = whole(&path, value)?,
+            "keep_initial_fraction" => policy.keep_initial_fraction = real(&path, value)? as f32,
+            "normalise" => policy.normalise = flag(&path, value)?,
+            "score_share" => policy.score_share = real(&path, value)? as f32,
+            _ => return Err(Error::invalid(path, format!("no such option{}", did_you_mean(name, &FIELDS)))),
+        }
+    }
+    if policy.name.is_empty() {
+        return Err(Error::invalid("kv_policy.name", "missing: send the name of a policy, such as \"lastrec\""));
+    }
+    Ok(policy)
 }
 
 fn read_timeout(value: &Json) -> Result<Duration> {

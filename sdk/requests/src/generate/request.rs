@@ -9,7 +9,7 @@ use super::answering::set_field;
 use crate::fields::{flag, items, object, once, plain, whole};
 use crate::words::did_you_mean;
 
-const FIELDS: [&str; 33] = [
+const FIELDS: [&str; 35] = [
     "id",
     "prompt",
     "messages",
@@ -43,6 +43,8 @@ const FIELDS: [&str; 33] = [
     "priority",
     "timeout",
     "context_end",
+    "kv_policy",
+    "grammar",
 ];
 
 /// The fields that belong to `messages`.
@@ -145,7 +147,7 @@ pub fn read_prompt(path: &str, value: &Json) -> Result<Prompt> {
 mod tests {
     use std::time::Duration;
 
-    use pagoda::engine::ContextEnd;
+    use pagoda::engine::{ContextEnd, Grammar};
     use serde_json::json;
 
     use super::*;
@@ -162,7 +164,9 @@ mod tests {
             "no_repeat_ngram_size": 3, "logit_bias": {"42": -5}, "forced_eos": 9, "ignore_eos": true, "stop": "\n",
             "stop_tokens": [3], "include_stop": true, "skip_special": false, "seed": 18446744073709551615, "logprobs": 2,
             "prompt_logprobs": 0, "n": 2, "echo": true, "session": "s", "priority": -1, "timeout": 1.5, "top_k": null,
-            "context_end": "stop"}"#,
+            "context_end": "stop", "kv_policy": {"name": "lastrec", "chunk_size": 8, "protect": 4, "grace_period": 2,
+            "keep_initial_fraction": 0.25, "normalise": true, "score_share": 1, "protect_first_message": true},
+            "grammar": {"regex": "a"}}"#,
         )
         .unwrap();
         assert_eq!(request.prompt, vec![1, 2].into());
@@ -176,7 +180,13 @@ mod tests {
         assert_eq!((request.seed, request.logprobs, request.prompt_logprobs), (Some(u64::MAX), Some(2), Some(0)));
         assert_eq!((request.n, request.echo, request.session.as_deref()), (Some(2), true, Some("s")));
         assert_eq!((request.priority, request.timeout), (-1, Some(Duration::from_millis(1500))));
-        assert_eq!(request.context_end, ContextEnd::Stop);
+        assert_eq!((request.context_end, request.grammar), (ContextEnd::Stop, Some(Grammar::Regex("a".into()))));
+        let policy = request.kv_policy.unwrap();
+        assert_eq!((policy.name.as_str(), policy.cache_length, policy.chunk_size), ("lastrec", 0, 8));
+        assert_eq!((policy.protect, policy.grace_period, policy.keep_initial_fraction), (Some(4), 2, 0.25));
+        assert_eq!((policy.normalise, policy.score_share, policy.protect_first_message), (true, 1.0, true));
+        let named = read(r#"{"prompt": "a", "kv_policy": "h2o"}"#).unwrap().kv_policy.unwrap();
+        assert_eq!((named.name.as_str(), named.cache_length, named.chunk_size), ("h2o", 0, 64));
     }
 
     #[test]
@@ -213,6 +223,14 @@ mod tests {
             (r#"{"prompt": "a", "logit_bias": [[1]]}"#, "logit_bias[0]: a list of 1 is not a pair"),
             (r#"{"prompt": "a", "timeout": 0}"#, "timeout: 0 is not a number of seconds above 0"),
             (r#"{"prompt": "a", "context_end": "end"}"#, "context_end: \"end\" is neither"),
+            (r#"{"prompt": "a", "kv_policy": 7}"#, "kv_policy: 7 is neither a name such as \"lastrec\" nor an object"),
+            (r#"{"prompt": "a", "kv_policy": {}}"#, "kv_policy.name: missing"),
+            (r#"{"prompt": "a", "kv_policy": {"name": 7}}"#, "kv_policy.name: 7 is not a text"),
+            (
+                r#"{"prompt": "a", "kv_policy": {"protct": 7}}"#,
+                "kv_policy.protct: no such option; did you mean `protect`?",
+            ),
+            (r#"{"prompt": "a", "kv_policy": {"name": "a", "name": "b"}}"#, "kv_policy.name: is there twice"),
             (r#"{"prompt": "a", "id": [1]}"#, "id: a list of 1 is neither a text nor a whole number"),
         ] {
             let error = read(line).map(|_| ()).unwrap_err().to_string();

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use pagoda::{Error, Result, Status};
 use ring::digest::{SHA256, digest};
 
+use super::rates::Caller;
 use crate::failure::Failure;
 
 const SCHEME: &str = "bearer ";
@@ -49,11 +50,19 @@ impl Keys {
             let message = format!("key {} of {source} has characters that no header can have", at + 1);
             return Err(Error::invalid(argument, message));
         }
+        if let Some(at) = (1..keys.len()).find(|&at| keys[..at].contains(&keys[at])) {
+            return Err(Error::invalid(argument, format!("key {} of {source} is there twice", at + 1)));
+        }
         Ok(Self { hashes: keys.iter().map(|key| hash(key.as_bytes())).collect() })
     }
 
-    /// Whether a request has one of the keys.
-    pub fn admit(&self, headers: &HeaderMap) -> bool {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// Which of the keys a request has; `None`: none of them.
+    pub fn admit(&self, headers: &HeaderMap) -> Option<Caller> {
         let value = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
         let key = match value.split_at_checked(SCHEME.len()) {
             Some((scheme, key)) if scheme.eq_ignore_ascii_case(SCHEME.as_bytes()) => key.trim_ascii(),
@@ -61,7 +70,9 @@ impl Keys {
         };
         let given = hash(key);
         // No early end: the time tells nothing about which key is near.
-        self.hashes.iter().fold(false, |found, hash| black_box(found | equal(hash, &given)))
+        let all = self.hashes.iter().enumerate();
+        let found = all.fold(0, |found, (at, hash)| black_box(found | ((at + 1) * usize::from(equal(hash, &given)))));
+        found.checked_sub(1).map(Caller)
     }
 }
 
@@ -97,19 +108,22 @@ mod tests {
         let admit = |value: Option<&str>| {
             let mut headers = HeaderMap::new();
             value.map(|value| headers.insert(AUTHORIZATION, HeaderValue::from_str(value).unwrap()));
-            keys.admit(&headers)
+            keys.admit(&headers).map(|Caller(key)| key)
         };
-        assert!(admit(Some("Bearer sk-one")) && admit(Some("bearer  sk-two")));
+        assert_eq!((admit(Some("Bearer sk-one")), admit(Some("bearer  sk-two"))), (Some(0), Some(1)));
         for refused in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("sk-one"), Some("Basic sk-one")] {
-            assert!(!admit(refused), "{refused:?}");
+            assert_eq!(admit(refused), None, "{refused:?}");
         }
-        assert!(!admit(Some("Bearer sk-on")) && !admit(Some("Bearer sk-one2")) && !admit(Some("Bearer # ours")));
+        for refused in ["Bearer sk-on", "Bearer sk-one2", "Bearer # ours"] {
+            assert_eq!(admit(Some(refused)), None, "{refused}");
+        }
     }
 
     #[test]
     fn errors_name_no_key() {
         let error = |text: &str| keys(text).map(|_| ()).unwrap_err().to_string();
         assert_eq!(error("\n#\n"), "keys_file: keys has no key: all requests would be refused");
+        assert_eq!(error("a\nb\na"), "keys_file: key 3 of keys is there twice");
         assert_eq!(error("good\nb d"), "keys_file: key 2 of keys has characters that no header can have");
     }
 }

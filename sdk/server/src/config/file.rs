@@ -50,6 +50,8 @@ struct LimitsTable {
     body_timeout: Option<Seconds>,
     connections: Option<u32>,
     requests: Option<u32>,
+    requests_per_minute: Option<u32>,
+    tokens_per_minute: Option<u32>,
     drain_timeout: Option<Seconds>,
 }
 
@@ -61,6 +63,7 @@ struct ModelTable {
     provider: Option<ProviderWord>,
     device: Option<u32>,
     threads: Option<u32>,
+    spin: Option<bool>,
     cache: Option<Bytes>,
     host_cache: Option<Bytes>,
     store: Option<PathBuf>,
@@ -131,6 +134,8 @@ impl LimitsTable {
             body_timeout: time(self.body_timeout, limits.body_timeout),
             connections: self.connections.unwrap_or(limits.connections),
             requests: self.requests.unwrap_or(limits.requests),
+            requests_per_minute: self.requests_per_minute.unwrap_or(limits.requests_per_minute),
+            tokens_per_minute: self.tokens_per_minute.unwrap_or(limits.tokens_per_minute),
             drain_timeout: time(self.drain_timeout, limits.drain_timeout),
         }
     }
@@ -156,6 +161,7 @@ impl ModelTable {
             },
             device: self.device.unwrap_or(default.device),
             threads: self.threads.unwrap_or(default.threads),
+            spin: self.spin.unwrap_or(default.spin),
             cache: self.cache.map_or(default.cache, |bytes| bytes.0),
             host_cache: self.host_cache.map_or(default.host_cache, |bytes| bytes.0),
             store: self.store.map(|store| folder.join(store)),
@@ -190,6 +196,8 @@ mod tests {
             body_timeout = 3
             connections = 7
             requests = 8
+            requests_per_minute = 60
+            tokens_per_minute = 9000
             drain_timeout = 1
             [[model]]
             path = "models/smol"
@@ -197,6 +205,7 @@ mod tests {
             provider = "cpu"
             device = 1
             threads = 2
+            spin = true
             cache = "512MiB"
             host_cache = 4096
             store = "/var/lib/smol"
@@ -215,12 +224,13 @@ mod tests {
         assert_eq!((config.log, config.log_level.as_str()), (LogFormat::Json, "warn"));
         let limits = &config.limits;
         assert_eq!((limits.body, limits.connections, limits.requests), (1 << 20, 7, 8));
+        assert_eq!((limits.requests_per_minute, limits.tokens_per_minute), (60, 9000));
         assert_eq!(limits.header_timeout, Duration::from_millis(2500));
         assert_eq!(limits.drain_timeout, Duration::from_secs(1));
         assert_eq!(limits.body_timeout, Duration::from_secs(3));
         let [smol, net] = &config.models[..] else { panic!("not two models") };
         assert_eq!((smol.name.as_str(), smol.path.as_path()), ("smol", Path::new("/etc/pagoda/models/smol")));
-        assert_eq!((smol.provider, smol.device, smol.threads), (Provider::Cpu, 1, 2));
+        assert_eq!((smol.provider, smol.device, smol.threads, smol.spin), (Provider::Cpu, 1, 2, true));
         assert_eq!((smol.cache, smol.host_cache), (512 << 20, 4096));
         assert_eq!(smol.store.as_deref(), Some(Path::new("/var/lib/smol")));
         assert_eq!((smol.kv_format, smol.max_batch, smol.queue), (Some(KvFormat::Int8), 9, 10));

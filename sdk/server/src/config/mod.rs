@@ -83,6 +83,8 @@ pub struct ModelConfig {
     pub device: u32,
     /// Compute threads; 0: one for each core.
     pub threads: u32,
+    /// Whether those threads spin for a while after each run. They wake sooner, and take cores from connections.
+    pub spin: bool,
     /// Bytes for keys and values: GPU memory if the model runs there.
     pub cache: u64,
     /// Bytes of host memory for keys and values that leave `cache`; 0: none.
@@ -107,6 +109,7 @@ impl ModelConfig {
             provider: Provider::Auto,
             device: 0,
             threads: 0,
+            spin: false,
             cache: 1 << 30,
             host_cache: 0,
             store: None,
@@ -140,6 +143,10 @@ pub struct Limits {
     pub connections: u32,
     /// Requests that are answered at the same time; one more is rejected with 429.
     pub requests: u32,
+    /// Requests that a key may send in a minute; 0: any number.
+    pub requests_per_minute: u32,
+    /// Tokens of prompts and answers that a key may use in a minute; 0: any number.
+    pub tokens_per_minute: u32,
     /// How long requests may still run after a signal to end. Then they are cut.
     pub drain_timeout: Duration,
 }
@@ -152,6 +159,8 @@ impl Default for Limits {
             body_timeout: Duration::from_secs(60),
             connections: 4096,
             requests: 1024,
+            requests_per_minute: 0,
+            tokens_per_minute: 0,
             drain_timeout: Duration::from_secs(30),
         }
     }

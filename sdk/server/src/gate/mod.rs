@@ -3,7 +3,6 @@
 mod entry;
 mod id;
 mod slots;
-mod tracked;
 
 use std::sync::Arc;
 
@@ -13,20 +12,28 @@ use axum::http::HeaderName;
 use axum::middleware::Next;
 use axum::response::Response;
 
-pub use slots::take_slot;
+pub use slots::{Slot, caller_of, take_slot};
 
-use crate::access::{cors, keys};
+use crate::access::{Caller, cors, keys};
 use crate::failure::in_kserves_shape;
+use crate::grpc::{in_grpcs_shape, is_grpc};
 use crate::page;
 use crate::state::State;
+use crate::tracked::Tracked;
 use entry::Entry;
 use id::RequestId;
-use tracked::Tracked;
 
 /// The header that has the id, in requests and in responses.
 const ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What load balancers ask, which have no key. It tells nothing but whether the server is ready.
-const OPEN: [&str; 4] = ["/health", "/ping", "/v2/health/live", "/v2/health/ready"];
+const OPEN: [&str; 6] = [
+    "/health",
+    "/ping",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerReady",
+];
 
 fn is_open(path: &str) -> bool {
     OPEN.contains(&path) || page::PATHS.contains(&path)
@@ -37,27 +44,37 @@ pub async fn pass(Shared(state): Shared<Arc<State>>, request: Request, next: Nex
     let id = RequestId::of(request.headers());
     let header = id.header();
     let mut entry = Entry::new(&state, id, &request);
-    let is_kserve = request.uri().path().starts_with("/v2");
+    let (is_kserve, is_grpc) = (request.uri().path().starts_with("/v2"), is_grpc(request.headers()));
     let mut response = answer(&state, request, next).await;
-    if is_kserve {
+    // Before a call's own shape, in which all have the status 200.
+    entry.responded(response.status());
+    if is_grpc {
+        response = in_grpcs_shape(response);
+    } else if is_kserve {
         response = in_kserves_shape(response);
     }
     response.headers_mut().insert(ID, header);
-    entry.responded(response.status());
     response.map(|body| Body::new(Tracked::new(body, move |complete| entry.ended(complete))))
 }
 
-async fn answer(state: &State, request: Request, next: Next) -> Response {
+async fn answer(state: &State, mut request: Request, next: Next) -> Response {
     let origin = state.origins.allowed(request.headers());
     if let Some(origin) = origin.as_ref().filter(|_| cors::is_preflight(request.method(), request.headers())) {
         // Browsers send it without a key.
         return cors::preflight(origin);
     }
-    let admitted = match &state.keys {
-        Some(keys) => is_open(request.uri().path()) || keys.admit(request.headers()),
-        None => true,
+    let caller = match &state.keys {
+        Some(keys) if is_open(request.uri().path()) => keys.admit(request.headers()).or(Some(Caller::default())),
+        Some(keys) => keys.admit(request.headers()),
+        None => Some(Caller::default()),
     };
-    let mut response = if admitted { next.run(request).await } else { keys::unauthorized() };
+    let mut response = match caller {
+        Some(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        None => keys::unauthorized(),
+    };
     if let Some(origin) = &origin {
         cors::allow(response.headers_mut(), origin);
     }

@@ -28,6 +28,15 @@ pub fn named(path: &str, name: &str) -> Result<ElementType> {
     })
 }
 
+/// The number of a name in the configurations of models over gRPC; 0 for none.
+pub fn number(name: &str) -> i32 {
+    const NUMBERED: [&str; 14] = [
+        "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
+        "BYTES", "BF16",
+    ];
+    NUMBERED.iter().position(|known| *known == name).map_or(0, |at| at as i32 + 1)
+}
+
 /// The name of a type; `None` for one that KServe does not have.
 pub fn name(element: ElementType) -> Option<&'static str> {
     NAMES.iter().find(|(_, known)| *known == element).map(|(name, _)| *name)

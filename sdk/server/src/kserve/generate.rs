@@ -9,16 +9,27 @@ use pagoda_requests::generate::set_field;
 
 use super::tensors::{InferRequest, Outputs};
 use crate::run::{Running, RunningRequests};
+use crate::tally::Tally;
 
 /// The text of the prompt; or its tokens.
 pub const INPUTS: [&str; 2] = ["text_input", "tokens_input"];
 /// The texts of the answers, and why each ended.
 pub const OUTPUTS: [&str; 2] = ["text_output", "finish_reason"];
 
+/// Parameters that say how the response is written.
+const PROTOCOL: [&str; 2] = ["binary_data_output", EMPTY_FINAL_RESPONSE];
+/// Whether a stream has a response after the last token, without outputs.
+pub const EMPTY_FINAL_RESPONSE: &str = "triton_enable_empty_final_response";
+
 /// Answers a prompt.
-pub async fn infer(generator: &Arc<Generator>, request: InferRequest, all: &Arc<RunningRequests>) -> Result<Outputs> {
+pub async fn infer(
+    generator: &Arc<Generator>,
+    request: InferRequest,
+    all: &Arc<RunningRequests>,
+    tally: Tally,
+) -> Result<Outputs> {
     let asked = read(&request)?;
-    let response = Running::start(generator, vec![asked], all)?.responses().await?.pop().unwrap_or_default();
+    let response = Running::start(generator, vec![asked], all, tally)?.responses().await?.pop().unwrap_or_default();
     let count = response.choices.len() as i64;
     let (texts, reasons): (Vec<_>, Vec<_>) =
         response.choices.into_iter().map(|choice| (choice.text, choice.finish_reason.name().to_owned())).unzip();
@@ -29,14 +40,15 @@ pub async fn infer(generator: &Arc<Generator>, request: InferRequest, all: &Arc<
     request.choose(outputs)
 }
 
-fn read(request: &InferRequest) -> Result<GenerateRequest> {
+/// The request of a generator.
+pub fn read(request: &InferRequest) -> Result<GenerateRequest> {
     if let Some((name, _)) = request.inputs.iter().find(|(name, _)| !INPUTS.contains(&name.as_str())) {
         return Err(Error::invalid("inputs", format!("there is no {name:?}: send `text_input` or `tokens_input`")));
     }
     let mut asked = GenerateRequest { prompt: prompt(request)?, ..GenerateRequest::default() };
     for (name, value) in &request.parameters {
         // Not those that belong to the protocol.
-        if *value == Json::Null || name == "binary_data_output" {
+        if *value == Json::Null || PROTOCOL.contains(&name.as_str()) {
             continue;
         }
         let field = if name == "max_tokens" { "max_new_tokens" } else { name };

@@ -7,9 +7,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 
 use super::http::{Body, response};
-use super::infer::infer;
+use super::infer::{find, infer};
 use super::metadata;
 use crate::failure::Failure;
+use crate::gate::caller_of;
 use crate::models::Served;
 use crate::state::State;
 use crate::{body, reply};
@@ -26,7 +27,7 @@ pub async fn ready(Shared(state): Shared<Arc<State>>) -> StatusCode {
 
 /// What it is.
 pub async fn server_metadata() -> Response {
-    reply::json(StatusCode::OK, &metadata::server())
+    reply::json(StatusCode::OK, &metadata::SERVER)
 }
 
 /// Whether a model takes requests: those that are served do.
@@ -78,20 +79,9 @@ pub async fn infer_version(
 }
 
 async fn run(state: &State, served: &Served, request: Request) -> Result<Response, Failure> {
-    let headers = request.headers().clone();
+    let (headers, caller) = (request.headers().clone(), caller_of(&request));
     let asked = Body::read(&headers, &body::read(request, &state.limits).await?)?;
     let (binary, id) = (asked.binary(), asked.request.id.clone());
-    let outputs = infer(state, served, asked.request).await?;
+    let outputs = infer(state, served, asked.request, caller).await?;
     Ok(response(&served.name, &metadata::version(served), &id, &outputs, &binary)?)
-}
-
-fn find(state: &State, name: &str, version: Option<&str>) -> Result<Arc<Served>, Failure> {
-    let served = state.models.get(name)?;
-    match version {
-        Some(asked) if asked != metadata::version(&served) => {
-            let message = format!("{name} has the version {} and no {asked:?}", metadata::version(&served));
-            Err(Failure::new(StatusCode::NOT_FOUND, "version_not_found", message))
-        }
-        _ => Ok(served),
-    }
 }

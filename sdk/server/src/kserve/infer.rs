@@ -1,22 +1,38 @@
 //! The model that answers a request.
 
+use std::sync::Arc;
+
+use axum::http::StatusCode;
 use pagoda::Result;
 
 use super::tensors::{InferRequest, Outputs};
-use super::{generate, plain, rank};
+use super::{generate, metadata, plain, rank};
+use crate::access::Caller;
 use crate::failure::Failure;
 use crate::models::{Kind, Served};
 use crate::state::State;
 
-/// Answers a request.
-pub async fn infer(state: &State, served: &Served, request: InferRequest) -> Result<Outputs, Failure> {
-    let mut seen: Vec<&str> = Vec::new();
-    for (at, (name, _)) in request.inputs.iter().enumerate() {
-        pagoda_requests::fields::once(&mut seen, name, &format!("inputs[{at}].name"))?;
+/// The model of a name, if it has this version.
+pub fn find(state: &State, name: &str, version: Option<&str>) -> Result<Arc<Served>, Failure> {
+    let served = state.models.get(name)?;
+    match version {
+        Some(asked) if asked != metadata::version(&served) => {
+            let message = format!("{name} has the version {} and no {asked:?}", metadata::version(&served));
+            Err(Failure::new(StatusCode::NOT_FOUND, "version_not_found", message))
+        }
+        _ => Ok(served),
     }
+}
+
+/// Answers a request.
+pub async fn infer(state: &State, served: &Served, request: InferRequest, caller: Caller) -> Result<Outputs, Failure> {
+    request.check()?;
     match &served.kind {
         Kind::Plain(model) => Ok(plain::infer(model, request).await?),
         Kind::Rank(engine) => Ok(rank::infer(engine, request).await?),
-        Kind::Generate(generator) => Ok(generate::infer(generator, request, &state.running).await?),
+        Kind::Generate(generator) => {
+            let tally = state.tally(&served.name, caller);
+            Ok(generate::infer(generator, request, &state.running, tally).await?)
+        }
     }
 }

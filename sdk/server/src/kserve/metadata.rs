@@ -3,7 +3,6 @@
 use pagoda::ValueInfo;
 use pagoda_requests::rank::Features;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::{datatype, generate, rank};
 use crate::models::{Kind, Served};
@@ -21,19 +20,51 @@ pub fn version(served: &Served) -> String {
 }
 
 /// What the server is.
-pub fn server() -> Value {
-    json!({"name": "pagoda", "version": env!("CARGO_PKG_VERSION"), "extensions": ["binary_tensor_data", "model_repository"]})
+#[derive(Serialize)]
+pub struct ServerInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// What it has beyond the protocol's core.
+    pub extensions: [&'static str; 2],
 }
 
+/// What this server is.
+pub const SERVER: ServerInfo = ServerInfo {
+    name: "pagoda",
+    version: env!("CARGO_PKG_VERSION"),
+    extensions: ["binary_tensor_data", "model_repository"],
+};
+
+/// A tensor that a model takes or gives.
 #[derive(Serialize)]
-struct TensorInfo {
-    name: String,
-    datatype: &'static str,
-    shape: Vec<i64>,
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// Its type, as the protocol names it.
+    pub datatype: &'static str,
+    /// Its sizes; -1: any.
+    pub shape: Vec<i64>,
 }
 
 /// What a model is.
-pub fn model(served: &Served) -> Value {
+#[derive(Serialize)]
+pub struct ModelInfo {
+    /// Its name.
+    pub name: String,
+    /// Its only version.
+    pub versions: [String; 1],
+    /// What runs it.
+    pub platform: &'static str,
+    /// What it takes.
+    pub inputs: Vec<TensorInfo>,
+    /// What it gives.
+    pub outputs: Vec<TensorInfo>,
+}
+
+/// What a model is.
+pub fn model(served: &Served) -> ModelInfo {
     let (platform, inputs, outputs) = match &served.kind {
         Kind::Plain(model) => ("onnxruntime_onnx", values(model.inputs()), values(model.outputs())),
         Kind::Rank(engine) => {
@@ -51,13 +82,7 @@ pub fn model(served: &Served) -> Value {
             ("pagoda_generate", inputs, outputs.into())
         }
     };
-    json!({
-        "name": served.name,
-        "versions": [version(served)],
-        "platform": platform,
-        "inputs": inputs,
-        "outputs": outputs,
-    })
+    ModelInfo { name: served.name.clone(), versions: [version(served)], platform, inputs, outputs }
 }
 
 fn values(values: &[ValueInfo]) -> Vec<TensorInfo> {

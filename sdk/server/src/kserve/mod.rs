@@ -1,9 +1,11 @@
-//! KServe's protocol, version 2, over HTTP with the extension for binary tensors.
+//! KServe's protocol, version 2, over HTTP with the extension for binary tensors, and over gRPC.
 //!
-//! `tensors` is what a request asks, `infer` how each kind of model answers it, whatever brought it; `http` reads and writes bodies.
+//! `tensors` is what a request asks, `infer` how each kind of model answers it, whatever brought it; `http` and `grpc` read and
+//! write bodies.
 
 mod datatype;
 mod generate;
+pub mod grpc;
 mod handlers;
 mod http;
 mod infer;

@@ -38,23 +38,29 @@ pub async fn load(
     request: Request,
 ) -> Result<Response, Failure> {
     admit(&state, request).await?;
-    let config = state.models.config(&name)?;
+    load_model(&state, &name).await?;
+    Ok(reply::json(StatusCode::OK, &json!({})))
+}
+
+/// See [`load`].
+pub async fn load_model(state: &State, name: &str) -> Result<(), Failure> {
+    let config = state.models.config(name)?;
     // One after the other: two copies of a model in memory are enough.
     let _one = state.loading.lock().await;
-    let before = state.models.get(&name).ok();
+    let before = state.models.get(name).ok();
     if let Some(Kind::Rank(engine)) = before.as_ref().map(|served| &served.kind) {
         // The engine does it itself, with its store and its caches.
         let engine = Arc::clone(engine);
         blocking(move || engine.swap(&config.path)).await?;
-        return Ok(reply::json(StatusCode::OK, &json!({})));
+        return Ok(());
     }
     if before.is_some() && config.store.is_some() {
         let message = format!("{name} has its store open, which one model at a time can have: unload it first");
         return Err(Error::new(Status::Unsupported, message).about("store").into());
     }
     let served = blocking(move || Served::open(&config)).await?;
-    retire(state.models.replace(&name, Some(Arc::new(served))));
-    Ok(reply::json(StatusCode::OK, &json!({})))
+    retire(state.models.replace(name, Some(Arc::new(served))));
+    Ok(())
 }
 
 /// Takes no new requests for a model. It is closed after those that run.
@@ -64,16 +70,28 @@ pub async fn unload(
     request: Request,
 ) -> Result<Response, Failure> {
     admit(&state, request).await?;
-    state.models.config(&name)?;
-    let _one = state.loading.lock().await;
-    retire(state.models.replace(&name, None));
+    unload_model(&state, &name).await?;
     Ok(reply::json(StatusCode::OK, &json!({})))
+}
+
+/// See [`unload`].
+pub async fn unload_model(state: &State, name: &str) -> Result<(), Failure> {
+    state.models.config(name)?;
+    let _one = state.loading.lock().await;
+    retire(state.models.replace(name, None));
+    Ok(())
 }
 
 /// Refuses what the configuration does not allow.
 async fn admit(state: &State, request: Request) -> Result<(), Failure> {
+    allowed(state)?;
+    Ok(check(&body::read_text(request, &state.limits).await?)?)
+}
+
+/// Whether requests may load and unload models.
+pub fn allowed(state: &State) -> Result<(), Failure> {
     if state.repository_control {
-        return Ok(check(&body::read_text(request, &state.limits).await?)?);
+        return Ok(());
     }
     let message = "this server neither loads nor unloads models: its configuration has no repository_control = true";
     Err(Failure::new(StatusCode::FORBIDDEN, "forbidden", message))
@@ -91,12 +109,20 @@ fn check(body: &str) -> Result<()> {
         if name != "parameters" {
             return Err(Error::invalid(name, "no such field; there is `parameters`"));
         }
-        if let Some((name, _)) = parameters.iter().find(|(name, _)| name != "unload_dependents") {
-            let message = "a model is opened as the configuration says: leave it out";
-            return Err(Error::new(Status::Unsupported, message).about(format!("parameters.{name}")));
-        }
+        check_parameters(parameters.iter().map(|(name, _)| name.as_str()))?;
     }
     Ok(())
+}
+
+/// Refuses parameters that would change how a model is opened.
+pub fn check_parameters<'a>(mut names: impl Iterator<Item = &'a str>) -> Result<()> {
+    match names.find(|name| *name != "unload_dependents") {
+        None => Ok(()),
+        Some(name) => {
+            let message = "a model is opened as the configuration says: leave it out";
+            Err(Error::new(Status::Unsupported, message).about(format!("parameters.{name}")))
+        }
+    }
 }
 
 /// Closes a model after its last request. It writes what it keeps, and waits for its threads, so not on a thread of connections.

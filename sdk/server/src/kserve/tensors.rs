@@ -22,6 +22,15 @@ pub struct InferRequest {
 pub type Outputs = Vec<(String, Tensor)>;
 
 impl InferRequest {
+    /// Refuses two inputs of one name.
+    pub fn check(&self) -> Result<()> {
+        let mut seen: Vec<&str> = Vec::new();
+        for (at, (name, _)) in self.inputs.iter().enumerate() {
+            pagoda_requests::fields::once(&mut seen, name, &format!("inputs[{at}].name"))?;
+        }
+        Ok(())
+    }
+
     /// The input of a name.
     pub fn input(&self, name: &str) -> Option<&Arc<Tensor>> {
         self.inputs.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor)

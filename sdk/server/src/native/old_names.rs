@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::old_streams::{ChatText, OldStream};
 use crate::failure::Failure;
+use crate::gate::caller_of;
 use crate::run::Running;
 use crate::state::State;
 use crate::unique::unique;
@@ -40,13 +41,14 @@ struct CompletionText {
 
 /// Text after a prompt.
 pub async fn completion(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
+    let caller = caller_of(&request);
     let asked = Asked::read(&body::read_text(request, &state.limits).await?)?;
     if matches!(asked.request.prompt, Prompt::Chat(_)) {
         return Err(Error::invalid("messages", "send them to /chat, or a `prompt`").into());
     }
     let request_id = unique();
-    let (_, generator) = state.models.generator_or_first(asked.model.as_deref())?;
-    let running = Running::start(&generator, vec![asked.request], &state.running)?;
+    let (served, generator) = state.models.generator_or_first(asked.model.as_deref())?;
+    let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served.name, caller))?;
     if asked.stream {
         return Ok(events::response(running, OldStream::completion(request_id)));
     }
@@ -59,12 +61,13 @@ pub async fn completion(Shared(state): Shared<Arc<State>>, request: Request) -> 
 
 /// An answer to the messages of a chat.
 pub async fn chat(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
+    let caller = caller_of(&request);
     let asked = Asked::read(&body::read_text(request, &state.limits).await?)?;
     if !matches!(asked.request.prompt, Prompt::Chat(_)) {
         return Err(Error::invalid("prompt", "send it to /completion, or `messages`").into());
     }
-    let (_, generator) = state.models.generator_or_first(asked.model.as_deref())?;
-    let running = Running::start(&generator, vec![asked.request], &state.running)?;
+    let (served, generator) = state.models.generator_or_first(asked.model.as_deref())?;
+    let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served.name, caller))?;
     if asked.stream {
         return Ok(events::response(running, OldStream::chat()));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State as Shared};
 use axum::http::StatusCode;
 use axum::response::Response;
-use pagoda::engine::Chat;
+use pagoda::engine::{Chat, Prompt};
 use pagoda::json::Json;
 use pagoda::{Error, GenerateRequest, Result, Status};
 use pagoda_requests::fields::{flag, items, object, plain, text, whole};
@@ -15,7 +15,9 @@ use serde_json::Value;
 use super::chat_objects::{ChatCompletion, ChatStream};
 use super::common::{self, Common};
 use super::messages::normalise;
+use super::tool_calls::ToolCalls;
 use crate::failure::Failure;
+use crate::gate::caller_of;
 use crate::run::Running;
 use crate::state::State;
 use crate::{body, events, reply};
@@ -34,17 +36,22 @@ const NAMES: [&str; 9] = [
 
 /// Answers a request.
 pub async fn chat_completions(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
+    let caller = caller_of(&request);
     let asked = read(&body::read_text(request, &state.limits).await?)?;
     let (served, generator) = state.models.generator(&asked.model)?;
     let (n, logprobs) = (asked.answering.n.unwrap_or(1), asked.answering.logprobs.is_some());
+    let tools = match &asked.answering.prompt {
+        Prompt::Chat(chat) => chat.tools.as_ref().map(ToolCalls::new),
+        _ => None,
+    };
     let tokenizer = generator.tokenizer();
-    let running = Running::start(&generator, vec![asked.answering], &state.running)?;
+    let running = Running::start(&generator, vec![asked.answering], &state.running, state.tally(&served.name, caller))?;
     if asked.stream {
-        let stream = ChatStream::new(&served, n as usize, asked.include_usage, Arc::clone(tokenizer));
+        let stream = ChatStream::new(&served, n as usize, asked.include_usage, Arc::clone(tokenizer), tools);
         return Ok(events::response(running, stream));
     }
     let response = running.responses().await?.pop().unwrap_or_default();
-    Ok(reply::json(StatusCode::OK, &ChatCompletion::new(&served, response, logprobs, tokenizer)))
+    Ok(reply::json(StatusCode::OK, &ChatCompletion::new(&served, response, logprobs, tokenizer, tools.as_ref())))
 }
 
 fn read(body: &str) -> Result<Common> {
@@ -115,7 +122,6 @@ fn read_tool_choice(value: &Json) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use pagoda::engine::Prompt;
     use serde_json::json;
 
     use super::*;
@@ -165,10 +171,19 @@ mod tests {
             (format!(r#"{{{MESSAGES}, "top_logprobs": 1}}"#), "top_logprobs: given without `logprobs`"),
             (format!(r#"{{{MESSAGES}, "tools": [1]}}"#), "tools[0]: 1 is not a tool"),
             (format!(r#"{{{MESSAGES}, "tool_choice": "required"}}"#), "tool_choice: this version can not"),
-            (format!(r#"{{{MESSAGES}, "response_format": {{"type": "json_object"}}}}"#), "response_format.type: this"),
+            (
+                format!(r#"{{{MESSAGES}, "response_format": {{"type": "json_schema"}}}}"#),
+                "response_format.json_schema: null is not an object with a name and a schema",
+            ),
+            (
+                format!(
+                    r#"{{{MESSAGES}, "response_format": {{"type": "json_schema", "json_schema": {{"name": "a"}}}}}}"#
+                ),
+                "response_format.json_schema.schema: missing",
+            ),
             (
                 format!(r#"{{{MESSAGES}, "response_format": {{"type": "xml"}}}}"#),
-                "response_format.type: \"xml\" is not",
+                "response_format.type: \"xml\" is neither",
             ),
             (format!(r#"{{{MESSAGES}, "stream_options": {{"a": 1}}}}"#), "stream_options.a: no such field"),
             (format!(r#"{{{MESSAGES}, "max_tokens": -1}}"#), "max_tokens: -1 is not a whole number"),

@@ -1,7 +1,7 @@
 //! The objects of `/v1/chat/completions`.
 
 use pagoda::GenerateResponse;
-use pagoda::engine::{Event, Token};
+use pagoda::engine::{Event, FinishReason, Token};
 use pagoda::text::Tokenizer;
 use serde::Serialize;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::answer::{Head, Usage, finish_reason};
 use super::logprobs::ChatLogprobs;
 use super::streams::Sent;
+use super::tool_calls::{Piece, ToolCall, ToolCalls};
 use crate::events::{Lines, Protocol};
 use crate::failure::Failure;
 use crate::models::Served;
@@ -33,21 +34,53 @@ struct ChatChoice {
 #[derive(Serialize)]
 struct Message {
     role: &'static str,
-    content: String,
+    /// `null` if the answer is calls alone.
+    content: Option<String>,
     refusal: Option<()>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall>,
+}
+
+impl Message {
+    fn new(text: String, tools: Option<&ToolCalls>) -> Self {
+        let mut message = Self { role: "assistant", content: Some(text), refusal: None, tool_calls: Vec::new() };
+        let (Some(tools), Some(text)) = (tools, &message.content) else { return message };
+        let mut said = String::new();
+        for piece in tools.clone().push(text, true) {
+            match piece {
+                Piece::Text(text) => said.push_str(&text),
+                Piece::Call(call) => message.tool_calls.push(call),
+            }
+        }
+        message.content = Some(said).filter(|said| !said.is_empty() || message.tool_calls.is_empty());
+        message
+    }
+}
+
+/// The word for the end of an answer with calls.
+const TOOL_CALLS: &str = "tool_calls";
+
+fn reason(reason: FinishReason, has_calls: bool) -> &'static str {
+    if has_calls && reason == FinishReason::Stop { TOOL_CALLS } else { finish_reason(reason) }
 }
 
 impl ChatCompletion {
     /// Of a response.
-    pub fn new(served: &Served, response: GenerateResponse, logprobs: bool, tokenizer: &Tokenizer) -> Self {
+    pub fn new(
+        served: &Served,
+        response: GenerateResponse,
+        logprobs: bool,
+        tokenizer: &Tokenizer,
+        tools: Option<&ToolCalls>,
+    ) -> Self {
         let mut usage = Usage::default();
         usage.add(&response);
-        let choices = response.choices.into_iter().enumerate().map(|(index, choice)| ChatChoice {
-            index,
-            logprobs: logprobs
-                .then(|| ChatLogprobs::new(choice.tokens.iter().copied().zip(&choice.logprobs), tokenizer)),
-            message: Message { role: "assistant", content: choice.text, refusal: None },
-            finish_reason: finish_reason(choice.finish_reason),
+        let choices = response.choices.into_iter().enumerate().map(|(index, choice)| {
+            let logprobs =
+                logprobs.then(|| ChatLogprobs::new(choice.tokens.iter().copied().zip(&choice.logprobs), tokenizer));
+            let message = Message::new(choice.text, tools);
+            let finish_reason = reason(choice.finish_reason, !message.tool_calls.is_empty());
+            ChatChoice { index, message, logprobs, finish_reason }
         });
         Self { head: Head::new("chatcmpl", "chat.completion", served), choices: choices.collect(), usage }
     }
@@ -78,6 +111,16 @@ struct Delta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[NumberedCall<'a>; 1]>,
+}
+
+/// A call in a stream: it comes whole.
+#[derive(Serialize)]
+struct NumberedCall<'a> {
+    index: usize,
+    #[serde(flatten)]
+    call: &'a ToolCall,
 }
 
 /// A stream of chunks.
@@ -87,13 +130,59 @@ pub struct ChatStream {
     sent: Sent,
     include_usage: bool,
     tokenizer: Arc<Tokenizer>,
+    /// What finds calls in each answer, and how many it has; none if the request has no tools.
+    tools: Vec<(ToolCalls, usize)>,
 }
 
 impl ChatStream {
     /// Of `n` answers.
-    pub fn new(served: &Served, n: usize, include_usage: bool, tokenizer: Arc<Tokenizer>) -> Self {
+    pub fn new(
+        served: &Served,
+        n: usize,
+        include_usage: bool,
+        tokenizer: Arc<Tokenizer>,
+        tools: Option<ToolCalls>,
+    ) -> Self {
         let head = Head::new("chatcmpl", "chat.completion.chunk", served);
-        Self { head, n, sent: Sent::new(n, &[0]), include_usage, tokenizer }
+        let tools = tools.map_or_else(Vec::new, |tools| vec![(tools, 0); n]);
+        Self { head, n, sent: Sent::new(n, &[0]), include_usage, tokenizer, tools }
+    }
+
+    /// Sends new text of an answer, or the calls that it is, and its end.
+    fn text(
+        &mut self,
+        index: usize,
+        text: &str,
+        mut logprobs: Option<ChatLogprobs>,
+        end: Option<FinishReason>,
+        lines: &mut Lines,
+    ) {
+        let Some((tools, count)) = self.tools.get_mut(index) else {
+            let delta =
+                Delta { content: Some(text).filter(|text| !text.is_empty() || end.is_none()), ..Delta::default() };
+            let finish_reason = end.map(finish_reason);
+            return self.chunk(ChunkChoice { index, delta, logprobs, finish_reason }, lines);
+        };
+        let pieces = tools.push(text, end.is_some());
+        let (first, has_calls) = (*count, tools.has_calls());
+        *count += pieces.iter().filter(|piece| matches!(piece, Piece::Call(_))).count();
+        let mut numbers = first..;
+        for piece in &pieces {
+            let delta = match piece {
+                Piece::Text(text) => Delta { content: Some(text), ..Delta::default() },
+                Piece::Call(call) => {
+                    let index = numbers.next().unwrap_or_default();
+                    Delta { tool_calls: Some([NumberedCall { index, call }]), ..Delta::default() }
+                }
+            };
+            let logprobs = logprobs.take();
+            self.chunk(ChunkChoice { index, delta, logprobs, finish_reason: None }, lines);
+        }
+        // Text that is held back has its probabilities, and the end its reason.
+        if logprobs.is_some() || end.is_some() {
+            let finish_reason = end.map(|end| reason(end, has_calls));
+            self.chunk(ChunkChoice { index, delta: Delta::default(), logprobs, finish_reason }, lines);
+        }
     }
 
     fn chunk(&self, choice: ChunkChoice, lines: &mut Lines) {
@@ -106,20 +195,15 @@ impl ChatStream {
             return;
         }
         let logprobs = token.logprobs.as_ref();
-        let choice = ChunkChoice {
-            index,
-            delta: Delta { role: None, content: Some(token.text.as_str()) },
-            logprobs: logprobs.map(|found| ChatLogprobs::new([(token.id, found)].into_iter(), &self.tokenizer)),
-            finish_reason: token.finish_reason.map(finish_reason),
-        };
-        self.chunk(choice, lines);
+        let logprobs = logprobs.map(|found| ChatLogprobs::new([(token.id, found)].into_iter(), &self.tokenizer));
+        self.text(index, &token.text, logprobs, token.finish_reason, lines);
     }
 }
 
 impl Protocol for ChatStream {
     fn begin(&mut self, lines: &mut Lines) {
         for index in 0..self.n {
-            let delta = Delta { role: Some("assistant"), content: Some("") };
+            let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
             self.chunk(ChunkChoice { index, delta, logprobs: None, finish_reason: None }, lines);
         }
     }
@@ -129,9 +213,7 @@ impl Protocol for ChatStream {
             Event::Token(token) => self.token(prompt, &token, lines),
             Event::End(Ok(response)) => {
                 for rest in self.sent.rest(prompt, &response) {
-                    let delta = Delta { role: None, content: Some(rest.text).filter(|text| !text.is_empty()) };
-                    let finish_reason = Some(finish_reason(rest.finish_reason));
-                    self.chunk(ChunkChoice { index: rest.index, delta, logprobs: None, finish_reason }, lines);
+                    self.text(rest.index, rest.text, None, Some(rest.finish_reason), lines);
                 }
             }
             Event::End(Err(error)) => lines.json(&Failure::from(error).object()),
@@ -143,5 +225,31 @@ impl Protocol for ChatStream {
             lines.json(&Chunk { head: &self.head, choices: &[], usage: Some(Some(self.sent.usage)) });
         }
         lines.done();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn calls_are_objects_beside_the_text() {
+        let tools = ToolCalls::new(&json!([{"type": "function", "function": {"name": "add"}}]));
+        let of = |text: &str| serde_json::to_value(Message::new(text.to_owned(), Some(&tools))).unwrap();
+        let call = r#"<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>"#;
+        let said = of(call);
+        assert_eq!((&said["role"], &said["content"]), (&json!("assistant"), &Value::Null));
+        let first = &said["tool_calls"][0];
+        assert_eq!((&first["type"], &first["function"]["name"]), (&json!("function"), &json!("add")));
+        assert_eq!(first["function"]["arguments"], json!(r#"{"a":1}"#));
+        assert!(first["id"].as_str().unwrap().starts_with("call_"));
+        assert_eq!(of(&format!("So: {call}"))["content"], json!("So: "));
+        let plain = of("Hello");
+        assert_eq!((&plain["content"], plain.get("tool_calls")), (&json!("Hello"), None));
+        let without = Message::new(call.to_owned(), None);
+        assert_eq!((without.content.as_deref(), without.tool_calls.len()), (Some(call), 0));
+        assert_eq!((reason(FinishReason::Stop, true), reason(FinishReason::Length, true)), ("tool_calls", "length"));
     }
 }

@@ -1,8 +1,9 @@
 //! The fields that both kinds of requests have.
 
+use pagoda::engine::Grammar;
 use pagoda::json::Json;
 use pagoda::{Error, GenerateRequest, Result};
-use pagoda_requests::fields::{flag, once, text, whole};
+use pagoda_requests::fields::{flag, once, plain, text, whole};
 use pagoda_requests::generate::set_field;
 use pagoda_requests::words::did_you_mean;
 
@@ -11,7 +12,7 @@ const ANSWERING: [&str; 8] =
     ["temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"];
 
 /// Pagoda's own fields, beside OpenAI's.
-const EXTENSIONS: [&str; 16] = [
+const EXTENSIONS: [&str; 18] = [
     "session",
     "top_k",
     "min_p",
@@ -28,6 +29,8 @@ const EXTENSIONS: [&str; 16] = [
     "timeout",
     "context_end",
     "prompt_logprobs",
+    "kv_policy",
+    "grammar",
 ];
 
 /// Fields that change nothing in the answer.
@@ -65,7 +68,10 @@ pub fn read(
             "model" => common.model = text(name, value)?,
             "stream" => common.stream = flag(name, value)?,
             "stream_options" => common.include_usage = read_stream_options(value)?,
-            "response_format" => read_response_format(value)?,
+            "response_format" => {
+                let grammar = read_response_format(value)?;
+                common.answering.grammar = grammar.or(common.answering.grammar.take());
+            }
             // Any 64 bits: OpenAI's seeds may be negative.
             "seed" => common.answering.seed = Some(whole::<i64>(name, value).map(|seed| seed as u64)?),
             known if ANSWERING.contains(&known) || EXTENSIONS.contains(&known) => {
@@ -104,7 +110,8 @@ fn read_stream_options(value: &Json) -> Result<bool> {
     Ok(include_usage)
 }
 
-fn read_response_format(value: &Json) -> Result<()> {
+/// The grammar of the answers, if they are not any text.
+fn read_response_format(value: &Json) -> Result<Option<Grammar>> {
     const PATH: &str = "response_format.type";
     let Json::Object(members) = value else {
         return Err(Error::invalid(
@@ -114,12 +121,28 @@ fn read_response_format(value: &Json) -> Result<()> {
     };
     let word = members.iter().find(|(name, _)| name == "type").map(|(_, value)| text(PATH, value)).transpose()?;
     match word.as_deref() {
-        Some("text") => Ok(()),
-        Some(word @ ("json_object" | "json_schema")) => {
-            let message = format!("this version can not hold an answer to {word}: ask for JSON in the prompt");
-            Err(Error::new(pagoda::Status::Unsupported, message).about(PATH))
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Grammar::JsonSchema(r#"{"type": "object"}"#.into()))),
+        Some("json_schema") => {
+            let found = members.iter().find(|(name, _)| name == "json_schema").map(|(_, value)| value);
+            read_json_schema(found.unwrap_or(&Json::Null)).map(Some)
         }
-        Some(word) => Err(Error::invalid(PATH, format!("{word:?} is not \"text\""))),
-        None => Err(Error::invalid(PATH, "missing: expected \"text\"")),
+        Some(word) => {
+            let message = format!("{word:?} is neither \"text\" nor \"json_object\" nor \"json_schema\"");
+            Err(Error::invalid(PATH, message))
+        }
+        None => Err(Error::invalid(PATH, "missing: expected \"text\", \"json_object\" or \"json_schema\"")),
+    }
+}
+
+/// `{"name": …, "schema": {…}, "strict": true}`. An answer keeps to the schema whether `strict` is set or not.
+fn read_json_schema(value: &Json) -> Result<Grammar> {
+    const PATH: &str = "response_format.json_schema";
+    let Json::Object(members) = value else {
+        return Err(Error::invalid(PATH, format!("{value} is not an object with a name and a schema")));
+    };
+    match members.iter().find(|(name, _)| name == "schema") {
+        Some((_, schema)) => Ok(Grammar::JsonSchema(plain(&format!("{PATH}.schema"), schema)?.to_string())),
+        None => Err(Error::invalid(format!("{PATH}.schema"), "missing: send the JSON Schema of the answer")),
     }
 }

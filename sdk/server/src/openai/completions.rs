@@ -14,6 +14,7 @@ use pagoda_requests::generate::read_prompt;
 use super::common::{self, Common};
 use super::completion_objects::{Completion, CompletionStream};
 use crate::failure::Failure;
+use crate::gate::caller_of;
 use crate::run::Running;
 use crate::state::State;
 use crate::{body, events, reply};
@@ -26,6 +27,7 @@ const MOST_PROMPTS: usize = 256;
 
 /// Answers a request.
 pub async fn completions(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
+    let caller = caller_of(&request);
     let Asked { common, prompts } = read(&body::read_text(request, &state.limits).await?)?;
     let (served, generator) = state.models.generator(&common.model)?;
     let answering = common.answering;
@@ -33,7 +35,7 @@ pub async fn completions(Shared(state): Shared<Arc<State>>, request: Request) ->
     let tokenizer = generator.tokenizer();
     let echoed = if common.stream { echoed(&generator, &answering, &prompts)? } else { Vec::new() };
     let requests = prompts.into_iter().map(|prompt| GenerateRequest { prompt, ..answering.clone() }).collect();
-    let running = Running::start(&generator, requests, &state.running)?;
+    let running = Running::start(&generator, requests, &state.running, state.tally(&served.name, caller))?;
     if common.stream {
         let stream = CompletionStream::new(&served, n as usize, echoed, common.include_usage, Arc::clone(tokenizer));
         return Ok(events::response(running, stream));

@@ -10,6 +10,7 @@ mod logprobs;
 mod messages;
 mod models;
 mod streams;
+mod tool_calls;
 
 pub use chat::chat_completions;
 pub use completions::completions;

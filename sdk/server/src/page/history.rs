@@ -2,25 +2,24 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use crate::models::{Kind, Models};
 use crate::state::State;
+use crate::window::{Percentiles, Window};
 
 /// The seconds that are kept.
 const KEPT: usize = 300;
-/// Percentiles are of the requests of this time.
-const WINDOW: Duration = Duration::from_secs(60);
-/// The maximum number of them.
-const MOST_TIMES: usize = 8192;
 
 /// What happened in the last minutes.
 #[derive(Default)]
 pub struct History {
     state: Mutex<Kept>,
+    /// The times of requests that have ended.
+    times: Window,
 }
 
 #[derive(Default)]
@@ -30,8 +29,6 @@ struct Kept {
     next: u64,
     /// What was counted up to the last second.
     before: Totals,
-    /// The times of requests that have ended.
-    times: VecDeque<(Instant, Duration)>,
     requests: u64,
     errors: u64,
 }
@@ -61,25 +58,14 @@ pub struct Second {
     running: u64,
 }
 
-/// The times of the requests of the last minute, in milliseconds.
-#[derive(Debug, Default, PartialEq, Serialize)]
-pub struct Percentiles {
-    count: usize,
-    p50: f64,
-    p90: f64,
-    p99: f64,
-}
-
 impl History {
     /// A request that computes has ended.
     pub fn ended(&self, status: u16, took: Duration) {
         let mut kept = self.lock();
         kept.requests += 1;
         kept.errors += u64::from(status >= 500 || status == 429);
-        if kept.times.len() == MOST_TIMES {
-            kept.times.pop_front();
-        }
-        kept.times.push_back((Instant::now(), took));
+        drop(kept);
+        self.times.add(took);
     }
 
     /// The seconds from number `since` on, and the number of the next one.
@@ -91,13 +77,7 @@ impl History {
 
     /// The times of the last minute.
     pub fn percentiles(&self) -> Percentiles {
-        let mut kept = self.lock();
-        while kept.times.front().is_some_and(|(at, _)| at.elapsed() > WINDOW) {
-            kept.times.pop_front();
-        }
-        let times = kept.times.iter().map(|(_, took)| took.as_secs_f64() * 1e3).collect();
-        drop(kept);
-        of(times)
+        self.times.percentiles()
     }
 
     fn tick(&self, models: &Models) {
@@ -147,24 +127,9 @@ pub async fn watch(state: Arc<State>) {
     }
 }
 
-fn of(mut times: Vec<f64>) -> Percentiles {
-    times.sort_by(f64::total_cmp);
-    let at = |part: f64| times.get(((times.len() as f64 * part).ceil() as usize).saturating_sub(1)).copied();
-    let shown = |part: f64| at(part).map_or(0.0, |time| (time * 1e3).round() / 1e3);
-    Percentiles { count: times.len(), p50: shown(0.5), p90: shown(0.9), p99: shown(0.99) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn percentiles_are_of_the_requests_that_ended() {
-        assert_eq!(of(Vec::new()), Percentiles::default());
-        let times = (1..=200).rev().map(f64::from).collect();
-        assert_eq!(of(times), Percentiles { count: 200, p50: 100.0, p90: 180.0, p99: 198.0 });
-        assert_eq!(of(vec![2.5]), Percentiles { count: 1, p50: 2.5, p90: 2.5, p99: 2.5 });
-    }
 
     #[test]
     fn seconds_are_given_once() {

@@ -13,7 +13,7 @@ pub use status::status;
 use crate::reply;
 
 /// The files of the page. They tell nothing about what is served, and need no key.
-pub const PATHS: [&str; 3] = ["/", "/page/style.css", "/page/page.js"];
+pub const PATHS: [&str; 6] = ["/", "/page/style.css", "/page/page.js", "/page/api", "/page/api.js", "/v1/openapi.json"];
 
 /// The page asks this server alone, whatever is in an answer that it shows.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'";
@@ -31,6 +31,22 @@ pub async fn style() -> Response {
 /// `/page/page.js`.
 pub async fn script() -> Response {
     file("text/javascript; charset=utf-8", include_str!("files/page.js"))
+}
+
+/// `/page/api`: what `/v1/openapi.json` says, for people.
+pub async fn api() -> Response {
+    file("text/html; charset=utf-8", include_str!("files/api.html"))
+}
+
+/// `/page/api.js`.
+pub async fn api_script() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("files/api.js"))
+}
+
+/// `/v1/openapi.json`: the paths, and what they take and give. It is the same whatever is served.
+pub async fn openapi() -> Response {
+    let text = include_str!("files/openapi.json").replacen("VERSION", env!("CARGO_PKG_VERSION"), 1);
+    reply::of(StatusCode::OK, "application/json", text)
 }
 
 fn file(content_type: &'static str, text: &'static str) -> Response {

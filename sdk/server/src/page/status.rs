@@ -11,10 +11,11 @@ use pagoda_requests::rank::Features;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::history::{Percentiles, Second};
+use super::history::Second;
 use crate::models::{Kind, Served};
 use crate::reply;
 use crate::state::State;
+use crate::window::Percentiles;
 
 #[derive(Serialize)]
 struct Status {
@@ -24,6 +25,8 @@ struct Status {
     /// Requests that compute now.
     in_flight: usize,
     latency_ms: Percentiles,
+    /// Of language models.
+    first_token_ms: Percentiles,
     models: Vec<Value>,
     seconds: Vec<Second>,
     /// The number of the next second, for the next question.
@@ -40,6 +43,7 @@ pub async fn status(Shared(state): Shared<Arc<State>>, uri: Uri) -> Response {
         uptime_s: state.since.elapsed().as_secs(),
         in_flight: state.limits.requests as usize - state.slots.available_permits(),
         latency_ms: state.history.percentiles(),
+        first_token_ms: state.first_tokens.percentiles(),
         models: state.models.all().iter().map(|served| model(served)).collect(),
         seconds,
         next,

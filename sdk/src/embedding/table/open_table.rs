@@ -15,7 +15,7 @@ use crate::embedding::source::{Chunk, Source, SourceOptions, fingerprint};
 use crate::embedding::tiers::cache::Cache;
 use crate::embedding::tiers::disk::{self, DiskTier, TableFileOptions, TableId};
 use crate::embedding::tiers::memory::{MemoryLimits, MemoryTier};
-use crate::embedding::tiers::redis::{Cluster, RedisTier};
+use crate::embedding::tiers::redis::{self, Cluster};
 use crate::embedding::tiers::tier::Rows;
 use crate::embedding::update::version::Version;
 use crate::error::{Error, Result};
@@ -67,11 +67,11 @@ pub(super) fn open(
             durable: false,
         });
     }
-    if let Some((cluster, redis)) = cluster.zip(redis.as_ref()) {
+    if let Some((cluster, options)) = cluster.zip(redis.as_ref()) {
         let name = name_in_redis(table, &source, layout)?;
         tiers.push(TableTier {
-            tier: Box::new(RedisTier::open(Arc::clone(cluster), &name, layout)?),
-            stores_fetched: redis.stores_fetched,
+            tier: redis::open(Arc::clone(cluster), &name, layout)?,
+            stores_fetched: options.stores_fetched,
             writable: true,
             shared: true,
             in_memory: false,

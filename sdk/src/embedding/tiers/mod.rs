@@ -4,5 +4,9 @@ pub(super) mod cache;
 pub(super) mod disk;
 pub(super) mod gpu;
 pub(super) mod memory;
+#[cfg(feature = "redis")]
+pub(super) mod redis;
+#[cfg(not(feature = "redis"))]
+#[path = "redis/absent.rs"]
 pub(super) mod redis;
 pub(super) mod tier;

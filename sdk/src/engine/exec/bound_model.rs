@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::inputs::{Dim, Sizes};
 use crate::device::DeviceMemory;
 use crate::error::Result;
 use crate::kv::KvCache;
 use crate::runtime::Model;
-use crate::tensor::Tensor;
+use crate::tensor::{ElementType, Tensor};
 
 /// A model and what is bound to it beside the inputs of a batch.
 pub(in super::super) struct BoundModel<'a> {
@@ -25,6 +26,29 @@ pub(in super::super) struct BoundModel<'a> {
     pub(in super::super) device_output: Option<DeviceOutput<'a>>,
     /// Other outputs, and the tensors that they are written into. CUDA graphs do not have them.
     pub(in super::super) others: Vec<(&'a str, Tensor)>,
+    /// Other inputs and outputs, in GPU memory. They are the same for all batches but for their sizes.
+    pub(in super::super) tensors: Vec<DeviceTensor<'a>>,
+}
+
+/// An input or an output in GPU memory, which has room for the largest batch.
+pub(in super::super) struct DeviceTensor<'a> {
+    pub(in super::super) name: &'a str,
+    pub(in super::super) is_output: bool,
+    pub(in super::super) element: ElementType,
+    pub(in super::super) memory: &'a Arc<DeviceMemory>,
+    /// Where it begins in the memory, in bytes.
+    pub(in super::super) at: usize,
+    pub(in super::super) dim: Dim,
+    /// The other dimensions, after `dim`.
+    pub(in super::super) inner: &'a [i64],
+}
+
+impl DeviceTensor<'_> {
+    /// The tensor of a batch.
+    pub(super) fn of(&self, sizes: &Sizes) -> Result<Tensor> {
+        let dims: Vec<i64> = std::iter::once(sizes.of(self.dim) as i64).chain(self.inner.iter().copied()).collect();
+        Tensor::on_device(self.element, &dims, self.memory, self.at)
+    }
 }
 
 /// Memory on the GPU for the output of batches of at least `least_rows` rows.

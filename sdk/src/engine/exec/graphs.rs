@@ -170,6 +170,10 @@ impl BoundShape {
             }
         };
         let mut made = vec![(model.output, output)];
+        for tensor in &model.tensors {
+            let to = if tensor.is_output { &mut made } else { &mut fed };
+            to.push((tensor.name, Arc::new(tensor.of(sizes)?)));
+        }
         for (input, output, tensor) in model.pages()? {
             fed.push((input, Arc::clone(tensor)));
             made.push((output, Arc::clone(tensor)));

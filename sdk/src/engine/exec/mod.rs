@@ -5,7 +5,7 @@ mod graphs;
 mod inputs;
 mod run;
 
-pub(super) use bound_model::{BoundModel, DeviceOutput, Placed};
+pub(super) use bound_model::{BoundModel, DeviceOutput, DeviceTensor, Placed};
 pub(super) use graphs::{Graphs, Shape};
 pub(super) use inputs::{Dim, Input, Sizes, Values, tensor_in_place};
 pub(super) use run::run;

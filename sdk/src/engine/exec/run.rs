@@ -43,9 +43,16 @@ pub(in super::super) unsafe fn run(
             (tensor, Placed::Host)
         }
     };
+    let on_device = bound.tensors.iter().map(|tensor| tensor.of(sizes)).collect::<Result<Vec<_>>>()?;
     let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
     let mut made: Vec<(&str, Option<&Tensor>)> = vec![(bound.output, Some(&result))];
     made.extend(bound.others.iter().map(|(name, tensor)| (*name, Some(tensor))));
+    for (tensor, value) in bound.tensors.iter().zip(&on_device) {
+        match tensor.is_output {
+            true => made.push((tensor.name, Some(value))),
+            false => fed.push((tensor.name, value)),
+        }
+    }
     for (input, output, tensor) in bound.pages()? {
         fed.push((input, tensor));
         made.push((output, Some(tensor)));

@@ -5,8 +5,8 @@ use crate::kv::policy::PolicyOptions;
 /// A fixed number of slots for the keys and values of each sequence, however long it is.
 #[derive(Clone, Debug)]
 pub struct KvPolicy {
-    /// Which tokens stay: `dense` (all of them, and a sequence of more than `cache_length` is refused), `lastrec`, `smart-lastrec`, `h2o`, `h2o-vlen`, `qh2o`, `qh2o-vlen` or `h2o-orig`. `h2o-vlen` and those
-    /// for quantised pages, `qh2o` and `qh2o-vlen`, run on the CPU alone.
+    /// Which tokens stay: `dense` (all of them, and a sequence of more than `cache_length` is refused), `lastrec`,
+    /// `smart-lastrec`, `h2o`, `h2o-vlen`, `qh2o`, `qh2o-vlen` or `h2o-orig`. `qh2o` and `qh2o-vlen` are for quantised pages.
     pub name: String,
     /// The slots of a sequence in each layer: its pages hold so many tokens. With `dense` 0 is no limit.
     pub cache_length: u32,

@@ -1,6 +1,7 @@
 //! The generator: a request brings a prompt and gets text. Requests run together by continuous batching.
 
 mod answers;
+mod grammar;
 mod kv_policy;
 mod mailbox;
 mod open_model;
@@ -27,6 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use grammar::{Grammar, GrammarCompiler, GrammarState, NextTokens};
 pub use kv_policy::{KvPolicy, SlotCall};
 pub use options::{Driver, GeneratorOptions};
 

@@ -1,8 +1,9 @@
 //! An open model folder: its model, its KV cache, and its text files.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::super::exec::{Graphs, Shape};
+use super::grammar::GrammarCompiler;
 use super::options::GeneratorOptions;
 use super::policy::OpenPolicy;
 use super::request::{Chat, Prompt};
@@ -27,6 +28,8 @@ pub(super) struct OpenModel {
     pub(super) pages: u64,
     pub(super) tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
+    /// Made for the first request with a grammar.
+    grammars: OnceLock<Result<GrammarCompiler>>,
     pub(super) version: Arc<str>,
     /// Present if sequences have a fixed number of slots.
     pub(super) policy: Option<OpenPolicy>,
@@ -59,27 +62,31 @@ impl OpenModel {
         }
         let model = open_graph(&folder, graphs.as_ref(), options)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
-        if let (Some(_), Some(chosen), true) =
-            (device_id, &options.kv_policy, policy.as_ref().is_some_and(OpenPolicy::needs_norms))
-        {
-            let message = format!(
-                "{} needs the lengths of values or the errors of quantisation, which only the CPU computes: take h2o, lastrec or \
-                 smart-lastrec on a GPU, or the CPU (options.model.provider)",
-                chosen.name
-            );
-            return Err(Error::new(Status::Unsupported, message).about("options.kv_policy.name"));
-        }
         let (store, slot_store) = if policy.is_some() { (None, store) } else { (store, None) };
         let kv = open_kv(&folder, options, policy.is_some(), device_id, store)?;
         let pages = kv.stats().pages;
         let device_id = device_id.filter(|_| model.provider() == Provider::Cuda);
-        // A captured graph has no weights of slots.
-        let graphs = device_id.filter(|_| policy.is_none()).map(|device| {
-            let context = u64::from(folder.limits.max_context).div_ceil(folder.kv.page_size.into());
+        let graphs = device_id.map(|device| {
+            let context = folder.limits.max_context as usize;
+            let context = policy.as_ref().map_or(context, |policy| policy.slots_of(context)) as u64;
+            let context = context.div_ceil(folder.kv.page_size.into());
             Graphs::new(device, &decode_shapes(options.max_batch), context, pages)
         });
         let version = folder.version.as_str().into();
-        Ok(Self { folder, model, graphs, kv, device_id, pages, tokenizer, template, version, policy, slot_store })
+        Ok(Self {
+            folder,
+            model,
+            graphs,
+            kv,
+            device_id,
+            pages,
+            tokenizer,
+            template,
+            grammars: OnceLock::new(),
+            version,
+            policy,
+            slot_store,
+        })
     }
 
     /// The tokens of a prompt.
@@ -98,6 +105,14 @@ impl OpenModel {
             Prompt::Text(text) => self.tokenizer.encode(text, true),
             Prompt::Chat(chat) => self.chat_tokens(chat, &chat.messages, chat.add_generation_prompt),
         }
+    }
+
+    /// Compiles grammars for the model's vocabulary.
+    pub(super) fn grammars(&self) -> Result<&GrammarCompiler> {
+        let made = self.grammars.get_or_init(|| {
+            GrammarCompiler::new(&self.tokenizer, self.folder.vocab_size as usize, &self.folder.tokens.eos)
+        });
+        made.as_ref().map_err(Error::clone)
     }
 
     /// How many of a chat's tokens are its first message, as the template writes it; `None` if it is the only one, or the template

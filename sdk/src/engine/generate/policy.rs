@@ -8,7 +8,7 @@ use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
 use crate::folder::generate::SlotNames;
 use crate::kv::KvFormat;
-use crate::kv::policy::{CachePolicy, LayerSlots, Needs, named};
+use crate::kv::policy::{CachePolicy, LayerSlots, Needs, SlotState, named};
 
 /// A policy as a sequence has it.
 #[derive(Debug)]
@@ -112,6 +112,11 @@ impl OpenPolicy {
         self.options.replay_log
     }
 
+    /// Whether a GPU can decide, too.
+    pub(super) fn has_device_rule(&self) -> bool {
+        self.lens.iter().all(|&len| self.default.policy.device_rule(len).is_some())
+    }
+
     /// What the graph returns for the policy.
     pub(super) fn needs(&self) -> Needs {
         self.default.policy.needs()
@@ -147,7 +152,7 @@ impl OpenPolicy {
     pub(super) fn slots(&self, chosen: &Arc<ChosenPolicy>) -> Result<Slots> {
         let layer = |&len: &usize| LayerSlots::new(&*chosen.policy, self.heads, len);
         let layers = self.state_lens().iter().map(layer).collect::<Result<_>>()?;
-        Ok(Slots { chosen: Arc::clone(chosen), layers })
+        Ok(Slots { chosen: Arc::clone(chosen), layers, state: None })
     }
 
     /// How many of the rows that are left the next step of a sequence computes: as many as every layer can take.
@@ -189,10 +194,12 @@ fn lens(chosen: &KvPolicy, layers: usize) -> Result<Vec<usize>> {
 }
 
 /// The slots of one sequence.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Slots {
     pub(super) chosen: Arc<ChosenPolicy>,
     pub(super) layers: Vec<LayerSlots>,
+    /// Where the slots are on the GPU. Then `layers` counts tokens alone: what is in the slots is there.
+    pub(super) state: Option<SlotState>,
 }
 
 impl Slots {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::grammar::Grammar;
 use super::kv_policy::KvPolicy;
 use super::sampling::{SamplingOptions, TokenLogprobs};
 use crate::error::{Error, Result};
@@ -76,6 +77,9 @@ pub struct GenerateRequest {
     /// The policy of this request, if the generator was opened with one that has as many slots and whose graph returns what this
     /// one needs: with `h2o` any but those by lengths and errors. `cache_length` is 0, or the generator's. `None`: the generator's.
     pub kv_policy: Option<KvPolicy>,
+    /// What the answer has to look like. It then ends where the grammar does, even with `ignore_eos` and before `min_new_tokens`;
+    /// `forced_eos` has no effect. A token that is the only one allowed is taken whatever its logit is.
+    pub grammar: Option<Grammar>,
 }
 
 /// What a generated text follows.
@@ -171,7 +175,7 @@ impl GenerateRequest {
             no_repeat_ngram_size: self.no_repeat_ngram_size.or(model.no_repeat_ngram_size).unwrap_or(0),
             logit_bias: self.logit_bias.clone(),
             min_new_tokens: self.min_new_tokens.or(model.min_new_tokens).unwrap_or(0),
-            forced_eos: self.forced_eos,
+            forced_eos: self.forced_eos.filter(|_| self.grammar.is_none()),
             ignore_eos: self.ignore_eos,
             seed: self.seed,
         };
@@ -215,6 +219,8 @@ pub struct Choice {
     pub logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// What the grammar expects next, if the answer ended before it was valid.
+    pub missing: Option<String>,
     /// Its times.
     pub timings: Timings,
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::super::batching::catch_panic;
 use super::answers::{Answers, Ended};
+use super::grammar::MaskWorker;
 use super::kv_policy::SlotCall;
 use super::open_model::OpenModel;
 use super::options::GeneratorOptions;
@@ -46,6 +47,8 @@ pub(super) struct Scheduler {
     running: BTreeMap<Precedence, Sequence>,
     workspace: Workspace,
     scratch: Scratch,
+    /// Started with the first grammar.
+    masks: Option<MaskWorker>,
     pace: Pace,
     busy_steps: u32,
     /// The time of this step that the model took.
@@ -63,7 +66,7 @@ impl Scheduler {
         counters: Arc<Counters>,
     ) -> Self {
         Self {
-            workspace: Workspace::new(&model, options.max_batch as usize),
+            workspace: Workspace::new(&model, options.max_batch as usize, options.max_batch_tokens as usize),
             sessions,
             slot_sessions,
             counters,
@@ -74,6 +77,7 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             scratch: Scratch::default(),
+            masks: None,
             pace: Pace::default(),
             busy_steps: 0,
             in_model: Duration::ZERO,
@@ -278,6 +282,8 @@ impl Scheduler {
     fn preempt(&mut self, key: Precedence) {
         if let Some(mut sequence) = self.running.remove(&key) {
             (sequence.looked_up, sequence.committed, sequence.shared_pages) = (false, false, 0);
+            // Their place on the GPU is for another.
+            sequence.slots = None;
             self.counters.preempted();
             self.waiting.insert(key, sequence);
         }
@@ -291,8 +297,13 @@ impl Scheduler {
 
     /// Runs the model on a batch, and takes the next tokens.
     fn run(&mut self, batch: &[(Precedence, usize)], lease: KvLease) {
+        let placed = batch.iter().try_for_each(|(key, _)| {
+            let slots = self.running.get_mut(key).and_then(|sequence| sequence.slots.as_mut());
+            slots.map_or(Ok(()), |slots| self.workspace.slots.place(slots))
+        });
         let sequences = batch.iter().map(|(key, rows)| (&self.running[key], *rows));
-        let filled = catch_panic(|| self.workspace.fill(&self.model, sequences, &lease));
+        let filled = placed.and_then(|()| catch_panic(|| self.workspace.fill(&self.model, sequences, &lease)));
+        self.begin_masks(batch);
         let begun = Instant::now();
         let ran = filled.and_then(|()| catch_panic(|| self.workspace.run(&self.model)));
         self.in_model += begun.elapsed();
@@ -309,6 +320,20 @@ impl Scheduler {
             Err(error) => return batch.iter().for_each(|&(key, _)| self.fail(key, error.clone())),
         }
         self.advance(batch);
+    }
+
+    /// Has the masks computed that the batch will need, while the model runs.
+    fn begin_masks(&mut self, batch: &[(Precedence, usize)]) {
+        for (key, rows) in batch {
+            let Some(constraint) = self.running[key].mask_needed(*rows) else { continue };
+            if self.masks.is_none() {
+                match MaskWorker::start() {
+                    Ok(worker) => self.masks = Some(worker),
+                    Err(error) => return log::warn!("masks are computed after the model has run: {error}"),
+                }
+            }
+            self.masks.iter().for_each(|masks| masks.begin(constraint));
+        }
     }
 
     /// The slots that steps have written since this was last called, where they are logged.
@@ -406,11 +431,13 @@ impl Scheduler {
     /// Keeps the slots of a session for its next turn. Those of a step that has failed may be overwritten: what was stored before
     /// counts then.
     fn keep_slots(&mut self, sequence: &mut Sequence, is_whole: bool) -> Result<Vec<Ticket>> {
-        if is_whole {
+        let saved =
+            sequence.slots.as_mut().filter(|_| is_whole).map_or(Ok(()), |slots| self.workspace.slots.save(slots));
+        if is_whole && saved.is_ok() {
             return self.slot_sessions.keep(&self.model, sequence);
         }
         self.forget(sequence.owner);
-        Ok(Vec::new())
+        saved.map(|()| Vec::new())
     }
 
     /// Removes what no other sequence can use.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::answers::Answers;
+use super::grammar::{GrammarState, NextTokens};
 use super::plan::Need;
 use super::policy::{ChosenPolicy, OpenPolicy, Slots};
 use super::prefix_items::PrefixItems;
@@ -50,6 +51,8 @@ pub(super) struct Sequence {
     pub(super) text: SequenceText,
     pub(super) ends: Ends,
     pub(super) sampler: Sampler,
+    /// Present if the answer has a grammar.
+    pub(super) constraint: Option<Arc<GrammarState>>,
     /// The likeliest tokens whose log probabilities are asked for, in each place of the answer and of the prompt.
     pub(super) logprobs: Option<u32>,
     pub(super) prompt_logprobs: Option<u32>,
@@ -96,6 +99,7 @@ pub(super) struct NewSequence {
     pub(super) logprobs: Option<u32>,
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) policy: Option<Arc<ChosenPolicy>>,
+    pub(super) constraint: Option<Arc<GrammarState>>,
     pub(super) arrived: Instant,
 }
 
@@ -120,6 +124,7 @@ impl Sequence {
             text: new.text,
             ends: new.ends,
             sampler: new.sampler,
+            constraint: new.constraint,
             logprobs: new.logprobs,
             prompt_logprobs: new.prompt_logprobs,
             computed: 0,
@@ -214,18 +219,64 @@ impl Sequence {
         if self.choice == 0 && self.tokens.len() == self.prompt {
             self.answers.prompt_done();
         }
-        let sampled = match sampled {
-            Some(sampled) => sampled,
-            None => self.sample(&logits[logits.len() - vocab..], scratch)?,
-        };
-        self.take_token(sampled)
+        if let Some(sampled) = sampled {
+            let token = sampled.token;
+            let finish_reason = self.take_token(sampled)?;
+            self.constraint.iter().for_each(|constraint| constraint.took(token));
+            return Ok(finish_reason);
+        }
+        let logits = &logits[logits.len() - vocab..];
+        match self.constraint.clone() {
+            Some(constraint) => self.take_allowed(&constraint, logits, scratch),
+            None => {
+                let token = self.sampler.sample(logits, self.next_position(), None, scratch)?;
+                self.take(token, logits, scratch)
+            }
+        }
     }
 
-    /// Chooses the next token from its logits.
-    fn sample(&self, logits: &[f32], scratch: &mut Scratch) -> Result<Sampled> {
-        let token = self.sampler.sample(logits, self.next_position(), None, scratch)?;
+    /// Takes the next tokens that the grammar allows: those that are the only ones, or one of several.
+    fn take_allowed(
+        &mut self,
+        constraint: &GrammarState,
+        logits: &[f32],
+        scratch: &mut Scratch,
+    ) -> Result<Option<FinishReason>> {
+        let NextTokens { forced, end, mask } = constraint.next()?;
+        for &token in &forced {
+            let finish_reason = self.take(token, logits, scratch)?;
+            constraint.took(token);
+            if finish_reason.is_some() {
+                return Ok(finish_reason);
+            }
+        }
+        let token = match end {
+            // With log probabilities each token needs logits of its own.
+            _ if !forced.is_empty() && (end.is_none() || self.logprobs.is_some()) => return Ok(None),
+            Some(end) => end,
+            None => self.sampler.sample(logits, self.next_position(), Some(&mask), scratch)?,
+        };
+        let finish_reason = self.take(token, logits, scratch)?;
+        constraint.took(token);
+        Ok(finish_reason)
+    }
+
+    /// Takes a token that was chosen by its logits or by the grammar.
+    fn take(&mut self, token: u32, logits: &[f32], scratch: &mut Scratch) -> Result<Option<FinishReason>> {
         let logprobs = self.logprobs.map(|top| logprobs(logits, token, top as usize, scratch)).transpose()?;
-        Ok(Sampled { token, logprobs })
+        self.take_token(Sampled { token, logprobs })
+    }
+
+    /// The mask of the token that a step of so many rows samples, if a grammar lets it choose among several.
+    pub(super) fn mask(&self, rows: usize) -> Option<Arc<[u32]>> {
+        // The sequence itself fails by an error.
+        let NextTokens { forced, end, mask } = self.mask_needed(rows)?.next().ok()?;
+        (forced.is_empty() && end.is_none()).then_some(mask)
+    }
+
+    /// The grammar whose mask a step of so many rows needs.
+    pub(super) fn mask_needed(&self, rows: usize) -> Option<&Arc<GrammarState>> {
+        self.constraint.as_ref().filter(|_| self.cached + rows == self.tokens.len())
     }
 
     /// Takes the next token. Returns why the answer ended, if it did.
@@ -273,7 +324,12 @@ impl Sequence {
         }
         let Clock { arrived, started, first_token, last_token } = self.clock;
         let since = |time: Option<Instant>, from: Instant| time.map_or_else(Default::default, |time| time - from);
+        let missing = match finish_reason {
+            FinishReason::Stop => None,
+            _ => self.constraint.as_ref().and_then(|constraint| constraint.missing()),
+        };
         Choice {
+            missing,
             text: std::mem::take(&mut self.text.text),
             tokens: self.tokens.split_off(self.prompt),
             logprobs: std::mem::take(&mut self.answer_logprobs),

@@ -63,7 +63,7 @@ impl<'a> Change<Slots, &'a [u8]> {
         }
         let layer = |len: &usize| LayerSlots::read_from(&*chosen.policy, open.heads, *len, from);
         let layers = open.state_lens().iter().map(layer).collect::<Option<_>>()?;
-        let slots = Slots { chosen: Arc::clone(chosen), layers };
+        let slots = Slots { chosen: Arc::clone(chosen), layers, state: None };
         let mut layers = Vec::new();
         for _ in &open.lens {
             let len = usize::try_from(u64::from_le_bytes(take(from)?)).ok()?;

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::Shared;
 use super::answers::{Answers, Sink};
+use super::grammar::GrammarState;
 use super::policy::ChosenPolicy;
 use super::prefix_items::PrefixItems;
 use super::request::{ContextEnd, GenerateRequest, GenerateResponse, Prompt};
@@ -25,6 +26,9 @@ const NO_SESSION: u64 = 1 << 63;
 const MOST_ANSWERS: u32 = 1024;
 /// The maximum number of likeliest tokens with log probabilities.
 const MOST_LOGPROBS: u32 = 1000;
+
+/// How many tokens that are the only ones allowed are taken at once.
+const MOST_FORCED: usize = 32;
 
 /// The owner of a session's keys and values.
 pub(super) fn session_owner(session: &str) -> Owner {
@@ -46,6 +50,7 @@ impl Shared {
         self.check(request, tokens.len(), n)?;
         let policy = self.policy(request, &tokens)?;
         let max_new_tokens = self.max_new_tokens(request, tokens.len())?;
+        let constraint = self.constraint(request)?;
         let prompt_text = request.echo.then(|| model.tokenizer.decode(&tokens, request.skip_special.unwrap_or(true)));
         let prompt_text = prompt_text.transpose()?.unwrap_or_default();
         let mut items = PrefixItems::default();
@@ -61,7 +66,7 @@ impl Shared {
         let answers = Arc::new(Answers::new(sink, request.cancel.clone(), deadline, n as usize, response));
         let eos = &model.folder.tokens.eos;
         let mut end_tokens = request.stop_tokens.clone();
-        if !request.ignore_eos {
+        if !request.ignore_eos || constraint.is_some() {
             end_tokens.extend(eos);
         }
         let seed = request.seed.unwrap_or_else(random);
@@ -95,6 +100,7 @@ impl Shared {
                 logprobs: request.logprobs,
                 prompt_logprobs: request.prompt_logprobs.filter(|_| choice == 0),
                 policy: policy.clone(),
+                constraint: constraint.as_ref().map(|constraint| constraint.fork()),
                 arrived,
             };
             Ok(Sequence::new(Arc::clone(&answers), new))
@@ -128,6 +134,13 @@ impl Shared {
             _ => None,
         };
         open.choose(own, first_message).map(Some)
+    }
+
+    /// The grammar of a request's answers. Log probabilities need the logits of every token.
+    fn constraint(&self, request: &GenerateRequest) -> Result<Option<Arc<GrammarState>>> {
+        let most_forced = if request.logprobs.is_some() { 1 } else { MOST_FORCED };
+        let compile = |grammar| self.model.grammars()?.compile(grammar, most_forced);
+        request.grammar.as_ref().map(compile).transpose()
     }
 
     fn queue(&self, sequences: Vec<Sequence>) -> Result<()> {

@@ -39,8 +39,8 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// For a model that runs in batches of up to `max_batch` sequences.
-    pub(super) fn new(model: &OpenModel, max_batch: usize) -> Self {
+    /// For a model that runs in batches of up to `max_batch` sequences and `max_rows` rows.
+    pub(super) fn new(model: &OpenModel, max_batch: usize, max_rows: usize) -> Self {
         let device = model.device_id.filter(|_| max_batch >= ROWS_ON_GPU);
         let sampler = device.and_then(|device| {
             let gpu = Gpu::shared(device as usize).map_err(Into::into);
@@ -48,7 +48,8 @@ impl Workspace {
                 .inspect_err(|error| log::warn!("tokens are sampled on the CPU: {error}"))
                 .ok()
         });
-        Self { on_gpu: sampler, ..Self::default() }
+        let slots = SlotBuffers::new(model, max_batch, max_rows.max(max_batch));
+        Self { on_gpu: sampler, slots, ..Self::default() }
     }
 
     /// Fills the buffers with the rows of a step.
@@ -125,11 +126,14 @@ impl Workspace {
                 .as_ref()
                 .map(|sampler| DeviceOutput { memory: sampler.logits(), least_rows: ROWS_ON_GPU }),
             others,
+            tensors: model.policy.as_ref().map_or_else(Vec::new, |policy| self.slots.tensors(policy)),
         };
         let inputs = self.inputs(model);
+        // A captured graph has its tensors on the GPU.
+        let graphs = model.graphs.as_ref().filter(|_| model.policy.is_none() || self.slots.are_on_device());
         // SAFETY: only this run uses the buffers. It writes only to pages of its own lease, behind the rows that other
         // sequences may read.
-        let ran = unsafe { exec::run(&bound, model.graphs.as_ref(), &self.sizes(), &inputs, &mut logits, None) };
+        let ran = unsafe { exec::run(&bound, graphs, &self.sizes(), &inputs, &mut logits, None) };
         drop(inputs);
         self.logits = logits;
         self.placed = ran?;
@@ -149,16 +153,21 @@ impl Workspace {
             return Ok(0);
         };
         let rows_of = |(sequence, rows): (&Sequence, usize)| rows - sequence.logits_from(rows);
+        let masks: Vec<_> = batch.clone().map(|(sequence, rows)| sequence.mask(rows)).collect();
+        let mut masks = masks.iter();
         let mut row = 0;
         let to_sample = batch.clone().map(|(sequence, rows)| {
             let first = row;
             row += rows_of((sequence, rows));
-            // Where the prompt's log probabilities are wanted, the host needs all logits.
-            (row == first + 1 && !sequence.needs_prompt_logits()).then(|| ToSample {
+            let mask = masks.next().and_then(Option::as_deref);
+            // Where the prompt's log probabilities are wanted, the host needs all logits. What a grammar forces needs none.
+            let on_gpu = row == first + 1 && !sequence.needs_prompt_logits();
+            (on_gpu && sequence.constraint.is_some() == mask.is_some()).then(|| ToSample {
                 row: first,
                 sampler: &sequence.sampler,
                 position: sequence.next_position(),
                 logprobs: sequence.logprobs,
+                mask,
             })
         });
         sampler.sample(to_sample, &mut self.sampled)?;

@@ -229,4 +229,11 @@ impl KvLayout {
     pub fn format_name(&self) -> &'static str {
         read::word(&read::FORMATS, self.format)
     }
+
+    /// Bytes of one token in all layers, with its scales, where pages are of another format than the model was exported with.
+    /// `None` for int4 where heads have an odd size: it has two numbers in a byte.
+    pub fn bytes_per_token_in(&self, format: KvFormat) -> Option<u64> {
+        let fits = format != KvFormat::Int4 || self.head_size.is_multiple_of(2);
+        fits.then(|| read::bytes_per_token(self, format) as u64)
+    }
 }

@@ -59,7 +59,7 @@ impl GenerateFolder {
         }
         let mut folder = self.clone();
         folder.kv.format = format;
-        folder.kv.bytes_per_token = super::read::bytes_per_token(&folder.kv) as u64;
+        folder.kv.bytes_per_token = super::read::bytes_per_token(&folder.kv, format) as u64;
         let scales = |names: &[String]| match format {
             KvFormat::Native => Vec::new(),
             _ => names.iter().map(|name| format!("{name}.scales")).collect(),

@@ -79,7 +79,7 @@ fn kv(kv: &Object<'_>) -> Result<KvLayout> {
     if layout.format == KvFormat::Int4 && !layout.head_size.is_multiple_of(2) {
         return Err(kv.value("head_size")?.expected("an even number, for int4 has two numbers in a byte"));
     }
-    let bytes = bytes_per_token(&layout);
+    let bytes = bytes_per_token(&layout, layout.format);
     if u128::from(layout.bytes_per_token) != bytes {
         return Err(kv.value("bytes_per_token")?.expected(&format!("{bytes}, by the other entries of `kv`")));
     }
@@ -87,10 +87,10 @@ fn kv(kv: &Object<'_>) -> Result<KvLayout> {
 }
 
 /// Keys and values of every head of every layer, each with its scales. Wide enough for every number that a file may have.
-pub(super) fn bytes_per_token(kv: &KvLayout) -> u128 {
-    let number = if kv.format == KvFormat::Native { kv.element.bits() / 8 } else { 1 };
-    let numbers = kv.format.pool_width(kv.head_size as usize) * number;
-    let scales = kv.format.scales_width() * ElementType::F16.bits() / 8;
+pub(super) fn bytes_per_token(kv: &KvLayout, format: KvFormat) -> u128 {
+    let number = if format == KvFormat::Native { kv.element.bits() / 8 } else { 1 };
+    let numbers = format.pool_width(kv.head_size as usize) * number;
+    let scales = format.scales_width() * ElementType::F16.bits() / 8;
     u128::from(kv.layers) * 2 * u128::from(kv.heads) * (numbers + scales) as u128
 }
 

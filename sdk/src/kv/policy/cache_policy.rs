@@ -38,6 +38,29 @@ pub trait CachePolicy: std::fmt::Debug + Send + Sync {
         let _ = (rows, lengths);
         scores.iter_mut().zip(weights).for_each(|(score, weight)| *score += weight);
     }
+
+    /// How [`DeviceSlots`](super::DeviceSlots) decides as this policy does, for `len` slots of each head; `None`: the host decides.
+    fn device_rule(&self, len: usize) -> Option<DeviceRule> {
+        let _ = len;
+        None
+    }
+}
+
+/// How the GPU decides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DeviceRule {
+    /// The newest tokens stay, and those of the first `kept` slots.
+    Ring {
+        /// Slots at the beginning.
+        kept: usize,
+    },
+    /// The slots with the lowest scores leave; those of [`HeavyHitters`](super::HeavyHitters) and its kin.
+    Lowest {
+        /// How scores grow, and which slots stay.
+        scores: super::HeavyHitters,
+        /// How much a score counts against the error of quantisation; `None`: errors do not count.
+        score_share: Option<f32>,
+    },
 }
 
 /// What a policy needs to know of a call.

@@ -1,11 +1,11 @@
 //! Heavy hitters: the tokens stay that got the most attention.
 
-use super::cache_policy::{CachePolicy, Needs};
+use super::cache_policy::{CachePolicy, DeviceRule, Needs};
 use super::layer_slots::LayerSlots;
 use super::ranking::Ranking;
 
 /// `h2o` and `h2o-vlen`: a token's score is the sum of the weights that it got, and the lowest leave.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeavyHitters {
     /// Whether a weight counts by the length of the value that it multiplies (`h2o-vlen`).
     pub by_length: bool,
@@ -64,5 +64,9 @@ impl CachePolicy for HeavyHitters {
         for (score, (weight, length)) in scores.iter_mut().zip(weights.iter().zip(lengths)) {
             *score += weight * length * scale;
         }
+    }
+
+    fn device_rule(&self, _: usize) -> Option<DeviceRule> {
+        Some(DeviceRule::Lowest { scores: *self, score_share: None })
     }
 }

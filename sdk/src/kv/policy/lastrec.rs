@@ -1,6 +1,6 @@
 //! The newest tokens stay, and a few at the beginning.
 
-use super::cache_policy::CachePolicy;
+use super::cache_policy::{CachePolicy, DeviceRule};
 use super::layer_slots::LayerSlots;
 use super::ranking::Ranking;
 
@@ -50,5 +50,9 @@ impl CachePolicy for LastRecent {
         for _ in 0..slots.heads() {
             to.choose((first..first + count).map(|turn| kept + turn % (len - kept)));
         }
+    }
+
+    fn device_rule(&self, len: usize) -> Option<DeviceRule> {
+        Some(DeviceRule::Ring { kept: self.kept(len) })
     }
 }

@@ -5,9 +5,13 @@
 //! `write_slots` of the plan and [`LayerSlots::token_pos_after`] as inputs of `PagedAttention`, and [`LayerSlots::commit`] takes
 //! over the plan and the weights that the slots got. A plan that is dropped has changed nothing.
 //!
+//! Where the model runs on a GPU, [`DeviceSlots`] has the same in its memory: plans are made there, and scores never leave it.
+//!
 //! A new policy is one file that implements [`CachePolicy`] and a test.
 
 mod cache_policy;
+#[cfg(feature = "llm")]
+mod device_slots;
 mod h2o;
 mod lastrec;
 mod layer_slots;
@@ -16,7 +20,9 @@ mod qh2o;
 mod ranking;
 mod saved;
 
-pub use cache_policy::{CachePolicy, Needs};
+pub use cache_policy::{CachePolicy, DeviceRule, Needs};
+#[cfg(feature = "llm")]
+pub use device_slots::{DeviceSlots, SlotState, SlotTensors, SlotsShape};
 pub use h2o::HeavyHitters;
 pub use lastrec::LastRecent;
 pub use layer_slots::LayerSlots;

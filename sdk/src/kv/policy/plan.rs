@@ -193,10 +193,10 @@ impl LayerSlots {
         let grace = policy.grace();
         for row in (free..rows).filter(|_| grace > 0) {
             for head in 0..heads {
-                let (newest, chosen) = (len - grace + self.turn, slots[row * heads + head] as usize);
+                let turn = (self.turn + row - free) % grace;
+                let (newest, chosen) = (len - grace + turn, slots[row * heads + head] as usize);
                 self.places.swap(head * len + newest, head * len + chosen);
             }
-            self.turn = (self.turn + 1) % grace;
         }
         if weighs {
             let scores = self.scores.chunks_exact_mut(len);
@@ -205,12 +205,21 @@ impl LayerSlots {
                 policy.add_scores(rows, weights, lengths, scores);
             }
         }
+        self.advance(policy, rows);
+        Ok(())
+    }
+
+    /// Counts the tokens of a call, without what is in the slots.
+    pub(crate) fn advance(&mut self, policy: &dyn CachePolicy, rows: usize) {
+        let free = rows.min(self.len - self.used);
         self.used += free;
         self.evicted |= free < rows;
+        if policy.grace() > 0 {
+            self.turn = (self.turn + rows - free) % policy.grace();
+        }
         if self.seen == 0 {
             self.first = rows;
         }
         self.seen += rows;
-        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Heavy hitters for quantised pages: what quantisation has damaged most leaves earlier.
 
-use super::cache_policy::{CachePolicy, Needs};
+use super::cache_policy::{CachePolicy, DeviceRule, Needs};
 use super::h2o::HeavyHitters;
 use super::layer_slots::LayerSlots;
 use super::ranking::Ranking;
@@ -67,5 +67,9 @@ impl CachePolicy for QuantisedHeavyHitters {
 
     fn add_scores(&self, rows: usize, weights: &[f32], lengths: &[f32], scores: &mut [f32]) {
         self.scores.add_scores(rows, weights, lengths, scores);
+    }
+
+    fn device_rule(&self, _: usize) -> Option<DeviceRule> {
+        Some(DeviceRule::Lowest { scores: self.scores, score_share: Some(self.score_share) })
     }
 }

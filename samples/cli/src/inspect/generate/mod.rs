@@ -4,6 +4,7 @@ mod text;
 
 use std::collections::BTreeMap;
 
+use pagoda::KvFormat;
 use pagoda::folder::GenerateFolder;
 use serde::Serialize;
 
@@ -107,9 +108,20 @@ struct Memory {
     /// The graph and its weights, once.
     session_weights: u64,
     kv_per_token: u64,
+    /// The same with another `kv_format`.
+    kv_per_token_by_format: ByFormat,
     kv_per_1000_tokens: u64,
     /// Keys and values of a sequence of `max_context` tokens, in whole pages.
     kv_of_longest_sequence: u64,
+}
+
+#[derive(Serialize)]
+struct ByFormat {
+    native: Option<u64>,
+    int8: Option<u64>,
+    /// None for heads of an odd size.
+    int4: Option<u64>,
+    fp8: Option<u64>,
 }
 
 impl<'a> Report<'a> {
@@ -174,6 +186,12 @@ impl<'a> Report<'a> {
             memory: Memory {
                 session_weights: folder.model_bytes(),
                 kv_per_token: kv.bytes_per_token,
+                kv_per_token_by_format: ByFormat {
+                    native: kv.bytes_per_token_in(KvFormat::Native),
+                    int8: kv.bytes_per_token_in(KvFormat::Int8),
+                    int4: kv.bytes_per_token_in(KvFormat::Int4),
+                    fp8: kv.bytes_per_token_in(KvFormat::Fp8),
+                },
                 kv_per_1000_tokens: kv.bytes_per_token.saturating_mul(1000),
                 kv_of_longest_sequence: folder.sequence_bytes(folder.limits.max_context.into()),
             },

@@ -74,14 +74,16 @@ function figures(status) {
   by("requests").textContent = rate(mean("requests"));
   const sum = (field) => status.models.reduce((total, model) => total + (model[field] || 0), 0);
   by("queue").textContent = `${count(sum("running"))} / ${count(sum("waiting"))}`;
-  const latency = status.latency_ms;
-  by("p50").textContent = latency.count ? time(latency.p50) : "–";
-  by("p90").textContent = latency.count ? time(latency.p90) : "–";
-  by("p99").textContent = latency.count ? time(latency.p99) : "–";
-  by("count").textContent = count(latency.count);
+  percentiles("", status.latency_ms);
+  percentiles("first-", status.first_token_ms);
   chart("tokens-chart", state.seconds.map((second) => second.tokens));
   chart("requests-chart", state.seconds.map((second) => second.requests));
   chart("queue-chart", state.seconds.map((second) => second.running + second.waiting));
+}
+
+function percentiles(prefix, times) {
+  for (const name of ["p50", "p90", "p99"]) by(prefix + name).textContent = times.count ? time(times[name]) : "–";
+  by(`${prefix}count`).textContent = count(times.count);
 }
 
 /** Five minutes from left to right; the highest value is at the top. */

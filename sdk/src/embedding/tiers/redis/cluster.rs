@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::address::SLOTS;
 use super::connector::{Connector, Range};
+use super::counters::Counters;
 use super::node::Node;
-use super::stats::{Counters, RedisStats};
+use super::stats::RedisStats;
 use super::wakeup::Wakeup;
 use crate::embedding::options::{Address, REDIS, RedisOptions};
 use crate::error::{Error, Result, Status};

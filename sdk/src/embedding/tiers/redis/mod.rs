@@ -10,6 +10,7 @@ mod circuit_breaker;
 mod cluster;
 mod commands;
 mod connector;
+mod counters;
 mod exchange;
 mod node;
 mod stats;
@@ -46,6 +47,11 @@ const MAX_WRITE: usize = 256;
 const CHUNK_BYTES: usize = 1 << 18;
 /// The most rows of a large write that are in flight at the same time.
 const WINDOW: usize = 8192;
+
+/// Opens a table, as [`RedisTier::open`] does.
+pub(in crate::embedding) fn open(cluster: Arc<Cluster>, table: &str, layout: Layout) -> Result<Box<dyn Tier>> {
+    Ok(Box::new(RedisTier::open(cluster, table, layout)?))
+}
 
 /// One table in a Redis Cluster.
 pub(in crate::embedding) struct RedisTier {

@@ -13,7 +13,7 @@ use redis::{Connection, ErrorKind, RedisError, RedisResult, ServerErrorKind, Val
 use super::address;
 use super::circuit_breaker::{CircuitBreaker, Next};
 use super::connector::{self, Connector};
-use super::stats::Counters;
+use super::counters::Counters;
 use super::wakeup::Wakeup;
 use crate::embedding::options::{Address, RedisOptions};
 use crate::error::Result;

@@ -1,8 +1,5 @@
 //! The counts of the Redis tier.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-
 /// The counts of a Redis Cluster since it was opened, for all tables together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RedisStats {
@@ -14,23 +11,4 @@ pub struct RedisStats {
     pub errors: u64,
     /// Rows that were evicted because their partition was full.
     pub evicted: u64,
-}
-
-#[derive(Default)]
-pub(super) struct Counters {
-    pub(super) trips: AtomicU64,
-    pub(super) timeouts: AtomicU64,
-    pub(super) errors: AtomicU64,
-    pub(super) evicted: AtomicU64,
-}
-
-impl Counters {
-    pub(super) fn stats(&self) -> RedisStats {
-        RedisStats {
-            trips: self.trips.load(Relaxed),
-            timeouts: self.timeouts.load(Relaxed),
-            errors: self.errors.load(Relaxed),
-            evicted: self.evicted.load(Relaxed),
-        }
-    }
 }

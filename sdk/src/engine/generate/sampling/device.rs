@@ -1,7 +1,7 @@
 //! Sampling on the GPU (kernels/cuda/llm/sampling.cuh): logits stay there, and only tokens come back.
 //!
-//! A step uploads the options of its rows with a list of the tokens that penalties, biases and bans are about, launches one
-//! kernel, and waits for it. The kernel writes its results into pinned memory. Nothing is allocated.
+//! A step uploads the options of its rows with their masks and a list of the tokens that penalties, biases and bans are
+//! about, launches one kernel, and waits for it. The kernel writes its results into pinned memory. Nothing is allocated.
 //!
 //! Rows that the kernel does not take are copied to the host and sampled there: those with more likeliest tokens than it
 //! counts, those whose tokens to edit do not fit into the list, and those without any token left, whose error needs
@@ -31,6 +31,8 @@ pub struct ToSample<'a> {
     pub position: u64,
     /// How many of the likeliest tokens are wanted, if log probabilities are.
     pub logprobs: Option<u32>,
+    /// As for [`Sampler::sample`].
+    pub mask: Option<&'a [u32]>,
 }
 
 /// A token that was sampled. It was not observed by its sampler.
@@ -53,6 +55,10 @@ pub struct DeviceSampler {
     /// Rows, then edits, as they are uploaded.
     staging: PinnedMemory,
     uploaded: DeviceMemory,
+    /// Masks, a row for each that has one, and how many there are.
+    mask_staging: PinnedMemory,
+    masks: DeviceMemory,
+    mask_rows: usize,
     results: PinnedMemory,
     scratch: DeviceMemory,
     /// Which of the given rows the call has, in its order, and whether they want log probabilities.
@@ -71,6 +77,9 @@ impl DeviceSampler {
             logits: Arc::new(DeviceMemory::zeroed(gpu, rows * vocab * size_of::<f32>())?),
             staging: PinnedMemory::zeroed(gpu, bytes)?,
             uploaded: DeviceMemory::zeroed(gpu, bytes)?,
+            mask_staging: PinnedMemory::zeroed(gpu, rows * mask_bytes(vocab))?,
+            masks: DeviceMemory::zeroed(gpu, rows * mask_bytes(vocab))?,
+            mask_rows: 0,
             results: PinnedMemory::zeroed(gpu, rows * size_of::<SamplingResult>())?,
             scratch: DeviceMemory::zeroed(gpu, gpu.sampling_scratch_bytes(rows, vocab))?,
             taken: Vec::with_capacity(rows),
@@ -114,8 +123,8 @@ impl DeviceSampler {
             row_count,
             edits: uploaded + edits_at(self.rows) as CUdeviceptr,
             edit_count,
-            masks: 0,
-            mask_rows: 0,
+            masks: self.masks.address(),
+            mask_rows: self.mask_rows,
             results: self.results.address(),
             scratch: self.scratch.address(),
         };
@@ -123,6 +132,10 @@ impl DeviceSampler {
         // that wrote the logits has ended. It is waited for below.
         unsafe {
             self.stream.upload(uploaded, self.staging.data(), used)?;
+            if self.mask_rows > 0 {
+                let used = self.mask_rows * mask_bytes(self.vocab);
+                self.stream.upload(self.masks.address(), self.mask_staging.data(), used)?;
+            }
             self.gpu.sample(&call, self.stream.raw())?;
         }
         self.stream.wait()?;
@@ -150,12 +163,14 @@ impl DeviceSampler {
     /// Writes the rows that the kernel takes, and their edits, to be uploaded. Returns the number of edits.
     fn stage<'a>(&mut self, rows: impl Iterator<Item = Option<ToSample<'a>>>) -> usize {
         self.taken.clear();
+        self.mask_rows = 0;
         let mut edits = Edits { to: self.edits(), len: 0, full: false };
         for (index, row) in rows.enumerate() {
             let Some(row) = row.filter(|row| row.row < self.rows && self.taken.len() < self.rows) else { continue };
             let begin = edits.len;
             match describe(&row, &mut edits) {
-                Some(described) => {
+                Some(mut described) => {
+                    described.mask = self.stage_mask(row.mask);
                     // SAFETY: inside the memory, because `taken` has fewer than `rows`; nothing reads it now.
                     unsafe { self.staging.data().cast::<SamplingRow>().add(self.taken.len()).write(described) };
                     self.taken.push((index, row.logprobs.is_some()));
@@ -166,10 +181,26 @@ impl DeviceSampler {
         edits.len
     }
 
+    /// Writes a mask, to be uploaded. Returns its row.
+    fn stage_mask(&mut self, mask: Option<&[u32]>) -> i32 {
+        let Some(mask) = mask else { return -1 };
+        let (row, words) = (self.mask_rows, self.vocab.div_ceil(32));
+        // SAFETY: inside the memory, because there are no more masks than rows; nothing reads it now.
+        let to =
+            unsafe { std::slice::from_raw_parts_mut(self.mask_staging.data().cast::<u32>().add(row * words), words) };
+        to.copy_from_slice(&mask[..words]);
+        self.mask_rows += 1;
+        row as i32
+    }
+
     fn edits(&self) -> *mut TokenEdit {
         // SAFETY: inside the memory.
         unsafe { self.staging.data().add(edits_at(self.rows)).cast() }
     }
+}
+
+fn mask_bytes(vocab: usize) -> usize {
+    vocab.div_ceil(32) * size_of::<u32>()
 }
 
 /// Where the edits begin behind so many rows.

@@ -20,11 +20,17 @@ struct Case {
     logits: Vec<f32>,
     position: u64,
     logprobs: Option<u32>,
+    mask: Option<Vec<u32>>,
 }
 
 impl Case {
+    fn to_sample(&self, row: usize) -> ToSample<'_> {
+        let Self { sampler, position, logprobs, mask, .. } = self;
+        ToSample { row, sampler, position: *position, logprobs: *logprobs, mask: mask.as_deref() }
+    }
+
     fn on_cpu(&self, scratch: &mut Scratch) -> crate::error::Result<Sampled> {
-        let token = self.sampler.sample(&self.logits, self.position, None, scratch)?;
+        let token = self.sampler.sample(&self.logits, self.position, self.mask.as_deref(), scratch)?;
         let logprobs = self.logprobs.map(|top| logprobs(&self.logits, token, top as usize, scratch)).transpose()?;
         Ok(Sampled { token, logprobs })
     }
@@ -38,9 +44,7 @@ fn on_gpu(sampler: &mut DeviceSampler, cases: &[Case]) -> Vec<Option<Sampled>> {
         // SAFETY: nothing runs on the GPU.
         unsafe { sampler.logits().write(row * bytes.len(), bytes) }.unwrap();
     }
-    let rows = cases.iter().enumerate().map(|(row, case)| {
-        Some(ToSample { row, sampler: &case.sampler, position: case.position, logprobs: case.logprobs })
-    });
+    let rows = cases.iter().enumerate().map(|(row, case)| Some(case.to_sample(row)));
     let mut sampled = Vec::new();
     sampler.sample(rows, &mut sampled).unwrap();
     sampled
@@ -107,7 +111,10 @@ fn tokens_are_those_of_the_cpu() {
                     output.iter().for_each(|&token| sampler.observe(token));
                     let logits = logits(&mut random, vocab);
                     let logprobs = random.pick(&[None, None, Some(0), Some(4), Some(20), Some(21)]);
-                    Case { sampler, logits, position: random.below_u64(1 << 40), logprobs }
+                    let bits = random.pick(&[0, 1, 3]);
+                    let word = |random: &mut Random| (0..bits).fold(u32::MAX, |word, _| word & random.bits() as u32);
+                    let mask = random.once_in(3).then(|| (0..vocab.div_ceil(32)).map(|_| word(&mut random)).collect());
+                    Case { sampler, logits, position: random.below_u64(1 << 40), logprobs, mask }
                 })
                 .collect();
             for (case, found) in cases.iter().zip(on_gpu(&mut sampler, &cases)) {
@@ -169,7 +176,8 @@ fn golden_cases() {
         let (prompt, output) = tokens.split_at(tokens.len() / 2);
         let mut sampler = Sampler::new(&options, 3, &[], 24, prompt, 1000).unwrap();
         output.iter().for_each(|&token| sampler.observe(token));
-        let case = |position| Case { sampler: sampler.clone(), logits: logits.clone(), position, logprobs: None };
+        let case =
+            |position| Case { sampler: sampler.clone(), logits: logits.clone(), position, logprobs: None, mask: None };
         let cases: Vec<_> = (0..DRAWS as u64).map(case).collect();
         let mut scratch = Scratch::default();
         let mut found = [0.0; 24];
@@ -214,15 +222,11 @@ fn time() {
                     let sampler = Sampler::new(options, at as u64, &[], VOCAB, &prompt, 1000).unwrap();
                     let mut logits = row.clone();
                     logits.rotate_left(at * 977);
-                    Case { sampler, logits, position: 5, logprobs: *logprobs }
+                    Case { sampler, logits, position: 5, logprobs: *logprobs, mask: None }
                 })
                 .collect();
             let expected = on_gpu(&mut device, &cases);
-            let rows_to_sample = || {
-                cases.iter().enumerate().map(|(row, case)| {
-                    Some(ToSample { row, sampler: &case.sampler, position: case.position, logprobs: case.logprobs })
-                })
-            };
+            let rows_to_sample = || cases.iter().enumerate().map(|(row, case)| Some(case.to_sample(row)));
             let (mut sampled, mut host, mut scratch) = (Vec::new(), vec![0.0; rows * VOCAB], Scratch::default());
             let of_gpu = median(200, || device.sample(rows_to_sample(), &mut sampled).unwrap());
             let copy = median(20, || device.fetch(0..rows, &mut host).unwrap());

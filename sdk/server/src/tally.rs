@@ -1,0 +1,37 @@
+//! What is counted while a request to a language model runs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prometheus_client::metrics::histogram::Histogram;
+
+use crate::access::{Caller, Rates};
+use crate::window::Window;
+
+/// Counts the tokens of a request, and times the first.
+pub struct Tally {
+    /// When the request began.
+    pub since: Instant,
+    /// The times to first tokens, of this model and of the last minute.
+    pub histogram: Histogram,
+    /// The same, of all models.
+    pub window: Arc<Window>,
+    /// Whose tokens they are.
+    pub rates: Arc<Rates>,
+    /// See [`Tally::rates`].
+    pub caller: Caller,
+}
+
+impl Tally {
+    /// The first token of a prompt has come.
+    pub fn first_token(&self) {
+        let took: Duration = self.since.elapsed();
+        self.histogram.observe(took.as_secs_f64());
+        self.window.add(took);
+    }
+
+    /// Tokens of a prompt or of an answer.
+    pub fn tokens(&self, count: usize) {
+        self.rates.tokens(self.caller, count);
+    }
+}
