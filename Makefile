@@ -348,7 +348,7 @@ quality: build target/models/smollm2/pagoda.json ## Measure what cache policies 
 	@$(PY) samples/chat/quality.py $(RELEASE)/pagoda target/models/smollm2 target/quality $(QUALITY)
 
 bench: build-go bench-model model-smollm2 target/demo/model.onnx ## Run all benchmarks that have a goal.
-	@for name in overhead append attention paged-attention kv store embedding rank generate policies grammar serve; do $(RELEASE)/pagoda bench $$name; done
+	@for name in overhead append attention paged-attention kv store embedding rank generate policies grammar speculation serve; do $(RELEASE)/pagoda bench $$name; done
 	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainCgo .
 
 # ---- prove ------------------------------------------------------------------------------------------------------

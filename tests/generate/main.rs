@@ -9,6 +9,7 @@ mod policies;
 mod scheduling;
 mod sessions;
 mod sharing;
+mod speculation;
 mod streams;
 mod threads;
 mod tokens;

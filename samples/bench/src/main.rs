@@ -17,6 +17,7 @@ mod random;
 mod rank;
 mod raw;
 mod serve;
+mod speculation;
 mod store;
 
 use std::path::Path;
@@ -56,11 +57,14 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Name::PagedAttention, Backend::Cuda) => cuda::paged_attention()?,
         (Name::Embedding, Backend::Cuda) => cuda::embedding()?,
         (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model(), &progress)?,
+        (Name::Speculation, backend) => {
+            speculation::measure(threads, backend == Backend::Cuda, &arguments.model(), &progress)?
+        }
         (Name::Policies, Backend::Cuda) => policies::measure_on_gpu(&arguments.model(), &progress)?,
         (_, Backend::Cuda) => {
             return Err(Error::invalid(
                 "backend",
-                "cuda has the benchmarks attention, append, paged-attention, embedding, rank and policies; use --backend cpu",
+                "cuda has the benchmarks attention, append, paged-attention, embedding, rank, policies and speculation; use --backend cpu",
             ));
         }
         (Name::Attention, Backend::Cpu) => attention::measure(threads)?,

@@ -10,7 +10,7 @@ use pagoda::{Error, Status};
 
 /// The model folder that [`Name::Rank`] measures by default.
 pub const MODEL: &str = "target/bench/rank";
-/// The model folder that [`Name::Generate`], [`Name::Policies`] and [`Name::Grammar`] measure by default.
+/// The model folder that [`Name::Generate`], [`Name::Policies`], [`Name::Grammar`] and [`Name::Speculation`] measure by default.
 pub const LANGUAGE_MODEL: &str = "target/models/smollm2";
 
 /// What to measure and how.
@@ -43,8 +43,11 @@ pub struct Arguments {
 impl Arguments {
     /// The model folder to measure.
     pub fn model(&self) -> PathBuf {
-        let default =
-            if matches!(self.name, Name::Generate | Name::Policies | Name::Grammar) { LANGUAGE_MODEL } else { MODEL };
+        let default = if matches!(self.name, Name::Generate | Name::Policies | Name::Grammar | Name::Speculation) {
+            LANGUAGE_MODEL
+        } else {
+            MODEL
+        };
         self.model.clone().unwrap_or_else(|| default.into())
     }
 }
@@ -74,6 +77,8 @@ pub enum Name {
     Policies,
     /// Grammars: the masks of a token, and decoding 8 sequences with a JSON schema against decoding without.
     Grammar,
+    /// Speculation: decoding with drafts against decoding without, of texts that repeat the prompt and of free text.
+    Speculation,
     /// `pagoda serve` on loopback: what HTTP adds to a ranking and to a token, 16 streams, tensors over gRPC, memory.
     Serve,
 }

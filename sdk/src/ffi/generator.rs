@@ -54,6 +54,12 @@ pub struct pagoda_generator_stats {
     pub step_us: u64,
     /// Microseconds of them that the model took.
     pub model_us: u64,
+    /// Tokens that were guessed and computed.
+    pub drafted_tokens: u64,
+    /// Those of them that were right.
+    pub accepted_tokens: u64,
+    /// Steps of a sequence with such tokens.
+    pub drafts: u64,
 }
 
 // SAFETY: numbers in C's layout, the size first.
@@ -374,6 +380,34 @@ pub unsafe extern "C" fn pagoda_generator_clear(
     }
 }
 
+/// Sets whether tokens are guessed where requests allow it (`max_draft`), from the next step on: 1, as when the generator was
+/// opened, or 0. With `clear` 1 it also forgets how good guesses were and what they cost, and counts them from 0 again.
+///
+/// Ownership: the caller keeps the generator. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT.
+///
+/// # Safety
+/// `error` may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagoda_generator_set_speculation(
+    generator: *const pagoda_generator,
+    on: i32,
+    clear: i32,
+    error: *mut *mut pagoda_error,
+) -> pagoda_status {
+    // SAFETY: the caller keeps the contract above; everything else is checked.
+    unsafe {
+        boundary("pagoda_generator_set_speculation", error, || {
+            let generator = Generator::get(generator, "generator")?;
+            let (on, clear) = (args::flag(on, "on")?, args::flag(clear, "clear")?);
+            generator.set_speculation(on);
+            if clear {
+                generator.clear_speculation();
+            }
+            Ok(())
+        })
+    }
+}
+
 /// Gets where the model runs: PAGODA_PROVIDER_CPU with `device_id` -1, or PAGODA_PROVIDER_CUDA with the number of the
 /// GPU. Also writes to `buffer` why PAGODA_PROVIDER_AUTO chose the CPU; "" in all other cases. `length` receives the
 /// number of bytes with the NUL. With `buffer` NULL and `capacity` 0 the text is not written.
@@ -505,6 +539,9 @@ fn stats_of(stats: &GeneratorStats) -> pagoda_generator_stats {
         running: stats.running,
         step_us: stats.step_us,
         model_us: stats.model_us,
+        drafted_tokens: stats.drafted_tokens,
+        accepted_tokens: stats.accepted_tokens,
+        drafts: stats.drafts,
     }
 }
 

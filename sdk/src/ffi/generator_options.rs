@@ -118,6 +118,8 @@ pub struct pagoda_generator_options {
     /// A fixed number of slots for the keys and values of each sequence; NULL, the default: all tokens stay. With a policy nothing
     /// is shared between sequences, and a session goes on only behind what was computed of it.
     pub kv_policy: *const pagoda_kv_policy,
+    /// The `max_draft` of requests that do not say, 0 to 64; default 0: nothing is guessed.
+    pub max_draft: i32,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
@@ -147,6 +149,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
         store_path: std::ptr::null(),
         store_options: std::ptr::null(),
         kv_policy: std::ptr::null(),
+        max_draft: known.max_draft as i32,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -180,6 +183,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
         max_prompt_tokens: args::count(options.max_prompt_tokens, "options.max_prompt_tokens")?,
         max_new_tokens: args::count(options.max_new_tokens, "options.max_new_tokens")?,
         queue: args::count(options.queue, "options.queue")?,
+        max_draft: args::count(options.max_draft, "options.max_draft")?,
         driver: match options.driver {
             PAGODA_DRIVER_THREAD => Driver::Thread,
             PAGODA_DRIVER_CALLER => Driver::Caller,

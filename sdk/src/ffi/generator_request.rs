@@ -134,6 +134,10 @@ pub struct pagoda_generate_request {
     /// Schema; `{"regex": "[0-9]+"}`: a text that matches as a whole; `{"choice": ["yes", "no"]}`: one of these texts;
     /// `{"lark": "start: ..."}`: a text of this grammar.
     pub grammar: *const c_char,
+    /// The maximum number of tokens that are guessed for one step, by what followed the same tokens earlier in the prompt or in
+    /// the answer, 0 to 64. The answer is the same, sooner where much of it repeats the prompt. Default -1: as the generator was
+    /// opened.
+    pub max_draft: i32,
 }
 
 // SAFETY: numbers in C's layout, the size first.
@@ -237,6 +241,7 @@ unsafe fn read(request: &pagoda_generate_request) -> Result<ReadRequest> {
             other => return Err(args::unknown("context_end", other, "PAGODA_CONTEXT_END_...")),
         },
         kv_policy,
+        max_draft: optional(request.max_draft, "max_draft")?,
         grammar: grammar.map(|text| Grammar::from_json(&json(text, "grammar")?)).transpose()?,
     };
     Ok(ReadRequest { request: read, prompt: PromptField(field) })
@@ -385,4 +390,5 @@ const NO_REQUEST: pagoda_generate_request = pagoda_generate_request {
     cancel: std::ptr::null(),
     kv_policy: std::ptr::null(),
     grammar: std::ptr::null(),
+    max_draft: -1,
 };

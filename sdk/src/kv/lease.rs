@@ -65,6 +65,8 @@ pub(super) struct Held {
     /// Those that the model sees.
     pub(super) pages: Vec<u32>,
     pub(super) new_pages: Vec<u32>,
+    /// The hash of the history before the new tokens.
+    pub(super) base_hash: u64,
     /// Hashes at the beginnings of the new pages, and at the end.
     pub(super) hashes: (Vec<u64>, u64),
     pub(super) onload: Option<Arc<Onload>>,
@@ -157,6 +159,17 @@ impl KvLease {
     pub(super) fn wait_on_its_way(&self) -> Result<()> {
         let results: Vec<_> = self.onloads().map(Onload::wait_on_its_way).collect();
         results.into_iter().collect()
+    }
+
+    /// Has the commit add only the first new tokens of an owner: those with these items. The others were guessed, and wrong.
+    pub(crate) fn keep_first(&mut self, index: usize, items: &[u64]) {
+        let Self { inner, owners, .. } = self;
+        let held = &mut owners[index];
+        debug_assert!(items.len() <= held.plan.tokens as usize && held.plan.dropped_after == 0);
+        held.plan.tokens = items.len() as u32;
+        let pages = held.plan.new_pages(inner.shape.page_size);
+        inner.table.pages().give(&mut held.new_pages.split_off(pages));
+        held.hash_new(inner, items);
     }
 
     /// Makes the new tokens part of their histories: the model has appended them. What goes to the store at commit is on

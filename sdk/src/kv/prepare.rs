@@ -214,19 +214,25 @@ fn base_hash(cached: Cached<'_>, plan: Plan, page_size: u32) -> u64 {
 
 impl Held {
     fn new(inner: &Inner, request: &KvRequest<'_>, plan: Plan, base: u64) -> Self {
-        let hashes = match inner.rules.edited {
-            Edited::Unnoticed => (Vec::new(), 0),
-            _ => new_hashes(base, plan, request.items, inner.shape.page_size),
-        };
-        Self {
+        let mut held = Self {
             owner: request.owner,
             plan,
             candidates: request.candidates,
             hold: Hold::Nothing,
             pages: Vec::new(),
             new_pages: Vec::new(),
-            hashes,
+            base_hash: base,
+            hashes: (Vec::new(), 0),
             onload: None,
+        };
+        held.hash_new(inner, request.items);
+        held
+    }
+
+    /// Hashes the new tokens, whose items are the last ones of `items`.
+    pub(super) fn hash_new(&mut self, inner: &Inner, items: &[u64]) {
+        if inner.rules.edited != Edited::Unnoticed {
+            self.hashes = new_hashes(self.base_hash, self.plan, items, inner.shape.page_size);
         }
     }
 }

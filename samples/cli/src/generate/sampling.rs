@@ -65,6 +65,9 @@ pub struct SamplingArguments {
     /// The seed of sampling; the same seed gives the same tokens. Without it every answer has its own.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Guess up to so many tokens for one step, where the answer repeats what came before. The answer is the same.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    max_draft: Option<u32>,
     /// The time limit of an answer; it then has what was generated until then.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -93,6 +96,7 @@ impl SamplingArguments {
             skip_special: self.show_special.then_some(false),
             seed: self.seed,
             timeout: self.timeout,
+            max_draft: self.max_draft,
             ..GenerateRequest::default()
         }
     }

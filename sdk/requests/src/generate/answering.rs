@@ -50,6 +50,7 @@ pub fn set_field(request: &mut GenerateRequest, name: &str, value: &Json) -> Res
             request.context_end = context_end(&word).ok_or_else(wrong)?;
         }
         "kv_policy" => request.kv_policy = Some(read_policy(value)?),
+        "max_draft" => request.max_draft = Some(whole(name, value)?),
         "grammar" => request.grammar = Some(Grammar::from_json(&plain(name, value)?)?),
         _ => return Ok(false),
     }

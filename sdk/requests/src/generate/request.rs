@@ -9,7 +9,7 @@ use super::answering::set_field;
 use crate::fields::{flag, items, object, once, plain, whole};
 use crate::words::did_you_mean;
 
-const FIELDS: [&str; 35] = [
+const FIELDS: [&str; 36] = [
     "id",
     "prompt",
     "messages",
@@ -44,6 +44,7 @@ const FIELDS: [&str; 35] = [
     "timeout",
     "context_end",
     "kv_policy",
+    "max_draft",
     "grammar",
 ];
 
@@ -166,7 +167,7 @@ mod tests {
             "prompt_logprobs": 0, "n": 2, "echo": true, "session": "s", "priority": -1, "timeout": 1.5, "top_k": null,
             "context_end": "stop", "kv_policy": {"name": "lastrec", "chunk_size": 8, "protect": 4, "grace_period": 2,
             "keep_initial_fraction": 0.25, "normalise": true, "score_share": 1, "protect_first_message": true},
-            "grammar": {"regex": "a"}}"#,
+            "grammar": {"regex": "a"}, "max_draft": 5}"#,
         )
         .unwrap();
         assert_eq!(request.prompt, vec![1, 2].into());
@@ -180,6 +181,7 @@ mod tests {
         assert_eq!((request.seed, request.logprobs, request.prompt_logprobs), (Some(u64::MAX), Some(2), Some(0)));
         assert_eq!((request.n, request.echo, request.session.as_deref()), (Some(2), true, Some("s")));
         assert_eq!((request.priority, request.timeout), (-1, Some(Duration::from_millis(1500))));
+        assert_eq!(request.max_draft, Some(5));
         assert_eq!((request.context_end, request.grammar), (ContextEnd::Stop, Some(Grammar::Regex("a".into()))));
         let policy = request.kv_policy.unwrap();
         assert_eq!((policy.name.as_str(), policy.cache_length, policy.chunk_size), ("lastrec", 0, 8));

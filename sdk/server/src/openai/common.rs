@@ -12,7 +12,7 @@ const ANSWERING: [&str; 8] =
     ["temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"];
 
 /// Pagoda's own fields, beside OpenAI's.
-const EXTENSIONS: [&str; 18] = [
+const EXTENSIONS: [&str; 19] = [
     "session",
     "top_k",
     "min_p",
@@ -30,6 +30,7 @@ const EXTENSIONS: [&str; 18] = [
     "context_end",
     "prompt_logprobs",
     "kv_policy",
+    "max_draft",
     "grammar",
 ];
 

@@ -1,6 +1,7 @@
 //! The generator: a request brings a prompt and gets text. Requests run together by continuous batching.
 
 mod answers;
+mod draft;
 mod grammar;
 mod kv_policy;
 mod mailbox;
@@ -40,6 +41,7 @@ pub use stats::GeneratorStats;
 pub use stream::TokenStream;
 
 use self::answers::{Callback, Sink};
+use self::draft::Speculation;
 use self::open_model::OpenModel;
 use self::scheduler::Scheduler;
 use self::sequence::Sequence;
@@ -86,6 +88,7 @@ struct Shared {
     model: Arc<OpenModel>,
     options: GeneratorOptions,
     counters: Arc<Counters>,
+    speculation: Arc<Speculation>,
     inbox: Mutex<Inbox>,
     /// Signalled when the inbox has something new, or a request was cancelled.
     changed: Condvar,
@@ -122,11 +125,14 @@ impl Generator {
         let counters = Arc::new(Counters::default());
         let sessions = Sessions::start(&model, is_durable)?;
         let slot_sessions = SlotSessions::open(&model)?;
-        let scheduler = Scheduler::new(Arc::clone(&model), &options, sessions, slot_sessions, Arc::clone(&counters));
+        let speculation = Arc::<Speculation>::default();
+        let (count, speculate) = (Arc::clone(&counters), Arc::clone(&speculation));
+        let scheduler = Scheduler::new(Arc::clone(&model), &options, sessions, slot_sessions, count, speculate);
         let shared = Arc::new(Shared {
             model,
             options,
             counters,
+            speculation,
             inbox: Mutex::default(),
             changed: Condvar::new(),
             scheduler: Mutex::new(scheduler),
@@ -270,6 +276,16 @@ impl Generator {
         let mut stats = self.shared.counters.totals();
         stats.waiting += self.shared.inbox.lock().new.len() as u64;
         stats
+    }
+
+    /// Whether tokens are guessed where requests allow it (`max_draft`), from the next step on. They are until this is called.
+    pub fn set_speculation(&self, on: bool) {
+        self.shared.speculation.set(on);
+    }
+
+    /// Forgets how good guesses were and what they cost, and counts them from 0 again, with the next step.
+    pub fn clear_speculation(&self) {
+        self.shared.speculation.clear();
     }
 
     /// The statistics of the KV cache.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::super::exec::{Graphs, Shape};
+use super::draft;
 use super::grammar::GrammarCompiler;
 use super::options::GeneratorOptions;
 use super::policy::OpenPolicy;
@@ -235,6 +236,7 @@ pub(super) fn check(options: &GeneratorOptions) -> Result<()> {
     if stretch != 0.0 && !(1.1..=1000.0).contains(&stretch) {
         return Err(Error::invalid("options.max_stretch", format!("{stretch} is neither 0 nor between 1.1 and 1000")));
     }
+    draft::check("options.max_draft", options.max_draft)?;
     if options.model.tables.is_some() {
         return Err(Error::invalid("options.model.tables", "language models have no tables: leave this unset"));
     }

@@ -37,6 +37,8 @@ pub struct GeneratorOptions {
     pub max_new_tokens: u32,
     /// The maximum number of answers that wait for their turn. A request beyond it is rejected with CAPACITY.
     pub queue: u32,
+    /// The `max_draft` of requests that do not say: how many tokens are guessed for one step; 0: none.
+    pub max_draft: u32,
     /// Who runs the steps.
     pub driver: Driver,
 }
@@ -67,6 +69,7 @@ impl Default for GeneratorOptions {
             max_prompt_tokens: 0,
             max_new_tokens: 0,
             queue: 4096,
+            max_draft: 0,
             driver: Driver::Thread,
         }
     }

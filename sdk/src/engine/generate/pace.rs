@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use super::draft::Costs;
+
 /// Rows of a chunk before anything is known, and the fewest ever: a prompt always advances.
 const SMALLEST_CHUNK: usize = 4;
+/// The rows of drafts that take as long as a step without any, before anything is known.
+const FIRST_ROWS: f64 = 8.0;
 /// The weight of a new measurement.
 const WEIGHT: f64 = 0.2;
 
@@ -14,6 +18,8 @@ pub(super) struct Pace {
     decode: Option<f64>,
     /// Seconds that each row of a prompt adds.
     row: Option<f64>,
+    /// Seconds that each row of a draft adds.
+    draft_row: Option<f64>,
 }
 
 impl Pace {
@@ -28,6 +34,25 @@ impl Pace {
             // What one step took longer by chance must not stop prompts for good.
             average(&mut self.row, (took - decode).max(decode * 0.01) / prompt_rows as f64);
         }
+    }
+
+    /// A step of drafts, without prompts, took this long.
+    pub(super) fn measured_drafts(&mut self, draft_rows: usize, took: Duration) {
+        if let Some(decode) = self.decode {
+            average(&mut self.draft_row, (took.as_secs_f64() - decode).max(decode * 0.01) / draft_rows as f64);
+        }
+    }
+
+    /// What steps cost in which so many sequences decode, if any was measured.
+    pub(super) fn costs(&self, sequences: usize) -> Option<Costs> {
+        // Rows of a prompt are many at a time, and each costs less than one of a few.
+        let row = |step: f64| self.draft_row.or(self.row).unwrap_or(step / FIRST_ROWS);
+        self.decode.map(|step| Costs { step, row: row(step), sequences: sequences as f64 })
+    }
+
+    /// Forgets what drafts cost.
+    pub(super) fn forget_drafts(&mut self) {
+        self.draft_row = None;
     }
 
     /// The rows of prompts that stretch a step to at most `stretch` times its length without them.

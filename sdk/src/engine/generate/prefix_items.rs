@@ -12,6 +12,8 @@ pub(super) struct PrefixItems {
     items: Vec<u64>,
     /// The hash of all tokens so far.
     state: [u8; 32],
+    /// Before tokens that were guessed: the number of items, and the hash.
+    before_guess: Option<(usize, [u8; 32])>,
 }
 
 impl PrefixItems {
@@ -25,6 +27,21 @@ impl PrefixItems {
             self.state.copy_from_slice(digest(&SHA256, &bytes).as_ref());
             let (first, _) = self.state.split_first_chunk().expect("a hash has 32 bytes");
             self.items.push(u64::from_le_bytes(*first));
+        }
+    }
+
+    /// Adds the items of tokens that were guessed.
+    pub(super) fn guess(&mut self, tokens: &[u32]) {
+        self.take_back();
+        self.before_guess = Some((self.items.len(), self.state));
+        self.extend(tokens);
+    }
+
+    /// Removes the items of tokens that were guessed.
+    pub(super) fn take_back(&mut self) {
+        if let Some((items, state)) = self.before_guess.take() {
+            self.items.truncate(items);
+            self.state = state;
         }
     }
 
@@ -52,6 +69,21 @@ mod tests {
         let edited = items(&[1, 9, 3, 4]);
         assert_eq!(edited[0], whole[0]);
         assert!((1..4).all(|at| edited[at] != whole[at]));
+    }
+
+    #[test]
+    fn guesses_leave_no_trace() {
+        let mut plain = PrefixItems::default();
+        plain.extend(&[1, 2, 3]);
+        let mut guessed = PrefixItems::default();
+        guessed.extend(&[1, 2]);
+        guessed.guess(&[9, 9]);
+        guessed.guess(&[3, 4]);
+        assert_eq!(guessed.get()[..3], plain.get()[..]);
+        guessed.take_back();
+        guessed.take_back();
+        guessed.extend(&[3]);
+        assert_eq!((guessed.get(), guessed.state), (plain.get(), plain.state));
     }
 
     #[test]

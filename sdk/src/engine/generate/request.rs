@@ -80,6 +80,10 @@ pub struct GenerateRequest {
     /// What the answer has to look like. It then ends where the grammar does, even with `ignore_eos` and before `min_new_tokens`;
     /// `forced_eos` has no effect. A token that is the only one allowed is taken whatever its logit is.
     pub grammar: Option<Grammar>,
+    /// The maximum number of tokens that are guessed for one step, 64 at most; 0: none. The guesses are what followed the same
+    /// tokens earlier in the prompt or in the answer, and as many are computed as pay off. The answer is the same, sooner where
+    /// much of it repeats the prompt. With a cache policy nothing is guessed. `None`: as the generator's options say.
+    pub max_draft: Option<u32>,
 }
 
 /// What a generated text follows.

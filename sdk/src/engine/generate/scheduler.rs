@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::super::batching::catch_panic;
 use super::answers::{Answers, Ended};
+use super::draft::Speculation;
 use super::grammar::MaskWorker;
 use super::kv_policy::SlotCall;
 use super::open_model::OpenModel;
@@ -19,7 +20,7 @@ use super::plan;
 use super::prefixes;
 use super::request::FinishReason;
 use super::sampling::Scratch;
-use super::sequence::{Precedence, Sequence};
+use super::sequence::{Logits, Maxima, Precedence, Sequence};
 use super::sessions::Sessions;
 use super::slot_sessions::SlotSessions;
 use super::stats::Counters;
@@ -50,6 +51,7 @@ pub(super) struct Scheduler {
     /// Started with the first grammar.
     masks: Option<MaskWorker>,
     pace: Pace,
+    speculation: Arc<Speculation>,
     busy_steps: u32,
     /// The time of this step that the model took.
     in_model: Duration,
@@ -64,6 +66,7 @@ impl Scheduler {
         sessions: Sessions,
         slot_sessions: SlotSessions,
         counters: Arc<Counters>,
+        speculation: Arc<Speculation>,
     ) -> Self {
         Self {
             workspace: Workspace::new(&model, options.max_batch as usize, options.max_batch_tokens as usize),
@@ -79,6 +82,7 @@ impl Scheduler {
             scratch: Scratch::default(),
             masks: None,
             pace: Pace::default(),
+            speculation,
             busy_steps: 0,
             in_model: Duration::ZERO,
             to_wake: Vec::new(),
@@ -116,13 +120,19 @@ impl Scheduler {
         self.end_early();
         self.admit();
         let Some((batch, lease)) = self.prepare() else { return false };
-        let decoding = batch.iter().filter(|(key, rows)| *rows == 1 && self.running[key].need().rows == 1).count();
+        let decoding = batch.iter().filter(|(key, _)| self.running[key].need().rows == 1).count();
+        let drafted: usize = batch.iter().map(|(key, rows)| self.running[key].drafted(*rows)).sum();
         let rows: usize = batch.iter().map(|(_, rows)| rows).sum();
         self.in_model = Duration::ZERO;
         self.run(&batch, lease);
         let took = begun.elapsed();
         self.counters.step(took, self.in_model, batch.len(), rows);
-        self.pace.measured(decoding, rows - decoding, took);
+        match (drafted, rows - decoding - drafted) {
+            (0, of_prompts) => self.pace.measured(decoding, of_prompts, took),
+            (_, 0) => self.pace.measured_drafts(drafted, took),
+            // What each took of it is not known.
+            _ => {}
+        }
         // A reader that is woken may take this thread's core.
         self.to_wake.drain(..).for_each(|answers| answers.wake());
         true
@@ -223,12 +233,19 @@ impl Scheduler {
 
     /// Divides the rows of a step among the running sequences, and takes pages for them. `None` if there is nothing to run.
     fn prepare(&mut self) -> Option<(Vec<(Precedence, usize)>, KvLease)> {
+        if self.speculation.take_cleared() {
+            self.pace.forget_drafts();
+            self.counters.clear_drafts();
+            self.running.values_mut().chain(self.waiting.values_mut()).for_each(Sequence::forget_drafts);
+        }
+        let mut costs = self.pace.costs(self.running.len()).filter(|_| self.speculation.is_on());
         loop {
             for sequence in self.running.values_mut() {
                 // It was evicted while it waited, or by another thread.
                 if (self.model.kv.lookup(&[sequence.owner])[0].length as usize) < sequence.cached_slots() {
                     prefixes::look_up(&self.model, &mut self.slot_sessions, sequence, self.share_prefixes, true);
                 }
+                sequence.guess(costs);
             }
             let policy = self.model.policy.as_ref();
             let needs: Vec<_> = self.running.values().map(|sequence| sequence.need_by(policy)).collect();
@@ -246,6 +263,8 @@ impl Scheduler {
                     self.busy_steps = 0;
                     return Some((batch, lease));
                 }
+                // No sequence leaves for another one's guesses.
+                Err(_) if batch.iter().any(|(key, rows)| self.running[key].drafted(*rows) > 0) => costs = None,
                 Err(error) => self.make_room(&batch, error),
             }
         }
@@ -282,6 +301,7 @@ impl Scheduler {
     fn preempt(&mut self, key: Precedence) {
         if let Some(mut sequence) = self.running.remove(&key) {
             (sequence.looked_up, sequence.committed, sequence.shared_pages) = (false, false, 0);
+            sequence.drop_draft();
             // Their place on the GPU is for another.
             sequence.slots = None;
             self.counters.preempted();
@@ -296,7 +316,7 @@ impl Scheduler {
     }
 
     /// Runs the model on a batch, and takes the next tokens.
-    fn run(&mut self, batch: &[(Precedence, usize)], lease: KvLease) {
+    fn run(&mut self, batch: &[(Precedence, usize)], mut lease: KvLease) {
         let placed = batch.iter().try_for_each(|(key, _)| {
             let slots = self.running.get_mut(key).and_then(|sequence| sequence.slots.as_mut());
             slots.map_or(Ok(()), |slots| self.workspace.slots.place(slots))
@@ -307,7 +327,7 @@ impl Scheduler {
         let begun = Instant::now();
         let ran = filled.and_then(|()| catch_panic(|| self.workspace.run(&self.model)));
         self.in_model += begun.elapsed();
-        let ran = ran.and_then(|()| lease.commit().map(drop));
+        let ran = ran.and_then(|()| lease.wait(None));
         let ran = ran.and_then(|()| self.commit_slots(batch));
         if let Err(error) = ran {
             self.run_one_by_one(batch, error);
@@ -319,7 +339,26 @@ impl Scheduler {
             Ok(tokens) => self.counters.sampled_on_gpu(tokens),
             Err(error) => return batch.iter().for_each(|&(key, _)| self.fail(key, error.clone())),
         }
-        self.advance(batch);
+        let cached: Vec<_> = batch.iter().map(|(key, _)| self.running[key].cached).collect();
+        let outcomes = self.advance(batch);
+        // Of a draft only what was right is committed.
+        for (index, ((key, rows), before)) in batch.iter().zip(cached).enumerate() {
+            let sequence = &self.running[key];
+            if sequence.cached - before < *rows {
+                lease.keep_first(index, &sequence.items.get()[before..sequence.cached]);
+            }
+        }
+        let committed = lease.commit().map(drop);
+        for (&(key, _), outcome) in batch.iter().zip(outcomes) {
+            match committed.clone().and(outcome) {
+                Ok(None) => {}
+                Ok(Some(reason)) => {
+                    let sequence = self.running.remove(&key).expect("it runs");
+                    self.end(sequence, Ok(reason));
+                }
+                Err(error) => self.fail(key, error),
+            }
+        }
     }
 
     /// Has the masks computed that the batch will need, while the model runs.
@@ -372,8 +411,8 @@ impl Scheduler {
         }
     }
 
-    /// The rows of a batch are computed: takes the next tokens, and ends what ends.
-    fn advance(&mut self, batch: &[(Precedence, usize)]) {
+    /// The rows of a batch are computed: takes the next tokens. Returns which sequences end, and why.
+    fn advance(&mut self, batch: &[(Precedence, usize)]) -> Vec<Result<Option<FinishReason>>> {
         let vocab = self.model.folder.vocab_size as usize;
         let logits = std::mem::take(&mut self.workspace.logits);
         let mut all_sampled = std::mem::take(&mut self.workspace.sampled);
@@ -381,30 +420,24 @@ impl Scheduler {
         let mut rest = &logits[..];
         let all_maxima = std::mem::take(&mut self.workspace.maxima);
         let blocks = all_maxima.len() / (logits.len() / vocab).max(1);
-        let mut maxima = all_maxima.chunks_exact(blocks.max(1));
+        let mut rest_of_maxima = &all_maxima[..];
+        let mut outcomes = Vec::with_capacity(batch.len());
         for (&(key, rows), sampled) in batch.iter().zip(&mut all_sampled) {
-            let Some(sequence) = self.running.get_mut(&key) else { continue };
-            let own = (rows - sequence.logits_from(rows)) * vocab;
-            let (own, after) = rest.split_at(own);
-            rest = after;
-            // Those of the last row: the next token is taken from it.
-            let of_last = maxima.by_ref().take(own.len() / vocab).last().unwrap_or_default();
-            scratch.maxima.clear();
-            scratch.maxima.extend_from_slice(of_last);
+            let sequence = self.running.get_mut(&key).expect("a batch is of sequences that run");
+            let (drafted, before) = (sequence.drafted(rows), sequence.cached);
+            let with_logits = rows - sequence.logits_from(rows);
+            let (own, maxima);
+            (own, rest) = rest.split_at(with_logits * vocab);
+            (maxima, rest_of_maxima) = rest_of_maxima.split_at(with_logits * blocks);
+            let own = Logits { rows: own, vocab, maxima: Maxima { values: maxima, blocks } };
             sequence.committed = true;
             self.to_wake.push(Arc::clone(&sequence.answers));
-            let advanced = catch_panic(|| sequence.advance(rows, own, sampled.take(), vocab, &mut scratch));
-            match advanced {
-                Ok(None) => {}
-                Ok(Some(reason)) => {
-                    let sequence = self.running.remove(&key).expect("it runs");
-                    self.end(sequence, Ok(reason));
-                }
-                Err(error) => self.fail(key, error),
-            }
+            outcomes.push(catch_panic(|| sequence.advance(rows, own, sampled.take(), &mut scratch)));
+            self.counters.drafted(drafted, (sequence.cached - before + drafted).saturating_sub(rows));
         }
         (self.workspace.logits, self.workspace.maxima, self.scratch) = (logits, all_maxima, scratch);
         self.workspace.sampled = all_sampled;
+        outcomes
     }
 
     /// Ends a sequence, and its request with the last one.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::answers::Answers;
+use super::draft::{Costs, Drafts};
 use super::grammar::{GrammarState, NextTokens};
 use super::plan::Need;
 use super::policy::{ChosenPolicy, OpenPolicy, Slots};
@@ -53,12 +54,36 @@ pub(super) struct Sequence {
     pub(super) sampler: Sampler,
     /// Present if the answer has a grammar.
     pub(super) constraint: Option<Arc<GrammarState>>,
+    /// Present if tokens may be drafted.
+    drafts: Option<Drafts>,
     /// The likeliest tokens whose log probabilities are asked for, in each place of the answer and of the prompt.
     pub(super) logprobs: Option<u32>,
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) computed: u64,
     pub(super) clock: Clock,
     answer_logprobs: Vec<TokenLogprobs>,
+}
+
+/// The logits of a sequence's rows.
+#[derive(Clone, Copy)]
+pub(super) struct Logits<'a> {
+    pub(super) rows: &'a [f32],
+    pub(super) vocab: usize,
+    pub(super) maxima: Maxima<'a>,
+}
+
+/// The maxima of blocks of the same logits.
+#[derive(Clone, Copy)]
+pub(super) struct Maxima<'a> {
+    pub(super) values: &'a [f32],
+    /// How many a row has; 0 if the graph does not give them.
+    pub(super) blocks: usize,
+}
+
+impl<'a> Maxima<'a> {
+    fn chunk(self, row: usize) -> &'a [f32] {
+        &self.values[row * self.blocks..][..self.blocks]
+    }
 }
 
 /// What ends an answer.
@@ -100,6 +125,8 @@ pub(super) struct NewSequence {
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) policy: Option<Arc<ChosenPolicy>>,
     pub(super) constraint: Option<Arc<GrammarState>>,
+    /// The maximum number of tokens that are drafted for a step; 0: none are.
+    pub(super) max_draft: usize,
     pub(super) arrived: Instant,
 }
 
@@ -125,6 +152,7 @@ impl Sequence {
             ends: new.ends,
             sampler: new.sampler,
             constraint: new.constraint,
+            drafts: (new.max_draft > 0).then(|| Drafts::new(new.max_draft)),
             logprobs: new.logprobs,
             prompt_logprobs: new.prompt_logprobs,
             computed: 0,
@@ -145,15 +173,59 @@ impl Sequence {
 
     pub(super) fn need(&self) -> Need {
         let most = if self.needs_prompt_logits() { ROWS_WITH_LOGITS } else { usize::MAX };
-        Need { rows: self.tokens.len() - self.cached, most, whole: false }
+        Need { rows: self.tokens.len() - self.cached, most, whole: false, draft: self.draft().len() }
+    }
+
+    /// Drafts tokens for the next step, if that is worth it. `costs`: `None` if it is not to be.
+    pub(super) fn guess(&mut self, costs: Option<Costs>) {
+        self.drop_draft();
+        // With slots, what a wrong guess overwrites is lost.
+        if self.cached + 1 != self.tokens.len() || !self.committed || self.slots.is_some() {
+            return;
+        }
+        // The last token of an answer is never computed.
+        let room = self.ends.max_new_tokens - (self.tokens.len() - self.prompt) - 1;
+        let Self { drafts: Some(drafts), tokens, items, .. } = self else { return };
+        drafts.guess(tokens, room, costs);
+        if !drafts.tokens().is_empty() {
+            items.guess(drafts.tokens());
+        }
+    }
+
+    /// The tokens that are drafted for the next step.
+    pub(super) fn draft(&self) -> &[u32] {
+        self.drafts.as_ref().map_or(&[], Drafts::tokens)
+    }
+
+    /// No step computes the draft. Returns it.
+    pub(super) fn drop_draft(&mut self) -> Vec<u32> {
+        self.items.take_back();
+        self.drafts.as_mut().map(Drafts::take).unwrap_or_default()
+    }
+
+    /// Forgets how good drafts were.
+    pub(super) fn forget_drafts(&mut self) {
+        self.drafts.iter_mut().for_each(Drafts::forget);
+    }
+
+    /// The tokens of the next rows, which may be drafted.
+    pub(super) fn next_tokens(&self, rows: usize) -> impl Iterator<Item = u32> {
+        self.tokens[self.cached..].iter().chain(self.draft()).take(rows).copied()
+    }
+
+    /// How many of the next rows are drafted.
+    pub(super) fn drafted(&self, rows: usize) -> usize {
+        (self.cached + rows).saturating_sub(self.tokens.len())
     }
 
     /// As [`need`](Self::need), with a policy: its steps do not depend on what else runs.
     pub(super) fn need_by(&self, policy: Option<&OpenPolicy>) -> Need {
-        let Need { rows, most, .. } = self.need();
+        let need = self.need();
         match (policy, &self.slots) {
-            (Some(policy), Some(slots)) => Need { rows, most: policy.rows(slots, rows.min(most)), whole: true },
-            _ => self.need(),
+            (Some(policy), Some(slots)) => {
+                Need { most: policy.rows(slots, need.rows.min(need.most)), whole: true, ..need }
+            }
+            _ => need,
         }
     }
 
@@ -186,7 +258,7 @@ impl Sequence {
         if self.needs_prompt_logits() {
             return 0;
         }
-        if self.cached + rows == self.tokens.len() { rows - 1 } else { rows }
+        (self.tokens.len() - self.cached - 1).min(rows)
     }
 
     /// The position of the next token in the answer, which its draw depends on.
@@ -199,11 +271,13 @@ impl Sequence {
     pub(super) fn advance(
         &mut self,
         rows: usize,
-        logits: &[f32],
+        Logits { rows: logits, maxima, vocab }: Logits<'_>,
         sampled: Option<Sampled>,
-        vocab: usize,
         scratch: &mut Scratch,
     ) -> Result<Option<FinishReason>> {
+        let drafted = self.drafted(rows);
+        let mut draft = self.drop_draft();
+        draft.truncate(drafted);
         let first = self.cached + self.logits_from(rows);
         if let Some(top) = self.prompt_logprobs.filter(|_| self.needs_prompt_logits()) {
             let next = self.tokens[first + 1..].iter();
@@ -211,7 +285,7 @@ impl Sequence {
                 self.answers.add_prompt_logprobs(logprobs(row, token, top as usize, scratch)?);
             }
         }
-        self.cached += rows;
+        self.cached += rows - drafted;
         self.computed += rows as u64;
         if self.cached < self.tokens.len() {
             return Ok(None);
@@ -225,7 +299,30 @@ impl Sequence {
             self.constraint.iter().for_each(|constraint| constraint.took(token));
             return Ok(finish_reason);
         }
-        let logits = &logits[logits.len() - vocab..];
+        // Those from the row of the last token on.
+        let rows = logits.len() / vocab - drafted - 1..;
+        let mut rows = rows.map(|row| (&logits[row * vocab..][..vocab], maxima.chunk(row)));
+        let mut draft = &draft[..];
+        loop {
+            let (logits, maxima) = rows.next().expect("a row for the last token and for each that is drafted");
+            scratch.maxima.clear();
+            scratch.maxima.extend_from_slice(maxima);
+            let before = self.tokens.len();
+            let finish_reason = self.take_next(logits, scratch)?;
+            // Their rows are computed.
+            let taken = &self.tokens[before..];
+            let right = taken.iter().zip(draft).take_while(|(taken, guess)| taken == guess).count();
+            self.cached += right;
+            if finish_reason.is_some() || right < taken.len() {
+                return Ok(finish_reason);
+            }
+            draft = &draft[right..];
+            rows.by_ref().take(right - 1).for_each(drop);
+        }
+    }
+
+    /// Takes the next token, or several if a grammar allows no others.
+    fn take_next(&mut self, logits: &[f32], scratch: &mut Scratch) -> Result<Option<FinishReason>> {
         match self.constraint.clone() {
             Some(constraint) => self.take_allowed(&constraint, logits, scratch),
             None => {
@@ -276,12 +373,13 @@ impl Sequence {
 
     /// The grammar whose mask a step of so many rows needs.
     pub(super) fn mask_needed(&self, rows: usize) -> Option<&Arc<GrammarState>> {
-        self.constraint.as_ref().filter(|_| self.cached + rows == self.tokens.len())
+        self.constraint.as_ref().filter(|_| self.cached + rows >= self.tokens.len())
     }
 
     /// Takes the next token. Returns why the answer ended, if it did.
     fn take_token(&mut self, Sampled { token, logprobs }: Sampled) -> Result<Option<FinishReason>> {
         self.sampler.observe(token);
+        self.drafts.iter_mut().for_each(|drafts| drafts.came(token));
         let now = Instant::now();
         self.clock.first_token.get_or_insert(now);
         self.clock.last_token = Some(now);

@@ -26,6 +26,12 @@ pub struct GeneratorStats {
     pub generated_tokens: u64,
     /// Tokens of answers that were sampled on a GPU.
     pub sampled_on_gpu: u64,
+    /// Tokens that were guessed and computed.
+    pub drafted_tokens: u64,
+    /// Those of them that were right.
+    pub accepted_tokens: u64,
+    /// Steps of a sequence with such tokens.
+    pub drafts: u64,
     /// Sequences that were preempted because pages ran out.
     pub preemptions: u64,
     /// Sequences that wait.
@@ -49,6 +55,9 @@ pub(super) struct Counters {
     cached: AtomicU64,
     generated: AtomicU64,
     sampled_on_gpu: AtomicU64,
+    drafted: AtomicU64,
+    accepted: AtomicU64,
+    drafts: AtomicU64,
     preemptions: AtomicU64,
     step_ns: AtomicU64,
     model_ns: AtomicU64,
@@ -75,6 +84,22 @@ impl Counters {
 
     pub(super) fn sampled_on_gpu(&self, tokens: usize) {
         add(&self.sampled_on_gpu, tokens as u64);
+    }
+
+    /// A step of a sequence has computed this number of guesses, and so many were right.
+    pub(super) fn drafted(&self, drafted: usize, accepted: usize) {
+        if drafted > 0 {
+            add(&self.drafts, 1);
+            add(&self.drafted, drafted as u64);
+            add(&self.accepted, accepted as u64);
+            metrics::generator_tokens("drafted").inc_by(drafted as u64);
+            metrics::generator_tokens("accepted").inc_by(accepted as u64);
+        }
+    }
+
+    /// Counts drafts from 0 again.
+    pub(super) fn clear_drafts(&self) {
+        [&self.drafts, &self.drafted, &self.accepted].iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
 
     pub(super) fn preempted(&self) {
@@ -117,6 +142,9 @@ impl Counters {
             cached_tokens: get(&self.cached),
             generated_tokens: get(&self.generated),
             sampled_on_gpu: get(&self.sampled_on_gpu),
+            drafted_tokens: get(&self.drafted),
+            accepted_tokens: get(&self.accepted),
+            drafts: get(&self.drafts),
             preemptions: get(&self.preemptions),
             waiting: get(&self.waiting),
             running: get(&self.running),

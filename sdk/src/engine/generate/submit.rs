@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::Shared;
 use super::answers::{Answers, Sink};
+use super::draft;
 use super::grammar::GrammarState;
 use super::policy::ChosenPolicy;
 use super::prefix_items::PrefixItems;
@@ -101,6 +102,7 @@ impl Shared {
                 prompt_logprobs: request.prompt_logprobs.filter(|_| choice == 0),
                 policy: policy.clone(),
                 constraint: constraint.as_ref().map(|constraint| constraint.fork()),
+                max_draft: self.max_draft(request) as usize,
                 arrived,
             };
             Ok(Sequence::new(Arc::clone(&answers), new))
@@ -183,12 +185,17 @@ impl Shared {
                 return Err(Error::invalid(name, format!("{top} is not between 0 and {MOST_LOGPROBS}")));
             }
         }
+        draft::check("max_draft", self.max_draft(request))?;
         let most = self.options.max_prompt_tokens as usize;
         if most > 0 && prompt > most {
             let message = format!("{prompt} tokens are more than the {most} of options.max_prompt_tokens");
             return Err(Error::invalid("prompt", message));
         }
         Ok(())
+    }
+
+    fn max_draft(&self, request: &GenerateRequest) -> u32 {
+        request.max_draft.unwrap_or(self.options.max_draft)
     }
 
     /// The maximum number of tokens of an answer: what the request asks for, within the limits.

@@ -70,7 +70,7 @@ impl Workspace {
         page_indptr.push(0);
         for ((sequence, rows), pages) in batch.zip(lease.pages_of_owners()) {
             let (begin, at) = (sequence.cached, input_ids.len());
-            input_ids.extend(sequence.tokens[begin..begin + rows].iter().map(|&token| token as i32));
+            input_ids.extend(sequence.next_tokens(rows).map(|token| token as i32));
             positions.extend((begin..begin + rows).map(|position| position as i32));
             logits_rows.extend((sequence.logits_from(rows)..rows).map(|row| (at + row) as i32));
             row_offsets.push(input_ids.len() as i32);

@@ -1,0 +1,87 @@
+//! Speculation: decoding with drafts against decoding without.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pagoda::engine::Chat;
+use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Provider, Result};
+use pagoda_cli::progress::Progress;
+use serde_json::json;
+
+use super::{Row, find_language_model, median, options};
+
+const TOKENS: u32 = 160;
+const ROUNDS: usize = 5;
+const MAX_DRAFT: u32 = 16;
+
+const TEXT: &str = "The lighthouse at the end of the pier was built in 1874 by a company of engineers from the north. It is \
+    thirty-one metres high and has a lamp that can be seen from a distance of twenty-two miles. Until 1962 a keeper lived in \
+    the small house beside it with his family. The keeper lit the lamp every evening, wound the clock that turned it, and \
+    wrote the weather into a book. Since then the lamp has been lit by a machine, and the house is a museum that is open \
+    from May to October.";
+
+/// What is asked for: a text with a change, or any text.
+const EDITS: [(&str, &str); 3] = [
+    ("a word", "Repeat this text word for word, but write 'tower' instead of 'lighthouse':"),
+    ("a number", "Copy the following text exactly. Only change the year 1874 to 1880:"),
+    ("a sentence", "Write this text again, with the sentence 'It is closed today.' at its end:"),
+];
+const FREE: [&str; 2] = [
+    "Write a long story about a fox who learns to read.",
+    "Explain how bread is made, from the grain to the loaf, for somebody who has never seen it.",
+];
+
+/// Everything with a goal.
+pub fn measure(threads: u32, on_gpu: bool, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
+    find_language_model(folder)?;
+    progress.doing("measuring speculation");
+    let model = if on_gpu { ModelOptions { provider: Provider::Cuda, ..options(threads) } } else { options(threads) };
+    let kv_size = KvSize::Bytes(1 << 29);
+    let generator = Generator::open(folder, GeneratorOptions { model, kv_size, ..GeneratorOptions::default() })?;
+    let edits = EDITS.map(|(what, ask)| (format!("repeat a text but for {what}"), format!("{ask}\n\n{TEXT}")));
+    let free = FREE.map(|ask| ("free text".to_owned(), ask.to_owned()));
+    edits.into_iter().chain(free).map(|(case, ask)| compare(&generator, case, &ask)).collect()
+}
+
+/// Tokens per second with drafts against those without.
+fn compare(generator: &Generator, case: String, ask: &str) -> Result<Row> {
+    let (mut with, mut without, mut drafted) = (Vec::new(), Vec::new(), (0, 0));
+    for _ in 0..ROUNDS {
+        let (plain, time) = decode(generator, ask, 0)?;
+        without.push(time);
+        let before = generator.stats();
+        let (tokens, time) = decode(generator, ask, MAX_DRAFT)?;
+        with.push(time);
+        let stats = generator.stats();
+        drafted.0 += stats.accepted_tokens - before.accepted_tokens;
+        drafted.1 += stats.drafted_tokens - before.drafted_tokens;
+        assert_eq!(tokens, plain, "drafts change no token");
+    }
+    let tokens = f64::from(TOKENS - 1);
+    let (value, baseline) = (tokens / median(with), tokens / median(without));
+    Ok(Row {
+        bench: "speculation",
+        case: format!("{case} ({} of {} right)", drafted.0, drafted.1),
+        value,
+        unit: "tokens/s",
+        baseline,
+        baseline_name: "without drafts",
+        ratio: value / baseline,
+    })
+}
+
+/// The likeliest answer, and the time of all its tokens but the first.
+fn decode(generator: &Generator, ask: &str, max_draft: u32) -> Result<(Vec<u32>, Duration)> {
+    let chat = Chat::new(vec![json!({"role": "user", "content": ask})]);
+    let request = GenerateRequest {
+        max_new_tokens: Some(TOKENS),
+        do_sample: Some(false),
+        ignore_eos: true,
+        repetition_penalty: Some(1.0),
+        max_draft: Some(max_draft),
+        ..GenerateRequest::new(chat)
+    };
+    generator.clear(false)?;
+    let choice = generator.generate(&request)?.choices.remove(0);
+    Ok((choice.tokens, choice.timings.generation))
+}

@@ -1,0 +1,190 @@
+//! Drafts: answers are what they are without, and fewer steps give them.
+
+use pagoda::engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions, Grammar};
+use pagoda_test_support::Random;
+
+use super::cases::{PAGE, greedy, on_gpu, open, options, prompt, stepped, tokens};
+
+/// The number of prompts of the longest test.
+fn prompts() -> u64 {
+    std::env::var("PAGODA_SPECULATION_PROMPTS").map_or(1000, |count| count.parse().unwrap())
+}
+
+fn drafting(request: &GenerateRequest, max_draft: u32) -> GenerateRequest {
+    GenerateRequest { max_draft: Some(max_draft), ..request.clone() }
+}
+
+/// Answers requests together.
+fn all(generator: &Generator, requests: &[GenerateRequest]) -> Vec<GenerateResponse> {
+    generator.generate_all(requests, |_| ()).into_iter().map(Result::unwrap).collect()
+}
+
+/// What must not depend on drafts. Times do.
+fn answer(response: &GenerateResponse) -> Vec<(Vec<u32>, String, String)> {
+    let one = |choice: &pagoda::engine::Choice| {
+        // Chunks and single rows of a GPU have logits that differ in their last bits.
+        let logprobs: Vec<_> = choice.logprobs.iter().map(|of| (of.rank, (of.logprob * 1e3).round())).collect();
+        let logprobs = if on_gpu() { String::new() } else { format!("{logprobs:?}") };
+        (
+            choice.tokens.clone(),
+            choice.text.clone(),
+            format!("{:?} {:?} {logprobs}", choice.finish_reason, choice.missing),
+        )
+    };
+    response.choices.iter().map(one).collect()
+}
+
+/// Tokens that repeat what came before, with changes.
+fn repetitive(random: &mut Random, tokens: usize) -> Vec<u32> {
+    let base = prompt(random.below(1 << 30) as u64, 4 + random.below(12));
+    let mut out = Vec::new();
+    while out.len() < tokens {
+        out.extend(&base);
+        if random.below(3) == 0 {
+            out.push(random.below(272) as u32);
+        }
+    }
+    out.truncate(tokens);
+    out
+}
+
+#[test]
+fn greedy_tokens_are_those_without_drafts() {
+    let (plain, drafted) = (open(options(256)), open(GeneratorOptions { max_draft: 12, ..options(256) }));
+    let mut random = Random(5);
+    let requests: Vec<_> = (0..prompts())
+        .map(|_| {
+            let tokens = 1 + random.below(60);
+            greedy(&repetitive(&mut random, tokens), 4 + random.below(28) as u32)
+        })
+        .collect();
+    for requests in requests.chunks(40) {
+        let (expected, got) = (all(&plain, requests), all(&drafted, requests));
+        for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
+            assert_eq!(got.choices[0].tokens, expected.choices[0].tokens, "{:?}", request.prompt);
+        }
+    }
+    let (plain, stats) = (plain.stats(), drafted.stats());
+    assert_eq!((plain.drafted_tokens, plain.drafts), (0, 0));
+    assert!(stats.accepted_tokens > 0 && stats.accepted_tokens < stats.drafted_tokens, "{stats:?}");
+    assert!(stats.drafts <= stats.drafted_tokens && stats.generated_tokens == plain.generated_tokens, "{stats:?}");
+}
+
+/// A request of any kind.
+fn any_request(random: &mut Random) -> GenerateRequest {
+    let tokens = 1 + random.below(80);
+    let mut request = greedy(&repetitive(random, tokens), 4 + random.below(37) as u32);
+    request.seed = Some(random.below(1000) as u64);
+    if random.below(2) == 0 {
+        (request.do_sample, request.temperature) = (Some(true), Some(0.2 + random.below(10) as f32 * 0.1));
+        request.top_k = Some(random.below(20) as u32);
+    }
+    match random.below(9) {
+        0 => request.repetition_penalty = Some(1.3),
+        1 => (request.presence_penalty, request.frequency_penalty) = (0.5, 0.5),
+        2 => request.no_repeat_ngram_size = Some(3),
+        3 => request.logprobs = Some(3),
+        4 => request.n = Some(3),
+        5 => request.stop_tokens = (0..20).collect(),
+        6 => (request.min_new_tokens, request.ignore_eos) = (Some(4), false),
+        7 => request.grammar = Some(Grammar::Regex("(ab|cd){3,20}".into())),
+        _ => request.prompt_logprobs = Some(1),
+    }
+    request
+}
+
+#[test]
+fn every_kind_of_request_gets_the_same_answer_in_batches_and_tiny_pools() {
+    let plain = open(options(256));
+    for (pages, max_batch_tokens) in [(256, 512), (14, 40)] {
+        let drafted = open(GeneratorOptions { max_batch: 8, max_batch_tokens, max_stretch: 0.0, ..options(pages) });
+        let mut random = Random(u64::from(pages));
+        for _ in 0..30 {
+            let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
+            let with_drafts: Vec<_> =
+                requests.iter().map(|request| drafting(request, 1 + random.below(16) as u32)).collect();
+            let (expected, got) = (all(&plain, &requests), all(&drafted, &with_drafts));
+            for (at, ((request, expected), got)) in with_drafts.iter().zip(&expected).zip(&got).enumerate() {
+                assert_eq!(answer(got), answer(expected), "{:?} at {at}", request.prompt);
+            }
+        }
+        let stats = drafted.stats();
+        assert!(stats.drafts > 0 && stats.accepted_tokens > 0, "{stats:?}");
+        drafted.clear(true).unwrap();
+        let kv = drafted.kv_stats();
+        assert_eq!((kv.free_pages, kv.shared_pages, kv.resident_owners), (u64::from(pages), 0, 0), "{kv:?}");
+    }
+}
+
+#[test]
+fn requests_that_are_cancelled_between_steps_leave_no_page() {
+    let generator = open(GeneratorOptions { max_batch: 8, max_batch_tokens: 40, max_draft: 16, ..stepped(14) });
+    let mut random = Random(11);
+    let mut streams = Vec::new();
+    for _ in 0..1500 {
+        if random.below(4) == 0 && streams.len() < 12 {
+            streams.push(generator.stream(&any_request(&mut random)).unwrap());
+        }
+        if random.below(12) == 0 && !streams.is_empty() {
+            streams.swap_remove(random.below(streams.len()));
+        }
+        generator.step().unwrap();
+    }
+    streams.clear();
+    while generator.stats().running + generator.stats().waiting > 0 {
+        generator.step().unwrap();
+    }
+    assert!(generator.stats().drafts > 0 && generator.stats().preemptions > 0, "{:?}", generator.stats());
+    generator.clear(true).unwrap();
+    let kv = generator.kv_stats();
+    assert_eq!((kv.free_pages, kv.shared_pages, kv.resident_owners), (14, 0, 0), "{kv:?}");
+}
+
+#[test]
+fn what_was_drafted_is_shared_and_kept_like_anything_else() {
+    let (plain, generator) = (open(options(256)), open(GeneratorOptions { max_draft: 8, ..options(256) }));
+    let mut random = Random(3);
+    for turn in 0..20 {
+        let first = repetitive(&mut random, 20);
+        let session = (turn % 2 == 0).then(|| format!("s{turn}"));
+        let ask = |generator: &Generator, tokens: &[u32]| {
+            generator.generate(&GenerateRequest { session: session.clone(), ..greedy(tokens, 80) }).unwrap()
+        };
+        let answered = ask(&generator, &first);
+        let next = [&first, &answered.choices[0].tokens[..], &[7]].concat();
+        let second = ask(&generator, &next);
+        assert!(second.cached_tokens as usize >= (next.len() - 2) / PAGE * PAGE, "{}", second.cached_tokens);
+        assert_eq!(second.choices[0].tokens, tokens(&plain, &greedy(&next, 80)), "by pages that drafts were in");
+    }
+    assert!(generator.stats().accepted_tokens > 0, "{:?}", generator.stats());
+}
+
+#[test]
+fn a_generator_drafts_only_while_it_is_to() {
+    let generator = open(GeneratorOptions { max_draft: 8, ..options(64) });
+    let repeated = greedy(&[5, 6, 7].repeat(20), 60);
+    let expected = tokens(&generator, &drafting(&repeated, 0));
+    assert_eq!(generator.stats().drafts, 0, "the request says so");
+    generator.set_speculation(false);
+    assert_eq!(tokens(&generator, &repeated), expected);
+    assert_eq!(generator.stats().drafts, 0, "the generator says so");
+    generator.set_speculation(true);
+    for _ in 0..20 {
+        assert_eq!(tokens(&generator, &repeated), expected);
+    }
+    assert!(generator.stats().drafts > 0, "{:?}", generator.stats());
+    generator.clear_speculation();
+    generator.set_speculation(false);
+    assert_eq!(tokens(&generator, &repeated), expected);
+    let stats = generator.stats();
+    assert_eq!((stats.drafts, stats.drafted_tokens, stats.accepted_tokens), (0, 0, 0));
+}
+
+#[test]
+fn too_long_drafts_are_refused() {
+    let error = open(options(8)).generate(&drafting(&greedy(&[1], 1), 65)).unwrap_err();
+    assert_eq!((error.argument(), error.to_string().contains("65")), (Some("max_draft"), true), "{error}");
+    let error =
+        Generator::open(super::cases::folder(), GeneratorOptions { max_draft: 99, ..options(8) }).err().unwrap();
+    assert_eq!(error.argument(), Some("options.max_draft"), "{error}");
+}
