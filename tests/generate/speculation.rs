@@ -1,9 +1,13 @@
 //! Drafts: answers are what they are without, and fewer steps give them.
 
-use pagoda::engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions, Grammar};
-use pagoda_test_support::Random;
+use std::fs;
 
-use super::cases::{PAGE, greedy, on_gpu, open, options, prompt, stepped, tokens};
+use pagoda::KvSize;
+use pagoda::engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions, Grammar};
+use pagoda_test_support::{Folder, Random};
+use ring::digest::{SHA256, digest};
+
+use super::cases::{PAGE, folder, greedy, on_gpu, open, options, oracle, prompt, stepped, tokens};
 
 /// The number of prompts of the longest test.
 fn prompts() -> u64 {
@@ -142,7 +146,8 @@ fn requests_that_are_cancelled_between_steps_leave_no_page() {
 
 #[test]
 fn what_was_drafted_is_shared_and_kept_like_anything_else() {
-    let (plain, generator) = (open(options(256)), open(GeneratorOptions { max_draft: 8, ..options(256) }));
+    let plain = open(options(256));
+    let generator = open(GeneratorOptions { max_draft: 8, draft_model: Some(folder()), ..options(256) });
     let mut random = Random(3);
     for turn in 0..20 {
         let first = repetitive(&mut random, 20);
@@ -157,6 +162,104 @@ fn what_was_drafted_is_shared_and_kept_like_anything_else() {
         assert_eq!(second.choices[0].tokens, tokens(&plain, &greedy(&next, 80)), "by pages that drafts were in");
     }
     assert!(generator.stats().accepted_tokens > 0, "{:?}", generator.stats());
+}
+
+/// The model's folder with weights that differ by so much.
+fn other_weights(differ: f32) -> Folder {
+    let copy = Folder::new();
+    for file in fs::read_dir(folder()).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    let path = copy.path().join("weights.bin");
+    let mut random = Random(9);
+    let weights = fs::read(&path).unwrap();
+    let (floats, rest) = weights.as_chunks::<4>();
+    let changed = floats.iter().flat_map(|&bytes| {
+        let by = 1.0 + differ * (random.below(2001) as f32 / 1000.0 - 1.0);
+        (f32::from_le_bytes(bytes) * by).to_le_bytes()
+    });
+    let changed: Vec<_> = changed.chain(rest.iter().copied()).collect();
+    replace(&copy, "weights.bin", &changed);
+    copy
+}
+
+/// Replaces a file of a folder, and the hashes.
+fn replace(folder: &Folder, name: &str, with: &[u8]) {
+    let (path, about) = (folder.path().join(name), folder.path().join("pagoda.json"));
+    let hash =
+        |bytes: &[u8]| -> String { digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect() };
+    let text = fs::read_to_string(&about).unwrap();
+    let text = text.replace(&hash(&fs::read(&path).unwrap()), &hash(with));
+    // The version is the hash of the text with zeros in its place.
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let zeros = "0".repeat(64);
+    let text = text.replace(json["version"].as_str().unwrap(), &zeros);
+    fs::write(about, text.replace(&zeros, &hash(text.as_bytes()))).unwrap();
+    fs::write(path, with).unwrap();
+}
+
+#[test]
+fn a_draft_model_changes_no_token() {
+    let plain = open(options(256));
+    let mut rates = Vec::new();
+    for differ in [0.0, 0.05, 0.8] {
+        let other = other_weights(differ);
+        let draft_model = Some(other.path().to_owned());
+        // The second one has too little room for all.
+        for draft_pages in [256, 9] {
+            let drafted = open(GeneratorOptions {
+                draft_model: draft_model.clone(),
+                draft_kv_size: KvSize::Pages(draft_pages),
+                max_batch: 8,
+                max_batch_tokens: 64,
+                ..options(40)
+            });
+            let mut random = Random(u64::from(draft_pages));
+            for _ in 0..12 {
+                let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
+                let with_drafts: Vec<_> =
+                    requests.iter().map(|request| drafting(request, 1 + random.below(8) as u32)).collect();
+                let (expected, got) = (all(&plain, &requests), all(&drafted, &with_drafts));
+                for (at, ((request, expected), got)) in requests.iter().zip(&expected).zip(&got).enumerate() {
+                    assert_eq!(answer(got), answer(expected), "{:?} at {at}", request.prompt);
+                }
+            }
+            let stats = drafted.stats();
+            assert!(stats.drafts > 0, "{stats:?}");
+            rates.push(stats.accepted_tokens as f64 / stats.drafted_tokens as f64);
+        }
+    }
+    // The same weights guess all that grammars, penalties and the last bits of logits do not change.
+    assert!(rates[0] > 0.7 && rates[0] > rates[2] && rates[2] > rates[4], "{rates:?}");
+}
+
+#[test]
+fn the_same_model_drafts_what_it_would_generate() {
+    let generator = open(GeneratorOptions { draft_model: Some(folder()), max_draft: 4, ..stepped(64) });
+    for seed in 0..10 {
+        let stream = generator.stream(&greedy(&prompt(seed, 20), 40)).unwrap();
+        while generator.step().unwrap() {}
+        assert_eq!(stream.response().unwrap().choices[0].tokens, oracle(&prompt(seed, 20), 40));
+    }
+    let stats = generator.stats();
+    assert_eq!((stats.accepted_tokens, stats.drafted_tokens > 0), (stats.drafted_tokens, true), "{stats:?}");
+}
+
+#[test]
+fn a_draft_model_with_other_tokens_is_refused() {
+    let other = other_weights(0.0);
+    let text = fs::read_to_string(other.path().join("tokenizer.json")).unwrap();
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let names: Vec<_> = vocab.keys().filter(|name| name.len() == 1).take(2).cloned().collect();
+    let (one, two) = (vocab[&names[0]].clone(), vocab[&names[1]].clone());
+    (vocab[&names[0]], vocab[&names[1]]) = (two, one);
+    replace(&other, "tokenizer.json", tokenizer.to_string().as_bytes());
+    let options = GeneratorOptions { draft_model: Some(other.path().to_owned()), ..options(8) };
+    let error = Generator::open(folder(), options).err().unwrap();
+    assert_eq!(error.argument(), Some("options.draft_model"), "{error}");
+    assert!(error.to_string().contains("same tokenizer"), "{error}");
 }
 
 #[test]
@@ -184,7 +287,6 @@ fn a_generator_drafts_only_while_it_is_to() {
 fn too_long_drafts_are_refused() {
     let error = open(options(8)).generate(&drafting(&greedy(&[1], 1), 65)).unwrap_err();
     assert_eq!((error.argument(), error.to_string().contains("65")), (Some("max_draft"), true), "{error}");
-    let error =
-        Generator::open(super::cases::folder(), GeneratorOptions { max_draft: 99, ..options(8) }).err().unwrap();
+    let error = Generator::open(folder(), GeneratorOptions { max_draft: 99, ..options(8) }).err().unwrap();
     assert_eq!(error.argument(), Some("options.max_draft"), "{error}");
 }

@@ -3,10 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use pagoda::engine::Chat;
 use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Provider, Result};
 use pagoda_cli::progress::Progress;
-use serde_json::json;
 
 use super::{Row, find_language_model, median, options};
 
@@ -20,15 +18,18 @@ const TEXT: &str = "The lighthouse at the end of the pier was built in 1874 by a
     wrote the weather into a book. Since then the lamp has been lit by a machine, and the house is a museum that is open \
     from May to October.";
 
-/// What is asked for: a text with a change, or any text.
+/// What comes between the text and its changed copy, and how the copy begins.
 const EDITS: [(&str, &str); 3] = [
-    ("a word", "Repeat this text word for word, but write 'tower' instead of 'lighthouse':"),
-    ("a number", "Copy the following text exactly. Only change the year 1874 to 1880:"),
-    ("a sentence", "Write this text again, with the sentence 'It is closed today.' at its end:"),
+    ("a word", "The same text again, with 'tower' instead of 'lighthouse':\n\nThe tower at the end of the pier"),
+    (
+        "a number",
+        "The same text again, with the year 1880 instead of 1874:\n\nThe lighthouse at the end of the pier was built in 1880",
+    ),
+    ("its beginning", "The same text again, about another place:\n\nThe lighthouse at the mouth of the river"),
 ];
 const FREE: [&str; 2] = [
-    "Write a long story about a fox who learns to read.",
-    "Explain how bread is made, from the grain to the loaf, for somebody who has never seen it.",
+    "Once upon a time there was a fox who wanted to learn to read. Every morning",
+    "How bread is made, from the grain to the loaf, told to somebody who has never seen it: First",
 ];
 
 /// Everything with a goal.
@@ -38,19 +39,19 @@ pub fn measure(threads: u32, on_gpu: bool, folder: &Path, progress: &Progress) -
     let model = if on_gpu { ModelOptions { provider: Provider::Cuda, ..options(threads) } } else { options(threads) };
     let kv_size = KvSize::Bytes(1 << 29);
     let generator = Generator::open(folder, GeneratorOptions { model, kv_size, ..GeneratorOptions::default() })?;
-    let edits = EDITS.map(|(what, ask)| (format!("repeat a text but for {what}"), format!("{ask}\n\n{TEXT}")));
-    let free = FREE.map(|ask| ("free text".to_owned(), ask.to_owned()));
-    edits.into_iter().chain(free).map(|(case, ask)| compare(&generator, case, &ask)).collect()
+    let edits = EDITS.map(|(what, copy)| (format!("a text again but for {what}"), format!("{TEXT}\n\n{copy}")));
+    let free = FREE.map(|beginning| ("free text".to_owned(), beginning.to_owned()));
+    edits.into_iter().chain(free).map(|(case, prompt)| compare(&generator, case, &prompt)).collect()
 }
 
 /// Tokens per second with drafts against those without.
-fn compare(generator: &Generator, case: String, ask: &str) -> Result<Row> {
+fn compare(generator: &Generator, case: String, prompt: &str) -> Result<Row> {
     let (mut with, mut without, mut drafted) = (Vec::new(), Vec::new(), (0, 0));
     for _ in 0..ROUNDS {
-        let (plain, time) = decode(generator, ask, 0)?;
+        let (plain, time) = decode(generator, prompt, 0)?;
         without.push(time);
         let before = generator.stats();
-        let (tokens, time) = decode(generator, ask, MAX_DRAFT)?;
+        let (tokens, time) = decode(generator, prompt, MAX_DRAFT)?;
         with.push(time);
         let stats = generator.stats();
         drafted.0 += stats.accepted_tokens - before.accepted_tokens;
@@ -71,15 +72,14 @@ fn compare(generator: &Generator, case: String, ask: &str) -> Result<Row> {
 }
 
 /// The likeliest answer, and the time of all its tokens but the first.
-fn decode(generator: &Generator, ask: &str, max_draft: u32) -> Result<(Vec<u32>, Duration)> {
-    let chat = Chat::new(vec![json!({"role": "user", "content": ask})]);
+fn decode(generator: &Generator, prompt: &str, max_draft: u32) -> Result<(Vec<u32>, Duration)> {
     let request = GenerateRequest {
         max_new_tokens: Some(TOKENS),
         do_sample: Some(false),
         ignore_eos: true,
         repetition_penalty: Some(1.0),
         max_draft: Some(max_draft),
-        ..GenerateRequest::new(chat)
+        ..GenerateRequest::new(prompt)
     };
     generator.clear(false)?;
     let choice = generator.generate(&request)?.choices.remove(0);

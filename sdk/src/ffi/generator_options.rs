@@ -9,7 +9,7 @@ use super::model::{self, pagoda_model_options};
 use super::store::{self, pagoda_store_options};
 use crate::engine::{Driver, EngineStore, GeneratorOptions, KvPolicy};
 use crate::error::Result;
-use crate::kv::KvFormat;
+use crate::kv::{KvFormat, KvSize};
 
 /// What runs the steps of a generator.
 pub type pagoda_driver = i32;
@@ -120,6 +120,11 @@ pub struct pagoda_generator_options {
     pub kv_policy: *const pagoda_kv_policy,
     /// The `max_draft` of requests that do not say, 0 to 64; default 0: nothing is guessed.
     pub max_draft: i32,
+    /// The folder of a smaller model with the same tokenizer, which guesses tokens, UTF-8; NULL, the default: they are looked up in
+    /// the prompt and the answer.
+    pub draft_model: *const c_char,
+    /// Bytes of that model's pool of keys and values; default 0: 256 MiB. What does not fit is not guessed.
+    pub draft_kv_bytes: u64,
 }
 
 // SAFETY: numbers and pointers in C's layout, the size first.
@@ -150,6 +155,8 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
         store_options: std::ptr::null(),
         kv_policy: std::ptr::null(),
         max_draft: known.max_draft as i32,
+        draft_model: std::ptr::null(),
+        draft_kv_bytes: 0,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -159,6 +166,8 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
     let store_options = unsafe { store::read_options(options.store_options) };
     // SAFETY: by contract.
     let store_path = unsafe { args::optional_text(options.store_path, "options.store_path")? };
+    // SAFETY: by contract.
+    let draft_model = unsafe { args::optional_text(options.draft_model, "options.draft_model")? };
     let store_options = store_options.map_err(|error| deeper(error, "options.store_options"))?;
     let size = read_size(options.kv_size_unit, options.kv_size, "options.kv_size")?;
     Ok(GeneratorOptions {
@@ -184,6 +193,11 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
         max_new_tokens: args::count(options.max_new_tokens, "options.max_new_tokens")?,
         queue: args::count(options.queue, "options.queue")?,
         max_draft: args::count(options.max_draft, "options.max_draft")?,
+        draft_model: draft_model.map(Into::into),
+        draft_kv_size: match options.draft_kv_bytes {
+            0 => known.draft_kv_size,
+            bytes => KvSize::Bytes(bytes),
+        },
         driver: match options.driver {
             PAGODA_DRIVER_THREAD => Driver::Thread,
             PAGODA_DRIVER_CALLER => Driver::Caller,

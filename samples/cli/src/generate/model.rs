@@ -43,6 +43,9 @@ pub struct ModelArguments {
     /// With h2o: the newest tokens, so many of them, stay whatever their weights.
     #[arg(long, default_value_t = 0, value_name = "N")]
     grace_period: u32,
+    /// Guess tokens with this smaller model, which has the same tokenizer; without it they are looked up (--max-draft).
+    #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
+    draft_model: Option<PathBuf>,
     /// Host memory for keys and values that leave --cache; 0 = none.
     #[arg(long, default_value = "0", value_name = "BYTES", value_parser = parse_bytes)]
     host_cache: u64,
@@ -97,6 +100,7 @@ impl ModelArguments {
             kv_size: KvSize::Bytes(self.cache),
             kv_format: self.kv_format.as_deref().and_then(KvFormat::named),
             kv_policy: self.policy(),
+            draft_model: self.draft_model.clone(),
             host_bytes: self.host_cache,
             store: self.store.clone().map(EngineStore::new),
             ..GeneratorOptions::default()
@@ -132,6 +136,7 @@ pub fn in_flags(error: Error) -> Error {
     const FLAGS: [(&str, &str); 14] = [
         ("options.kv_size", "--cache"),
         ("options.kv_format", "--kv-format"),
+        ("options.draft_model", "--draft-model"),
         ("options.kv_policy.cache_lengths", "--cache-length"),
         ("options.kv_policy.cache_length", "--cache-length"),
         ("options.kv_policy.protect", "--protect"),

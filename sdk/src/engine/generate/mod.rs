@@ -41,7 +41,7 @@ pub use stats::GeneratorStats;
 pub use stream::TokenStream;
 
 use self::answers::{Callback, Sink};
-use self::draft::Speculation;
+use self::draft::{DraftModel, Speculation};
 use self::open_model::OpenModel;
 use self::scheduler::Scheduler;
 use self::sequence::Sequence;
@@ -126,8 +126,9 @@ impl Generator {
         let sessions = Sessions::start(&model, is_durable)?;
         let slot_sessions = SlotSessions::open(&model)?;
         let speculation = Arc::<Speculation>::default();
-        let (count, speculate) = (Arc::clone(&counters), Arc::clone(&speculation));
-        let scheduler = Scheduler::new(Arc::clone(&model), &options, sessions, slot_sessions, count, speculate);
+        let drafts = (Arc::clone(&speculation), DraftModel::open(&model, &options)?);
+        let scheduler =
+            Scheduler::new(Arc::clone(&model), &options, sessions, slot_sessions, Arc::clone(&counters), drafts);
         let shared = Arc::new(Shared {
             model,
             options,

@@ -1,5 +1,7 @@
 //! What can be chosen when a generator is opened.
 
+use std::path::PathBuf;
+
 use super::super::EngineStore;
 use super::kv_policy::KvPolicy;
 use crate::kv::{KvFormat, KvSize};
@@ -39,6 +41,11 @@ pub struct GeneratorOptions {
     pub queue: u32,
     /// The `max_draft` of requests that do not say: how many tokens are guessed for one step; 0: none.
     pub max_draft: u32,
+    /// The folder of a smaller model with the same tokenizer, which guesses them, on the same device. `None`: they are looked up in
+    /// the prompt and the answer.
+    pub draft_model: Option<PathBuf>,
+    /// The size of that model's pool of keys and values. What does not fit is not guessed.
+    pub draft_kv_size: KvSize,
     /// Who runs the steps.
     pub driver: Driver,
 }
@@ -70,6 +77,8 @@ impl Default for GeneratorOptions {
             max_new_tokens: 0,
             queue: 4096,
             max_draft: 0,
+            draft_model: None,
+            draft_kv_size: KvSize::Bytes(1 << 28),
             driver: Driver::Thread,
         }
     }

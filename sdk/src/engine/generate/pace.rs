@@ -8,6 +8,8 @@ use super::draft::Costs;
 const SMALLEST_CHUNK: usize = 4;
 /// The rows of drafts that take as long as a step without any, before anything is known.
 const FIRST_ROWS: f64 = 8.0;
+/// The part of what drafts cost more than at first that is forgotten with each step without any.
+const FORGOTTEN: f64 = 0.01;
 /// The weight of a new measurement.
 const WEIGHT: f64 = 0.2;
 
@@ -28,6 +30,10 @@ impl Pace {
         let took = took.as_secs_f64();
         if prompt_rows == 0 {
             average(&mut self.decode, took);
+            // What one draft took longer by chance must not stop drafts for good.
+            if let Some(row) = &mut self.draft_row {
+                *row += FORGOTTEN * (took / FIRST_ROWS - *row).min(0.0);
+            }
         } else if decode_rows == 0 {
             average(&mut self.row, took / prompt_rows as f64);
         } else if let Some(decode) = self.decode {
@@ -39,15 +45,16 @@ impl Pace {
     /// A step of drafts, without prompts, took this long.
     pub(super) fn measured_drafts(&mut self, draft_rows: usize, took: Duration) {
         if let Some(decode) = self.decode {
-            average(&mut self.draft_row, (took.as_secs_f64() - decode).max(decode * 0.01) / draft_rows as f64);
+            // A row costs less than a step of its own.
+            let row = (took.as_secs_f64() - decode) / draft_rows as f64;
+            average(&mut self.draft_row, row.clamp(decode * 0.01, decode * 0.9));
         }
     }
 
-    /// What steps cost in which so many sequences decode, if any was measured.
-    pub(super) fn costs(&self, sequences: usize) -> Option<Costs> {
-        // Rows of a prompt are many at a time, and each costs less than one of a few.
-        let row = |step: f64| self.draft_row.or(self.row).unwrap_or(step / FIRST_ROWS);
-        self.decode.map(|step| Costs { step, row: row(step), sequences: sequences as f64 })
+    /// What steps cost in which so many sequences decode, if any was measured. `drafting`: seconds that a token takes to draft.
+    pub(super) fn costs(&self, sequences: usize, drafting: f64) -> Option<Costs> {
+        let row = |step: f64| self.draft_row.unwrap_or(step / FIRST_ROWS);
+        self.decode.map(|step| Costs { step, row: row(step) + drafting, sequences: sequences as f64 })
     }
 
     /// Forgets what drafts cost.
@@ -74,6 +81,27 @@ fn average(of: &mut Option<f64>, new: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slow_draft_is_forgotten_after_a_while() {
+        let mut pace = Pace::default();
+        let ms = Duration::from_millis;
+        assert!(pace.costs(1, 0.0).is_none());
+        pace.measured(1, 0, ms(10));
+        let row = |pace: &Pace| pace.costs(1, 0.0).unwrap().row;
+        assert!((row(&pace) - 0.01 / FIRST_ROWS).abs() < 1e-9);
+        pace.measured_drafts(4, ms(18));
+        assert!((row(&pace) - 0.002).abs() < 1e-9);
+        pace.measured_drafts(1, ms(5000));
+        let slow = row(&pace);
+        assert!(slow > 0.003 && slow < 0.009);
+        for _ in 0..500 {
+            pace.measured(1, 0, ms(10));
+        }
+        assert!(row(&pace) < 0.0014, "{}", row(&pace));
+        pace.forget_drafts();
+        assert!((row(&pace) - 0.01 / FIRST_ROWS).abs() < 1e-9);
+    }
 
     #[test]
     fn chunks_follow_what_rows_cost() {

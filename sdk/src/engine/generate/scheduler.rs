@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::super::batching::catch_panic;
 use super::answers::{Answers, Ended};
-use super::draft::Speculation;
+use super::draft::{DraftModel, Speculation};
 use super::grammar::MaskWorker;
 use super::kv_policy::SlotCall;
 use super::open_model::OpenModel;
@@ -52,6 +52,7 @@ pub(super) struct Scheduler {
     masks: Option<MaskWorker>,
     pace: Pace,
     speculation: Arc<Speculation>,
+    draft_model: Option<DraftModel>,
     busy_steps: u32,
     /// The time of this step that the model took.
     in_model: Duration,
@@ -66,7 +67,7 @@ impl Scheduler {
         sessions: Sessions,
         slot_sessions: SlotSessions,
         counters: Arc<Counters>,
-        speculation: Arc<Speculation>,
+        (speculation, draft_model): (Arc<Speculation>, Option<DraftModel>),
     ) -> Self {
         Self {
             workspace: Workspace::new(&model, options.max_batch as usize, options.max_batch_tokens as usize),
@@ -83,6 +84,7 @@ impl Scheduler {
             masks: None,
             pace: Pace::default(),
             speculation,
+            draft_model,
             busy_steps: 0,
             in_model: Duration::ZERO,
             to_wake: Vec::new(),
@@ -238,7 +240,8 @@ impl Scheduler {
             self.counters.clear_drafts();
             self.running.values_mut().chain(self.waiting.values_mut()).for_each(Sequence::forget_drafts);
         }
-        let mut costs = self.pace.costs(self.running.len()).filter(|_| self.speculation.is_on());
+        let drafting = self.draft_model.as_ref().map_or(0.0, DraftModel::seconds);
+        let mut costs = self.pace.costs(self.running.len(), drafting).filter(|_| self.speculation.is_on());
         loop {
             for sequence in self.running.values_mut() {
                 // It was evicted while it waited, or by another thread.
@@ -246,6 +249,9 @@ impl Scheduler {
                     prefixes::look_up(&self.model, &mut self.slot_sessions, sequence, self.share_prefixes, true);
                 }
                 sequence.guess(costs);
+            }
+            if let Some(draft_model) = &mut self.draft_model {
+                draft_model.draft(&mut self.running);
             }
             let policy = self.model.policy.as_ref();
             let needs: Vec<_> = self.running.values().map(|sequence| sequence.need_by(policy)).collect();
@@ -348,6 +354,9 @@ impl Scheduler {
                 lease.keep_first(index, &sequence.items.get()[before..sequence.cached]);
             }
         }
+        if let Some(draft_model) = &mut self.draft_model {
+            draft_model.verified(&self.running);
+        }
         let committed = lease.commit().map(drop);
         for (&(key, _), outcome) in batch.iter().zip(outcomes) {
             match committed.clone().and(outcome) {
@@ -443,6 +452,7 @@ impl Scheduler {
     /// Ends a sequence, and its request with the last one.
     fn end(&mut self, mut sequence: Sequence, reason: Result<FinishReason>) {
         self.counters.ended(&reason, sequence.tokens.len() - sequence.prompt);
+        self.draft_model.iter().for_each(|draft_model| draft_model.forget(sequence.owner));
         let computed = sequence.computed;
         let is_session = sequence.is_session;
         let kept = (is_session && self.model.policy.is_some()).then(|| self.keep_slots(&mut sequence, reason.is_ok()));

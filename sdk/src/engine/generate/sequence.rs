@@ -127,6 +127,8 @@ pub(super) struct NewSequence {
     pub(super) constraint: Option<Arc<GrammarState>>,
     /// The maximum number of tokens that are drafted for a step; 0: none are.
     pub(super) max_draft: usize,
+    /// Whether a draft model makes them.
+    pub(super) drafts_by_model: bool,
     pub(super) arrived: Instant,
 }
 
@@ -152,7 +154,7 @@ impl Sequence {
             ends: new.ends,
             sampler: new.sampler,
             constraint: new.constraint,
-            drafts: (new.max_draft > 0).then(|| Drafts::new(new.max_draft)),
+            drafts: (new.max_draft > 0).then(|| Drafts::new(new.max_draft, new.drafts_by_model)),
             logprobs: new.logprobs,
             prompt_logprobs: new.prompt_logprobs,
             computed: 0,
@@ -189,6 +191,20 @@ impl Sequence {
         drafts.guess(tokens, room, costs);
         if !drafts.tokens().is_empty() {
             items.guess(drafts.tokens());
+        }
+    }
+
+    /// How many tokens a draft model is to draft for the next step, if any.
+    pub(super) fn wants_draft(&self) -> Option<usize> {
+        self.drafts.as_ref().map(Drafts::wanted).filter(|&wanted| wanted > 0)
+    }
+
+    /// A draft model has made a draft.
+    pub(super) fn set_draft(&mut self, draft: &[u32]) {
+        let Self { drafts: Some(drafts), items, .. } = self else { return };
+        drafts.set(draft);
+        if !draft.is_empty() {
+            items.guess(draft);
         }
     }
 

@@ -103,6 +103,7 @@ impl Shared {
                 policy: policy.clone(),
                 constraint: constraint.as_ref().map(|constraint| constraint.fork()),
                 max_draft: self.max_draft(request) as usize,
+                drafts_by_model: self.options.draft_model.is_some(),
                 arrived,
             };
             Ok(Sequence::new(Arc::clone(&answers), new))

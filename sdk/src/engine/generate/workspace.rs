@@ -62,27 +62,51 @@ impl Workspace {
         if let Some(policy) = &model.policy {
             self.slots.fill(policy, batch.clone())?;
         }
+        self.begin();
+        for ((sequence, rows), pages) in batch.zip(lease.pages_of_owners()) {
+            let (begin, slots) = (sequence.cached, sequence.cached_slots());
+            self.push(sequence.next_tokens(rows), begin, slots, sequence.logits_from(rows), pages);
+        }
+        self.finish();
+        Ok(())
+    }
+
+    /// Empties the buffers.
+    pub(super) fn begin(&mut self) {
         let Self { input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows, .. } = self;
         for numbers in [&mut *input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows] {
             numbers.clear();
         }
         row_offsets.push(0);
         page_indptr.push(0);
-        for ((sequence, rows), pages) in batch.zip(lease.pages_of_owners()) {
-            let (begin, at) = (sequence.cached, input_ids.len());
-            input_ids.extend(sequence.next_tokens(rows).map(|token| token as i32));
-            positions.extend((begin..begin + rows).map(|position| position as i32));
-            logits_rows.extend((sequence.logits_from(rows)..rows).map(|row| (at + row) as i32));
-            row_offsets.push(input_ids.len() as i32);
-            cached_len.push(sequence.cached_slots() as i32);
-            page_ids.extend(pages.map(|page| page as i32));
-            page_indptr.push(page_ids.len() as i32);
-        }
+    }
+
+    /// Adds the rows of a sequence: its tokens from position `begin` on. The logits of those from `logits_from` on are needed.
+    pub(super) fn push(
+        &mut self,
+        tokens: impl Iterator<Item = u32>,
+        begin: usize,
+        cached: usize,
+        logits_from: usize,
+        pages: impl Iterator<Item = u32>,
+    ) {
+        let at = self.input_ids.len();
+        self.input_ids.extend(tokens.map(|token| token as i32));
+        let rows = self.input_ids.len() - at;
+        self.positions.extend((begin..begin + rows).map(|position| position as i32));
+        self.logits_rows.extend((logits_from..rows).map(|row| (at + row) as i32));
+        self.row_offsets.push(self.input_ids.len() as i32);
+        self.cached_len.push(cached as i32);
+        self.page_ids.extend(pages.map(|page| page as i32));
+        self.page_indptr.push(self.page_ids.len() as i32);
+    }
+
+    /// All rows are there.
+    pub(super) fn finish(&mut self) {
         // The first chunks of a prompt need no logits, but not every graph runs without any.
-        if logits_rows.is_empty() {
-            logits_rows.extend(input_ids.len().checked_sub(1).map(|row| row as i32));
+        if self.logits_rows.is_empty() {
+            self.logits_rows.extend(self.input_ids.len().checked_sub(1).map(|row| row as i32));
         }
-        Ok(())
     }
 
     fn sizes(&self) -> Sizes {

@@ -4,17 +4,21 @@
 //! decides whether the logits of the next place are known already. So answers have the tokens that they have without.
 
 mod lookup;
+mod model;
 mod worth;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lookup::{Lookup, Matched};
+pub(super) use model::DraftModel;
 pub(super) use worth::Costs;
 
 use crate::error::{Error, Result};
 
 /// The most tokens that a request may have drafted for one step.
 const MOST_DRAFTED: u32 = 64;
+/// After so many tokens for which a draft did not seem to pay off, one is made to see.
+const TRIED_AGAIN: u32 = 32;
 /// The weight of the last guess in the rate at which guesses are right.
 const WEIGHT: f64 = 0.15;
 
@@ -53,10 +57,19 @@ impl Speculation {
     }
 }
 
+/// Where guesses come from.
+enum Source {
+    Lookup(Lookup),
+    /// A [`DraftModel`]. `skipped`: the tokens since it last drafted, because it did not pay off.
+    Model {
+        skipped: u32,
+    },
+}
+
 /// The guesses for one sequence.
 pub(super) struct Drafts {
     most: usize,
-    lookup: Lookup,
+    source: Source,
     /// How often guesses were right, by how they were found.
     rates: [f64; Matched::KINDS],
     /// What may come next. The first one is compared with what comes even if it was not worth a row: that costs nothing, and
@@ -67,31 +80,63 @@ pub(super) struct Drafts {
     compared: usize,
     /// The first guesses that the next step computes.
     drafted: usize,
+    /// The guesses that a draft model is to make.
+    wanted: usize,
 }
 
 impl Drafts {
-    pub(super) fn new(most: usize) -> Self {
+    /// At most so many for a step; `by_model`: by a draft model.
+    pub(super) fn new(most: usize, by_model: bool) -> Self {
         Self {
             most,
-            lookup: Lookup::default(),
+            source: if by_model { Source::Model { skipped: 0 } } else { Source::Lookup(Lookup::default()) },
             rates: Matched::FIRST_RATES,
             guesses: Vec::new(),
             matched: Matched::default(),
             compared: 0,
             drafted: 0,
+            wanted: 0,
         }
     }
 
     /// Guesses what follows these tokens, and decides how many guesses the next step computes, at most `room`.
     pub(super) fn guess(&mut self, tokens: &[u32], room: usize, costs: Option<Costs>) {
         self.guesses.clear();
-        (self.compared, self.drafted) = (0, 0);
-        let Some((at, matched)) = self.lookup.find(tokens) else { return };
+        (self.compared, self.drafted, self.wanted) = (0, 0, 0);
         let most = self.most.min(room);
-        self.matched = matched;
-        self.guesses.extend(tokens[at..].iter().take(most.max(1)));
-        let worth = costs.map_or(0, |costs| costs.worth(self.rates[matched as usize], most));
-        self.drafted = worth.min(self.guesses.len());
+        let worth = |rate| costs.map_or(0, |costs| costs.worth(rate, most));
+        match &mut self.source {
+            Source::Lookup(lookup) => {
+                let Some((at, matched)) = lookup.find(tokens) else { return };
+                self.matched = matched;
+                self.guesses.extend(tokens[at..].iter().take(most.max(1)));
+                self.drafted = worth(self.rates[matched as usize]).min(self.guesses.len());
+            }
+            Source::Model { skipped } => {
+                self.matched = Matched::Three;
+                self.wanted = worth(self.rates[Matched::Three as usize]);
+                if self.wanted > 0 {
+                    *skipped = 0;
+                } else if costs.is_some() {
+                    *skipped += 1;
+                    if *skipped == TRIED_AGAIN {
+                        (self.wanted, *skipped) = (most.min(1), 0);
+                    }
+                }
+            }
+        }
+    }
+
+    /// How many guesses a draft model is to make for the next step.
+    pub(super) fn wanted(&self) -> usize {
+        self.wanted
+    }
+
+    /// The guesses of a draft model.
+    pub(super) fn set(&mut self, guesses: &[u32]) {
+        self.guesses.clear();
+        self.guesses.extend(guesses);
+        self.drafted = guesses.len();
     }
 
     /// The tokens that the next step computes beyond the last one.
@@ -131,7 +176,7 @@ mod tests {
 
     #[test]
     fn what_follows_the_same_tokens_earlier_is_guessed() {
-        let mut drafts = Drafts::new(8);
+        let mut drafts = Drafts::new(8, false);
         drafts.guess(&[1, 2, 3, 4, 5, 9, 1, 2, 3], 100, CHEAP);
         assert!([4, 5, 9, 1, 2, 3].starts_with(drafts.tokens()));
         assert!(!drafts.tokens().is_empty());
@@ -145,7 +190,7 @@ mod tests {
 
     #[test]
     fn drafts_end_while_guesses_are_wrong_and_begin_again_when_they_are_right() {
-        let mut drafts = Drafts::new(8);
+        let mut drafts = Drafts::new(8, false);
         let mut tokens = vec![1, 2, 3, 4, 1, 2, 3];
         for _ in 0..20 {
             drafts.guess(&tokens, 100, CHEAP);

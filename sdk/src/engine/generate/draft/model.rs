@@ -1,0 +1,228 @@
+//! Guesses by a second, smaller model with the same tokens.
+//!
+//! It has a KV cache of its own. Its rows are committed when the main model has verified them: as many as were right.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::super::open_model::OpenModel;
+use super::super::options::GeneratorOptions;
+use super::super::sampling::Scratch;
+use super::super::sequence::{Precedence, Sequence};
+use super::super::workspace::Workspace;
+use crate::engine::batching::catch_panic;
+use crate::error::{Error, Result};
+use crate::folder::GenerateFolder;
+use crate::kv::{KvLease, KvRequest, Owner};
+
+/// The weight of a new measurement.
+const WEIGHT: f64 = 0.2;
+
+/// A model that drafts, and what it has computed for the step that runs.
+pub(in super::super) struct DraftModel {
+    model: Arc<OpenModel>,
+    workspace: Workspace,
+    scratch: Scratch,
+    max_rows: usize,
+    /// Seconds of a run that drafts.
+    run_time: Option<f64>,
+    unverified: Option<Unverified>,
+}
+
+/// Rows that the model has computed, and that are not committed yet.
+struct Unverified {
+    lease: KvLease,
+    sequences: Vec<Rows>,
+}
+
+/// The rows of a sequence.
+struct Rows {
+    key: Precedence,
+    /// The first token that is not cached.
+    start: usize,
+    /// The tokens whose rows are computed.
+    computed: Vec<u32>,
+    /// How many tokens are to be drafted, and those that are.
+    wanted: usize,
+    drafted: Vec<u32>,
+}
+
+impl DraftModel {
+    /// Opens the model that drafts for `main`, if the options name one.
+    pub(in super::super) fn open(main: &OpenModel, options: &GeneratorOptions) -> Result<Option<Self>> {
+        let Some(path) = &options.draft_model else { return Ok(None) };
+        let folder = GenerateFolder::open(path)?;
+        let own = GeneratorOptions {
+            kv_size: options.draft_kv_size,
+            kv_policy: None,
+            kv_format: None,
+            share_prefixes: false,
+            ..options.clone()
+        };
+        let model = OpenModel::open(folder, &own, None).map_err(|error| match error.argument() {
+            Some("options.kv_size") => error.about("options.draft_kv_size"),
+            _ => error,
+        })?;
+        check_same_tokens(main, &model)?;
+        let max_rows = options.max_batch_tokens as usize;
+        // Its logits come to the host: a batch of 1 has none on the GPU.
+        let workspace = Workspace::new(&model, 1, max_rows);
+        let model = Arc::new(model);
+        Ok(Some(Self { model, workspace, scratch: Scratch::default(), max_rows, run_time: None, unverified: None }))
+    }
+
+    /// Seconds that a drafted token takes in this model, if any was measured.
+    pub(in super::super) fn seconds(&self) -> f64 {
+        self.run_time.unwrap_or(0.0)
+    }
+
+    /// Drafts for the sequences that want it. What can not be drafted is not.
+    pub(in super::super) fn draft(&mut self, running: &mut BTreeMap<Precedence, Sequence>) {
+        self.unverified = None;
+        if let Err(error) = catch_panic(|| self.try_draft(running)) {
+            log::debug!("nothing is drafted for this step: {error}");
+            self.unverified = None;
+            running.values_mut().for_each(|sequence| drop(sequence.drop_draft()));
+        }
+    }
+
+    fn try_draft(&mut self, running: &mut BTreeMap<Precedence, Sequence>) -> Result<()> {
+        let mut sequences = Vec::new();
+        let mut left = self.max_rows;
+        let context = self.model.folder.limits.max_context as usize;
+        for (&key, sequence) in running.iter() {
+            let Some(wanted) = sequence.wants_draft() else { continue };
+            let start = self.model.kv.matching(sequence.owner, sequence.cacheable()) as usize;
+            let missing = sequence.tokens.len() - start;
+            let rows = missing.min(left);
+            left -= rows;
+            if rows == 0 || sequence.tokens.len() + wanted > context {
+                continue;
+            }
+            // Until it has computed the prompt, it drafts nothing.
+            let wanted = if rows == missing { wanted } else { 0 };
+            let computed = sequence.tokens[start..start + rows].to_vec();
+            sequences.push(Rows { key, start, computed, wanted, drafted: Vec::new() });
+        }
+        if sequences.is_empty() {
+            return Ok(());
+        }
+        // The items of what will be drafted are known when it is committed.
+        let items: Vec<_> = sequences.iter().map(|rows| rows.items(&running[&rows.key])).collect();
+        let requests = sequences.iter().zip(&items).map(|(rows, items)| KvRequest {
+            owner: running[&rows.key].owner,
+            start: rows.start as u64,
+            tokens: (items.len() - rows.start) as u32,
+            items,
+            recompute: true,
+            ..KvRequest::default()
+        });
+        let lease = self.model.kv.prepare_for_run(&requests.collect::<Vec<_>>())?;
+        self.run(running, &lease, &mut sequences)?;
+        for rows in &sequences {
+            if let Some(sequence) = running.get_mut(&rows.key) {
+                sequence.set_draft(&rows.drafted);
+            }
+        }
+        self.unverified = Some(Unverified { lease, sequences });
+        Ok(())
+    }
+
+    /// Computes the rows, and a token after another for each sequence that wants one.
+    fn run(&mut self, running: &BTreeMap<Precedence, Sequence>, lease: &KvLease, all: &mut [Rows]) -> Result<()> {
+        let vocab = self.model.folder.vocab_size as usize;
+        for step in 0.. {
+            let begun = Instant::now();
+            self.workspace.begin();
+            let mut in_step = Vec::new();
+            for ((index, rows), pages) in all.iter().enumerate().zip(lease.pages_of_owners()) {
+                if step > 0 && rows.drafted.len() >= rows.wanted {
+                    continue;
+                }
+                let from = if step == 0 { 0 } else { rows.computed.len() - 1 };
+                let tokens = &rows.computed[from..];
+                let logits_from = if rows.wanted > 0 { tokens.len() - 1 } else { tokens.len() };
+                let begin = rows.start + from;
+                self.workspace.push(tokens.iter().copied(), begin, begin, logits_from, pages);
+                in_step.push(index);
+            }
+            if in_step.is_empty() {
+                return Ok(());
+            }
+            self.workspace.finish();
+            self.workspace.run(&self.model)?;
+            lease.wait(None)?;
+            let mut logits = self.workspace.logits.chunks_exact(vocab);
+            for &index in &in_step {
+                let rows = &mut all[index];
+                if rows.wanted == 0 {
+                    continue;
+                }
+                let (Some(sequence), Some(logits)) = (running.get(&rows.key), logits.next()) else { continue };
+                // With the seed of its place: the two models draw the same token more often than by chance.
+                let position = sequence.next_position() + rows.drafted.len() as u64;
+                let token = sequence.sampler.sample(logits, position, None, &mut self.scratch)?;
+                rows.drafted.push(token);
+                // The last one is never computed here.
+                if rows.drafted.len() < rows.wanted {
+                    rows.computed.push(token);
+                }
+            }
+            if step > 0 {
+                let took = begun.elapsed().as_secs_f64();
+                self.run_time = Some(self.run_time.map_or(took, |old| old + WEIGHT * (took - old)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The main model has verified the drafts: commits the rows that were right.
+    pub(in super::super) fn verified(&mut self, running: &BTreeMap<Precedence, Sequence>) {
+        let Some(Unverified { mut lease, sequences }) = self.unverified.take() else { return };
+        for (index, rows) in sequences.iter().enumerate() {
+            let Some(sequence) = running.get(&rows.key) else { return };
+            let taken = &sequence.tokens[rows.start..];
+            let right = rows.computed.iter().zip(taken).take_while(|(computed, taken)| computed == taken).count();
+            lease.keep_first(index, &sequence.items.get()[rows.start..rows.start + right]);
+        }
+        if let Err(error) = lease.commit() {
+            log::debug!("what the draft model has computed is computed again: {error}");
+        }
+    }
+
+    /// A sequence has ended.
+    pub(in super::super) fn forget(&self, owner: Owner) {
+        if let Err(error) = self.model.kv.forget(owner, &mut Vec::new()) {
+            log::debug!("the draft model keeps the keys and values of a sequence until they are evicted: {error}");
+        }
+    }
+}
+
+impl Rows {
+    /// The items of the sequence up to the last row that may be computed.
+    fn items(&self, sequence: &Sequence) -> Vec<u64> {
+        let mut items = sequence.items.get()[..self.start + self.computed.len()].to_vec();
+        items.resize(items.len() + self.wanted.saturating_sub(1), 0);
+        items
+    }
+}
+
+/// Whether both models mean the same by every token.
+fn check_same_tokens(main: &OpenModel, draft: &OpenModel) -> Result<()> {
+    let wrong = |message: String| Err(Error::invalid("options.draft_model", message));
+    let (size, own) = (main.folder.vocab_size, draft.folder.vocab_size);
+    if size != own {
+        return wrong(format!(
+            "it has {own} tokens, and the model that it drafts for has {size}: use one with the same tokenizer"
+        ));
+    }
+    let differs = |id: &u32| main.tokenizer.token_bytes(*id) != draft.tokenizer.token_bytes(*id);
+    match (0..size).find(differs) {
+        None => Ok(()),
+        Some(id) => {
+            let (own, other) = (draft.tokenizer.token(id), main.tokenizer.token(id));
+            wrong(format!("its token {id} is {own:?}, not {other:?}: use a model with the same tokenizer"))
+        }
+    }
+}
