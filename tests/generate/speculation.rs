@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use pagoda::KvSize;
 use pagoda::engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions, Grammar};
 use pagoda_test_support::{Folder, Random};
 use ring::digest::{SHA256, digest};
@@ -122,7 +121,9 @@ fn every_kind_of_request_gets_the_same_answer_in_batches_and_tiny_pools() {
 
 #[test]
 fn requests_that_are_cancelled_between_steps_leave_no_page() {
-    let generator = open(GeneratorOptions { max_batch: 8, max_batch_tokens: 40, max_draft: 16, ..stepped(14) });
+    let options = GeneratorOptions { max_batch: 8, max_batch_tokens: 40, max_draft: 16, ..stepped(14) };
+    // Prompts come in as fast as they can, so that pages run out.
+    let generator = open(GeneratorOptions { max_stretch: 0.0, ..options });
     let mut random = Random(11);
     let mut streams = Vec::new();
     for _ in 0..1500 {
@@ -210,12 +211,12 @@ fn a_draft_model_changes_no_token() {
         for draft_pages in [256, 9] {
             let drafted = open(GeneratorOptions {
                 draft_model: draft_model.clone(),
-                draft_kv_size: KvSize::Pages(draft_pages),
+                draft_kv_bytes: draft_pages * 8192,
                 max_batch: 8,
                 max_batch_tokens: 64,
                 ..options(40)
             });
-            let mut random = Random(u64::from(draft_pages));
+            let mut random = Random(draft_pages);
             for _ in 0..12 {
                 let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
                 let with_drafts: Vec<_> =

@@ -2069,11 +2069,21 @@ typedef struct {
      * is shared between sequences, and a session goes on only behind what was computed of it.
      */
     const pagoda_kv_policy *kv_policy;
+    /** The `max_draft` of requests that do not say, 0 to 64; default 0: nothing is guessed. */
+    int32_t max_draft;
+    /**
+     * The folder of a smaller model with the same tokenizer, which guesses tokens, UTF-8; NULL, the default: they are looked up in
+     * the prompt and the answer.
+     */
+    const char *draft_model;
+    /** Bytes of that model's pool of keys and values; default 256 MiB. What does not fit is not guessed. */
+    uint64_t draft_kv_bytes;
 } pagoda_generator_options;
 
 /** The default options of a generator. */
 #define PAGODA_GENERATOR_OPTIONS_INIT \
-    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.5f, 0, 0, 4096, 0, 0, 0, 0, NULL, NULL, NULL, NULL }
+    { sizeof(pagoda_generator_options), 0, 1, 64, 512, 1.5f, 0, 0, 4096, 0, 0, 0, 0, NULL, NULL, NULL, NULL, 0, \
+      NULL, 268435456 }
 
 /** What happens if prompt and answer do not fit into the model's context. */
 typedef int32_t pagoda_context_end;
@@ -2210,12 +2220,18 @@ typedef struct {
      * `{"lark": "start: ..."}`: a text of this grammar.
      */
     const char *grammar;
+    /**
+     * The maximum number of tokens that are guessed for one step, by what followed the same tokens earlier in the prompt or in
+     * the answer, 0 to 64. The answer is the same, sooner where much of it repeats the prompt. Default -1: as the generator was
+     * opened.
+     */
+    int32_t max_draft;
 } pagoda_generate_request;
 
 /** A request with the model's defaults. Its prompt must still be set. */
 #define PAGODA_GENERATE_REQUEST_INIT \
     { sizeof(pagoda_generate_request), -1, -1, -1, -1, -1, -1, -1, -1, 0, 0, -1, -1, 0, 0, 1, -1, -1, 1, 0, 0, 0, 0, 1, \
-      0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, NULL, NULL, NULL }
+      0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, NULL, NULL, NULL, -1 }
 
 /** Why an answer ended. */
 typedef int32_t pagoda_finish_reason;
@@ -2414,10 +2430,16 @@ typedef struct {
     uint64_t step_us;
     /** Microseconds of them that the model took. */
     uint64_t model_us;
+    /** Tokens that were guessed and computed. */
+    uint64_t drafted_tokens;
+    /** Those of them that were right. */
+    uint64_t accepted_tokens;
+    /** Steps of a sequence with such tokens. */
+    uint64_t drafts;
 } pagoda_generator_stats;
 
 /** An empty pagoda_generator_stats, for pagoda_generator_get_stats to fill in. */
-#define PAGODA_GENERATOR_STATS_INIT { sizeof(pagoda_generator_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define PAGODA_GENERATOR_STATS_INIT { sizeof(pagoda_generator_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Called for each token of an asynchronous request, in their order, on a thread of Pagoda. `token` and what it points
@@ -2574,6 +2596,17 @@ pagoda_status pagoda_generator_clear(const pagoda_generator *generator,
                                      int32_t stored,
                                      size_t *cleared,
                                      pagoda_error **error);
+
+/**
+ * Sets whether tokens are guessed where requests allow it (`max_draft`), from the next step on: 1, as when the generator was
+ * opened, or 0. With `clear` 1 it also forgets how good guesses were and what they cost, and counts them from 0 again.
+ *
+ * Ownership: the caller keeps the generator. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT.
+ */
+pagoda_status pagoda_generator_set_speculation(const pagoda_generator *generator,
+                                               int32_t on,
+                                               int32_t clear,
+                                               pagoda_error **error);
 
 /**
  * Gets where the model runs: PAGODA_PROVIDER_CPU with `device_id` -1, or PAGODA_PROVIDER_CUDA with the number of the

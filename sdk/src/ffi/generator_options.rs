@@ -9,7 +9,7 @@ use super::model::{self, pagoda_model_options};
 use super::store::{self, pagoda_store_options};
 use crate::engine::{Driver, EngineStore, GeneratorOptions, KvPolicy};
 use crate::error::Result;
-use crate::kv::{KvFormat, KvSize};
+use crate::kv::KvFormat;
 
 /// What runs the steps of a generator.
 pub type pagoda_driver = i32;
@@ -123,7 +123,7 @@ pub struct pagoda_generator_options {
     /// The folder of a smaller model with the same tokenizer, which guesses tokens, UTF-8; NULL, the default: they are looked up in
     /// the prompt and the answer.
     pub draft_model: *const c_char,
-    /// Bytes of that model's pool of keys and values; default 0: 256 MiB. What does not fit is not guessed.
+    /// Bytes of that model's pool of keys and values; default 256 MiB. What does not fit is not guessed.
     pub draft_kv_bytes: u64,
 }
 
@@ -156,7 +156,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
         kv_policy: std::ptr::null(),
         max_draft: known.max_draft as i32,
         draft_model: std::ptr::null(),
-        draft_kv_bytes: 0,
+        draft_kv_bytes: known.draft_kv_bytes,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -194,10 +194,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
         queue: args::count(options.queue, "options.queue")?,
         max_draft: args::count(options.max_draft, "options.max_draft")?,
         draft_model: draft_model.map(Into::into),
-        draft_kv_size: match options.draft_kv_bytes {
-            0 => known.draft_kv_size,
-            bytes => KvSize::Bytes(bytes),
-        },
+        draft_kv_bytes: options.draft_kv_bytes,
         driver: match options.driver {
             PAGODA_DRIVER_THREAD => Driver::Thread,
             PAGODA_DRIVER_CALLER => Driver::Caller,

@@ -133,7 +133,7 @@ impl BatchArguments {
 /// The error in the words of the command line.
 pub fn in_flags(error: Error) -> Error {
     // A name that begins another one comes after it.
-    const FLAGS: [(&str, &str); 14] = [
+    const FLAGS: [(&str, &str); 15] = [
         ("options.kv_size", "--cache"),
         ("options.kv_format", "--kv-format"),
         ("options.draft_model", "--draft-model"),

@@ -44,8 +44,8 @@ pub struct GeneratorOptions {
     /// The folder of a smaller model with the same tokenizer, which guesses them, on the same device. `None`: they are looked up in
     /// the prompt and the answer.
     pub draft_model: Option<PathBuf>,
-    /// The size of that model's pool of keys and values. What does not fit is not guessed.
-    pub draft_kv_size: KvSize,
+    /// Bytes of that model's pool of keys and values. What does not fit is not guessed.
+    pub draft_kv_bytes: u64,
     /// Who runs the steps.
     pub driver: Driver,
 }
@@ -78,7 +78,7 @@ impl Default for GeneratorOptions {
             queue: 4096,
             max_draft: 0,
             draft_model: None,
-            draft_kv_size: KvSize::Bytes(1 << 28),
+            draft_kv_bytes: 1 << 28,
             driver: Driver::Thread,
         }
     }

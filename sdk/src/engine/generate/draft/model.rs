@@ -14,7 +14,7 @@ use super::super::workspace::Workspace;
 use crate::engine::batching::catch_panic;
 use crate::error::{Error, Result};
 use crate::folder::GenerateFolder;
-use crate::kv::{KvLease, KvRequest, Owner};
+use crate::kv::{KvLease, KvRequest, KvSize, Owner};
 
 /// The weight of a new measurement.
 const WEIGHT: f64 = 0.2;
@@ -54,14 +54,14 @@ impl DraftModel {
         let Some(path) = &options.draft_model else { return Ok(None) };
         let folder = GenerateFolder::open(path)?;
         let own = GeneratorOptions {
-            kv_size: options.draft_kv_size,
+            kv_size: KvSize::Bytes(options.draft_kv_bytes),
             kv_policy: None,
             kv_format: None,
             share_prefixes: false,
             ..options.clone()
         };
         let model = OpenModel::open(folder, &own, None).map_err(|error| match error.argument() {
-            Some("options.kv_size") => error.about("options.draft_kv_size"),
+            Some("options.kv_size") => error.about("options.draft_kv_bytes"),
             _ => error,
         })?;
         check_same_tokens(main, &model)?;
