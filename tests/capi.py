@@ -597,6 +597,8 @@ GOOD = {
     "const uint32_t * tokens": lambda world: (ctypes.c_uint32 * 3)(5, 6, 7),
     "size_t token_count": lambda world: 3,
     "int32_t skip_special": lambda world: 1,
+    "int32_t on": lambda world: 1,
+    "int32_t clear": lambda world: 0,
     # As many tokens as the 16 bytes of an output have room for.
     ("pagoda_generator_tokenize", "capacity"): lambda world: 4,
     "const char *const * sessions": lambda world: texts(["a", "b"]),

@@ -190,6 +190,8 @@ SCALARS = {
     "int32_t skip_special": [(v, FIRST) for v in (-1, 2, INT_MAX)],
     "size_t session_count": [(v, FIRST) for v in (2**20 + 1, 2**63, SIZE_MAX)],
     "int32_t stored": [(v, FIRST) for v in (-1, 2, INT_MIN)],
+    "int32_t on": [(v, FIRST) for v in (-1, 2, INT_MAX)],
+    "int32_t clear": [(v, FIRST) for v in (-1, 2, INT_MIN)],
     "size_t choice": [(v, FIRST) for v in (1, 2**63, SIZE_MAX)],
     "size_t rank": [(v, FIRST) for v in (65, 2**32, 2**63, SIZE_MAX)],
     "size_t bytes": [(v, FIRST) for v in (0, 15)],
@@ -280,7 +282,7 @@ WRONG_OPTIONS = {
     # What is found out when a request is read. The rest is below.
     "pagoda_generate_request": {
         **dict.fromkeys(["max_new_tokens", "min_new_tokens", "top_k", "no_repeat_ngram_size"], (-2, INT_MIN)),
-        **dict.fromkeys(["forced_eos", "logprobs", "prompt_logprobs"], (-2, INT_MIN)),
+        **dict.fromkeys(["forced_eos", "logprobs", "prompt_logprobs", "max_draft"], (-2, INT_MIN)),
         "do_sample": (-2, 2, INT_MAX),
         **dict.fromkeys(["ignore_eos", "include_stop", "skip_special", "echo", "has_seed"], (-1, 2)),
         "n": NEGATIVE,

@@ -547,6 +547,22 @@ def test_statistics_count(open_generator):
     assert 0 < queued < first and 0 < rest
 
 
+def test_drafts_change_no_token(open_generator):
+    repeated = [5, 6, 7, 8] * 12
+    folder = pointed_to(ctypes.create_string_buffer(str(LLAMA).encode()))
+    plain = open_generator().answer(repeated, max_new_tokens=60).tokens
+    for options in [{}, {"max_draft": 8}, {"max_draft": 4, "draft_model": folder}]:
+        generator = open_generator(**options)
+        for request in [{}, {"max_draft": 0}, {"max_draft": 6}]:
+            assert generator.answer(repeated, max_new_tokens=60, **request).tokens == plain
+        stats = generator.stats()
+        assert 0 < stats.drafts <= stats.drafted_tokens and stats.accepted_tokens <= stats.drafted_tokens
+        generator.pagoda.call("pagoda_generator_set_speculation", generator.handle, 0, 1)
+        assert generator.answer(repeated, max_new_tokens=60, max_draft=6).tokens == plain
+        assert generator.stats().drafts == 0
+    generator.refused("INVALID_ARGUMENT", "request.max_draft", repeated, max_draft=65)
+
+
 def test_where_it_runs_and_what_it_serves(generator):
     provider, device, length = ctypes.c_int32(), ctypes.c_int32(), ctypes.c_size_t()
     buffer = ctypes.create_string_buffer(1 << 14)
@@ -564,7 +580,7 @@ def test_the_initial_options_are_the_defaults():
     assert abs(options.max_stretch - 1.5) < 1e-6
     asked = initialised("pagoda_generate_request")
     left_out = ["max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p"]
-    left_out += ["repetition_penalty", "no_repeat_ngram_size", "forced_eos", "logprobs", "prompt_logprobs"]
+    left_out += ["repetition_penalty", "no_repeat_ngram_size", "forced_eos", "logprobs", "prompt_logprobs", "max_draft"]
     assert {name for name, _ in asked._fields_ if getattr(asked, name) == -1} == set(left_out)
     ones = {name for name, _ in asked._fields_ if getattr(asked, name) == 1}
     assert ones == {"n", "skip_special", "add_generation_prompt"}
