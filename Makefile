@@ -139,8 +139,8 @@ tools-go:
 		*) echo "Go 1.24 or later is needed, and this is $$version: install one and run make again, with GO=its path." >&2; \
 		exit 1;; esac
 
-build-go: build tools-go $(PKGCONFIG) ## Build the Go sample into target/release.
-	@cd samples/go && $(WITH_GO) build -o $(abspath $(RELEASE))/rank-go .
+build-go: build tools-go $(PKGCONFIG) ## Build the Go samples into target/release.
+	@cd samples/go && $(WITH_GO) build -o $(abspath $(RELEASE))/rank-go . && $(WITH_GO) build -o $(abspath $(RELEASE))/chat-go ./chat
 
 # javac generates a header for each class with native methods, so that both sides stay in step.
 JNI := $(RELEASE)/libpagoda_jni.so
@@ -349,7 +349,7 @@ quality: build target/models/smollm2/pagoda.json ## Measure what cache policies 
 
 bench: build-go bench-model model-smollm2 target/demo/model.onnx ## Run all benchmarks that have a goal.
 	@for name in overhead append attention paged-attention kv store embedding rank generate policies grammar serve; do $(RELEASE)/pagoda bench $$name; done
-	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainCgo .
+	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainC .
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 
