@@ -117,9 +117,10 @@ build: deps ## Build libpagoda.so, libpagoda_ops.so, the commands pagoda and pag
 	@$(CC) $(C_FLAGS) samples/c/remember.c -o $(RELEASE)/remember-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
 
-build-cpp: build ## Build the C++ sample into target/release.
+build-cpp: build ## Build the C++ samples into target/release.
 	@.ci/need $(CXX) g++
 	@$(CXX) $(CXX_FLAGS) samples/cpp/demo.cpp -o $(RELEASE)/demo-cpp $(LINK)
+	@$(CXX) $(CXX_FLAGS) samples/cpp/chat.cpp -o $(RELEASE)/chat-cpp $(LINK)
 
 # As lib/pkgconfig of an installed Pagoda, but for the library in target/release.
 PKGCONFIG := target/pkgconfig/pagoda.pc
@@ -385,7 +386,7 @@ test-python: $(VENV)/.tests build-cpp target/demo/model.onnx target/models/smoll
 	@.ci/need chromium chromium
 	@.ci/need clang++ clang
 	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank
-	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
+	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
 	$(PY) -m pytest -q --durations=10 -n 2 --dist loadfile tests
 
 # -count=1: go does not notice a change of libpagoda.so, and would use cached results.
