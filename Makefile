@@ -402,7 +402,7 @@ test-java: $(JNI) target/demo/model.onnx ## Test the Java binding: JUnit under -
 	@mvn -B -ntp -f bindings/java verify > target/test-java.log 2>&1 || { cat target/test-java.log; exit 1; }
 	@! grep -E 'in native method|JNI' target/test-java.log
 	@grep 'Tests run:' target/test-java.log | tail -1
-	@javac -Xlint:all -Werror -cp target/java/pagoda.jar -d target/java/samples samples/java/Rank.java
+	@javac -Xlint:all -Werror -cp target/java/pagoda.jar -d target/java/samples samples/java/*.java
 
 # Programs to run here or on another GPU host: they do not need cargo.
 build-gpu: deps ## Build target/gpu-test (the CUDA kernels), target/lib-test, and target/{kv,providers,generate}-test (in ONNX Runtime).
