@@ -4,7 +4,7 @@
 //     pagoda::GenerateRequest request;
 //     request.messages = pagoda::to_json({{"user", "Hello"}});
 //     request.temperature = 0.7f;
-//     pagoda::Stream stream = generator.stream(request);
+//     pagoda::TokenStream stream = generator.stream(request);
 //     for (const pagoda::Token& token : stream) std::cout << token.text;
 //     const pagoda::GenerateResponse response = stream.response();
 
@@ -441,7 +441,7 @@ inline GenerateResponse::GenerateResponse(pagoda_generate_response* handle) : ha
 /// The answers to a request as they are generated: a range of tokens, to be read once. Tokens that are not read yet wait in
 /// it: a slow reader stops neither the request nor others. A stream that goes ends its request, unless the request has a
 /// `cancel`: that alone ends it then.
-class Stream {
+class TokenStream {
 public:
     /// An input iterator over the tokens of a stream. Going on waits for the next token; it throws if the request failed.
     class Iterator {
@@ -463,19 +463,19 @@ public:
         bool operator!=(const Iterator& other) const { return !(*this == other); }  ///< Whether one is not.
 
     private:
-        friend class Stream;
+        friend class TokenStream;
         explicit Iterator(detail::Streaming& from) : from_(&from), token_(from.next()) {}
         detail::Streaming* from_ = nullptr;
         std::optional<Token> token_;
     };
 
-    Stream(Stream&&) noexcept = default;
-    Stream& operator=(Stream&& other) noexcept {
+    TokenStream(TokenStream&&) noexcept = default;
+    TokenStream& operator=(TokenStream&& other) noexcept {
         std::swap(shared_, other.shared_);
         std::swap(cancel_, other.cancel_);
         return *this;
     }
-    ~Stream() {
+    ~TokenStream() {
         if (cancel_.get()) pagoda_cancel_trigger(cancel_.get(), nullptr);
     }
 
@@ -502,7 +502,7 @@ public:
 
 private:
     friend class Generator;
-    Stream() : shared_(std::make_shared<detail::Streaming>()) {}
+    TokenStream() : shared_(std::make_shared<detail::Streaming>()) {}
 
     std::shared_ptr<detail::Streaming> shared_;
     Cancel cancel_;
@@ -543,9 +543,9 @@ public:
 
     /// Answers a request on a thread of Pagoda, for the caller to read the tokens as they come. An error in the request
     /// itself is thrown at once. With PAGODA_DRIVER_CALLER another thread has to run the steps.
-    Stream stream(const GenerateRequest& request) const {
+    TokenStream stream(const GenerateRequest& request) const {
         detail::CGenerateRequest c_request(request);
-        Stream stream;
+        TokenStream stream;
         if (!request.cancel) c_request.use(stream.cancel_);
         auto shared = std::make_unique<std::shared_ptr<detail::Streaming>>(stream.shared_);
         detail::call(pagoda_generator_generate_async, get(), c_request.get(), &detail::Streaming::token,

@@ -115,7 +115,7 @@ func BenchmarkPlainStream(b *testing.B) {
 func BenchmarkStream(b *testing.B) {
 	g := openGenerator(b, &pagoda.GeneratorOptions{})
 	for b.Loop() {
-		for _, err := range must[*pagoda.Stream](b)(g.Stream(ctx, likely(first, 100))).Tokens() {
+		for _, err := range must[*pagoda.TokenStream](b)(g.Stream(ctx, likely(first, 100))).Tokens() {
 			ok(b, err)
 		}
 	}

@@ -239,7 +239,7 @@ func TestWhatIsForgottenIsClosed(t *testing.T) {
 		must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(t.Context(), path))
 		must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVSize: pagoda.KVBytes(1 << 20), Model: cpu()}))
 		w := must[*pagoda.Generator](t)(pagoda.OpenGenerator(ctx, llama, &pagoda.GeneratorOptions{KVSize: pagoda.KVPages(64), Model: cpu()}))
-		must[*pagoda.Stream](t)(w.Stream(ctx, likely(first, 400)))
+		must[*pagoda.TokenStream](t)(w.Stream(ctx, likely(first, 400)))
 		closed := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1}, []float32{1}))
 		ok(t, closed.Close())
 	}

@@ -135,7 +135,7 @@ func TestProbabilitiesAndTheFirstTokenAreThoseOfTransformers(t *testing.T) {
 }
 
 // readStream is what a stream brings: the tokens and the text of each answer.
-func readStream(t testing.TB, s *pagoda.Stream, answers int) (tokens [][]uint32, texts []string, last []pagoda.FinishReason) {
+func readStream(t testing.TB, s *pagoda.TokenStream, answers int) (tokens [][]uint32, texts []string, last []pagoda.FinishReason) {
 	t.Helper()
 	tokens, texts, last = make([][]uint32, answers), make([]string, answers), make([]pagoda.FinishReason, answers)
 	for token, err := range s.Tokens() {
@@ -158,7 +158,7 @@ func TestOneCallStreamsAndStepsGiveTheSameAnswer(t *testing.T) {
 		t.Errorf("%+v", whole)
 	}
 	for _, c := range []context.Context{ctx, t.Context()} {
-		s := must[*pagoda.Stream](t)(g.Stream(c, request))
+		s := must[*pagoda.TokenStream](t)(g.Stream(c, request))
 		var tokens []uint32
 		var text strings.Builder
 		for token, err := range s.Tokens() {
@@ -184,7 +184,7 @@ func TestOneCallStreamsAndStepsGiveTheSameAnswer(t *testing.T) {
 		equal(t, "version", later.Response.Version, response.Version)
 		same(t, "by a call that steps", answer(t, stepped, request).Choices[0].Tokens, whole.Tokens)
 	}
-	s := must[*pagoda.Stream](t)(stepped.Stream(ctx, request))
+	s := must[*pagoda.TokenStream](t)(stepped.Stream(ctx, request))
 	for steps := 1; must[bool](t)(stepped.Step()); steps++ {
 		if steps > 12 {
 			t.Fatal("there are more steps than tokens")
@@ -205,7 +205,7 @@ func TestManyAnswersAreThoseOfTheirSeed(t *testing.T) {
 		return with(drawn(seed), func(r *pagoda.GenerateRequest) { r.N = 4 })
 	}
 	one, again, other := answer(t, g, four(7)), answer(t, g, four(7)), answer(t, g, four(1007))
-	streamed, texts, ends := readStream(t, must[*pagoda.Stream](t)(g.Stream(ctx, four(7))), 4)
+	streamed, texts, ends := readStream(t, must[*pagoda.TokenStream](t)(g.Stream(ctx, four(7))), 4)
 	for i := range 4 {
 		same(t, "the same seed", again.Choices[i].Tokens, one.Choices[i].Tokens)
 		same(t, "streamed", streamed[i], one.Choices[i].Tokens)
@@ -288,7 +288,7 @@ func TestEveryFieldOfARequestReachesTheLibrary(t *testing.T) {
 	middle := string([]rune(long.Text)[10:12])
 	before, _, _ := strings.Cut(long.Text, middle)
 	for include, want := range map[bool]string{false: before, true: before + middle} {
-		s := must[*pagoda.Stream](t)(g.Stream(ctx, with(likely(first, 40), func(r *r) {
+		s := must[*pagoda.TokenStream](t)(g.Stream(ctx, with(likely(first, 40), func(r *r) {
 			r.Stop, r.IncludeStop = []string{"never there", middle}, include
 		})))
 		_, texts, ends := readStream(t, s, 1)
@@ -356,8 +356,8 @@ func TestAnswersKeepToAGrammar(t *testing.T) {
 
 func TestRequestsOfHigherPriorityRunFirst(t *testing.T) {
 	g := openGenerator(t, &pagoda.GeneratorOptions{Driver: pagoda.DriverCaller, MaxBatch: 1})
-	low := must[*pagoda.Stream](t)(g.Stream(ctx, likely(first, 3)))
-	high := must[*pagoda.Stream](t)(g.Stream(ctx, with(likely(first, 3), func(r *pagoda.GenerateRequest) { r.Priority = 1 })))
+	low := must[*pagoda.TokenStream](t)(g.Stream(ctx, likely(first, 3)))
+	high := must[*pagoda.TokenStream](t)(g.Stream(ctx, with(likely(first, 3), func(r *pagoda.GenerateRequest) { r.Priority = 1 })))
 	for must[bool](t)(g.Step()) {
 	}
 	before, after := must[*pagoda.GenerateResponse](t)(high.Response()), must[*pagoda.GenerateResponse](t)(low.Response())
@@ -382,7 +382,7 @@ func TestWhatEndsARequestReachesIt(t *testing.T) {
 	long := likely(first, 480)
 	// A context, of a stream.
 	c, cancel := context.WithCancel(ctx)
-	s := must[*pagoda.Stream](t)(g.Stream(c, long))
+	s := must[*pagoda.TokenStream](t)(g.Stream(c, long))
 	read, failure := 0, error(nil)
 	for _, err := range s.Tokens() {
 		if read++; read == 3 {
@@ -396,7 +396,7 @@ func TestWhatEndsARequestReachesIt(t *testing.T) {
 		t.Errorf("the loop ended with %v, the response with %v", failure, err)
 	}
 	// The end of a loop.
-	s = must[*pagoda.Stream](t)(g.Stream(ctx, long))
+	s = must[*pagoda.TokenStream](t)(g.Stream(ctx, long))
 	for range s.Tokens() {
 		break
 	}
@@ -411,7 +411,7 @@ func TestWhatEndsARequestReachesIt(t *testing.T) {
 	}
 	equal(t, "all tokens", left, len(response.Choices[0].Tokens))
 	// Cancel.
-	s = must[*pagoda.Stream](t)(g.Stream(ctx, long))
+	s = must[*pagoda.TokenStream](t)(g.Stream(ctx, long))
 	s.Cancel()
 	<-s.Done()
 	response, err = s.Response()
@@ -442,9 +442,9 @@ func TestWhatEndsARequestReachesIt(t *testing.T) {
 	one := must[*pagoda.Generator](t)(pagoda.OpenGenerator(t.Context(), llama, &pagoda.GeneratorOptions{
 		MaxBatch: 1, Model: cpu(), KVSize: pagoda.KVPages(64),
 	}))
-	var streams []*pagoda.Stream
+	var streams []*pagoda.TokenStream
 	for range 4 {
-		streams = append(streams, must[*pagoda.Stream](t)(one.Stream(ctx, long)))
+		streams = append(streams, must[*pagoda.TokenStream](t)(one.Stream(ctx, long)))
 	}
 	ok(t, one.Close())
 	for _, s := range streams {

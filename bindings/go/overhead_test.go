@@ -43,7 +43,7 @@ func TestATokenCostsLittleMoreThanInPlainC(t *testing.T) {
 	request := with(likely(first, length), func(r *pagoda.GenerateRequest) { r.N = answers })
 	ours := func() {
 		read := 0
-		for _, err := range must[*pagoda.Stream](t)(g.Stream(ctx, request)).Tokens() {
+		for _, err := range must[*pagoda.TokenStream](t)(g.Stream(ctx, request)).Tokens() {
 			ok(t, err)
 			read++
 		}

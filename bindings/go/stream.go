@@ -23,9 +23,9 @@ type Token struct {
 	Logprobs *TokenLogprobs
 }
 
-// Stream is the answers to a request as they are generated. Tokens that are not read yet wait in it: a slow reader stops
+// TokenStream is the answers to a request as they are generated. Tokens that are not read yet wait in it: a slow reader stops
 // neither the request nor others.
-type Stream struct {
+type TokenStream struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed at the end, when response and err are set
 
@@ -52,12 +52,12 @@ type Stream struct {
 //	response, err := stream.Response()
 //
 // The stream need not be read, nor closed: the request runs to its end, or until ctx is done.
-func (g *Generator) Stream(ctx context.Context, request *GenerateRequest) (*Stream, error) {
+func (g *Generator) Stream(ctx context.Context, request *GenerateRequest) (*TokenStream, error) {
 	if err := done(ctx); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	s := &Stream{cancel: cancel, done: make(chan struct{})}
+	s := &TokenStream{cancel: cancel, done: make(chan struct{})}
 	s.more.L = &s.mu
 	if err := g.start(ctx, request, &asyncGenerate{token: s.add, end: s.finish}); err != nil {
 		cancel()
@@ -69,7 +69,7 @@ func (g *Generator) Stream(ctx context.Context, request *GenerateRequest) (*Stre
 // Tokens is the tokens of all answers, in the order in which they are generated. If the request failed or ctx is done, the
 // last element is an error. Leaving the loop early cancels the request. Each token is read once: a second loop goes on where
 // the first one ended.
-func (s *Stream) Tokens() iter.Seq2[Token, error] {
+func (s *TokenStream) Tokens() iter.Seq2[Token, error] {
 	return func(yield func(Token, error) bool) {
 		var batch []Token
 		for ended := false; !ended; {
@@ -90,19 +90,19 @@ func (s *Stream) Tokens() iter.Seq2[Token, error] {
 
 // Response waits for the end of the request, and is the whole of it: Response does not need Tokens to be read. After a Cancel,
 // or if ctx is done, it has what was generated until then, and the error is [ErrCancelled].
-func (s *Stream) Response() (*GenerateResponse, error) {
+func (s *TokenStream) Response() (*GenerateResponse, error) {
 	<-s.done
 	return s.response, s.err
 }
 
-// Done is closed when the request has ended: [Stream.Response] does not wait any more.
-func (s *Stream) Done() <-chan struct{} { return s.done }
+// Done is closed when the request has ended: [TokenStream.Response] does not wait any more.
+func (s *TokenStream) Done() <-chan struct{} { return s.done }
 
 // Cancel ends the request, and does not wait for that. Tokens that were generated before it still follow.
-func (s *Stream) Cancel() { s.cancel() }
+func (s *TokenStream) Cancel() { s.cancel() }
 
 // take waits for tokens or the end. It returns the tokens, and leaves the memory of the last batch for the next ones.
-func (s *Stream) take(last []Token) (batch []Token, ended bool) {
+func (s *TokenStream) take(last []Token) (batch []Token, ended bool) {
 	clear(last)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,14 +114,14 @@ func (s *Stream) take(last []Token) (batch []Token, ended bool) {
 }
 
 // putBack has tokens read again that were taken and not read.
-func (s *Stream) putBack(tokens []Token) {
+func (s *TokenStream) putBack(tokens []Token) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.queue = append(tokens[:len(tokens):len(tokens)], s.queue...)
 }
 
 // add is called for each token, on a thread of Pagoda.
-func (s *Stream) add(token Token) {
+func (s *TokenStream) add(token Token) {
 	s.mu.Lock()
 	s.queue = append(s.queue, token)
 	s.mu.Unlock()
@@ -129,7 +129,7 @@ func (s *Stream) add(token Token) {
 }
 
 // finish is called once, after the last token, on a thread of Pagoda.
-func (s *Stream) finish(response *GenerateResponse, err error) {
+func (s *TokenStream) finish(response *GenerateResponse, err error) {
 	s.response, s.err = response, err
 	s.mu.Lock()
 	s.ended = true

@@ -34,7 +34,7 @@ void chat(const std::string& folder, std::uint64_t seed) {
     for (std::string line; std::getline(std::cin, line);) {
         messages.push_back({"user", line});
         request.messages = pagoda::to_json(messages);
-        pagoda::Stream stream = generator.stream(request);
+        pagoda::TokenStream stream = generator.stream(request);
         for (const pagoda::Token& token : stream) std::cout << token.text << std::flush;
         const pagoda::GenerateResponse response = stream.response();
         const pagoda::Choice& answer = response.choices[0];

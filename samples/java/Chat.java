@@ -24,13 +24,20 @@ import java.util.Locale;
 
 public final class Chat {
     public static void main(String[] arguments) {
-        if (arguments.length < 1 || arguments.length > 2 || arguments.length == 2 && !arguments[1].matches("\\d{1,18}")) {
+        long seed = 0;
+        try {
+            if (arguments.length == 2) {
+                seed = Long.parseUnsignedLong(arguments[1]);
+            }
+        } catch (NumberFormatException error) {
+            arguments = new String[0];
+        }
+        if (arguments.length < 1 || arguments.length > 2) {
             System.err.println("usage: java Chat FOLDER [SEED]");
             System.exit(2);
         }
         try {
-            chat(Path.of(arguments[0]), arguments.length == 2 ? Long.parseLong(arguments[1]) : 0,
-                    new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8)),
+            chat(Path.of(arguments[0]), seed, new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8)),
                     new PrintStream(System.out, true, StandardCharsets.UTF_8));
         } catch (PagodaException | IOException error) {
             System.err.println(error.getMessage());

@@ -12,8 +12,8 @@
 using namespace pagoda;
 
 static_assert(!std::is_copy_constructible_v<Generator> && std::is_nothrow_move_constructible_v<Generator>);
-static_assert(!std::is_copy_constructible_v<Stream> && std::is_nothrow_move_constructible_v<Stream>);
-static_assert(std::is_nothrow_move_assignable_v<Stream>);
+static_assert(!std::is_copy_constructible_v<TokenStream> && std::is_nothrow_move_constructible_v<TokenStream>);
+static_assert(std::is_nothrow_move_assignable_v<TokenStream>);
 static_assert(!std::is_copy_constructible_v<GenerateResponse> && std::is_move_constructible_v<GenerateResponse>);
 
 using Tokens = std::vector<std::uint32_t>;
@@ -107,7 +107,7 @@ static void ways_to_an_answer(const std::string& folder) {
     // By a loop.
     request.logprobs.reset();
     request.prompt_logprobs.reset();
-    Stream stream = generator.stream(request);
+    TokenStream stream = generator.stream(request);
     Tokens read;
     for (const Token& token : stream) {
         CHECK(!token.logprobs);
@@ -117,12 +117,12 @@ static void ways_to_an_answer(const std::string& folder) {
     const GenerateResponse of_stream = stream.response();
     CHECK(of_stream.choices.size() == 1 && of(of_stream.choices[0].tokens) == tokens);
     stream = generator.stream(request);
-    const Stream::Iterator at = stream.begin();
+    const TokenStream::Iterator at = stream.begin();
     CHECK(at->id == tokens[0] && stream.next()->id == tokens[1] && (*++stream.begin()).id == tokens[3]);
 
     // By steps.
     CHECK(of(stepped.generate(request).choices[0].tokens) == tokens);
-    Stream steps = stepped.stream(request);
+    TokenStream steps = stepped.stream(request);
     int count = 1;
     while (stepped.step()) ++count;
     CHECK(count == 12 && of(steps.response().choices[0].tokens) == tokens && steps.next()->id == tokens[0]);
@@ -135,7 +135,7 @@ static void seeds(const std::string& folder) {
     request.n = 4;
     const GenerateResponse one = generator.generate(request), again = generator.generate(request);
     std::vector<Tokens> streamed(4);
-    Stream stream = generator.stream(request);
+    TokenStream stream = generator.stream(request);
     for (const Token& token : stream) streamed[token.choice].push_back(token.id);
     request.seed = 1007;
     const GenerateResponse other = generator.generate(request);
@@ -226,9 +226,9 @@ static void ends(const std::string& folder) {
         return choice.finish_reason == PAGODA_FINISH_REASON_CANCELLED && choice.tokens.size() < 480;
     };
     // A stream that goes, and one that is left.
-    { Stream gone = generator.stream(request); }
+    { TokenStream gone = generator.stream(request); }
     CHECK(ended_early(generator, 1));
-    Stream left = generator.stream(request);
+    TokenStream left = generator.stream(request);
     for (const Token& token : left) {
         CHECK(token.finish_reason == PAGODA_FINISH_REASON_NONE);
         break;
@@ -248,7 +248,7 @@ static void ends(const std::string& folder) {
     Cancel other;
     request.cancel = &other;
     {
-        Stream kept = generator.stream(request);
+        TokenStream kept = generator.stream(request);
         kept.cancel();  // it is not this that the request has
         CHECK(kept.next() && ended_early(generator, 5));
         other.trigger();
@@ -264,7 +264,7 @@ static void ends(const std::string& folder) {
     const GenerateResponse late = stepped.generate(likely([](GenerateRequest& r) { r.timeout = std::chrono::microseconds(1); }));
     CHECK(late.choices[0].finish_reason == PAGODA_FINISH_REASON_TIMEOUT);
     // The end of the generator.
-    std::vector<Stream> streams;
+    std::vector<TokenStream> streams;
     {
         const Generator closed(folder, options([](GeneratorOptions& o) { o.max_batch = 1; }));
         for (int i = 0; i < 3; ++i) streams.push_back(closed.stream(likely(480)));
@@ -272,7 +272,7 @@ static void ends(const std::string& folder) {
     CHECK(cancelled(streams.back().response()));
     // Priorities.
     const Generator one(folder, options([](GeneratorOptions& o) { o.driver = PAGODA_DRIVER_CALLER, o.max_batch = 1; }));
-    Stream low = one.stream(likely(3)), high = one.stream(likely([](GenerateRequest& r) { r.priority = 1; }));
+    TokenStream low = one.stream(likely(3)), high = one.stream(likely([](GenerateRequest& r) { r.priority = 1; }));
     while (one.step()) {}
     CHECK(high.response().choices[0].first_token < low.response().choices[0].first_token);
 }
