@@ -117,9 +117,10 @@ build: deps ## Build libpagoda.so, libpagoda_ops.so, the commands pagoda and pag
 	@$(CC) $(C_FLAGS) samples/c/remember.c -o $(RELEASE)/remember-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
 
-build-cpp: build ## Build the C++ sample into target/release.
+build-cpp: build ## Build the C++ samples into target/release.
 	@.ci/need $(CXX) g++
 	@$(CXX) $(CXX_FLAGS) samples/cpp/demo.cpp -o $(RELEASE)/demo-cpp $(LINK)
+	@$(CXX) $(CXX_FLAGS) samples/cpp/chat.cpp -o $(RELEASE)/chat-cpp $(LINK)
 
 # As lib/pkgconfig of an installed Pagoda, but for the library in target/release.
 PKGCONFIG := target/pkgconfig/pagoda.pc
@@ -139,8 +140,8 @@ tools-go:
 		*) echo "Go 1.24 or later is needed, and this is $$version: install one and run make again, with GO=its path." >&2; \
 		exit 1;; esac
 
-build-go: build tools-go $(PKGCONFIG) ## Build the Go sample into target/release.
-	@cd samples/go && $(WITH_GO) build -o $(abspath $(RELEASE))/rank-go .
+build-go: build tools-go $(PKGCONFIG) ## Build the Go samples into target/release.
+	@cd samples/go && $(WITH_GO) build -o $(abspath $(RELEASE))/rank-go . && $(WITH_GO) build -o $(abspath $(RELEASE))/chat-go ./chat
 
 # javac generates a header for each class with native methods, so that both sides stay in step.
 JNI := $(RELEASE)/libpagoda_jni.so
@@ -349,7 +350,7 @@ quality: build target/models/smollm2/pagoda.json ## Measure what cache policies 
 
 bench: build-go bench-model model-smollm2 target/demo/model.onnx ## Run all benchmarks that have a goal.
 	@for name in overhead append attention paged-attention kv store embedding rank generate policies grammar speculation serve; do $(RELEASE)/pagoda bench $$name; done
-	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainCgo .
+	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainC .
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 
@@ -385,7 +386,7 @@ test-python: $(VENV)/.tests build-cpp target/demo/model.onnx target/models/smoll
 	@.ci/need chromium chromium
 	@.ci/need clang++ clang
 	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank
-	@$(CXX) $(CXX_FLAGS) tests/cpp/pagoda_hpp.cpp -o $(RELEASE)/pagoda_hpp $(LINK)
+	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
 	$(PY) -m pytest -q --durations=10 -n 2 --dist loadfile tests
 
 # -count=1: go does not notice a change of libpagoda.so, and would use cached results.
@@ -401,7 +402,7 @@ test-java: $(JNI) target/demo/model.onnx ## Test the Java binding: JUnit under -
 	@mvn -B -ntp -f bindings/java verify > target/test-java.log 2>&1 || { cat target/test-java.log; exit 1; }
 	@! grep -E 'in native method|JNI' target/test-java.log
 	@grep 'Tests run:' target/test-java.log | tail -1
-	@javac -Xlint:all -Werror -cp target/java/pagoda.jar -d target/java/samples samples/java/Rank.java
+	@javac -Xlint:all -Werror -cp target/java/pagoda.jar -d target/java/samples samples/java/*.java
 
 # Programs to run here or on another GPU host: they do not need cargo.
 build-gpu: deps ## Build target/gpu-test (the CUDA kernels), target/lib-test, and target/{kv,providers,generate}-test (in ONNX Runtime).

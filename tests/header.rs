@@ -234,14 +234,6 @@ const NOT_IN_CPP: [(&str, &str); 2] = [
     ("pagoda_error_status", "the call that made the error has returned it"),
 ];
 
-/// What no binding has yet, by how the names begin: generators get bindings of all languages at once.
-const NOT_BOUND: [&str; 5] =
-    ["pagoda_generator", "pagoda_generate", "pagoda_kv_policy", "pagoda_logit_bias", "pagoda_token_logprobs"];
-
-fn is_bound(name: &str) -> bool {
-    !NOT_BOUND.iter().any(|beginning| name.starts_with(beginning))
-}
-
 fn cpp() -> String {
     let mut cpp = String::new();
     for entry in std::fs::read_dir(Path::new(ROOT).join("bindings/cpp")).expect("bindings/cpp") {
@@ -258,7 +250,7 @@ fn cpp_has_everything() {
     let cpp = cpp();
     let words: HashSet<&str> = cpp.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).collect();
     for name in read("tests/exports.txt").lines() {
-        let without = !is_bound(name) || NOT_IN_CPP.iter().any(|(listed, _)| *listed == name);
+        let without = NOT_IN_CPP.iter().any(|(listed, _)| *listed == name);
         assert!(words.contains(name) != without, "{name}: either pagoda.hpp uses it or the list here says why not");
     }
 }
@@ -277,7 +269,7 @@ fn cpp_has_every_field() {
     let (header, cpp) = (read("include/pagoda.h"), cpp());
     let structs = header.lines().filter_map(|line| line.strip_prefix("} ")?.strip_suffix(';'));
     let as_it_is = |name: &&str| name.ends_with("_stats") || name.ends_with("_owner");
-    let structs: Vec<&str> = structs.filter(|name| is_bound(name) && !as_it_is(name)).collect();
+    let structs: Vec<&str> = structs.filter(|name| !as_it_is(name)).collect();
     assert!(structs.len() >= 9, "{structs:?}");
     for name in structs {
         for field in fields(&header, name) {
@@ -319,7 +311,7 @@ const STRUCTS: [(&str, &str, &str); 21] = [
 
 /// Fields of C that are another one elsewhere: those of lists, optional values and durations, for which C has no type.
 /// "" if they are part of another field.
-const OTHERWISE: [(&str, &str); 41] = [
+const OTHERWISE: [(&str, &str); 44] = [
     ("kv_options.size_unit", ""),
     ("kv_policy.cache_length_count", ""),
     ("kv_request.item_count", ""),
@@ -343,9 +335,7 @@ const OTHERWISE: [(&str, &str); 41] = [
     ("generator_options.kv_size_unit", ""),
     ("generate_request.has_seed", ""),
     ("generate_request.timeout_us", "timeout"),
-    ("generate_request.tokens", "prompt"),
     ("generate_request.token_count", ""),
-    ("generate_request.messages", "prompt"),
     ("generate_request.stop_count", ""),
     ("generate_request.stop_token_count", ""),
     ("generate_request.logit_bias_count", ""),
@@ -355,17 +345,22 @@ const OTHERWISE: [(&str, &str); 41] = [
     ("generate_choice.text_length", ""),
     ("generate_choice.token_count", ""),
     ("generate_choice.logprob_count", "logprobs"),
+    ("generate_choice.queued_ns", "queued"),
+    ("generate_choice.first_token_ns", "first_token"),
+    ("generate_choice.generation_ns", "generation"),
     ("generate_token.text_length", ""),
     ("token_logprobs.top_count", ""),
     ("token_logprobs.top_tokens", "top"),
     ("token_logprobs.top_logprobs", "top"),
     // The rest is about one language: a keyword, and what it has a struct, an argument or another type for.
     ("Rust kv_options.type", "element_type"),
+    ("Rust generate_request.tokens", "prompt"),
+    ("Rust generate_request.messages", "prompt"),
     ("Java rank_request.user_keys", "user_key"),
 ];
 
 /// Fields that a language has in another place, and where.
-const ELSEWHERE: [(&str, &str); 17] = [
+const ELSEWHERE: [(&str, &str); 18] = [
     ("Rust kv_options.store", "an argument of KvCache::open"),
     ("C++ kv_options.store", "an argument of the constructor of KvCache"),
     ("Rust engine_options.store_path", "EngineStore::path"),
@@ -375,6 +370,7 @@ const ELSEWHERE: [(&str, &str); 17] = [
     ("Rust rank_request.event_times", "Events::times"),
     ("C++ rank_request.event_times", "Events::times"),
     ("Go rank_request.cancel", "the context of the call"),
+    ("Go generate_request.cancel", "the context of the call"),
     ("Rust generator_options.store_path", "EngineStore::path"),
     ("Rust generator_options.store_options", "EngineStore::options"),
     ("Rust generate_request.tools", "Chat::tools"),
@@ -408,15 +404,13 @@ fn names(text: &str, begin: &str, end: &str, before: &[char]) -> HashSet<String>
 }
 
 /// The names of a type in each language. `None`: it is the struct of C.
-fn names_of(of: &str, name: &str, file: &str) -> Vec<(&'static str, Option<HashSet<String>>)> {
+fn names_of(name: &str, file: &str) -> Vec<(&'static str, Option<HashSet<String>>)> {
     let rust = names(&read(&format!("sdk/src/{file}")), &format!("pub struct {name}"), "\n}", &[':']);
-    if !is_bound(of) {
-        return vec![("Rust", Some(rust))];
-    }
     let (cpp, go_name) = (cpp(), name.replace("Kv", "KV"));
-    let go: String = ["model", "store", "kv", "lease", "engine", "rank", "embedding"]
-        .map(|file| read(&format!("bindings/go/{file}.go")))
-        .concat();
+    let go: String =
+        ["model", "store", "kv", "lease", "engine", "rank", "embedding", "generator", "generate", "stream"]
+            .map(|file| read(&format!("bindings/go/{file}.go")))
+            .concat();
     let aliased = cpp.contains(&format!("using {name} = pagoda_"));
     let cpp = (!aliased).then(|| names(&cpp, &format!("struct {name} {{"), "\n};", &[';', '=', '{']));
     let go = names(&go, &format!("type {go_name} struct {{"), "\n}", &[' ', ',']);
@@ -431,7 +425,7 @@ fn fields_have_one_name_in_every_language() {
     let header = read("include/pagoda.h");
     let (mut otherwise, mut elsewhere) = (HashSet::new(), HashSet::new());
     for (of, name, file) in STRUCTS {
-        for (language, names) in names_of(of, name, file) {
+        for (language, names) in names_of(name, file) {
             let Some(names) = names else { continue };
             for field in fields(&header, of).into_iter().filter(|field| *field != "struct_size") {
                 let field = format!("{}.{field}", of.trim_start_matches("pagoda_"));

@@ -11,10 +11,11 @@ import tarfile
 
 import numpy as np
 import pytest
-from capi import EXPORTS, ROOT
+from capi import EXPORTS, LLAMA, ROOT
 from exported import Oracle
 from pagoda.export import export
 from safetensors.numpy import load_file
+from test_generate import C, Generator
 from test_movielens import CONFIG, HERE, dataset, made_up, prepare
 
 # What is in the repository is tested: a language that is missing from the machine is a failure, not a test less.
@@ -101,7 +102,8 @@ class Programs:
 
     def cmake_static(self, place):
         text = (ROOT / "samples/cpp/CMakeLists.txt").read_text().replace("pagoda::pagoda", "pagoda::static")
-        shutil.copy(ROOT / "samples/cpp/rank.cpp", place)
+        for name in "rank.cpp", "chat.cpp":
+            shutil.copy(ROOT / "samples/cpp" / name, place)
         (place / "CMakeLists.txt").write_text(text)
         return self.cmake(place / "build", place, "g++"), self.onnxruntime()
 
@@ -121,6 +123,7 @@ class Programs:
         for folder in ["samples/go", "bindings/go"]:
             shutil.copytree(self.prefix / "share/doc/pagoda" / folder, place / folder)
         self.go_build(place / "samples/go", place / "rank")
+        self.go_build(place / "samples/go/chat", place / "chat")
         return [place / "rank"], {}
 
     def go_build(self, place, program):
@@ -130,8 +133,13 @@ class Programs:
     def java(self, place):
         jar = self.prefix / "share/java/pagoda.jar"
         build("javac", "-Xlint:all", "-Werror", "-cp", jar, "-d", place, *(ROOT / "samples/java").rglob("*.java"))
-        (main,) = [path.stem for path in (ROOT / "samples/java").rglob("*.java")]
-        return [shutil.which("java"), "-cp", f"{jar}:{place}", main], {}
+        return [shutil.which("java"), "-cp", f"{jar}:{place}", "Rank"], {}
+
+    def chat(self, name):
+        """The program that talks, which was built with the one that ranks."""
+        command, environment = self(name)
+        *before, last = command
+        return [*before, "Chat" if name == "java" else last.with_name("chat")], environment
 
     def onnxruntime(self):
         """Programs that have Pagoda inside look for ONNX Runtime beside themselves, not in the prefix."""
@@ -197,6 +205,45 @@ def test_what_fails_is_said(programs, here, folder, name):
     assert lost.stdout == "" and "/nowhere.so" in lost.stderr and "PAGODA_ONNXRUNTIME" in lost.stderr
 
 
+CHATS = ["gxx", "clang", "cmake-static", *LANGUAGES]
+SAID = ['Hello "you" \\\\ 狐', "Who are you?"]
+
+
+def talked(pagoda, seed):
+    """What a chat prints, by the calls of pagoda.h."""
+    names = {C[f"PAGODA_FINISH_REASON_{name}"]: name.lower() for name in ("STOP", "LENGTH")}
+    asked = {"do_sample": -1, "temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1, "has_seed": 1, "seed": seed}
+    asked |= {"ignore_eos": 0, "max_new_tokens": 200, "session": "chat", "context_end": C["PAGODA_CONTEXT_END_STOP"]}
+    printed, messages = "", []
+    with Generator(pagoda) as generator:
+        for said in SAID:
+            messages.append({"role": "user", "content": said})
+            answer = generator.answer(messages=json.dumps(messages), **asked)
+            printed += f"{answer.text}\n[{len(answer.tokens)} tokens; {answer.cached} of the prompt's "
+            printed += f"{len(answer.prompt_tokens)} were cached; {names[answer.finish_reason]}]\n"
+            messages.append({"role": "assistant", "content": answer.text})
+    return printed
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_every_language_talks_the_same(programs, pagoda, name):
+    command, environment = programs.chat(name)
+    for seed in 7, 2**64 - 1:
+        given = "".join(f"{line}\n" for line in SAID).encode()
+        done = subprocess.run([*command, LLAMA, str(seed)], input=given, capture_output=True, env=environment, cwd="/")
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.decode() == talked(pagoda, seed)
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_what_fails_in_a_talk_is_said(programs, name):
+    for arguments in [], [LLAMA, "-3"], [LLAMA, "x"], [LLAMA, "1", "2"]:
+        wrong = run(programs.chat(name), *arguments, code=2)
+        assert wrong.stdout == "" and "usage: " in wrong.stderr.lower()
+    nowhere = run(programs.chat(name), "/nowhere", code=1)
+    assert nowhere.stdout == "" and "/nowhere" in nowhere.stderr
+
+
 # ---- the examples of the documents -------------------------------------------------------------------------------
 
 AROUND = {
@@ -220,20 +267,22 @@ AROUND = {
 }
 
 
-# Each page has one example in each of its languages.
-PAGES = {
-    "c": "README.md",
-    "cpp": "sdk/docs/languages.md",
-    "go": "sdk/docs/languages.md",
-    "java": "sdk/docs/languages.md",
-    "rust": "README.md",
-}
+# Where the example of each language is that ranks, and the one that generates: a page, and which of its examples.
+LANGUAGES_PAGE = "sdk/docs/languages.md"
+RANKS = {language: (LANGUAGES_PAGE, 0) for language in ("cpp", "go", "java")}
+RANKS |= {"c": ("README.md", 0), "rust": ("README.md", 0)}
+GENERATES = {"c": (LANGUAGES_PAGE, 0)} | {language: (LANGUAGES_PAGE, 1) for language in ("cpp", "go", "java")}
 
 
-def from_page(language, place, programs):
-    """The lines of the example with what a program has around them, built; what runs it."""
+def present(languages):
+    return [name for name in languages if name not in ("go", "java") or name in LANGUAGES]
+
+
+def from_page(language, page, place, programs):
+    """The lines of an example with what a program has around them, built; what runs it."""
     name, around = AROUND[language]
-    (code,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / PAGES[language]).read_text(), re.DOTALL)
+    path, index = page[language]
+    code = re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)[index]
     (place / name).write_text(around % code)
     prefix, program = programs.prefix, place / "main"
     flags = [*programs.flags("--cflags", "--libs"), f"-Wl,-rpath,{prefix}/lib"]
@@ -257,14 +306,29 @@ def from_page(language, place, programs):
     return [program], {}
 
 
-@pytest.mark.parametrize("language", [name for name in AROUND if name not in ("go", "java") or name in LANGUAGES])
+@pytest.mark.parametrize("language", present(RANKS))
 def test_the_example_of_the_page_ranks(programs, folder, tmp_path, language):
-    command, environment = from_page(language, tmp_path, programs)
+    command, environment = from_page(language, RANKS, tmp_path, programs)
     done = call(*command, env=environment, cwd=folder)
     events = [{"movie": 17, "rating": 5, "time": 0}, {"movie": 4, "rating": 3, "time": 0}]
     asked = {"keys": {}, "events": events, "candidates": [{"movie": movie} for movie in (8, 15, 16)], "now": 0}
     scores = Oracle(CONFIG, load_file(HERE / "weights.safetensors")).scores([asked])[:, 0]
     assert np.allclose([float(line) for line in done.stdout.split()], scores, atol=1e-4) and done.stderr == ""
+
+
+@pytest.mark.parametrize("language", present(GENERATES))
+def test_the_example_of_the_page_generates(programs, pagoda, tmp_path, language):
+    """In C by one call; in the other languages by one call, and then as a stream."""
+    (tmp_path / "model").symlink_to(LLAMA)
+    command, environment = from_page(language, GENERATES, tmp_path, programs)
+    # Java prints what the locale can.
+    environment |= {"LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True)
+    asked = {"do_sample": -1, "temperature": 0, "ignore_eos": 0, "max_new_tokens": 32}
+    with Generator(pagoda) as generator:
+        answer = generator.answer("The capital of France is", **asked).text + "\n"
+    times = 1 if language == "c" else 2
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, answer * times, b"")
 
 
 # ---- what is installed -------------------------------------------------------------------------------------------

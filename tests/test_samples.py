@@ -14,6 +14,7 @@ RELEASE = ROOT / "target/release"
 HELLO, MODEL = ROOT / "target/demo/hello.onnx", ROOT / "target/demo/model.onnx"
 PROGRAMS = {"hello-c": [HELLO], "demo-c": [MODEL], "demo-cpp": [MODEL]}
 PROGRAMS["pagoda_hpp"] = [HELLO, MODEL, ROOT / "tests/data/engine/bag"]
+PROGRAMS["generator_hpp"] = [ROOT / "tests/data/generate/llama"]
 PROGRAMS["remember-c"] = [MODEL]  # and a folder
 VALGRIND = ["valgrind", "-q", "--leak-check=full", "--show-leak-kinds=definite,indirect"]
 VALGRIND += ["--errors-for-leak-kinds=definite,indirect", "--error-exitcode=9"]

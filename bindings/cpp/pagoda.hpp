@@ -5,8 +5,8 @@
 //     auto outputs = model.run({{"x", x}}, {"y"});
 //     for (float score : outputs[0].data<float>()) ...
 //
-// - This file includes the others: pagoda_embedding.hpp (Embeddings), pagoda_kv.hpp (Store, KvCache, KvLease) and
-//   pagoda_engine.hpp (Engine).
+// - This file includes the others: pagoda_embedding.hpp (Embeddings), pagoda_kv.hpp (Store, KvCache, KvLease),
+//   pagoda_engine.hpp (Engine) and pagoda_generator.hpp (Generator).
 // - Enums (element types, statuses, providers, log levels) are the PAGODA_... constants of pagoda.h.
 // - A failed call throws pagoda::Error. An exception that a callback throws is swallowed: it can not cross C.
 // - Objects can be moved, not copied. Any thread may use any object. The rules for memory are those of pagoda.h.
@@ -177,7 +177,8 @@ class Cancel {
 public:
     /// One that is not triggered.
     Cancel() : handle_(detail::make<pagoda_cancel>(pagoda_cancel_new)) {}
-    /// Cancels all runs and requests that have it, now and later. They fail with PAGODA_STATUS_CANCELLED.
+    /// Cancels all runs and requests that have it, now and later. They fail with PAGODA_STATUS_CANCELLED; the answers of
+    /// a generator end with what they have.
     void trigger() const { detail::call(pagoda_cancel_trigger, handle_.get()); }
     /// The handle, for functions of pagoda.h. This object keeps it.
     const pagoda_cancel* get() const noexcept { return handle_.get(); }
@@ -568,5 +569,6 @@ inline std::string metrics() {
 #include "pagoda_embedding.hpp"
 #include "pagoda_kv.hpp"
 #include "pagoda_engine.hpp"
+#include "pagoda_generator.hpp"
 
 #endif  // PAGODA_HPP

@@ -88,7 +88,7 @@ struct EngineOptions {
 /// The state and the counters of an engine.
 using EngineStats = pagoda_engine_stats;
 
-/// Where the model of an engine runs.
+/// Where the model of an engine or a generator runs.
 struct EngineProvider {
     pagoda_provider provider = PAGODA_PROVIDER_CPU;  ///< PAGODA_PROVIDER_CPU or PAGODA_PROVIDER_CUDA.
     std::int32_t device_id = -1;                     ///< The number of the GPU; -1 on the CPU.
@@ -96,6 +96,18 @@ struct EngineProvider {
 };
 
 namespace detail {
+
+/// A text of a length that C says first.
+template <class Function>
+std::string text(Function function) {
+    std::size_t length = 0;
+    function(static_cast<char*>(nullptr), std::size_t{0}, &length);
+    // A swap may put a longer one in its place.
+    std::string text(length + 65536, '\0');
+    function(text.data(), text.size(), &length);
+    text.resize(length - 1);
+    return text;
+}
 
 /// A request in C's form; what it points to lives as long as the two.
 class CRequest {
@@ -230,7 +242,7 @@ public:
     /// Where the model that is served runs.
     EngineProvider provider() const {
         EngineProvider result;
-        result.reason = text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+        result.reason = detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
             detail::call(pagoda_engine_provider, get(), &result.provider, &result.device_id, buffer, capacity, length);
         });
         return result;
@@ -245,14 +257,14 @@ public:
 
     /// The pagoda.json of the model that is served.
     std::string info() const {
-        return text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+        return detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
             detail::call(pagoda_engine_info, get(), buffer, capacity, length);
         });
     }
 
     /// The names of the embedding tables that have statistics; none if they are in the graph.
     std::vector<std::string> tables() const {
-        const std::string lines = text([&](char* buffer, std::size_t capacity, std::size_t* length) {
+        const std::string lines = detail::text([&](char* buffer, std::size_t capacity, std::size_t* length) {
             detail::call(pagoda_engine_tables, get(), buffer, capacity, length);
         });
         std::vector<std::string> names;
@@ -340,18 +352,6 @@ private:
         std::size_t count = 0;
         detail::call(function, get(), users.data(), users.size(), &count);
         return count;
-    }
-
-    /// A text of a length that C says first.
-    template <class Function>
-    static std::string text(Function function) {
-        std::size_t length = 0;
-        function(static_cast<char*>(nullptr), std::size_t{0}, &length);
-        // A swap may put a longer one in its place.
-        std::string text(length + 65536, '\0');
-        function(text.data(), text.size(), &length);
-        text.resize(length - 1);
-        return text;
     }
 
     detail::Handle<pagoda_engine, pagoda_engine_free> handle_;

@@ -102,3 +102,21 @@ func BenchmarkRank(b *testing.B) {
 		})
 	}
 }
+
+// Each is a stream of a hundred tokens.
+func BenchmarkPlainStream(b *testing.B) {
+	ok(b, plain.OpenGenerator(llama))
+	defer plain.CloseGenerator()
+	for b.Loop() {
+		plain.Stream(1, 100)
+	}
+}
+
+func BenchmarkStream(b *testing.B) {
+	g := openGenerator(b, &pagoda.GeneratorOptions{})
+	for b.Loop() {
+		for _, err := range must[*pagoda.TokenStream](b)(g.Stream(ctx, likely(first, 100))).Tokens() {
+			ok(b, err)
+		}
+	}
+}

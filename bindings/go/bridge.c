@@ -20,6 +20,14 @@ static void ranked(void *held, pagoda_status status, const float *scores, size_t
                    (pagoda_error *)error);
 }
 
+static void generated_token(void *held, const pagoda_generate_token *token) {
+    pagodaGoToken((uintptr_t)held, (pagoda_generate_token *)token);
+}
+
+static void generated(void *held, pagoda_status status, pagoda_generate_response *response, const pagoda_error *error) {
+    pagodaGoGenerated((uintptr_t)held, status, response, (pagoda_error *)error);
+}
+
 static void logged(void *held, pagoda_log_level level, const char *source, const char *message) {
     pagodaGoLogged((uintptr_t)held, level, (char *)source, (char *)message);
 }
@@ -52,6 +60,12 @@ pagoda_status pagoda_go_model_run(const pagoda_model *model, const char *names, 
 pagoda_status pagoda_go_engine_rank_async(const pagoda_engine *engine, const pagoda_rank_request *request,
                                           uintptr_t held, pagoda_error **error) {
     return pagoda_engine_rank_async(engine, request, ranked, (void *)held, error);
+}
+
+pagoda_status pagoda_go_generator_generate_async(const pagoda_generator *generator, const pagoda_generate_request *request,
+                                                 int32_t streams, uintptr_t held, pagoda_error **error) {
+    return pagoda_generator_generate_async(generator, request, streams ? generated_token : NULL, generated, (void *)held,
+                                           error);
 }
 
 pagoda_status pagoda_go_log_set(pagoda_log_level level, uintptr_t held, pagoda_error **error) {

@@ -26,6 +26,14 @@ PAGODA_GO_INIT(pagoda_engine_options, PAGODA_ENGINE_OPTIONS_INIT)
 PAGODA_GO_INIT(pagoda_rank_request, PAGODA_RANK_REQUEST_INIT)
 PAGODA_GO_INIT(pagoda_rank_response, PAGODA_RANK_RESPONSE_INIT)
 PAGODA_GO_INIT(pagoda_engine_stats, PAGODA_ENGINE_STATS_INIT)
+PAGODA_GO_INIT(pagoda_kv_policy, PAGODA_KV_POLICY_INIT)
+PAGODA_GO_INIT(pagoda_generator_options, PAGODA_GENERATOR_OPTIONS_INIT)
+PAGODA_GO_INIT(pagoda_generator_stats, PAGODA_GENERATOR_STATS_INIT)
+PAGODA_GO_INIT(pagoda_logit_bias, PAGODA_LOGIT_BIAS_INIT)
+PAGODA_GO_INIT(pagoda_generate_request, PAGODA_GENERATE_REQUEST_INIT)
+PAGODA_GO_INIT(pagoda_generate_info, PAGODA_GENERATE_INFO_INIT)
+PAGODA_GO_INIT(pagoda_generate_choice, PAGODA_GENERATE_CHOICE_INIT)
+PAGODA_GO_INIT(pagoda_token_logprobs, PAGODA_TOKEN_LOGPROBS_INIT)
 
 /* `bytes` has a type here: for a void * cgo looks at all of the object that it points into, which may have pointers. */
 static inline pagoda_status pagoda_go_model_open_memory(const uint8_t *bytes, size_t count,
@@ -46,6 +54,9 @@ pagoda_status pagoda_go_model_run(const pagoda_model *model, const char *names, 
                                   const pagoda_cancel *cancel, uintptr_t held, pagoda_error **error);
 pagoda_status pagoda_go_engine_rank_async(const pagoda_engine *engine, const pagoda_rank_request *request,
                                           uintptr_t held, pagoda_error **error);
+/* With `streams` 1 each token is handed on as it comes. */
+pagoda_status pagoda_go_generator_generate_async(const pagoda_generator *generator, const pagoda_generate_request *request,
+                                                 int32_t streams, uintptr_t held, pagoda_error **error);
 /* With `held` 0 nothing is logged. */
 pagoda_status pagoda_go_log_set(pagoda_log_level level, uintptr_t held, pagoda_error **error);
 

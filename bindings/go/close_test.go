@@ -16,7 +16,7 @@ import (
 
 // uses calls every method of every type on what is handed to it, and checks what they say.
 func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *pagoda.KVCache, l *pagoda.KVLease,
-	e *pagoda.Embeddings, g *pagoda.Engine) map[string]error {
+	e *pagoda.Embeddings, g *pagoda.Engine, w *pagoda.Generator) map[string]error {
 	t.Helper()
 	of := func(_ any, err error) error { return err }
 	_, _, provider := m.Provider()
@@ -72,6 +72,20 @@ func uses(t *testing.T, m *pagoda.Model, x *pagoda.Tensor, s *pagoda.Store, c *p
 		"Engine.Tasks":         of(g.Tasks()),
 		"Engine.Info":          of(g.Info()),
 		"Engine.Stats":         of(g.Stats()),
+		"Generator.Generate":   of(w.Generate(ctx, likely(first, 1))),
+		"Generator.Async":      of(w.GenerateAsync(ctx, likely(first, 1))),
+		"Generator.Stream":     of(w.Stream(ctx, likely(first, 1))),
+		"Generator.Step":       of(w.Step()),
+		"Generator.Tokenize":   of(w.Tokenize(likely(first, 1))),
+		"Generator.Detokenize": of(w.Detokenize(first, true)),
+		"Generator.Forget":     of(w.Forget(ctx, "a")),
+		"Generator.Unload":     of(w.Unload(ctx, "a")),
+		"Generator.Prefetch":   of(w.Prefetch("a")),
+		"Generator.Clear":      of(w.Clear(ctx, true)),
+		"Generator.Provider":   of(w.Provider()),
+		"Generator.Info":       of(w.Info()),
+		"Generator.KVStats":    of(w.KVStats()),
+		"Generator.Stats":      of(w.Stats()),
 		"OpenKVCache (store)":  of(pagoda.OpenKVCache(ctx, &pagoda.KVOptions{Store: or(s, new(pagoda.Store))})),
 		"OpenModel (tables)":   of(pagoda.OpenModel(ctx, hello, &pagoda.ModelOptions{Tables: or(e, new(pagoda.Embeddings))})),
 		"Model.Run (tensor)":   of(open(t, hello).Run(ctx, pagoda.Tensors{"x": x}, "y")),
@@ -94,20 +108,21 @@ func TestWhatIsNotOpenIsAnError(t *testing.T) {
 			}
 		}
 	}
-	check("nil", uses(t, nil, nil, nil, nil, nil, nil, nil))
+	check("nil", uses(t, nil, nil, nil, nil, nil, nil, nil, nil))
 	check("what was made by hand", uses(t, new(pagoda.Model), new(pagoda.Tensor), new(pagoda.Store), new(pagoda.KVCache),
-		new(pagoda.KVLease), new(pagoda.Embeddings), new(pagoda.Engine)))
+		new(pagoda.KVLease), new(pagoda.Embeddings), new(pagoda.Engine), new(pagoda.Generator)))
 
 	path, _ := table(t)
 	m, x := open(t, hello), tensor(t, []int64{1}, []float32{1})
 	s, c := openStore(t, t.TempDir(), nil), openCache(t, shape())
 	l := must[*pagoda.KVLease](t)(c.Prepare(ctx, pagoda.KVRequest{Tokens: 1}))
 	e, g := must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(ctx, path)), openEngine(t, &pagoda.EngineOptions{})
-	for _, it := range []interface{ Close() error }{m, x, s, c, l, e, g} {
+	w := openGenerator(t, &pagoda.GeneratorOptions{})
+	for _, it := range []interface{ Close() error }{m, x, s, c, l, e, g, w} {
 		ok(t, it.Close())
 		ok(t, it.Close()) // again is fine
 	}
-	check("what was closed", uses(t, m, x, s, c, l, e, g))
+	check("what was closed", uses(t, m, x, s, c, l, e, g, w))
 
 	ok(t, (*pagoda.Model)(nil).Close())
 	ok(t, (*pagoda.Tensor)(nil).Close())
@@ -116,12 +131,14 @@ func TestWhatIsNotOpenIsAnError(t *testing.T) {
 	ok(t, (*pagoda.KVLease)(nil).Close())
 	ok(t, (*pagoda.Embeddings)(nil).Close())
 	ok(t, (*pagoda.Engine)(nil).Close())
+	ok(t, (*pagoda.Generator)(nil).Close())
 	ok(t, new(pagoda.Model).Close())
 }
 
 // endsWell is how calls may end on what others close meanwhile.
 func endsWell(err error) bool {
-	return err == nil || errors.Is(err, pagoda.ErrInvalidHandle)
+	return err == nil || errors.Is(err, pagoda.ErrInvalidHandle) ||
+		errors.Is(err, pagoda.ErrCancelled) && strings.Contains(err.Error(), "the generator was closed")
 }
 
 func TestClosingWhileOthersUseIt(t *testing.T) {
@@ -131,6 +148,9 @@ func TestClosingWhileOthersUseIt(t *testing.T) {
 		y := must[*pagoda.Tensor](t)(pagoda.Zeros(pagoda.F32, 1, 3))
 		g := must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{
 			KVSize: pagoda.KVBytes(1 << 20), Model: cpu(),
+		}))
+		w := must[*pagoda.Generator](t)(pagoda.OpenGenerator(ctx, llama, &pagoda.GeneratorOptions{
+			KVSize: pagoda.KVPages(64), Model: cpu(),
 		}))
 		var users, closers, used sync.WaitGroup
 		var closed atomic.Bool
@@ -175,9 +195,19 @@ func TestClosingWhileOthersUseIt(t *testing.T) {
 			}
 			return err
 		})
+		use(func() error { _, err := w.Generate(t.Context(), likely(first, 3)); return err })
+		use(func() error {
+			stream, err := w.Stream(t.Context(), likely(first, 3))
+			if err != nil {
+				return err
+			}
+			for _, err = range stream.Tokens() {
+			}
+			return err
+		})
 		// Each has made a call, and makes more of them while everything is closed.
 		used.Wait()
-		for _, it := range []interface{ Close() error }{m, x, y, g} {
+		for _, it := range []interface{ Close() error }{m, x, y, g, w} {
 			closers.Add(1)
 			go func() { defer closers.Done(); ok(t, it.Close()) }()
 		}
@@ -208,17 +238,19 @@ func TestWhatIsForgottenIsClosed(t *testing.T) {
 		must[*pagoda.KVLease](t)(c.Prepare(t.Context(), pagoda.KVRequest{Tokens: 1}))
 		must[*pagoda.Embeddings](t)(pagoda.OpenEmbeddings(t.Context(), path))
 		must[*pagoda.Engine](t)(pagoda.OpenEngine(ctx, data+"/gather", &pagoda.EngineOptions{KVSize: pagoda.KVBytes(1 << 20), Model: cpu()}))
+		w := must[*pagoda.Generator](t)(pagoda.OpenGenerator(ctx, llama, &pagoda.GeneratorOptions{KVSize: pagoda.KVPages(64), Model: cpu()}))
+		must[*pagoda.TokenStream](t)(w.Stream(ctx, likely(first, 400)))
 		closed := must[*pagoda.Tensor](t)(pagoda.NewTensor([]int64{1}, []float32{1}))
 		ok(t, closed.Close())
 	}
 	forget()
 	if live := pagoda.LiveObjects(); live < before+1 {
-		t.Errorf("%d objects are held, where there were %d and 7 were made", live, before)
+		t.Errorf("%d objects are held, where there were %d and 8 were made", live, before)
 	}
 	equal(t, "objects held", settled(before), before)
 	for range 100 {
 		mu.Lock()
-		enough := len(lines) >= 7
+		enough := len(lines) >= 8
 		mu.Unlock()
 		if enough {
 			break
@@ -227,8 +259,8 @@ func TestWhatIsForgottenIsClosed(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	equal(t, "lines", len(lines), 7)
-	for _, name := range []string{"model", "tensor", "store", "cache", "lease", "table set", "engine"} {
+	equal(t, "lines", len(lines), 8)
+	for _, name := range []string{"model", "tensor", "store", "cache", "lease", "table set", "engine", "generator"} {
 		found := 0
 		for _, line := range lines {
 			if strings.HasPrefix(line, "debug a "+name+" was not closed; it was made at ") {

@@ -1,8 +1,9 @@
 // Package pagoda is Pagoda for Go: inference for models that remember.
 //
 // A [Model] is an ONNX model, run on [Tensor]s. An [Engine] serves a model folder: a user's history, or what is new of
-// it, and candidates go in, a score for each candidate and task comes out. Under it lie a [KVCache] of keys and values,
-// over a [Store] on disk, and [Embeddings] tables; each can be used by itself.
+// it, and candidates go in, a score for each candidate and task comes out. A [Generator] serves a folder of a language
+// model: prompts in, text out. Under both lie a [KVCache] of keys and values, over a [Store] on disk, and [Embeddings]
+// tables; each can be used by itself.
 //
 //	engine, err := pagoda.OpenEngine(ctx, "model", nil)
 //	if err != nil {
@@ -15,6 +16,27 @@
 //		Candidates: pagoda.Columns{"movie": {8, 15, 16}},
 //	})
 //
+// Text comes whole, by [Generator.Generate], or token by token:
+//
+//	generator, err := pagoda.OpenGenerator(ctx, "model", nil)
+//	if err != nil {
+//		return err
+//	}
+//	defer generator.Close()
+//	stream, err := generator.Stream(ctx, &pagoda.GenerateRequest{
+//		Messages:    []pagoda.Message{{Role: "user", Content: "Hello"}},
+//		Temperature: pagoda.Ptr(0.7),
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	for token, err := range stream.Tokens() {
+//		if err != nil {
+//			return err
+//		}
+//		fmt.Print(token.Text)
+//	}
+//
 // # Errors
 //
 // What fails returns an [*Error]. errors.Is compares it with a [Status]:
@@ -25,19 +47,20 @@
 //
 // # Contexts
 //
-// Calls that can take long take a context. When it is done, a run or a ranking is stopped, and the error is both
-// [ErrCancelled] and the context's. Other calls can not be stopped half-way (opening, waiting for the disk, lookups):
+// Calls that can take long take a context. When it is done, a run, a ranking or an answer is stopped, and the error is
+// both [ErrCancelled] and the context's; beside it is what was generated of the answer. Other calls can not be stopped half-way (opening, waiting for the disk, lookups):
 // they return at once and what they began goes on behind; what it would have returned is closed.
 //
-// Some calls can wait and take no context. [Store.Close], [KVCache.Close] and [Engine.Close] write what is not on disk
-// yet; [Engine.Close] also answers the queued requests. [KVLease.Abort], and closing a lease that has not ended, wait
+// Some calls can wait and take no context. [Store.Close], [KVCache.Close], [Engine.Close] and [Generator.Close] write what
+// is not on disk yet; [Engine.Close] also answers the queued requests, and [Generator.Close] ends those that run. [KVLease.Abort], and closing a lease that has not ended, wait
 // until every [KVLease.Wait] on it has returned. [EstimateEmbeddings] reads the headers of the tables, and
 // [Embeddings.Retire] gives back what no other model has. To wait for the disk no longer than a context lasts, call
 // Flush, or [KVCache.OffloadAll], before Close; or call them in a goroutine.
 //
 // # Options
 //
-// A nil *Options is all defaults, and so is the zero value of each field. Where 0 itself is a choice, [None] makes it.
+// A nil *Options is all defaults, and so is the zero value of each field. Where 0 itself is a choice, [None] makes it; in a
+// [GenerateRequest], where that is most fields, they are pointers, which [Ptr] makes.
 //
 // # Closing
 //

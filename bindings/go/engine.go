@@ -68,14 +68,10 @@ type GraphShape struct {
 
 func (o *EngineOptions) toC(l *lent) (*C.pagoda_engine_options, error) {
 	c := C.pagoda_engine_options_init()
-	for _, option := range []struct {
-		to    *C.int32_t
-		value int32
-	}{{&c.instances, o.Instances}, {&c.max_batch, o.MaxBatch}, {&c.max_batch_rows, o.MaxBatchRows}, {&c.queue, o.Queue}} {
-		if option.value != 0 {
-			*option.to = C.int32_t(option.value)
-		}
-	}
+	orDefault(&c.instances, o.Instances)
+	orDefault(&c.max_batch, o.MaxBatch)
+	orDefault(&c.max_batch_rows, o.MaxBatchRows)
+	orDefault(&c.queue, o.Queue)
 	c.kv_size_unit, c.kv_size = C.pagoda_kv_size_unit(o.KVSize.Unit), C.uint64_t(o.KVSize.Value)
 	c.host_bytes = C.uint64_t(o.HostBytes)
 	orNone(&c.ahead_percent, o.AheadPercent)
@@ -240,7 +236,7 @@ func (e *Engine) count(ctx context.Context, users []uint64, call func(*C.pagoda_
 	}, nil)
 }
 
-// EngineProvider is where the model of an engine runs.
+// EngineProvider is where the model of an engine or a generator runs.
 type EngineProvider struct {
 	// Provider is [ProviderCPU] or [ProviderCUDA].
 	Provider Provider

@@ -7,6 +7,7 @@ import (
 	"log"
 	"log/slog"
 	"math"
+	"time"
 
 	"pagoda"
 )
@@ -68,6 +69,59 @@ func ExampleEngine_Rank() {
 	// Output:
 	// 6 scores, 0 rows remembered, 6 computed
 	// 6 scores, 6 rows remembered, 2 computed
+}
+
+func ExampleGenerator_Stream() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // ends the answer, too
+	defer cancel()
+	generator, err := pagoda.OpenGenerator(ctx, "../../tests/data/generate/llama", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer generator.Close()
+	stream, err := generator.Stream(ctx, &pagoda.GenerateRequest{
+		Messages:     []pagoda.Message{{Role: "user", Content: "What is the answer?"}},
+		MaxNewTokens: pagoda.Ptr(16),
+		Temperature:  pagoda.Ptr(0.7),
+		Seed:         pagoda.Ptr[uint64](7),
+		Grammar:      map[string]any{"choice": []string{"It is 42."}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for token, err := range stream.Tokens() {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Print(token.Text)
+	}
+	response, err := stream.Response()
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(" The end is a", response.Choices[0].FinishReason)
+	// Output: It is 42. The end is a stop
+}
+
+func ExampleGenerator_Generate() {
+	ctx := context.Background()
+	generator, err := pagoda.OpenGenerator(ctx, "../../tests/data/generate/llama", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer generator.Close()
+	response, err := generator.Generate(ctx, &pagoda.GenerateRequest{
+		Prompt: "The answer is ", MaxNewTokens: pagoda.Ptr(3), Temperature: pagoda.Ptr(0.0), IgnoreEOS: true, N: 2,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, choice := range response.Choices {
+		fmt.Println(len(choice.Tokens), choice.FinishReason)
+	}
+	// Output:
+	// 3 length
+	// 3 length
 }
 
 func ExampleModel_RunAsync() {

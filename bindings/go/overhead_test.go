@@ -31,6 +31,40 @@ func TestACallCostsLittleMoreThanPlainCgo(t *testing.T) {
 	littleMore(t, "a run that can be stopped", run(stoppable), "one that can not", run(ctx))
 }
 
+// A token of a stream costs at most two microseconds more than one that its caller reads in C.
+func TestATokenCostsLittleMoreThanInPlainC(t *testing.T) {
+	ok(t, plain.OpenGenerator(llama))
+	defer plain.CloseGenerator()
+	g := openGenerator(t, &pagoda.GeneratorOptions{MaxBatch: 64, KVSize: pagoda.KVPages(256)})
+	// Many answers, for a step of the model is then shared by many tokens: alone it takes many times as long as what is
+	// measured.
+	const answers, length, goal = 32, 50, 2 * time.Microsecond
+	const count = answers * length
+	request := with(likely(first, length), func(r *pagoda.GenerateRequest) { r.N = answers })
+	ours := func() {
+		read := 0
+		for _, err := range must[*pagoda.TokenStream](t)(g.Stream(ctx, request)).Tokens() {
+			ok(t, err)
+			read++
+		}
+		equal(t, "tokens", read, count)
+	}
+	theirs := func() { equal(t, "tokens in C", plain.Stream(answers, length), count) }
+	our, their := time.Hour, time.Hour
+	for range 100 {
+		for range 5 {
+			our, their = min(our, timed(ours)/count), min(their, timed(theirs)/count)
+		}
+		if our-their <= goal {
+			break
+		}
+	}
+	t.Logf("a token %v, in plain C %v", our, their)
+	if our-their > goal {
+		t.Errorf("a token takes %v, in plain C %v: that is more than %v less", our, their, goal)
+	}
+}
+
 // littleMore compares the best of many tries, taken in turns, for other programs may have the processor during any one.
 // If they had it during all of them, there are more.
 func littleMore(t *testing.T, what string, ours func(), other string, theirs func()) {
@@ -52,9 +86,15 @@ func littleMore(t *testing.T, what string, ours func(), other string, theirs fun
 
 // took is how long one of a hundred calls took.
 func took(call func()) time.Duration {
+	return timed(func() {
+		for range 100 {
+			call()
+		}
+	}) / 100
+}
+
+func timed(call func()) time.Duration {
 	begin := time.Now()
-	for range 100 {
-		call()
-	}
-	return time.Since(begin) / 100
+	call()
+	return time.Since(begin)
 }

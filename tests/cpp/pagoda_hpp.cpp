@@ -25,31 +25,9 @@ static pagoda_status tasks_before_a_swap(const pagoda_engine* engine, std::size_
 #undef pagoda_engine_rank_async
 #undef pagoda_engine_tasks
 
+#include "check.hpp"
+
 using namespace pagoda;
-
-static int failures = 0;
-
-#define CHECK(condition)                                                             \
-    do {                                                                             \
-        if (!(condition)) {                                                          \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            ++failures;                                                              \
-        }                                                                            \
-    } while (false)
-
-// Whether `function` throws an Error with this status about this argument.
-template <class Function>
-static bool throws(pagoda_status status, const char* argument, Function function) {
-    try {
-        function();
-    } catch (const Error& error) {
-        if (error.status() == status && error.argument() == argument && error.what()[0] != '\0') return true;
-        std::fprintf(stderr, "it threw %d about \"%s\": %s\n", error.status(), error.argument().c_str(), error.what());
-        return false;
-    }
-    std::fprintf(stderr, "it did not throw\n");
-    return false;
-}
 
 static_assert(!std::is_copy_constructible_v<Tensor> && std::is_nothrow_move_constructible_v<Tensor>);
 static_assert(!std::is_copy_constructible_v<Model> && std::is_nothrow_move_constructible_v<Model>);
@@ -62,14 +40,6 @@ static_assert(type_of<long>() == type_of<long long>() && type_of<unsigned char>(
 static_assert(std::is_convertible_v<Span<float>, Span<const float>>);
 static_assert(!std::is_constructible_v<Span<float>, const std::vector<float>&>);
 static_assert(!std::is_constructible_v<Span<float>, std::vector<double>&>);
-
-// The tests run on the CPU with one thread, wherever they run.
-static ModelOptions cpu() {
-    ModelOptions options;
-    options.provider = PAGODA_PROVIDER_CPU;
-    options.intra_op_threads = 1;
-    return options;
-}
 
 template <class T>
 static void type_is(pagoda_element_type type, std::array<T, 2> values) {

@@ -4,6 +4,7 @@ package plain
 // #cgo pkg-config: pagoda
 // #include <stdlib.h>
 // #include "../../include/pagoda.h"
+// #include "stream.h"
 //
 // static void nothing(void) {}
 //
@@ -69,3 +70,19 @@ func Type() int32 { return int32(C.type_of()) }
 
 // Run runs the model, with its output in place.
 func Run() int32 { return int32(C.run()) }
+
+// OpenGenerator opens a folder of a language model. CloseGenerator closes it.
+func OpenGenerator(folder string) error {
+	cFolder := C.CString(folder)
+	defer C.free(unsafe.Pointer(cFolder))
+	if status := C.open_generator(cFolder); status != C.PAGODA_STATUS_OK {
+		return fmt.Errorf("%s: status %d", folder, status)
+	}
+	return nil
+}
+
+// CloseGenerator closes what OpenGenerator has opened.
+func CloseGenerator() { C.close_generator() }
+
+// Stream has answers of so many tokens generated, which the caller reads in C as they come; it returns how many it read.
+func Stream(answers, count int) int { return int(C.stream(C.int32_t(answers), C.int32_t(count))) }

@@ -21,7 +21,7 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM *java, __attribute__((unused)) void *re
     exception_class = (*env)->NewGlobalRef(env, found);
     new_exception = (*env)->GetMethodID(env, found, "<init>", "(I[B[B)V");
     if (!exception_class || !new_exception) return JNI_ERR;
-    return find_log(env) && find_run(env) && find_ranking(env) ? JNI_VERSION_10 : JNI_ERR;
+    return find_log(env) && find_run(env) && find_ranking(env) && find_generating(env) ? JNI_VERSION_10 : JNI_ERR;
 }
 
 NATIVE(void, Native, checkAbi)(JNIEnv *env, SELF) {
@@ -92,6 +92,12 @@ int64_t *longs(call *call, jlongArray array, size_t *count) {
     return copy;
 }
 
+int32_t *ints(call *call, jintArray array, size_t *count) {
+    int32_t *copy = room_for(call, array, count, sizeof *copy);
+    if (copy) (*call->env)->GetIntArrayRegion(call->env, array, 0, (jsize)*count, copy);
+    return copy;
+}
+
 float *floats(call *call, jfloatArray array, size_t *count) {
     float *copy = room_for(call, array, count, sizeof *copy);
     if (copy) (*call->env)->GetFloatArrayRegion(call->env, array, 0, (jsize)*count, copy);
@@ -135,6 +141,12 @@ void take64(const int64_t **numbers, uint64_t *to) {
     if (number != UNSET) *to = (uint64_t)number;
 }
 
+void take_float(const int64_t **numbers, float *to) {
+    int64_t number = *(*numbers)++;
+    const uint32_t bits = (uint32_t)number;
+    if (number != UNSET) memcpy(to, &bits, sizeof *to);
+}
+
 /* ---- to Java ----------------------------------------------------------------------------------------------------- */
 
 jbyteArray to_bytes(JNIEnv *env, const char *data, size_t length) {
@@ -148,6 +160,18 @@ jbyteArray to_text(JNIEnv *env, const char *text) { return to_bytes(env, text, s
 jlongArray to_longs(JNIEnv *env, const jlong *data, jsize count) {
     jlongArray array = (*env)->NewLongArray(env, count);
     if (array) (*env)->SetLongArrayRegion(env, array, 0, count, data);
+    return array;
+}
+
+jintArray to_ints(JNIEnv *env, const void *data, size_t count) {
+    jintArray array = (*env)->NewIntArray(env, (jsize)count);
+    if (array) (*env)->SetIntArrayRegion(env, array, 0, (jsize)count, data);
+    return array;
+}
+
+jfloatArray to_floats(JNIEnv *env, const float *data, size_t count) {
+    jfloatArray array = (*env)->NewFloatArray(env, (jsize)count);
+    if (array) (*env)->SetFloatArrayRegion(env, array, 0, (jsize)count, data);
     return array;
 }
 
@@ -184,7 +208,7 @@ pending *await(call *call, jobject whom, size_t made) {
     if (!reference) return NULL;
     pending *waiting = malloc(sizeof *waiting);
     if (waiting) {
-        *waiting = (pending){reference, made, NULL};
+        *waiting = (pending){.whom = reference, .made = made};
     } else {
         no_memory(call);
         (*call->env)->DeleteGlobalRef(call->env, reference);

@@ -49,6 +49,7 @@ void *room(call *call, size_t count, size_t size);
 
 /* Copies of arrays; NULL of null. Texts have a NUL at the end already. */
 int64_t *longs(call *call, jlongArray array, size_t *count);
+int32_t *ints(call *call, jintArray array, size_t *count);
 float *floats(call *call, jfloatArray array, size_t *count);
 char *bytes(call *call, jbyteArray array, size_t *count);
 const char *text(call *call, jbyteArray array);
@@ -66,10 +67,14 @@ void **handles(call *call, jlongArray array, size_t *count);
 jbyteArray to_bytes(JNIEnv *env, const char *data, size_t length);
 jbyteArray to_text(JNIEnv *env, const char *text);
 jlongArray to_longs(JNIEnv *env, const jlong *data, jsize count);
+jintArray to_ints(JNIEnv *env, const void *data, size_t count);
+jfloatArray to_floats(JNIEnv *env, const float *data, size_t count);
 
 /* Takes the next number of options; one that was not set leaves the default. */
 void take32(const int64_t **numbers, int32_t *to);
 void take64(const int64_t **numbers, uint64_t *to);
+/* The same of one that Packed.bits has made. */
+void take_float(const int64_t **numbers, float *to);
 
 /* An exception with what an error says; NULL if there is no memory, and then another one is pending. */
 jthrowable to_exception(JNIEnv *env, pagoda_status status, const pagoda_error *error);
@@ -86,6 +91,7 @@ void leave(JNIEnv *env);
 typedef struct pending {
     jobject whom;         /* to tell: a Pending of Java's */
     size_t made;          /* of a run: how many of its outputs will be new */
+    bool lost;            /* of a stream: whether there was no memory for one of its tokens */
     struct pending *next; /* of those that could not be told */
 } pending;
 
@@ -107,5 +113,6 @@ pagoda_store_options store_options(call *call, jlongArray numbers);
 bool find_log(JNIEnv *env);
 bool find_run(JNIEnv *env);
 bool find_ranking(JNIEnv *env);
+bool find_generating(JNIEnv *env);
 
 #endif

@@ -11,7 +11,10 @@ public final class Cancel extends NativeObject {
         super(make(), Cancel::free);
     }
 
-    /** Stops what was handed this, now and later: it fails with {@link Status#CANCELLED}. */
+    /**
+     * Stops what was handed this, now and later: it fails with {@link Status#CANCELLED}. The answers of a generator end with
+     * what they have.
+     */
     public void trigger() {
         trigger(handle());
     }

@@ -1,7 +1,7 @@
 package ai.pagoda;
 
 /**
- * Where the model of an engine runs.
+ * Where the model of an engine or a generator runs.
  *
  * @param provider {@link Provider#CPU} or {@link Provider#CUDA}
  * @param deviceId the number of the GPU; -1 on the CPU

@@ -93,7 +93,7 @@ abstract class Pending<T> extends CompletableFuture<T> {
     }
 
     /** Whatever completed this before the run has ended: a cancel, a timeout, or a value from elsewhere. */
-    private void stop() {
+    final void stop() {
         if (!ended) {
             try {
                 own.trigger();

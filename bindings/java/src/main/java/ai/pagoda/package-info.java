@@ -8,6 +8,13 @@
  *             .candidates("movie", 8, 15, 16));
  *     float first = response.score(0, 0);
  * }
+ *
+ * try (Generator generator = Generator.open(Path.of("language-model"));
+ *         TokenStream stream = generator.stream(new GenerateRequest().messages(new Message("user", "Hello")))) {
+ *     for (Token token : stream) {
+ *         System.out.print(token.text());
+ *     }
+ * }
  * }</pre>
  *
  * <ul>

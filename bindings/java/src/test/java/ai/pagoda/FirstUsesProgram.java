@@ -8,7 +8,8 @@ import java.util.concurrent.atomic.AtomicInteger;
 /** What LoadingTest runs in a process of its own: classes are first used while another thread loads the native part. */
 final class FirstUsesProgram {
     private static final List<String> CLASSES = List.of("Pagoda", "Cancel", "Embeddings", "Engine", "Engine$Ranking",
-            "KvCache", "KvLease", "Model", "Model$Run", "Store", "Tensor");
+            "Generator", "KvCache", "KvLease", "Model", "Model$Run", "Store", "Tensor",
+            "TokenStream$Generating");
     private static final List<Thread> USERS = new ArrayList<>();
     private static final AtomicInteger USED = new AtomicInteger();
 

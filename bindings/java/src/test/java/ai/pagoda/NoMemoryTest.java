@@ -11,6 +11,7 @@ import java.nio.file.Path;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -61,7 +62,9 @@ class NoMemoryTest extends Support {
     void withoutReferences() throws Exception {
         RankRequest request = EngineTest.User.of("gather").get(0).request(1, 0, 5);
         try (Engine engine = engine(); Model model = Model.open(HELLO, cpu());
-                Tensor x = Tensor.zeros(ElementType.F32, 1, 4)) {
+                Tensor x = Tensor.zeros(ElementType.F32, 1, 4); Generator generator = GeneratorTest.open()) {
+            isThrown(() -> generator.stream(GeneratorTest.likely(3)).close());
+            generator.generateAsync(GeneratorTest.likely(3)).get(20, TimeUnit.SECONDS);
             isThrown(() -> engine.rankAsync(request).get(20, TimeUnit.SECONDS));
             isThrown(() -> model.runAsync(Map.of("x", x), "y").get(20, TimeUnit.SECONDS));
             engine.rankAsync(request).get(20, TimeUnit.SECONDS);
@@ -91,9 +94,14 @@ class NoMemoryTest extends Support {
     void withoutThreads() throws Exception {
         RankRequest request = EngineTest.User.of("gather").get(0).request(1, 0, 5);
         try (Engine engine = engine(); Model model = Model.open(HELLO, cpu());
-                Tensor x = Tensor.zeros(ElementType.F32, 1, 4)) {
+                Tensor x = Tensor.zeros(ElementType.F32, 1, 4); Generator generator = GeneratorTest.open()) {
             withoutThreads(true);
             try {
+                isTold(generator.generateAsync(GeneratorTest.likely(3)));
+                // A token that is lost must not look like the end of the answer.
+                CompletionException lost = assertThrows(CompletionException.class,
+                        () -> generator.stream(GeneratorTest.likely(3)).iterator().next());
+                assertInstanceOf(OutOfMemoryError.class, lost.getCause());
                 isTold(engine.rankAsync(request));
                 isTold(model.runAsync(Map.of("x", x), "y"));
                 // And again: one that was told is not the last.
@@ -103,6 +111,7 @@ class NoMemoryTest extends Support {
             }
             engine.rankAsync(request).get(20, TimeUnit.SECONDS);
             model.runAsync(Map.of("x", x), "y").get(20, TimeUnit.SECONDS).close();
+            assertEquals(3, generator.stream(GeneratorTest.likely(3)).tokens().count());
         }
     }
 }

@@ -16,6 +16,7 @@ abstract class Support {
     static final Path ROOT = Path.of(System.getProperty("pagoda.root")).normalize();
     static final Path HELLO = ROOT.resolve("target/demo/hello.onnx");
     static final Path MODEL = ROOT.resolve("target/demo/model.onnx");
+    static final Path LLAMA = ROOT.resolve("tests/data/generate/llama");
     static final Path FOLDERS = ROOT.resolve("tests/data/engine");
 
     private long before;

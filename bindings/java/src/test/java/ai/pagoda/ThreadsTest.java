@@ -116,6 +116,59 @@ class ThreadsTest extends Support {
             }
             assertTrue(attached(before) > 0);
         }
+        try (Generator generator = GeneratorTest.open()) {
+            TokenStream stream = generator.stream(GeneratorTest.likely(400));
+            stream.iterator().next();
+            stream.close();
+            stream.response().join();
+            ended.add(new WeakReference<>(stream));
+            ended.add(new WeakReference<>(stream.response()));
+        }
+    }
+
+    @Test
+    void askOneGenerator() throws Exception {
+        try (Generator generator = GeneratorTest.open()) {
+            List<int[]> alone = new ArrayList<>();
+            for (int i = 0; i < THREADS; i++) {
+                alone.add(generator.generate(GeneratorTest.likely(12).tokens(20 + i, 5, 6)).choices().get(0).tokens());
+            }
+            everyone(10, (thread, round) -> {
+                GenerateRequest request = GeneratorTest.likely(12).tokens(20 + thread, 5, 6);
+                int[] tokens;
+                if (round % 2 == 0) {
+                    tokens = generator.generate(request).choices().get(0).tokens();
+                } else {
+                    tokens = generator.stream(request).tokens().mapToInt(Token::id).toArray();
+                }
+                assertArrayEquals(alone.get(thread), tokens);
+            });
+        }
+    }
+
+    /** A generator that is closed while others use it ends their answers, or says that it was closed. */
+    @Test
+    void closeAGenerator() throws Exception {
+        for (int i = 0; i < 5; i++) {
+            Generator generator = GeneratorTest.open();
+            everyone(4, (thread, round) -> {
+                if (thread == 0) {
+                    Thread.sleep(round);
+                    if (round == 3) {
+                        generator.close();
+                    }
+                    return;
+                }
+                try {
+                    GenerateResponse response = thread % 2 == 0 ? generator.generate(GeneratorTest.likely(20))
+                            : generator.stream(GeneratorTest.likely(20)).response().get(20, TimeUnit.SECONDS);
+                    FinishReason reason = response.choices().get(0).finishReason();
+                    assertTrue(reason == FinishReason.LENGTH || reason == FinishReason.CANCELLED, reason.toString());
+                } catch (PagodaException error) {
+                    assertEquals(Status.INVALID_HANDLE, error.status());
+                }
+            });
+        }
     }
 
     private static long attached(Set<Thread> before) {
