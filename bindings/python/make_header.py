@@ -1,6 +1,6 @@
 """Makes pagoda/_header.py, the declarations of include/pagoda.h as cffi loads them. `make header` runs it.
 
-    python make_header.py ../../include/pagoda.h pagoda/_header.py
+python make_header.py ../../include/pagoda.h pagoda/_header.py
 """
 
 import re
@@ -41,7 +41,9 @@ def make(header: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         builder.emit_python_code(f"{folder}/_header.py")
         code = Path(f"{folder}/_header.py").read_text()
-    code = code.replace("# auto-generated file\n", "# Generated from include/pagoda.h by `make header`. Do not edit it.\n")
+    code = code.replace(
+        "# auto-generated file\n", "# Generated from include/pagoda.h by `make header`. Do not edit it.\n"
+    )
     structs = "".join(f"    {kind!r}: {values!r},\n" for kind, values in defaults(header).items())
     version = re.search(r'^#define PAGODA_VERSION "(.*)"$', header, re.M)
     assert version is not None

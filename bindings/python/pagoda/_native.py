@@ -235,6 +235,8 @@ class Struct:
     json_fields: ClassVar[frozenset[str]] = frozenset()
     # Fields of the struct by the field of the dataclass that sets them, where the names differ.
     made_of: ClassVar[Mapping[str, str]] = {}
+    # Fields that the dataclass sets itself, in its own `fill`.
+    by_hand: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, struct: str, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -253,7 +255,7 @@ class Struct:
         names = fields_of(self.struct)
         for field in dataclasses.fields(cast(Any, self)):
             value = getattr(self, field.name)
-            if field.name in names and value is not None:
+            if field.name in names and field.name not in self.by_hand and value is not None:
                 if field.name in self.json_fields and not isinstance(value, str):
                     value = json.dumps(value)
                 set_field(made, field.name, value, f"{argument}.{field.name}", keep)

@@ -38,7 +38,7 @@ from .cancel import Cancel, awaited
 from .embedding import TableStats
 from .error import InvalidArgumentError
 from .kv import KvSizeUnit, KvStats, Offload
-from .model import ModelOptions, Provider, opened
+from .model import ModelOptions, Provider, opening
 from .store import StoreOptions
 
 
@@ -119,6 +119,7 @@ class RankRequest(Struct, struct="pagoda_rank_request"):
         "candidate_features": "candidates",
         "candidate_keys": "candidates",
     }
+    by_hand: ClassVar[frozenset[str]] = frozenset({"user_keys", "event_times"})
 
     user: int
     """The user."""
@@ -141,13 +142,7 @@ class RankRequest(Struct, struct="pagoda_rank_request"):
     """Cancels the request when triggered."""
 
     def fill(self, made: Any, argument: str, keep: list[Any]) -> None:
-        for name in "user", "start", "timeout_us":
-            _number(made, name, getattr(self, name), argument)
-        if self.time is not None:
-            made.has_time = 1
-            _number(made, "time", self.time, argument)
-        if self.cancel is not None:
-            made.cancel = instance_of(Cancel, self.cancel, f"{argument}.cancel").handle
+        super().fill(made, argument, keep)
         _columns(made, "event", self.events, argument, keep)
         _columns(made, "candidate", self.candidates, argument, keep)
         made.user_features, made.user_feature_count = texts(self.user_keys, f"{argument}.user_features", keep)
@@ -157,16 +152,6 @@ class RankRequest(Struct, struct="pagoda_rank_request"):
             if count != made.event_count:
                 message = f"there are {count}, and {made.event_count} events: give one for each"
                 raise InvalidArgumentError(f"{argument}.event_times: {message}", f"{argument}.event_times")
-
-
-def _number(made: Any, name: str, value: int, argument: str) -> None:
-    try:
-        setattr(made, name, value)
-    except OverflowError as failure:
-        argument = f"{argument}.{name}"
-        raise InvalidArgumentError(f"{argument}: {value!r} does not fit: {failure}", argument) from None
-    except TypeError as failure:
-        raise TypeError(f"{argument}.{name}: {value!r}: {failure}") from None
 
 
 def _columns(made: Any, what: str, columns: Mapping[str, Numbers], argument: str, keep: list[Any]) -> None:
@@ -273,11 +258,8 @@ class Engine(Object):
 
     def __init__(self, folder: StrPath, options: EngineOptions | None = None) -> None:
         """Opens a model folder, checks all its files, and runs the model once."""
-        keep: list[Any] = []
-        made = instance_of(EngineOptions, options or EngineOptions(), "options").to_c("options", keep)
-        handle = out(lib.pagoda_engine_open, "pagoda_engine *", text(folder, "folder"), made)
-        opened()
-        self._own(handle)
+        options = instance_of(EngineOptions, options or EngineOptions(), "options")
+        self._own(opening(lib.pagoda_engine_open, "pagoda_engine *", (text(folder, "folder"),), options))
 
     @takes(RankRequest)
     def rank(self, request: RankRequest) -> RankResponse:

@@ -37,7 +37,7 @@ from ._native import (
 from .cancel import Cancel, awaited
 from .engine import ProviderInfo, provider_info
 from .kv import KvSizeUnit, KvStats
-from .model import ModelOptions, opened
+from .model import ModelOptions, opening
 from .store import StoreOptions
 
 Json: TypeAlias = str | Mapping[str, Any] | Sequence[Any]
@@ -603,11 +603,8 @@ class Generator(Object):
 
     def __init__(self, folder: StrPath, options: GeneratorOptions | None = None) -> None:
         """Opens a model folder of a language model, and checks all its files."""
-        keep: list[Any] = []
-        made = instance_of(GeneratorOptions, options or GeneratorOptions(), "options").to_c("options", keep)
-        handle = out(lib.pagoda_generator_open, "pagoda_generator *", text(folder, "folder"), made)
-        opened()
-        self._own(handle)
+        options = instance_of(GeneratorOptions, options or GeneratorOptions(), "options")
+        self._own(opening(lib.pagoda_generator_open, "pagoda_generator *", (text(folder, "folder"),), options))
 
     @takes(GenerateRequest)
     def generate(self, request: GenerateRequest) -> GenerateResponse:

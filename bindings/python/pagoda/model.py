@@ -16,7 +16,6 @@ from ._native import (
     decoded,
     ffi,
     handles,
-    initialised,
     instance_of,
     kept,
     lib,
@@ -31,6 +30,7 @@ from ._native import (
 )
 from .cancel import Cancel, awaited
 from .embedding import Embeddings
+from .error import InvalidArgumentError
 from .tensor import Array, ElementType, Tensor, as_tensor
 
 
@@ -96,9 +96,20 @@ class ModelOptions(Struct, struct="pagoda_model_options"):
 _opened: list[bool] = []
 
 
-def opened() -> None:
-    """Notes that a model was opened."""
-    _opened[:] = [True]
+def opening(function: Any, kind: str, what: tuple[Any, ...], options: Struct) -> Any:
+    """Opens something that runs models, and returns its handle."""
+    while True:
+        keep: list[Any] = []
+        try:
+            handle = out(function, kind, *what, options.to_c("options", keep))
+        except InvalidArgumentError as failure:
+            # Other code of the process has loaded another ONNX Runtime than that of the installed package.
+            if _opened or not failure.argument.endswith("onnxruntime_path"):
+                raise
+            _opened.append(True)
+        else:
+            _opened.append(True)
+            return handle
 
 
 @dataclass(frozen=True)
@@ -147,15 +158,12 @@ class Model(Object):
 
     def __init__(self, model: StrPath | bytes, options: ModelOptions | None = None) -> None:
         """Opens an .onnx file; or a model from the bytes of one."""
-        keep: list[Any] = []
         options = instance_of(ModelOptions, options or ModelOptions(), "options")
-        made, handle = options.to_c("options", keep), ffi.new("pagoda_model **")
         if isinstance(model, bytes):
-            call(lib.pagoda_model_open_memory, ffi.from_buffer(model), len(model), made, handle)
+            what = ffi.from_buffer(model), len(model)
+            self._own(opening(lib.pagoda_model_open_memory, "pagoda_model *", what, options))
         else:
-            call(lib.pagoda_model_open, text(model, "path"), made, handle)
-        opened()
-        self._own(handle[0])
+            self._own(opening(lib.pagoda_model_open, "pagoda_model *", (text(model, "path"),), options))
 
     @property
     def provider(self) -> tuple[Provider, str]:

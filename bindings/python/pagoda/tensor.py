@@ -121,7 +121,9 @@ class Tensor(Object):
         kind = _type_of(array) if type is None else ElementType(type)
         if not array.flags.c_contiguous:
             advice = "numpy.ascontiguousarray makes a copy that is"
-            raise InvalidArgumentError(f"data: an array of the strides {array.strides} is not contiguous; {advice}", "data")
+            raise InvalidArgumentError(
+                f"data: an array of the strides {array.strides} is not contiguous; {advice}", "data"
+            )
         dims = ffi.new("int64_t[]", list(array.shape) or [0])
         data = ffi.cast("void *", array.ctypes.data)
         user_data, handle = kept(array), ffi.new("pagoda_tensor **")
