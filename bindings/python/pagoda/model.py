@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from ._native import (
     Object,
@@ -137,18 +137,54 @@ Value: TypeAlias = Tensor | Array | Any
 Outputs: TypeAlias = Iterable[str] | Mapping[str, Value | None] | None
 
 
+class _Run:
+    """What a run is called with. After the `with` the tensors are closed that it has made over arrays."""
+
+    def __init__(self, model: Model, inputs: Mapping[str, Value], outputs: Outputs, cancel: Cancel | None) -> None:
+        if outputs is None:
+            outputs = [value.name for value in model.outputs]
+        if not isinstance(outputs, Mapping):
+            if isinstance(outputs, str):
+                raise TypeError(f"outputs: {outputs!r} is one text; give a list")
+            outputs = dict.fromkeys(outputs)
+        self.keep: list[Any] = []
+        self.future: Future[dict[str, Tensor]] = pending()
+        self.made: list[Tensor] = []
+        given = [self.tensor(value) for value in inputs.values()]
+        # Bound outputs are returned, and the caller's.
+        self.names = list(outputs)
+        self.bound = [None if value is None else as_tensor(value) for value in outputs.values()]
+        self.array = handles(self.bound, "pagoda_tensor", self.keep)
+        ins = texts(inputs, "input_names", self.keep)[0], handles(given, "pagoda_tensor", self.keep), len(given)
+        outs = texts(self.names, "output_names", self.keep)[0], self.array, len(self.names)
+        stop = ffi.NULL if cancel is None else instance_of(Cancel, cancel, "cancel").handle
+        self.arguments = (*ins, *outs, stop)
+
+    def tensor(self, value: Value) -> Tensor:
+        tensor = as_tensor(value)
+        if tensor is not value:
+            self.made.append(tensor)
+        return tensor
+
+    def named(self, found: list[Any]) -> dict[str, Tensor]:
+        pairs = zip(self.names, self.bound, found, strict=True)
+        return {name: Tensor._of(handle) if given is None else given for name, given, handle in pairs}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for tensor in self.made:
+            tensor.close()
+
+
 @ffi.callback("pagoda_run_callback")  # type: ignore[untyped-decorator]
 def _ran(user_data: Any, status: int, outputs: Any, count: int, error: Any) -> None:
-    future, names, bound = taken(user_data)
+    run = taken(user_data)
     if status:
-        future.set_exception(read_error(status, error))
+        run.future.set_exception(read_error(status, error))
     else:
-        future.set_result(_named(names, bound, listed(outputs, count)))
-
-
-def _named(names: list[str], bound: list[Tensor | None], found: list[Any]) -> dict[str, Tensor]:
-    pairs = zip(names, bound, found, strict=True)
-    return {name: Tensor._of(handle) if given is None else given for name, given, handle in pairs}
+        run.future.set_result(run.named(listed(outputs, count)))
 
 
 class Model(Object):
@@ -196,10 +232,9 @@ class Model(Object):
 
         While it runs, the memory of inputs must not be written, and that of bound outputs neither written nor read.
         """
-        keep: list[Any] = []
-        arguments, names, bound, array = self._arguments(inputs, outputs, cancel, keep)
-        call(lib.pagoda_model_run, self.handle, *arguments)
-        return _named(names, bound, listed(array, len(names)))
+        with _Run(self, inputs, outputs, cancel) as run:
+            call(lib.pagoda_model_run, self.handle, *run.arguments)
+            return run.named(listed(run.array, len(run.names)))
 
     async def run_async(
         self, inputs: Mapping[str, Value], outputs: Outputs = None, cancel: Cancel | None = None
@@ -208,33 +243,13 @@ class Model(Object):
         `cancel` of the caller."""
 
         def start(stop: Cancel) -> Future[dict[str, Tensor]]:
-            keep: list[Any] = []
-            arguments, names, bound, _ = self._arguments(inputs, outputs, stop, keep)
-            future = pending()
-            user_data = kept((future, names, bound))
-            try:
-                call(lib.pagoda_model_run_async, self.handle, *arguments, _ran, user_data)
-            except BaseException:
-                taken(user_data)
-                raise
-            return future
+            with _Run(self, inputs, outputs, stop) as run:
+                user_data = kept(run)
+                try:
+                    call(lib.pagoda_model_run_async, self.handle, *run.arguments, _ran, user_data)
+                except BaseException:
+                    taken(user_data)
+                    raise
+                return run.future
 
         return await awaited(start, cancel)
-
-    def _arguments(
-        self, inputs: Mapping[str, Value], outputs: Outputs, cancel: Cancel | None, keep: list[Any]
-    ) -> tuple[tuple[Any, ...], list[str], list[Tensor | None], Any]:
-        if outputs is None:
-            outputs = [value.name for value in self.outputs]
-        if not isinstance(outputs, Mapping):
-            if isinstance(outputs, str):
-                raise TypeError(f"outputs: {outputs!r} is one text; give a list")
-            outputs = dict.fromkeys(outputs)
-        given = [as_tensor(value) for value in inputs.values()]
-        names, bound = list(outputs), [None if value is None else as_tensor(value) for value in outputs.values()]
-        keep += [given, bound]
-        array = handles(bound, "pagoda_tensor", keep)
-        ins = texts(inputs, "input_names", keep)[0], handles(given, "pagoda_tensor", keep), len(given)
-        outs = texts(names, "output_names", keep)[0], array, len(names)
-        stop = ffi.NULL if cancel is None else instance_of(Cancel, cancel, "cancel").handle
-        return (*ins, *outs, stop), names, bound, array

@@ -72,7 +72,8 @@ _current: list[Any] = []
 
 
 def _to_logging(level: LogLevel, source: str, message: str) -> None:
-    logging.getLogger(f"pagoda.{source}").log(_LOGGING[level], "%s", message)
+    name = source.replace("::", ".")
+    logging.getLogger(name if name.startswith("pagoda") else f"pagoda.{name}").log(_LOGGING[level], "%s", message)
 
 
 @ffi.callback("pagoda_log_callback")  # type: ignore[untyped-decorator]
@@ -81,8 +82,8 @@ def _logged(user_data: Any, level: int, source: Any, message: Any) -> None:
 
 
 def set_log(level: LogLevel, line: Callable[[LogLevel, str, str], None] | None = None) -> None:
-    """Sends the log of Pagoda and of ONNX Runtime to `line(level, source, message)`, up to `level`; None: to the loggers
-    "pagoda.SOURCE" of Python's `logging`. OFF stops it. Until then nothing is logged.
+    """Sends the log of Pagoda and of ONNX Runtime to `line(level, source, message)`, up to `level`; None: to Python's
+    `logging`, to loggers below "pagoda". OFF stops it. Until then nothing is logged.
 
     `line` is called on any thread, and must not call `set_log` or open models. When this returns, the function of before
     is not called any more.
