@@ -452,9 +452,10 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 @ffi.callback("pagoda_token_callback")  # type: ignore[untyped-decorator]
 def _generated(user_data: Any, token: Any) -> None:
-    logprobs = TokenLogprobs.from_c(token.logprobs) if token.logprobs else None
-    made = Token(_text(token), token.id, token.choice, _REASONS[token.finish_reason], logprobs)
-    ffi.from_handle(user_data).put(made)
+    length, logprobs = token.text_length, token.logprobs
+    new = ffi.unpack(token.text, length).decode() if length else ""
+    told = TokenLogprobs.from_c(logprobs) if logprobs else None
+    ffi.from_handle(user_data).put(Token(new, token.id, token.choice, _REASONS[token.finish_reason], told))
 
 
 @ffi.callback("pagoda_generate_callback")  # type: ignore[untyped-decorator]
