@@ -305,7 +305,7 @@ docs-java:
 	@rm -rf $(DOCS)/java && javadoc -quiet -Xdoclint:all -Werror -d $(DOCS)/java $$(find bindings/java/src/main/java -name '*.java')
 
 docs-python: $(PACKAGING)/.ready
-	@rm -rf $(DOCS)/python && PYTHONPATH=bindings/python $(PACKAGING)/bin/python -m pdoc -o $(DOCS)/python pagoda '!pagoda.export'
+	@rm -rf $(DOCS)/python && PYTHONPATH=bindings/python $(PACKAGING)/bin/python -W ignore -m pdoc -o $(DOCS)/python pagoda '!pagoda.export'
 
 # ---- use --------------------------------------------------------------------------------------------------------
 

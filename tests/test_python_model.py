@@ -39,6 +39,13 @@ class Lender:
         return self.array.__dlpack_device__()
 
 
+class OldLender(Lender):
+    """The same, from before version 1 of DLPack."""
+
+    def __dlpack__(self, *, stream=None):
+        return self.array.__dlpack__()
+
+
 # ---- tensors -----------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +145,25 @@ def test_a_run_copies_nothing(add):
     assert z.tolist() == (X * 11).tolist() and found["z"].numpy().ctypes.data == z.ctypes.data
     assert add.run({"x": x, "y": y}, ["z"])["z"].shape == (3, 2)
     y.close()
+
+
+def test_memory_that_is_read_only_is_not_written(add):
+    fixed = X.copy()
+    fixed.flags.writeable = False
+    assert add.run({"x": fixed, "y": fixed})["z"].numpy().tolist() == (X * 2).tolist()
+    for output in fixed, Lender(fixed), pagoda.Tensor(fixed):
+        with pytest.raises(pagoda.InvalidArgumentError, match="read-only"):
+            add.run({"x": fixed, "y": fixed}, {"z": output})
+    with pagoda.Tensor(fixed) as tensor:
+        assert not tensor.writable and not tensor.numpy().flags.writeable
+    old = np.zeros_like(X)
+    add.run({"x": fixed, "y": fixed}, {"z": OldLender(old)})["z"].close()
+    assert old.tolist() == (X * 2).tolist()
+
+
+def test_nothing_at_all(add):
+    empty = np.zeros((0, 2), np.float32)
+    assert add.run({"x": empty, "y": empty})["z"].shape == (0, 2)
 
 
 def test_runs_for_asyncio(add):

@@ -65,7 +65,8 @@ def test_what_is_in_it(wheel):
 
 def test_the_lines_of_the_readme(python, tmp_path):
     (tmp_path / "model").symlink_to(LLAMA)
-    printed = call(python, "-c", example("bindings/python/README.md"), cwd=tmp_path)
+    code = example("bindings/python/README.md") + "assert pagoda.live_objects() == 0"
+    printed = call(python, "-c", code, cwd=tmp_path)
     # The answer, why it ended, and the streamed one.
     assert re.search(r" (STOP|LENGTH)\n.+\n", printed, re.S)
 

@@ -154,6 +154,10 @@ class _Run:
         # Bound outputs are returned, and the caller's.
         self.names = list(outputs)
         self.bound = [None if value is None else as_tensor(value) for value in outputs.values()]
+        for name, tensor in zip(self.names, self.bound, strict=True):
+            if tensor is not None and not tensor.writable:
+                message = f"outputs[{name!r}]: the array is read-only, and the run would write to it"
+                raise InvalidArgumentError(message, "outputs")
         self.array = handles(self.bound, "pagoda_tensor", self.keep)
         ins = texts(inputs, "input_names", self.keep)[0], handles(given, "pagoda_tensor", self.keep), len(given)
         outs = texts(self.names, "output_names", self.keep)[0], self.array, len(self.names)

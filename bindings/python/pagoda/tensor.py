@@ -97,9 +97,29 @@ class _Owner:
 class _View:
     """The memory of a tensor, as numpy takes it."""
 
-    def __init__(self, owner: _Owner | None, address: int, size: int) -> None:
+    def __init__(self, owner: _Owner | None, address: int, size: int, writable: bool) -> None:
         self.owner = owner
-        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+        data = address, not writable
+        self.__array_interface__ = {"data": data, "shape": (size,), "typestr": "|u1", "version": 3}
+
+
+class _Lender:
+    """What lends its memory by DLPack, and whether it may be written."""
+
+    def __init__(self, lender: Any) -> None:
+        self.lender, self.read_only_is_told = lender, False
+
+    def __dlpack_device__(self) -> Any:
+        return self.lender.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        try:
+            capsule = self.lender.__dlpack__(**options)
+        except TypeError:
+            # Before version 1 of DLPack there were no options, and nothing that is read-only was lent.
+            return self.lender.__dlpack__()
+        self.read_only_is_told = "versioned" in repr(capsule)
+        return capsule
 
 
 class Tensor(Object):
@@ -115,9 +135,10 @@ class Tensor(Object):
 
     _free = "pagoda_tensor_free"
     _owner: _Owner | None
+    _writable: bool
 
     def __init__(self, array: Any, type: ElementType | None = None) -> None:
-        array = _as_array(array)
+        array, writable = _as_array(array)
         kind = _type_of(array) if type is None else ElementType(type)
         if not array.flags.c_contiguous:
             advice = "numpy.ascontiguousarray makes a copy that is"
@@ -134,9 +155,15 @@ class Tensor(Object):
             taken(user_data)
             raise
         self._own(handle[0])
+        self._writable = writable
 
     def _own(self, handle: Any) -> None:
-        self._handle, self._owner = handle, _Owner(handle)
+        self._handle, self._owner, self._writable = handle, _Owner(handle), True
+
+    @property
+    def writable(self) -> bool:
+        """Whether a run may write to it: not if it was made over an array that is read-only."""
+        return self._writable
 
     @property
     def closed(self) -> bool:
@@ -193,7 +220,7 @@ class Tensor(Object):
             return self._texts(shape)
         data, size = ffi.new("void **"), ffi.new("size_t *")
         call(lib.pagoda_tensor_data, self.handle, data, size)
-        memory = np.asarray(_View(self._owner, int(ffi.cast("uintptr_t", data[0])), size[0]))
+        memory = np.asarray(_View(self._owner, int(ffi.cast("uintptr_t", data[0])), size[0], self._writable))
         if kind in _PACKED:
             return memory if dtype is None else memory.view(dtype)
         return memory.view(_dtype_of(kind) if dtype is None else dtype).reshape(shape)
@@ -222,16 +249,19 @@ class Tensor(Object):
         return cast(tuple[int, int], cast(Any, self.numpy()).__dlpack_device__())
 
 
-def _as_array(value: Any) -> Array:
+def _as_array(value: Any) -> tuple[Array, bool]:
+    """An array over the memory of `value`, and whether that may be written."""
     if isinstance(value, np.ndarray):
-        return value
-    if hasattr(value, "__dlpack__"):
-        try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError) as failure:
-            advice = "for a type that numpy does not have, give a view as integers, and `type`"
-            raise UnsupportedError(f"data: {type(value).__name__}: {failure}; {advice}", "data") from None
-    raise TypeError(f"data: {type(value).__name__} is neither a numpy array nor has it __dlpack__")
+        return value, value.flags.writeable
+    if not hasattr(value, "__dlpack__"):
+        raise TypeError(f"data: {type(value).__name__} is neither a numpy array nor has it __dlpack__")
+    lender = _Lender(value)
+    try:
+        array = np.from_dlpack(lender)
+    except (BufferError, RuntimeError, TypeError) as failure:
+        advice = "for a type that numpy does not have, give a view as integers, and `type`"
+        raise UnsupportedError(f"data: {type(value).__name__}: {failure}; {advice}", "data") from None
+    return array, array.flags.writeable or not lender.read_only_is_told
 
 
 def _type_of(array: Array) -> ElementType:
