@@ -180,7 +180,7 @@ TO = $(DESTDIR)$(PREFIX)
 STAGE := target/stage
 # With what they link to; Go's binding is used as source.
 DOCUMENTS := LICENSE README.md CHANGELOG.md sdk/docs include/pagoda.h $(wildcard bindings/cpp/*.hpp) bindings/go \
-	bindings/java/README.md bindings/python/README.md samples/c samples/cpp samples/go samples/java samples/rust samples/movielens \
+	bindings/java/README.md bindings/python/README.md samples/c samples/cpp samples/go samples/java samples/python samples/rust samples/movielens \
 	samples/chat samples/wheel_files.py
 DIST := pagoda-$(VERSION)-linux-$(shell uname -m)
 FILL_IN := sed -e 's/@VERSION@/$(VERSION)/' -e 's/@ABI@/$(ABI)/'

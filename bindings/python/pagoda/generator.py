@@ -605,37 +605,43 @@ class Generator(Object):
     def __init__(self, folder: StrPath, options: GeneratorOptions | None = None) -> None:
         """Opens a model folder of a language model, and checks all its files."""
         options = instance_of(GeneratorOptions, options or GeneratorOptions(), "options")
+        self._by_caller = options.driver == Driver.CALLER
         self._own(opening(lib.pagoda_generator_open, "pagoda_generator *", (text(folder, "folder"),), options))
 
     @takes(GenerateRequest)
     def generate(self, request: GenerateRequest) -> GenerateResponse:
         """Answers a request, and waits for the end of all its answers: takes a `GenerateRequest` or its fields. A
-        request that was cancelled or exceeded its time limit is no error: `finish_reason` says so."""
-        keep: list[Any] = []
-        made = request.to_c("request", keep)
-        return GenerateResponse._taken(
-            out(lib.pagoda_generator_generate, "pagoda_generate_response *", self.handle, made)
-        )
+        request that was cancelled or exceeded its time limit is no error: `finish_reason` says so. Ctrl-C cancels it."""
+        if self._by_caller:
+            keep: list[Any] = []
+            made, function = request.to_c("request", keep), lib.pagoda_generator_generate
+            return GenerateResponse._taken(out(function, "pagoda_generate_response *", self.handle, made))
+        with Cancel() as own:
+            answer = self._start(request, request.cancel or own)
+            try:
+                return answer.result()
+            except KeyboardInterrupt:
+                own.trigger()
+                raise
 
     @takes(GenerateRequest)
     async def generate_async(self, request: GenerateRequest) -> GenerateResponse:
         """`generate` for asyncio. A task that is cancelled cancels the request, unless that has a `cancel` of the
         caller."""
+        return await awaited(lambda stop: self._start(request, stop), request.cancel)
 
-        def start(stop: Cancel) -> Future[GenerateResponse]:
-            keep: list[Any] = []
-            sink = _Sink()
-            user_data = kept(sink)
-            try:
-                made = request.to_c("request", keep)
-                made.cancel = stop.handle
-                call(lib.pagoda_generator_generate_async, self.handle, made, ffi.NULL, _ended, user_data)
-            except BaseException:
-                taken(user_data)
-                raise
-            return sink.response
-
-        return await awaited(start, request.cancel)
+    def _start(self, request: GenerateRequest, cancel: Cancel) -> Future[GenerateResponse]:
+        keep: list[Any] = []
+        sink = _Sink()
+        made = request.to_c("request", keep)
+        made.cancel = instance_of(Cancel, cancel, "request.cancel").handle
+        user_data = kept(sink)
+        try:
+            call(lib.pagoda_generator_generate_async, self.handle, made, ffi.NULL, _ended, user_data)
+        except BaseException:
+            taken(user_data)
+            raise
+        return sink.response
 
     @takes(GenerateRequest)
     def stream(self, request: GenerateRequest) -> TokenStream:
