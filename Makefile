@@ -117,12 +117,13 @@ define cargo_build
 	+@cargo build $(CARGO_FLAGS) --profile $(1) $(3) $$([ -t 2 ] || echo -q)
 endef
 
-build: deps ## Build libpagoda.so, libpagoda_ops.so, the commands pagoda and pagoda-bench and the C samples into target/release.
+build: deps ## Build libpagoda.so, libpagoda_ops.so, libpagoda_python.so, the commands pagoda and pagoda-bench and the C samples into target/release.
 	$(call cargo_build,release,libpagoda_ops.so,--workspace)
 	@ln -sf libpagoda.so $(RELEASE)/libpagoda.so.1
 	@$(CC) $(C_FLAGS) samples/c/hello.c -o $(RELEASE)/hello-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/remember.c -o $(RELEASE)/remember-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
+	@$(CC) $(C_FLAGS) -fPIC -shared -pthread bindings/python/native/stream.c -o $(RELEASE)/libpagoda_python.so
 
 build-cpp: build ## Build the C++ sample into target/release.
 	@.ci/need $(CXX) g++
@@ -198,7 +199,7 @@ stage: build
 	@cp $(RELEASE)/pagoda $(STAGE)/bin/
 	@cp $(RELEASE)/libpagoda.so $(STAGE)/lib/libpagoda.so.$(ABI).$(VERSION)
 	@ln -s libpagoda.so.$(ABI).$(VERSION) $(STAGE)/lib/libpagoda.so.$(ABI) && ln -s libpagoda.so.$(ABI) $(STAGE)/lib/libpagoda.so
-	@cp $(RELEASE)/libpagoda_ops.so $(STAGE)/lib/
+	@cp $(RELEASE)/libpagoda_ops.so $(RELEASE)/libpagoda_python.so $(STAGE)/lib/
 	@cp -P target/onnxruntime/libonnxruntime.so.* $(STAGE)/lib/pagoda/
 	@echo 'extern crate pagoda as _;' | rustc - --edition 2024 --crate-name pagoda --crate-type staticlib \
 		--extern pagoda=$(RELEASE)/libpagoda.rlib -L dependency=$(RELEASE)/deps -o $(STAGE)/all.a
@@ -249,7 +250,7 @@ wheel: build $(PACKAGING)/.ready ## Make target/wheel/pagoda-VERSION-py3-none-ma
 	@rm -rf $(WHEEL) && mkdir -p $(WHEEL)/source
 	@cp -r LICENSE $(addprefix bindings/python/,README.md pyproject.toml setup.py pagoda) $(WHEEL)/source/
 	@find $(WHEEL)/source -name __pycache__ -exec rm -rf {} +
-	@mkdir $(WHEEL)/source/pagoda/lib && cp $(RELEASE)/libpagoda.so $(RELEASE)/libpagoda_ops.so $(WHEEL)/source/pagoda/lib/
+	@mkdir $(WHEEL)/source/pagoda/lib && cp $(addprefix $(RELEASE)/,libpagoda.so libpagoda_ops.so libpagoda_python.so) $(WHEEL)/source/pagoda/lib/
 	@strip --strip-debug $(WHEEL)/source/pagoda/lib/*.so
 	@.ci/notices > $(WHEEL)/source/NOTICES.rust
 	@$(PYTHON) -m pip --python $(PACKAGING)/bin/python wheel -q --disable-pip-version-check --no-deps --no-build-isolation \

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests/data/generate/llama"
-TOKENS, REQUESTS, ROUNDS = 200, 5, 60
+TOKENS, REQUESTS, ROUNDS = 400, 1, 200
 
 C = r"""
 #include <pagoda.h>

@@ -189,7 +189,7 @@ def test_mypy_finds_what_is_wrong_and_nothing_else(tmp_path):
         "Token",
     ]
     lines, wrong = USE.splitlines(), re.findall(r"^(.*):(\d+): error", done.stdout, re.M)
-    found = [lines[int(line) - 1].strip() if file == "use.py" else (file, line) for file, line in wrong]
+    found = [lines[int(line) - 1].strip() if file == "use.py" else f"{file}:{line}" for file, line in wrong]
     expected = ["beams=4", 'max_new_tokens="3"', "engine.rank(candidates", "max_bath"]
     assert sorted(set(found)) == sorted(line.strip() for line in lines if any(part in line for part in expected)), (
         done.stdout

@@ -1,6 +1,7 @@
 """The ranking engine and the generator from Python: calls, asyncio, streams, threads, and how they end."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -341,6 +342,23 @@ def test_a_request_that_fails_says_so_to_its_stream():
             list(generator.stream(tokens=PROMPTS[0] * 3, **GREEDY))
 
 
+def test_a_busy_interpreter_holds_nobody_up(generator):
+    """The GIL is not free for half a second, and the tokens come all the same."""
+    generator.generate(tokens=PROMPTS[0], **GREEDY)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        stream = generator.stream(tokens=PROMPTS[0], **GREEDY)
+        until = time.perf_counter() + 0.5
+        while time.perf_counter() < until:
+            pass
+        came = [stream._tokens.next(0) for _ in range(12)]
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(isinstance(token, pagoda.Token) for token in came), came
+    assert len(stream.response(10).tokens) == 12
+
+
 # ---- threads -----------------------------------------------------------------------------------------------------
 
 
@@ -366,10 +384,18 @@ def test_eight_tasks(generator):
     async def read():
         return [token.id async for token in generator.stream(tokens=PROMPTS[0], **GREEDY)]
 
-    async def many():
-        return await asyncio.gather(*(read() for _ in range(8)))
+    async def leave():
+        async for token in generator.stream(tokens=PROMPTS[0], **GREEDY):
+            return [token.id]
 
-    assert asyncio.run(many()) == [tokens] * 8
+    async def many(do):
+        return await asyncio.gather(*(do() for _ in range(8)))
+
+    files = os.listdir("/proc/self/fd")
+    assert asyncio.run(many(read)) == [tokens] * 8
+    assert asyncio.run(many(leave)) == [tokens[:1]] * 8
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == len(files), "a stream has left a file open"
 
 
 def test_closing_while_others_call():

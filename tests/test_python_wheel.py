@@ -56,7 +56,7 @@ def test_what_is_in_it(wheel):
         info = next(name for name in names if name.endswith("/METADATA"))
         metadata = packed.read(info).decode()
     libraries = {name for name in names if ".so" in name}
-    assert libraries == {"pagoda/lib/libpagoda.so", "pagoda/lib/libpagoda_ops.so"}
+    assert libraries == {f"pagoda/lib/libpagoda{name}.so" for name in ("", "_ops", "_python")}
     assert {"pagoda/py.typed", "pagoda/export/__main__.py"} <= set(names)
     assert any(name.endswith("licenses/NOTICES.rust") for name in names)
     needs = re.findall(r"^Requires-Dist: (\w+)[^;\n]*$", metadata, re.M)

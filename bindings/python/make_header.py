@@ -38,6 +38,7 @@ def make(header: str) -> str:
     builder = FFI()
     builder.set_source("pagoda._header", None)
     builder.cdef(declarations(header))
+    builder.cdef(declarations((Path(__file__).parent / "native/stream.h").read_text()))
     with tempfile.TemporaryDirectory() as folder:
         builder.emit_python_code(f"{folder}/_header.py")
         code = Path(f"{folder}/_header.py").read_text()

@@ -39,34 +39,46 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class _Library:
-    """The functions of pagoda.h. The library is loaded when the first one is asked for, so that the exporter works
-    without it."""
+    """The functions of a library. It is loaded when the first one is asked for, so that the exporter works without."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load, self._lock = load, threading.Lock()
+        self._loaded: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(_load(), name)
+        with self._lock:
+            if not self._loaded:
+                self._loaded.append(self._load())
+        found = getattr(self._loaded[0], name)
         setattr(self, name, found)
         return found
 
 
-lib = _Library()
-_loading = threading.Lock()
-_loaded: list[Any] = []
+def _open(path: str) -> Any:
+    try:
+        return ffi.dlopen(path)
+    except OSError as failure:
+        name, advice = Path(path).name, "install a wheel of Pagoda, or set PAGODA_LIBRARY to the path of a libpagoda.so"
+        raise NotFoundError(f"{name} can not be loaded: {failure}; {advice}") from None
 
 
 def _load() -> Any:
-    with _loading:
-        if not _loaded:
-            path = library_path()
-            try:
-                library = ffi.dlopen(path)
-            except OSError as failure:
-                advice = "install a wheel of Pagoda, or set PAGODA_LIBRARY to the path of a libpagoda.so"
-                raise NotFoundError(f"libpagoda.so can not be loaded: {failure}; {advice}") from None
-            error = ffi.new("pagoda_error **")
-            if status := library.pagoda_abi_check(library.PAGODA_ABI_VERSION, error):
-                raise take_error(status, error[0], library)
-            _loaded.append(library)
-    return _loaded[0]
+    library = _open(library_path())
+    error = ffi.new("pagoda_error **")
+    if status := library.pagoda_abi_check(library.PAGODA_ABI_VERSION, error):
+        raise take_error(status, error[0], library)
+    return library
+
+
+# pagoda.h, and native/stream.h, which lies beside it.
+lib = _Library(_load)
+streams = _Library(lambda: _open(beside("libpagoda_python.so")))
+
+
+def beside(name: str) -> str:
+    """The path of another library of the wheel; only its name if the system's loader finds libpagoda.so."""
+    path = library_path()
+    return str(Path(path).absolute().with_name(name)) if "/" in path else name
 
 
 def library_path() -> str:
@@ -398,9 +410,9 @@ class Object:
 _kept: dict[int, tuple[Any, Any]] = {}
 
 
-def kept(value: Any) -> Any:
-    """A `user_data` for a callback. `value` stays alive until `taken`."""
-    handle = ffi.new_handle(value)
+def kept(value: Any, handle: Any = None) -> Any:
+    """A `user_data` for a callback, or that of the caller. `value` stays alive until `taken`."""
+    handle = ffi.new_handle(value) if handle is None else handle
     _kept[int(ffi.cast("uintptr_t", handle))] = handle, value
     return handle
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, cast
 
 from ._native import (
@@ -28,6 +29,7 @@ from ._native import (
     out,
     pending,
     read_error,
+    streams,
     taken,
     takes,
     text,
@@ -424,53 +426,84 @@ class GeneratorStats(Struct, struct="pagoda_generator_stats"):
 # ---- streams -----------------------------------------------------------------------------------------------------
 
 
-class _Sink:
-    """Where the callbacks of a request put its tokens and its end. They only put things into a queue: the library's
-    threads never wait for a reader."""
+class _Answer:
+    """A request that runs, until its end."""
 
     def __init__(self) -> None:
-        self.tokens: SimpleQueue[Token | None] = SimpleQueue()
         self.response: Future[GenerateResponse] = pending()
-        # Of a task that waits for the next token.
-        self.waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
-    def put(self, token: Token | None) -> None:
-        self.tokens.put(token)
-        if (waiter := self.waiter) is not None:
-            self.waiter = None
-            try:
-                waiter[0].call_soon_threadsafe(_wake, waiter[1])
-            except RuntimeError:
-                # The loop was closed: there is no reader left.
-                pass
+    def end(self) -> None:
+        """Called after the response is there."""
 
 
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+class _Tokens(_Answer):
+    """A request whose tokens go into a queue in C (native/stream.h). The library's threads wait neither for a reader nor
+    for the GIL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = streams.pagoda_python_stream_new()
+        if not self.queue:
+            raise MemoryError
+        weakref.finalize(self, streams.pagoda_python_stream_free, self.queue).atexit = False
+
+    def end(self) -> None:
+        streams.pagoda_python_stream_end(self.queue)
+
+    def next(self, milliseconds: int) -> Token | bool:
+        """The next token; False at the end; True if there may be more later."""
+        place = ffi.new("pagoda_generate_token **")
+        found = streams.pagoda_python_stream_next(self.queue, milliseconds, place)
+        if found != 1:
+            if found == -2:
+                raise MemoryError("there was no memory for a token of the stream")
+            return bool(found)
+        token = place[0]
+        length, logprobs = token.text_length, token.logprobs
+        text = ffi.unpack(token.text, length).decode() if length else ""
+        told = TokenLogprobs.from_c(logprobs) if logprobs else None
+        made = Token(text, token.id, token.choice, _REASONS[token.finish_reason], told)
+        streams.pagoda_python_token_free(token)
+        return made
 
 
-@ffi.callback("pagoda_token_callback")  # type: ignore[untyped-decorator]
-def _generated(user_data: Any, token: Any) -> None:
-    length, logprobs = token.text_length, token.logprobs
-    new = ffi.unpack(token.text, length).decode() if length else ""
-    told = TokenLogprobs.from_c(logprobs) if logprobs else None
-    ffi.from_handle(user_data).put(Token(new, token.id, token.choice, _REASONS[token.finish_reason], told))
+class _Waker:
+    """Wakes a task of a loop when there is a token."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.fd = loop, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.waiter: asyncio.Future[None] | None = None
+        loop.add_reader(self.fd, self.wake)
+
+    def wake(self) -> None:
+        os.eventfd_read(self.fd)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def wait(self, tokens: _Tokens) -> None:
+        self.waiter = self.loop.create_future()
+        if not streams.pagoda_python_stream_watch(tokens.queue, self.fd):
+            await self.waiter
+
+    def close(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self.fd)
+        os.close(self.fd)
 
 
 @ffi.callback("pagoda_generate_callback")  # type: ignore[untyped-decorator]
 def _ended(user_data: Any, status: int, response: Any, error: Any) -> None:
-    sink = taken(user_data)
+    answer = taken(user_data)
     try:
         if status:
-            sink.response.set_exception(read_error(status, error))
+            answer.response.set_exception(read_error(status, error))
         else:
-            sink.response.set_result(GenerateResponse._taken(response))
+            answer.response.set_result(GenerateResponse._taken(response))
     except BaseException as failure:
-        sink.response.set_exception(failure)
+        answer.response.set_exception(failure)
         raise
     finally:
-        sink.put(None)
+        answer.end()
 
 
 class TokenStream(Iterator[Token], AsyncIterator[Token]):
@@ -488,77 +521,90 @@ class TokenStream(Iterator[Token], AsyncIterator[Token]):
     def __init__(self, generator: Generator, request: GenerateRequest) -> None:
         """Streams are made by `Generator.stream`."""
         # The generator is not closed as garbage while its stream is read.
-        self._generator, self._sink, self._read = generator, _Sink(), False
+        self._generator, self._read, self._waker = generator, True, cast(_Waker | None, None)
         self._shared = request.cancel is not None
-        self._cancel = Cancel() if request.cancel is None else request.cancel
         keep: list[Any] = []
-        user_data = kept(self._sink)
+        made = request.to_c("request", keep)
+        self._tokens = _Tokens()
+        self._cancel = Cancel() if request.cancel is None else request.cancel
+        made.cancel = self._cancel.handle
+        user_data = kept(self._tokens, ffi.cast("void *", self._tokens.queue))
         try:
-            made = request.to_c("request", keep)
-            made.cancel = instance_of(Cancel, self._cancel, "request.cancel").handle
-            call(lib.pagoda_generator_generate_async, generator.handle, made, _generated, _ended, user_data)
+            push = streams.pagoda_python_stream_push
+            call(lib.pagoda_generator_generate_async, generator.handle, made, push, _ended, user_data)
         except BaseException:
             taken(user_data)
-            self._read = True
             if not self._shared:
                 self._cancel.close()
             raise
+        self._read = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Token:
-        if self._read or (token := self._sink.tokens.get()) is None:
-            self._end()
-            raise StopIteration
-        return token
+        while not self._read:
+            # Not for ever, so that Ctrl-C is noticed.
+            if isinstance(token := self._tokens.next(100), Token):
+                return token
+            if not token:
+                self._end()
+        raise StopIteration
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Token:
         while not self._read:
-            try:
-                token = self._sink.tokens.get_nowait()
-            except Empty:
-                await self._more()
-                continue
-            if token is not None:
+            if isinstance(token := self._tokens.next(0), Token):
                 return token
-            break
-        self._end()
+            if not token:
+                self._end()
+            else:
+                await self._wait()
         raise StopAsyncIteration
 
-    async def _more(self) -> None:
-        """Waits until there is something in the queue."""
+    async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        self._sink.waiter = loop, waiter
-        # A token that came before the line above has woken nobody.
-        if not self._sink.tokens.empty():
-            self._sink.waiter = None
-            return
-        await waiter
+        if self._waker is None or self._waker.loop is not loop:
+            self._sleep()
+            self._waker = _Waker(loop)
+        await self._waker.wait(self._tokens)
+
+    def _sleep(self) -> None:
+        """Wakes no task any more."""
+        waker, self._waker = self._waker, None
+        if waker is not None:
+            streams.pagoda_python_stream_watch(self._tokens.queue, -1)
+            try:
+                inside = asyncio.get_running_loop() is waker.loop
+            except RuntimeError:
+                inside = False
+            if inside or waker.loop.is_closed():
+                waker.close()
+            else:
+                waker.loop.call_soon_threadsafe(waker.close)
 
     def _end(self) -> None:
-        if not self._read:
-            self._read = True
-            if not self._shared:
-                self._cancel.close()
-            self._sink.response.result()
+        """After the last token: raises what the request failed with."""
+        self._read = True
+        self._sleep()
+        if not self._shared:
+            self._cancel.close()
+        self._tokens.response.result()
 
     def response(self, timeout: float | None = None) -> GenerateResponse:
         """The whole answer; waits for its end, up to `timeout` seconds. It need not be read token by token."""
-        return self._sink.response.result(timeout)
+        return self._tokens.response.result(timeout)
 
     async def response_async(self) -> GenerateResponse:
         """The whole answer; waits for its end."""
-        return await asyncio.shield(asyncio.wrap_future(self._sink.response))
+        return await asyncio.shield(asyncio.wrap_future(self._tokens.response))
 
     @property
     def ended(self) -> bool:
         """Whether the request has ended."""
-        return self._sink.response.done()
+        return self._tokens.response.done()
 
     def cancel(self) -> None:
         """Triggers the cancel of the request. The answer ends with what it has; tokens that were generated before
@@ -569,6 +615,7 @@ class TokenStream(Iterator[Token], AsyncIterator[Token]):
     def close(self) -> None:
         """Stops reading, and cancels the request unless it has a `cancel` of the caller."""
         self._read = True
+        self._sleep()
         if not self._shared:
             self.cancel()
             self._cancel.close()
@@ -632,16 +679,16 @@ class Generator(Object):
 
     def _start(self, request: GenerateRequest, cancel: Cancel) -> Future[GenerateResponse]:
         keep: list[Any] = []
-        sink = _Sink()
         made = request.to_c("request", keep)
-        made.cancel = instance_of(Cancel, cancel, "request.cancel").handle
-        user_data = kept(sink)
+        made.cancel = cancel.handle
+        answer = _Answer()
+        user_data = kept(answer)
         try:
             call(lib.pagoda_generator_generate_async, self.handle, made, ffi.NULL, _ended, user_data)
         except BaseException:
             taken(user_data)
             raise
-        return sink.response
+        return answer.response
 
     @takes(GenerateRequest)
     def stream(self, request: GenerateRequest) -> TokenStream:

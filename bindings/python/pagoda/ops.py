@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ._native import StrPath, library_path
+from ._native import StrPath, beside
 from .error import NotFoundError
 
 
 def library() -> str:
     """The path of libpagoda_ops.so, which lies beside libpagoda.so."""
-    path = Path(library_path()).with_name("libpagoda_ops.so").absolute()
-    if not path.exists():
+    path = beside("libpagoda_ops.so")
+    if not Path(path).exists():
         advice = "install a wheel of Pagoda, or set PAGODA_LIBRARY to the libpagoda.so that it lies beside"
         raise NotFoundError(f"{path} does not exist: {advice}")
-    return str(path)
+    return path
 
 
 def register(session_options: Any, tables: StrPath | None = None) -> None:
