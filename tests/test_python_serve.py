@@ -312,8 +312,15 @@ def test_a_task_that_is_cancelled_cancels_its_request(stepped):
             with pytest.raises(asyncio.CancelledError):
                 await waiting
 
+        stream = stepped.stream(**ENDLESS)
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.01)
+        stream.close()
+        with pytest.raises(StopAsyncIteration):
+            await reader
+
     asyncio.run(leave())
-    assert ended_early(stepped) == 3
+    assert ended_early(stepped) == 4
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(generator):
@@ -465,10 +472,12 @@ def test_a_process_ends_while_a_stream_runs():
 
 
 def test_ctrl_c_cancels_an_answer():
-    """One that takes seconds: 64 answers of 500 tokens, one after the other."""
+    """One that takes more than a minute: 1,000 answers of 500 tokens, one after the other."""
     code = "slow = pagoda.Generator(generator_folder, pagoda.GeneratorOptions(max_batch=1))\nprint('go', flush=True)\ntry:\n"
     code = code.replace("generator_folder", repr(str(LLAMA)))
-    code += "    slow.generate(tokens=[5], ignore_eos=True, n=64, context_end=1)\nexcept KeyboardInterrupt:\n    pass\n"
+    code += (
+        "    slow.generate(tokens=[5], ignore_eos=True, n=1000, context_end=1)\nexcept KeyboardInterrupt:\n    pass\n"
+    )
     code += "slow.close()\nprint(slow.closed, pagoda.live_objects())"
     waiting = program(code)
     assert waiting.stdout.readline() == "go\n"
@@ -477,7 +486,7 @@ def test_ctrl_c_cancels_an_answer():
     waiting.send_signal(signal.SIGINT)
     # The generator of `program` is the one that is open.
     assert waiting.communicate(timeout=60) == ("True 1\n", "") and waiting.returncode == 0
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 def test_ctrl_c_reaches_a_reader():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 
+import pagoda
 import pytest
 from capi import LLAMA, ROOT
 from pagoda.export import export
@@ -45,7 +46,7 @@ def python(wheel, tmp_path_factory):
 
 
 def test_the_tag_is_that_of_auditwheel(wheel):
-    tag = re.fullmatch(r"pagoda-[\d.]+-py3-none-(manylinux_2_\d+_\w+)\.whl", wheel.name)[1]
+    tag = re.fullmatch(rf"pagoda-{pagoda.__version__}-py3-none-(manylinux_2_\d+_\w+)\.whl", wheel.name)[1]
     told = call(ROOT / "target/venv-packaging/bin/auditwheel", "show", wheel).replace("\n", " ")
     assert f'is consistent with the following platform tag: "{tag}"' in told
 

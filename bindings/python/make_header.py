@@ -3,6 +3,7 @@
 python make_header.py ../../include/pagoda.h pagoda/_header.py
 """
 
+import contextlib
 import re
 import sys
 import tempfile
@@ -40,7 +41,8 @@ def make(header: str) -> str:
     builder.cdef(declarations(header))
     builder.cdef(declarations((Path(__file__).parent / "native/stream.h").read_text()))
     with tempfile.TemporaryDirectory() as folder:
-        builder.emit_python_code(f"{folder}/_header.py")
+        with contextlib.redirect_stdout(None):
+            builder.emit_python_code(f"{folder}/_header.py")
         code = Path(f"{folder}/_header.py").read_text()
     code = code.replace(
         "# auto-generated file\n", "# Generated from include/pagoda.h by `make header`. Do not edit it.\n"

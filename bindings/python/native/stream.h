@@ -1,6 +1,6 @@
 /*
- * The tokens of a request on their way from a thread of Pagoda to a reader in Python. The library's thread takes no
- * lock of Python's: a busy interpreter holds up no request. Part of bindings/python; not an interface for others.
+ * The tokens of a request on their way from a thread of Pagoda to a reader in Python. The library's thread does not take
+ * the interpreter's lock for them. Part of bindings/python; not an interface for others.
  */
 
 #ifndef PAGODA_PYTHON_STREAM_H

@@ -437,8 +437,8 @@ class _Answer:
 
 
 class _Tokens(_Answer):
-    """A request whose tokens go into a queue in C (native/stream.h). The library's threads wait neither for a reader nor
-    for the GIL."""
+    """A request whose tokens go into a queue in C (native/stream.h). The library's threads do not wait for a reader, and
+    take the GIL only at the end of a request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -488,6 +488,8 @@ class _Waker:
     def close(self) -> None:
         if not self.loop.is_closed():
             self.loop.remove_reader(self.fd)
+            if self.waiter is not None and not self.waiter.done():
+                self.waiter.set_result(None)
         os.close(self.fd)
 
 
@@ -509,7 +511,8 @@ def _ended(user_data: Any, status: int, response: Any, error: Any) -> None:
 class TokenStream(Iterator[Token], AsyncIterator[Token]):
     """The tokens of a request as they are generated, for `for` and for `async for`. The request runs whether the tokens
     are read or not; one that failed raises after its last token. A stream that is closed, left by its `with`, or
-    forgotten before its end is cancelled, unless the request has a `cancel` of the caller.
+    forgotten before its end is cancelled, unless the request has a `cancel` of the caller. Threads may share a stream;
+    of tasks only one may wait for it at a time.
 
     ```python
     with generator.stream("Once upon a time", max_new_tokens=100) as stream:
