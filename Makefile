@@ -19,7 +19,7 @@ RELEASE := target/release
 # The CUDA kernels need nvcc, and minutes to compile. They are built if there is a GPU, if nvcc is there already, and for
 # targets that test or ship them; otherwise with CUDA=1. A tree that was built with them keeps them, until CUDA=0.
 GPU := $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1)
-CUDA_GOALS := test lint test-rust test-python test-go test-java build-gpu test-gpu deps-gpu soak dist
+CUDA_GOALS := test lint test-rust test-python test-go test-java build-gpu test-gpu deps-gpu soak dist wheel
 ifeq ($(origin CUDA),undefined)
 CUDA := $(if $(GPU)$(PAGODA_NVCC)$(wildcard $(NVCC))$(filter $(CUDA_GOALS),$(MAKECMDGOALS)),1,0)
 endif
@@ -74,6 +74,13 @@ $(VENV)/.tests: tests/requirements.txt $(VENV)/.ready
 	@$(PYTHON) -m pip --python $(PY) install -q --disable-pip-version-check -r $<
 	@touch $@
 
+# What makes the Python package, apart from what it is tested with.
+PACKAGING := target/venv-packaging
+$(PACKAGING)/.ready: bindings/python/requirements.txt | tools
+	@rm -rf $(PACKAGING) && $(PYTHON) -m venv --without-pip $(PACKAGING)
+	@$(PYTHON) -m pip --python $(PACKAGING)/bin/python install -q --disable-pip-version-check -r $<
+	@touch $@
+
 # ONNX Runtime from its wheel, under the names that loaders look for, and a link beside libpagoda.so.
 $(ORT): $(VENV)/.ready
 	@rm -rf target/onnxruntime && mkdir -p target/onnxruntime
@@ -110,12 +117,13 @@ define cargo_build
 	+@cargo build $(CARGO_FLAGS) --profile $(1) $(3) $$([ -t 2 ] || echo -q)
 endef
 
-build: deps ## Build libpagoda.so, libpagoda_ops.so, the commands pagoda and pagoda-bench and the C samples into target/release.
+build: deps ## Build libpagoda.so, libpagoda_ops.so, libpagoda_python.so, the commands pagoda and pagoda-bench and the C samples into target/release.
 	$(call cargo_build,release,libpagoda_ops.so,--workspace)
 	@ln -sf libpagoda.so $(RELEASE)/libpagoda.so.1
 	@$(CC) $(C_FLAGS) samples/c/hello.c -o $(RELEASE)/hello-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/remember.c -o $(RELEASE)/remember-c $(LINK)
 	@$(CC) $(C_FLAGS) samples/c/demo.c -o $(RELEASE)/demo-c $(LINK) -lm
+	@$(CC) $(C_FLAGS) -fPIC -shared -pthread bindings/python/native/stream.c -o $(RELEASE)/libpagoda_python.so
 
 build-cpp: build ## Build the C++ samples into target/release.
 	@.ci/need $(CXX) g++
@@ -160,9 +168,10 @@ java-tools:
 build-java: $(JNI) ## Build libpagoda_jni.so into target/release, and target/java/pagoda.jar.
 	@mvn -B -ntp -f bindings/java package -Dmaven.test.skip > target/build-java.log 2>&1 || { cat target/build-java.log; exit 1; }
 
-header: ## Generate include/pagoda.h from sdk/src/ffi, and its copy for Go.
+header: $(PACKAGING)/.ready ## Generate include/pagoda.h from sdk/src/ffi, its copy for Go, and its declarations for Python.
 	@PAGODA_BLESS=1 cargo test -q --test header the_header_is_current
 	@cp include/pagoda.h bindings/go/include/pagoda.h
+	@$(PACKAGING)/bin/python bindings/python/make_header.py include/pagoda.h bindings/python/pagoda/_header.py
 
 # ---- install ----------------------------------------------------------------------------------------------------
 
@@ -173,7 +182,7 @@ TO = $(DESTDIR)$(PREFIX)
 STAGE := target/stage
 # With what they link to; Go's binding is used as source.
 DOCUMENTS := LICENSE README.md CHANGELOG.md sdk/docs include/pagoda.h $(wildcard bindings/cpp/*.hpp) bindings/go \
-	bindings/java/README.md bindings/python/README.md samples/c samples/cpp samples/go samples/java samples/rust samples/movielens \
+	bindings/java/README.md bindings/python/README.md samples/c samples/cpp samples/go samples/java samples/python samples/rust samples/movielens \
 	samples/chat samples/wheel_files.py
 DIST := pagoda-$(VERSION)-linux-$(shell uname -m)
 FILL_IN := sed -e 's/@VERSION@/$(VERSION)/' -e 's/@ABI@/$(ABI)/'
@@ -191,7 +200,7 @@ stage: build
 	@cp $(RELEASE)/pagoda $(STAGE)/bin/
 	@cp $(RELEASE)/libpagoda.so $(STAGE)/lib/libpagoda.so.$(ABI).$(VERSION)
 	@ln -s libpagoda.so.$(ABI).$(VERSION) $(STAGE)/lib/libpagoda.so.$(ABI) && ln -s libpagoda.so.$(ABI) $(STAGE)/lib/libpagoda.so
-	@cp $(RELEASE)/libpagoda_ops.so $(STAGE)/lib/
+	@cp $(RELEASE)/libpagoda_ops.so $(RELEASE)/libpagoda_python.so $(STAGE)/lib/
 	@cp -P target/onnxruntime/libonnxruntime.so.* $(STAGE)/lib/pagoda/
 	@echo 'extern crate pagoda as _;' | rustc - --edition 2024 --crate-name pagoda --crate-type staticlib \
 		--extern pagoda=$(RELEASE)/libpagoda.rlib -L dependency=$(RELEASE)/deps -o $(STAGE)/all.a
@@ -232,14 +241,39 @@ dist: stage build-java ## Make target/dist/pagoda-VERSION-linux-MACHINE.tar.gz, 
 		--numeric-owner --mtime=@$$(git log -1 --format=%ct 2>/dev/null || echo 0) --transform 's,^\.,$(DIST),S' .
 	@ls -sh target/dist/$(DIST).tar.gz
 
+# ---- the Python package -----------------------------------------------------------------------------------------
+
+WHEEL := target/wheel
+.PHONY: wheel
+# auditwheel finds out which Linux the libraries need, and names the wheel by it. ONNX Runtime is not inside: it comes from its
+# own package.
+wheel: build $(PACKAGING)/.ready ## Make target/wheel/pagoda-VERSION-py3-none-manylinux_..., the package for pip.
+	@rm -rf $(WHEEL) && mkdir -p $(WHEEL)/source
+	@cp -r LICENSE $(addprefix bindings/python/,README.md pyproject.toml setup.py pagoda) $(WHEEL)/source/
+	@find $(WHEEL)/source -name __pycache__ -exec rm -rf {} +
+	@mkdir $(WHEEL)/source/pagoda/lib && cp $(addprefix $(RELEASE)/,libpagoda.so libpagoda_ops.so libpagoda_python.so) $(WHEEL)/source/pagoda/lib/
+	@strip --strip-debug $(WHEEL)/source/pagoda/lib/*.so
+	@.ci/notices > $(WHEEL)/source/NOTICES.rust
+	@$(PYTHON) -m pip --python $(PACKAGING)/bin/python wheel -q --disable-pip-version-check --no-deps --no-build-isolation \
+		-w $(WHEEL)/plain $(WHEEL)/source
+	@PATH=$(CURDIR)/$(PACKAGING)/bin:$$PATH auditwheel repair -w $(WHEEL) $(WHEEL)/plain/*.whl > $(WHEEL)/log 2>&1 || { cat $(WHEEL)/log; exit 1; }
+	@rm -rf $(WHEEL)/plain $(WHEEL)/source $(WHEEL)/log && ls -sh $(WHEEL)/*.whl
+
+# What pip needs to install the wheel where there is nothing else, for its test.
+WHEELHOUSE := target/wheelhouse
+$(WHEELHOUSE)/.ready: samples/requirements.txt | tools
+	@rm -rf $(WHEELHOUSE)
+	@$(PYTHON) -m pip download -q --disable-pip-version-check -d $(WHEELHOUSE) -c $< onnxruntime numpy cffi
+	@touch $@
+
 # ---- references -------------------------------------------------------------------------------------------------
 
 DOCS := target/docs
 # For each language: its name, and its first page.
 REFERENCES := c:C:pagoda_8h.html cpp:C++:annotated.html rust:Rust:pagoda/index.html \
-	$(if $(wildcard bindings/go),go:Go:pagoda.txt) $(if $(wildcard bindings/java),java:Java:index.html)
+	$(if $(wildcard bindings/go),go:Go:pagoda.txt) $(if $(wildcard bindings/java),java:Java:index.html) python:Python:pagoda.html
 
-.PHONY: docs docs-c docs-cpp docs-rust docs-go docs-java
+.PHONY: docs docs-c docs-cpp docs-rust docs-go docs-java docs-python
 docs: $(foreach reference,$(REFERENCES),docs-$(firstword $(subst :, ,$(reference)))) ## Make the references of all languages: target/docs/index.html.
 	@{ echo '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Pagoda</title><h1>Pagoda $(VERSION)</h1><ul>'; \
 		for reference in $(REFERENCES); do echo "$$reference" | sed 's,\(.*\):\(.*\):\(.*\),<li><a href="\1/\3">\2</a>,'; done; \
@@ -271,6 +305,9 @@ docs-go:
 docs-java:
 	@.ci/need javadoc default-jdk-headless
 	@rm -rf $(DOCS)/java && javadoc -quiet -Xdoclint:all -Werror -d $(DOCS)/java $$(find bindings/java/src/main/java -name '*.java')
+
+docs-python: $(PACKAGING)/.ready
+	@rm -rf $(DOCS)/python && PYTHONPATH=bindings/python $(PACKAGING)/bin/python -W ignore -m pdoc -o $(DOCS)/python pagoda '!pagoda.export'
 
 # ---- use --------------------------------------------------------------------------------------------------------
 
@@ -377,7 +414,7 @@ test-rust: build-tests
 	@.ci/need openssl openssl
 	+cargo test $(CARGO_FLAGS) --release --workspace -q
 
-test-python: $(VENV)/.tests build-cpp target/demo/model.onnx target/models/smollm2/pagoda.json target/models/smollm2-f32/pagoda.json \
+test-python: $(VENV)/.tests build-cpp wheel $(WHEELHOUSE)/.ready target/demo/model.onnx target/models/smollm2/pagoda.json target/models/smollm2-f32/pagoda.json \
 		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
 	@.ci/need valgrind valgrind
 	@.ci/need pkg-config pkg-config

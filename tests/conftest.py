@@ -2,8 +2,10 @@
 
 import faulthandler
 import multiprocessing
+import os
 import signal
 import sys
+import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +18,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bindings/python"))
+# The library of the package `pagoda`, which a wheel has inside.
+os.environ["PAGODA_LIBRARY"] = str(Path(__file__).parent.parent / "target/release/libpagoda.so")
 
 # Longer than any test takes on a busy machine: a longer one hangs.
 HANGS = 300
@@ -99,3 +103,24 @@ def pagoda():
     before = pagoda.live()
     yield pagoda
     assert pagoda.live() == before
+
+
+@pytest.fixture
+def nothing_left():
+    """A test of the package `pagoda` leaves no object of the library behind, and nothing that waits for a callback."""
+    import gc
+
+    import pagoda
+    from pagoda._native import _kept
+
+    def left():
+        return pagoda.live_objects(), len(_kept)
+
+    before = left()
+    yield
+    # A request that was cancelled ends a moment later, on a thread of the library.
+    deadline = time.monotonic() + 10
+    while left() != before and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert left() == before

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -141,12 +142,19 @@ class Programs:
         *before, last = command
         return [*before, "Chat" if name == "java" else last.with_name("chat")], environment
 
+    def python(self, place):
+        # The package that was not made into a wheel takes the library that is installed.
+        paths = {"PYTHONPATH": ROOT / "bindings/python", "PAGODA_LIBRARY": self.prefix / "lib/libpagoda.so.1"}
+        sample = self.prefix / "share/doc/pagoda/samples/python/rank.py"
+        return [sys.executable, "-B", sample], {name: str(path) for name, path in paths.items()} | self.onnxruntime()
+
     def onnxruntime(self):
-        """Programs that have Pagoda inside look for ONNX Runtime beside themselves, not in the prefix."""
+        """Programs that have Pagoda inside look for ONNX Runtime beside themselves, and Python for its package, not in the
+        prefix."""
         return {"PAGODA_ONNXRUNTIME": str(self.prefix / "lib/pagoda/libonnxruntime.so.1")}
 
 
-ALL = ["c", "c-static", "gxx", "clang", "cmake-static", "rust", *LANGUAGES]
+ALL = ["c", "c-static", "gxx", "clang", "cmake-static", "python", "rust", *LANGUAGES]
 
 
 @pytest.fixture(scope="module")

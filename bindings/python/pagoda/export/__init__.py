@@ -1,5 +1,11 @@
 """From a trained model to a model folder: of ranking models by `export`, of language models by `export_language_model`."""
 
+import importlib.util
+
+for _needed in "onnx", "ml_dtypes", "safetensors":
+    if importlib.util.find_spec(_needed) is None:
+        raise ModuleNotFoundError(f"the exporter needs the package {_needed}: pip install 'pagoda[export]'", name=_needed)
+
 from . import model as _model
 from .error import ExportError
 from .hstu import checkpoint as _checkpoint
