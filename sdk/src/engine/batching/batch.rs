@@ -1,12 +1,13 @@
 //! Forms batches: takes jobs from the queue while they fit, and waits for more during the coalescing window.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::pending::Pending;
 use super::scheduler::Scheduler;
-use super::{Member, Outcome, Runner, Taken, catch_panic, time_left};
+use super::{Job, Member, Outcome, Runner, Taken, catch_panic, time_left};
 use crate::error::{Error, Status};
 
 /// How long a worker spins for the next job of a batch before it sleeps. Concurrent jobs arrive within microseconds,
@@ -17,6 +18,19 @@ const SPIN_IN_WINDOW: Duration = Duration::from_micros(20);
 struct Batch<R: Runner> {
     members: Vec<Member<R>>,
     rows: u64,
+}
+
+/// Where the jobs of a batch come from.
+pub(in super::super) enum Start<J: Job> {
+    /// The caller's own job, on its thread, then those in the queue.
+    OnCaller(Taken<J>),
+    /// A full batch. Its jobs were taken under the lock under which they were counted: two workers that see one full
+    /// batch would each run a part of it.
+    Claimed(VecDeque<Taken<J>>),
+    /// Those in the queue.
+    Queue,
+    /// Those in the queue, and those that arrive during the coalescing window.
+    Coalesce,
 }
 
 /// The result of adding a job to a batch.
@@ -40,20 +54,23 @@ enum NextJob<R: Runner> {
 }
 
 impl<R: Runner> Scheduler<R> {
-    /// Takes jobs while they fit into one batch, and prepares them. `coalesce`: waits for more jobs during the
-    /// coalescing window. `None`: all jobs are back in the queue, because none arrived within the spin time, one can
-    /// not run, or one was cancelled. So a sleeping worker holds no job.
+    /// Takes jobs while they fit into one batch, and prepares them. `None`: all jobs are back in the queue, because none
+    /// arrived within the spin time, one can not run, or one was cancelled. So a sleeping worker holds no job.
     pub(in super::super) fn form_batch(
         &self,
         workspace: &mut R::Workspace,
-        first: Option<Taken<R::Job>>,
-        coalesce: bool,
+        start: Start<R::Job>,
         failed: &mut Vec<Outcome<R::Job>>,
     ) -> Option<Vec<Member<R>>> {
         let mut batch = Batch { members: Vec::new(), rows: 0 };
         // A caller's thread runs no callbacks: it may hold a lock that a callback takes.
-        let callbacks = first.is_none();
-        let mut next = first.or_else(|| self.take(coalesce, callbacks));
+        let (coalesce, callbacks) = (matches!(start, Start::Coalesce), !matches!(start, Start::OnCaller(_)));
+        let mut claimed = match start {
+            Start::OnCaller(own) => VecDeque::from([own]),
+            Start::Claimed(jobs) => jobs,
+            Start::Coalesce | Start::Queue => VecDeque::new(),
+        };
+        let mut next = claimed.pop_front().or_else(|| self.take(coalesce, callbacks));
         while let Some(taken) = next {
             match self.admit(workspace, &mut batch, taken, coalesce) {
                 Admission::Added => {}
@@ -71,7 +88,7 @@ impl<R: Runner> Scheduler<R> {
             // The first is not always the oldest: another worker may have put an older job back.
             let oldest = batch.members.iter().map(|member| member.pending.arrived).min();
             next = match oldest.filter(|_| coalesce) {
-                None => self.take(coalesce, callbacks),
+                None => claimed.pop_front().or_else(|| self.take(coalesce, callbacks)),
                 Some(oldest) => match self.next_job(oldest) {
                     NextJob::Job(next) => Some(next),
                     NextJob::RunNow => None,
@@ -82,6 +99,7 @@ impl<R: Runner> Scheduler<R> {
                 },
             };
         }
+        claimed.into_iter().for_each(|(pending, _)| self.put_back(pending, coalesce));
         self.end_window(batch.members, coalesce)
     }
 

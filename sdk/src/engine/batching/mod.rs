@@ -15,6 +15,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(test)]
+pub(super) use batch::Start;
 pub(super) use counters::Counters;
 pub(super) use pending::{Pending, in_callback};
 pub(super) use scheduler::{BatchLimits, Scheduler, Workers};

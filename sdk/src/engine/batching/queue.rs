@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::Job;
+use super::{Job, Taken};
 use super::pending::Pending;
 use crate::error::{Error, Result, Status};
 
@@ -159,6 +159,12 @@ impl<J: Job, W: Default> Queue<J, W> {
         None
     }
 
+    /// Takes the jobs of a batch of this size.
+    pub(in super::super) fn claim(&mut self, batch: usize) -> VecDeque<Taken<J>> {
+        let ended = self.runs_ended;
+        std::iter::from_fn(|| self.take(true)).take(batch).map(|pending| (pending, ended)).collect()
+    }
+
     /// As [`Self::take`], during a coalescing window.
     pub(in super::super) fn coalesce(&mut self) -> Option<Arc<Pending<J>>> {
         self.take(true).inspect(|pending| self.coalesced.push(Arc::clone(pending)))
@@ -274,6 +280,18 @@ mod tests {
     fn requests(count: u64) -> Vec<Arc<Pending<OfUser>>> {
         let one = |user| Pending::new(OfUser(user), None, false, user % 2 == 1, &Arc::new(Counters::new()));
         (0..count).map(one).collect()
+    }
+
+    #[test]
+    fn a_full_batch_is_claimed_whole() {
+        let mut queue = Queue::new(2, 10);
+        for pending in requests(5) {
+            assert!(queue.push(pending).unwrap());
+        }
+        assert!(queue.can_fill(4));
+        let claimed: Vec<_> = queue.claim(4).iter().map(|(pending, _)| pending.job.key()).collect();
+        assert_eq!(claimed, [0, 1, 2, 3]);
+        assert!(!queue.can_fill(4) && queue.waiting() == 1, "another worker does not see the same batch");
     }
 
     #[test]

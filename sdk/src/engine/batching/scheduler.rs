@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::batch::Start;
 use super::deadlines::Deadlines;
 use super::pending::Pending;
 use super::queue::Queue;
-use super::{Counters, Job, Member, Outcome, Runner, Taken, Timing, time_left};
+use super::{Counters, Job, Member, Outcome, Runner, Timing, time_left};
 use crate::error::Result;
 use crate::sync::{Condvar, Mutex, MutexGuard, Worker};
 
@@ -103,7 +104,7 @@ impl<R: Runner> Scheduler<R> {
             Some(workspace) => {
                 let ended = queue.runs_ended;
                 drop(queue);
-                self.run_next_batch(workspace, Some((Arc::clone(pending), ended)), false);
+                self.run_next_batch(workspace, Start::OnCaller((Arc::clone(pending), ended)));
                 Ok(())
             }
         }
@@ -156,7 +157,9 @@ impl<R: Runner> Scheduler<R> {
                 continue;
             };
             let left = time_left(self.limits.max_delay, first.arrived);
-            let coalesce = !left.is_zero() && !queue.stop && !queue.can_fill(self.limits.max_batch as usize);
+            let (max_batch, in_window) = (self.limits.max_batch as usize, !left.is_zero() && !queue.stop);
+            let full = in_window && queue.can_fill(max_batch);
+            let coalesce = in_window && !full;
             let no_arrivals = queue.no_arrivals_since == Some(self.pushed.load(Ordering::Relaxed));
             // The coalescing worker takes these jobs. This worker takes them if that takes too long, or if they fill
             // another batch.
@@ -166,8 +169,13 @@ impl<R: Runner> Scheduler<R> {
             }
             let Some(workspace) = queue.take_instance() else { continue };
             queue.coalescing |= coalesce;
+            let start = match (full, coalesce) {
+                (true, _) => Start::Claimed(queue.claim(max_batch)),
+                (_, true) => Start::Coalesce,
+                _ => Start::Queue,
+            };
             drop(queue);
-            let ran = self.run_next_batch(workspace, None, coalesce);
+            let ran = self.run_next_batch(workspace, start);
             (queue, just_ran) = (self.lock(), ran && !self.limits.sleep_when_idle);
         }
     }
@@ -203,11 +211,10 @@ impl<R: Runner> Scheduler<R> {
         self.changed.notify_all();
     }
 
-    /// Forms a batch, runs it, and delivers the outcomes. Returns whether there were any. `first` is the caller's own
-    /// job, on a caller's thread. `coalesce`: waits for other jobs during the coalescing window.
-    fn run_next_batch(&self, mut workspace: R::Workspace, first: Option<Taken<R::Job>>, coalesce: bool) -> bool {
+    /// Forms a batch, runs it, and delivers the outcomes. Returns whether there were any.
+    fn run_next_batch(&self, mut workspace: R::Workspace, start: Start<R::Job>) -> bool {
         let mut outcomes = Vec::new();
-        let formed = self.form_batch(&mut workspace, first, coalesce, &mut outcomes);
+        let formed = self.form_batch(&mut workspace, start, &mut outcomes);
         let (put_back, batch) = (formed.is_none(), formed.unwrap_or_default());
         let mut keys: Vec<_> = outcomes.iter().map(|(pending, _)| pending.job.key()).collect();
         keys.extend(batch.iter().map(|member| member.pending.job.key()));

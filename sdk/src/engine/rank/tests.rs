@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pagoda_test_support::Folder;
 
-use super::super::batching::{Member, Pending, Runner, Scheduler};
+use super::super::batching::{Member, Pending, Runner, Scheduler, Start};
 use super::history;
 use super::ranker::{self, Ranker};
 use super::served_model::ServedModel;
@@ -78,7 +78,7 @@ fn batch_from(scheduler: &RankScheduler, waits: bool) -> Option<(Workspace, Vec<
         queue.take_instance().unwrap()
     };
     let mut failed = Vec::new();
-    let batch = scheduler.form_batch(&mut workspace, None, waits, &mut failed);
+    let batch = scheduler.form_batch(&mut workspace, if waits { Start::Coalesce } else { Start::Queue }, &mut failed);
     assert!(failed.is_empty());
     scheduler.lock().return_instance(Workspace::default(), true);
     batch.map(|batch| (workspace, batch))
@@ -110,7 +110,7 @@ fn a_request_that_is_put_back_wakes_another_instance() {
             [&first, &second].into_iter().for_each(|pending| assert!(queue.push(Arc::clone(pending)).unwrap()));
             queue.take_instance().unwrap()
         };
-        let batch = scheduler.form_batch(&mut workspace, None, false, &mut Vec::new()).unwrap();
+        let batch = scheduler.form_batch(&mut workspace, Start::Queue, &mut Vec::new()).unwrap();
         assert!(batch.len() < 2, "both have more rows than a batch may have");
         // On a busy machine the other worker may be late, and take the first request itself.
         let outcome = match batch.first() {
