@@ -235,8 +235,14 @@ const NOT_IN_CPP: [(&str, &str); 2] = [
 ];
 
 /// What no binding has yet, by how the names begin: generators get bindings of all languages at once.
-const NOT_BOUND: [&str; 5] =
-    ["pagoda_generator", "pagoda_generate", "pagoda_kv_policy", "pagoda_logit_bias", "pagoda_token_logprobs"];
+const NOT_BOUND: [&str; 6] = [
+    "pagoda_generator",
+    "pagoda_generate",
+    "pagoda_beam_options",
+    "pagoda_kv_policy",
+    "pagoda_logit_bias",
+    "pagoda_token_logprobs",
+];
 
 fn is_bound(name: &str) -> bool {
     !NOT_BOUND.iter().any(|beginning| name.starts_with(beginning))
@@ -293,7 +299,7 @@ fn cpp_has_every_field() {
 }
 
 /// A struct of the header, its name in Rust, C++ and Java (in Go `Kv` is `KV`), and the file of the Rust type.
-const STRUCTS: [(&str, &str, &str); 21] = [
+const STRUCTS: [(&str, &str, &str); 22] = [
     ("pagoda_table_stats", "TableStats", "embedding/table/stats.rs"),
     ("pagoda_model_options", "ModelOptions", "runtime/options.rs"),
     ("pagoda_store_options", "StoreOptions", "store/options.rs"),
@@ -310,6 +316,7 @@ const STRUCTS: [(&str, &str, &str); 21] = [
     ("pagoda_generator_options", "GeneratorOptions", "engine/generate/options.rs"),
     ("pagoda_kv_policy", "KvPolicy", "engine/generate/kv_policy.rs"),
     ("pagoda_generator_stats", "GeneratorStats", "engine/generate/stats.rs"),
+    ("pagoda_beam_options", "BeamOptions", "engine/generate/beams.rs"),
     ("pagoda_generate_request", "GenerateRequest", "engine/generate/request.rs"),
     ("pagoda_generate_info", "GenerateResponse", "engine/generate/request.rs"),
     ("pagoda_generate_choice", "Choice", "engine/generate/request.rs"),
@@ -319,7 +326,7 @@ const STRUCTS: [(&str, &str, &str); 21] = [
 
 /// Fields of C that are another one elsewhere: those of lists, optional values and durations, for which C has no type.
 /// "" if they are part of another field.
-const OTHERWISE: [(&str, &str); 41] = [
+const OTHERWISE: [(&str, &str); 42] = [
     ("kv_options.size_unit", ""),
     ("kv_policy.cache_length_count", ""),
     ("kv_request.item_count", ""),
@@ -355,6 +362,7 @@ const OTHERWISE: [(&str, &str); 41] = [
     ("generate_choice.text_length", ""),
     ("generate_choice.token_count", ""),
     ("generate_choice.logprob_count", "logprobs"),
+    ("generate_choice.has_score", ""),
     ("generate_token.text_length", ""),
     ("token_logprobs.top_count", ""),
     ("token_logprobs.top_tokens", "top"),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::beams::BeamOptions;
 use super::grammar::Grammar;
 use super::kv_policy::KvPolicy;
 use super::sampling::{SamplingOptions, TokenLogprobs};
@@ -80,6 +81,11 @@ pub struct GenerateRequest {
     /// What the answer has to look like. It then ends where the grammar does, even with `ignore_eos` and before `min_new_tokens`;
     /// `forced_eos` has no effect. A token that is the only one allowed is taken whatever its logit is.
     pub grammar: Option<Grammar>,
+    /// A beam search, of which the answers are the `n` best, the best first; there are fewer where fewer are found. Nothing is drawn,
+    /// and the request has no session. Penalties, bans and a grammar change log probabilities, as in transformers, rather
+    /// than logits. A stream gets no token before the search has ended: then it gets those of the first answer, then those
+    /// of the second, and so on. `None`: no search.
+    pub beams: Option<BeamOptions>,
 }
 
 /// What a generated text follows.
@@ -223,6 +229,8 @@ pub struct Choice {
     pub missing: Option<String>,
     /// Its times.
     pub timings: Timings,
+    /// Of a beam search: the sum of the log probabilities, over the number of tokens to the power of the length penalty.
+    pub score: Option<f32>,
 }
 
 /// Why an answer ended.

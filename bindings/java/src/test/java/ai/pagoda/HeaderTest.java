@@ -30,7 +30,7 @@ class HeaderTest {
 
     /** What the binding does not have yet: generators get bindings of all languages at once. */
     private static final Pattern NOT_YET = Pattern.compile(
-            "(?i)(pagoda_)?(generat|logit_bias|token_logprobs|driver|kv_format|kv_policy|context_end|finish_reason).*");
+            "(?i)(pagoda_)?(generat|beam_options|early_stop|logit_bias|token_logprobs|driver|kv_format|kv_policy|context_end|finish_reason).*");
 
     private static final Map<String, Class<? extends Record>> STATISTICS = Map.of(
             "pagoda_store_stats", StoreStats.class, "pagoda_kv_stats", KvStats.class, "pagoda_table_stats", TableStats.class,
