@@ -483,6 +483,88 @@ fn a_search_that_is_cancelled_has_its_best_beams_and_frees_its_pages() {
     assert_eq!(stream.response().unwrap().choices[0].finish_reason, FinishReason::Cancelled);
 }
 
+/// A search that is answered, cancelled, or left.
+fn ask(generator: &Generator, random: &mut Random, known: &[(GenerateRequest, Vec<Vec<u32>>)]) {
+    let (request, expected) = &known[random.below(known.len())];
+    let mut request = GenerateRequest { priority: random.below(3) as i32, ..request.clone() };
+    let cancel = Arc::new(Cancel::new());
+    let wait = Duration::from_micros(random.below(20_000) as u64);
+    let outcome = match random.below(5) {
+        0 => return drop(generator.stream(&request).map(|stream| stream.take(random.below(5)).count())),
+        1 => {
+            request.cancel = Some(Arc::clone(&cancel));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(wait);
+                    cancel.trigger();
+                });
+                generator.generate(&request)
+            })
+        }
+        2 => generator.generate(&GenerateRequest { timeout: Some(wait), ..request }),
+        _ => generator.generate(&request),
+    };
+    match outcome {
+        Err(error) => assert_eq!(error.status(), Status::Capacity, "{error}"),
+        Ok(response) => {
+            let early =
+                |choice: &Choice| matches!(choice.finish_reason, FinishReason::Cancelled | FinishReason::Timeout);
+            if !response.choices.iter().any(early) {
+                let found: Vec<_> = response.choices.into_iter().map(|choice| choice.tokens).collect();
+                assert_eq!(&found, expected, "{:?}", request.beams);
+            }
+        }
+    }
+}
+
+#[test]
+fn random_searches_on_many_threads() {
+    let mut random = Random(3);
+    let mut known = Vec::new();
+    while known.len() < 16 {
+        let mut request = any_request(&mut random);
+        if random.once_in(3) {
+            request =
+                GenerateRequest { beams: None, stop_tokens: vec![], ..greedy(&prompt(known.len() as u64, 40), 20) };
+            known.push((request, vec![oracle(&prompt(known.len() as u64, 40), 20)]));
+            continue;
+        }
+        let expected = search(&request, &FREE);
+        if expected.margin > MARGIN && request.beams.unwrap().width <= 8 {
+            known.push((request, expected.found.into_iter().map(|found| found.tokens).collect()));
+        }
+    }
+    for (share_prefixes, host_bytes) in [(true, 0), (true, 1 << 20), (false, 1 << 20), (false, 0)] {
+        let generator = open(GeneratorOptions {
+            share_prefixes,
+            host_bytes,
+            queue: 12,
+            max_batch: 9,
+            max_batch_tokens: 40,
+            max_stretch: 0.0,
+            ..options(10)
+        });
+        std::thread::scope(|scope| {
+            for thread in 0..6 {
+                let (generator, known) = (&generator, &known);
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    (0..20).for_each(|_| ask(generator, &mut random, known));
+                });
+            }
+        });
+        // What was left ends with the next step.
+        while generator.stats().running + generator.stats().waiting > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let stats = generator.stats();
+        assert!(stats.preemptions > 0 && stats.ended_early > 0 && stats.answered > 0, "{stats:?}");
+        generator.clear(true).unwrap();
+        let kv = generator.kv_stats();
+        assert_eq!((kv.free_pages, kv.shared_pages, kv.resident_owners), (10, 0, 0), "{kv:?}");
+    }
+}
+
 #[test]
 fn the_prompt_of_a_search_is_shared_with_later_requests() {
     let generator = open(options(64));
