@@ -270,7 +270,7 @@ fn searches_run_with_others_in_pools_that_are_too_small() {
             }
         }
         assert!(checked >= 14, "{checked} of 16 were far enough apart");
-        assert_eq!(generator.stats().preemptions > 0, pages < 100, "{pages} pages: {:?}", generator.stats());
+        assert!(pages > 12 || generator.stats().preemptions > 0, "{pages} pages: {:?}", generator.stats());
         if share_prefixes {
             generator.clear(true).unwrap();
         }
