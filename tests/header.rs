@@ -285,7 +285,7 @@ fn cpp_has_every_field() {
 }
 
 /// A struct of the header, its name in Rust, C++ and Java (in Go `Kv` is `KV`), and the file of the Rust type.
-const STRUCTS: [(&str, &str, &str); 21] = [
+const STRUCTS: [(&str, &str, &str); 22] = [
     ("pagoda_table_stats", "TableStats", "embedding/table/stats.rs"),
     ("pagoda_model_options", "ModelOptions", "runtime/options.rs"),
     ("pagoda_store_options", "StoreOptions", "store/options.rs"),
@@ -302,6 +302,7 @@ const STRUCTS: [(&str, &str, &str); 21] = [
     ("pagoda_generator_options", "GeneratorOptions", "engine/generate/options.rs"),
     ("pagoda_kv_policy", "KvPolicy", "engine/generate/kv_policy.rs"),
     ("pagoda_generator_stats", "GeneratorStats", "engine/generate/stats.rs"),
+    ("pagoda_beam_options", "BeamOptions", "engine/generate/beams.rs"),
     ("pagoda_generate_request", "GenerateRequest", "engine/generate/request.rs"),
     ("pagoda_generate_info", "GenerateResponse", "engine/generate/request.rs"),
     ("pagoda_generate_choice", "Choice", "engine/generate/request.rs"),
@@ -311,7 +312,7 @@ const STRUCTS: [(&str, &str, &str); 21] = [
 
 /// Fields of C that are another one elsewhere: those of lists, optional values and durations, for which C has no type.
 /// "" if they are part of another field.
-const OTHERWISE: [(&str, &str); 44] = [
+const OTHERWISE: [(&str, &str); 45] = [
     ("kv_options.size_unit", ""),
     ("kv_policy.cache_length_count", ""),
     ("kv_request.item_count", ""),
@@ -348,6 +349,7 @@ const OTHERWISE: [(&str, &str); 44] = [
     ("generate_choice.queued_ns", "queued"),
     ("generate_choice.first_token_ns", "first_token"),
     ("generate_choice.generation_ns", "generation"),
+    ("generate_choice.has_score", ""),
     ("generate_token.text_length", ""),
     ("token_logprobs.top_count", ""),
     ("token_logprobs.top_tokens", "top"),

@@ -429,6 +429,13 @@ def bad_rank_requests(world, function, p):
 NO_TOKENS = {"tokens": None, "token_count": 0}
 
 
+def beams_case(p, name, value):
+    """A beam search with one field set to a value."""
+    beams = pointed_to(struct("pagoda_beam_options", width=4, length_penalty=1))
+    setattr(POINTED_TO[-1], name, value)
+    return Case(f"beams.{name} {value}", field(p.name, "beams", beams), FIRST, f"request.beams.{name}")
+
+
 def bad_generate_requests(world, function, p):
     """What a request for text can have wrong beyond its numbers."""
 
@@ -469,8 +476,13 @@ def bad_generate_requests(world, function, p):
     for name, value in wrong:
         named = "cache_lengths" if name == "cache_length_count" else name
         yield policy_case(p, name, value, f"request.kv_policy.{named}")
+    for name, value in ("struct_size", 3), ("width", -1), ("early_stop", 3), ("early_stop", -1):
+        yield beams_case(p, name, value)
     if function.name == "pagoda_generator_tokenize":
         return
+    wrong = [("width", 0), ("width", 17), ("length_penalty", math.nan), ("length_penalty", math.inf)]
+    for name, value in wrong:
+        yield beams_case(p, name, value)
     yield policy_case(p, "protect", 4, "request.kv_policy", C["PAGODA_STATUS_UNSUPPORTED"])
     wrong = {"max_new_tokens": (0, 511, INT_MAX), "n": (0, INT_MAX), "forced_eos": (272,), "token_count": (512, 600)}
     wrong |= dict.fromkeys(["logprobs", "prompt_logprobs"], (1001, INT_MAX))

@@ -131,6 +131,20 @@ def test_a_line_chooses_its_policy():
     assert refused["error"].startswith("kv_policy.name: h2o-vlen needs ") and refused["status"] == "UNSUPPORTED"
 
 
+def test_beams_are_printed_with_their_scores():
+    options = ["-m", 12, "--beams", 4, "-n", 3, "--length-penalty", 0.5, "--early-stop", "never"]
+    [answer] = answers("-p", "Hello", *options)
+    scores = [choice["score"] for choice in answer["choices"]]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    line = {"prompt": "Hello", "beams": {"width": 4, "length_penalty": 0.5, "early_stop": "never"}, "n": 3}
+    [of_line, plain] = answers("--requests", "-", "-m", 12, input=lines(line, {"prompt": "Hello"}))
+    assert of_line["choices"] == answer["choices"] and "score" not in plain["choices"][0]
+    done = generate("-p", "Hello", "--beams", 17)
+    assert done.returncode == 1 and "beams.width: 17 is not between 1 and 16" in done.stderr
+    assert generate("-p", "Hello", "--beams", 4, "-t", 0.5).returncode == 2
+    assert generate("-p", "Hello", "--length-penalty", 2).returncode == 2
+
+
 def test_text_alone_is_text_alone():
     [answer] = answers("-p", "Hello", "-m", 16, "--seed", 5)
     text = answer["choices"][0]["text"].rstrip("\n") + "\n"

@@ -61,6 +61,7 @@ class Choice:
         self.text, self.finish_reason = text_at(read.text, read.text_length), read.finish_reason
         self.tokens = numbers(ctypes.c_uint32, read.tokens, read.token_count)
         self.times = read.queued_ns, read.first_token_ns, read.generation_ns
+        self.has_score, self.score = read.has_score, read.score
         self.missing = ctypes.string_at(read.missing).decode() if read.missing else None
 
 
@@ -342,6 +343,28 @@ def test_answers_keep_to_a_grammar(generator):
     cut = generator.answer(PROMPTS[0], grammar='{"choice": ["abcdefgh"]}', max_new_tokens=2, logprobs=0)
     assert cut.finish_reason == LENGTH and "abcdefgh".startswith(cut.text)
     assert cut.choices[0].missing.startswith("next is ")
+
+
+def beams(**fields):
+    return pointed_to(initialised("pagoda_beam_options", **fields))
+
+
+def test_beams_are_the_best_answers_with_their_scores(generator):
+    plain = generator.answer(PROMPTS[0])
+    assert plain.choices[0].has_score == 0
+    one = generator.answer(PROMPTS[0], beams=beams(width=1))
+    assert one.tokens == plain.tokens and one.choices[0].has_score == 1
+    found = generator.answer(PROMPTS[0], n=4, logprobs=0, beams=beams())
+    scores = [choice.score for choice in found.choices]
+    assert len(scores) == 4 and scores == sorted(scores, reverse=True)
+    for choice in found.choices:
+        sum_of = sum(token.logprob for token in choice.logprobs)
+        assert choice.score == pytest.approx(sum_of / len(choice.tokens), rel=1e-4)
+    never = generator.answer(PROMPTS[0], n=2, ignore_eos=0, beams=beams(width=3, length_penalty=-2.0, early_stop=2))
+    assert len(never.choices) == 2
+    generator.refused("INVALID_ARGUMENT", "request.n", PROMPTS[0], n=5, beams=beams())
+    generator.refused("INVALID_ARGUMENT", "request.session", PROMPTS[0], session="s", beams=beams())
+    generator.refused("INVALID_ARGUMENT", "request.temperature", PROMPTS[0], do_sample=-1, temperature=0.5, beams=beams())
 
 
 def test_stop_texts_end_an_answer(generator):

@@ -1,5 +1,6 @@
 //! The generator on real model folders, against a naive oracle that computes every token from the whole sequence.
 
+mod beams;
 mod cases;
 mod crash;
 mod formats;

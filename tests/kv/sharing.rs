@@ -80,6 +80,52 @@ fn many_owners_begin_with_one_prompt() {
 }
 
 #[test]
+fn branches_go_on_inside_a_page_and_have_a_copy_of_it() {
+    let cache = open(20, None);
+    assert_eq!(cache.branch(Owner(PROMPT), Owner(1)).unwrap(), 0, "nothing is cached");
+    add(&cache, PROMPT, 0, TOKENS);
+    // All tokens of a branch are those of the owner that it came from.
+    let of_branch = |owner: u64, position: u64| (if position < TOKENS.into() { PROMPT } else { owner }, position);
+    let add = |owner: u64, start: u32, tokens: u32| {
+        let lease = cache.prepare(&[request(owner, start, tokens)]).unwrap();
+        SHAPE.check_shared(&lease, of_branch);
+        SHAPE.append(&lease, |_, position| position);
+        let _ = lease.commit().unwrap();
+    };
+    for owner in 1..=4 {
+        assert_eq!(cache.branch(Owner(PROMPT), Owner(owner)).unwrap(), TOKENS);
+    }
+    assert_eq!(pages(&cache), (5 + 5, 5));
+    // They go on in their own pages, and the source in its own.
+    for owner in [PROMPT, 1, 2, 3, 4] {
+        add(owner, TOKENS, 3);
+    }
+    for owner in [1, 2, 3, 4, PROMPT] {
+        add(owner, TOKENS + 3, 2);
+    }
+    assert_eq!(pages(&cache), (5 + 5, 5), "48 tokens are six pages");
+    // At the end of a page there is nothing to copy.
+    assert_eq!(cache.branch(Owner(1), Owner(5)).unwrap(), TOKENS + 5);
+    assert_eq!(pages(&cache), (5 + 5, 6));
+    let error = cache.branch(Owner(1), Owner(2)).unwrap_err();
+    assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("to")), "{error}");
+    cache.evict(Owners::These(&[1, 2, 3, 4, PROMPT].map(Owner)), Tiers::ALL).unwrap();
+    assert_eq!(pages(&cache), (6, 0));
+    cache.evict(Owners::All, Tiers::ALL).unwrap();
+    assert_eq!(pages(&cache), (0, 0));
+}
+
+#[test]
+fn a_branch_without_room_for_a_copy_has_the_whole_pages() {
+    let cache = open(6, None);
+    add(&cache, PROMPT, 0, TOKENS);
+    assert_eq!(cache.branch(Owner(PROMPT), Owner(1)).unwrap(), SHARED);
+    assert_eq!((pages(&cache), cache.lookup(&[Owner(1)])[0].length), ((6, 5), SHARED));
+    cache.evict(Owners::All, Tiers::ALL).unwrap();
+    assert_eq!(pages(&cache), (0, 0));
+}
+
+#[test]
 fn less_than_a_page_is_not_shared() {
     let cache = open(20, None);
     assert_eq!(cache.fork(Owner(PROMPT), Owner(1), 100).unwrap(), 0, "nothing is cached");

@@ -2106,6 +2106,34 @@ typedef struct {
 /** No token and no bias. */
 #define PAGODA_LOGIT_BIAS_INIT { sizeof(pagoda_logit_bias), 0, 0 }
 
+/** When a beam search ends that has as many finished answers as beams: `early_stopping` of transformers. */
+typedef int32_t pagoda_early_stop;
+
+/** When no beam has a better score at its length than the worst of them. */
+#define PAGODA_EARLY_STOP_WHEN_UNLIKELY 0
+/** At once. */
+#define PAGODA_EARLY_STOP_WHEN_FULL 1
+/** When no beam can get a better score at any length than the worst of them. */
+#define PAGODA_EARLY_STOP_NEVER 2
+
+/** A beam search. Start from PAGODA_BEAM_OPTIONS_INIT, which sets `struct_size` and the defaults. */
+typedef struct {
+    /** The size of this struct. */
+    uint32_t struct_size;
+    /** The number of beams, 1 to 16; default 4. */
+    int32_t width;
+    /**
+     * The score of an answer is the sum of its log probabilities over its number of tokens to this power; default 1. Above 0
+     * long answers get better scores, below 0 short ones.
+     */
+    float length_penalty;
+    /** When the search ends; default PAGODA_EARLY_STOP_WHEN_UNLIKELY. */
+    pagoda_early_stop early_stop;
+} pagoda_beam_options;
+
+/** A search with 4 beams. */
+#define PAGODA_BEAM_OPTIONS_INIT { sizeof(pagoda_beam_options), 4, 1, 0 }
+
 /**
  * A request for text. Start from PAGODA_GENERATE_REQUEST_INIT, which sets `struct_size` and the defaults. The request
  * has one of `prompt`, `tokens` and `messages`.
@@ -2226,12 +2254,18 @@ typedef struct {
      * opened.
      */
     int32_t max_draft;
+    /**
+     * A beam search, of which the answers are the `n` best, the best first; NULL, the default: none. There are fewer answers
+     * where fewer are found. Nothing is drawn, and the request has no session. With `_generate_async` no token comes
+     * before the search has ended: then those of the first answer come, then those of the second, and so on.
+     */
+    const pagoda_beam_options *beams;
 } pagoda_generate_request;
 
 /** A request with the model's defaults. Its prompt must still be set. */
 #define PAGODA_GENERATE_REQUEST_INIT \
     { sizeof(pagoda_generate_request), -1, -1, -1, -1, -1, -1, -1, -1, 0, 0, -1, -1, 0, 0, 1, -1, -1, 1, 0, 0, 0, 0, 1, \
-      0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, NULL, NULL, NULL, -1 }
+      0, 0, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0, NULL, 0, NULL, 0, NULL, NULL, NULL, NULL, -1, NULL }
 
 /** Why an answer ended. */
 typedef int32_t pagoda_finish_reason;
@@ -2300,10 +2334,17 @@ typedef struct {
     uint64_t generation_ns;
     /** What the request's grammar expects next, if the answer ended before it was valid; else NULL. */
     const char *missing;
+    /** 1: the answer is of a beam search, and has a score. */
+    int32_t has_score;
+    /**
+     * Its score: the sum of its log probabilities over its number of tokens to the power of the length penalty. Penalties and
+     * `logit_bias` are part of it.
+     */
+    float score;
 } pagoda_generate_choice;
 
 /** An empty pagoda_generate_choice, for pagoda_generate_response_choice to fill in. */
-#define PAGODA_GENERATE_CHOICE_INIT { sizeof(pagoda_generate_choice), 0, NULL, 0, NULL, 0, 0, 0, 0, 0, NULL }
+#define PAGODA_GENERATE_CHOICE_INIT { sizeof(pagoda_generate_choice), 0, NULL, 0, NULL, 0, 0, 0, 0, 0, NULL, 0, 0 }
 
 /**
  * What the model thought of a token, before anything that the request asked for. Start from

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::result::{event, stream};
 use cudarc::driver::sys::{
-    CUevent, CUevent_flags, CUevent_wait_flags_enum as Wait, CUresult, cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2,
-    cuStreamQuery,
+    CUevent, CUevent_flags, CUevent_wait_flags_enum as Wait, CUresult, cuMemcpyDtoDAsync_v2, cuMemcpyDtoHAsync_v2,
+    cuMemcpyHtoDAsync_v2, cuStreamQuery,
 };
 use pagoda_custom_ops::side_channel::Arrival;
 use pagoda_kernels::cuda::{CUdeviceptr, CUstream, CudaError, Gpu, asked, no_capture};
@@ -60,6 +60,17 @@ impl SideStream {
         unsafe { cuMemcpyDtoHAsync_v2(to.cast::<c_void>(), from, bytes, self.raw) }
             .result()
             .map_err(asked("copying to the host"))
+    }
+
+    /// Enqueues a copy on the device.
+    ///
+    /// # Safety
+    /// As for [`upload`](Self::upload).
+    pub unsafe fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Result<(), CudaError> {
+        let _guard = no_capture();
+        self.gpu.bind()?;
+        // SAFETY: the caller's.
+        unsafe { cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw) }.result().map_err(asked("copying on the device"))
     }
 
     /// Waits until everything on it is done.

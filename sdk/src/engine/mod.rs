@@ -33,9 +33,9 @@ pub use crate::folder::{
 };
 #[cfg(feature = "llm")]
 pub use generate::{
-    Chat, Choice, ContextEnd, Driver, Event, FinishReason, GenerateRequest, GenerateResponse, Generator,
-    GeneratorOptions, GeneratorStats, Grammar, GrammarCompiler, GrammarState, KvPolicy, NextTokens, Prompt, SlotCall,
-    Timings, Token, TokenLogprobs, TokenStream,
+    BeamOptions, Chat, Choice, ContextEnd, Driver, EarlyStop, Event, FinishReason, GenerateRequest, GenerateResponse,
+    Generator, GeneratorOptions, GeneratorStats, Grammar, GrammarCompiler, GrammarState, KvPolicy, NextTokens, Prompt,
+    SlotCall, Timings, Token, TokenLogprobs, TokenStream,
 };
 pub use rank::{
     Columns, Engine, EngineOptions, EngineProvider, EngineStats, Events, GraphShape, RankRequest, RankResponse,

@@ -10,7 +10,7 @@ use super::args::{self, Versioned};
 use super::generator_options::{pagoda_kv_policy, read_policy};
 use super::handle::Object;
 use super::run::pagoda_cancel;
-use crate::engine::{Chat, ContextEnd, GenerateRequest, Grammar, Prompt};
+use crate::engine::{BeamOptions, Chat, ContextEnd, EarlyStop, GenerateRequest, Grammar, Prompt};
 use crate::error::{Error, Result};
 use crate::runtime::Cancel;
 
@@ -32,6 +32,31 @@ pub struct pagoda_logit_bias {
     pub token: u32,
     /// What is added; finite. -1e30 bans the token.
     pub bias: f32,
+}
+
+/// When a beam search ends that has as many finished answers as beams: `early_stopping` of transformers.
+pub type pagoda_early_stop = i32;
+
+/// When no beam has a better score at its length than the worst of them.
+pub const PAGODA_EARLY_STOP_WHEN_UNLIKELY: pagoda_early_stop = 0;
+/// At once.
+pub const PAGODA_EARLY_STOP_WHEN_FULL: pagoda_early_stop = 1;
+/// When no beam can get a better score at any length than the worst of them.
+pub const PAGODA_EARLY_STOP_NEVER: pagoda_early_stop = 2;
+
+/// A beam search. Start from PAGODA_BEAM_OPTIONS_INIT, which sets `struct_size` and the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pagoda_beam_options {
+    /// The size of this struct.
+    pub struct_size: u32,
+    /// The number of beams, 1 to 16; default 4.
+    pub width: i32,
+    /// The score of an answer is the sum of its log probabilities over its number of tokens to this power; default 1. Above 0
+    /// long answers get better scores, below 0 short ones.
+    pub length_penalty: f32,
+    /// When the search ends; default PAGODA_EARLY_STOP_WHEN_UNLIKELY.
+    pub early_stop: pagoda_early_stop,
 }
 
 /// A request for text. Start from PAGODA_GENERATE_REQUEST_INIT, which sets `struct_size` and the defaults. The request
@@ -138,6 +163,15 @@ pub struct pagoda_generate_request {
     /// the answer, 0 to 64. The answer is the same, sooner where much of it repeats the prompt. Default -1: as the generator was
     /// opened.
     pub max_draft: i32,
+    /// A beam search, of which the answers are the `n` best, the best first; NULL, the default: none. There are fewer answers
+    /// where fewer are found. Nothing is drawn, and the request has no session. With `_generate_async` no token comes
+    /// before the search has ended: then those of the first answer come, then those of the second, and so on.
+    pub beams: *const pagoda_beam_options,
+}
+
+// SAFETY: numbers in C's layout, the size first.
+unsafe impl Versioned for pagoda_beam_options {
+    const FIRST_SIZE: usize = 16;
 }
 
 // SAFETY: numbers in C's layout, the size first.
@@ -192,7 +226,7 @@ pub(super) unsafe fn read_request(request: *const pagoda_generate_request) -> Re
 /// As for `pagoda_generator_generate`.
 unsafe fn read(request: &pagoda_generate_request) -> Result<ReadRequest> {
     // SAFETY: by contract.
-    let ((field, prompt), stop, stop_tokens, logit_bias, session, kv_policy, grammar) = unsafe {
+    let ((field, prompt), stop, stop_tokens, logit_bias, session, kv_policy, grammar, beams) = unsafe {
         (
             read_prompt(request)?,
             args::texts(request.stop, request.stop_count, "stop", "stop_count")?,
@@ -201,6 +235,7 @@ unsafe fn read(request: &pagoda_generate_request) -> Result<ReadRequest> {
             args::optional_text(request.session, "session")?,
             read_policy(request.kv_policy, "kv_policy")?,
             args::optional_text(request.grammar, "grammar")?,
+            read_beams(request.beams)?,
         )
     };
     let read = GenerateRequest {
@@ -243,6 +278,7 @@ unsafe fn read(request: &pagoda_generate_request) -> Result<ReadRequest> {
         kv_policy,
         max_draft: optional(request.max_draft, "max_draft")?,
         grammar: grammar.map(|text| Grammar::from_json(&json(text, "grammar")?)).transpose()?,
+        beams,
     };
     Ok(ReadRequest { request: read, prompt: PromptField(field) })
 }
@@ -326,6 +362,30 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// # Safety
+/// As for `pagoda_generator_generate`.
+unsafe fn read_beams(beams: *const pagoda_beam_options) -> Result<Option<BeamOptions>> {
+    if beams.is_null() {
+        return Ok(None);
+    }
+    let defaults = pagoda_beam_options {
+        struct_size: size_of::<pagoda_beam_options>() as u32,
+        width: 4,
+        length_penalty: 1.0,
+        early_stop: PAGODA_EARLY_STOP_WHEN_UNLIKELY,
+    };
+    // SAFETY: by contract.
+    let beams = unsafe { args::options(beams, defaults, "beams")? };
+    let early_stop = match beams.early_stop {
+        PAGODA_EARLY_STOP_WHEN_UNLIKELY => EarlyStop::WhenUnlikely,
+        PAGODA_EARLY_STOP_WHEN_FULL => EarlyStop::WhenFull,
+        PAGODA_EARLY_STOP_NEVER => EarlyStop::Never,
+        other => return Err(args::unknown("beams.early_stop", other, "PAGODA_EARLY_STOP_...")),
+    };
+    let width = args::count(beams.width, "beams.width")?;
+    Ok(Some(BeamOptions { width, length_penalty: beams.length_penalty, early_stop }))
+}
+
 fn read_cancel(cancel: *const pagoda_cancel) -> Result<Option<Arc<Cancel>>> {
     if cancel.is_null() { Ok(None) } else { Cancel::get(cancel, "cancel").map(Some) }
 }
@@ -391,4 +451,5 @@ const NO_REQUEST: pagoda_generate_request = pagoda_generate_request {
     kv_policy: std::ptr::null(),
     grammar: std::ptr::null(),
     max_draft: -1,
+    beams: std::ptr::null(),
 };

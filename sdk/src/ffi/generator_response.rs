@@ -81,6 +81,11 @@ pub struct pagoda_generate_choice {
     pub generation_ns: u64,
     /// What the request's grammar expects next, if the answer ended before it was valid; else NULL.
     pub missing: *const c_char,
+    /// 1: the answer is of a beam search, and has a score.
+    pub has_score: i32,
+    /// Its score: the sum of its log probabilities over its number of tokens to the power of the length penalty. Penalties and
+    /// `logit_bias` are part of it.
+    pub score: f32,
 }
 
 /// What the model thought of a token, before anything that the request asked for. Start from
@@ -154,6 +159,7 @@ struct ChoiceObject {
     finish_reason: FinishReason,
     missing: Option<Text>,
     timings: Timings,
+    score: Option<f32>,
 }
 
 struct Logprobs {
@@ -321,6 +327,7 @@ impl ChoiceObject {
             finish_reason: choice.finish_reason,
             missing: choice.missing.map(Text::new),
             timings: choice.timings,
+            score: choice.score,
         }
     }
 
@@ -337,6 +344,8 @@ impl ChoiceObject {
             first_token_ns: self.timings.first_token.as_nanos() as u64,
             generation_ns: self.timings.generation.as_nanos() as u64,
             missing: self.missing.as_ref().map_or(null(), |missing| missing.as_ptr()),
+            has_score: self.score.is_some().into(),
+            score: self.score.unwrap_or(0.0),
         }
     }
 }

@@ -243,6 +243,25 @@ impl Mover {
         Ok(())
     }
 
+    /// Has a page copied to another one. Returns at once; operators wait for it, as for what [`write`](Self::write) brings.
+    ///
+    /// # Safety
+    /// As for [`Pool::copy_page`](super::pool::Pool::copy_page).
+    pub(super) unsafe fn copy_page(&self, planes: &[PlanePool], layer: u32, from: u32, to: u32) -> Result<()> {
+        // Copies of several threads come one after the other: the event of a layer is behind all of them.
+        let _incoming = self.incoming.lock();
+        for plane in planes {
+            let bytes = 2 * self.shape.page_size as usize * plane.row_bytes;
+            let pool = plane.tensor.place()?.0.addr();
+            let at = |page: u32| (pool + page as usize * bytes) as CUdeviceptr;
+            // SAFETY: both pages are inside the pool, which lives as long as the stream does; the rest is the caller's.
+            unsafe { self.order.copy(at(to), at(from), bytes) }?;
+        }
+        self.arrivals[layer as usize].mark(&self.order)?;
+        self.sent.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
     /// Whether everything that [`write`](Self::write) has put on its way is in its pages; false if that can not be found out.
     pub(super) fn is_still(&self) -> bool {
         let sent = self.sent.load(Ordering::Acquire);

@@ -6,6 +6,7 @@
 //! another one. When the pool is full an [`EvictionPolicy`] chooses the owners that leave for the store.
 
 mod ahead;
+mod branch;
 mod device;
 mod evict;
 mod eviction_policy;
@@ -255,6 +256,20 @@ impl KvCache {
     /// it is then gone. `to` must have no history yet.
     pub fn fork(&self, from: Owner, to: Owner, tokens: u32) -> Result<u32> {
         Inner::fork(&self.inner, from, to, tokens)
+    }
+
+    /// Has `to` begin with all tokens of `from`, as the beams of a search do that part. Whole pages are shared; the page that
+    /// `from` ends in is copied, so that both can go on in it. Returns how many tokens `to` has: all of `from` if it is in the
+    /// pool, only its whole pages if there is no page for the copy, and 0 if it is not in the pool. What is said of
+    /// [`fork`](Self::fork) holds here, too.
+    pub fn branch(&self, from: Owner, to: Owner) -> Result<u32> {
+        self.inner.branch(from, to)
+    }
+
+    /// Removes an owner of which nothing is of use any more. As [`forget`](Self::forget), and without a word to the store where
+    /// that has nothing of it.
+    pub(crate) fn discard(&self, owner: Owner) -> Result<()> {
+        self.inner.discard(owner)
     }
 
     /// How many of the first items are cached of an owner and agree with what was cached, in any tier. Where they do not agree,

@@ -144,6 +144,31 @@ impl Pool {
         Ok(())
     }
 
+    /// Copies the first `count` tokens of a page to another one, in every layer; on a GPU it is only on its way there when this
+    /// returns, and operators wait for it.
+    ///
+    /// # Safety
+    /// Nothing writes to these tokens of `from`, and `to` is the caller's alone.
+    pub(super) unsafe fn copy_page(&self, from: u32, to: u32, count: usize) -> Result<()> {
+        for (layer, planes) in self.layers.iter().enumerate() {
+            if let Some(mover) = &self.mover {
+                // SAFETY: the caller's. What is copied beyond `count` is not read there.
+                unsafe { mover.copy_page(planes, layer as u32, from, to) }?;
+                continue;
+            }
+            for (plane, half) in planes.iter().flat_map(|plane| [(plane, 0), (plane, 1)]) {
+                let _part = plane.tensor.hold_part();
+                self.runs(plane, &[from], half, 0, count, |from, bytes, _| {
+                    self.runs(plane, &[to], half, 0, count, |to, _, _| {
+                        // SAFETY: `runs` stays inside the pool, and two pages do not overlap.
+                        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+                    });
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Calls `each` with every run of tokens that lies in one piece: where it begins, its bytes, and how many bytes came
     /// before it.
     fn runs(

@@ -8,7 +8,7 @@
 use serde_json::Value;
 
 /// The decoder of one sequence.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Decoder {
     stages: Vec<Stage>,
 }
@@ -171,7 +171,7 @@ pub(super) fn token_bytes(steps: &[Step], token: &str) -> Vec<u8> {
 }
 
 /// A step with what it keeps from one token to the next.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Stage {
     Replace {
         pattern: String,

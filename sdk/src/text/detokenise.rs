@@ -13,14 +13,14 @@ use crate::error::Result;
 ///
 /// A decoder that needs the whole sequence (CTC, or one with a regular expression) gives all text at the end. No language
 /// model is known to have one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Detokeniser {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
     state: State,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     Streams(Decoder),
     /// The ids so far, for a decoder that needs them all.

@@ -54,6 +54,11 @@ impl Stops {
         self
     }
 
+    /// Whether there are any.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.stops.is_empty()
+    }
+
     /// Takes the next piece of text. Once a stop string is found, all later text is dropped.
     pub fn push(&mut self, piece: &str) -> Stopped {
         if let Some(stop) = self.found {

@@ -45,6 +45,9 @@ struct ChoiceObject<'a> {
     /// What the grammar expects next, if the answer was cut.
     #[serde(skip_serializing_if = "Option::is_none")]
     missing: Option<&'a str>,
+    /// Of a beam search.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score: Option<f32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     logprobs: Vec<Logprobs>,
 }
@@ -90,6 +93,7 @@ impl<'a> Answer<'a> {
             tokens: &choice.tokens,
             finish_reason: choice.finish_reason.name(),
             missing: choice.missing.as_deref(),
+            score: choice.score,
             logprobs: Logprobs::all(&choice.tokens, &choice.logprobs, tokenizer),
         });
         let of_prompt = response.prompt_tokens.iter().zip(&response.prompt_logprobs);

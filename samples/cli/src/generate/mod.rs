@@ -1,6 +1,7 @@
 //! `pagoda generate`: prompts in, text out.
 
 pub mod answer;
+mod beams;
 mod grammar;
 pub mod model;
 pub mod sampling;
@@ -25,6 +26,7 @@ use crate::progress::Progress;
 use crate::source::Source;
 use crate::words::counted;
 use answer::{Answer, Failed, Figures, TokenObject, cut};
+use beams::BeamArguments;
 use grammar::GrammarArguments;
 use model::{BatchArguments, ModelArguments, in_flags};
 use sampling::SamplingArguments;
@@ -91,6 +93,8 @@ pub struct Arguments {
     context_end: String,
     #[command(flatten)]
     grammar: GrammarArguments,
+    #[command(flatten)]
+    beams: BeamArguments,
     #[command(flatten)]
     model: ModelArguments,
     #[command(flatten)]
@@ -183,6 +187,7 @@ fn defaults(arguments: &Arguments) -> Result<GenerateRequest> {
         priority: arguments.priority.unwrap_or(0),
         context_end: context_end(&arguments.context_end).unwrap_or_default(),
         grammar: arguments.grammar.grammar()?,
+        beams: arguments.beams.options(),
         ..arguments.sampling.request()
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pagoda::engine::{ContextEnd, Grammar, KvPolicy};
+use pagoda::engine::{BeamOptions, ContextEnd, EarlyStop, Grammar, KvPolicy};
 use pagoda::json::Json;
 use pagoda::{Error, GenerateRequest, Result};
 
@@ -52,6 +52,7 @@ pub fn set_field(request: &mut GenerateRequest, name: &str, value: &Json) -> Res
         "kv_policy" => request.kv_policy = Some(read_policy(value)?),
         "max_draft" => request.max_draft = Some(whole(name, value)?),
         "grammar" => request.grammar = Some(Grammar::from_json(&plain(name, value)?)?),
+        "beams" => request.beams = Some(read_beams(value)?),
         _ => return Ok(false),
     }
     Ok(true)
@@ -64,6 +65,49 @@ pub fn context_end(word: &str) -> Option<ContextEnd> {
         "stop" => Some(ContextEnd::Stop),
         _ => None,
     }
+}
+
+/// `true`, `false` or `never`, as transformers has them.
+pub fn early_stop(word: &str) -> Option<EarlyStop> {
+    match word {
+        "false" => Some(EarlyStop::WhenUnlikely),
+        "true" => Some(EarlyStop::WhenFull),
+        "never" => Some(EarlyStop::Never),
+        _ => None,
+    }
+}
+
+/// `4`, or an object with options: `{"width": 4, "length_penalty": 0.5, "early_stop": true}`.
+fn read_beams(value: &Json) -> Result<BeamOptions> {
+    const FIELDS: [&str; 3] = ["width", "length_penalty", "early_stop"];
+    let members = match value {
+        Json::Whole(_) => return Ok(BeamOptions::new(whole("beams", value)?)),
+        Json::Object(members) => members,
+        _ => {
+            let message = format!("{value} is neither a number of beams nor an object such as {{\"width\": 4}}");
+            return Err(Error::invalid("beams", message));
+        }
+    };
+    let (mut beams, mut seen) = (BeamOptions::new(0), Vec::new());
+    for (name, value) in members {
+        let path = format!("beams.{name}");
+        once(&mut seen, name, &path)?;
+        match (name.as_str(), value) {
+            ("width", _) => beams.width = whole(&path, value)?,
+            ("length_penalty", _) => beams.length_penalty = real(&path, value)? as f32,
+            ("early_stop", Json::Text(word)) if word == "never" => beams.early_stop = EarlyStop::Never,
+            ("early_stop", Json::Flag(true)) => beams.early_stop = EarlyStop::WhenFull,
+            ("early_stop", Json::Flag(false)) => beams.early_stop = EarlyStop::WhenUnlikely,
+            ("early_stop", _) => {
+                return Err(Error::invalid(path, format!("{value} is neither true nor false nor \"never\"")));
+            }
+            _ => return Err(Error::invalid(path, format!("no such option{}", did_you_mean(name, &FIELDS)))),
+        }
+    }
+    if !seen.contains(&"width") {
+        return Err(Error::invalid("beams.width", "missing: send the number of beams, such as 4"));
+    }
+    Ok(beams)
 }
 
 /// `{"42": -5}`, as JSON's names are texts, or `[[42, -5]]`.

@@ -3,5 +3,5 @@
 mod answering;
 mod request;
 
-pub use answering::{context_end, set_field};
+pub use answering::{context_end, early_stop, set_field};
 pub use request::{id, parse, read, read_messages, read_prompt};

@@ -46,6 +46,7 @@ const FIELDS: [&str; 36] = [
     "kv_policy",
     "max_draft",
     "grammar",
+    "beams",
 ];
 
 /// The fields that belong to `messages`.
@@ -148,7 +149,7 @@ pub fn read_prompt(path: &str, value: &Json) -> Result<Prompt> {
 mod tests {
     use std::time::Duration;
 
-    use pagoda::engine::{ContextEnd, Grammar};
+    use pagoda::engine::{BeamOptions, ContextEnd, EarlyStop, Grammar};
     use serde_json::json;
 
     use super::*;
@@ -167,7 +168,8 @@ mod tests {
             "prompt_logprobs": 0, "n": 2, "echo": true, "session": "s", "priority": -1, "timeout": 1.5, "top_k": null,
             "context_end": "stop", "kv_policy": {"name": "lastrec", "chunk_size": 8, "protect": 4, "grace_period": 2,
             "keep_initial_fraction": 0.25, "normalise": true, "score_share": 1, "protect_first_message": true},
-            "grammar": {"regex": "a"}, "max_draft": 5}"#,
+            "grammar": {"regex": "a"}, "max_draft": 5,
+            "beams": {"width": 4, "length_penalty": 0, "early_stop": "never"}}"#,
         )
         .unwrap();
         assert_eq!(request.prompt, vec![1, 2].into());
@@ -183,6 +185,9 @@ mod tests {
         assert_eq!((request.priority, request.timeout), (-1, Some(Duration::from_millis(1500))));
         assert_eq!(request.max_draft, Some(5));
         assert_eq!((request.context_end, request.grammar), (ContextEnd::Stop, Some(Grammar::Regex("a".into()))));
+        let beams = BeamOptions { width: 4, length_penalty: 0.0, early_stop: EarlyStop::Never };
+        assert_eq!(request.beams, Some(beams));
+        assert_eq!(read(r#"{"prompt": "a", "beams": 3}"#).unwrap().beams, Some(BeamOptions::new(3)));
         let policy = request.kv_policy.unwrap();
         assert_eq!((policy.name.as_str(), policy.cache_length, policy.chunk_size), ("lastrec", 0, 8));
         assert_eq!((policy.protect, policy.grace_period, policy.keep_initial_fraction), (Some(4), 2, 0.25));
@@ -233,6 +238,10 @@ mod tests {
                 "kv_policy.protct: no such option; did you mean `protect`?",
             ),
             (r#"{"prompt": "a", "kv_policy": {"name": "a", "name": "b"}}"#, "kv_policy.name: is there twice"),
+            (r#"{"prompt": "a", "beams": "4"}"#, "beams: \"4\" is neither a number of beams nor an object such as"),
+            (r#"{"prompt": "a", "beams": {}}"#, "beams.width: missing"),
+            (r#"{"prompt": "a", "beams": {"with": 4}}"#, "beams.with: no such option; did you mean `width`?"),
+            (r#"{"prompt": "a", "beams": {"width": 4, "early_stop": 1}}"#, "beams.early_stop: 1 is neither true nor"),
             (r#"{"prompt": "a", "id": [1]}"#, "id: a list of 1 is neither a text nor a whole number"),
         ] {
             let error = read(line).map(|_| ()).unwrap_err().to_string();

@@ -144,6 +144,11 @@ impl Answers {
         self.state.lock().prompt_done
     }
 
+    /// Another owner has the keys and values of the prompt.
+    pub(super) fn set_prompt_owner(&self, owner: Owner) {
+        self.state.lock().prompt_owner = Some(owner);
+    }
+
     pub(super) fn prompt_owner(&self) -> Option<Owner> {
         self.state.lock().prompt_owner
     }
@@ -165,6 +170,15 @@ impl Answers {
         let response = std::mem::take(&mut state.response);
         let outcome = state.error.take().map_or(Ok(response), Err);
         Some(Ended { outcome, owners: std::mem::take(&mut state.owners) })
+    }
+
+    /// All answers have ended at once. Returns the outcome of the request.
+    pub(super) fn end_all(&self, outcome: Result<Vec<Choice>>, computed: u64) -> Result<GenerateResponse> {
+        let mut state = self.state.lock();
+        (state.prompt_done, state.left) = (true, 0);
+        state.response.computed_tokens += computed;
+        let response = std::mem::take(&mut state.response);
+        outcome.map(|choices| GenerateResponse { choices, ..response })
     }
 
     /// Delivers the end of the request.

@@ -1,6 +1,7 @@
 //! The generator: a request brings a prompt and gets text. Requests run together by continuous batching.
 
 mod answers;
+mod beams;
 mod draft;
 mod grammar;
 mod kv_policy;
@@ -29,6 +30,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use beams::{BeamOptions, EarlyStop};
 pub use grammar::{Grammar, GrammarCompiler, GrammarState, NextTokens};
 pub use kv_policy::{KvPolicy, SlotCall};
 pub use options::{Driver, GeneratorOptions};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::beams::BeamOptions;
 use super::grammar::Grammar;
 use super::kv_policy::KvPolicy;
 use super::sampling::{SamplingOptions, TokenLogprobs};
@@ -84,6 +85,11 @@ pub struct GenerateRequest {
     /// tokens earlier in the prompt or in the answer, and as many are computed as pay off. The answer is the same, sooner where
     /// much of it repeats the prompt. With a cache policy nothing is guessed. `None`: as the generator's options say.
     pub max_draft: Option<u32>,
+    /// A beam search, of which the answers are the `n` best, the best first; there are fewer where fewer are found. Nothing is drawn,
+    /// and the request has no session. Penalties, bans and a grammar change log probabilities, as in transformers, rather
+    /// than logits. A stream gets no token before the search has ended: then it gets those of the first answer, then those
+    /// of the second, and so on. `None`: no search.
+    pub beams: Option<BeamOptions>,
 }
 
 /// What a generated text follows.
@@ -227,6 +233,8 @@ pub struct Choice {
     pub missing: Option<String>,
     /// Its times.
     pub timings: Timings,
+    /// Of a beam search: the sum of the log probabilities, over the number of tokens to the power of the length penalty.
+    pub score: Option<f32>,
 }
 
 /// Why an answer ended.

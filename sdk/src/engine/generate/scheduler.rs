@@ -4,10 +4,13 @@
 //! pages for it, and leaves with its last token. When pages run out, the sequence of least precedence is preempted: its keys
 //! and values stay in the cache as long as there is room, then go to the store or are computed again.
 
+mod beams;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::beams::Places;
 use super::super::batching::catch_panic;
 use super::answers::{Answers, Ended};
 use super::draft::{DraftModel, Speculation};
@@ -108,9 +111,7 @@ impl Scheduler {
 
     /// Ends all sequences as cancelled.
     pub(super) fn cancel_all(&mut self) {
-        let all =
-            std::mem::take(&mut self.waiting).into_values().chain(std::mem::take(&mut self.running).into_values());
-        for sequence in all.collect::<Vec<_>>() {
+        while let Some((_, sequence)) = self.waiting.pop_first().or_else(|| self.running.pop_first()) {
             self.end(sequence, Ok(FinishReason::Cancelled));
         }
         self.sessions.finish();
@@ -170,9 +171,13 @@ impl Scheduler {
         self.running.values().for_each(|sequence| self.note_pages(sequence, &mut computing));
         let mut pages: u64 = self.running.values().map(|sequence| self.own_pages(sequence)).sum();
         let mut waiting = std::mem::take(&mut self.waiting);
+        let mut places = Places::of(self.running.values());
+        let mut keys = places.waiting(&waiting);
+        keys.extend(waiting.keys().take(self.max_batch + MOST_SKIPPED));
         let mut admitted = Vec::new();
-        for (&key, sequence) in waiting.iter_mut().take(self.max_batch + MOST_SKIPPED) {
-            if owners.len() == self.max_batch {
+        for key in keys {
+            let Some(sequence) = waiting.get_mut(&key) else { continue };
+            if places.with(sequence) > self.max_batch {
                 break;
             }
             // Such a sequence waits for another one that runs, and those behind it may go before it.
@@ -182,17 +187,19 @@ impl Scheduler {
             {
                 continue;
             }
-            let alone = owners.is_empty();
+            // Beams that are brought in one after the other may push out each other.
+            let waits = owners.is_empty() || places.has(sequence);
             let Self { model, slot_sessions, share_prefixes, .. } = self;
-            if !sequence.looked_up && !prefixes::look_up(model, slot_sessions, sequence, *share_prefixes, alone) {
+            if !sequence.looked_up && !prefixes::look_up(model, slot_sessions, sequence, *share_prefixes, waits) {
                 continue;
             }
             sequence.looked_up = true;
-            // A sequence that is alone fits, or it was refused.
-            if !alone && pages + self.own_pages(sequence) > self.model.pages {
+            // A sequence that is alone fits, or it was refused. Without its other beams a search would wait for ever.
+            if !waits && pages + self.pages_to_join(sequence) > self.model.pages {
                 break;
             }
             pages += self.own_pages(sequence);
+            places.take(sequence);
             owners.insert(sequence.owner);
             self.note_pages(sequence, &mut computing);
             admitted.push(key);
@@ -365,9 +372,11 @@ impl Scheduler {
                     let sequence = self.running.remove(&key).expect("it runs");
                     self.end(sequence, Ok(reason));
                 }
+                // A beam ends with all others of its search, which have no reason of their own.
                 Err(error) => self.fail(key, error),
             }
         }
+        self.advance_searches(batch);
     }
 
     /// Has the masks computed that the batch will need, while the model runs.
@@ -412,7 +421,9 @@ impl Scheduler {
             return;
         }
         for &(key, rows) in batch {
-            let prepared = catch_panic(|| self.model.kv.prepare_for_run(&[self.running[&key].kv_request(rows)]));
+            // It may have ended with another beam.
+            let Some(sequence) = self.running.get(&key) else { continue };
+            let prepared = catch_panic(|| self.model.kv.prepare_for_run(&[sequence.kv_request(rows)]));
             match prepared {
                 Ok(lease) => self.run(&[(key, rows)], lease),
                 Err(error) => self.fail(key, error),
@@ -451,6 +462,9 @@ impl Scheduler {
 
     /// Ends a sequence, and its request with the last one.
     fn end(&mut self, mut sequence: Sequence, reason: Result<FinishReason>) {
+        if sequence.beam.is_some() {
+            return self.end_search(sequence, reason);
+        }
         self.counters.ended(&reason, sequence.tokens.len() - sequence.prompt);
         self.draft_model.iter().for_each(|draft_model| draft_model.forget(sequence.owner));
         let computed = sequence.computed;

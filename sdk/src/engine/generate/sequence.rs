@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::answers::Answers;
+use super::beams::Beam;
 use super::draft::{Costs, Drafts};
 use super::grammar::{GrammarState, NextTokens};
 use super::plan::Need;
@@ -61,7 +62,9 @@ pub(super) struct Sequence {
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) computed: u64,
     pub(super) clock: Clock,
-    answer_logprobs: Vec<TokenLogprobs>,
+    pub(super) answer_logprobs: Vec<TokenLogprobs>,
+    /// Present if it is a beam of a search.
+    pub(super) beam: Option<Beam>,
 }
 
 /// The logits of a sequence's rows.
@@ -87,6 +90,7 @@ impl<'a> Maxima<'a> {
 }
 
 /// What ends an answer.
+#[derive(Clone)]
 pub(super) struct Ends {
     pub(super) max_new_tokens: usize,
     /// End-of-sequence and stop tokens.
@@ -94,6 +98,7 @@ pub(super) struct Ends {
 }
 
 /// The text of an answer.
+#[derive(Clone)]
 pub(super) struct SequenceText {
     pub(super) detokeniser: Detokeniser,
     pub(super) stops: Stops,
@@ -103,6 +108,7 @@ pub(super) struct SequenceText {
 }
 
 /// When what happened to a sequence.
+#[derive(Clone)]
 pub(super) struct Clock {
     pub(super) arrived: Instant,
     pub(super) started: Option<Instant>,
@@ -129,6 +135,7 @@ pub(super) struct NewSequence {
     pub(super) max_draft: usize,
     /// Whether a draft model makes them.
     pub(super) drafts_by_model: bool,
+    pub(super) beam: Option<Beam>,
     pub(super) arrived: Instant,
 }
 
@@ -160,6 +167,7 @@ impl Sequence {
             computed: 0,
             clock: Clock { arrived: new.arrived, started: None, first_token: None, last_token: None },
             answer_logprobs: Vec::new(),
+            beam: new.beam,
         }
     }
 
@@ -174,6 +182,9 @@ impl Sequence {
     }
 
     pub(super) fn need(&self) -> Need {
+        if self.beam.as_ref().is_some_and(Beam::waits) {
+            return Need { rows: 0, most: 0, whole: false, draft: 0 };
+        }
         let most = if self.needs_prompt_logits() { ROWS_WITH_LOGITS } else { usize::MAX };
         Need { rows: self.tokens.len() - self.cached, most, whole: false, draft: self.draft().len() }
     }
@@ -309,6 +320,9 @@ impl Sequence {
         if self.choice == 0 && self.tokens.len() == self.prompt {
             self.answers.prompt_done();
         }
+        if self.beam.is_some() {
+            return self.collect(&logits[logits.len() - vocab..], scratch).map(|()| None);
+        }
         if let Some(sampled) = sampled {
             let token = sampled.token;
             let finish_reason = self.take_token(sampled)?;
@@ -393,14 +407,17 @@ impl Sequence {
     }
 
     /// Takes the next token. Returns why the answer ended, if it did.
-    fn take_token(&mut self, Sampled { token, logprobs }: Sampled) -> Result<Option<FinishReason>> {
-        self.sampler.observe(token);
-        self.drafts.iter_mut().for_each(|drafts| drafts.came(token));
-        let now = Instant::now();
-        self.clock.first_token.get_or_insert(now);
-        self.clock.last_token = Some(now);
+    fn take_token(&mut self, sampled: Sampled) -> Result<Option<FinishReason>> {
+        self.sampler.observe(sampled.token);
+        self.drafts.iter_mut().for_each(|drafts| drafts.came(sampled.token));
+        self.items.extend(&[sampled.token]);
+        self.say(sampled)
+    }
+
+    /// Adds a token to the answer and delivers it. Returns why the answer ended, if it did.
+    pub(super) fn say(&mut self, Sampled { token, logprobs }: Sampled) -> Result<Option<FinishReason>> {
+        self.clock.tick();
         self.tokens.push(token);
-        self.items.extend(&[token]);
         self.answer_logprobs.extend(logprobs.clone());
 
         let mut finish_reason = None;
@@ -453,13 +470,14 @@ impl Sequence {
                 first_token: since(first_token, arrived),
                 generation: since(last_token, first_token.unwrap_or(arrived)),
             },
+            score: None,
         }
     }
 }
 
 impl SequenceText {
     /// Takes a token. Returns the text that is new.
-    fn push(&mut self, token: u32, finish_reason: &mut Option<FinishReason>) -> Result<String> {
+    pub(super) fn push(&mut self, token: u32, finish_reason: &mut Option<FinishReason>) -> Result<String> {
         let piece = self.detokeniser.push(token)?;
         Ok(self.pass(&piece, finish_reason))
     }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::Shared;
 use super::answers::{Answers, Sink};
+use super::beams::Beam;
 use super::draft;
 use super::grammar::GrammarState;
 use super::policy::ChosenPolicy;
@@ -17,7 +18,7 @@ use super::sampling::Sampler;
 use super::sequence::{Ends, NewSequence, Sequence, SequenceText};
 use crate::checksum::xxh3;
 use crate::error::{Error, Result, Status};
-use crate::kv::Owner;
+use crate::kv::{KvCache, Owner};
 use crate::runtime::Watcher;
 use crate::text::{Detokeniser, Stops};
 
@@ -83,32 +84,36 @@ impl Shared {
                 max_new_tokens,
             )?;
             let session = request.session.as_ref();
+            let text = SequenceText {
+                detokeniser: Detokeniser::new(Arc::clone(&model.tokenizer), skip_special),
+                stops,
+                text: prompt_text.clone(),
+                include_stop: request.include_stop,
+            };
+            let precedence = (Reverse(request.priority), 0);
             let new = NewSequence {
                 choice,
-                precedence: (Reverse(request.priority), 0),
-                owner: session.map_or_else(|| self.new_owner(), |session| session_owner(session)),
+                precedence,
+                owner: session.map_or_else(|| new_owner(&model.kv), |session| session_owner(session)),
                 is_session: session.is_some(),
                 tokens: tokens.clone(),
                 items: items.clone(),
-                text: SequenceText {
-                    detokeniser: Detokeniser::new(Arc::clone(&model.tokenizer), skip_special),
-                    stops,
-                    text: prompt_text.clone(),
-                    include_stop: request.include_stop,
-                },
+                beam: request.beams.map(|beams| Beam::first(beams, n as usize, &end_tokens, &text, precedence)),
+                text,
                 ends: Ends { max_new_tokens: max_new_tokens as usize, tokens: end_tokens.clone() },
                 sampler,
                 logprobs: request.logprobs,
                 prompt_logprobs: request.prompt_logprobs.filter(|_| choice == 0),
                 policy: policy.clone(),
                 constraint: constraint.as_ref().map(|constraint| constraint.fork()),
-                max_draft: self.max_draft(request) as usize,
+                max_draft: if request.beams.is_some() { 0 } else { self.max_draft(request) as usize },
                 drafts_by_model: self.options.draft_model.is_some(),
                 arrived,
             };
             Ok(Sequence::new(Arc::clone(&answers), new))
         };
-        let sequences = (0..n).map(new).collect::<Result<Vec<_>>>()?;
+        // A search begins with one beam.
+        let sequences = (0..if request.beams.is_some() { 1 } else { n }).map(new).collect::<Result<Vec<_>>>()?;
         self.queue(sequences)?;
         if let Some(cancel) = &request.cancel {
             let watcher: Arc<dyn Watcher> = Arc::clone(self) as _;
@@ -141,7 +146,12 @@ impl Shared {
 
     /// The grammar of a request's answers. Log probabilities need the logits of every token.
     fn constraint(&self, request: &GenerateRequest) -> Result<Option<Arc<GrammarState>>> {
-        let most_forced = if request.logprobs.is_some() { 1 } else { MOST_FORCED };
+        // A beam takes no token without its score.
+        let most_forced = match request.logprobs {
+            _ if request.beams.is_some() => 0,
+            Some(_) => 1,
+            None => MOST_FORCED,
+        };
         let compile = |grammar| self.model.grammars()?.compile(grammar, most_forced);
         request.grammar.as_ref().map(compile).transpose()
     }
@@ -159,7 +169,10 @@ impl Shared {
         }
         for mut sequence in sequences {
             sequence.precedence.1 = inbox.next;
-            inbox.next += 1;
+            if let Some(beam) = &mut sequence.beam {
+                beam.leader = sequence.precedence;
+            }
+            inbox.next += sequence.places() as u64;
             inbox.new.push(sequence);
         }
         drop(inbox);
@@ -187,6 +200,7 @@ impl Shared {
             }
         }
         draft::check("max_draft", self.max_draft(request))?;
+        self.check_beams(request, n)?;
         let most = self.options.max_prompt_tokens as usize;
         if most > 0 && prompt > most {
             let message = format!("{prompt} tokens are more than the {most} of options.max_prompt_tokens");
@@ -197,6 +211,31 @@ impl Shared {
 
     fn max_draft(&self, request: &GenerateRequest) -> u32 {
         request.max_draft.unwrap_or(self.options.max_draft)
+    }
+
+    fn check_beams(&self, request: &GenerateRequest, n: u32) -> Result<()> {
+        let Some(beams) = &request.beams else { return Ok(()) };
+        beams.check()?;
+        let width = beams.width;
+        let (field, message) = if n > width {
+            ("n", format!("{n} answers of {width} beams: ask for {width} at most, or for more beams"))
+        } else if request.session.is_some() {
+            ("session", "a session goes on after one answer, and beams are several: leave one of them out".to_owned())
+        } else if request.do_sample == Some(true) {
+            ("do_sample", "beams are searched, and nothing is drawn: leave one of them out".to_owned())
+        } else if request.do_sample.is_none() && request.temperature.is_some_and(|temperature| temperature != 0.0) {
+            ("temperature", "beams are searched, and nothing is drawn: leave one of them out".to_owned())
+        } else if width > self.options.max_batch {
+            let most = self.options.max_batch;
+            ("beams.width", format!("{width} beams are more than the {most} sequences of options.max_batch"))
+        } else if self.model.policy.is_some() {
+            let message =
+                "beams share pages, and the generator was opened with options.kv_policy, with which nothing is shared";
+            return Err(Error::new(Status::Unsupported, message).about("beams"));
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(field, message))
     }
 
     /// The maximum number of tokens of an answer: what the request asks for, within the limits.
@@ -249,14 +288,14 @@ impl Shared {
         }
         Ok(asked as u32)
     }
+}
 
-    /// An owner for a sequence without a session. None that was stored by an earlier process is the same.
-    fn new_owner(&self) -> Owner {
-        loop {
-            let owner = Owner(random() | NO_SESSION);
-            if self.model.kv.lookup(&[owner])[0].length == 0 {
-                return owner;
-            }
+/// An owner for a sequence without a session. None that was stored by an earlier process is the same.
+pub(super) fn new_owner(kv: &KvCache) -> Owner {
+    loop {
+        let owner = Owner(random() | NO_SESSION);
+        if kv.lookup(&[owner])[0].length == 0 {
+            return owner;
         }
     }
 }

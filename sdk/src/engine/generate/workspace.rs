@@ -184,8 +184,9 @@ impl Workspace {
             let first = row;
             row += rows_of((sequence, rows));
             let mask = masks.next().and_then(Option::as_deref);
-            // Where the prompt's log probabilities are wanted, the host needs all logits. What a grammar forces needs none.
-            let on_gpu = row == first + 1 && !sequence.needs_prompt_logits();
+            // For a beam search, and where the prompt's log probabilities are wanted, the host needs all logits. What a grammar forces
+            // needs none.
+            let on_gpu = row == first + 1 && !sequence.needs_prompt_logits() && sequence.beam.is_none();
             (on_gpu && sequence.constraint.is_some() == mask.is_some()).then(|| ToSample {
                 row: first,
                 sampler: &sequence.sampler,

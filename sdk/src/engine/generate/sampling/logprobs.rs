@@ -23,16 +23,7 @@ pub struct TokenLogprobs {
 /// INVALID_ARGUMENT if `token` has no logit; RUNTIME if all logits are −∞ or NaN.
 pub fn logprobs(logits: &[f32], token: u32, top_n: usize, scratch: &mut Scratch) -> Result<TokenLogprobs> {
     in_vocabulary(|| "token".into(), token, logits.len())?;
-    let max = maximum(logits);
-    if max == f32::NEG_INFINITY {
-        return Err(no_logits(logits.len()));
-    }
-    Softmax::new(max, 1.0).weights(logits, &mut scratch.weights);
-    let log_sum = total(&scratch.weights).ln();
-    let logprob = |logit: f32| {
-        let above = if logit == max { 0.0 } else { f64::from(logit) - f64::from(max) };
-        if logit.is_nan() { f32::NEG_INFINITY } else { (above - log_sum) as f32 }
-    };
+    let log_softmax = LogSoftmax::new(logits, &mut scratch.weights)?;
     let candidates = &mut scratch.candidates;
     candidates.clear();
     if top_n > 0 {
@@ -40,9 +31,33 @@ pub fn logprobs(logits: &[f32], token: u32, top_n: usize, scratch: &mut Scratch)
         candidates.sort_unstable_by_key(|candidate| candidate.key());
         candidates.truncate(top_n);
     }
-    let top = candidates.iter().map(|&Candidate { token, logit }| (token, logprob(logit))).collect();
+    let top = candidates.iter().map(|&Candidate { token, logit }| (token, log_softmax.of(logit))).collect();
     let own = logits[token as usize];
-    Ok(TokenLogprobs { logprob: logprob(own), rank: rank(logits, token), top })
+    Ok(TokenLogprobs { logprob: log_softmax.of(own), rank: rank(logits, token), top })
+}
+
+/// The log softmax of logits.
+pub(super) struct LogSoftmax {
+    max: f32,
+    log_sum: f64,
+}
+
+impl LogSoftmax {
+    /// RUNTIME if all logits are −∞ or NaN. `weights` is a buffer.
+    pub(super) fn new(logits: &[f32], weights: &mut Vec<f64>) -> Result<Self> {
+        let max = maximum(logits);
+        if max == f32::NEG_INFINITY {
+            return Err(no_logits(logits.len()));
+        }
+        Softmax::new(max, 1.0).weights(logits, weights);
+        Ok(Self { max, log_sum: total(weights).ln() })
+    }
+
+    /// That of one of the logits. −∞ for −∞ and NaN.
+    pub(super) fn of(&self, logit: f32) -> f32 {
+        let above = if logit == self.max { 0.0 } else { f64::from(logit) - f64::from(self.max) };
+        if logit.is_nan() { f32::NEG_INFINITY } else { (above - self.log_sum) as f32 }
+    }
 }
 
 fn rank(logits: &[f32], token: u32) -> u32 {

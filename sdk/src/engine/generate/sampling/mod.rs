@@ -6,10 +6,11 @@
 //!
 //! `adjust` has the steps up to the mask, with what `history` knows of the tokens so far. `choice` has those from the
 //! temperature on: `select` finds the largest logits without sorting all of them, `weights` is the softmax. `random` has
-//! the numbers of the draws. `device` samples on the GPU, with the same result.
+//! the numbers of the draws. `continuations` has what beams take instead of the last steps. `device` samples on the GPU, with the same result.
 
 mod adjust;
 mod choice;
+mod continuations;
 mod device;
 mod history;
 mod logprobs;

@@ -165,7 +165,7 @@ impl Sampler {
         choice.ok_or_else(|| self.nothing_left(logits, mask))
     }
 
-    fn check_sizes(&self, logits: &[f32], mask: Option<&[u32]>) -> Result<()> {
+    pub(super) fn check_sizes(&self, logits: &[f32], mask: Option<&[u32]>) -> Result<()> {
         if logits.len() != self.vocab_size {
             let message = format!("{} numbers for a vocabulary of {}", logits.len(), self.vocab_size);
             return Err(Error::invalid("logits", message));
