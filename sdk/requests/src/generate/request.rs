@@ -9,7 +9,7 @@ use super::answering::set_field;
 use crate::fields::{flag, items, object, once, plain, whole};
 use crate::words::did_you_mean;
 
-const FIELDS: [&str; 36] = [
+const FIELDS: [&str; 37] = [
     "id",
     "prompt",
     "messages",
