@@ -112,15 +112,13 @@ def test_nothing_is_missing():
 
 def test_what_is_missing_is_named():
     """A header with something new of each kind."""
-    new = TEXT.replace("    const char *grammar;\n}", "    const char *grammar;\n    int32_t beams;\n}")
-    new = new.replace(
-        "NULL, NULL, NULL, NULL }\n\n/** Why an answer ended", "NULL, NULL, NULL, NULL, 4 }\n\n/** Why an answer ended"
-    )
+    new = TEXT.replace("} pagoda_generate_request;", "    int32_t dreams;\n} pagoda_generate_request;")
+    new = new.replace(" }\n\n/** Why an answer ended", ", 4 }\n\n/** Why an answer ended")
     new = new.replace("#define PAGODA_DRIVER_CALLER 1", "#define PAGODA_DRIVER_CALLER 1\n#define PAGODA_DRIVER_BOTH 2")
     new = new.replace("{ sizeof(pagoda_engine_options), 1, 64,", "{ sizeof(pagoda_engine_options), 1, 65,")
     new = new.replace("#ifdef __cplusplus\n} ", "pagoda_status pagoda_generator_dream(void);\n\n#ifdef __cplusplus\n} ")
     missing, defaults = problems(new)
-    assert missing == ["pagoda_generator_dream", "PAGODA_DRIVER_BOTH", "pagoda_generate_request.beams"]
+    assert missing == ["pagoda_generator_dream", "PAGODA_DRIVER_BOTH", "pagoda_generate_request.dreams"]
     assert defaults == ["pagoda_engine_options.max_batch: 64, and 65 in the header"]
 
 

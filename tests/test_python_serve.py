@@ -217,6 +217,30 @@ def test_a_policy(generator):
         assert len(answer.tokens) == 40
 
 
+@pytest.mark.parametrize("model", [None, LLAMA])
+def test_drafts_change_no_token(generator, model):
+    request = GREEDY | {"tokens": [5, 6, 7, 8] * 12, "max_new_tokens": 60}
+    plain = generator.generate(**request).tokens
+    assert generator.stats().drafts == 0
+    assert generator.generate(**request, max_draft=8).tokens == plain and generator.stats().drafts > 0
+    options = pagoda.GeneratorOptions(**SMALL, max_draft=4, draft_model=model, draft_kv_bytes=1 << 20)
+    with pagoda.Generator(LLAMA, options) as drafting:
+        assert drafting.generate(**request, max_draft=0).tokens == plain and drafting.stats().drafts == 0
+        assert drafting.generate(**request).tokens == plain
+        stats = drafting.stats()
+        assert 0 < stats.drafts <= stats.drafted_tokens and stats.accepted_tokens <= stats.drafted_tokens
+        drafting.set_speculation(False)
+        drafting.generate(**request)
+        assert drafting.stats().drafts == stats.drafts
+        drafting.set_speculation(True)
+        drafting.generate(**request)
+        assert drafting.stats().drafts > stats.drafts
+        drafting.set_speculation(False, clear=True)
+        assert drafting.generate(**request).tokens == plain
+        stats = drafting.stats()
+        assert stats.drafts == stats.drafted_tokens == stats.accepted_tokens == 0
+
+
 def test_requests_for_text_that_are_wrong(generator):
     def waiting(**fields):
         asyncio.run(generator.generate_async(**fields))

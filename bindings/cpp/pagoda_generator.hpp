@@ -87,6 +87,9 @@ struct GeneratorOptions {
     std::string store_path;                                 ///< The folder of a store; "": none.
     StoreOptions store_options;                             ///< How the store is opened.
     std::optional<KvPolicy> kv_policy;                      ///< A fixed number of slots; none: all tokens stay.
+    std::int32_t max_draft = 0;                             ///< Of requests that do not say; 0: nothing is guessed.
+    std::string draft_model;                                ///< The folder of a model that guesses; "": by lookup.
+    std::uint64_t draft_kv_bytes = 256 << 20;               ///< That model's pool of keys and values.
 };
 
 /// A request for text; see pagoda_generate_request. It has one of `prompt`, `tokens` and `messages`. What is not given is
@@ -128,6 +131,7 @@ struct GenerateRequest {
     const Cancel* cancel = nullptr;                              ///< Ends the request when triggered.
     std::optional<KvPolicy> kv_policy;                           ///< Which tokens stay; none: as the generator has it.
     std::string grammar;                                         ///< What the answer has to look like, JSON; "": any text.
+    std::optional<std::int32_t> max_draft;  ///< Tokens that are guessed for one step; none: as the generator has it.
 };
 
 /// One of the most likely tokens in a place.
@@ -291,6 +295,7 @@ public:
             to_.kv_policy = &kv_policy_;
         }
         to_.grammar = to_c(from.grammar, "request.grammar");
+        set(to_.max_draft, from.max_draft, "request.max_draft");
     }
     CGenerateRequest(const CGenerateRequest&) = delete;
     CGenerateRequest& operator=(const CGenerateRequest&) = delete;
@@ -602,6 +607,12 @@ public:
         return cleared;
     }
 
+    /// Sets whether tokens are guessed where requests allow it (`max_draft`), from the next step on. With `clear` that
+    /// step also forgets how good guesses were and what they cost, and counts them from 0 again.
+    void set_speculation(bool on, bool clear = false) const {
+        detail::call(pagoda_generator_set_speculation, get(), on ? 1 : 0, clear ? 1 : 0);
+    }
+
     /// Where the model runs.
     EngineProvider provider() const {
         EngineProvider result;
@@ -662,6 +673,9 @@ private:
             policy = detail::to_c(*options.kv_policy, "options.kv_policy");
             c_options.kv_policy = &policy;
         }
+        c_options.max_draft = options.max_draft;
+        c_options.draft_model = detail::to_c(options.draft_model, "options.draft_model");
+        c_options.draft_kv_bytes = options.draft_kv_bytes;
         return detail::make<pagoda_generator>(pagoda_generator_open, folder.c_str(), &c_options);
     }
 

@@ -142,6 +142,9 @@ type GenerateRequest struct {
 	// Schema; {"regex": "[0-9]+"}: a text that matches as a whole; {"choice": ["yes", "no"]}: one of these texts;
 	// {"lark": "start: ..."}: a text of this grammar.
 	Grammar any
+	// MaxDraft is the maximum number of tokens that are guessed for one step, 0 to 64. The answer is the same, sooner where
+	// much of it repeats the prompt. nil: as the generator was opened.
+	MaxDraft *int
 }
 
 // toC is the request in C's form, all but its cancel. A new field of pagoda.h is a field above and a line here.
@@ -199,6 +202,7 @@ func (r *GenerateRequest) toC(l *lent) (*C.pagoda_generate_request, error) {
 		c.kv_policy = r.KVPolicy.toC(f, "request.kv_policy")
 	}
 	f.json(&c.grammar, r.Grammar, "request.grammar")
+	f.count(&c.max_draft, r.MaxDraft, "request.max_draft")
 	return &c, f.err
 }
 

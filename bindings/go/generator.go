@@ -98,6 +98,13 @@ type GeneratorOptions struct {
 	StorePath string
 	// StoreOptions is how the store is opened.
 	StoreOptions *StoreOptions
+	// MaxDraft is the MaxDraft of requests that do not say, 0 to 64; 0: nothing is guessed.
+	MaxDraft int32
+	// DraftModel is the folder of a smaller model with the same tokenizer, which guesses tokens; "": they are looked up in
+	// the prompt and the answer.
+	DraftModel string
+	// DraftKVBytes is the bytes of that model's pool of keys and values; 0: 256 MiB. What does not fit is not guessed.
+	DraftKVBytes uint64
 }
 
 func (p *KVPolicy) toC(f *fields, argument string) *C.pagoda_kv_policy {
@@ -148,6 +155,11 @@ func (o *GeneratorOptions) toC(l *lent) (*C.pagoda_generator_options, error) {
 		c.store_options = o.StoreOptions.toC()
 		l.Pin(c.store_options)
 	}
+	c.max_draft = C.int32_t(o.MaxDraft)
+	f.text(&c.draft_model, o.DraftModel, "options.draft_model")
+	if o.DraftKVBytes != 0 {
+		c.draft_kv_bytes = C.uint64_t(o.DraftKVBytes)
+	}
 	return &c, f.err
 }
 
@@ -172,6 +184,9 @@ type GeneratorStats struct {
 	Running         uint64 // Sequences that run.
 	StepUs          uint64 // Microseconds that the steps took in all.
 	ModelUs         uint64 // Microseconds of them that the model took.
+	DraftedTokens   uint64 // Tokens that were guessed and computed.
+	AcceptedTokens  uint64 // Those of them that were right.
+	Drafts          uint64 // Steps of a sequence with such tokens.
 }
 
 // Generator is an open model folder of a language model, with the keys and values of its sequences. Requests of concurrent
@@ -339,6 +354,19 @@ func (g *Generator) count(ctx context.Context, sessions []string, call func(*C.p
 	}, nil)
 }
 
+// SetSpeculation sets whether tokens are guessed where requests allow it (MaxDraft), from the next step on. They are when the
+// generator was opened. With clear that step also forgets how good guesses were and what they cost, and counts them from 0
+// again.
+func (g *Generator) SetSpeculation(on, clear bool) error {
+	handle, err := g.handle()
+	if err != nil {
+		return err
+	}
+	defer runtime.KeepAlive(g)
+	var failure *C.pagoda_error
+	return check(C.pagoda_generator_set_speculation(handle, flag(on), flag(clear), &failure), &failure)
+}
+
 // Provider is where the model runs.
 func (g *Generator) Provider() (EngineProvider, error) {
 	handle, err := g.handle()
@@ -405,6 +433,9 @@ func (g *Generator) Stats() (GeneratorStats, error) {
 		Running:         uint64(c.running),
 		StepUs:          uint64(c.step_us),
 		ModelUs:         uint64(c.model_us),
+		DraftedTokens:   uint64(c.drafted_tokens),
+		AcceptedTokens:  uint64(c.accepted_tokens),
+		Drafts:          uint64(c.drafts),
 	}, nil
 }
 

@@ -566,6 +566,43 @@ func TestPoliciesAndFormatsOfKeysAndValues(t *testing.T) {
 	}
 }
 
+func TestDraftsChangeNoToken(t *testing.T) {
+	repeated := func(maxDraft *int) *pagoda.GenerateRequest {
+		return with(likely(slices.Repeat(first, 6), 60), func(r *pagoda.GenerateRequest) { r.MaxDraft = maxDraft })
+	}
+	stats := func(g *pagoda.Generator) pagoda.GeneratorStats { return must[pagoda.GeneratorStats](t)(g.Stats()) }
+	plain := openGenerator(t, &pagoda.GeneratorOptions{})
+	want := answer(t, plain, repeated(nil)).Choices[0].Tokens
+	equal(t, "drafts", stats(plain).Drafts, 0)
+	same(t, "with drafts", answer(t, plain, repeated(pagoda.Ptr(8))).Choices[0].Tokens, want)
+	if stats(plain).Drafts == 0 {
+		t.Error("nothing was guessed")
+	}
+	for _, model := range []string{"", llama} {
+		g := openGenerator(t, &pagoda.GeneratorOptions{MaxDraft: 4, DraftModel: model, DraftKVBytes: 1 << 20})
+		same(t, "without drafts", answer(t, g, repeated(pagoda.Ptr(0))).Choices[0].Tokens, want)
+		equal(t, "drafts", stats(g).Drafts, 0)
+		same(t, "with the generator's", answer(t, g, repeated(nil)).Choices[0].Tokens, want)
+		had := stats(g)
+		if had.Drafts == 0 || had.DraftedTokens < had.Drafts || had.AcceptedTokens > had.DraftedTokens {
+			t.Errorf("%+v", had)
+		}
+		ok(t, g.SetSpeculation(false, false))
+		answer(t, g, repeated(nil))
+		equal(t, "drafts while it is off", stats(g).Drafts, had.Drafts)
+		ok(t, g.SetSpeculation(true, false))
+		answer(t, g, repeated(nil))
+		if stats(g).Drafts <= had.Drafts {
+			t.Error("nothing was guessed after it was on again")
+		}
+		ok(t, g.SetSpeculation(false, true))
+		same(t, "after clearing", answer(t, g, repeated(nil)).Choices[0].Tokens, want)
+		if now := stats(g); now.Drafts != 0 || now.DraftedTokens != 0 || now.AcceptedTokens != 0 {
+			t.Errorf("after clearing: %+v", now)
+		}
+	}
+}
+
 func TestWhatIsKnownOfAGenerator(t *testing.T) {
 	g := openGenerator(t, &pagoda.GeneratorOptions{Driver: pagoda.DriverCaller})
 	r := answer(t, g, likely(first, 12))

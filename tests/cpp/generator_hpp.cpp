@@ -335,6 +335,39 @@ static void policies(const std::string& folder) {
     CHECK(quantised.generate(request).choices[0].tokens.size() == 12);
 }
 
+static void speculation(const std::string& folder) {
+    const auto repeated = [](std::optional<std::int32_t> max_draft = {}) {
+        GenerateRequest request = likely(60);
+        for (int i = 0; i < 5; ++i) request.tokens.insert(request.tokens.end(), {5, 6, 7, 8, 9, 10, 11, 12});
+        request.max_draft = max_draft;
+        return request;
+    };
+    const Generator plain(folder, options());
+    const Tokens tokens = of(plain.generate(repeated()).choices[0].tokens);
+    CHECK(plain.stats().drafts == 0);
+    CHECK(of(plain.generate(repeated(8)).choices[0].tokens) == tokens && plain.stats().drafts > 0);
+    for (const std::string& model : {std::string(), folder}) {
+        const Generator drafting(folder, options([&](GeneratorOptions& o) {
+            o.max_draft = 4;
+            o.draft_model = model;
+            o.draft_kv_bytes = 1 << 20;
+        }));
+        CHECK(of(drafting.generate(repeated(0)).choices[0].tokens) == tokens && drafting.stats().drafts == 0);
+        CHECK(of(drafting.generate(repeated()).choices[0].tokens) == tokens);
+        const GeneratorStats stats = drafting.stats();
+        CHECK(stats.drafts > 0 && stats.drafts <= stats.drafted_tokens && stats.accepted_tokens <= stats.drafted_tokens);
+        drafting.set_speculation(false);
+        drafting.generate(repeated());
+        CHECK(drafting.stats().drafts == stats.drafts);
+        drafting.set_speculation(true);
+        drafting.generate(repeated());
+        CHECK(drafting.stats().drafts > stats.drafts);
+        drafting.set_speculation(false, true);
+        CHECK(of(drafting.generate(repeated()).choices[0].tokens) == tokens);
+        CHECK(drafting.stats().drafts == 0 && drafting.stats().drafted_tokens == 0 && drafting.stats().accepted_tokens == 0);
+    }
+}
+
 static void misuse(const std::string& folder) {
     const Generator generator(folder, options([](GeneratorOptions& o) { o.max_prompt_tokens = 100, o.max_new_tokens = 20; }));
     using R = GenerateRequest;
@@ -405,6 +438,7 @@ int main(int argc, char** argv) {
         ends(argv[1]);
         sessions(argv[1]);
         policies(argv[1]);
+        speculation(argv[1]);
         misuse(argv[1]);
         what_is_known(argv[1]);
     } catch (const std::exception& error) {

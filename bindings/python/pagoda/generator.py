@@ -162,6 +162,13 @@ class GeneratorOptions(Struct, struct="pagoda_generator_options"):
     """How the store is opened."""
     kv_policy: KvPolicy | None = None
     """A fixed number of slots for the keys and values of each sequence; None: all tokens stay."""
+    max_draft: int = 0
+    """The `max_draft` of requests that do not say, 0 to 64; 0: nothing is guessed."""
+    draft_model: StrPath | None = None
+    """The folder of a smaller model with the same tokenizer, which guesses tokens; None: they are looked up in the prompt
+    and the answer."""
+    draft_kv_bytes: int = 256 << 20
+    """Bytes of that model's pool of keys and values. What does not fit is not guessed."""
 
     def fill(self, made: Any, argument: str, keep: list[Any]) -> None:
         super().fill(made, argument, keep)
@@ -256,6 +263,9 @@ class GenerateRequest(Struct, struct="pagoda_generate_request"):
     grammar: Json | None = None
     """What the answer has to look like: {"json_schema": {...}}, {"regex": "[0-9]+"}, {"choice": ["yes", "no"]} or
     {"lark": "start: ..."}."""
+    max_draft: int | None = None
+    """The maximum number of tokens that are guessed for one step, 0 to 64. The answer is the same, sooner where much of it
+    repeats the prompt. None: as the generator was opened."""
 
 
 @dataclass(frozen=True)
@@ -421,6 +431,12 @@ class GeneratorStats(Struct, struct="pagoda_generator_stats"):
     """Microseconds that the steps took in all."""
     model_us: int
     """Microseconds of them that the model took."""
+    drafted_tokens: int
+    """Tokens that were guessed and computed."""
+    accepted_tokens: int
+    """Those of them that were right."""
+    drafts: int
+    """Steps of a sequence with such tokens."""
 
 
 # ---- streams -----------------------------------------------------------------------------------------------------
@@ -744,6 +760,12 @@ class Generator(Object):
         """Drops all sessions, and all prefixes that no request uses now, from the pool; with `stored` from host memory
         and the store, too. Returns the number of histories that there were."""
         return int(out(lib.pagoda_generator_clear, "size_t", self.handle, stored))
+
+    def set_speculation(self, on: bool, clear: bool = False) -> None:
+        """Sets whether tokens are guessed where requests allow it (`max_draft`), from the next step on. They are when the
+        generator was opened. With `clear` that step also forgets how good guesses were and what they cost, and counts them
+        from 0 again."""
+        call(lib.pagoda_generator_set_speculation, self.handle, on, clear)
 
     @property
     def provider(self) -> ProviderInfo:

@@ -96,6 +96,9 @@ NATIVE(jlong, Generator, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray 
         take64(&from.numbers, &options.kv_size);
         options.store_path = take_text(&from);
         options.kv_policy = take_policy(&from, &policy);
+        take32(&from.numbers, &options.max_draft);
+        take64(&from.numbers, &options.draft_kv_bytes);
+        options.draft_model = take_text(&from);
         options.model = &of_model;
         options.store_options = &of_store;
         check(&call, pagoda_generator_open(path, &options, &generator, &call.error));
@@ -134,6 +137,7 @@ static const pagoda_generate_request *unpacked(call *call, jlongArray numbers, j
     take32(&from.numbers, &request->priority);
     take32(&from.numbers, &request->context_end);
     take32(&from.numbers, &request->add_generation_prompt);
+    take32(&from.numbers, &request->max_draft);
     take32(&from.numbers, &request->has_seed);
     /* Any number is a seed. */
     request->seed = (uint64_t)*from.numbers++;
@@ -393,6 +397,12 @@ NATIVE(jlong, Generator, clear)(JNIEnv *env, SELF, jlong handle, jboolean stored
     check(&call, pagoda_generator_clear(AS(pagoda_generator, handle), stored ? 1 : 0, &cleared, &call.error));
     end(&call);
     return (jlong)cleared;
+}
+
+NATIVE(void, Generator, setSpeculation)(JNIEnv *env, SELF, jlong handle, jboolean on, jboolean clear) {
+    call call = CALL;
+    check(&call, pagoda_generator_set_speculation(AS(pagoda_generator, handle), on ? 1 : 0, clear ? 1 : 0, &call.error));
+    end(&call);
 }
 
 /* The provider and the device go into `where`. */

@@ -37,6 +37,7 @@ public final class GenerateRequest {
     private long priority = Native.UNSET;
     private long contextEnd = Native.UNSET;
     private long addGenerationPrompt = Native.UNSET;
+    private long maxDraft = Native.UNSET;
     private boolean hasSeed;
     private long seed;
     private long timeoutUs;
@@ -499,6 +500,18 @@ public final class GenerateRequest {
         return this;
     }
 
+    /**
+     * The maximum number of tokens that are guessed for one step, 0 to 64. The answer is the same, sooner where much of it
+     * repeats the prompt. Default: as the generator was opened.
+     *
+     * @param maxDraft how many
+     * @return this request
+     */
+    public GenerateRequest maxDraft(int maxDraft) {
+        this.maxDraft = Native.unsigned(maxDraft, "maxDraft");
+        return this;
+    }
+
     Cancel cancel() {
         return cancel;
     }
@@ -511,7 +524,7 @@ public final class GenerateRequest {
         Packed to = new Packed();
         to.numbers(maxNewTokens, minNewTokens, doSample, temperature, topK, topP, minP, repetitionPenalty,
                 presencePenalty, frequencyPenalty, noRepeatNgramSize, forcedEos, ignoreEos, includeStop,
-                skipSpecial, logprobs, promptLogprobs, n, echo, priority, contextEnd, addGenerationPrompt);
+                skipSpecial, logprobs, promptLogprobs, n, echo, priority, contextEnd, addGenerationPrompt, maxDraft);
         to.numbers(hasSeed ? 1 : 0, seed, timeoutUs);
         to.text(prompt, "prompt");
         to.text(messages, "messages");

@@ -202,6 +202,27 @@ public final class Generator extends NativeObject {
     }
 
     /**
+     * Sets whether tokens are guessed where requests allow it ({@link GenerateRequest#maxDraft}), from the next step on. They
+     * are when the generator was opened.
+     *
+     * @param on whether they are
+     */
+    public void setSpeculation(boolean on) {
+        setSpeculation(on, false);
+    }
+
+    /**
+     * The same. With {@code clear} that step also forgets how good guesses were and what they cost, and counts them from 0
+     * again.
+     *
+     * @param on whether they are
+     * @param clear whether it forgets
+     */
+    public void setSpeculation(boolean on, boolean clear) {
+        setSpeculation(handle(), on, clear);
+    }
+
+    /**
      * Where the model runs.
      *
      * @return the provider, the GPU, and why
@@ -292,6 +313,8 @@ public final class Generator extends NativeObject {
     private native long prefetch(long handle, byte[] sessions, long count);
 
     private native long clear(long handle, boolean stored);
+
+    private native void setSpeculation(long handle, boolean on, boolean clear);
 
     private native byte[] provider(long handle, long[] where);
 

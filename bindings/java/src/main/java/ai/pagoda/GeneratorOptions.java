@@ -15,11 +15,14 @@ public final class GeneratorOptions {
     private long queue = Native.UNSET;
     private long kvFormat = Native.UNSET;
     private long hostBytes = Native.UNSET;
+    private long maxDraft = Native.UNSET;
+    private long draftKvBytes = Native.UNSET;
     private KvSize kvSize = KvSize.DEFAULT;
     private KvPolicy kvPolicy;
     private ModelOptions model = new ModelOptions();
     private Path storePath;
     private StoreOptions storeOptions = new StoreOptions();
+    private Path draftModel;
 
     /** The defaults. */
     public GeneratorOptions() {}
@@ -195,6 +198,40 @@ public final class GeneratorOptions {
         return this;
     }
 
+    /**
+     * The {@link GenerateRequest#maxDraft} of requests that do not say, 0 to 64; default 0: nothing is guessed.
+     *
+     * @param maxDraft how many
+     * @return these options
+     */
+    public GeneratorOptions maxDraft(int maxDraft) {
+        this.maxDraft = maxDraft;
+        return this;
+    }
+
+    /**
+     * The folder of a smaller model with the same tokenizer, which guesses tokens; default: they are looked up in the prompt
+     * and the answer.
+     *
+     * @param draftModel the folder; {@code null} = none
+     * @return these options
+     */
+    public GeneratorOptions draftModel(Path draftModel) {
+        this.draftModel = draftModel;
+        return this;
+    }
+
+    /**
+     * Bytes of that model's pool of keys and values; default 256 MiB. What does not fit is not guessed.
+     *
+     * @param draftKvBytes how many
+     * @return these options
+     */
+    public GeneratorOptions draftKvBytes(long draftKvBytes) {
+        this.draftKvBytes = Native.unsigned(draftKvBytes, "draftKvBytes");
+        return this;
+    }
+
     ModelOptions model() {
         return model;
     }
@@ -210,6 +247,8 @@ public final class GeneratorOptions {
         to.numbers(kvSize.unit().number, kvSize.value());
         to.text(storePath == null ? null : storePath.toString(), "storePath");
         KvPolicy.pack(kvPolicy, to);
+        to.numbers(maxDraft, draftKvBytes);
+        to.text(draftModel == null ? null : draftModel.toString(), "draftModel");
         return to;
     }
 }

@@ -385,6 +385,40 @@ class GeneratorTest extends Support {
     }
 
     @Test
+    void draftsChangeNoToken() {
+        int[] repeated = IntStream.range(0, 48).map(i -> 5 + i % 8).toArray();
+        GenerateRequest request = likely(60).tokens(repeated);
+        int[] expected;
+        try (Generator plain = open()) {
+            expected = tokens(plain.generate(request));
+            assertEquals(0, plain.stats().drafts());
+            assertArrayEquals(expected, tokens(plain.generate(likely(60).tokens(repeated).maxDraft(8))));
+            assertTrue(plain.stats().drafts() > 0);
+        }
+        for (Path model : Arrays.asList(null, LLAMA)) {
+            GeneratorOptions drafting = options().maxDraft(4).draftModel(model).draftKvBytes(1 << 20);
+            try (Generator generator = Generator.open(LLAMA, drafting)) {
+                assertArrayEquals(expected, tokens(generator.generate(likely(60).tokens(repeated).maxDraft(0))));
+                assertEquals(0, generator.stats().drafts());
+                assertArrayEquals(expected, tokens(generator.generate(request)));
+                GeneratorStats stats = generator.stats();
+                assertTrue(stats.drafts() > 0 && stats.drafts() <= stats.draftedTokens(), stats.toString());
+                assertTrue(stats.acceptedTokens() <= stats.draftedTokens(), stats.toString());
+                generator.setSpeculation(false);
+                generator.generate(request);
+                assertEquals(stats.drafts(), generator.stats().drafts());
+                generator.setSpeculation(true);
+                generator.generate(request);
+                assertTrue(generator.stats().drafts() > stats.drafts());
+                generator.setSpeculation(false, true);
+                assertArrayEquals(expected, tokens(generator.generate(request)));
+                stats = generator.stats();
+                assertEquals(0, stats.drafts() + stats.draftedTokens() + stats.acceptedTokens());
+            }
+        }
+    }
+
+    @Test
     void whatIsKnownOfAGenerator() {
         try (Generator generator = stepped()) {
             GenerateResponse response = generator.generate(likely(12));
