@@ -385,9 +385,10 @@ bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.j
 quality: build target/models/smollm2/pagoda.json ## Measure what cache policies and page formats cost in quality, into target/quality (an hour; QUALITY='--jobs 8' for 16 cores).
 	@$(PY) samples/chat/quality.py $(RELEASE)/pagoda target/models/smollm2 target/quality $(QUALITY)
 
-bench: build-go bench-model model-smollm2 target/demo/model.onnx ## Run all benchmarks that have a goal.
+bench: build-go $(JNI) bench-model model-smollm2 target/demo/model.onnx ## Run all benchmarks that have a goal.
 	@for name in overhead append attention paged-attention kv store embedding rank generate policies grammar speculation serve; do $(RELEASE)/pagoda bench $$name; done
-	@cd bindings/go && $(WITH_GO) test -count=1 -v -run PlainC .
+	@cd bindings/go && PAGODA_BENCH=1 $(WITH_GO) test -count=1 -v -run PlainC .
+	@PAGODA_BENCH=1 mvn -B -ntp -q -f bindings/java test -Dtest=OverheadTest
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ package pagoda_test
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -31,8 +32,12 @@ func TestACallCostsLittleMoreThanPlainCgo(t *testing.T) {
 	littleMore(t, "a run that can be stopped", run(stoppable), "one that can not", run(ctx))
 }
 
-// A token of a stream costs at most two microseconds more than one that its caller reads in C.
+// A token of a stream costs at most two microseconds more than one that its caller reads in C. Only `make bench` runs it: a
+// machine that is busy with other tests would decide the outcome.
 func TestATokenCostsLittleMoreThanInPlainC(t *testing.T) {
+	if os.Getenv("PAGODA_BENCH") != "1" {
+		t.Skip("measured by make bench")
+	}
 	ok(t, plain.OpenGenerator(llama))
 	defer plain.CloseGenerator()
 	g := openGenerator(t, &pagoda.GeneratorOptions{MaxBatch: 64, KVSize: pagoda.KVPages(256)})

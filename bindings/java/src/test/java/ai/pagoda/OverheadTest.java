@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import java.nio.file.Path;
 import java.util.List;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 import org.junit.jupiter.api.io.TempDir;
 
 /** A token of a stream costs at most two microseconds more than one that its caller reads in C. */
@@ -16,7 +17,9 @@ class OverheadTest {
         assertEquals(0, new ProcessBuilder(command).inheritIO().start().waitFor(), String.join(" ", command));
     }
 
+    // Only `make bench` runs it: a machine that is busy with other tests would decide the outcome.
     @Test
+    @EnabledIfEnvironmentVariable(named = "PAGODA_BENCH", matches = "1")
     void aTokenCostsLittleMoreThanInPlainC() throws Exception {
         Path java = Path.of(System.getProperty("java.home"));
         Path include = java.resolve("include");
