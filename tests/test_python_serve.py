@@ -241,6 +241,25 @@ def test_drafts_change_no_token(generator, model):
         assert stats.drafts == stats.drafted_tokens == stats.accepted_tokens == 0
 
 
+def test_beams_are_the_best_answers_with_their_scores(generator):
+    request = GREEDY | {"tokens": PROMPTS[0]}
+    plain = generator.generate(**request)
+    assert plain.choices[0].score is None
+    one = generator.generate(**request, beams=pagoda.BeamOptions(width=1, early_stop=pagoda.EarlyStop.WHEN_FULL))
+    assert one.tokens == plain.tokens and one.choices[0].score < 0
+    for penalty in 1, -2:
+        beams = pagoda.BeamOptions(length_penalty=penalty, early_stop=pagoda.EarlyStop.NEVER)
+        found = generator.generate(**request, n=4, logprobs=0, beams=beams).choices
+        scores = [choice.score for choice in found]
+        assert len(found) == 4 and scores == sorted(scores, reverse=True)
+        for choice in found:
+            total = sum(token.logprob for token in choice.logprobs)
+            assert choice.score == pytest.approx(total / len(choice.tokens) ** penalty, rel=1e-3)
+    with pytest.raises(pagoda.InvalidArgumentError) as failure:
+        generator.generate(**request, beams=pagoda.BeamOptions(width=17))
+    assert failure.value.argument == "request.beams.width"
+
+
 def test_requests_for_text_that_are_wrong(generator):
     def waiting(**fields):
         asyncio.run(generator.generate_async(**fields))

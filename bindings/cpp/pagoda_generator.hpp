@@ -92,6 +92,13 @@ struct GeneratorOptions {
     std::uint64_t draft_kv_bytes = 256 << 20;               ///< That model's pool of keys and values.
 };
 
+/// A beam search; see pagoda_beam_options.
+struct BeamOptions {
+    std::int32_t width = 4;    ///< The number of beams, 1 to 16.
+    float length_penalty = 1;  ///< A score is the sum of log probabilities over the number of tokens to this power.
+    pagoda_early_stop early_stop = PAGODA_EARLY_STOP_WHEN_UNLIKELY;  ///< When the search ends.
+};
+
 /// A request for text; see pagoda_generate_request. It has one of `prompt`, `tokens` and `messages`. What is not given is
 /// as the model's pagoda.json says.
 struct GenerateRequest {
@@ -132,6 +139,7 @@ struct GenerateRequest {
     std::optional<KvPolicy> kv_policy;                           ///< Which tokens stay; none: as the generator has it.
     std::string grammar;                                         ///< What the answer has to look like, JSON; "": any text.
     std::optional<std::int32_t> max_draft;  ///< Tokens that are guessed for one step; none: as the generator has it.
+    std::optional<BeamOptions> beams;       ///< A beam search, whose `n` best answers there are; none: no search.
 };
 
 /// One of the most likely tokens in a place.
@@ -166,6 +174,7 @@ struct Choice {
     std::chrono::nanoseconds queued{};       ///< The time from the request to its first step.
     std::chrono::nanoseconds first_token{};  ///< The time from the request to the first token.
     std::chrono::nanoseconds generation{};   ///< The time from the first token to the last.
+    std::optional<float> score;              ///< Of an answer of a beam search.
 };
 
 /// The answers to a request. Texts and tokens are in memory of the response: nothing is copied.
@@ -296,6 +305,12 @@ public:
         }
         to_.grammar = to_c(from.grammar, "request.grammar");
         set(to_.max_draft, from.max_draft, "request.max_draft");
+        if (from.beams) {
+            beams_.width = from.beams->width;
+            beams_.length_penalty = from.beams->length_penalty;
+            beams_.early_stop = from.beams->early_stop;
+            to_.beams = &beams_;
+        }
     }
     CGenerateRequest(const CGenerateRequest&) = delete;
     CGenerateRequest& operator=(const CGenerateRequest&) = delete;
@@ -306,6 +321,7 @@ public:
 private:
     pagoda_generate_request to_ = PAGODA_GENERATE_REQUEST_INIT;
     pagoda_kv_policy kv_policy_ = PAGODA_KV_POLICY_INIT;
+    pagoda_beam_options beams_ = PAGODA_BEAM_OPTIONS_INIT;
     std::vector<pagoda_logit_bias> logit_bias_;
     std::vector<const char*> stop_;
 };
@@ -440,6 +456,7 @@ inline GenerateResponse::GenerateResponse(pagoda_generate_response* handle) : ha
         choice.queued = std::chrono::nanoseconds(from.queued_ns);
         choice.first_token = std::chrono::nanoseconds(from.first_token_ns);
         choice.generation = std::chrono::nanoseconds(from.generation_ns);
+        if (from.has_score) choice.score = from.score;
     }
 }
 

@@ -23,6 +23,38 @@ const (
 	ContextEndStop   ContextEnd = C.PAGODA_CONTEXT_END_STOP   // The answer ends there, as if MaxNewTokens were less.
 )
 
+// EarlyStop is when a beam search ends that has as many finished answers as beams.
+type EarlyStop int32
+
+// When a beam search ends.
+const (
+	EarlyStopWhenUnlikely EarlyStop = C.PAGODA_EARLY_STOP_WHEN_UNLIKELY // When no beam has a better score at its length than the worst.
+	EarlyStopWhenFull     EarlyStop = C.PAGODA_EARLY_STOP_WHEN_FULL     // At once.
+	EarlyStopNever        EarlyStop = C.PAGODA_EARLY_STOP_NEVER         // When no beam can get a better score at any length.
+)
+
+// BeamOptions is a beam search.
+type BeamOptions struct {
+	// Width is the number of beams, 1 to 16; 0: 4.
+	Width int32
+	// LengthPenalty: the score of an answer is the sum of its log probabilities over its number of tokens to this power.
+	// Above 0 long answers get better scores, below 0 short ones. nil: 1.
+	LengthPenalty *float64
+	// EarlyStop is when the search ends.
+	EarlyStop EarlyStop
+}
+
+func (b *BeamOptions) toC(f *fields) *C.pagoda_beam_options {
+	c := C.pagoda_beam_options_init()
+	orDefault(&c.width, b.Width)
+	if b.LengthPenalty != nil {
+		c.length_penalty = C.float(*b.LengthPenalty)
+	}
+	c.early_stop = C.pagoda_early_stop(b.EarlyStop)
+	f.lent.Pin(&c)
+	return &c
+}
+
 // FinishReason is why an answer ended.
 type FinishReason int32
 
@@ -145,6 +177,10 @@ type GenerateRequest struct {
 	// MaxDraft is the maximum number of tokens that are guessed for one step, 0 to 64. The answer is the same, sooner where
 	// much of it repeats the prompt. nil: as the generator was opened.
 	MaxDraft *int
+	// Beams is a beam search, of which the answers are the N best, the best first; nil: none. There are fewer answers where
+	// fewer are found. Nothing is drawn, and the request has no session. A stream gets no token before the search has ended:
+	// then those of the first answer come, then those of the second, and so on.
+	Beams *BeamOptions
 }
 
 // toC is the request in C's form, all but its cancel. A new field of pagoda.h is a field above and a line here.
@@ -203,6 +239,9 @@ func (r *GenerateRequest) toC(l *lent) (*C.pagoda_generate_request, error) {
 	}
 	f.json(&c.grammar, r.Grammar, "request.grammar")
 	f.count(&c.max_draft, r.MaxDraft, "request.max_draft")
+	if r.Beams != nil {
+		c.beams = r.Beams.toC(f)
+	}
 	return &c, f.err
 }
 
@@ -303,7 +342,7 @@ func list[T any](f *fields, values []T) *T {
 
 // GenerateResponse is the answers to a request.
 type GenerateResponse struct {
-	// Choices is the answers, as many as N.
+	// Choices is the answers, as many as N; of a beam search there can be fewer.
 	Choices []Choice
 	// PromptTokens is the tokens of the prompt.
 	PromptTokens []uint32
@@ -333,6 +372,9 @@ type Choice struct {
 	// Queued is the time from the request to its first step, FirstToken that to the first token, and Generation that from
 	// the first token to the last.
 	Queued, FirstToken, Generation time.Duration
+	// Score is the score of an answer of a beam search: the sum of its log probabilities over its number of tokens to the
+	// power of the length penalty. Penalties and LogitBias are part of it. nil: it is of no search.
+	Score *float32
 }
 
 // TokenLogprobs is what the model thought of a token, before anything that the request asked for.
@@ -530,6 +572,9 @@ func newGenerateResponse(handle *C.pagoda_generate_response) (*GenerateResponse,
 		}
 		if choice.missing != nil {
 			to.Missing = C.GoString(choice.missing)
+		}
+		if choice.has_score == 1 {
+			to.Score = Ptr(float32(choice.score))
 		}
 		to.Logprobs, err = logprobs(choice.logprob_count, func(index C.size_t, into *C.pagoda_token_logprobs,
 			failure **C.pagoda_error) C.pagoda_status {

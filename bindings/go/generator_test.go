@@ -603,6 +603,45 @@ func TestDraftsChangeNoToken(t *testing.T) {
 	}
 }
 
+func TestBeamsAreTheBestAnswersWithTheirScores(t *testing.T) {
+	g := openGenerator(t, &pagoda.GeneratorOptions{})
+	search := func(n int, beams *pagoda.BeamOptions) *pagoda.GenerateRequest {
+		return with(likely(first, 12), func(r *pagoda.GenerateRequest) {
+			r.N, r.Logprobs, r.Beams = n, pagoda.Ptr(0), beams
+		})
+	}
+	plain := answer(t, g, likely(first, 12)).Choices[0]
+	one := answer(t, g, search(1, &pagoda.BeamOptions{Width: 1, EarlyStop: pagoda.EarlyStopWhenFull})).Choices[0]
+	same(t, "one beam", one.Tokens, plain.Tokens)
+	if plain.Score != nil || one.Score == nil {
+		t.Errorf("scores: %v without a search, and %v with one", plain.Score, one.Score)
+	}
+	for _, penalty := range []*float64{nil, pagoda.Ptr(-2.0)} {
+		options := &pagoda.BeamOptions{LengthPenalty: penalty, EarlyStop: pagoda.EarlyStopNever}
+		power, last := 1.0, float32(math.Inf(1))
+		if penalty != nil {
+			power = *penalty
+		}
+		found := answer(t, g, search(4, options)).Choices
+		equal(t, "answers", len(found), 4)
+		for _, choice := range found {
+			sum := 0.0
+			for _, token := range choice.Logprobs {
+				sum += float64(token.Logprob)
+			}
+			score := sum / math.Pow(float64(len(choice.Tokens)), power)
+			if choice.Score == nil || math.Abs(float64(*choice.Score)/score-1) > 1e-3 || *choice.Score > last {
+				t.Fatalf("%v after %v, not %v", choice.Score, last, score)
+			}
+			last = *choice.Score
+		}
+	}
+	_, err := g.Generate(ctx, search(1, &pagoda.BeamOptions{Width: 17}))
+	fails(t, err, pagoda.ErrInvalidArgument, "request.beams.width")
+	_, err = g.Generate(ctx, search(1, &pagoda.BeamOptions{EarlyStop: 3}))
+	fails(t, err, pagoda.ErrInvalidArgument, "request.beams.early_stop")
+}
+
 func TestWhatIsKnownOfAGenerator(t *testing.T) {
 	g := openGenerator(t, &pagoda.GeneratorOptions{Driver: pagoda.DriverCaller})
 	r := answer(t, g, likely(first, 12))

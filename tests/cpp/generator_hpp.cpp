@@ -5,6 +5,7 @@
 #include "check.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
@@ -368,6 +369,35 @@ static void speculation(const std::string& folder) {
     }
 }
 
+static void beams(const std::string& folder) {
+    const Generator generator(folder, options());
+    const GenerateResponse plain = generator.generate(likely());
+    CHECK(!plain.choices[0].score);
+    const auto search = [&](std::int32_t n, BeamOptions beams) {
+        return generator.generate(likely([&](GenerateRequest& r) {
+            r.n = n;
+            r.logprobs = 0;
+            r.beams = beams;
+        }));
+    };
+    const GenerateResponse one = search(1, {1, 1, PAGODA_EARLY_STOP_WHEN_FULL});
+    CHECK(of(one.choices[0].tokens) == of(plain.choices[0].tokens) && one.choices[0].score);
+    for (const float penalty : {1.0f, -2.0f}) {
+        const GenerateResponse found = search(4, {4, penalty, PAGODA_EARLY_STOP_NEVER});
+        CHECK(found.choices.size() == 4);
+        for (std::size_t i = 0; i < found.choices.size(); ++i) {
+            const Choice& choice = found.choices[i];
+            double sum = 0;
+            for (const TokenLogprobs& token : choice.logprobs) sum += token.logprob;
+            const double score = sum / std::pow(double(choice.tokens.size()), double(penalty));
+            CHECK(choice.score && std::abs(*choice.score - score) < 1e-3 * std::abs(score));
+            CHECK(i == 0 || *choice.score <= *found.choices[i - 1].score);
+        }
+    }
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.beams.width", [&] { search(1, {17, 1, 0}); }));
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "request.beams.early_stop", [&] { search(1, {4, 1, 3}); }));
+}
+
 static void misuse(const std::string& folder) {
     const Generator generator(folder, options([](GeneratorOptions& o) { o.max_prompt_tokens = 100, o.max_new_tokens = 20; }));
     using R = GenerateRequest;
@@ -439,6 +469,7 @@ int main(int argc, char** argv) {
         sessions(argv[1]);
         policies(argv[1]);
         speculation(argv[1]);
+        beams(argv[1]);
         misuse(argv[1]);
         what_is_known(argv[1]);
     } catch (const std::exception& error) {

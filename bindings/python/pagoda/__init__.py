@@ -51,9 +51,11 @@ from .error import (
     UnsupportedError,
 )
 from .generator import (
+    BeamOptions,
     Choice,
     ContextEnd,
     Driver,
+    EarlyStop,
     FinishReason,
     GenerateRequest,
     GenerateResponse,
@@ -99,6 +101,7 @@ from .tensor import ElementType, Tensor
 
 __version__ = "0.1.0"
 __all__ = [
+    "BeamOptions",
     "BusyError",
     "CachedOwner",
     "Cancel",
@@ -109,6 +112,7 @@ __all__ = [
     "ContextEnd",
     "Driver",
     "Durability",
+    "EarlyStop",
     "Edited",
     "ElementType",
     "EmbeddingRows",

@@ -94,6 +94,17 @@ class FinishReason(IntEnum):
     """Its time limit was exceeded."""
 
 
+class EarlyStop(IntEnum):
+    """When a beam search ends that has as many finished answers as beams."""
+
+    WHEN_UNLIKELY = 0
+    """When no beam has a better score at its length than the worst of them."""
+    WHEN_FULL = 1
+    """At once."""
+    NEVER = 2
+    """When no beam can get a better score at any length than the worst of them."""
+
+
 _REASONS = {reason.value: reason for reason in FinishReason}
 
 
@@ -174,6 +185,19 @@ class GeneratorOptions(Struct, struct="pagoda_generator_options"):
         super().fill(made, argument, keep)
         if self.model is None:
             made.model = ModelOptions().to_c(f"{argument}.model", keep)
+
+
+@dataclass(kw_only=True)
+class BeamOptions(Struct, struct="pagoda_beam_options"):
+    """A beam search."""
+
+    width: int = 4
+    """The number of beams, 1 to 16."""
+    length_penalty: float = 1
+    """The score of an answer is the sum of its log probabilities over its number of tokens to this power. Above 0 long
+    answers get better scores, below 0 short ones."""
+    early_stop: EarlyStop = EarlyStop.WHEN_UNLIKELY
+    """When the search ends."""
 
 
 @dataclass
@@ -266,6 +290,10 @@ class GenerateRequest(Struct, struct="pagoda_generate_request"):
     max_draft: int | None = None
     """The maximum number of tokens that are guessed for one step, 0 to 64. The answer is the same, sooner where much of it
     repeats the prompt. None: as the generator was opened."""
+    beams: BeamOptions | None = None
+    """A beam search, of which the answers are the `n` best, the best first. There are fewer answers where fewer are found.
+    Nothing is drawn, and the request has no session. A stream gets no token before the search has ended: then those of the
+    first answer come, then those of the second, and so on."""
 
 
 @dataclass(frozen=True)
@@ -325,6 +353,9 @@ class Choice(Struct, struct="pagoda_generate_choice"):
     """Nanoseconds from the first token to the last."""
     missing: str | None
     """What the request's grammar expects next, if the answer ended before it was valid."""
+    score: float | None
+    """Of an answer of a beam search: the sum of its log probabilities over its number of tokens to the power of the length
+    penalty. Penalties and `logit_bias` are part of it."""
 
 
 @dataclass(frozen=True)
@@ -395,6 +426,7 @@ def _choice(handle: Any, index: int) -> Choice:
         first_token_ns=read.first_token_ns,
         generation_ns=read.generation_ns,
         missing=decoded(read.missing) if read.missing else None,
+        score=read.score if read.has_score else None,
     )
 
 

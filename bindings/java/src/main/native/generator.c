@@ -70,6 +70,16 @@ static const pagoda_kv_policy *take_policy(packed *from, pagoda_kv_policy *polic
     return policy;
 }
 
+/* A beam search, into `beams`; NULL if there is none. */
+static const pagoda_beam_options *take_beams(packed *from, pagoda_beam_options *beams) {
+    if (take_count(from) == 0) return NULL;
+    *beams = (pagoda_beam_options)PAGODA_BEAM_OPTIONS_INIT;
+    take32(&from->numbers, &beams->width);
+    take_float(&from->numbers, &beams->length_penalty);
+    take32(&from->numbers, &beams->early_stop);
+    return beams;
+}
+
 NATIVE(jlong, Generator, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray numbers, jbyteArray names,
                                jintArray lists, jlongArray model, jbyteArray onnxruntime, jbyteArray profile,
                                jlongArray store_numbers) {
@@ -113,6 +123,7 @@ static const pagoda_generate_request *unpacked(call *call, jlongArray numbers, j
     packed from = unpack(call, numbers, names, lists);
     pagoda_generate_request *request = room(call, 1, sizeof *request);
     pagoda_kv_policy *policy = room(call, 1, sizeof *policy);
+    pagoda_beam_options *beams = room(call, 1, sizeof *beams);
     if (call->failed) return NULL;
     *request = (pagoda_generate_request)PAGODA_GENERATE_REQUEST_INIT;
     take32(&from.numbers, &request->max_new_tokens);
@@ -161,6 +172,7 @@ static const pagoda_generate_request *unpacked(call *call, jlongArray numbers, j
     }
     request->logit_bias = biases;
     request->kv_policy = take_policy(&from, policy);
+    request->beams = take_beams(&from, beams);
     request->cancel = AS(pagoda_cancel, cancel);
     if (direct) {
         /* An empty buffer may have no address; NULL would be no list at all. */
@@ -292,9 +304,11 @@ NATIVE(jobjectArray, Generator, responseChoice)(JNIEnv *env, SELF, jlong respons
     jobjectArray all = NULL;
     if (check(&call, pagoda_generate_response_choice(AS(pagoda_generate_response, response), (size_t)index, &choice,
                                                      &call.error))) {
+        jint score;
+        memcpy(&score, &choice.score, sizeof score);
         const jlong numbers[] = {choice.finish_reason, (jlong)choice.logprob_count, (jlong)choice.queued_ns,
-                                 (jlong)choice.first_token_ns, (jlong)choice.generation_ns};
-        jobject parts[4] = {to_longs(env, numbers, 5)};
+                                 (jlong)choice.first_token_ns, (jlong)choice.generation_ns, choice.has_score, score};
+        jobject parts[4] = {to_longs(env, numbers, 7)};
         if (parts[0]) parts[1] = to_bytes(env, choice.text, choice.text_length);
         if (parts[1]) parts[2] = to_ints(env, choice.tokens, choice.token_count);
         if (parts[2]) parts[3] = to_text(env, choice.missing ? choice.missing : "");

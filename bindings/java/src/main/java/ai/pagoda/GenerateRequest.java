@@ -53,6 +53,7 @@ public final class GenerateRequest {
     private Cancel cancel;
     private KvPolicy kvPolicy;
     private String grammar;
+    private BeamOptions beams;
 
     /** A request with the model's defaults. Its prompt must still be set. */
     public GenerateRequest() {}
@@ -512,6 +513,19 @@ public final class GenerateRequest {
         return this;
     }
 
+    /**
+     * A beam search, of which the answers are the {@link #n} best, the best first; default: none. There are fewer answers where
+     * fewer are found. Nothing is drawn, and the request has no session. A stream gets no token before the search has ended:
+     * then those of the first answer come, then those of the second, and so on.
+     *
+     * @param beams the search; {@code null} = none
+     * @return this request
+     */
+    public GenerateRequest beams(BeamOptions beams) {
+        this.beams = beams;
+        return this;
+    }
+
     Cancel cancel() {
         return cancel;
     }
@@ -539,6 +553,7 @@ public final class GenerateRequest {
             to.ints(logitBias.values().stream().mapToInt(Float::floatToRawIntBits).toArray());
         }
         KvPolicy.pack(kvPolicy, to);
+        BeamOptions.pack(beams, to);
         return to;
     }
 

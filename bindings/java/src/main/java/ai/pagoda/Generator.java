@@ -275,7 +275,8 @@ public final class Generator extends NativeObject {
         long[] numbers = (long[]) choice[0];
         return new Choice(Native.string((byte[]) choice[1]), (int[]) choice[2], logprobs(response, index, numbers[1]),
                 FinishReason.of((int) numbers[0]), Native.string((byte[]) choice[3]), Duration.ofNanos(numbers[2]),
-                Duration.ofNanos(numbers[3]), Duration.ofNanos(numbers[4]));
+                Duration.ofNanos(numbers[3]), Duration.ofNanos(numbers[4]),
+                numbers[5] == 0 ? null : Float.intBitsToFloat((int) numbers[6]));
     }
 
     /** Of the tokens of an answer; -1: of the prompt. */

@@ -419,6 +419,35 @@ class GeneratorTest extends Support {
     }
 
     @Test
+    void beamsAreTheBestAnswersWithTheirScores() {
+        try (Generator generator = open()) {
+            Choice plain = generator.generate(likely(12)).choices().get(0);
+            assertNull(plain.score());
+            BeamOptions one = new BeamOptions().width(1).earlyStop(EarlyStop.WHEN_FULL);
+            Choice same = generator.generate(likely(12).beams(one)).choices().get(0);
+            assertArrayEquals(plain.tokens(), same.tokens());
+            assertTrue(same.score() < 0);
+            for (float penalty : new float[] {1, -2}) {
+                BeamOptions beams = new BeamOptions().earlyStop(EarlyStop.NEVER);
+                GenerateRequest request =
+                        likely(12).n(4).logprobs(0).beams(penalty == 1 ? beams : beams.lengthPenalty(penalty));
+                List<Choice> found = generator.generate(request).choices();
+                assertEquals(4, found.size());
+                float last = Float.POSITIVE_INFINITY;
+                for (Choice choice : found) {
+                    double sum = choice.logprobs().stream().mapToDouble(TokenLogprobs::logprob).sum();
+                    double score = sum / Math.pow(choice.tokens().length, penalty);
+                    assertEquals(score, choice.score(), Math.abs(score) * 1e-3);
+                    assertTrue(choice.score() <= last, choice.score() + " after " + last);
+                    last = choice.score();
+                }
+            }
+            fails(Status.INVALID_ARGUMENT, "request.beams.width",
+                    () -> generator.generate(likely(12).beams(new BeamOptions().width(17))));
+        }
+    }
+
+    @Test
     void whatIsKnownOfAGenerator() {
         try (Generator generator = stepped()) {
             GenerateResponse response = generator.generate(likely(12));

@@ -106,7 +106,7 @@ class HeaderTest {
                 "OFFLOAD_", Offload.class, "TIER_", Tier.class, "TIERS_", Tiers.class));
         enums.putAll(Map.of("COMBINER_", Combiner.class, "REACH_", Reach.class, "KV_SIZE_UNIT_", KvSizeUnit.class,
                 "DRIVER_", Driver.class, "KV_FORMAT_", KvFormat.class, "CONTEXT_END_", ContextEnd.class,
-                "FINISH_REASON_", FinishReason.class));
+                "FINISH_REASON_", FinishReason.class, "EARLY_STOP_", EarlyStop.class));
         for (Map.Entry<String, Class<? extends Enum<?>>> entry : enums.entrySet()) {
             Map<String, Integer> expected = taken(numbers, entry.getKey());
             Map<String, Integer> mine = new TreeMap<>();
