@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::pending::Pending;
 use super::scheduler::Scheduler;
-use super::{Job, Member, Outcome, Runner, Taken, catch_panic, time_left};
+use super::{Member, Outcome, Runner, Start, Taken, catch_panic, time_left};
 use crate::error::{Error, Status};
 
 /// How long a worker spins for the next job of a batch before it sleeps. Concurrent jobs arrive within microseconds,
@@ -18,19 +18,6 @@ const SPIN_IN_WINDOW: Duration = Duration::from_micros(20);
 struct Batch<R: Runner> {
     members: Vec<Member<R>>,
     rows: u64,
-}
-
-/// Where the jobs of a batch come from.
-pub(in super::super) enum Start<J: Job> {
-    /// The caller's own job, on its thread, then those in the queue.
-    OnCaller(Taken<J>),
-    /// A full batch. Its jobs were taken under the lock under which they were counted: two workers that see one full
-    /// batch would each run a part of it.
-    Claimed(VecDeque<Taken<J>>),
-    /// Those in the queue.
-    Queue,
-    /// Those in the queue, and those that arrive during the coalescing window.
-    Coalesce,
 }
 
 /// The result of adding a job to a batch.

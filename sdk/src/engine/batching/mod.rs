@@ -10,13 +10,12 @@ mod pending;
 mod queue;
 mod scheduler;
 
+use std::collections::VecDeque;
 use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[cfg(test)]
-pub(super) use batch::Start;
 pub(super) use counters::Counters;
 pub(super) use pending::{Pending, in_callback};
 pub(super) use scheduler::{BatchLimits, Scheduler, Workers};
@@ -110,6 +109,19 @@ pub(super) struct Timing {
 
 /// A job taken from the queue, with the number of runs that had ended at that time.
 type Taken<J> = (Arc<Pending<J>>, u64);
+
+/// Where the jobs of a batch come from.
+pub(super) enum Start<J: Job> {
+    /// The caller's own job, on its thread, then those in the queue.
+    OnCaller(Taken<J>),
+    /// A full batch. Its jobs were taken under the lock under which they were counted: two workers that see one full
+    /// batch would each run a part of it.
+    Claimed(VecDeque<Taken<J>>),
+    /// Those in the queue.
+    Queue,
+    /// Those in the queue, and those that arrive during the coalescing window.
+    Coalesce,
+}
 
 /// A job and its result.
 type Outcome<J> = (Arc<Pending<J>>, Result<<J as Job>::Response>);

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::batch::Start;
 use super::deadlines::Deadlines;
 use super::pending::Pending;
 use super::queue::Queue;
-use super::{Counters, Job, Member, Outcome, Runner, Timing, time_left};
+use super::{Counters, Job, Member, Outcome, Runner, Start, Timing, time_left};
 use crate::error::Result;
 use crate::sync::{Condvar, Mutex, MutexGuard, Worker};
 

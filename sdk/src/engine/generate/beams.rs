@@ -4,159 +4,16 @@
 //! tokens of all of them are computed.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use super::grammar::GrammarState;
+use super::beam::{Beam, Continuation, Hypothesis, Search};
+use super::beam_options::{BeamOptions, EarlyStop};
+use super::plan::Precedence;
 use super::request::{Choice, FinishReason};
 use super::sampling::{Sampled, Scratch, TokenLogprobs, logprobs};
-use super::sequence::{Clock, NewSequence, Precedence, Sequence, SequenceText};
+use super::sequence::{NewSequence, Sequence};
+use super::sequence_text::SequenceText;
 use crate::error::{Error, Result};
 use crate::kv::Owner;
-use crate::sync::Mutex;
-
-/// The maximum number of beams.
-pub(super) const MOST_BEAMS: u32 = 16;
-
-/// A beam search: instead of one token after the other, several beginnings of an answer are kept, and the best answers are found
-/// among what follows all of them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BeamOptions {
-    /// The number of beams, 1 to 16.
-    pub width: u32,
-    /// The score of an answer is the sum of its log probabilities over its number of tokens to this power: above 0 long answers
-    /// get better scores, below 0 short ones. Default: 1.
-    pub length_penalty: f32,
-    /// When the search ends.
-    pub early_stop: EarlyStop,
-}
-
-impl BeamOptions {
-    /// So many beams, with the defaults of transformers.
-    pub fn new(width: u32) -> Self {
-        Self { width, length_penalty: 1.0, early_stop: EarlyStop::default() }
-    }
-
-    pub(super) fn check(&self) -> Result<()> {
-        if self.width == 0 || self.width > MOST_BEAMS {
-            return Err(Error::invalid("beams.width", format!("{} is not between 1 and {MOST_BEAMS}", self.width)));
-        }
-        if !self.length_penalty.is_finite() {
-            let message = format!("{} is no finite number", self.length_penalty);
-            return Err(Error::invalid("beams.length_penalty", message));
-        }
-        Ok(())
-    }
-
-    /// The score of an answer of so many tokens.
-    fn score(&self, sum: f64, tokens: usize) -> f64 {
-        if tokens == 0 { 0.0 } else { sum / (tokens as f64).powf(self.length_penalty.into()) }
-    }
-}
-
-/// When a search ends that has as many finished answers as beams: `early_stopping` of transformers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EarlyStop {
-    /// When no beam has a better score at its length than the worst of them: `false`.
-    #[default]
-    WhenUnlikely,
-    /// At once: `true`.
-    WhenFull,
-    /// When no beam can get a better score at any length than the worst of them: `"never"`.
-    Never,
-}
-
-/// What a sequence has that is a beam.
-pub(super) struct Beam {
-    search: Arc<Mutex<Search>>,
-    pub(super) width: usize,
-    /// The keys of its search's beams are this one and those after it, as many as it has beams.
-    pub(super) leader: Precedence,
-    /// Its place among the beams.
-    pub(super) rank: usize,
-    /// The sum of its log probabilities.
-    score: f64,
-    /// The likeliest next tokens, once its last token is computed; or why there is none.
-    continuations: Option<Result<Vec<(u32, f32)>>>,
-    /// Those that they were made of, if log probabilities are asked for.
-    logits: Vec<f32>,
-    /// What was said so far, if a text can end it.
-    text: Option<SequenceText>,
-}
-
-/// What the beams of a search share.
-pub(super) struct Search {
-    options: BeamOptions,
-    /// How many answers are asked for.
-    n: usize,
-    /// How many continuations are looked at: so many that enough are left if all others end.
-    looked_at: usize,
-    /// The best first.
-    finished: Vec<Hypothesis>,
-    /// The rows that were computed for beams that are gone.
-    computed: u64,
-    /// The text of an answer without tokens.
-    text: SequenceText,
-    /// The owner of the prompt's whole pages, which the beams leave when they end.
-    pub(super) prompt_owner: Option<Owner>,
-}
-
-/// An answer.
-struct Hypothesis {
-    tokens: Vec<u32>,
-    logprobs: Vec<TokenLogprobs>,
-    score: f64,
-    /// The grammar after it, if that did not end it.
-    constraint: Option<Arc<GrammarState>>,
-    /// Why it ended, if not by its tokens.
-    reason: Option<FinishReason>,
-    clock: Clock,
-}
-
-/// A beam that goes on with a token.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Continuation {
-    /// Which of the beams, by rank.
-    pub(super) parent: usize,
-    token: u32,
-    score: f64,
-}
-
-impl Beam {
-    /// The first beam of a search for an answer to a prompt, of `ends` tokens that end one. Its key is set when it is queued.
-    pub(super) fn first(options: BeamOptions, n: usize, ends: &[u32], text: &SequenceText, leader: Precedence) -> Self {
-        let width = options.width as usize;
-        let mut ends = ends.to_vec();
-        ends.sort_unstable();
-        ends.dedup();
-        let search = Search {
-            options,
-            n,
-            looked_at: (1 + ends.len()).max(2) * width,
-            finished: Vec::new(),
-            computed: 0,
-            text: text.clone(),
-            prompt_owner: None,
-        };
-        let text = text.stops.is_any().then(|| text.clone());
-        let search = Arc::new(Mutex::new(search));
-        Self { search, width, leader, rank: 0, score: 0.0, continuations: None, logits: Vec::new(), text }
-    }
-
-    /// Whether its last token is computed, and it waits for the others.
-    pub(super) fn waits(&self) -> bool {
-        self.continuations.is_some()
-    }
-
-    /// The keys of its search.
-    pub(super) fn keys(&self) -> std::ops::Range<Precedence> {
-        let (priority, first) = self.leader;
-        self.leader..(priority, first + self.width as u64)
-    }
-
-    pub(super) fn search(&self) -> Arc<Mutex<Search>> {
-        Arc::clone(&self.search)
-    }
-}
 
 impl Search {
     /// Chooses the beams that go on, in order of their scores. None: the search has ended. `beams` are all that there are, by
@@ -373,14 +230,5 @@ impl Sequence {
         answer.clock = found.clock;
         let told = answer.answer(reason.unwrap_or(FinishReason::Length));
         Ok(Choice { score: Some(found.score as f32), ..told })
-    }
-}
-
-impl Clock {
-    /// There is another token.
-    pub(super) fn tick(&mut self) {
-        let now = Instant::now();
-        self.first_token.get_or_insert(now);
-        self.last_token = Some(now);
     }
 }

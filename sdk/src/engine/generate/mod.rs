@@ -1,7 +1,10 @@
 //! The generator: a request brings a prompt and gets text. Requests run together by continuous batching.
 
 mod answers;
+mod beam;
+mod beam_options;
 mod beams;
+mod clock;
 mod draft;
 mod grammar;
 mod kv_policy;
@@ -17,6 +20,7 @@ mod request;
 mod sampling;
 mod scheduler;
 mod sequence;
+mod sequence_text;
 mod sessions;
 mod slot_buffers;
 mod slot_image;
@@ -30,7 +34,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use beams::{BeamOptions, EarlyStop};
+pub use beam_options::{BeamOptions, EarlyStop};
 pub use grammar::{Grammar, GrammarCompiler, GrammarState, NextTokens};
 pub use kv_policy::{KvPolicy, SlotCall};
 pub use options::{Driver, GeneratorOptions};

@@ -1,5 +1,10 @@
 //! How many rows each sequence gets in a step.
 
+use std::cmp::Reverse;
+
+/// The order in which sequences run: by priority, then by arrival.
+pub(super) type Precedence = (Reverse<i32>, u64);
+
 /// What a sequence needs: the rows that are left until its next token, the row of its last token included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {

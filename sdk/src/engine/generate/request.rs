@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::beams::BeamOptions;
+use super::beam_options::BeamOptions;
 use super::grammar::Grammar;
 use super::kv_policy::KvPolicy;
 use super::sampling::{SamplingOptions, TokenLogprobs};

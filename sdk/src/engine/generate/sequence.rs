@@ -1,28 +1,25 @@
 //! One sequence: the tokens of a prompt and of one answer, and what becomes of the next token.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::answers::Answers;
-use super::beams::Beam;
+use super::beam::Beam;
+use super::clock::Clock;
 use super::draft::{Costs, Drafts};
 use super::grammar::{GrammarState, NextTokens};
-use super::plan::Need;
+use super::plan::{Need, Precedence};
 use super::policy::{ChosenPolicy, OpenPolicy, Slots};
 use super::prefix_items::PrefixItems;
 use super::request::{Choice, FinishReason, Timings, Token};
 use super::sampling::{Sampled, Sampler, Scratch, TokenLogprobs, logprobs};
+use super::sequence_text::SequenceText;
 use super::slot_image::Stored;
 use crate::error::Result;
 use crate::kv::{KvRequest, Owner};
-use crate::text::{Detokeniser, Stopped, Stops};
 
 /// The rows of a chunk of which the logits of every row are needed: they take the vocabulary's size in memory each.
 const ROWS_WITH_LOGITS: usize = 64;
-
-/// The order in which sequences run: by priority, then by arrival.
-pub(super) type Precedence = (Reverse<i32>, u64);
 
 /// A prompt and one answer to it.
 pub(super) struct Sequence {
@@ -95,25 +92,6 @@ pub(super) struct Ends {
     pub(super) max_new_tokens: usize,
     /// End-of-sequence and stop tokens.
     pub(super) tokens: Vec<u32>,
-}
-
-/// The text of an answer.
-#[derive(Clone)]
-pub(super) struct SequenceText {
-    pub(super) detokeniser: Detokeniser,
-    pub(super) stops: Stops,
-    pub(super) text: String,
-    /// Whether the text has the stop token that ended it.
-    pub(super) include_stop: bool,
-}
-
-/// When what happened to a sequence.
-#[derive(Clone)]
-pub(super) struct Clock {
-    pub(super) arrived: Instant,
-    pub(super) started: Option<Instant>,
-    pub(super) first_token: Option<Instant>,
-    pub(super) last_token: Option<Instant>,
 }
 
 /// What a sequence is made of, beside its answers.
@@ -472,31 +450,5 @@ impl Sequence {
             },
             score: None,
         }
-    }
-}
-
-impl SequenceText {
-    /// Takes a token. Returns the text that is new.
-    pub(super) fn push(&mut self, token: u32, finish_reason: &mut Option<FinishReason>) -> Result<String> {
-        let piece = self.detokeniser.push(token)?;
-        Ok(self.pass(&piece, finish_reason))
-    }
-
-    fn pass(&mut self, piece: &str, finish_reason: &mut Option<FinishReason>) -> String {
-        match self.stops.push(piece) {
-            Stopped::Pass { text } => text,
-            Stopped::Found { text, .. } => {
-                *finish_reason = Some(FinishReason::Stop);
-                text
-            }
-        }
-    }
-
-    /// The text that was held back.
-    fn finish(&mut self) -> Result<String> {
-        let piece = self.detokeniser.finish()?;
-        let mut text = self.pass(&piece, &mut None);
-        text.push_str(&self.stops.finish());
-        Ok(text)
     }
 }

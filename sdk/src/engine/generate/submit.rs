@@ -8,14 +8,15 @@ use std::time::Instant;
 
 use super::Shared;
 use super::answers::{Answers, Sink};
-use super::beams::Beam;
+use super::beam::Beam;
 use super::draft;
 use super::grammar::GrammarState;
 use super::policy::ChosenPolicy;
 use super::prefix_items::PrefixItems;
 use super::request::{ContextEnd, GenerateRequest, GenerateResponse, Prompt};
 use super::sampling::Sampler;
-use super::sequence::{Ends, NewSequence, Sequence, SequenceText};
+use super::sequence::{Ends, NewSequence, Sequence};
+use super::sequence_text::SequenceText;
 use crate::checksum::xxh3;
 use crate::error::{Error, Result, Status};
 use crate::kv::{KvCache, Owner};

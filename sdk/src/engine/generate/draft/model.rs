@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use super::super::open_model::OpenModel;
 use super::super::options::GeneratorOptions;
+use super::super::plan::Precedence;
 use super::super::sampling::Scratch;
-use super::super::sequence::{Precedence, Sequence};
+use super::super::sequence::Sequence;
 use super::super::workspace::Workspace;
 use crate::engine::batching::catch_panic;
 use crate::error::{Error, Result};

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::super::super::batching::catch_panic;
-use super::super::beams::Continuation;
+use super::super::beam::Continuation;
+use super::super::plan::Precedence;
 use super::super::prefixes;
 use super::super::request::FinishReason;
-use super::super::sequence::{Precedence, Sequence};
+use super::super::sequence::Sequence;
 use super::super::submit::new_owner;
 use super::Scheduler;
 use crate::error::Result;
