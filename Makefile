@@ -253,7 +253,7 @@ wheel: build $(PACKAGING)/.ready ## Make target/wheel/pagoda-VERSION-py3-none-ma
 	@find $(WHEEL)/source -name __pycache__ -exec rm -rf {} +
 	@mkdir $(WHEEL)/source/pagoda/lib && cp $(addprefix $(RELEASE)/,libpagoda.so libpagoda_ops.so libpagoda_python.so) $(WHEEL)/source/pagoda/lib/
 	@strip --strip-debug $(WHEEL)/source/pagoda/lib/*.so
-	@.ci/notices > $(WHEEL)/source/NOTICES.rust
+	+@.ci/notices > $(WHEEL)/source/NOTICES.rust
 	@$(PYTHON) -m pip --python $(PACKAGING)/bin/python wheel -q --disable-pip-version-check --no-deps --no-build-isolation \
 		-w $(WHEEL)/plain $(WHEEL)/source
 	@PATH=$(CURDIR)/$(PACKAGING)/bin:$$PATH auditwheel repair -w $(WHEEL) $(WHEEL)/plain/*.whl > $(WHEEL)/log 2>&1 || { cat $(WHEEL)/log; exit 1; }
