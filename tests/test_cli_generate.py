@@ -30,10 +30,15 @@ def generate(*arguments, input=None):
     return subprocess.run(command, capture_output=True, text=True, input=input, timeout=HANGS)
 
 
+def json_lines(text):
+    # Not by splitlines, which ends a line at characters such as U+0085 too: a text may have them.
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
 def answers(*arguments, input=None, code=0):
     done = generate(*arguments, "--json", input=input)
     assert done.returncode == code, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return json_lines(done.stdout)
 
 
 def lines(*requests):
@@ -401,7 +406,7 @@ def test_an_interrupt_ends_all_answers(arguments, tmp_path):
         rest, errors = process.stdout.read(), process.stderr.read()
     assert (process.returncode, errors) == (130, "") and first
     if "--json" in arguments:
-        made = [json.loads(line) for line in rest.splitlines()]
+        made = json_lines(rest)
         ended = [one["choices"][0]["finish_reason"] for one in made if "choices" in one]
         # Those in flight, and no others.
         assert "cancelled" in ended and len(ended) < 1000

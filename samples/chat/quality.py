@@ -200,7 +200,7 @@ def measure(given, model, configuration, threads, tokens, texts):
     done = subprocess.run(command, input="\n".join(map(json.dumps, lines)), capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"quality.py: {' '.join(map(str, command))}\n{done.stderr.strip() or done.stdout.strip()}")
-    long, *read = map(json.loads, done.stdout.splitlines())
+    long, *read = map(json.loads, done.stdout.rstrip("\n").split("\n"))
     counted = [entry["logprob"] for entry in long["prompt_logprobs"][given.skip :]]
     found = [
         all(response["prompt_logprobs"][place]["rank"] == 1 for place in answer)
