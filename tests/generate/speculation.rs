@@ -109,6 +109,7 @@ fn every_kind_of_request_gets_the_same_answer_in_batches_and_tiny_pools() {
             let (expected, got) = (all(&plain, &requests), all(&drafted, &with_drafts));
             for (at, ((request, expected), got)) in with_drafts.iter().zip(&expected).zip(&got).enumerate() {
                 assert_eq!(answer(got), answer(expected), "{:?} at {at}", request.prompt);
+                assert_eq!(got.prompt_logprobs.len(), expected.prompt_logprobs.len(), "{:?} at {at}", request.prompt);
             }
         }
         let stats = drafted.stats();

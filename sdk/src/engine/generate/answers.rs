@@ -130,8 +130,12 @@ impl Answers {
         (state.response.cached_tokens, state.prompt_owner) = (tokens as u32, Some(owner));
     }
 
-    pub(super) fn add_prompt_logprobs(&self, logprobs: TokenLogprobs) {
-        self.state.lock().response.prompt_logprobs.push(Some(logprobs));
+    /// Adds those of a token of the prompt. They may be there: a prompt is computed anew after its sequence was preempted.
+    pub(super) fn add_prompt_logprobs(&self, position: usize, logprobs: TokenLogprobs) {
+        let all = &mut self.state.lock().response.prompt_logprobs;
+        if position == all.len() {
+            all.push(Some(logprobs));
+        }
     }
 
     /// The prompt is computed, or never will be.

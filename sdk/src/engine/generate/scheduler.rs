@@ -130,6 +130,8 @@ impl Scheduler {
         self.run(&batch, lease);
         let took = begun.elapsed();
         self.counters.step(took, self.in_model, batch.len(), rows);
+        // Drafting has a price of its own.
+        let took = took.saturating_sub(self.draft_model.as_ref().map_or(Duration::ZERO, DraftModel::took));
         match (drafted, rows - decoding - drafted) {
             (0, of_prompts) => self.pace.measured(decoding, of_prompts, took),
             (_, 0) => self.pace.measured_drafts(drafted, took),
@@ -343,6 +345,7 @@ impl Scheduler {
         let ran = ran.and_then(|()| lease.wait(None));
         let ran = ran.and_then(|()| self.commit_slots(batch));
         if let Err(error) = ran {
+            self.drop_leases(lease);
             self.run_one_by_one(batch, error);
             return;
         }
@@ -350,7 +353,10 @@ impl Scheduler {
         let sequences = batch.iter().map(|(key, rows)| (&self.running[key], *rows));
         match catch_panic(|| self.workspace.sample(sequences, vocab)) {
             Ok(tokens) => self.counters.sampled_on_gpu(tokens),
-            Err(error) => return batch.iter().for_each(|&(key, _)| self.fail(key, error.clone())),
+            Err(error) => {
+                self.drop_leases(lease);
+                return batch.iter().for_each(|&(key, _)| self.fail(key, error.clone()));
+            }
         }
         let cached: Vec<_> = batch.iter().map(|(key, _)| self.running[key].cached).collect();
         let outcomes = self.advance(batch);
@@ -377,6 +383,12 @@ impl Scheduler {
             }
         }
         self.advance_searches(batch);
+    }
+
+    /// A step has failed. While leases hold its sequences, these can neither run again nor leave.
+    fn drop_leases(&mut self, lease: KvLease) {
+        drop(lease);
+        self.draft_model.iter_mut().for_each(DraftModel::abandon);
     }
 
     /// Has the masks computed that the batch will need, while the model runs.

@@ -285,9 +285,9 @@ impl Sequence {
         draft.truncate(drafted);
         let first = self.cached + self.logits_from(rows);
         if let Some(top) = self.prompt_logprobs.filter(|_| self.needs_prompt_logits()) {
-            let next = self.tokens[first + 1..].iter();
-            for (row, &token) in logits.chunks_exact(vocab).zip(next) {
-                self.answers.add_prompt_logprobs(logprobs(row, token, top as usize, scratch)?);
+            let next = self.tokens.iter().enumerate().skip(first + 1);
+            for (row, (position, &token)) in logits.chunks_exact(vocab).zip(next) {
+                self.answers.add_prompt_logprobs(position, logprobs(row, token, top as usize, scratch)?);
             }
         }
         self.cached += rows - drafted;

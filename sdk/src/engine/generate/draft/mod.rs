@@ -147,7 +147,7 @@ impl Drafts {
     /// The guesses that were drafted leave: they are verified, or no step computes them.
     pub(super) fn take(&mut self) -> Vec<u32> {
         let drafted = self.tokens().to_vec();
-        self.drafted = 0;
+        (self.drafted, self.wanted) = (0, 0);
         drafted
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::open_model::OpenModel;
 use super::super::options::GeneratorOptions;
@@ -28,6 +28,8 @@ pub(in super::super) struct DraftModel {
     max_rows: usize,
     /// Seconds of a run that drafts.
     run_time: Option<f64>,
+    /// The time of all runs of the last step.
+    took: Duration,
     unverified: Option<Unverified>,
 }
 
@@ -70,7 +72,15 @@ impl DraftModel {
         // Its logits come to the host: a batch of 1 has none on the GPU.
         let workspace = Workspace::new(&model, 1, max_rows);
         let model = Arc::new(model);
-        Ok(Some(Self { model, workspace, scratch: Scratch::default(), max_rows, run_time: None, unverified: None }))
+        Ok(Some(Self {
+            model,
+            workspace,
+            scratch: Scratch::default(),
+            max_rows,
+            run_time: None,
+            took: Duration::ZERO,
+            unverified: None,
+        }))
     }
 
     /// Seconds that a drafted token takes in this model, if any was measured.
@@ -78,14 +88,26 @@ impl DraftModel {
         self.run_time.unwrap_or(0.0)
     }
 
+    /// The time that drafting for the last step took.
+    pub(in super::super) fn took(&self) -> Duration {
+        self.took
+    }
+
+    /// The drafts of a step are not verified, because it has failed.
+    pub(in super::super) fn abandon(&mut self) {
+        self.unverified = None;
+    }
+
     /// Drafts for the sequences that want it. What can not be drafted is not.
     pub(in super::super) fn draft(&mut self, running: &mut BTreeMap<Precedence, Sequence>) {
         self.unverified = None;
+        let begun = Instant::now();
         if let Err(error) = catch_panic(|| self.try_draft(running)) {
             log::debug!("nothing is drafted for this step: {error}");
             self.unverified = None;
             running.values_mut().for_each(|sequence| drop(sequence.drop_draft()));
         }
+        self.took = begun.elapsed();
     }
 
     fn try_draft(&mut self, running: &mut BTreeMap<Precedence, Sequence>) -> Result<()> {
@@ -97,10 +119,10 @@ impl DraftModel {
             let start = self.model.kv.matching(sequence.owner, sequence.cacheable()) as usize;
             let missing = sequence.tokens.len() - start;
             let rows = missing.min(left);
-            left -= rows;
             if rows == 0 || sequence.tokens.len() + wanted > context {
                 continue;
             }
+            left -= rows;
             // Until it has computed the prompt, it drafts nothing.
             let wanted = if rows == missing { wanted } else { 0 };
             let computed = sequence.tokens[start..start + rows].to_vec();
@@ -163,7 +185,10 @@ impl DraftModel {
                 let (Some(sequence), Some(logits)) = (running.get(&rows.key), logits.next()) else { continue };
                 // With the seed of its place: the two models draw the same token more often than by chance.
                 let position = sequence.next_position() + rows.drafted.len() as u64;
-                let token = sequence.sampler.sample(logits, position, None, &mut self.scratch)?;
+                let Ok(token) = sequence.sampler.sample(logits, position, None, &mut self.scratch) else {
+                    rows.wanted = rows.drafted.len();
+                    continue;
+                };
                 rows.drafted.push(token);
                 // The last one is never computed here.
                 if rows.drafted.len() < rows.wanted {
