@@ -302,7 +302,7 @@ const STRUCTS: [(&str, &str, &str); 22] = [
     ("pagoda_generator_options", "GeneratorOptions", "engine/generate/options.rs"),
     ("pagoda_kv_policy", "KvPolicy", "engine/generate/kv_policy.rs"),
     ("pagoda_generator_stats", "GeneratorStats", "engine/generate/stats.rs"),
-    ("pagoda_beam_options", "BeamOptions", "engine/generate/beams.rs"),
+    ("pagoda_beam_options", "BeamOptions", "engine/generate/beam_options.rs"),
     ("pagoda_generate_request", "GenerateRequest", "engine/generate/request.rs"),
     ("pagoda_generate_info", "GenerateResponse", "engine/generate/request.rs"),
     ("pagoda_generate_choice", "Choice", "engine/generate/request.rs"),
