@@ -8,8 +8,8 @@ use pagoda_cli::progress::Progress;
 
 use super::{Row, find_language_model, median, options};
 
-const TOKENS: u32 = 160;
-const ROUNDS: usize = 5;
+const TOKENS: u32 = 128;
+const ROUNDS: usize = 3;
 const MAX_DRAFT: u32 = 16;
 
 const TEXT: &str = "The lighthouse at the end of the pier was built in 1874 by a company of engineers from the north. It is \
