@@ -374,7 +374,11 @@ target/bench/rank/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 	@mkdir -p target/bench
 	@$(PY) samples/make_rank_model.py $(@D)
 
-bench-model: target/bench/rank/pagoda.json ## Make the model folder that `pagoda bench rank` measures.
+target/bench/pair-%/pagoda.json: samples/make_language_model.py $(EXPORTER) $(VENV)/.ready
+	@mkdir -p target/bench
+	@$(PY) samples/make_language_model.py $(@D) $*
+
+bench-model: target/bench/rank/pagoda.json target/bench/pair-main/pagoda.json target/bench/pair-draft/pagoda.json ## Make the model folders that `pagoda bench rank` and `speculation` measure.
 
 target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 	@mkdir -p target/bench

@@ -1,10 +1,13 @@
 //! Drafts: answers are what they are without, and fewer steps give them.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use pagoda::engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions, Grammar};
+use pagoda::engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions, Grammar, KvPolicy};
+use pagoda::{KvFormat, Status};
 use pagoda_test_support::{Folder, Random};
 use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
 
 use super::cases::{PAGE, folder, greedy, on_gpu, open, options, oracle, prompt, stepped, tokens};
 
@@ -166,10 +169,10 @@ fn what_was_drafted_is_shared_and_kept_like_anything_else() {
     assert!(generator.stats().accepted_tokens > 0, "{:?}", generator.stats());
 }
 
-/// The model's folder with weights that differ by so much.
-fn other_weights(differ: f32) -> Folder {
+/// A model's folder with weights that differ by so much.
+fn other_weights(of: &Path, differ: f32) -> Folder {
     let copy = Folder::new();
-    for file in fs::read_dir(folder()).unwrap() {
+    for file in fs::read_dir(of).unwrap() {
         let file = file.unwrap();
         fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
     }
@@ -186,19 +189,27 @@ fn other_weights(differ: f32) -> Folder {
     copy
 }
 
+fn hash(bytes: &[u8]) -> String {
+    digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Replaces a file of a folder, and the hashes.
 fn replace(folder: &Folder, name: &str, with: &[u8]) {
-    let (path, about) = (folder.path().join(name), folder.path().join("pagoda.json"));
-    let hash =
-        |bytes: &[u8]| -> String { digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect() };
-    let text = fs::read_to_string(&about).unwrap();
-    let text = text.replace(&hash(&fs::read(&path).unwrap()), &hash(with));
-    // The version is the hash of the text with zeros in its place.
-    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let zeros = "0".repeat(64);
-    let text = text.replace(json["version"].as_str().unwrap(), &zeros);
-    fs::write(about, text.replace(&zeros, &hash(text.as_bytes()))).unwrap();
+    let path = folder.path().join(name);
+    change(folder, |about| about["files"][name]["sha256"] = hash(with).into());
     fs::write(path, with).unwrap();
+}
+
+/// Changes the pagoda.json of a folder.
+fn change(folder: &Folder, edit: impl FnOnce(&mut Value)) {
+    let path = folder.path().join("pagoda.json");
+    let mut about: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    edit(&mut about);
+    // The version is the hash of the text with zeros in its place.
+    let zeros = "0".repeat(64);
+    about["version"] = zeros.as_str().into();
+    let text = about.to_string();
+    fs::write(path, text.replace(&zeros, &hash(text.as_bytes()))).unwrap();
 }
 
 #[test]
@@ -206,7 +217,7 @@ fn a_draft_model_changes_no_token() {
     let plain = open(options(256));
     let mut rates = Vec::new();
     for differ in [0.0, 0.05, 0.8] {
-        let other = other_weights(differ);
+        let other = other_weights(&folder(), differ);
         let draft_model = Some(other.path().to_owned());
         // The second one has too little room for all.
         for draft_pages in [256, 9] {
@@ -248,11 +259,90 @@ fn the_same_model_drafts_what_it_would_generate() {
     assert_eq!((stats.accepted_tokens, stats.drafted_tokens > 0), (stats.drafted_tokens, true), "{stats:?}");
 }
 
+/// A model that drafts for the model of the tests and attends to its pages: `make_glide.py` beside it says how.
+fn glide() -> PathBuf {
+    folder().with_file_name("glide")
+}
+
+#[test]
+fn a_draft_model_reads_the_pages_of_the_main_model() {
+    // Without other sequences, with them, and where their pages are evicted.
+    for (pages, streams) in [(64, 1), (256, 6), (20, 6)] {
+        let options = GeneratorOptions { max_batch_tokens: 48, ..stepped(pages) };
+        let generator = open(GeneratorOptions { draft_model: Some(glide()), max_draft: 1, ..options });
+        for turn in 0..8 {
+            let prompt = |at: u64| prompt(turn * 10 + at, 1 + (at as usize * 37 + turn as usize * 11) % 90);
+            let streams: Vec<_> = (0..streams).map(|at| generator.stream(&greedy(&prompt(at), 40)).unwrap()).collect();
+            while generator.step().unwrap() {}
+            for (at, stream) in (0..).zip(streams) {
+                assert_eq!(stream.response().unwrap().choices[0].tokens, oracle(&prompt(at), 40));
+            }
+        }
+        // It would not guess a token of 272 by chance.
+        let stats = generator.stats();
+        assert_eq!((stats.accepted_tokens, stats.drafted_tokens > 5), (stats.drafted_tokens, true), "{stats:?}");
+    }
+}
+
+#[test]
+fn a_random_draft_model_that_reads_pages_changes_no_token() {
+    let plain = open(options(256));
+    let random_weights = other_weights(&glide(), 0.8);
+    for pages in [256, 40] {
+        let options = GeneratorOptions { max_batch: 8, max_batch_tokens: 64, ..options(pages) };
+        let drafted = open(GeneratorOptions { draft_model: Some(random_weights.path().to_owned()), ..options });
+        let (mut random, mut drafts) = (Random(pages.into()), 0);
+        for _ in 0..40 {
+            // Otherwise few are drafted, since they do not pay off.
+            drafted.clear_speculation();
+            let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
+            let with_drafts: Vec<_> =
+                requests.iter().map(|request| drafting(request, 1 + random.below(8) as u32)).collect();
+            let (expected, got) = (all(&plain, &requests), all(&drafted, &with_drafts));
+            drafts += drafted.stats().drafted_tokens;
+            for (at, (expected, got)) in expected.iter().zip(&got).enumerate() {
+                assert_eq!(answer(got), answer(expected), "{:?} at {at}", requests[at].prompt);
+            }
+        }
+        assert!(drafts > 100, "{drafts}");
+    }
+}
+
+#[test]
+fn a_draft_model_that_reads_other_pages_is_refused() {
+    let error = Generator::open(glide(), options(8)).err().unwrap();
+    assert_eq!((error.argument(), error.status()), (Some("folder"), Status::Unsupported), "{error}");
+    assert!(error.to_string().contains("draft_model"), "{error}");
+    let refused = |other: GeneratorOptions, expected: &str| {
+        let error = Generator::open(folder(), other).err().unwrap();
+        assert_eq!(error.argument(), Some("options.draft_model"), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    let with = |draft_model: PathBuf| GeneratorOptions { draft_model: Some(draft_model), ..options(8) };
+    refused(GeneratorOptions { kv_format: Some(KvFormat::Int8), ..with(glide()) }, "int8");
+    refused(GeneratorOptions { kv_policy: Some(KvPolicy::new("lastrec", 64)), ..with(glide()) }, "policy");
+    for (key, value, expected) in [
+        ("heads", json!(4), "4 heads"),
+        ("head_size", json!(16), "16 numbers a head"),
+        ("page_size", json!(16), "16 tokens a page"),
+        ("type", json!("f16"), "f16"),
+        ("layers", json!([0, 2]), "layer 2"),
+    ] {
+        let other = other_weights(&glide(), 0.0);
+        change(&other, |about| about["main"][key] = value.clone());
+        refused(with(other.path().to_owned()), expected);
+    }
+    let other = other_weights(&glide(), 0.0);
+    change(&other, |about| about["main"]["layers"] = json!([0]));
+    let error = Generator::open(folder(), with(other.path().to_owned())).err().unwrap();
+    assert!(error.to_string().contains("2 names for 1 layers"), "{error}");
+}
+
 #[test]
 fn a_draft_model_with_other_tokens_is_refused() {
-    let other = other_weights(0.0);
+    let other = other_weights(&folder(), 0.0);
     let text = fs::read_to_string(other.path().join("tokenizer.json")).unwrap();
-    let mut tokenizer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
     let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
     let names: Vec<_> = vocab.keys().filter(|name| name.len() == 1).take(2).cloned().collect();
     let (one, two) = (vocab[&names[0]].clone(), vocab[&names[1]].clone());

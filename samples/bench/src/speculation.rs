@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Provider, Result};
+use pagoda::{Error, GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions, Provider, Result, Status};
 use pagoda_cli::progress::Progress;
 
 use super::{Row, find_language_model, median, options};
@@ -32,18 +32,93 @@ const FREE: [&str; 2] = [
     "How bread is made, from the grain to the loaf, told to somebody who has never seen it: First",
 ];
 
+/// The models of `samples/make_language_model.py`, the smaller of which drafts for the other.
+const PAIR: [&str; 2] = ["target/bench/pair-main", "target/bench/pair-draft"];
+/// How many tokens the smaller one drafts, and how often a guess is right: it knows 205 of the 256 tokens.
+const PAIR_DRAFT: u32 = 4;
+const PAIR_RATE: f64 = 205.0 / 256.0;
+/// Two rounds over the circle of tokens.
+const PAIR_TOKENS: u32 = 512;
+
 /// Everything with a goal.
 pub fn measure(threads: u32, on_gpu: bool, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
     find_language_model(folder)?;
     progress.doing("measuring speculation");
     let model = if on_gpu { ModelOptions { provider: Provider::Cuda, ..options(threads) } } else { options(threads) };
     let kv_size = KvSize::Bytes(1 << 29);
-    let generator = Generator::open(folder, GeneratorOptions { model, kv_size, ..GeneratorOptions::default() })?;
+    let generator =
+        Generator::open(folder, GeneratorOptions { model: model.clone(), kv_size, ..GeneratorOptions::default() })?;
     let edits = EDITS.map(|(what, copy)| (format!("a text again but for {what}"), format!("{TEXT}\n\n{copy}")));
     let free = FREE.map(|beginning| ("free text".to_owned(), beginning.to_owned()));
     let edits = edits.iter().map(|(case, prompt)| compare(&generator, case, prompt, false));
     // Drawn: the likeliest tokens of a small model soon repeat themselves.
-    edits.chain(free.iter().map(|(case, prompt)| compare(&generator, case, prompt, true))).collect()
+    let mut rows: Vec<_> = edits
+        .chain(free.iter().map(|(case, prompt)| compare(&generator, case, prompt, true)))
+        .collect::<Result<_>>()?;
+    drop(generator);
+    rows.push(pair(&model)?);
+    Ok(rows)
+}
+
+/// Drafts of a model whose guesses are right at a known rate, against the speed that this rate gives by the times of the two
+/// models: a step verifies all drafts and the token before them, and takes those before the first wrong one and one more.
+fn pair(model: &ModelOptions) -> Result<Row> {
+    let [main, draft] = PAIR.map(Path::new);
+    if !main.join("pagoda.json").is_file() {
+        let message = format!("{} is not a model folder: `make bench-model` makes it", main.display());
+        return Err(Error::new(Status::NotFound, message));
+    }
+    let open = |folder: &Path, draft_model: Option<&Path>| {
+        let draft_model = draft_model.map(Path::to_path_buf);
+        let kv_size = KvSize::Bytes(1 << 28);
+        Generator::open(
+            folder,
+            GeneratorOptions { model: model.clone(), kv_size, draft_model, ..GeneratorOptions::default() },
+        )
+    };
+    let plain = open(main, None)?;
+    let step = time_of_circle(&plain, 1, 0)?;
+    let verify = time_of_circle(&plain, 1 + PAIR_DRAFT, 0)?;
+    drop(plain);
+    let drafting = time_of_circle(&open(draft, None)?, 1, 0)?;
+    let both = open(main, Some(draft))?;
+    let time = time_of_circle(&both, 1, PAIR_DRAFT)?;
+    let stats = both.stats();
+    let tokens = (1.0 - PAIR_RATE.powi(PAIR_DRAFT as i32 + 1)) / (1.0 - PAIR_RATE);
+    let predicted = tokens / (verify + f64::from(PAIR_DRAFT) * drafting);
+    Ok(Row {
+        bench: "speculation",
+        case: format!(
+            "a draft model ({} of {} right), {:.2} times as fast as without",
+            stats.accepted_tokens,
+            stats.drafted_tokens,
+            step / time
+        ),
+        value: 1.0 / time,
+        unit: "tokens/s",
+        baseline: predicted,
+        baseline_name: "by the formula",
+        ratio: 1.0 / time / predicted,
+    })
+}
+
+/// Seconds of a token, where so many sequences are decoded at once.
+fn time_of_circle(generator: &Generator, sequences: u32, max_draft: u32) -> Result<f64> {
+    let request = |first| GenerateRequest {
+        max_new_tokens: Some(PAIR_TOKENS),
+        do_sample: Some(false),
+        ignore_eos: true,
+        max_draft: Some(max_draft),
+        ..GenerateRequest::new(vec![first])
+    };
+    let requests: Vec<_> = (0..sequences).map(request).collect();
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        generator.clear(false)?;
+        let answers = generator.generate_all(&requests, |_| ()).into_iter().collect::<Result<Vec<_>>>()?;
+        times.extend(answers.iter().map(|answer| answer.choices[0].timings.generation).max());
+    }
+    Ok(median(times) / f64::from(PAIR_TOKENS - 1))
 }
 
 /// Tokens per second with drafts against those without.

@@ -24,6 +24,8 @@ pub(in super::super) struct BoundModel<'a> {
     pub(in super::super) width: usize,
     /// Where the output of large batches stays on the GPU; `None`: all outputs go to the host.
     pub(in super::super) device_output: Option<DeviceOutput<'a>>,
+    /// Other inputs, which the run only reads. CUDA graphs do not have them.
+    pub(in super::super) read: Vec<(&'a str, &'a Arc<Tensor>)>,
     /// Other outputs, and the tensors that they are written into. CUDA graphs do not have them.
     pub(in super::super) others: Vec<(&'a str, Tensor)>,
     /// Other inputs and outputs, in GPU memory. They are the same for all batches but for their sizes.

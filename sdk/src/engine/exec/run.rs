@@ -45,6 +45,7 @@ pub(in super::super) unsafe fn run(
     };
     let on_device = bound.tensors.iter().map(|tensor| tensor.of(sizes)).collect::<Result<Vec<_>>>()?;
     let mut fed: Vec<(&str, &Tensor)> = inputs.iter().map(|input| input.name).zip(&tensors).collect();
+    fed.extend(bound.read.iter().map(|(name, tensor)| (*name, &***tensor)));
     let mut made: Vec<(&str, Option<&Tensor>)> = vec![(bound.output, Some(&result))];
     made.extend(bound.others.iter().map(|(name, tensor)| (*name, Some(tensor))));
     for (tensor, value) in bound.tensors.iter().zip(&on_device) {

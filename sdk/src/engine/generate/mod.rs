@@ -124,6 +124,11 @@ impl Generator {
     pub fn open(folder: impl AsRef<Path>, options: GeneratorOptions) -> Result<Self> {
         open_model::check(&options)?;
         let folder = GenerateFolder::open(folder)?;
+        if folder.main.is_some() {
+            let message = "it drafts for another model, whose keys and values it reads: open that one, with this folder as \
+                           options.draft_model";
+            return Err(Error::new(Status::Unsupported, message).about("folder"));
+        }
         let store = stores::open(options.store.as_ref(), options.host_bytes, &options.model)?;
         // Host memory keeps nothing for sure: the end of a turn does not wait for it, and does not fail by it.
         let is_durable = options.store.is_some();

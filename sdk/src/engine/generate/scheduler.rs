@@ -246,6 +246,7 @@ impl Scheduler {
     fn prepare(&mut self) -> Option<(Vec<(Precedence, usize)>, KvLease)> {
         if self.speculation.take_cleared() {
             self.pace.forget_drafts();
+            self.draft_model.iter_mut().for_each(DraftModel::forget_costs);
             self.counters.clear_drafts();
             self.running.values_mut().chain(self.waiting.values_mut()).for_each(Sequence::forget_drafts);
         }
@@ -260,7 +261,7 @@ impl Scheduler {
                 sequence.guess(costs);
             }
             if let Some(draft_model) = &mut self.draft_model {
-                draft_model.draft(&mut self.running);
+                draft_model.draft(&self.model.kv, &mut self.running);
             }
             let policy = self.model.policy.as_ref();
             let needs: Vec<_> = self.running.values().map(|sequence| sequence.need_by(policy)).collect();

@@ -3,13 +3,14 @@
 use pagoda_kernels::OUTPUT_BLOCK;
 
 use super::super::exec::{self, BoundModel, DeviceOutput, Dim, Input, Placed, Sizes, Values};
+use super::draft::MainPages;
 use super::open_model::OpenModel;
-
 use super::sampling::{DeviceSampler, Sampled, ToSample};
 use super::sequence::Sequence;
 use super::slot_buffers::SlotBuffers;
 use crate::device::Gpu;
 use crate::error::Result;
+use crate::folder::generate::MainModel;
 use crate::kv::KvLease;
 
 /// From so many rows of logits on, tokens are sampled on the GPU. A batch that runs as a CUDA graph has as many as its shape.
@@ -36,6 +37,8 @@ pub(super) struct Workspace {
     pub(super) maxima: Vec<f32>,
     /// With a policy: the slots of the step.
     pub(super) slots: SlotBuffers,
+    /// For a draft model that reads them: the pages of the model that it drafts for.
+    pub(super) main: Option<MainPages>,
 }
 
 impl Workspace {
@@ -149,12 +152,14 @@ impl Workspace {
                 .on_gpu
                 .as_ref()
                 .map(|sampler| DeviceOutput { memory: sampler.logits(), least_rows: ROWS_ON_GPU }),
+            read: self.of_main(model).map_or_else(|| Ok(Vec::new()), |(main, names)| main.pools(names))?,
             others,
             tensors: model.policy.as_ref().map_or_else(Vec::new, |policy| self.slots.tensors(policy)),
         };
         let inputs = self.inputs(model);
         // A captured graph has its tensors on the GPU.
-        let graphs = model.graphs.as_ref().filter(|_| model.policy.is_none() || self.slots.are_on_device());
+        let captured = self.main.is_none() && (model.policy.is_none() || self.slots.are_on_device());
+        let graphs = model.graphs.as_ref().filter(|_| captured);
         // SAFETY: only this run uses the buffers. It writes only to pages of its own lease, behind the rows that other
         // sequences may read.
         let ran = unsafe { exec::run(&bound, graphs, &self.sizes(), &inputs, &mut logits, None) };
@@ -222,7 +227,14 @@ impl Workspace {
             name.map(|name| Input { name, numbers: Values::I32(numbers), dim, inner: &[] })
         };
         let slots = model.policy.as_ref().map(|policy| self.slots.inputs(policy));
-        all.into_iter().filter_map(input).chain(slots.into_iter().flatten()).collect()
+        let of_main = self.of_main(model).map(|(main, names)| main.inputs(names));
+        let others = slots.into_iter().flatten().chain(of_main.into_iter().flatten());
+        all.into_iter().filter_map(input).chain(others).collect()
+    }
+
+    /// The pages of the main model, and the names that the graph has for them.
+    fn of_main<'a>(&'a self, model: &'a OpenModel) -> Option<(&'a MainPages, &'a MainModel)> {
+        self.main.as_ref().zip(model.folder.main.as_ref())
     }
 }
 

@@ -76,6 +76,7 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         width: serving.folder.tasks.len(),
         device_output: None,
         others: Vec::new(),
+        read: Vec::new(),
         tensors: Vec::new(),
     };
     // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other

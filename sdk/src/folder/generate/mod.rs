@@ -49,6 +49,8 @@ pub struct GenerateFolder {
     pub inputs: Inputs,
     /// The outputs of the graph, by role.
     pub outputs: Outputs,
+    /// Present if the model drafts for another one, and reads the keys and values of it.
+    pub main: Option<MainModel>,
 }
 
 /// How the matrices of a model are stored.
@@ -169,6 +171,29 @@ pub struct Inputs {
     pub kv_pools: Vec<String>,
     /// The scales of each layer's pool; none for [`KvFormat::Native`].
     pub kv_scales: Vec<String>,
+}
+
+/// What a model that drafts reads of the model that it drafts for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MainModel {
+    /// The layers whose pools are read, from 0 on.
+    pub layers: Vec<u32>,
+    /// Heads of a layer's keys and values.
+    pub heads: u32,
+    /// The size of a head.
+    pub head_size: u32,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// The type of keys and values. Pages are [`KvFormat::Native`].
+    pub element: ElementType,
+    /// The input that has how many tokens of each sequence are cached.
+    pub cached_len: String,
+    /// The input that has where the pages of each sequence begin.
+    pub page_indptr: String,
+    /// The input that has the pages.
+    pub page_ids: String,
+    /// The input of each layer's pool.
+    pub kv_pools: Vec<String>,
 }
 
 /// The outputs of a graph, by role.

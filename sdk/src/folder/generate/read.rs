@@ -4,7 +4,8 @@ use pagoda_kernels::KvFormat;
 
 use super::super::contents::{FolderContents, TYPES, choice, damaged, file_name};
 use super::{
-    Attention, GenerateFolder, Generation, Inputs, KvLayout, Limits, Outputs, SpecialTokens, TextFiles, WeightFormat,
+    Attention, GenerateFolder, Generation, Inputs, KvLayout, Limits, MainModel, Outputs, SpecialTokens, TextFiles,
+    WeightFormat,
 };
 use crate::error::Result;
 use crate::json::{Field, Object};
@@ -44,6 +45,7 @@ pub(in super::super) fn read(contents: FolderContents, top: &Object<'_>) -> Resu
         text: text_files(&part("text")?)?,
         inputs: inputs(&part("inputs")?)?,
         outputs: outputs(&part("outputs")?)?,
+        main: top.get("main").map(|main| main_model(&main.open_object()?)).transpose()?,
     };
     agree(&folder)?;
     Ok(folder)
@@ -171,6 +173,27 @@ fn outputs(outputs: &Object<'_>) -> Result<Outputs> {
     })
 }
 
+fn main_model(main: &Object<'_>) -> Result<MainModel> {
+    let inputs = main.value("inputs")?.open_object()?;
+    let layers = main.value("layers")?.list("layers")?;
+    let read = MainModel {
+        layers: layers.iter().map(|layer| layer.whole(0..=MOST)).collect::<Result<_>>()?,
+        heads: size(main, "heads")?,
+        head_size: size(main, "head_size")?,
+        page_size: size(main, "page_size")?,
+        element: choice(&main.value("type")?, &TYPES)?,
+        cached_len: name(&inputs, "cached_len")?,
+        page_indptr: name(&inputs, "page_indptr")?,
+        page_ids: name(&inputs, "page_ids")?,
+        kv_pools: names(&inputs, "kv_pools")?,
+    };
+    let (pools, layers) = (read.kv_pools.len(), read.layers.len());
+    if pools != layers || layers == 0 {
+        return Err(damaged(format!("`main.inputs.kv_pools` has {pools} names for {layers} layers")));
+    }
+    Ok(read)
+}
+
 fn name(of: &Object<'_>, key: &'static str) -> Result<String> {
     owned(&of.value(key)?)
 }
@@ -237,6 +260,11 @@ fn names_differ(folder: &GenerateFolder) -> Result<()> {
         &folder.inputs;
     let single = [input_ids, row_offsets, cached_len, page_indptr, page_ids, logits_rows].into_iter().chain(positions);
     let inputs = single.chain(&folder.inputs.kv_pools).chain(&folder.inputs.kv_scales);
+    let of_main = folder
+        .main
+        .iter()
+        .flat_map(|main| [&main.cached_len, &main.page_indptr, &main.page_ids].into_iter().chain(&main.kv_pools));
+    let inputs = inputs.chain(of_main);
     let logits = [&folder.outputs.logits].into_iter().chain(&folder.outputs.logits_max);
     let outputs = logits.chain(&folder.outputs.kv_pools).chain(&folder.outputs.kv_scales);
     differ("inputs", inputs)?;

@@ -130,6 +130,11 @@ impl<'a> Report<'a> {
         let index_inputs = [&inputs.row_offsets, &inputs.cached_len, &inputs.page_indptr, &inputs.page_ids];
         let all_inputs = [&inputs.input_ids].into_iter().chain(&inputs.positions).chain(index_inputs);
         let all_inputs = all_inputs.chain([&inputs.logits_rows]).chain(&inputs.kv_pools).chain(&inputs.kv_scales);
+        let of_main = folder
+            .main
+            .iter()
+            .flat_map(|main| [&main.cached_len, &main.page_indptr, &main.page_ids].into_iter().chain(&main.kv_pools));
+        let all_inputs = all_inputs.chain(of_main);
         let all_outputs = [&outputs.logits].into_iter().chain(&outputs.kv_pools).chain(&outputs.kv_scales);
         Self {
             folder: folder.path().display().to_string(),

@@ -4,12 +4,14 @@
 //! decides whether the logits of the next place are known already. So answers have the tokens that they have without.
 
 mod lookup;
+mod main_pages;
 mod model;
 mod worth;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lookup::{Lookup, Matched};
+pub(super) use main_pages::MainPages;
 pub(super) use model::DraftModel;
 pub(super) use worth::Costs;
 

@@ -1,6 +1,7 @@
 //! Guesses by a second, smaller model with the same tokens.
 //!
-//! It has a KV cache of its own. Its rows are committed when the main model has verified them: as many as were right.
+//! It has a KV cache of its own. Its rows are committed when the main model has verified them: as many as were right. Its graph may
+//! read the main model's pages too.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,13 +13,17 @@ use super::super::plan::Precedence;
 use super::super::sampling::Scratch;
 use super::super::sequence::Sequence;
 use super::super::workspace::Workspace;
+use super::main_pages::MainPages;
 use crate::engine::batching::catch_panic;
 use crate::error::{Error, Result};
 use crate::folder::GenerateFolder;
-use crate::kv::{KvLease, KvRequest, KvSize, Owner};
+use crate::kv::{KvCache, KvLease, KvRequest, KvSize, Owner};
 
 /// The weight of a new measurement.
 const WEIGHT: f64 = 0.2;
+
+/// The rows of a sequence in a run that drafts: the token that it drafted last, or the last two that the main model has taken.
+const MOST_ROWS: usize = 2;
 
 /// A model that drafts, and what it has computed for the step that runs.
 pub(in super::super) struct DraftModel {
@@ -53,7 +58,7 @@ struct Rows {
 
 impl DraftModel {
     /// Opens the model that drafts for `main`, if the options name one.
-    pub(in super::super) fn open(main: &OpenModel, options: &GeneratorOptions) -> Result<Option<Self>> {
+    pub(in super::super) fn open(main: &Arc<OpenModel>, options: &GeneratorOptions) -> Result<Option<Self>> {
         let Some(path) = &options.draft_model else { return Ok(None) };
         let folder = GenerateFolder::open(path)?;
         let own = GeneratorOptions {
@@ -70,7 +75,8 @@ impl DraftModel {
         check_same_tokens(main, &model)?;
         let max_rows = options.max_batch_tokens as usize;
         // Its logits come to the host: a batch of 1 has none on the GPU.
-        let workspace = Workspace::new(&model, 1, max_rows);
+        let mut workspace = Workspace::new(&model, 1, max_rows);
+        workspace.main = model.folder.main.as_ref().map(|read| MainPages::new(main, read)).transpose()?;
         let model = Arc::new(model);
         Ok(Some(Self {
             model,
@@ -88,6 +94,11 @@ impl DraftModel {
         self.run_time.unwrap_or(0.0)
     }
 
+    /// Forgets what drafts cost.
+    pub(in super::super) fn forget_costs(&mut self) {
+        self.run_time = None;
+    }
+
     /// The time that drafting for the last step took.
     pub(in super::super) fn took(&self) -> Duration {
         self.took
@@ -99,10 +110,10 @@ impl DraftModel {
     }
 
     /// Drafts for the sequences that want it. What can not be drafted is not.
-    pub(in super::super) fn draft(&mut self, running: &mut BTreeMap<Precedence, Sequence>) {
+    pub(in super::super) fn draft(&mut self, main: &KvCache, running: &mut BTreeMap<Precedence, Sequence>) {
         self.unverified = None;
         let begun = Instant::now();
-        if let Err(error) = catch_panic(|| self.try_draft(running)) {
+        if let Err(error) = catch_panic(|| self.try_draft(main, running)) {
             log::debug!("nothing is drafted for this step: {error}");
             self.unverified = None;
             running.values_mut().for_each(|sequence| drop(sequence.drop_draft()));
@@ -110,7 +121,7 @@ impl DraftModel {
         self.took = begun.elapsed();
     }
 
-    fn try_draft(&mut self, running: &mut BTreeMap<Precedence, Sequence>) -> Result<()> {
+    fn try_draft(&mut self, main: &KvCache, running: &mut BTreeMap<Precedence, Sequence>) -> Result<()> {
         let mut sequences = Vec::new();
         let mut left = self.max_rows;
         let context = self.model.folder.limits.max_context as usize;
@@ -131,6 +142,7 @@ impl DraftModel {
         if sequences.is_empty() {
             return Ok(());
         }
+        let of_main = self.workspace.main.is_some().then(|| lease_of_main(main, running, &sequences)).transpose()?;
         // The items of what will be drafted are known when it is committed.
         let items: Vec<_> = sequences.iter().map(|rows| rows.items(&running[&rows.key])).collect();
         let requests = sequences.iter().zip(&items).map(|(rows, items)| KvRequest {
@@ -142,7 +154,7 @@ impl DraftModel {
             ..KvRequest::default()
         });
         let lease = self.model.kv.prepare_for_run(&requests.collect::<Vec<_>>())?;
-        self.run(running, &lease, &mut sequences)?;
+        self.run(running, &lease, of_main.as_ref(), &mut sequences)?;
         for rows in &sequences {
             if let Some(sequence) = running.get_mut(&rows.key) {
                 sequence.set_draft(&rows.drafted);
@@ -153,12 +165,21 @@ impl DraftModel {
     }
 
     /// Computes the rows, and a token after another for each sequence that wants one.
-    fn run(&mut self, running: &BTreeMap<Precedence, Sequence>, lease: &KvLease, all: &mut [Rows]) -> Result<()> {
+    fn run(
+        &mut self,
+        running: &BTreeMap<Precedence, Sequence>,
+        lease: &KvLease,
+        of_main: Option<&KvLease>,
+        all: &mut [Rows],
+    ) -> Result<()> {
         let vocab = self.model.folder.vocab_size as usize;
+        let pages_of_main: Vec<Vec<u32>> =
+            of_main.into_iter().flat_map(KvLease::pages_of_owners).map(Iterator::collect).collect();
         for step in 0.. {
             let begun = Instant::now();
             self.workspace.begin();
-            let mut in_step = Vec::new();
+            self.workspace.main.iter_mut().for_each(MainPages::begin);
+            let (mut in_step, mut rows_in_step) = (Vec::new(), 0);
             for ((index, rows), pages) in all.iter().enumerate().zip(lease.pages_of_owners()) {
                 if step > 0 && rows.drafted.len() >= rows.wanted {
                     continue;
@@ -168,6 +189,10 @@ impl DraftModel {
                 let logits_from = if rows.wanted > 0 { tokens.len() - 1 } else { tokens.len() };
                 let begin = rows.start + from;
                 self.workspace.push(tokens.iter().copied(), begin, begin, logits_from, pages);
+                if let (Some(main), Some(sequence)) = (&mut self.workspace.main, running.get(&rows.key)) {
+                    main.push(sequence.cached, &pages_of_main[index]);
+                }
+                rows_in_step += tokens.len();
                 in_step.push(index);
             }
             if in_step.is_empty() {
@@ -195,7 +220,8 @@ impl DraftModel {
                     rows.computed.push(token);
                 }
             }
-            if step > 0 {
+            // A run over more rows computes what the main model has computed before.
+            if rows_in_step <= MOST_ROWS * in_step.len() {
                 let took = begun.elapsed().as_secs_f64();
                 self.run_time = Some(self.run_time.map_or(took, |old| old + WEIGHT * (took - old)));
             }
@@ -223,6 +249,15 @@ impl DraftModel {
             log::debug!("the draft model keeps the keys and values of a sequence until they are evicted: {error}");
         }
     }
+}
+
+/// Holds what the main model has cached of the sequences, for the time of a draft.
+fn lease_of_main(main: &KvCache, running: &BTreeMap<Precedence, Sequence>, sequences: &[Rows]) -> Result<KvLease> {
+    let requests: Vec<_> = sequences.iter().map(|rows| running[&rows.key].kv_request(0)).collect();
+    // The graph's operators do not wait for pages that are on their way.
+    let lease = main.prepare_uncounted(&requests)?;
+    lease.wait(None)?;
+    Ok(lease)
 }
 
 impl Rows {
