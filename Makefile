@@ -47,7 +47,7 @@ LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
 .PHONY: help deps deps-gpu build build-cpp build-go build-java demo demo-c chat test lint test-rust test-python test-go test-java \
-	build-gpu test-gpu soak quality bench bench-model bench-model-gpu model-smollm2 header clean
+	build-gpu test-gpu soak quality bench bench-model bench-model-gpu bench-model-8b model-smollm2 header clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -385,6 +385,12 @@ target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 	@$(PY) samples/make_rank_model.py $(@D) gpu-$*
 
 bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make the model folders of `pagoda bench rank --backend cuda`.
+
+target/bench/llm-8b/pagoda.json: samples/make_language_model.py $(EXPORTER) $(VENV)/.ready
+	@mkdir -p target/bench
+	@$(PY) samples/make_language_model.py $(@D) 8b
+
+bench-model-8b: target/bench/llm-8b/pagoda.json ## Make the model folder of `pagoda bench generate --backend cuda` (32 GB of disk).
 
 quality: build target/models/smollm2/pagoda.json ## Measure what cache policies and page formats cost in quality, into target/quality (an hour; QUALITY='--jobs 8' for 16 cores).
 	@$(PY) samples/chat/quality.py $(RELEASE)/pagoda target/models/smollm2 target/quality $(QUALITY)

@@ -57,6 +57,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Name::PagedAttention, Backend::Cuda) => cuda::paged_attention()?,
         (Name::Embedding, Backend::Cuda) => cuda::embedding()?,
         (Name::Rank, Backend::Cuda) => cuda::rank(&arguments.model(), &progress)?,
+        (Name::Generate, Backend::Cuda) => cuda::generate(&arguments.model(), &progress)?,
         (Name::Speculation, backend) => {
             speculation::measure(threads, backend == Backend::Cuda, &arguments.model(), &progress)?
         }
@@ -64,7 +65,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         (_, Backend::Cuda) => {
             return Err(Error::invalid(
                 "backend",
-                "cuda has the benchmarks attention, append, paged-attention, embedding, rank, policies and speculation; use --backend cpu",
+                "cuda has the benchmarks attention, append, paged-attention, embedding, rank, generate, policies and speculation; \
+                 use --backend cpu",
             ));
         }
         (Name::Attention, Backend::Cpu) => attention::measure(threads)?,

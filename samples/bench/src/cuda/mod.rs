@@ -4,6 +4,7 @@ mod append;
 mod attention;
 mod ceiling;
 mod embedding;
+mod generate;
 mod paged_attention;
 mod rank;
 
@@ -19,6 +20,7 @@ use pagoda_test_support::Random;
 pub use append::measure as append;
 pub use attention::measure as attention;
 pub use embedding::measure as embedding;
+pub use generate::measure as generate;
 pub use paged_attention::measure as paged_attention;
 pub use rank::measure as rank;
 
