@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagoda::engine::{Event, FinishReason, GenerateRequest, GeneratorOptions, TokenStream};
+use pagoda::engine::{Event, FinishReason, GenerateRequest, Generator, GeneratorOptions, TokenStream};
 use pagoda::{Cancel, Status};
+use pagoda_test_support::Folder;
 
-use super::cases::{greedy, open, options, oracle, prompt, stepped, tokens};
+use super::cases::{VOCAB, folder, greedy, on_gpu, open, options, oracle, prompt, stepped, tokens};
+use super::folders::{copy_of, replace};
 
 fn ended(stream: &mut TokenStream) -> Option<Vec<u32>> {
     while let Some(event) = stream.try_next() {
@@ -163,4 +165,45 @@ fn closing_a_generator_cancels_what_runs() {
     drop(generator);
     let answer = &stream.response().unwrap().choices[0];
     assert!(matches!(answer.finish_reason, FinishReason::Cancelled | FinishReason::Length));
+}
+
+/// The model without a row for its last token: a run with it fails.
+fn without_last_token() -> Folder {
+    let copy = copy_of(&folder());
+    let mut graph = std::fs::read(copy.path().join("model.onnx")).unwrap();
+    let rows = [&[8, 0x90, 2, 8, 32, 16, 1, 66, 16][..], b"embedding.weight"].concat();
+    let find = |graph: &[u8], what: &[u8]| graph.windows(what.len()).position(|part| part == what).unwrap();
+    let at = find(&graph, &rows);
+    let length = at + find(&graph[at..], b"34816");
+    graph[at + 1] -= 1;
+    graph[length..length + 5].copy_from_slice(b"34688");
+    replace(&copy, "model.onnx", &graph);
+    copy
+}
+
+#[test]
+fn of_a_step_that_fails_only_the_sequence_at_fault_fails() {
+    // A GPU does not find the row missing.
+    if on_gpu() {
+        return;
+    }
+    let model = without_last_token();
+    for max_draft in [0, 4] {
+        let generator = Generator::open(model.path(), GeneratorOptions { max_draft, ..stepped(64) }).unwrap();
+        let whole: Vec<_> = (0..3).map(|n| [5, 6, 7, 8].repeat(4 + n)).collect();
+        let streams: Vec<_> = whole.iter().map(|prompt| generator.stream(&greedy(prompt, 30)).unwrap()).collect();
+        for _ in 0..10 {
+            generator.step().unwrap();
+        }
+        let at_fault = generator.stream(&greedy(&[5, 6, 7, VOCAB as u32 - 1], 30)).unwrap();
+        while generator.step().unwrap() {}
+        let error = at_fault.response().unwrap_err();
+        assert!(error.to_string().contains("271"), "{error}");
+        for (prompt, stream) in whole.iter().zip(streams) {
+            assert_eq!(stream.response().unwrap().choices[0].tokens, oracle(prompt, 30));
+        }
+        assert_eq!(generator.stats().failed, 1);
+        generator.clear(false).unwrap();
+        assert_eq!(generator.kv_stats().free_pages, 64, "no lease is left");
+    }
 }

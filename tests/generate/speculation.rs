@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use pagoda::engine::{GenerateRequest, GenerateResponse, Generator, GeneratorOptions, Grammar, KvPolicy};
 use pagoda::{KvFormat, Status};
 use pagoda_test_support::{Folder, Random};
-use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
 use super::cases::{PAGE, folder, greedy, on_gpu, open, options, oracle, prompt, stepped, tokens};
+use super::folders::{change, copy_of, replace};
 
 /// The number of prompts of the longest test.
 fn prompts() -> u64 {
@@ -171,11 +171,7 @@ fn what_was_drafted_is_shared_and_kept_like_anything_else() {
 
 /// A model's folder with weights that differ by so much.
 fn other_weights(of: &Path, differ: f32) -> Folder {
-    let copy = Folder::new();
-    for file in fs::read_dir(of).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
-    }
+    let copy = copy_of(of);
     let path = copy.path().join("weights.bin");
     let mut random = Random(9);
     let weights = fs::read(&path).unwrap();
@@ -187,29 +183,6 @@ fn other_weights(of: &Path, differ: f32) -> Folder {
     let changed: Vec<_> = changed.chain(rest.iter().copied()).collect();
     replace(&copy, "weights.bin", &changed);
     copy
-}
-
-fn hash(bytes: &[u8]) -> String {
-    digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Replaces a file of a folder, and the hashes.
-fn replace(folder: &Folder, name: &str, with: &[u8]) {
-    let path = folder.path().join(name);
-    change(folder, |about| about["files"][name]["sha256"] = hash(with).into());
-    fs::write(path, with).unwrap();
-}
-
-/// Changes the pagoda.json of a folder.
-fn change(folder: &Folder, edit: impl FnOnce(&mut Value)) {
-    let path = folder.path().join("pagoda.json");
-    let mut about: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    edit(&mut about);
-    // The version is the hash of the text with zeros in its place.
-    let zeros = "0".repeat(64);
-    about["version"] = zeros.as_str().into();
-    let text = about.to_string();
-    fs::write(path, text.replace(&zeros, &hash(text.as_bytes()))).unwrap();
 }
 
 #[test]

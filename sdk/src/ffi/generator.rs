@@ -381,7 +381,8 @@ pub unsafe extern "C" fn pagoda_generator_clear(
 }
 
 /// Sets whether tokens are guessed where requests allow it (`max_draft`), from the next step on: 1, as when the generator was
-/// opened, or 0. With `clear` 1 it also forgets how good guesses were and what they cost, and counts them from 0 again.
+/// opened, or 0. With `clear` 1 the next step also forgets how good guesses were and what they cost, and counts them from 0
+/// again.
 ///
 /// Ownership: the caller keeps the generator. Threads: any. Errors: INVALID_HANDLE; INVALID_ARGUMENT.
 ///

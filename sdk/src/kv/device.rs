@@ -22,6 +22,8 @@ pub(super) struct Mover {
     incoming: Mutex<Incoming>,
     /// Joins both lanes in the order of their copies: a wait for the last copy of a layer covers those before it.
     order: SideStream,
+    /// Recorded behind the last copy of a page to another one.
+    copied: Event,
     arrivals: Vec<Arrivals>,
     /// How many copies were begun, and how many of these are known to have ended.
     sent: AtomicU64,
@@ -89,7 +91,8 @@ impl Mover {
         let outgoing = Mutex::new(vec![Outgoing::new(gpu, shape)?]);
         let (order, sent, arrived, returned) =
             (SideStream::new(gpu)?, Default::default(), Default::default(), Condvar::new());
-        Ok(Self { gpu, shape, pages: pages as usize, incoming, order, arrivals, sent, arrived, outgoing, returned })
+        let (pages, copied) = (pages as usize, Event::new(gpu)?);
+        Ok(Self { gpu, shape, pages, incoming, order, copied, arrivals, sent, arrived, outgoing, returned })
     }
 
     /// Appends the keys, then the values, of tokens to `to`, plane by plane, and waits until they are there.
@@ -98,8 +101,11 @@ impl Mover {
     /// As for [`Pool::read`](super::pool::Pool::read).
     pub(super) unsafe fn read(&self, planes: &[PlanePool], stretch: Stretch<'_>, to: &mut Vec<u8>) -> Result<()> {
         let mut outgoing = self.way_out()?;
+        // SAFETY: the event lives as long as the streams do.
+        let behind_copies = unsafe { self.copied.hold(outgoing.lane.stream.raw()) }.map_err(Into::into);
         // SAFETY: the caller's.
-        let read = planes.iter().try_for_each(|plane| unsafe { self.read_by(&mut outgoing, plane, stretch, to) });
+        let mut read_plane = |plane| unsafe { self.read_by(&mut outgoing, plane, stretch, to) };
+        let read = behind_copies.and_then(|()| planes.iter().try_for_each(&mut read_plane));
         // What is on the lane already uses its memory.
         let read = read.inspect_err(|_| drop(outgoing.lane.stream.wait()));
         self.outgoing.lock().push(outgoing);
@@ -172,6 +178,9 @@ impl Mover {
         let turn = *next;
         *next = (turn + 1) % lanes.len();
         let (lane, event) = &mut lanes[turn];
+        // Its pages may have been another owner's, and be copied still.
+        // SAFETY: the event lives as long as the streams do.
+        unsafe { self.copied.hold(lane.stream.raw()) }?;
         // SAFETY: the caller's.
         let written = unsafe { self.write_planes(lane, planes, (pages, first), parts) }.and_then(|()| {
             event.record(&lane.stream)?;
@@ -257,6 +266,7 @@ impl Mover {
             // SAFETY: both pages are inside the pool, which lives as long as the stream does; the rest is the caller's.
             unsafe { self.order.copy(at(to), at(from), bytes) }?;
         }
+        self.copied.record(&self.order)?;
         self.arrivals[layer as usize].mark(&self.order)?;
         self.sent.fetch_add(1, Ordering::Release);
         Ok(())

@@ -261,7 +261,7 @@ impl Scheduler {
                 sequence.guess(costs);
             }
             if let Some(draft_model) = &mut self.draft_model {
-                draft_model.draft(&self.model.kv, &mut self.running);
+                draft_model.draft(&self.model.kv, &mut self.running, self.pace.chunk(self.stretch));
             }
             let policy = self.model.policy.as_ref();
             let needs: Vec<_> = self.running.values().map(|sequence| sequence.need_by(policy)).collect();

@@ -15,7 +15,7 @@ use super::super::sequence::Sequence;
 use super::super::workspace::Workspace;
 use super::main_pages::MainPages;
 use crate::engine::batching::catch_panic;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
 use crate::kv::{KvCache, KvLease, KvRequest, KvSize, Owner};
 
@@ -109,11 +109,17 @@ impl DraftModel {
         self.unverified = None;
     }
 
-    /// Drafts for the sequences that want it. What can not be drafted is not.
-    pub(in super::super) fn draft(&mut self, main: &KvCache, running: &mut BTreeMap<Precedence, Sequence>) {
+    /// Drafts for the sequences that want it, with at most `prompt_rows` rows of what it has not computed yet of them. What can not be
+    /// drafted is not.
+    pub(in super::super) fn draft(
+        &mut self,
+        main: &KvCache,
+        running: &mut BTreeMap<Precedence, Sequence>,
+        prompt_rows: usize,
+    ) {
         self.unverified = None;
         let begun = Instant::now();
-        if let Err(error) = catch_panic(|| self.try_draft(main, running)) {
+        if let Err(error) = catch_panic(|| self.try_draft(main, running, prompt_rows)) {
             log::debug!("nothing is drafted for this step: {error}");
             self.unverified = None;
             running.values_mut().for_each(|sequence| drop(sequence.drop_draft()));
@@ -121,7 +127,12 @@ impl DraftModel {
         self.took = begun.elapsed();
     }
 
-    fn try_draft(&mut self, main: &KvCache, running: &mut BTreeMap<Precedence, Sequence>) -> Result<()> {
+    fn try_draft(
+        &mut self,
+        main: &KvCache,
+        running: &mut BTreeMap<Precedence, Sequence>,
+        mut prompt_rows: usize,
+    ) -> Result<()> {
         let mut sequences = Vec::new();
         let mut left = self.max_rows;
         let context = self.model.folder.limits.max_context as usize;
@@ -129,20 +140,42 @@ impl DraftModel {
             let Some(wanted) = sequence.wants_draft() else { continue };
             let start = self.model.kv.matching(sequence.owner, sequence.cacheable()) as usize;
             let missing = sequence.tokens.len() - start;
-            let rows = missing.min(left);
+            let is_behind = missing > MOST_ROWS;
+            let rows = missing.min(left).min(if is_behind { prompt_rows } else { MOST_ROWS });
             if rows == 0 || sequence.tokens.len() + wanted > context {
                 continue;
             }
             left -= rows;
+            prompt_rows -= if is_behind { rows } else { 0 };
             // Until it has computed the prompt, it drafts nothing.
             let wanted = if rows == missing { wanted } else { 0 };
             let computed = sequence.tokens[start..start + rows].to_vec();
             sequences.push(Rows { key, start, computed, wanted, drafted: Vec::new() });
         }
-        if sequences.is_empty() {
-            return Ok(());
-        }
+        let lease = loop {
+            if sequences.is_empty() {
+                return Ok(());
+            }
+            match self.lease(running, &sequences) {
+                Ok(lease) => break lease,
+                // There are not pages enough for all: for the others, then.
+                Err(error) if error.status() == Status::Capacity && sequences.len() > 1 => drop(sequences.pop()),
+                Err(error) => return Err(error),
+            }
+        };
         let of_main = self.workspace.main.is_some().then(|| lease_of_main(main, running, &sequences)).transpose()?;
+        self.run(running, &lease, of_main.as_ref(), &mut sequences)?;
+        for rows in &sequences {
+            if let Some(sequence) = running.get_mut(&rows.key) {
+                sequence.set_draft(&rows.drafted);
+            }
+        }
+        self.unverified = Some(Unverified { lease, sequences });
+        Ok(())
+    }
+
+    /// Takes pages for the rows and for what is drafted after them.
+    fn lease(&self, running: &BTreeMap<Precedence, Sequence>, sequences: &[Rows]) -> Result<KvLease> {
         // The items of what will be drafted are known when it is committed.
         let items: Vec<_> = sequences.iter().map(|rows| rows.items(&running[&rows.key])).collect();
         let requests = sequences.iter().zip(&items).map(|(rows, items)| KvRequest {
@@ -153,15 +186,7 @@ impl DraftModel {
             recompute: true,
             ..KvRequest::default()
         });
-        let lease = self.model.kv.prepare_for_run(&requests.collect::<Vec<_>>())?;
-        self.run(running, &lease, of_main.as_ref(), &mut sequences)?;
-        for rows in &sequences {
-            if let Some(sequence) = running.get_mut(&rows.key) {
-                sequence.set_draft(&rows.drafted);
-            }
-        }
-        self.unverified = Some(Unverified { lease, sequences });
-        Ok(())
+        self.model.kv.prepare_for_run(&requests.collect::<Vec<_>>())
     }
 
     /// Computes the rows, and a token after another for each sequence that wants one.
