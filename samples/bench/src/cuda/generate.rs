@@ -17,6 +17,8 @@ const PREFILL: [(usize, f64); 3] = [(512, 12.75), (2048, 48.9), (8192, 219.0)];
 
 const STEPS: usize = 60;
 const WARM_UP: usize = 10;
+/// Tokens of an answer: more than the steps of any case.
+const MOST_STEPS: u32 = 250;
 const ROUNDS: usize = 7;
 /// The parts of a mixed step: sequences that decode, their tokens, and the rows of a prompt.
 const MIXED: (usize, usize, usize) = (64, 1024, 448);
@@ -87,18 +89,18 @@ impl Bench {
         })
     }
 
-    /// Runs one step. Returns its time and the number of tokens that it gave.
+    /// Runs one step. Returns its time and the number of its rows.
     fn step(&self) -> Result<(Duration, u64)> {
-        let before = self.generator.stats().generated_tokens;
+        let before = self.generator.stats().computed_tokens;
         let begun = Instant::now();
         self.generator.step()?;
-        Ok((begun.elapsed(), self.generator.stats().generated_tokens - before))
+        Ok((begun.elapsed(), self.generator.stats().computed_tokens - before))
     }
 
     /// Starts so many sequences and runs steps until all of them decode.
-    fn start(&mut self, sequences: usize, tokens: usize, new: u32) -> Result<Vec<TokenStream>> {
-        let streams = (0..sequences).map(|_| self.request(tokens, new)).collect::<Result<_>>()?;
-        while self.step()?.1 < sequences as u64 {}
+    fn start(&mut self, sequences: usize, tokens: usize) -> Result<Vec<TokenStream>> {
+        let streams = (0..sequences).map(|_| self.request(tokens, MOST_STEPS)).collect::<Result<_>>()?;
+        while self.step()?.1 != sequences as u64 {}
         Ok(streams)
     }
 
@@ -125,7 +127,7 @@ impl Bench {
 
     /// Milliseconds of a step in which so many sequences decode, and those of it that the engine takes beside the model.
     fn decode(&mut self, sequences: usize, tokens: usize) -> Result<(f64, f64)> {
-        let streams = self.start(sequences, tokens, (2 * WARM_UP + STEPS) as u32)?;
+        let streams = self.start(sequences, tokens)?;
         for _ in 0..WARM_UP {
             self.step()?;
         }
@@ -141,12 +143,13 @@ impl Bench {
     fn mixed(&mut self) -> Result<Row> {
         let (sequences, tokens, rows) = MIXED;
         let prompt = self.prefill(rows)?;
-        let streams = self.start(sequences, tokens, 200)?;
+        let streams = self.start(sequences, tokens)?;
         let (mut alone, mut mixed) = (Vec::new(), Vec::new());
         for round in 0..20 {
             alone.push(self.step()?.0);
             let other = self.request(rows, 1)?;
-            let (time, _) = self.step()?;
+            let (time, rows_of_step) = self.step()?;
+            assert_eq!(rows_of_step, (sequences + rows) as u64, "all of them in one step");
             drop(other);
             if round >= 5 {
                 mixed.push(time);
