@@ -10,7 +10,8 @@ import threading
 from . import ExportError, export, export_language_model, llm
 from .model import MAX_MODEL_BYTES
 
-USAGE = """%(prog)s source out_dir [--compute TYPE] [--weights FORM] [--kv FORMAT] [--max-context N] [--force] [--json]
+USAGE = """%(prog)s source out_dir [--compute TYPE] [--weights FORM] [--kv FORMAT] [--max-context N] [--form FORM]
+       [--force] [--json]
        %(prog)s checkpoint config.json out_dir [--max-model-bytes BYTES] [--force] [--json]"""
 DESCRIPTION = """Makes a model folder that Pagoda serves. Two paths make one of a language model: source is a Hugging Face
 folder or a .gguf file. Three paths make one of a ranking model: checkpoint is a .safetensors file, or a .pt or .pth file if
@@ -68,6 +69,8 @@ def _arguments(arguments):
     of.add_argument("--weights", choices=llm.WEIGHTS, help=weights)
     of.add_argument("--kv", choices=llm.KV, help="the format of the KV cache's pages; default: native, which is --compute")
     of.add_argument("--max-context", type=int, metavar="N", help="the longest sequence to serve; default: the model's own")
+    form = "paged: with Pagoda's operators; functional: standard operators alone, for any ONNX Runtime; default: paged"
+    of.add_argument("--form", choices=llm.FORMS, help=form)
     of = parser.add_argument_group("ranking models")
     beside = "put the weights into a file beside model.onnx if they are more than this; default: about 2 GiB"
     of.add_argument("--max-model-bytes", type=int, metavar="BYTES", help=beside)
@@ -76,7 +79,7 @@ def _arguments(arguments):
         parser.error(f"{len(given.paths)} path{'s' * (len(given.paths) > 1)}: give source and out_dir, or checkpoint, "
                      "config.json and out_dir")
     ranking = len(given.paths) == 3
-    others = ["max_model_bytes"] if not ranking else ["compute", "weights", "kv", "max_context"]
+    others = ["max_model_bytes"] if not ranking else ["compute", "weights", "kv", "max_context", "form"]
     for name in others:
         if getattr(given, name) is not None:
             kind, paths = ("language", "three paths export a ranking model") if ranking else (
@@ -89,7 +92,7 @@ def _exported(given):
     if len(given.paths) == 3:
         most = MAX_MODEL_BYTES if given.max_model_bytes is None else given.max_model_bytes
         return export(*given.paths, given.force, most)
-    options = {name: getattr(given, name) for name in ("compute", "weights", "kv", "max_context")}
+    options = {name: getattr(given, name) for name in ("compute", "weights", "kv", "max_context", "form")}
     options = {name: value for name, value in options.items() if value is not None}
     return export_language_model(*given.paths, given.force, **options)
 
@@ -112,6 +115,8 @@ def _language_model(manifest):
     )
     yield f"compute {manifest['compute']}, weights {manifest['weights']}"
     yield f"KV cache: {kv['bytes_per_token']:,} bytes for each token ({kv['format']})"
+    if "form" in manifest:
+        yield f"{manifest['form']} form: standard operators alone, which any ONNX Runtime runs"
 
 
 if __name__ == "__main__":

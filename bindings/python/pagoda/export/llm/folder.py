@@ -7,7 +7,7 @@ from dataclasses import replace
 from .. import folder, model
 from ..error import ExportError
 from ..progress import Progress
-from . import architectures, graph, tokens
+from . import architectures, functional, graph, tokens
 from .architectures import gemma3
 from .weights import Weights
 
@@ -15,9 +15,10 @@ KIND = "generate"
 CPU_MODEL = "model.cpu.onnx"
 TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
 PAGE_SIZE = 32
+PAGED, FUNCTIONAL = FORMS = ("paged", "functional")
 
 
-def write(checkpoint, out, force=False, compute="f32", weights="native", kv="native", max_context=None):
+def write(checkpoint, out, force=False, compute="f32", weights="native", kv="native", max_context=None, form=PAGED):
     """Makes the folder `out` whole or not at all, and returns what pagoda.json says."""
     if checkpoint.config.get("model_type") == "gemma3":
         checkpoint = gemma3.text_part(checkpoint)
@@ -26,12 +27,14 @@ def write(checkpoint, out, force=False, compute="f32", weights="native", kv="nat
     _check(decoder, checkpoint, kv)
     if compute == "f16" and decoder.no_f16:
         raise ExportError(f"--compute f16: {decoder.architecture} can not: {decoder.no_f16}. Use bf16 or f32")
+    if form == FUNCTIONAL and kv != "native":
+        raise ExportError(f"--kv {kv}: the functional form has native pages alone: leave it out, or export the paged form")
 
     def fill(made):
         graphs = {}
 
         def add(initializers):
-            graphs.update(_graphs(decoder, checkpoint, initializers, compute, weights, kv))
+            graphs.update(_graphs(decoder, checkpoint, initializers, compute, weights, kv, form))
             return graphs
 
         files = model.write_streamed(made, add)
@@ -41,18 +44,20 @@ def write(checkpoint, out, force=False, compute="f32", weights="native", kv="nat
         if checkpoint.chat_template:
             (made / TEMPLATE).write_bytes(_utf8(checkpoint))
             files[TEMPLATE] = folder.described(made / TEMPLATE)
-        return _manifest(decoder, checkpoint, compute, weights, kv, graphs.get(CPU_MODEL)) | {"files": files}
+        return _manifest(decoder, checkpoint, compute, weights, kv, form, graphs.get(CPU_MODEL)) | {"files": files}
 
     return folder.write(out, force, KIND, fill)
 
 
-def _graphs(decoder, checkpoint, initializers, compute, form, kv):
+def _graphs(decoder, checkpoint, initializers, compute, stored, kv, form):
     """The graph, and the one for the CPU, where an operator of its own multiplies by blocks. Both have the same weights."""
     total = sum(math.prod(shape) for shape in decoder.tensors().values())
     with Progress("Writing weights", total) as progress:
-        weights = Weights(checkpoint, initializers, compute, form, progress)
+        weights = Weights(checkpoint, initializers, compute, stored, progress)
+        if form == FUNCTIONAL:
+            return {model.MODEL: functional.build(decoder, weights, compute)}
         graphs = {model.MODEL: graph.build(decoder, weights, compute, kv, PAGE_SIZE)}
-    if form != "native" and compute == "f32":
+    if stored != "native" and compute == "f32":
         graphs[CPU_MODEL] = graph.build(decoder, weights, compute, kv, PAGE_SIZE, for_cpu=True)
     return graphs
 
@@ -91,13 +96,10 @@ def _utf8(checkpoint):
         raise ExportError(f"{checkpoint.source}: the chat template is no text that UTF-8 can hold: {error}") from None
 
 
-def _manifest(decoder, checkpoint, compute, weights, kv, for_cpu):
-    layers = range(len(decoder.layers))
-    quantised = [graph.scales(layer) for layer in layers] if kv != "native" else []
-    pools = [graph.pool(layer) for layer in layers]
-    outputs = [] if for_cpu is None else [output.name for output in for_cpu.graph.output]
+def _manifest(decoder, checkpoint, compute, weights, kv, form, for_cpu):
     return {
         "model": model.MODEL,
+        **({} if form == PAGED else {"form": form}),
         **({} if for_cpu is None else {"cpu_model": CPU_MODEL}),
         "architecture": decoder.architecture,
         "compute": compute,
@@ -126,6 +128,16 @@ def _manifest(decoder, checkpoint, compute, weights, kv, for_cpu):
             "chat_template": TEMPLATE if checkpoint.chat_template else None,
             "template_tokens": tokens.of_template(checkpoint),
         },
+        **(_functional_names(decoder) if form == FUNCTIONAL else _paged_names(decoder, kv, for_cpu)),
+    }
+
+
+def _paged_names(decoder, kv, for_cpu):
+    layers = range(len(decoder.layers))
+    quantised = [graph.scales(layer) for layer in layers] if kv != "native" else []
+    pools = [graph.pool(layer) for layer in layers]
+    outputs = [] if for_cpu is None else [output.name for output in for_cpu.graph.output]
+    return {
         "inputs": {
             **{name: name for name in graph.INDICES},
             "positions": "positions" if decoder.ropes else None,
@@ -137,5 +149,24 @@ def _manifest(decoder, checkpoint, compute, weights, kv, for_cpu):
             **({"logits_max": graph.LOGITS_MAX} if graph.LOGITS_MAX in outputs else {}),
             "kv_pools": [f"{name}_out" for name in pools],
             "kv_scales": [f"{name}_out" for name in quantised],
+        },
+    }
+
+
+def _functional_names(decoder):
+    layers = range(len(decoder.layers))
+    return {
+        "inputs": {
+            "input_ids": functional.INPUT_IDS,
+            "position_ids": functional.POSITIONS,
+            "key_slots": functional.KEY_SLOTS,
+            "value_slots": functional.VALUE_SLOTS,
+            "attention_mask": functional.MASK,
+            "kv_pools": [functional.pool(layer) for layer in layers],
+        },
+        "outputs": {
+            "logits": graph.LOGITS,
+            "new_keys": [functional.new_key(layer) for layer in layers],
+            "new_values": [functional.new_value(layer) for layer in layers],
         },
     }

@@ -42,28 +42,29 @@ def scales(layer):
 
 def build(decoder, weights, compute, kv_format, page_size, for_cpu=False):
     """The model without its weights, which are added to `weights`. `for_cpu`: with operators that run on the CPU alone."""
-    graph = _Graph(decoder, weights, compute, kv_format, for_cpu)
+    graph = Graph(decoder, weights, compute, kv_format, for_cpu)
     logits = graph.decoder_nodes()
     graph.node("Identity", [logits], [LOGITS])
-    inputs = [_value(name, TensorProto.INT32, shape) for name, shape in INDICES.items() if name in graph.used]
-    outputs = [_value(LOGITS, TensorProto.FLOAT, ["logits_rows", decoder.vocab_size])]
+    inputs = [value(name, TensorProto.INT32, shape) for name, shape in INDICES.items() if name in graph.used]
+    outputs = [value(LOGITS, TensorProto.FLOAT, ["logits_rows", decoder.vocab_size])]
     if any(LOGITS_MAX in node.output for node in graph.nodes):
-        outputs.append(_value(LOGITS_MAX, TensorProto.FLOAT, ["logits_rows", math.ceil(decoder.vocab_size / OUTPUT_BLOCK)]))
+        outputs.append(value(LOGITS_MAX, TensorProto.FLOAT, ["logits_rows", math.ceil(decoder.vocab_size / OUTPUT_BLOCK)]))
     for layer in range(len(decoder.layers)):
         for name, kind, shape in graph.pools(layer, page_size):
-            inputs.append(_value(name, kind, shape))
-            outputs.append(_value(f"{name}_out", kind, shape))
-    made = helper.make_graph(graph.nodes, decoder.architecture, inputs, outputs)
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(PAGODA, 1), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION, producer_name="pagoda.export")
+            inputs.append(value(name, kind, shape))
+            outputs.append(value(f"{name}_out", kind, shape))
+    return graph.model(inputs, outputs, (PAGODA, MICROSOFT))
 
 
-def _value(name, kind, shape):
+def value(name, kind, shape):
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-class _Graph:
+class Graph:
     """Nodes in the making; methods return the names of what they added."""
+
+    ids = "input_ids"
+    """The tokens of all rows, in one dimension."""
 
     def __init__(self, decoder, weights, compute, kv_format, for_cpu):
         self.decoder, self.weights, self.compute, self.kv_format = decoder, weights, compute, kv_format
@@ -75,6 +76,12 @@ class _Graph:
         self.used.update(name for name in inputs if name in INDICES)
         self.nodes.append(helper.make_node(op, inputs, outputs, domain=domain, **attributes))
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def model(self, inputs, outputs, domains):
+        """The nodes so far as a model, with operators of ONNX and of `domains`."""
+        made = helper.make_graph(self.nodes, self.decoder.architecture, inputs, outputs)
+        opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)]
+        return helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION, producer_name="pagoda.export")
 
     def constant(self, name, values):
         if name not in self.weights.initializers.tensors:
@@ -94,8 +101,7 @@ class _Graph:
                 attended, hidden = self.asked(attended), self.asked(hidden)
             added = self.norm(self.linear(attended, layer.attention_out), layer.after_attention)
             normal, hidden = self.residual(hidden, added, layer.mlp_norm)
-            wide = self.linear(normal, layer.gate_up)
-            wide = self.node("Glu", [wide], domain=PAGODA, activation=decoder.activation)
+            wide = self.gated(self.linear(normal, layer.gate_up))
             added = self.norm(self.linear(wide, layer.down), layer.after_mlp)
         normal, _ = self.residual(hidden, added, decoder.final_norm)
         # What a cap makes of logits has other maxima.
@@ -107,6 +113,9 @@ class _Graph:
 
     def asked(self, rows):
         return self.node("Gather", [rows, "logits_rows"], axis=0)
+
+    def gated(self, rows):
+        return self.node("Glu", [rows], domain=PAGODA, activation=self.decoder.activation)
 
     def capped(self, logits):
         cap = self.decoder.logits_softcap
@@ -122,7 +131,7 @@ class _Graph:
         table = Linear("embedding", (decoder.embedding,), (decoder.vocab_size,), decoder.hidden_size)
         # Rows that are looked up lose more by 4 bits than the bytes are worth.
         stored = weights.matrix(table, "native" if weights.form == "native" else "int8", least=8)
-        rows = self.looked_up(stored) if stored.bits else self.node("Gather", [stored.weight, "input_ids"], axis=0)
+        rows = self.looked_up(stored) if stored.bits else self.node("Gather", [stored.weight, self.ids], axis=0)
         if decoder.embedding_scale == 1:
             return rows
         return self.node("Mul", [rows, weights.vector("embedding_scale", np.float32(decoder.embedding_scale))])
@@ -134,7 +143,7 @@ class _Graph:
         self.weights.initializers.alias(name, stored.weight, (self.decoder.vocab_size, size))
         rows = self.node(
             "GatherBlockQuantized",
-            [name, "input_ids", stored.scales],
+            [name, self.ids, stored.scales],
             domain=MICROSOFT,
             bits=8,
             block_size=BLOCK,
@@ -143,7 +152,7 @@ class _Graph:
         )
         if not stored.offsets:
             return rows
-        offsets = self.node("Gather", [stored.offsets, "input_ids"], axis=0)
+        offsets = self.node("Gather", [stored.offsets, self.ids], axis=0)
         offsets = self.node("Unsqueeze", [offsets, self.constant("last_axis", np.array([-1]))])
         blocks = self.node("Add", [self.node("Reshape", [rows, self.blocks(size)]), offsets])
         return self.node("Reshape", [blocks, self.constant(f"rows_{size}", np.array([0, size]))])
@@ -205,16 +214,7 @@ class _Graph:
 
     def attention(self, index, layer, rows):
         decoder = self.decoder
-        size, heads, kv_heads = decoder.head_size, decoder.heads, decoder.kv_heads
-        packed = self.linear(rows, layer.qkv)
-        lengths = self.constant("qkv_lengths", np.array([heads * size, kv_heads * size, kv_heads * size]))
-        names = [f"{part}_{index}" for part in ("query", "key", "value")]
-        self.node("Split", [packed, lengths], names, axis=1)
-        query, key, value = (
-            self.node("Reshape", [name, self.constant(f"heads_{count}", np.array([0, count, size]))])
-            for name, count in zip(names, (heads, kv_heads, kv_heads))
-        )
-        query, key = self.norm(query, layer.query_norm), self.norm(key, layer.key_norm)
+        query, key, value = self.projected(index, layer, rows)
         pools, outputs = [pool(index)], [f"attention_{index}", f"{pool(index)}_out"]
         if self.kv_format != "native":
             pools.append(scales(index))
@@ -227,7 +227,21 @@ class _Graph:
         if decoder.slopes is not None:
             inputs += [""] * (15 - len(inputs)) + [self.constant("slopes", decoder.slopes)]
         self.node("PagedAttention", inputs, outputs, domain=PAGODA, **attributes)
-        return self.node("Reshape", [outputs[0], self.constant("heads_together", np.array([0, heads * size]))])
+        width = decoder.heads * decoder.head_size
+        return self.node("Reshape", [outputs[0], self.constant("heads_together", np.array([0, width]))])
+
+    def projected(self, index, layer, rows):
+        """Queries, keys and values before their rotation, [T, heads, head_size] each."""
+        size, heads, kv_heads = self.decoder.head_size, self.decoder.heads, self.decoder.kv_heads
+        packed = self.linear(rows, layer.qkv)
+        lengths = self.constant("qkv_lengths", np.array([heads * size, kv_heads * size, kv_heads * size]))
+        names = [f"{part}_{index}" for part in ("query", "key", "value")]
+        self.node("Split", [packed, lengths], names, axis=1)
+        query, key, value = (
+            self.node("Reshape", [name, self.constant(f"heads_{count}", np.array([0, count, size]))])
+            for name, count in zip(names, (heads, kv_heads, kv_heads))
+        )
+        return self.norm(query, layer.query_norm), self.norm(key, layer.key_norm), value
 
     def rotation(self, name):
         """The tables of a rotation, written in parts."""
