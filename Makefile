@@ -183,7 +183,7 @@ STAGE := target/stage
 # With what they link to; Go's binding is used as source.
 DOCUMENTS := LICENSE README.md CHANGELOG.md sdk/docs include/pagoda.h $(wildcard bindings/cpp/*.hpp) bindings/go \
 	bindings/java/README.md bindings/python/README.md samples/c samples/cpp samples/go samples/java samples/python samples/rust samples/movielens \
-	samples/chat samples/wheel_files.py
+	samples/chat samples/functional samples/wheel_files.py
 DIST := pagoda-$(VERSION)-linux-$(shell uname -m)
 FILL_IN := sed -e 's/@VERSION@/$(VERSION)/' -e 's/@ABI@/$(ABI)/'
 
@@ -342,6 +342,9 @@ target/models/smollm2/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
 target/models/smollm2-f32/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
 	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --force
 
+target/models/smollm2-functional/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
+	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --form functional --force
+
 model-smollm2: target/models/smollm2/pagoda.json ## Make target/models/smollm2, a small language model (fetches 93 MB).
 
 # Only the command. If `make build` has not built it yet, in the profile that compiles in half the time.
@@ -425,7 +428,7 @@ test-rust: build-tests
 	@.ci/need openssl openssl
 	+cargo test $(CARGO_FLAGS) --release --workspace -q
 
-test-python: $(VENV)/.tests build-cpp wheel $(WHEELHOUSE)/.ready target/demo/model.onnx target/models/smollm2/pagoda.json target/models/smollm2-f32/pagoda.json \
+test-python: $(VENV)/.tests build-cpp wheel $(WHEELHOUSE)/.ready target/demo/model.onnx $(addprefix target/models/,$(addsuffix /pagoda.json,smollm2 smollm2-f32 smollm2-functional)) \
 		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
 	@.ci/need valgrind valgrind
 	@.ci/need pkg-config pkg-config
@@ -484,7 +487,7 @@ soak: deps ## Run long tests, those of the build as it is shipped, and those tha
 	PAGODA_GENERATE_REQUESTS=1000 PAGODA_GENERATE_KILLS=200 cargo test --test generate -- threads crash --nocapture
 	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture
 	cargo test -p pagoda --lib -- --ignored weights_of_more_than_4_gib
-	$(MAKE) test-rust test-go test-java test-python SHIPPED=1
+	PAGODA_FUNCTIONAL_STEPS=200 $(MAKE) test-rust test-go test-java test-python SHIPPED=1
 	cargo +nightly miri --version >/dev/null 2>&1 || rustup component add --toolchain nightly miri rust-src
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda --lib -- --skip store:: --skip embedding::tiers::redis
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p pagoda-kernels --lib --test bad_input
