@@ -1,10 +1,11 @@
-"""The functional form of language models: standard operators alone, in a stock ONNX Runtime, with the page table of samples/functional.
+"""Language models in the functional form: standard operators in a stock ONNX Runtime, with the page table of samples/functional.
 
 No session here has Pagoda's operators, except for the paged form that results are compared with."""
 
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ import pytest
 from capi import ROOT
 from paged import Paged
 from pagoda.export import ExportError, export_language_model
+from pagoda.export.__main__ import main as command
 from test_export_llm import MODELS, NAMES, error, prompts, set_accuracy
 
 sys.path.insert(0, str(ROOT / "samples/functional"))
@@ -84,6 +86,14 @@ def test_quantised_pages_are_refused(tmp_path):
     with pytest.raises(ExportError, match="form is 'plain': it has to be one of paged, functional"):
         export_language_model(MODELS / "llama", tmp_path / "out", form="plain")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_writes_it_and_says_so(tmp_path, capsys):
+    assert command([str(MODELS / "llama"), str(tmp_path / "out"), "--form", "functional"]) == 0
+    assert "functional form: standard operators alone, which any ONNX Runtime runs" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command(["a.safetensors", "config.json", str(tmp_path / "ranker"), "--form", "functional"])
+    assert "--form is for language models, and three paths export a ranking model" in capsys.readouterr().err
 
 
 # ---- logits ------------------------------------------------------------------------------------------------------
@@ -177,6 +187,20 @@ def test_quantised_weights_are_those_of_the_paged_form(tmp_path, name, weights):
     tokens, _ = prompts(name)[0]
     want = Paged(tmp_path / "paged", graph="model").step({"a": tokens})["a"]
     assert error(Decoder(tmp_path / "functional", pages=16).step({"a": tokens})["a"], want) <= 1e-5
+
+
+def test_caps_of_scores_and_logits_are_those_of_the_paged_form(tmp_path):
+    """A cap is applied before the mask: what is not seen stays so."""
+    shutil.copytree(MODELS / "gemma3", tmp_path / "capped")
+    config = json.loads((tmp_path / "capped/config.json").read_text())
+    config |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    (tmp_path / "capped/config.json").write_text(json.dumps(config))
+    for form in ("paged", "functional"):
+        export_language_model(tmp_path / "capped", tmp_path / form, form=form)
+    tokens, without = prompts("gemma3")[0]
+    want = Paged(tmp_path / "paged").step({"a": tokens})["a"]
+    assert error(Decoder(tmp_path / "functional", pages=16).step({"a": tokens})["a"], want) <= 1e-5
+    assert error(want, without) > 0.01
 
 
 # ---- SmolLM2 -----------------------------------------------------------------------------------------------------
