@@ -50,24 +50,19 @@ from .error import (
     Status,
     UnsupportedError,
 )
-from .generator import (
+from .generate import (
     BeamOptions,
     Choice,
     ContextEnd,
-    Driver,
     EarlyStop,
     FinishReason,
     GenerateRequest,
     GenerateResponse,
-    Generator,
-    GeneratorOptions,
-    GeneratorStats,
-    KvFormat,
     KvPolicy,
     Token,
     TokenLogprobs,
-    TokenStream,
 )
+from .generator import Driver, Generator, GeneratorOptions, GeneratorStats, KvFormat
 from .kv import (
     CachedOwner,
     Edited,
@@ -97,6 +92,7 @@ from .process import (
     version_number,
 )
 from .store import Durability, Store, StoreOptions, StoreStats
+from .stream import TokenStream
 from .tensor import ElementType, Tensor
 
 __version__ = "0.1.0"

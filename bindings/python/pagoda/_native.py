@@ -255,6 +255,11 @@ class Struct:
         cls.struct = struct
         STRUCTS[struct] = cls
 
+    @classmethod
+    def given(cls, options: Self | None) -> Self:
+        """The options that a caller has given, or the defaults."""
+        return instance_of(cls, cls() if options is None else options, "options")
+
     def to_c(self, argument: str, keep: list[Any]) -> Any:
         """A struct in C, which points to what is in `keep`."""
         made = initialised(self.struct)
@@ -420,6 +425,17 @@ def kept(value: Any, handle: Any = None) -> Any:
 def taken(user_data: Any) -> Any:
     """The value of a `user_data`, which is not used again."""
     return _kept.pop(int(ffi.cast("uintptr_t", user_data)))[1]
+
+
+def begin(value: Any, function: Any, *arguments: Any, user_data: Any = None) -> None:
+    """Calls a function that returns at once and ends with a callback; its last argument is the `user_data` of that, from
+    which the callback takes `value`."""
+    user_data = kept(value, user_data)
+    try:
+        call(function, *arguments, user_data)
+    except BaseException:
+        taken(user_data)
+        raise
 
 
 def pending() -> Future[Any]:

@@ -16,12 +16,11 @@ from ._native import (
     Object,
     StrPath,
     Struct,
+    begin,
     call,
     decoded,
     ffi,
     initialised,
-    instance_of,
-    kept,
     lib,
     numbers,
     out,
@@ -95,11 +94,6 @@ class EngineOptions(Struct, struct="pagoda_engine_options"):
     """How the store is opened."""
     cuda_graphs: Sequence[GraphShape] = ()
     """On a GPU: batch shapes that are captured into CUDA graphs when they are first used, and replayed after that."""
-
-    def fill(self, made: Any, argument: str, keep: list[Any]) -> None:
-        super().fill(made, argument, keep)
-        if self.model is None:
-            made.model = ModelOptions().to_c(f"{argument}.model", keep)
 
 
 @dataclass(kw_only=True)
@@ -258,7 +252,7 @@ class Engine(Object):
 
     def __init__(self, folder: StrPath, options: EngineOptions | None = None) -> None:
         """Opens a model folder, checks all its files, and runs the model once."""
-        options = instance_of(EngineOptions, options or EngineOptions(), "options")
+        options = EngineOptions.given(options)
         self._own(opening(lib.pagoda_engine_open, "pagoda_engine *", (text(folder, "folder"),), options))
 
     @takes(RankRequest)
@@ -292,12 +286,7 @@ class Engine(Object):
             made = request.to_c("request", keep)
             made.cancel = stop.handle
             future = pending()
-            user_data = kept(future)
-            try:
-                call(lib.pagoda_engine_rank_async, self.handle, made, _ranked, user_data)
-            except BaseException:
-                taken(user_data)
-                raise
+            begin(future, lib.pagoda_engine_rank_async, self.handle, made, _ranked)
             return future
 
         return await awaited(start, request.cancel)

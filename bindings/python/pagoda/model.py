@@ -12,12 +12,12 @@ from ._native import (
     Object,
     StrPath,
     Struct,
+    begin,
     call,
     decoded,
     ffi,
     handles,
     instance_of,
-    kept,
     lib,
     listed,
     onnxruntime_path,
@@ -101,7 +101,11 @@ def opening(function: Any, kind: str, what: tuple[Any, ...], options: Struct) ->
     while True:
         keep: list[Any] = []
         try:
-            handle = out(function, kind, *what, options.to_c("options", keep))
+            made = options.to_c("options", keep)
+            # Where a model runs inside something else: without options, too, ONNX Runtime is that of the package.
+            if getattr(options, "model", made) is None:
+                made.model = ModelOptions().to_c("options.model", keep)
+            handle = out(function, kind, *what, made)
         except InvalidArgumentError as failure:
             # Other code of the process has loaded another ONNX Runtime than that of the installed package.
             if _opened or not failure.argument.endswith("onnxruntime_path"):
@@ -198,7 +202,7 @@ class Model(Object):
 
     def __init__(self, model: StrPath | bytes, options: ModelOptions | None = None) -> None:
         """Opens an .onnx file; or a model from the bytes of one."""
-        options = instance_of(ModelOptions, options or ModelOptions(), "options")
+        options = ModelOptions.given(options)
         if isinstance(model, bytes):
             what = ffi.from_buffer(model), len(model)
             self._own(opening(lib.pagoda_model_open_memory, "pagoda_model *", what, options))
@@ -248,12 +252,7 @@ class Model(Object):
 
         def start(stop: Cancel) -> Future[dict[str, Tensor]]:
             with _Run(self, inputs, outputs, stop) as run:
-                user_data = kept(run)
-                try:
-                    call(lib.pagoda_model_run_async, self.handle, *run.arguments, _ran, user_data)
-                except BaseException:
-                    taken(user_data)
-                    raise
+                begin(run, lib.pagoda_model_run_async, self.handle, *run.arguments, _ran)
                 return run.future
 
         return await awaited(start, cancel)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from ._native import Object, StrPath, Struct, call, instance_of, lib, out, text
+from ._native import Object, StrPath, Struct, call, lib, out, text
 
 
 class Durability(IntEnum):
@@ -85,7 +85,7 @@ class Store(Object):
     def __init__(self, path: StrPath, options: StoreOptions | None = None) -> None:
         """Opens the store in a folder. If the folder is empty or missing, a new store is made."""
         keep: list[Any] = []
-        made = instance_of(StoreOptions, options or StoreOptions(), "options").to_c("options", keep)
+        made = StoreOptions.given(options).to_c("options", keep)
         self._own(out(lib.pagoda_store_open, "pagoda_store *", text(path, "path"), made))
 
     def flush(self) -> None:
