@@ -120,10 +120,15 @@ abstract class Pending<T> extends CompletableFuture<T> {
                 unwanted.accept(value);
             }
         };
+        execute(complete);
+    }
+
+    /** Runs it on a thread of the binding's own; if there can be none, on this one. */
+    static void execute(Runnable task) {
         try {
-            COMPLETING.execute(complete);
+            COMPLETING.execute(task);
         } catch (Throwable noThread) {
-            complete.run();
+            task.run();
         }
     }
 

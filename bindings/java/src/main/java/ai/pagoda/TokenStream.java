@@ -8,6 +8,8 @@ import java.util.Spliterators;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.Flow;
+import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.stream.Stream;
@@ -76,6 +78,20 @@ public final class TokenStream implements Iterable<Token>, AutoCloseable {
     }
 
     /**
+     * The same tokens for one subscriber, which is called on threads of the binding's own, and may block there. It gets as
+     * many tokens as it asks for. The others wait here, as they do for all readers: at most as many as the request can have,
+     * which is its {@code n} times its {@code maxNewTokens}. After the last token comes the end, or what ended the request. To
+     * cancel the subscription ends the request, as {@link #close} does.
+     *
+     * <p>A second subscriber of the same stream gets an {@link IllegalStateException}, and changes nothing for the first.
+     *
+     * @return the publisher
+     */
+    public Flow.Publisher<Token> publisher() {
+        return new TokenPublisher(generating);
+    }
+
+    /**
      * The whole response, when the request has ended. The tokens need not be read for that.
      *
      * @return the response, or what ended the request; to cancel it ends the request, as {@link #close} does
@@ -99,6 +115,8 @@ public final class TokenStream implements Iterable<Token>, AutoCloseable {
         private final ReentrantLock lock = new ReentrantLock();
         private final Condition more = lock.newCondition();
         private final ArrayDeque<Token> tokens = new ArrayDeque<>();
+        /** What a subscriber has run when there is a token or the end; null if there never was one. */
+        private final AtomicReference<Runnable> listener = new AtomicReference<>();
 
         Generating(Cancel cancel) {
             super(cancel);
@@ -106,7 +124,24 @@ public final class TokenStream implements Iterable<Token>, AutoCloseable {
                 lock.lock();
                 more.signalAll();
                 lock.unlock();
+                tellListener();
             });
+        }
+
+        private void tellListener() {
+            Runnable told = listener.get();
+            if (told != null) {
+                told.run();
+            }
+        }
+
+        /** Runs this after each token from now on, and at the end, and returns true; false if there was one before. */
+        boolean listen(Runnable told) {
+            return listener.compareAndSet(null, told);
+        }
+
+        void listenNoMore() {
+            listener.set(() -> {});
         }
 
         /** Called by the native part, on a thread of Pagoda's. */
@@ -121,6 +156,7 @@ public final class TokenStream implements Iterable<Token>, AutoCloseable {
             } finally {
                 lock.unlock();
             }
+            tellListener();
         }
 
         /** Called by the native part, on a thread of Pagoda's, after the last token. It frees the response after that. */
@@ -150,14 +186,44 @@ public final class TokenStream implements Iterable<Token>, AutoCloseable {
                 Thread.currentThread().interrupt();
                 throw new CancellationException("interrupted while waiting for a token");
             }
+            Throwable failure = failure();
+            if (failure instanceof PagodaException || failure instanceof CancellationException) {
+                throw (RuntimeException) failure;
+            }
+            if (failure != null) {
+                throw new CompletionException(failure);
+            }
+            return null;
+        }
+
+        /** The next token if there is one already; otherwise null. */
+        Token poll() {
+            lock.lock();
+            try {
+                return tokens.poll();
+            } finally {
+                lock.unlock();
+            }
+        }
+
+        boolean isEmpty() {
+            lock.lock();
+            try {
+                return tokens.isEmpty();
+            } finally {
+                lock.unlock();
+            }
+        }
+
+        /** What ended the request; null if that is its end. It has ended. */
+        Throwable failure() {
             try {
                 join();
                 return null;
             } catch (CompletionException error) {
-                if (error.getCause() instanceof PagodaException cause) {
-                    throw cause;
-                }
-                throw error;
+                return error.getCause();
+            } catch (CancellationException error) {
+                return error;
             }
         }
     }

@@ -39,7 +39,7 @@ class GeneratorTest extends Support {
         return Generator.open(LLAMA, options());
     }
 
-    private static Generator stepped() {
+    static Generator stepped() {
         return Generator.open(LLAMA, options().driver(Driver.CALLER));
     }
 

@@ -102,6 +102,9 @@ class NoMemoryTest extends Support {
                 CompletionException lost = assertThrows(CompletionException.class,
                         () -> generator.stream(GeneratorTest.likely(3)).iterator().next());
                 assertInstanceOf(OutOfMemoryError.class, lost.getCause());
+                PublisherTest.Reader reader = new PublisherTest.Reader(Long.MAX_VALUE, 0);
+                generator.stream(GeneratorTest.likely(3)).publisher().subscribe(reader);
+                assertInstanceOf(OutOfMemoryError.class, reader.failure());
                 isTold(engine.rankAsync(request));
                 isTold(model.runAsync(Map.of("x", x), "y"));
                 // And again: one that was told is not the last.
