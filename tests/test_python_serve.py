@@ -1,6 +1,7 @@
 """The ranking engine and the generator from Python: calls, asyncio, streams, threads, and how they end."""
 
 import asyncio
+import contextvars
 import gc
 import json
 import os
@@ -364,6 +365,33 @@ def test_a_task_that_is_cancelled_cancels_its_request(stepped):
 
     asyncio.run(leave())
     assert ended_early(stepped) == 4
+
+
+@pytest.mark.parametrize("kind", [asyncio.Task, asyncio.tasks._PyTask], ids=["in C", "in Python"])
+def test_a_task_that_has_waited_too_long_can_go_on(stepped, kind):
+    """The stream is what such a task awaits, and not a future of asyncio."""
+    variable = contextvars.ContextVar("variable")
+
+    async def read():
+        variable.set(7)
+        stream = stepped.stream(tokens=PROMPTS[0], **GREEDY)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await anext(stream)
+        asyncio.get_running_loop().call_later(0.01, stepped.step)
+        read = [await anext(stream)]
+        while stepped.step():
+            pass
+        assert variable.get() == 7
+        return read + [token async for token in stream]
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(lambda loop, coroutine, **more: kind(coroutine, loop=loop, **more))
+        return await loop.create_task(read())
+
+    assert [token.id for token in asyncio.run(main())] == stepped.generate(tokens=PROMPTS[0], **GREEDY).tokens
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(generator):

@@ -97,7 +97,8 @@ void pagoda_python_stream_end(pagoda_python_stream *stream) {
     wake(stream, pthread_cond_broadcast);
 }
 
-int32_t pagoda_python_stream_next(pagoda_python_stream *stream, int32_t milliseconds, pagoda_generate_token **token) {
+int32_t pagoda_python_stream_next(pagoda_python_stream *stream, int32_t milliseconds, int32_t fd,
+                                  pagoda_generate_token **token) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += milliseconds / 1000;
@@ -114,16 +115,15 @@ int32_t pagoda_python_stream_next(pagoda_python_stream *stream, int32_t millisec
         *token = &first->token;
         found = 1;
     }
+    if (found == -1 && fd >= 0) stream->fd = fd;
     pthread_mutex_unlock(&stream->lock);
     return found;
 }
 
-int32_t pagoda_python_stream_watch(pagoda_python_stream *stream, int32_t fd) {
+void pagoda_python_stream_unwatch(pagoda_python_stream *stream) {
     pthread_mutex_lock(&stream->lock);
-    int32_t ready = stream->first != NULL || stream->ended || stream->lost;
-    stream->fd = ready ? -1 : fd;
+    stream->fd = -1;
     pthread_mutex_unlock(&stream->lock);
-    return ready;
 }
 
 void pagoda_python_token_free(pagoda_generate_token *token) {

@@ -22,15 +22,14 @@ void pagoda_python_stream_end(pagoda_python_stream *stream);
 
 /**
  * Waits up to `milliseconds` for a token. Returns 1, and the token, which the caller frees; 0 at the end; -1 if none
- * came in time; -2 if a token was lost because there was no memory.
+ * came in time; -2 if a token was lost because there was no memory. After -1 the eventfd `fd` is written, once, when there
+ * is something else to return; -1 is no eventfd.
  */
-int32_t pagoda_python_stream_next(pagoda_python_stream *stream, int32_t milliseconds, pagoda_generate_token **token);
+int32_t pagoda_python_stream_next(pagoda_python_stream *stream, int32_t milliseconds, int32_t fd,
+                                  pagoda_generate_token **token);
 
-/**
- * Returns 1 if `_next` has something to say at once. Otherwise 0, and the eventfd `fd` is written when it has, once.
- * With `fd` -1 none is written any more.
- */
-int32_t pagoda_python_stream_watch(pagoda_python_stream *stream, int32_t fd);
+/** Writes to no eventfd any more. */
+void pagoda_python_stream_unwatch(pagoda_python_stream *stream);
 
 /** Frees a token. */
 void pagoda_python_token_free(pagoda_generate_token *token);

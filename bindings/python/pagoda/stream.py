@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextvars import Context
 from typing import Any, Self, cast
 
 from ._native import Object, begin, ffi, lib, pending, read_error, streams, taken
@@ -50,10 +51,10 @@ class _Tokens(_Answer):
     def end(self) -> None:
         streams.pagoda_python_stream_end(self.queue)
 
-    def next(self, milliseconds: int) -> Token | bool:
-        """The next token; False at the end; True if there may be more later."""
+    def next(self, milliseconds: int, fd: int = -1) -> Token | bool:
+        """The next token; False at the end; True if there may be more later, of which the eventfd `fd` then tells."""
         place = ffi.new("pagoda_generate_token **")
-        found = streams.pagoda_python_stream_next(self.queue, milliseconds, place)
+        found = streams.pagoda_python_stream_next(self.queue, milliseconds, fd, place)
         if found != 1:
             if found == -2:
                 raise MemoryError("there was no memory for a token of the stream")
@@ -68,29 +69,59 @@ class _Tokens(_Answer):
 
 
 class _Waker:
-    """Wakes a task of a loop when there is a token."""
+    """Wakes the task that waits for a token. The task awaits it as a future, and goes on within the event of the loop: after a
+    future of asyncio it would wait for the next round of the loop, with every token."""
+
+    # By this attribute asyncio knows what can be awaited as a future.
+    _asyncio_future_blocking = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.fd = loop, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.waiter: asyncio.Future[None] | None = None
+        self.waiting: tuple[Callable[[_Waker], object], Context] | None = None
+        self.cancelled = False
         loop.add_reader(self.fd, self.wake)
 
     def wake(self) -> None:
         os.eventfd_read(self.fd)
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            go_on, context = waiting
+            context.run(go_on, self)
 
-    async def wait(self, tokens: _Tokens) -> None:
-        self.waiter = self.loop.create_future()
-        if not streams.pagoda_python_stream_watch(tokens.queue, self.fd):
-            await self.waiter
+    def wake_soon(self) -> bool:
+        waiting, self.waiting = self.waiting, None
+        if waiting is None:
+            return False
+        go_on, context = waiting
+        self.loop.call_soon(go_on, self, context=context)
+        return True
 
     def close(self) -> None:
         if not self.loop.is_closed():
             self.loop.remove_reader(self.fd)
-            if self.waiter is not None and not self.waiter.done():
-                self.waiter.set_result(None)
+            self.wake_soon()
         os.close(self.fd)
+
+    # What a task calls of a future.
+
+    def __await__(self) -> Generator[_Waker, None, None]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.loop
+
+    def add_done_callback(self, go_on: Callable[[_Waker], object], *, context: Context) -> None:
+        self.waiting = go_on, context
+
+    def cancel(self, msg: object = None) -> bool:
+        self.cancelled = self.wake_soon()
+        return self.cancelled
+
+    def result(self) -> None:
+        cancelled, self.cancelled = self.cancelled, False
+        if cancelled:
+            raise asyncio.CancelledError
 
 
 @ffi.callback("pagoda_generate_callback")  # type: ignore[untyped-decorator]
@@ -160,26 +191,23 @@ class TokenStream(Iterator[Token], AsyncIterator[Token]):
 
     async def __anext__(self) -> Token:
         while not self._read:
-            if isinstance(token := self._tokens.next(0), Token):
+            waker, loop = self._waker, asyncio.get_running_loop()
+            if waker is None or waker.loop is not loop:
+                self._sleep()
+                waker = self._waker = _Waker(loop)
+            if isinstance(token := self._tokens.next(0, waker.fd), Token):
                 return token
             if not token:
                 self._end()
             else:
-                await self._wait()
+                await waker
         raise StopAsyncIteration
-
-    async def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._waker is None or self._waker.loop is not loop:
-            self._sleep()
-            self._waker = _Waker(loop)
-        await self._waker.wait(self._tokens)
 
     def _sleep(self) -> None:
         """Wakes no task any more."""
         waker, self._waker = self._waker, None
         if waker is not None:
-            streams.pagoda_python_stream_watch(self._tokens.queue, -1)
+            streams.pagoda_python_stream_unwatch(self._tokens.queue)
             try:
                 inside = asyncio.get_running_loop() is waker.loop
             except RuntimeError:
