@@ -1,22 +1,23 @@
 """What a reader makes of a checkpoint, whatever its files are: names, shapes and layout are Hugging Face's."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass
 class Blocks:
     """Rows of weights that are quantised in blocks of 32: weight = scale * code + low."""
 
-    codes: np.ndarray
+    codes: npt.NDArray[np.uint8]
     """u8 [rows, K]. 4 bits: 0 to 15; 8 bits: code + 128, so that 128 stands for zero."""
     bits: int
     """4 or 8."""
-    scale: np.ndarray
+    scale: npt.NDArray[Any]
     """f16, or f32 where the exporter quantised, [rows, K / 32]."""
-    low: np.ndarray | None
+    low: npt.NDArray[Any] | None
     """As scale. None: blocks are symmetric, weight = scale * (code - 2**(bits - 1))."""
 
 
@@ -28,7 +29,7 @@ class Tensor(Protocol):
     type: str
     """f32, f16, bf16, or the name of a GGUF type, such as q4_1."""
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
+    def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Part of axis 0: f32, f16 or bf16 (ml_dtypes) as it is stored; what is quantised comes as f32."""
 
     def blocks(self, start: int, stop: int) -> Blocks | None:
@@ -41,15 +42,15 @@ class Checkpoint:
 
     source: str
     """The path, for messages."""
-    config: dict
+    config: dict[str, Any]
     """Hugging Face's config.json."""
     tensors: dict[str, Tensor]
     """By Hugging Face's name."""
-    tokenizer: dict
+    tokenizer: dict[str, Any]
     """Hugging Face's tokenizer.json."""
-    tokenizer_config: dict = field(default_factory=dict)
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)
     """Hugging Face's tokenizer_config.json."""
-    generation_config: dict = field(default_factory=dict)
+    generation_config: dict[str, Any] = field(default_factory=dict)
     """Hugging Face's generation_config.json."""
     chat_template: str | None = None
     """Jinja, as Hugging Face's apply_chat_template takes it."""

@@ -3,8 +3,10 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..error import ExportError
 
@@ -25,9 +27,9 @@ class Entry:
     """GGUF's name, such as blk.0.attn_q.weight."""
     shape: tuple[int, ...]
     """Rows first, as numpy and Hugging Face have it; GGUF counts the other way round."""
-    kind: object
+    kind: Any
     """gguf.GGMLQuantizationType."""
-    data: np.ndarray
+    data: npt.NDArray[Any]
     """The mapped bytes: numbers for f32 and f16, rows of u8 for everything else."""
 
 
@@ -36,16 +38,16 @@ class File:
     """One GGUF model, all its parts."""
 
     path: Path
-    metadata: dict
+    metadata: dict[str, Any]
     """Values by key. 32-bit floats are the shortest decimal that stands for them, so 1e-05 is 1e-05."""
     entries: dict[str, Entry]
 
-    def error(self, message):
+    def error(self, message: str) -> ExportError:
         """An ExportError that begins with the path."""
         return ExportError(f"{self.path}: {message}")
 
 
-def open_file(path):
+def open_file(path: str | Path) -> File:
     """The metadata and tensors of a file, or of all parts where `path` is the first part of a split model."""
     path = Path(path)
     metadata, entries = _read(path)
@@ -74,7 +76,7 @@ def open_file(path):
     return File(path, metadata, entries)
 
 
-def _other_parts(path, count):
+def _other_parts(path: Path, count: int) -> list[Path]:
     found = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path.name)
     if not found or int(found[2]) != count:
         raise ExportError(
@@ -84,7 +86,7 @@ def _other_parts(path, count):
     return [path.with_name(f"{found[1]}-{part:05}-of-{count:05}.gguf") for part in range(2, count + 1)]
 
 
-def _read(path):
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
     _check_head(path)
     try:
         reader = _reader(path)
@@ -98,7 +100,7 @@ def _read(path):
     return metadata, entries
 
 
-def _check_head(path):
+def _check_head(path: Path) -> None:
     if not path.is_file():
         raise ExportError(f"{path} is not a file: give the path of a .gguf file")
     with path.open("rb") as file:
@@ -116,7 +118,7 @@ def _check_head(path):
         raise ExportError(f"{path} is GGUF of version {version}: versions 2 and 3 are read, convert the model again")
 
 
-def _reader(path):
+def _reader(path: Path) -> Any:
     try:
         import gguf
     except ImportError as error:
@@ -130,7 +132,7 @@ def _reader(path):
         A header is read in hundreds of thousands of small parts, so a part is one call: a third of the package's time.
         """
 
-        def _get(self, offset, dtype, count=1, override_order=None):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> npt.NDArray[Any]:
             kind, offset, count = LITTLE[np.dtype(dtype)], int(offset), int(count)
             end = offset + kind.itemsize * count
             if end > len(self.data):
@@ -139,12 +141,12 @@ def _reader(path):
                 )
             return np.frombuffer(self.data, kind, count, offset)
 
-        def _build_tensors(self, start_offs, fields):
+        def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
             for field in fields:
                 self._check_tensor(start_offs, field)
             super()._build_tensors(start_offs, fields)
 
-        def _check_tensor(self, start, field):
+        def _check_tensor(self, start: int, field: Any) -> None:
             name, (_, _, _, dims, kind, offset) = field.name, field.parts
             known = {int(each): each for each in gguf.GGML_QUANT_SIZES}
             if int(kind[0]) not in known:
@@ -170,13 +172,13 @@ def _reader(path):
     return Reader(path)
 
 
-def _version():
+def _version() -> str:
     from importlib.metadata import version
 
     return version("gguf")
 
 
-def _value(field):
+def _value(field: Any) -> Any:
     from gguf import GGUFValueType
 
     value = field.contents()

@@ -1,6 +1,8 @@
 """Which tensors a GGUF file of an architecture holds, under which of Hugging Face's names, in which shapes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -16,7 +18,7 @@ class Place:
     required: bool = True
 
 
-def places(architecture, config):
+def places(architecture: str, config: Mapping[str, Any]) -> dict[str, Place]:
     """Every tensor that the configuration calls for, by Hugging Face's name."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shift = architecture == "gemma3"
@@ -33,7 +35,7 @@ def places(architecture, config):
     return found
 
 
-def _layer(architecture, config, shift):
+def _layer(architecture: str, config: Mapping[str, Any], shift: bool) -> dict[str, Place]:
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     found = {"input_layernorm.weight": Place((hidden,), ("attn_norm.weight",), minus_one=shift)}
     if shift:
@@ -52,7 +54,7 @@ def _layer(architecture, config, shift):
     return found
 
 
-def _attention(architecture, config, shift):
+def _attention(architecture: str, config: Mapping[str, Any], shift: bool) -> dict[str, Place]:
     hidden, dim, heads = config["hidden_size"], config["head_dim"], config["num_attention_heads"]
     kv_heads, bias = config["num_key_value_heads"], config["attention_bias"]
     permuted = architecture in ("llama", "baichuan")
@@ -80,7 +82,7 @@ def _attention(architecture, config, shift):
     return found
 
 
-def _linear(name, part, rows, columns, bias, heads=0):
+def _linear(name: str, part: str, rows: int, columns: int, bias: bool, heads: int = 0) -> dict[str, Place]:
     order = (heads,) if heads else ()
     found = {f"{name}.weight": Place((rows, columns), (f"{part}.weight",), order)}
     if bias:

@@ -6,6 +6,10 @@ here, Qwen's on composed text. deepseek-coder differs in 7 strings, next to whit
 replaces it before it looks for the range U+0800 to U+9FA5, which holds it.
 """
 
+from typing import Any, TypeAlias
+
+Step: TypeAlias = dict[str, Any]
+
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -31,14 +35,14 @@ _DEEPSEEK_V3 = (
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
 
-def _splits(*expressions):
-    split = [
+def _splits(*expressions: str) -> list[Step]:
+    split: list[Step] = [
         {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False} for each in expressions
     ]
     return [*split, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
 
 
-def _gpt2(*before):
+def _gpt2(*before: Step) -> list[Step]:
     return [*before, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]
 
 
@@ -48,7 +52,9 @@ _DIGITS = {"type": "Digits", "individual_digits": True}
 class Pre:
     """A pre-tokenizer, and what else models with it have in common."""
 
-    def __init__(self, steps, ignore_merges=False, add_bos=False, normalizer=None):
+    def __init__(
+        self, steps: list[Step], ignore_merges: bool = False, add_bos: bool = False, normalizer: Step | None = None
+    ) -> None:
         self.steps, self.ignore_merges, self.add_bos, self.normalizer = steps, ignore_merges, add_bos, normalizer
 
 

@@ -4,10 +4,13 @@ Two kinds are known: `gpt2`, byte-level BPE with merges, and `llama`, SentencePi
 are those of the model's own tokenizer with special tokens parsed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from .gguf_file import File
 from .gguf_pretokenizers import PRE
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -33,15 +36,15 @@ SAMPLING = {
 class Made:
     """What a file's tokenizer becomes."""
 
-    tokenizer: dict
-    tokenizer_config: dict
-    generation_config: dict
+    tokenizer: dict[str, Any]
+    tokenizer_config: dict[str, Any]
+    generation_config: dict[str, Any]
     chat_template: str | None
-    config: dict
+    config: dict[str, Any]
     """The ids that config.json repeats."""
 
 
-def tokenizer(file):
+def tokenizer(file: File) -> Made:
     """The tokenizer of an open file."""
     vocabulary = Vocabulary(file)
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(vocabulary.kind)
@@ -92,47 +95,49 @@ def tokenizer(file):
 class Vocabulary:
     """The tokens of a file, checked against each other."""
 
-    def __init__(self, file):
+    def __init__(self, file: File) -> None:
         self.file = file
-        self.kind = self.text("model")
-        if self.kind is None:
+        kind = self.text("model")
+        if kind is None:
             raise file.error("tokenizer.ggml.model is missing: the file has no tokenizer, convert the model again")
-        self.tokens = self.get("tokens")
-        if not isinstance(self.tokens, list) or not self.tokens or not isinstance(self.tokens[0], str):
+        self.kind = kind
+        tokens = self.get("tokens")
+        if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
             raise file.error("tokenizer.ggml.tokens is missing: the file has no vocabulary, convert the model again")
         # llama.cpp does so too: a token needs a text of its own.
-        self.tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(self.tokens)]
+        self.tokens: list[str] = [text or f"[EMPTY_{token}]" for token, text in enumerate(tokens)]
         self.ids = {text: token for token, text in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             twice = next(text for token, text in enumerate(self.tokens) if self.ids[text] != token)
             raise file.error(f"tokenizer.ggml.tokens has {twice!r} twice: which id it stands for can not be known")
         self.types = self._for_each("token_type", NORMAL)
 
-    def get(self, key, default=None):
+    def get(self, key: str, default: Any = None) -> Any:
         """A value of the tokenizer, or `default`."""
         return self.file.metadata.get(f"tokenizer.ggml.{key}", default)
 
-    def text(self, key, default=None):
+    def text(self, key: str, default: str | None = None) -> str | None:
         """A string of the tokenizer, or `default`."""
         value = self.get(key, default)
         if value is not None and not isinstance(value, str):
             raise self.file.error(f"tokenizer.ggml.{key} is {value!r}: it has to be a string")
         return value
 
-    def scores(self):
+    def scores(self) -> Sequence[float]:
         """SentencePiece's scores, which order its merges."""
         if self.get("scores") is None:
             raise self.file.error("tokenizer.ggml.scores is missing, which orders the merges: convert the model again")
-        return self._for_each("scores", 0.0)
+        values: Sequence[float] = self._for_each("scores", 0.0)
+        return values
 
-    def special_ids(self, sentencepiece):
+    def special_ids(self, sentencepiece: bool) -> dict[str, int | None]:
         """Ids of bos, eos, unk and pad, None for what the model does not have."""
         # SentencePiece's own defaults, which llama.cpp takes where the file does not say.
         defaults = {"unk": 0, "bos": 1, "eos": 2} if sentencepiece else {}
         keys = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
         return {name: self.id(key, defaults.get(name)) for name, key in keys.items()}
 
-    def id(self, key, default=None):
+    def id(self, key: str, default: int | None = None) -> int | None:
         """The id under a key of the metadata."""
         value = self.get(key, default)
         if value is None:
@@ -143,7 +148,7 @@ class Vocabulary:
             raise self.file.error(f"tokenizer.ggml.{key} is {value}, with {len(self.tokens)} tokens: correct it")
         return value
 
-    def _for_each(self, key, default):
+    def _for_each(self, key: str, default: float) -> Any:
         values = self.get(key)
         if values is None:
             return [default] * len(self.tokens)
@@ -153,7 +158,7 @@ class Vocabulary:
         return values
 
 
-def _byte_level(vocabulary):
+def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     name = vocabulary.text("pre", "default")
     if name not in PRE:
         raise vocabulary.file.error(
@@ -173,7 +178,7 @@ def _byte_level(vocabulary):
     }
 
 
-def _pairs(vocabulary, merges):
+def _pairs(vocabulary: Vocabulary, merges: list[Any]) -> list[list[str]]:
     pairs = []
     for number, merge in enumerate(merges):
         # The space that divides a merge is not its first character.
@@ -187,18 +192,18 @@ def _pairs(vocabulary, merges):
     return pairs
 
 
-def _sentencepiece(vocabulary):
+def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
     prefix = vocabulary.get("add_space_prefix", True)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prepend = {"type": "Prepend", "prepend": SPACE}
-    decoders = [
+    decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = vocabulary.id("unknown_token_id", 0)
+    unknown = vocabulary.id("unknown_token_id", 0) or 0
     return {
         "normalizer": {"type": "Sequence", "normalizers": [prepend, replace] if prefix else [replace]},
         "pre_tokenizer": None,
@@ -208,13 +213,14 @@ def _sentencepiece(vocabulary):
     }
 
 
-def _merges(vocabulary):
+def _merges(vocabulary: Vocabulary) -> list[list[str]]:
     """Merges that give SentencePiece's pieces: for each piece all its halves that are pieces, best score first.
 
     Where two halvings of one piece stand side by side SentencePiece takes the left one; the order here can not say
     that, and needs not: the longer left half is there first.
     """
-    scores, ids, found = vocabulary.scores(), vocabulary.ids, []
+    scores, ids = vocabulary.scores(), vocabulary.ids
+    found: list[tuple[float, int, list[list[str]]]] = []
     for token, text in enumerate(vocabulary.tokens):
         if vocabulary.types[token] != NORMAL or len(text) < 2:
             continue
@@ -226,7 +232,13 @@ def _merges(vocabulary):
     return [pair for _, _, pairs in found for pair in pairs]
 
 
-def _bpe(vocabulary, merges, unknown=None, byte_fallback=False, ignore_merges=False):
+def _bpe(
+    vocabulary: Vocabulary,
+    merges: list[list[str]],
+    unknown: str | None = None,
+    byte_fallback: bool = False,
+    ignore_merges: bool = False,
+) -> dict[str, Any]:
     return {
         "type": "BPE",
         "dropout": None,
@@ -241,7 +253,7 @@ def _bpe(vocabulary, merges, unknown=None, byte_fallback=False, ignore_merges=Fa
     }
 
 
-def _added_tokens(vocabulary, ids):
+def _added_tokens(vocabulary: Vocabulary, ids: dict[str, int | None]) -> list[dict[str, Any]]:
     """Tokens that are found in text before everything else. Control and unknown tokens are special, others are not."""
     special = {token for token in ids.values() if token is not None} if vocabulary.get("token_type") is None else set()
     strips = _strips_right(vocabulary)
@@ -260,19 +272,19 @@ def _added_tokens(vocabulary, ids):
     ]
 
 
-def _strips_right(vocabulary):
+def _strips_right(vocabulary: Vocabulary) -> bool:
     """Special tokens of Phi-3 take the white space behind them. GGUF does not say; llama.cpp knows them by name."""
     name = str(vocabulary.file.metadata.get("general.name", "")).lower()
     return vocabulary.kind == "llama" and ("phi-3" in name or "phi3" in name)
 
 
-def _post_processor(vocabulary, bos, eos):
+def _post_processor(vocabulary: Vocabulary, bos: int | None, eos: int | None) -> dict[str, Any] | None:
     if bos is None and eos is None:
         return None
     text = vocabulary.tokens
 
-    def around(sequence, kind):
-        middle = [{"Sequence": {"id": sequence, "type_id": kind}}]
+    def around(sequence: str, kind: int) -> list[dict[str, Any]]:
+        middle: list[dict[str, Any]] = [{"Sequence": {"id": sequence, "type_id": kind}}]
         first = [] if bos is None else [{"SpecialToken": {"id": text[bos], "type_id": kind}}]
         last = [] if eos is None else [{"SpecialToken": {"id": text[eos], "type_id": kind}}]
         return first + middle + last
@@ -288,11 +300,11 @@ def _post_processor(vocabulary, bos, eos):
     }
 
 
-def _generation(vocabulary, ids):
+def _generation(vocabulary: Vocabulary, ids: dict[str, int | None]) -> dict[str, Any]:
     ends = [ids["eos"], *(vocabulary.id(key) for key in ("eot_token_id", "eom_token_id"))]
     ends += [vocabulary.ids[text] for text in ENDS if text in vocabulary.ids]
     ends = [token for token in dict.fromkeys(ends) if token is not None and _ends(vocabulary, ids, token)]
-    made = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if ids[name] is not None}
+    made: dict[str, Any] = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if ids[name] is not None}
     made["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     for key, name in SAMPLING.items():
         value = vocabulary.file.metadata.get(f"general.sampling.{key}")
@@ -301,6 +313,6 @@ def _generation(vocabulary, ids):
     return made
 
 
-def _ends(vocabulary, ids, token):
+def _ends(vocabulary: Vocabulary, ids: dict[str, int | None], token: int) -> bool:
     named = {ids["eos"], vocabulary.id("eot_token_id"), vocabulary.id("eom_token_id")}
     return token in named or vocabulary.types[token] == CONTROL
