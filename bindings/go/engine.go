@@ -67,7 +67,7 @@ type GraphShape struct {
 }
 
 func (o *EngineOptions) toC(l *lent) (*C.pagoda_engine_options, error) {
-	c := C.pagoda_engine_options_init()
+	c, f := C.pagoda_engine_options_init(), &fields{lent: l}
 	orDefault(&c.instances, o.Instances)
 	orDefault(&c.max_batch, o.MaxBatch)
 	orDefault(&c.max_batch_rows, o.MaxBatchRows)
@@ -82,16 +82,8 @@ func (o *EngineOptions) toC(l *lent) (*C.pagoda_engine_options, error) {
 			o.RememberBytes)
 	}
 	orNone(&c.remember_bytes, o.RememberBytes)
-	var err error
-	if c.max_delay_us, err = microseconds(o.MaxDelay, "options.max_delay_us"); err != nil {
-		return nil, err
-	}
-	if o.Model != nil {
-		if c.model, err = o.Model.toC(l); err != nil {
-			return nil, err
-		}
-		l.Pin(c.model)
-	}
+	f.duration(&c.max_delay_us, o.MaxDelay, "options.max_delay_us")
+	f.model(&c.model, o.Model)
 	if len(o.CUDAGraphs) > 0 {
 		shapes := make([]C.pagoda_graph_shape, len(o.CUDAGraphs))
 		for i, from := range o.CUDAGraphs {
@@ -99,20 +91,12 @@ func (o *EngineOptions) toC(l *lent) (*C.pagoda_engine_options, error) {
 			shapes[i].users, shapes[i].rows = C.int32_t(from.Users), C.int32_t(from.Rows)
 			shapes[i].candidates, shapes[i].pages = C.int32_t(from.Candidates), C.int32_t(from.Pages)
 		}
-		l.Pin(&shapes[0])
-		c.cuda_graphs, c.cuda_graph_count = &shapes[0], C.size_t(len(shapes))
+		c.cuda_graphs, c.cuda_graph_count = list(f, shapes), C.size_t(len(shapes))
 	}
-	if c.table_tiers_path, err = l.optional(o.TableTiersPath, "options.table_tiers_path"); err != nil {
-		return nil, err
-	}
-	if c.store_path, err = l.optional(o.StorePath, "options.store_path"); err != nil {
-		return nil, err
-	}
-	if o.StoreOptions != nil {
-		c.store_options = o.StoreOptions.toC()
-		l.Pin(c.store_options)
-	}
-	return &c, nil
+	f.text(&c.table_tiers_path, o.TableTiersPath, "options.table_tiers_path")
+	f.text(&c.store_path, o.StorePath, "options.store_path")
+	f.store(&c.store_options, o.StoreOptions)
+	return &c, f.err
 }
 
 // EngineStats is the state of an engine, and counters since it was opened.
@@ -148,12 +132,7 @@ func OpenEngine(ctx context.Context, folder string, options *EngineOptions) (*En
 		return nil, err
 	}
 	options, made := copied(options), callers()
-	if options.Model != nil {
-		options.Model = copied(options.Model)
-	}
-	if options.StoreOptions != nil {
-		options.StoreOptions = copied(options.StoreOptions)
-	}
+	options.Model, options.StoreOptions = copiedIfAny(options.Model), copiedIfAny(options.StoreOptions)
 	options.CUDAGraphs = slices.Clone(options.CUDAGraphs)
 	return await(ctx, func() (*Engine, error) {
 		var l lent

@@ -5,7 +5,6 @@ import "C"
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"runtime"
 	"runtime/cgo"
@@ -243,101 +242,6 @@ func (r *GenerateRequest) toC(l *lent) (*C.pagoda_generate_request, error) {
 		c.beams = r.Beams.toC(f)
 	}
 	return &c, f.err
-}
-
-// fields fills in the fields of a struct of C. The first that can not be is the error; it leaves those after it alone.
-type fields struct {
-	lent *lent
-	err  error
-}
-
-// text is a text, or NULL for "".
-func (f *fields) text(to **C.char, value, argument string) {
-	if f.err == nil {
-		*to, f.err = f.lent.optional(value, argument)
-	}
-}
-
-// texts is a list of texts, or NULL if there are none.
-func (f *fields) texts(values []string, argument string) (**C.char, C.size_t) {
-	if f.err != nil || len(values) == 0 {
-		return nil, 0
-	}
-	var texts []*C.char
-	texts, f.err = f.lent.texts(values, argument)
-	return first(texts), C.size_t(len(texts))
-}
-
-// json is JSON, or NULL for nil.
-func (f *fields) json(to **C.char, value any, argument string) {
-	if f.err != nil || value == nil {
-		return
-	}
-	var made string
-	switch value := value.(type) {
-	case string:
-		made = value
-	case []byte:
-		made = string(value)
-	case json.RawMessage:
-		made = string(value)
-	default:
-		bytes, err := json.Marshal(value)
-		if err != nil {
-			f.err = fail(ErrInvalidArgument, argument, "%T can not become JSON: %v", value, err)
-			return
-		}
-		made = string(bytes)
-	}
-	// A text without anything is no JSON. The library says so, which NULL would not.
-	var pointer *C.char
-	if pointer, f.err = text(made, argument); f.err == nil {
-		f.lent.Pin(pointer)
-		*to = pointer
-	}
-}
-
-// flag is 0 or 1, or the default for nil.
-func (f *fields) flag(to *C.int32_t, value *bool) {
-	if value != nil {
-		*to = flag(*value)
-	}
-}
-
-// count is 0 or more, or the default for nil. Less than 0 would be the default to C.
-func (f *fields) count(to *C.int32_t, value *int, argument string) {
-	if value == nil || f.err != nil {
-		return
-	}
-	if *value < 0 {
-		f.err = fail(ErrInvalidArgument, argument, "%d is negative: give 0 or more, or nil for the default", *value)
-	}
-	*to = number(*value)
-}
-
-// number is 0 or more, or the default for nil. Less than 0 would be the default to C.
-func (f *fields) number(to *C.float, value *float64, argument string) {
-	if value == nil || f.err != nil {
-		return
-	}
-	if *value < 0 {
-		f.err = fail(ErrInvalidArgument, argument, "%v is negative: give 0 or more, or nil for the default", *value)
-	}
-	*to = C.float(*value)
-}
-
-// duration is whole microseconds.
-func (f *fields) duration(to *C.uint64_t, value time.Duration, argument string) {
-	if f.err == nil {
-		*to, f.err = microseconds(value, argument)
-	}
-}
-
-// list is where a list lies, which is pinned. It is not nil, not even of an empty one.
-func list[T any](f *fields, values []T) *T {
-	pointer := first(values)
-	f.lent.Pin(pointer)
-	return pointer
 }
 
 // GenerateResponse is the answers to a request.

@@ -131,13 +131,7 @@ func (o *GeneratorOptions) toC(l *lent) (*C.pagoda_generator_options, error) {
 	f.flag(&c.share_prefixes, o.SharePrefixes)
 	orDefault(&c.max_batch, o.MaxBatch)
 	orDefault(&c.max_batch_tokens, o.MaxBatchTokens)
-	switch o.MaxStretch {
-	case 0:
-	case None:
-		c.max_stretch = 0
-	default:
-		c.max_stretch = C.float(o.MaxStretch)
-	}
+	orNone(&c.max_stretch, o.MaxStretch)
 	c.max_prompt_tokens, c.max_new_tokens = C.int32_t(o.MaxPromptTokens), C.int32_t(o.MaxNewTokens)
 	orDefault(&c.queue, o.Queue)
 	c.kv_size_unit, c.kv_size = C.pagoda_kv_size_unit(o.KVSize.Unit), C.uint64_t(o.KVSize.Value)
@@ -146,28 +140,13 @@ func (o *GeneratorOptions) toC(l *lent) (*C.pagoda_generator_options, error) {
 		c.kv_policy = o.KVPolicy.toC(f, "options.kv_policy")
 	}
 	c.host_bytes = C.uint64_t(o.HostBytes)
-	if o.Model != nil && f.err == nil {
-		c.model, f.err = o.Model.toC(l)
-		l.Pin(c.model)
-	}
+	f.model(&c.model, o.Model)
 	f.text(&c.store_path, o.StorePath, "options.store_path")
-	if o.StoreOptions != nil {
-		c.store_options = o.StoreOptions.toC()
-		l.Pin(c.store_options)
-	}
+	f.store(&c.store_options, o.StoreOptions)
 	c.max_draft = C.int32_t(o.MaxDraft)
 	f.text(&c.draft_model, o.DraftModel, "options.draft_model")
-	if o.DraftKVBytes != 0 {
-		c.draft_kv_bytes = C.uint64_t(o.DraftKVBytes)
-	}
+	orDefault(&c.draft_kv_bytes, o.DraftKVBytes)
 	return &c, f.err
-}
-
-// orDefault sets an option unless it is 0, which leaves the default.
-func orDefault(option *C.int32_t, value int32) {
-	if value != 0 {
-		*option = C.int32_t(value)
-	}
 }
 
 // GeneratorStats is the state of a generator, and counters since it was opened.
@@ -211,12 +190,7 @@ func OpenGenerator(ctx context.Context, folder string, options *GeneratorOptions
 		return nil, err
 	}
 	options, made := copied(options), callers()
-	if options.Model != nil {
-		options.Model = copied(options.Model)
-	}
-	if options.StoreOptions != nil {
-		options.StoreOptions = copied(options.StoreOptions)
-	}
+	options.Model, options.StoreOptions = copiedIfAny(options.Model), copiedIfAny(options.StoreOptions)
 	if options.KVPolicy != nil {
 		options.KVPolicy = copied(options.KVPolicy)
 		options.KVPolicy.CacheLengths = slices.Clone(options.KVPolicy.CacheLengths)

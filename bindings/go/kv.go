@@ -124,18 +124,14 @@ type KVOptions struct {
 }
 
 func (o *KVOptions) toC(l *lent) (*C.pagoda_kv_options, error) {
-	c := C.pagoda_kv_options_init()
+	c, f := C.pagoda_kv_options_init(), &fields{lent: l}
 	c.layers, c.heads, c.head_size = C.int32_t(o.Layers), C.int32_t(o.Heads), C.int32_t(o.HeadSize)
-	if o.PageSize != 0 {
-		c.page_size = C.int32_t(o.PageSize)
-	}
+	orDefault(&c.page_size, o.PageSize)
 	if o.Type != Undefined {
 		c._type = C.pagoda_element_type(o.Type)
 	}
 	c.size_unit, c.size = C.pagoda_kv_size_unit(o.Size.Unit), C.uint64_t(o.Size.Value)
-	if err := o.device(&c); err != nil {
-		return nil, err
-	}
+	f.err = o.device(&c)
 	c.max_history = C.int32_t(o.MaxHistory)
 	c.overlap = C.pagoda_overlap(o.Overlap)
 	c.edited = C.pagoda_edited(o.Edited)
@@ -143,16 +139,11 @@ func (o *KVOptions) toC(l *lent) (*C.pagoda_kv_options, error) {
 	c.onload_in_background = flag(o.OnloadInBackground)
 	c.onload_threads = C.int32_t(o.OnloadThreads)
 	orNone(&c.ahead_percent, o.AheadPercent)
-	var err error
-	if c.model_version, err = l.optional(o.ModelVersion, "options.model_version"); err != nil {
-		return nil, err
+	f.text(&c.model_version, o.ModelVersion, "options.model_version")
+	if o.Store != nil && f.err == nil {
+		c.store, f.err = o.Store.handle("options.store")
 	}
-	if o.Store != nil {
-		if c.store, err = o.Store.handle("options.store"); err != nil {
-			return nil, err
-		}
-	}
-	return &c, nil
+	return &c, f.err
 }
 
 // device says where the pool lies. To C -1 is the host, which must not come of a mistake.
@@ -166,17 +157,6 @@ func (o *KVOptions) device(c *C.pagoda_kv_options) error {
 		return fail(ErrInvalidArgument, "options.device_id", "%d, where the pool is in host memory: set OnGPU too", o.DeviceID)
 	}
 	return nil
-}
-
-// orNone sets an option: 0 leaves the default, None is C's 0.
-func orNone[Option ~int32 | ~uint64, Value int32 | int64](option *Option, value Value) {
-	switch value {
-	case 0:
-	case None:
-		*option = 0
-	default:
-		*option = Option(value)
-	}
 }
 
 // KVStats is what a cache has, and what it did since it was opened.
@@ -288,9 +268,6 @@ func (c *KVCache) Pool(layer int) (*Tensor, error) {
 	}
 	return newTensor(pool, callers()), nil
 }
-
-// number is an int for C, where too large and too small ones are what C has no use for either.
-func number(value int) C.int32_t { return C.int32_t(max(min(value, 1<<31-1), -1<<31)) }
 
 // Lookup is what the cache has of owners. By the time the answer is read, others may have changed it.
 func (c *KVCache) Lookup(owners ...uint64) ([]CachedOwner, error) {

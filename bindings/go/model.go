@@ -111,42 +111,19 @@ func openModel(ctx context.Context, options *ModelOptions,
 	}, func(m *Model) { m.Close() })
 }
 
-// copied is a copy of options, which the caller may change as soon as a call returns.
-func copied[T any](options *T) *T {
-	it := new(T)
-	if options != nil {
-		*it = *options
-	}
-	return it
-}
-
 func (o *ModelOptions) toC(l *lent) (*C.pagoda_model_options, error) {
-	c := C.pagoda_model_options_init()
+	c, f := C.pagoda_model_options_init(), &fields{lent: l}
 	c.provider = C.pagoda_provider(o.Provider)
 	c.device_id = C.int32_t(o.DeviceID)
 	c.intra_op_threads = C.int32_t(o.IntraOpThreads)
 	c.optimization = C.pagoda_optimization(o.Optimization)
 	c.sleep_when_idle, c.tf32, c.host_pools = flag(o.SleepWhenIdle), flag(o.TF32), flag(o.HostPools)
-	var err error
-	if c.onnxruntime_path, err = l.optional(o.ONNXRuntimePath, "options.onnxruntime_path"); err != nil {
-		return nil, err
+	f.text(&c.onnxruntime_path, o.ONNXRuntimePath, "options.onnxruntime_path")
+	f.text(&c.profile_path, o.ProfilePath, "options.profile_path")
+	if o.Tables != nil && f.err == nil {
+		c.tables, f.err = o.Tables.handle("options.tables")
 	}
-	if c.profile_path, err = l.optional(o.ProfilePath, "options.profile_path"); err != nil {
-		return nil, err
-	}
-	if o.Tables != nil {
-		if c.tables, err = o.Tables.handle("options.tables"); err != nil {
-			return nil, err
-		}
-	}
-	return &c, nil
-}
-
-func flag(on bool) C.int32_t {
-	if on {
-		return 1
-	}
-	return 0
+	return &c, f.err
 }
 
 // Provider is where the model runs, and why [ProviderAuto] chose the CPU; "" in all other cases.
