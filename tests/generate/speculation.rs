@@ -185,35 +185,39 @@ fn other_weights(of: &Path, differ: f32) -> Folder {
     copy
 }
 
+/// Checks that requests of any kind have the answers that they have without this draft model, which has so many bytes for its
+/// pages. Returns how many tokens it guessed right, and how many in all.
+fn same_with(draft_model: &Path, pages: u32, draft_kv_bytes: u64) -> (u64, u64) {
+    let (plain, options) =
+        (open(options(256)), GeneratorOptions { max_batch: 8, max_batch_tokens: 64, ..options(pages) });
+    let drafted = open(GeneratorOptions { draft_model: Some(draft_model.to_owned()), draft_kv_bytes, ..options });
+    let (mut random, mut accepted, mut guessed) = (Random(draft_kv_bytes), 0, 0);
+    for _ in 0..30 {
+        // Otherwise little is drafted, since it does not pay off: the models are as small as each other.
+        drafted.clear_speculation();
+        let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
+        let with_drafts: Vec<_> =
+            requests.iter().map(|request| drafting(request, 1 + random.below(8) as u32)).collect();
+        let (expected, got) = (all(&plain, &requests), all(&drafted, &with_drafts));
+        for (at, (expected, got)) in expected.iter().zip(&got).enumerate() {
+            assert_eq!(answer(got), answer(expected), "{:?} at {at}", requests[at].prompt);
+        }
+        let stats = drafted.stats();
+        (accepted, guessed) = (accepted + stats.accepted_tokens, guessed + stats.drafted_tokens);
+    }
+    (accepted, guessed)
+}
+
 #[test]
 fn a_draft_model_changes_no_token() {
-    let plain = open(options(256));
     let mut rates = Vec::new();
     for differ in [0.0, 0.05, 0.8] {
         let other = other_weights(&folder(), differ);
-        let draft_model = Some(other.path().to_owned());
         // The second one has too little room for all.
         for draft_pages in [256, 9] {
-            let drafted = open(GeneratorOptions {
-                draft_model: draft_model.clone(),
-                draft_kv_bytes: draft_pages * 8192,
-                max_batch: 8,
-                max_batch_tokens: 64,
-                ..options(40)
-            });
-            let mut random = Random(draft_pages);
-            for _ in 0..12 {
-                let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
-                let with_drafts: Vec<_> =
-                    requests.iter().map(|request| drafting(request, 1 + random.below(8) as u32)).collect();
-                let (expected, got) = (all(&plain, &requests), all(&drafted, &with_drafts));
-                for (at, ((request, expected), got)) in requests.iter().zip(&expected).zip(&got).enumerate() {
-                    assert_eq!(answer(got), answer(expected), "{:?} at {at}", request.prompt);
-                }
-            }
-            let stats = drafted.stats();
-            assert!(stats.drafts > 0, "{stats:?}");
-            rates.push(stats.accepted_tokens as f64 / stats.drafted_tokens as f64);
+            let (accepted, guessed) = same_with(other.path(), 40, draft_pages * 8192);
+            assert!(guessed > 0);
+            rates.push(accepted as f64 / guessed as f64);
         }
     }
     // The same weights guess all that grammars, penalties and the last bits of logits do not change.
@@ -241,43 +245,35 @@ fn glide() -> PathBuf {
 fn a_draft_model_reads_the_pages_of_the_main_model() {
     // Without other sequences, with them, and where their pages are evicted.
     for (pages, streams) in [(64, 1), (256, 6), (20, 6)] {
-        let options = GeneratorOptions { max_batch_tokens: 48, ..stepped(pages) };
+        // Prompts are computed at once: few tokens come after them.
+        let options = GeneratorOptions { max_batch_tokens: 48, max_stretch: 0.0, ..stepped(pages) };
         let generator = open(GeneratorOptions { draft_model: Some(glide()), max_draft: 1, ..options });
+        let (mut accepted, mut guessed) = (0, 0);
         for turn in 0..8 {
             let prompt = |at: u64| prompt(turn * 10 + at, 1 + (at as usize * 37 + turn as usize * 11) % 90);
             let streams: Vec<_> = (0..streams).map(|at| generator.stream(&greedy(&prompt(at), 40)).unwrap()).collect();
-            while generator.step().unwrap() {}
+            // Each step forgets that drafts do not pay off, and counts them from 0.
+            generator.clear_speculation();
+            while generator.step().unwrap() {
+                let stats = generator.stats();
+                (accepted, guessed) = (accepted + stats.accepted_tokens, guessed + stats.drafted_tokens);
+                generator.clear_speculation();
+            }
             for (at, stream) in (0..).zip(streams) {
                 assert_eq!(stream.response().unwrap().choices[0].tokens, oracle(&prompt(at), 40));
             }
         }
         // It would not guess a token of 272 by chance.
-        let stats = generator.stats();
-        assert_eq!((stats.accepted_tokens, stats.drafted_tokens > 5), (stats.drafted_tokens, true), "{stats:?}");
+        assert!(accepted == guessed && guessed > 50, "{accepted} of {guessed}");
     }
 }
 
 #[test]
 fn a_random_draft_model_that_reads_pages_changes_no_token() {
-    let plain = open(options(256));
     let random_weights = other_weights(&glide(), 0.8);
     for pages in [256, 40] {
-        let options = GeneratorOptions { max_batch: 8, max_batch_tokens: 64, ..options(pages) };
-        let drafted = open(GeneratorOptions { draft_model: Some(random_weights.path().to_owned()), ..options });
-        let (mut random, mut drafts) = (Random(pages.into()), 0);
-        for _ in 0..40 {
-            // Otherwise few are drafted, since they do not pay off.
-            drafted.clear_speculation();
-            let requests: Vec<_> = (0..6).map(|_| any_request(&mut random)).collect();
-            let with_drafts: Vec<_> =
-                requests.iter().map(|request| drafting(request, 1 + random.below(8) as u32)).collect();
-            let (expected, got) = (all(&plain, &requests), all(&drafted, &with_drafts));
-            drafts += drafted.stats().drafted_tokens;
-            for (at, (expected, got)) in expected.iter().zip(&got).enumerate() {
-                assert_eq!(answer(got), answer(expected), "{:?} at {at}", requests[at].prompt);
-            }
-        }
-        assert!(drafts > 100, "{drafts}");
+        let (_, guessed) = same_with(random_weights.path(), pages, 1 << 20);
+        assert!(guessed > 20, "{guessed}");
     }
 }
 

@@ -67,7 +67,7 @@ impl OpenModel {
         let kv = open_kv(&folder, options, policy.is_some(), device_id, store)?;
         let pages = kv.stats().pages;
         let device_id = device_id.filter(|_| model.provider() == Provider::Cuda);
-        let graphs = device_id.map(|device| {
+        let graphs = device_id.filter(|_| folder.main.is_none()).map(|device| {
             let context = folder.limits.max_context as usize;
             let context = policy.as_ref().map_or(context, |policy| policy.slots_of(context)) as u64;
             let context = context.div_ceil(folder.kv.page_size.into());
@@ -175,7 +175,8 @@ fn open_graph(
     let file = folder.file(&folder.model);
     let on_cpu = folder.cpu_model.as_ref().map_or_else(|| file.clone(), |name| folder.file(name));
     let model = &options.model;
-    let captures = model.provider != Provider::Cpu && !model.host_pools;
+    // A graph that reads another model's pages has operators on the CPU, which follow the page tables.
+    let captures = model.provider != Provider::Cpu && !model.host_pools && folder.main.is_none();
     let opened = match graphs {
         Some(graphs) => Model::open_graphs(graphs.bytes(), &file, model, captures),
         None => Model::open_file(&file, &on_cpu, model, captures),

@@ -261,7 +261,9 @@ impl Scheduler {
                 sequence.guess(costs);
             }
             if let Some(draft_model) = &mut self.draft_model {
-                draft_model.draft(&self.model.kv, &mut self.running, self.pace.chunk(self.stretch));
+                // A sequence alone has no others to stall.
+                let prompt_rows = if self.running.len() > 1 { self.pace.chunk(self.stretch) } else { usize::MAX };
+                draft_model.draft(&self.model.kv, &mut self.running, prompt_rows);
             }
             let policy = self.model.policy.as_ref();
             let needs: Vec<_> = self.running.values().map(|sequence| sequence.need_by(policy)).collect();

@@ -158,8 +158,7 @@ impl Workspace {
         };
         let inputs = self.inputs(model);
         // A captured graph has its tensors on the GPU.
-        let captured = self.main.is_none() && (model.policy.is_none() || self.slots.are_on_device());
-        let graphs = model.graphs.as_ref().filter(|_| captured);
+        let graphs = model.graphs.as_ref().filter(|_| model.policy.is_none() || self.slots.are_on_device());
         // SAFETY: only this run uses the buffers. It writes only to pages of its own lease, behind the rows that other
         // sequences may read.
         let ran = unsafe { exec::run(&bound, graphs, &self.sizes(), &inputs, &mut logits, None) };
