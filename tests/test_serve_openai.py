@@ -220,8 +220,7 @@ def test_tools_reach_the_template(tmp_path):
         assert tokens(tools=[tool]) > tokens() + len("weather")
         assert tokens(tools=[tool], tool_choice="auto") == tokens(tools=[tool])
         assert tokens(tools=[tool], tool_choice="none") == tokens()
-        with pytest.raises(openai.BadRequestError, match="tool_choice"):
-            tokens(tools=[tool], tool_choice="required")
+        assert tokens(tools=[tool], tool_choice="required") == tokens(tools=[tool])
 
 
 # ---- answers with a grammar --------------------------------------------------------------------------------------
@@ -261,6 +260,12 @@ def test_answers_are_json_of_the_schema(client):
 # ---- errors ------------------------------------------------------------------------------------------------------
 
 
+def tool(schema, **fields):
+    """A function of one argument, which has this schema."""
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return {"type": "function", "function": {"name": "f1", "parameters": parameters} | fields}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -276,6 +281,14 @@ def test_answers_are_json_of_the_schema(client):
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strange"}}}},
          "grammar.json_schema", "invalid_value"),
         ({"extra_body": {"temprature": 1}}, "temprature", "invalid_value"),
+        ({"tools": [tool({"type": "strange"})], "tool_choice": "required"}, "tools", "invalid_value"),
+        ({"tools": [tool({"type": "integer", "minimum": 5, "maximum": 1})], "tool_choice": "required"}, "tools",
+         "invalid_value"),
+        ({"tools": [tool({"enum": ["x" * (1 << 20)]})], "tool_choice": "required"}, "tools", "invalid_value"),
+        ({"tools": [tool({"type": "strange"}, strict=True)]}, "tools", "invalid_value"),
+        ({"tools": [tool({})], "tool_choice": {"type": "function", "function": {"name": "f2"}}},
+         "tool_choice.function.name", "invalid_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt", "invalid_value"),
     ],

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::config::ModelConfig;
 use crate::failure::Failure;
+use crate::openai::ToolForm;
 
 /// A model that is served.
 pub struct Served {
@@ -22,6 +23,8 @@ pub struct Served {
     pub name: String,
     /// What it does.
     pub kind: Kind,
+    /// How calls of tools are written, where a grammar says so.
+    pub tool_form: ToolForm,
     /// When it was opened, in seconds since 1970.
     pub since: u64,
 }
@@ -56,7 +59,11 @@ impl Served {
         };
         let kind = open(config).map_err(said)?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Ok(Self { name: config.name.clone(), kind, since })
+        let tool_form = match &kind {
+            Kind::Generate(generator) => ToolForm::of(generator),
+            _ => ToolForm::Hermes,
+        };
+        Ok(Self { name: config.name.clone(), kind, tool_form, since })
     }
 
     /// Whether a request holds it, beside the one that asks.

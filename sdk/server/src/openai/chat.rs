@@ -5,17 +5,17 @@ use std::sync::Arc;
 use axum::extract::{Request, State as Shared};
 use axum::http::StatusCode;
 use axum::response::Response;
-use pagoda::engine::{Chat, Prompt};
+use pagoda::engine::Chat;
 use pagoda::json::Json;
-use pagoda::{Error, GenerateRequest, Result, Status};
-use pagoda_requests::fields::{flag, items, object, plain, text, whole};
+use pagoda::{Error, GenerateRequest, Result};
+use pagoda_requests::fields::{flag, items, object, plain, whole};
 use pagoda_requests::generate::read_messages;
 use serde_json::Value;
 
 use super::chat_objects::{ChatCompletion, ChatStream};
 use super::common::{self, Common};
 use super::messages::normalise;
-use super::tool_calls::ToolCalls;
+use super::tools::{ToolChoice, ToolRequest};
 use crate::failure::Failure;
 use crate::gate::caller_of;
 use crate::run::Running;
@@ -37,29 +37,33 @@ const NAMES: [&str; 9] = [
 /// Answers a request.
 pub async fn chat_completions(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let caller = caller_of(&request);
-    let asked = read(&body::read_text(request, &state.limits).await?)?;
+    let Asked { common: mut asked, tools } = read(&body::read_text(request, &state.limits).await?)?;
     let (served, generator) = state.models.generator(&asked.model)?;
     let (n, logprobs) = (asked.answering.n.unwrap_or(1), asked.answering.logprobs.is_some());
-    let tools = match &asked.answering.prompt {
-        Prompt::Chat(chat) => chat.tools.as_ref().map(ToolCalls::new),
-        _ => None,
-    };
     let tokenizer = generator.tokenizer();
-    let running = Running::start(&generator, vec![asked.answering], &state.running, state.tally(&served.name, caller))?;
+    let calls = tools.prepare(&mut asked.answering, served.tool_form, tokenizer)?;
+    let running = Running::start(&generator, vec![asked.answering], &state.running, state.tally(&served.name, caller))
+        .map_err(|error| ToolRequest::explain(calls.as_ref(), error))?;
     if asked.stream {
-        let stream = ChatStream::new(&served, n as usize, asked.include_usage, Arc::clone(tokenizer), tools);
+        let stream = ChatStream::new(&served, n as usize, asked.include_usage, Arc::clone(tokenizer), calls);
         return Ok(events::response(running, stream));
     }
     let response = running.responses().await?.pop().unwrap_or_default();
-    Ok(reply::json(StatusCode::OK, &ChatCompletion::new(&served, response, logprobs, tokenizer, tools.as_ref())))
+    Ok(reply::json(StatusCode::OK, &ChatCompletion::new(&served, response, logprobs, tokenizer, calls.as_ref())))
 }
 
-fn read(body: &str) -> Result<Common> {
+/// A request.
+struct Asked {
+    common: Common,
+    tools: ToolRequest,
+}
+
+fn read(body: &str) -> Result<Asked> {
     let members = object(body, r#"{"model": "…", "messages": [{"role": "user", "content": "Hello"}]}"#)?;
     let mut chat = Chat { add_generation_prompt: true, ..Chat::default() };
     let (mut most, mut most_completion) = (None, None);
     let (mut wants_logprobs, mut top) = (false, None);
-    let mut without_tools = false;
+    let mut tools = ToolRequest::default();
     let mut asked = common::read(&members, &NAMES, |name, value| {
         match name {
             "messages" => chat.messages = read_messages(name, value)?,
@@ -68,7 +72,7 @@ fn read(body: &str) -> Result<Common> {
             "logprobs" => wants_logprobs = flag(name, value)?,
             "top_logprobs" => top = Some(whole(name, value)?),
             "tools" => chat.tools = Some(read_tools(value)?),
-            "tool_choice" => without_tools = read_tool_choice(value)?,
+            "tool_choice" => tools.choice = ToolChoice::read(value)?,
             "add_generation_prompt" => chat.add_generation_prompt = flag(name, value)?,
             "chat_template_kwargs" => match plain(name, value)? {
                 Value::Object(variables) => chat.variables = variables,
@@ -85,8 +89,14 @@ fn read(body: &str) -> Result<Common> {
         return Err(Error::invalid("top_logprobs", "given without `logprobs`: set it to true"));
     }
     normalise(&mut chat.messages)?;
-    if without_tools {
+    if tools.choice == ToolChoice::None {
         chat.tools = None;
+    }
+    tools.tools = chat.tools.clone();
+    let given = |name: &str| members.iter().find(|(given, value)| given == name && *value != Json::Null);
+    tools.has_grammar = given("grammar").is_some();
+    if let Some((name, value)) = given("parallel_tool_calls") {
+        tools.one_call = !flag(name, value)?;
     }
     let answering = std::mem::take(&mut asked.answering);
     asked.answering = GenerateRequest {
@@ -95,7 +105,7 @@ fn read(body: &str) -> Result<Common> {
         logprobs: wants_logprobs.then_some(top.unwrap_or(0)),
         ..answering
     };
-    Ok(asked)
+    Ok(Asked { common: asked, tools })
 }
 
 fn read_tools(value: &Json) -> Result<Value> {
@@ -106,22 +116,9 @@ fn read_tools(value: &Json) -> Result<Value> {
     Ok(Value::Array(tools))
 }
 
-/// Whether the model is to know of no tool.
-fn read_tool_choice(value: &Json) -> Result<bool> {
-    const PATH: &str = "tool_choice";
-    let word = if let Json::Text(_) = value { text(PATH, value)? } else { "a tool".into() };
-    match word.as_str() {
-        "none" => Ok(true),
-        "auto" => Ok(false),
-        word => {
-            let message = format!("this version can not make a model call {word}: send \"auto\" or \"none\"");
-            Err(Error::new(Status::Unsupported, message).about(PATH))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use pagoda::engine::Prompt;
     use serde_json::json;
 
     use super::*;
@@ -136,7 +133,8 @@ mod tests {
             "tool_choice": "auto", "response_format": {"type": "text"}, "user": "ada", "metadata": {}, "session": "s",
             "top_k": 4, "chat_template_kwargs": {"thinking": false}, "store": null}"#,
         )
-        .unwrap();
+        .unwrap()
+        .common;
         assert_eq!((asked.model.as_str(), asked.stream, asked.include_usage), ("m", true, true));
         let request = asked.answering;
         let Prompt::Chat(chat) = &request.prompt else { panic!("no chat") };
@@ -153,7 +151,7 @@ mod tests {
     #[test]
     fn tools_can_be_left_out() {
         let body = r#"{"model": "m", "messages": [{"role": "user"}], "tools": [{}], "tool_choice": "none"}"#;
-        let Prompt::Chat(chat) = read(body).unwrap().answering.prompt else { panic!("no chat") };
+        let Prompt::Chat(chat) = read(body).unwrap().common.answering.prompt else { panic!("no chat") };
         assert_eq!(chat.tools, None);
     }
 
@@ -170,7 +168,8 @@ mod tests {
             (format!(r#"{{{MESSAGES}, "model": "m"}}"#), "model: is there twice"),
             (format!(r#"{{{MESSAGES}, "top_logprobs": 1}}"#), "top_logprobs: given without `logprobs`"),
             (format!(r#"{{{MESSAGES}, "tools": [1]}}"#), "tools[0]: 1 is not a tool"),
-            (format!(r#"{{{MESSAGES}, "tool_choice": "required"}}"#), "tool_choice: this version can not"),
+            (format!(r#"{{{MESSAGES}, "tool_choice": "any"}}"#), "tool_choice: \"any\" is no choice"),
+            (format!(r#"{{{MESSAGES}, "parallel_tool_calls": 1}}"#), "parallel_tool_calls: 1 is neither true"),
             (
                 format!(r#"{{{MESSAGES}, "response_format": {{"type": "json_schema"}}}}"#),
                 "response_format.json_schema: null is not an object with a name and a schema",

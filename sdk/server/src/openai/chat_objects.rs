@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::answer::{Head, Usage, finish_reason};
 use super::logprobs::ChatLogprobs;
 use super::streams::Sent;
-use super::tool_calls::{Piece, ToolCall, ToolCalls};
+use super::tools::{CallReader, Piece, ToolCall};
 use crate::events::{Lines, Protocol};
 use crate::failure::Failure;
 use crate::models::Served;
@@ -42,7 +42,7 @@ struct Message {
 }
 
 impl Message {
-    fn new(text: String, tools: Option<&ToolCalls>) -> Self {
+    fn new(text: String, tools: Option<&CallReader>) -> Self {
         let mut message = Self { role: "assistant", content: Some(text), refusal: None, tool_calls: Vec::new() };
         let (Some(tools), Some(text)) = (tools, &message.content) else { return message };
         let mut said = String::new();
@@ -50,6 +50,7 @@ impl Message {
             match piece {
                 Piece::Text(text) => said.push_str(&text),
                 Piece::Call(call) => message.tool_calls.push(call),
+                Piece::Arguments(more) => message.tool_calls.last_mut().expect("they follow a call").push(&more),
             }
         }
         message.content = Some(said).filter(|said| !said.is_empty() || message.tool_calls.is_empty());
@@ -71,7 +72,7 @@ impl ChatCompletion {
         response: GenerateResponse,
         logprobs: bool,
         tokenizer: &Tokenizer,
-        tools: Option<&ToolCalls>,
+        tools: Option<&CallReader>,
     ) -> Self {
         let mut usage = Usage::default();
         usage.add(&response);
@@ -115,12 +116,32 @@ struct Delta<'a> {
     tool_calls: Option<[NumberedCall<'a>; 1]>,
 }
 
-/// A call in a stream: it comes whole.
+/// A call in a stream.
 #[derive(Serialize)]
 struct NumberedCall<'a> {
     index: usize,
     #[serde(flatten)]
-    call: &'a ToolCall,
+    part: CallPart<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum CallPart<'a> {
+    /// A whole call, or the beginning of one.
+    Call(&'a ToolCall),
+    /// More arguments of the last one.
+    More { function: MoreArguments<'a> },
+}
+
+#[derive(Serialize)]
+struct MoreArguments<'a> {
+    arguments: &'a str,
+}
+
+impl<'a> NumberedCall<'a> {
+    fn delta(number: usize, part: CallPart<'a>) -> Delta<'a> {
+        Delta { tool_calls: Some([Self { index: number, part }]), ..Delta::default() }
+    }
 }
 
 /// A stream of chunks.
@@ -131,7 +152,7 @@ pub struct ChatStream {
     include_usage: bool,
     tokenizer: Arc<Tokenizer>,
     /// What finds calls in each answer, and how many it has; none if the request has no tools.
-    tools: Vec<(ToolCalls, usize)>,
+    tools: Vec<(CallReader, usize)>,
 }
 
 impl ChatStream {
@@ -141,7 +162,7 @@ impl ChatStream {
         n: usize,
         include_usage: bool,
         tokenizer: Arc<Tokenizer>,
-        tools: Option<ToolCalls>,
+        tools: Option<CallReader>,
     ) -> Self {
         let head = Head::new("chatcmpl", "chat.completion.chunk", served);
         let tools = tools.map_or_else(Vec::new, |tools| vec![(tools, 0); n]);
@@ -164,15 +185,18 @@ impl ChatStream {
             return self.chunk(ChunkChoice { index, delta, logprobs, finish_reason }, lines);
         };
         let pieces = tools.push(text, end.is_some());
-        let (first, has_calls) = (*count, tools.has_calls());
+        let has_calls = tools.has_calls();
+        let mut calls = *count;
         *count += pieces.iter().filter(|piece| matches!(piece, Piece::Call(_))).count();
-        let mut numbers = first..;
         for piece in &pieces {
             let delta = match piece {
                 Piece::Text(text) => Delta { content: Some(text), ..Delta::default() },
                 Piece::Call(call) => {
-                    let index = numbers.next().unwrap_or_default();
-                    Delta { tool_calls: Some([NumberedCall { index, call }]), ..Delta::default() }
+                    calls += 1;
+                    NumberedCall::delta(calls - 1, CallPart::Call(call))
+                }
+                Piece::Arguments(arguments) => {
+                    NumberedCall::delta(calls - 1, CallPart::More { function: MoreArguments { arguments } })
                 }
             };
             let logprobs = logprobs.take();
@@ -232,11 +256,12 @@ impl Protocol for ChatStream {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::super::tools::FoundCalls;
     use super::*;
 
     #[test]
     fn calls_are_objects_beside_the_text() {
-        let tools = ToolCalls::new(&json!([{"type": "function", "function": {"name": "add"}}]));
+        let tools = CallReader::Found(FoundCalls::new(&json!([{"type": "function", "function": {"name": "add"}}])));
         let of = |text: &str| serde_json::to_value(Message::new(text.to_owned(), Some(&tools))).unwrap();
         let call = r#"<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>"#;
         let said = of(call);

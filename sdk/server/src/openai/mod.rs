@@ -10,8 +10,9 @@ mod logprobs;
 mod messages;
 mod models;
 mod streams;
-mod tool_calls;
+mod tools;
 
 pub use chat::chat_completions;
 pub use completions::completions;
 pub use models::{model, models};
+pub use tools::Form as ToolForm;

@@ -1,43 +1,14 @@
 //! Calls of tools in what a model says: the forms of Hermes and Qwen, of Llama 3, and of Mistral. What is not a whole call of a
 //! tool that the request has stays text.
 
-use serde::Serialize;
 use serde_json::Value;
 
-use crate::unique::unique;
-
-const OPEN: &str = "<tool_call>";
-const CLOSE: &str = "</tool_call>";
-const MISTRAL: &str = "[TOOL_CALLS]";
-const LLAMA: &str = "<|python_tag|>";
-
-/// A call, as OpenAI has it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ToolCall {
-    id: String,
-    r#type: &'static str,
-    function: Function,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Function {
-    name: String,
-    /// An object, as a text.
-    arguments: String,
-}
-
-/// A part of an answer.
-#[derive(Debug, PartialEq)]
-pub enum Piece {
-    /// Text.
-    Text(String),
-    /// A call.
-    Call(ToolCall),
-}
+use super::form::{CLOSE, LLAMA, MISTRAL, OPEN};
+use super::{Function, Piece, ToolCall, may_become, push_text};
 
 /// Reads an answer as it comes. Text that may become a call is held back until it is known what it is.
 #[derive(Clone, Debug)]
-pub struct ToolCalls {
+pub struct FoundCalls {
     /// The names of the tools.
     names: Vec<String>,
     held: String,
@@ -46,7 +17,7 @@ pub struct ToolCalls {
     has_calls: bool,
 }
 
-impl ToolCalls {
+impl FoundCalls {
     /// For the tools of a request.
     pub fn new(tools: &Value) -> Self {
         let name = |tool: &Value| tool.get("function").unwrap_or(tool).get("name")?.as_str().map(str::to_owned);
@@ -126,10 +97,7 @@ impl ToolCalls {
             return;
         }
         self.has_text = true;
-        match pieces.last_mut() {
-            Some(Piece::Text(before)) => before.push_str(&text),
-            _ => pieces.push(Piece::Text(text)),
-        }
+        push_text(pieces, text);
     }
 
     /// Text before a call: white space alone is none.
@@ -159,8 +127,7 @@ impl ToolCalls {
 
     fn add(&mut self, calls: Vec<Function>, pieces: &mut Vec<Piece>) {
         self.has_calls = true;
-        let call = |function| Piece::Call(ToolCall { id: format!("call_{}", unique()), r#type: "function", function });
-        pieces.extend(calls.into_iter().map(call));
+        pieces.extend(calls.into_iter().map(|function| Piece::Call(ToolCall::new(function))));
     }
 
     /// `[{…}, {…}]`, or `NAME{…}` after each mark.
@@ -206,24 +173,14 @@ impl ToolCalls {
     }
 }
 
-/// The bytes at the end of a text that a mark may begin with.
-fn may_become(text: &str, marks: &[&str]) -> usize {
-    let longest = marks.iter().map(|mark| mark.len() - 1).max().unwrap_or(0).min(text.len());
-    let begins = |&length: &usize| {
-        let at = text.len() - length;
-        text.is_char_boundary(at) && marks.iter().any(|mark| mark.len() > length && mark.starts_with(&text[at..]))
-    };
-    (1..=longest).rev().find(begins).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
 
-    fn reader() -> ToolCalls {
-        ToolCalls::new(&json!([{"type": "function", "function": {"name": "add"}}, {"name": "now"}]))
+    fn reader() -> FoundCalls {
+        FoundCalls::new(&json!([{"type": "function", "function": {"name": "add"}}, {"name": "now"}]))
     }
 
     /// The text, and the calls as `name(arguments)`, whole and in pieces of every size.
@@ -236,6 +193,7 @@ mod tests {
                     match piece {
                         Piece::Text(text) => said.push_str(&text),
                         Piece::Call(call) => calls.push(format!("{}({})", call.function.name, call.function.arguments)),
+                        Piece::Arguments(_) => panic!("a call came in parts"),
                     }
                 }
             };
