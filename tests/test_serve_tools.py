@@ -1,11 +1,15 @@
-"""`pagoda serve`: rates of keys, times to first tokens, tools that are not called, and the description of the interface."""
+"""`pagoda serve`: rates of keys, times to first tokens, calls of tools, and the description of the interface."""
 
 import json
 import re
+from typing import Literal
 
+import jsonschema
 import openai
+import pydantic
 import pytest
-from serving import LLAMA, Server
+from capi import ROOT
+from serving import HANGS, LLAMA, Server
 from test_serve_operation import configured
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -76,6 +80,128 @@ def test_text_that_is_no_call_stays_text(server):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == answer.message.content
     assert chunks[-1].choices[0].finish_reason == answer.finish_reason
     assert not any(chunk.choices[0].delta.tool_calls for chunk in chunks)
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"$ref": "#/$defs/days"},
+        "units": {"type": "array", "items": {"enum": ["C", "F"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["city", "days", "units"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
+CLOCK = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "additionalProperties": False}
+SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
+CALLED = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+
+
+def streamed_calls(chunks):
+    """The calls of each answer as (name, arguments, pieces of arguments), put together as OpenAI says, and why each ended."""
+    calls, reasons = {}, {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            assert not choice.delta.content
+            found = calls.setdefault(choice.index, [])
+            for part in choice.delta.tool_calls or []:
+                if part.index == len(found):
+                    # The first part of a call names it.
+                    assert part.id.startswith("call_") and part.type == "function"
+                    found.append([part.function.name, "", 0])
+                else:
+                    assert part.index == len(found) - 1 and part.id is None and part.function.name is None
+                found[-1][1] += part.function.arguments
+                found[-1][2] += bool(part.function.arguments)
+            reasons[choice.index] = choice.finish_reason or reasons.get(choice.index)
+    return calls, reasons
+
+
+def test_calls_fit_their_schemas_and_stream_in_pieces(server):
+    """A random model calls whatever the grammar lets it."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "tools": CALLED, "temperature": 1.5}
+    ask |= {"max_tokens": 300, "n": 2, "parallel_tool_calls": False}
+    named = set()
+    for seed in range(4):
+        fields = ask | {"tool_choice": "required", "seed": seed}
+        calls, reasons = streamed_calls(client.chat.completions.create(**fields, stream=True))
+        whole = client.chat.completions.create(**fields)
+        assert reasons == {0: "tool_calls", 1: "tool_calls"}
+        for choice in whole.choices:
+            [call], [(name, arguments, pieces)] = choice.message.tool_calls, calls[choice.index]
+            assert choice.finish_reason == "tool_calls" and choice.message.content is None
+            assert (call.function.name, call.function.arguments) == (name, arguments)
+            jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+            assert pieces > 1 or arguments == "{}"
+            named.add(name)
+    assert named == set(SCHEMAS)
+    chosen = {"type": "function", "function": {"name": "clock"}}
+    calls, _ = streamed_calls(client.chat.completions.create(**ask, tool_choice=chosen, stream=True))
+    assert {name for found in calls.values() for name, *_ in found} == {"clock"}
+
+
+def test_an_answer_may_have_several_calls(server):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": CALLED, "tool_choice": "required"}
+    most = 0
+    for seed in range(8):
+        chunks = client.chat.completions.create(**ask, stream=True, temperature=1.5, seed=seed, max_tokens=400)
+        calls, reasons = streamed_calls(chunks)
+        whole = calls[0] if reasons[0] == "tool_calls" else calls[0][:-1]
+        for name, arguments, _ in whole:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+        most = max(most, len(whole))
+    assert most > 1
+
+
+def test_a_call_that_is_cut_says_so(server):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": CALLED[:1], "temperature": 0}
+    chosen = {"type": "function", "function": {"name": "weather"}}
+    whole = client.chat.completions.create(**ask, tool_choice=chosen).choices[0]
+    tokens = client.chat.completions.create(**ask, tool_choice=chosen).usage.completion_tokens
+    cut = client.chat.completions.create(**ask, tool_choice=chosen, max_tokens=tokens - 24).choices[0]
+    [before], [after] = whole.message.tool_calls, cut.message.tool_calls
+    assert cut.finish_reason == "length" and after.function.name == "weather"
+    assert before.function.arguments.startswith(after.function.arguments) and before != after
+
+
+def test_text_with_strict_tools_is_free(server):
+    """The tiny model does not call: its text is what it is without tools."""
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "temperature": 0}
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
+    strict = [{"type": "function", "function": CALLED[0]["function"] | {"strict": True}}]
+    plain = client.chat.completions.create(**ask).choices[0]
+    free = client.chat.completions.create(**ask, tools=strict).choices[0]
+    assert (free.message.content, free.finish_reason) == (plain.message.content, plain.finish_reason)
+
+
+class Weather(pydantic.BaseModel):
+    """The weather of a place."""
+
+    city: str = pydantic.Field(max_length=20)
+    unit: Literal["celsius", "fahrenheit"]
+
+
+def test_smollm2_calls_a_function():
+    """OpenAI's own reader of streams: it puts the arguments together and checks them."""
+    messages = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
+    with Server(f"chat={ROOT / 'target/models/smollm2'}", "--provider", "cpu") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
+        tool = openai.pydantic_function_tool(Weather)
+        with client.chat.completions.stream(
+            model="chat", messages=messages, tools=[tool], tool_choice="required", temperature=0, max_tokens=200,
+            parallel_tool_calls=False,
+        ) as stream:
+            deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+            answer = stream.get_final_completion().choices[0]
+    [call] = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls" and call.function.name == "Weather"
+    assert len(deltas) > 2 and deltas[-1].arguments == call.function.arguments
+    weather = call.function.parsed_arguments
+    assert isinstance(weather, Weather) and len(weather.city) <= 20
 
 
 # ---- the interface -----------------------------------------------------------------------------------------------
