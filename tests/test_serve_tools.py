@@ -168,16 +168,6 @@ def test_a_call_that_is_cut_says_so(server):
     assert before.function.arguments.startswith(after.function.arguments) and before != after
 
 
-def test_text_with_strict_tools_is_free(server):
-    """The tiny model does not call: its text is what it is without tools."""
-    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "temperature": 0}
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
-    strict = [{"type": "function", "function": CALLED[0]["function"] | {"strict": True}}]
-    plain = client.chat.completions.create(**ask).choices[0]
-    free = client.chat.completions.create(**ask, tools=strict).choices[0]
-    assert (free.message.content, free.finish_reason) == (plain.message.content, plain.finish_reason)
-
-
 class Weather(pydantic.BaseModel):
     """The weather of a place."""
 
@@ -185,23 +175,49 @@ class Weather(pydantic.BaseModel):
     unit: Literal["celsius", "fahrenheit"]
 
 
-def test_smollm2_calls_a_function():
-    """OpenAI's own reader of streams: it puts the arguments together and checks them."""
-    messages = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
+@pytest.fixture(scope="module")
+def chat():
+    """A client of SmolLM2."""
     with Server(f"chat={ROOT / 'target/models/smollm2'}", "--provider", "cpu") as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
-        tool = openai.pydantic_function_tool(Weather)
-        with client.chat.completions.stream(
-            model="chat", messages=messages, tools=[tool], tool_choice="required", temperature=0, max_tokens=200,
-            parallel_tool_calls=False,
-        ) as stream:
-            deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
-            answer = stream.get_final_completion().choices[0]
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANGS)
+
+
+def test_a_real_model_calls_a_function(chat):
+    """OpenAI's own reader of streams puts the arguments together and checks them."""
+    messages = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
+    ask = {"model": "chat", "messages": messages, "tools": [openai.pydantic_function_tool(Weather)], "temperature": 0}
+    ask |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+    with chat.chat.completions.stream(**ask) as stream:
+        deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        answer = stream.get_final_completion().choices[0]
     [call] = answer.message.tool_calls
     assert answer.finish_reason == "tool_calls" and call.function.name == "Weather"
     assert len(deltas) > 2 and deltas[-1].arguments == call.function.arguments
     weather = call.function.parsed_arguments
     assert isinstance(weather, Weather) and len(weather.city) <= 20
+
+
+def test_text_with_strict_tools_is_free(chat):
+    """A model that does not call says what it says without tools: the template of this one has no place for them."""
+    ask = {"model": "chat", "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 12}
+    plain = chat.chat.completions.create(**ask, temperature=0).choices[0]
+    tools = [openai.pydantic_function_tool(Weather)]
+    assert tools[0]["function"]["strict"] is True
+    free = chat.chat.completions.create(**ask, temperature=0, tools=tools).choices[0]
+    assert (free.message.content, free.finish_reason) == (plain.message.content, plain.finish_reason)
+
+
+def test_a_strict_call_that_begins_in_text_fits(chat):
+    """The model says a call after its example; its name and arguments are those of the tool, whatever the example has."""
+    example = '<tool_call>\n{"name": "other", "arguments": {"x": 1}}\n</tool_call>'
+    messages = [{"role": "user", "content": "Call."}, {"role": "assistant", "content": example}] * 3
+    ask = {"model": "chat", "messages": messages + messages[:1], "max_tokens": 80, "temperature": 0}
+    tools = [openai.pydantic_function_tool(Weather)]
+    without = chat.chat.completions.create(**ask).choices[0].message.content
+    assert without.startswith("<tool_call>") and '"other"' in without
+    call = chat.chat.completions.create(**ask, tools=tools).choices[0].message.tool_calls[0]
+    assert call.function.name == "Weather"
+    Weather.model_validate_json(call.function.arguments)
 
 
 # ---- the interface -----------------------------------------------------------------------------------------------
