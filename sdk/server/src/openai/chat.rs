@@ -43,7 +43,7 @@ pub async fn chat_completions(Shared(state): Shared<Arc<State>>, request: Reques
     let tokenizer = generator.tokenizer();
     let calls = tools.prepare(&mut asked.answering, served.tool_form, tokenizer)?;
     let running = Running::start(&generator, vec![asked.answering], &state.running, state.tally(&served.name, caller))
-        .map_err(|error| ToolRequest::explain(calls.as_ref(), error))?;
+        .map_err(|error| tools.explain(calls.as_ref(), error))?;
     if asked.stream {
         let stream = ChatStream::new(&served, n as usize, asked.include_usage, Arc::clone(tokenizer), calls);
         return Ok(events::response(running, stream));

@@ -6,8 +6,13 @@ use serde_json::{Value, json};
 
 use super::form::{ARGS, CLOSE, Form, MISTRAL, OPEN};
 
+/// What the names of the rules of arguments begin with.
+const ARGUMENTS: &str = "arguments-";
+
 /// A tool, as far as a grammar needs it.
 pub struct Tool {
+    /// Its place in the request, which its rules are numbered by.
+    pub at: usize,
     /// Its name.
     pub name: String,
     /// The schema of its arguments.
@@ -32,7 +37,7 @@ pub enum Calls {
 /// The grammar of answers with calls of these tools.
 pub fn of(form: Form, calls: Calls, tools: &[Tool], tokenizer: &Tokenizer) -> String {
     let mark = lark(form.mark(), tokenizer);
-    let body = (0..tools.len()).map(|at| format!("body-{at}")).collect::<Vec<_>>().join(" | ");
+    let body = tools.iter().map(|tool| format!("body-{}", tool.at)).collect::<Vec<_>>().join(" | ");
     let mut lines = match calls {
         Calls::Only { several } => {
             let more = form.between().filter(|_| several);
@@ -45,12 +50,23 @@ pub fn of(form: Form, calls: Calls, tools: &[Tool], tokenizer: &Tokenizer) -> St
         }
     };
     lines.push(format!("body: {body}"));
-    for (at, tool) in tools.iter().enumerate() {
-        let (head, tail) = (lark(&form.head(&tool.name), tokenizer), lark(form.tail(), tokenizer));
-        lines.push(format!("body-{at}: {head} arguments-{at} {tail}"));
-        lines.push(format!("arguments-{at}: %json {}", tool.schema));
+    for tool in tools {
+        let (at, head, tail) = (tool.at, lark(&form.head(&tool.name), tokenizer), lark(form.tail(), tokenizer));
+        lines.push(format!("body-{at}: {head} {ARGUMENTS}{at} {tail}"));
+        lines.push(format!("{ARGUMENTS}{at}: %json {}", tool.schema));
     }
     lines.join("\n")
+}
+
+/// Which tool's schema was refused, and why, if that is what an error of the grammar says: `at 7(14): …: reason`, and then the
+/// lines of the grammar around that one.
+pub fn refused(message: &str) -> Option<(usize, &str)> {
+    let (first, lines) = message.split_once('\n')?;
+    let (line, reason) = first.strip_prefix("at ")?.split_once(": failed to compile JSON schema: ")?;
+    let (line, _) = line.split_once('(')?;
+    let rule = format!("{line} | {ARGUMENTS}");
+    let found = lines.lines().find_map(|line| line.trim_start().strip_prefix(&rule)?.split_once(':'));
+    Some((found?.0.parse().ok()?, reason))
 }
 
 /// Text in which a mark begins a call.
@@ -149,12 +165,15 @@ mod tests {
     fn tools() -> Vec<Tool> {
         let add = json!({"properties": {"a": {"$ref": "#/$defs/number"}}, "required": ["a"],
             "additionalProperties": false, "$defs": {"number": {"type": "integer"}}});
-        let tool =
-            |name: &str, schema: Option<&Value>| Tool { name: name.into(), schema: self::schema("s", schema).unwrap() };
+        let tool = |at, name: &str, schema: Option<&Value>| Tool {
+            at,
+            name: name.into(),
+            schema: self::schema("s", schema).unwrap(),
+        };
         vec![
-            tool("add", Some(&add)),
-            tool("now", None),
-            tool("a \"b\"\x7f", Some(&json!({"type": ["object", "null"]}))),
+            tool(0, "add", Some(&add)),
+            tool(2, "now", None),
+            tool(3, "a \"b\"\x7f", Some(&json!({"type": ["object", "null"]}))),
         ]
     }
 

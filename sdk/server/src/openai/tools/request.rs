@@ -130,7 +130,7 @@ impl ToolRequest {
                 parameters if keeps_schema => grammar::schema(&format!("{path}.parameters"), parameters)?,
                 _ => grammar::any_object(),
             };
-            chosen.push(Tool { name: name.to_owned(), schema });
+            chosen.push(Tool { at, name: name.to_owned(), schema });
         }
         match &self.choice {
             ToolChoice::Named(name) if chosen.is_empty() => {
@@ -141,10 +141,18 @@ impl ToolRequest {
         }
     }
 
-    /// The same error, about the tools, if their grammar was refused.
-    pub fn explain(reader: Option<&CallReader>, error: Error) -> Error {
-        let is_of_tools = matches!(reader, Some(CallReader::Known(_))) && error.argument() == Some("grammar.lark");
-        if is_of_tools { Error::new(error.status(), error.message()).about("tools") } else { error }
+    /// The same error, about the tool whose schema was refused, if that is what it is.
+    pub fn explain(&self, reader: Option<&CallReader>, error: Error) -> Error {
+        if !matches!(reader, Some(CallReader::Known(_))) || error.argument() != Some("grammar.lark") {
+            return error;
+        }
+        let tools = self.tools.as_ref().and_then(Value::as_array);
+        let found = grammar::refused(error.message())
+            .and_then(|(at, reason)| Some((function_of(at, tools?.get(at)?).0, reason.trim_end_matches('.'))));
+        match found {
+            Some((path, reason)) => Error::invalid(format!("{path}.parameters"), format!("{reason}; correct it")),
+            None => Error::new(error.status(), error.message()).about("tools"),
+        }
     }
 }
 
