@@ -242,6 +242,20 @@ def test_what_is_wrong_is_said(client, model, inputs, options, message):
 # ---- streams -----------------------------------------------------------------------------------------------------
 
 
+def test_statistics_are_those_of_http(server, client):
+    client.infer("tiny", [prompt()], parameters={"max_tokens": 4})
+    for name in ("plain", "movies", "tiny"):
+        [ours] = client.get_inference_statistics(name, as_json=True)["model_stats"]
+        [theirs] = server.get(f"/v2/models/{name}/stats")[2]["model_stats"]
+        for key in ("last_inference", "inference_count", "execution_count"):
+            assert int(ours.get(key, 0)) == theirs[key], (name, key)
+        for key, measured in theirs["inference_stats"].items():
+            assert {part: int(ours["inference_stats"][key].get(part, 0)) for part in measured} == measured, (name, key)
+    assert len(client.get_inference_statistics().model_stats) == 3
+    with pytest.raises(InferenceServerException, match="no model is named"):
+        client.get_inference_statistics("nothing")
+
+
 @pytest.mark.parametrize("empty_final", [True, False])
 def test_tokens_come_one_response_each(server, client, empty_final):
     parameters = {"max_tokens": 20, "temperature": 0}

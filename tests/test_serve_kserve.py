@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 import numpy as np
 import onnx
@@ -222,3 +223,47 @@ def test_a_language_model_takes_text(client):
         client.infer("tiny", [prompt], parameters={"temprature": 1})
     with pytest.raises(InferenceServerException, match="either `text_input` or `tokens_input`"):
         client.infer("tiny", [])
+
+
+# ---- statistics --------------------------------------------------------------------------------------------------
+
+
+def test_statistics_count_requests_and_their_time(server, client):
+    def of(name):
+        [stats] = client.get_inference_statistics(name)["model_stats"]
+        assert stats["name"] == name and client.get_model_metadata(name)["versions"] == [stats["version"]]
+        return stats
+
+    prompt = tensor("text_input", np.array(["Hello"], object), "BYTES")
+    before, began = of("tiny"), time.time()
+    client.infer("tiny", [prompt], parameters={"max_tokens": 20, "ignore_eos": True})
+    # Whatever protocol a request came by, it counts.
+    assert server.post("/v1/completions", {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 4})[0] == 200
+    with pytest.raises(InferenceServerException):
+        client.infer("tiny", [prompt], parameters={"max_tokens": 100000})
+    took, after = (time.time() - began) * 1e9, of("tiny")
+    grown = {
+        name: {key: after["inference_stats"][name][key] - before["inference_stats"][name][key] for key in ("count", "ns")}
+        for name in before["inference_stats"]
+    }
+    assert after["inference_count"] - before["inference_count"] == 3 and grown["success"]["count"] == 3
+    assert grown["fail"]["count"] == 1 and grown["queue"]["count"] == grown["compute_infer"]["count"] == 3
+    assert 0 < grown["queue"]["ns"] + grown["compute_infer"]["ns"] == grown["success"]["ns"] < 3 * took
+    assert after["execution_count"] - before["execution_count"] >= 20
+    assert began * 1000 - 1 <= after["last_inference"] <= time.time() * 1000 + 1
+    # What is not measured is 0.
+    for name in ("compute_input", "compute_output", "cache_hit", "cache_miss"):
+        assert after["inference_stats"][name] == {"count": 0, "ns": 0}
+    assert (after["batch_stats"], after["memory_usage"], after["response_stats"]) == ([], [], {})
+
+    before = of("plain")
+    client.infer("plain", [tensor(f"in_{name}", values(name), name) for name in TYPES])
+    with pytest.raises(InferenceServerException):
+        client.infer("plain", [])
+    after = of("plain")
+    for name, count in [("success", 1), ("fail", 1), ("compute_infer", 1), ("queue", 0)]:
+        assert after["inference_stats"][name]["count"] - before["inference_stats"][name]["count"] == count, name
+    assert {one["name"] for one in client.get_inference_statistics()["model_stats"]} == {"plain", "movies", "tiny"}
+    assert client.get_inference_statistics("plain", "1")["model_stats"][0]["version"] == "1"
+    with pytest.raises(InferenceServerException, match="no model is named"):
+        client.get_inference_statistics("nothing")

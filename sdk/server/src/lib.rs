@@ -29,6 +29,7 @@ mod routes;
 mod run;
 mod server;
 mod state;
+mod statistics;
 mod tally;
 mod tls;
 mod tracked;

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::config::ModelConfig;
 use crate::failure::Failure;
 use crate::openai::ToolForm;
+use crate::statistics::Statistics;
 
 /// A model that is served.
 pub struct Served {
@@ -25,6 +26,8 @@ pub struct Served {
     pub kind: Kind,
     /// How calls of tools are written, where a grammar says so.
     pub tool_form: ToolForm,
+    /// What its requests have cost.
+    pub statistics: Arc<Statistics>,
     /// When it was opened, in seconds since 1970.
     pub since: u64,
 }
@@ -63,7 +66,7 @@ impl Served {
             Kind::Generate(generator) => ToolForm::of(generator),
             _ => ToolForm::Hermes,
         };
-        Ok(Self { name: config.name.clone(), kind, tool_form, since })
+        Ok(Self { name: config.name.clone(), kind, tool_form, statistics: Arc::default(), since })
     }
 
     /// Whether a request holds it, beside the one that asks.

@@ -11,6 +11,7 @@ use pagoda::{Cancel, Error, GenerateRequest, GenerateResponse, Generator, Result
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::statistics::Timing;
 use crate::tally::Tally;
 
 /// All that run, for the end of the server.
@@ -43,6 +44,8 @@ pub struct Running {
     tally: Tally,
     /// Which prompts have a first token.
     begun: Vec<bool>,
+    /// Those of the prompts that have not ended.
+    timings: Vec<Option<Timing>>,
     /// A model that is unloaded meanwhile stays until then.
     _generator: Arc<Generator>,
 }
@@ -62,7 +65,9 @@ impl Running {
         // From here on dropping it cancels those that were sent before one is refused.
         let (all, left) = (Arc::clone(all), requests.len());
         let begun = vec![false; left];
-        let running = Self { events, left, cancel, all, number, tally, begun, _generator: Arc::clone(generator) };
+        let timings = (0..left).map(|_| Some(tally.statistics.begin())).collect();
+        let running =
+            Self { events, left, cancel, all, number, tally, begun, timings, _generator: Arc::clone(generator) };
         for (prompt, request) in requests.into_iter().enumerate() {
             let sender = sender.clone();
             let request = GenerateRequest { cancel: Some(Arc::clone(&running.cancel)), ..request };
@@ -97,6 +102,10 @@ impl Running {
             Event::End(outcome) => {
                 self.left -= 1;
                 self.tally.tokens(outcome.as_ref().map_or(0, |response| response.prompt_tokens.len()));
+                let timing = self.timings[prompt].take();
+                if let (Some(timing), Ok(response)) = (timing, outcome) {
+                    timing.succeeded(response.choices.first().map(|choice| choice.timings.queued));
+                }
             }
         }
     }

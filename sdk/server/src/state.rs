@@ -10,7 +10,7 @@ use crate::access::{Caller, Keys, Origins, Rates};
 use crate::config::{Config, Limits};
 use crate::logging::LogFormat;
 use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::models::{Models, Served};
 use crate::page::History;
 use crate::run::RunningRequests;
 use crate::tally::Tally;
@@ -74,10 +74,11 @@ impl State {
     }
 
     /// What counts the tokens of a request to a model.
-    pub fn tally(&self, model: &str, caller: Caller) -> Tally {
+    pub fn tally(&self, served: &Served, caller: Caller) -> Tally {
         Tally {
             since: Instant::now(),
-            histogram: self.metrics.first_token(model),
+            histogram: self.metrics.first_token(&served.name),
+            statistics: Arc::clone(&served.statistics),
             window: Arc::clone(&self.first_tokens),
             rates: Arc::clone(&self.rates),
             caller,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::access::{Caller, Rates};
+use crate::statistics::Statistics;
 use crate::window::Window;
 
 /// Counts the tokens of a request, and times the first.
@@ -16,6 +17,8 @@ pub struct Tally {
     pub histogram: Histogram,
     /// The same, of all models.
     pub window: Arc<Window>,
+    /// The requests of the model.
+    pub statistics: Arc<Statistics>,
     /// Whose tokens they are.
     pub rates: Arc<Rates>,
     /// See [`Tally::rates`].

@@ -8,7 +8,7 @@ use axum::response::Response;
 
 use super::http::{Body, response};
 use super::infer::{find, infer};
-use super::metadata;
+use super::{metadata, statistics};
 use crate::failure::Failure;
 use crate::gate::caller_of;
 use crate::models::Served;
@@ -56,6 +56,27 @@ pub async fn model_version_metadata(
     Path((name, version)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
     Ok(reply::json(StatusCode::OK, &metadata::model(&*find(&state, &name, Some(&version))?)))
+}
+
+/// The statistics of all models.
+pub async fn all_statistics(Shared(state): Shared<Arc<State>>) -> Result<Response, Failure> {
+    Ok(reply::json(StatusCode::OK, &statistics::of(&state, None, None)?))
+}
+
+/// The statistics of a model.
+pub async fn model_statistics(
+    Shared(state): Shared<Arc<State>>,
+    Path(name): Path<String>,
+) -> Result<Response, Failure> {
+    Ok(reply::json(StatusCode::OK, &statistics::of(&state, Some(&name), None)?))
+}
+
+/// The statistics of a version of a model.
+pub async fn model_version_statistics(
+    Shared(state): Shared<Arc<State>>,
+    Path((name, version)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    Ok(reply::json(StatusCode::OK, &statistics::of(&state, Some(&name), Some(&version))?))
 }
 
 /// Runs a model.

@@ -28,10 +28,15 @@ pub fn find(state: &State, name: &str, version: Option<&str>) -> Result<Arc<Serv
 pub async fn infer(state: &State, served: &Served, request: InferRequest, caller: Caller) -> Result<Outputs, Failure> {
     request.check()?;
     match &served.kind {
-        Kind::Plain(model) => Ok(plain::infer(model, request).await?),
-        Kind::Rank(engine) => Ok(rank::infer(engine, request).await?),
+        Kind::Plain(model) => {
+            let timing = served.statistics.begin();
+            let outputs = plain::infer(model, request).await?;
+            timing.succeeded(None);
+            Ok(outputs)
+        }
+        Kind::Rank(engine) => Ok(rank::infer(engine, request, &served.statistics).await?),
         Kind::Generate(generator) => {
-            let tally = state.tally(&served.name, caller);
+            let tally = state.tally(served, caller);
             Ok(generate::infer(generator, request, &state.running, tally).await?)
         }
     }

@@ -27,14 +27,14 @@ pub struct ServerInfo {
     /// Its version.
     pub version: &'static str,
     /// What it has beyond the protocol's core.
-    pub extensions: [&'static str; 2],
+    pub extensions: [&'static str; 3],
 }
 
 /// What this server is.
 pub const SERVER: ServerInfo = ServerInfo {
     name: "pagoda",
     version: env!("CARGO_PKG_VERSION"),
-    extensions: ["binary_tensor_data", "model_repository"],
+    extensions: ["binary_tensor_data", "model_repository", "statistics"],
 };
 
 /// A tensor that a model takes or gives.

@@ -14,12 +14,13 @@ mod metadata;
 mod plain;
 mod rank;
 mod repository;
+mod statistics;
 mod tensors;
 mod values;
 
 pub use repository::{index, load, unload};
 
 pub use handlers::{
-    infer_latest, infer_version, live, model_metadata, model_ready, model_version_metadata, model_version_ready, ready,
-    server_metadata,
+    all_statistics, infer_latest, infer_version, live, model_metadata, model_ready, model_statistics,
+    model_version_metadata, model_version_ready, model_version_statistics, ready, server_metadata,
 };

@@ -1,11 +1,14 @@
 //! Rankers: a request in tensors. Their names are the fields of `/v1/rank`, with the feature after a point.
 
+use std::sync::Arc;
+
 use pagoda::engine::{Columns, Events};
 use pagoda::{ElementType, Engine, Error, RankRequest, Result, Tensor};
 use pagoda_requests::rank::Features;
 
 use super::tensors::{InferRequest, Outputs};
 use crate::native;
+use crate::statistics::Statistics;
 
 /// The scores of each candidate, `[candidates, tasks]`.
 pub const SCORES: &str = "scores";
@@ -25,7 +28,7 @@ pub fn inputs(known: &Features) -> Vec<(String, bool)> {
 }
 
 /// Ranks.
-pub async fn infer(engine: &Engine, request: InferRequest) -> Result<Outputs> {
+pub async fn infer(engine: &Engine, request: InferRequest, statistics: &Arc<Statistics>) -> Result<Outputs> {
     let folder = engine.folder();
     let known = Features::of(&folder);
     let names: Vec<String> = inputs(&known).into_iter().map(|(name, _)| name).collect();
@@ -35,7 +38,7 @@ pub async fn infer(engine: &Engine, request: InferRequest) -> Result<Outputs> {
         return Err(Error::invalid("inputs", format!("there is no {name:?}{near}")));
     }
     let asked = read(&request, &known)?;
-    let response = native::run_rank(engine, asked).await?;
+    let response = native::run_rank(engine, asked, statistics).await?;
     let (candidates, tasks) = (request_rows(&request, &known), folder.tasks.len());
     let one = |number: u64| Tensor::from_slice(&[1], &[number as i64]);
     let outputs = vec![

@@ -48,7 +48,7 @@ pub async fn completion(Shared(state): Shared<Arc<State>>, request: Request) -> 
     }
     let request_id = unique();
     let (served, generator) = state.models.generator_or_first(asked.model.as_deref())?;
-    let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served.name, caller))?;
+    let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served, caller))?;
     if asked.stream {
         return Ok(events::response(running, OldStream::completion(request_id)));
     }
@@ -67,7 +67,7 @@ pub async fn chat(Shared(state): Shared<Arc<State>>, request: Request) -> Result
         return Err(Error::invalid("prompt", "send it to /completion, or `messages`").into());
     }
     let (served, generator) = state.models.generator_or_first(asked.model.as_deref())?;
-    let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served.name, caller))?;
+    let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served, caller))?;
     if asked.stream {
         return Ok(events::response(running, OldStream::chat()));
     }

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use crate::failure::Failure;
 use crate::run::CancelOnDrop;
 use crate::state::State;
+use crate::statistics::Statistics;
 use crate::{body, reply};
 
 /// The places of each task where the request does not say, as the command has it.
@@ -24,11 +25,11 @@ const TOP: u32 = 10;
 pub async fn rank(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let text = body::read_text(request, &state.limits).await?;
     let Asked { model, top, members } = Asked::read(&text)?;
-    let (_, engine) = state.models.ranker(model.as_deref())?;
+    let (served, engine) = state.models.ranker(model.as_deref())?;
     let folder = engine.folder();
     let line = Line::read(&members, &Features::of(&folder))?;
     let since = Instant::now();
-    let response = run_rank(&engine, line.request()).await?;
+    let response = run_rank(&engine, line.request(), &served.statistics).await?;
     let tasks: Vec<String> = folder.tasks.iter().map(|task| task.name.clone()).collect();
     let answer = Answer {
         number: None,
@@ -44,7 +45,8 @@ pub async fn rank(Shared(state): Shared<Arc<State>>, request: Request) -> Result
 }
 
 /// Runs a request. Dropping the future cancels it.
-pub async fn run_rank(engine: &Engine, request: RankRequest) -> Result<RankResponse> {
+pub async fn run_rank(engine: &Engine, request: RankRequest, statistics: &Arc<Statistics>) -> Result<RankResponse> {
+    let timing = statistics.begin();
     let guard = CancelOnDrop::new();
     let request = RankRequest { cancel: Some(guard.cancel()), ..request };
     let (sender, answer) = oneshot::channel();
@@ -53,9 +55,11 @@ pub async fn run_rank(engine: &Engine, request: RankRequest) -> Result<RankRespo
     })?;
     let outcome = answer.await;
     guard.disarm();
-    outcome.unwrap_or_else(|_| {
+    let response = outcome.unwrap_or_else(|_| {
         Err(Error::new(Status::Internal, "a bug in Pagoda, please report it: a request was dropped unanswered"))
-    })
+    })?;
+    timing.succeeded(None);
+    Ok(response)
 }
 
 /// The fields of a body that a line does not have, and the others.

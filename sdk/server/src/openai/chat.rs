@@ -42,7 +42,7 @@ pub async fn chat_completions(Shared(state): Shared<Arc<State>>, request: Reques
     let (n, logprobs) = (asked.answering.n.unwrap_or(1), asked.answering.logprobs.is_some());
     let tokenizer = generator.tokenizer();
     let calls = tools.prepare(&mut asked.answering, served.tool_form, tokenizer)?;
-    let running = Running::start(&generator, vec![asked.answering], &state.running, state.tally(&served.name, caller))
+    let running = Running::start(&generator, vec![asked.answering], &state.running, state.tally(&served, caller))
         .map_err(|error| tools.explain(calls.as_ref(), error))?;
     if asked.stream {
         let stream = ChatStream::new(&served, n as usize, asked.include_usage, Arc::clone(tokenizer), calls);

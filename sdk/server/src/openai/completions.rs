@@ -35,7 +35,7 @@ pub async fn completions(Shared(state): Shared<Arc<State>>, request: Request) ->
     let tokenizer = generator.tokenizer();
     let echoed = if common.stream { echoed(&generator, &answering, &prompts)? } else { Vec::new() };
     let requests = prompts.into_iter().map(|prompt| GenerateRequest { prompt, ..answering.clone() }).collect();
-    let running = Running::start(&generator, requests, &state.running, state.tally(&served.name, caller))?;
+    let running = Running::start(&generator, requests, &state.running, state.tally(&served, caller))?;
     if common.stream {
         let stream = CompletionStream::new(&served, n as usize, echoed, common.include_usage, Arc::clone(tokenizer));
         return Ok(events::response(running, stream));

@@ -7,21 +7,22 @@ use axum::response::Response;
 
 use super::convert;
 use super::messages::{
-    ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelIndex, ModelInferRequest, ModelInput,
-    ModelMetadataRequest, ModelMetadataResponse, ModelOutput, ModelReadyRequest, ModelReadyResponse,
-    ModelTransactionPolicy, RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
-    RepositoryModelLoadResponse, RepositoryModelUnloadRequest, RepositoryModelUnloadResponse, ServerLiveRequest,
-    ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
-    TensorMetadata,
+    InferStatistics, ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelIndex, ModelInferRequest, ModelInput,
+    ModelMetadataRequest, ModelMetadataResponse, ModelOutput, ModelReadyRequest, ModelReadyResponse, ModelStatistics,
+    ModelStatisticsRequest, ModelStatisticsResponse, ModelTransactionPolicy, RepositoryIndexRequest,
+    RepositoryIndexResponse, RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
+    RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
+    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse, StatisticDuration, TensorMetadata,
 };
 use crate::failure::Failure;
 use crate::gate::caller_of;
 use crate::grpc;
 use crate::kserve::infer::{find, infer as run};
 use crate::kserve::metadata::{self, TensorInfo};
-use crate::kserve::{datatype, repository};
+use crate::kserve::{datatype, repository, statistics};
 use crate::models::{Kind, Listed};
 use crate::state::State;
+use crate::statistics::Measured;
 
 /// That the server answers.
 pub async fn server_live(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
@@ -102,6 +103,34 @@ pub async fn infer(Shared(state): Shared<Arc<State>>, request: Request) -> Resul
     let outputs = run(&state, &served, asked, caller).await?;
     let (response, raw) = convert::response(&served.name, &metadata::version(&served), &id, outputs)?;
     Ok(grpc::parts(grpc::encode(&response, &convert::tail(raw))?))
+}
+
+/// What the requests of a model have cost; without a name, those of all.
+pub async fn model_statistics(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
+    let asked: ModelStatisticsRequest = grpc::read(request, &state.limits).await?;
+    let found = statistics::of(&state, version(&asked.name), version(&asked.version))?;
+    let duration = |measured: Measured| Some(StatisticDuration { count: measured.count, ns: measured.ns });
+    let model_stats = found.model_stats.into_iter().map(|model| {
+        let stats = model.inference_stats;
+        ModelStatistics {
+            name: model.name,
+            version: model.version,
+            last_inference: model.last_inference,
+            inference_count: model.inference_count,
+            execution_count: model.execution_count,
+            inference_stats: Some(InferStatistics {
+                success: duration(stats.success),
+                fail: duration(stats.fail),
+                queue: duration(stats.queue),
+                compute_input: duration(stats.compute_input),
+                compute_infer: duration(stats.compute_infer),
+                compute_output: duration(stats.compute_output),
+                cache_hit: duration(stats.cache_hit),
+                cache_miss: duration(stats.cache_miss),
+            }),
+        }
+    });
+    grpc::of(&ModelStatisticsResponse { model_stats: model_stats.collect() })
 }
 
 /// All models of the configuration.

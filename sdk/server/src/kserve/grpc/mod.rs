@@ -30,6 +30,7 @@ pub fn router() -> Router<Arc<State>> {
         .route(&path("ModelMetadata"), post(calls::model_metadata))
         .route(&path("ModelConfig"), post(calls::model_config))
         .route(&path("ModelStreamInfer"), post(stream::stream_infer))
+        .route(&path("ModelStatistics"), post(calls::model_statistics))
         .route(&path("RepositoryIndex"), post(calls::repository_index))
         .route(&path("RepositoryModelLoad"), post(calls::load))
         .route(&path("RepositoryModelUnload"), post(calls::unload))

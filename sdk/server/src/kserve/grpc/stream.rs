@@ -137,7 +137,7 @@ async fn tokens(
         .iter()
         .any(|(name, value)| name == generate::EMPTY_FINAL_RESPONSE && *value == Json::Flag(true));
     let mut sent = vec![(0, false); asked.n.unwrap_or(1) as usize];
-    let mut running = Running::start(generator, vec![asked], &state.running, state.tally(&served.name, caller))?;
+    let mut running = Running::start(generator, vec![asked], &state.running, state.tally(served, caller))?;
     while let Some((_, event)) = poll_fn(|context| running.poll_next(context)).await {
         let mut parts = Vec::new();
         match event {
