@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from capi import ROOT
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from serving import COMMAND, HANGS, LLAMA, Server, until
 
 THREE = ROOT / "tests/data/engine/three"
@@ -126,6 +127,8 @@ def metrics(server):
     """The values of /metrics by name and labels; the text is checked on the way."""
     status, headers, data = server.get("/metrics")
     text = data.decode()
+    # Prometheus's own reader of the format: names, types, units, labels, buckets, order.
+    assert list(text_string_to_metric_families(text))
     assert status == 200 and headers["content-type"].startswith("application/openmetrics-text")
     assert text.endswith("# EOF\n") and text.count("# EOF") == 1
     types, values = {}, {}
