@@ -99,7 +99,7 @@ CALLED = [{"type": "function", "function": {"name": name, "parameters": schema}}
 
 
 def streamed_calls(chunks):
-    """The calls of each answer as (name, arguments, pieces of arguments), put together as OpenAI says, and why each ended."""
+    """The calls of each answer as (name, arguments, pieces of arguments), put together as OpenAI says; why each ended."""
     calls, reasons = {}, {}
     for chunk in chunks:
         for choice in chunk.choices:

@@ -245,6 +245,17 @@ mod tests {
     }
 
     #[test]
+    fn the_tool_of_a_refused_schema_is_known() {
+        let tokenizer = tokenizer(&[]);
+        let mut tools = tools();
+        tools[1].schema["type"] = "strange".into();
+        let lark = of(Form::Hermes, Calls::Only { several: true }, &tools, &tokenizer);
+        let error = compiler(&tokenizer).compile(&Grammar::Lark(lark), 0).err().unwrap();
+        assert_eq!(refused(error.message()), Some((tools[1].at, "Invalid type: strange")));
+        assert_eq!(refused("it has 7 bytes"), None);
+    }
+
+    #[test]
     fn arguments_are_objects() {
         for (parameters, message) in [
             (json!([1]), "p: [1] is not a JSON Schema"),

@@ -116,7 +116,7 @@ impl KnownCalls {
     /// Text of so many bytes. White space before and after calls is none. `even_blank`: it is, if there are no calls.
     fn say(&mut self, bytes: usize, even_blank: bool, pieces: &mut Vec<Piece>) {
         let is_blank = self.held[..bytes].trim().is_empty();
-        if bytes == 0 || (is_blank && !self.has_text && !(even_blank && !self.has_calls)) {
+        if bytes == 0 || (is_blank && !self.has_text && (self.has_calls || !even_blank)) {
             return;
         }
         self.has_text = true;
