@@ -177,3 +177,23 @@ def test_a_client_that_hangs_up_cancels_its_request(server):
         assert after[generated] - before.get(generated, 0) < 32 * 400
         assert until(lambda: metrics(server)['pagoda_http_model_running{model="tiny"}'] == 0 or None)
         assert until(lambda: metrics(server)["pagoda_http_requests_in_flight"] == 1)
+
+
+def test_tiers_under_the_pool_are_shown(tmp_path):
+    """What a session leaves on disk is counted, and the page's figures are those of /metrics."""
+    options = ["--host-cache", "16MiB", "--store", tmp_path / "store"]
+    with Server(f"tiny={LLAMA}", "--provider", "cpu", *options) as server:
+
+        def used():
+            [model] = server.get("/v1/status")[2]["models"]
+            tiers = {tier["name"]: tier for tier in model["kv"]["tiers"]}
+            assert list(tiers) == ["host", "disk"] and tiers["host"]["bytes"] == 16 << 20 and tiers["disk"]["bytes"] == 0
+            return {name: tier["used"] for name, tier in tiers.items()}
+
+        assert used() == {"host": 0, "disk": 0}
+        ask = {"model": "tiny", "prompt": "Hello " * 20, "max_tokens": 20, "session": "s"}
+        assert server.post("/v1/completions", ask)[0] == 200
+        after = until(lambda: (found := used())["disk"] > 0 and found)
+        values = metrics(server)
+        for name, bytes_ in after.items():
+            assert values[f'pagoda_http_model_tier_bytes{{model="tiny",tier="{name}"}}'] == bytes_

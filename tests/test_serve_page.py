@@ -1,5 +1,7 @@
 """The page of `pagoda serve` in a real browser: figures, a streaming chat, a ranking; desk, phone, light and dark."""
 
+import re
+
 import pytest
 from browser import Browser
 from capi import ROOT
@@ -12,7 +14,7 @@ SMOLLM2 = ROOT / "target/models/smollm2"
 
 @pytest.fixture(scope="module")
 def server():
-    with Server(f"smollm2={SMOLLM2}", f"movies={THREE}", "--provider", "cpu") as server:
+    with Server(f"smollm2={SMOLLM2}", f"movies={THREE}", "--provider", "cpu", "--host-cache", "64MiB") as server:
         yield server
 
 
@@ -26,6 +28,7 @@ def test_the_page_shows_what_is_served_and_asks_it(server, tmp_path, name, look)
         browser.open(server.url)
         browser.until("document.getElementById('ready').textContent === 'ready'")
         assert "smollm2" in browser.text("#models") and "pages used" in browser.text("#models")
+        assert re.search(r"host memory: [\d.]+ \w+ of 64\.0 MiB used", browser.text("#models"))
         # A chat, word by word: the text grows.
         browser.run(
             "window.seen = new Set(); window.box = document.getElementById('talk');"

@@ -28,6 +28,7 @@ pub struct Metrics {
     waiting: Family<ModelLabels, Gauge<u64, AtomicU64>>,
     running: Family<ModelLabels, Gauge<u64, AtomicU64>>,
     pages: Family<PageLabels, Gauge<u64, AtomicU64>>,
+    tiers: Family<TierLabels, Gauge<u64, AtomicU64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -50,6 +51,12 @@ struct ModelLabels {
 struct PageLabels {
     model: String,
     state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabels {
+    model: String,
+    tier: &'static str,
 }
 
 impl Default for Metrics {
@@ -81,7 +88,9 @@ impl Default for Metrics {
         registry.register("model_running", "Sequences that run", running.clone());
         let pages = Family::default();
         registry.register("model_pages", "Pages of the pool of keys and values", pages.clone());
-        Self { registry, requests, seconds, first_token, in_flight, waiting, running, pages }
+        let tiers = Family::default();
+        registry.register("model_tier_bytes", "Bytes of histories in a tier under the pool", tiers.clone());
+        Self { registry, requests, seconds, first_token, in_flight, waiting, running, pages, tiers }
     }
 }
 
@@ -108,16 +117,20 @@ impl Metrics {
     pub fn text(&self, models: &Models) -> String {
         for served in models.all() {
             let of = ModelLabels { model: served.name.clone() };
-            let (waiting, running, kv) = match &served.kind {
+            let (waiting, running, kv, tiers) = match &served.kind {
                 Kind::Generate(generator) => {
                     let stats = generator.stats();
-                    (stats.waiting, stats.running, Some(generator.kv_stats()))
+                    (stats.waiting, stats.running, Some(generator.kv_stats()), generator.tiers())
                 }
-                Kind::Rank(engine) => (engine.stats().waiting, 0, engine.kv_stats()),
+                Kind::Rank(engine) => (engine.stats().waiting, 0, engine.kv_stats(), engine.tiers()),
                 Kind::Plain(_) => continue,
             };
             self.waiting.get_or_create(&of).set(waiting);
             self.running.get_or_create(&of).set(running);
+            for tier in tiers {
+                let labels = TierLabels { model: served.name.clone(), tier: tier.name };
+                self.tiers.get_or_create(&labels).set(tier.used_bytes);
+            }
             let Some(kv) = kv else { continue };
             let states = [("free", kv.free_pages), ("used", kv.pages - kv.free_pages), ("shared", kv.shared_pages)];
             for (state, count) in states {

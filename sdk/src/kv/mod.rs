@@ -48,6 +48,7 @@ use table::Table;
 
 use crate::error::{Error, Result, Status};
 pub use crate::store::Owner;
+pub use crate::store::TierStats;
 use crate::store::{Found, Key, Space, Store, Ticket};
 use crate::tensor::Tensor;
 
@@ -324,6 +325,11 @@ impl KvCache {
     /// Waits until everything that was handed to the store is as durable as it promises.
     pub fn flush(&self) -> Result<()> {
         self.inner.store.as_ref().map_or(Ok(()), |store| store.flush())
+    }
+
+    /// How full the tiers under the pool are, the fastest first.
+    pub fn tiers(&self) -> Vec<TierStats> {
+        self.inner.store.as_ref().map_or_else(Vec::new, |store| store.tiers())
     }
 
     /// What the cache has and what it did since it was opened.

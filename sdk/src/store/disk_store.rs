@@ -16,7 +16,7 @@ use super::inner::{Inner, Place, Segment};
 use super::open::{Opened, check, open, throw_index_away};
 use super::options::StoreOptions;
 use super::ticket::{Promise, Ticket};
-use super::{Found, History, INDEX, Key, Owner, Piece, Record, Room, Space, Store};
+use super::{Found, History, INDEX, Key, Owner, Piece, Record, Room, Space, Store, TierStats};
 use crate::error::{Error, Result, Status};
 use crate::metrics;
 use crate::sync::{Mutex, Worker};
@@ -146,6 +146,11 @@ impl Store for DiskStore {
 
     fn owners(&self, space: Space) -> Vec<Owner> {
         self.inner.owners(space)
+    }
+
+    fn tiers(&self) -> Vec<TierStats> {
+        let (_, live_bytes) = self.inner.bytes();
+        vec![TierStats { name: "disk", used_bytes: live_bytes, most_bytes: self.inner.options.max_bytes }]
     }
 
     fn flush(&self) -> Result<()> {

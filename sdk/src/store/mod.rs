@@ -116,6 +116,17 @@ pub enum Room {
     OrRefuse,
 }
 
+/// How full a tier under the pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierStats {
+    /// `host` or `disk`.
+    pub name: &'static str,
+    /// Bytes that histories have.
+    pub used_bytes: u64,
+    /// Bytes that it may have; 0: any number.
+    pub most_bytes: u64,
+}
+
 /// A store of histories.
 ///
 /// A write is visible to [`Store::find`] and [`Store::history`] as soon as the call returns, and as durable as the
@@ -146,6 +157,11 @@ pub trait Store: Send + Sync {
     /// The most bytes of data that a record should have: enough to be written and read at full speed.
     fn record_bytes(&self) -> usize {
         16 << 20
+    }
+
+    /// How full its tiers are, the fastest first.
+    fn tiers(&self) -> Vec<TierStats> {
+        Vec::new()
     }
 
     /// Waits until everything queued before is as durable as the store promises. An error means that a write since the

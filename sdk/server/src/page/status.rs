@@ -6,7 +6,7 @@ use axum::extract::State as Shared;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use pagoda::Provider;
-use pagoda::kv::KvStats;
+use pagoda::kv::{KvStats, TierStats};
 use pagoda_requests::rank::Features;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ fn model(served: &Served) -> Value {
             about["answered"] = stats.answered.into();
             about["failed"] = stats.failed.into();
             about["tokens"] = stats.generated_tokens.into();
-            about["kv"] = kv(&generator.kv_stats(), stats.cached_tokens, stats.computed_tokens);
+            about["kv"] = kv(&generator.kv_stats(), &generator.tiers(), stats.cached_tokens, stats.computed_tokens);
             generator.provider().provider
         }
         Kind::Rank(engine) => {
@@ -79,7 +79,7 @@ fn model(served: &Served) -> Value {
             about["answered"] = stats.answered.into();
             about["failed"] = stats.failed.into();
             if let Some(pool) = engine.kv_stats() {
-                about["kv"] = kv(&pool, stats.cached_rows, stats.computed_rows);
+                about["kv"] = kv(&pool, &engine.tiers(), stats.cached_rows, stats.computed_rows);
             }
             engine.provider().provider
         }
@@ -89,8 +89,9 @@ fn model(served: &Served) -> Value {
     about
 }
 
-/// The pool, and where the tokens or rows of requests came from.
-fn kv(pool: &KvStats, cached: u64, computed: u64) -> Value {
+/// The pool and the tiers under it, and where the tokens or rows of requests came from.
+fn kv(pool: &KvStats, tiers: &[TierStats], cached: u64, computed: u64) -> Value {
+    let tier = |tier: &TierStats| json!({"name": tier.name, "used": tier.used_bytes, "bytes": tier.most_bytes});
     json!({
         "pages": pool.pages,
         "free": pool.free_pages,
@@ -98,5 +99,6 @@ fn kv(pool: &KvStats, cached: u64, computed: u64) -> Value {
         "cached": cached,
         "computed": computed,
         "from_store": pool.tokens_from_store,
+        "tiers": tiers.iter().map(tier).collect::<Vec<_>>(),
     })
 }

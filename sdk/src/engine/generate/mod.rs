@@ -58,7 +58,7 @@ use self::stream::Callbacks;
 use super::{EngineProvider, stores};
 use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
-use crate::kv::{KvStats, Owner, Owners, Tiers};
+use crate::kv::{KvStats, Owner, Owners, TierStats, Tiers};
 use crate::runtime::Watcher;
 use crate::sync::{Condvar, Mutex, Worker};
 use crate::text::Tokenizer;
@@ -298,6 +298,12 @@ impl Generator {
     /// Forgets how good guesses were and what they cost, and counts them from 0 again, with the next step.
     pub fn clear_speculation(&self) {
         self.shared.speculation.clear();
+    }
+
+    /// How full the tiers under the KV cache are, host memory before the store.
+    pub fn tiers(&self) -> Vec<TierStats> {
+        let model = &self.shared.model;
+        model.slot_store.as_ref().map_or_else(|| model.kv.tiers(), |store| store.tiers())
     }
 
     /// The statistics of the KV cache.

@@ -32,7 +32,7 @@ use super::stores;
 use crate::embedding::TableStats;
 use crate::error::{Error, Result, Status};
 use crate::folder::ModelFolder;
-use crate::kv::{KvStats, Owner, Owners, Tiers};
+use crate::kv::{KvStats, Owner, Owners, TierStats, Tiers};
 use crate::runtime::{Model, Provider, Watcher, cancelled};
 use crate::store::Ticket;
 use crate::sync::Mutex;
@@ -239,6 +239,11 @@ impl Engine {
             remembered_users,
             remembered_bytes,
         }
+    }
+
+    /// How full the tiers under the KV cache are, host memory before the store.
+    pub fn tiers(&self) -> Vec<TierStats> {
+        self.ranker().store.as_ref().map_or_else(Vec::new, |store| store.tiers())
     }
 
     /// The statistics of the KV cache, if there is one. They restart with a swap.

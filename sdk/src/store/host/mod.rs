@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arena::{Arena, Block};
 use pagoda_kernels::cuda::Gpu;
 
-use super::{Found, History, Key, Owner, Piece, Record, Room, Space, Store, Ticket};
+use super::{Found, History, Key, Owner, Piece, Record, Room, Space, Store, Ticket, TierStats};
 use crate::error::{Error, Result, Status};
 use crate::sync::Mutex;
 
@@ -251,6 +251,14 @@ impl Store for HostStore {
     fn record_bytes(&self) -> usize {
         // One piece makes few and large copies to a GPU.
         self.below.as_ref().map_or(256 << 20, |below| below.record_bytes())
+    }
+
+    fn tiers(&self) -> Vec<TierStats> {
+        let most_bytes = self.arena.bytes() as u64;
+        let used_bytes = most_bytes.saturating_sub(self.free_bytes());
+        let mut tiers = vec![TierStats { name: "host", used_bytes, most_bytes }];
+        tiers.extend(self.below.iter().flat_map(|below| below.tiers()));
+        tiers
     }
 
     fn flush(&self) -> Result<()> {

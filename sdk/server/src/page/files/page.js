@@ -31,6 +31,10 @@ function element(name, text, className) {
 const count = (number) => number.toLocaleString("en-US");
 const rate = (number) => (number >= 100 ? Math.round(number) : Math.round(number * 10) / 10).toLocaleString("en-US");
 const time = (ms) => (ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : `${ms >= 10 ? ms.toFixed(0) : ms.toFixed(2)} ms`);
+const size = (bytes) => {
+  const unit = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(bytes, 1)) / 10)));
+  return `${(bytes / 1024 ** unit).toFixed(unit ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+};
 const percent = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFixed(part === whole ? 0 : 1)} %` : "–");
 
 // ---- what is served, and how it does -------------------------------------------------------------------------------
@@ -156,6 +160,10 @@ function model({ name, kind, version, provider, max_context, waiting, running, a
     }
     right.append(bar);
     right.append(element("div", `${count(used)} of ${count(kv.pages)} pages used, ${count(kv.shared)} shared`, "quiet"));
+    for (const tier of kv.tiers) {
+      const most = tier.bytes ? ` of ${size(tier.bytes)}` : "";
+      right.append(element("div", `${tier.name === "host" ? "host memory" : tier.name}: ${size(tier.used)}${most} used`, "quiet"));
+    }
     const hits =
       `${percent(kv.cached, kv.cached + kv.computed)} cached: ${count(kv.cached)} tokens, ` +
       `${count(kv.computed)} computed; ${count(kv.from_store)} came from the store`;
