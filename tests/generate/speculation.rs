@@ -244,7 +244,7 @@ fn glide() -> PathBuf {
 #[test]
 fn a_draft_model_reads_the_pages_of_the_main_model() {
     // Without other sequences, with them, and where their pages are evicted.
-    for (pages, streams) in [(64, 1), (256, 6), (20, 6)] {
+    for (pages, streams) in [(64, 1), (256, 3), (10, 3)] {
         // Prompts are computed at once: few tokens come after them.
         let options = GeneratorOptions { max_batch_tokens: 48, max_stretch: 0.0, ..stepped(pages) };
         let generator = open(GeneratorOptions { draft_model: Some(glide()), max_draft: 1, ..options });
@@ -264,7 +264,7 @@ fn a_draft_model_reads_the_pages_of_the_main_model() {
             }
         }
         // It would not guess a token of 272 by chance.
-        assert!(accepted == guessed && guessed > 50, "{accepted} of {guessed}");
+        assert!(accepted == guessed && guessed > 50, "{accepted} of {guessed}, {pages} pages");
     }
 }
 
