@@ -1,7 +1,7 @@
 // PagedAttention of sequences with few new tokens (decode), by the tensor cores of every chip since sm_80, over pages of
 // every format.
 //
-// A block has one kv head of a part of a sequence (split-KV, paged_parts.cuh). Each of its four warps walks over 64 slots in
+// A block has one kv head of a part of a sequence (split-KV, paged_parts.cuh). Each of its four warps walks over a quarter of the slots in
 // tiles of 16, with a ring of tiles in shared memory of its own: warps do not wait for one another before the end. The block
 // whose slots the new tokens go to appends them first. `combine` adds the parts up.
 #pragma once
@@ -16,8 +16,8 @@ namespace paged {
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int KEYS = 16;                    // of a tile
-constexpr int SHARE = SPAN / WARPS;         // slots of a warp
-constexpr int TILES = SHARE / KEYS;
+template <int FORMAT> constexpr int SHARE = span_of(FORMAT) / WARPS;  // slots of a warp
+template <int FORMAT> constexpr int TILES = SHARE<FORMAT> / KEYS;
 
 // Whether blocks are made small, so that four of them have a multiprocessor: what they read is half of what native pages have, and the
 // rest of their time is latency. Queries are not kept in registers then.
@@ -28,9 +28,9 @@ template <int D, int FORMAT> constexpr int blocks_of() { return D <= 64 || CROWD
 
 // What a warp looked up of its slots.
 template <int FORMAT> struct __align__(16) Slots {
-    const uint8_t *keys[SHARE];  // null: nothing to read
-    int positions[SHARE];
-    uint32_t ranges[2][FORMAT == NATIVE ? 1 : SHARE];
+    const uint8_t *keys[SHARE<FORMAT>];  // null: nothing to read
+    int positions[SHARE<FORMAT>];
+    uint32_t ranges[2][FORMAT == NATIVE ? 1 : SHARE<FORMAT>];
 };
 
 // Shared memory of a block: the queries, then of each warp what it looked up, then the rings of tiles, where the warps' sums meet
@@ -39,7 +39,7 @@ template <int D, int FORMAT> struct Memory {
     using L = Layout<D, FORMAT>;
     static constexpr int TILE = KEYS * (L::KEY_STRIDE + L::VALUE_STRIDE);
     // As few as let several blocks have a multiprocessor.
-    static constexpr int STAGES = TILE > 6 * 1024 || CROWDED<D, FORMAT> ? 2 : TILES;
+    static constexpr int STAGES = TILE > 6 * 1024 || CROWDED<D, FORMAT> ? 2 : 4;
     static constexpr int RING = STAGES * TILE;
     static constexpr int SUM_STRIDE = D + 4;
     static constexpr int MERGE = WARPS * ROWS * SUM_STRIDE * 4;
@@ -66,24 +66,40 @@ template <class T, int D, int FORMAT> struct Decode {
         complete = true;
         of_scales = 0;
         int64_t to_values = static_cast<int64_t>(call.page_size) * call.kv_heads;
+        // All pages, then all ranges: each a single wait for memory.
+        constexpr int EACH = SHARE<FORMAT> / 32;
+        int64_t blocks[EACH];
+        int positions[EACH];
+        uint32_t ranges[2][FORMAT == NATIVE ? 1 : EACH];
 #pragma unroll
-        for (int i = lane; i < SHARE; i += 32) {
-            int slot = begin + i;
+        for (int i = 0; i < EACH; i++) {
+            int slot = begin + i * 32 + lane;
             bool inside = slot >= first_slot && slot < end_slot;
-            int64_t block = inside ? sequence.block(call, slot, 0, head) : -1;
-            int position = slot;
+            blocks[i] = inside ? sequence.block(call, slot, 0, head) : -1;
+            positions[i] = slot;
             if (call.token_pos != nullptr) {
-                position = inside ? static_cast<int>(slot_position(call, number, head, slot)) : -1;
+                positions[i] = inside ? static_cast<int>(slot_position(call, number, head, slot)) : -1;
                 // What lies in an unused slot may be NaN.
-                if (position < 0) block = -1;
+                if (positions[i] < 0) blocks[i] = -1;
             }
-            slots.keys[i] = block < 0 ? nullptr : static_cast<const uint8_t *>(call.pool) + block * L::BYTES;
-            complete = complete && block >= 0;
-            slots.positions[i] = position;
+        }
+        if constexpr (FORMAT != NATIVE) {
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                ranges[0][i] = load_range<FORMAT>(call, blocks[i]);
+                ranges[1][i] = load_range<FORMAT>(call, blocks[i] < 0 ? -1 : blocks[i] + to_values);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int to = i * 32 + lane;
+            slots.keys[to] = blocks[i] < 0 ? nullptr : static_cast<const uint8_t *>(call.pool) + blocks[i] * L::BYTES;
+            complete = complete && blocks[i] >= 0;
+            slots.positions[to] = positions[i];
             if constexpr (FORMAT != NATIVE) {
-                slots.ranges[0][i] = load_range<FORMAT>(call, block);
-                slots.ranges[1][i] = load_range<FORMAT>(call, block < 0 ? -1 : block + to_values);
-                of_scales = fmaxf(of_scales, open_range(slots.ranges[1][i]).scale);
+                slots.ranges[0][to] = ranges[0][i];
+                slots.ranges[1][to] = ranges[1][i];
+                of_scales = fmaxf(of_scales, open_range(ranges[1][i]).scale);
             }
         }
         complete = __all_sync(~0u, complete);
@@ -159,13 +175,13 @@ template <class T, int D> __device__ void fold_queries(T *queries, FoldedQuery (
     for (int i = 0; i < 2; i++) own[i] = folded[lane / 4 + 8 * i];
 }
 
-// Appends the new tokens of a head whose slots are in a part. Apart, because few blocks need it.
+// Appends the new tokens of a head whose slots are in a part of `span` slots. Apart, because few blocks need it.
 template <class T>
-__device__ __noinline__ void append_part(const PagedCall &call, int number, int head, int part) {
+__device__ __noinline__ void append_part(const PagedCall &call, int number, int head, int part, int span) {
     Sequence sequence = load_sequence(call, number);
     for (int task = threadIdx.x / 32; task < sequence.rows * 2; task += WARPS) {
         int row = sequence.row + task / 2, slot = write_slot(call, sequence, row, head);
-        if (slot >= part * SPAN && slot < (part + 1) * SPAN) {
+        if (slot >= part * span && slot < (part + 1) * span) {
             append_row<T>(call, sequence, row, head, task % 2, slot, threadIdx.x & 31);
         }
     }
@@ -175,6 +191,7 @@ __device__ __noinline__ void append_part(const PagedCall &call, int number, int 
 template <class T, int D, int FORMAT>
 __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
     using M = Memory<D, FORMAT>;
+    constexpr int SPAN = span_of(FORMAT);
     extern __shared__ __align__(128) uint8_t shared[];
 #if __CUDA_ARCH__ >= 900
     // In this order: the kernel behind may rely on all that is in front of this one.
@@ -205,7 +222,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
                                head,
                                parts.first_slot,
                                parts.end_slot,
-                               part * SPAN + warp * SHARE,
+                               part * SPAN + warp * SHARE<FORMAT>,
                                reinterpret_cast<Slots<FORMAT> *>(shared + M::QUERIES)[warp],
                                shared + M::RINGS_AT + warp * M::RING};
     // Packed rows: all heads of the group of one token, then the next token.
@@ -221,7 +238,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
         if (row < rows) numbers[i] = load_query<T>(call, token(row), query_head(row), chunk % CHUNKS * 8);
     }
     if (appends && (call.write_slots != nullptr || (part + 1) * SPAN > sequence.cached)) {
-        append_part<T>(call, number, head, part);
+        append_part<T>(call, number, head, part, SPAN);
         __syncthreads();
     }
     block.look_up();
@@ -268,7 +285,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
         kept = scores.of(number, head, first_row + lane / 4) + block.begin + (lane & 3) * 2;
     }
 #pragma unroll 1
-    for (int tile = 0; tile < TILES; tile++) {
+    for (int tile = 0; tile < TILES<FORMAT>; tile++) {
         mma::wait_copies<M::STAGES - 1>();
         __syncwarp();
         if (block.seen(tile)) {
@@ -287,7 +304,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
             attention.add(plain && all, query, keys, values, scoring, own, position, range, keep);
         }
         __syncwarp();
-        if (tile + M::STAGES < TILES && block.seen(tile + M::STAGES)) block.copy(tile + M::STAGES);
+        if (tile + M::STAGES < TILES<FORMAT> && block.seen(tile + M::STAGES)) block.copy(tile + M::STAGES);
         mma::commit_copies();
     }
     mma::wait_copies<0>();

@@ -1,4 +1,4 @@
-// Split-KV: the slots of a sequence are cut into parts of SPAN slots, each of which a block computes; the sums of the parts are
+// Split-KV: the slots of a sequence are cut into parts of `span_of` slots, each of which a block computes; the sums of the parts are
 // added up afterwards, in their order. Where a part begins depends on the slot alone, so a row has the same bits whatever else
 // is in the batch, and with how many others of its sequence it comes.
 #pragma once
@@ -8,7 +8,8 @@
 namespace pagoda {
 namespace paged {
 
-constexpr int SPAN = 256;
+// Slots of a part. Codes of 8 bits have longer ones: what a block does before its first tile takes as long for half the bytes.
+__host__ __device__ constexpr int span_of(int format) { return format == INT8 ? 512 : 256; }
 constexpr int DECODE_ROWS = 16;  // rows of a tile: tokens with the query heads of a group
 
 // Whether a sequence is computed in parts: few tokens against many. It depends on the sequence's own numbers.
@@ -17,7 +18,9 @@ __device__ inline bool is_decode(int tokens, int group) { return tokens == 1 || 
 // Where the parts of a sequence begin among all. A sequence has one more than its pages can fill, so that they are disjoint
 // however the pages are cut, and none has to count the others' tokens.
 __device__ inline int64_t parts_before(const PagedCall &call, int number) {
-    return clamp64(call.page_indptr[number], 0, call.page_entries) * call.page_size / SPAN + number;
+    int64_t slots = clamp64(call.page_indptr[number], 0, call.page_entries) * call.page_size;
+    // Divisions by constants.
+    return (call.format == INT8 ? slots / span_of(INT8) : slots / span_of(NATIVE)) + number;
 }
 
 // The last of the call's sequences whose number `before(sequence)` is at most `index`, loaded; numbers do not fall. `number` is
@@ -64,8 +67,9 @@ struct Parts {
         if (call.token_pos == nullptr && call.window > 0) {
             first_slot = static_cast<int>(clamp64(sequence.cached + 1 - call.window, 0, end_slot));
         }
-        end = end_slot <= SPAN ? 1 : (end_slot + SPAN - 1) / SPAN;
-        first = min(first_slot / SPAN, end - 1);
+        auto part_of = [&](int slot) { return call.format == INT8 ? slot / span_of(INT8) : slot / span_of(NATIVE); };
+        end = end_slot == 0 ? 1 : part_of(end_slot - 1) + 1;
+        first = min(part_of(first_slot), end - 1);
     }
 };
 

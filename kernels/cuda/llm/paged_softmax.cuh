@@ -195,7 +195,7 @@ template <class T, int D, int FORMAT, int KEYS, bool FOLDED = false> struct Atte
         }
     }
 
-    // Scores become weights, relative to the largest score so far.
+    // Scores become weights, relative to the largest score so far, or to one that is not much less.
     template <bool PLAIN, class Position, class Keep>
     __device__ void weigh(float (&scores)[KEYS / 8][4], const Scoring &scoring, const Row (&rows)[2], Position position,
                           Keep keep) {
@@ -228,9 +228,12 @@ template <class T, int D, int FORMAT, int KEYS, bool FOLDED = false> struct Atte
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             larger[i] = group_max(larger[i]);
+            // As long as no weight is above 2^8, what they are relative to stays: sums need not be multiplied.
+            if (larger[i] - most[i] <= 8.0f) larger[i] = most[i];
             // Nothing but -inf so far: weights of 0.
             base[i] = larger[i] == -INFINITY ? 0.0f : larger[i];
-            factor[i] = power_of_two(most[i] - base[i]);
+            // The first time there are no sums.
+            factor[i] = most[i] == -INFINITY ? 1.0f : power_of_two(most[i] - base[i]);
             most[i] = larger[i];
             total[i] *= factor[i];
             if constexpr (FOLDED) lows[i] *= factor[i];

@@ -10,7 +10,7 @@ use cudarc::driver::sys::CUstream;
 
 use super::paged_attention_simt::launch_warps;
 use super::paged_attention_sm90;
-use super::paged_call::{PagedAttention, ROWS, SPAN, blocks};
+use super::paged_call::{PagedAttention, ROWS, blocks, span};
 use crate::KvFormat;
 use crate::cuda::common::error::CudaError;
 use crate::cuda::common::gpu::Gpu;
@@ -131,9 +131,9 @@ fn decode_shared(head_size: usize, format: KvFormat) -> usize {
     const KEYS: usize = 16;
     let tile = KEYS * strides(head_size, format).iter().sum::<usize>();
     let two_stages = tile > 6 * 1024 || (head_size, format) == (128, KvFormat::Int8);
-    let ring = if two_stages { 2 } else { SPAN / WARPS / KEYS } * tile;
+    let ring = if two_stages { 2 } else { 4 } * tile;
     let merge = ROWS * (head_size + 4) * size_of::<f32>();
-    let known = known_bytes(SPAN / WARPS, format).next_multiple_of(16);
+    let known = known_bytes(span(format) / WARPS, format).next_multiple_of(16);
     ROWS * (head_size + 8) * 2 + WARPS * (known + ring.max(merge))
 }
 

@@ -11,8 +11,7 @@ use crate::{KvFormat, Pairs};
 
 /// The largest head that the kernels take.
 const HEAD_SIZE: usize = 512;
-/// Slots of a part, and rows of a tile; `SPAN` and `DECODE_ROWS` of cuda/llm/paged_parts.cuh.
-pub(super) const SPAN: usize = 256;
+/// Rows of a tile; `DECODE_ROWS` of cuda/llm/paged_parts.cuh.
 pub(super) const ROWS: usize = 16;
 
 /// One call of the operator `PagedAttention`, as [`crate::PagedAttention`]. Addresses are those of the device.
@@ -137,7 +136,7 @@ impl PagedAttention {
 
     /// The most parts that all sequences can have together; `parts_before` of cuda/llm/paged_parts.cuh.
     pub(super) fn partial_count(&self) -> usize {
-        self.page_entries.saturating_mul(self.page_size) / SPAN + self.sequences
+        self.page_entries.saturating_mul(self.page_size) / span(self.format) + self.sequences
     }
 
     /// For each part, kv head and row: D sums, the largest score and the sum of weights. `PartialSums` of
@@ -254,6 +253,11 @@ impl PagedAttention {
     pub(super) fn scale(&self) -> f32 {
         if self.scale == 0.0 { (1.0 / (self.head_size as f64).sqrt()) as f32 } else { self.scale }
     }
+}
+
+/// Slots of a part; `span_of` of cuda/llm/paged_parts.cuh.
+pub(super) fn span(format: KvFormat) -> usize {
+    if format == KvFormat::Int8 { 512 } else { 256 }
 }
 
 /// A number of blocks that a launch takes.
