@@ -54,7 +54,8 @@ struct CausalMask {
     __device__ const CausalSeen &row(int which) const { return rows[which]; }
 };
 
-// exp(scale · S), relative to the largest score so far; sums are divided by the sum of the weights in the end.
+// exp(scale · S), relative to the largest score so far, or to one that is not much less; sums are divided by the sum of the weights in
+// the end.
 struct SoftmaxScore {
     static constexpr bool RESCALES = true;
     static constexpr bool ADDITIVE = false;
@@ -76,19 +77,23 @@ struct SoftmaxScore {
     __device__ void weigh(const float (&scores)[KEYS / 2], uint32_t (&weights)[KEYS / 4], const Tile &tile, const Mask &mask) {
         int column = tile.position + (threadIdx.x & 3) * 2;
         float own[KEYS / 2];
-        float larger[2] = {most[0], most[1]};
+        // Several maxima of each row: one alone is a chain of instructions that wait for each other.
+        float several[2][4] = {{most[0], most[0], most[0], most[0]}, {most[1], most[1], most[1], most[1]}};
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) {
             own[i] = scores[i];
             int which = i / 2 & 1;
             // Selected: a score that is not seen may be NaN.
             if (MASKED && !mask.row(which).sees(column + i / 4 * 8 + (i & 1))) own[i] = -INFINITY;
-            larger[which] = fmaxf(larger[which], own[i]);
+            float &of_some = several[which][i / 4 & 1 | (i & 1) << 1];
+            of_some = fmaxf(of_some, own[i]);
         }
-        float base[2], sum[2] = {};
+        float larger[2], base[2], sum[2] = {};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            larger[i] = paged::group_max(larger[i]);
+            larger[i] = paged::group_max(fmaxf(fmaxf(several[i][0], several[i][1]), fmaxf(several[i][2], several[i][3])));
+            // As long as no weight is above 2^8, what they are relative to stays: sums need not be multiplied.
+            if ((larger[i] - most[i]) * scale <= 8.0f) larger[i] = most[i];
             // Nothing but -inf so far: weights of 0.
             base[i] = larger[i] == -INFINITY ? 0.0f : larger[i] * scale;
             factor[i] = paged::power_of_two(fmaf(most[i], scale, -base[i]));
@@ -107,6 +112,8 @@ struct SoftmaxScore {
     }
 
     template <int PARTS, int N> __device__ void rescale(float (&sums)[PARTS][N]) const {
+        // The same bits with it and without.
+        if (!__any_sync(~0u, factor[0] != 1.0f | factor[1] != 1.0f)) return;
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
 #pragma unroll
@@ -149,9 +156,49 @@ __device__ inline User prefilled_user(const Call &call, int number) {
     return user;
 }
 
+// One of the warps that fetch: the keys or the values, and of each head one box. A warp issues the boxes of its lanes one after the
+// other, and a page of 16 tokens is a box or two of its own: a single warp could not keep up with the consumers.
+template <class S> struct PageProducer : Producer<S> {
+    using Base = Producer<S>;
+    int which, box;
+
+    static constexpr int WARPS = 2 * S::BOXES;
+    static_assert(WARPS <= 4, "of a warpgroup");
+
+    __device__ PageProducer(const Call &call, const AttentionMaps &maps, int granule, const Ring<S> &ring, int warp)
+        : Base{call, maps, granule, ring, 0}, which(warp % 2), box(warp / 2) {}
+
+    // The first one does it for all.
+    __device__ void announce(const Item<S> &item) const {
+        if (which == 0 && box == 0) Base::announce(item);
+    }
+
+    __device__ void fetch(const Item<S> &item) {
+        const Ring<S> &ring = this->ring;
+        int head = S::Variant::kv_head(this->call, item.head), lane = threadIdx.x & 31, stretches = this->stretches;
+        this->known = Base::UNKNOWN;
+        announce(item);
+        for (int index = item.begin; index < item.end; index++, this->tiles = ring.behind(this->tiles, 2)) {
+            if (index < this->known || (index - this->known + 1) * stretches > 32) this->look_up(item, index);
+            int place = ring.behind(this->tiles, which);
+            uint32_t memory = ring.keys(place) + box * S::KEYS * S::ROW_BYTES, full = ring.keys_full(place);
+            barrier_wait(ring.keys_empty(place), ring.phase(place) ^ 1);
+            if (lane == 0) barrier_expect(full, S::TILE_BYTES / S::BOXES);
+            __syncwarp();
+            int stretch = lane - (index - this->known) * stretches;
+            if (stretch >= 0 && stretch < stretches) {
+                int row = which == 1 && this->rows != OUTSIDE ? this->rows + this->call.page_size : this->rows;
+                copy_box(memory + stretch * this->granule * S::ROW_BYTES, &this->maps.pool, full, box * S::COLUMNS, head, row);
+            }
+            __syncwarp();
+        }
+        this->items++;
+    }
+};
+
 // Finds the items of a block one after the other, and has the producer fetch each. A piece is an item from either end of a
 // sequence, which together cost about the same everywhere.
-template <class S> __device__ void schedule(const Call &call, Producer<S> &producer, int per) {
+template <class S> __device__ void schedule(const Call &call, PageProducer<S> &producer, int per) {
     auto rows = [&](int user) { return prefilled_rows(call, user); };
     auto pieces = [&](int rows) { return ((rows + S::ROWS - 1) / S::ROWS + per - 1) / per; };
     for (int64_t index = blockIdx.x;; index += gridDim.x) {
@@ -184,13 +231,13 @@ __device__ void prefill(const Call &call, const AttentionMaps &maps, const Paged
     launch_dependents();
     if (threadIdx.x == 0) {
         for (const CUtensorMap *map : {&maps.query, &maps.pool}) prefetch_map(map);
-        ring.init();
+        ring.init(S::BOXES);
     }
     __syncthreads();
     if (warp >= FETCHING) {
         if (S::GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::FETCHING_REGISTERS));
-        if (warp == FETCHING) {
-            Producer<S> producer{call, maps, granule, ring, 0};
+        if (warp < FETCHING + PageProducer<S>::WARPS) {
+            PageProducer<S> producer(call, maps, granule, ring, warp - FETCHING);
             schedule<S>(call, producer, per);
         }
     } else {

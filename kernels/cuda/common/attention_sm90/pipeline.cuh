@@ -74,9 +74,10 @@ template <class S> struct Ring {
     __device__ uint32_t may_plan() const { return barrier(2 * S::BUFFERS + 2 * S::ITEMS + 1); }
     __device__ static int item_phase(int item) { return item / S::ITEMS & 1; }
 
-    __device__ void init() const {
+    // `fetching`: warps that each fetch a share of a tile.
+    __device__ void init(int fetching = 1) const {
         for (int place = 0; place < S::BUFFERS; place++) {
-            barrier_init(keys_full(place), 1);
+            barrier_init(keys_full(place), fetching);
             barrier_init(keys_empty(place), S::COMPUTING / 32);
         }
         for (int item = 0; item < S::ITEMS; item++) {

@@ -19,9 +19,7 @@ const BOX: usize = 64;
 const ROTATING: u32 = 256;
 const CHUNK: usize = 8;
 
-/// Items for each multiprocessor from which on each item gets a block of its own, instead of a persistent kernel; and up to which
-/// items are not paired, because there would be too few pieces for all multiprocessors.
-const MANY_ITEMS: usize = 8;
+/// Items for each multiprocessor up to which they are not paired, because there would be too few pieces for all multiprocessors.
 const FEW_ITEMS: usize = 2;
 
 /// Whether the kernel takes the call, which suits those of sm_80 too. The TMA counts rows in 32 bits.
@@ -77,9 +75,8 @@ pub unsafe fn prefill(gpu: &Gpu, call: &PagedAttention, stream: CUstream) -> Res
     let (rows, threads, shared) = shape(call.head_size);
     let items = (call.total_rows + call.sequences.min(call.total_rows) * (rows - 1)) / rows * call.query_heads;
     let multiprocessors = gpu.multiprocessors as usize;
-    let one_each = items >= MANY_ITEMS * multiprocessors;
-    let mut pair = if one_each || items <= FEW_ITEMS * multiprocessors { 1 } else { 2 };
-    let count = blocks(if one_each { items } else { items.min(multiprocessors) })?;
+    let mut pair = if items <= FEW_ITEMS * multiprocessors { 1 } else { 2 };
+    let count = blocks(items.min(multiprocessors))?;
     // As many keys as divide every page, up to a box.
     let granule = 1_usize << call.page_size.trailing_zeros().min(BOX.trailing_zeros());
     let (mut raw, mut maps, mut granule_flag) = (raw(call, query), maps(call, query, granule)?, granule as i32);
