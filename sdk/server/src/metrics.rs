@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -29,6 +30,8 @@ pub struct Metrics {
     running: Family<ModelLabels, Gauge<u64, AtomicU64>>,
     pages: Family<PageLabels, Gauge<u64, AtomicU64>>,
     tiers: Family<TierLabels, Gauge<u64, AtomicU64>>,
+    /// Held while the gauges of models are filled and written.
+    scrape: Mutex<()>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -90,7 +93,18 @@ impl Default for Metrics {
         registry.register("model_pages", "Pages of the pool of keys and values", pages.clone());
         let tiers = Family::default();
         registry.register("model_tier_bytes", "Bytes of histories in a tier under the pool", tiers.clone());
-        Self { registry, requests, seconds, first_token, in_flight, waiting, running, pages, tiers }
+        Self {
+            registry,
+            requests,
+            seconds,
+            first_token,
+            in_flight,
+            waiting,
+            running,
+            pages,
+            tiers,
+            scrape: Mutex::default(),
+        }
     }
 }
 
@@ -115,6 +129,12 @@ impl Metrics {
 
     /// All counters of the process.
     pub fn text(&self, models: &Models) -> String {
+        let _alone = self.scrape.lock();
+        // Of models that are served no more nothing is left.
+        self.waiting.clear();
+        self.running.clear();
+        self.pages.clear();
+        self.tiers.clear();
         for served in models.all() {
             let of = ModelLabels { model: served.name.clone() };
             let (waiting, running, kv, tiers) = match &served.kind {
