@@ -16,6 +16,7 @@ use pagoda_test_support::Random;
 use super::cases::{
     PAGE, VOCAB, folder, greedy, on_gpu, open, options, oracle, oracle_logits, prompt, stepped, tokens,
 };
+use super::speculation;
 
 /// The model's end-of-sequence tokens.
 const EOS: [u32; 2] = [2, 4];
@@ -483,7 +484,7 @@ fn a_search_that_is_cancelled_has_its_best_beams_and_frees_its_pages() {
     assert_eq!(stream.response().unwrap().choices[0].finish_reason, FinishReason::Cancelled);
 }
 
-/// A search that is answered, cancelled, or left.
+/// A request that is answered, cancelled, or left.
 fn ask(generator: &Generator, random: &mut Random, known: &[(GenerateRequest, Vec<Vec<u32>>)]) {
     let (request, expected) = &known[random.below(known.len())];
     let mut request = GenerateRequest { priority: random.below(3) as i32, ..request.clone() };
@@ -517,11 +518,19 @@ fn ask(generator: &Generator, random: &mut Random, known: &[(GenerateRequest, Ve
     }
 }
 
+/// Searches, drafts and grammars at once.
 #[test]
-fn random_searches_on_many_threads() {
+fn random_requests_of_all_kinds_on_many_threads() {
     let mut random = Random(3);
     let mut known = Vec::new();
-    while known.len() < 16 {
+    let plain = open(options(64));
+    while known.len() < 12 {
+        let request = GenerateRequest { max_draft: Some(0), ..speculation::any_request(&mut random) };
+        let answers = plain.generate(&request).unwrap().choices.into_iter().map(|choice| choice.tokens).collect();
+        known.push((GenerateRequest { max_draft: Some(6), ..request }, answers));
+    }
+    drop(plain);
+    while known.len() < 28 {
         let mut request = any_request(&mut random);
         if random.once_in(3) {
             request =
@@ -534,8 +543,14 @@ fn random_searches_on_many_threads() {
             known.push((request, expected.found.into_iter().map(|found| found.tokens).collect()));
         }
     }
-    for (share_prefixes, host_bytes) in [(true, 0), (true, 1 << 20), (false, 1 << 20), (false, 0)] {
+    for (share_prefixes, host_bytes, draft_model) in [
+        (true, 0, None),
+        (true, 1 << 20, Some(folder())),
+        (false, 1 << 20, Some(speculation::glide())),
+        (false, 0, None),
+    ] {
         let generator = open(GeneratorOptions {
+            draft_model,
             share_prefixes,
             host_bytes,
             queue: 12,

@@ -188,8 +188,9 @@ fn of_a_step_that_fails_only_the_sequence_at_fault_fails() {
         return;
     }
     let model = without_last_token();
-    for max_draft in [0, 4] {
-        let generator = Generator::open(model.path(), GeneratorOptions { max_draft, ..stepped(64) }).unwrap();
+    for (max_draft, draft_model) in [(0, None), (4, None), (4, Some(folder()))] {
+        let options = GeneratorOptions { max_draft, draft_model, ..stepped(64) };
+        let generator = Generator::open(model.path(), options).unwrap();
         let whole: Vec<_> = (0..3).map(|n| [5, 6, 7, 8].repeat(4 + n)).collect();
         let streams: Vec<_> = whole.iter().map(|prompt| generator.stream(&greedy(prompt, 30)).unwrap()).collect();
         for _ in 0..10 {
@@ -206,4 +207,27 @@ fn of_a_step_that_fails_only_the_sequence_at_fault_fails() {
         generator.clear(false).unwrap();
         assert_eq!(generator.kv_stats().free_pages, 64, "no lease is left");
     }
+}
+
+#[test]
+fn a_draft_model_that_fails_fails_no_sequence() {
+    if on_gpu() {
+        return;
+    }
+    let draft = without_last_token();
+    let options = GeneratorOptions { max_draft: 4, draft_model: Some(draft.path().to_owned()), ..stepped(64) };
+    let generator = Generator::open(folder(), options).unwrap();
+    let prompts: Vec<_> = (0..3).map(|n| [5, 6, 7, VOCAB as u32 - 1].repeat(2 + n)).collect();
+    let streams: Vec<_> = prompts.iter().map(|prompt| generator.stream(&greedy(prompt, 40)).unwrap()).collect();
+    while generator.step().unwrap() {}
+    for (prompt, stream) in prompts.iter().zip(streams) {
+        assert_eq!(stream.response().unwrap().choices[0].tokens, oracle(prompt, 40));
+    }
+    assert_eq!((generator.stats().failed, generator.stats().drafts), (0, 0));
+    // It is not asked any more, until it is to be tried again.
+    generator.generate(&greedy(&[5, 6, 7], 20)).unwrap();
+    assert_eq!(generator.stats().drafts, 0);
+    generator.clear_speculation();
+    generator.generate(&greedy(&[5, 6, 7], 20)).unwrap();
+    assert!(generator.stats().drafts > 0);
 }

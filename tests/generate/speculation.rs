@@ -77,7 +77,7 @@ fn greedy_tokens_are_those_without_drafts() {
 }
 
 /// A request of any kind.
-fn any_request(random: &mut Random) -> GenerateRequest {
+pub fn any_request(random: &mut Random) -> GenerateRequest {
     let tokens = 1 + random.below(80);
     let mut request = greedy(&repetitive(random, tokens), 4 + random.below(37) as u32);
     request.seed = Some(random.below(1000) as u64);
@@ -237,7 +237,7 @@ fn the_same_model_drafts_what_it_would_generate() {
 }
 
 /// A model that drafts for the model of the tests and attends to its pages: `make_glide.py` beside it says how.
-fn glide() -> PathBuf {
+pub fn glide() -> PathBuf {
     folder().with_file_name("glide")
 }
 

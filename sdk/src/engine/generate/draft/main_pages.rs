@@ -18,8 +18,9 @@ pub(in super::super) struct MainPages {
 
 impl MainPages {
     /// For a graph that reads this of `main`.
-    pub(super) fn new(main: &Arc<OpenModel>, read: &MainModel) -> Result<Self> {
+    pub(super) fn new(main: &Arc<OpenModel>, draft: &OpenModel, read: &MainModel) -> Result<Self> {
         check(main, read)?;
+        check_graph(main, draft, read)?;
         Ok(Self { main: Arc::clone(main), cached_len: Vec::new(), page_indptr: Vec::new(), page_ids: Vec::new() })
     }
 
@@ -58,6 +59,23 @@ impl MainPages {
     pub(in super::super) fn pools<'a>(&'a self, names: &'a MainModel) -> Result<Vec<(&'a str, &'a Arc<Tensor>)>> {
         let pools = names.kv_pools.iter().zip(&names.layers);
         pools.map(|(name, &layer)| Ok((name.as_str(), self.main.kv.pool(layer)?))).collect()
+    }
+}
+
+/// Checks that the graph has the inputs, and runs where the pages are.
+fn check_graph(main: &OpenModel, draft: &OpenModel, read: &MainModel) -> Result<()> {
+    let wrong = |message: String| Err(Error::invalid("options.draft_model", message));
+    let (own, other) = (draft.model.provider(), main.model.provider());
+    if own != other || draft.model.operators_on_gpu() != main.model.operators_on_gpu() {
+        return wrong(format!(
+            "it reads the main model's pages, and runs on {own:?} while that model runs on {other:?}: give both the same provider"
+        ));
+    }
+    let tables = [&read.cached_len, &read.page_indptr, &read.page_ids];
+    let has = |name: &str| draft.model.inputs().iter().any(|input| input.name() == name);
+    match tables.into_iter().chain(&read.kv_pools).find(|name| !has(name)) {
+        Some(name) => wrong(format!("its pagoda.json names the input {name:?} under `main`, and its graph has none")),
+        None => Ok(()),
     }
 }
 

@@ -62,7 +62,7 @@ impl Speculation {
 /// Where guesses come from.
 enum Source {
     Lookup(Lookup),
-    /// A [`DraftModel`]. `skipped`: the tokens since it last drafted, because it did not pay off.
+    /// A [`DraftModel`]. `skipped`: the tokens since it last drafted while it did not pay off.
     Model {
         skipped: u32,
     },
@@ -117,13 +117,10 @@ impl Drafts {
             Source::Model { skipped } => {
                 self.matched = Matched::Three;
                 self.wanted = worth(self.rates[Matched::Three as usize]);
-                if self.wanted > 0 {
-                    *skipped = 0;
-                } else if costs.is_some() {
-                    *skipped += 1;
-                    if *skipped == TRIED_AGAIN {
-                        (self.wanted, *skipped) = (most.min(1), 0);
-                    }
+                if self.wanted == 0 && costs.is_some() {
+                    *skipped = skipped.saturating_add(1);
+                    // Until there is one: the model may have to compute what it has missed first, which takes steps.
+                    self.wanted = if *skipped >= TRIED_AGAIN { most.min(1) } else { 0 };
                 }
             }
         }
@@ -139,6 +136,9 @@ impl Drafts {
         self.guesses.clear();
         self.guesses.extend(guesses);
         self.drafted = guesses.len();
+        if let (Source::Model { skipped }, false) = (&mut self.source, guesses.is_empty()) {
+            *skipped = 0;
+        }
     }
 
     /// The tokens that the next step computes beyond the last one.
@@ -188,6 +188,34 @@ mod tests {
         assert!(drafts.tokens().is_empty());
         drafts.guess(&[1, 2, 3, 4, 5, 9, 1, 2, 3, 7], 9, CHEAP);
         assert!(drafts.tokens().is_empty(), "nothing like it came before");
+    }
+
+    #[test]
+    fn a_draft_model_is_tried_again_until_it_has_drafted() {
+        let mut drafts = Drafts::new(8, true);
+        while drafts.rates[Matched::Three as usize] > 0.01 {
+            drafts.guess(&[1], 100, CHEAP);
+            drafts.set(&[5]);
+            drafts.came(6);
+        }
+        let wanted = |drafts: &mut Drafts| {
+            drafts.guess(&[1], 100, CHEAP);
+            drafts.wanted()
+        };
+        for round in 0..2 {
+            for token in 1..TRIED_AGAIN {
+                assert_eq!(wanted(&mut drafts), 0, "round {round}, token {token}");
+                drafts.set(&[]);
+            }
+            // It computes what it has missed, and drafts after that.
+            for _ in 0..5 {
+                assert_eq!(wanted(&mut drafts), 1);
+                drafts.set(&[]);
+            }
+            assert_eq!(wanted(&mut drafts), 1);
+            drafts.set(&[5]);
+            drafts.came(6);
+        }
     }
 
     #[test]

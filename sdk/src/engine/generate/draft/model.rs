@@ -25,6 +25,9 @@ const WEIGHT: f64 = 0.2;
 /// The rows of a sequence in a run that drafts: the token that it drafted last, or the last two that the main model has taken.
 const MOST_ROWS: usize = 2;
 
+/// After so many steps in a row for which the model failed, it drafts no more.
+const MOST_FAILURES: u32 = 8;
+
 /// A model that drafts, and what it has computed for the step that runs.
 pub(in super::super) struct DraftModel {
     model: Arc<OpenModel>,
@@ -36,6 +39,8 @@ pub(in super::super) struct DraftModel {
     /// The time of all runs of the last step.
     took: Duration,
     unverified: Option<Unverified>,
+    /// The last steps in a row for which it failed.
+    failures: u32,
 }
 
 /// Rows that the model has computed, and that are not committed yet.
@@ -76,7 +81,7 @@ impl DraftModel {
         let max_rows = options.max_batch_tokens as usize;
         // Its logits come to the host: a batch of 1 has none on the GPU.
         let mut workspace = Workspace::new(&model, 1, max_rows);
-        workspace.main = model.folder.main.as_ref().map(|read| MainPages::new(main, read)).transpose()?;
+        workspace.main = model.folder.main.as_ref().map(|read| MainPages::new(main, &model, read)).transpose()?;
         let model = Arc::new(model);
         Ok(Some(Self {
             model,
@@ -86,6 +91,7 @@ impl DraftModel {
             run_time: None,
             took: Duration::ZERO,
             unverified: None,
+            failures: 0,
         }))
     }
 
@@ -94,9 +100,10 @@ impl DraftModel {
         self.run_time.unwrap_or(0.0)
     }
 
-    /// Forgets what drafts cost.
+    /// Forgets what drafts cost, and that they failed.
     pub(in super::super) fn forget_costs(&mut self) {
         self.run_time = None;
+        self.failures = 0;
     }
 
     /// The time that drafting for the last step took.
@@ -119,12 +126,40 @@ impl DraftModel {
     ) {
         self.unverified = None;
         let begun = Instant::now();
-        if let Err(error) = catch_panic(|| self.try_draft(main, running, prompt_rows)) {
-            log::debug!("nothing is drafted for this step: {error}");
-            self.unverified = None;
-            running.values_mut().for_each(|sequence| drop(sequence.drop_draft()));
+        let drafted = match self.failures {
+            MOST_FAILURES => Ok(false),
+            _ => catch_panic(|| self.try_draft(main, running, prompt_rows)).map(|()| true),
+        };
+        match drafted {
+            Ok(true) => self.failures = 0,
+            Ok(false) => self.draft_nothing(running),
+            Err(error) => {
+                self.failed(&error);
+                self.draft_nothing(running);
+            }
         }
         self.took = begun.elapsed();
+    }
+
+    fn draft_nothing(&mut self, running: &mut BTreeMap<Precedence, Sequence>) {
+        self.unverified = None;
+        running.values_mut().for_each(|sequence| drop(sequence.drop_draft()));
+    }
+
+    /// Full pools pass. What else fails again and again is not tried for ever.
+    fn failed(&mut self, error: &Error) {
+        if matches!(error.status(), Status::Capacity | Status::Busy) {
+            log::debug!("nothing is drafted for this step: {error}");
+            return;
+        }
+        self.failures += 1;
+        match self.failures {
+            1 => log::warn!("the draft model failed, and nothing is drafted for this step: {error}"),
+            MOST_FAILURES => log::warn!(
+                "the draft model failed {MOST_FAILURES} times in a row, and drafts no more until speculation is cleared: {error}"
+            ),
+            _ => log::debug!("nothing is drafted for this step: {error}"),
+        }
     }
 
     fn try_draft(
