@@ -7,7 +7,7 @@ use super::{
     Attention, GenerateFolder, Generation, Inputs, KvLayout, Limits, MainModel, Outputs, SpecialTokens, TextFiles,
     WeightFormat,
 };
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use crate::json::{Field, Object};
 use crate::tensor::ElementType;
 
@@ -15,6 +15,9 @@ pub(super) const WEIGHTS: [(&str, WeightFormat); 3] =
     [("native", WeightFormat::Native), ("int8", WeightFormat::Int8), ("int4", WeightFormat::Int4)];
 pub(super) const FORMATS: [(&str, KvFormat); 4] =
     [("native", KvFormat::Native), ("int8", KvFormat::Int8), ("int4", KvFormat::Int4), ("fp8", KvFormat::Fp8)];
+
+/// The form of graphs with PagedAttention. A pagoda.json without a form means it.
+const PAGED: &str = "paged";
 
 /// The graph's index inputs are i32.
 const MOST: u32 = i32::MAX as u32;
@@ -28,6 +31,9 @@ pub(super) fn word<T: PartialEq>(words: &[(&'static str, T)], value: T) -> &'sta
 }
 
 pub(in super::super) fn read(contents: FolderContents, top: &Object<'_>) -> Result<GenerateFolder> {
+    if let Some(form) = top.get("form") {
+        check_form(&form)?;
+    }
     let part = |key| top.value(key)?.open_object();
     let vocab_size = size(top, "vocab_size")?;
     let folder = GenerateFolder {
@@ -49,6 +55,17 @@ pub(in super::super) fn read(contents: FolderContents, top: &Object<'_>) -> Resu
     };
     agree(&folder)?;
     Ok(folder)
+}
+
+/// Refuses graphs that know nothing of pages.
+fn check_form(form: &Field<'_>) -> Result<()> {
+    let found = form.text()?;
+    if found == PAGED {
+        return Ok(());
+    }
+    let message =
+        format!("the model has the form {found:?}, which generators do not run: export it again with `--form {PAGED}`");
+    Err(Error::new(Status::Unsupported, message))
 }
 
 /// A number of something that there has to be at least one of.

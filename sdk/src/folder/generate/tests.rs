@@ -262,6 +262,18 @@ fn native_pages_have_no_scales() {
 }
 
 #[test]
+fn a_graph_of_another_form_is_refused() {
+    let mut functional = manifest();
+    functional["form"] = json!("functional");
+    let error = open(functional).unwrap_err();
+    assert_eq!(error.status(), Status::Unsupported, "{error}");
+    assert!(error.message().contains("\"functional\"") && error.message().contains("--form paged"), "{error}");
+    let mut paged = manifest();
+    paged["form"] = json!("paged");
+    open(paged).unwrap();
+}
+
+#[test]
 fn heads_of_int4_pages_are_of_an_even_size() {
     let odd = [("/kv/format", json!("int4")), ("/kv/head_size", json!(7))];
     let error = open(with(&odd)).unwrap_err();
