@@ -485,6 +485,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 soak: deps ## Run long tests, those of the build as it is shipped, and those that need a nightly Rust: 2,000 kills, Miri, AddressSanitizer.
 	PAGODA_CRASH_CYCLES=2000 cargo test --test kv -- crash --nocapture
 	PAGODA_GENERATE_REQUESTS=1000 PAGODA_GENERATE_KILLS=200 cargo test --test generate -- threads crash --nocapture
+	PAGODA_GRAMMAR_SAMPLES=12500 cargo test --test generate -- no_draw_escapes_a_schema
 	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture
 	cargo test -p pagoda --lib -- --ignored weights_of_more_than_4_gib
 	PAGODA_FUNCTIONAL_STEPS=200 $(MAKE) test-rust test-go test-java test-python SHIPPED=1

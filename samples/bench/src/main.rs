@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use pagoda::{ElementType, Error, Model, ModelOptions, Provider, Result, Status, Tensor};
-use pagoda_cli::bench::{Arguments, Backend, LANGUAGE_MODEL, Name};
+use pagoda_cli::bench::{Arguments, Backend, LANGUAGE_MODEL, LARGE_LANGUAGE_MODEL, Name};
 use pagoda_cli::output;
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Attribute, Dim, Graph};
@@ -178,8 +178,10 @@ fn burst(work: &mut impl FnMut() -> Result<()>) -> Result<Burst> {
 /// Refuses a folder without a model.
 fn find_language_model(folder: &Path) -> Result<()> {
     if !folder.join("pagoda.json").is_file() {
-        let message =
-            format!("{} is not a model folder: `make model-smollm2` makes {LANGUAGE_MODEL}", folder.display());
+        let message = format!(
+            "{} is not a model folder: `make model-smollm2` makes {LANGUAGE_MODEL}, `make bench-model-8b` {LARGE_LANGUAGE_MODEL}",
+            folder.display()
+        );
         return Err(Error::new(Status::NotFound, message).about("--model"));
     }
     Ok(())

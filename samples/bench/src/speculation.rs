@@ -43,6 +43,7 @@ const PAIR_TOKENS: u32 = 512;
 /// Everything with a goal.
 pub fn measure(threads: u32, on_gpu: bool, folder: &Path, progress: &Progress) -> Result<Vec<Row>> {
     find_language_model(folder)?;
+    PAIR.into_iter().try_for_each(find_of_pair)?;
     progress.doing("measuring speculation");
     let model = if on_gpu { ModelOptions { provider: Provider::Cuda, ..options(threads) } } else { options(threads) };
     let kv_size = KvSize::Bytes(1 << 29);
@@ -60,14 +61,18 @@ pub fn measure(threads: u32, on_gpu: bool, folder: &Path, progress: &Progress) -
     Ok(rows)
 }
 
+fn find_of_pair(folder: &str) -> Result<()> {
+    if Path::new(folder).join("pagoda.json").is_file() {
+        return Ok(());
+    }
+    let message = format!("{folder} is not a model folder: `make bench-model` makes it");
+    Err(Error::new(Status::NotFound, message))
+}
+
 /// Drafts of a model whose guesses are right at a known rate, against the speed that this rate gives by the times of the two
 /// models: a step verifies all drafts and the token before them, and takes those before the first wrong one and one more.
 fn pair(model: &ModelOptions) -> Result<Row> {
     let [main, draft] = PAIR.map(Path::new);
-    if !main.join("pagoda.json").is_file() {
-        let message = format!("{} is not a model folder: `make bench-model` makes it", main.display());
-        return Err(Error::new(Status::NotFound, message));
-    }
     let open = |folder: &Path, draft_model: Option<&Path>| {
         let draft_model = draft_model.map(Path::to_path_buf);
         let kv_size = KvSize::Bytes(1 << 28);

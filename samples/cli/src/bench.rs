@@ -12,6 +12,8 @@ use pagoda::{Error, Status};
 pub const MODEL: &str = "target/bench/rank";
 /// The model folder that [`Name::Generate`], [`Name::Policies`], [`Name::Grammar`] and [`Name::Speculation`] measure by default.
 pub const LANGUAGE_MODEL: &str = "target/models/smollm2";
+/// A language model of 8B with random weights: `make bench-model-8b` makes it.
+pub const LARGE_LANGUAGE_MODEL: &str = "target/bench/llm-8b";
 
 /// What to measure and how.
 #[derive(clap::Args)]
@@ -34,8 +36,9 @@ pub struct Arguments {
     /// Threads for both sides; 0 = one for each core.
     #[arg(long, default_value_t = 0)]
     pub threads: u32,
-    /// The model folder that `rank`, `generate` and `policies` measure [default: target/bench/rank, which `make bench-model` makes, and
-    /// target/models/smollm2, which `make model-smollm2` makes]
+    /// The model folder to measure [default: of `rank` target/bench/rank, which `make bench-model` makes; of language models
+    /// target/models/smollm2, which `make model-smollm2` makes; of `generate` on a GPU target/bench/llm-8b, which `make bench-model-8b`
+    /// makes]
     #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
     model: Option<PathBuf>,
 }
@@ -43,10 +46,10 @@ pub struct Arguments {
 impl Arguments {
     /// The model folder to measure.
     pub fn model(&self) -> PathBuf {
-        let default = if matches!(self.name, Name::Generate | Name::Policies | Name::Grammar | Name::Speculation) {
-            LANGUAGE_MODEL
-        } else {
-            MODEL
+        let default = match (self.name, self.backend) {
+            (Name::Generate, Backend::Cuda) => LARGE_LANGUAGE_MODEL,
+            (Name::Generate | Name::Policies | Name::Grammar | Name::Speculation, _) => LANGUAGE_MODEL,
+            _ => MODEL,
         };
         self.model.clone().unwrap_or_else(|| default.into())
     }
