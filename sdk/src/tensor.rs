@@ -1,6 +1,9 @@
 //! Tensors: an element type, dimensions, and memory that is ours, the caller's, or ONNX Runtime's; of the host, or of a
 //! GPU.
 
+#[cfg(feature = "ndarray")]
+mod ndarray;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ffi::{CStr, c_void};

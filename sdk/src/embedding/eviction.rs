@@ -2,6 +2,7 @@
 
 /// Which rows a tier evicts when it is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Eviction {
     /// Any. Lookups record nothing, which makes it the fastest.
     #[default]

@@ -31,6 +31,7 @@ const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::fro
 
 /// The embedding tables of all models, and the tiers that they share.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct EmbeddingOptions {
     /// The models. Their names are unique. More can be added to open tables.
     pub models: Vec<ModelTables>,
@@ -50,6 +51,7 @@ impl Default for EmbeddingOptions {
 
 /// The tiers below the cache, from the fastest to the largest. There must be at least one.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct TierOptions {
     /// Host memory.
     pub memory: Option<MemoryOptions>,
@@ -68,6 +70,7 @@ impl Default for TierOptions {
 
 /// The tables of one model.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ModelTables {
     /// The name of the model, without `/`: `model/table` names a table of a model.
     pub name: String,
@@ -104,6 +107,7 @@ impl ModelTables {
 
 /// A table: where its rows come from, and how they are stored.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TableSpec {
     /// The name of the table.
     pub name: String,
@@ -143,6 +147,7 @@ impl TableSpec {
 
 /// The cache of each table of a model.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct CacheOptions {
     /// The size.
     pub size: CacheSize,
@@ -191,6 +196,7 @@ impl CacheOptions {
 
 /// The size of the cache of one table.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum CacheSize {
     /// Room for a share of the rows of the table: above 0, at most 1.
     Share(f64),
@@ -202,6 +208,7 @@ pub enum CacheSize {
 
 /// The tier in host memory.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct MemoryOptions {
     /// The number of partitions of each table. Each has a lock of its own.
     pub partitions: u32,
@@ -230,12 +237,14 @@ impl Default for MemoryOptions {
 /// With `cluster-require-full-coverage no` in the settings of the nodes, the other nodes go on serving when one is
 /// down. By the default of Redis none does.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct RedisOptions {
     /// At least one node. The others are found through it.
     pub nodes: Vec<Address>,
     /// The user. Empty: the default user of Redis.
     pub user: String,
-    /// The password. Empty: none.
+    /// The password. Empty: none. serde reads it, and does not write it.
+    #[cfg_attr(feature = "serde", serde(skip_serializing))]
     pub password: Secret,
     /// The number of partitions of each table. Each lies on one node, so there should be a few for each node. The same
     /// in all processes that share the tables.
@@ -316,6 +325,7 @@ impl RedisOptions {
 
 /// The address of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Address {
     /// The name or the IP address of the host; an IPv6 address without brackets.
     pub host: String,
@@ -334,6 +344,7 @@ impl fmt::Display for Address {
 
 /// The files for encrypted connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct TlsOptions {
     /// A PEM file with the certificates of trusted authorities. `None`: those that this machine trusts.
     pub authorities: Option<PathBuf>,
@@ -343,6 +354,7 @@ pub struct TlsOptions {
 
 /// The tier on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DiskOptions {
     /// The folder of the table files.
     pub path: PathBuf,
@@ -363,6 +375,7 @@ impl DiskOptions {
 
 /// The limit of rows of a tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct OverflowOptions {
     /// The most rows of one partition. `None`: no limit.
     pub max_rows: Option<u64>,
@@ -380,6 +393,7 @@ impl Default for OverflowOptions {
 
 /// The rows that a tier starts with.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Preload {
     /// Whether rows of the table files are loaded. Otherwise it starts with what it held before.
     pub load: bool,
@@ -402,6 +416,7 @@ impl Preload {
 
 /// A text that is not shown in logs.
 #[derive(Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize))]
 pub struct Secret(String);
 
 impl Secret {

@@ -9,6 +9,7 @@ const MAX_DIM: u32 = 1 << 16;
 
 /// The type of the elements of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum RowType {
     /// 4 bytes each.
     #[default]

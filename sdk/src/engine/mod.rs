@@ -31,6 +31,8 @@ pub use crate::folder::{
     Feature, FolderFile, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence,
     SourceOf, Task, Times,
 };
+#[cfg(feature = "futures")]
+pub use generate::AsyncTokens;
 #[cfg(feature = "llm")]
 pub use generate::{
     BeamOptions, Chat, Choice, ContextEnd, Driver, EarlyStop, Event, FinishReason, GenerateRequest, GenerateResponse,

@@ -11,6 +11,7 @@ use crate::store::{DiskStore, HostStore, Store, StoreOptions};
 
 /// The store of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct EngineStore {
     /// Its folder. One process at a time has it open.
     pub path: PathBuf,

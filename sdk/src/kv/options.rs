@@ -78,6 +78,7 @@ impl Default for KvOptions {
 
 /// The size of a pool of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum KvSize {
     /// So many pages.
     Pages(u32),
@@ -112,6 +113,7 @@ pub enum Edited {
 
 /// When histories go to the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Offload {
     /// When an owner is evicted.
     #[default]

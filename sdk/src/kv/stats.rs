@@ -4,6 +4,7 @@ use crate::metrics::{self, Count};
 
 /// What a cache has and what it did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct KvStats {
     /// Pages of the pool.
     pub pages: u64,

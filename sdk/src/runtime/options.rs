@@ -8,6 +8,7 @@ use pagoda_custom_ops::side_channel::tables::Tables;
 
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Provider {
     /// On a GPU if ONNX Runtime can use one, else on the CPU, with a warning in the log. [`Model::provider`] says which it
     /// is, [`Model::provider_reason`] why.
@@ -24,6 +25,7 @@ pub enum Provider {
 
 /// How much ONNX Runtime rewrites the graph when a model is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Optimization {
     /// All optimisations.
     #[default]
@@ -38,6 +40,7 @@ pub enum Optimization {
 
 /// How to open a model.
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct ModelOptions {
     /// Where it runs.
     pub provider: Provider,
@@ -66,6 +69,7 @@ pub struct ModelOptions {
     /// Where to write a profile of every run, in Chrome's trace format, when the model is closed.
     pub profile_path: Option<PathBuf>,
     /// The tables for the EmbeddingBag nodes of its graph. The model keeps them open.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub tables: Option<GraphTables>,
 }
 

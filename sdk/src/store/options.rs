@@ -2,6 +2,7 @@
 
 /// When a write to a store counts as done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Durability {
     /// When it is queued: the queue is lost if the process ends.
     None,
@@ -14,6 +15,7 @@ pub enum Durability {
 
 /// How to open a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct StoreOptions {
     /// When a write counts as done.
     pub durability: Durability,

@@ -8,6 +8,7 @@ pub(super) const MOST_BEAMS: u32 = 16;
 /// A beam search: instead of one token after the other, several beginnings of an answer are kept, and the best answers are found
 /// among what follows all of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BeamOptions {
     /// The number of beams, 1 to 16.
     pub width: u32,
@@ -43,6 +44,7 @@ impl BeamOptions {
 
 /// When a search ends that has as many finished answers as beams: `early_stopping` of transformers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum EarlyStop {
     /// When no beam has a better score at its length than the worst of them: `false`.
     #[default]

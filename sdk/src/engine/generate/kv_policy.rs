@@ -4,6 +4,7 @@ use crate::kv::policy::PolicyOptions;
 
 /// A fixed number of slots for the keys and values of each sequence, however long it is.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct KvPolicy {
     /// Which tokens stay: `dense` (all of them, and a sequence of more than `cache_length` is refused), `lastrec`,
     /// `smart-lastrec`, `h2o`, `h2o-vlen`, `qh2o`, `qh2o-vlen` or `h2o-orig`. `qh2o` and `qh2o-vlen` are for quantised pages.

@@ -32,6 +32,9 @@ struct State {
     closed: bool,
     /// No event will be taken.
     abandoned: bool,
+    /// The task that waits for an event.
+    #[cfg(feature = "futures")]
+    waker: Option<std::task::Waker>,
 }
 
 impl Sender {
@@ -47,6 +50,12 @@ impl Sender {
     /// Wakes the reader, if it waits.
     pub(super) fn wake(&self) {
         self.0.changed.notify_all();
+        #[cfg(feature = "futures")]
+        {
+            // Not under the lock: it runs code of the task's executor.
+            let waker = self.0.state.lock().waker.take();
+            waker.into_iter().for_each(std::task::Waker::wake);
+        }
     }
 }
 
@@ -69,6 +78,20 @@ impl Receiver {
                 return None;
             }
             self.0.changed.wait(&mut state);
+        }
+    }
+
+    /// Takes an event, or has the task woken when there is one. `None` if none will come.
+    #[cfg(feature = "futures")]
+    pub(super) fn poll_take(&self, task: &std::task::Context<'_>) -> std::task::Poll<Option<Event>> {
+        let mut state = self.0.state.lock();
+        match state.events.pop_front() {
+            Some(event) => std::task::Poll::Ready(Some(event)),
+            None if state.closed => std::task::Poll::Ready(None),
+            None => {
+                state.waker = Some(task.waker().clone());
+                std::task::Poll::Pending
+            }
         }
     }
 

@@ -39,6 +39,8 @@ pub use grammar::{Grammar, GrammarCompiler, GrammarState, NextTokens};
 pub use kv_policy::{KvPolicy, SlotCall};
 pub use options::{Driver, GeneratorOptions};
 
+#[cfg(feature = "futures")]
+pub use self::stream::AsyncTokens;
 pub use request::{
     Chat, Choice, ContextEnd, Event, FinishReason, GenerateRequest, GenerateResponse, Prompt, Timings, Token,
 };

@@ -9,6 +9,7 @@ use crate::runtime::ModelOptions;
 
 /// How to open a generator.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct GeneratorOptions {
     /// Where the model runs, and on how many threads. `tables` must be `None`.
     pub model: ModelOptions,
@@ -16,6 +17,7 @@ pub struct GeneratorOptions {
     pub kv_size: KvSize,
     /// How pages hold keys and values, on the GPU, in host memory and on disk; `None`: as the model was exported. `Int8` takes
     /// about a quarter of the memory of f32 pages, and half of that of f16.
+    #[cfg_attr(feature = "serde", serde(with = "crate::folder::generate::kv_format_word"))]
     pub kv_format: Option<KvFormat>,
     /// A fixed number of slots for the keys and values of each sequence, and which tokens stay in them; `None`: all tokens stay.
     /// With a policy nothing is shared between sequences, and a session goes on only behind all that was computed of it.
@@ -52,6 +54,7 @@ pub struct GeneratorOptions {
 
 /// Who runs the steps of a generator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Driver {
     /// A thread of the generator.
     #[default]

@@ -15,6 +15,7 @@ use crate::runtime::Cancel;
 ///
 /// What is `None` is as the model folder's `generation` says, and otherwise as the field's comment says.
 #[derive(Clone, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct GenerateRequest {
     /// What the text follows.
     pub prompt: Prompt,
@@ -72,6 +73,7 @@ pub struct GenerateRequest {
     /// The time limit. The answer then has what was generated until then.
     pub timeout: Option<Duration>,
     /// Cancels the request. The answer then has what was generated until then.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub cancel: Option<Arc<Cancel>>,
     /// What happens if prompt and answer do not fit into the model's context.
     pub context_end: ContextEnd,
@@ -94,6 +96,7 @@ pub struct GenerateRequest {
 
 /// What a generated text follows.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Prompt {
     /// A text, with the special tokens that the model's tokenizer puts before a text.
     Text(String),
@@ -105,6 +108,7 @@ pub enum Prompt {
 
 /// The messages of a chat, which the model's template makes a text of.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Chat {
     /// The messages, objects with `role` and `content` and whatever else the template takes.
     pub messages: Vec<serde_json::Value>,
@@ -125,6 +129,7 @@ impl Chat {
 
 /// What happens if prompt and answer do not fit into the model's context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum ContextEnd {
     /// The request is refused.
     #[default]
@@ -203,6 +208,7 @@ impl GenerateRequest {
 
 /// The answers to a request.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct GenerateResponse {
     /// The answers, as many as `n`.
     pub choices: Vec<Choice>,
@@ -220,6 +226,7 @@ pub struct GenerateResponse {
 
 /// One answer.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Choice {
     /// Its text.
     pub text: String,
@@ -239,6 +246,7 @@ pub struct Choice {
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum FinishReason {
     /// An end-of-sequence token, a stop token, or a stop text.
     #[default]
@@ -265,6 +273,7 @@ impl FinishReason {
 
 /// The times of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Timings {
     /// From the request to its first step.
     pub queued: Duration,
@@ -283,6 +292,7 @@ impl Timings {
 
 /// A part of an answer, as it is generated.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Token {
     /// Which answer it belongs to.
     pub choice: u32,

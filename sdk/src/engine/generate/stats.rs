@@ -9,6 +9,7 @@ use crate::metrics;
 
 /// The counters of a generator since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct GeneratorStats {
     /// Answers that ended with a stop or at their length.
     pub answered: u64,

@@ -44,7 +44,11 @@ impl TokenStream {
     }
 
     fn wait_for_event(&self) -> Option<Event> {
-        // If callers run the steps, the thread that asks for a token does.
+        self.run_steps().or_else(|| self.events.take())
+    }
+
+    /// If callers run the steps, the thread that asks for a token does, until there is an event.
+    fn run_steps(&self) -> Option<Event> {
         while let Some(shared) = self.shared.upgrade().filter(|shared| shared.options.driver == Driver::Caller) {
             match self.events.try_take() {
                 Some(event) => return Some(event),
@@ -52,21 +56,41 @@ impl TokenStream {
                 None => break,
             }
         }
-        self.events.take()
+        None
     }
 
     fn receive(&mut self) -> Option<Token> {
-        loop {
-            if self.ended.is_some() {
-                return None;
-            }
+        while self.ended.is_none() {
             let event = self.wait_for_event();
-            match event {
-                Some(Event::Token(token)) => return Some(token),
-                Some(Event::End(outcome)) => self.ended = Some(outcome),
-                None => self.ended = Some(closed()),
+            if let Some(token) = self.token_of(event) {
+                return Some(token);
             }
         }
+        None
+    }
+
+    /// The token of an event. Another event is the end.
+    fn token_of(&mut self, event: Option<Event>) -> Option<Token> {
+        match event {
+            Some(Event::Token(token)) => return Some(token),
+            Some(Event::End(outcome)) => self.ended = Some(outcome),
+            None => self.ended = Some(closed()),
+        }
+        None
+    }
+
+    /// The error that ended the request, once.
+    fn last_item(&mut self) -> Option<Result<Token>> {
+        let Some(Err(error)) = &self.ended else { return None };
+        let error = error.clone();
+        self.ended = Some(Ok(GenerateResponse::default()));
+        Some(Err(error))
+    }
+
+    /// The tokens as a `Stream`, for async code.
+    #[cfg(feature = "futures")]
+    pub fn into_async(self) -> AsyncTokens {
+        AsyncTokens(self)
     }
 }
 
@@ -79,17 +103,56 @@ impl Iterator for TokenStream {
     type Item = Result<Token>;
 
     fn next(&mut self) -> Option<Result<Token>> {
-        if let Some(token) = self.receive() {
-            return Some(Ok(token));
-        }
-        match &self.ended {
-            Some(Err(error)) => {
-                let error = error.clone();
-                self.ended = Some(Ok(GenerateResponse::default()));
-                Some(Err(error))
+        self.receive().map(Ok).or_else(|| self.last_item())
+    }
+}
+
+/// The tokens of a request as a [`Stream`](futures_core::Stream), for any executor; an error is the last item. Dropping it cancels
+/// the request. With [`Driver::Caller`] a poll runs steps, and returns with a token.
+///
+/// ```no_run
+/// # use pagoda::engine::{GenerateRequest, Generator};
+/// # async fn tokens(generator: &Generator) -> pagoda::Result<()> {
+/// use std::pin::pin;
+/// use futures_core::Stream;
+///
+/// let mut tokens = pin!(generator.stream(&GenerateRequest::new("The sea"))?.into_async());
+/// while let Some(token) = std::future::poll_fn(|task| tokens.as_mut().poll_next(task)).await {
+///     print!("{}", token?.text);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(feature = "futures")]
+pub struct AsyncTokens(TokenStream);
+
+#[cfg(feature = "futures")]
+impl AsyncTokens {
+    /// The stream for code that waits. What was taken is gone from it.
+    pub fn into_inner(self) -> TokenStream {
+        self.0
+    }
+}
+
+#[cfg(feature = "futures")]
+impl futures_core::Stream for AsyncTokens {
+    type Item = Result<Token>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        task: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        let stream = &mut self.get_mut().0;
+        while stream.ended.is_none() {
+            let event = match stream.run_steps() {
+                Some(event) => Some(event),
+                None => std::task::ready!(stream.events.poll_take(task)),
+            };
+            if let Some(token) = stream.token_of(event) {
+                return std::task::Poll::Ready(Some(Ok(token)));
             }
-            _ => None,
         }
+        std::task::Poll::Ready(stream.last_item())
     }
 }
 

@@ -9,6 +9,7 @@ use crate::runtime::ModelOptions;
 
 /// How to open an engine.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct EngineOptions {
     /// Where the model runs, and on how many threads. `tables` must be `None`: an engine opens the tables of its model
     /// folder.
@@ -74,6 +75,7 @@ impl Default for EngineOptions {
 
 /// The largest batch that a CUDA graph has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct GraphShape {
     /// The maximum number of users; 1 or more.
     pub users: u32,
@@ -88,6 +90,7 @@ pub struct GraphShape {
 
 /// How the embedding tables of a model folder are kept. They have no effect on tables that are part of the graph.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct TableOptions {
     /// The size of the cache of each table. `None`: a table of up to 256 MiB is cached as a whole, a larger one with
     /// 256 MiB.

@@ -8,6 +8,7 @@ use crate::runtime::Cancel;
 
 /// Keys by feature: one column for each feature, all of the same length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Columns(Vec<(String, Vec<i64>)>);
 
 impl Columns {
@@ -41,6 +42,7 @@ impl Columns {
 
 /// The events of a user, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Events {
     /// The keys of each item feature and each action feature.
     pub keys: Columns,
@@ -50,6 +52,7 @@ pub struct Events {
 
 /// A request: score candidates for a user.
 #[derive(Clone, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct RankRequest {
     /// The user.
     pub user: u64,
@@ -68,6 +71,7 @@ pub struct RankRequest {
     /// The time limit. After it the caller gets CANCELLED at once. Other requests in its batch go on.
     pub timeout: Option<Duration>,
     /// Cancels the request.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub cancel: Option<Arc<Cancel>>,
 }
 
@@ -87,6 +91,7 @@ impl fmt::Debug for RankRequest {
 
 /// The response to a request.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct RankResponse {
     /// A score for each candidate and task, candidate by candidate, in the order of the tasks.
     pub scores: Vec<f32>,

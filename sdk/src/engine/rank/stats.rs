@@ -16,6 +16,7 @@ pub struct EngineProvider {
 
 /// The counters of an engine since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct EngineStats {
     /// Requests that were answered.
     pub answered: u64,

@@ -4,6 +4,8 @@
 mod pages_form;
 #[cfg(feature = "llm")]
 pub(crate) use pages_form::{PagesForm, RewrittenGraphs, SlotNames};
+#[cfg(feature = "serde")]
+pub(crate) mod kv_format_word;
 pub(super) mod read;
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 /// What an answer has to look like. Only tokens that it allows are taken, so that an answer is valid, or ends too early: then
 /// [`Choice::missing`](super::Choice::missing) says what comes next.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Grammar {
     /// A JSON value that is valid by this JSON Schema, which is JSON itself. `{"type": "object"}` is any object. `$ref` may
     /// name what the schema has, as in `#/$defs/part`.

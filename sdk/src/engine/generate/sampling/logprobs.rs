@@ -8,6 +8,7 @@ use crate::error::{Error, Result, Status};
 
 /// What the model thought of a token, before anything that the request asked for.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TokenLogprobs {
     /// The natural logarithm of the token's probability. −∞ if its logit is −∞ or NaN.
     pub logprob: f32,
