@@ -295,7 +295,7 @@ docs-cpp:
 	$(call doxygen,cpp,C++,bindings/cpp)
 
 docs-rust:
-	@RUSTDOCFLAGS="-D warnings" cargo doc -q --no-deps --lib
+	@RUSTDOCFLAGS="-D warnings" cargo doc -q --no-deps --lib --all-features
 	@rm -rf $(DOCS)/rust && mkdir -p $(DOCS) && cp -r target/doc $(DOCS)/rust
 
 docs-go:
@@ -417,6 +417,7 @@ lint: tools $(TOOLKIT) docs-c docs-cpp
 	cargo clippy $(CARGO_FLAGS) --release --workspace --all-targets -q -- -D warnings
 	cargo clippy $(CARGO_FLAGS) --release --workspace --test gpu -q -- -D warnings
 	cargo clippy $(CARGO_FLAGS) --release --package pagoda-cli --no-default-features -q -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --release --package pagoda --lib --no-default-features --features ndarray,serde -q -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --release --workspace --no-deps -q
 
 .PHONY: build-tests
@@ -436,7 +437,7 @@ test-python: $(VENV)/.tests build-cpp wheel $(WHEELHOUSE)/.ready target/demo/mod
 	@.ci/need curl curl
 	@.ci/need chromium chromium
 	@.ci/need clang++ clang
-	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank
+	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank --example chat
 	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
 	$(PY) -m pytest -q --durations=10 -n 2 --dist loadfile tests
 

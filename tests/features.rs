@@ -7,11 +7,15 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use futures_core::Stream;
-use ndarray::{Array, ArrayD, arr2};
+use ndarray::{Array, Array2, ArrayD, arr2};
+use pagoda::embedding::{
+    Address, DiskOptions, EmbeddingOptions, ModelTables, RedisOptions, Secret, TableSpec, TableStats, TierOptions,
+};
 use pagoda::engine::{
     BeamOptions, Chat, Columns, Driver, EngineOptions, EngineStore, Events, GenerateRequest, GenerateResponse,
-    Generator, GeneratorOptions, Grammar, KvPolicy, Prompt, RankRequest, RankResponse, Token,
+    Generator, GeneratorOptions, Grammar, GraphShape, KvPolicy, Prompt, RankRequest, RankResponse, Token,
 };
+use pagoda::store::StoreStats;
 use pagoda::{KvFormat, KvSize, ModelOptions, Provider, Result, Status, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -97,6 +101,37 @@ fn an_error_is_the_last_item_and_a_dropped_stream_cancels() {
     assert!(whole.is_ok_and(|response| response.choices[0].tokens.len() < 400));
 }
 
+#[test]
+fn a_stream_moves_from_thread_to_thread() {
+    let generator = open(Driver::Thread);
+    let expected: Vec<_> = generator.stream(&request(4)).unwrap().map(|token| token.unwrap().id).collect();
+    let mut stream = generator.stream(&request(4)).unwrap().into_async();
+    let mut taken = Vec::new();
+    // Each thread waits with its own waker for one token, and asks for another one with a waker that goes with it.
+    loop {
+        let thread = std::thread::spawn(move || {
+            let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+            let first = loop {
+                match pin!(&mut stream).poll_next(&mut Context::from_waker(&waker)) {
+                    Poll::Ready(item) => break item,
+                    Poll::Pending => std::thread::park_timeout(Duration::from_secs(60)),
+                }
+            };
+            let next = match pin!(&mut stream).poll_next(&mut Context::from_waker(&waker)) {
+                Poll::Ready(item) => item,
+                Poll::Pending => None,
+            };
+            (first.into_iter().chain(next).map(|token| token.unwrap().id).collect::<Vec<_>>(), stream)
+        });
+        let (tokens, moved) = thread.join().unwrap();
+        if tokens.is_empty() {
+            break;
+        }
+        (stream, taken) = (moved, [taken, tokens].concat());
+    }
+    assert_eq!(taken, expected);
+}
+
 // ---- ndarray -----------------------------------------------------------------------------------------------------
 
 #[test]
@@ -124,13 +159,18 @@ fn tensors_take_the_memory_of_arrays() {
     let turned = Tensor::from_array(expected.clone().reversed_axes()).unwrap();
     assert_eq!(turned.view::<f32>().unwrap(), expected.t().into_dyn());
     let part = expected.clone().slice_move(ndarray::s![1.., ..]);
-    assert_eq!(
-        Tensor::from_array(part).unwrap().as_slice::<f32>().unwrap(),
-        [10.0, 11.0, 12.0, 13.0, 20.0, 21.0, 22.0, 23.0]
-    );
+    let (data, numbers) = (part.as_ptr(), part.iter().copied().collect::<Vec<_>>());
+    let part = Tensor::from_array(part).unwrap();
+    assert_eq!((part.dims(), part.as_slice::<f32>().unwrap()), (&[2, 4][..], &numbers[..]));
+    assert_eq!(part.as_slice::<f32>().unwrap().as_ptr(), data, "no copy");
     let backwards = expected.slice_move(ndarray::s![..;-1, ..2]);
     assert_eq!(Tensor::from_array(backwards).unwrap().as_slice::<f32>().unwrap(), [20.0, 21.0, 10.0, 11.0, 0.0, 1.0]);
     assert_eq!(Tensor::from_array(ArrayD::<i64>::zeros(vec![2, 0])).unwrap().dims(), [2, 0]);
+    assert_eq!(
+        Tensor::from_array(Array::zeros((3, 2)).slice_move(ndarray::s![3.., ..]) as Array2<f64>).unwrap().len(),
+        0
+    );
+    assert_eq!(Tensor::from_array(ndarray::arr0(7_u8)).unwrap().as_slice::<u8>().unwrap(), [7]);
 }
 
 // ---- serde -------------------------------------------------------------------------------------------------------
@@ -142,7 +182,7 @@ fn again<T: Serialize + DeserializeOwned>(value: &T) -> T {
 
 #[test]
 fn requests_and_answers_survive_json() {
-    let chat = Chat { messages: vec![json!({"role": "user", "content": "Hi"})], ..Chat::default() };
+    let chat = Chat::new(vec![json!({"role": "user", "content": "Hi"})]);
     let request = GenerateRequest {
         prompt: Prompt::Chat(chat),
         temperature: Some(0.5),
@@ -166,12 +206,14 @@ fn requests_and_answers_survive_json() {
     let rank = RankRequest {
         user: 7,
         events: Events { keys: Columns::new().with("item", [1, 2]), times: vec![5, 6] },
+        user_keys: vec![("country".into(), 2)],
         candidates: Columns::new().with("item", [3]),
         ..RankRequest::default()
     };
     let text = serde_json::to_value(&rank).unwrap();
-    assert_eq!(text["candidates"], json!([["item", [3]]]));
+    assert_eq!((&text["candidates"], &text["user_keys"]), (&json!({"item": [3]}), &json!({"country": 2})));
     assert_eq!(serde_json::to_value(again(&rank)).unwrap(), text);
+    assert_eq!(format!("{:?}", again(&rank)), format!("{rank:?}"));
     assert_eq!(again(&RankResponse::default()), RankResponse::default());
 }
 
@@ -193,4 +235,72 @@ fn options_survive_json() {
     assert!(error.to_string().contains("int3") && error.to_string().contains("int4"), "{error}");
     let engine = EngineOptions { max_batch: 5, ..EngineOptions::default() };
     assert_eq!(format!("{:?}", again(&engine)), format!("{engine:?}"));
+}
+
+/// What is read of a JSON text with only the fields that have no default.
+fn read<T: DeserializeOwned>(data: serde_json::Value) -> T {
+    serde_json::from_value(data).unwrap()
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let request: GenerateRequest = read(json!({
+        "prompt": {"chat": {"messages": []}}, "beams": {"width": 4}, "kv_policy": {"name": "h2o", "cache_length": 64},
+    }));
+    assert_eq!((request.prompt, request.beams), (Prompt::Chat(Chat::new(Vec::new())), Some(BeamOptions::new(4))));
+    assert_eq!(format!("{:?}", request.kv_policy), format!("{:?}", Some(KvPolicy::new("h2o", 64))));
+    let options: GeneratorOptions = read(json!({"store": {"path": "conversations"}}));
+    assert_eq!(options.store, Some(EngineStore::new("conversations")));
+    let options: EngineOptions = read(json!({"cuda_graphs": [{"users": 1, "rows": 256}]}));
+    assert_eq!(options.cuda_graphs, [GraphShape { users: 1, rows: 256, candidates: 0, pages: 0 }]);
+    let tables: EmbeddingOptions = read(json!({
+        "models": [{"name": "m", "tables": [{"name": "t", "path": "t.npy", "dim": 3}]}],
+        "tiers": {"disk": {"path": "tables"}, "redis": {"nodes": [{"host": "::1", "port": 6379}], "password": "s3cret"}},
+    }));
+    assert_eq!(tables.models, [ModelTables::new("m", vec![TableSpec::new("t", "t.npy", 3)])]);
+    assert_eq!(tables.tiers.disk, Some(DiskOptions::new("tables")));
+    // An absurd size is refused when tables are opened, and takes no memory before.
+    let absurd: TableSpec = read(json!({"name": "t", "path": "t.npy", "dim": u32::MAX}));
+    assert!(absurd.default_row.len() < 1 << 20);
+}
+
+#[test]
+fn a_password_is_read_and_not_written() {
+    let node = Address { host: "redis".into(), port: 6379 };
+    let redis = RedisOptions { nodes: vec![node], password: Secret::new("s3cret"), ..RedisOptions::default() };
+    let tiers = TierOptions { redis: Some(redis), ..TierOptions::default() };
+    let text = serde_json::to_string(&EmbeddingOptions { tiers, ..EmbeddingOptions::default() }).unwrap();
+    assert!(text.contains("6379") && !text.contains("s3cret") && !text.contains("password"), "{text}");
+    let read: RedisOptions = read(json!({"password": "s3cret"}));
+    assert_eq!(read.password.reveal(), "s3cret");
+}
+
+#[test]
+fn a_field_that_there_is_not_is_named() {
+    fn refused<T: DeserializeOwned + std::fmt::Debug>(data: serde_json::Value, name: &str) {
+        let error = serde_json::from_value::<T>(data).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{name}`")), "{error}");
+    }
+    refused::<GeneratorOptions>(json!({"max_bach": 3}), "max_bach");
+    refused::<GeneratorOptions>(json!({"model": {"provder": "cpu"}}), "provder");
+    refused::<EngineOptions>(json!({"store": {"path": "s", "options": {"durable": true}}}), "durable");
+    refused::<EngineOptions>(json!({"tables": {"tiers": {"ssd": {}}}}), "ssd");
+    refused::<RankRequest>(json!({"cancel": null}), "cancel");
+    refused::<TableSpec>(json!({"name": "t", "path": "t.npy", "dim": 3, "default": [1]}), "default");
+    refused::<KvPolicy>(json!({"name": "h2o"}), "cache_length");
+    // Answers of a later version may have more.
+    assert_eq!(read::<RankResponse>(json!({"tasks": 2, "later": 1})).tasks, 2);
+}
+
+#[test]
+fn statistics_survive_json() {
+    let generator = open(Driver::Thread);
+    generator.generate(&request(1)).unwrap();
+    let (stats, cache, provider) = (generator.stats(), generator.kv_stats(), generator.provider());
+    assert_eq!((again(&stats), again(&cache), again(&provider)), (stats, cache, provider));
+    assert!(stats.generated_tokens > 0 && cache.pages == 64);
+    let (store, table) =
+        (StoreStats { writes: 3, ..StoreStats::default() }, TableStats { hits: 4, ..TableStats::default() });
+    assert_eq!((again(&store), again(&table)), (store, table));
+    assert_eq!(serde_json::to_value(generator.tiers()).unwrap(), json!([]));
 }

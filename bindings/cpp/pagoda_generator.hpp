@@ -480,6 +480,7 @@ public:
         reference operator*() const { return *token_; }                  ///< The token.
         pointer operator->() const { return &*token_; }                  ///< The token.
         Iterator& operator++() { return token_ = from_->next(), *this; }  ///< Waits for the next token, or the end.
+        void operator++(int) { ++*this; }                                 ///< The same.
         /// Whether both are at the end.
         bool operator==(const Iterator& other) const { return !token_ && !other.token_; }
         bool operator!=(const Iterator& other) const { return !(*this == other); }  ///< Whether one is not.

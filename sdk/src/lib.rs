@@ -13,7 +13,33 @@
 //! println!("{:?}", y[0].as_slice::<f32>()?);
 //! # Ok::<(), pagoda::Error>(())
 //! ```
+//!
+//! An [`Engine`] ranks, and a [`Generator`](engine::Generator) generates text: each serves a model folder, and has an example.
+//! [`KvCache`], [`DiskStore`] and [`embedding`] are what they stand on.
+//!
+//! # Features
+//!
+//! `llm`, the generator, and `redis`, a tier of embedding tables, are on by default. These are not:
+//!
+//! - `futures`: [`TokenStream::into_async`](engine::TokenStream::into_async), the tokens of a request as a `Stream`.
+//! - `ndarray`: [`Tensor::view`], [`Tensor::view_mut`] and [`Tensor::from_array`], without copies.
+//! - `serde`: `Serialize` and `Deserialize` for requests, responses and statistics, and for the options of models, engines,
+//!   generators, stores and embedding tables. What is left out has its default; a field that there is not is an error, but for
+//!   responses and statistics.
+//!
+//! ```
+//! # #[cfg(feature = "serde")]
+//! # fn main() -> Result<(), serde_json::Error> {
+//! let request: pagoda::RankRequest = serde_json::from_str(r#"{"user": 7, "candidates": {"movie": [8, 15, 16]}}"#)?;
+//! assert_eq!(request.candidates.get("movie"), Some(&[8, 15, 16][..]));
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "serde"))]
+//! # fn main() {}
+//! ```
 
+// docs.rs says what needs a feature.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // What engines share has parts that only the generator uses.
 #![cfg_attr(not(feature = "llm"), allow(dead_code, unused_imports))]
 

@@ -118,8 +118,10 @@ static void ways_to_an_answer(const std::string& folder) {
     const GenerateResponse of_stream = stream.response();
     CHECK(of_stream.choices.size() == 1 && of(of_stream.choices[0].tokens) == tokens);
     stream = generator.stream(request);
-    const TokenStream::Iterator at = stream.begin();
+    TokenStream::Iterator at = stream.begin();
     CHECK(at->id == tokens[0] && stream.next()->id == tokens[1] && (*++stream.begin()).id == tokens[3]);
+    at++;
+    CHECK(at->id == tokens[4]);
 
     // By steps.
     CHECK(of(stepped.generate(request).choices[0].tokens) == tokens);

@@ -13,6 +13,8 @@ mod panic_guard;
 mod row;
 mod source;
 mod table;
+#[cfg(feature = "serde")]
+mod table_data;
 mod tiers;
 mod update;
 

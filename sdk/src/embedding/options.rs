@@ -31,7 +31,7 @@ const TIMES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::fro
 
 /// The embedding tables of all models, and the tiers that they share.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct EmbeddingOptions {
     /// The models. Their names are unique. More can be added to open tables.
     pub models: Vec<ModelTables>,
@@ -51,7 +51,7 @@ impl Default for EmbeddingOptions {
 
 /// The tiers below the cache, from the fastest to the largest. There must be at least one.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct TierOptions {
     /// Host memory.
     pub memory: Option<MemoryOptions>,
@@ -70,22 +70,28 @@ impl Default for TierOptions {
 
 /// The tables of one model.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ModelTables {
     /// The name of the model, without `/`: `model/table` names a table of a model.
     pub name: String,
     /// The tables. Their names are unique within the model.
     pub tables: Vec<TableSpec>,
     /// The cache of each table. `None`: every lookup reads the tiers.
+    #[cfg_attr(feature = "serde", serde(default = "ModelTables::default_cache"))]
     pub cache: Option<CacheOptions>,
     /// The GPUs on which graphs may cache the tables. Empty: any.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub devices: Vec<u32>,
 }
 
 impl ModelTables {
     /// Tables with a default cache, on any GPU.
     pub fn new(name: impl Into<String>, tables: Vec<TableSpec>) -> Self {
-        Self { name: name.into(), tables, cache: Some(CacheOptions::default()), devices: Vec::new() }
+        Self { name: name.into(), tables, cache: Self::default_cache(), devices: Vec::new() }
+    }
+
+    fn default_cache() -> Option<CacheOptions> {
+        Some(CacheOptions::default())
     }
 
     /// Checks the values that do not depend on files.
@@ -107,7 +113,11 @@ impl ModelTables {
 
 /// A table: where its rows come from, and how they are stored.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(from = "super::table_data::TableData")
+)]
 pub struct TableSpec {
     /// The name of the table.
     pub name: String,
@@ -147,7 +157,7 @@ impl TableSpec {
 
 /// The cache of each table of a model.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct CacheOptions {
     /// The size.
     pub size: CacheSize,
@@ -208,7 +218,7 @@ pub enum CacheSize {
 
 /// The tier in host memory.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct MemoryOptions {
     /// The number of partitions of each table. Each has a lock of its own.
     pub partitions: u32,
@@ -237,7 +247,7 @@ impl Default for MemoryOptions {
 /// With `cluster-require-full-coverage no` in the settings of the nodes, the other nodes go on serving when one is
 /// down. By the default of Redis none does.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct RedisOptions {
     /// At least one node. The others are found through it.
     pub nodes: Vec<Address>,
@@ -325,7 +335,7 @@ impl RedisOptions {
 
 /// The address of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Address {
     /// The name or the IP address of the host; an IPv6 address without brackets.
     pub host: String,
@@ -344,7 +354,7 @@ impl fmt::Display for Address {
 
 /// The files for encrypted connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct TlsOptions {
     /// A PEM file with the certificates of trusted authorities. `None`: those that this machine trusts.
     pub authorities: Option<PathBuf>,
@@ -354,28 +364,35 @@ pub struct TlsOptions {
 
 /// The tier on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct DiskOptions {
     /// The folder of the table files.
     pub path: PathBuf,
     /// Whether nothing may be written.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub read_only: bool,
     /// Whether a table file is built if there is none, or if its source has changed. Otherwise it must exist.
+    #[cfg_attr(feature = "serde", serde(default = "DiskOptions::default_build"))]
     pub build: bool,
     /// Whether a table is rebuilt without its updates when its source has changed. Otherwise opening it is an error.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub drop_updates_on_source_change: bool,
 }
 
 impl DiskOptions {
     /// A writable tier that builds its table files.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), read_only: false, build: true, drop_updates_on_source_change: false }
+        Self { path: path.into(), read_only: false, build: Self::default_build(), drop_updates_on_source_change: false }
+    }
+
+    fn default_build() -> bool {
+        true
     }
 }
 
 /// The limit of rows of a tier.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct OverflowOptions {
     /// The most rows of one partition. `None`: no limit.
     pub max_rows: Option<u64>,
@@ -393,7 +410,7 @@ impl Default for OverflowOptions {
 
 /// The rows that a tier starts with.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct Preload {
     /// Whether rows of the table files are loaded. Otherwise it starts with what it held before.
     pub load: bool,

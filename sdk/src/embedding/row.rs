@@ -5,7 +5,7 @@ use half::f16;
 use crate::error::{Error, Result};
 
 /// The most elements of one row.
-const MAX_DIM: u32 = 1 << 16;
+pub(super) const MAX_DIM: u32 = 1 << 16;
 
 /// The type of the elements of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

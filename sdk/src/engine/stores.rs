@@ -11,11 +11,12 @@ use crate::store::{DiskStore, HostStore, Store, StoreOptions};
 
 /// The store of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct EngineStore {
     /// Its folder. One process at a time has it open.
     pub path: PathBuf,
     /// How it is opened.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub options: StoreOptions,
 }
 

@@ -40,7 +40,7 @@ pub enum Optimization {
 
 /// How to open a model.
 #[derive(Clone, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct ModelOptions {
     /// Where it runs.
     pub provider: Provider,

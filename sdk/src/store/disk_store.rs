@@ -166,6 +166,7 @@ impl Drop for DiskStore {
 
 /// Statistics of a store. Counters begin at 0 when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct StoreStats {
     /// Owners stored, of all spaces.
     pub owners: u64,

@@ -118,6 +118,7 @@ pub enum Room {
 
 /// How full a tier under the pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TierStats {
     /// `host` or `disk`.
     pub name: &'static str,

@@ -15,7 +15,7 @@ pub enum Durability {
 
 /// How to open a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct StoreOptions {
     /// When a write counts as done.
     pub durability: Durability,

@@ -33,7 +33,8 @@ impl Tensor {
         ArrayViewMutD::from_shape(shape(&dims), self.as_mut_slice()?).map_err(|error| odd(&dims, &error))
     }
 
-    /// A tensor that takes the memory of an array. Only one in another order than the standard one is copied.
+    /// A tensor that takes the memory of an array, also of a part of one. Only an array in another order than the standard one is
+    /// copied.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for more dimensions or numbers than a tensor can have.
@@ -49,9 +50,9 @@ impl Tensor {
         let dims: Vec<i64> = array.shape().iter().map(|&dim| dim as i64).collect();
         let array = if array.is_standard_layout() { array } else { array.as_standard_layout().into_owned() };
         let (mut numbers, first) = array.into_raw_vec_and_offset();
-        numbers.drain(..first.unwrap_or(0));
-        numbers.truncate(dims.iter().product::<i64>() as usize);
-        let (data, bytes) = (numbers.as_mut_ptr().cast::<c_void>(), size_of_val(&*numbers));
+        // A part of an array begins inside its memory. An empty array has no first number.
+        let numbers_of_it = &mut numbers[first.unwrap_or(0)..];
+        let (data, bytes) = (numbers_of_it.as_mut_ptr().cast::<c_void>(), size_of_val(numbers_of_it));
         // SAFETY: the memory is the vector's, which does not move, is not used otherwise, and is freed with the tensor.
         unsafe { Self::from_memory(T::TYPE, &dims, data, bytes, Box::new(numbers)) }
     }

@@ -4,6 +4,7 @@ use crate::metrics::TableMetrics;
 
 /// The counts of one lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct LookupStats {
     /// The number of unique keys. If the cache held all of them, duplicates are not removed: the number of keys as
     /// given.
@@ -16,6 +17,7 @@ pub struct LookupStats {
 
 /// The counts of a table since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct TableStats {
     /// Lookups.
     pub lookups: u64,

@@ -8,21 +8,27 @@ pub(super) const MOST_BEAMS: u32 = 16;
 /// A beam search: instead of one token after the other, several beginnings of an answer are kept, and the best answers are found
 /// among what follows all of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct BeamOptions {
     /// The number of beams, 1 to 16.
     pub width: u32,
     /// The score of an answer is the sum of its log probabilities over its number of tokens to this power: above 0 long answers
     /// get better scores, below 0 short ones. Default: 1.
+    #[cfg_attr(feature = "serde", serde(default = "BeamOptions::default_length_penalty"))]
     pub length_penalty: f32,
     /// When the search ends.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub early_stop: EarlyStop,
 }
 
 impl BeamOptions {
     /// So many beams, with the defaults of transformers.
     pub fn new(width: u32) -> Self {
-        Self { width, length_penalty: 1.0, early_stop: EarlyStop::default() }
+        Self { width, length_penalty: Self::default_length_penalty(), early_stop: EarlyStop::default() }
+    }
+
+    fn default_length_penalty() -> f32 {
+        1.0
     }
 
     pub(super) fn check(&self) -> Result<()> {

@@ -2,7 +2,11 @@
 //! their readers. One thread that reads many streams is woken once a step, and not once a token.
 
 use std::collections::VecDeque;
+#[cfg(feature = "futures")]
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+#[cfg(feature = "futures")]
+use std::task::{Context, Poll, Waker};
 
 use super::request::Event;
 use crate::sync::{Condvar, Mutex};
@@ -34,7 +38,7 @@ struct State {
     abandoned: bool,
     /// The task that waits for an event.
     #[cfg(feature = "futures")]
-    waker: Option<std::task::Waker>,
+    waker: Option<Waker>,
 }
 
 impl Sender {
@@ -52,9 +56,13 @@ impl Sender {
         self.0.changed.notify_all();
         #[cfg(feature = "futures")]
         {
-            // Not under the lock: it runs code of the task's executor.
+            // Not under the lock: it runs code of the task's executor, whose panic must not end the generator's thread.
             let waker = self.0.state.lock().waker.take();
-            waker.into_iter().for_each(std::task::Waker::wake);
+            if let Some(waker) = waker
+                && catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err()
+            {
+                log::error!("the waker of a task that reads a stream panicked");
+            }
         }
     }
 }
@@ -83,16 +91,21 @@ impl Receiver {
 
     /// Takes an event, or has the task woken when there is one. `None` if none will come.
     #[cfg(feature = "futures")]
-    pub(super) fn poll_take(&self, task: &std::task::Context<'_>) -> std::task::Poll<Option<Event>> {
+    pub(super) fn poll_take(&self, task: &Context<'_>) -> Poll<Option<Event>> {
         let mut state = self.0.state.lock();
-        match state.events.pop_front() {
-            Some(event) => std::task::Poll::Ready(Some(event)),
-            None if state.closed => std::task::Poll::Ready(None),
-            None => {
-                state.waker = Some(task.waker().clone());
-                std::task::Poll::Pending
-            }
+        if let Some(event) = state.events.pop_front() {
+            return Poll::Ready(Some(event));
         }
+        if state.closed {
+            return Poll::Ready(None);
+        }
+        if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
+            let before = state.waker.replace(task.waker().clone());
+            drop(state);
+            // Not under the lock: with its last waker a task goes, and with the task whatever it owns.
+            drop(before);
+        }
+        Poll::Pending
     }
 
     /// Takes an event, if there is one.
@@ -106,6 +119,8 @@ impl Drop for Receiver {
         let mut state = self.0.state.lock();
         state.abandoned = true;
         let events = std::mem::take(&mut state.events);
+        #[cfg(feature = "futures")]
+        let _waker = state.waker.take();
         drop(state);
         drop(events);
     }
@@ -151,6 +166,97 @@ mod tests {
             drop(sender);
             assert_eq!(reader.join().unwrap(), (0..100).collect::<Vec<_>>());
         });
+    }
+
+    #[cfg(feature = "futures")]
+    mod wakers {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        use std::task::Wake;
+
+        use super::*;
+
+        /// Counts how often it is woken. `tied` goes with it.
+        #[derive(Default)]
+        struct Counted {
+            woken: AtomicUsize,
+            tied: Mutex<Option<Sender>>,
+        }
+
+        impl Wake for Counted {
+            fn wake(self: Arc<Self>) {
+                self.woken.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+
+        fn poll(receiver: &Receiver, task: &Arc<Counted>) -> Poll<Option<u32>> {
+            receiver.poll_take(&Context::from_waker(&Waker::from(Arc::clone(task)))).map(id)
+        }
+
+        fn task() -> Arc<Counted> {
+            Arc::default()
+        }
+
+        #[test]
+        fn the_task_that_asked_last_is_woken_once() {
+            let (sender, receiver) = mailbox();
+            let (first, second) = (task(), task());
+            assert_eq!(poll(&receiver, &first), Poll::Pending);
+            assert_eq!(poll(&receiver, &second), Poll::Pending);
+            assert_eq!(poll(&receiver, &second), Poll::Pending);
+            assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (1, 2), "wakers that are kept");
+            assert!(sender.push(event(1)) && sender.push(event(2)));
+            (sender.wake(), sender.wake());
+            assert_eq!(first.woken.load(Ordering::Relaxed) * 10 + second.woken.load(Ordering::Relaxed), 1);
+            assert_eq!(
+                [poll(&receiver, &second), poll(&receiver, &second)],
+                [Poll::Ready(Some(1)), Poll::Ready(Some(2))]
+            );
+            assert_eq!(poll(&receiver, &second), Poll::Pending);
+            drop(sender);
+            assert_eq!(second.woken.load(Ordering::Relaxed), 2, "the end wakes too");
+            assert_eq!(poll(&receiver, &second), Poll::Ready(None));
+        }
+
+        #[test]
+        fn a_receiver_that_goes_lets_go_of_its_task() {
+            let (sender, receiver) = mailbox();
+            let waiting = task();
+            assert_eq!(poll(&receiver, &waiting), Poll::Pending);
+            drop(receiver);
+            assert_eq!(Arc::strong_count(&waiting), 1);
+            sender.wake();
+            assert_eq!(waiting.woken.load(Ordering::Relaxed), 0);
+        }
+
+        #[test]
+        fn a_task_that_goes_with_its_waker_may_end_the_stream() {
+            let (sender, receiver) = mailbox();
+            let first = task();
+            *first.tied.lock() = Some(sender);
+            assert_eq!(poll(&receiver, &first), Poll::Pending);
+            drop(first);
+            // The last waker of the first task is replaced, and with it goes the sender.
+            let second = task();
+            assert_eq!(poll(&receiver, &second), Poll::Pending);
+            assert_eq!(second.woken.load(Ordering::Relaxed), 1);
+            assert_eq!(poll(&receiver, &second), Poll::Ready(None));
+        }
+
+        #[test]
+        fn a_waker_that_panics_ends_nothing() {
+            struct Panics;
+            impl Wake for Panics {
+                fn wake(self: Arc<Self>) {
+                    panic!("a waker panics, as this test wants");
+                }
+            }
+            let (sender, receiver) = mailbox();
+            let waker = Waker::from(Arc::new(Panics));
+            assert!(receiver.poll_take(&Context::from_waker(&waker)).is_pending());
+            assert!(sender.push(event(5)));
+            sender.wake();
+            assert_eq!(id(receiver.try_take()), Some(5));
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::runtime::ModelOptions;
 
 /// How to open a generator.
 #[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct GeneratorOptions {
     /// Where the model runs, and on how many threads. `tables` must be `None`.
     pub model: ModelOptions,

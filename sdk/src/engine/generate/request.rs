@@ -15,7 +15,7 @@ use crate::runtime::Cancel;
 ///
 /// What is `None` is as the model folder's `generation` says, and otherwise as the field's comment says.
 #[derive(Clone, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct GenerateRequest {
     /// What the text follows.
     pub prompt: Prompt,
@@ -107,8 +107,8 @@ pub enum Prompt {
 }
 
 /// The messages of a chat, which the model's template makes a text of.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct Chat {
     /// The messages, objects with `role` and `content` and whatever else the template takes.
     pub messages: Vec<serde_json::Value>,
@@ -123,7 +123,14 @@ pub struct Chat {
 impl Chat {
     /// Messages that the model answers.
     pub fn new(messages: Vec<serde_json::Value>) -> Self {
-        Self { messages, add_generation_prompt: true, ..Self::default() }
+        Self { messages, ..Self::default() }
+    }
+}
+
+impl Default for Chat {
+    /// No messages, and an answer of the model follows them.
+    fn default() -> Self {
+        Self { messages: Vec::new(), tools: None, add_generation_prompt: true, variables: serde_json::Map::new() }
     }
 }
 

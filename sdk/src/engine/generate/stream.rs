@@ -18,11 +18,13 @@ pub struct TokenStream {
     /// Weak: a stream does not keep a generator open that was dropped.
     shared: Weak<Shared>,
     ended: Option<Result<GenerateResponse>>,
+    /// The error that ended the request was an item.
+    error_taken: bool,
 }
 
 impl TokenStream {
     pub(super) fn new(events: Receiver, answers: Arc<Answers>, shared: Weak<Shared>) -> Self {
-        Self { events, answers, shared, ended: None }
+        Self { events, answers, shared, ended: None, error_taken: false }
     }
 
     /// Waits for the end, and returns the whole response.
@@ -82,9 +84,7 @@ impl TokenStream {
     /// The error that ended the request, once.
     fn last_item(&mut self) -> Option<Result<Token>> {
         let Some(Err(error)) = &self.ended else { return None };
-        let error = error.clone();
-        self.ended = Some(Ok(GenerateResponse::default()));
-        Some(Err(error))
+        (!std::mem::replace(&mut self.error_taken, true)).then(|| Err(error.clone()))
     }
 
     /// The tokens as a `Stream`, for async code.
@@ -231,4 +231,45 @@ pub(super) fn generate_all(
         progress(outcomes.len());
     }
     outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::answers::Sink;
+    use super::super::mailbox::mailbox;
+    use super::*;
+
+    fn failed() -> TokenStream {
+        let (sender, events) = mailbox();
+        let answers = Answers::new(Sink::Stream { sender, tokens: true }, None, None, 1, GenerateResponse::default());
+        answers.send(Token { choice: 0, id: 7, text: "a".into(), logprobs: None, finish_reason: None });
+        answers.deliver(Err(Error::new(Status::Runtime, "the model is broken")));
+        TokenStream::new(events, Arc::new(answers), Weak::new())
+    }
+
+    #[test]
+    fn an_error_is_the_last_item_and_stays_the_outcome() {
+        let mut stream = failed();
+        let items: Vec<_> =
+            stream.by_ref().map(|item| item.map(|token| token.id).map_err(|error| error.status())).collect();
+        assert_eq!(items, [Ok(7), Err(Status::Runtime)]);
+        assert!(stream.next().is_none());
+        assert_eq!(stream.response().unwrap_err().status(), Status::Runtime);
+    }
+
+    #[cfg(feature = "futures")]
+    #[test]
+    fn a_task_gets_the_error_once() {
+        use std::pin::Pin;
+        use std::task::{Context, Poll, Waker};
+
+        use futures_core::Stream;
+
+        let mut stream = failed().into_async();
+        let mut poll = || Pin::new(&mut stream).poll_next(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(poll(), Poll::Ready(Some(Ok(token))) if token.id == 7));
+        assert!(matches!(poll(), Poll::Ready(Some(Err(_)))));
+        assert!(matches!((poll(), poll()), (Poll::Ready(None), Poll::Ready(None))));
+        assert_eq!(stream.into_inner().response().unwrap_err().status(), Status::Runtime);
+    }
 }

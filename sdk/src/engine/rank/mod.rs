@@ -1,5 +1,7 @@
 //! The ranking engine: a request brings a user's events and candidates and gets scores.
 
+#[cfg(feature = "serde")]
+mod as_object;
 mod event_log;
 mod history;
 mod layout;

@@ -9,7 +9,7 @@ use crate::runtime::ModelOptions;
 
 /// How to open an engine.
 #[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct EngineOptions {
     /// Where the model runs, and on how many threads. `tables` must be `None`: an engine opens the tables of its model
     /// folder.
@@ -75,22 +75,24 @@ impl Default for EngineOptions {
 
 /// The largest batch that a CUDA graph has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct GraphShape {
     /// The maximum number of users; 1 or more.
     pub users: u32,
     /// The maximum number of rows of all users together: new events and candidates; 1 or more.
     pub rows: u32,
     /// The maximum number of candidates of all users together; 0: as many as `rows`.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub candidates: u32,
     /// The maximum number of pages of all users together; 0: enough for the longest history of each user, but no more
     /// than the pool has.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub pages: u32,
 }
 
 /// How the embedding tables of a model folder are kept. They have no effect on tables that are part of the graph.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct TableOptions {
     /// The size of the cache of each table. `None`: a table of up to 256 MiB is cached as a whole, a larger one with
     /// 256 MiB.

@@ -9,7 +9,7 @@ use crate::runtime::Cancel;
 /// Keys by feature: one column for each feature, all of the same length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Columns(Vec<(String, Vec<i64>)>);
+pub struct Columns(#[cfg_attr(feature = "serde", serde(with = "super::as_object"))] Vec<(String, Vec<i64>)>);
 
 impl Columns {
     /// No columns.
@@ -42,7 +42,7 @@ impl Columns {
 
 /// The events of a user, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct Events {
     /// The keys of each item feature and each action feature.
     pub keys: Columns,
@@ -52,7 +52,7 @@ pub struct Events {
 
 /// A request: score candidates for a user.
 #[derive(Clone, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct RankRequest {
     /// The user.
     pub user: u64,
@@ -63,6 +63,7 @@ pub struct RankRequest {
     pub events: Events,
     /// The key of each user feature. May be empty if `start` is above 0: then they are unchanged. If they are sent,
     /// they are compared with the remembered ones. Without remembered ones it is a gap.
+    #[cfg_attr(feature = "serde", serde(with = "super::as_object"))]
     pub user_keys: Vec<(String, i64)>,
     /// The keys of each item feature, one for each candidate.
     pub candidates: Columns,

@@ -5,6 +5,7 @@ use crate::runtime::Provider;
 
 /// Where the model of an engine runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct EngineProvider {
     /// [`Provider::Cpu`] or [`Provider::Cuda`].
     pub provider: Provider,

@@ -2,6 +2,7 @@
 
 /// The counts of a Redis Cluster since it was opened, for all tables together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct RedisStats {
     /// How often a circuit breaker opened because of failures of a node.
     pub trips: u64,
