@@ -97,11 +97,11 @@ impl Running {
                 if !std::mem::replace(&mut self.begun[prompt], true) {
                     self.tally.first_token();
                 }
-                self.tally.tokens(1);
+                self.tally.token();
             }
             Event::End(outcome) => {
                 self.left -= 1;
-                self.tally.tokens(outcome.as_ref().map_or(0, |response| response.prompt_tokens.len()));
+                self.tally.prompt(outcome.as_ref().map_or(0, |response| response.prompt_tokens.len()));
                 let timing = self.timings[prompt].take();
                 if let (Some(timing), Ok(response)) = (timing, outcome) {
                     timing.succeeded(response.choices.first().map(|choice| choice.timings.queued));

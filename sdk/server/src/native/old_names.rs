@@ -47,7 +47,7 @@ pub async fn completion(Shared(state): Shared<Arc<State>>, request: Request) -> 
         return Err(Error::invalid("messages", "send them to /chat, or a `prompt`").into());
     }
     let request_id = unique();
-    let (served, generator) = state.models.generator_or_first(asked.model.as_deref())?;
+    let (served, generator) = state.models.generator_or_first(asked.model.as_deref()).await?;
     let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served, caller))?;
     if asked.stream {
         return Ok(events::response(running, OldStream::completion(request_id)));
@@ -66,7 +66,7 @@ pub async fn chat(Shared(state): Shared<Arc<State>>, request: Request) -> Result
     if !matches!(asked.request.prompt, Prompt::Chat(_)) {
         return Err(Error::invalid("prompt", "send it to /completion, or `messages`").into());
     }
-    let (served, generator) = state.models.generator_or_first(asked.model.as_deref())?;
+    let (served, generator) = state.models.generator_or_first(asked.model.as_deref()).await?;
     let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served, caller))?;
     if asked.stream {
         return Ok(events::response(running, OldStream::chat()));

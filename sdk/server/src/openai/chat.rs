@@ -38,6 +38,7 @@ const NAMES: [&str; 9] = [
 pub async fn chat_completions(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let caller = caller_of(&request);
     let Asked { common: mut asked, tools } = read(&body::read_text(request, &state.limits).await?)?;
+    state.models.wait(&asked.model).await;
     let (served, generator) = state.models.generator(&asked.model)?;
     let (n, logprobs) = (asked.answering.n.unwrap_or(1), asked.answering.logprobs.is_some());
     let tokenizer = generator.tokenizer();

@@ -29,6 +29,7 @@ const MOST_PROMPTS: usize = 256;
 pub async fn completions(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let caller = caller_of(&request);
     let Asked { common, prompts } = read(&body::read_text(request, &state.limits).await?)?;
+    state.models.wait(&common.model).await;
     let (served, generator) = state.models.generator(&common.model)?;
     let answering = common.answering;
     let (n, logprobs, echo) = (answering.n.unwrap_or(1), answering.logprobs.is_some(), answering.echo);
