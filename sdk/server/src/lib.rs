@@ -17,6 +17,7 @@ mod files;
 mod gate;
 mod grpc;
 mod health;
+mod heavy;
 mod kserve;
 mod listen;
 mod logging;

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::gate::caller_of;
 use crate::models::Served;
 use crate::state::State;
-use crate::{body, reply};
+use crate::{body, heavy, reply};
 
 /// That the server answers.
 pub async fn live() -> StatusCode {
@@ -116,7 +116,8 @@ pub async fn infer_version(
 
 async fn run(state: &State, served: &Served, request: Request) -> Result<Response, Failure> {
     let (headers, caller) = (request.headers().clone(), caller_of(&request));
-    let asked = Body::read(&headers, &body::read(request, &state.limits).await?)?;
+    let bytes = body::read(request, &state.limits).await?;
+    let asked = heavy::work(bytes.len(), || Body::read(&headers, &bytes))?;
     let (binary, id) = (asked.binary(), asked.request.id.clone());
     let outputs = infer(state, served, asked.request, caller).await?;
     Ok(response(&served.name, &metadata::version(served), &id, &outputs, &binary)?)
