@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import grpc
@@ -231,12 +232,16 @@ def test_a_ranker_and_a_language_model(server, client):
         ("tiny", [prompt()], {"parameters": {"temprature": 1}}, "parameters.temprature: no such field"),
         ("tiny", [prompt()], {"outputs": [triton.InferRequestedOutput("logits")]}, 'outputs: there is no "logits"'),
         ("tiny", [prompt(), prompt()], {}, "is there twice"),
+        ("tiny", [prompt()], {"parameters": {"n": 2**32 - 1}}, "n: 4294967295"),
         ("plain", [prompt()], {"model_version": "9"}, "has the version 1"),
     ],
 )
-def test_what_is_wrong_is_said(client, model, inputs, options, message):
+def test_what_is_wrong_is_said(server, client, model, inputs, options, message):
     with pytest.raises(InferenceServerException, match=message):
         client.infer(model, inputs, **options)
+    with Stream(server) as stream, pytest.raises(InferenceServerException, match=message):
+        stream.ask(model, inputs, **options)
+        stream.answer()
 
 
 # ---- streams -----------------------------------------------------------------------------------------------------
@@ -312,6 +317,35 @@ def test_a_client_that_goes_away_cancels(server):
         with pytest.raises(InferenceServerException, match="Deadline"):
             client.infer("tiny", [prompt()], parameters=LONG | {"n": 16}, client_timeout=0.05)
     until(lambda: running() == 0)
+
+
+def test_a_client_that_reads_nothing_is_cut(tmp_path):
+    """Its responses stay unread, its connection lives: the requests end all the same, and the others of the connection do not."""
+    with configured(tmp_path, "[limits]\nwrite_timeout = 0.5\nrequests = 4\n") as server:
+        many = service_pb2.ModelInferRequest(model_name="tiny")
+        many.parameters["max_tokens"].int64_param, many.parameters["n"].int64_param = 490, 64
+        many.parameters["ignore_eos"].bool_param = True
+        many.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+        many.raw_input_contents.append(b"\5\0\0\0Hello")
+        raw = {"request_serializer": bytes, "response_deserializer": bytes}
+        with grpc.insecure_channel(f"{server.host}:{server.port}") as channel:
+            end = threading.Event()
+
+            def requests():
+                # Far more than have a slot: they are refused, which is not read either.
+                for _ in range(3000):
+                    yield many.SerializeToString()
+                end.wait(HANGS)
+
+            unread = channel.stream_stream(SERVICE + "ModelStreamInfer", **raw)(requests())
+            until(lambda: metric(server, 'pagoda_http_model_running{model="tiny"}') > 0)
+            until(lambda: metric(server, 'pagoda_http_model_running{model="tiny"}') == 0)
+            live = channel.unary_unary(SERVICE + "ServerLive", **raw)
+            assert live(b"", timeout=HANGS)
+            end.set()
+            unread.cancel()
+        with connect(server) as client:
+            until(lambda: client.infer("tiny", [prompt()], parameters={"max_tokens": 1}))
 
 
 # ---- models come and go ------------------------------------------------------------------------------------------

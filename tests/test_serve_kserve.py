@@ -89,7 +89,7 @@ def test_the_server_and_its_models_are_described(client):
     assert client.is_model_ready("plain", "1") and not client.is_model_ready("plain", "2")
     for name, platform in [("movies", "pagoda_rank"), ("tiny", "pagoda_generate")]:
         about = client.get_model_metadata(name)
-        assert about["platform"] == platform and len(about["versions"][0]) == 12
+        assert about["platform"] == platform and about["versions"][0].isdigit()
         assert client.get_model_metadata(name, about["versions"][0]) == about
 
 
@@ -251,8 +251,10 @@ def test_statistics_count_requests_and_their_time(server, client):
     assert 0 < grown["queue"]["ns"] + grown["compute_infer"]["ns"] == grown["success"]["ns"] < 3 * took
     assert after["execution_count"] - before["execution_count"] >= 20
     assert began * 1000 - 1 <= after["last_inference"] <= time.time() * 1000 + 1
-    # What is not measured is 0.
-    for name in ("compute_input", "compute_output", "cache_hit", "cache_miss"):
+    # What is not measured takes no time, and counts.
+    for name in ("compute_input", "compute_output"):
+        assert after["inference_stats"][name] == {"count": after["inference_count"], "ns": 0}
+    for name in ("cache_hit", "cache_miss"):
         assert after["inference_stats"][name] == {"count": 0, "ns": 0}
     assert (after["batch_stats"], after["memory_usage"], after["response_stats"]) == ([], [], {})
 
@@ -261,7 +263,7 @@ def test_statistics_count_requests_and_their_time(server, client):
     with pytest.raises(InferenceServerException):
         client.infer("plain", [])
     after = of("plain")
-    for name, count in [("success", 1), ("fail", 1), ("compute_infer", 1), ("queue", 0)]:
+    for name, count in [("success", 1), ("fail", 1), ("compute_infer", 1), ("queue", 1)]:
         assert after["inference_stats"][name]["count"] - before["inference_stats"][name]["count"] == count, name
     assert {one["name"] for one in client.get_inference_statistics()["model_stats"]} == {"plain", "movies", "tiny"}
     assert client.get_inference_statistics("plain", "1")["model_stats"][0]["version"] == "1"

@@ -165,6 +165,19 @@ def test_broken_http_is_refused(server):
     assert until(lambda: metric(server, "pagoda_http_requests_in_flight") == 1)
 
 
+def test_long_prompts_do_not_stop_the_others(server):
+    """Megabytes take seconds to become tokens: meanwhile the server answers, though they come on more connections than it has cores."""
+    body = json.dumps({"model": "tiny", "prompt": "Hello, world! " * 300_000, "max_tokens": 1})
+    statuses = []
+    threads = [threading.Thread(target=lambda: statuses.append(server.post("/v1/completions", body)[0])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    answered = 0
+    while any(thread.is_alive() for thread in threads):
+        answered += server.get("/health")[0] == 200
+    assert statuses == [400] * 8 and answered > 30
+
+
 # ---- many clients ------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """`pagoda serve`: rankers in JSON as `pagoda rank` answers them, the names of older servers, and metrics."""
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -11,6 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from serving import COMMAND, HANGS, LLAMA, Server, until
 
 THREE = ROOT / "tests/data/engine/three"
+# Its tables are in files of their own.
+BAG = ROOT / "tests/data/engine/bag"
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +200,55 @@ def test_tiers_under_the_pool_are_shown(tmp_path):
         values = metrics(server)
         for name, bytes_ in after.items():
             assert values[f'pagoda_http_model_tier_bytes{{model="tiny",tier="{name}"}}'] == bytes_
+
+
+# ---- replicas ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def redis(folder, password):
+    """A Redis Cluster of one node. Its port, and what asks it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1] % 50_000 + 5_000
+    options = ["--port", port, "--cluster-enabled", "yes", "--save", "", "--appendonly", "no", "--requirepass", password]
+    process = subprocess.Popen(["redis-server", *map(str, options)], cwd=folder, stdout=subprocess.DEVNULL)
+
+    def ask(*words):
+        command = ["redis-cli", "-p", str(port), "--no-auth-warning", "-a", password, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=HANGS).stdout
+
+    try:
+        until(lambda: "OK" in ask("cluster", "addslotsrange", 0, 16383))
+        until(lambda: "cluster_state:ok" in ask("cluster", "info"))
+        yield port, ask
+    finally:
+        process.kill()
+        process.wait(HANGS)
+
+
+def test_replicas_share_tables_in_redis(tmp_path, monkeypatch):
+    """A ranker's embedding rows are in a cluster, which two servers read; scores are those of a server with all rows in memory."""
+    case = json.loads(BAG.with_suffix(".json").read_text())[0]
+    line = {
+        "user": 7,
+        "user_keys": case["keys"],
+        "events": case["events"] | {"time": case["times"]},
+        "candidates": case["candidates"],
+        "time": case["now"],
+        "top": 0,
+    }
+    monkeypatch.setenv("TEST_REDIS", "secret-of-redis")
+    with redis(tmp_path, "secret-of-redis") as (port, ask):
+        shared = f'redis = {{ nodes = ["127.0.0.1:{port}"], password_variable = "TEST_REDIS" }}\n'
+        answers = []
+        for more in ["", shared, shared]:
+            (tmp_path / "serve.toml").write_text(f'[[model]]\nname = "bag"\npath = "{BAG}"\nprovider = "cpu"\n{more}')
+            with Server("--config", tmp_path / "serve.toml") as server:
+                status, _, answer = server.post("/v1/rank", line)
+                assert status == 200, answer
+                answers.append(answer["top"])
+                server.stop()
+                assert "secret-of-redis" not in "".join(server.errors)
+            assert (int(ask("dbsize")) > 0) == bool(more)
+        assert answers[0] == answers[1] == answers[2]

@@ -1,7 +1,9 @@
 """`pagoda serve` in operation: keys, TLS, limits with clear answers, logs, and an end that cuts no request short."""
 
+import contextlib
 import http.client
 import json
+import resource
 import signal
 import socket
 import ssl
@@ -142,6 +144,22 @@ def test_pages_of_other_origins_may_ask_only_if_named(tmp_path):
         assert "access-control-allow-origin" not in server.get("/health", other)[1]
 
 
+def test_a_page_of_another_origin_changes_nothing(tmp_path):
+    """Browsers send such a request without asking before, if its body is plain text."""
+    control = "repository_control = true\n"
+    foreign = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
+    with configured(tmp_path, control) as server:
+        own = {"Origin": server.url, "Sec-Fetch-Site": "same-origin"}
+        for headers in [foreign, foreign | {"Sec-Fetch-Site": "cross-site"}, own | {"Sec-Fetch-Site": "same-site"}]:
+            for path in ["/v2/repository/models/tiny/unload", "/v1/completions", "/v1/rank"]:
+                status, _, answer = server.post(path, "{}", headers)
+                assert status == 403 and "cors" in json.dumps(answer)
+        assert server.get("/v1/models")[2]["data"][0]["id"] == "tiny"
+        assert server.post("/v1/completions", LONG | {"max_tokens": 1}, own)[0] == 200
+    with configured(tmp_path, control + 'cors = ["http://evil.example"]\n') as server:
+        assert server.post("/v2/repository/models/tiny/unload", "{}", foreign)[0] == 200
+
+
 # ---- limits ------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +181,28 @@ def test_slow_clients_are_cut(tmp_path):
             assert idle.recv(4096).startswith(b"HTTP/1.1 200 OK")
             assert until(lambda: idle.recv(4096) == b"")
         assert server.get("/health")[0] == 200
+
+
+def test_clients_that_read_nothing_are_cut(tmp_path):
+    """The socket stays open, and takes nothing more: the request ends all the same, and others have its place."""
+    with configured(tmp_path, "[limits]\nwrite_timeout = 0.5\nrequests = 1\n") as server:
+        body = json.dumps(LONG | {"stream": True, "n": 32, "logprobs": 20})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((server.host, server.port))
+            slow.sendall((head + body).encode())
+            assert slow.recv(100).startswith(b"HTTP/1.1 200 OK")
+            until(lambda: server.post("/v1/completions", LONG | {"max_tokens": 1})[0] == 200)
+        until(lambda: "the client went away" in "".join(server.errors))
+        # One that reads slowly gets all.
+        with socket.create_connection((server.host, server.port), timeout=HANGS) as slow:
+            slow.sendall((head.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n") + body).encode())
+            answer = bytearray()
+            while part := slow.recv(1 << 20):
+                answer += part
+                time.sleep(0.01)
+            assert b"data: [DONE]" in answer[-100:]
 
 
 def test_too_many_requests_are_told_to_come_again(tmp_path):
@@ -196,6 +236,23 @@ def test_a_full_queue_is_told(tmp_path):
         refused = [answer for status, answer in statuses if status == 429]
         assert refused and all(answer["error"]["code"] == "rate_limit_exceeded" for answer in refused)
         assert all(status in (200, 429) for status, _ in statuses)
+
+
+def test_connections_have_files(tmp_path):
+    """The usual limit of open files is lower than that of connections: the server raises it as far as it may."""
+    file = tmp_path / "serve.toml"
+    file.write_text(f'[limits]\nconnections = 900\n[[model]]\npath = "{LLAMA}"\nprovider = "cpu"\n')
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        server = Server("--config", file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with server, contextlib.ExitStack() as stack:
+        for _ in range(400):
+            stack.enter_context(socket.create_connection((server.host, server.port), timeout=HANGS))
+        assert server.get("/health")[0] == 200
+        assert "no connection can be accepted" not in "".join(server.errors)
 
 
 # ---- logs --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`pagoda serve`: models are listed, loaded anew and unloaded by NVIDIA's client, and no request fails by it."""
 
 import json
+import shutil
 import threading
 
 import numpy as np
@@ -117,6 +118,83 @@ def test_what_runs_ends_on_the_model_that_was_unloaded(serve):
         connection.close()
         client.load_model("tiny")
         assert server.post("/v1/completions", body | {"stream": False, "max_tokens": 1})[0] == 200
+
+
+def test_metrics_forget_a_model_that_is_unloaded(serve):
+    def named(server, name):
+        text = server.get("/metrics")[2].decode()
+        return [line for line in text.splitlines() if line.startswith("pagoda_http_model_") and f'model="{name}"' in line]
+
+    with serve() as server, connect(server) as client:
+        assert named(server, "tiny") and named(server, "movies")
+        client.unload_model("tiny")
+        assert named(server, "tiny") == [] and named(server, "movies")
+        client.load_model("tiny")
+        assert named(server, "tiny")
+
+
+# ---- a language model with a store -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A server of a language model that a link names, with a store."""
+    shutil.copytree(LLAMA, tmp_path / "one")
+    (tmp_path / "model").symlink_to("one")
+    (tmp_path / "serve.toml").write_text(
+        "repository_control = true\n[limits]\ndrain_timeout = 60.0\n"
+        '[[model]]\nname = "tiny"\npath = "model"\nprovider = "cpu"\nstore = "store"\n'
+    )
+    with Server("--config", tmp_path / "serve.toml") as server:
+        yield server
+
+
+def test_a_model_with_a_store_is_swapped_without_a_failed_request(stored, tmp_path):
+    """Its store is one model's at a time: requests wait meanwhile, and none is refused."""
+    statuses, done = [], threading.Event()
+    body = {"model": "tiny", "prompt": "Hello " * 20, "max_tokens": 4, "temperature": 0, "session": "s"}
+
+    def ask():
+        while not done.is_set():
+            status, _, answer = stored.post("/v1/completions", body)
+            statuses.append((status, answer["choices"][0]["text"] if status == 200 else answer))
+
+    assert stored.post("/v1/completions", body)[0] == 200
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with connect(stored) as client:
+        for _ in range(3):
+            before = len(statuses)
+            client.load_model("tiny")
+            until(lambda: len(statuses) > before + 6)
+        # A version that can not be opened: the one before comes back, from where it was.
+        (tmp_path / "two").mkdir()
+        (tmp_path / "next").symlink_to("two")
+        (tmp_path / "next").replace(tmp_path / "model")
+        with pytest.raises(InferenceServerException, match="can not be served"):
+            client.load_model("tiny")
+        before = len(statuses)
+        until(lambda: len(statuses) > before + 6)
+    done.set()
+    for thread in threads:
+        thread.join(HANGS)
+    assert len(set(map(str, statuses))) == 1 and statuses[0][0] == 200, set(map(str, statuses))
+    # What was cached before is found after: it came through the store.
+    usage = stored.post("/v1/completions", body)[2]["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_model_with_a_store_is_loaded_right_after_it_was_unloaded(stored):
+    with connect(stored) as client:
+        long = {"model": "tiny", "prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "n": 8}
+        running = threading.Thread(target=stored.post, args=("/v1/completions", long))
+        running.start()
+        until(lambda: "pagoda_http_model_running{model=\"tiny\"} 8" in stored.get("/metrics")[2].decode())
+        client.unload_model("tiny")
+        client.load_model("tiny")
+        running.join(HANGS)
+        assert stored.post("/v1/completions", long | {"max_tokens": 1})[0] == 200
 
 
 def test_a_request_brings_no_model(serve):

@@ -18,7 +18,7 @@ SAMPLES = ROOT / "samples/serve"
 def server(tmp_path_factory):
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("sk-sample\n")
-    with Server(f"tiny={LLAMA}", "--provider", "cpu", "--keys-file", keys) as server:
+    with Server(f"tiny={LLAMA}", "--provider", "cpu", "--host-cache", "16MiB", "--keys-file", keys) as server:
         yield server
 
 

@@ -55,4 +55,18 @@ pub async fn drain(state: &Arc<State>, mut signals: Signals) {
         state.running.cancel_all();
         let _ = tokio::time::timeout(LAST_EVENTS, all()).await;
     }
+    second_signal_ends();
+}
+
+/// From now on a signal ends the process without the runtime, which does not live as long as the models: those write what they keep when
+/// they are closed, and that may take long.
+fn second_signal_ends() {
+    extern "C" fn end(_: libc::c_int) {
+        // SAFETY: see above. A handler of signals may call it.
+        unsafe { libc::_exit(TERMINATED) };
+    }
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: the handler calls nothing but what a handler may.
+        unsafe { libc::signal(signal, end as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    }
 }

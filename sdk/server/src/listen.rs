@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
@@ -19,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::activity::Activity;
 use crate::config::Limits;
-use crate::tracked::Tracked;
+use crate::patience::Patient;
 
 /// The maximum bytes of the head of a request.
 const LONGEST_HEAD: usize = 64 << 10;
@@ -83,8 +82,12 @@ pub async fn accept(
         };
         // Without it a token would wait for the client to acknowledge the one before.
         let _ = stream.set_nodelay(true);
-        let serving =
-            Serving { router: router.clone(), timeout: limits.header_timeout, ending: connections.ending.subscribe() };
+        let serving = Serving {
+            router: router.clone(),
+            timeout: limits.header_timeout,
+            write_timeout: limits.write_timeout,
+            ending: connections.ending.subscribe(),
+        };
         let tls = tls.cloned();
         tokio::spawn(async move {
             match tls {
@@ -100,6 +103,7 @@ pub async fn accept(
 struct Serving {
     router: Router,
     timeout: Duration,
+    write_timeout: Duration,
     ending: watch::Receiver<bool>,
 }
 
@@ -127,7 +131,10 @@ impl Serving {
             .timer(TokioTimer::new())
             .header_read_timeout(self.timeout)
             .max_buf_size(LONGEST_HEAD)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.router));
+            .serve_connection(
+                TokioIo::new(Patient::new(stream, self.write_timeout)),
+                TowerToHyperService::new(self.router),
+            );
         let mut connection = pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
@@ -146,9 +153,7 @@ impl Serving {
             let (busy, answer) = (requests.begin(), router.call(request));
             async move {
                 let response = answer.await?;
-                Ok::<_, std::convert::Infallible>(
-                    response.map(|body| Body::new(Tracked::new(body, move |_| drop(busy)))),
-                )
+                Ok::<_, std::convert::Infallible>(response.map(|body| busy.answers(body)))
             }
         });
         let connection = http2::Builder::new(TokioExecutor::new())
@@ -162,10 +167,14 @@ impl Serving {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_frame_size(LARGEST_FRAME)
             .max_send_buf_size(SEND_BUFFER)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(Patient::new(stream, self.write_timeout)), service);
         let mut connection = pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
+            () = activity.unread(self.write_timeout) => {
+                log::debug!("a client has left a response unread for {} s", 2.0 * self.write_timeout.as_secs_f64());
+                return;
+            }
             () = told(&mut self.ending) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await

@@ -43,6 +43,9 @@ pub struct Access<'a> {
     pub ms: f64,
     /// Whether the client took all of it.
     pub complete: bool,
+    /// If it is traced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
 }
 
 /// Writes lines from now on. Libraries write at this level or above.
@@ -72,7 +75,7 @@ pub fn access(format: LogFormat, access: &Access) {
     match format {
         LogFormat::Json => write_json(&Line { time: now(), level: "INFO", target: "request", of: access }),
         LogFormat::Text => {
-            let Access { request_id, method, path, status, ms, complete } = access;
+            let Access { request_id, method, path, status, ms, complete, .. } = access;
             let end = if *complete { "" } else { ", the client went away" };
             write(&format!("{} INFO {request_id} {method} {path}: {status} in {ms:.1} ms{end}\n", now()));
         }

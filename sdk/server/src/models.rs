@@ -1,6 +1,6 @@
 //! The models that are served, by name.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -12,8 +12,9 @@ use pagoda::{
 };
 use parking_lot::{RwLock, RwLockReadGuard};
 use serde_json::Value;
+use tokio::sync::{Notify, watch};
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, RedisConfig};
 use crate::failure::Failure;
 use crate::openai::ToolForm;
 use crate::statistics::Statistics;
@@ -30,6 +31,8 @@ pub struct Served {
     pub statistics: Arc<Statistics>,
     /// When it was opened, in seconds since 1970.
     pub since: u64,
+    /// Where it was opened: the path of the configuration may be a link, which names another folder later.
+    pub opened: PathBuf,
 }
 
 /// A model by what it does.
@@ -66,7 +69,8 @@ impl Served {
             Kind::Generate(generator) => ToolForm::of(generator),
             _ => ToolForm::Hermes,
         };
-        Ok(Self { name: config.name.clone(), kind, tool_form, statistics: Arc::default(), since })
+        let opened = config.path.canonicalize().unwrap_or_else(|_| config.path.clone());
+        Ok(Self { name: config.name.clone(), kind, tool_form, statistics: Arc::default(), since, opened })
     }
 
     /// Whether a request holds it, beside the one that asks.
@@ -93,6 +97,8 @@ impl Served {
 #[derive(Default)]
 pub struct Models {
     slots: RwLock<Vec<Slot>>,
+    /// A model is held no more.
+    released: Notify,
 }
 
 /// A model of the configuration.
@@ -100,6 +106,10 @@ struct Slot {
     config: ModelConfig,
     /// Nothing if it is unloaded.
     served: Option<Arc<Served>>,
+    /// Whether new requests wait, as while one that has a store makes room for the next.
+    is_held: bool,
+    /// Ends when the one before is closed.
+    closing: Option<watch::Receiver<()>>,
 }
 
 /// A model of the configuration, and whether it takes requests.
@@ -115,9 +125,10 @@ impl Models {
     pub fn open(configs: &[ModelConfig]) -> Result<Self> {
         let slot = |config: &ModelConfig| {
             let served = Some(Arc::new(Served::open(config)?));
-            Ok(Slot { config: config.clone(), served })
+            Ok(Slot { config: config.clone(), served, is_held: false, closing: None })
         };
-        Ok(Self { slots: RwLock::new(configs.iter().map(slot).collect::<Result<_>>()?) })
+        let slots = configs.iter().map(slot).collect::<Result<_>>()?;
+        Ok(Self { slots: RwLock::new(slots), released: Notify::new() })
     }
 
     /// Those that take requests.
@@ -146,9 +157,44 @@ impl Models {
 
     /// Serves another model of this name, or none, from now on. Returns the one before.
     pub fn replace(&self, name: &str, served: Option<Arc<Served>>) -> Option<Arc<Served>> {
-        let mut slots = self.slots.write();
-        let slot = slots.iter_mut().find(|slot| slot.config.name == name)?;
-        std::mem::replace(&mut slot.served, served)
+        let mut before = None;
+        self.change(name, |slot| before = std::mem::replace(&mut slot.served, served));
+        before
+    }
+
+    /// Lets new requests for a model wait, until what it returns is dropped.
+    pub fn hold(&self, name: &str) -> Held<'_> {
+        self.change(name, |slot| slot.is_held = true);
+        Held { models: self, name: name.to_owned() }
+    }
+
+    /// Waits while the model of a name is held.
+    pub async fn wait(&self, name: &str) {
+        loop {
+            let released = self.released.notified();
+            if !self.slot(name, |slot| slot.is_held).unwrap_or(false) {
+                return;
+            }
+            released.await;
+        }
+    }
+
+    /// Notes that a model of this name, which is served no more, is closed when `closing` has no sender.
+    pub fn set_closing(&self, name: &str, closing: watch::Receiver<()>) {
+        self.change(name, |slot| slot.closing = Some(closing));
+    }
+
+    /// Waits until the one before is closed.
+    pub async fn wait_for_close(&self, name: &str) {
+        if let Ok(Some(mut closing)) = self.slot(name, |slot| slot.closing.clone()) {
+            while closing.changed().await.is_ok() {}
+        }
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Slot)) {
+        if let Some(slot) = self.slots.write().iter_mut().find(|slot| slot.config.name == name) {
+            change(slot);
+        }
     }
 
     /// The model of a name that generates text.
@@ -164,9 +210,15 @@ impl Models {
     }
 
     /// The model of a name that generates text; without a name, the first one.
-    pub fn generator_or_first(&self, name: Option<&str>) -> Result<(Arc<Served>, Arc<Generator>), Failure> {
+    pub async fn generator_or_first(&self, name: Option<&str>) -> Result<(Arc<Served>, Arc<Generator>), Failure> {
         if let Some(name) = name {
+            self.wait(name).await;
             return self.generator(name);
+        }
+        // It may be the first one that is held.
+        let held = self.read().iter().find(|slot| slot.is_held).map(|slot| slot.config.name.clone());
+        if let Some(held) = held {
+            self.wait(&held).await;
         }
         let first = self.all().into_iter().find_map(|served| match &served.kind {
             Kind::Generate(generator) => Some((Arc::clone(&served), Arc::clone(generator))),
@@ -214,6 +266,19 @@ impl Models {
     }
 }
 
+/// A model whose new requests wait, until it is dropped.
+pub struct Held<'a> {
+    models: &'a Models,
+    name: String,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.models.change(&self.name, |slot| slot.is_held = false);
+        self.models.released.notify_waiters();
+    }
+}
+
 fn open(config: &ModelConfig) -> Result<Kind> {
     let model = ModelOptions {
         provider: config.provider,
@@ -243,6 +308,7 @@ fn open(config: &ModelConfig) -> Result<Kind> {
         _ => {
             let options = EngineOptions {
                 model,
+                tables: config.redis.as_ref().map(RedisConfig::tables).transpose()?.unwrap_or_default(),
                 kv_size: (config.cache > 0).then_some(KvSize::Bytes(config.cache)),
                 host_bytes: config.host_cache,
                 store,

@@ -47,6 +47,8 @@ pub fn router(state: Arc<State>) -> Router {
         .route("/v2/models/stats", get(kserve::all_statistics))
         .route("/v2/models/{name}/stats", get(kserve::model_statistics))
         .route("/v2/models/{name}/versions/{version}/stats", get(kserve::model_version_statistics))
+        .route("/v2/models/{name}/config", get(kserve::model_config))
+        .route("/v2/models/{name}/versions/{version}/config", get(kserve::model_version_config))
         .route("/v2/models/{name}/ready", get(kserve::model_ready))
         .route("/v2/models/{name}/versions/{version}", get(kserve::model_version_metadata))
         .route("/v2/models/{name}/versions/{version}/ready", get(kserve::model_version_ready))

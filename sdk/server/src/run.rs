@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-use pagoda::engine::Event;
+use pagoda::engine::{Event, Prompt};
 use pagoda::{Cancel, Error, GenerateRequest, GenerateResponse, Generator, Result, Status};
 use parking_lot::{Mutex, MutexGuard};
+use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::heavy;
 use crate::statistics::Timing;
 use crate::tally::Tally;
 
@@ -68,14 +70,17 @@ impl Running {
         let timings = (0..left).map(|_| Some(tally.statistics.begin())).collect();
         let running =
             Self { events, left, cancel, all, number, tally, begun, timings, _generator: Arc::clone(generator) };
-        for (prompt, request) in requests.into_iter().enumerate() {
-            let sender = sender.clone();
-            let request = GenerateRequest { cancel: Some(Arc::clone(&running.cancel)), ..request };
-            generator.generate_async(&request, move |event| {
-                // The client may be gone.
-                let _ = sender.send((prompt, event));
-            })?;
-        }
+        // Prompts become tokens here, and grammars are compiled.
+        heavy::work(requests.iter().map(weight).sum(), || {
+            requests.into_iter().enumerate().try_for_each(|(prompt, request)| {
+                let sender = sender.clone();
+                let request = GenerateRequest { cancel: Some(Arc::clone(&running.cancel)), ..request };
+                generator.generate_async(&request, move |event| {
+                    // The client may be gone.
+                    let _ = sender.send((prompt, event));
+                })
+            })
+        })?;
         Ok(running)
     }
 
@@ -97,11 +102,11 @@ impl Running {
                 if !std::mem::replace(&mut self.begun[prompt], true) {
                     self.tally.first_token();
                 }
-                self.tally.tokens(1);
+                self.tally.token();
             }
             Event::End(outcome) => {
                 self.left -= 1;
-                self.tally.tokens(outcome.as_ref().map_or(0, |response| response.prompt_tokens.len()));
+                self.tally.prompt(outcome.as_ref().map_or(0, |response| response.prompt_tokens.len()));
                 let timing = self.timings[prompt].take();
                 if let (Some(timing), Ok(response)) = (timing, outcome) {
                     timing.succeeded(response.choices.first().map(|choice| choice.timings.queued));
@@ -127,6 +132,24 @@ impl Drop for Running {
         self.all.lock().remove(&self.number);
         if self.left > 0 {
             self.cancel.trigger();
+        }
+    }
+}
+
+/// As heavy as this many bytes.
+const GRAMMAR: usize = 1 << 20;
+
+/// The bytes of a request, as far as time grows with them. A grammar may take long however short it is.
+fn weight(request: &GenerateRequest) -> usize {
+    if request.grammar.is_some() {
+        return GRAMMAR;
+    }
+    match &request.prompt {
+        Prompt::Text(text) => text.len(),
+        Prompt::Tokens(tokens) => size_of_val(&tokens[..]),
+        Prompt::Chat(chat) => {
+            let length = |message: &Value| message.get("content").and_then(Value::as_str).map_or(0, str::len);
+            chat.messages.iter().map(length).sum()
         }
     }
 }

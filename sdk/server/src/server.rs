@@ -12,6 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::access::Keys;
 use crate::config::{Config, KeysFrom};
 use crate::drain::{Signals, drain};
+use crate::files::allow_files;
 use crate::listen::{Connections, accept};
 use crate::logging;
 use crate::models::Models;
@@ -19,6 +20,7 @@ use crate::page::watch;
 use crate::routes::router;
 use crate::state::State;
 use crate::tls::acceptor;
+use crate::traces::Traces;
 
 /// How long connections have to close after the last request.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -30,13 +32,15 @@ pub struct Server {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
     state: Arc<State>,
+    signals: Signals,
 }
 
 impl Server {
     /// Takes the port, and opens the models.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for a configuration that can not be used. IO if the port is not free. The errors of opening models.
+    /// INVALID_ARGUMENT for a configuration that can not be used. IO if the port is not free. The errors of opening models. INTERNAL
+    /// if signals can not be received.
     pub fn open(config: Config) -> Result<Self> {
         config.check()?;
         let keys = match &config.keys {
@@ -67,8 +71,15 @@ impl Server {
             Error::new(status, format!("{listen} can not be listened on: {what}")).about("--listen")
         })?;
         let models = Models::open(&config.models)?;
-        let state = Arc::new(State::new(models, keys, config));
-        Ok(Self { runtime, listener, address, tls, state })
+        allow_files(config.limits.connections);
+        let traces = config.traces.as_ref().map(|traces| Arc::new(Traces::start(traces, runtime.handle())));
+        let state = Arc::new(State::new(models, keys, traces, config));
+        // From here on a signal drains. Before, it ends the process, which opens its models.
+        let signals = {
+            let _inside = runtime.enter();
+            Signals::receive()?
+        };
+        Ok(Self { runtime, listener, address, tls, state, signals })
     }
 
     /// Where it listens.
@@ -87,14 +98,10 @@ impl Server {
 
     /// Answers requests until SIGTERM or SIGINT, then ends: requests that run may end, up to a deadline, and keys and values
     /// are written to their stores.
-    ///
-    /// # Errors
-    /// INTERNAL if signals can not be received.
-    pub fn run(self) -> Result<()> {
-        let Self { runtime, listener, address: _, tls, state } = self;
+    pub fn run(self) {
+        let Self { runtime, listener, address: _, tls, state, mut signals } = self;
         let router = router(Arc::clone(&state));
-        let ended: Result<()> = runtime.block_on(async {
-            let mut signals = Signals::receive()?;
+        runtime.block_on(async {
             tokio::spawn(watch(Arc::clone(&state)));
             let connections = Connections::default();
             let end = async {
@@ -108,11 +115,12 @@ impl Server {
             }
             drop(listener);
             let _ = tokio::time::timeout(CLOSING, connections.end()).await;
-            Ok(())
+            if let Some(traces) = &state.traces {
+                traces.flush().await;
+            }
         });
         runtime.shutdown_timeout(CLOSING);
         // The models close here, and write what they keep.
         drop(state);
-        ended
     }
 }

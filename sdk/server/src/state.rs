@@ -14,6 +14,7 @@ use crate::models::{Models, Served};
 use crate::page::History;
 use crate::run::RunningRequests;
 use crate::tally::Tally;
+use crate::traces::{ModelSpan, Traces};
 use crate::window::Window;
 
 /// What all requests share.
@@ -28,6 +29,8 @@ pub struct State {
     pub rates: Arc<Rates>,
     /// The times to first tokens.
     pub first_tokens: Arc<Window>,
+    /// What takes traces, if they are sent anywhere.
+    pub traces: Option<Arc<Traces>>,
     /// The origins of web pages that may ask.
     pub origins: Origins,
     /// How lines of requests are written.
@@ -51,7 +54,7 @@ pub struct State {
 
 impl State {
     /// Of models that are open.
-    pub fn new(models: Models, keys: Option<Keys>, config: Config) -> Self {
+    pub fn new(models: Models, keys: Option<Keys>, traces: Option<Arc<Traces>>, config: Config) -> Self {
         let count = keys.as_ref().map_or(1, Keys::len);
         let limits = &config.limits;
         Self {
@@ -59,6 +62,7 @@ impl State {
             keys,
             rates: Arc::new(Rates::new(limits.requests_per_minute, limits.tokens_per_minute, count)),
             first_tokens: Arc::default(),
+            traces,
             origins: Origins::new(config.cors),
             log: config.log,
             repository_control: config.repository_control,
@@ -82,16 +86,20 @@ impl State {
             window: Arc::clone(&self.first_tokens),
             rates: Arc::clone(&self.rates),
             caller,
+            span: caller
+                .span
+                .zip(self.traces.as_ref())
+                .map(|(span, traces)| ModelSpan::new(traces, span, &served.name)),
         }
     }
 
     /// Whether the server takes no new requests.
     pub fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::Relaxed)
+        self.ending.load(Ordering::SeqCst)
     }
 
     /// From now on no new requests are taken.
     pub fn set_ending(&self) {
-        self.ending.store(true, Ordering::Relaxed);
+        self.ending.store(true, Ordering::SeqCst);
     }
 }

@@ -7,6 +7,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::access::{Caller, Rates};
 use crate::statistics::Statistics;
+use crate::traces::ModelSpan;
 use crate::window::Window;
 
 /// Counts the tokens of a request, and times the first.
@@ -23,6 +24,8 @@ pub struct Tally {
     pub rates: Arc<Rates>,
     /// See [`Tally::rates`].
     pub caller: Caller,
+    /// What the model does, if it is traced.
+    pub span: Option<ModelSpan>,
 }
 
 impl Tally {
@@ -33,8 +36,19 @@ impl Tally {
         self.window.add(took);
     }
 
-    /// Tokens of a prompt or of an answer.
-    pub fn tokens(&self, count: usize) {
-        self.rates.tokens(self.caller, count);
+    /// A token of an answer has come.
+    pub fn token(&mut self) {
+        self.rates.tokens(self.caller, 1);
+        if let Some(span) = &mut self.span {
+            span.token();
+        }
+    }
+
+    /// The tokens of a prompt are known.
+    pub fn prompt(&mut self, tokens: usize) {
+        self.rates.tokens(self.caller, tokens);
+        if let Some(span) = &mut self.span {
+            span.input += tokens;
+        }
     }
 }

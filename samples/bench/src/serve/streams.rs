@@ -16,6 +16,8 @@ use super::{added, options};
 const NEW: u32 = 64;
 const STREAMS: usize = 16;
 const ROUNDS: usize = 5;
+/// One stream after the other of each side, in a round.
+const SINGLES: usize = 4;
 /// The goals: microseconds added to a token, the part of the generator's own rate, MiB beyond its memory.
 const ADDED: f64 = 100.0;
 const RATE: f64 = 0.95;
@@ -33,14 +35,16 @@ pub fn measure(folder: &Path, threads: u32) -> Result<Vec<Row>> {
     let (mut http, mut calls) = (Vec::new(), Vec::new());
     let (mut http_rates, mut call_rates) = (Vec::new(), Vec::new());
     for _ in 0..=ROUNDS {
-        http.push(one_by_http(&server, &prompt(&mut random))?);
-        calls.push(one_by_calls(&generator, &prompt(&mut random))?);
+        for _ in 0..SINGLES {
+            http.push(one_by_http(&server, &prompt(&mut random))?);
+            calls.push(one_by_calls(&generator, &prompt(&mut random))?);
+        }
         http_rates.push(many_by_http(&server, &mut random)?);
         call_rates.push(many_by_calls(&generator, &mut random)?);
     }
     // The first round wakes threads and touches weights.
-    let [http, calls, http_rate, call_rate] =
-        [http, calls, http_rates, call_rates].map(|mut times| median(times.split_off(1)));
+    let [http, calls] = [http, calls].map(|mut times| median(times.split_off(SINGLES)));
+    let [http_rate, call_rate] = [http_rates, call_rates].map(|mut times| median(times.split_off(1)));
     let (rate, own) = (1.0 / http_rate, 1.0 / call_rate);
     let memory = (resident(&server.id().to_string())? as f64 - (resident("self")? - before) as f64) / MIB;
     let streams = Row {

@@ -17,7 +17,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Server::open(config)?
     };
     output::line(server.describe())?;
-    server.run()?;
+    server.run();
     Ok(ExitCode::SUCCESS)
 }
 

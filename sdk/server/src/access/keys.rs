@@ -72,7 +72,7 @@ impl Keys {
         // No early end: the time tells nothing about which key is near.
         let all = self.hashes.iter().enumerate();
         let found = all.fold(0, |found, (at, hash)| black_box(found | ((at + 1) * usize::from(equal(hash, &given)))));
-        found.checked_sub(1).map(Caller)
+        found.checked_sub(1).map(Caller::with_key)
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
         let admit = |value: Option<&str>| {
             let mut headers = HeaderMap::new();
             value.map(|value| headers.insert(AUTHORIZATION, HeaderValue::from_str(value).unwrap()));
-            keys.admit(&headers).map(|Caller(key)| key)
+            keys.admit(&headers).map(|caller| caller.key)
         };
         assert_eq!((admit(Some("Bearer sk-one")), admit(Some("bearer  sk-two"))), (Some(0), Some(1)));
         for refused in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("sk-one"), Some("Basic sk-one")] {

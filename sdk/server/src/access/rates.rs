@@ -5,12 +5,25 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::failure::Failure;
+use crate::traces::Context;
 
 const SECONDS: f64 = 60.0;
 
-/// Which key a request has, by its place in the list; 0 where the server has none.
+/// Who asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Caller(pub usize);
+pub struct Caller {
+    /// Which key the request has, by its place in the list; 0 where the server has none.
+    pub key: usize,
+    /// The span of the request, if it is traced.
+    pub span: Option<Context>,
+}
+
+impl Caller {
+    /// One with this key.
+    pub fn with_key(key: usize) -> Self {
+        Self { key, span: None }
+    }
+}
 
 /// What each key has used up. A minute's worth may be used at once, and comes back evenly.
 pub struct Rates {
@@ -38,7 +51,7 @@ impl Rates {
         self.request_at(caller, Instant::now())
     }
 
-    fn request_at(&self, Caller(key): Caller, now: Instant) -> Result<(), Failure> {
+    fn request_at(&self, Caller { key, .. }: Caller, now: Instant) -> Result<(), Failure> {
         let Some(used) = self.used.get(key) else { return Ok(()) };
         let mut used = used.lock();
         let part = now.saturating_duration_since(used.at).as_secs_f64() / SECONDS;
@@ -63,7 +76,7 @@ impl Rates {
     }
 
     /// Counts tokens of a prompt or of an answer.
-    pub fn tokens(&self, Caller(key): Caller, count: usize) {
+    pub fn tokens(&self, Caller { key, .. }: Caller, count: usize) {
         if let Some(used) = self.used.get(key) {
             used.lock().tokens += count as f64;
         }
@@ -79,7 +92,7 @@ mod tests {
     #[test]
     fn a_key_that_asks_too_much_is_told_when_to_come_again() {
         let rates = Rates::new(3, 0, 2);
-        let (begin, one, other) = (Instant::now(), Caller(0), Caller(1));
+        let (begin, one, other) = (Instant::now(), Caller::with_key(0), Caller::with_key(1));
         (0..3).for_each(|_| rates.request_at(one, begin).unwrap());
         let failure = rates.request_at(one, begin).unwrap_err();
         assert_eq!((failure.status.as_u16(), failure.retry_after), (429, Some(20)));
@@ -92,7 +105,7 @@ mod tests {
     #[test]
     fn tokens_count_when_they_are_known() {
         let rates = Rates::new(0, 100, 1);
-        let (begin, key) = (Instant::now(), Caller(0));
+        let (begin, key) = (Instant::now(), Caller::with_key(0));
         rates.request_at(key, begin).unwrap();
         rates.tokens(key, 250);
         let failure = rates.request_at(key, begin).unwrap_err();

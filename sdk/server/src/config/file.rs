@@ -6,8 +6,9 @@ use pagoda::{Error, KvFormat, Provider, Result, Status};
 use serde::Deserialize;
 
 use super::size::{Bytes, Seconds};
-use super::{Config, KeysFrom, Limits, ModelConfig, TlsFiles};
+use super::{Config, KeysFrom, Limits, ModelConfig, RedisConfig, TlsFiles, TracesConfig};
 use crate::logging::LogFormat;
+use crate::traces::Endpoint;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -22,6 +23,7 @@ struct File {
     repository_control: bool,
     log: Option<LogWord>,
     log_level: Option<String>,
+    traces: Option<TracesTable>,
     #[serde(default)]
     limits: LimitsTable,
     #[serde(default)]
@@ -33,6 +35,14 @@ struct File {
 struct TlsTable {
     certificate: PathBuf,
     key: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TracesTable {
+    endpoint: String,
+    service: Option<String>,
+    ratio: Option<f64>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -48,6 +58,7 @@ struct LimitsTable {
     body: Option<Bytes>,
     header_timeout: Option<Seconds>,
     body_timeout: Option<Seconds>,
+    write_timeout: Option<Seconds>,
     connections: Option<u32>,
     requests: Option<u32>,
     requests_per_minute: Option<u32>,
@@ -67,6 +78,7 @@ struct ModelTable {
     cache: Option<Bytes>,
     host_cache: Option<Bytes>,
     store: Option<PathBuf>,
+    redis: Option<RedisConfig>,
     kv_format: Option<String>,
     max_batch: Option<u32>,
     queue: Option<u32>,
@@ -111,6 +123,7 @@ fn parse(text: &str, folder: &Path) -> Result<Config, String> {
     if let Some(level) = file.log_level {
         config.log_level = level;
     }
+    config.traces = file.traces.map(TracesTable::config).transpose()?;
     config.limits = file.limits.over(config.limits);
     config.models = file.model.into_iter().map(|table| table.model(folder)).collect::<Result<_, _>>()?;
     Ok(config)
@@ -125,6 +138,17 @@ fn one_line(text: &str, error: &toml::de::Error) -> String {
     }
 }
 
+impl TracesTable {
+    fn config(self) -> Result<TracesConfig, String> {
+        let endpoint = Endpoint::parse(&self.endpoint).map_err(|message| format!("traces.endpoint: {message}"))?;
+        let ratio = self.ratio.unwrap_or(1.0);
+        if !(0.0..=1.0).contains(&ratio) {
+            return Err(format!("traces.ratio: {ratio} is not between 0 and 1"));
+        }
+        Ok(TracesConfig { endpoint, service: self.service.unwrap_or_else(|| "pagoda".into()), ratio })
+    }
+}
+
 impl LimitsTable {
     fn over(self, limits: Limits) -> Limits {
         let time = |own: Option<Seconds>, default| own.map_or(default, |seconds| seconds.0);
@@ -132,6 +156,7 @@ impl LimitsTable {
             body: self.body.map_or(limits.body, |bytes| bytes.0),
             header_timeout: time(self.header_timeout, limits.header_timeout),
             body_timeout: time(self.body_timeout, limits.body_timeout),
+            write_timeout: time(self.write_timeout, limits.write_timeout),
             connections: self.connections.unwrap_or(limits.connections),
             requests: self.requests.unwrap_or(limits.requests),
             requests_per_minute: self.requests_per_minute.unwrap_or(limits.requests_per_minute),
@@ -165,6 +190,7 @@ impl ModelTable {
             cache: self.cache.map_or(default.cache, |bytes| bytes.0),
             host_cache: self.host_cache.map_or(default.host_cache, |bytes| bytes.0),
             store: self.store.map(|store| folder.join(store)),
+            redis: self.redis,
             kv_format,
             max_batch: self.max_batch.unwrap_or(default.max_batch),
             queue: self.queue.unwrap_or(default.queue),
@@ -190,10 +216,15 @@ mod tests {
             [tls]
             certificate = "tls/cert.pem"
             key = "/key.pem"
+            [traces]
+            endpoint = "http://otel:4318"
+            service = "chat"
+            ratio = 0.25
             [limits]
             body = "1MiB"
             header_timeout = 2.5
             body_timeout = 3
+            write_timeout = 4
             connections = 7
             requests = 8
             requests_per_minute = 60
@@ -214,6 +245,10 @@ mod tests {
             queue = 10
             [[model]]
             path = "/models/net.onnx"
+            [model.redis]
+            nodes = ["a:1"]
+            password_variable = "P"
+            tls = true
         "#;
         let config = parse(text, Path::new("/etc/pagoda")).unwrap();
         assert_eq!(config.listen, "0.0.0.0:80");
@@ -222,18 +257,23 @@ mod tests {
         assert_eq!((config.tls, config.cors), (Some(tls), vec!["https://a".to_owned()]));
         assert!(config.repository_control);
         assert_eq!((config.log, config.log_level.as_str()), (LogFormat::Json, "warn"));
+        let endpoint = Endpoint::parse("http://otel:4318").unwrap();
+        assert_eq!(config.traces, Some(TracesConfig { endpoint, service: "chat".into(), ratio: 0.25 }));
         let limits = &config.limits;
         assert_eq!((limits.body, limits.connections, limits.requests), (1 << 20, 7, 8));
         assert_eq!((limits.requests_per_minute, limits.tokens_per_minute), (60, 9000));
         assert_eq!(limits.header_timeout, Duration::from_millis(2500));
         assert_eq!(limits.drain_timeout, Duration::from_secs(1));
-        assert_eq!(limits.body_timeout, Duration::from_secs(3));
+        assert_eq!((limits.body_timeout, limits.write_timeout), (Duration::from_secs(3), Duration::from_secs(4)));
         let [smol, net] = &config.models[..] else { panic!("not two models") };
         assert_eq!((smol.name.as_str(), smol.path.as_path()), ("smol", Path::new("/etc/pagoda/models/smol")));
         assert_eq!((smol.provider, smol.device, smol.threads, smol.spin), (Provider::Cpu, 1, 2, true));
         assert_eq!((smol.cache, smol.host_cache), (512 << 20, 4096));
         assert_eq!(smol.store.as_deref(), Some(Path::new("/var/lib/smol")));
         assert_eq!((smol.kv_format, smol.max_batch, smol.queue), (Some(KvFormat::Int8), 9, 10));
+        let redis =
+            RedisConfig { nodes: vec!["a:1".into()], user: None, password_variable: Some("P".into()), tls: true };
+        assert_eq!((&smol.redis, &net.redis), (&None, &Some(redis)));
         assert_eq!((net.name.as_str(), net.path.as_path()), ("net", Path::new("/models/net.onnx")));
     }
 
@@ -249,6 +289,8 @@ mod tests {
             ("[[model]]\npath = 'a'\nprovider = 'tpu'", "line 3: unknown variant `tpu`, expected"),
             ("[[model]]\npath = 'a'\nkv_format = 'int2'", "kv_format: \"int2\" is none of"),
             ("keys_file = 'a'\nkeys_variable = 'b'", "keys_file and keys_variable are both there"),
+            ("[traces]\nendpoint = 'a'", "traces.endpoint: \"a\" "),
+            ("[traces]\nendpoint = 'http://a'\nratio = 2.0", "traces.ratio: 2 is not between 0 and 1"),
             ("log = 'xml'", "line 1: unknown variant `xml`"),
             ("a =", "line 1: "),
         ] {

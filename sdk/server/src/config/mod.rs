@@ -1,6 +1,7 @@
 //! What is served, where, and within which limits.
 
 mod file;
+mod redis;
 mod size;
 
 use std::path::{Path, PathBuf};
@@ -9,6 +10,9 @@ use std::time::Duration;
 use pagoda::{Error, KvFormat, Provider, Result};
 
 use crate::logging::LogFormat;
+use crate::traces::Endpoint;
+
+pub use redis::RedisConfig;
 
 /// The longest name of a model.
 const LONGEST_NAME: usize = 128;
@@ -30,6 +34,8 @@ pub struct Config {
     pub cors: Vec<String>,
     /// Whether requests may load and unload models.
     pub repository_control: bool,
+    /// Where traces of requests are sent; `None`: nowhere.
+    pub traces: Option<TracesConfig>,
     /// How the log is written.
     pub log: LogFormat,
     /// The least severe lines of the log: `error`, `warn`, `info`, `debug`, or `off`.
@@ -54,6 +60,17 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
+/// Where traces of requests are sent, by OTLP over HTTP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TracesConfig {
+    /// The collector.
+    pub(crate) endpoint: Endpoint,
+    /// What the server is called in them.
+    pub service: String,
+    /// The part of requests that is traced where the caller does not say.
+    pub ratio: f64,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -64,6 +81,7 @@ impl Default for Config {
             tls: None,
             cors: Vec::new(),
             repository_control: false,
+            traces: None,
             log: LogFormat::Text,
             log_level: "info".into(),
         }
@@ -91,6 +109,8 @@ pub struct ModelConfig {
     pub host_cache: u64,
     /// The folder in which keys and values survive a restart.
     pub store: Option<PathBuf>,
+    /// The Redis Cluster that has the embedding tables of a ranker; `None`: they are in host memory.
+    pub redis: Option<RedisConfig>,
     /// How keys and values are kept; `None`: as the model was exported.
     pub kv_format: Option<KvFormat>,
     /// The maximum number of sequences, or of requests to rank, that run together.
@@ -113,6 +133,7 @@ impl ModelConfig {
             cache: 1 << 30,
             host_cache: 0,
             store: None,
+            redis: None,
             kv_format: None,
             max_batch: 64,
             queue: 256,
@@ -139,6 +160,8 @@ pub struct Limits {
     pub header_timeout: Duration,
     /// How long a client may take for the body.
     pub body_timeout: Duration,
+    /// How long a client may read nothing of a response that is there.
+    pub write_timeout: Duration,
     /// Connections that are open at the same time.
     pub connections: u32,
     /// Requests that are answered at the same time; one more is rejected with 429.
@@ -157,6 +180,7 @@ impl Default for Limits {
             body: 16 << 20,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
             connections: 4096,
             requests: 1024,
             requests_per_minute: 0,

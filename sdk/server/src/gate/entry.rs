@@ -9,9 +9,13 @@ use axum::http::{Method, StatusCode};
 use super::id::RequestId;
 use crate::logging::{self, Access};
 use crate::state::State;
+use crate::traces::{Ended, Started};
 
 /// The status of a request whose client went away before its response, as proxies write it.
 const WENT_AWAY: u16 = 499;
+
+/// The characters of a path that a line has.
+const LONGEST_PATH: usize = 512;
 
 /// A request that has not ended. Dropping it ends it.
 pub struct Entry {
@@ -24,21 +28,24 @@ pub struct Entry {
     since: Instant,
     status: u16,
     complete: bool,
+    /// If it is traced.
+    span: Option<Started>,
 }
 
 impl Entry {
     /// A request has come.
-    pub fn new(state: &Arc<State>, id: RequestId, request: &Request) -> Self {
+    pub fn new(state: &Arc<State>, id: RequestId, request: &Request, span: Option<Started>) -> Self {
         state.metrics.begin();
         Self {
             state: Arc::clone(state),
             id,
             method: request.method().clone(),
-            path: request.uri().path().to_owned(),
+            path: shown(request.uri().path()),
             route: request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned()),
             since: Instant::now(),
             status: WENT_AWAY,
             complete: false,
+            span,
         }
     }
 
@@ -53,6 +60,17 @@ impl Entry {
     }
 }
 
+/// A path as a log can have it: a client may write anything, and a terminal obeys some of that.
+fn shown(path: &str) -> String {
+    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let mut characters = path.chars();
+    let mut shown: String = characters.by_ref().take(LONGEST_PATH).map(plain).collect();
+    if characters.next().is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
         let took = self.since.elapsed();
@@ -64,7 +82,24 @@ impl Drop for Entry {
             status: self.status,
             ms: (took.as_secs_f64() * 1e6).round() / 1e3,
             complete: self.complete,
+            trace_id: self.span.as_ref().map(|span| format!("{:032x}", span.context().trace)),
         };
         logging::access(self.state.log, &access);
+        if let (Some(span), Some(traces)) = (self.span.take(), &self.state.traces) {
+            let (method, path, route) = (self.method.as_str(), self.path.as_str(), self.route.as_deref());
+            span.end(traces, &Ended { method, path, route, status: self.status, id: self.id.as_str() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_in_the_log_is_short_and_harmless() {
+        assert_eq!(shown("/v1/models/é"), "/v1/models/é");
+        assert_eq!(shown("/a\u{9b}31m\u{7f}"), "/a\u{fffd}31m\u{fffd}");
+        assert_eq!(shown(&"/".repeat(60_000)).chars().count(), LONGEST_PATH + 1);
     }
 }

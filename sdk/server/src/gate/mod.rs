@@ -19,6 +19,7 @@ use crate::failure::in_kserves_shape;
 use crate::grpc::{in_grpcs_shape, is_grpc};
 use crate::page;
 use crate::state::State;
+use crate::traces::{Context, Started};
 use crate::tracked::Tracked;
 use entry::Entry;
 use id::RequestId;
@@ -43,9 +44,11 @@ fn is_open(path: &str) -> bool {
 pub async fn pass(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     let header = id.header();
-    let mut entry = Entry::new(&state, id, &request);
+    let span = state.traces.as_ref().and_then(|traces| traces.begin(request.headers()));
+    let context = span.as_ref().map(Started::context);
+    let mut entry = Entry::new(&state, id, &request, span);
     let (is_kserve, is_grpc) = (request.uri().path().starts_with("/v2"), is_grpc(request.headers()));
-    let mut response = answer(&state, request, next).await;
+    let mut response = answer(&state, request, context, next).await;
     // Before a call's own shape, in which all have the status 200.
     entry.responded(response.status());
     if is_grpc {
@@ -57,11 +60,14 @@ pub async fn pass(Shared(state): Shared<Arc<State>>, request: Request, next: Nex
     response.map(|body| Body::new(Tracked::new(body, move |complete| entry.ended(complete))))
 }
 
-async fn answer(state: &State, mut request: Request, next: Next) -> Response {
+async fn answer(state: &State, mut request: Request, span: Option<Context>, next: Next) -> Response {
     let origin = state.origins.allowed(request.headers());
     if let Some(origin) = origin.as_ref().filter(|_| cors::is_preflight(request.method(), request.headers())) {
         // Browsers send it without a key.
         return cors::preflight(origin);
+    }
+    if origin.is_none() && cors::is_foreign(request.method(), request.uri(), request.headers()) {
+        return cors::refused();
     }
     let caller = match &state.keys {
         Some(keys) if is_open(request.uri().path()) => keys.admit(request.headers()).or(Some(Caller::default())),
@@ -70,7 +76,7 @@ async fn answer(state: &State, mut request: Request, next: Next) -> Response {
     };
     let mut response = match caller {
         Some(caller) => {
-            request.extensions_mut().insert(caller);
+            request.extensions_mut().insert(Caller { span, ..caller });
             next.run(request).await
         }
         None => keys::unauthorized(),

@@ -26,6 +26,8 @@ pub struct Slot {
 impl Slot {
     /// A slot, if there is one.
     pub fn take(state: &Arc<State>, caller: Caller) -> Result<Self, Failure> {
+        // First, so that the end of the server waits for every request that it did not refuse.
+        let permit = Arc::clone(&state.slots).try_acquire_owned();
         if state.is_ending() {
             let message = "the server is shutting down: ask another one";
             let failure = Failure::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message);
@@ -35,7 +37,7 @@ impl Slot {
             state.history.ended(failure.status.as_u16(), Duration::ZERO);
             return Err(failure);
         }
-        let Ok(permit) = Arc::clone(&state.slots).try_acquire_owned() else {
+        let Ok(permit) = permit else {
             let most = state.limits.requests;
             state.history.ended(StatusCode::TOO_MANY_REQUESTS.as_u16(), Duration::ZERO);
             return Err(Failure::busy(format!("{most} requests are being answered, the most that this server takes")));

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::gate::caller_of;
 use crate::models::Served;
 use crate::state::State;
-use crate::{body, reply};
+use crate::{body, heavy, reply};
 
 /// That the server answers.
 pub async fn live() -> StatusCode {
@@ -58,6 +58,19 @@ pub async fn model_version_metadata(
     Ok(reply::json(StatusCode::OK, &metadata::model(&*find(&state, &name, Some(&version))?)))
 }
 
+/// What a model is, in the words of Triton's configurations.
+pub async fn model_config(Shared(state): Shared<Arc<State>>, Path(name): Path<String>) -> Result<Response, Failure> {
+    Ok(reply::json(StatusCode::OK, &metadata::config(&*find(&state, &name, None)?)))
+}
+
+/// What a version of a model is, in the words of Triton's configurations.
+pub async fn model_version_config(
+    Shared(state): Shared<Arc<State>>,
+    Path((name, version)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    Ok(reply::json(StatusCode::OK, &metadata::config(&*find(&state, &name, Some(&version))?)))
+}
+
 /// The statistics of all models.
 pub async fn all_statistics(Shared(state): Shared<Arc<State>>) -> Result<Response, Failure> {
     Ok(reply::json(StatusCode::OK, &statistics::of(&state, None, None)?))
@@ -85,6 +98,7 @@ pub async fn infer_latest(
     Path(name): Path<String>,
     request: Request,
 ) -> Result<Response, Failure> {
+    state.models.wait(&name).await;
     let served = find(&state, &name, None)?;
     run(&state, &served, request).await
 }
@@ -95,13 +109,15 @@ pub async fn infer_version(
     Path((name, version)): Path<(String, String)>,
     request: Request,
 ) -> Result<Response, Failure> {
+    state.models.wait(&name).await;
     let served = find(&state, &name, Some(&version))?;
     run(&state, &served, request).await
 }
 
 async fn run(state: &State, served: &Served, request: Request) -> Result<Response, Failure> {
     let (headers, caller) = (request.headers().clone(), caller_of(&request));
-    let asked = Body::read(&headers, &body::read(request, &state.limits).await?)?;
+    let bytes = body::read(request, &state.limits).await?;
+    let asked = heavy::work(bytes.len(), || Body::read(&headers, &bytes))?;
     let (binary, id) = (asked.binary(), asked.request.id.clone());
     let outputs = infer(state, served, asked.request, caller).await?;
     Ok(response(&served.name, &metadata::version(served), &id, &outputs, &binary)?)

@@ -9,14 +9,14 @@ use crate::models::{Kind, Served};
 
 /// The version of a plain model, which has none of its own.
 const ONLY: &str = "1";
-/// The letters of a folder's hash that are its version here.
+/// The digits of a folder's hash that are its version here.
 const SHOWN: usize = 12;
 
-/// The version of a model.
+/// The version of a model. It is a number: clients of Triton take it for one.
 pub fn version(served: &Served) -> String {
-    let mut version = served.version();
-    version.truncate(SHOWN);
-    if version.is_empty() { ONLY.to_owned() } else { version }
+    let version = served.version();
+    let number = version.get(..SHOWN).and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    number.map_or_else(|| ONLY.to_owned(), |number| number.to_string())
 }
 
 /// What the server is.
@@ -27,14 +27,14 @@ pub struct ServerInfo {
     /// Its version.
     pub version: &'static str,
     /// What it has beyond the protocol's core.
-    pub extensions: [&'static str; 3],
+    pub extensions: [&'static str; 4],
 }
 
 /// What this server is.
 pub const SERVER: ServerInfo = ServerInfo {
     name: "pagoda",
     version: env!("CARGO_PKG_VERSION"),
-    extensions: ["binary_tensor_data", "model_repository", "statistics"],
+    extensions: ["binary_tensor_data", "model_configuration", "model_repository", "statistics"],
 };
 
 /// A tensor that a model takes or gives.
@@ -46,6 +46,9 @@ pub struct TensorInfo {
     pub datatype: &'static str,
     /// Its sizes; -1: any.
     pub shape: Vec<i64>,
+    /// Whether a request may leave it out.
+    #[serde(skip)]
+    pub optional: bool,
 }
 
 /// What a model is.
@@ -73,11 +76,17 @@ pub fn model(served: &Served) -> ModelInfo {
             let tasks = folder.tasks.len() as i64;
             let mut outputs = vec![info(rank::SCORES, "FP32", &[-1, tasks])];
             outputs.extend(rank::ROWS.map(|name| info(name, "INT64", &[1])));
-            let inputs = inputs.map(|(name, is_one)| info(&name, "INT64", &[if is_one { 1 } else { -1 }])).collect();
+            let inputs = inputs.map(|(name, is_one)| {
+                let optional = name != rank::USER && !name.starts_with(rank::CANDIDATES);
+                TensorInfo { optional, ..info(&name, "INT64", &[if is_one { 1 } else { -1 }]) }
+            });
+            let inputs = inputs.collect();
             ("pagoda_rank", inputs, outputs)
         }
         Kind::Generate(_) => {
-            let inputs = vec![info(generate::INPUTS[0], "BYTES", &[1]), info(generate::INPUTS[1], "INT64", &[-1])];
+            // One of them.
+            let inputs = [info(generate::INPUTS[0], "BYTES", &[1]), info(generate::INPUTS[1], "INT64", &[-1])];
+            let inputs = inputs.into_iter().map(|input| TensorInfo { optional: true, ..input }).collect();
             let outputs = generate::OUTPUTS.map(|name| info(name, "BYTES", &[-1]));
             ("pagoda_generate", inputs, outputs.into())
         }
@@ -94,5 +103,52 @@ fn values(values: &[ValueInfo]) -> Vec<TensorInfo> {
 }
 
 fn info(name: &str, datatype: &'static str, shape: &[i64]) -> TensorInfo {
-    TensorInfo { name: name.to_owned(), datatype, shape: shape.to_vec() }
+    TensorInfo { name: name.to_owned(), datatype, shape: shape.to_vec(), optional: false }
+}
+
+/// What a model is, in the words of Triton's configurations.
+#[derive(Serialize)]
+pub struct Config {
+    name: String,
+    platform: &'static str,
+    /// Shapes have all dimensions.
+    max_batch_size: u32,
+    input: Vec<ConfigTensor>,
+    output: Vec<ConfigTensor>,
+    model_transaction_policy: TransactionPolicy,
+}
+
+#[derive(Serialize)]
+struct ConfigTensor {
+    name: String,
+    data_type: String,
+    dims: Vec<i64>,
+    optional: bool,
+}
+
+#[derive(Serialize)]
+struct TransactionPolicy {
+    decoupled: bool,
+}
+
+/// What a model is, in the words of Triton's configurations.
+pub fn config(served: &Served) -> Config {
+    let ModelInfo { name, platform, inputs, outputs, .. } = model(served);
+    let tensor = |info: TensorInfo| {
+        let word = if info.datatype == "BYTES" { "STRING" } else { info.datatype };
+        ConfigTensor { name: info.name, data_type: format!("TYPE_{word}"), dims: info.shape, optional: info.optional }
+    };
+    Config {
+        name,
+        platform,
+        max_batch_size: 0,
+        input: inputs.into_iter().map(tensor).collect(),
+        output: outputs.into_iter().map(tensor).collect(),
+        model_transaction_policy: TransactionPolicy { decoupled: is_decoupled(served) },
+    }
+}
+
+/// Whether a request of a stream has several responses.
+pub fn is_decoupled(served: &Served) -> bool {
+    matches!(served.kind, Kind::Generate(_))
 }

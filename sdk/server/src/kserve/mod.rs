@@ -21,6 +21,7 @@ mod values;
 pub use repository::{index, load, unload};
 
 pub use handlers::{
-    all_statistics, infer_latest, infer_version, live, model_metadata, model_ready, model_statistics,
-    model_version_metadata, model_version_ready, model_version_statistics, ready, server_metadata,
+    all_statistics, infer_latest, infer_version, live, model_config, model_metadata, model_ready, model_statistics,
+    model_version_config, model_version_metadata, model_version_ready, model_version_statistics, ready,
+    server_metadata,
 };

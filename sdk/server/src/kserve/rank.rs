@@ -15,6 +15,10 @@ pub const SCORES: &str = "scores";
 /// How many rows of the history were cached, and how many were computed.
 pub const ROWS: [&str; 2] = ["cached_rows", "computed_rows"];
 
+/// The input that says whose history it is, and what the names of those of candidates begin with.
+pub const USER: &str = "user";
+pub const CANDIDATES: &str = "candidates.";
+
 /// The inputs of a ranker: the name, and whether it has one element rather than one for each event or candidate.
 pub fn inputs(known: &Features) -> Vec<(String, bool)> {
     let mut inputs = vec![("user".to_owned(), true)];

@@ -10,8 +10,11 @@ use axum::response::Response;
 use pagoda::json::Json;
 use pagoda::{Error, Result, Status};
 use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinError;
 
 use super::metadata;
+use crate::config::ModelConfig;
 use crate::failure::Failure;
 use crate::models::{Kind, Listed, Served};
 use crate::state::State;
@@ -42,25 +45,61 @@ pub async fn load(
     Ok(reply::json(StatusCode::OK, &json!({})))
 }
 
-/// See [`load`].
-pub async fn load_model(state: &State, name: &str) -> Result<(), Failure> {
+/// See [`load`]. It ends even if the client goes away meanwhile.
+pub async fn load_model(state: &Arc<State>, name: &str) -> Result<(), Failure> {
     let config = state.models.config(name)?;
+    let state = Arc::clone(state);
+    tokio::spawn(async move { load_as(&state, config).await }).await.unwrap_or_else(|error| Err(bug(&error).into()))
+}
+
+async fn load_as(state: &State, config: ModelConfig) -> Result<(), Failure> {
+    let name = config.name.clone();
     // One after the other: two copies of a model in memory are enough.
     let _one = state.loading.lock().await;
-    let before = state.models.get(name).ok();
+    let before = state.models.get(&name).ok();
     if let Some(Kind::Rank(engine)) = before.as_ref().map(|served| &served.kind) {
         // The engine does it itself, with its store and its caches.
         let engine = Arc::clone(engine);
         blocking(move || engine.swap(&config.path)).await?;
         return Ok(());
     }
-    if before.is_some() && config.store.is_some() {
-        let message = format!("{name} has its store open, which one model at a time can have: unload it first");
-        return Err(Error::new(Status::Unsupported, message).about("store").into());
+    if config.store.is_some() && before.is_some() {
+        drop(before);
+        return take_over(state, config).await;
     }
+    // Its store, if it has one.
+    state.models.wait_for_close(&name).await;
     let served = blocking(move || Served::open(&config)).await?;
-    retire(state.models.replace(name, Some(Arc::new(served))));
+    retire(state, &name, state.models.replace(&name, Some(Arc::new(served))));
     Ok(())
+}
+
+/// Opens a model whose store the one before has, which one at a time can have: new requests wait until those that run have ended, the
+/// one before is closed, and the new one is open. Without a new one that can be opened, the one before comes back.
+async fn take_over(state: &State, config: ModelConfig) -> Result<(), Failure> {
+    let name = config.name.clone();
+    let _held = state.models.hold(&name);
+    let Some(before) = state.models.replace(&name, None) else { return Ok(()) };
+    let patience = state.limits.drain_timeout;
+    if tokio::time::timeout(patience, unused(&before)).await.is_err() {
+        state.models.replace(&name, Some(before));
+        let message = format!(
+            "requests to {name} have run for {} s since it was to be loaded, and its store is theirs: try again later",
+            patience.as_secs_f64()
+        );
+        return Err(Error::new(Status::Busy, message).into());
+    }
+    let opened = before.opened.clone();
+    let (served, failure) = blocking(move || {
+        drop(before);
+        match Served::open(&config) {
+            Ok(served) => Ok((served, None)),
+            Err(error) => Served::open(&ModelConfig { path: opened, ..config }).map(|before| (before, Some(error))),
+        }
+    })
+    .await?;
+    state.models.replace(&name, Some(Arc::new(served)));
+    failure.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Takes no new requests for a model. It is closed after those that run.
@@ -78,7 +117,7 @@ pub async fn unload(
 pub async fn unload_model(state: &State, name: &str) -> Result<(), Failure> {
     state.models.config(name)?;
     let _one = state.loading.lock().await;
-    retire(state.models.replace(name, None));
+    retire(state, name, state.models.replace(name, None));
     Ok(())
 }
 
@@ -126,18 +165,30 @@ pub fn check_parameters<'a>(mut names: impl Iterator<Item = &'a str>) -> Result<
 }
 
 /// Closes a model after its last request. It writes what it keeps, and waits for its threads, so not on a thread of connections.
-fn retire(served: Option<Arc<Served>>) {
+fn retire(state: &State, name: &str, served: Option<Arc<Served>>) {
     let Some(served) = served else { return };
+    let (closed, closing) = watch::channel(());
+    state.models.set_closing(name, closing);
     tokio::spawn(async move {
-        while served.is_in_use() {
-            tokio::time::sleep(LOOK).await;
-        }
-        tokio::task::spawn_blocking(move || drop(served));
+        unused(&served).await;
+        tokio::task::spawn_blocking(move || {
+            drop(served);
+            drop(closed);
+        });
     });
 }
 
+/// Waits until no request has a model that takes no new ones.
+async fn unused(served: &Arc<Served>) {
+    while served.is_in_use() {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        Err(Error::new(Status::Internal, format!("a bug in Pagoda, please report it: {error}")))
-    })
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(bug(&error)))
+}
+
+fn bug(error: &JoinError) -> Error {
+    Error::new(Status::Internal, format!("a bug in Pagoda, please report it: {error}"))
 }

@@ -42,7 +42,8 @@ pub struct ModelStats {
     memory_usage: [(); 0],
 }
 
-/// Where the time of requests went. What the engines do not measure is 0.
+/// Where the time of requests went. What the engines do not measure took no time here; it counts all the same, as clients look there for
+/// how many requests there were.
 #[derive(Serialize)]
 pub struct InferenceStats {
     /// Requests that were answered.
@@ -75,6 +76,7 @@ pub fn of(state: &State, name: Option<&str>, version: Option<&str>) -> Result<Al
 fn of_model(served: &Arc<Served>) -> ModelStats {
     let counts = served.statistics.counts();
     let nothing = Measured::default();
+    let unmeasured = Measured { count: counts.success.count, ns: 0 };
     ModelStats {
         name: served.name.clone(),
         version: metadata::version(served),
@@ -88,10 +90,10 @@ fn of_model(served: &Arc<Served>) -> ModelStats {
         inference_stats: InferenceStats {
             success: counts.success,
             fail: counts.fail,
-            queue: counts.queue,
-            compute_input: nothing,
+            queue: Measured { count: counts.success.count, ..counts.queue },
+            compute_input: unmeasured,
             compute_infer: counts.compute,
-            compute_output: nothing,
+            compute_output: unmeasured,
             cache_hit: nothing,
             cache_miss: nothing,
         },

@@ -18,7 +18,7 @@ use crate::gate::caller_of;
 use crate::run::Running;
 use crate::state::State;
 use crate::unique::unique;
-use crate::{body, events, reply};
+use crate::{body, events, heavy, reply};
 
 /// That the server answers.
 pub async fn ping() -> Response {
@@ -42,12 +42,13 @@ struct CompletionText {
 /// Text after a prompt.
 pub async fn completion(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let caller = caller_of(&request);
-    let asked = Asked::read(&body::read_text(request, &state.limits).await?)?;
+    let text = body::read_text(request, &state.limits).await?;
+    let asked = heavy::work(text.len(), || Asked::read(&text))?;
     if matches!(asked.request.prompt, Prompt::Chat(_)) {
         return Err(Error::invalid("messages", "send them to /chat, or a `prompt`").into());
     }
     let request_id = unique();
-    let (served, generator) = state.models.generator_or_first(asked.model.as_deref())?;
+    let (served, generator) = state.models.generator_or_first(asked.model.as_deref()).await?;
     let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served, caller))?;
     if asked.stream {
         return Ok(events::response(running, OldStream::completion(request_id)));
@@ -62,11 +63,12 @@ pub async fn completion(Shared(state): Shared<Arc<State>>, request: Request) -> 
 /// An answer to the messages of a chat.
 pub async fn chat(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let caller = caller_of(&request);
-    let asked = Asked::read(&body::read_text(request, &state.limits).await?)?;
+    let text = body::read_text(request, &state.limits).await?;
+    let asked = heavy::work(text.len(), || Asked::read(&text))?;
     if !matches!(asked.request.prompt, Prompt::Chat(_)) {
         return Err(Error::invalid("prompt", "send it to /completion, or `messages`").into());
     }
-    let (served, generator) = state.models.generator_or_first(asked.model.as_deref())?;
+    let (served, generator) = state.models.generator_or_first(asked.model.as_deref()).await?;
     let running = Running::start(&generator, vec![asked.request], &state.running, state.tally(&served, caller))?;
     if asked.stream {
         return Ok(events::response(running, OldStream::chat()));

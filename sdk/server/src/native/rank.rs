@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::run::CancelOnDrop;
 use crate::state::State;
 use crate::statistics::Statistics;
-use crate::{body, reply};
+use crate::{body, heavy, reply};
 
 /// The places of each task where the request does not say, as the command has it.
 const TOP: u32 = 10;
@@ -24,7 +24,7 @@ const TOP: u32 = 10;
 /// Answers a request.
 pub async fn rank(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let text = body::read_text(request, &state.limits).await?;
-    let Asked { model, top, members } = Asked::read(&text)?;
+    let Asked { model, top, members } = heavy::work(text.len(), || Asked::read(&text))?;
     let (served, engine) = state.models.ranker(model.as_deref())?;
     let folder = engine.folder();
     let line = Line::read(&members, &Features::of(&folder))?;

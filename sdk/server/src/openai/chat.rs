@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::gate::caller_of;
 use crate::run::Running;
 use crate::state::State;
-use crate::{body, events, reply};
+use crate::{body, events, heavy, reply};
 
 const NAMES: [&str; 9] = [
     "messages",
@@ -37,7 +37,9 @@ const NAMES: [&str; 9] = [
 /// Answers a request.
 pub async fn chat_completions(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let caller = caller_of(&request);
-    let Asked { common: mut asked, tools } = read(&body::read_text(request, &state.limits).await?)?;
+    let text = body::read_text(request, &state.limits).await?;
+    let Asked { common: mut asked, tools } = heavy::work(text.len(), || read(&text))?;
+    state.models.wait(&asked.model).await;
     let (served, generator) = state.models.generator(&asked.model)?;
     let (n, logprobs) = (asked.answering.n.unwrap_or(1), asked.answering.logprobs.is_some());
     let tokenizer = generator.tokenizer();

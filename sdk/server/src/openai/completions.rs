@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::gate::caller_of;
 use crate::run::Running;
 use crate::state::State;
-use crate::{body, events, reply};
+use crate::{body, events, heavy, reply};
 
 const NAMES: [&str; 6] = ["prompt", "max_tokens", "logprobs", "echo", "best_of", "suffix"];
 /// The tokens of an answer where the request does not say, as OpenAI has it.
@@ -28,12 +28,17 @@ const MOST_PROMPTS: usize = 256;
 /// Answers a request.
 pub async fn completions(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let caller = caller_of(&request);
-    let Asked { common, prompts } = read(&body::read_text(request, &state.limits).await?)?;
+    let text = body::read_text(request, &state.limits).await?;
+    let Asked { common, prompts } = heavy::work(text.len(), || read(&text))?;
+    state.models.wait(&common.model).await;
     let (served, generator) = state.models.generator(&common.model)?;
     let answering = common.answering;
     let (n, logprobs, echo) = (answering.n.unwrap_or(1), answering.logprobs.is_some(), answering.echo);
     let tokenizer = generator.tokenizer();
-    let echoed = if common.stream { echoed(&generator, &answering, &prompts)? } else { Vec::new() };
+    let echoed = match common.stream {
+        true => heavy::work(text.len(), || echoed(&generator, &answering, &prompts))?,
+        false => Vec::new(),
+    };
     let requests = prompts.into_iter().map(|prompt| GenerateRequest { prompt, ..answering.clone() }).collect();
     let running = Running::start(&generator, requests, &state.running, state.tally(&served, caller))?;
     if common.stream {

@@ -16,7 +16,7 @@ use crate::reply;
 pub const PATHS: [&str; 6] = ["/", "/page/style.css", "/page/page.js", "/page/api", "/page/api.js", "/v1/openapi.json"];
 
 /// The page asks this server alone, whatever is in an answer that it shows.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'";
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// `/`.
 pub async fn index() -> Response {

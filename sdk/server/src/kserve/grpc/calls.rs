@@ -20,7 +20,7 @@ use crate::grpc;
 use crate::kserve::infer::{find, infer as run};
 use crate::kserve::metadata::{self, TensorInfo};
 use crate::kserve::{datatype, repository, statistics};
-use crate::models::{Kind, Listed};
+use crate::models::Listed;
 use crate::state::State;
 use crate::statistics::Measured;
 
@@ -74,8 +74,12 @@ pub async fn model_config(Shared(state): Shared<Arc<State>>, request: Request) -
     let asked: ModelConfigRequest = grpc::read(request, &state.limits).await?;
     let served = find(&state, &asked.name, version(&asked.version))?;
     let about = metadata::model(&served);
-    let input =
-        |info: TensorInfo| ModelInput { name: info.name, data_type: datatype::number(info.datatype), dims: info.shape };
+    let input = |info: TensorInfo| ModelInput {
+        name: info.name,
+        data_type: datatype::number(info.datatype),
+        dims: info.shape,
+        optional: info.optional,
+    };
     let output = |info: TensorInfo| ModelOutput {
         name: info.name,
         data_type: datatype::number(info.datatype),
@@ -88,7 +92,7 @@ pub async fn model_config(Shared(state): Shared<Arc<State>>, request: Request) -
         max_batch_size: 0,
         input: about.inputs.into_iter().map(input).collect(),
         output: about.outputs.into_iter().map(output).collect(),
-        model_transaction_policy: Some(ModelTransactionPolicy { decoupled: matches!(served.kind, Kind::Generate(_)) }),
+        model_transaction_policy: Some(ModelTransactionPolicy { decoupled: metadata::is_decoupled(&served) }),
     };
     grpc::of(&ModelConfigResponse { config: Some(config) })
 }
@@ -97,6 +101,7 @@ pub async fn model_config(Shared(state): Shared<Arc<State>>, request: Request) -
 pub async fn infer(Shared(state): Shared<Arc<State>>, request: Request) -> Result<Response, Failure> {
     let caller = caller_of(&request);
     let message: ModelInferRequest = grpc::read(request, &state.limits).await?;
+    state.models.wait(&message.model_name).await;
     let served = find(&state, &message.model_name, version(&message.model_version))?;
     let asked = convert::request(message)?;
     let id = asked.id.clone();

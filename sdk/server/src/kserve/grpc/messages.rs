@@ -120,6 +120,8 @@ pub struct ModelInput {
     pub data_type: i32,
     #[prost(int64, repeated, tag = "4")]
     pub dims: Vec<i64>,
+    #[prost(bool, tag = "8")]
+    pub optional: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

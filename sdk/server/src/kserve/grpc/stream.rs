@@ -30,6 +30,9 @@ use crate::state::State;
 
 /// Responses that wait for a client that reads slowly.
 const WAITING: usize = 32;
+/// Requests of one stream that are answered, or wait to be: then the next one is not read. A client that sends and never reads fills
+/// no memory.
+const TOGETHER: usize = 64;
 /// Says of a response whether it is the last one of its request.
 const FINAL_RESPONSE: &str = "triton_final_response";
 /// Which answer a token belongs to, where a request asks for several.
@@ -61,7 +64,7 @@ async fn read(state: Arc<State>, caller: Caller, mut messages: Messages, sender:
     let mut answering = JoinSet::new();
     loop {
         let next = tokio::select! {
-            next = messages.next() => next,
+            next = messages.next(), if answering.len() < TOGETHER => next,
             // Those that have ended are forgotten.
             Some(_) = answering.join_next() => continue,
         };
@@ -111,6 +114,7 @@ async fn answer_in_slot(
     message: ModelInferRequest,
     sender: &Sender<Result<Bytes, Failure>>,
 ) -> Result<(), Failure> {
+    state.models.wait(&message.model_name).await;
     let served = find(state, &message.model_name, version(&message.model_version))?;
     let request = convert::request(message)?;
     if let Kind::Generate(generator) = &served.kind {
@@ -136,8 +140,10 @@ async fn tokens(
         .parameters
         .iter()
         .any(|(name, value)| name == generate::EMPTY_FINAL_RESPONSE && *value == Json::Flag(true));
-    let mut sent = vec![(0, false); asked.n.unwrap_or(1) as usize];
+    let n = asked.n.unwrap_or(1);
     let mut running = Running::start(generator, vec![asked], &state.running, state.tally(served, caller))?;
+    // Not before the generator has checked it.
+    let mut sent = vec![(0, false); n as usize];
     while let Some((_, event)) = poll_fn(|context| running.poll_next(context)).await {
         let mut parts = Vec::new();
         match event {

@@ -109,6 +109,7 @@ function chart(id, values) {
   context.lineTo(width, height - 0.5);
   context.stroke();
   if (!values.length) return;
+  by(`${id}-most`).textContent = `at most ${count(Math.max(...values))} in ${span(values.length)}`;
   context.fillStyle = context.strokeStyle = colours.getPropertyValue("--strong");
   context.beginPath();
   context.moveTo(x(0), height);
@@ -164,8 +165,9 @@ function model({ name, kind, version, provider, max_context, waiting, running, a
       const most = tier.bytes ? ` of ${size(tier.bytes)}` : "";
       right.append(element("div", `${tier.name === "host" ? "host memory" : tier.name}: ${size(tier.used)}${most} used`, "quiet"));
     }
+    const what = kind === "rank" ? "rows" : "tokens";
     const hits =
-      `${percent(kv.cached, kv.cached + kv.computed)} cached: ${count(kv.cached)} tokens, ` +
+      `${percent(kv.cached, kv.cached + kv.computed)} cached: ${count(kv.cached)} ${what}, ` +
       `${count(kv.computed)} computed; ${count(kv.from_store)} came from the store`;
     right.append(element("div", hits, "quiet"));
   }
@@ -338,8 +340,10 @@ function table(task, places, names) {
   const [low, high] = [Math.min(0, ...scores), Math.max(...scores)];
   places.forEach(({ keys, score }, at) => {
     const row = element("tr");
-    const bar = element("meter");
-    [bar.min, bar.max, bar.value] = [low, high > low ? high : low + 1, score ?? low];
+    const bar = element("div", undefined, "bar");
+    const part = element("span", undefined, "used");
+    part.style.width = `${(100 * ((score ?? low) - low)) / (high > low ? high - low : 1)}%`;
+    bar.append(part);
     const cell = element("td", undefined, "score");
     cell.append(bar);
     row.append(element("td", String(at + 1)), ...names.map((name) => element("td", String(keys[name]))));
