@@ -244,6 +244,7 @@ fn open(config: &ModelConfig) -> Result<Kind> {
             let options = EngineOptions {
                 model,
                 kv_size: (config.cache > 0).then_some(KvSize::Bytes(config.cache)),
+                kv_format: config.kv_format,
                 host_bytes: config.host_cache,
                 store,
                 // Committed histories survive the end of this process, however it ends.
