@@ -50,7 +50,7 @@ fn scores_do_not_depend_on_how_a_history_was_cut() {
                 let whole = uncached.rank(&case.whole(events)).unwrap();
                 let grown = cached.rank(&case.request(before, events)).unwrap();
                 let again = evicting.rank(&case.whole(events)).unwrap();
-                assert_eq!((whole.cached_rows, grown.cached_rows > 0), (0, before > 0), "{model}");
+                assert!(whole.cached_rows == 0 && (before == 0 || grown.cached_rows > 0), "{model}");
                 for response in [grown, again] {
                     // A product of another number of rows is rounded in another way by ONNX Runtime, and that can move a code.
                     let tolerance = if model == "fused" || model == "half" { 0.0 } else { 1e-4 };
