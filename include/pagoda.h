@@ -1088,6 +1088,20 @@ typedef int32_t pagoda_kv_size_unit;
 /** Percent of the free memory of the GPU that the pool is on; 1 to 100. Not possible in host memory. */
 #define PAGODA_KV_SIZE_UNIT_PERCENT 3
 
+/** How pages hold keys and values. */
+typedef int32_t pagoda_kv_format;
+
+/** As the model was exported. */
+#define PAGODA_KV_FORMAT_DEFAULT 0
+/** Numbers of the type that the model computes in. */
+#define PAGODA_KV_FORMAT_NATIVE 1
+/** 8 bits, with a scale and a low end for each head of each token. */
+#define PAGODA_KV_FORMAT_INT8 2
+/** 4 bits, with a scale and a low end for each head of each token. */
+#define PAGODA_KV_FORMAT_INT4 3
+/** Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token. */
+#define PAGODA_KV_FORMAT_FP8 4
+
 /** What happens to new tokens that are cached already. */
 typedef int32_t pagoda_overlap;
 
@@ -1608,12 +1622,17 @@ typedef struct {
     const pagoda_graph_shape *cuda_graphs;
     /** How many shapes `cuda_graphs` has; default 0. */
     size_t cuda_graph_count;
+    /**
+     * How pages hold keys and values, in memory and in the store; default PAGODA_KV_FORMAT_DEFAULT. Quantised pages are read on
+     * the CPU alone: a model on a GPU takes them with `host_pools`.
+     */
+    pagoda_kv_format kv_format;
 } pagoda_engine_options;
 
 /** The default options of an engine. */
 #define PAGODA_ENGINE_OPTIONS_INIT \
     { sizeof(pagoda_engine_options), 1, 64, 8192, 4096, 0, 0, 12, 0, 0, 0, 67108864, 0, \
-      NULL, NULL, NULL, NULL, NULL, 0 }
+      NULL, NULL, NULL, NULL, NULL, 0, 0 }
 
 /**
  * A request: score candidates for a user. Start from PAGODA_RANK_REQUEST_INIT, which sets `struct_size` and the
@@ -1951,20 +1970,6 @@ typedef int32_t pagoda_driver;
  * The caller: pagoda_generator_step runs one step. pagoda_generator_generate runs steps until its request has ended.
  */
 #define PAGODA_DRIVER_CALLER 1
-
-/** How pages hold keys and values. */
-typedef int32_t pagoda_kv_format;
-
-/** As the model was exported. */
-#define PAGODA_KV_FORMAT_DEFAULT 0
-/** Numbers of the type that the model computes in. */
-#define PAGODA_KV_FORMAT_NATIVE 1
-/** 8 bits, with a scale and a low end for each head of each token. */
-#define PAGODA_KV_FORMAT_INT8 2
-/** 4 bits, with a scale and a low end for each head of each token. */
-#define PAGODA_KV_FORMAT_INT4 3
-/** Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token. */
-#define PAGODA_KV_FORMAT_FP8 4
 
 /**
  * A fixed number of slots for the keys and values of each sequence, however long it is. Start from PAGODA_KV_POLICY_INIT, which

@@ -247,6 +247,7 @@ WRONG_OPTIONS = {
         "kv_size_unit": (-1, 4, INT_MIN, INT_MAX),
         "kv_size": (2**31, SIZE_MAX),
         "offload": (-1, 3, INT_MAX),
+        "kv_format": (-1, 5, INT_MIN, INT_MAX),
         "ahead_percent": (-1, 101, INT_MAX),
         "store_path": (NOT_UTF8, b""),
         "table_tiers_path": (NOT_UTF8, b""),

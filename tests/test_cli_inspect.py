@@ -34,6 +34,9 @@ def test_a_folder_in_words(made):  # noqa: F811
         "keys.item, keys.genre, keys.rating, positions, times, row_offsets",
         "kv_pool_0 to kv_pool_1",
         "tables/items.safetensors 2.6 KiB whole",
+        # 2 layers, keys and values, 2 heads, 8 codes with a scale and a low end.
+        "keys and values of a row 256 B by kv_format: native 256 B, int8 96 B, int4 64 B, fp8 80 B",
+        "of 1,000 events 500.0 KiB",
         "of 10 users with 12 events each 60.0 KiB",
     ):
         assert expected in words, expected
@@ -56,6 +59,8 @@ def test_a_folder_in_json(made):  # noqa: F811
     assert memory["tables"] == (40 + 6 + 5) * 16 * 4
     # 2 rows an event, 256 bytes a row, pages of 8 rows.
     assert memory["kv_per_1000_events"] == 2000 * 256
+    assert memory["kv_per_row"] == 256
+    assert memory["kv_per_row_by_format"] == {"native": 256, "int8": 96, "int4": 64, "fp8": 80}
     assert (memory["users"], memory["events"], memory["kv_of_users"]) == (10, 100, 10 * 200 * 256)
 
 
@@ -63,7 +68,8 @@ def test_what_can_not_be_cached_says_why(made):  # noqa: F811
     folder, _, _ = model(made, positions={"counted": "from_end", "buckets": 9})
     words = pagoda("inspect", folder).stdout
     assert "cache     none, every request computes its whole history: positions are counted from the end" in words
-    assert json.loads(pagoda("inspect", folder, "--json").stdout)["memory"]["kv_of_users"] == 0
+    memory = json.loads(pagoda("inspect", folder, "--json").stdout)["memory"]
+    assert (memory["kv_of_users"], memory["kv_per_row"], memory["kv_per_row_by_format"]) == (0, 0, None)
 
 
 # ---- language models -------------------------------------------------------------------------------------------------

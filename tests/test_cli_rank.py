@@ -111,6 +111,21 @@ def test_a_history_goes_on_where_it_ended(made, tmp_path):  # noqa: F811
     assert (answer["cached_rows"], answer["computed_rows"]) == (0, 60)
 
 
+def test_quantised_histories_are_of_their_format(made, tmp_path):  # noqa: F811
+    folder, config, oracle = model(made)
+    [user] = people(config, [(30, 5)])
+    line, store = [request(config, user, 7)], ("--store", tmp_path / "histories")
+    for format, cached in ("int8", False), ("int8", True), ("fp8", False), ("native", False):
+        done, [answer] = rank(folder, line, *store, "--kv-format", format)
+        assert done.returncode == 0, done.stderr
+        assert (answer["cached_rows"] > 0) == cached, format
+        assert error(scores(answer), oracle.scores([user])) <= (1e-5 if format == "native" else 2e-2), format
+    # Positions from the end: nothing is kept that could be quantised.
+    folder, config, _ = model(made, positions={"counted": "from_end", "buckets": 9})
+    done, _ = rank(folder, [], "--kv-format", "int8")
+    assert done.returncode == 1 and "int8, and this model keeps no keys and values" in done.stderr
+
+
 def test_tables_are_for_people(made, tmp_path):  # noqa: F811
     folder, config, oracle = model(made)
     [user] = people(config, [(3, 6)])

@@ -3,6 +3,7 @@
 import ctypes
 import json
 
+import capi
 import numpy as np
 import pytest
 from capi import Failure, address, engine_options, pointed_to, struct, structs, texts
@@ -94,6 +95,20 @@ def test_the_scores_are_those_of_the_formulas(pagoda, made, model, cached):
             scores, old, again = engine.rank(config, user, number)
             assert error(scores, expected) <= tolerance
             assert (old == 0, again == 0) == ((False, True) if keeps and old + again else (True, old + again == 0))
+
+
+def test_quantised_pages_hold_more_and_give_nearly_the_same_scores(pagoda, made):
+    config, _ = MODELS["nvidia"]
+    folder, user = made(config, tensors(config)), people(config, COUNTS)[0]
+    found = []
+    for kv_format in capi.PAGODA_KV_FORMAT_NATIVE, capi.PAGODA_KV_FORMAT_INT8:
+        options = {"kv_size": 1 << 20, "kv_size_unit": capi.PAGODA_KV_SIZE_UNIT_BYTES, "kv_format": kv_format}
+        with Engine(pagoda, folder, **options) as engine:
+            stats = struct("pagoda_kv_stats")
+            pagoda.call("pagoda_engine_get_kv_stats", engine.handle, address(stats))
+            found.append((stats.pages, engine.rank(config, user, 1)[0]))
+    (few, native), (many, int8) = found
+    assert many > 2 * few and 0 < error(int8, native) < 1e-2
 
 
 def test_what_is_not_known_is_said(pagoda, made):

@@ -318,6 +318,18 @@ def test_the_demo_finds_the_same_auc_with_the_cache_and_without(demo):
     assert report["found_percent"] == 100 and report["plain"]["cached_rows"] == 0
 
 
+def test_the_demo_says_what_quantised_pages_cost(demo):
+    folder, *_ = demo
+    report = json.loads(pagoda_demo(folder, "--kv-format", "int8", "--json").stdout)
+    # 2 layers, keys and values, 2 heads: 32 codes with a scale and a low end, or 32 f32.
+    rows = report["kv_format"], report["kv_bytes_per_row"], report["native_bytes_per_row"]
+    assert rows == ("int8", 8 * 36, 8 * 128)
+    assert 0 < report["largest_score_difference"] < 0.02
+    assert all(abs(task["cached_auc"] - task["plain_auc"]) < 0.01 for task in report["tasks"])
+    text = pagoda_demo(folder, "--kv-format", "int8").stdout
+    assert "pages     int8, 288 B a row; without the cache native, 1.0 KiB a row" in text
+
+
 def test_the_demo_recommends_what_is_not_yet_rated(demo):
     folder, *_ = demo
     lines = {line["user"]: line for line in map(json.loads, (folder / "evaluation.jsonl").read_text().splitlines())}

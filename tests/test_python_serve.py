@@ -59,6 +59,19 @@ def test_scores_are_those_of_c(engine, pagoda_c):
     assert np.array_equal(again.scores, answer.scores) and (again.cached_rows, again.computed_rows) == (6, 0)
 
 
+def test_quantised_pages_of_so_many_bytes_are_more():
+    def pages(kv_format):
+        options = SMALL | {"kv_size": 1 << 20, "kv_size_unit": pagoda.KvSizeUnit.BYTES, "kv_format": kv_format}
+        with pagoda.Engine(ENGINE, pagoda.EngineOptions(**options)) as engine:
+            return engine.kv_stats().pages
+
+    # Of 2 layers of a head of 8 f32: 32 bytes, then 12 as int8 and 10 as fp8.
+    formats = pagoda.KvFormat.DEFAULT, pagoda.KvFormat.INT8, pagoda.KvFormat.FP8
+    assert [pages(kv_format) for kv_format in formats] == [(1 << 20) // (2 * 2 * 8 * head) for head in (32, 12, 10)]
+    with pytest.raises(pagoda.InvalidArgumentError, match="options.kv_format"):
+        pages(9)
+
+
 @pytest.fixture
 def pagoda_c():
     """The same request through C, as the tests of C make it."""

@@ -67,14 +67,15 @@ struct GraphShape {
 
 /// How to open an engine; see pagoda_engine_options.
 struct EngineOptions {
-    std::int32_t instances = 1;                           ///< How many batches run at the same time.
-    std::int32_t max_batch = 64;                          ///< The maximum number of requests in a batch.
-    std::int32_t max_batch_rows = 8192;                   ///< The maximum number of rows in a batch.
-    std::int32_t queue = 4096;                            ///< The maximum number of queued requests.
-    KvSize kv_size;                                       ///< The size of the pool; the default is 1 GiB.
-    std::uint64_t host_bytes = 0;                         ///< Host memory for what was evicted from the pool; 0: none.
-    pagoda_offload offload = PAGODA_OFFLOAD_ON_EVICTION;  ///< When keys and values are written to the store.
-    std::int32_t ahead_percent = 12;                      ///< Percentage of the pool that is free or stored ahead.
+    std::int32_t instances = 1;                             ///< How many batches run at the same time.
+    std::int32_t max_batch = 64;                            ///< The maximum number of requests in a batch.
+    std::int32_t max_batch_rows = 8192;                     ///< The maximum number of rows in a batch.
+    std::int32_t queue = 4096;                              ///< The maximum number of queued requests.
+    KvSize kv_size;                                         ///< The size of the pool; the default is 1 GiB.
+    pagoda_kv_format kv_format = PAGODA_KV_FORMAT_DEFAULT;  ///< How pages hold keys and values.
+    std::uint64_t host_bytes = 0;                           ///< Host memory for what was evicted from the pool; 0: none.
+    pagoda_offload offload = PAGODA_OFFLOAD_ON_EVICTION;    ///< When keys and values are written to the store.
+    std::int32_t ahead_percent = 12;                        ///< Percentage of the pool that is free or stored ahead.
     std::chrono::microseconds max_delay{0};               ///< The coalescing window; 0: requests do not wait.
     std::uint64_t remember_bytes = 64 << 20;              ///< Bytes for the event log; 0: none.
     std::uint64_t table_cache_bytes = 0;                  ///< Bytes for the cache of each table; 0: up to 256 MiB.
@@ -321,6 +322,7 @@ private:
         c_options.queue = options.queue;
         c_options.kv_size_unit = options.kv_size.unit;
         c_options.kv_size = options.kv_size.value;
+        c_options.kv_format = options.kv_format;
         c_options.host_bytes = options.host_bytes;
         c_options.offload = options.offload;
         c_options.ahead_percent = options.ahead_percent;

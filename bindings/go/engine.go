@@ -28,6 +28,9 @@ type EngineOptions struct {
 	// KVSize is the size of the pool of keys and values; zero: 1 GiB. With [KVNone] nothing is cached: every request
 	// computes its whole history.
 	KVSize KVSize
+	// KVFormat is how pages hold keys and values, in memory and in the store. Quantised pages are read on the CPU alone: a
+	// model on a GPU takes them with HostPools.
+	KVFormat KVFormat
 	// HostBytes is bytes of host memory for keys and values that were evicted from the pool; 0: none. The memory is pinned
 	// if the model can run on a GPU.
 	HostBytes uint64
@@ -73,6 +76,7 @@ func (o *EngineOptions) toC(l *lent) (*C.pagoda_engine_options, error) {
 	orDefault(&c.max_batch_rows, o.MaxBatchRows)
 	orDefault(&c.queue, o.Queue)
 	c.kv_size_unit, c.kv_size = C.pagoda_kv_size_unit(o.KVSize.Unit), C.uint64_t(o.KVSize.Value)
+	c.kv_format = C.pagoda_kv_format(o.KVFormat)
 	c.host_bytes = C.uint64_t(o.HostBytes)
 	orNone(&c.ahead_percent, o.AheadPercent)
 	c.offload = C.pagoda_offload(o.Offload)

@@ -134,6 +134,15 @@ func TestScoresAreThoseOfTheReference(t *testing.T) {
 	}
 }
 
+func TestQuantisedPagesOfSoManyBytesAreMore(t *testing.T) {
+	// Of 2 layers of a head of 8 f32: 32 bytes, then 12 as int8 and 10 as fp8.
+	heads := map[pagoda.KVFormat]uint64{pagoda.KVFormatDefault: 32, pagoda.KVFormatInt8: 12, pagoda.KVFormatFP8: 10}
+	for format, head := range heads {
+		engine := openEngine(t, &pagoda.EngineOptions{KVSize: pagoda.KVBytes(1 << 20), KVFormat: format})
+		equal(t, "pages", must[pagoda.KVStats](t)(engine.KVStats()).Pages, (1<<20)/(2*2*8*head))
+	}
+}
+
 func TestRequestsThatCanNotBe(t *testing.T) {
 	engine := openEngine(t, &pagoda.EngineOptions{KVSize: pagoda.KVPages(64)})
 	type r = pagoda.RankRequest
@@ -175,6 +184,7 @@ func TestRequestsThatCanNotBe(t *testing.T) {
 		"options.store_path":     {StorePath: "a\x00b"},
 		"options.cuda_graphs[1]": {CUDAGraphs: []pagoda.GraphShape{{Users: 1, Rows: 1}, {Users: 1}}},
 		"options.kv_size_unit":   {KVSize: pagoda.KVSize{Unit: 9}},
+		"options.kv_format":      {KVFormat: 9},
 	} {
 		_, err := pagoda.OpenEngine(ctx, data+"/gather", options)
 		fails(t, err, pagoda.ErrInvalidArgument, argument)

@@ -19,18 +19,6 @@ const (
 	DriverCaller Driver = C.PAGODA_DRIVER_CALLER // The caller, by [Generator.Step] and [Generator.Generate].
 )
 
-// KVFormat is how pages hold keys and values.
-type KVFormat int32
-
-// How pages hold keys and values.
-const (
-	KVFormatDefault KVFormat = C.PAGODA_KV_FORMAT_DEFAULT // As the model was exported.
-	KVFormatNative  KVFormat = C.PAGODA_KV_FORMAT_NATIVE  // Numbers of the type that the model computes in.
-	KVFormatInt8    KVFormat = C.PAGODA_KV_FORMAT_INT8    // 8 bits, with a scale and a low end for each head of each token.
-	KVFormatInt4    KVFormat = C.PAGODA_KV_FORMAT_INT4    // 4 bits, in the same way.
-	KVFormatFP8     KVFormat = C.PAGODA_KV_FORMAT_FP8     // Floats of 8 bits (e4m3fn), with a scale for each head of each token.
-)
-
 // KVPolicy is a fixed number of slots for the keys and values of each sequence, however long it is.
 type KVPolicy struct {
 	// Name is which tokens stay: "dense" (all of them, and a sequence of more than CacheLength is rejected), "lastrec",

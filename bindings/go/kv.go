@@ -28,6 +28,18 @@ const (
 	EditedInvalidate Edited = C.PAGODA_EDITED_INVALIDATE // What was computed from the edited part is dropped.
 )
 
+// KVFormat is how pages hold keys and values.
+type KVFormat int32
+
+// How pages hold keys and values.
+const (
+	KVFormatDefault KVFormat = C.PAGODA_KV_FORMAT_DEFAULT // As the model was exported.
+	KVFormatNative  KVFormat = C.PAGODA_KV_FORMAT_NATIVE  // Numbers of the type that the model computes in.
+	KVFormatInt8    KVFormat = C.PAGODA_KV_FORMAT_INT8    // 8 bits, with a scale and a low end for each head of each token.
+	KVFormatInt4    KVFormat = C.PAGODA_KV_FORMAT_INT4    // 4 bits, in the same way.
+	KVFormatFP8     KVFormat = C.PAGODA_KV_FORMAT_FP8     // Floats of 8 bits (e4m3fn), with a scale for each head of each token.
+)
+
 // Offload is when histories go to the store.
 type Offload int32
 

@@ -21,6 +21,8 @@ pub mod llm;
 
 pub use common::element::Element;
 pub use common::input_error::InputError;
+pub use common::kv_format::KvFormat;
+pub use common::kv_view::{KvView, QuantisedPool};
 pub use common::pages::Pages;
 pub use common::parallel;
 pub use embedding::pool::{Combiner, Pool, check_offsets};
@@ -34,6 +36,5 @@ pub use hstu::unit::HstuUnit;
 pub use llm::block_linear::{BLOCK, BlockLinear, CodeBits, OUTPUT_BLOCK};
 #[cfg(feature = "llm")]
 pub use llm::glu::{Glu, GluActivation};
-pub use llm::kv_format::KvFormat;
 #[cfg(feature = "llm")]
 pub use llm::paged_attention::{HeadSlots, KV_NORMS, KvPool, PagedAttention, Pairs, Rotation};

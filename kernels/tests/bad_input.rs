@@ -5,7 +5,7 @@ mod common;
 use common::{Case, Random, User, bits};
 use pagoda_kernels::cpu::{Isa, reference};
 use pagoda_kernels::parallel::Serial;
-use pagoda_kernels::{HstuAttention, PagedKvAppend, Pages, Rows};
+use pagoda_kernels::{HstuAttention, KvView, PagedKvAppend, Pages, Rows};
 
 /// Three users on pages of 8: the first has 2 pages, the second 3, the third 1; the pool has 8.
 fn good() -> Case<f32> {
@@ -203,7 +203,7 @@ fn shapes_whose_product_overflows() {
     refuses_attention(&HstuAttention { rows, ..case.attention() }, &text);
     let pages = Pages { pool_pages: usize::MAX / 4, ..case.pages() };
     let text = format!("kv_pool: 1024 elements do not make the shape [{}, 2, 8, 2, 4]", usize::MAX / 4);
-    refuses_attention(&HstuAttention { cache: Some((pages, &case.pool)), ..case.attention() }, &text);
+    refuses_attention(&HstuAttention { cache: Some((pages, KvView::Native(&case.pool))), ..case.attention() }, &text);
     refuses_append(&PagedKvAppend { pages, ..case.append() }, &case.pool, &text);
     assert!(PagedKvAppend { pages, ..case.append() }.check().is_err());
     for (heads, head_size) in [(0, 4), (2, 0)] {

@@ -695,6 +695,14 @@ static void options_of_engines(const std::string& folder) {
     CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.kv_size_unit", [&] { Engine(folder, options); }));
     options.kv_size = KvSize::none();
     { CHECK(Engine(folder, options).kv_stats().pages == 0); }
+    options.kv_format = 9;
+    CHECK(throws(PAGODA_STATUS_INVALID_ARGUMENT, "options.kv_format", [&] { Engine(folder, options); }));
+    // Of 2 layers of a head of 8 f32: 32 bytes, and 12 as int8.
+    options.kv_size = KvSize::bytes(1 << 20);
+    for (const auto& [format, head] : {std::pair{PAGODA_KV_FORMAT_NATIVE, 32}, std::pair{PAGODA_KV_FORMAT_INT8, 12}}) {
+        options.kv_format = format;
+        CHECK(Engine(folder, options).kv_stats().pages == std::uint64_t((1 << 20) / (2 * 2 * 8 * head)));
+    }
     options = engine_options();
     options.host_bytes = UINT64_MAX;
     CHECK(throws(PAGODA_STATUS_CAPACITY, "options.host_bytes", [&] { Engine(folder, options); }));

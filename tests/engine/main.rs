@@ -5,6 +5,7 @@ mod batching;
 mod callbacks;
 mod cases;
 mod folders;
+mod formats;
 mod histories;
 mod limits;
 mod random;

@@ -62,11 +62,12 @@ from .generate import (
     Token,
     TokenLogprobs,
 )
-from .generator import Driver, Generator, GeneratorOptions, GeneratorStats, KvFormat
+from .generator import Driver, Generator, GeneratorOptions, GeneratorStats
 from .kv import (
     CachedOwner,
     Edited,
     KvCache,
+    KvFormat,
     KvLease,
     KvOptions,
     KvRequest,

@@ -36,7 +36,7 @@ from ._native import (
 from .cancel import Cancel, awaited
 from .embedding import TableStats
 from .error import InvalidArgumentError
-from .kv import KvSizeUnit, KvStats, Offload
+from .kv import KvFormat, KvSizeUnit, KvStats, Offload
 from .model import ModelOptions, Provider, opening
 from .store import StoreOptions
 
@@ -71,6 +71,9 @@ class EngineOptions(Struct, struct="pagoda_engine_options"):
     """The unit of `kv_size`; DEFAULT: 1 GiB."""
     kv_size: int = 0
     """The size of the pool of keys and values. With 0 pages or 0 bytes nothing is cached."""
+    kv_format: KvFormat = KvFormat.DEFAULT
+    """How pages hold keys and values, in memory and in the store. Quantised pages are read on the CPU alone: a model on a
+    GPU takes them with `host_pools`."""
     offload: Offload = Offload.ON_EVICTION
     """When keys and values are written to the store."""
     ahead_percent: int = 12

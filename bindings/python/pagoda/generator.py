@@ -12,7 +12,7 @@ from ._native import Numbers, Object, StrPath, Struct, call, ffi, lib, listed, n
 from .cancel import Cancel, awaited
 from .engine import ProviderInfo, provider_info
 from .generate import GenerateRequest, GenerateResponse, KvPolicy
-from .kv import KvSizeUnit, KvStats
+from .kv import KvFormat, KvSizeUnit, KvStats
 from .model import ModelOptions, opening
 from .store import StoreOptions
 from .stream import TokenStream, start
@@ -25,21 +25,6 @@ class Driver(IntEnum):
     """A thread of the generator."""
     CALLER = 1
     """The caller: `Generator.step` runs one step, and `Generator.generate` as many as its request needs."""
-
-
-class KvFormat(IntEnum):
-    """How pages hold keys and values."""
-
-    DEFAULT = 0
-    """As the model was exported."""
-    NATIVE = 1
-    """Numbers of the type that the model computes in."""
-    INT8 = 2
-    """8 bits, with a scale and a low end for each head of each token."""
-    INT4 = 3
-    """4 bits, with a scale and a low end for each head of each token."""
-    FP8 = 4
-    """Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token."""
 
 
 @dataclass(kw_only=True)

@@ -59,6 +59,21 @@ class Edited(IntEnum):
     """The cached history is invalidated from the first edited item on."""
 
 
+class KvFormat(IntEnum):
+    """How pages hold keys and values."""
+
+    DEFAULT = 0
+    """As the model was exported."""
+    NATIVE = 1
+    """Numbers of the type that the model computes in."""
+    INT8 = 2
+    """8 bits, with a scale and a low end for each head of each token."""
+    INT4 = 3
+    """4 bits, with a scale and a low end for each head of each token."""
+    FP8 = 4
+    """Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token."""
+
+
 class Offload(IntEnum):
     """When histories are written to the store."""
 

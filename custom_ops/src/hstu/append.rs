@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use pagoda_kernels::KvFormat;
 use pagoda_kernels::cuda::{self, CUstream, Gpu};
 
 use super::inputs::{AppendInputs, CacheInputs, RowInputs};
@@ -80,7 +81,7 @@ impl<'a> Inputs<'a> {
     fn read(context: &'a KernelContext) -> Result<Self, OpError> {
         let [pool, key, value] = [context.input(0)?, context.input(1)?, context.input(2)?];
         let rows = RowInputs::read(context, &[&key, &value])?;
-        let cache = CacheInputs::read(context, Some(pool), &rows)?.expect("there is a pool");
+        let cache = CacheInputs::read(context, Some(pool), &rows, KvFormat::Native)?.expect("there is a pool");
         Ok(Self { key, value, rows, cache })
     }
 

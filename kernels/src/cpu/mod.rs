@@ -11,14 +11,14 @@ mod llm;
 use crate::Element as LlmElement;
 pub use common::copy::copy;
 pub use common::isa::Isa;
-pub use hstu::{HstuAttentionElement, HstuDenseElement};
+pub use hstu::{HstuAppendElement, HstuAttentionElement, HstuDenseElement};
 #[cfg(feature = "llm")]
 pub use llm::{GluElement, LlmElement, PagedAttentionElement};
 
 /// An element type that every operator is compiled for: `f32`, `f16` and `bf16`.
-pub trait OperatorElement: HstuAttentionElement + HstuDenseElement + LlmElement {}
+pub trait OperatorElement: HstuAttentionElement + HstuAppendElement + HstuDenseElement + LlmElement {}
 
-impl<T: HstuAttentionElement + HstuDenseElement + LlmElement> OperatorElement for T {}
+impl<T: HstuAttentionElement + HstuAppendElement + HstuDenseElement + LlmElement> OperatorElement for T {}
 
 /// The operators in their plainest form: scalar, pair by pair, float64. Every other backend is tested against this.
 pub mod reference {

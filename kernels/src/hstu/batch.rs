@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::mask::Mask;
 use crate::common::input_error::refuse;
+use crate::common::kv_view::{KvView, QuantisedPool, check_quantised};
 use crate::common::pages::{Pages, check_offsets};
 use crate::{Element, InputError};
 
@@ -36,8 +37,9 @@ pub struct HstuAttention<'a, T> {
     pub key: &'a [T],
     /// `[T, H, D]`.
     pub value: &'a [T],
-    /// The pages and the `kv_pool` they lie in. Without it no user has cached tokens.
-    pub cache: Option<(Pages<'a>, &'a [T])>,
+    /// The pages and the `kv_pool` they lie in. Without it no user has cached tokens. The new history rows are in a quantised
+    /// pool already, and are read from there: keys and values are read as they are stored, however a history is cut into calls.
+    pub cache: Option<(Pages<'a>, KvView<'a, T>)>,
     /// `[B]`: leading rows that see the whole history.
     pub num_contextual: Option<&'a [i32]>,
     /// What scores are multiplied by; 0 stands for 1/√D.
@@ -53,7 +55,7 @@ pub struct HstuAttention<'a, T> {
 }
 
 /// One call of the operator `PagedKvAppend`, in place on the pool: where input and output pool differ, the caller
-/// copies first ([`crate::cpu::copy`]).
+/// copies first ([`crate::cpu::copy`]). `HstuAttention` appends to quantised pools too.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedKvAppend<'a, T> {
     /// The rows of `key` and `value`.
@@ -142,9 +144,9 @@ impl<'a, T: Element> HstuAttention<'a, T> {
         let tensors = [("query", self.query.len()), ("key", self.key.len()), ("value", self.value.len())];
         self.rows.check(&tensors)?;
         if let Some((pages, pool)) = self.cache {
-            pages.check(self.rows.users(), self.rows.shape(), Some(pool.len()))?;
-            for (user, &cached) in pages.cached_len.iter().enumerate() {
-                pages.check_tokens(user, 0..cached as usize)?;
+            pool.check(&pages, self.rows.users(), self.rows.shape())?;
+            for user in 0..self.rows.users() {
+                pages.check_tokens(user, 0..self.pooled(user))?;
             }
         }
         let Some(contextual) = self.num_contextual else { return Ok(()) };
@@ -214,9 +216,17 @@ impl<'a, T: Element> HstuAttention<'a, T> {
         if self.alpha == 0.0 { (1.0 / (self.rows.head_size as f64).sqrt()) as f32 } else { self.alpha }
     }
 
-    /// Cached tokens of one user. Only after `check`, as the two below.
+    /// Cached tokens of one user. Only after `check`, as the three below.
     pub(crate) fn cached(&self, user: usize) -> usize {
         self.cache.map_or(0, |(pages, _)| pages.cached_len[user] as usize)
+    }
+
+    /// How many history tokens of one user are read from the pool; the rest is among the call's own rows.
+    pub(crate) fn pooled(&self, user: usize) -> usize {
+        match self.cache {
+            Some((_, KvView::Quantised { .. })) => self.cached(user) + self.rows.new_history(user),
+            _ => self.cached(user),
+        }
     }
 
     pub(crate) fn contextual(&self, user: usize) -> usize {
@@ -247,6 +257,11 @@ impl<'a, T: Element> PagedKvAppend<'a, T> {
     /// Checks that a pool is the one that the call describes.
     pub(crate) fn check_pool(&self, pool: &[T]) -> Result<(), InputError> {
         self.pages.check_pool(self.rows.shape(), Some(pool.len()))
+    }
+
+    /// Checks that a quantised pool is the one that the call describes.
+    pub(crate) fn check_quantised(&self, pool: &QuantisedPool<'_>) -> Result<(), InputError> {
+        check_quantised(pool.format, &self.pages, self.rows.shape(), [pool.codes.len(), pool.scales.len()])
     }
 
     /// Checks, and gives the slots to write.

@@ -4,6 +4,5 @@
 pub mod block_linear;
 #[cfg(feature = "llm")]
 pub mod glu;
-pub mod kv_format;
 #[cfg(feature = "llm")]
 pub mod paged_attention;

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::kv_format::KvFormat;
 use crate::common::input_error::{expect, refuse};
+use crate::common::kv_format::KvFormat;
 use crate::common::pages::{Pages, check_offsets};
 use crate::{Element, InputError};
 

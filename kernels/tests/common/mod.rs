@@ -5,7 +5,7 @@ pub mod golden;
 
 use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::parallel::{Parallel, Serial};
-use pagoda_kernels::{HstuAttention, InputError, PagedKvAppend, Pages, Rows, cpu::Isa};
+use pagoda_kernels::{HstuAttention, InputError, KvView, PagedKvAppend, Pages, Rows, cpu::Isa};
 pub use pagoda_test_support::Random;
 
 /// What one user brings.
@@ -123,7 +123,7 @@ impl<T: OperatorElement> Case<T> {
             query: &self.query,
             key: &self.key,
             value: &self.value,
-            cache: Some((self.pages(), &self.pool)),
+            cache: Some((self.pages(), KvView::Native(&self.pool))),
             num_contextual: self.num_contextual.as_deref(),
             alpha: self.alpha,
             scaling_seqlen: self.scaling_seqlen,

@@ -206,7 +206,7 @@ fn sum_columns(numbers: &[f32]) -> f32 {
 }
 
 /// A pool of random numbers in a quantised format, and its scales.
-fn quantised(format: KvFormat, dims: &[i64; 5]) -> Result<(Tensor, Option<Tensor>)> {
+pub fn quantised(format: KvFormat, dims: &[i64; 5]) -> Result<(Tensor, Option<Tensor>)> {
     let [pages, two, page, heads, size] = *dims;
     let numbers = random::tensor(ElementType::F32, dims, 6)?;
     let (width, scales_width) = (format.pool_width(size as usize), format.scales_width());

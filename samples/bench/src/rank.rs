@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use pagoda::engine::{Columns, Events};
-use pagoda::{Engine, EngineOptions, Error, KvSize, ModelFolder, RankRequest, RankResponse, Result, Status};
+use pagoda::{Engine, EngineOptions, Error, KvFormat, KvSize, ModelFolder, RankRequest, RankResponse, Result, Status};
 use pagoda_cli::bench::MODEL;
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
@@ -32,7 +32,12 @@ pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<R
     progress.doing(format!("measuring rank: {CALLERS} callers against one"));
     let callers = callers_against_one(folder, threads)?;
     progress.doing("measuring rank: engine overhead");
-    Ok(vec![cached, callers, overhead(folder, threads)?])
+    let mut rows = vec![cached, callers, overhead(folder, threads)?];
+    for format in [KvFormat::Int8, KvFormat::Fp8] {
+        progress.doing(format!("measuring rank: {} pages against native ones", name(format)));
+        rows.extend(against_native(folder, threads, format)?);
+    }
+    Ok(rows)
 }
 
 /// Checks that the model is the one of the cases.
@@ -137,6 +142,52 @@ fn cached_against_recompute(folder: &Path, threads: u32) -> Result<Row> {
         baseline_name: "without the cache",
         ratio: baseline / value,
     })
+}
+
+/// The word of a quantised format.
+fn name(format: KvFormat) -> &'static str {
+    if format == KvFormat::Int8 { "int8" } else { "fp8" }
+}
+
+/// Quantised pages, compared with native ones: one new event after 2,048 cached ones, with few candidates and with many, and
+/// such a history in full.
+fn against_native(folder: &Path, threads: u32, format: KvFormat) -> Result<Vec<Row>> {
+    const EVENTS: usize = 2048;
+    let opened = |kv_format, kv_size| {
+        Engine::open(folder, EngineOptions { model: options(threads), kv_size, kv_format, ..EngineOptions::default() })
+    };
+    let mut rows = Vec::new();
+    for (cached, candidates) in [(true, 8), (true, 256), (false, 64)] {
+        let kv_size = cached.then_some(KvSize::Bytes(256 << 20));
+        let (quantised, native) = (opened(Some(format), kv_size)?, opened(None, kv_size)?);
+        let (mut user, mut other) = (User::new(1, 1, EVENTS), User::new(1, 1, EVENTS));
+        if cached {
+            user.warm(&quantised)?;
+            other.warm(&native)?;
+        }
+        let ask = |engine: &Engine, user: &mut User, scores: &mut Vec<Vec<f32>>| {
+            user.act();
+            let response = engine.rank(&user.request(if cached { user.items.len() - 1 } else { 0 }, candidates))?;
+            scores.push(response.scores);
+            Ok(())
+        };
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let rounds = if cached { 30 } else { 4 };
+        let (value, baseline) =
+            side_by_side(rounds, || ask(&quantised, &mut user, &mut ours), || ask(&native, &mut other, &mut theirs))?;
+        ours.iter().zip(&theirs).try_for_each(|(ours, theirs)| alike(ours, theirs, 5e-2))?;
+        let history = if cached { format!("{EVENTS}+1") } else { format!("0+{EVENTS}") };
+        rows.push(Row {
+            bench: "rank",
+            case: format!("{} pages, {history}+{candidates}", name(format)),
+            value: value * 1e3,
+            unit: "ms",
+            baseline: baseline * 1e3,
+            baseline_name: "native pages",
+            ratio: baseline / value,
+        });
+    }
+    Ok(rows)
 }
 
 /// All callers at once, each with a new event and candidates after 512 cached events, compared with one caller after

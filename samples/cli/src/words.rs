@@ -1,5 +1,8 @@
 //! Numbers and names for people.
 
+/// The values of `--kv-format`.
+pub const KV_FORMATS: [&str; 4] = ["native", "int8", "int4", "fp8"];
+
 /// Bytes with the unit that leaves one to three digits before the point.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];

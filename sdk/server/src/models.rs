@@ -310,6 +310,7 @@ fn open(config: &ModelConfig) -> Result<Kind> {
                 model,
                 tables: config.redis.as_ref().map(RedisConfig::tables).transpose()?.unwrap_or_default(),
                 kv_size: (config.cache > 0).then_some(KvSize::Bytes(config.cache)),
+                kv_format: config.kv_format,
                 host_bytes: config.host_cache,
                 store,
                 // Committed histories survive the end of this process, however it ends.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::args::{self, Versioned};
 use super::handle::Object;
 use super::kv_options::{
-    PAGODA_KV_SIZE_UNIT_DEFAULT, PAGODA_OFFLOAD_AT_COMMIT, PAGODA_OFFLOAD_BY_HAND, PAGODA_OFFLOAD_ON_EVICTION,
-    pagoda_kv_size_unit, pagoda_offload, read_size,
+    PAGODA_KV_FORMAT_DEFAULT, PAGODA_KV_SIZE_UNIT_DEFAULT, PAGODA_OFFLOAD_AT_COMMIT, PAGODA_OFFLOAD_BY_HAND,
+    PAGODA_OFFLOAD_ON_EVICTION, pagoda_kv_format, pagoda_kv_size_unit, pagoda_offload, read_format, read_size,
 };
 use super::model::{self, pagoda_model_options};
 use super::run::pagoda_cancel;
@@ -91,6 +91,9 @@ pub struct pagoda_engine_options {
     pub cuda_graphs: *const pagoda_graph_shape,
     /// How many shapes `cuda_graphs` has; default 0.
     pub cuda_graph_count: usize,
+    /// How pages hold keys and values, in memory and in the store; default PAGODA_KV_FORMAT_DEFAULT. Quantised pages are read on
+    /// the CPU alone: a model on a GPU takes them with `host_pools`.
+    pub kv_format: pagoda_kv_format,
 }
 
 // SAFETY: numbers in C's layout, the size first.
@@ -184,6 +187,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
         store_options: std::ptr::null(),
         cuda_graphs: std::ptr::null(),
         cuda_graph_count: 0,
+        kv_format: PAGODA_KV_FORMAT_DEFAULT,
     };
     // SAFETY: by contract.
     let options = unsafe { args::options(options, defaults, "options")? };
@@ -201,6 +205,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_engine_options) -> Resu
     Ok(EngineOptions {
         model: model.map_err(|error| deeper(error, "options.model"))?,
         kv_size: size.or(kv_size),
+        kv_format: read_format(options.kv_format, "options.kv_format")?,
         host_bytes: options.host_bytes,
         store: store_path.map(|path| EngineStore { path: path.into(), options: store_options }),
         offload: match options.offload {

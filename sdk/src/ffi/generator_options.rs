@@ -4,12 +4,14 @@ use std::ffi::c_char;
 
 use super::args::{self, Versioned};
 use super::engine_options::deeper;
-use super::kv_options::{PAGODA_KV_SIZE_UNIT_DEFAULT, pagoda_kv_size_unit, read_size};
+use super::kv_options::{
+    PAGODA_KV_FORMAT_DEFAULT, PAGODA_KV_SIZE_UNIT_DEFAULT, pagoda_kv_format, pagoda_kv_size_unit, read_format,
+    read_size,
+};
 use super::model::{self, pagoda_model_options};
 use super::store::{self, pagoda_store_options};
 use crate::engine::{Driver, EngineStore, GeneratorOptions, KvPolicy};
 use crate::error::Result;
-use crate::kv::KvFormat;
 
 /// What runs the steps of a generator.
 pub type pagoda_driver = i32;
@@ -18,20 +20,6 @@ pub type pagoda_driver = i32;
 pub const PAGODA_DRIVER_THREAD: pagoda_driver = 0;
 /// The caller: pagoda_generator_step runs one step. pagoda_generator_generate runs steps until its request has ended.
 pub const PAGODA_DRIVER_CALLER: pagoda_driver = 1;
-
-/// How pages hold keys and values.
-pub type pagoda_kv_format = i32;
-
-/// As the model was exported.
-pub const PAGODA_KV_FORMAT_DEFAULT: pagoda_kv_format = 0;
-/// Numbers of the type that the model computes in.
-pub const PAGODA_KV_FORMAT_NATIVE: pagoda_kv_format = 1;
-/// 8 bits, with a scale and a low end for each head of each token.
-pub const PAGODA_KV_FORMAT_INT8: pagoda_kv_format = 2;
-/// 4 bits, with a scale and a low end for each head of each token.
-pub const PAGODA_KV_FORMAT_INT4: pagoda_kv_format = 3;
-/// Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token.
-pub const PAGODA_KV_FORMAT_FP8: pagoda_kv_format = 4;
 
 /// A fixed number of slots for the keys and values of each sequence, however long it is. Start from PAGODA_KV_POLICY_INIT, which
 /// sets `struct_size` and the defaults.
@@ -173,14 +161,7 @@ pub(super) unsafe fn read_options(options: *const pagoda_generator_options) -> R
     Ok(GeneratorOptions {
         model: model.map_err(|error| deeper(error, "options.model"))?,
         kv_size: size.unwrap_or(known.kv_size),
-        kv_format: match options.kv_format {
-            PAGODA_KV_FORMAT_DEFAULT => known.kv_format,
-            PAGODA_KV_FORMAT_NATIVE => Some(KvFormat::Native),
-            PAGODA_KV_FORMAT_INT8 => Some(KvFormat::Int8),
-            PAGODA_KV_FORMAT_INT4 => Some(KvFormat::Int4),
-            PAGODA_KV_FORMAT_FP8 => Some(KvFormat::Fp8),
-            other => return Err(args::unknown("options.kv_format", other, "PAGODA_KV_FORMAT_...")),
-        },
+        kv_format: read_format(options.kv_format, "options.kv_format")?,
         // SAFETY: by contract.
         kv_policy: unsafe { read_policy(options.kv_policy, "options.kv_policy")? },
         host_bytes: options.host_bytes,

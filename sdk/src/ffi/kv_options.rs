@@ -8,7 +8,7 @@ use super::handle::Object;
 use super::store::pagoda_store;
 use super::tensor::{PAGODA_ELEMENT_TYPE_F32, element_type, pagoda_element_type};
 use crate::error::{Error, Result};
-use crate::kv::{Edited, KvOptions, KvSize, Offload, Overlap};
+use crate::kv::{Edited, KvFormat, KvOptions, KvSize, Offload, Overlap};
 use crate::store::{DiskStore, Store};
 
 /// The unit of the size of a pool of keys and values.
@@ -22,6 +22,20 @@ pub const PAGODA_KV_SIZE_UNIT_PAGES: pagoda_kv_size_unit = 1;
 pub const PAGODA_KV_SIZE_UNIT_BYTES: pagoda_kv_size_unit = 2;
 /// Percent of the free memory of the GPU that the pool is on; 1 to 100. Not possible in host memory.
 pub const PAGODA_KV_SIZE_UNIT_PERCENT: pagoda_kv_size_unit = 3;
+
+/// How pages hold keys and values.
+pub type pagoda_kv_format = i32;
+
+/// As the model was exported.
+pub const PAGODA_KV_FORMAT_DEFAULT: pagoda_kv_format = 0;
+/// Numbers of the type that the model computes in.
+pub const PAGODA_KV_FORMAT_NATIVE: pagoda_kv_format = 1;
+/// 8 bits, with a scale and a low end for each head of each token.
+pub const PAGODA_KV_FORMAT_INT8: pagoda_kv_format = 2;
+/// 4 bits, with a scale and a low end for each head of each token.
+pub const PAGODA_KV_FORMAT_INT4: pagoda_kv_format = 3;
+/// Floating-point numbers of 8 bits (e4m3fn), with a scale for each head of each token.
+pub const PAGODA_KV_FORMAT_FP8: pagoda_kv_format = 4;
 
 /// What happens to new tokens that are cached already.
 pub type pagoda_overlap = i32;
@@ -182,6 +196,18 @@ pub(super) unsafe fn read_options(options: *const pagoda_kv_options) -> Result<(
         false => Some(DiskStore::get(options.store, "options.store")? as Arc<dyn Store>),
     };
     Ok((read, store))
+}
+
+/// A format of pages; `None`: as the model was exported.
+pub(super) fn read_format(format: pagoda_kv_format, argument: &str) -> Result<Option<KvFormat>> {
+    match format {
+        PAGODA_KV_FORMAT_DEFAULT => Ok(None),
+        PAGODA_KV_FORMAT_NATIVE => Ok(Some(KvFormat::Native)),
+        PAGODA_KV_FORMAT_INT8 => Ok(Some(KvFormat::Int8)),
+        PAGODA_KV_FORMAT_INT4 => Ok(Some(KvFormat::Int4)),
+        PAGODA_KV_FORMAT_FP8 => Ok(Some(KvFormat::Fp8)),
+        other => Err(args::unknown(argument, other, "PAGODA_KV_FORMAT_...")),
+    }
 }
 
 /// The size of a pool; `None` if none was given. `argument` names the size; its unit is `argument` with `_unit`.

@@ -7,6 +7,10 @@ mod check;
 mod contents;
 mod external;
 pub mod generate;
+mod graph;
+mod kv_format;
+#[cfg(feature = "serde")]
+pub(crate) mod kv_format_word;
 mod numbers;
 mod onnx;
 mod open;

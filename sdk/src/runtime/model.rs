@@ -43,14 +43,8 @@ impl Model {
         Self::open_file(path.as_ref(), path.as_ref(), options, false)
     }
 
-    /// As [`open`](Self::open). On a GPU, runs can be captured into CUDA graphs; every node of the model has to run on the
-    /// GPU then.
-    pub(crate) fn open_to_capture(path: &Path, options: &ModelOptions) -> Result<Self> {
-        Self::open_file(path, path, options, true)
-    }
-
-    /// As [`open`](Self::open), or [`open_to_capture`](Self::open_to_capture) if it `captures`, with another graph for the CPU
-    /// provider.
+    /// As [`open`](Self::open), with another graph for the CPU provider. If it `captures`, runs on a GPU can be captured into CUDA
+    /// graphs; every node of the model has to run on the GPU then.
     pub(crate) fn open_file(path: &Path, on_cpu: &Path, options: &ModelOptions, captures: bool) -> Result<Self> {
         if path.as_os_str().is_empty() {
             return Err(Error::invalid("path", "an empty text; name the .onnx file"));

@@ -65,16 +65,25 @@ impl<'a> AppendInputs<'a> {
         output: &OutputTensor,
         context: &KernelContext,
     ) -> Result<(), OpError> {
-        if !self.is_in_place(output) {
-            // SAFETY: by contract; the two have the same length and are disjoint.
-            unsafe { cpu::copy(self.cache.pool.slice::<T>(), output.slice_mut::<MaybeUninit<T>>(), context) };
-        }
+        // SAFETY: by contract.
+        unsafe { self.copy_on_host::<T>(output, context) };
         // SAFETY: the output is initialised, by the copy or because it is the pool. It is disjoint from everything else.
         let to = unsafe { output.slice_mut::<T>() };
         if to.is_empty() {
             return Ok(());
         }
         Ok(checked.run(to, context)?)
+    }
+
+    /// Copies the pool to the output, unless the output is the pool.
+    ///
+    /// # Safety
+    /// As for [`write`](Self::write), of a pool with elements of `P`.
+    pub unsafe fn copy_on_host<P: Copy + Send + Sync>(&self, output: &OutputTensor, context: &KernelContext) {
+        if !self.is_in_place(output) {
+            // SAFETY: by contract; the two have the same length and are disjoint.
+            unsafe { cpu::copy(self.cache.pool.slice::<P>(), output.slice_mut::<MaybeUninit<P>>(), context) };
+        }
     }
 
     /// Enqueues the copy of the pool to the output, unless the output is the pool. The append kernel runs after it.

@@ -1,7 +1,7 @@
 //! The paged KV cache of a batch.
 
-use pagoda_kernels::Pages;
 use pagoda_kernels::cuda;
+use pagoda_kernels::{KvFormat, Pages};
 
 use super::rows::RowInputs;
 use crate::ort::{InputTensor, KernelContext, OpError};
@@ -23,6 +23,7 @@ impl<'a> CacheInputs<'a> {
         context: &'a KernelContext,
         pool: Option<InputTensor<'a>>,
         rows: &RowInputs<'_>,
+        format: KvFormat,
     ) -> Result<Option<Self>, OpError> {
         let [cached_len, page_indptr, page_ids] =
             [context.optional_input(5)?, context.optional_input(6)?, context.optional_input(7)?];
@@ -40,13 +41,18 @@ impl<'a> CacheInputs<'a> {
         for tensor in [&cached_len, &page_indptr, &page_ids] {
             tensor.shape::<1>()?;
         }
-        let [pool_pages, page_size] = pool_shape(&pool, rows.heads, rows.head_size)?;
+        let [pool_pages, page_size] = pool_shape(&pool, rows.heads, format.pool_width(rows.head_size))?;
         Ok(Some(Self { cached_len, page_indptr, page_ids, pool, pool_pages, page_size }))
     }
 
     /// The index tensors, without the pool.
     pub fn tensors(&self) -> [&InputTensor<'a>; 3] {
         [&self.cached_len, &self.page_indptr, &self.page_ids]
+    }
+
+    /// The shape that the scales of a quantised pool have.
+    pub fn scales_shape(&self, rows: &RowInputs<'_>, format: KvFormat) -> [usize; 5] {
+        [self.pool_pages, 2, self.page_size, rows.heads, format.scales_width()]
     }
 
     /// The argument of the CPU kernels.
@@ -77,12 +83,12 @@ impl<'a> CacheInputs<'a> {
     }
 }
 
-/// The number of pages and the page size of a pool for rows of `heads` heads of `head_size` elements.
-fn pool_shape(pool: &InputTensor<'_>, heads: usize, head_size: usize) -> Result<[usize; 2], OpError> {
+/// The number of pages and the page size of a pool for rows of `heads` heads of `width` elements.
+fn pool_shape(pool: &InputTensor<'_>, heads: usize, width: usize) -> Result<[usize; 2], OpError> {
     match pool.shape()? {
-        [pages, 2, page_size, h, d] if (h, d) == (heads, head_size) => Ok([pages, page_size]),
+        [pages, 2, page_size, h, d] if (h, d) == (heads, width) => Ok([pages, page_size]),
         _ => Err(OpError::invalid(format!(
-            "{}: shape {:?} expected to be [pages, 2, page_size, {heads}, {head_size}]",
+            "{}: shape {:?} expected to be [pages, 2, page_size, {heads}, {width}]",
             pool.name, pool.dims
         ))),
     }

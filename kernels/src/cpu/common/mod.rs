@@ -4,6 +4,7 @@
 mod compiled;
 pub(super) mod copy;
 pub(super) mod isa;
+pub(super) mod kv_block;
 pub(super) mod scratch;
 pub(super) mod shared;
 pub(crate) mod simd;

@@ -1,17 +1,19 @@
 //! `HstuAttention` on the CPU.
 //!
 //! A unit of work is a block of one user's rows in one head. The block walks over the keys it sees tile by tile; a
-//! tile is brought into `f32` once and used by every group of rows in the block (`tile.rs` does the arithmetic).
+//! tile is brought into `f32` once, from numbers or from the codes of a quantised pool, and used by every group of rows in
+//! the block (`tile.rs` does the arithmetic).
 
 use std::ops::Range;
 
-use super::tile::{self, Ahead, Bounds, Group, TILE, Tile};
+use super::tile::{self, Ahead, Bounds, Group, Place, TILE, Tile};
 use crate::common::input_error::check_output;
 use crate::common::parallel::{Parallel, Serial, run_once};
+use crate::cpu::common::kv_block::dequantise;
 use crate::cpu::common::scratch::{self, Scratch};
 use crate::cpu::common::{Isa, Shared, simd};
 use crate::hstu::Mask;
-use crate::{CheckedAttention, Element, HstuAttention, InputError};
+use crate::{CheckedAttention, Element, HstuAttention, InputError, KvFormat, KvView};
 use simd::{Simd, groups};
 
 /// Rows of a block: what a tile brought into `f32` is used for.
@@ -178,26 +180,34 @@ impl Keys {
 }
 
 /// Where the keys and values of a tile lie.
-struct TileRows<'a, T> {
-    rows: [[&'a [T]; 2]; TILE],
-    /// Those of the tile that some row of the block sees; the others are empty.
+struct TileRows {
+    places: [[Place; 2]; TILE],
+    /// Those of the tile that some row of the block sees; the others are nowhere.
     wanted: Range<usize>,
+    /// What is there: codes, all of them, or numbers of the type of the call.
+    format: KvFormat,
 }
 
-impl<T: Element> TileRows<'_, T> {
+impl TileRows {
     /// Brings keys and values into `f32`.
     ///
     /// # Safety
-    /// The CPU has the instructions of `S`.
+    /// The CPU has the instructions of `S`; the rows come from [`Work::locate`] of a call in `T` with this head size.
     #[inline(always)]
-    unsafe fn widen<S: Simd>(&self, keys: &mut [f32], values: &mut [f32]) {
+    unsafe fn widen<S: Simd, T: Element>(&self, head_size: usize, keys: &mut [f32], values: &mut [f32]) {
+        let (width, scales) = (self.format.pool_width(head_size), self.format.scales_width());
         for i in self.wanted.clone() {
-            let [key, value] = self.rows[i];
-            let to = i * key.len()..(i + 1) * key.len();
-            // SAFETY: the set is the caller's.
-            unsafe {
-                T::widen::<S>(key, &mut keys[to.clone()]);
-                T::widen::<S>(value, &mut values[to]);
+            let at = i * head_size..(i + 1) * head_size;
+            for (from, to) in self.places[i].iter().zip([&mut keys[at.clone()], &mut values[at]]) {
+                // SAFETY: the set is the caller's; `locate` has taken the places from slices of these lengths.
+                unsafe {
+                    if self.format == KvFormat::Native {
+                        T::widen::<S>(std::slice::from_raw_parts(from.numbers.cast(), head_size), to);
+                        continue;
+                    }
+                    let codes = std::slice::from_raw_parts(from.numbers, width);
+                    dequantise::<S>(self.format, codes, std::slice::from_raw_parts(from.scales, scales), to);
+                }
             }
         }
     }
@@ -239,11 +249,15 @@ impl<'a, T: Element> Work<'a, T> {
                 let mut wanted = self.locate(which, start, &all);
                 while start < all.end {
                     let next = self.locate(which, start + TILE as i64, &all);
-                    wanted.widen::<S>(keys, values);
+                    wanted.widen::<S, T>(head_size, keys, values);
                     let tile =
                         Tile { keys: keys.as_ptr(), values: values.as_ptr(), head_size, alpha: self.op.score_scale() };
-                    let mut ahead =
-                        next.rows[next.wanted.clone()].chunks(TILE.div_ceil(groups::<S>(seen.len()).count()));
+                    let bytes = match next.format {
+                        KvFormat::Native => head_size * size_of::<T>(),
+                        format => format.pool_width(head_size),
+                    };
+                    let parts = groups::<S>(seen.len()).count();
+                    let mut ahead = next.places[next.wanted.clone()].chunks(TILE.div_ceil(parts));
                     for ((rows, vectors), reach) in groups::<S>(seen.len()).zip(&reaches) {
                         let at = rows.start * head_size;
                         let group = Group {
@@ -253,8 +267,8 @@ impl<'a, T: Element> Work<'a, T> {
                             outputs: outputs[at..].as_mut_ptr(),
                             weights: weights.as_mut_ptr(),
                         };
-                        let ahead = ahead.next().unwrap_or_default();
-                        attend::<S, T>(group, tile, ahead, &seen[rows], reach, start);
+                        let ahead = Ahead { places: ahead.next().unwrap_or_default(), bytes };
+                        attend::<S>(group, tile, ahead, &seen[rows], reach, start);
                     }
                     wanted = next;
                     start += TILE as i64;
@@ -291,38 +305,59 @@ impl<'a, T: Element> Work<'a, T> {
 
     /// Finds the rows of the tile at `start` that lie within `all`.
     #[inline(always)]
-    fn locate(&self, which: Keys, start: i64, all: &Range<i64>) -> TileRows<'a, T> {
+    fn locate(&self, which: Keys, start: i64, all: &Range<i64>) -> TileRows {
         let op = self.op;
-        let head_size = op.rows.head_size;
         let user = self.block.user;
-        let cached = op.cached(user);
-        let first = match which {
-            Keys::History => 0,
-            Keys::Candidates => cached + op.rows.new_history(user),
+        let (cached, pooled) = (op.cached(user), op.pooled(user));
+        let (first, format) = match (which, op.cache) {
+            // Of a quantised pool the whole history is in the pool.
+            (Keys::History, Some((_, KvView::Quantised { format, .. }))) => (0, format),
+            (Keys::History, _) => (0, KvFormat::Native),
+            (Keys::Candidates, _) => (cached + op.rows.new_history(user), KvFormat::Native),
         };
         let end = all.end.min(start + TILE as i64);
+        let nowhere = Place { numbers: std::ptr::null(), scales: std::ptr::null() };
         let mut found = TileRows {
-            rows: [[&[]; 2]; TILE],
+            places: [[nowhere; 2]; TILE],
             wanted: (all.start.max(start) - start) as usize..(end - start).max(0) as usize,
+            format,
         };
         for i in found.wanted.clone() {
             let position = first + start as usize + i;
-            found.rows[i] = match op.cache {
-                Some((pages, pool)) if position < cached => {
+            found.places[i] = match op.cache {
+                Some((pages, pool)) if position < pooled => {
                     let page = pages.of(user)[position / pages.page_size] as usize;
                     let slot = page * 2 * pages.page_size + position % pages.page_size;
-                    [slot, slot + pages.page_size].map(|slot| {
-                        let at = (slot * op.rows.heads + self.block.head) * head_size;
-                        &pool[at..at + head_size]
-                    })
+                    [slot, slot + pages.page_size]
+                        .map(|slot| self.in_pool(pool, slot * op.rows.heads + self.block.head))
                 }
                 _ => {
                     let at = self.offset(position - cached);
-                    [&op.key[at..at + head_size], &op.value[at..at + head_size]]
+                    [op.key, op.value].map(|rows| self.in_tensor(rows, at))
                 }
             };
         }
         found
+    }
+
+    /// Where a block of the pool lies.
+    #[inline(always)]
+    fn in_pool(&self, pool: KvView<'_, T>, block: usize) -> Place {
+        match pool {
+            KvView::Native(pool) => self.in_tensor(pool, block * self.op.rows.head_size),
+            KvView::Quantised { format, codes, scales } => {
+                let (width, scale) = (format.pool_width(self.op.rows.head_size), format.scales_width());
+                let (codes, scales) = (&codes[block * width..][..width], &scales[block * scale..][..scale]);
+                Place { numbers: codes.as_ptr(), scales: scales.as_ptr() }
+            }
+        }
+    }
+
+    /// Where a head of a row lies.
+    #[inline(always)]
+    fn in_tensor(&self, rows: &[T], at: usize) -> Place {
+        let numbers = &rows[at..at + self.op.rows.head_size];
+        Place { numbers: numbers.as_ptr().cast(), scales: std::ptr::null() }
     }
 
     /// Turns the outputs back, scales, rounds and writes them.
@@ -364,26 +399,19 @@ impl<'a, T: Element> Work<'a, T> {
 /// # Safety
 /// As for [`tile::attend`]; `reach` is that of `seen`, which has a range for each row of the group.
 #[inline(always)]
-unsafe fn attend<S: Simd, T>(
-    group: Group,
-    tile: Tile,
-    ahead: Ahead<'_, T>,
-    seen: &[Range<i64>],
-    reach: &Reach,
-    start: i64,
-) {
+unsafe fn attend<S: Simd>(group: Group, tile: Tile, ahead: Ahead<'_>, seen: &[Range<i64>], reach: &Reach, start: i64) {
     // SAFETY: the caller's; what `in_tile` gives lies within the tile.
     unsafe {
         let Some((visible, whole)) = reach.in_tile(start) else { return };
         if whole {
-            return tile::attend::<S, T>(group, tile, ahead, visible);
+            return tile::attend::<S>(group, tile, ahead, visible);
         }
         // Vector by vector: the keys that one of them sees are fewer than those that all of them see.
         for (number, seen) in seen.chunks(S::LANES).enumerate() {
             let Some((visible, whole)) = Reach::of(seen).in_tile(start) else { continue };
             let vector = group.vector::<S>(number);
             if whole {
-                tile::attend::<S, T>(vector, tile, &[], visible);
+                tile::attend::<S>(vector, tile, Ahead::default(), visible);
                 continue;
             }
             // Lanes without a row see nothing.
@@ -451,7 +479,7 @@ mod tests {
             Pages { cached_len: &[11, 0], page_indptr: &[0, 2, 3], page_ids: &[2, 0, 1], pool_pages: 3, page_size };
         let rows = Rows { row_offsets: &[0, 6, 9], num_candidates: &[2, 1], total_rows, heads, head_size };
         let (scaling_seqlen, target_group_size, max_attn_len) = (5, 1, 9);
-        let cache = Some((pages, &pool[..]));
+        let cache = Some((pages, KvView::Native(&pool)));
         let (query, key, value) = (&query[..], &key[..], &value[..]);
         let call = HstuAttention {
             rows,

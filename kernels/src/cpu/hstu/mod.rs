@@ -10,5 +10,6 @@ pub mod reference;
 mod tile;
 mod unit;
 
+pub use append::HstuAppendElement;
 pub use attention::HstuAttentionElement;
 pub use dense::HstuDenseElement;

@@ -3,7 +3,7 @@
 use crate::common::input_error::check_output;
 use crate::{
     Activation, Element, GateNorm, HstuAttention, HstuEmbed, HstuGate, HstuLinear, HstuNorm, HstuOutput, HstuProject,
-    HstuUnit, InputError, PagedKvAppend, Pages, Rows, Taken,
+    HstuUnit, InputError, KvView, PagedKvAppend, Pages, QuantisedPool, Rows, Taken,
 };
 
 /// `HstuAttention` as the specification words it.
@@ -23,11 +23,11 @@ pub fn hstu_attention<T: Element>(op: &HstuAttention<'_, T>) -> Result<Vec<f64>,
                 if !visible(op, user, cached + i, c) {
                     continue;
                 }
-                let (key, value) = key_value(op, user, head, c);
-                let x = alpha * query.iter().zip(key).map(|(q, k)| wide(*q) * wide(*k)).sum::<f64>();
+                let [key, value] = key_value(op, user, head, c);
+                let x = alpha * query.iter().zip(key).map(|(q, k)| wide(*q) * k).sum::<f64>();
                 let weight = x / (1.0 + (-x).exp());
                 for (out, v) in out.iter_mut().zip(value) {
-                    *out += weight * wide(*v);
+                    *out += weight * v;
                 }
             }
             for out in out {
@@ -59,17 +59,28 @@ fn visible<T: Element>(op: &HstuAttention<'_, T>, user: usize, r: usize, c: usiz
     op.max_attn_len == 0 || pos(r) - pos(c) <= op.max_attn_len
 }
 
-fn key_value<'a, T: Element>(op: &HstuAttention<'a, T>, user: usize, head: usize, c: usize) -> (&'a [T], &'a [T]) {
+fn key_value<T: Element>(op: &HstuAttention<'_, T>, user: usize, head: usize, c: usize) -> [Vec<f64>; 2] {
     let Rows { heads, head_size, .. } = op.rows;
-    let cached = op.cached(user);
+    let of = |tensor: &[T], at: usize| tensor[at..at + head_size].iter().map(|number| wide(*number)).collect();
+    let block = |pages, which| slot(pages, &op.rows, user, c, which) / head_size + head;
     match op.cache {
-        Some((pages, pool)) if c < cached => {
-            let [key, value] = [0, 1].map(|which| slot(&pages, &op.rows, user, c, which) + head * head_size);
-            (&pool[key..key + head_size], &pool[value..value + head_size])
+        Some((pages, KvView::Native(pool))) if c < op.cached(user) => {
+            [0, 1].map(|which| of(pool, block(&pages, which) * head_size))
+        }
+        // As they are stored, those of this call too.
+        Some((pages, KvView::Quantised { format, codes, scales }))
+            if c < op.cached(user) + op.rows.new_history(user) =>
+        {
+            let (width, scale) = (format.pool_width(head_size), format.scales_width());
+            [0, 1].map(|which| {
+                let block = block(&pages, which);
+                let (codes, scales) = (&codes[block * width..][..width], &scales[block * scale..][..scale]);
+                (0..head_size).map(|index| f64::from(format.dequantise(codes, scales, index))).collect()
+            })
         }
         _ => {
-            let at = ((op.rows.of(user).start + c - cached) * heads + head) * head_size;
-            (&op.key[at..at + head_size], &op.value[at..at + head_size])
+            let at = ((op.rows.of(user).start + c - op.cached(user)) * heads + head) * head_size;
+            [of(op.key, at), of(op.value, at)]
         }
     }
 }
@@ -86,6 +97,30 @@ pub fn paged_kv_append<T: Element>(op: &PagedKvAppend<'_, T>, pool: &mut [T]) ->
             for (which, from) in [op.key, op.value].into_iter().enumerate() {
                 let to = slot(&op.pages, &op.rows, user, position, which);
                 pool[to..to + width].copy_from_slice(&from[row..row + width]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same into a quantised pool.
+pub fn paged_kv_append_quantised<T: Element>(
+    op: &PagedKvAppend<'_, T>,
+    pool: &mut QuantisedPool<'_>,
+) -> Result<(), InputError> {
+    op.check()?;
+    op.check_quantised(pool)?;
+    let Rows { heads, head_size, .. } = op.rows;
+    let (width, scale) = (pool.format.pool_width(head_size), pool.format.scales_width());
+    for user in 0..op.rows.users() {
+        for (i, head) in (0..op.rows.new_history(user)).flat_map(|i| (0..heads).map(move |head| (i, head))) {
+            let from = ((op.rows.of(user).start + i) * heads + head) * head_size;
+            let position = op.pages.cached_len[user] as usize + i;
+            for (which, tensor) in [op.key, op.value].into_iter().enumerate() {
+                let block = slot(&op.pages, &op.rows, user, position, which) / head_size + head;
+                let numbers: Vec<f32> = tensor[from..from + head_size].iter().map(|number| number.to_f32()).collect();
+                let codes = &mut pool.codes[block * width..][..width];
+                pool.format.quantise(&numbers, codes, &mut pool.scales[block * scale..][..scale]);
             }
         }
     }

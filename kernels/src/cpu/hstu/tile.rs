@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use half::f16;
+
 use crate::cpu::common::simd::Simd;
 
 /// Keys in a tile. Tiles begin at multiples of it, counted from a user's first key: where they lie is part of the
@@ -37,9 +39,23 @@ pub(super) struct Tile {
     pub alpha: f32,
 }
 
-/// Rows of memory that will be wanted soon. Asking for them bit by bit during the arithmetic hides the way to memory;
+/// Where a key or a value lies in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// The numbers, or the codes of a quantised pool.
+    pub numbers: *const u8,
+    /// The block's scales; null where there are none.
+    pub scales: *const f16,
+}
+
+/// Keys and values that will be wanted soon. Asking for them bit by bit during the arithmetic hides the way to memory;
 /// asking for all at once would stall.
-pub(super) type Ahead<'a, T> = &'a [[&'a [T]; 2]];
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ahead<'a> {
+    pub places: &'a [[Place; 2]],
+    /// Bytes of the numbers, or the codes, at each place.
+    pub bytes: usize,
+}
 
 impl Group {
     /// One vector of the group.
@@ -67,28 +83,28 @@ pub(super) struct Bounds {
 /// # Safety
 /// The CPU has the instructions of `S`; the pointers are good for the layouts above; `visible` lies within the tile.
 #[inline(always)]
-pub(super) unsafe fn attend<S: Simd, T>(group: Group, tile: Tile, ahead: Ahead<'_, T>, visible: Range<usize>) {
+pub(super) unsafe fn attend<S: Simd>(group: Group, tile: Tile, ahead: Ahead<'_>, visible: Range<usize>) {
     // SAFETY: the caller's. `vectors` is at most MAX_VECTORS: the arms above that fall away when compiled.
     unsafe {
         match group.vectors {
             4 if S::MAX_VECTORS >= 4 => {
-                scores::<S, T, 6, 4>(group, tile, ahead, &visible);
+                scores::<S, 6, 4>(group, tile, ahead, &visible);
                 sums::<S, 6, 4>(group, tile, visible, None);
             }
             2 if S::MAX_VECTORS >= 4 => {
-                scores::<S, T, 12, 2>(group, tile, ahead, &visible);
+                scores::<S, 12, 2>(group, tile, ahead, &visible);
                 sums::<S, 12, 2>(group, tile, visible, None);
             }
             2 if S::MAX_VECTORS >= 2 => {
-                scores::<S, T, 6, 2>(group, tile, ahead, &visible);
+                scores::<S, 6, 2>(group, tile, ahead, &visible);
                 sums::<S, 6, 2>(group, tile, visible, None);
             }
             _ if S::MAX_VECTORS >= 2 => {
-                scores::<S, T, 12, 1>(group, tile, ahead, &visible);
+                scores::<S, 12, 1>(group, tile, ahead, &visible);
                 sums::<S, 12, 1>(group, tile, visible, None);
             }
             _ => {
-                scores::<S, T, 6, 1>(group, tile, ahead, &visible);
+                scores::<S, 6, 1>(group, tile, ahead, &visible);
                 sums::<S, 6, 1>(group, tile, visible, None);
             }
         }
@@ -103,7 +119,7 @@ pub(super) unsafe fn attend<S: Simd, T>(group: Group, tile: Tile, ahead: Ahead<'
 pub(super) unsafe fn attend_within<S: Simd>(vector: Group, tile: Tile, visible: Range<usize>, bounds: Bounds) {
     // SAFETY: the caller's.
     unsafe {
-        scores::<S, f32, 6, 1>(vector, tile, &[], &visible);
+        scores::<S, 6, 1>(vector, tile, Ahead::default(), &visible);
         sums::<S, 6, 1>(vector, tile, visible, Some(bounds));
     }
 }
@@ -113,22 +129,26 @@ pub(super) unsafe fn attend_within<S: Simd>(vector: Group, tile: Tile, visible: 
 /// # Safety
 /// As for [`attend`].
 #[inline(always)]
-unsafe fn scores<S: Simd, T, const KEYS: usize, const VECTORS: usize>(
+unsafe fn scores<S: Simd, const KEYS: usize, const VECTORS: usize>(
     group: Group,
     tile: Tile,
-    ahead: Ahead<'_, T>,
+    ahead: Ahead<'_>,
     visible: &Range<usize>,
 ) {
     const { assert!(TILE.is_multiple_of(KEYS)) };
     // Rounding down to KEYS may take in keys of the tile that no row sees: their weights are written and not used.
     let first = visible.start / KEYS * KEYS;
-    let share = ahead.len().div_ceil((visible.end - first).div_ceil(KEYS)).max(1);
-    let mut ahead = ahead.chunks(share);
+    let share = ahead.places.len().div_ceil((visible.end - first).div_ceil(KEYS)).max(1);
+    let mut places = ahead.places.chunks(share);
     for key in (first..visible.end).step_by(KEYS) {
-        for row in ahead.next().unwrap_or_default().as_flattened() {
-            for at in (0..size_of_val(*row)).step_by(64) {
-                // SAFETY: the set is the caller's.
-                unsafe { S::prefetch(row.as_ptr().cast::<u8>().wrapping_add(at)) };
+        for place in places.next().unwrap_or_default().as_flattened() {
+            for at in (0..ahead.bytes).step_by(64) {
+                // SAFETY: the set is the caller's; any address will do.
+                unsafe { S::prefetch(place.numbers.wrapping_add(at)) };
+            }
+            if !place.scales.is_null() {
+                // SAFETY: as above.
+                unsafe { S::prefetch(place.scales.cast()) };
             }
         }
         // SAFETY: KEYS divides TILE, so key + KEYS <= TILE; d < D.

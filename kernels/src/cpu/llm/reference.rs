@@ -1,6 +1,6 @@
 //! The operators of language models in their plainest form: scalar, pair by pair, float64.
 
-use crate::llm::kv_format::KvFormat;
+use crate::common::kv_format::KvFormat;
 use crate::llm::paged_attention::{KvPool, PagedAttention, Pairs, Rotation};
 use crate::{BLOCK, BlockLinear, CodeBits, Element, Glu, GluActivation, InputError};
 

@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pagoda::engine::{Engine, EngineOptions};
-use pagoda::{Error, KvSize, ModelOptions, Provider, Result, Status};
+use pagoda::{Error, KvFormat, KvSize, ModelOptions, Provider, Result, Status};
 
 use crate::output;
 use crate::progress::Progress;
+use crate::words::KV_FORMATS;
 use data::Data;
 use report::Report;
 
@@ -23,6 +24,7 @@ const EXAMPLE: &str = "\
 Example:
   make demo                      fetch the data, export the model, and run `pagoda demo`
   pagoda demo --user 405 --json
+  pagoda demo --kv-format int8   what quantised keys and values cost: the engine without a cache has native ones
 
 Exit code 1 also if an AUC is further than 0.001 from that of the training framework.";
 
@@ -45,6 +47,9 @@ pub struct Arguments {
     /// Threads of the model; 0 = one for each core.
     #[arg(long, default_value_t = 0)]
     threads: u32,
+    /// How the engine with the cache keeps keys and values; by default as the model was exported.
+    #[arg(long, value_name = "FORMAT", value_parser = KV_FORMATS)]
+    kv_format: Option<String>,
     /// One JSON object.
     #[arg(long)]
     json: bool,
@@ -55,7 +60,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let progress = Progress::spinner("opening the model");
     let data = Data::read(&arguments.folder)?;
     let folder = arguments.folder.join("model");
-    let cached = Engine::open(&folder, options(arguments, Some(KvSize::Bytes(CACHE_BYTES))))?;
+    let kv_format = arguments.kv_format.as_deref().and_then(KvFormat::named);
+    let with_cache = EngineOptions { kv_format, ..options(arguments, Some(KvSize::Bytes(CACHE_BYTES))) };
+    let cached = Engine::open(&folder, with_cache)?;
     let plain = Engine::open(&folder, options(arguments, None))?;
     let top = top::ten(&data, &cached, arguments.user)?;
     let replay = replay::replay(&data, &cached, &plain, &progress)?;
@@ -76,7 +83,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Err(Error::new(Status::Internal, "the scores are not those of the training framework: see the last table"))
 }
 
-/// Both engines are equal except for the cache. Idle threads of one sleep while the other is measured.
+/// Both engines are equal except for the cache and the format of its pages. Idle threads of one sleep while the other is measured.
 fn options(arguments: &Arguments, kv_size: Option<KvSize>) -> EngineOptions {
     let model = ModelOptions {
         provider: Provider::Cpu,

@@ -18,7 +18,13 @@ impl Report {
         writeln!(text, "MovieLens-100K, replayed through Pagoda")?;
         writeln!(text, "  trained   with torch {} on {ratings} ratings of {} users", self.torch, self.train_users)?;
         writeln!(text, "  served    by model version {}", &self.model_version[..16.min(self.model_version.len())])?;
-        writeln!(text, "  replayed  {requests} requests of {} users from after the training set\n", self.users)?;
+        writeln!(text, "  replayed  {requests} requests of {} users from after the training set", self.users)?;
+        if let Some(native) = self.native_bytes_per_row.filter(|_| self.kv_format != "native") {
+            let (format, bytes) = (self.kv_format, words::bytes(self.kv_bytes_per_row));
+            let native = words::bytes(native);
+            writeln!(text, "  pages     {format}, {bytes} a row; without the cache native, {native} a row")?;
+        }
+        writeln!(text)?;
         self.write_top(text)?;
         self.write_sides(text)?;
         self.write_tasks(text)?;

@@ -1,5 +1,6 @@
 //! The figures of a replay.
 
+use pagoda::KvFormat;
 use pagoda::engine::Engine;
 use serde::Serialize;
 
@@ -22,6 +23,11 @@ pub struct Report {
     pub requests: usize,
     pub users: usize,
     pub candidates: usize,
+    /// How the engine with the cache keeps keys and values, and the bytes of a row of a history.
+    pub kv_format: &'static str,
+    pub kv_bytes_per_row: u64,
+    /// The same of native pages, which the other engine has.
+    pub native_bytes_per_row: Option<u64>,
     pub top: Top,
     pub cached: Side,
     pub plain: Side,
@@ -80,6 +86,9 @@ impl Report {
             requests: visits.len(),
             users: data.users.len(),
             candidates: replay.cached[1].len(),
+            kv_format: engine.folder().kv.format_name(),
+            kv_bytes_per_row: engine.folder().kv.bytes_per_token,
+            native_bytes_per_row: engine.folder().kv.bytes_per_token_in(KvFormat::Native),
             top,
             found_percent: percent(found, again),
             cached_rows_percent: percent(cached.cached_rows, cached.cached_rows + cached.computed_rows),

@@ -7,6 +7,7 @@ use pagoda::{Error, Generator, GeneratorOptions, KvFormat, KvSize, ModelOptions,
 use pagoda_requests::words::parse_bytes;
 
 use crate::progress::Progress;
+use crate::words::KV_FORMATS;
 
 /// Where the model runs, and what it keeps.
 #[derive(clap::Args)]
@@ -25,7 +26,7 @@ pub struct ModelArguments {
     #[arg(long, default_value = "1GiB", value_name = "BYTES", value_parser = parse_bytes)]
     cache: u64,
     /// How keys and values are kept; by default as the model was exported. int8 takes about half of the memory of f16.
-    #[arg(long, value_name = "FORMAT", value_parser = ["native", "int8", "int4", "fp8"])]
+    #[arg(long, value_name = "FORMAT", value_parser = KV_FORMATS)]
     kv_format: Option<String>,
     /// Keep only --cache-length tokens of each sequence, however long it is: by default all are kept.
     #[arg(long, value_name = "NAME", requires = "cache_length", value_parser = POLICIES)]

@@ -1,5 +1,6 @@
 //! `pagoda inspect`: describes a model folder.
 
+mod by_format;
 mod generate;
 mod page;
 mod rank;

@@ -17,7 +17,7 @@ pub struct GeneratorOptions {
     pub kv_size: KvSize,
     /// How pages hold keys and values, on the GPU, in host memory and on disk; `None`: as the model was exported. `Int8` takes
     /// about a quarter of the memory of f32 pages, and half of that of f16.
-    #[cfg_attr(feature = "serde", serde(with = "crate::folder::generate::kv_format_word"))]
+    #[cfg_attr(feature = "serde", serde(with = "crate::folder::kv_format_word"))]
     pub kv_format: Option<KvFormat>,
     /// A fixed number of slots for the keys and values of each sequence, and which tokens stay in them; `None`: all tokens stay.
     /// With a policy nothing is shared between sequences, and a session goes on only behind all that was computed of it.

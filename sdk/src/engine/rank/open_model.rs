@@ -8,7 +8,7 @@ use super::options::{EngineOptions, GraphShape};
 use super::tables::FolderTables;
 use crate::error::{Error, Result, Status};
 use crate::folder::{Lookup, ModelFolder};
-use crate::kv::{Edited, KvCache, KvOptions, KvSize, Overlap, Owner};
+use crate::kv::{Edited, KvCache, KvFormat, KvOptions, KvSize, Overlap, Owner};
 use crate::runtime::{GraphTables, Model, ModelOptions, Provider};
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
@@ -33,6 +33,11 @@ pub(super) struct OpenModel {
 impl OpenModel {
     /// Opens a folder and everything under it.
     pub(super) fn open(folder: ModelFolder, options: &EngineOptions, store: Option<&Arc<dyn Store>>) -> Result<Self> {
+        let (folder, graph) = match folder.with_format(options.kv_format.unwrap_or(folder.kv.format))? {
+            Some((folder, graph)) => (folder, Some(graph)),
+            None => (folder, None),
+        };
+        refuse_on_gpu(&folder, options)?;
         let tables = match folder.lookup {
             Lookup::Bag => Some(Arc::new(FolderTables::open(&folder, &options.tables)?)),
             Lookup::Gather => None,
@@ -42,9 +47,10 @@ impl OpenModel {
         let tf32 = options.model.tf32 || folder.compute != ElementType::F32;
         let model_options = ModelOptions { tables: graph_tables, tf32, ..options.model.clone() };
         let file = folder.file(&folder.model);
-        let model = Arc::new(match options.cuda_graphs.is_empty() {
-            true => Model::open(file, &model_options)?,
-            false => Model::open_to_capture(&file, &model_options)?,
+        let captures = !options.cuda_graphs.is_empty();
+        let model = Arc::new(match &graph {
+            Some(graph) => Model::open_graphs((graph, graph), &file, &model_options, captures)?,
+            None => Model::open_file(&file, &file, &model_options, captures)?,
         });
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let wanted = options.kv_size.filter(|size| !matches!(size, KvSize::Pages(0) | KvSize::Bytes(0)));
@@ -108,6 +114,19 @@ pub(super) fn shapes(options: &EngineOptions) -> Vec<Shape> {
     options.cuda_graphs.iter().map(shape).collect()
 }
 
+/// HstuAttention reads quantised pools on the CPU alone. With [`Provider::Auto`] the operator refuses the GPU by itself, and the
+/// model runs on the CPU.
+fn refuse_on_gpu(folder: &ModelFolder, options: &EngineOptions) -> Result<()> {
+    if folder.kv.format == KvFormat::Native || options.model.provider != Provider::Cuda || options.model.host_pools {
+        return Ok(());
+    }
+    let message = format!(
+        "{}: ranking models read quantised pages on the CPU alone: open it with the provider cpu, with host_pools, or          with native pages",
+        folder.kv.format_name()
+    );
+    Err(Error::new(Status::Unsupported, message).about("options.kv_format"))
+}
+
 fn open_kv(
     folder: &ModelFolder,
     options: &EngineOptions,
@@ -126,6 +145,7 @@ fn open_kv(
         head_size: layout.head_size,
         page_size: layout.page_size,
         element_type: layout.element,
+        format: layout.format,
         size: wanted.unwrap_or(KvSize::Pages(u32::try_from(room).unwrap_or(u32::MAX))),
         device_id,
         model_version: folder.version.clone(),

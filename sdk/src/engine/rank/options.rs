@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::stores::EngineStore;
 use crate::embedding::{CacheSize, TierOptions};
-use crate::kv::{KvSize, Offload};
+use crate::kv::{KvFormat, KvSize, Offload};
 use crate::runtime::ModelOptions;
 
 /// How to open an engine.
@@ -18,6 +18,10 @@ pub struct EngineOptions {
     /// its whole history. A model that does not support the cache (`kv.cache` in pagoda.json) runs without it in any
     /// case.
     pub kv_size: Option<KvSize>,
+    /// How pages hold keys and values, in memory and in the store; `None`: as the model was exported. Quantised pages are read on
+    /// the CPU alone: a model on a GPU takes them with `model.host_pools`.
+    #[cfg_attr(feature = "serde", serde(with = "crate::folder::kv_format_word"))]
+    pub kv_format: Option<KvFormat>,
     /// Bytes of host memory for keys and values that were evicted from the pool; 0: none. The memory is allocated when
     /// the engine is opened, and is pinned if the model can run on a GPU. Loading from it is faster than loading from a
     /// store.
@@ -57,6 +61,7 @@ impl Default for EngineOptions {
         Self {
             model: ModelOptions::default(),
             kv_size: Some(KvSize::Bytes(1 << 30)),
+            kv_format: None,
             host_bytes: 0,
             store: None,
             offload: Offload::default(),

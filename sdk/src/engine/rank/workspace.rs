@@ -70,8 +70,8 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
         model: &serving.model,
         kv: serving.kv.as_ref(),
         pools_ready: serving.kv.as_ref().is_none_or(KvCache::is_still),
-        pools: names.kv_pools.iter().map(String::as_str).zip(outputs.kv_pools.iter().map(String::as_str)).collect(),
-        scales: Vec::new(),
+        pools: pairs(&names.kv_pools, &outputs.kv_pools),
+        scales: pairs(&names.kv_scales, &outputs.kv_scales),
         output: &outputs.scores,
         width: serving.folder.tasks.len(),
         device_output: None,
@@ -82,6 +82,11 @@ fn run_model(workspace: &Workspace, serving: &OpenModel, scores: &mut [f32], can
     // SAFETY: only this run uses the buffers. It writes only to pages of its own leases, behind the rows that other
     // runs may read.
     unsafe { exec::run(&bound, serving.graphs.as_ref(), &workspace.sizes(), &inputs, scores, cancel) }.map(drop)
+}
+
+/// Names of graph inputs, each with that of its graph output.
+fn pairs<'a>(inputs: &'a [String], outputs: &'a [String]) -> Vec<(&'a str, &'a str)> {
+    inputs.iter().map(String::as_str).zip(outputs.iter().map(String::as_str)).collect()
 }
 
 impl Workspace {

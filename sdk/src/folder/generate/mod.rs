@@ -4,8 +4,6 @@
 mod pages_form;
 #[cfg(feature = "llm")]
 pub(crate) use pages_form::{PagesForm, RewrittenGraphs, SlotNames};
-#[cfg(feature = "serde")]
-pub(crate) mod kv_format_word;
 pub(super) mod read;
 #[cfg(test)]
 mod tests;
@@ -16,6 +14,7 @@ use std::path::Path;
 pub use pagoda_kernels::KvFormat;
 
 use super::contents::{FolderContents, FolderFile, ModelKind};
+use super::kv_format::{FORMATS, TokenShape, word};
 use super::open::open;
 use crate::error::Result;
 use crate::tensor::ElementType;
@@ -247,20 +246,24 @@ impl Deref for GenerateFolder {
 impl WeightFormat {
     /// Its word in pagoda.json, such as `int8`.
     pub fn name(self) -> &'static str {
-        read::word(&read::WEIGHTS, self)
+        word(&read::WEIGHTS, self)
     }
 }
 
 impl KvLayout {
     /// The word of its format in pagoda.json, such as `int8`.
     pub fn format_name(&self) -> &'static str {
-        read::word(&read::FORMATS, self.format)
+        word(&FORMATS, self.format)
     }
 
     /// Bytes of one token in all layers, with its scales, where pages are of another format than the model was exported with.
     /// `None` for int4 where heads have an odd size: it has two numbers in a byte.
     pub fn bytes_per_token_in(&self, format: KvFormat) -> Option<u64> {
-        let fits = format != KvFormat::Int4 || self.head_size.is_multiple_of(2);
-        fits.then(|| read::bytes_per_token(self, format) as u64)
+        self.token_shape().bytes_if_possible(format)
+    }
+
+    pub(super) fn token_shape(&self) -> TokenShape {
+        let &Self { layers, heads, head_size, element, .. } = self;
+        TokenShape { layers, heads, head_size, element }
     }
 }

@@ -5,8 +5,10 @@ use std::collections::HashMap;
 
 use pagoda_kernels::{KV_NORMS, KvFormat};
 use prost::Message;
-use prost::bytes::Bytes;
 
+use super::super::graph::{
+    Dimension, GraphProto, ModelProto, NodeProto, PoolType, TypeProto, ValueInfoProto, put, replace, scales_names,
+};
 use super::{GenerateFolder, Inputs, KvLayout, Outputs};
 use crate::error::{Error, Result, Status};
 use crate::tensor::ElementType;
@@ -59,13 +61,9 @@ impl GenerateFolder {
         }
         let mut folder = self.clone();
         folder.kv.format = format;
-        folder.kv.bytes_per_token = super::read::bytes_per_token(&folder.kv, format) as u64;
-        let scales = |names: &[String]| match format {
-            KvFormat::Native => Vec::new(),
-            _ => names.iter().map(|name| format!("{name}.scales")).collect(),
-        };
-        folder.inputs.kv_scales = scales(&folder.inputs.kv_pools);
-        folder.outputs.kv_scales = scales(&folder.outputs.kv_pools);
+        folder.kv.bytes_per_token = folder.kv.token_shape().bytes(format) as u64;
+        folder.inputs.kv_scales = scales_names(format, &folder.inputs.kv_pools);
+        folder.outputs.kv_scales = scales_names(format, &folder.outputs.kv_pools);
         let names = |pool: &String| SlotNames {
             write_slots: format!("{pool}.write_slots"),
             token_pos: format!("{pool}.token_pos"),
@@ -126,10 +124,11 @@ fn rewrite(bytes: &[u8], from: &GenerateFolder, to: &GenerateFolder, slots: &[Sl
     if rewritten != layers.len() {
         return Err(format!("{rewritten} PagedAttention nodes for {} pools", layers.len()));
     }
+    let pool = to.kv.pool_type();
     let Inputs { kv_pools, kv_scales, .. } = &to.inputs;
-    replace(&mut graph.input, (kv_pools, kv_scales), &from.inputs.kv_scales, &to.kv)?;
+    replace(&mut graph.input, (kv_pools, kv_scales), &from.inputs.kv_scales, &pool)?;
     let Outputs { kv_pools, kv_scales, .. } = &to.outputs;
-    replace(&mut graph.output, (kv_pools, kv_scales), &from.outputs.kv_scales, &to.kv)?;
+    replace(&mut graph.output, (kv_pools, kv_scales), &from.outputs.kv_scales, &pool)?;
     let heads = i64::from(to.kv.heads);
     for (layer, names) in slots.iter().enumerate() {
         // Layers may have different numbers of them.
@@ -148,30 +147,6 @@ fn rewrite(bytes: &[u8], from: &GenerateFolder, to: &GenerateFolder, slots: &[Sl
     Ok(model.encode_to_vec())
 }
 
-/// Gives the pools among a graph's inputs, or outputs, their new types, and replaces their scales.
-fn replace(
-    values: &mut Vec<ValueInfoProto>,
-    (pools, scales): (&[String], &[String]),
-    old_scales: &[String],
-    kv: &KvLayout,
-) -> Result<(), String> {
-    values.retain(|value| !old_scales.contains(&value.name));
-    let (numbers, width) = match kv.format {
-        KvFormat::Native => (kv.element, kv.head_size as usize),
-        format => (ElementType::U8, format.pool_width(kv.head_size as usize)),
-    };
-    for name in pools {
-        let value = values.iter_mut().find(|value| value.name == *name);
-        value.ok_or_else(|| format!("its graph has no `{name}`"))?.r#type = Some(TypeProto::pages(kv, numbers, width));
-    }
-    values.extend(scales.iter().map(|name| ValueInfoProto {
-        name: name.clone(),
-        r#type: Some(TypeProto::pages(kv, ElementType::F16, kv.format.scales_width())),
-        ..ValueInfoProto::default()
-    }));
-    Ok(())
-}
-
 /// The places of PagedAttention's pool and scales among its inputs, and among its outputs.
 const POOL: usize = 7;
 const SCALES: usize = 8;
@@ -183,8 +158,13 @@ const WRITE_SLOTS: usize = 13;
 const TOKEN_POS: usize = 14;
 const KEY_WEIGHTS: usize = 3;
 const NORMS: usize = 4;
-/// `AttributeProto.type`: a text.
-const STRING: i32 = 3;
+
+impl KvLayout {
+    fn pool_type(&self) -> PoolType {
+        let &Self { page_size, heads, head_size, element, format, .. } = self;
+        PoolType { page_size, heads, head_size, element, format }
+    }
+}
 
 impl NodeProto {
     /// Makes this PagedAttention use the pages of a layer.
@@ -194,14 +174,7 @@ impl NodeProto {
         }
         put(&mut self.input, SCALES, to.inputs.kv_scales.get(layer));
         put(&mut self.output, SCALES_OUT, to.outputs.kv_scales.get(layer));
-        let named =
-            |attribute: &Bytes| AttributeProto::decode(attribute.clone()).is_ok_and(|it| it.name == "kv_format");
-        self.attribute.retain(|attribute| !named(attribute));
-        if to.kv.format != KvFormat::Native {
-            let text = to.kv.format_name().as_bytes().to_vec();
-            let attribute = AttributeProto { name: "kv_format".into(), s: text.into(), r#type: STRING };
-            self.attribute.push(attribute.encode_to_vec().into());
-        }
+        self.set_format(to.kv.format);
         Ok(())
     }
 }
@@ -217,184 +190,8 @@ impl NodeProto {
     }
 }
 
-/// Sets the name at a place; without a name the place is empty.
-fn put(names: &mut Vec<String>, at: usize, name: Option<&String>) {
-    if names.len() <= at && name.is_some() {
-        names.resize(at + 1, String::new());
-    }
-    if let Some(place) = names.get_mut(at) {
-        *place = name.cloned().unwrap_or_default();
-    }
-}
-
-/// A dimension of a tensor.
-#[derive(Clone, Copy)]
-enum Dimension<'a> {
-    Number(i64),
-    Named(&'a str),
-}
-
-impl TypeProto {
-    fn tensor(element: ElementType, dims: &[Dimension<'_>]) -> Self {
-        let dim = |dim: &Dimension<'_>| match *dim {
-            Dimension::Number(number) => DimensionProto { dim_value: Some(number), ..DimensionProto::default() },
-            Dimension::Named(name) => DimensionProto { dim_param: Some(name.into()), ..DimensionProto::default() },
-        };
-        let shape = ShapeProto { dim: dims.iter().map(dim).collect() };
-        let tensor = TensorTypeProto { elem_type: element as i32, shape: Some(shape) };
-        Self { tensor_type: Some(tensor), ..Self::default() }
-    }
-
-    fn pages(kv: &KvLayout, element: ElementType, width: usize) -> Self {
-        let [page_size, heads, width] = [kv.page_size.into(), kv.heads.into(), width as i64].map(Dimension::Number);
-        Self::tensor(element, &[Dimension::Named("pages"), Dimension::Number(2), page_size, heads, width])
-    }
-}
-
 impl ValueInfoProto {
     fn new(name: &str, element: ElementType, dims: &[Dimension<'_>]) -> Self {
         Self { name: name.into(), r#type: Some(TypeProto::tensor(element, dims)), ..Self::default() }
     }
-}
-
-// The messages of ONNX's onnx.proto on the way to a PagedAttention node, with all of their fields: what is not looked into is
-// kept as the bytes that it was.
-
-#[derive(Message)]
-struct ModelProto {
-    #[prost(int64, tag = "1")]
-    ir_version: i64,
-    #[prost(string, tag = "2")]
-    producer_name: String,
-    #[prost(string, tag = "3")]
-    producer_version: String,
-    #[prost(string, tag = "4")]
-    domain: String,
-    #[prost(int64, tag = "5")]
-    model_version: i64,
-    #[prost(string, tag = "6")]
-    doc_string: String,
-    #[prost(bytes = "bytes", tag = "7")]
-    graph: Bytes,
-    #[prost(bytes = "bytes", repeated, tag = "8")]
-    opset_import: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "14")]
-    metadata_props: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "20")]
-    training_info: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "25")]
-    functions: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "26")]
-    configuration: Vec<Bytes>,
-}
-
-#[derive(Message)]
-struct GraphProto {
-    #[prost(bytes = "bytes", repeated, tag = "1")]
-    node: Vec<Bytes>,
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(bytes = "bytes", repeated, tag = "5")]
-    initializer: Vec<Bytes>,
-    #[prost(string, tag = "10")]
-    doc_string: String,
-    #[prost(message, repeated, tag = "11")]
-    input: Vec<ValueInfoProto>,
-    #[prost(message, repeated, tag = "12")]
-    output: Vec<ValueInfoProto>,
-    #[prost(bytes = "bytes", repeated, tag = "13")]
-    value_info: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "14")]
-    quantization_annotation: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "15")]
-    sparse_initializer: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "16")]
-    metadata_props: Vec<Bytes>,
-}
-
-#[derive(Message)]
-struct NodeProto {
-    #[prost(string, repeated, tag = "1")]
-    input: Vec<String>,
-    #[prost(string, repeated, tag = "2")]
-    output: Vec<String>,
-    #[prost(string, tag = "3")]
-    name: String,
-    #[prost(string, tag = "4")]
-    op_type: String,
-    #[prost(bytes = "bytes", repeated, tag = "5")]
-    attribute: Vec<Bytes>,
-    #[prost(string, tag = "6")]
-    doc_string: String,
-    #[prost(string, tag = "7")]
-    domain: String,
-    #[prost(string, tag = "8")]
-    overload: String,
-    #[prost(bytes = "bytes", repeated, tag = "9")]
-    metadata_props: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "10")]
-    device_configurations: Vec<Bytes>,
-}
-
-/// Those of a text alone.
-#[derive(Message)]
-struct AttributeProto {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(bytes = "bytes", tag = "4")]
-    s: Bytes,
-    #[prost(int32, tag = "20")]
-    r#type: i32,
-}
-
-#[derive(Message)]
-struct ValueInfoProto {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(message, optional, tag = "2")]
-    r#type: Option<TypeProto>,
-    #[prost(string, tag = "3")]
-    doc_string: String,
-    #[prost(bytes = "bytes", repeated, tag = "4")]
-    metadata_props: Vec<Bytes>,
-}
-
-#[derive(Message)]
-struct TypeProto {
-    #[prost(message, optional, tag = "1")]
-    tensor_type: Option<TensorTypeProto>,
-    #[prost(bytes = "bytes", optional, tag = "4")]
-    sequence_type: Option<Bytes>,
-    #[prost(bytes = "bytes", optional, tag = "5")]
-    map_type: Option<Bytes>,
-    #[prost(string, tag = "6")]
-    denotation: String,
-    #[prost(bytes = "bytes", optional, tag = "8")]
-    sparse_tensor_type: Option<Bytes>,
-    #[prost(bytes = "bytes", optional, tag = "9")]
-    optional_type: Option<Bytes>,
-}
-
-#[derive(Message)]
-struct TensorTypeProto {
-    #[prost(int32, tag = "1")]
-    elem_type: i32,
-    #[prost(message, optional, tag = "2")]
-    shape: Option<ShapeProto>,
-}
-
-#[derive(Message)]
-struct ShapeProto {
-    #[prost(message, repeated, tag = "1")]
-    dim: Vec<DimensionProto>,
-}
-
-#[derive(Message)]
-struct DimensionProto {
-    #[prost(int64, optional, tag = "1")]
-    dim_value: Option<i64>,
-    #[prost(string, optional, tag = "2")]
-    dim_param: Option<String>,
-    #[prost(string, tag = "3")]
-    denotation: String,
 }

@@ -3,18 +3,16 @@
 use pagoda_kernels::KvFormat;
 
 use super::super::contents::{FolderContents, TYPES, choice, damaged, file_name};
+use super::super::kv_format::FORMATS;
 use super::{
     Attention, GenerateFolder, Generation, Inputs, KvLayout, Limits, MainModel, Outputs, SpecialTokens, TextFiles,
     WeightFormat,
 };
 use crate::error::{Error, Result, Status};
 use crate::json::{Field, Object};
-use crate::tensor::ElementType;
 
 pub(super) const WEIGHTS: [(&str, WeightFormat); 3] =
     [("native", WeightFormat::Native), ("int8", WeightFormat::Int8), ("int4", WeightFormat::Int4)];
-pub(super) const FORMATS: [(&str, KvFormat); 4] =
-    [("native", KvFormat::Native), ("int8", KvFormat::Int8), ("int4", KvFormat::Int4), ("fp8", KvFormat::Fp8)];
 
 /// The form of graphs with PagedAttention. A pagoda.json without a form means it.
 const PAGED: &str = "paged";
@@ -24,11 +22,6 @@ const MOST: u32 = i32::MAX as u32;
 
 /// Pages begin at slots that the operators can read at once.
 const PAGE_SIZE_MULTIPLE: u32 = 8;
-
-/// The word of a value, in a list that has all of them.
-pub(super) fn word<T: PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
-    words.iter().find(|(_, known)| *known == value).map_or("", |&(word, _)| word)
-}
 
 pub(in super::super) fn read(contents: FolderContents, top: &Object<'_>) -> Result<GenerateFolder> {
     if let Some(form) = top.get("form") {
@@ -98,19 +91,11 @@ fn kv(kv: &Object<'_>) -> Result<KvLayout> {
     if layout.format == KvFormat::Int4 && !layout.head_size.is_multiple_of(2) {
         return Err(kv.value("head_size")?.expected("an even number, for int4 has two numbers in a byte"));
     }
-    let bytes = bytes_per_token(&layout, layout.format);
+    let bytes = layout.token_shape().bytes(layout.format);
     if u128::from(layout.bytes_per_token) != bytes {
         return Err(kv.value("bytes_per_token")?.expected(&format!("{bytes}, by the other entries of `kv`")));
     }
     Ok(layout)
-}
-
-/// Keys and values of every head of every layer, each with its scales. Wide enough for every number that a file may have.
-pub(super) fn bytes_per_token(kv: &KvLayout, format: KvFormat) -> u128 {
-    let number = if format == KvFormat::Native { kv.element.bits() / 8 } else { 1 };
-    let numbers = format.pool_width(kv.head_size as usize) * number;
-    let scales = format.scales_width() * ElementType::F16.bits() / 8;
-    u128::from(kv.layers) * 2 * u128::from(kv.heads) * (numbers + scales) as u128
 }
 
 fn tokens(tokens: &Object<'_>, vocab_size: u32) -> Result<SpecialTokens> {

@@ -1,12 +1,16 @@
 //! Folders of the kind `rank`: models that score candidates for a user's history.
 
+mod pages_form;
 pub(super) mod read;
 pub(super) mod tables;
 
 use std::ops::Deref;
 use std::path::Path;
 
+use pagoda_kernels::KvFormat;
+
 use super::contents::{FolderContents, FolderFile, ModelKind};
+use super::kv_format::{FORMATS, TokenShape, word};
 use super::open::open;
 use crate::error::Result;
 use crate::tensor::ElementType;
@@ -155,9 +159,11 @@ pub struct KvLayout {
     pub head_size: u32,
     /// Rows of a page.
     pub page_size: u32,
-    /// The type of their numbers.
+    /// The type of their numbers, which [`KvFormat::Native`] pages hold as they are.
     pub element: ElementType,
-    /// Bytes of one row in all layers.
+    /// How pages hold them.
+    pub format: KvFormat,
+    /// Bytes of one row in all layers, with its scales.
     pub bytes_per_token: u64,
 }
 
@@ -195,6 +201,8 @@ pub struct Inputs {
     pub candidate_rows: String,
     /// The pool of each layer.
     pub kv_pools: Vec<String>,
+    /// The scales of each layer's pool; none for [`KvFormat::Native`].
+    pub kv_scales: Vec<String>,
 }
 
 /// The outputs of a graph, by role.
@@ -204,6 +212,8 @@ pub struct Outputs {
     pub scores: String,
     /// The pool of each layer, with what is new.
     pub kv_pools: Vec<String>,
+    /// The scales of each layer's pool, with what is new.
+    pub kv_scales: Vec<String>,
 }
 
 impl ModelFolder {
@@ -242,6 +252,20 @@ impl ModelFolder {
     /// Bytes of the rows of all tables that are in files of their own.
     pub fn table_bytes(&self) -> u64 {
         self.tables.iter().filter(|table| table.file.is_some()).map(|table| table.rows * u64::from(table.dim) * 4).sum()
+    }
+}
+
+impl KvLayout {
+    /// The word of its format, such as `int8`.
+    pub fn format_name(&self) -> &'static str {
+        word(&FORMATS, self.format)
+    }
+
+    /// Bytes of one row in all layers, with its scales, where pages are of another format. `None` for int4 where heads have an
+    /// odd size: it has two numbers in a byte.
+    pub fn bytes_per_token_in(&self, format: KvFormat) -> Option<u64> {
+        let &Self { layers, heads, head_size, element, .. } = self;
+        TokenShape { layers, heads, head_size, element }.bytes_if_possible(format)
     }
 }
 

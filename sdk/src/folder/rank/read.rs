@@ -1,5 +1,7 @@
 //! Reads the part of pagoda.json that folders of the kind `rank` have.
 
+use pagoda_kernels::KvFormat;
+
 use super::super::contents::{FolderContents, TYPES, choice, count, damaged, file_name, texts};
 use super::{
     Feature, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence, SourceOf, Task,
@@ -107,6 +109,7 @@ fn kv(kv: &Object<'_>) -> Result<KvLayout> {
         head_size: count(&kv.value("head_size")?)?,
         page_size: count(&kv.value("page_size")?)?,
         element: choice(&kv.value("type")?, &TYPES)?,
+        format: KvFormat::Native,
         bytes_per_token: count(&kv.value("bytes_per_token")?)?,
     })
 }
@@ -131,11 +134,13 @@ fn inputs(inputs: &Object<'_>) -> Result<Inputs> {
         page_ids: nullable_text(inputs, "page_ids")?,
         candidate_rows: text(inputs, "candidate_rows")?,
         kv_pools: texts(&inputs.value("kv_pools")?)?,
+        kv_scales: Vec::new(),
     })
 }
 
 fn outputs(outputs: &Object<'_>) -> Result<Outputs> {
-    Ok(Outputs { scores: text(outputs, "scores")?, kv_pools: texts(&outputs.value("kv_pools")?)? })
+    let kv_pools = texts(&outputs.value("kv_pools")?)?;
+    Ok(Outputs { scores: text(outputs, "scores")?, kv_pools, kv_scales: Vec::new() })
 }
 
 /// Checks that the parts agree with each other.

@@ -57,6 +57,7 @@ NATIVE(jlong, Engine, open)(JNIEnv *env, SELF, jbyteArray folder, jlongArray num
         take64(&from, &options.remember_bytes);
         take64(&from, &options.table_cache_bytes);
         take64(&from, &options.host_bytes);
+        take32(&from, &options.kv_format);
         check(&call, pagoda_engine_open(path, &options, &engine, &call.error));
     }
     end(&call);

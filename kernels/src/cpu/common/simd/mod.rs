@@ -252,7 +252,7 @@ mod tests {
                 let [eight, low, high, e4m3fn, reduced] = bytes.0.lock().unwrap().pop().unwrap();
                 let halves = [f32::from(code & 15), f32::from(code >> 4)];
                 assert_eq!((eight, [low, high]), (f32::from(code), halves), "{isa:?}");
-                let expected = crate::llm::kv_format::from_e4m3fn(code);
+                let expected = crate::common::kv_format::from_e4m3fn(code);
                 assert!(e4m3fn == expected || e4m3fn.is_nan() && expected.is_nan(), "{isa:?}: {code:#x} is {e4m3fn}");
                 let lanes = if isa == Isa::Avx512 { 16 } else { 8 };
                 let lanes: Vec<f32> =

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{EXP2_AROUND_0, MAX_EXPONENT, Part, Simd};
-use crate::llm::kv_format::from_e4m3fn;
+use crate::common::kv_format::from_e4m3fn;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::softmax::TILE;
-use super::stored::Numbers;
+use crate::cpu::common::kv_block::Numbers;
 use crate::cpu::common::simd::{Part, Simd};
 
 /// Keys that the products of some rows share. With as many rows as make the lanes of a vector, their sums over lanes are one

@@ -6,11 +6,12 @@ use super::plan::Block;
 use super::products::{AddValues, Dots, FEW_VALUES, KEYS, VALUES};
 use super::rotation::rotate;
 use super::softmax::{Sums, TILE, scale_values, softmax};
-use super::stored::{Copied, Form, Fp8, Int4, Int8, Native, Stored};
+use super::stored::{Copied, Form, Native, Stored};
 use crate::Element;
+use crate::common::kv_format::KvFormat;
+use crate::cpu::common::kv_block::{Fp8, Int4, Int8};
 use crate::cpu::common::shared::Shared;
 use crate::cpu::common::simd::Simd;
-use crate::llm::kv_format::KvFormat;
 use crate::llm::paged_attention::PagedAttention;
 
 /// What a tile needs of memory.

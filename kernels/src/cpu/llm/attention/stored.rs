@@ -3,8 +3,8 @@
 use half::f16;
 
 use crate::Element;
+use crate::cpu::common::kv_block::{Fp8, Int4, Int8, Numbers, dequantise};
 use crate::cpu::common::simd::Simd;
-use crate::llm::kv_format::KvFormat;
 use crate::llm::paged_attention::{KvPool, PagedAttention};
 
 /// The pool after the append, which is only read.
@@ -65,15 +65,6 @@ impl<'a, T: Element> Stored<'a, T> {
     }
 }
 
-/// The numbers of a block of the pool. Whichever form reads it, they have the same bits.
-pub(super) trait Numbers<S: Simd>: Copy {
-    /// The vector that begins at a number of the block.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `S`; the vector is inside the block, and pool and buffer are still there.
-    unsafe fn vector(self, at: usize) -> S::V;
-}
-
 /// A form in which blocks of a pool are read. Apart from [`Numbers`], so that the arithmetic of a quantised form is compiled
 /// once for all types of the queries.
 pub(super) trait Form<S: Simd, T: Element>: Numbers<S> {
@@ -106,37 +97,13 @@ impl<S: Simd, T: Element> Numbers<S> for Native<T> {
     }
 }
 
-/// Codes of 8 bits.
-#[derive(Clone, Copy)]
-pub(super) struct Int8 {
-    codes: *const u8,
-    scale: f32,
-    low: f32,
-}
-
 impl<S: Simd, T: Element> Form<S, T> for Int8 {
     #[inline(always)]
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
-        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]), low: S::from_f16(scales[1]) } }
+        unsafe { Self::new::<S>(codes, scales) }
     }
-}
-
-impl<S: Simd> Numbers<S> for Int8 {
-    #[inline(always)]
-    unsafe fn vector(self, at: usize) -> S::V {
-        // SAFETY: the caller's.
-        unsafe { S::fma(S::widen_u8(self.codes.add(at)), S::splat(self.scale), S::splat(self.low)) }
-    }
-}
-
-/// Codes of 4 bits.
-#[derive(Clone, Copy)]
-pub(super) struct Int4 {
-    codes: *const u8,
-    scale: f32,
-    low: f32,
 }
 
 impl<S: Simd, T: Element> Form<S, T> for Int4 {
@@ -144,23 +111,8 @@ impl<S: Simd, T: Element> Form<S, T> for Int4 {
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
-        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]), low: S::from_f16(scales[1]) } }
+        unsafe { Self::new::<S>(codes, scales) }
     }
-}
-
-impl<S: Simd> Numbers<S> for Int4 {
-    #[inline(always)]
-    unsafe fn vector(self, at: usize) -> S::V {
-        // SAFETY: the caller's.
-        unsafe { S::fma(S::widen_u4(self.codes.add(at / 2)), S::splat(self.scale), S::splat(self.low)) }
-    }
-}
-
-/// Codes e4m3fn.
-#[derive(Clone, Copy)]
-pub(super) struct Fp8 {
-    codes: *const u8,
-    scale: f32,
 }
 
 impl<S: Simd, T: Element> Form<S, T> for Fp8 {
@@ -168,15 +120,7 @@ impl<S: Simd, T: Element> Form<S, T> for Fp8 {
     unsafe fn of(stored: Stored<'_, T>, op: &PagedAttention<'_, T>, block: usize, _: &mut [f32]) -> Self {
         let (codes, scales) = stored.codes(op, block);
         // SAFETY: the caller's.
-        unsafe { Self { codes: codes.as_ptr(), scale: S::from_f16(scales[0]) } }
-    }
-}
-
-impl<S: Simd> Numbers<S> for Fp8 {
-    #[inline(always)]
-    unsafe fn vector(self, at: usize) -> S::V {
-        // SAFETY: the caller's.
-        unsafe { S::mul(S::widen_e4m3fn(self.codes.add(at)), S::splat(self.scale)) }
+        unsafe { Self::new::<S>(codes, scales) }
     }
 }
 
@@ -192,11 +136,12 @@ impl<S: Simd, T: Element> Form<S, T> for Copied {
         let size = op.head_size;
         // SAFETY: the caller's; the form is that of the pool.
         unsafe {
-            match (stored, op.format) {
-                (Stored::Native(_), _) => T::widen::<S>(stored.numbers(op, block), &mut buffer[..size]),
-                (_, KvFormat::Int8) => copy::<S, T, Int8>(stored, op, block, &mut buffer[..size]),
-                (_, KvFormat::Int4) => copy::<S, T, Int4>(stored, op, block, &mut buffer[..size]),
-                _ => copy::<S, T, Fp8>(stored, op, block, &mut buffer[..size]),
+            match stored {
+                Stored::Native(_) => T::widen::<S>(stored.numbers(op, block), &mut buffer[..size]),
+                Stored::Quantised(..) => {
+                    let (codes, scales) = stored.codes(op, block);
+                    dequantise::<S>(op.format, codes, scales, &mut buffer[..size]);
+                }
             }
         }
         if size < buffer.len() {
@@ -211,30 +156,5 @@ impl<S: Simd> Numbers<S> for Copied {
     unsafe fn vector(self, at: usize) -> S::V {
         // SAFETY: the caller's.
         unsafe { S::load(self.0.add(at)) }
-    }
-}
-
-/// # Safety
-/// As for [`Form::of`].
-#[inline(always)]
-unsafe fn copy<S: Simd, T: Element, N: Form<S, T>>(
-    stored: Stored<'_, T>,
-    op: &PagedAttention<'_, T>,
-    block: usize,
-    to: &mut [f32],
-) {
-    let whole = to.len() / S::LANES * S::LANES;
-    // SAFETY: the caller's; the vectors are inside the block and inside `to`.
-    unsafe {
-        let numbers = N::of(stored, op, block, &mut []);
-        for at in (0..whole).step_by(S::LANES) {
-            S::store(to.as_mut_ptr().add(at), numbers.vector(at));
-        }
-    }
-    if whole < to.len() {
-        let (codes, scales) = stored.codes(op, block);
-        for (index, to) in to.iter_mut().enumerate().skip(whole) {
-            *to = op.format.dequantise(codes, scales, index);
-        }
     }
 }

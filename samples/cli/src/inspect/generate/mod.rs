@@ -4,11 +4,11 @@ mod text;
 
 use std::collections::BTreeMap;
 
-use pagoda::KvFormat;
 use pagoda::folder::GenerateFolder;
 use serde::Serialize;
 
 use super::File;
+use super::by_format::ByFormat;
 
 /// The report on a folder.
 #[derive(Serialize)]
@@ -115,15 +115,6 @@ struct Memory {
     kv_of_longest_sequence: u64,
 }
 
-#[derive(Serialize)]
-struct ByFormat {
-    native: Option<u64>,
-    int8: Option<u64>,
-    /// None for heads of an odd size.
-    int4: Option<u64>,
-    fp8: Option<u64>,
-}
-
 impl<'a> Report<'a> {
     pub(super) fn new(folder: &'a GenerateFolder) -> Self {
         let GenerateFolder { attention, kv, tokens, generation, text, inputs, outputs, .. } = folder;
@@ -191,12 +182,7 @@ impl<'a> Report<'a> {
             memory: Memory {
                 session_weights: folder.model_bytes(),
                 kv_per_token: kv.bytes_per_token,
-                kv_per_token_by_format: ByFormat {
-                    native: kv.bytes_per_token_in(KvFormat::Native),
-                    int8: kv.bytes_per_token_in(KvFormat::Int8),
-                    int4: kv.bytes_per_token_in(KvFormat::Int4),
-                    fp8: kv.bytes_per_token_in(KvFormat::Fp8),
-                },
+                kv_per_token_by_format: ByFormat::new(|format| kv.bytes_per_token_in(format)),
                 kv_per_1000_tokens: kv.bytes_per_token.saturating_mul(1000),
                 kv_of_longest_sequence: folder.sequence_bytes(folder.limits.max_context.into()),
             },

@@ -112,21 +112,13 @@ impl Report<'_> {
         format!("{numbers} keys and values, {} a token, pages of {} tokens", bytes(kv.bytes_per_token), kv.page_size)
     }
 
-    /// What a token takes in each format that its pages can have.
-    fn formats(&self) -> String {
-        let by = &self.memory.kv_per_token_by_format;
-        let all = [("native", by.native), ("int8", by.int8), ("int4", by.int4), ("fp8", by.fp8)];
-        let each = all.into_iter().filter_map(|(name, size)| Some(format!("{name} {}", bytes(size?))));
-        format!("by kv_format: {}", each.collect::<Vec<_>>().join(", "))
-    }
-
     fn memory(&self) -> Vec<Vec<String>> {
         let memory = &self.memory;
         let row = |name: &str, size: u64, word: &str| vec![name.to_owned(), bytes(size), word.to_owned()];
         let longest = format!("of a sequence of {}", counted(self.limits.max_context.into(), "token"));
         vec![
             row("weights", memory.session_weights, "more where ONNX Runtime keeps a second copy in another order"),
-            row("keys and values of a token", memory.kv_per_token, &self.formats()),
+            row("keys and values of a token", memory.kv_per_token, &memory.kv_per_token_by_format.text()),
             row("of 1,000 tokens", memory.kv_per_1000_tokens, ""),
             row(&longest, memory.kv_of_longest_sequence, "in whole pages"),
         ]

@@ -7,6 +7,7 @@ use pagoda::engine::{FolderTable, Lookup, Positions, SourceOf, Times};
 use serde::Serialize;
 
 use super::File;
+use super::by_format::ByFormat;
 
 /// The report on a folder.
 #[derive(Serialize)]
@@ -98,6 +99,10 @@ struct Memory {
     session_weights: u64,
     /// The rows of tables that are not in the dense part.
     tables: u64,
+    /// Keys and values of a row; 0 if none are kept.
+    kv_per_row: u64,
+    /// The same with another `kv_format`; null if none are kept.
+    kv_per_row_by_format: Option<ByFormat>,
     /// Keys and values of a history of 1,000 events.
     kv_per_1000_events: u64,
     users: u64,
@@ -114,6 +119,8 @@ impl<'a> Report<'a> {
         let memory = Memory {
             session_weights: folder.model_bytes(),
             tables: folder.table_bytes(),
+            kv_per_row: if folder.kv.cache { folder.kv.bytes_per_token } else { 0 },
+            kv_per_row_by_format: folder.kv.cache.then(|| ByFormat::new(|format| folder.kv.bytes_per_token_in(format))),
             kv_per_1000_events: kept(1000),
             users,
             events,

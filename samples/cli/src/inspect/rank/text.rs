@@ -78,8 +78,9 @@ impl Report<'_> {
             row("weights", memory.session_weights, "more where ONNX Runtime keeps a second copy in another order"),
             row("tables", memory.tables, tables),
         ];
-        if self.kv.cache {
-            rows.push(row("keys and values of 1,000 events", memory.kv_per_1000_events, ""));
+        if let Some(by_format) = &memory.kv_per_row_by_format {
+            rows.push(row("keys and values of a row", memory.kv_per_row, &by_format.text()));
+            rows.push(row("of 1,000 events", memory.kv_per_1000_events, ""));
             let users = format!("of {} with {} each", counted(memory.users, "user"), counted(memory.events, "event"));
             rows.push(row(&users, memory.kv_of_users, "what memory has no room for goes to the store"));
         }

@@ -19,6 +19,7 @@ public final class EngineOptions {
     private long rememberBytes = Native.UNSET;
     private long tableCacheBytes = Native.UNSET;
     private long hostBytes = Native.UNSET;
+    private long kvFormat = Native.UNSET;
     private List<GraphShape> cudaGraphs = List.of();
     private Path tableTiersPath;
     private ModelOptions model = new ModelOptions();
@@ -95,6 +96,18 @@ public final class EngineOptions {
      */
     public EngineOptions hostBytes(long hostBytes) {
         this.hostBytes = Native.unsigned(hostBytes, "hostBytes");
+        return this;
+    }
+
+    /**
+     * How pages hold keys and values, in memory and in the store; default {@link KvFormat#DEFAULT}. Quantised pages are
+     * read on the CPU alone: a model on a GPU takes them with {@link ModelOptions#hostPools}.
+     *
+     * @param kvFormat how
+     * @return these options
+     */
+    public EngineOptions kvFormat(KvFormat kvFormat) {
+        this.kvFormat = Objects.requireNonNull(kvFormat, "kvFormat").number;
         return this;
     }
 
@@ -216,7 +229,7 @@ public final class EngineOptions {
     /** In the order that engine.c reads them. */
     long[] numbers() {
         return new long[] {instances, maxBatch, maxBatchRows, queue, kvSize.unit().number, kvSize.value(), offload,
-                aheadPercent, maxDelayUs, rememberBytes, tableCacheBytes, hostBytes};
+                aheadPercent, maxDelayUs, rememberBytes, tableCacheBytes, hostBytes, kvFormat};
     }
 
     /** Four numbers for each shape. */

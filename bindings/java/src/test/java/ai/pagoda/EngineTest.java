@@ -26,6 +26,7 @@ import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 class EngineTest extends Support {
@@ -200,6 +201,16 @@ class EngineTest extends Support {
                 options().kvSize(KvSize.NONE).rememberBytes(0).tableCacheBytes(1 << 20))) {
             assertEquals(0, engine.stats().rememberedUsers());
             assertEquals(0, engine.kvStats().pages());
+        }
+    }
+
+    /** Of 2 layers of a head of 8 f32: 32 bytes, and 12 as int8. */
+    @ParameterizedTest
+    @CsvSource({"DEFAULT, 32", "INT8, 12"})
+    void quantisedPagesOfSoManyBytesAreMore(KvFormat format, long head) throws Exception {
+        EngineOptions options = options().kvSize(KvSize.bytes(1 << 20)).kvFormat(format);
+        try (Engine engine = Engine.open(FOLDERS.resolve("gather"), options)) {
+            assertEquals((1 << 20) / (2 * 2 * 8 * head), engine.kvStats().pages());
         }
     }
 

@@ -1,17 +1,21 @@
 //! `ai.pagoda.HstuAttention`: attention over the paged KV cache and the new rows.
 
+mod inputs;
+mod quantised;
+
 use std::marker::PhantomData;
 
-use pagoda_kernels::CheckedAttention;
 use pagoda_kernels::cuda::{self, CUstream, Gpu, Scratch};
 use pagoda_kernels::hstu::batch::Rows;
+use pagoda_kernels::{CheckedAttention, KvFormat, KvView, f16};
 
-use super::inputs::{AppendInputs, CacheInputs, RowInputs};
 use crate::ort::{
     I32, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor,
     Shape, ShapeInferContext,
 };
 use crate::side_channel::{is_settled, wait_for_arrivals};
+use inputs::{CACHE, Inputs, POOL, SCALES, no_cache};
+pub use quantised::QuantisedHstuAttention;
 
 /// The attention of each user's new rows over the cached history and the new rows themselves, for one element type.
 pub struct HstuAttention<T> {
@@ -25,26 +29,74 @@ pub struct HstuAttention<T> {
     element: PhantomData<T>,
 }
 
+/// The inputs for either form of pool, which differ in the pool's type alone: ONNX Runtime takes kernels of one name only if they
+/// agree in what is optional.
+macro_rules! declared_inputs {
+    ($pool:expr) => {
+        &[
+            Input::required("query", T::ONNX),
+            Input::required("key", T::ONNX),
+            Input::required("value", T::ONNX),
+            Input::required("row_offsets", I32),
+            Input::required("num_candidates", I32),
+            Input::optional("cached_len", I32),
+            Input::optional("page_indptr", I32),
+            Input::optional("page_ids", I32),
+            Input::optional("kv_pool", $pool),
+            Input::optional("num_contextual", I32),
+            Input::optional("kv_scales", <f16 as OnnxElement>::ONNX),
+        ]
+    };
+}
+use declared_inputs;
+
+/// The outputs for either form of pool.
+macro_rules! declared_outputs {
+    ($pool:expr) => {
+        &[
+            Output::required("output", T::ONNX),
+            Output::optional("kv_pool_out", $pool),
+            Output::optional("kv_scales_out", <f16 as OnnxElement>::ONNX),
+        ]
+    };
+}
+use declared_outputs;
+
 impl<T: OnnxElement> Operator for HstuAttention<T> {
-    const INPUTS: &'static [Input] = &[
-        Input::required("query", T::ONNX),
-        Input::required("key", T::ONNX),
-        Input::required("value", T::ONNX),
-        Input::required("row_offsets", I32),
-        Input::required("num_candidates", I32),
-        Input::optional("cached_len", I32),
-        Input::optional("page_indptr", I32),
-        Input::optional("page_ids", I32),
-        Input::optional("kv_pool", T::ONNX),
-        Input::optional("num_contextual", I32),
-    ];
-    const OUTPUTS: &'static [Output] = &[Output::required("output", T::ONNX), Output::optional("kv_pool_out", T::ONNX)];
+    const INPUTS: &'static [Input] = declared_inputs!(T::ONNX);
+    const OUTPUTS: &'static [Output] = declared_outputs!(T::ONNX);
 
     fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
-        Ok(vec![node.input(0)?, node.input(8)?])
+        infer_shapes(node)
     }
 
     fn new(info: &KernelInfo) -> Result<Self, OpError> {
+        if format(info)? != KvFormat::Native {
+            return Err(OpError::invalid("kv_format: a quantised format takes a kv_pool of uint8, and kv_scales"));
+        }
+        if info.has_input(SCALES)? || info.has_output(2)? {
+            return Err(OpError::invalid("kv_scales: a native pool has none: leave them out, or set kv_format"));
+        }
+        Self::with_any_pool(info)
+    }
+
+    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
+        let inputs = Inputs::read(context, KvFormat::Native)?;
+        if self.appends {
+            return self.append_and_attend(&inputs, context);
+        }
+        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS`. Nothing writes to an
+        // input of a running node: a node that writes the pool runs before or after this one.
+        let attention = unsafe { self.on_host(&inputs, KvView::Native(inputs.pool())) };
+        // The check precedes the output: an invalid call must not write a buffer that the caller bound.
+        let checked = attention.check()?;
+        attend(&checked, &inputs.output(context)?, context)
+    }
+}
+
+impl<T: OnnxElement> HstuAttention<T> {
+    /// The kernel of a node, whatever the format of its pool.
+    fn with_any_pool(info: &KernelInfo) -> Result<Self, OpError> {
         let scaling_seqlen = info.int(c"scaling_seqlen")?.ok_or_else(|| {
             OpError::invalid("HstuAttention: the attribute scaling_seqlen (an int of at least 1) is missing")
         })?;
@@ -63,24 +115,27 @@ impl<T: OnnxElement> Operator for HstuAttention<T> {
             .check()?;
         Ok(operator)
     }
+}
 
-    fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
-        let inputs = Inputs::read(context)?;
-        if self.appends {
-            return self.append_and_attend(&inputs, context);
-        }
-        // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS`. Nothing writes to an
-        // input of a running node: a node that writes the pool runs before or after this one.
-        let attention = unsafe { self.on_host(&inputs, inputs.pool()) };
-        // The check precedes the output: an invalid call must not write a buffer that the caller bound.
-        let checked = attention.check()?;
-        attend(&checked, &inputs.output(context)?, context)
+/// The format of a node's pool.
+fn format(info: &KernelInfo) -> Result<KvFormat, OpError> {
+    match info.string(c"kv_format")? {
+        None => Ok(KvFormat::Native),
+        Some(name) => KvFormat::named(&name).ok_or_else(|| {
+            let message = format!("kv_format: this attribute is {name:?}, expected native, int8, int4 or fp8");
+            OpError::invalid(message)
+        }),
     }
+}
+
+/// ONNX Runtime asks the first kernel of the name, whatever the format.
+fn infer_shapes(node: &ShapeInferContext) -> Result<Vec<Option<Shape>>, OpError> {
+    Ok(vec![node.input(0)?, node.input(POOL)?, node.input(SCALES)?])
 }
 
 impl<T: OnnxElement> Launch for HstuAttention<T> {
     fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
-        let inputs = Inputs::read(context)?;
+        let inputs = Inputs::read(context, KvFormat::Native)?;
         let mut call = self.on_device(&inputs)?;
         let (pool, output) = (call.cache.map(|cache| cache.pool), inputs.output(context)?);
         call.output = output.address();
@@ -127,16 +182,6 @@ fn appends(info: &KernelInfo) -> Result<bool, OpError> {
     Ok(true)
 }
 
-/// The inputs of the cache, from input 5 on.
-const CACHE: [&str; 4] = ["cached_len", "page_indptr", "page_ids", "kv_pool"];
-
-fn no_cache(missing: &str) -> OpError {
-    OpError::invalid(format!(
-        "kv_pool_out: this output takes the inputs {}, and {missing} is missing: give all four or leave the output out",
-        CACHE.join(", ")
-    ))
-}
-
 /// Runs the attention on the CPU.
 fn attend<T: OnnxElement>(
     checked: &CheckedAttention<'_, T>,
@@ -152,71 +197,6 @@ fn attend<T: OnnxElement>(
     Ok(checked.run(output, context)?)
 }
 
-/// The inputs of a call, with consistent shapes.
-struct Inputs<'a> {
-    query: InputTensor<'a>,
-    key: InputTensor<'a>,
-    value: InputTensor<'a>,
-    rows: RowInputs<'a>,
-    cache: Option<CacheInputs<'a>>,
-    num_contextual: Option<InputTensor<'a>>,
-}
-
-impl<'a> Inputs<'a> {
-    fn read(context: &'a KernelContext) -> Result<Self, OpError> {
-        let [query, key, value] = [context.input(0)?, context.input(1)?, context.input(2)?];
-        let rows = RowInputs::read(context, &[&query, &key, &value])?;
-        let cache = CacheInputs::read(context, context.optional_input(8)?, &rows)?;
-        let num_contextual = context.optional_input(9)?;
-        if let Some(contextual) = &num_contextual {
-            contextual.shape::<1>()?;
-        }
-        Ok(Self { query, key, value, rows, cache, num_contextual })
-    }
-
-    /// The elements of the pool; none without a cache.
-    ///
-    /// # Safety
-    /// As for [`InputTensor::slice`].
-    unsafe fn pool<T>(&self) -> &'a [T] {
-        // SAFETY: by contract.
-        self.cache.as_ref().map_or(&[], |cache| unsafe { cache.pool.slice() })
-    }
-
-    /// The inputs of the append, for a node that appends.
-    fn append(&self) -> Result<AppendInputs<'_>, OpError> {
-        let cache = self.cache.as_ref().ok_or_else(|| no_cache("each of them"))?;
-        Ok(AppendInputs { key: &self.key, value: &self.value, rows: &self.rows, cache })
-    }
-
-    /// The output pool. It is the input pool itself, or disjoint from it; it is disjoint from everything else.
-    fn pool_output(
-        &self,
-        append: &AppendInputs<'_>,
-        output: &OutputTensor,
-        context: &KernelContext,
-    ) -> Result<OutputTensor, OpError> {
-        let pool = append.output(context, 1)?;
-        pool.check_disjoint([&self.query])?;
-        pool.check_disjoint(&self.num_contextual)?;
-        pool.check_disjoint_output(output)?;
-        Ok(pool)
-    }
-
-    /// The output, which must be disjoint from every input.
-    fn output(&self, context: &KernelContext) -> Result<OutputTensor, OpError> {
-        let output = context.output(0, &self.query.dims)?;
-        output.check_disjoint([&self.query, &self.key, &self.value])?;
-        output.check_disjoint(self.rows.tensors())?;
-        if let Some(cache) = &self.cache {
-            output.check_disjoint(cache.tensors())?;
-            output.check_disjoint([&cache.pool])?;
-        }
-        output.check_disjoint(&self.num_contextual)?;
-        Ok(output)
-    }
-}
-
 impl<T: OnnxElement> HstuAttention<T> {
     /// Appends the new rows, then attends over the result: the same as a PagedKvAppend node before this one.
     fn append_and_attend(&self, inputs: &Inputs<'_>, context: &KernelContext) -> Result<(), OpError> {
@@ -225,13 +205,13 @@ impl<T: OnnxElement> HstuAttention<T> {
         let rows = unsafe { append.on_host::<T>() };
         let checked = rows.check()?;
         // SAFETY: as in `compute`. The slice of the pool is gone before the pool is written.
-        unsafe { self.on_host(inputs, inputs.pool()) }.check()?;
+        unsafe { self.on_host(inputs, KvView::Native(inputs.pool())) }.check()?;
         let output = inputs.output(context)?;
         let pool = inputs.pool_output(&append, &output, context)?;
         // SAFETY: as above. The output pool is disjoint from everything except the input pool, and is not written after `write`.
         let attention = unsafe {
             append.write(&checked, &pool, context)?;
-            self.on_host(inputs, pool.slice_mut())
+            self.on_host(inputs, KvView::Native(pool.slice_mut()))
         };
         attend(&attention.check()?, &output, context)
     }
@@ -241,7 +221,7 @@ impl<T: OnnxElement> HstuAttention<T> {
     /// # Safety
     /// The tensors are in host memory and have the element types of `INPUTS`. Nothing writes to them while the call lives,
     /// except to the pool of the inputs.
-    unsafe fn on_host<'a>(&self, inputs: &Inputs<'a>, pool: &'a [T]) -> pagoda_kernels::HstuAttention<'a, T> {
+    unsafe fn on_host<'a>(&self, inputs: &Inputs<'a>, pool: KvView<'a, T>) -> pagoda_kernels::HstuAttention<'a, T> {
         // SAFETY: by contract.
         unsafe {
             pagoda_kernels::HstuAttention {

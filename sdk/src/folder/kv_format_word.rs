@@ -4,7 +4,7 @@ use pagoda_kernels::KvFormat;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::read::{FORMATS, word};
+use super::kv_format::{FORMATS, word};
 
 pub(crate) fn serialize<S: Serializer>(format: &Option<KvFormat>, to: S) -> Result<S::Ok, S::Error> {
     format.map(|format| word(&FORMATS, format)).serialize(to)
