@@ -111,6 +111,11 @@ def test_a_refused_request_is_read_to_its_end(tmp_path):
             response = connection.getresponse()
             response.read()
             assert response.status == expected and connection.sock is first is not None
+        # One whose body has no meaning.
+        for _ in range(3):
+            connection.request("POST", "/v2/repository/index", b"x" * (1 << 20), key)
+            response = connection.getresponse()
+            assert (response.status, connection.sock is first) == (200, True) and response.read()
         # One that waits for a word before it sends is refused at once.
         command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code} %{size_upload}", "-H", "Expect: 100-continue",
                    "--data-binary", f"@{LLAMA}/model.onnx", f"{server.url}/v1/completions"]

@@ -1,4 +1,4 @@
-//! The rest of a body whose request was refused before it was read.
+//! The rest of a body whose request was answered before it was read, as most that are refused are.
 //!
 //! A connection of HTTP/1 ends where a request was not read to its end: the client would find it broken while it still sends, and
 //! some never look at the answer then. So the rest is read and forgotten, if it is not too much.
@@ -38,7 +38,7 @@ impl Rest {
     /// Forgets up to so many bytes.
     pub async fn forget(self, status: StatusCode, most: u64) {
         // Who was too slow already gets no more time.
-        if !status.is_client_error() && !status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT {
+        if status == StatusCode::REQUEST_TIMEOUT {
             return;
         }
         let mut body = Shared(self.0);
