@@ -99,6 +99,30 @@ def test_keys_that_can_not_be_had_end_the_start(tmp_path):
             configured(tmp_path, text)
 
 
+def test_a_refused_request_is_read_to_its_end(tmp_path):
+    """Clients that send their whole body first get the answer, not a broken pipe, and their connection stays."""
+    (tmp_path / "keys").write_text("sk-one\n")
+    with configured(tmp_path, 'keys_file = "keys"\n[limits]\nbody = "4MiB"\n') as server:
+        key = {"Authorization": "Bearer sk-one"}
+        connection = server.connect()
+        for size, headers, expected in [(3 << 20, {}, 401), (6 << 20, key, 413), (3 << 20, {}, 401), (10, key, 400)]:
+            connection.request("POST", "/v1/completions", b"x" * size, headers)
+            first = connection.sock
+            response = connection.getresponse()
+            response.read()
+            assert response.status == expected and connection.sock is first is not None
+        # One whose body has no meaning.
+        for _ in range(3):
+            connection.request("POST", "/v2/repository/index", b"x" * (1 << 20), key)
+            response = connection.getresponse()
+            assert (response.status, connection.sock is first) == (200, True) and response.read()
+        # One that waits for a word before it sends is refused at once.
+        command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code} %{size_upload}", "-H", "Expect: 100-continue",
+                   "--data-binary", f"@{LLAMA}/model.onnx", f"{server.url}/v1/completions"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+        assert done.stdout == "401 0"
+
+
 # ---- TLS and web pages -------------------------------------------------------------------------------------------
 
 

@@ -197,6 +197,26 @@ def test_a_model_with_a_store_is_loaded_right_after_it_was_unloaded(stored):
         assert stored.post("/v1/completions", long | {"max_tokens": 1})[0] == 200
 
 
+def test_links_lead_nowhere_else(stored, tmp_path):
+    """The path of a model may be a link; inside of its folder none leads out, not even to the very same bytes."""
+    weights, outside = tmp_path / "one" / "weights.bin", tmp_path / "weights.bin"
+    weights.rename(outside)
+
+    def link(target):
+        weights.unlink(missing_ok=True)
+        weights.symlink_to(target)
+
+    with connect(stored) as client:
+        shutil.copy(outside, tmp_path / "one" / "bytes")
+        link("bytes")
+        client.load_model("tiny")
+        link("../weights.bin")
+        with pytest.raises(InferenceServerException, match="weights.bin is a link out of the folder"):
+            client.load_model("tiny")
+    # The one before never stopped.
+    assert stored.post("/v1/completions", {"model": "tiny", "prompt": "Hello", "max_tokens": 1})[0] == 200
+
+
 def test_a_request_brings_no_model(serve):
     with serve() as server, connect(server) as client:
         with pytest.raises(InferenceServerException, match="as the configuration says"):

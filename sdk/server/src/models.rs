@@ -57,13 +57,17 @@ impl Kind {
 }
 
 impl Served {
+    /// Refuses a folder that can not be opened, as far as that can be known without opening it: its files have their hashes.
+    pub fn check(config: &ModelConfig) -> Result<()> {
+        stays_inside(&config.path)
+            .and_then(|()| AnyFolder::open(&config.path))
+            .map(drop)
+            .map_err(|error| said(config, &error))
+    }
+
     /// Opens a model.
     pub fn open(config: &ModelConfig) -> Result<Self> {
-        let said = |error: Error| {
-            let message = format!("{} can not be served: {error}", config.path.display());
-            Error::new(error.status(), message).about(&config.name)
-        };
-        let kind = open(config).map_err(said)?;
+        let kind = open(config).map_err(|error| said(config, &error))?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let tool_form = match &kind {
             Kind::Generate(generator) => ToolForm::of(generator),
@@ -290,6 +294,7 @@ fn open(config: &ModelConfig) -> Result<Kind> {
     if !config.path.is_dir() {
         return Model::open(&config.path, &model).map(|model| Kind::Plain(Arc::new(model)));
     }
+    stays_inside(&config.path)?;
     let store = config.store.clone().map(EngineStore::new);
     match kind_of(&config.path)? {
         ModelKind::Generate => {
@@ -322,6 +327,36 @@ fn open(config: &ModelConfig) -> Result<Kind> {
             Engine::open(&config.path, options).map(|engine| Kind::Rank(Arc::new(engine)))
         }
     }
+}
+
+/// The same error, with the model that it is about.
+fn said(config: &ModelConfig, error: &Error) -> Error {
+    let message = format!("{} can not be served: {error}", config.path.display());
+    Error::new(error.status(), message).about(&config.name)
+}
+
+/// Refuses a folder with a link out of it: what is served is in the folder that the configuration names, which may itself be a link.
+fn stays_inside(folder: &Path) -> Result<()> {
+    let unreadable = |path: &Path, error: &std::io::Error| {
+        Error::new(Status::Io, format!("{} can not be read: {error}", path.display())).about("folder")
+    };
+    let root = folder.canonicalize().map_err(|error| unreadable(folder, &error))?;
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).map_err(|error| unreadable(&folder, &error))? {
+            let path = entry.map_err(|error| unreadable(&folder, &error))?.path();
+            // A link to nothing is no file of the model: its folder says what is missing.
+            let Ok(target) = path.canonicalize() else { continue };
+            if !target.starts_with(&root) {
+                let message = format!("{} is a link out of the folder: put the file there", path.display());
+                return Err(Error::invalid("folder", message));
+            }
+            if path.is_dir() && !path.is_symlink() {
+                folders.push(path);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The kind of a folder, without the hashes of all files: those are checked when it is opened.

@@ -2,6 +2,7 @@
 
 mod entry;
 mod id;
+mod rest;
 mod slots;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::traces::{Context, Started};
 use crate::tracked::Tracked;
 use entry::Entry;
 use id::RequestId;
+use rest::Rest;
 
 /// The header that has the id, in requests and in responses.
 const ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -41,14 +43,18 @@ fn is_open(path: &str) -> bool {
 }
 
 /// Passes a request on.
-pub async fn pass(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response {
+pub async fn pass(Shared(state): Shared<Arc<State>>, mut request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     let header = id.header();
     let span = state.traces.as_ref().and_then(|traces| traces.begin(request.headers()));
     let context = span.as_ref().map(Started::context);
     let mut entry = Entry::new(&state, id, &request, span);
     let (is_kserve, is_grpc) = (request.uri().path().starts_with("/v2"), is_grpc(request.headers()));
+    let rest = Rest::of(&mut request);
     let mut response = answer(&state, request, context, next).await;
+    if let Some(rest) = rest {
+        rest.forget(response.status(), state.limits.body).await;
+    }
     // Before a call's own shape, in which all have the status 200.
     entry.responded(response.status());
     if is_grpc {

@@ -78,6 +78,8 @@ async fn load_as(state: &State, config: ModelConfig) -> Result<(), Failure> {
 /// one before is closed, and the new one is open. Without a new one that can be opened, the one before comes back.
 async fn take_over(state: &State, config: ModelConfig) -> Result<(), Failure> {
     let name = config.name.clone();
+    let asked = config.clone();
+    blocking(move || Served::check(&asked)).await?;
     let _held = state.models.hold(&name);
     let Some(before) = state.models.replace(&name, None) else { return Ok(()) };
     let patience = state.limits.drain_timeout;
