@@ -5,6 +5,8 @@
 mod any;
 mod check;
 mod contents;
+#[cfg(feature = "llm")]
+mod convert;
 mod external;
 pub mod generate;
 mod numbers;
