@@ -5,6 +5,7 @@
 mod any;
 mod check;
 mod contents;
+mod decoder;
 mod external;
 pub mod generate;
 mod numbers;
