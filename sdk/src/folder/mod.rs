@@ -7,6 +7,7 @@ mod check;
 mod contents;
 #[cfg(feature = "llm")]
 mod convert;
+mod decoder;
 mod external;
 pub mod generate;
 mod numbers;
