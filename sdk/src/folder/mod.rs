@@ -18,6 +18,8 @@ mod weights;
 
 pub use any::AnyFolder;
 pub use contents::{FolderContents, FolderFile, ModelKind};
+#[cfg(feature = "llm")]
+pub use convert::{ConvertTo, convert};
 pub use generate::GenerateFolder;
 pub use rank::{
     Feature, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence, SourceOf, Task,

@@ -104,6 +104,17 @@ impl Graph {
         self.model.opset_import.iter().find(own).map_or(1, |opset| opset.version)
     }
 
+    /// Has ONNX's own operators of a later version.
+    pub(super) fn raise_opset(&mut self, version: i64) {
+        /// The least that has such operators.
+        const IR_VERSION: i64 = 11;
+        let own = |opset: &&mut OpsetProto| matches!(opset.domain.as_str(), "" | "ai.onnx");
+        if let Some(opset) = self.model.opset_import.iter_mut().find(own) {
+            opset.version = opset.version.max(version);
+        }
+        self.model.ir_version = self.model.ir_version.max(IR_VERSION);
+    }
+
     /// Has the operators of a domain.
     pub(super) fn import(&mut self, domain: &str, version: i64) {
         if self.model.opset_import.iter().all(|opset| opset.domain != domain) {
@@ -215,7 +226,9 @@ fn with_past(nodes: Vec<NodeProto>, flag: &str, weights: &mut Vec<TensorProto>) 
             continue;
         }
         let branch = node.attribute("then_branch").and_then(|attribute| attribute.graph());
-        let Some(Ok(branch)) = branch else { return Err(format!("{} has no then_branch that can be read", node.words())) };
+        let Some(Ok(branch)) = branch else {
+            return Err(format!("{} has no then_branch that can be read", node.words()));
+        };
         weights.extend(branch.initializer);
         inlined.extend(branch.node);
         // The outputs of a branch are those of its If, by their order.

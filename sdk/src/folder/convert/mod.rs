@@ -1,10 +1,16 @@
-//! Decoders of other exporters, rewritten: their attention over past tensors becomes PagedAttention over pages.
+//! Decoders of other exporters, rewritten: their attention over past tensors becomes one over pages.
 //!
 //! All operators but attention work on each token alone. So the graph stays as it is, as one that has a batch of one, whose tokens
 //! are those of all sequences; attention alone knows where a sequence begins, and appends to its pages. What is known of a graph is
 //! found by trials ([`trial`]): runs by hand in which shapes, masks and positions are computed, and weights are not.
+//!
+//! [`graph`] is the graph; [`attention`] recognises the attention of each layer, [`rest`] checks what is left, and [`paged`] or
+//! [`functional`] write the new one.
 
 mod attention;
+mod emit;
+mod folder;
+mod functional;
 mod graph;
 mod head;
 mod operators;
@@ -16,50 +22,65 @@ mod value;
 
 use prost::bytes::Bytes;
 
+pub use folder::convert;
 use graph::Graph;
 use paged::{PagedNames, Recognised};
 use rest::Rest;
 
+use crate::folder::generate::Functional;
 use crate::tensor::ElementType;
 
 /// The names of a graph with past and present tensors, and the sizes of those.
-pub(crate) struct Names<'a> {
-    pub(crate) input_ids: &'a str,
-    pub(crate) attention_mask: &'a str,
-    pub(crate) position_ids: Option<&'a str>,
-    pub(crate) use_cache_branch: Option<&'a str>,
-    pub(crate) past_keys: &'a [String],
-    pub(crate) past_values: &'a [String],
-    pub(crate) logits: &'a str,
-    pub(crate) present_keys: &'a [String],
-    pub(crate) present_values: &'a [String],
-    pub(crate) kv_heads: usize,
-    pub(crate) head_size: usize,
+struct Names<'a> {
+    input_ids: &'a str,
+    attention_mask: &'a str,
+    position_ids: Option<&'a str>,
+    use_cache_branch: Option<&'a str>,
+    past_keys: &'a [String],
+    past_values: &'a [String],
+    logits: &'a str,
+    present_keys: &'a [String],
+    present_values: &'a [String],
+    kv_heads: usize,
+    head_size: usize,
     /// The type of keys and values.
-    pub(crate) element: ElementType,
+    element: ElementType,
     /// Tokens of a page.
-    pub(crate) page_size: usize,
+    page_size: usize,
 }
 
-/// A graph of pages, and what it says of the model.
-pub(crate) struct Converted {
+/// What a graph is rewritten to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConvertTo {
+    /// PagedAttention over pages: what Pagoda runs fastest, with batches of any sequences, shared prefixes, policies, quantised pages.
+    Paged,
+    /// Standard operators that read pages by Gather and return new rows, for runtimes without Pagoda's operators.
+    Functional,
+}
+
+/// The names of a rewritten graph.
+enum Sides {
+    Paged(PagedNames),
+    Functional(Functional),
+}
+
+/// A rewritten graph, and what it says of the model.
+struct Converted {
     /// The model. Weights that lie outside of it stay where they are.
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) names: PagedNames,
+    bytes: Vec<u8>,
+    sides: Sides,
     /// Query heads, which all layers have as many of.
-    pub(crate) heads: usize,
+    heads: usize,
     /// For each layer the tokens that a row sees; 0: all.
-    pub(crate) windows: Vec<usize>,
+    windows: Vec<usize>,
     /// Logits of a row.
-    pub(crate) vocab_size: usize,
-    /// Numbers of a row in front of the last product; `None`: it was not found.
-    pub(crate) hidden_size: Option<usize>,
+    vocab_size: usize,
     /// The files that weights lie in, as the graph names them.
-    pub(crate) locations: Vec<String>,
+    locations: Vec<String>,
 }
 
 /// Rewrites a model; or says what of it was not recognised, node by node.
-pub(crate) fn to_paged(bytes: Bytes, names: &Names<'_>) -> Result<Converted, Vec<String>> {
+fn rewrite(bytes: Bytes, names: &Names<'_>, to: ConvertTo) -> Result<Converted, Vec<String>> {
     let one = |error: String| vec![error];
     let mut graph = Graph::read(bytes, names.use_cache_branch).map_err(one)?;
     check_names(&graph, names)?;
@@ -72,19 +93,22 @@ pub(crate) fn to_paged(bytes: Bytes, names: &Names<'_>) -> Result<Converted, Vec
     let head = head::find(&graph, names, &rest.trial).map_err(one)?;
     let width = |name: &str| rest.trial.dims(name).and_then(<[usize]>::last).copied();
     let vocab_size = width(names.logits).ok_or_else(|| one(format!("{:?} has no known shape", names.logits)))?;
-    let hidden_size = head.product.as_ref().and_then(|_| width(&head.rows));
     let parts = Recognised { attentions: &attentions, counted: &rest.counted, head: &head, vocab_size };
-    let made = paged::rewrite(&mut graph, names, &parts).map_err(one)?;
-    let mut locations: Vec<String> = graph.tensors().iter().filter_map(location).collect();
+    let sides = match to {
+        ConvertTo::Paged => paged::rewrite(&mut graph, names, &parts).map(Sides::Paged),
+        ConvertTo::Functional => functional::rewrite(&mut graph, names, &parts, &rest.trial).map(Sides::Functional),
+    };
+    let sides = sides.map_err(one)?;
+    let constants = graph.nodes.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.t.as_ref());
+    let mut locations: Vec<String> = graph.tensors().iter().chain(constants).filter_map(location).collect();
     locations.sort();
     locations.dedup();
     Ok(Converted {
         bytes: graph.into_bytes(),
-        names: made,
+        sides,
         heads,
         windows: attentions.iter().map(|attention| attention.window).collect(),
         vocab_size,
-        hidden_size,
         locations,
     })
 }
@@ -92,7 +116,8 @@ pub(crate) fn to_paged(bytes: Bytes, names: &Names<'_>) -> Result<Converted, Vec
 /// Checks that the graph has the inputs and outputs that it is to have.
 fn check_names(graph: &Graph, names: &Names<'_>) -> Result<(), Vec<String>> {
     let mut wrong = Vec::new();
-    let single = [names.input_ids, names.attention_mask].into_iter().chain(names.position_ids).chain(names.use_cache_branch);
+    let single =
+        [names.input_ids, names.attention_mask].into_iter().chain(names.position_ids).chain(names.use_cache_branch);
     let pasts = || names.past_keys.iter().chain(names.past_values);
     for name in single.chain(pasts().map(String::as_str)).filter(|name| graph.input(name).is_none()) {
         wrong.push(format!("the graph has no input {name:?}"));
@@ -128,7 +153,10 @@ mod tests {
 
     fn decoder(name: &str) -> Bytes {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/decoders").join(name);
-        let file = ["model.onnx", "decoder_model_merged.onnx"].map(|file| folder.join(file)).into_iter().find(|it| it.exists());
+        let file = ["model.onnx", "decoder_model_merged.onnx"]
+            .map(|file| folder.join(file))
+            .into_iter()
+            .find(|it| it.exists());
         std::fs::read(file.unwrap()).unwrap().into()
     }
 
@@ -183,11 +211,12 @@ mod tests {
             ("gemma3-optimum", two.names(false, 1), &[6, 0]),
             ("llama-1-optimum-merged", merged(one.names(true, 2)), &[0]),
         ] {
-            let made = to_paged(decoder(name), &names).unwrap_or_else(|wrong| panic!("{name}: {wrong:#?}"));
+            let made = rewrite(decoder(name), &names, ConvertTo::Paged);
+            let made = made.unwrap_or_else(|wrong| panic!("{name}: {wrong:#?}"));
             assert_eq!((made.heads, &made.windows[..], made.vocab_size), (4, windows, 272), "{name}");
-            assert_eq!(made.hidden_size, Some(32), "{name}");
-            std::fs::create_dir_all("/tmp/made").unwrap();
-            std::fs::write(format!("/tmp/made/{name}.onnx"), &made.bytes).unwrap();
+            let made = rewrite(decoder(name), &names, ConvertTo::Functional);
+            let made = made.unwrap_or_else(|wrong| panic!("{name}: {wrong:#?}"));
+            assert!(matches!(made.sides, Sides::Functional(_)), "{name}");
         }
     }
 }

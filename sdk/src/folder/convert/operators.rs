@@ -214,7 +214,8 @@ impl<'a> Call<'a> {
             (Some(_), Some(_)) => None,
         };
         let mixes = data.tokens.is_some() && (indices.tokens.is_some() || data.tokens == Some(axis));
-        let mut value = Value { tokens, of_count: data.of_count || indices.of_count, ..Value::shaped(&made_dims, tokens) };
+        let mut value =
+            Value { tokens, of_count: data.of_count || indices.of_count, ..Value::shaped(&made_dims, tokens) };
         if let (Some(_), Some(places)) = (&data.numbers, indices.numbers.as_ref()) {
             let (steps, size) = (strides(dims), dims[axis]);
             let mut outside = false;
@@ -253,8 +254,7 @@ impl<'a> Call<'a> {
         let rank = dims.len() + axes.len();
         let axes: Vec<usize> = axes.iter().map(|&at| axis(at, rank)).collect::<Option<_>>()?;
         let mut old = 0..dims.len();
-        let from: Vec<Option<usize>> =
-            (0..rank).map(|at| if axes.contains(&at) { None } else { old.next() }).collect();
+        let from: Vec<Option<usize>> = (0..rank).map(|at| if axes.contains(&at) { None } else { old.next() }).collect();
         let made = from.iter().map(|from| from.map_or(1, |at| dims[at])).collect();
         let tokens = value.tokens.and_then(|at| from.iter().position(|&from| from == Some(at)));
         Some(Made::one(value.reshaped(made, tokens)))
@@ -304,7 +304,8 @@ impl<'a> Call<'a> {
         let value = self.input(0)?;
         let dims = value.dims.as_deref()?;
         let at = self.node.int("axis", 1);
-        let at = usize::try_from(if at < 0 { at + dims.len() as i64 } else { at }).ok().filter(|&at| at <= dims.len())?;
+        let at =
+            usize::try_from(if at < 0 { at + dims.len() as i64 } else { at }).ok().filter(|&at| at <= dims.len())?;
         let made = vec![dims[..at].iter().product(), dims[at..].iter().product()];
         Some(self.in_shape(value, dims, made))
     }
@@ -350,7 +351,8 @@ impl<'a> Call<'a> {
         if times.len() != dims.len() {
             return None;
         }
-        let (made, steps): (Vec<usize>, _) = (dims.iter().zip(&times).map(|(dim, by)| dim * by).collect(), strides(dims));
+        let (made, steps): (Vec<usize>, _) =
+            (dims.iter().zip(&times).map(|(dim, by)| dim * by).collect(), strides(dims));
         let from = |place: &[usize]| place.iter().zip(dims).zip(&steps).map(|((at, dim), step)| at % dim * step).sum();
         let picked = value.picked(&made, from);
         let mixes = value.tokens.is_some_and(|at| times[at] != 1);
@@ -403,12 +405,12 @@ impl<'a> Call<'a> {
         if lengths.len() != parts || lengths.iter().sum::<usize>() != dims[axis] {
             return None;
         }
-        let mut start = 0;
-        let values = lengths.iter().map(|&length| {
-            let begin = std::mem::replace(&mut start, start + length);
-            part(value, dims, axis, begin, 1, length)
-        });
-        Some(Made { values: values.collect(), issue: None }.issue_if(value.tokens == Some(axis), MIXES))
+        let (mut start, mut values) = (0, Vec::new());
+        for length in lengths {
+            values.push(part(value, dims, axis, start, 1, length));
+            start += length;
+        }
+        Some(Made { values, issue: None }.issue_if(value.tokens == Some(axis), MIXES))
     }
 
     fn slice(&self) -> Option<Made> {
@@ -427,7 +429,7 @@ impl<'a> Call<'a> {
                 return None;
             }
             let (begin, end) = (place(starts[at]).clamp(0, size), place(*ends.get(at)?).clamp(0, size));
-            let length = (end - begin).max(0).div_ceil(step) as usize;
+            let length = ((end - begin).max(0) as usize).div_ceil(step as usize);
             if (length, step) == (dims[axis], 1) {
                 continue;
             }
@@ -535,7 +537,8 @@ impl<'a> Call<'a> {
             let mut groups = vec![Vec::new(); made.iter().product()];
             let (steps, mut index) = (strides(&made), 0);
             each_place(dims, |place| {
-                let of_group = |(&from, step): (&usize, &usize)| if axes.contains(&from) { 0 } else { place[from] * step };
+                let of_group =
+                    |(&from, step): (&usize, &usize)| if axes.contains(&from) { 0 } else { place[from] * step };
                 groups[kept.iter().zip(&steps).map(of_group).sum::<usize>()].push(numbers[index]);
                 index += 1;
             });
@@ -654,8 +657,7 @@ enum Function {
     Where,
 }
 
-const TRUTHS: [&str; 9] =
-    ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not"];
+const TRUTHS: [&str; 9] = ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not"];
 
 /// Operators whose numbers are computed.
 const FUNCTIONS: [(&str, Function); 34] = [
@@ -712,3 +714,90 @@ const OTHERS: [&str; 14] = [
     "Clip",
     "PRelu",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::super::proto::AttributeProto;
+    use super::*;
+
+    fn ints(numbers: &[i64]) -> Value {
+        Value::known(&[numbers.len()], numbers.iter().map(|&number| number as f64).collect(), true)
+    }
+
+    fn run_op(op: &str, inputs: &[&Value]) -> Made {
+        let inputs: Vec<Option<&Value>> = inputs.iter().map(|&value| Some(value)).collect();
+        run(&NodeProto::new(op, &[], &["made"]), &inputs)
+    }
+
+    /// The dimension of the tokens, if the operator keeps them apart.
+    fn tokens(made: &Made) -> Result<Option<usize>, &str> {
+        made.issue.as_deref().map_or(Ok(made.values[0].tokens), Err)
+    }
+
+    #[test]
+    fn tokens_are_followed_through_shapes() {
+        let rows = Value::shaped(&[1, 7, 64], Some(1));
+        let heads = run_op("Reshape", &[&rows, &ints(&[0, 0, 4, -1])]);
+        assert_eq!((tokens(&heads), heads.values[0].dims.as_deref()), (Ok(Some(1)), Some(&[1, 7, 4, 16][..])));
+        let order = AttributeProto::ints("perm", &[0, 2, 1, 3]);
+        let turned = run(&NodeProto::new("Transpose", &[], &["made"]).with(order), &[Some(&heads.values[0])]);
+        assert_eq!(tokens(&turned), Ok(Some(2)));
+        assert_eq!(tokens(&run_op("Reshape", &[&rows, &ints(&[-1, 64])])), Ok(Some(0)));
+        assert_eq!(tokens(&run_op("Unsqueeze", &[&rows, &ints(&[0, -1])])), Ok(Some(2)));
+        assert_eq!(tokens(&run_op("Reshape", &[&rows, &ints(&[1, -1])])), Err(MIXES));
+        let last = run_op("Slice", &[&rows, &ints(&[-1]), &ints(&[i64::MAX]), &ints(&[1])]);
+        assert_eq!(tokens(&last), Err(MIXES));
+        assert_eq!(tokens(&run_op("Slice", &[&rows, &ints(&[0]), &ints(&[32]), &ints(&[2])])), Ok(Some(1)));
+    }
+
+    #[test]
+    fn products_and_norms_work_on_each_token() {
+        let (rows, weight) = (Value::shaped(&[1, 7, 64], Some(1)), Value::shaped(&[64, 32], None));
+        assert_eq!(tokens(&run_op("MatMul", &[&rows, &weight])), Ok(Some(1)));
+        let columns = Value::shaped(&[1, 64, 7], Some(2));
+        assert_eq!(tokens(&run_op("MatMul", &[&rows, &columns])), Err(MIXES));
+        assert_eq!(tokens(&run_op("MatMul", &[&weight, &Value::shaped(&[1, 32, 7], Some(2))])), Ok(Some(2)));
+        assert_eq!(tokens(&run_op("Softmax", &[&rows])), Ok(Some(1)));
+        assert_eq!(tokens(&run_op("Softmax", &[&columns])), Err(MIXES));
+        assert_eq!(tokens(&run_op("ReduceMean", &[&rows, &ints(&[-1])])), Ok(Some(1)));
+        assert_eq!(tokens(&run_op("ReduceMean", &[&rows, &ints(&[1])])), Err(MIXES));
+        assert_eq!(tokens(&run_op("Add", &[&rows, &Value::shaped(&[7, 1, 64], Some(0))])), Err(MIXES));
+    }
+
+    #[test]
+    fn what_counts_tokens_has_an_issue() {
+        let rows = Value::shaped(&[1, 7, 64], Some(1));
+        let shape = run_op("Shape", &[&rows]).values.remove(0);
+        let scalar = |number: f64| Value::known(&[], vec![number], true);
+        let count = run_op("Gather", &[&shape, &scalar(1.0)]).values.remove(0);
+        assert_eq!(count.single(), Some(7.0));
+        let range = run_op("Range", &[&scalar(0.0), &count, &scalar(1.0)]);
+        assert_eq!((tokens(&range), range.values[0].ints().map(|it| it.len())), (Err(COUNTS), Some(7)));
+        assert_eq!(tokens(&run_op("Mul", &[&rows, &count])), Err(COUNTS));
+        assert_eq!(tokens(&run_op("CumSum", &[&rows, &scalar(1.0)])), Err(COUNTS));
+    }
+
+    #[test]
+    fn masks_are_computed() {
+        let (column, row) = (ints(&[0, 1, 2]), Value::known(&[2, 1], vec![1.0, 2.0], true));
+        let seen = run_op("LessOrEqual", &[&column, &row]).values.remove(0);
+        assert_eq!(seen.ints(), Some(vec![1, 1, 0, 1, 1, 1]));
+        let [zero, hidden] = [0.0, f64::NEG_INFINITY].map(|number| Value::known(&[1], vec![number], false));
+        let added = run_op("Where", &[&seen, &zero, &hidden]).values.remove(0);
+        assert_eq!(added.numbers.as_deref(), Some(&[0.0, 0.0, f64::NEG_INFINITY, 0.0, 0.0, 0.0][..]));
+        let sums = run_op("CumSum", &[&ints(&[1, 1, 1]), &Value::known(&[], vec![0.0], true)]);
+        assert_eq!(sums.values[0].ints(), Some(vec![1, 2, 3]));
+        let joined = run_op("ReduceSum", &[&ints(&[1, 1, 1]), &ints(&[0])]).values.remove(0);
+        assert_eq!(joined.ints(), Some(vec![3]));
+    }
+
+    #[test]
+    fn unknown_operators_have_an_issue_and_no_shape() {
+        let rows = Value::shaped(&[1, 7, 64], Some(1));
+        let made = run_op("Convolve", &[&rows]);
+        assert_eq!((made.issue.as_deref(), made.values[0].dims.as_ref()), (Some(UNKNOWN), None));
+        // What follows is not at fault.
+        assert_eq!(run_op("MatMul", &[&made.values[0], &rows]).issue, None);
+        assert_eq!(run_op("Gather", &[&ints(&[1, 2]), &ints(&[5])]).issue.as_deref(), Some(UNKNOWN));
+    }
+}

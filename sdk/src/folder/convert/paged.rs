@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::attention::{Attention, Layout, Projected, Rows, Sinks};
+use super::Names;
+use super::attention::{Attention, Layout, Rows, Sinks};
+use super::emit::Emit;
 use super::graph::Graph;
 use super::head::Head;
 use super::proto::{AttributeProto, Dimension, NodeProto, TensorProto, ValueInfoProto};
 use super::rest::Counted;
-use super::Names;
 use crate::tensor::ElementType;
 
 /// The names of a graph of pages.
@@ -65,23 +66,22 @@ pub(super) fn rewrite(graph: &mut Graph, names: &Names<'_>, parts: &Recognised<'
     let made = PagedNames { inputs, logits: graph.free_name("logits"), pools, pools_out };
     declare(graph, names, parts, &made);
 
-    let mut emit = Emit { names, paged: &made, graph, nodes: Vec::new() };
-    emit.cast(&made.inputs[INPUT_IDS], of_ids, &[1, -1], &old_ids);
+    graph.import("ai.pagoda", 1);
+    let mut pages = Pages { names, paged: &made, emit: Emit::new(graph) };
+    pages.index(INPUT_IDS, of_ids, &[1, -1], &old_ids);
     if let Some(((_, old), element)) = old_positions.as_ref().zip(of_positions) {
-        emit.cast(&made.inputs[POSITIONS], element, &[1, -1], old);
+        pages.index(POSITIONS, element, &[1, -1], old);
     }
     for counted in parts.counted {
-        emit.replace(&counted.name);
-        emit.cast(&made.inputs[POSITIONS], counted.element, &counted.dims, &counted.name);
+        pages.emit.replace(&counted.name);
+        pages.index(POSITIONS, counted.element, &counted.dims, &counted.name);
     }
     for (layer, attention) in parts.attentions.iter().enumerate() {
-        emit.replace(&attention.output.name);
-        emit.attention(layer, attention)?;
+        pages.emit.replace(&attention.output.name);
+        pages.attention(layer, attention)?;
     }
-    emit.logits(parts, &old_logits, of_logits);
-    let nodes = [emit.nodes, std::mem::take(&mut graph.nodes)].concat();
-    graph.import("ai.pagoda", 1);
-    graph.set_nodes(nodes)?;
+    pages.logits(parts, &old_logits, of_logits);
+    pages.emit.finish()?;
     Ok(made)
 }
 
@@ -99,57 +99,27 @@ fn declare(graph: &mut Graph, names: &Names<'_>, parts: &Recognised<'_>, made: &
     graph.set_outputs([logits].into_iter().chain(made.pools_out.iter().map(pool)).collect());
 }
 
-/// Nodes in the making.
-struct Emit<'a> {
+/// Nodes over pages in the making.
+struct Pages<'a> {
     names: &'a Names<'a>,
     paged: &'a PagedNames,
-    graph: &'a mut Graph,
-    nodes: Vec<NodeProto>,
+    emit: Emit<'a>,
 }
 
-impl Emit<'_> {
-    /// A list of numbers that nodes read.
-    fn ints(&mut self, numbers: &[i64]) -> String {
-        let name = format!("pagoda.{}", numbers.iter().map(i64::to_string).collect::<Vec<_>>().join("x"));
-        if self.graph.tensor(&name).is_none() {
-            self.graph.add_tensor(TensorProto::of_ints(&name, numbers));
-        }
-        name
-    }
-
-    fn reshape(&mut self, from: &str, dims: &[i64], to: &str) {
-        let shape = self.ints(dims);
-        self.nodes.push(NodeProto::new("Reshape", &[from, &shape], &[to]));
-    }
-
-    /// Numbers of another type and shape.
-    fn cast(&mut self, from: &str, element: i32, dims: &[i64], to: &str) {
+impl Pages<'_> {
+    /// An input in the type and shape that it had.
+    fn index(&mut self, input: usize, element: i32, dims: &[i64], to: &str) {
         let cast = format!("{to}.cast");
-        self.nodes.push(NodeProto::new("Cast", &[from], &[&cast]).with(AttributeProto::int("to", element.into())));
-        self.reshape(&cast, dims, to);
-    }
-
-    fn swap(&mut self, from: &str, to: &str) {
-        let order = AttributeProto::ints("perm", &[0, 2, 1, 3]);
-        self.nodes.push(NodeProto::new("Transpose", &[from], &[to]).with(order));
-    }
-
-    /// Leaves a value to a new node: its own makes one that nothing reads.
-    fn replace(&mut self, name: &str) {
-        for output in self.graph.nodes.iter_mut().flat_map(|node| &mut node.output).filter(|output| *output == name) {
-            output.push_str(".replaced");
-        }
+        self.emit.cast(&self.paged.inputs[input], element, &cast);
+        self.emit.reshape(&cast, dims, to);
     }
 
     fn attention(&mut self, layer: usize, attention: &Attention) -> Result<(), String> {
         let Attention { heads, output, rotary, sinks, .. } = attention;
         let (kv_heads, size) = (self.names.kv_heads, self.names.head_size);
         let made = format!("paged_attention_{layer}");
-        let projected = match &attention.projected {
-            Projected::Apart(rows) => rows.clone(),
-            Projected::Packed(name) => self.split(layer, name, [*heads, kv_heads, kv_heads].map(|count| count * size))?,
-        };
         let counts = [*heads, kv_heads, kv_heads];
+        let projected = self.emit.apart(&attention.projected, counts.map(|count| count * size), &made)?;
         let mut inputs = Vec::new();
         for ((rows, count), part) in projected.iter().zip(counts).zip(["query", "key", "value"]) {
             inputs.push(self.heads_of_rows(rows, count, &format!("{made}.{part}")));
@@ -157,7 +127,7 @@ impl Emit<'_> {
         inputs.extend(self.paged.inputs[POSITIONS + 1..LOGITS_ROWS].iter().cloned());
         inputs.push(self.paged.pools[layer].clone());
         if let Some(rotary) = rotary {
-            let (cos, sin) = (self.in_f32(&rotary.cos), self.in_f32(&rotary.sin));
+            let (cos, sin) = (self.emit.in_f32(&rotary.cos), self.emit.in_f32(&rotary.sin));
             inputs.extend([String::new(), self.paged.inputs[POSITIONS].clone(), cos, sin]);
         }
         if let Some(sinks) = sinks {
@@ -171,17 +141,18 @@ impl Emit<'_> {
         let mut node = NodeProto::new("PagedAttention", &inputs, &[&made, &self.paged.pools_out[layer]]);
         node.domain = "ai.pagoda".into();
         let floats = [("scale", attention.scale), ("softcap", attention.softcap)];
-        node.attribute.extend(floats.iter().filter(|it| it.1 != 0.0).map(|&(name, value)| AttributeProto::float(name, value)));
+        node.attribute
+            .extend(floats.iter().filter(|it| it.1 != 0.0).map(|&(name, value)| AttributeProto::float(name, value)));
         node.attribute.extend((attention.window > 0).then(|| AttributeProto::int("window", attention.window as i64)));
         let word = |interleaved| if interleaved { "interleaved" } else { "half" };
         node.attribute.extend(rotary.as_ref().map(|rotary| AttributeProto::text("rotary", word(rotary.interleaved))));
-        self.nodes.push(node);
+        self.emit.node(node);
         match output.layout {
-            Layout::Flat => self.reshape(&made, &[1, -1, (heads * size) as i64], &output.name),
+            Layout::Flat => self.emit.reshape(&made, &[1, -1, (heads * size) as i64], &output.name),
             Layout::Heads => {
                 let by_token = format!("{made}.by_token");
-                self.reshape(&made, &[1, -1, *heads as i64, size as i64], &by_token);
-                self.swap(&by_token, &output.name);
+                self.emit.reshape(&made, &[1, -1, *heads as i64, size as i64], &by_token);
+                self.emit.swap(&by_token, &output.name);
             }
         }
         Ok(())
@@ -192,46 +163,19 @@ impl Emit<'_> {
         let mut from = rows.name.clone();
         if rows.layout == Layout::Heads {
             let by_token = format!("{to}.by_token");
-            self.swap(&from, &by_token);
+            self.emit.swap(&from, &by_token);
             from = by_token;
         }
-        self.reshape(&from, &[-1, heads as i64, self.names.head_size as i64], to);
+        self.emit.reshape(&from, &[-1, heads as i64, self.names.head_size as i64], to);
         to.to_owned()
-    }
-
-    /// Queries, keys and values out of one row.
-    fn split(&mut self, layer: usize, packed: &str, widths: [usize; 3]) -> Result<[Rows; 3], String> {
-        if self.graph.opset() < 13 {
-            return Err(format!("the graph has opset {}, and 13 or more is needed: export it again", self.graph.opset()));
-        }
-        let lengths = self.ints(&widths.map(|width| width as i64));
-        let parts = ["query", "key", "value"].map(|part| format!("paged_attention_{layer}.packed_{part}"));
-        let outputs: Vec<&str> = parts.iter().map(String::as_str).collect();
-        let node = NodeProto::new("Split", &[packed, &lengths], &outputs).with(AttributeProto::int("axis", -1));
-        self.nodes.push(node);
-        Ok(parts.map(|name| Rows { name, layout: Layout::Flat }))
-    }
-
-    /// A table of a rotation, in the type that the operator takes.
-    fn in_f32(&mut self, table: &str) -> String {
-        let is_f32 = |tensor: &TensorProto| tensor.data_type == ElementType::F32 as i32;
-        if self.graph.tensor(table).is_some_and(is_f32) {
-            return table.to_owned();
-        }
-        let name = format!("{table}.f32");
-        if self.nodes.iter().all(|node| node.made(0) != Some(&name)) {
-            let to = AttributeProto::int("to", ElementType::F32 as i64);
-            self.nodes.push(NodeProto::new("Cast", &[table], &[&name]).with(to));
-        }
-        name
     }
 
     /// Zeros of the type of queries.
     fn zeros(&mut self, count: usize) -> String {
         let name = format!("pagoda.zeros_{count}");
-        if self.graph.tensor(&name).is_none() {
+        if self.emit.graph.tensor(&name).is_none() {
             let bytes = vec![0; count * self.names.element.bits() / 8];
-            self.graph.add_tensor(TensorProto {
+            self.emit.graph.add_tensor(TensorProto {
                 name: name.clone(),
                 dims: vec![count as i64],
                 data_type: self.names.element as i32,
@@ -251,20 +195,19 @@ impl Emit<'_> {
         let mut from = old.to_owned();
         if let Some(product) = &parts.head.product {
             let product = if product == self.names.logits { old } else { product };
-            let node = self.graph.nodes.iter_mut().find(|node| node.made(0) == Some(product));
+            let node = self.emit.graph.nodes.iter_mut().find(|node| node.made(0) == Some(product));
             if let Some(input) = node.and_then(|node| node.input.first_mut()) {
                 *input = chosen;
             }
         } else {
             from = chosen;
         }
-        self.nodes.push(gather);
+        self.emit.node(gather);
         if element != ElementType::F32 as i32 {
             let name = format!("{old}.f32");
-            let to = AttributeProto::int("to", ElementType::F32 as i64);
-            self.nodes.push(NodeProto::new("Cast", &[&from], &[&name]).with(to));
+            self.emit.cast(&from, ElementType::F32 as i32, &name);
             from = name;
         }
-        self.reshape(&from, &[-1, parts.vocab_size as i64], &self.paged.logits);
+        self.emit.reshape(&from, &[-1, parts.vocab_size as i64], &self.paged.logits);
     }
 }

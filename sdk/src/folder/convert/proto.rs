@@ -312,9 +312,7 @@ pub(super) enum Dimension<'a> {
 impl ValueInfoProto {
     pub(super) fn new(name: &str, element: i32, dims: &[Dimension<'_>]) -> Self {
         let dim = |dim: &Dimension<'_>| match *dim {
-            Dimension::Number(number) => {
-                DimensionProto { dim_value: Some(number as i64), ..DimensionProto::default() }
-            }
+            Dimension::Number(number) => DimensionProto { dim_value: Some(number as i64), ..DimensionProto::default() },
             Dimension::Named(name) => DimensionProto { dim_param: Some(name.into()), ..DimensionProto::default() },
         };
         let shape = ShapeProto { dim: dims.iter().map(dim).collect() };

@@ -118,7 +118,7 @@ impl Walk<'_> {
 }
 
 /// The type of whole numbers, or of what they were cast to.
-fn element(graph: &Graph, mut name: &str) -> Option<i32> {
+fn element<'a>(graph: &'a Graph, mut name: &'a str) -> Option<i32> {
     const I64: i32 = 7;
     loop {
         if let Some(tensor) = graph.tensor(name) {
@@ -128,7 +128,13 @@ fn element(graph: &Graph, mut name: &str) -> Option<i32> {
         name = match node.op_type.as_str() {
             "Cast" => return node.int("to", 0).try_into().ok(),
             "Shape" | "Size" => return Some(I64),
-            "Constant" => return node.attribute("value").and_then(|it| it.t.as_ref()).map(|tensor| tensor.data_type).or(Some(I64)),
+            "Constant" => {
+                return node
+                    .attribute("value")
+                    .and_then(|it| it.t.as_ref())
+                    .map(|tensor| tensor.data_type)
+                    .or(Some(I64));
+            }
             "Where" => node.given(1)?,
             _ => node.given(0)?,
         };

@@ -64,7 +64,10 @@ impl Value {
 
     /// The numbers as indices or sizes. What is beyond i64, as the end of a slice, is cut to it.
     pub(super) fn ints(&self) -> Option<Vec<i64>> {
-        self.numbers.as_ref().filter(|_| self.whole).map(|numbers| numbers.iter().map(|&number| number as i64).collect())
+        self.numbers
+            .as_ref()
+            .filter(|_| self.whole)
+            .map(|numbers| numbers.iter().map(|&number| number as i64).collect())
     }
 
     /// The same number everywhere.

@@ -1,8 +1,8 @@
-//! What a pagoda.json would say of a decoder that has none, for programs that read it.
+//! What a pagoda.json says of a decoder: of one that has none, for programs that read it, and of one that was converted.
 
 use serde_json::{Map, Value, json};
 
-use super::super::generate::{Form, GenerateFolder, PastPresent};
+use super::super::generate::{Form, Functional, GenerateFolder, Inputs, Outputs, PastPresent};
 
 /// The folder, with its description in place of the text of a pagoda.json.
 pub(super) fn described(mut folder: GenerateFolder) -> GenerateFolder {
@@ -11,11 +11,13 @@ pub(super) fn described(mut folder: GenerateFolder) -> GenerateFolder {
     folder
 }
 
-fn description(folder: &GenerateFolder) -> Value {
+/// Of a folder with native pages.
+pub(in super::super) fn description(folder: &GenerateFolder) -> Value {
     let GenerateFolder { attention, kv, tokens, text, .. } = folder;
     let (inputs, outputs) = match &folder.form {
         Form::PastPresent(names) => sides(names),
-        _ => Default::default(),
+        Form::Paged => paged_sides(&folder.inputs, &folder.outputs),
+        Form::Functional(names) => functional_sides(names),
     };
     let files = folder.files.iter().map(|file| {
         let about = json!({"bytes": file.bytes, "sha256": file.sha256});
@@ -73,6 +75,34 @@ fn sides(names: &PastPresent) -> (Value, Value) {
         "present_values": names.present_values,
     });
     (inputs, outputs)
+}
+
+fn paged_sides(inputs: &Inputs, outputs: &Outputs) -> (Value, Value) {
+    let inputs = json!({
+        "input_ids": inputs.input_ids,
+        "positions": inputs.positions,
+        "row_offsets": inputs.row_offsets,
+        "cached_len": inputs.cached_len,
+        "page_indptr": inputs.page_indptr,
+        "page_ids": inputs.page_ids,
+        "logits_rows": inputs.logits_rows,
+        "kv_pools": inputs.kv_pools,
+        "kv_scales": inputs.kv_scales,
+    });
+    let outputs = json!({"logits": outputs.logits, "kv_pools": outputs.kv_pools, "kv_scales": outputs.kv_scales});
+    (inputs, outputs)
+}
+
+fn functional_sides(names: &Functional) -> (Value, Value) {
+    let inputs = json!({
+        "input_ids": names.input_ids,
+        "position_ids": names.position_ids,
+        "key_slots": names.key_slots,
+        "value_slots": names.value_slots,
+        "attention_mask": names.attention_mask,
+        "kv_pools": names.kv_pools,
+    });
+    (inputs, json!({"logits": names.logits, "new_keys": names.new_keys, "new_values": names.new_values}))
 }
 
 /// Only what is set.

@@ -15,6 +15,8 @@ use std::path::{Component, Path};
 
 use prost::bytes::Bytes;
 
+#[cfg(feature = "llm")]
+pub(super) use self::description::description;
 use self::document::{Document, wrong};
 use self::graph::DecoderGraph;
 use self::names::Declared;
@@ -51,10 +53,7 @@ pub(super) fn is_foreign(path: &Path) -> bool {
 
 /// Opens a decoder: finds its form, checks it, and hashes every file.
 pub(super) fn open(path: &Path) -> Result<GenerateFolder> {
-    let folder = read(path);
-    let folder = folder.map_err(|error| {
-        Error::new(error.status(), format!("{}: {}", path.display(), error.message())).about("folder")
-    })?;
+    let folder = described(path, Rings::Refused)?;
     let notes = folder.form.notes().join("; ");
     log::info!(
         "{} is run as it is, in the form {}: {notes}. `pagoda convert` rewrites it",
@@ -64,11 +63,29 @@ pub(super) fn open(path: &Path) -> Result<GenerateFolder> {
     Ok(folder)
 }
 
-fn read(path: &Path) -> Result<GenerateFolder> {
+#[cfg(feature = "llm")]
+/// Reads a decoder that is to be rewritten, and checks and hashes every file.
+pub(super) fn read_to_convert(path: &Path) -> Result<GenerateFolder> {
+    described(path, Rings::Taken)
+}
+
+/// Whether past tensors may be rings, in which the oldest tokens are overwritten. Pages have all tokens.
+#[derive(Clone, Copy, PartialEq)]
+enum Rings {
+    Refused,
+    Taken,
+}
+
+fn described(path: &Path, rings: Rings) -> Result<GenerateFolder> {
+    read(path, rings)
+        .map_err(|error| Error::new(error.status(), format!("{}: {}", path.display(), error.message())).about("folder"))
+}
+
+fn read(path: &Path, rings: Rings) -> Result<GenerateFolder> {
     let configs = Configs { model: Document::read(path, CONFIG)?, genai: Document::read(path, GENAI_CONFIG)? };
     let model = graph_file(path, &configs)?;
     let graph = DecoderGraph::read(mapped(path, &model)?).map_err(|message| wrong(&model, message))?;
-    let declared = names::declared(&graph, configs.genai.as_ref())
+    let declared = names::declared(&graph, configs.genai.as_ref(), rings)
         .map_err(|error| Error::new(error.status(), format!("{model}: {}", error.message())))?;
     let sizes = sizes::sizes(&configs, &declared, &model)?;
     let texts = Texts::read(path, sizes.vocab_size)?;
@@ -179,7 +196,7 @@ fn unhashed(path: &Path, name: String) -> Result<FolderFile> {
     Ok(FolderFile { name, bytes: about.len(), sha256: String::new() })
 }
 
-fn mapped(path: &Path, model: &str) -> Result<Bytes> {
+pub(super) fn mapped(path: &Path, model: &str) -> Result<Bytes> {
     let file = unhashed(path, model.to_owned())?;
     let opened = File::open(path.join(model))
         .map_err(|error| Error::new(Status::Io, format!("{model} can not be read: {error}")))?;

@@ -1,6 +1,7 @@
 //! The form of a decoder's graph: which input and which output is what, and whether they are as they have to be.
 
 use super::super::generate::{PastAttention, PastPresent};
+use super::Rings;
 use super::document::Document;
 use super::graph::{DecoderGraph, GraphValue};
 use crate::error::{Error, Result, Status};
@@ -82,7 +83,7 @@ impl<'a> Names<'a> {
 }
 
 /// Finds the form of a graph. Error messages continue the name of its file.
-pub(super) fn declared(graph: &DecoderGraph, genai: Option<&Document>) -> Result<Declared> {
+pub(super) fn declared(graph: &DecoderGraph, genai: Option<&Document>, rings: Rings) -> Result<Declared> {
     let names = Names::of(genai)?;
     let layers = layers(graph, &names)?;
     let all = |pattern: &str| (0..layers).map(|layer| pattern.replace(LAYER, &layer.to_string())).collect::<Vec<_>>();
@@ -91,8 +92,8 @@ pub(super) fn declared(graph: &DecoderGraph, genai: Option<&Document>) -> Result
     let input = |name: &str| graph.inputs.iter().find(|value| value.name == name);
     let optional = |name: &str| input(name).map(|value| value.name.clone());
     let position_ids = optional(names.position_ids);
-    let attention =
-        attention(graph, position_ids.is_some(), [&past_keys, &past_values], [&present_keys, &present_values])?;
+    let (past_names, present_names) = ([&past_keys[..], &past_values], [&present_keys[..], &present_values]);
+    let attention = attention(graph, position_ids.is_some(), past_names, present_names, rings)?;
     let logits = output(graph, names.logits, "which has the scores of the next token")?;
     let form = PastPresent {
         input_ids: names.input_ids.to_owned(),
@@ -147,6 +148,7 @@ fn attention(
     has_positions: bool,
     [past_keys, past_values]: [&[String]; 2],
     [present_keys, present_values]: [&[String]; 2],
+    rings: Rings,
 ) -> Result<PastAttention> {
     if graph.inner_attentions > 0 {
         let message =
@@ -166,7 +168,7 @@ fn attention(
                 past[0], present[0]
             )));
         };
-        if node.is_ring {
+        if node.is_ring && rings == Rings::Refused {
             return Err(unsupported(format!(
                 "the past of layer {layer}, {:?}, is a ring (sliding_window_cache), in which the oldest tokens are overwritten: \
                  it can not be shared or cut. Rewrite the graph with `pagoda convert`, or build it again with `--extra_options \

@@ -38,7 +38,13 @@ impl Codes {
 
     /// What the numbers of a layer were multiplied by, if these are all of them, repeated for each query head of a group: `[1, heads,
     /// total, head_size]`, or with the last two dimensions turned. Heads may be as many as those of keys, where that is one.
-    pub(super) fn factor(&self, value: &Value, (layer, kind): (usize, usize), heads: usize, turned: bool) -> Option<f64> {
+    pub(super) fn factor(
+        &self,
+        value: &Value,
+        (layer, kind): (usize, usize),
+        heads: usize,
+        turned: bool,
+    ) -> Option<f64> {
         let (dims, numbers) = (value.dims.as_deref()?, value.numbers.as_deref()?);
         let &[1, found, rows, columns] = dims else { return None };
         let (tokens, width) = if turned { (columns, rows) } else { (rows, columns) };

@@ -30,11 +30,14 @@ impl Look<'_> {
     pub(super) fn group_query(&self, node: &NodeProto, layer: usize) -> Result<Found, String> {
         let words = node.words();
         let wrong = |what: String| format!("{words}: {what}");
-        if let Some(attribute) = node.attribute.iter().find(|it| !KNOWN.contains(&it.name.as_str()) && !is_nothing(it)) {
+        if let Some(attribute) = node.attribute.iter().find(|it| !KNOWN.contains(&it.name.as_str()) && !is_nothing(it))
+        {
             return Err(wrong(format!("the attribute {:?} is not known here", attribute.name)));
         }
         if node.given(BIAS).is_some() {
-            return Err(wrong("it adds a bias to scores (attention_bias), which PagedAttention has no input for".into()));
+            return Err(wrong(
+                "it adds a bias to scores (attention_bias), which PagedAttention has no input for".into(),
+            ));
         }
         if let Some(input) = node.input.iter().skip(SINKS + 1).find(|name| !name.is_empty()) {
             return Err(wrong(format!("the input {input:?} is not known here")));
@@ -89,7 +92,9 @@ impl Look<'_> {
             let found = node.given(at).and_then(|name| self.uniform(name));
             if found != Some(expected) {
                 let name = node.given(at).unwrap_or("");
-                return Err(format!("{what}, {name:?}, does not follow from the sum or the width of the attention mask"));
+                return Err(format!(
+                    "{what}, {name:?}, does not follow from the sum or the width of the attention mask"
+                ));
             }
         }
         Ok(())
@@ -115,12 +120,12 @@ impl Look<'_> {
         let table = |at: usize| {
             let name = node.given(at).ok_or("it rotates, and has no cos_cache or sin_cache")?;
             match self.trial.dims(name) {
-                Some(&[_, pairs]) if (1..=self.names.head_size / 2).contains(&pairs) => Ok(name.to_owned()),
+                Some(&[_, pairs]) if (1..=self.names.head_size / 2).contains(&pairs) => Ok((name.to_owned(), pairs)),
                 found => Err(format!("the table of its rotation, {name:?}, has the shape {found:?}")),
             }
         };
-        let [cos, sin] = COS_SIN;
-        Ok(Some(Rotary { cos: table(cos)?, sin: table(sin)?, interleaved: node.int("rotary_interleaved", 0) != 0 }))
+        let [(cos, pairs), (sin, _)] = [table(COS_SIN[0])?, table(COS_SIN[1])?];
+        Ok(Some(Rotary { cos, sin, pairs, interleaved: node.int("rotary_interleaved", 0) != 0 }))
     }
 }
 

@@ -58,7 +58,8 @@ fn trials(graph: &Graph, names: &Names<'_>, found: &[Found]) -> Result<Vec<Trial
     let read = nodes.iter().flat_map(|&at| &graph.nodes[at].input).filter_map(|name| first.value(name));
     let constants = read.filter(|value| !value.of_past && !value.of_count).filter_map(Value::single);
     let longest = constants.map(f64::abs).filter(|&number| number <= LONGEST).fold(0.0, f64::max) as usize;
-    let mut lengths = vec![Lengths { new: 1, past: 0 }, Lengths { new: 4, past: 5 }, Lengths { new: 3, past: longest + 3 }];
+    let mut lengths =
+        vec![Lengths { new: 1, past: 0 }, Lengths { new: 4, past: 5 }, Lengths { new: 3, past: longest + 3 }];
     if longest <= LONGEST_PROMPT {
         lengths.push(Lengths { new: longest + 3, past: 0 });
     }
@@ -126,8 +127,9 @@ impl Masks {
             };
             let value = trial.value(name);
             let known = value.and_then(|value| Some((value, value.dims.as_deref()?, value.numbers.as_deref()?)));
-            let (value, dims, numbers) =
-                known.ok_or_else(|| format!("its mask, {name:?}, does not follow from masks and lengths by operators that are known here"))?;
+            let (value, dims, numbers) = known.ok_or_else(|| {
+                format!("its mask, {name:?}, does not follow from masks and lengths by operators that are known here")
+            })?;
             // One for each head would be a shape of its own.
             let full = [1, 1, new, total];
             if dims.len() > 4 || broadcast(&[dims, &full]).as_deref() != Some(&full) {

@@ -62,6 +62,7 @@ pub(super) enum Layout {
 pub(super) struct Rotary {
     pub(super) cos: String,
     pub(super) sin: String,
+    pub(super) pairs: usize,
     pub(super) interleaved: bool,
 }
 
@@ -96,7 +97,12 @@ pub(super) fn recognise(graph: &Graph, names: &Names<'_>) -> Result<Vec<Attentio
             match graph.maker(name).map(|node| (node, joins(node, &past[layer]))) {
                 Some((_, true)) => _ = given.insert(name.to_owned(), codes.value(layer, kind)),
                 Some((node, false)) if attends(node) => {}
-                Some((node, false)) => wrong.push(format!("{} makes {:?}, and does not append to {:?}", node.words(), present[layer], past[layer])),
+                Some((node, false)) => wrong.push(format!(
+                    "{} makes {:?}, and does not append to {:?}",
+                    node.words(),
+                    present[layer],
+                    past[layer]
+                )),
                 None => wrong.push(format!("no node makes {:?}", present[layer])),
             }
         }
@@ -162,7 +168,11 @@ impl<'a> Look<'a> {
         }
         let name = &self.names.present_values[layer];
         let product = nodes.iter().find(|node| node.is("MatMul") && reads(node, 1));
-        self.plain(product.ok_or_else(|| format!("no node was found that multiplies {name:?} by the weights of an attention"))?, layer)
+        self.plain(
+            product
+                .ok_or_else(|| format!("no node was found that multiplies {name:?} by the weights of an attention"))?,
+            layer,
+        )
     }
 
     fn value(&self, name: &str) -> Option<&'a Value> {
@@ -180,7 +190,8 @@ impl<'a> Look<'a> {
     fn rows(&self, name: &str, heads: usize) -> Result<Rows, String> {
         let (new, size) = (self.trial.lengths.new, self.names.head_size);
         let wrong = || {
-            let found = self.trial.dims(name).map_or_else(|| "no known shape".to_owned(), |dims| format!("the shape {dims:?}"));
+            let found =
+                self.trial.dims(name).map_or_else(|| "no known shape".to_owned(), |dims| format!("the shape {dims:?}"));
             let by = self.graph.maker(name).map_or_else(String::new, |node| format!(" by {}", node.words()));
             format!("{name:?}{by} has {found} for {new} tokens, and {heads} heads of {size} are needed")
         };

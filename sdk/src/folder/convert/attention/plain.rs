@@ -35,7 +35,9 @@ impl Look<'_> {
         };
         let keys = first.given(1).and_then(|name| self.value(name));
         let of_keys = keys.and_then(|keys| self.codes.factor(keys, (layer, codes::KEY), heads, true));
-        let of_keys = of_keys.ok_or_else(|| format!("{} does not multiply by {key:?}", first.words()))?;
+        let of_keys = of_keys.ok_or_else(|| {
+            format!("{} does not multiply by {key:?}, or repeats its heads in another order", first.words())
+        })?;
         let values = product.given(1).and_then(|name| self.value(name));
         let of_values = values.and_then(|values| self.codes.factor(values, (layer, codes::VALUE), heads, false));
         if of_values != Some(1.0) {
@@ -60,7 +62,7 @@ impl Look<'_> {
     }
 
     /// The softmax whose result this is, with 0 for what is not a number.
-    fn softmax(&self, mut name: &str) -> Result<&NodeProto, String> {
+    fn softmax<'a>(&'a self, mut name: &'a str) -> Result<&'a NodeProto, String> {
         loop {
             let node = self.graph.maker(name).ok_or_else(|| format!("{name:?} is no result of a softmax"))?;
             let last = matches!(node.int("axis", if self.graph.opset() < 13 { 1 } else { -1 }), -1 | 3);
@@ -140,7 +142,7 @@ impl Look<'_> {
     }
 
     /// A value that is another one, multiplied by a number.
-    fn scaled<'a>(&'a self, name: &str) -> Option<(&'a str, f64)> {
+    fn scaled<'a>(&'a self, name: &'a str) -> Option<(&'a str, f64)> {
         let node = self.graph.maker(name)?;
         let (a, b) = (node.given(0)?, node.given(1)?);
         let number = |name: &str| self.value(name).and_then(|value| value.single());

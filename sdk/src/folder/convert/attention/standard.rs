@@ -72,7 +72,8 @@ impl Look<'_> {
                 continue;
             }
             let value = self.value(name);
-            let all = |heads| value.and_then(|value| self.codes.factor(value, (layer, kind), heads, false)) == Some(1.0);
+            let all =
+                |heads| value.and_then(|value| self.codes.factor(value, (layer, kind), heads, false)) == Some(1.0);
             if !all(names.kv_heads) && !all(heads) {
                 return Err(format!("{name:?} is not {present:?}, or repeats its heads in another order"));
             }
