@@ -5,6 +5,8 @@ mod absent;
 #[cfg(feature = "llm")]
 mod chat;
 mod completions;
+#[cfg(feature = "llm")]
+mod convert;
 mod demo;
 #[cfg(feature = "llm")]
 mod generate;
@@ -23,13 +25,13 @@ use std::process::ExitCode;
 #[cfg(not(feature = "serve"))]
 use absent as serve;
 #[cfg(not(feature = "llm"))]
-use absent::{self as chat, self as generate};
+use absent::{self as chat, self as convert, self as generate};
 use clap::{Parser, Subcommand};
 use pagoda_cli::{bench, output, progress};
 
 /// Inference for models that remember.
 ///
-/// Inspects model folders, ranks candidates and generates text with them, serves them, maintains stores, and runs benchmarks.
+/// Inspects and converts model folders, ranks candidates and generates text with them, serves them, maintains stores, and runs benchmarks.
 #[derive(Parser)]
 #[command(name = "pagoda", version, about, after_help = EXIT_CODES, max_term_width = 120)]
 struct Arguments {
@@ -57,6 +59,8 @@ enum Command {
     Chat(chat::Arguments),
     /// Serve models over HTTP, by OpenAI's protocol.
     Serve(serve::Arguments),
+    /// Rewrite an ONNX decoder of another exporter for pages, as a model folder.
+    Convert(convert::Arguments),
     /// Describe a model folder: what the model is and takes, limits, estimated memory, whether its files are intact.
     Inspect(inspect::Arguments),
     /// Replay MovieLens-100K: recommendations, what the cache saves, and the same AUC as the training framework.
@@ -75,6 +79,7 @@ fn main() -> ExitCode {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Convert(arguments) => convert::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(_) => Err(bench::exec()),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::contents::{FolderContents, ModelKind};
 use super::open::open;
-use super::{GenerateFolder, ModelFolder, generate, rank};
+use super::{GenerateFolder, ModelFolder, decoder, generate, rank};
 use crate::error::Result;
 
 /// A model folder of any kind, read and checked.
@@ -19,13 +19,18 @@ pub enum AnyFolder {
 }
 
 impl AnyFolder {
-    /// Opens a folder: reads its pagoda.json and checks every file against it, byte by byte.
+    /// Opens a folder: reads its pagoda.json and checks every file against it, byte by byte. One without it may be a decoder of
+    /// another exporter, as for [`GenerateFolder::open`].
     ///
     /// # Errors
     /// As [`ModelFolder::open`] and [`GenerateFolder::open`]; UNSUPPORTED for a kind that this version does not know.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        if decoder::is_foreign(path) {
+            return decoder::open(path).map(|folder| Self::Generate(Box::new(folder)));
+        }
         open(
-            path.as_ref(),
+            path,
             None,
             |contents, top| match contents.kind {
                 ModelKind::Rank => rank::read::read(contents, top).map(|folder| Self::Rank(Box::new(folder))),

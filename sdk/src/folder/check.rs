@@ -10,7 +10,7 @@ use memmap2::Mmap;
 use prost::bytes::Bytes;
 
 use super::contents::{FolderContents, FolderFile, damaged};
-use super::weights::{Outside, check_graph};
+use super::weights::{Outside, ScalarWeights, check_graph};
 use crate::checksum::{Sha256, sha256_hex};
 use crate::error::{Error, Result, Status};
 
@@ -32,19 +32,39 @@ pub(super) fn version(text: &str, version: &str) -> Result<()> {
 
 /// Checks the size and the hash of every file, and the weights of the graph wherever they are.
 pub(super) fn files(folder: &FolderContents) -> Result<()> {
+    walk(folder, ScalarWeights::AreWeights, |_, file, hash| compare(file, hash))
+}
+
+/// As [`files`], of files whose hashes are not known: returns them, by their places in the list.
+pub(super) fn hashes(folder: &FolderContents) -> Result<Vec<(usize, String)>> {
+    let mut found = Vec::new();
+    // torch's exporter has constants of nodes, such as what a mask adds, among the weights.
+    walk(folder, ScalarWeights::MayBeConstants, |at, _, hash| {
+        found.push((at, hash));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+fn walk(
+    folder: &FolderContents,
+    scalars: ScalarWeights,
+    mut hashed: impl FnMut(usize, &FolderFile, String) -> Result<()>,
+) -> Result<()> {
     // All sizes first: a folder that was copied in part is found before hours of hashing. One file is open at a time.
     folder.files.iter().try_for_each(|file| open(folder, file).map(drop))?;
     let (models, others): (Vec<_>, Vec<_>) =
-        folder.files.iter().partition(|file| folder.graphs().any(|name| *name == file.name));
+        folder.files.iter().enumerate().partition(|(_, file)| folder.graphs().any(|name| *name == file.name));
     let mut outside = Vec::new();
-    for file in models {
+    for (at, file) in models {
         let model = map(file, &open(folder, file)?)?;
-        compare(file, sha256_hex(&model))?;
-        outside.extend(check_graph(folder, &file.name, model.clone()).map_err(|error| of_graph(&file.name, &error))?);
+        hashed(at, file, sha256_hex(&model))?;
+        let found = check_graph(folder, &file.name, model.clone(), scalars);
+        outside.extend(found.map_err(|error| of_graph(&file.name, &error))?);
         feed(&mut outside, file, 0, &model);
     }
-    for file in others {
-        stream(file, &open(folder, file)?, &mut outside)?;
+    for (at, file) in others {
+        hashed(at, file, stream(file, &open(folder, file)?, &mut outside)?)?;
     }
     outside.iter().try_for_each(|tensor| tensor.check().map_err(|error| of_graph(tensor.graph, &error)))
 }
@@ -70,15 +90,15 @@ fn open(folder: &FolderContents, file: &FolderFile) -> Result<File> {
     Ok(opened)
 }
 
-fn map(file: &FolderFile, opened: &File) -> Result<Bytes> {
+pub(super) fn map(file: &FolderFile, opened: &File) -> Result<Bytes> {
     // SAFETY: nothing writes to the files of a folder that is in use: that is the contract of model folders, and ONNX
     // Runtime maps them too.
     let mapped = unsafe { Mmap::map(opened) }.map_err(|error| unreadable(file, error))?;
     Ok(Bytes::from_owner(mapped))
 }
 
-/// Reads a file from beginning to end: hashes it, and scans the weights that are in it.
-fn stream(file: &FolderFile, mut opened: &File, outside: &mut [Outside<'_>]) -> Result<()> {
+/// Reads a file from beginning to end: scans the weights that are in it, and returns its hash.
+fn stream(file: &FolderFile, mut opened: &File, outside: &mut [Outside<'_>]) -> Result<String> {
     let (mut hash, mut buffer, mut at) = (Sha256::new(), vec![0; CHUNK], 0);
     loop {
         let piece = match opened.read(&mut buffer) {
@@ -91,7 +111,7 @@ fn stream(file: &FolderFile, mut opened: &File, outside: &mut [Outside<'_>]) -> 
         feed(outside, file, at, piece);
         at += piece.len() as u64;
     }
-    compare(file, hash.hex())
+    Ok(hash.hex())
 }
 
 fn feed(outside: &mut [Outside<'_>], file: &FolderFile, at: u64, piece: &[u8]) {

@@ -39,9 +39,7 @@ impl ModelKind {
     pub(super) fn served_by(self) -> &'static str {
         match self {
             Self::Rank => "a ranking engine serves it",
-            Self::Generate => {
-                "it is a language model, which `pagoda inspect` describes and this Pagoda does not run yet"
-            }
+            Self::Generate => "it is a language model, which a generator serves",
         }
     }
 }
@@ -80,7 +78,7 @@ impl FolderContents {
         &self.path
     }
 
-    /// The text of its pagoda.json.
+    /// The text of its pagoda.json; of a folder without one, what it would say.
     pub fn json(&self) -> &str {
         &self.json
     }
@@ -88,6 +86,17 @@ impl FolderContents {
     /// Where one of its files is.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// A decoder of another exporter: files that no pagoda.json lists. Hashes and version are to be filled in.
+    pub(super) fn foreign(path: &Path, model: String, files: Vec<FolderFile>) -> Self {
+        let (json, version) = (String::new(), String::new());
+        Self { path: path.to_owned(), json, kind: ModelKind::Generate, version, model, cpu_model: None, files }
+    }
+
+    /// Sets the text that stands for the pagoda.json that there is not.
+    pub(super) fn describe(&mut self, json: String) {
+        self.json = json;
     }
 
     /// A folder with these files, for tests.

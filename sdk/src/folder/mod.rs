@@ -5,6 +5,9 @@
 mod any;
 mod check;
 mod contents;
+#[cfg(feature = "llm")]
+mod convert;
+mod decoder;
 mod external;
 pub mod generate;
 mod graph;
@@ -19,6 +22,8 @@ mod weights;
 
 pub use any::AnyFolder;
 pub use contents::{FolderContents, FolderFile, ModelKind};
+#[cfg(feature = "llm")]
+pub use convert::{ConvertTo, convert};
 pub use generate::GenerateFolder;
 pub use rank::{
     Feature, FolderTable, Inputs, KvLayout, Limits, Lookup, ModelFolder, Outputs, Positions, Sequence, SourceOf, Task,

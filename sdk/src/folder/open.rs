@@ -120,7 +120,7 @@ mod tests {
         };
         let error = refused("generate", |path| ModelFolder::open(path).unwrap_err());
         let message = "this folder has the kind \"generate\", and one of the kind \"rank\" is needed here: it is a language \
-                       model, which `pagoda inspect` describes";
+                       model, which a generator serves";
         assert!(error.contains(message), "{error}");
         let error = refused("rank", |path| GenerateFolder::open(path).unwrap_err());
         let message = "this folder has the kind \"rank\", and one of the kind \"generate\" is needed here: a ranking engine \

@@ -29,14 +29,28 @@ impl Outside<'_> {
     }
 }
 
+/// What a single number among the weights of a graph is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ScalarWeights {
+    /// A weight as any other.
+    AreWeights,
+    /// Perhaps the constant of a node, which may be infinite.
+    MayBeConstants,
+}
+
 /// Checks the numbers in the file `name` of a graph, which is `model`, and returns the tensors that are in others. Error
 /// messages continue the name.
-pub(super) fn check_graph<'a>(folder: &'a FolderContents, name: &'a str, model: Bytes) -> Result<Vec<Outside<'a>>> {
+pub(super) fn check_graph<'a>(
+    folder: &'a FolderContents,
+    name: &'a str,
+    model: Bytes,
+    scalars: ScalarWeights,
+) -> Result<Vec<Outside<'a>>> {
     // ONNX Runtime goes by the name too, and weights in its own format would not be checked.
     if Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ort")) {
         return Err(refused("ONNX Runtime's own format can not be checked: save the model as .onnx"));
     }
-    let weights = Weights { external: External::new(folder, name), outside: RefCell::default() };
+    let weights = Weights { external: External::new(folder, name), scalars, outside: RefCell::default() };
     weights.model(model)?;
     Ok(weights.outside.into_inner())
 }
@@ -44,6 +58,7 @@ pub(super) fn check_graph<'a>(folder: &'a FolderContents, name: &'a str, model: 
 /// Walks through a graph.
 struct Weights<'a> {
     external: External<'a>,
+    scalars: ScalarWeights,
     outside: RefCell<Vec<Outside<'a>>>,
 }
 
@@ -64,8 +79,9 @@ impl Weights<'_> {
     }
 
     fn graph(&self, graph: &GraphProto) -> Result<()> {
-        graph.initializer.iter().try_for_each(|tensor| self.tensor(tensor, Owner::Graph))?;
-        graph.sparse_initializer.iter().try_for_each(|tensor| self.sparse(tensor, Owner::Graph))?;
+        let owner = Owner::Graph(self.scalars);
+        graph.initializer.iter().try_for_each(|tensor| self.tensor(tensor, owner))?;
+        graph.sparse_initializer.iter().try_for_each(|tensor| self.sparse(tensor, owner))?;
         graph.node.iter().try_for_each(|node| self.node(node))
     }
 
@@ -109,7 +125,7 @@ impl Weights<'_> {
 /// What a tensor is part of.
 #[derive(Clone, Copy)]
 enum Owner<'a> {
-    Graph,
+    Graph(ScalarWeights),
     /// And the name of the attribute.
     Node(&'a NodeProto, &'a str),
     Function(&'a str),
@@ -126,14 +142,14 @@ impl Owner<'_> {
 
     /// A single number of a node may be infinite: the end of a range, or what a mask adds.
     fn may_be_infinite(self, single: bool) -> bool {
-        single && !matches!(self, Self::Graph)
+        single && !matches!(self, Self::Graph(ScalarWeights::AreWeights))
     }
 
     /// What error messages call a tensor: its name, or else where it is.
     fn words(self, tensor: &str) -> String {
         match self {
             _ if !tensor.is_empty() => format!("the tensor {tensor:?}"),
-            Self::Graph => "a tensor without a name".to_owned(),
+            Self::Graph(_) => "a tensor without a name".to_owned(),
             Self::Function(name) => format!("an attribute of the function {name:?}"),
             Self::Node(node, attribute) => {
                 let (operator, outputs) = (&node.op_type, node.output.join(", "));
@@ -172,7 +188,8 @@ mod tests {
     use super::*;
 
     fn check(model: impl Into<Bytes>) -> Result<(), String> {
-        let weights = Weights { external: none_listed(), outside: RefCell::default() };
+        let weights =
+            Weights { external: none_listed(), scalars: ScalarWeights::AreWeights, outside: RefCell::default() };
         weights.model(model.into()).map_err(|error| {
             assert_eq!(error.status(), Status::Model, "{error}");
             error.message().to_owned()

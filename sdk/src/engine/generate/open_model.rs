@@ -10,7 +10,7 @@ use super::policy::OpenPolicy;
 use super::request::{Chat, Prompt};
 use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
-use crate::folder::generate::{PagesForm, RewrittenGraphs};
+use crate::folder::generate::{Form, PagesForm, RewrittenGraphs};
 use crate::kv::{Edited, KvCache, KvOptions, Offload, Overlap};
 use crate::runtime::{Model, ModelOptions, Provider};
 use crate::store::Store;
@@ -45,8 +45,16 @@ impl OpenModel {
         options: &GeneratorOptions,
         store: Option<Arc<dyn Store>>,
     ) -> Result<Self> {
+        if folder.form != Form::Paged {
+            let message = format!(
+                "generators do not run the form {:?} yet: rewrite it with `pagoda convert`",
+                folder.form.name()
+            );
+            return Err(Error::new(Status::Unsupported, message).about("folder"));
+        }
         let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
-        let template = folder.text.chat_template.as_ref().map(|name| read_template(&folder, name)).transpose()?;
+        let template = folder.chat_template()?;
+        let template = template.map(|source| ChatTemplate::new(&source, &folder.text.template_tokens)).transpose()?;
         let mut policy = OpenPolicy::open(options, &folder)?;
         let form = PagesForm {
             format: options.kv_format.unwrap_or(folder.kv.format),
@@ -157,13 +165,6 @@ impl OpenModel {
         let tokens = self.policy.as_ref().map_or(tokens, |policy| policy.slots_of(tokens));
         (tokens as u64).div_ceil(self.folder.kv.page_size.into())
     }
-}
-
-fn read_template(folder: &GenerateFolder, name: &str) -> Result<ChatTemplate> {
-    let path = folder.file(name);
-    let source = std::fs::read_to_string(&path)
-        .map_err(|error| Error::new(Status::Io, format!("{}: {error}", path.display())))?;
-    ChatTemplate::new(&source, &folder.text.template_tokens)
 }
 
 /// Opens the folder's graph, or one of `graphs` in its place.

@@ -1,5 +1,6 @@
 //! Folders of the kind `generate`: decoder-only language models.
 
+mod form;
 #[cfg(feature = "llm")]
 mod pages_form;
 #[cfg(feature = "llm")]
@@ -11,19 +12,23 @@ mod tests;
 use std::ops::Deref;
 use std::path::Path;
 
+pub use form::{Form, Functional, PastAttention, PastPresent};
 pub use pagoda_kernels::KvFormat;
 
 use super::contents::{FolderContents, FolderFile, ModelKind};
+use super::decoder;
 use super::kv_format::{FORMATS, TokenShape, word};
 use super::open::open;
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use crate::tensor::ElementType;
 
-/// A model folder of the kind `generate`, read and checked: the fields are what its pagoda.json says. Those of
-/// [`FolderContents`] are its own too.
+/// A model folder of the kind `generate`, read and checked: the fields are what its pagoda.json says, or, of a decoder that another
+/// exporter wrote, its graph and its configurations. Those of [`FolderContents`] are its own too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateFolder {
-    contents: FolderContents,
+    pub(super) contents: FolderContents,
+    /// How the graph takes keys and values.
+    pub form: Form,
     /// What the model was trained as: the `model_type` of its config.json, such as `llama`.
     pub architecture: String,
     /// The type of activations and of native weights.
@@ -46,9 +51,9 @@ pub struct GenerateFolder {
     pub generation: Generation,
     /// From text to tokens.
     pub text: TextFiles,
-    /// The inputs of the graph, by role.
+    /// The inputs of a graph in the paged form, by role; empty for other forms, which have their names with them.
     pub inputs: Inputs,
-    /// The outputs of the graph, by role.
+    /// The outputs of a graph in the paged form, by role; empty for other forms.
     pub outputs: Outputs,
     /// Present if the model drafts for another one, and reads the keys and values of it.
     pub main: Option<MainModel>,
@@ -145,14 +150,15 @@ pub struct Generation {
 pub struct TextFiles {
     /// A tokenizer.json, as Hugging Face's tokenizers read it.
     pub tokenizer: String,
-    /// The Jinja template that makes one text of the messages of a chat.
+    /// The Jinja template that makes one text of the messages of a chat, or a JSON file that has it as `chat_template`:
+    /// [`GenerateFolder::chat_template`] reads either.
     pub chat_template: Option<String>,
     /// The texts of special tokens, by the names that the template has for them, such as `bos_token`.
     pub template_tokens: Vec<(String, String)>,
 }
 
 /// The inputs of a graph, by role. Rows are jagged: one graph serves prefill, decode, and batches of both.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inputs {
     /// The token of each row.
     pub input_ids: String,
@@ -198,7 +204,7 @@ pub struct MainModel {
 }
 
 /// The outputs of a graph, by role.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outputs {
     /// The logits, f32.
     pub logits: String,
@@ -211,14 +217,44 @@ pub struct Outputs {
 }
 
 impl GenerateFolder {
-    /// Opens a folder: reads its pagoda.json and checks every file against it, byte by byte.
+    /// Opens a folder: reads its pagoda.json and checks every file against it, byte by byte. A folder without one is read as a
+    /// decoder of another exporter: an ONNX graph with past tensors, config.json or genai_config.json, and tokenizer.json.
     ///
     /// # Errors
-    /// NOT_FOUND for a folder or a file that does not exist; UNSUPPORTED for a folder of another format or kind; MODEL
-    /// for files that were changed, cut or left out since the export, for weights that are not finite, and for weights
-    /// in files that the version does not cover.
+    /// NOT_FOUND for a folder or a file that does not exist; UNSUPPORTED for a folder of another format or kind, and for a graph
+    /// that takes keys and values in a way that is not known here; MODEL for files that were changed, cut or left out since the
+    /// export, for weights that are not finite, for weights in files that the version does not cover, and for a graph that its
+    /// configuration contradicts.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        open(path.as_ref(), Some(ModelKind::Generate), read::read, |_| Ok(()))
+        match decoder::is_foreign(path.as_ref()) {
+            true => decoder::open(path.as_ref()),
+            false => open(path.as_ref(), Some(ModelKind::Generate), read::read, |_| Ok(())),
+        }
+    }
+
+    /// The Jinja template that makes one text of the messages of a chat, if the model has one.
+    ///
+    /// # Errors
+    /// IO if its file can not be read.
+    pub fn chat_template(&self) -> Result<Option<String>> {
+        let Some(name) = &self.text.chat_template else { return Ok(None) };
+        let path = self.file(name);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| Error::new(Status::Io, format!("{}: {error}", path.display())))?;
+        if path.extension().is_none_or(|extension| extension != "json") {
+            return Ok(Some(text));
+        }
+        let found = decoder::template_in(&text);
+        found.map_err(|error| Error::new(Status::Model, format!("{}: {error}", path.display())))
+    }
+
+    /// The names of the graph's inputs, and of its outputs.
+    pub fn graph_names(&self) -> (Vec<&str>, Vec<&str>) {
+        let (inputs, outputs) = match self.form {
+            Form::Paged => read::paged_names(self),
+            _ => self.form.names(),
+        };
+        (inputs.into_iter().map(String::as_str).collect(), outputs.into_iter().map(String::as_str).collect())
     }
 
     /// Bytes of the keys and values of a sequence of so many tokens, in whole pages.
@@ -230,7 +266,7 @@ impl GenerateFolder {
     pub fn model_bytes(&self) -> u64 {
         // A session has one of the graphs.
         let others = [self.cpu_model.as_ref(), Some(&self.text.tokenizer), self.text.chat_template.as_ref()];
-        let is_other = |file: &FolderFile| others.contains(&Some(&file.name));
+        let is_other = |file: &FolderFile| others.contains(&Some(&file.name)) || file.name.ends_with(".json");
         self.files.iter().filter(|file| !is_other(file)).map(|file| file.bytes).sum()
     }
 }

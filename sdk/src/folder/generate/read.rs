@@ -5,8 +5,8 @@ use pagoda_kernels::KvFormat;
 use super::super::contents::{FolderContents, TYPES, choice, damaged, file_name};
 use super::super::kv_format::FORMATS;
 use super::{
-    Attention, GenerateFolder, Generation, Inputs, KvLayout, Limits, MainModel, Outputs, SpecialTokens, TextFiles,
-    WeightFormat,
+    Attention, Form, Functional, GenerateFolder, Generation, Inputs, KvLayout, Limits, MainModel, Outputs,
+    SpecialTokens, TextFiles, WeightFormat,
 };
 use crate::error::{Error, Result, Status};
 use crate::json::{Field, Object};
@@ -16,21 +16,29 @@ pub(super) const WEIGHTS: [(&str, WeightFormat); 3] =
 
 /// The form of graphs with PagedAttention. A pagoda.json without a form means it.
 const PAGED: &str = "paged";
+/// The form of graphs that read pages by Gather.
+const FUNCTIONAL: &str = "functional";
 
 /// The graph's index inputs are i32.
-const MOST: u32 = i32::MAX as u32;
+pub(in super::super) const MOST: u32 = i32::MAX as u32;
 
 /// Pages begin at slots that the operators can read at once.
 const PAGE_SIZE_MULTIPLE: u32 = 8;
 
 pub(in super::super) fn read(contents: FolderContents, top: &Object<'_>) -> Result<GenerateFolder> {
-    if let Some(form) = top.get("form") {
-        check_form(&form)?;
-    }
     let part = |key| top.value(key)?.open_object();
+    let (form, inputs, outputs) = match top.get("form").map_or(Ok(PAGED), |form| form.text())? {
+        PAGED => (Form::Paged, inputs(&part("inputs")?)?, outputs(&part("outputs")?)?),
+        FUNCTIONAL => {
+            let form = Form::Functional(functional(&part("inputs")?, &part("outputs")?)?);
+            (form, Inputs::default(), Outputs::default())
+        }
+        other => return Err(unknown_form(other)),
+    };
     let vocab_size = size(top, "vocab_size")?;
     let folder = GenerateFolder {
         contents,
+        form,
         architecture: name(top, "architecture")?,
         compute: choice(&top.value("compute")?, &TYPES)?,
         weights: choice(&top.value("weights")?, &WEIGHTS)?,
@@ -42,23 +50,20 @@ pub(in super::super) fn read(contents: FolderContents, top: &Object<'_>) -> Resu
         tokens: tokens(&part("tokens")?, vocab_size)?,
         generation: generation(&part("generation")?)?,
         text: text_files(&part("text")?)?,
-        inputs: inputs(&part("inputs")?)?,
-        outputs: outputs(&part("outputs")?)?,
+        inputs,
+        outputs,
         main: top.get("main").map(|main| main_model(&main.open_object()?)).transpose()?,
     };
     agree(&folder)?;
     Ok(folder)
 }
 
-/// Refuses graphs that know nothing of pages.
-fn check_form(form: &Field<'_>) -> Result<()> {
-    let found = form.text()?;
-    if found == PAGED {
-        return Ok(());
-    }
-    let message =
-        format!("the model has the form {found:?}, which generators do not run: export it again with `--form {PAGED}`");
-    Err(Error::new(Status::Unsupported, message))
+fn unknown_form(found: &str) -> Error {
+    let message = format!(
+        "the model has the form {found:?} and this Pagoda knows {PAGED:?} and {FUNCTIONAL:?}: export it again, or use the Pagoda \
+         that it was made for"
+    );
+    Error::new(Status::Unsupported, format!("pagoda.json: {message}"))
 }
 
 /// A number of something that there has to be at least one of.
@@ -166,6 +171,20 @@ fn inputs(inputs: &Object<'_>) -> Result<Inputs> {
     })
 }
 
+fn functional(inputs: &Object<'_>, outputs: &Object<'_>) -> Result<Functional> {
+    Ok(Functional {
+        input_ids: name(inputs, "input_ids")?,
+        position_ids: name(inputs, "position_ids")?,
+        key_slots: name(inputs, "key_slots")?,
+        value_slots: name(inputs, "value_slots")?,
+        attention_mask: name(inputs, "attention_mask")?,
+        kv_pools: names(inputs, "kv_pools")?,
+        logits: name(outputs, "logits")?,
+        new_keys: names(outputs, "new_keys")?,
+        new_values: names(outputs, "new_values")?,
+    })
+}
+
 fn outputs(outputs: &Object<'_>) -> Result<Outputs> {
     Ok(Outputs {
         logits: name(outputs, "logits")?,
@@ -211,7 +230,10 @@ fn owned(field: &Field<'_>) -> Result<String> {
 /// Checks that the parts agree with each other.
 fn agree(folder: &GenerateFolder) -> Result<()> {
     layers_agree(folder)?;
-    pools_agree(folder)?;
+    match &folder.form {
+        Form::Functional(names) => functional_agrees(folder, names)?,
+        _ => pools_agree(folder)?,
+    }
     names_differ(folder)?;
     files_are_listed(folder)
 }
@@ -256,8 +278,41 @@ fn pools_agree(folder: &GenerateFolder) -> Result<()> {
     Ok(())
 }
 
+/// What the paged form may have, and this one not.
+fn functional_agrees(folder: &GenerateFolder, names: &Functional) -> Result<()> {
+    let GenerateFolder { kv, main, .. } = folder;
+    if kv.format != KvFormat::Native {
+        let message =
+            format!("`kv.format` is {:?}, and the form {FUNCTIONAL:?} has native pages alone", kv.format_name());
+        return Err(damaged(message));
+    }
+    for (entry, is_there) in [("cpu_model", folder.cpu_model.is_some()), ("main", main.is_some())] {
+        if is_there {
+            return Err(damaged(format!("`{entry}` is for the form {PAGED:?}, and this folder has {FUNCTIONAL:?}")));
+        }
+    }
+    let layers = kv.layers as usize;
+    for (place, names) in [
+        ("inputs.kv_pools", &names.kv_pools),
+        ("outputs.new_keys", &names.new_keys),
+        ("outputs.new_values", &names.new_values),
+    ] {
+        if names.len() != layers {
+            return Err(damaged(format!("`{place}` has {} names for {layers} layers", names.len())));
+        }
+    }
+    Ok(())
+}
+
 /// Each name can be bound to one tensor only.
 fn names_differ(folder: &GenerateFolder) -> Result<()> {
+    let (inputs, outputs) = folder.graph_names();
+    differ("inputs", inputs)?;
+    differ("outputs", outputs)
+}
+
+/// The names of the inputs and of the outputs of a graph in the paged form.
+pub(super) fn paged_names(folder: &GenerateFolder) -> (Vec<&String>, Vec<&String>) {
     let Inputs { input_ids, positions, row_offsets, cached_len, page_indptr, page_ids, logits_rows, .. } =
         &folder.inputs;
     let single = [input_ids, row_offsets, cached_len, page_indptr, page_ids, logits_rows].into_iter().chain(positions);
@@ -269,12 +324,10 @@ fn names_differ(folder: &GenerateFolder) -> Result<()> {
     let inputs = inputs.chain(of_main);
     let logits = [&folder.outputs.logits].into_iter().chain(&folder.outputs.logits_max);
     let outputs = logits.chain(&folder.outputs.kv_pools).chain(&folder.outputs.kv_scales);
-    differ("inputs", inputs)?;
-    differ("outputs", outputs)
+    (inputs.collect(), outputs.collect())
 }
 
-fn differ<'a>(place: &str, names: impl Iterator<Item = &'a String>) -> Result<()> {
-    let mut names: Vec<&str> = names.map(String::as_str).collect();
+pub(in super::super) fn differ(place: &str, mut names: Vec<&str>) -> Result<()> {
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(damaged(format!("`{place}` has {:?} twice", pair[0]))),

@@ -261,16 +261,69 @@ fn native_pages_have_no_scales() {
     assert!(error.message().contains(message), "{error}");
 }
 
+/// A manifest in the functional form, as `pagoda-export --form functional` writes it.
+fn functional(changes: &[(&str, Value)]) -> Value {
+    let mut manifest = manifest();
+    manifest["form"] = json!("functional");
+    manifest["kv"]["format"] = json!("native");
+    manifest["kv"]["bytes_per_token"] = json!(2 * 2 * 3 * 16);
+    manifest["inputs"] = json!({
+        "input_ids": "input_ids", "position_ids": "position_ids", "key_slots": "key_slots", "value_slots": "value_slots",
+        "attention_mask": "attention_mask", "kv_pools": ["kv_pool.0", "kv_pool.1"],
+    });
+    manifest["outputs"] = json!({
+        "logits": "logits", "new_keys": ["new_key.0", "new_key.1"], "new_values": ["new_value.0", "new_value.1"],
+    });
+    for (place, value) in changes {
+        let (object, key) = place.rsplit_once('/').unwrap();
+        manifest.pointer_mut(object).unwrap()[key] = value.clone();
+    }
+    manifest
+}
+
 #[test]
-fn a_graph_of_another_form_is_refused() {
-    let mut functional = manifest();
-    functional["form"] = json!("functional");
-    let error = open(functional).unwrap_err();
+fn the_functional_form_has_names_of_its_own() {
+    let folder = open(functional(&[])).unwrap();
+    let Form::Functional(names) = &folder.form else { panic!("{:?}", folder.form) };
+    assert_eq!((names.key_slots.as_str(), names.new_values[1].as_str()), ("key_slots", "new_value.1"));
+    assert_eq!(folder.inputs, Inputs::default());
+    let (inputs, outputs) = folder.graph_names();
+    assert_eq!((inputs.len(), outputs.len()), (7, 5));
+    assert_eq!((folder.form.name(), folder.form.notes().len()), ("functional", 3));
+    for (changes, message) in [
+        (("/inputs/key_slots", Value::Null), "`inputs.key_slots`: expected a text that is not empty, found null"),
+        (("/inputs/value_slots", json!("key_slots")), "`inputs` has \"key_slots\" twice"),
+        (("/inputs/kv_pools", json!(["a"])), "`inputs.kv_pools` has 1 names for 2 layers"),
+        (("/outputs/new_keys", json!([])), "`outputs.new_keys` has 0 names for 2 layers"),
+        (
+            ("/cpu_model", json!("model.onnx")),
+            "`cpu_model` is for the form \"paged\", and this folder has \"functional\"",
+        ),
+    ] {
+        let error = open(functional(&[changes])).unwrap_err();
+        assert!(error.message().contains(message), "{error}");
+    }
+    let int8 = [("/kv/format", json!("int8")), ("/kv/bytes_per_token", json!(144))];
+    let error = open(functional(&int8)).unwrap_err();
+    assert!(
+        error.message().contains("`kv.format` is \"int8\", and the form \"functional\" has native pages alone"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_form_that_is_not_known_is_refused() {
+    let mut other = manifest();
+    other["form"] = json!("folded");
+    let error = open(other).unwrap_err();
     assert_eq!(error.status(), Status::Unsupported, "{error}");
-    assert!(error.message().contains("\"functional\"") && error.message().contains("--form paged"), "{error}");
+    assert!(
+        error.message().contains("the form \"folded\" and this Pagoda knows \"paged\" and \"functional\""),
+        "{error}"
+    );
     let mut paged = manifest();
     paged["form"] = json!("paged");
-    open(paged).unwrap();
+    assert_eq!(open(paged).unwrap().form, Form::Paged);
 }
 
 #[test]
