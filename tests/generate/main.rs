@@ -3,6 +3,7 @@
 mod beams;
 mod cases;
 mod crash;
+mod decoders;
 mod folders;
 mod formats;
 mod grammars;

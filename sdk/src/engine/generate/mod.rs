@@ -6,6 +6,7 @@ mod beam_options;
 mod beams;
 mod clock;
 mod draft;
+mod forms;
 mod grammar;
 mod kv_policy;
 mod mailbox;

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::super::exec::{Graphs, Shape};
 use super::draft;
+use super::forms;
 use super::grammar::GrammarCompiler;
 use super::options::GeneratorOptions;
 use super::policy::OpenPolicy;
@@ -45,13 +46,7 @@ impl OpenModel {
         options: &GeneratorOptions,
         store: Option<Arc<dyn Store>>,
     ) -> Result<Self> {
-        if folder.form != Form::Paged {
-            let message = format!(
-                "generators do not run the form {:?} yet: rewrite it with `pagoda convert`",
-                folder.form.name()
-            );
-            return Err(Error::new(Status::Unsupported, message).about("folder"));
-        }
+        let model_options = forms::model_options(&folder, options)?;
         let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
         let template = folder.chat_template()?;
         let template = template.map(|source| ChatTemplate::new(&source, &folder.text.template_tokens)).transpose()?;
@@ -62,14 +57,16 @@ impl OpenModel {
             weights: policy.as_ref().is_some_and(|policy| policy.needs().weights),
             norms: policy.as_ref().is_some_and(OpenPolicy::needs_norms),
         };
-        let (folder, graphs) = match folder.with_pages(form)? {
+        let rewritten = if folder.form == Form::Paged { folder.with_pages(form)? } else { None };
+        let (folder, graphs) = match rewritten {
             Some((folder, graphs)) => (folder, Some(graphs)),
             None => (folder, None),
         };
         if let (Some(policy), Some(graphs)) = (&mut policy, &graphs) {
             policy.names.clone_from(&graphs.slots);
         }
-        let model = open_graph(&folder, graphs.as_ref(), options)?;
+        let model = open_graph(&folder, graphs.as_ref(), &model_options)?;
+        forms::check(&folder, &model)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let (store, slot_store) = if policy.is_some() { (None, store) } else { (store, None) };
         let kv = open_kv(&folder, options, policy.is_some(), device_id, store)?;
@@ -168,14 +165,9 @@ impl OpenModel {
 }
 
 /// Opens the folder's graph, or one of `graphs` in its place.
-fn open_graph(
-    folder: &GenerateFolder,
-    graphs: Option<&RewrittenGraphs>,
-    options: &GeneratorOptions,
-) -> Result<Arc<Model>> {
+fn open_graph(folder: &GenerateFolder, graphs: Option<&RewrittenGraphs>, model: &ModelOptions) -> Result<Arc<Model>> {
     let file = folder.file(&folder.model);
     let on_cpu = folder.cpu_model.as_ref().map_or_else(|| file.clone(), |name| folder.file(name));
-    let model = &options.model;
     // A graph that reads another model's pages has operators on the CPU, which follow the page tables.
     let captures = model.provider != Provider::Cpu && !model.host_pools && folder.main.is_none();
     let opened = match graphs {

@@ -4,6 +4,7 @@ use pagoda_kernels::OUTPUT_BLOCK;
 
 use super::super::exec::{self, BoundModel, DeviceOutput, Dim, Input, Placed, Sizes, Values};
 use super::draft::MainPages;
+use super::forms::{FormRunner, SequenceKey, Step};
 use super::open_model::OpenModel;
 use super::sampling::{DeviceSampler, Sampled, ToSample};
 use super::sequence::Sequence;
@@ -26,6 +27,10 @@ pub(super) struct Workspace {
     page_indptr: Vec<i32>,
     page_ids: Vec<i32>,
     logits_rows: Vec<i32>,
+    /// The sequences, in order.
+    keys: Vec<SequenceKey>,
+    /// Present if the graph has another form than the paged one.
+    form: Option<FormRunner>,
     /// The logits of `logits_rows`, in order, unless they are on the GPU.
     pub(super) logits: Vec<f32>,
     placed: Placed,
@@ -52,7 +57,7 @@ impl Workspace {
                 .ok()
         });
         let slots = SlotBuffers::new(model, max_batch, max_rows.max(max_batch));
-        Self { on_gpu: sampler, slots, ..Self::default() }
+        Self { on_gpu: sampler, slots, form: FormRunner::new(model), ..Self::default() }
     }
 
     /// Fills the buffers with the rows of a step.
@@ -65,10 +70,15 @@ impl Workspace {
         if let Some(policy) = &model.policy {
             self.slots.fill(policy, batch.clone())?;
         }
+        if self.form.is_some() {
+            // Operators of the paged form wait for each layer; here the host reads pages.
+            lease.wait(None)?;
+        }
         self.begin();
         for ((sequence, rows), pages) in batch.zip(lease.pages_of_owners()) {
             let (begin, slots) = (sequence.cached, sequence.cached_slots());
-            self.push(sequence.next_tokens(rows), begin, slots, sequence.logits_from(rows), pages);
+            let key = (sequence.precedence, sequence.owner);
+            self.push(key, sequence.next_tokens(rows), begin, slots, sequence.logits_from(rows), pages);
         }
         self.finish();
         Ok(())
@@ -82,17 +92,20 @@ impl Workspace {
         }
         row_offsets.push(0);
         page_indptr.push(0);
+        self.keys.clear();
     }
 
     /// Adds the rows of a sequence: its tokens from position `begin` on. The logits of those from `logits_from` on are needed.
     pub(super) fn push(
         &mut self,
+        key: SequenceKey,
         tokens: impl Iterator<Item = u32>,
         begin: usize,
         cached: usize,
         logits_from: usize,
         pages: impl Iterator<Item = u32>,
     ) {
+        self.keys.push(key);
         let at = self.input_ids.len();
         self.input_ids.extend(tokens.map(|token| token as i32));
         let rows = self.input_ids.len() - at;
@@ -123,6 +136,9 @@ impl Workspace {
 
     /// Runs the model on the rows.
     pub(super) fn run(&mut self, model: &OpenModel) -> Result<()> {
+        if self.form.is_some() {
+            return self.run_form(model);
+        }
         let (names, outputs) = (&model.folder.inputs, &model.folder.outputs);
         let width = model.folder.vocab_size as usize;
         let mut logits = std::mem::take(&mut self.logits);
@@ -166,6 +182,15 @@ impl Workspace {
         self.logits = logits;
         self.placed = ran?;
         Ok(())
+    }
+
+    /// The same for a graph in another form than the paged one.
+    fn run_form(&mut self, model: &OpenModel) -> Result<()> {
+        let Self { form, input_ids, row_offsets, cached_len, page_indptr, page_ids, logits_rows, keys, logits, .. } =
+            self;
+        logits.resize(logits_rows.len() * model.folder.vocab_size as usize, 0.0);
+        let step = Step { input_ids, row_offsets, cached_len, page_indptr, page_ids, logits_rows, keys };
+        form.as_mut().map_or(Ok(()), |form| form.run(model, &step, logits))
     }
 
     /// Samples the tokens of the batch into `sampled`, if its logits are on the GPU. The logits that nothing was sampled from go

@@ -69,7 +69,7 @@ pub(super) fn sizes(configs: &Configs, declared: &Declared, file: &str) -> Resul
     };
     let needed = |what: &str, found: Option<u32>, key: &str| {
         found.ok_or_else(|| {
-            let message = format!("`{key}` is missing, and nothing else says how many {what} the model has: add it");
+            let message = format!("`{key}` is missing, and nothing else says how many {what}: add it");
             wrong(configs.file(), message)
         })
     };
@@ -79,7 +79,7 @@ pub(super) fn sizes(configs: &Configs, declared: &Declared, file: &str) -> Resul
 
     let heads_keys = ["num_attention_heads", "n_head", "n_heads", "num_heads"];
     let heads = decided("query heads", None, &heads_keys, &["model", "decoder", "num_attention_heads"])?;
-    let heads = needed("query heads", heads, heads_keys[0])?;
+    let heads = needed("query heads there are", heads, heads_keys[0])?;
     let kv_path = ["model", "decoder", "num_key_value_heads"];
     let kv_heads = decided("heads of keys and values", by_graph(&declared.heads)?, &["num_key_value_heads"], &kv_path)?;
     let kv_heads = kv_heads.unwrap_or(heads);
@@ -91,13 +91,13 @@ pub(super) fn sizes(configs: &Configs, declared: &Declared, file: &str) -> Resul
 
     let hidden_keys = ["hidden_size", "n_embd", "d_model", "dim"];
     let hidden_size = decided("numbers a row", None, &hidden_keys, &["model", "decoder", "hidden_size"])?;
-    let hidden_size = needed("numbers a row", hidden_size, hidden_keys[0])?;
+    let hidden_size = needed("numbers a row has", hidden_size, hidden_keys[0])?;
     let head_path = ["model", "decoder", "head_size"];
     let head_size = decided("numbers a head", by_graph(&declared.head_size)?, &["head_dim"], &head_path)?;
     let head_size = match head_size {
         Some(size) => size,
         None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
-        None => needed("numbers a head", None, "head_dim")?,
+        None => needed("numbers a head has", None, "head_dim")?,
     };
 
     let vocab = decided("logits a row", by_graph(&declared.vocab_size)?, &["vocab_size"], &["model", "vocab_size"])?;
@@ -107,7 +107,7 @@ pub(super) fn sizes(configs: &Configs, declared: &Declared, file: &str) -> Resul
     let context = context.iter().map(|claim| claim.number).min();
     Ok(Sizes {
         architecture: architecture(configs)?,
-        vocab_size: needed("logits a row", vocab, "vocab_size")?,
+        vocab_size: needed("logits a row has", vocab, "vocab_size")?,
         hidden_size,
         heads,
         kv_heads,

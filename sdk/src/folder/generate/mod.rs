@@ -226,10 +226,16 @@ impl GenerateFolder {
     /// export, for weights that are not finite, for weights in files that the version does not cover, and for a graph that its
     /// configuration contradicts.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        match decoder::is_foreign(path.as_ref()) {
+        match Self::is_foreign(path.as_ref()) {
             true => decoder::open(path.as_ref()),
             false => open(path.as_ref(), Some(ModelKind::Generate), read::read, |_| Ok(())),
         }
+    }
+
+    /// Whether a folder has no pagoda.json and the files of a checkpoint, so that it is read as a decoder of another exporter. No
+    /// file is read.
+    pub fn is_foreign(path: impl AsRef<Path>) -> bool {
+        decoder::is_foreign(path.as_ref())
     }
 
     /// The Jinja template that makes one text of the messages of a chat, if the model has one.

@@ -248,8 +248,10 @@ impl DraftModel {
                 let tokens = &rows.computed[from..];
                 let logits_from = if rows.wanted > 0 { tokens.len() - 1 } else { tokens.len() };
                 let begin = rows.start + from;
-                self.workspace.push(tokens.iter().copied(), begin, begin, logits_from, pages);
-                if let (Some(main), Some(sequence)) = (&mut self.workspace.main, running.get(&rows.key)) {
+                let sequence = running.get(&rows.key);
+                let key = (rows.key, sequence.map_or(Owner(0), |sequence| sequence.owner));
+                self.workspace.push(key, tokens.iter().copied(), begin, begin, logits_from, pages);
+                if let (Some(main), Some(sequence)) = (&mut self.workspace.main, sequence) {
                     main.push(sequence.cached, &pages_of_main[index]);
                 }
                 rows_in_step += tokens.len();
