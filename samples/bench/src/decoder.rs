@@ -36,7 +36,7 @@ pub fn measure(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row
     let plain = Loop { model: Model::open(folder.file(&folder.model), &options(threads))?, names, folder };
     let mut rows = Vec::new();
     for prompt in PROMPTS.into_iter().filter(|prompt| prompt + TOKENS <= folder.limits.max_context) {
-        progress.doing(&format!("measuring after {prompt} tokens"));
+        progress.doing(format!("measuring after {prompt} tokens"));
         let (mut own, mut other) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let (tokens, time) = generated(&generator, prompt, 1)?;
