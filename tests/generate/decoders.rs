@@ -247,14 +247,14 @@ fn pages_run_out_and_the_tokens_are_the_same() {
 
 #[test]
 fn guesses_beams_and_draws_give_what_they_give_alone() {
-    // Where a step takes as long as its rows, guesses are not worth it, and soon not made.
-    let mut drafted = 0;
-    for foreign in Foreign::kinds() {
+    // What the others answer does not repeat, so that nothing is guessed for them.
+    for foreign in Foreign::kinds().take(2) {
         let generator = foreign.open(GeneratorOptions { max_draft: 6, max_stretch: 0.0, ..options(64) });
         let base = prompt(2, 9);
         let requests: Vec<_> = (0..6).map(|n| greedy(&base.repeat(2 + n as usize % 3), 40)).collect();
         foreign.check_all(&generator, &requests, "with drafts");
-        drafted += generator.stats().drafted_tokens;
+        let stats = generator.stats();
+        assert!(stats.drafted_tokens > 0, "{}: {stats:?}", foreign.name);
 
         // Beams part, share pages and end; one beam is the likeliest tokens.
         let beams = |width| {
@@ -274,7 +274,6 @@ fn guesses_beams_and_draws_give_what_they_give_alone() {
             assert_eq!(*alone, together.unwrap().choices[0].tokens, "{}", foreign.name);
         }
     }
-    assert!(drafted > 0);
 }
 
 fn sum_of_logprobs(foreign: &Foreign, prompt: &[u32], made: &[u32]) -> f64 {
