@@ -345,6 +345,11 @@ target/models/smollm2-f32/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
 target/models/smollm2-functional/pagoda.json: $(SMOLLM2) $(EXPORTER) $(VENV)/.ready
 	@PYTHONPATH=bindings/python $(PY) -m pagoda.export $(SMOLLM2) $(@D) --form functional --force
 
+# The same graph as optimum and onnxruntime-genai would have it, for `pagoda bench decoder`.
+target/models/smollm2-past-present/config.json target/models/smollm2-group-query/config.json: target/models/smollm2-functional/pagoda.json tests/past_present.py
+	@rm -rf $(@D)
+	@PYTHONPATH=tests $(PY) -c 'import sys, pathlib, past_present; past_present.rewrite(*map(pathlib.Path, sys.argv[1:3]), "group" in sys.argv[2])' $(<D) $(@D)
+
 model-smollm2: target/models/smollm2/pagoda.json ## Make target/models/smollm2, a small language model (fetches 93 MB).
 
 # Only the command. If `make build` has not built it yet, in the profile that compiles in half the time.

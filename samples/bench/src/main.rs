@@ -3,6 +3,7 @@
 mod append;
 mod attention;
 mod cuda;
+mod decoder;
 mod embedding;
 mod generate;
 mod grammar;
@@ -79,6 +80,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Name::Rank, Backend::Cpu) => rank::measure(threads, &arguments.model(), &progress)?,
         (Name::Policies, Backend::Cpu) => policies::measure(threads, &arguments.model(), &progress)?,
         (Name::Grammar, Backend::Cpu) => grammar::measure(threads, &arguments.model(), &progress)?,
+        (Name::Decoder, Backend::Cpu) => decoder::measure(threads, &arguments.model(), &progress)?,
         (Name::Serve, Backend::Cpu) => serve::measure(threads, &progress)?,
         (Name::Generate, Backend::Cpu) => generate::measure(threads, &arguments.model(), &progress)?,
     };

@@ -76,6 +76,8 @@ pub enum Name {
     Rank,
     /// The generator with SmolLM2 in 4 bits: prefill, decode, 8 sequences at once, its own time, turns of a conversation.
     Generate,
+    /// The decoder of another exporter (`--model`), run as it is, against a plain loop over it with growing past tensors.
+    Decoder,
     /// Cache policies: their decisions, and decoding with 2,048 slots against decoding with 2,048 cached tokens.
     Policies,
     /// Grammars: the masks of a token, and decoding 8 sequences with a JSON schema against decoding without.

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use axum::http::StatusCode;
 use pagoda::engine::EngineStore;
-use pagoda::folder::{AnyFolder, ModelKind};
+use pagoda::folder::{AnyFolder, GenerateFolder, ModelKind};
 use pagoda::{
     Engine, EngineOptions, Error, Generator, GeneratorOptions, KvSize, Model, ModelOptions, Offload, Result, Status,
 };
@@ -264,6 +264,7 @@ fn kind_of(folder: &Path) -> Result<ModelKind> {
     match json.as_ref().and_then(|json| json.get("kind")).and_then(Value::as_str) {
         Some("generate") => Ok(ModelKind::Generate),
         Some("rank") => Ok(ModelKind::Rank),
+        None if GenerateFolder::is_foreign(folder) => Ok(ModelKind::Generate),
         // Its error says what is wrong with the folder.
         _ => AnyFolder::open(folder).map(|folder| folder.kind),
     }

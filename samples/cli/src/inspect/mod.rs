@@ -23,7 +23,8 @@ Examples:
   pagoda inspect model --users 1000000 --events 200
   pagoda inspect model --json | jq .memory")]
 pub struct Arguments {
-    /// The model folder, as `python -m pagoda.export` writes it: a ranking model or a language model.
+    /// The model folder, as `python -m pagoda.export` writes it: a ranking model or a language model. Or a decoder of another exporter:
+    /// an ONNX graph with past tensors, config.json or genai_config.json, and tokenizer.json.
     #[arg(value_hint = clap::ValueHint::DirPath)]
     folder: PathBuf,
     /// The number of users for the memory estimate of a ranking model; the default is 1000.

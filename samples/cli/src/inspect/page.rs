@@ -46,7 +46,8 @@ impl Page {
 
 /// Names; of those that each layer has, such as `kv_pool_3`, only the first and the last.
 pub(super) fn names(all: &[&str]) -> String {
-    const OF_LAYERS: [&str; 2] = ["kv_pool_", "kv_scales_"];
+    const OF_LAYERS: [&str; 7] =
+        ["kv_pool_", "kv_scales_", "kv_pool.", "new_key.", "new_value.", "past_key_values.", "present."];
     let of_layers = |name: &str| OF_LAYERS.iter().any(|prefix| name.starts_with(prefix));
     let mut shown: Vec<String> = all.iter().filter(|name| !of_layers(name)).map(|name| (*name).to_owned()).collect();
     for prefix in OF_LAYERS {

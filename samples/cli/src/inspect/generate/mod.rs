@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use pagoda::KvFormat;
 use pagoda::folder::GenerateFolder;
+use pagoda::folder::generate::Form;
 use serde::Serialize;
 
 use super::File;
@@ -15,6 +16,12 @@ use super::File;
 pub(super) struct Report<'a> {
     folder: String,
     kind: &'static str,
+    /// How the graph takes keys and values: `paged`, `functional` or `past_present`.
+    form: &'static str,
+    /// The graph's kind, in words.
+    taken_as: String,
+    /// What is lost against the paged form.
+    notes: Vec<&'static str>,
     version: &'a str,
     /// Whether every file is as it was exported. Always true: otherwise there is no report.
     whole: bool,
@@ -126,19 +133,17 @@ struct ByFormat {
 
 impl<'a> Report<'a> {
     pub(super) fn new(folder: &'a GenerateFolder) -> Self {
-        let GenerateFolder { attention, kv, tokens, generation, text, inputs, outputs, .. } = folder;
-        let index_inputs = [&inputs.row_offsets, &inputs.cached_len, &inputs.page_indptr, &inputs.page_ids];
-        let all_inputs = [&inputs.input_ids].into_iter().chain(&inputs.positions).chain(index_inputs);
-        let all_inputs = all_inputs.chain([&inputs.logits_rows]).chain(&inputs.kv_pools).chain(&inputs.kv_scales);
-        let of_main = folder
-            .main
-            .iter()
-            .flat_map(|main| [&main.cached_len, &main.page_indptr, &main.page_ids].into_iter().chain(&main.kv_pools));
-        let all_inputs = all_inputs.chain(of_main);
-        let all_outputs = [&outputs.logits].into_iter().chain(&outputs.kv_pools).chain(&outputs.kv_scales);
+        let GenerateFolder { attention, kv, tokens, generation, text, .. } = folder;
+        let (graph_inputs, mut graph_outputs) = folder.graph_names();
+        // Of the graph for the CPU alone.
+        graph_outputs.retain(|name| Some(*name) != folder.outputs.logits_max.as_deref());
+        let notes = folder.form.notes().into_iter();
         Self {
             folder: folder.path().display().to_string(),
             kind: folder.kind.name(),
+            form: folder.form.name(),
+            taken_as: taken_as(folder),
+            notes: notes.chain((folder.form != Form::Paged).then_some("`pagoda convert` rewrites the graph")).collect(),
             version: &folder.version,
             whole: true,
             architecture: &folder.architecture,
@@ -184,8 +189,8 @@ impl<'a> Report<'a> {
                     .map(|(name, text)| (name.as_str(), text.as_str()))
                     .collect(),
             },
-            inputs: all_inputs.map(String::as_str).collect(),
-            outputs: all_outputs.map(String::as_str).collect(),
+            inputs: graph_inputs,
+            outputs: graph_outputs,
             files: File::all(folder),
             bytes_on_disk: folder.files.iter().map(|file| file.bytes).sum(),
             memory: Memory {
@@ -201,5 +206,17 @@ impl<'a> Report<'a> {
                 kv_of_longest_sequence: folder.sequence_bytes(folder.limits.max_context.into()),
             },
         }
+    }
+}
+
+/// What kind of graph it is.
+fn taken_as(folder: &GenerateFolder) -> String {
+    match &folder.form {
+        Form::PastPresent(names) => {
+            let branches = if names.use_cache_branch.is_some() { ", with a branch for prompts" } else { "" };
+            format!("{}, past and present tensors, {}{branches}", folder.model, names.attention.name())
+        }
+        Form::Functional(_) => format!("{}, which reads pages by Gather", folder.model),
+        _ => format!("{}, with PagedAttention", folder.model),
     }
 }

@@ -10,6 +10,10 @@ impl Report<'_> {
         let mut page = Page::default();
         page.line("model", format!("{}, version {}", self.folder, self.version));
         page.line("blocks", self.blocks());
+        if self.form != "paged" {
+            page.line("form", format!("{}: {}", self.form, self.taken_as));
+            self.notes.iter().for_each(|note| page.line("", (*note).to_owned()));
+        }
         page.line("weights", self.weights());
         let context = counted(self.limits.max_context.into(), "token");
         page.line("limits", format!("{context} a sequence, a vocabulary of {}", count(self.vocab_size.into())));

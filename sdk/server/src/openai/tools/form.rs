@@ -26,9 +26,8 @@ pub enum Form {
 impl Form {
     /// That of a model.
     pub fn of(generator: &Generator) -> Self {
-        let folder = generator.folder();
-        let template = folder.text.chat_template.as_ref().map(|name| std::fs::read_to_string(folder.file(name)));
-        Self::of_template(&template.and_then(Result::ok).unwrap_or_default())
+        let template = generator.folder().chat_template();
+        Self::of_template(&template.ok().flatten().unwrap_or_default())
     }
 
     fn of_template(template: &str) -> Self {
