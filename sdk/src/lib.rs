@@ -14,7 +14,7 @@
 //! # Ok::<(), pagoda::Error>(())
 //! ```
 //!
-//! An [`Engine`] ranks, and a [`Generator`](engine::Generator) generates text: each serves a model folder, and has an example.
+//! An [`Engine`] ranks, and a [`Generator`] generates text: each serves a model folder, and has an example.
 //! [`KvCache`], [`DiskStore`] and [`embedding`] are what they stand on.
 //!
 //! # Features
