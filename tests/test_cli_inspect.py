@@ -133,7 +133,7 @@ def test_a_language_model_in_words(tmp_path):
         "defaults do_sample true, temperature 0.25, top_k 50, top_p 0.9\n",
         # 2 layers, keys and values, 2 heads, 16 codes with a scale and a low end.
         "int8 keys and values, 160 B a token, pages of 32 tokens",
-        "logits_rows, kv_pool_0 to kv_pool_1, kv_scales_0 to kv_scales_1\n",
+        "logits_rows, positions, kv_pool_0 to kv_pool_1, kv_scales_0 to kv_scales_1\n",
         "logits, kv_pool_0_out to kv_pool_1_out, kv_scales_0_out to kv_scales_1_out\n",
         f"chat_template.jinja {size['chat_template.jinja']} B whole",
         f"weights {(size['model.onnx'] + size['weights.bin']) / 1024:.1f} KiB more",
@@ -265,7 +265,7 @@ def damaged(folder, how):
 
 DAMAGE = {
     "not there": "no such folder",
-    "no model folder": "no pagoda.json",
+    "no model folder": "(no|neither a) pagoda.json in it",
     "truncated model": "model.onnx was cut",
     "truncated table": "tables/items.safetensors was cut",
     "a changed byte": "model.onnx was changed",
