@@ -63,6 +63,8 @@ const FILES: &[(&str, &[&str])] = &[
     ("llm/paged_attention_sm90", SM90A),
     ("llm/paged_decode_sm80", ALL),
     ("llm/paged_prefill_sm80", ALL),
+    ("llm/projection_sm90", SM90A),
+    ("llm/rms_norm", ALL),
     ("llm/sampling", ALL),
     ("llm/sampling_sm90", SM90A),
 ];
@@ -194,11 +196,11 @@ fn compile_all(nvcc: &Path, out: &Path, layouts: &str) {
         }
         command.args(chips.iter().flat_map(|chip| ["-gencode", chip])).arg(&source);
         let mut hasher = DefaultHasher::new();
-        (&version.stdout, command.get_args().collect::<Vec<_>>(), layouts).hash(&mut hasher);
+        (&version.stdout, command.get_args().collect::<Vec<_>>()).hash(&mut hasher);
         let mut seen = HashSet::new();
         // The versions of the toolkit's headers.
-        hash_file(Path::new("cuda/requirements.txt"), &mut seen, &mut hasher);
-        hash_file(Path::new(&source), &mut seen, &mut hasher);
+        hash_file(Path::new("cuda/requirements.txt"), layouts, &mut seen, &mut hasher);
+        hash_file(Path::new(&source), layouts, &mut seen, &mut hasher);
         let kept = fatbin(&kept, &format!("{name}-{:016x}", hasher.finish()));
         if fs::copy(&kept, &to).is_err() {
             let child = command
@@ -214,14 +216,20 @@ fn compile_all(nvcc: &Path, out: &Path, layouts: &str) {
     running.into_iter().for_each(|(source, child, to, kept)| finish(&source, child, &to, &kept));
 }
 
-/// Hashes a file with all that it includes of cuda/, which includes are relative to.
-fn hash_file(path: &Path, seen: &mut HashSet<PathBuf>, hasher: &mut DefaultHasher) {
+/// Hashes a file with all that it includes of cuda/, which includes are relative to, and the layouts that it compares: a struct of
+/// other files does not make nvcc compile this one again.
+fn hash_file(path: &Path, layouts: &str, seen: &mut HashSet<PathBuf>, hasher: &mut DefaultHasher) {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{} can not be read: {error}", path.display()));
-    if seen.insert(path.canonicalize().expect("it was read")) {
-        text.hash(hasher);
-        let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.split('"').next());
-        included.for_each(|name| hash_file(&Path::new("cuda").join(name), seen, hasher));
+    if !seen.insert(path.canonicalize().expect("it was read")) {
+        return;
     }
+    text.hash(hasher);
+    for compared in text.lines().filter_map(|line| line.strip_prefix("PAGODA_MIRRORED(")?.split(')').next()) {
+        let define = format!("define PAGODA_LAYOUT_{} ", compared.replace(", ", "_"));
+        layouts.split('#').find(|layout| layout.starts_with(&define)).hash(hasher);
+    }
+    let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.split('"').next());
+    included.for_each(|name| hash_file(&Path::new("cuda").join(name), layouts, seen, hasher));
 }
 
 /// Waits for nvcc and keeps what it made. Another build may do the same at this time: the name is given to a whole file.
