@@ -41,4 +41,6 @@ pub use llm::glu::Glu;
 #[cfg(feature = "llm")]
 pub use llm::paged_attention::{HeadSlots, KeyWeights, PagedAttention, PagedPath, Rotation};
 #[cfg(feature = "llm")]
+pub use llm::projection::Projection;
+#[cfg(feature = "llm")]
 pub use llm::sampling::{Sampling, SamplingPath, SamplingResult, SamplingRow, TokenEdit};

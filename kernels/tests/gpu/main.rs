@@ -21,6 +21,7 @@ mod llm_cases;
 mod paged;
 mod parity;
 mod pools;
+mod projection;
 mod same_bits;
 mod sampling;
 mod table;
@@ -78,6 +79,10 @@ const PARTS: &[Part] = &[
     ("paged-captured", paged::captured),
     ("glu", glu::random),
     ("glu-captured", glu::captured),
+    ("projection", projection::random),
+    ("projection-same-bits", projection::same_bits),
+    ("projection-streams", projection::streams),
+    ("projection-captured", projection::captured),
     ("sampling", sampling::random),
     ("sampling-draws", sampling::draws),
     ("sampling-same-bits", sampling::same_bits),

@@ -9,6 +9,7 @@ use cudarc::driver::sys::{
 use cudarc::driver::{CudaContext, result};
 use parking_lot::Mutex;
 
+use super::blas::Blas;
 use super::capture::no_capture;
 use super::counters::Counters;
 use super::error::{CudaError, asked};
@@ -21,6 +22,7 @@ pub struct Gpu {
     pub(in crate::cuda) modules: Modules,
     pub(in crate::cuda) multiprocessors: u32,
     pub(in crate::cuda) counters: Counters,
+    pub(in crate::cuda) blas: Blas,
 }
 
 impl Gpu {
@@ -47,6 +49,7 @@ impl Gpu {
             modules: Modules::load(major)?,
             multiprocessors: multiprocessors.max(1) as u32,
             counters: Counters::default(),
+            blas: Blas::default(),
             context,
         })
     }

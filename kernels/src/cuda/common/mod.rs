@@ -1,5 +1,6 @@
 //! What every launch needs: the device with its modules, errors, element types, and the description of tensors to the TMA.
 
+pub mod blas;
 pub mod capture;
 pub mod counters;
 pub mod element_type;

@@ -49,6 +49,8 @@ pub struct Modules {
     /// From sm_80 on, as all that are named so.
     pub paged_decode_sm80: Option<Module>,
     pub paged_prefill_sm80: Option<Module>,
+    pub projection_sm90: Option<Module>,
+    pub rms_norm: Module,
     pub sampling: Module,
     pub sampling_sm90: Option<Module>,
     pub unit: Module,
@@ -78,6 +80,8 @@ impl Modules {
             paged_attention_sm90: sm90(fatbin!("paged_attention_sm90"))?,
             paged_decode_sm80: sm80(fatbin!("paged_decode_sm80"))?,
             paged_prefill_sm80: sm80(fatbin!("paged_prefill_sm80"))?,
+            projection_sm90: sm90(fatbin!("projection_sm90"))?,
+            rms_norm: Module::load(fatbin!("rms_norm"))?,
             sampling: Module::load(fatbin!("sampling"))?,
             sampling_sm90: sm90(fatbin!("sampling_sm90"))?,
             unit: Module::load(fatbin!("hstu_unit"))?,

@@ -21,6 +21,28 @@ pub fn describe<const N: usize>(
     dims: [usize; N],
     boxed: [usize; N],
 ) -> Result<TensorMap, CudaError> {
+    let strides: Vec<usize> = (1..N).map(|outer| dims[..outer].iter().product::<usize>() * element.bytes()).collect();
+    describe_by(element, address, dims, &strides, boxed)
+}
+
+/// As [`describe`], of four dimensions with other distances in bytes: between neighbours in each of the outer dimensions.
+pub fn describe_strided(
+    element: Type,
+    address: CUdeviceptr,
+    dims: [usize; 4],
+    strides: [usize; 3],
+    boxed: [usize; 4],
+) -> Result<TensorMap, CudaError> {
+    describe_by(element, address, dims, &strides, boxed)
+}
+
+fn describe_by<const N: usize>(
+    element: Type,
+    address: CUdeviceptr,
+    dims: [usize; N],
+    strides: &[usize],
+    boxed: [usize; N],
+) -> Result<TensorMap, CudaError> {
     let kind = match element {
         Type::F32 => DataType::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
         Type::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -32,10 +54,9 @@ pub fn describe<const N: usize>(
     };
     let (dims, boxed, steps) = (dims.map(|dim| dim as u64), boxed.map(|dim| dim as u32), [1_u32; N]);
     // Of every dimension but the innermost.
-    let bytes = element.bytes() as u64;
-    let strides: Vec<u64> = (1..N).map(|outer| dims[..outer].iter().product::<u64>() * bytes).collect();
+    let strides: Vec<u64> = strides.iter().map(|stride| *stride as u64).collect();
     let mut map = CUtensorMap { opaque: [0; 16] };
-    // SAFETY: every array has as many entries as the tensor has dimensions; of strides there is one less.
+    // SAFETY: every array has as many entries as the tensor has dimensions; of strides the callers give one less.
     unsafe {
         cuTensorMapEncodeTiled(
             &mut map,

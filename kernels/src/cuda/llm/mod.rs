@@ -7,6 +7,7 @@ mod paged_attention_simt;
 mod paged_attention_sm80;
 mod paged_attention_sm90;
 mod paged_call;
+pub mod projection;
 mod raw;
 pub mod sampling;
 

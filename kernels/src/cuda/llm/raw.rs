@@ -1,6 +1,7 @@
 //! What the kernels of cuda/llm get. Addresses are those of the device; 0 stands for a tensor that is not there.
 
 use super::super::common::mirrored::{Layout, mirrored};
+use super::super::common::raw::TensorMap;
 
 mirrored! {
     /// Of cuda/llm/paged_attention.cuh.
@@ -43,6 +44,27 @@ mirrored! {
         weights_len: i32,
         scale: f32,
         softcap: f32,
+    }
+
+    /// Of cuda/llm/projection_sm90.cuh.
+    struct FewRows {
+        bias: u64,
+        residual: u64,
+        outputs: [u64; 3],
+        parts: u64,
+        ready: u64,
+        widths: [i32; 3],
+        rows: i32,
+        depth: i32,
+        columns: i32,
+        gate: i32,
+        unused: i32,
+    }
+
+    /// The tensors of a call, of cuda/llm/projection_sm90.cuh.
+    struct FewRowsMaps {
+        weight: TensorMap,
+        x: TensorMap,
     }
 
     /// A change of one token's logit, of cuda/llm/sampling.cuh.
