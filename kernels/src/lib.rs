@@ -37,4 +37,6 @@ pub use llm::block_linear::{BLOCK, BlockLinear, CodeBits, OUTPUT_BLOCK};
 #[cfg(feature = "llm")]
 pub use llm::glu::{Glu, GluActivation};
 #[cfg(feature = "llm")]
+pub use llm::linear::{Linear, RmsNorm};
+#[cfg(feature = "llm")]
 pub use llm::paged_attention::{HeadSlots, KV_NORMS, KvPool, PagedAttention, Pairs, Rotation};

@@ -13,7 +13,7 @@ pub use common::copy::copy;
 pub use common::isa::Isa;
 pub use hstu::{HstuAppendElement, HstuAttentionElement, HstuDenseElement};
 #[cfg(feature = "llm")]
-pub use llm::{GluElement, LlmElement, PagedAttentionElement};
+pub use llm::{GluElement, LinearElement, LlmElement, PagedAttentionElement};
 
 /// An element type that every operator is compiled for: `f32`, `f16` and `bf16`.
 pub trait OperatorElement: HstuAttentionElement + HstuAppendElement + HstuDenseElement + LlmElement {}

@@ -5,4 +5,6 @@ pub mod block_linear;
 #[cfg(feature = "llm")]
 pub mod glu;
 #[cfg(feature = "llm")]
+pub mod linear;
+#[cfg(feature = "llm")]
 pub mod paged_attention;

@@ -81,15 +81,26 @@ impl<T: Element> Outputs<'_, T> {
         unsafe {
             T::widen::<S>(&gates[columns.clone()], &mut gate[..count]);
             T::widen::<S>(&ups[columns.clone()], &mut up[..count]);
-            // Whole vectors, the last one too, so that a number does not depend on where it lies: the buffers are a multiple of
-            // the lanes, and what is behind the last number is computed and not used.
-            match activation {
-                GluActivation::Silu => multiply::<S>(gate, up, count, |x| S::silu(x)),
-                GluActivation::Gelu => multiply::<S>(gate, up, count, |x| gelu::<S>(x)),
-                GluActivation::GeluTanh => multiply::<S>(gate, up, count, |x| gelu_tanh::<S>(x)),
-            }
+            gated::<S>(activation, gate, up, count);
             let y = std::slice::from_raw_parts_mut(self.y.pointer().add(row * width + columns.start), count);
             T::narrow::<S>(&gate[..count], y);
+        }
+    }
+}
+
+/// The first `count` gates become `activation(gate) · up`. Whole vectors are computed, the last one too, so that a number does
+/// not depend on where it lies: the buffers are a multiple of the lanes, and what is behind the last number is not used.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline(always)]
+pub(super) unsafe fn gated<S: Simd>(activation: GluActivation, gate: &mut [f32], up: &[f32], count: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        match activation {
+            GluActivation::Silu => multiply::<S>(gate, up, count, |x| S::silu(x)),
+            GluActivation::Gelu => multiply::<S>(gate, up, count, |x| gelu::<S>(x)),
+            GluActivation::GeluTanh => multiply::<S>(gate, up, count, |x| gelu_tanh::<S>(x)),
         }
     }
 }

@@ -3,12 +3,14 @@
 mod attention;
 mod block_linear;
 mod glu;
+mod linear;
 pub mod reference;
 
 pub use attention::PagedAttentionElement;
 pub use glu::GluElement;
+pub use linear::LinearElement;
 
 /// An element type that the operators of language models are compiled for.
-pub trait LlmElement: GluElement + PagedAttentionElement {}
+pub trait LlmElement: GluElement + LinearElement + PagedAttentionElement {}
 
-impl<T: GluElement + PagedAttentionElement> LlmElement for T {}
+impl<T: GluElement + LinearElement + PagedAttentionElement> LlmElement for T {}

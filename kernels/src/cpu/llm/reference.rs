@@ -2,7 +2,7 @@
 
 use crate::common::kv_format::KvFormat;
 use crate::llm::paged_attention::{KvPool, PagedAttention, Pairs, Rotation};
-use crate::{BLOCK, BlockLinear, CodeBits, Element, Glu, GluActivation, InputError};
+use crate::{BLOCK, BlockLinear, CodeBits, Element, Glu, GluActivation, InputError, Linear};
 
 /// What `PagedAttention` computes beside the pool.
 #[derive(Clone, Debug)]
@@ -166,6 +166,34 @@ pub fn glu<T: Element>(op: &Glu<'_, T>) -> Result<Vec<f64>, InputError> {
         activation(op.activation, wide(op.x[gate])) * wide(op.x[gate + op.width])
     });
     Ok(outputs.collect())
+}
+
+/// `Linear` as the specification words it, without the rounding of what is normed: `[T, W]`, the columns of all outputs.
+pub fn linear<T: Element>(op: &Linear<'_, T>) -> Result<Vec<f64>, InputError> {
+    let width = op.width();
+    op.check(op.widths().unwrap_or_default().map(|columns| op.rows * columns))?;
+    let rows = (0..op.rows).flat_map(|row| {
+        let mut x: Vec<f64> = op.x[row * op.inner..][..op.inner].iter().map(|x| wide(*x)).collect();
+        if let Some(norm) = op.norm {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / op.inner as f64;
+            let scale = 1.0 / (mean + f64::from(norm.epsilon)).sqrt();
+            x.iter_mut().zip(norm.weight).for_each(|(x, weight)| *x *= scale * wide(*weight));
+        }
+        let sum = |column: usize| {
+            let weight = &op.weight[column * op.inner..][..op.inner];
+            let sum: f64 = x.iter().zip(weight).map(|(x, weight)| x * wide(*weight)).sum();
+            sum + op.bias.map_or(0.0, |bias| wide(bias[column]))
+        };
+        let output = |column: usize| {
+            let product = match op.activation {
+                Some(kind) => activation(kind, sum(column)) * sum(width + column),
+                None => sum(column),
+            };
+            product + op.residual.map_or(0.0, |residual| wide(residual[row * width + column]))
+        };
+        (0..width).map(output).collect::<Vec<_>>()
+    });
+    Ok(rows.collect())
 }
 
 fn activation(activation: GluActivation, x: f64) -> f64 {
