@@ -2,6 +2,7 @@
 
 mod block_linear;
 mod glu;
+mod linear;
 mod paged_attention;
 
 use pagoda_kernels::{bf16, f16};
@@ -9,6 +10,7 @@ use pagoda_kernels::{bf16, f16};
 use crate::ort::{KernelEntry, OnCuda, OperatorEntry, Versions, operator};
 use block_linear::BlockLinear;
 use glu::Glu;
+use linear::Linear;
 use paged_attention::{PagedAttention, QuantisedPagedAttention};
 
 /// The operators of this family. PagedAttention has kernels for native and for quantised pools: ONNX Runtime picks one by the
@@ -38,4 +40,5 @@ pub const OPERATORS: &[OperatorEntry] = &[
     },
     operator!(c"BlockLinear", BlockLinear, Versions::since(1), [Cpu]),
     operator!(c"Glu", Glu<f32, f16, bf16>, Versions::since(1), [Cpu, Cuda]),
+    operator!(c"Linear", Linear<f32, f16, bf16>, Versions::since(1), [Cpu]),
 ];
