@@ -58,6 +58,8 @@ const FILES: &[(&str, &[&str])] = &[
     ("hstu/hstu_unit", ALL),
     ("hstu/paged_kv_append", ALL),
     ("llm/cache_policy", ALL),
+    ("llm/cut_rows", ALL),
+    ("llm/gated_gemm_sm90", SM90A),
     ("llm/glu", ALL),
     ("llm/paged_attention_simt", ALL),
     ("llm/paged_attention_sm90", SM90A),

@@ -45,7 +45,7 @@ impl<T: OnnxElement> Launch for Glu<T> {
     fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
         let Tensors { x, y, rows, width } = Tensors::read(context)?;
         let (element, activation) = (cuda::Type::of::<T>(), self.activation);
-        let call = cuda::Glu { element, rows, width, x: x.address(), y: y.address(), activation };
+        let call = cuda::Glu { element, rows, width, x: x.address(), residual: None, y: y.address(), activation };
         // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
         // stream has run the call. The output is disjoint from the input.
         Ok(unsafe { gpu.glu(&call, stream) }?)

@@ -2,11 +2,12 @@
 
 use std::marker::PhantomData;
 
+use pagoda_kernels::cuda::{self, CUstream, Gpu};
 use pagoda_kernels::{GluActivation, RmsNorm};
 
 use crate::ort::{
-    Dim, Input, InputTensor, KernelContext, KernelInfo, OnnxElement, OpError, Operator, Output, OutputTensor, Shape,
-    ShapeInferContext,
+    Dim, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor,
+    Shape, ShapeInferContext,
 };
 
 /// The places of the inputs that a graph may omit.
@@ -59,7 +60,7 @@ impl<T: OnnxElement> Operator for Linear<T> {
     }
 
     fn compute(&self, context: &KernelContext) -> Result<(), OpError> {
-        let Attributes { activation, epsilon, cut } = self.attributes;
+        let Attributes { activation, epsilon, cut, .. } = self.attributes;
         let tensors = Tensors::read(context, &self.attributes)?;
         let Tensors { x, weight, bias, residual, norm, outputs, rows, inner, columns } = &tensors;
         // SAFETY: tensors of the CPU provider are in host memory and have the element types of `INPUTS` and `OUTPUTS`. Nothing
@@ -78,9 +79,41 @@ impl<T: OnnxElement> Operator for Linear<T> {
                 cut,
             };
             let empty = || -> &mut [T] { &mut [] };
-            let [y, y2, y3] = outputs.each_ref().map(|output| output.as_ref().map_or_else(empty, |y| y.slice_mut()));
+            let [y, y2, y3] = outputs.each_ref().map(|y| y.as_ref().map_or_else(empty, |(y, _)| y.slice_mut()));
             Ok(call.run([y, y2, y3], context)?)
         }
+    }
+}
+
+impl<T: OnnxElement> Launch for Linear<T> {
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
+        let Attributes { activation, epsilon, constant, .. } = self.attributes;
+        let Tensors { x, weight, bias, residual, norm, outputs, rows, inner, columns } =
+            Tensors::read(context, &self.attributes)?;
+        let call = cuda::Projection {
+            element: cuda::Type::of::<T>(),
+            rows,
+            inner,
+            width: columns,
+            x: x.address(),
+            weight: weight.address(),
+            bias: bias.map(|bias| bias.address()),
+            residual: residual.map(|residual| residual.address()),
+            norm: norm.map(|norm| (norm.address(), epsilon)),
+            gate: activation,
+            outputs: outputs.each_ref().map(|y| y.as_ref().map_or((0, 0), |(y, width)| (y.address(), *width))),
+            constant,
+        };
+        let bytes = call.scratch_bytes(gpu);
+        let scratch = context.scratch(bytes)?;
+        if scratch.is_none() && bytes > 0 {
+            let message =
+                format!("Linear needs {bytes} bytes of the GPU's memory beside its tensors, which are not free");
+            return Err(OpError::failed(message));
+        }
+        // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
+        // stream has run the call, as the scratch memory does. Outputs are disjoint from inputs and from each other.
+        Ok(unsafe { gpu.projection(&call, scratch.map_or(0, |scratch| scratch.address()), stream) }?)
     }
 }
 
@@ -93,6 +126,8 @@ struct Attributes {
     epsilon: f32,
     /// The columns of `y2` and of `y3`.
     cut: [usize; 2],
+    /// Whether nothing writes weight and bias while the graph runs.
+    constant: bool,
 }
 
 impl Attributes {
@@ -131,7 +166,7 @@ impl Attributes {
                 return Err(OpError::invalid(message));
             }
         }
-        Ok(Self { activation, epsilon, cut })
+        Ok(Self { activation, epsilon, cut, constant: info.all_constant(&[1, BIAS])? })
     }
 }
 
@@ -142,7 +177,8 @@ struct Tensors<'a> {
     bias: Option<InputTensor<'a>>,
     residual: Option<InputTensor<'a>>,
     norm: Option<InputTensor<'a>>,
-    outputs: [Option<OutputTensor>; 3],
+    /// With their widths.
+    outputs: [Option<(OutputTensor, usize)>; 3],
     rows: usize,
     /// K.
     inner: usize,
@@ -185,17 +221,17 @@ impl<'a> Tensors<'a> {
             );
             return Err(OpError::invalid(message));
         };
-        let mut outputs = [Some(context.output(0, &[rows, first])?), None, None];
+        let mut outputs = [Some((context.output(0, &[rows, first])?, first)), None, None];
         for (index, width) in [(1, second), (2, third)] {
             if width > 0 {
-                outputs[index] = Some(context.output(index, &[rows, width])?);
+                outputs[index] = Some((context.output(index, &[rows, width])?, width));
             }
         }
         for (index, output) in outputs.iter().enumerate() {
-            let Some(output) = output else { continue };
+            let Some((output, _)) = output else { continue };
             output.check_disjoint([&x, &weight])?;
             output.check_disjoint(bias.iter().chain(&residual).chain(&norm))?;
-            for other in outputs[..index].iter().flatten() {
+            for (other, _) in outputs[..index].iter().flatten() {
                 output.check_disjoint_output(other)?;
             }
         }

@@ -40,5 +40,5 @@ pub const OPERATORS: &[OperatorEntry] = &[
     },
     operator!(c"BlockLinear", BlockLinear, Versions::since(1), [Cpu]),
     operator!(c"Glu", Glu<f32, f16, bf16>, Versions::since(1), [Cpu, Cuda]),
-    operator!(c"Linear", Linear<f32, f16, bf16>, Versions::since(1), [Cpu]),
+    operator!(c"Linear", Linear<f32, f16, bf16>, Versions::since(1), [Cpu, Cuda]),
 ];

@@ -48,6 +48,14 @@ __device__ inline void fetch_box(uint32_t to, const CUtensorMap *map, uint32_t b
         : "memory");
 }
 
+// The same of four dimensions.
+__device__ inline void fetch_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int a, int b, int c, int d) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
+            "r"(to), "l"(map), "r"(barrier), "r"(a), "r"(b), "r"(c), "r"(d)
+        : "memory");
+}
+
 // Prefetches the description of a tensor, which the first box needs.
 __device__ inline void prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -20,6 +20,7 @@ namespace pagoda {
 namespace dense {
 
 constexpr int DEPTH = 64, ROW_BYTES = DEPTH * 2;  // of a box in shared memory
+constexpr int BAND = 16;                          // tiles above each other
 constexpr int READY = 1, TURN = 4;                // barriers by number; there is one for each warpgroup that computes
 
 // The descriptions of the tensors for the TMA.
@@ -29,13 +30,16 @@ struct GemmMaps {
 PAGODA_MIRRORED(hstu, GemmMaps)
 
 // `TILES` of src/cuda/hstu/gemm_sm90.rs has the same numbers.
-template <int GROUPS_, int COLUMNS_, int STAGES_, bool TURNS_, bool SMALL_> struct Tile {
+template <int GROUPS_, int COLUMNS_, int STAGES_, bool TURNS_, bool SMALL_, bool GATED_ = false> struct Tile {
     static constexpr int GROUPS = GROUPS_;     // warpgroups that compute
     static constexpr int COLUMNS = COLUMNS_;
     static constexpr int STAGES = STAGES_;
     static constexpr bool TURNS = TURNS_;      // a tile for each of them
     // Half of a multiprocessor's registers, so that blocks of the kernels before and behind fit beside.
     static constexpr bool SMALL = SMALL_;
+    // The weight's rows come eight gates and eight ups by turns, so that a thread has the sums of both, and half as many
+    // columns leave.
+    static constexpr bool GATED = GATED_;
     static constexpr int TOGETHER = TURNS ? 1 : GROUPS;
     static constexpr int ROWS = 64 * TOGETHER;
     static constexpr int COMPUTING = 128 * GROUPS, THREADS = COMPUTING + 128;
@@ -44,7 +48,8 @@ template <int GROUPS_, int COLUMNS_, int STAGES_, bool TURNS_, bool SMALL_> stru
     static_assert(GROUPS > 1 || SMALL, "one warpgroup makes do with what a block begins with");
     static constexpr int STAGE_BYTES = (ROWS + COLUMNS) * ROW_BYTES;
     // The output leaves by boxes of 64 rows, of which each warpgroup has a row of boxes in shared memory.
-    static constexpr int BOX = COLUMNS % 64 == 0 ? 64 : 32, BOXES = COLUMNS / BOX;
+    static constexpr int LEAVING = GATED ? COLUMNS / 2 : COLUMNS;
+    static constexpr int BOX = LEAVING % 64 == 0 ? 64 : 32, BOXES = LEAVING / BOX;
     static constexpr int BOX_BYTES = 64 * BOX * 2;
     static constexpr int DATA_BYTES = STAGES * STAGE_BYTES + GROUPS * BOXES * BOX_BYTES;
     // Behind them: barriers, and the bias of the columns of a tile for each warpgroup.
@@ -76,6 +81,14 @@ template <class T, class S> struct Worker {
     __device__ int down() const { return (call.rows + S::ROWS - 1) / S::ROWS; }
     __device__ int tiles() const { return down() * ((call.columns + S::COLUMNS - 1) / S::COLUMNS); }
 
+    // Where a tile begins. Tiles that run at the same time are BAND high at most, so that L2 has what they share: rows of x and of
+    // the weight.
+    __device__ void place(int tile, int &row, int &column) const {
+        int across = (call.columns + S::COLUMNS - 1) / S::COLUMNS;
+        int band = tile / (BAND * across), high = min(BAND, down() - band * BAND), inside = tile - band * BAND * across;
+        row = (band * BAND + inside % high) * S::ROWS, column = inside / high * S::COLUMNS;
+    }
+
     __device__ void init() const {
         for (int stage = 0; stage < S::STAGES; stage++) {
             barrier_init(full(stage), 1);
@@ -88,15 +101,15 @@ template <class T, class S> struct Worker {
     __device__ void fetch() const {
         for (const CUtensorMap *map : {&maps.weight, &maps.x}) prefetch_map(map);
         for (const CUtensorMap &map : maps.outputs) prefetch_map(&map);
-        int count = tiles(), deep = steps(), high = down();
+        int count = tiles(), deep = steps(), row, column;
         // The weight is fetched while the kernel in front still runs, if that one does not write it.
         int early = call.constant ? min(S::STAGES, deep) : 0;
-        int first = blockIdx.x / high * S::COLUMNS;
-        for (int step = 0; step < early; step++) fetch_weight(step, step, first);
+        place(blockIdx.x, row, column);
+        for (int step = 0; step < early; step++) fetch_weight(step, step, column);
         wait_for_previous();
         uint32_t at = 0;
         for (int tile = blockIdx.x; tile < count; tile += gridDim.x) {
-            int row = tile % high * S::ROWS, column = tile / high * S::COLUMNS;
+            place(tile, row, column);
             for (int step = 0; step < deep; step++, at++) {
                 uint32_t stage = at % S::STAGES;
                 if (at >= early) {
@@ -111,24 +124,29 @@ template <class T, class S> struct Worker {
     __device__ void fetch_weight(uint32_t stage, int step, int column) const {
         barrier_expect(full(stage), S::STAGE_BYTES);
         uint32_t to = base + stage * S::STAGE_BYTES + S::ROWS * ROW_BYTES;
-        fetch_box(to, &maps.weight, full(stage), step * DEPTH, column);
+        if constexpr (S::GATED) {
+            fetch_box(to, &maps.weight, full(stage), step * DEPTH, 0, 0, column / 16);
+        } else {
+            fetch_box(to, &maps.weight, full(stage), step * DEPTH, column);
+        }
     }
 
     // One warpgroup.
     __device__ void compute(int group) const {
-        int count = tiles(), deep = steps(), high = down();
+        int count = tiles(), deep = steps(), row, column;
         uint32_t at = 0;
         if (S::TURNS && group == S::GROUPS - 1) named_arrive(TURN, 256);
         if (!call.constant) wait_for_previous();
         for (int tile = blockIdx.x, number = 0; tile < count; tile += gridDim.x, number++, at += deep) {
             if (S::TURNS && number % S::GROUPS != group) continue;
-            int column = tile / high * S::COLUMNS, row = tile % high * S::ROWS + (S::TURNS ? 0 : group * 64);
+            place(tile, row, column);
+            row += S::TURNS ? 0 : group * 64;
             // Loaded before it is needed.
             float bias[S::BIASES];
             load_bias(bias, column);
             if (number < S::GROUPS) wait_for_previous();
-            uint32_t residual[S::COLUMNS / 4];
-            if (call.residual != nullptr) load_residual(residual, row, column);
+            uint32_t residual[S::GATED ? 1 : S::COLUMNS / 4];
+            if (!S::GATED && call.residual != nullptr) load_residual(residual, row, column);
             float sums[S::COLUMNS / 2];
             // Stages go by turns too: a warpgroup ahead of its turn would take an earlier filling of a stage for its
             // own.
@@ -168,7 +186,7 @@ template <class T, class S> struct Worker {
 
     // The epilogue of 64 rows: bias, SiLU, residual, and out through shared memory.
     __device__ void write(float (&sums)[S::COLUMNS / 2], const float (&bias)[S::BIASES],
-                          const uint32_t (&residual)[S::COLUMNS / 4], int row, int column, int group) const {
+                          const uint32_t (&residual)[S::GATED ? 1 : S::COLUMNS / 4], int row, int column, int group) const {
         int thread = threadIdx.x % 128, lane = thread % 32, line = thread / 32 * 16 + lane / 4;
         uint32_t boxes = base + S::STAGES * S::STAGE_BYTES + group * S::BOXES * S::BOX_BYTES;
         // The boxes of the tile before have been stored.
@@ -179,6 +197,10 @@ template <class T, class S> struct Worker {
 #pragma unroll
         for (int box = 0; box < S::BOXES; box++) {
             constexpr int ACROSS = S::BOX / 8;
+            if constexpr (S::GATED) {
+                write_gated(sums, boxes, box, line, lane);
+                continue;
+            }
             bool silu = column + box * S::BOX < call.silu;
             float2 add[ACROSS];
             uint32_t above[ACROSS], below[ACROSS];
@@ -217,11 +239,27 @@ template <class T, class S> struct Worker {
         named_wait(READY + group, 128);
         if (thread != 0) return;
         for (int box = 0; box < S::BOXES; box++) {
-            int first = column + box * S::BOX;
-            if (first >= call.columns) break;
+            int first = (S::GATED ? column / 2 : column) + box * S::BOX;
+            if (first >= (S::GATED ? call.part : call.columns)) break;
             store_box(&maps.outputs[first / call.part], boxes + box * S::BOX_BYTES, first % call.part, row);
         }
         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+
+    // A box of a GLU without biases: sums of eight gates, then of their ups.
+    __device__ void write_gated(const float (&sums)[S::COLUMNS / 2], uint32_t boxes, int box, int line, int lane) const {
+        int turn = S::BOX == 64 ? line & 7 : line >> 1 & 3;
+        uint32_t to = boxes + box * S::BOX_BYTES + line * (S::BOX * 2) + lane % 4 * 4;
+#pragma unroll
+        for (int j = 0; j < S::BOX / 8; j++) {
+            const int gate = (box * S::BOX / 8 + j) * 8, up = gate + 4;
+            float values[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) values[i] = silu_of_half(sums[gate + i] * 0.5f) * sums[up + i];
+            uint32_t place = to + (j ^ turn) * 16;
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(place), "r"(Pack<T>::of(values[0], values[1])) : "memory");
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(place + 8 * S::BOX * 2), "r"(Pack<T>::of(values[2], values[3])) : "memory");
+        }
     }
 
     // Waits until the TMA has read what it has to store.
@@ -250,7 +288,7 @@ template <class T, class S> struct Worker {
     }
 
     // Pairs of columns of a thread's two rows, by turns.
-    __device__ void load_residual(uint32_t (&residual)[S::COLUMNS / 4], int row, int column) const {
+    __device__ void load_residual(uint32_t (&residual)[S::GATED ? 1 : S::COLUMNS / 4], int row, int column) const {
         int thread = threadIdx.x % 128, above = row + thread / 32 * 16 + thread % 32 / 4;
         column += thread % 4 * 2;
         int64_t from = above < call.rows ? call.taken.source(above) : -1;

@@ -1,5 +1,5 @@
 // Glu: activation(gate) * up of every row. Computed in f32, rounded once: the bits of a number depend on its gate and its up
-// alone, whichever of the kernels computes it.
+// alone, whichever of the kernels computes it. A residual may be added before that.
 
 #include "common/convert.cuh"
 
@@ -27,7 +27,7 @@ struct GeluTanh {
 // One call: x is [rows, 2 * width], y [rows, width]. A block computes `blockDim.x * VECTOR` columns of one row, so a row has
 // `blocks` blocks. VECTOR elements are 16 bytes, or one element for rows of any size and alignment.
 template <class T, class Activation, int VECTOR>
-__device__ void run(const T *x, T *y, int width, int blocks) {
+__device__ void run(const T *x, const T *residual, T *y, int width, int blocks) {
     int64_t row = blockIdx.x / blocks;
     int64_t column = (static_cast<int64_t>(blockIdx.x % blocks) * blockDim.x + threadIdx.x) * VECTOR;
     if (column >= width) return;
@@ -36,9 +36,13 @@ __device__ void run(const T *x, T *y, int width, int blocks) {
         T elements[VECTOR];
     };
     Vector gate = *reinterpret_cast<const Vector *>(from), up = *reinterpret_cast<const Vector *>(from + width);
+    Vector add = {};
+    if (residual != nullptr) add = *reinterpret_cast<const Vector *>(residual + row * width + column);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        narrow(Activation::of(wide(gate.elements[i])) * wide(up.elements[i]), &gate.elements[i]);
+        float value = Activation::of(wide(gate.elements[i])) * wide(up.elements[i]);
+        // Not an addition of 0, which would turn -0 into 0.
+        narrow(residual != nullptr ? value + wide(add.elements[i]) : value, &gate.elements[i]);
     }
     *reinterpret_cast<Vector *>(y + row * width + column) = gate;
 }
@@ -46,13 +50,13 @@ __device__ void run(const T *x, T *y, int width, int blocks) {
 }  // namespace glu
 
 #define GLU(NAME, T, ACTIVATION_NAME, ACTIVATION)                                                                      \
-    extern "C" __global__ void __launch_bounds__(256) glu_##ACTIVATION_NAME##_##NAME(const T *x, T *y, int width,      \
-                                                                                     int blocks) {                     \
-        glu::run<T, glu::ACTIVATION, 16 / sizeof(T)>(x, y, width, blocks);                                             \
+    extern "C" __global__ void __launch_bounds__(256) glu_##ACTIVATION_NAME##_##NAME(                                  \
+        const T *x, const T *residual, T *y, int width, int blocks) {                                                  \
+        glu::run<T, glu::ACTIVATION, 16 / sizeof(T)>(x, residual, y, width, blocks);                                   \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) glu_##ACTIVATION_NAME##_##NAME##_any(const T *x, T *y,           \
-                                                                                           int width, int blocks) {    \
-        glu::run<T, glu::ACTIVATION, 1>(x, y, width, blocks);                                                          \
+    extern "C" __global__ void __launch_bounds__(256) glu_##ACTIVATION_NAME##_##NAME##_any(                            \
+        const T *x, const T *residual, T *y, int width, int blocks) {                                                  \
+        glu::run<T, glu::ACTIVATION, 1>(x, residual, y, width, blocks);                                                \
     }
 
 #define KERNELS(NAME, T)                                                                                               \

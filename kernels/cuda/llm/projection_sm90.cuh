@@ -153,11 +153,7 @@ template <class T, class S> struct Worker {
 
     __device__ void fetch_weight(int stage, int tile, int step) const {
         barrier_expect(full(stage), S::STAGE_BYTES);
-        asm volatile(
-            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %4, %5}], [%2];" ::
-                "r"(base + stage * S::STAGE_BYTES),
-            "l"(&maps.weight), "r"(full(stage)), "r"(step * DEPTH), "r"(0), "r"(tile * (TILE / 16))
-            : "memory");
+        fetch_box(base + stage * S::STAGE_BYTES, &maps.weight, full(stage), step * DEPTH, 0, 0, tile * (TILE / 16));
     }
 
     // Two warpgroups.

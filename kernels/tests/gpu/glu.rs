@@ -30,7 +30,7 @@ fn run<T: OperatorElement>(
 }
 
 fn call_of<T: OperatorElement>(glu: &Gated<T>, rows: usize, x: CUdeviceptr, y: CUdeviceptr) -> cuda::Glu {
-    cuda::Glu { element: Type::of::<T>(), rows, width: glu.width, x, y, activation: glu.activation }
+    cuda::Glu { element: Type::of::<T>(), rows, width: glu.width, x, residual: None, y, activation: glu.activation }
 }
 
 /// Widths of whole vectors and others, of one block and of several; rows alone and at addresses that fit no vector.

@@ -10,7 +10,7 @@ pub mod gemm;
 mod gemm_sm90;
 pub mod linear;
 pub mod norm;
-mod raw;
+pub mod raw;
 pub mod unit;
 
 /// The layouts that CUDA was compiled against are those that Rust has here.

@@ -26,6 +26,8 @@ pub struct Glu {
     pub width: usize,
     /// `[T, 2·F]`.
     pub x: CUdeviceptr,
+    /// `[T, F]`: what is added to y before it is rounded.
+    pub residual: Option<CUdeviceptr>,
     /// `[T, F]`.
     pub y: CUdeviceptr,
     /// What the gates go through.
@@ -38,13 +40,14 @@ impl Gpu {
     /// # Safety
     /// As for [`norm`](Self::norm).
     pub unsafe fn glu(&self, call: &Glu, stream: CUstream) -> Result<(), CudaError> {
-        let Glu { element, rows, width, mut x, mut y, activation } = *call;
+        let Glu { element, rows, width, mut x, residual, mut y, activation } = *call;
+        let mut residual = residual.unwrap_or(0);
         check_sizes(&[("T", rows), ("F", width)])?;
         if rows == 0 || width == 0 {
             return Ok(());
         }
         self.bind()?;
-        let wide = copy_width(width * element.bytes(), x | y) == VECTOR;
+        let wide = copy_width(width * element.bytes(), x | residual | y) == VECTOR;
         let (per_thread, form) = if wide { (VECTOR / element.bytes(), "") } else { (1, "_any") };
         let blocks = width.div_ceil(THREADS * per_thread);
         let grid = rows.checked_mul(blocks).and_then(|grid| i32::try_from(grid).ok()).ok_or_else(|| {
@@ -53,13 +56,14 @@ impl Gpu {
         let name = format!("glu_{}_{}{form}", activation.name(), element.name());
         let function = self.modules.glu.function(&name, 0)?;
         let (mut width, mut blocks) = (width as i32, blocks as i32);
-        let mut arguments: [*mut c_void; 4] = [
+        let mut arguments: [*mut c_void; 5] = [
             from_mut(&mut x).cast(),
+            from_mut(&mut residual).cast(),
             from_mut(&mut y).cast(),
             from_mut(&mut width).cast(),
             from_mut(&mut blocks).cast(),
         ];
-        // SAFETY: the kernel takes two addresses and two ints; the rest is the caller's.
+        // SAFETY: the kernel takes three addresses and two ints; the rest is the caller's.
         unsafe { function.launch(grid as u32, THREADS as u32, 0, stream, &mut arguments) }
     }
 }

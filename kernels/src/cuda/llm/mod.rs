@@ -1,6 +1,7 @@
 //! Launches of the operators of language models.
 
 pub mod cache_policy;
+mod gated_gemm;
 pub mod glu;
 pub mod paged_attention;
 mod paged_attention_simt;

@@ -6,6 +6,7 @@ use std::ptr::from_mut;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
+use super::gated_gemm::GatedProduct;
 use super::glu::Glu;
 use super::raw::{FewRows, FewRowsMaps};
 use crate::GluActivation;
@@ -25,6 +26,10 @@ const DEPTH: usize = 64;
 const THREADS: u32 = 288;
 /// Of a block that norms; cuda/llm/rms_norm.cu.
 const NORM_THREADS: u32 = 256;
+/// Rows below which several outputs are cut out of one product.
+const CUT_ROWS: usize = 1024;
+/// Of a block that cuts.
+const CUT_THREADS: usize = 256;
 /// Scratch memory is cut at multiples of it.
 const ALIGNMENT: usize = 256;
 
@@ -45,7 +50,7 @@ pub struct Projection {
     pub weight: CUdeviceptr,
     /// `[N]`.
     pub bias: Option<CUdeviceptr>,
-    /// As the output, of which there is one then, without a gate.
+    /// As the output, of which there is one then.
     pub residual: Option<CUdeviceptr>,
     /// `[K]`, and epsilon: x is normed first.
     pub norm: Option<(CUdeviceptr, f32)>,
@@ -60,7 +65,7 @@ pub struct Projection {
 impl Projection {
     /// Bytes of scratch memory for [`Gpu::projection`].
     pub fn scratch_bytes(&self, gpu: &Gpu) -> usize {
-        self.normed_bytes() + if self.is_few(gpu) { self.parts_bytes(gpu) } else { self.gated_bytes() + WORKSPACE }
+        self.normed_bytes() + if self.is_few(gpu) { self.parts_bytes(gpu) } else { self.product_bytes() + WORKSPACE }
     }
 
     fn normed_bytes(&self) -> usize {
@@ -71,13 +76,15 @@ impl Projection {
         }
     }
 
-    /// Of gates and ups where cuBLASLt writes them.
-    fn gated_bytes(&self) -> usize {
-        if self.gate.is_some() {
-            (self.rows * self.width * self.element.bytes()).next_multiple_of(ALIGNMENT)
-        } else {
-            0
-        }
+    /// Of the product where something follows it: a gate, or the cut into outputs.
+    fn product_bytes(&self) -> usize {
+        let follows = self.gate.is_some() || self.is_cut();
+        if follows { (self.rows * self.width * self.element.bytes()).next_multiple_of(ALIGNMENT) } else { 0 }
+    }
+
+    /// Whether outputs are cut out of one product. With many rows a product for each is cheaper than to copy.
+    fn is_cut(&self) -> bool {
+        self.outputs[1].1 + self.outputs[2].1 > 0 && self.rows < CUT_ROWS
     }
 
     fn parts_bytes(&self, gpu: &Gpu) -> usize {
@@ -215,9 +222,17 @@ impl Gpu {
     }
 
     unsafe fn many_rows(&self, call: &Projection, scratch: CUdeviceptr, stream: CUstream) -> Result<(), CudaError> {
-        let Projection { element, rows, inner, .. } = *call;
-        let workspace = scratch + call.gated_bytes() as CUdeviceptr;
-        let outputs = if call.gate.is_some() { [(scratch, call.width), (0, 0), (0, 0)] } else { call.outputs };
+        let Projection { element, rows, inner, width, x, weight, constant, .. } = *call;
+        let (y, columns) = call.outputs[0];
+        let gated = GatedProduct { element, rows, inner, width: columns, x, weight, y, constant };
+        let plain = call.bias.is_none() && call.residual.is_none();
+        if call.gate == Some(GluActivation::Silu) && plain && gated.pays(self) {
+            // SAFETY: the caller's.
+            return unsafe { gated.launch(self, stream) };
+        }
+        let workspace = scratch + call.product_bytes() as CUdeviceptr;
+        let follows = call.gate.is_some() || call.is_cut();
+        let outputs = if follows { [(scratch, width), (0, 0), (0, 0)] } else { call.outputs };
         let mut first = 0;
         for (y, width) in outputs.into_iter().filter(|(_, width)| *width > 0) {
             let product = BlasProduct {
@@ -225,8 +240,8 @@ impl Gpu {
                 rows,
                 inner,
                 width,
-                x: call.x,
-                weight: call.weight + (first * inner * element.bytes()) as CUdeviceptr,
+                x,
+                weight: weight + (first * inner * element.bytes()) as CUdeviceptr,
                 bias: call.bias.map(|bias| bias + (first * element.bytes()) as CUdeviceptr),
                 residual: call.residual.filter(|_| call.gate.is_none()),
                 y,
@@ -236,9 +251,42 @@ impl Gpu {
             unsafe { self.blas.multiply(&product, stream) }?;
             first += width;
         }
-        let (Some(activation), (y, width)) = (call.gate, call.outputs[0]) else { return Ok(()) };
-        // SAFETY: the caller's; the product before wrote gates and ups.
-        unsafe { self.glu(&Glu { element, rows, width, x: scratch, y, activation }, stream) }
+        // SAFETY: the caller's; the product wrote what is read.
+        unsafe {
+            match call.gate {
+                Some(activation) => {
+                    let residual = call.residual;
+                    self.glu(&Glu { element, rows, width: columns, x: scratch, residual, y, activation }, stream)
+                }
+                None if call.is_cut() => self.cut_rows(call, scratch, stream),
+                None => Ok(()),
+            }
+        }
+    }
+
+    unsafe fn cut_rows(&self, call: &Projection, mut from: CUdeviceptr, stream: CUstream) -> Result<(), CudaError> {
+        let widths = call.outputs.map(|(_, width)| width * call.element.bytes());
+        let addresses = call.outputs.iter().fold(from, |all, (address, _)| all | address);
+        let word = widths.iter().fold(16, |word, width| word.min(copy_width(*width, addresses)));
+        let [wide, second, third] = widths.map(|width| width / word);
+        let (mut wide, mut wider, mut width) = (wide as i32, (wide + second) as i32, (wide + second + third) as i32);
+        let mut all = (call.rows * width as usize) as i64;
+        let [mut a, mut b, mut c] = call.outputs.map(|(address, _)| address);
+        let mut arguments: [*mut c_void; 8] = [
+            from_mut(&mut from).cast(),
+            from_mut(&mut a).cast(),
+            from_mut(&mut b).cast(),
+            from_mut(&mut c).cast(),
+            from_mut(&mut wide).cast(),
+            from_mut(&mut wider).cast(),
+            from_mut(&mut width).cast(),
+            from_mut(&mut all).cast(),
+        ];
+        let blocks = (all as usize).div_ceil(CUT_THREADS);
+        check_sizes(&[("T", blocks)])?;
+        let function = self.modules.cut_rows.function(&format!("cut_rows_{word}"), 0)?;
+        // SAFETY: the kernel takes four addresses, three ints and an int64, and waits for the kernel in front.
+        unsafe { self.launch_dependent(function, blocks as u32, CUT_THREADS as u32, 0, stream, &mut arguments) }
     }
 }
 
