@@ -187,34 +187,35 @@ __device__ __noinline__ void append_part(const PagedCall &call, int number, int 
     }
 }
 
+// What a launch of `decode` is told, in bits: whether the blocks append; whether nothing on the stream writes the index tensors, so
+// that a block finds its slots while the kernel in front still runs. src/cuda/llm/paged_attention_sm80.rs has them too.
+constexpr int APPENDS = 1, SETTLED = 2;
+
 // A block: one part of a sequence, one kv head, one tile of its rows.
 template <class T, int D, int FORMAT>
-__device__ void decode(const PagedCall &call, int row_tiles, int appends) {
+__device__ void decode(const PagedCall &call, int row_tiles, int flags) {
     using M = Memory<D, FORMAT>;
     constexpr int SPAN = span_of(FORMAT);
     extern __shared__ __align__(128) uint8_t shared[];
+    const bool appends = flags & APPENDS, settled = flags & SETTLED;
 #if __CUDA_ARCH__ >= 900
-    // In this order: the kernel behind may rely on all that is in front of this one.
-    wait_for_previous();
-    launch_dependents();
+    if (!settled) wait_for_previous();
 #endif
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     int head = static_cast<int>(blockIdx.x % call.kv_heads), rest = static_cast<int>(blockIdx.x / call.kv_heads);
     int first_row = rest % row_tiles * ROWS;
     int64_t index = rest / row_tiles;
     FoundSequence found(call, index, [&](int number) { return parts_before(call, number); });
-    if (found.number < 0) return;
-    const Sequence &sequence = found.sequence;
     int number = found.number;
+    Sequence sequence = number < 0 ? Sequence{} : found.sequence;
     int group = call.query_heads / call.kv_heads;
-    if (sequence.rows == 0 || !is_decode(sequence.rows, group)) return;
     Parts parts(call, sequence);
     // The last part first: it may have to append.
-    int64_t ahead = index - found.before;
-    if (ahead >= parts.end - parts.first) return;
+    int64_t ahead = number < 0 ? 0 : index - found.before;
+    bool idle = number < 0 || sequence.rows == 0 || !is_decode(sequence.rows, group) || ahead >= parts.end - parts.first ||
+                first_row >= sequence.rows * group;
     int part = parts.end - 1 - static_cast<int>(ahead);
     int rows = min(sequence.rows * group - first_row, ROWS);
-    if (rows <= 0) return;
 
     Decode<T, D, FORMAT> block{call,
                                sequence,
@@ -225,6 +226,15 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
                                part * SPAN + warp * SHARE<FORMAT>,
                                reinterpret_cast<Slots<FORMAT> *>(shared + M::QUERIES)[warp],
                                shared + M::RINGS_AT + warp * M::RING};
+    // Ranges of codes are written by the call itself.
+    const bool early = settled && FORMAT == NATIVE;
+    if (early && !idle) block.look_up();
+#if __CUDA_ARCH__ >= 900
+    // In this order, and where a block has nothing to do too: the kernel behind may rely on all that is in front of this one.
+    if (settled) wait_for_previous();
+    launch_dependents();
+#endif
+    if (idle) return;
     // Packed rows: all heads of the group of one token, then the next token.
     auto token = [&](int row) { return sequence.row + (first_row + row) / group; };
     auto query_head = [&](int row) { return head * group + (first_row + row) % group; };
@@ -241,7 +251,7 @@ __device__ void decode(const PagedCall &call, int row_tiles, int appends) {
         append_part<T>(call, number, head, part, SPAN);
         __syncthreads();
     }
-    block.look_up();
+    if (!early) block.look_up();
 #pragma unroll 1
     for (int tile = 0; tile < M::STAGES; tile++) {
         if (block.seen(tile)) block.copy(tile);
@@ -453,6 +463,11 @@ __device__ void add_up(const PartialSums &partial, const Combined &own, int grou
 // has one.
 template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &call, int row_tiles, int per_sequence) {
     constexpr int NUMBERS = D / 32;
+#if __CUDA_ARCH__ >= 900
+    // `decode` has waited for all that is in front of it before this kernel could start: the kernel behind may fetch its weights
+    // while parts are added up.
+    launch_dependents();
+#endif
     __shared__ float merge[WIDE ? COMBINING : 1][D];
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     int64_t index = WIDE ? blockIdx.x : static_cast<int64_t>(blockIdx.x) * COMBINING + warp;
@@ -460,7 +475,6 @@ template <class T, int D, bool WIDE> __device__ void combine(const PagedCall &ca
     Combined own = Combined::find(call, index, per_sequence);
 #if __CUDA_ARCH__ >= 900
     wait_for_previous();
-    launch_dependents();
 #endif
     if (own.first == own.end) return;
     PartialSums partial{call, row_tiles};

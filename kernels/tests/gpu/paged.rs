@@ -127,6 +127,8 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
             scale: case.scale,
             window: case.window,
             softcap: case.softcap,
+            // Nothing writes them: it makes no difference but in time.
+            settled_indices: case.cached_len.len() % 2 == 0,
             scratch: (self.scratch_bytes > 0)
                 .then(|| Scratch { address: self.scratch.inside(), bytes: self.scratch_bytes }),
         }

@@ -5,6 +5,7 @@ use pagoda_kernels::{HeadSlots, KvFormat, KvPool, Pages, Pairs, Rotation};
 
 use super::tensors::{Inputs, Outputs, input};
 use crate::ort::{InputTensor, KernelInfo, OnnxElement, OpError};
+use crate::side_channel::is_settled;
 
 /// The attributes of a node.
 pub(super) struct Attributes {
@@ -199,6 +200,9 @@ impl Attributes {
             scale: self.scale,
             window: self.window,
             softcap: self.softcap,
+            settled_indices: [&inputs.row_offsets, &inputs.cached_len, &inputs.page_indptr, &inputs.page_ids]
+                .into_iter()
+                .all(|tensor| is_settled(tensor.address())),
             scratch: None,
         })
     }

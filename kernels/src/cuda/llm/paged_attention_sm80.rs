@@ -79,9 +79,16 @@ pub unsafe fn launch(gpu: &Gpu, call: &PagedAttention, hopper: bool, stream: CUs
         let count = total_rows * call.group() / BLOCK_ROWS + call.sequences;
         start(prefill, count * kv_heads, THREADS, shared, &mut [])?;
     }
+    let settled = call.settled_indices && call.slots.is_none();
     let (shared, tiles_flag) = (decode_shared(head_size, call.format), tiles as i32);
     let decode = decode_module.function(&format!("paged_decode_{name}"), shared)?;
-    start(decode, call.partial_count() * kv_heads * tiles, THREADS, shared, &mut [tiles_flag, appends.into()])?;
+    start(
+        decode,
+        call.partial_count() * kv_heads * tiles,
+        THREADS,
+        shared,
+        &mut [tiles_flag, i32::from(appends) | i32::from(settled) << 1],
+    )?;
     // Rows of the call, or of each sequence as many as decode takes, whichever are fewer.
     let per_sequence = (ROWS / call.group()).max(1);
     let by_sequence = total_rows > call.sequences * per_sequence;

@@ -77,6 +77,9 @@ pub struct PagedAttention {
     pub window: i64,
     /// 0 = none.
     pub softcap: f32,
+    /// Whether nothing on the stream writes `row_offsets`, `cached_len`, `page_indptr` and `page_ids`: they are then read while the
+    /// kernel in front still runs.
+    pub settled_indices: bool,
     /// Memory to work in, [`scratch_bytes`](Self::scratch_bytes) long. Without it the plain kernel computes the call.
     pub scratch: Option<Scratch>,
 }

@@ -172,6 +172,7 @@ impl Inputs {
                 scale: 0.0,
                 window: 0,
                 softcap: 0.0,
+                settled_indices: false,
                 scratch: None,
             };
             let bytes = call.scratch_bytes();
