@@ -1,4 +1,4 @@
-//! Graphs that are rewritten in memory for pages of another form, when a model is opened: what the kinds of folders share.
+//! Graphs that are rewritten in memory when a model is opened, for pages of another form or for a GPU: what the rewriters share.
 
 use pagoda_kernels::KvFormat;
 use prost::Message;
@@ -51,8 +51,26 @@ pub(super) fn replace(
     Ok(())
 }
 
-/// `AttributeProto.type`: a text.
+/// `AttributeProto.type`: a real number, an integer, a text, a graph, and several graphs.
+const FLOAT: i32 = 1;
+const INT: i32 = 2;
 const STRING: i32 = 3;
+pub(super) const GRAPH: i32 = 5;
+pub(super) const GRAPHS: i32 = 10;
+
+impl AttributeProto {
+    pub(super) fn float(name: &str, value: f32) -> Self {
+        Self { name: name.into(), f: Some(value), r#type: FLOAT, ..Self::default() }
+    }
+
+    pub(super) fn int(name: &str, value: i64) -> Self {
+        Self { name: name.into(), i: Some(value), r#type: INT, ..Self::default() }
+    }
+
+    pub(super) fn text(name: &str, value: &str) -> Self {
+        Self { name: name.into(), s: value.as_bytes().to_vec().into(), r#type: STRING, ..Self::default() }
+    }
+}
 
 impl NodeProto {
     /// Sets the attribute `kv_format`; a native pool has none.
@@ -61,10 +79,13 @@ impl NodeProto {
             |attribute: &Bytes| AttributeProto::decode(attribute.clone()).is_ok_and(|it| it.name == "kv_format");
         self.attribute.retain(|attribute| !named(attribute));
         if format != KvFormat::Native {
-            let text = word(&FORMATS, format).as_bytes().to_vec();
-            let attribute = AttributeProto { name: "kv_format".into(), s: text.into(), r#type: STRING };
-            self.attribute.push(attribute.encode_to_vec().into());
+            self.set(&AttributeProto::text("kv_format", word(&FORMATS, format)));
         }
+    }
+
+    /// Adds an attribute, which it must not have.
+    pub(super) fn set(&mut self, attribute: &AttributeProto) {
+        self.attribute.push(attribute.encode_to_vec().into());
     }
 }
 
@@ -157,7 +178,7 @@ pub(super) struct GraphProto {
     pub(super) metadata_props: Vec<Bytes>,
 }
 
-#[derive(Message)]
+#[derive(Clone, Message)]
 pub(super) struct NodeProto {
     #[prost(string, repeated, tag = "1")]
     pub(super) input: Vec<String>,
@@ -181,11 +202,15 @@ pub(super) struct NodeProto {
     pub(super) device_configurations: Vec<Bytes>,
 }
 
-/// Those of a text alone.
+/// Those of a number or a text alone.
 #[derive(Message)]
 pub(super) struct AttributeProto {
     #[prost(string, tag = "1")]
     pub(super) name: String,
+    #[prost(float, optional, tag = "2")]
+    pub(super) f: Option<f32>,
+    #[prost(int64, optional, tag = "3")]
+    pub(super) i: Option<i64>,
     #[prost(bytes = "bytes", tag = "4")]
     pub(super) s: Bytes,
     #[prost(int32, tag = "20")]

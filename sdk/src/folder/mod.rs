@@ -9,6 +9,8 @@ mod contents;
 mod convert;
 mod decoder;
 mod external;
+#[cfg(feature = "llm")]
+mod fuse;
 pub mod generate;
 mod graph;
 mod kv_format;

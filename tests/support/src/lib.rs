@@ -76,14 +76,26 @@ impl Graph {
 
     /// Adds a weight: numbers that are part of the model.
     #[must_use]
-    pub fn weight(mut self, name: &str, dims: &[i64], values: &[f32]) -> Self {
+    pub fn weight(self, name: &str, dims: &[i64], values: &[f32]) -> Self {
+        let values: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, F32, dims, &values)
+    }
+
+    /// Adds a list of integers that is part of the model.
+    #[must_use]
+    pub fn integers(self, name: &str, values: &[i64]) -> Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, I64, &[values.len() as i64], &bytes)
+    }
+
+    fn tensor(mut self, name: &str, element: Element, dims: &[i64], values: &[u8]) -> Self {
         let mut tensor = Vec::new();
         for &dim in dims {
             put_int(&mut tensor, 1, dim);
         }
-        put_int(&mut tensor, 2, F32.into());
+        put_int(&mut tensor, 2, element.into());
         put_bytes(&mut tensor, 8, name.as_bytes());
-        put_bytes(&mut tensor, 9, &values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
+        put_bytes(&mut tensor, 9, values);
         put_bytes(&mut self.weights, 5, &tensor);
         self
     }

@@ -73,6 +73,11 @@ impl Gpu {
         self.context.ordinal()
     }
 
+    /// Whether it is a Hopper GPU, of compute capability 9.x: it runs the kernels named sm90.
+    pub fn is_hopper(&self) -> bool {
+        self.modules.attention_sm90.is_some()
+    }
+
     /// Bytes of free memory on the device.
     pub fn free_bytes(&self) -> Result<usize, CudaError> {
         self.bind()?;

@@ -9,13 +9,18 @@ use super::grammar::GrammarCompiler;
 use super::options::GeneratorOptions;
 use super::policy::OpenPolicy;
 use super::request::{Chat, Prompt};
+use crate::device::Gpu;
 use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
 use crate::folder::generate::{Form, PagesForm, RewrittenGraphs};
 use crate::kv::{Edited, KvCache, KvOptions, Offload, Overlap};
 use crate::runtime::{Model, ModelOptions, Provider};
 use crate::store::Store;
+use crate::tensor::ElementType;
 use crate::text::{ChatInput, ChatTemplate, Tokenizer};
+
+/// The environment variable that keeps graphs as they are, with the value 0.
+const FUSED: &str = "PAGODA_FUSED";
 
 /// An open model.
 pub(super) struct OpenModel {
@@ -65,6 +70,7 @@ impl OpenModel {
         if let (Some(policy), Some(graphs)) = (&mut policy, &graphs) {
             policy.names.clone_from(&graphs.slots);
         }
+        let graphs = if is_fused(&folder, &model_options) { Some(folder.with_fused(graphs)?) } else { graphs };
         let model = open_graph(&folder, graphs.as_ref(), &model_options)?;
         forms::check(&folder, &model)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
@@ -161,6 +167,16 @@ impl OpenModel {
     pub(super) fn pages_of(&self, tokens: usize) -> u64 {
         let tokens = self.policy.as_ref().map_or(tokens, |policy| policy.slots_of(tokens));
         (tokens as u64).div_ceil(self.folder.kv.page_size.into())
+    }
+}
+
+/// Whether dense nodes are fused: where a GPU has the kernels for that, and unless the environment says no.
+fn is_fused(folder: &GenerateFolder, model: &ModelOptions) -> bool {
+    let is_half = matches!(folder.compute, ElementType::F16 | ElementType::Bf16);
+    let asked = is_half && folder.form == Form::Paged && model.provider != Provider::Cpu;
+    asked && std::env::var_os(FUSED).is_none_or(|value| value != "0") && {
+        // Where there is no GPU, the session says so.
+        Gpu::shared(model.device_id as usize).is_ok_and(Gpu::is_hopper)
     }
 }
 

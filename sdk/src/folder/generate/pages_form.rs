@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use pagoda_kernels::{KV_NORMS, KvFormat};
 use prost::Message;
 
+use super::super::fuse;
 use super::super::graph::{
     Dimension, GraphProto, ModelProto, NodeProto, PoolType, TypeProto, ValueInfoProto, put, replace, scales_names,
 };
@@ -76,13 +77,42 @@ impl GenerateFolder {
         Ok(Some((folder, RewrittenGraphs { graph, on_cpu, slots })))
     }
 
+    /// The folder's graphs, or `graphs` in their place, with the dense nodes of the one for GPUs fused: products, norms, gates,
+    /// residuals and splits become `ai.pagoda.Linear`.
+    ///
+    /// # Errors
+    /// IO if a graph can not be read, MODEL if it is none.
+    pub(crate) fn with_fused(&self, graphs: Option<RewrittenGraphs>) -> Result<RewrittenGraphs> {
+        let RewrittenGraphs { graph, on_cpu, slots } = match graphs {
+            Some(graphs) => graphs,
+            None => {
+                let on_cpu = self.cpu_model.as_ref().map(|name| self.bytes_of(name)).transpose()?;
+                RewrittenGraphs { graph: self.bytes_of(&self.model)?, on_cpu, slots: Vec::new() }
+            }
+        };
+        let fused = fuse::fused(&graph).map_err(|message| self.no_graph(&self.model, &message))?;
+        Ok(RewrittenGraphs { graph: fused, on_cpu: Some(on_cpu.unwrap_or(graph)), slots })
+    }
+
+    /// The graph as a generator opens it on a Hopper GPU, for tests.
+    #[doc(hidden)]
+    pub fn fused_graph(&self) -> Result<Vec<u8>> {
+        Ok(self.with_fused(None)?.graph)
+    }
+
     /// The graph in one of the folder's files, with the pools of `to`.
     fn rewritten(&self, name: &str, to: &Self, slots: &[SlotNames]) -> Result<Vec<u8>> {
+        rewrite(&self.bytes_of(name)?, self, to, slots).map_err(|message| self.no_graph(name, &message))
+    }
+
+    fn bytes_of(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.file(name);
-        let bytes = std::fs::read(&path)
-            .map_err(|error| Error::new(Status::Io, format!("{}: {error}", path.display())).about("path"))?;
-        rewrite(&bytes, self, to, slots)
-            .map_err(|message| Error::new(Status::Model, format!("{}: {message}", path.display())))
+        std::fs::read(&path)
+            .map_err(|error| Error::new(Status::Io, format!("{}: {error}", path.display())).about("path"))
+    }
+
+    fn no_graph(&self, name: &str, message: &str) -> Error {
+        Error::new(Status::Model, format!("{}: {message}", self.file(name).display()))
     }
 }
 

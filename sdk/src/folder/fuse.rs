@@ -1,0 +1,393 @@
+//! The dense nodes of a decoder, fused: products become `ai.pagoda.Linear` together with the norms in front of them, and with
+//! the gates, the residuals and the splits behind them. On a Hopper GPU each such node is one kernel.
+//!
+//! The graph is rewritten in memory when a model is opened, node by node and in their order. What does not match stays as it
+//! is, and what a graph computes changes by rounding alone.
+
+use std::collections::{HashMap, HashSet};
+
+use prost::Message;
+use prost::bytes::Bytes;
+
+use super::graph::{AttributeProto, GRAPH, GRAPHS, GraphProto, ModelProto, NodeProto, ValueInfoProto, put};
+use super::onnx::TensorProto;
+use crate::tensor::ElementType;
+
+const PAGODA: &str = "ai.pagoda";
+const MICROSOFT: &str = "com.microsoft";
+
+/// The places of Linear's inputs.
+const BIAS: usize = 2;
+const RESIDUAL: usize = 3;
+const NORM: usize = 4;
+
+/// The first version of ONNX's operators that has RMSNormalization.
+const RMS_NORMALIZATION: i64 = 23;
+
+/// The graph with its dense nodes fused. One in which nothing matches is returned as it is.
+pub(super) fn fused(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let mut model = ModelProto::decode(bytes).map_err(|error| format!("not an ONNX model: {error}"))?;
+    let mut graph = GraphProto::decode(model.graph.clone()).map_err(|error| format!("its graph: {error}"))?;
+    let nodes = graph.node.iter().map(|node| Node::read(node.clone())).collect::<Result<Vec<_>, _>>()?;
+    // What graphs inside of a node read is not in the list of its inputs.
+    if nodes.iter().any(|node| node.attributes.iter().any(|it| [GRAPH, GRAPHS].contains(&it.r#type))) {
+        return Ok(bytes.to_vec());
+    }
+    let opsets: Vec<_> = model.opset_import.iter().filter_map(|opset| OpsetProto::decode(opset.clone()).ok()).collect();
+    let version = |domain: &str| opsets.iter().find(|opset| opset.domain == domain).map(|opset| opset.version);
+    let mut fusion = Fusion::new(&graph, &nodes, version("").unwrap_or_default());
+    for node in &nodes {
+        fusion.add(node);
+    }
+    if !fusion.has_fused {
+        return Ok(bytes.to_vec());
+    }
+    let made: Vec<NodeProto> = fusion.made.into_iter().flatten().collect();
+    // An initializer that nothing reads any more would be a warning of ONNX Runtime.
+    let read = |nodes: &mut dyn Iterator<Item = &NodeProto>| -> HashSet<String> {
+        nodes.flat_map(|node| node.input.iter().cloned()).collect()
+    };
+    let (before, after) = (read(&mut nodes.iter().map(|node| &node.proto)), read(&mut made.iter()));
+    let kept: HashSet<&String> = graph.output.iter().map(|output| &output.name).collect();
+    graph.initializer.retain(|tensor| {
+        let name = TensorProto::decode(tensor.clone()).map(|tensor| tensor.name).unwrap_or_default();
+        kept.contains(&name) || after.contains(&name) || !before.contains(&name)
+    });
+    graph.node = made.iter().map(|node| node.encode_to_vec().into()).collect();
+    if version(PAGODA).is_none() {
+        model.opset_import.push(OpsetProto { domain: PAGODA.into(), version: 1 }.encode_to_vec().into());
+    }
+    model.graph = graph.encode_to_vec().into();
+    Ok(model.encode_to_vec())
+}
+
+#[derive(Message)]
+struct OpsetProto {
+    #[prost(string, tag = "1")]
+    domain: String,
+    #[prost(int64, tag = "2")]
+    version: i64,
+}
+
+/// A node with its attributes read.
+struct Node {
+    proto: NodeProto,
+    attributes: Vec<AttributeProto>,
+}
+
+impl Node {
+    fn read(bytes: Bytes) -> Result<Self, String> {
+        let proto = NodeProto::decode(bytes).map_err(|error| format!("a node: {error}"))?;
+        let attributes = proto.attribute.iter().map(|attribute| AttributeProto::decode(attribute.clone()));
+        let attributes = attributes.collect::<Result<_, _>>().map_err(|error| format!("an attribute: {error}"))?;
+        Ok(Self { proto, attributes })
+    }
+
+    fn is(&self, domain: &str, operator: &str) -> bool {
+        // ONNX has two names for its own domain.
+        let own = if self.proto.domain == "ai.onnx" { "" } else { &self.proto.domain };
+        (own, self.proto.op_type.as_str()) == (domain, operator)
+    }
+
+    /// The name of an input; `None` where it is left out.
+    fn input(&self, at: usize) -> Option<&String> {
+        self.proto.input.get(at).filter(|name| !name.is_empty())
+    }
+
+    fn output(&self, at: usize) -> Option<&String> {
+        self.proto.output.get(at).filter(|name| !name.is_empty())
+    }
+
+    fn attribute(&self, name: &str) -> Option<&AttributeProto> {
+        self.attributes.iter().find(|attribute| attribute.name == name)
+    }
+
+    fn int(&self, name: &str, default: i64) -> i64 {
+        self.attribute(name).map_or(default, |attribute| attribute.i.unwrap_or_default())
+    }
+
+    fn float(&self, name: &str, default: f32) -> f32 {
+        self.attribute(name).map_or(default, |attribute| attribute.f.unwrap_or_default())
+    }
+}
+
+/// An initializer that no caller can replace.
+struct Constant {
+    dims: Vec<i64>,
+    element: i32,
+    /// The numbers, where they are in the graph and as bytes.
+    raw: Bytes,
+}
+
+/// A Linear that has nothing behind its product yet.
+struct Plain {
+    /// Its place among the nodes that were made.
+    at: usize,
+    columns: i64,
+}
+
+/// An RMS norm of rows.
+struct Norm {
+    /// Its place among the nodes that were made.
+    at: usize,
+    x: String,
+    weight: String,
+    epsilon: f32,
+}
+
+/// A graph in the making.
+struct Fusion<'a> {
+    constants: HashMap<String, Constant>,
+    /// The nodes that read a value.
+    readers: HashMap<&'a str, Vec<&'a Node>>,
+    outputs: HashSet<&'a str>,
+    opset: i64,
+    /// The ranks of values, as far as this module has to know them.
+    ranks: HashMap<String, usize>,
+    /// The nodes of the new graph; those that became part of a later one are gone.
+    made: Vec<Option<NodeProto>>,
+    /// By their outputs.
+    plain: HashMap<String, Plain>,
+    norms: HashMap<String, Norm>,
+    has_fused: bool,
+}
+
+impl<'a> Fusion<'a> {
+    fn new(graph: &'a GraphProto, nodes: &'a [Node], opset: i64) -> Self {
+        let inputs: HashSet<&str> = graph.input.iter().map(|input| input.name.as_str()).collect();
+        let tensors = graph.initializer.iter().filter_map(|tensor| TensorProto::decode(tensor.clone()).ok());
+        let constants: HashMap<String, Constant> = tensors
+            .filter(|tensor| !inputs.contains(tensor.name.as_str()))
+            .map(|TensorProto { name, dims, data_type, raw_data, .. }| {
+                (name, Constant { dims, element: data_type, raw: raw_data })
+            })
+            .collect();
+        let of_constants = constants.iter().map(|(name, constant)| (name.clone(), constant.dims.len()));
+        let of_inputs = graph.input.iter().filter_map(|input| Some((input.name.clone(), rank(input)?)));
+        let mut readers: HashMap<&str, Vec<&Node>> = HashMap::new();
+        for node in nodes {
+            for name in &node.proto.input {
+                readers.entry(name).or_default().push(node);
+            }
+        }
+        Self {
+            ranks: of_constants.chain(of_inputs).collect(),
+            constants,
+            readers,
+            outputs: graph.output.iter().map(|output| output.name.as_str()).collect(),
+            opset,
+            made: Vec::with_capacity(nodes.len()),
+            plain: HashMap::new(),
+            norms: HashMap::new(),
+            has_fused: false,
+        }
+    }
+
+    /// Adds the next node of the old graph: as it is, as a Linear, or as part of one.
+    fn add(&mut self, node: &Node) {
+        self.rank(node);
+        let is_fused = if node.is("", "Gemm") {
+            self.product(node)
+        } else if node.is(PAGODA, "Glu") {
+            self.gate(node)
+        } else if node.is(MICROSOFT, "SkipSimplifiedLayerNormalization") {
+            self.residual(node)
+        } else if node.is("", "Split") {
+            self.split(node)
+        } else {
+            None
+        };
+        if is_fused.is_none() {
+            self.made.push(Some(node.proto.clone()));
+            if node.is("", "RMSNormalization") {
+                self.norm(node);
+            }
+        }
+    }
+
+    /// A product with a weight: a Linear, with the norm in front of it.
+    fn product(&mut self, node: &Node) -> Option<()> {
+        let Product { x, weight, bias, columns } = self.read_product(node)?;
+        let mut proto = NodeProto {
+            input: vec![x.clone(), weight.clone()],
+            output: node.proto.output.clone(),
+            name: node.proto.name.clone(),
+            op_type: "Linear".into(),
+            domain: PAGODA.into(),
+            ..NodeProto::default()
+        };
+        put(&mut proto.input, BIAS, bias);
+        if let Some(norm) = self.norms.get(x).filter(|norm| self.is_for(node, x, &norm.weight)) {
+            self.made[norm.at] = None;
+            proto.input[0].clone_from(&norm.x);
+            put(&mut proto.input, NORM, Some(&norm.weight));
+            proto.set(&AttributeProto::float("epsilon", norm.epsilon));
+        }
+        let output = node.output(0)?.clone();
+        self.plain.insert(output, Plain { at: self.made.len(), columns });
+        self.made.push(Some(proto));
+        self.has_fused = true;
+        Some(())
+    }
+
+    /// A Gemm as Linear computes it.
+    fn read_product<'n>(&self, node: &'n Node) -> Option<Product<'n>> {
+        let as_it_is = node.float("alpha", 1.0) == 1.0 && node.float("beta", 1.0) == 1.0;
+        if !node.is("", "Gemm") || !as_it_is || node.int("transA", 0) != 0 || node.int("transB", 0) == 0 {
+            return None;
+        }
+        let (x, weight, bias) = (node.input(0)?, node.input(1)?, node.input(2));
+        let constant = self.constants.get(weight)?;
+        let elements = [ElementType::F32, ElementType::F16, ElementType::Bf16].map(|element| element as i32);
+        let &[columns, _] = &constant.dims[..] else { return None };
+        let fits = |bias: &Constant| bias.dims == [columns] && bias.element == constant.element;
+        let has_bias = bias.is_none_or(|bias| self.constants.get(bias).is_some_and(fits));
+        (has_bias && elements.contains(&constant.element)).then_some(Product { x, weight, bias, columns })
+    }
+
+    /// Whether rows are normed by this weight for the product of one node alone.
+    fn is_for(&self, product: &Node, rows: &str, weight: &str) -> bool {
+        let Some(matrix) = self.read_product(product).and_then(|product| self.constants.get(product.weight)) else {
+            return false;
+        };
+        let fits = |norm: &Constant| norm.dims[..] == matrix.dims[1..] && norm.element == matrix.element;
+        self.is_read_once(rows) && self.constants.get(weight).is_some_and(fits)
+    }
+
+    /// An activation of gates times ups: part of the Linear that both come from.
+    fn gate(&mut self, node: &Node) -> Option<()> {
+        let x = node.input(0)?;
+        let activation = String::from_utf8(node.attribute("activation")?.s.to_vec()).ok()?;
+        let output = node.output(0)?.clone();
+        let linear = self.followed(x, |plain| plain.columns % 2 == 0)?;
+        linear.output = vec![output];
+        linear.set(&AttributeProto::text("activation", &activation));
+        Some(())
+    }
+
+    /// A cut into three: the outputs of the Linear in front.
+    fn split(&mut self, node: &Node) -> Option<()> {
+        let (x, lengths) = (node.input(0)?, self.constants.get(node.input(1)?)?);
+        let is_list = lengths.dims == [3] && lengths.element == ElementType::I64 as i32 && lengths.raw.len() == 24;
+        if !is_list || ![1, -1].contains(&node.int("axis", 0)) {
+            return None;
+        }
+        let (numbers, _) = lengths.raw.as_chunks::<8>();
+        let lengths: Vec<i64> = numbers.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        let outputs: Vec<String> = (0..3).map(|at| node.output(at).cloned()).collect::<Option<_>>()?;
+        let is_cut = |plain: &Plain| {
+            let sum = lengths.iter().try_fold(0_i64, |sum, length| sum.checked_add(*length));
+            lengths.iter().all(|length| *length > 0) && sum == Some(plain.columns)
+        };
+        let linear = self.followed(x, is_cut)?;
+        linear.output = outputs;
+        linear.set(&AttributeProto::int("width2", lengths[1]));
+        linear.set(&AttributeProto::int("width3", lengths[2]));
+        Some(())
+    }
+
+    /// A sum and the norm of it: the sum is part of the Linear that one of the two comes from, and the norm is a node of its own,
+    /// for the next product.
+    fn residual(&mut self, node: &Node) -> Option<()> {
+        let (normed, sum, weight) = (node.output(0)?, node.output(3), node.input(2)?);
+        // A bias, and statistics.
+        if node.input(3).is_some() || node.output(1).is_some() || node.output(2).is_some() {
+            return None;
+        }
+        let (hidden, added) = [(0, 1), (1, 0)].into_iter().find_map(|(hidden, added)| {
+            let (hidden, added) = (node.input(hidden)?, node.input(added)?);
+            // Rows of rank 3 may be as many sequences, to each of which all are added.
+            (self.ranks.get(hidden) == Some(&2) && self.is_plain(added)).then_some((hidden, added))
+        })?;
+        let next = self.readers.get(normed.as_str()).map_or(&[][..], Vec::as_slice);
+        let disappears = matches!(next, [one] if self.is_for(one, normed, weight));
+        if !disappears && self.opset < RMS_NORMALIZATION {
+            return None;
+        }
+        let sum = sum.cloned().unwrap_or_else(|| format!("{normed}.sum"));
+        let Plain { at, .. } = self.plain.remove(added)?;
+        let mut linear = self.made[at].take()?;
+        put(&mut linear.input, RESIDUAL, Some(hidden));
+        linear.output = vec![sum.clone()];
+        // Here, where the residual is known.
+        self.made.push(Some(linear));
+        // com.microsoft's own default.
+        let epsilon = node.float("epsilon", 1e-12);
+        let mut norm = NodeProto {
+            input: vec![sum.clone(), weight.clone()],
+            output: vec![normed.clone()],
+            name: node.proto.name.clone(),
+            op_type: "RMSNormalization".into(),
+            ..NodeProto::default()
+        };
+        norm.set(&AttributeProto::int("axis", -1));
+        norm.set(&AttributeProto::float("epsilon", epsilon));
+        let norm_at = self.made.len();
+        self.norms.insert(normed.clone(), Norm { at: norm_at, x: sum, weight: weight.clone(), epsilon });
+        self.made.push(Some(norm));
+        Some(())
+    }
+
+    /// Keeps in mind the norm that was just made.
+    fn norm(&mut self, node: &Node) {
+        let (Some(x), Some(weight), Some(output)) = (node.input(0), node.input(1), node.output(0)) else { return };
+        // Of the rows of a product, which have rank 2, and computed in f32.
+        if [1, -1].contains(&node.int("axis", -1)) && node.int("stash_type", 1) == ElementType::F32 as i64 {
+            let epsilon = node.float("epsilon", 1e-5);
+            let norm = Norm { at: self.made.len() - 1, x: x.clone(), weight: weight.clone(), epsilon };
+            self.norms.insert(output.clone(), norm);
+        }
+    }
+
+    /// The plain Linear that a value comes from, which the next node becomes part of.
+    fn followed(&mut self, name: &str, fits: impl Fn(&Plain) -> bool) -> Option<&mut NodeProto> {
+        if !self.is_plain(name) || !self.plain.get(name).is_some_and(fits) {
+            return None;
+        }
+        let Plain { at, .. } = self.plain.remove(name)?;
+        self.made[at].as_mut()
+    }
+
+    /// Whether a value comes from a plain Linear and goes to one node alone.
+    fn is_plain(&self, name: &str) -> bool {
+        self.plain.contains_key(name) && self.is_read_once(name)
+    }
+
+    fn is_read_once(&self, name: &str) -> bool {
+        !self.outputs.contains(name) && self.readers.get(name).is_some_and(|readers| readers.len() == 1)
+    }
+
+    /// Keeps in mind the rank of what a node makes, where a residual can come from it.
+    fn rank(&mut self, node: &Node) {
+        let of = |at: usize| self.ranks.get(node.input(at)?).copied();
+        let (made, at) = match (node.proto.domain.as_str(), node.proto.op_type.as_str()) {
+            ("", "Gemm") => (Some(2), 0),
+            ("", "Gather") if node.int("axis", 0) == 0 => {
+                (of(0).zip(of(1)).map(|(of, by)| (of + by).saturating_sub(1)), 0)
+            }
+            ("", "Cast" | "RMSNormalization") => (of(0), 0),
+            ("", "Mul" | "Add") => (of(0).zip(of(1)).map(|(a, b)| a.max(b)), 0),
+            // The longer of both, which is that of the sum too.
+            (MICROSOFT, "SkipSimplifiedLayerNormalization") => (of(0).zip(of(1)).map(|(a, b)| a.max(b)), 3),
+            _ => (None, 0),
+        };
+        if let Some((name, rank)) = node.output(at).zip(made) {
+            self.ranks.insert(name.clone(), rank);
+        }
+    }
+}
+
+/// The inputs of a Gemm.
+struct Product<'a> {
+    x: &'a String,
+    weight: &'a String,
+    bias: Option<&'a String>,
+    columns: i64,
+}
+
+fn rank(value: &ValueInfoProto) -> Option<usize> {
+    Some(value.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?.dim.len())
+}
+
+#[cfg(test)]
+mod tests;
