@@ -1,9 +1,11 @@
 //! Language models as `pagoda.export` makes them give transformers' logits on both providers: prompts in one run, in chunks
 //! and token by token. The exporter runs in Python (target/venv, or the host's).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
+use pagoda::folder::GenerateFolder;
 use pagoda::{ElementType, Model, ModelOptions, Provider, Tensor};
 use pagoda_test_support::Folder;
 use safetensors::SafeTensors;
@@ -73,6 +75,76 @@ pub fn other_forms(provider: Provider) {
     }
 }
 
+/// Every architecture with its dense nodes fused, as a generator has them on a Hopper GPU: the logits of the plain graph.
+pub fn fused(provider: Provider) {
+    let half = ["llama", "phi3", "qwen2", "qwen3"].map(|name| (name, &["--compute", "f16"][..], 5e-3));
+    for (name, form, most) in MODELS.into_iter().map(|name| (name, &[][..], 1e-5)).chain(half) {
+        let plain = Exported::new(name, form, provider);
+        let fused = plain.fused();
+        for prompt in plain.prompts() {
+            for chunk in [prompt.tokens.len(), 7, 1] {
+                let [expected, found] = [&plain, &fused].map(|model| model.logits(&prompt.tokens, chunk));
+                let error = error(&found, &expected);
+                assert!(error <= most, "{name} {form:?} in chunks of {chunk}: {error:e}");
+            }
+        }
+        let operators = fused.close();
+        assert!(operators.iter().all(|operator| operator != "Gemm"), "{name} {form:?}");
+        plain.close();
+    }
+}
+
+/// Products with quantised weights are other nodes, which stay; those of the same model whose rows are no whole blocks are fused.
+pub fn fused_beside_quantised(provider: Provider) {
+    for weights in ["int8", "int4"] {
+        let plain = Exported::new("llama", &["--weights", weights], provider);
+        let fused = plain.fused();
+        let prompt = plain.prompts().remove(0);
+        let [expected, found] = [&plain, &fused].map(|model| model.logits(&prompt.tokens, 7));
+        // MatMulNBits rounds its inputs to 8 bits.
+        let error = error(&found, &expected);
+        assert!(error <= 2e-2, "{weights}: {error:e}");
+        let [before, after] = [plain.close(), fused.close()].map(|operators| {
+            let count = |name| operators.iter().filter(|operator| *operator == name).count();
+            ["MatMulNBits", "Linear"].map(count)
+        });
+        assert!(before[0] > 0 && before[0] == after[0] && before[1] == 0 && after[1] > 0, "{before:?} {after:?}");
+    }
+}
+
+/// What is left of the nodes of a Llama and of a Gemma, which norms the outputs of its layers too.
+pub fn fused_nodes(provider: Provider) {
+    // For each layer, and for the whole: embedding and head.
+    let llama = [("Linear", 4, 1), ("PagedAttention", 1, 0), ("Reshape", 4, 0), ("Gather", 0, 3)];
+    // Norms of queries, of keys, and behind both halves of a layer; sums with these, and norms of the sums.
+    let gemma = [
+        ("Linear", 4, 1),
+        ("PagedAttention", 1, 0),
+        ("Reshape", 4, 0),
+        ("RMSNormalization", 4, 0),
+        ("SkipSimplifiedLayerNormalization", 2, 0),
+        ("Gather", 0, 3),
+        ("Mul", 0, 1),
+    ];
+    for (name, layers, expected) in [("llama", 2, &llama[..]), ("gemma3", 4, &gemma[..])] {
+        let model = Exported::new(name, &[], provider).fused();
+        let prompt = model.prompts().remove(0);
+        model.logits(&prompt.tokens, prompt.tokens.len());
+        let mut nodes: Vec<(String, usize)> = Vec::new();
+        for operator in model.close() {
+            match nodes.iter_mut().find(|(known, _)| *known == operator) {
+                Some((_, count)) => *count += 1,
+                None => nodes.push((operator, 1)),
+            }
+        }
+        nodes.sort();
+        let mut expected: Vec<(String, usize)> =
+            expected.iter().map(|&(operator, each, whole)| (operator.into(), each * layers + whole)).collect();
+        expected.sort();
+        assert_eq!(nodes, expected, "{name}");
+    }
+}
+
 struct Prompt {
     tokens: Vec<i32>,
     logits: Vec<f32>,
@@ -82,7 +154,8 @@ struct Prompt {
 struct Exported {
     name: &'static str,
     model: Model,
-    folder: Folder,
+    profile: PathBuf,
+    folder: Arc<Folder>,
 }
 
 const PAGES: i64 = 4;
@@ -99,11 +172,24 @@ impl Exported {
         command.env("PYTHONPATH", "bindings/python").args(["-m", "pagoda.export", &source]).arg(&out).args(form);
         let done = command.output().expect("Python runs");
         assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
-        let profile_path = Some(folder.path().join("profile.json"));
+        Self::open(name, &out.join("model.onnx"), Arc::new(folder), provider)
+    }
+
+    fn open(name: &'static str, file: &Path, folder: Arc<Folder>, provider: Provider) -> Self {
+        let profile = file.with_extension("profile.json");
+        let profile_path = Some(profile.clone());
         let options = ModelOptions { provider, intra_op_threads: 1, profile_path, ..ModelOptions::default() };
-        let model = Model::open(out.join("model.onnx"), &options).unwrap();
+        let model = Model::open(file, &options).unwrap();
         assert_eq!(model.provider(), provider);
-        Self { name, model, folder }
+        Self { name, model, profile, folder }
+    }
+
+    /// The same model with its dense nodes fused.
+    fn fused(&self) -> Self {
+        let out = self.folder.path().join("model");
+        let file = out.join("fused.onnx");
+        std::fs::write(&file, GenerateFolder::open(&out).unwrap().fused_graph().unwrap()).unwrap();
+        Self::open(self.name, &file, Arc::clone(&self.folder), self.model.provider())
     }
 
     fn prompts(&self) -> Vec<Prompt> {
@@ -127,15 +213,16 @@ impl Exported {
         (0..2).map(prompt).collect()
     }
 
-    /// Closes the model, and checks that each of its nodes ran on its provider.
-    fn close(self) {
+    /// Closes the model, and checks that each of its nodes ran on its provider. The operators of all nodes, run by run.
+    fn close(self) -> Vec<String> {
         let provider = self.model.provider();
         drop(self.model);
-        let ran = placement::nodes(&self.folder.path().join("profile.json"));
+        let ran = placement::nodes(&self.profile);
         assert!(!ran.is_empty());
-        for (operator, at) in ran {
+        for (operator, at) in &ran {
             assert!(at == placement::name(provider), "{}: {operator} ran on {at}", self.name);
         }
+        ran.into_iter().map(|(operator, _)| operator).collect()
     }
 
     /// The logits of all tokens, which come in chunks, on pages in no order.

@@ -91,3 +91,19 @@ on_both! {
     histories_that_come_back: crate::moving::come_back;
     histories_that_leave_while_others_run: crate::moving::racing;
 }
+
+/// f32 on the CPU: rounding is next to nothing there.
+#[test]
+fn fused_language_models_of_every_architecture() {
+    language_models::fused(pagoda::Provider::Cpu);
+}
+
+#[test]
+fn fused_language_models_with_quantised_weights() {
+    language_models::fused_beside_quantised(pagoda::Provider::Cpu);
+}
+
+#[test]
+fn nodes_of_fused_language_models() {
+    language_models::fused_nodes(pagoda::Provider::Cpu);
+}
