@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use prost::Message;
 use prost::bytes::Bytes;
 
-use super::graph::{AttributeProto, GRAPH, GRAPHS, GraphProto, ModelProto, NodeProto, ValueInfoProto, put};
+use super::graph::{AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, put};
 use super::onnx::TensorProto;
 use crate::tensor::ElementType;
 
@@ -23,6 +23,22 @@ const NORM: usize = 4;
 
 /// The first version of ONNX's operators that has RMSNormalization.
 const RMS_NORMALIZATION: i64 = 23;
+
+/// `AttributeProto.type`: a real number, an integer, a graph, and several graphs.
+const FLOAT: i32 = 1;
+const INT: i32 = 2;
+const GRAPH: i32 = 5;
+const GRAPHS: i32 = 10;
+
+impl AttributeProto {
+    fn float(name: &str, value: f32) -> Self {
+        Self { name: name.into(), f: Some(value), r#type: FLOAT, ..Self::default() }
+    }
+
+    fn int(name: &str, value: i64) -> Self {
+        Self { name: name.into(), i: Some(value), r#type: INT, ..Self::default() }
+    }
+}
 
 /// The graph with its dense nodes fused. One in which nothing matches is returned as it is.
 pub(super) fn fused(bytes: &[u8]) -> Result<Vec<u8>, String> {

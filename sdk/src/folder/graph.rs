@@ -51,22 +51,10 @@ pub(super) fn replace(
     Ok(())
 }
 
-/// `AttributeProto.type`: a real number, an integer, a text, a graph, and several graphs.
-const FLOAT: i32 = 1;
-const INT: i32 = 2;
+/// `AttributeProto.type`: a text.
 const STRING: i32 = 3;
-pub(super) const GRAPH: i32 = 5;
-pub(super) const GRAPHS: i32 = 10;
 
 impl AttributeProto {
-    pub(super) fn float(name: &str, value: f32) -> Self {
-        Self { name: name.into(), f: Some(value), r#type: FLOAT, ..Self::default() }
-    }
-
-    pub(super) fn int(name: &str, value: i64) -> Self {
-        Self { name: name.into(), i: Some(value), r#type: INT, ..Self::default() }
-    }
-
     pub(super) fn text(name: &str, value: &str) -> Self {
         Self { name: name.into(), s: value.as_bytes().to_vec().into(), r#type: STRING, ..Self::default() }
     }
