@@ -88,19 +88,10 @@ on_both! {
     scores_of_the_engine: crate::engine::scores;
     language_models_of_every_architecture: crate::language_models::every_architecture;
     language_models_in_other_forms: crate::language_models::other_forms;
+    fused_language_models_of_every_architecture: crate::language_models::fused;
+    fused_language_models_with_quantised_weights: crate::language_models::fused_beside_quantised;
     histories_that_come_back: crate::moving::come_back;
     histories_that_leave_while_others_run: crate::moving::racing;
-}
-
-/// f32 on the CPU: rounding is next to nothing there.
-#[test]
-fn fused_language_models_of_every_architecture() {
-    language_models::fused(pagoda::Provider::Cpu);
-}
-
-#[test]
-fn fused_language_models_with_quantised_weights() {
-    language_models::fused_beside_quantised(pagoda::Provider::Cpu);
 }
 
 #[test]
