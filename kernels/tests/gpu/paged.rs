@@ -128,7 +128,7 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
             window: case.window,
             softcap: case.softcap,
             // Nothing writes them: it makes no difference but in time.
-            settled_indices: case.cached_len.len() % 2 == 0,
+            settled_indices: case.cached_len.len().is_multiple_of(2),
             scratch: (self.scratch_bytes > 0)
                 .then(|| Scratch { address: self.scratch.inside(), bytes: self.scratch_bytes }),
         }
