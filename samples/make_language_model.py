@@ -1,13 +1,16 @@
-"""Writes a language model with made-up weights, for benchmarks: python make_language_model.py OUT main | draft | 8b
+"""Writes a language model with made-up weights, for benchmarks: python make_language_model.py OUT main | draft | 8b | 8b-int4
 
 `main` and `draft` are a pair whose acceptance is known. Both are bigrams: each layer is computed, and adds nothing, so the
 likeliest next token depends on the last one alone. After `main` the 256 tokens follow each other in a circle; `draft` knows four
-fifths of it. `8b` has the shape of Llama 3 8B, in bf16, with random weights: times do not depend on them.
+fifths of it. `8b` has the shape of Llama 3 8B, in bf16, with random weights: times do not depend on them. `8b-int4` has them in
+blocks of 4 bits.
 """
 
 import json
+import re
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,10 @@ from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bindings/python"))
 
-from pagoda.export.llm import export  # noqa: E402
+from pagoda.export import llm, model  # noqa: E402
 
 BYTES = 256
+FIRST = "model.layers.0."
 RIGHT = 0.8
 SHAPES = {
     "main": {"hidden_size": 768, "layers": 8, "heads": 12, "kv_heads": 4, "mlp": 2048, "vocab": BYTES, "context": 2048},
@@ -82,17 +86,15 @@ def layer(shape, random, dtype):
 
 
 def weights(kind):
+    """The tensors of a checkpoint whose layers are all the first one."""
     shape = SHAPES[kind]
     dtype = bfloat16 if kind == "8b" else np.float32
     random = np.random.default_rng(7)
-    # All layers are the same: to draw them takes longer than to write them.
     of_layer = layer(shape, random, dtype)
     if kind != "8b":
         for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
             of_layer[name][:] = 0
-    made = {
-        f"model.layers.{index}.{name}": value for index in range(shape["layers"]) for name, value in of_layer.items()
-    }
+    made = {f"{FIRST}{name}": value for name, value in of_layer.items()}
     rows = random.standard_normal((shape["vocab"], shape["hidden_size"]), np.float32)
     made["model.embed_tokens.weight"] = rows.astype(dtype)
     made["model.norm.weight"] = np.ones(shape["hidden_size"], dtype)
@@ -114,14 +116,37 @@ def head(rows, kind):
     return head
 
 
+class SameLayers(model.Initializers):
+    """Weights of the graph. Those of all layers are the same bytes of the file, and tensors of their own once the model is open."""
+
+    def stream(self, name, dtype, shape, parts):
+        first = re.sub(r"\blayers\.\d+\.", "layers.0.", name)
+        if first in self.tensors:
+            self.alias(name, first, shape)
+        else:
+            super().stream(name, dtype, shape, parts)
+
+
+def with_all_layers(checkpoint, count):
+    tensors = dict(checkpoint.tensors)
+    for name, tensor in checkpoint.tensors.items():
+        if name.startswith(FIRST):
+            tensors |= {name.replace(FIRST, f"model.layers.{index}."): tensor for index in range(1, count)}
+    return replace(checkpoint, tensors=tensors)
+
+
 def main():
     out, kind = Path(sys.argv[1]), sys.argv[2]
+    kind, _, stored = kind.partition("-")
+    model.Initializers = SameLayers
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         folder = Path(folder)
         (folder / "config.json").write_text(json.dumps(config(SHAPES[kind])))
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
         save_file(weights(kind), folder / "model.safetensors")
-        export(folder, out, force=True, compute="bf16" if kind == "8b" else "f32")
+        checkpoint = with_all_layers(llm.read(folder), SHAPES[kind]["layers"])
+        compute = "bf16" if kind == "8b" else "f32"
+        llm.folder.write(checkpoint, out, force=True, compute=compute, weights=stored or "native")
 
 
 main()
