@@ -195,7 +195,7 @@ impl Exported {
     fn fused(&self) -> Self {
         let out = self.folder.path().join("model");
         let file = out.join("fused.onnx");
-        std::fs::write(&file, GenerateFolder::open(&out).unwrap().fused_graph().unwrap()).unwrap();
+        std::fs::write(&file, GenerateFolder::open(&out).unwrap().fused_graph().unwrap().unwrap()).unwrap();
         Self::open(self.name, &file, Arc::clone(&self.folder), self.model.provider())
     }
 

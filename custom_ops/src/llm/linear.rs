@@ -107,8 +107,9 @@ impl<T: OnnxElement> Launch for Linear<T> {
         let bytes = call.scratch_bytes(gpu);
         let scratch = context.scratch(bytes)?;
         if scratch.is_none() && bytes > 0 {
-            let message =
-                format!("Linear needs {bytes} bytes of the GPU's memory beside its tensors, which are not free");
+            let message = format!(
+                "Linear needs {bytes} bytes of the GPU's memory beside its tensors, which are not free: give the pages less of it, or a step fewer tokens"
+            );
             return Err(OpError::failed(message));
         }
         // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
@@ -150,7 +151,10 @@ impl Attributes {
         {
             let found = info.int(width)?.unwrap_or(0);
             cut[place] = usize::try_from(found).ok().filter(|width| *width <= i32::MAX as usize).ok_or_else(|| {
-                OpError::invalid(format!("{attribute}: this attribute is {found}, expected a number of columns"))
+                let most = i32::MAX;
+                let message =
+                    format!("{attribute}: this attribute is {found}, expected a number of columns from 0 to {most}");
+                OpError::invalid(message)
             })?;
             if found > 0 && activation.is_some() {
                 let message = format!("{attribute}: this attribute is {found}, expected 0 beside an activation");

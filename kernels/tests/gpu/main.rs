@@ -82,6 +82,7 @@ const PARTS: &[Part] = &[
     ("projection", projection::random),
     ("projection-same-bits", projection::same_bits),
     ("projection-streams", projection::streams),
+    ("projection-empty", projection::empty),
     ("projection-captured", projection::captured),
     ("sampling", sampling::random),
     ("sampling-draws", sampling::draws),

@@ -26,7 +26,7 @@ struct Asked {
     behind: [usize; 2],
 }
 
-const ASKED: [Asked; 8] = {
+const ASKED: [Asked; 9] = {
     let none = Asked { bias: false, residual: false, norm: false, gate: None, behind: [0, 0] };
     [
         none,
@@ -37,6 +37,8 @@ const ASKED: [Asked; 8] = {
         Asked { bias: true, gate: Some(GluActivation::Gelu), ..none },
         Asked { residual: true, gate: Some(GluActivation::GeluTanh), ..none },
         Asked { residual: true, norm: true, ..none },
+        // The bias of a later output is aligned to an element alone.
+        Asked { bias: true, behind: [37, 9], ..none },
     ]
 };
 
@@ -167,7 +169,11 @@ impl OnDevice {
     }
 
     fn launch(&self, context: &Context, stream: &Arc<CudaStream>) {
-        let scratch = self.scratch.address.next_multiple_of(256) as CUdeviceptr;
+        self.launch_in(&self.scratch, context, stream);
+    }
+
+    fn launch_in(&self, scratch: &Tensor, context: &Context, stream: &Arc<CudaStream>) {
+        let scratch = scratch.address.next_multiple_of(256) as CUdeviceptr;
         // SAFETY: all are as long as the call says, and live until the stream was waited for.
         unsafe { context.gpu.projection(&self.call, scratch, stream.cu_stream()) }.unwrap();
     }
@@ -258,18 +264,38 @@ pub fn same_bits(context: &Context) {
     }
 }
 
-/// Calls one behind the other on each of several streams, as layers follow layers, while the others do the same.
+/// Calls one behind the other on each of several streams, as layers follow layers, while the others do the same. Those of a stream
+/// are two by turns in the same scratch memory, so that what one has left there is wrong for the other.
 pub fn streams(context: &Context) {
-    let streams = [0; 4].map(|_| context.gpu.context().new_stream().unwrap());
-    let hosts: Vec<_> =
-        (0..4).map(|seed| Host::<bf16>::new(seed, 3 + 9 * seed as usize, 9000, 384, ASKED[1])).collect();
-    let calls: Vec<_> = hosts.iter().zip(&streams).map(|(host, stream)| OnDevice::new(context, stream, host)).collect();
+    let pairs = [3, 12, 21, 30].map(|rows| {
+        let stream = context.gpu.context().new_stream().unwrap();
+        let hosts = [1, 2].map(|seed| Host::<bf16>::new(seed + rows as u64, rows, 9000, 384, ASKED[1]));
+        let calls = hosts.each_ref().map(|host| OnDevice::new(context, &stream, host));
+        (stream, hosts, calls)
+    });
     for _ in 0..300 {
-        calls.iter().zip(&streams).for_each(|(call, stream)| call.launch(context, stream));
+        for (stream, _, calls) in &pairs {
+            calls.iter().for_each(|call| call.launch_in(&calls[0].scratch, context, stream));
+        }
     }
-    for ((host, call), stream) in hosts.iter().zip(&calls).zip(&streams) {
-        let off = off(&call.read::<bf16>(stream), &host.expected());
-        assert!(off <= 1e-2, "{} rows: {off}", host.rows);
+    for (stream, hosts, calls) in &pairs {
+        for (host, call) in hosts.iter().zip(calls) {
+            let off = off(&call.read::<bf16>(stream), &host.expected());
+            assert!(off <= 1e-2, "{} rows: {off}", host.rows);
+        }
+    }
+}
+
+/// Products of no columns are refused, and calls without an output do nothing.
+pub fn empty(context: &Context) {
+    let stream = context.gpu.context().new_stream().unwrap();
+    for (rows, inner, width) in [(3, 0, 32), (40, 0, 32), (0, 64, 32), (40, 64, 0), (0, 0, 0)] {
+        let on_device = OnDevice::new(context, &stream, &Host::<bf16>::new(1, rows, inner, width, ASKED[1]));
+        let scratch = on_device.scratch.address.next_multiple_of(256) as CUdeviceptr;
+        // SAFETY: as for `launch`.
+        let done = unsafe { context.gpu.projection(&on_device.call, scratch, stream.cu_stream()) };
+        assert_eq!(done.is_err(), rows > 0 && width > 0, "{rows} rows K={inner} N={width}");
+        on_device.read::<bf16>(&stream);
     }
 }
 

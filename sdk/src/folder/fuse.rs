@@ -1,5 +1,6 @@
 //! The dense nodes of a decoder, fused: products become `ai.pagoda.Linear` together with the norms in front of them, and with
-//! the gates, the residuals and the splits behind them. On a Hopper GPU each such node is one kernel.
+//! the gates, the residuals and the splits behind them. On a Hopper GPU such a node is one kernel for up to 32 rows, and one more
+//! where it begins with a norm.
 //!
 //! The graph is rewritten in memory when a model is opened, node by node and in their order. What does not match stays as it
 //! is, and what a graph computes changes by rounding alone.
@@ -21,6 +22,9 @@ const BIAS: usize = 2;
 const RESIDUAL: usize = 3;
 const NORM: usize = 4;
 
+/// How a sum is called that had no name: no exporter calls a value so.
+const SUM_OF: &str = "ai.pagoda.Linear.sum_of.";
+
 /// The first version of ONNX's operators that has RMSNormalization.
 const RMS_NORMALIZATION: i64 = 23;
 
@@ -40,23 +44,23 @@ impl AttributeProto {
     }
 }
 
-/// The graph with its dense nodes fused. One in which nothing matches is returned as it is.
-pub(super) fn fused(bytes: &[u8]) -> Result<Vec<u8>, String> {
-    let mut model = ModelProto::decode(bytes).map_err(|error| format!("not an ONNX model: {error}"))?;
+/// The graph with the dense nodes of an element type fused; `None` if nothing matches.
+pub(super) fn fused(bytes: &Bytes, element: ElementType) -> Result<Option<Vec<u8>>, String> {
+    let mut model = ModelProto::decode(bytes.clone()).map_err(|error| format!("not an ONNX model: {error}"))?;
     let mut graph = GraphProto::decode(model.graph.clone()).map_err(|error| format!("its graph: {error}"))?;
     let nodes = graph.node.iter().map(|node| Node::read(node.clone())).collect::<Result<Vec<_>, _>>()?;
     // What graphs inside of a node read is not in the list of its inputs.
     if nodes.iter().any(|node| node.attributes.iter().any(|it| [GRAPH, GRAPHS].contains(&it.r#type))) {
-        return Ok(bytes.to_vec());
+        return Ok(None);
     }
     let opsets: Vec<_> = model.opset_import.iter().filter_map(|opset| OpsetProto::decode(opset.clone()).ok()).collect();
     let version = |domain: &str| opsets.iter().find(|opset| opset.domain == domain).map(|opset| opset.version);
-    let mut fusion = Fusion::new(&graph, &nodes, version("").unwrap_or_default());
+    let mut fusion = Fusion::new(&graph, &nodes, element, version("").unwrap_or_default());
     for node in &nodes {
         fusion.add(node);
     }
     if !fusion.has_fused {
-        return Ok(bytes.to_vec());
+        return Ok(None);
     }
     let made: Vec<NodeProto> = fusion.made.into_iter().flatten().collect();
     // An initializer that nothing reads any more would be a warning of ONNX Runtime.
@@ -74,7 +78,7 @@ pub(super) fn fused(bytes: &[u8]) -> Result<Vec<u8>, String> {
         model.opset_import.push(OpsetProto { domain: PAGODA.into(), version: 1 }.encode_to_vec().into());
     }
     model.graph = graph.encode_to_vec().into();
-    Ok(model.encode_to_vec())
+    Ok(Some(model.encode_to_vec()))
 }
 
 #[derive(Message)]
@@ -135,6 +139,13 @@ struct Constant {
     raw: Bytes,
 }
 
+/// A value, as far as this module has to know it.
+#[derive(Clone, Copy)]
+struct Known {
+    rank: usize,
+    element: i32,
+}
+
 /// A Linear that has nothing behind its product yet.
 struct Plain {
     /// Its place among the nodes that were made.
@@ -157,9 +168,10 @@ struct Fusion<'a> {
     /// The nodes that read a value.
     readers: HashMap<&'a str, Vec<&'a Node>>,
     outputs: HashSet<&'a str>,
+    /// Of products that are fused.
+    element: i32,
     opset: i64,
-    /// The ranks of values, as far as this module has to know them.
-    ranks: HashMap<String, usize>,
+    known: HashMap<String, Known>,
     /// The nodes of the new graph; those that became part of a later one are gone.
     made: Vec<Option<NodeProto>>,
     /// By their outputs.
@@ -169,7 +181,7 @@ struct Fusion<'a> {
 }
 
 impl<'a> Fusion<'a> {
-    fn new(graph: &'a GraphProto, nodes: &'a [Node], opset: i64) -> Self {
+    fn new(graph: &'a GraphProto, nodes: &'a [Node], element: ElementType, opset: i64) -> Self {
         let inputs: HashSet<&str> = graph.input.iter().map(|input| input.name.as_str()).collect();
         let tensors = graph.initializer.iter().filter_map(|tensor| TensorProto::decode(tensor.clone()).ok());
         let constants: HashMap<String, Constant> = tensors
@@ -178,8 +190,10 @@ impl<'a> Fusion<'a> {
                 (name, Constant { dims, element: data_type, raw: raw_data })
             })
             .collect();
-        let of_constants = constants.iter().map(|(name, constant)| (name.clone(), constant.dims.len()));
-        let of_inputs = graph.input.iter().filter_map(|input| Some((input.name.clone(), rank(input)?)));
+        let of_constants = constants.iter().map(|(name, Constant { dims, element, .. })| {
+            (name.clone(), Known { rank: dims.len(), element: *element })
+        });
+        let of_inputs = graph.input.iter().filter_map(|input| Some((input.name.clone(), known(input)?)));
         let mut readers: HashMap<&str, Vec<&Node>> = HashMap::new();
         for node in nodes {
             for name in &node.proto.input {
@@ -187,10 +201,11 @@ impl<'a> Fusion<'a> {
             }
         }
         Self {
-            ranks: of_constants.chain(of_inputs).collect(),
+            known: of_constants.chain(of_inputs).collect(),
             constants,
             readers,
             outputs: graph.output.iter().map(|output| output.name.as_str()).collect(),
+            element: element as i32,
             opset,
             made: Vec::with_capacity(nodes.len()),
             plain: HashMap::new(),
@@ -201,7 +216,7 @@ impl<'a> Fusion<'a> {
 
     /// Adds the next node of the old graph: as it is, as a Linear, or as part of one.
     fn add(&mut self, node: &Node) {
-        self.rank(node);
+        self.know(node);
         let is_fused = if node.is("", "Gemm") {
             self.product(node)
         } else if node.is(PAGODA, "Glu") {
@@ -254,11 +269,10 @@ impl<'a> Fusion<'a> {
         }
         let (x, weight, bias) = (node.input(0)?, node.input(1)?, node.input(2));
         let constant = self.constants.get(weight)?;
-        let elements = [ElementType::F32, ElementType::F16, ElementType::Bf16].map(|element| element as i32);
         let &[columns, _] = &constant.dims[..] else { return None };
         let fits = |bias: &Constant| bias.dims == [columns] && bias.element == constant.element;
         let has_bias = bias.is_none_or(|bias| self.constants.get(bias).is_some_and(fits));
-        (has_bias && elements.contains(&constant.element)).then_some(Product { x, weight, bias, columns })
+        (has_bias && constant.element == self.element).then_some(Product { x, weight, bias, columns })
     }
 
     /// Whether rows are normed by this weight for the product of one node alone.
@@ -313,14 +327,15 @@ impl<'a> Fusion<'a> {
         let (hidden, added) = [(0, 1), (1, 0)].into_iter().find_map(|(hidden, added)| {
             let (hidden, added) = (node.input(hidden)?, node.input(added)?);
             // Rows of rank 3 may be as many sequences, to each of which all are added.
-            (self.ranks.get(hidden) == Some(&2) && self.is_plain(added)).then_some((hidden, added))
+            let is_rows = self.known.get(hidden).is_some_and(|hidden| hidden.rank == 2);
+            (is_rows && self.is_plain(added)).then_some((hidden, added))
         })?;
         let next = self.readers.get(normed.as_str()).map_or(&[][..], Vec::as_slice);
         let disappears = matches!(next, [one] if self.is_for(one, normed, weight));
         if !disappears && self.opset < RMS_NORMALIZATION {
             return None;
         }
-        let sum = sum.cloned().unwrap_or_else(|| format!("{normed}.sum"));
+        let sum = sum.cloned().unwrap_or_else(|| format!("{SUM_OF}{normed}"));
         let Plain { at, .. } = self.plain.remove(added)?;
         let mut linear = self.made[at].take()?;
         put(&mut linear.input, RESIDUAL, Some(hidden));
@@ -347,8 +362,10 @@ impl<'a> Fusion<'a> {
     /// Keeps in mind the norm that was just made.
     fn norm(&mut self, node: &Node) {
         let (Some(x), Some(weight), Some(output)) = (node.input(0), node.input(1), node.output(0)) else { return };
+        // The operator of ONNX may have rows of another type than its weight, whose type its output has.
+        let has_type = self.known.get(x).is_some_and(|x| x.element == self.element);
         // Of the rows of a product, which have rank 2, and computed in f32.
-        if [1, -1].contains(&node.int("axis", -1)) && node.int("stash_type", 1) == ElementType::F32 as i64 {
+        if has_type && [1, -1].contains(&node.int("axis", -1)) && node.int("stash_type", 1) == ElementType::F32 as i64 {
             let epsilon = node.float("epsilon", 1e-5);
             let norm = Norm { at: self.made.len() - 1, x: x.clone(), weight: weight.clone(), epsilon };
             self.norms.insert(output.clone(), norm);
@@ -373,22 +390,26 @@ impl<'a> Fusion<'a> {
         !self.outputs.contains(name) && self.readers.get(name).is_some_and(|readers| readers.len() == 1)
     }
 
-    /// Keeps in mind the rank of what a node makes, where a residual can come from it.
-    fn rank(&mut self, node: &Node) {
-        let of = |at: usize| self.ranks.get(node.input(at)?).copied();
+    /// Keeps in mind rank and type of what a node makes, where a residual or the rows of a norm can come from it.
+    fn know(&mut self, node: &Node) {
+        let of = |at: usize| self.known.get(node.input(at)?).copied();
+        let both = || of(0).zip(of(1));
         let (made, at) = match (node.proto.domain.as_str(), node.proto.op_type.as_str()) {
-            ("", "Gemm") => (Some(2), 0),
+            ("", "Gemm") => (of(1).map(|weight| Known { rank: 2, ..weight }), 0),
             ("", "Gather") if node.int("axis", 0) == 0 => {
-                (of(0).zip(of(1)).map(|(of, by)| (of + by).saturating_sub(1)), 0)
+                (both().map(|(of, by)| Known { rank: (of.rank + by.rank).saturating_sub(1), ..of }), 0)
             }
-            ("", "Cast" | "RMSNormalization") => (of(0), 0),
-            ("", "Mul" | "Add") => (of(0).zip(of(1)).map(|(a, b)| a.max(b)), 0),
+            ("", "Cast") => (of(0).map(|x| Known { element: node.int("to", 0) as i32, ..x }), 0),
+            ("", "RMSNormalization") => (both().map(|(x, weight)| Known { element: weight.element, ..x }), 0),
+            ("", "Mul" | "Add") => (both().map(|(a, b)| Known { rank: a.rank.max(b.rank), ..a }), 0),
             // The longer of both, which is that of the sum too.
-            (MICROSOFT, "SkipSimplifiedLayerNormalization") => (of(0).zip(of(1)).map(|(a, b)| a.max(b)), 3),
+            (MICROSOFT, "SkipSimplifiedLayerNormalization") => {
+                (both().map(|(a, b)| Known { rank: a.rank.max(b.rank), ..a }), 3)
+            }
             _ => (None, 0),
         };
-        if let Some((name, rank)) = node.output(at).zip(made) {
-            self.ranks.insert(name.clone(), rank);
+        if let Some((name, made)) = node.output(at).zip(made) {
+            self.known.insert(name.clone(), made);
         }
     }
 }
@@ -401,8 +422,9 @@ struct Product<'a> {
     columns: i64,
 }
 
-fn rank(value: &ValueInfoProto) -> Option<usize> {
-    Some(value.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?.dim.len())
+fn known(value: &ValueInfoProto) -> Option<Known> {
+    let tensor = value.r#type.as_ref()?.tensor_type.as_ref()?;
+    Some(Known { rank: tensor.shape.as_ref()?.dim.len(), element: tensor.elem_type })
 }
 
 #[cfg(test)]

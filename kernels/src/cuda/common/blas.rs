@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::LazyLock;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
@@ -21,6 +22,10 @@ pub const WORKSPACE: usize = 32 << 20;
 
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: i32 = 1;
+
+/// Whether the library is found. To look for it opens it anew, under a dozen names.
+// SAFETY: only tries to load the library.
+static IS_THERE: LazyLock<bool> = LazyLock::new(|| unsafe { sys::is_culib_present() });
 
 /// Algorithms that are remembered. Row counts vary from call to call, so there is no bound by the model.
 const MOST_KNOWN: usize = 1 << 14;
@@ -74,14 +79,17 @@ impl Blas {
     /// Addresses are of the device, of tensors as long as the call says, that live until the stream has done this; nothing else
     /// writes them meanwhile, and y is apart from the others.
     pub unsafe fn multiply(&self, call: &BlasProduct, stream: CUstream) -> Result<(), CudaError> {
-        // SAFETY: only tries to load the library.
-        if !unsafe { sys::is_culib_present() } {
+        if !*IS_THERE {
             return Err(CudaError::Unsupported(
                 "libcublasLt.so.13 is not found: install cuBLAS of CUDA 13, or add its folder to LD_LIBRARY_PATH"
                     .into(),
             ));
         }
-        let asked = |error: CublasError| CudaError::Unsupported(format!("{call:?}: cuBLASLt says {:?}", error.0));
+        let asked = |error: CublasError| {
+            let BlasProduct { element, rows, inner, width, .. } = call;
+            let sizes = format!("{rows} rows of {inner} {} with a weight of {width} rows", element.name());
+            CudaError::Unsupported(format!("the product of {sizes}: cuBLASLt says {:?}", error.0))
+        };
         let plan = Plan::new(call).map_err(asked)?;
         let (handle, algorithm) = self.algorithm(call, &plan).map_err(asked)?;
         let (one, add) = (1.0_f32, if call.residual.is_some() { 1.0_f32 } else { 0.0 });
@@ -134,10 +142,11 @@ fn workspace_bytes(call: &BlasProduct) -> usize {
     if call.workspace == 0 { 0 } else { WORKSPACE }
 }
 
-/// Of the weight, x, what is added, and y: the largest power of two, up to what cuBLASLt asks about.
+/// Of the weight, x, what is added, and y with the bias: the largest power of two, up to what cuBLASLt asks about. It does not ask
+/// about the bias, which it reads as it writes y.
 fn alignments(call: &BlasProduct) -> [u32; 4] {
     let of = |address: CUdeviceptr| 1 << address.trailing_zeros().min(8);
-    [of(call.weight), of(call.x), of(call.residual.unwrap_or(call.y)), of(call.y)]
+    [of(call.weight), of(call.x), of(call.residual.unwrap_or(call.y)), of(call.y | call.bias.unwrap_or(0))]
 }
 
 /// The descriptions of a call. cuBLAS counts by columns: its matrices are ours transposed.

@@ -12,7 +12,7 @@ use crate::cuda::common::gpu::Gpu;
 use crate::cuda::common::tensor_map::{describe_matrix, describe_strided};
 use crate::cuda::hstu::raw::{GemmMaps, Product, Taken};
 
-/// Rows from which on it is faster than cuBLASLt and `Glu` behind it, on an H200 (sdk/docs/benchmarks.md).
+/// Rows from which on it is taken, as was found on an H200: with fewer there are too few tiles for its multiprocessors.
 pub const LEAST_ROWS: usize = 1024;
 /// Rows up to which the first tile is faster; above, the one that reads less from L2.
 const WIDE_ROWS: usize = 4096;

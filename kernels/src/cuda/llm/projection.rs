@@ -65,7 +65,32 @@ pub struct Projection {
 impl Projection {
     /// Bytes of scratch memory for [`Gpu::projection`].
     pub fn scratch_bytes(&self, gpu: &Gpu) -> usize {
-        self.normed_bytes() + if self.is_few(gpu) { self.parts_bytes(gpu) } else { self.product_bytes() + WORKSPACE }
+        if self.rows == 0 || self.width == 0 {
+            return 0;
+        }
+        let product = if self.is_few(gpu) {
+            self.parts_bytes(gpu)
+        } else if self.gated_product().is_some_and(|product| product.pays(gpu)) {
+            0
+        } else {
+            self.product_bytes() + WORKSPACE
+        };
+        self.normed_bytes() + product
+    }
+
+    /// The call with the normed rows, which are in scratch memory, in the place of its own.
+    fn normed(&self, scratch: CUdeviceptr) -> Self {
+        if self.norm.is_some() { Self { norm: None, x: scratch, ..*self } } else { *self }
+    }
+
+    /// The call as one product with SwiGLU, if it is no more than that. Rows that are normed first are in scratch memory, which is
+    /// aligned as it has to be.
+    fn gated_product(&self) -> Option<GatedProduct> {
+        let is_plain = self.bias.is_none() && self.residual.is_none() && self.gate == Some(GluActivation::Silu);
+        let Self { element, rows, inner, weight, constant, .. } = *self;
+        let (y, width) = self.outputs[0];
+        let x = if self.norm.is_some() { 0 } else { self.x };
+        is_plain.then_some(GatedProduct { element, rows, inner, width, x, weight, y, constant })
     }
 
     fn normed_bytes(&self) -> usize {
@@ -137,11 +162,14 @@ impl Gpu {
         if rows == 0 || width == 0 {
             return Ok(());
         }
+        if inner == 0 {
+            let message = "Linear: K is 0, and products on a GPU have at least one column: run this model on the CPU";
+            return Err(CudaError::Unsupported(message.into()));
+        }
         self.bind()?;
         let few = call.is_few(self);
-        let mut product = Projection { norm: None, ..*call };
+        let product = call.normed(scratch);
         if let Some((weight, epsilon)) = call.norm {
-            product.x = scratch;
             // SAFETY: the caller's.
             unsafe { self.rms_norm(call, weight, epsilon, scratch, stream) }?;
         }
@@ -154,7 +182,8 @@ impl Gpu {
                 Some(ready) => self.few_rows(&product, behind, ready.address, stream),
                 None if few => Err(CudaError::Unsupported(
                     "Linear needs counters, and this stream has none: run on a stream of its own, not on the default stream of \
-                     each thread"
+                     each thread; a CUDA graph that is captured gets them from a reserve, which the next launch outside of a \
+                     graph fills"
                         .into(),
                 )),
                 None => self.many_rows(&product, behind, stream),
@@ -222,13 +251,11 @@ impl Gpu {
     }
 
     unsafe fn many_rows(&self, call: &Projection, scratch: CUdeviceptr, stream: CUstream) -> Result<(), CudaError> {
-        let Projection { element, rows, inner, width, x, weight, constant, .. } = *call;
+        let Projection { element, rows, inner, width, x, weight, .. } = *call;
         let (y, columns) = call.outputs[0];
-        let gated = GatedProduct { element, rows, inner, width: columns, x, weight, y, constant };
-        let plain = call.bias.is_none() && call.residual.is_none();
-        if call.gate == Some(GluActivation::Silu) && plain && gated.pays(self) {
+        if let Some(product) = call.gated_product().filter(|product| product.pays(self)) {
             // SAFETY: the caller's.
-            return unsafe { gated.launch(self, stream) };
+            return unsafe { product.launch(self, stream) };
         }
         let workspace = scratch + call.product_bytes() as CUdeviceptr;
         let follows = call.gate.is_some() || call.is_cut();

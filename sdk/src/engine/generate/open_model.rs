@@ -70,8 +70,10 @@ impl OpenModel {
         if let (Some(policy), Some(graphs)) = (&mut policy, &graphs) {
             policy.names.clone_from(&graphs.slots);
         }
-        let graphs = if is_fused(&folder, &model_options) { Some(folder.with_fused(graphs)?) } else { graphs };
-        let model = open_graph(&folder, graphs.as_ref(), &model_options)?;
+        let fused = open_fused(&folder, graphs.as_ref(), &model_options)?;
+        let model = fused.map_or_else(|| open_graph(&folder, graphs.as_ref(), &model_options), Ok)?;
+        // The bytes of graphs, which may have weights in them.
+        drop(graphs);
         forms::check(&folder, &model)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let (store, slot_store) = if policy.is_some() { (None, store) } else { (store, None) };
@@ -170,14 +172,34 @@ impl OpenModel {
     }
 }
 
-/// Whether dense nodes are fused: where a GPU has the kernels for that, and unless the environment says no.
-fn is_fused(folder: &GenerateFolder, model: &ModelOptions) -> bool {
-    let is_half = matches!(folder.compute, ElementType::F16 | ElementType::Bf16);
-    let asked = is_half && folder.form == Form::Paged && model.provider != Provider::Cpu;
-    asked && std::env::var_os(FUSED).is_none_or(|value| value != "0") && {
-        // Where there is no GPU, the session says so.
-        Gpu::shared(model.device_id as usize).is_ok_and(Gpu::is_hopper)
+/// Opens the graph with its dense nodes fused, on a GPU that has the kernels for that. `None` if there is none, if there is nothing
+/// to fuse, or if ONNX Runtime does not take the fused graph: the caller opens the other one.
+fn open_fused(
+    folder: &GenerateFolder,
+    graphs: Option<&RewrittenGraphs>,
+    model: &ModelOptions,
+) -> Result<Option<Arc<Model>>> {
+    let asked = may_fuse(folder.compute, folder.form, model)
+        && std::env::var_os(FUSED).is_none_or(|value| value != "0")
+        && Gpu::shared(model.device_id as usize).is_ok_and(Gpu::is_hopper);
+    let fused = if asked { folder.with_fused(graphs)? } else { None };
+    let Some(fused) = fused else { return Ok(None) };
+    match open_graph(folder, Some(&fused), &ModelOptions { provider: Provider::Cuda, ..model.clone() }) {
+        Ok(opened) => Ok(Some(opened)),
+        Err(error) => {
+            log::warn!(
+                "{}: opened without fusing its nodes, because that failed: {error}",
+                folder.file(&folder.model).display()
+            );
+            Ok(None)
+        }
     }
+}
+
+/// Whether a GPU, if there is one, may run a fused graph: with pools in host memory our operators run on the CPU.
+fn may_fuse(compute: ElementType, form: Form, model: &ModelOptions) -> bool {
+    let is_half = matches!(compute, ElementType::F16 | ElementType::Bf16);
+    is_half && form == Form::Paged && model.provider != Provider::Cpu && !model.host_pools
 }
 
 /// Opens the folder's graph, or one of `graphs` in its place.

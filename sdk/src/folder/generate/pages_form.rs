@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use pagoda_kernels::{KV_NORMS, KvFormat};
 use prost::Message;
+use prost::bytes::Bytes;
 
 use super::super::fuse;
 use super::super::graph::{
@@ -72,32 +73,30 @@ impl GenerateFolder {
             kv_norms: form.norms.then(|| format!("{pool}.kv_norms")),
         };
         let slots: Vec<_> = if form.slots { folder.inputs.kv_pools.iter().map(names).collect() } else { Vec::new() };
-        let graph = self.rewritten(&self.model, &folder, &slots)?;
-        let on_cpu = self.cpu_model.as_ref().map(|name| self.rewritten(name, &folder, &slots)).transpose()?;
+        let rewritten = |name: &String| self.rewritten(name, &folder, &slots).map(Bytes::from);
+        let graph = rewritten(&self.model)?;
+        let on_cpu = self.cpu_model.as_ref().map(rewritten).transpose()?;
         Ok(Some((folder, RewrittenGraphs { graph, on_cpu, slots })))
     }
 
-    /// The folder's graphs, or `graphs` in their place, with the dense nodes of the one for GPUs fused: products, norms, gates,
-    /// residuals and splits become `ai.pagoda.Linear`.
+    /// The folder's graph, or that of `graphs`, for a GPU alone: with its dense nodes fused. Products, norms, gates, residuals and
+    /// splits become `ai.pagoda.Linear`. `None` where there is nothing to fuse.
     ///
     /// # Errors
-    /// IO if a graph can not be read, MODEL if it is none.
-    pub(crate) fn with_fused(&self, graphs: Option<RewrittenGraphs>) -> Result<RewrittenGraphs> {
-        let RewrittenGraphs { graph, on_cpu, slots } = match graphs {
-            Some(graphs) => graphs,
-            None => {
-                let on_cpu = self.cpu_model.as_ref().map(|name| self.bytes_of(name)).transpose()?;
-                RewrittenGraphs { graph: self.bytes_of(&self.model)?, on_cpu, slots: Vec::new() }
-            }
+    /// IO if the graph can not be read, MODEL if it is none.
+    pub(crate) fn with_fused(&self, graphs: Option<&RewrittenGraphs>) -> Result<Option<RewrittenGraphs>> {
+        let (graph, slots) = match graphs {
+            Some(RewrittenGraphs { graph, slots, .. }) => (graph.clone(), slots.clone()),
+            None => (self.bytes_of(&self.model)?.into(), Vec::new()),
         };
-        let fused = fuse::fused(&graph).map_err(|message| self.no_graph(&self.model, &message))?;
-        Ok(RewrittenGraphs { graph: fused, on_cpu: Some(on_cpu.unwrap_or(graph)), slots })
+        let fused = fuse::fused(&graph, self.compute).map_err(|message| self.no_graph(&self.model, &message))?;
+        Ok(fused.map(|graph| RewrittenGraphs { graph: graph.into(), on_cpu: None, slots }))
     }
 
     /// The graph as a generator opens it on a Hopper GPU, for tests.
     #[doc(hidden)]
-    pub fn fused_graph(&self) -> Result<Vec<u8>> {
-        Ok(self.with_fused(None)?.graph)
+    pub fn fused_graph(&self) -> Result<Option<Vec<u8>>> {
+        Ok(self.with_fused(None)?.map(|fused| fused.graph.into()))
     }
 
     /// The graph in one of the folder's files, with the pools of `to`.
@@ -118,8 +117,8 @@ impl GenerateFolder {
 
 /// The bytes of a folder's graphs, rewritten.
 pub(crate) struct RewrittenGraphs {
-    graph: Vec<u8>,
-    on_cpu: Option<Vec<u8>>,
+    graph: Bytes,
+    on_cpu: Option<Bytes>,
     /// Of each layer; empty without slots.
     pub(crate) slots: Vec<SlotNames>,
 }
