@@ -1,5 +1,7 @@
 //! Reads the fields of a request from JSON. Errors name the place and what was found there.
 
+use std::fmt::{self, Display, Formatter};
+
 use pagoda::json::Json;
 use pagoda::{Error, Result};
 use serde_json::{Map, Number, Value};
@@ -26,11 +28,28 @@ pub fn once<'a>(seen: &mut Vec<&'a str>, name: &'a str, path: &str) -> Result<()
     Ok(())
 }
 
+/// The place of an item of a list. It becomes a text only if there is something wrong there: lists may have thousands of items.
+pub struct At<'a>(pub &'a str, pub usize);
+
+impl Display for At<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}]", self.0, self.1)
+    }
+}
+
+fn wrong(path: impl Display, message: String) -> Error {
+    Error::invalid(path.to_string(), message)
+}
+
 /// One number.
-pub fn whole<T: TryFrom<i128> + Bounds>(path: &str, value: &Json) -> Result<T> {
+pub fn whole<T: TryFrom<i128> + Bounds>(path: impl Display, value: &Json) -> Result<T> {
     let number = if let Json::Whole(number) = value { T::try_from(*number).ok() } else { None };
-    number
-        .ok_or_else(|| Error::invalid(path, format!("{value} is not a whole number from {} to {}", T::LEAST, T::MOST)))
+    number.ok_or_else(|| wrong(path, format!("{value} is not a whole number from {} to {}", T::LEAST, T::MOST)))
+}
+
+/// A list of numbers.
+pub fn wholes<T: TryFrom<i128> + Bounds>(path: &str, value: &Json, what: &str) -> Result<Vec<T>> {
+    list(path, value, what)?.iter().enumerate().map(|(at, value)| whole(At(path, at), value)).collect()
 }
 
 /// The minimum and the maximum of a type.
@@ -62,36 +81,40 @@ impl Bounds for i64 {
 }
 
 /// A number with or without a fraction.
-pub fn real(path: &str, value: &Json) -> Result<f64> {
+pub fn real(path: impl Display, value: &Json) -> Result<f64> {
     match value {
         Json::Whole(number) => Ok(*number as f64),
         Json::Real(number) => Ok(*number),
-        _ => Err(Error::invalid(path, format!("{value} is not a number"))),
+        _ => Err(wrong(path, format!("{value} is not a number"))),
     }
 }
 
 /// `true` or `false`.
-pub fn flag(path: &str, value: &Json) -> Result<bool> {
+pub fn flag(path: impl Display, value: &Json) -> Result<bool> {
     match value {
         Json::Flag(flag) => Ok(*flag),
-        _ => Err(Error::invalid(path, format!("{value} is neither true nor false"))),
+        _ => Err(wrong(path, format!("{value} is neither true nor false"))),
     }
 }
 
 /// A text.
-pub fn text(path: &str, value: &Json) -> Result<String> {
+pub fn text(path: impl Display, value: &Json) -> Result<String> {
     match value {
         Json::Text(text) => Ok(text.clone()),
-        _ => Err(Error::invalid(path, format!("{value} is not a text"))),
+        _ => Err(wrong(path, format!("{value} is not a text"))),
     }
 }
 
 /// A list, each of whose items `read` reads.
 pub fn items<T>(path: &str, value: &Json, what: &str, read: impl Fn(&str, &Json) -> Result<T>) -> Result<Vec<T>> {
-    let Json::List(list) = value else {
-        return Err(Error::invalid(path, format!("{value} is not a list of {what}")));
-    };
-    list.iter().enumerate().map(|(at, value)| read(&format!("{path}[{at}]"), value)).collect()
+    list(path, value, what)?.iter().enumerate().map(|(at, value)| read(&format!("{path}[{at}]"), value)).collect()
+}
+
+fn list<'a>(path: &str, value: &'a Json, what: &str) -> Result<&'a [Json]> {
+    match value {
+        Json::List(list) => Ok(list),
+        _ => Err(Error::invalid(path, format!("{value} is not a list of {what}"))),
+    }
 }
 
 /// The same value for serde. A name that an object has twice is an error.

@@ -6,7 +6,7 @@ use pagoda::engine::{BeamOptions, ContextEnd, EarlyStop, Grammar, KvPolicy};
 use pagoda::json::Json;
 use pagoda::{Error, GenerateRequest, Result};
 
-use crate::fields::{flag, items, once, plain, real, text, whole};
+use crate::fields::{flag, items, once, plain, real, text, whole, wholes};
 use crate::words::did_you_mean;
 
 /// Sets the field of this name. Returns false if there is none.
@@ -30,10 +30,10 @@ pub fn set_field(request: &mut GenerateRequest, name: &str, value: &Json) -> Res
         "stop" => {
             request.stop = match value {
                 Json::Text(text) => vec![text.clone()],
-                _ => items(name, value, "texts", text)?,
+                _ => items(name, value, "texts", |path, value| text(path, value))?,
             }
         }
-        "stop_tokens" => request.stop_tokens = items(name, value, "tokens", whole)?,
+        "stop_tokens" => request.stop_tokens = wholes(name, value, "tokens")?,
         "include_stop" => request.include_stop = flag(name, value)?,
         "skip_special" => request.skip_special = Some(flag(name, value)?),
         "seed" => request.seed = Some(whole(name, value)?),

@@ -6,7 +6,7 @@ use pagoda::{Error, GenerateRequest, Result};
 use serde_json::Value;
 
 use super::answering::set_field;
-use crate::fields::{flag, items, object, once, plain, whole};
+use crate::fields::{flag, items, object, once, plain, wholes};
 use crate::words::did_you_mean;
 
 const FIELDS: [&str; 37] = [
@@ -140,7 +140,7 @@ pub fn read_prompt(path: &str, value: &Json) -> Result<Prompt> {
         Json::List(list) if list.is_empty() => {
             Err(Error::invalid(path, "an empty list: a model continues at least one token"))
         }
-        Json::List(_) => Ok(items(path, value, "tokens", whole::<u32>)?.into()),
+        Json::List(_) => Ok(wholes::<u32>(path, value, "tokens")?.into()),
         _ => Err(Error::invalid(path, format!("{value} is neither a text nor a list of tokens"))),
     }
 }

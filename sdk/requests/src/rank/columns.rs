@@ -3,7 +3,7 @@
 use pagoda::json::Json;
 use pagoda::{Error, Result};
 
-use crate::fields::{once, whole};
+use crate::fields::{once, whole, wholes};
 use crate::words::{did_you_mean, list};
 
 /// Keys, feature by feature.
@@ -35,7 +35,7 @@ pub fn from_rows(path: &str, rows: &[Json], known: &[String]) -> Result<Columns>
     let mut made: Columns = Vec::new();
     for (at, row) in rows.iter().enumerate() {
         let path = format!("{path}[{at}]");
-        let keys = columns(&path, row, known, whole::<i64>)?;
+        let keys = columns(&path, row, known, |path, value| whole(path, value))?;
         if at == 0 {
             made = keys.iter().map(|(name, _)| (name.clone(), Vec::with_capacity(rows.len()))).collect();
         }
@@ -56,10 +56,7 @@ pub fn from_rows(path: &str, rows: &[Json], known: &[String]) -> Result<Columns>
 
 /// A list of keys.
 pub fn numbers(path: &str, value: &Json) -> Result<Vec<i64>> {
-    let Json::List(list) = value else {
-        return Err(Error::invalid(path, format!("{value} is not a list of whole numbers")));
-    };
-    list.iter().enumerate().map(|(at, value)| whole(&format!("{path}[{at}]"), value)).collect()
+    wholes(path, value, "whole numbers")
 }
 
 fn exists(path: &str, name: &str, known: &[String]) -> Result<()> {

@@ -121,7 +121,7 @@ impl Line {
 }
 
 fn keys_of_user(value: &Json, known: &[String]) -> Result<Vec<(String, i64)>> {
-    let keys = columns("user_keys", value, known, whole::<i64>)?;
+    let keys = columns("user_keys", value, known, |path, value| whole(path, value))?;
     complete("user_keys", &keys, known)?;
     Ok(keys)
 }

@@ -7,7 +7,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use pagoda::json::Json;
 use pagoda::{Error, Result};
-use pagoda_requests::fields::{flag, items, once, text, whole};
+use pagoda_requests::fields::{flag, items, once, text, wholes};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -141,7 +141,7 @@ fn read_input(path: &str, input: &Json, rest: &mut &[u8]) -> Result<(String, pag
     let name = text(&format!("{path}.name"), field("name")?)?;
     let element_path = format!("{path}.datatype");
     let element = datatype::named(&element_path, &text(&element_path, field("datatype")?)?)?;
-    let shape: Vec<i64> = items(&format!("{path}.shape"), field("shape")?, "sizes", whole)?;
+    let shape: Vec<i64> = wholes(&format!("{path}.shape"), field("shape")?, "sizes")?;
     let size = match field("parameters") {
         Ok(Json::Object(parameters)) => parameters.iter().find(|(name, _)| name == "binary_data_size"),
         _ => None,

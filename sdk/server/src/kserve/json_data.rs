@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use pagoda::json::Json;
 use pagoda::{ElementType, Error, Result, Tensor};
-use pagoda_requests::fields::{flag, real, text};
+use pagoda_requests::fields::{At, flag, real, text};
 use serde_json::Value;
 
 use super::values::count;
@@ -16,14 +16,13 @@ pub fn read(path: &str, element: ElementType, shape: &[i64], data: &Json) -> Res
         let message = format!("{} elements are not those of the shape {shape:?}", elements.len());
         return Err(Error::invalid(path, message));
     }
-    let at = |index: usize| format!("{path}[{index}]");
     let made = match element {
         ElementType::Bool => {
-            let flags = elements.iter().enumerate().map(|(index, value)| flag(&at(index), value));
+            let flags = elements.iter().enumerate().map(|(index, value)| flag(At(path, index), value));
             Tensor::from_bools(shape, &flags.collect::<Result<Vec<bool>>>()?)
         }
         ElementType::String => {
-            let texts = elements.iter().enumerate().map(|(index, value)| text(&at(index), value));
+            let texts = elements.iter().enumerate().map(|(index, value)| text(At(path, index), value));
             Tensor::from_strings(shape, texts.collect::<Result<_>>()?)
         }
         ElementType::U8 => Tensor::from_slice(shape, &whole::<u8>(path, &elements)?),
@@ -63,7 +62,7 @@ fn whole<T: TryFrom<i128>>(path: &str, elements: &[&Json]) -> Result<Vec<T>> {
 }
 
 fn reals<T>(path: &str, elements: &[&Json], narrow: impl Fn(f64) -> T) -> Result<Vec<T>> {
-    elements.iter().enumerate().map(|(index, value)| real(&format!("{path}[{index}]"), value).map(&narrow)).collect()
+    elements.iter().enumerate().map(|(index, value)| real(At(path, index), value).map(&narrow)).collect()
 }
 
 /// The elements of a tensor, flat. A number that JSON can not have is null.
