@@ -4,7 +4,7 @@
 #[cfg(feature = "ndarray")]
 mod ndarray;
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -226,15 +226,35 @@ impl Tensor {
 
     /// A tensor with a copy of `values`.
     pub fn from_slice<T: Scalar>(dims: &[i64], values: &[T]) -> Result<Self> {
-        let mut tensor = Self::zeros(T::TYPE, dims)?;
-        if tensor.count != values.len() {
+        let count = element_count(T::TYPE, dims)?;
+        if count != values.len() {
             return Err(Error::invalid(
                 "values",
-                format!("{} values given, but dims {dims:?} hold {}", values.len(), tensor.count),
+                format!("{} values given, but dims {dims:?} hold {count}", values.len()),
             ));
         }
-        tensor.as_mut_slice::<T>()?.copy_from_slice(values);
-        Ok(tensor)
+        // SAFETY: a scalar is plain numbers, all of whose bytes are defined.
+        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+        Self::from_bytes(T::TYPE, dims, bytes)
+    }
+
+    /// A tensor with a copy of bytes: its numbers one after the other, as they are in memory.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a tensor of strings, and if there are more or fewer bytes than the tensor has. CAPACITY if there is no
+    /// memory.
+    pub fn from_bytes(element: ElementType, dims: &[i64], bytes: &[u8]) -> Result<Self> {
+        if element == ElementType::String {
+            return Err(Error::invalid("type", "strings are not one after the other in memory: give a list of them"));
+        }
+        let (count, needed) = size_of_tensor(element, dims)?;
+        if needed != bytes.len() {
+            let message = format!("{} bytes given, but dims {dims:?} of {} take {needed}", bytes.len(), element.name());
+            return Err(Error::invalid("bytes", message));
+        }
+        let buffer = Buffer::copy_of(bytes)?;
+        let storage = Storage::Numbers { data: buffer.data, bytes: needed, _owner: Box::new(buffer) };
+        Ok(Self { element, dims: dims.into(), count, storage, writers: RwLock::default() })
     }
 
     /// A tensor of truth values.
@@ -448,13 +468,25 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     fn zeroed(bytes: usize) -> Result<Self> {
+        Self::allocated(bytes, alloc_zeroed)
+    }
+
+    fn copy_of(bytes: &[u8]) -> Result<Self> {
+        let buffer = Self::allocated(bytes.len(), alloc)?;
+        // SAFETY: the buffer is new and has as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.data.as_ptr().cast(), bytes.len()) };
+        Ok(buffer)
+    }
+
+    /// `allocate` takes a layout whose size is not 0, and returns memory for it or NULL.
+    fn allocated(bytes: usize, allocate: unsafe fn(Layout) -> *mut u8) -> Result<Self> {
         // An empty tensor gets a real address too: for callers and ONNX Runtime NULL means "no memory". Aligned by
         // hand: for aligned zeros the allocator has only a slow path that writes all bytes. Without alignment large
         // blocks come as zero pages from the system, and a pool takes physical memory only as it is used.
         let size = bytes.max(1).checked_add(ALIGNMENT - 1).ok_or_else(|| too_large(bytes))?;
         let layout = Layout::from_size_align(size, 1).map_err(|_| too_large(bytes))?;
         // SAFETY: the layout's size is not 0.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| too_large(bytes))?;
+        let base = NonNull::new(unsafe { allocate(layout) }).ok_or_else(|| too_large(bytes))?;
         let offset = base.addr().get().next_multiple_of(ALIGNMENT) - base.addr().get();
         // SAFETY: less than the alignment, by which more was allocated than is needed.
         let data = unsafe { base.add(offset) }.cast();
@@ -464,7 +496,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout, freed once.
+        // SAFETY: allocated in `allocated` with this layout, freed once.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
@@ -571,6 +603,21 @@ mod tests {
             let error = Tensor::zeros(ElementType::String, &[1 << 50]).unwrap_err();
             assert_eq!((error.status(), error.argument()), (Status::Capacity, Some("dims")), "{error}");
         }
+    }
+
+    #[test]
+    fn bytes_of_numbers_become_a_tensor() {
+        let bytes: Vec<u8> = [1.5_f32, -2.0].iter().flat_map(|number| number.to_le_bytes()).collect();
+        let tensor = Tensor::from_bytes(ElementType::F32, &[2, 1], &bytes).unwrap();
+        assert_eq!(tensor.as_slice::<f32>().unwrap(), [1.5, -2.0]);
+        assert!(tensor.memory().unwrap().0.addr().is_multiple_of(ALIGNMENT));
+        let packed = Tensor::from_bytes(ElementType::U4, &[3], &[0x21, 0x03]).unwrap();
+        assert_eq!((packed.len(), packed.memory().unwrap().1), (3, 2));
+        let error = Tensor::from_bytes(ElementType::F32, &[2, 1], &bytes[1..]).unwrap_err();
+        assert_eq!(error.argument(), Some("bytes"));
+        assert!(error.message().contains("7 bytes given, but dims [2, 1] of f32 take 8"), "{error}");
+        let error = Tensor::from_bytes(ElementType::String, &[0], &[]).unwrap_err();
+        assert_eq!((error.status(), error.argument()), (Status::InvalidArgument, Some("type")));
     }
 
     #[test]

@@ -35,8 +35,8 @@ const MOST_STREAMS: u32 = 256;
 /// The bytes that a client may send before the server asks for more: a tensor of a megabyte comes at once.
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
-/// The bytes of one frame, and those that wait to be written.
-const LARGEST_FRAME: u32 = 1 << 20;
+/// The bytes of one frame, and those that wait to be written. A message in one frame is not copied together.
+const LARGEST_FRAME: u32 = STREAM_WINDOW;
 const SEND_BUFFER: usize = 2 << 20;
 
 /// The connections that are open.

@@ -15,8 +15,8 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// The bytes of a frame. The server takes a megabyte.
-const FRAME: usize = 1 << 20;
+/// The bytes of a frame that the server takes.
+const FRAME: usize = 2 << 20;
 /// What a connection may send at first, by the protocol.
 const WINDOW: i64 = 65_535;
 /// What the server may send: all that it has.

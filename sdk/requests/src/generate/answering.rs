@@ -6,7 +6,7 @@ use pagoda::engine::{BeamOptions, ContextEnd, EarlyStop, Grammar, KvPolicy};
 use pagoda::json::Json;
 use pagoda::{Error, GenerateRequest, Result};
 
-use crate::fields::{flag, items, once, plain, real, text, whole, wholes};
+use crate::fields::{At, flag, items, once, plain, real, text, whole, wholes};
 use crate::words::did_you_mean;
 
 /// Sets the field of this name. Returns false if there is none.
@@ -126,7 +126,7 @@ fn read_biases(value: &Json) -> Result<Vec<(u32, f32)>> {
         }
         _ => items(PATH, value, "pairs of a token and a number", |path, pair| match pair {
             Json::List(pair) if pair.len() == 2 => {
-                Ok((whole(&format!("{path}[0]"), &pair[0])?, real(&format!("{path}[1]"), &pair[1])? as f32))
+                Ok((whole(At(path, 0), &pair[0])?, real(At(path, 1), &pair[1])? as f32))
             }
             _ => Err(Error::invalid(path, format!("{pair} is not a pair such as [42, -5]"))),
         }),

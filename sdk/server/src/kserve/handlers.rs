@@ -120,5 +120,5 @@ async fn run(state: &State, served: &Served, request: Request) -> Result<Respons
     let asked = heavy::work(bytes.len(), || Body::read(&headers, &bytes))?;
     let (binary, id) = (asked.binary(), asked.request.id.clone());
     let outputs = infer(state, served, asked.request, caller).await?;
-    Ok(response(&served.name, &metadata::version(served), &id, &outputs, &binary)?)
+    Ok(response(&served.name, &metadata::version(served), &id, outputs, &binary)?)
 }

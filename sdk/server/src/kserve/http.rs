@@ -7,7 +7,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use pagoda::json::Json;
 use pagoda::{Error, Result};
-use pagoda_requests::fields::{flag, items, once, text, wholes};
+use pagoda_requests::fields::{flag, items, once, text, whole, wholes};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -95,8 +95,9 @@ impl Body {
                 Some(Json::Object(parameters)) => parameters.iter().find(|(name, _)| name == "binary_data"),
                 _ => None,
             };
-            let binary = binary.map(|(_, value)| flag(&format!("{path}.parameters.binary_data"), value)).transpose()?;
-            Ok((text(&format!("{path}.name"), name)?, binary))
+            let binary =
+                binary.map(|(_, value)| flag(format_args!("{path}.parameters.binary_data"), value)).transpose()?;
+            Ok((text(format_args!("{path}.name"), name)?, binary))
         })?;
         for (name, binary) in outputs {
             if self.request.outputs.contains(&name) {
@@ -138,7 +139,7 @@ fn read_input(path: &str, input: &Json, rest: &mut &[u8]) -> Result<(String, pag
         let found = members.iter().find(|(other, _)| other == name);
         found.map(|(_, value)| value).ok_or_else(|| Error::invalid(format!("{path}.{name}"), "missing"))
     };
-    let name = text(&format!("{path}.name"), field("name")?)?;
+    let name = text(format_args!("{path}.name"), field("name")?)?;
     let element_path = format!("{path}.datatype");
     let element = datatype::named(&element_path, &text(&element_path, field("datatype")?)?)?;
     let shape: Vec<i64> = wholes(&format!("{path}.shape"), field("shape")?, "sizes")?;
@@ -172,10 +173,9 @@ struct ResponseHeader<'a> {
 }
 
 /// The response to a request.
-pub fn response(model: &str, version: &str, id: &str, outputs: &Outputs, binary: &Binary) -> Result<Response> {
+pub fn response(model: &str, version: &str, id: &str, outputs: Outputs, binary: &Binary) -> Result<Response> {
     let mut header = ResponseHeader { model_name: model, model_version: version, id, outputs: Vec::new() };
-    let mut bytes = Vec::new();
-    let mut has_binary = false;
+    let mut tensors = Vec::new();
     for (name, tensor) in outputs {
         let element = tensor.element_type();
         let datatype = datatype::name(element).ok_or_else(|| {
@@ -183,23 +183,23 @@ pub fn response(model: &str, version: &str, id: &str, outputs: &Outputs, binary:
             Error::new(pagoda::Status::Unsupported, message).about(format!("outputs.{name}"))
         })?;
         let mut output = json!({"name": name, "datatype": datatype, "shape": tensor.dims()});
-        let own = binary.own.iter().find(|(other, _)| other == name).map(|(_, own)| *own);
+        let own = binary.own.iter().find(|(other, _)| *other == name).map(|(_, own)| *own);
         if own.unwrap_or(binary.all) {
             let data = values::to_bytes(tensor)?;
             output["parameters"] = json!({"binary_data_size": data.len()});
-            bytes.extend(data);
-            has_binary = true;
+            tensors.push(data);
         } else {
-            output["data"] = json_data::write(tensor)?.into();
+            output["data"] = json_data::write(&tensor)?.into();
         }
         header.outputs.push(output);
     }
-    if !has_binary {
+    if tensors.is_empty() {
         return Ok(reply::json(StatusCode::OK, &header));
     }
     let mut body = serde_json::to_vec(&header).unwrap_or_default();
     let length = body.len();
-    body.append(&mut bytes);
+    body.reserve_exact(tensors.iter().map(Bytes::len).sum());
+    tensors.iter().for_each(|tensor| body.extend_from_slice(tensor));
     let mut response = reply::of(StatusCode::OK, "application/octet-stream", body);
     response.headers_mut().insert(HEADER_LENGTH, length.into());
     Ok(response)

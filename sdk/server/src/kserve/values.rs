@@ -1,5 +1,6 @@
 //! Tensors and the bytes that stand for them. Numbers are little-endian; a text has its length before it, in 4 bytes.
 
+use bytes::Bytes;
 use pagoda::{ElementType, Error, Result, Status, Tensor};
 
 /// The number of elements of a shape.
@@ -23,10 +24,7 @@ pub fn from_bytes(path: &str, element: ElementType, shape: &[i64], bytes: &[u8])
     if element == ElementType::Bool && bytes.iter().any(|&byte| byte > 1) {
         return Err(Error::invalid(path, "a byte of a BOOL is neither 0 nor 1"));
     }
-    let tensor = Tensor::zeros(element, shape).map_err(|error| error.about(path))?;
-    // SAFETY: the tensor is new, and nothing else knows it.
-    unsafe { tensor.copy_in(0, bytes) }?;
-    Ok(tensor)
+    Tensor::from_bytes(element, shape, bytes).map_err(|error| error.about(path))
 }
 
 fn texts(path: &str, elements: usize, mut bytes: &[u8]) -> Result<Vec<String>> {
@@ -49,8 +47,22 @@ fn texts(path: &str, elements: usize, mut bytes: &[u8]) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// The bytes of a tensor.
-pub fn to_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+/// A tensor of numbers in host memory.
+struct InHostMemory(Tensor);
+
+impl AsRef<[u8]> for InHostMemory {
+    fn as_ref(&self) -> &[u8] {
+        let (data, bytes) = self.0.memory().expect("of numbers and in host memory");
+        if bytes == 0 {
+            return &[];
+        }
+        // SAFETY: the memory of the tensor, which lives as long as this; the run that wrote it has ended, and nothing else has it.
+        unsafe { std::slice::from_raw_parts(data.cast(), bytes) }
+    }
+}
+
+/// The bytes of a tensor that a run returned. Numbers in host memory are not copied.
+pub fn to_bytes(tensor: Tensor) -> Result<Bytes> {
     if tensor.element_type() == ElementType::String {
         let mut bytes = Vec::new();
         for text in tensor.as_strings()? {
@@ -59,12 +71,15 @@ pub fn to_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
             bytes.extend_from_slice(&length.to_le_bytes());
             bytes.extend_from_slice(text.as_bytes());
         }
-        return Ok(bytes);
+        return Ok(bytes.into());
+    }
+    if tensor.device().is_none() {
+        return Ok(Bytes::from_owner(InHostMemory(tensor)));
     }
     let mut bytes = vec![0; tensor.len() * tensor.element_type().bits() / 8];
     // SAFETY: the run that wrote it has ended.
     unsafe { tensor.copy_out(0, &mut bytes) }?;
-    Ok(bytes)
+    Ok(bytes.into())
 }
 
 #[cfg(test)]
@@ -73,16 +88,17 @@ mod tests {
 
     #[test]
     fn bytes_and_tensors_are_the_same() {
-        let numbers = Tensor::from_slice(&[2, 2], &[1_i32, -2, 3, i32::MAX]).unwrap();
-        let bytes = to_bytes(&numbers).unwrap();
+        let numbers = [1_i32, -2, 3, i32::MAX];
+        let bytes = to_bytes(Tensor::from_slice(&[2, 2], &numbers).unwrap()).unwrap();
         assert_eq!(bytes[4..8], [0xfe, 0xff, 0xff, 0xff]);
         let again = from_bytes("x", ElementType::I32, &[2, 2], &bytes).unwrap();
-        assert_eq!(again.as_slice::<i32>().unwrap(), numbers.as_slice::<i32>().unwrap());
-        let texts = Tensor::from_strings(&[3], vec!["a".into(), String::new(), "ü".into()]).unwrap();
-        let bytes = to_bytes(&texts).unwrap();
-        assert_eq!(bytes, b"\x01\0\0\0a\0\0\0\0\x02\0\0\0\xc3\xbc");
+        assert_eq!(again.as_slice::<i32>().unwrap(), numbers);
+        assert_eq!(to_bytes(Tensor::zeros(ElementType::F32, &[0, 3]).unwrap()).unwrap(), Bytes::new());
+        let texts = ["a".to_owned(), String::new(), "ü".to_owned()];
+        let bytes = to_bytes(Tensor::from_strings(&[3], texts.to_vec()).unwrap()).unwrap();
+        assert_eq!(bytes, &b"\x01\0\0\0a\0\0\0\0\x02\0\0\0\xc3\xbc"[..]);
         let again = from_bytes("x", ElementType::String, &[3], &bytes).unwrap();
-        assert_eq!(again.as_strings().unwrap(), texts.as_strings().unwrap());
+        assert_eq!(again.as_strings().unwrap(), texts);
     }
 
     #[test]

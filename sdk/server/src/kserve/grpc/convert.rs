@@ -143,8 +143,8 @@ pub fn response(model: &str, version: &str, id: &str, outputs: Outputs) -> Resul
             let message = format!("{} has no name in this protocol: ask for other outputs", element.name());
             Error::new(Status::Unsupported, message).about(format!("outputs.{name}"))
         })?;
-        raw.push(Bytes::from(values::to_bytes(&tensor)?));
         let shape = tensor.dims().to_vec();
+        raw.push(values::to_bytes(tensor)?);
         response.outputs.push(InferOutputTensor { name, datatype: datatype.to_owned(), shape, ..Default::default() });
     }
     Ok((response, raw))
