@@ -323,7 +323,7 @@ impl Options {
     /// Returns the stream of all runs, if the session captures; it must outlive the session.
     fn append_cuda(&self, options: &ModelOptions, captures: bool) -> Result<Option<SideStream>> {
         let (api, table) = (self.api, self.api.table());
-        if !available_providers(api)?.iter().any(|name| name == "CUDAExecutionProvider") {
+        if !has_cuda(api)? {
             return Err(Error::new(
                 Status::Unsupported,
                 format!("this ONNX Runtime ({}) has no CUDA provider: install onnxruntime-gpu", api.version),
@@ -359,16 +359,17 @@ impl Options {
     }
 }
 
-fn available_providers(api: &Api) -> Result<Vec<String>> {
+/// Whether this ONNX Runtime has its CUDA provider. No GPU is opened for that.
+pub(crate) fn has_cuda(api: &Api) -> Result<bool> {
     let mut names: *mut *mut c_char = null_mut();
     let mut count = 0;
     // SAFETY: the list is read once and released.
     unsafe {
         api.check((api.table().GetAvailableProviders)(&mut names, &mut count))?;
         let list = std::slice::from_raw_parts(names, count as usize);
-        let list = list.iter().map(|&name| CStr::from_ptr(name).to_string_lossy().into_owned()).collect();
+        let found = list.iter().any(|&name| CStr::from_ptr(name) == c"CUDAExecutionProvider");
         api.check((api.table().ReleaseAvailableProviders)(names, count))?;
-        Ok(list)
+        Ok(found)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
 use crate::folder::generate::{Form, PagesForm, RewrittenGraphs};
 use crate::kv::{Edited, KvCache, KvOptions, Offload, Overlap};
-use crate::runtime::{Model, ModelOptions, Provider};
+use crate::runtime::{self, Model, ModelOptions, Provider};
 use crate::store::Store;
 use crate::tensor::ElementType;
 use crate::text::{ChatInput, ChatTemplate, Tokenizer};
@@ -179,8 +179,9 @@ fn open_fused(
     graphs: Option<&RewrittenGraphs>,
     model: &ModelOptions,
 ) -> Result<Option<Arc<Model>>> {
-    let asked = may_fuse(folder.compute, folder.form, model)
+    let asked = may_fuse(folder.compute, &folder.form, model)
         && std::env::var_os(FUSED).is_none_or(|value| value != "0")
+        && runtime::has_cuda(runtime::api(model.onnxruntime_path.as_deref())?)?
         && Gpu::shared(model.device_id as usize).is_ok_and(Gpu::is_hopper);
     let fused = if asked { folder.with_fused(graphs)? } else { None };
     let Some(fused) = fused else { return Ok(None) };
@@ -197,9 +198,9 @@ fn open_fused(
 }
 
 /// Whether a GPU, if there is one, may run a fused graph: with pools in host memory our operators run on the CPU.
-fn may_fuse(compute: ElementType, form: Form, model: &ModelOptions) -> bool {
+fn may_fuse(compute: ElementType, form: &Form, model: &ModelOptions) -> bool {
     let is_half = matches!(compute, ElementType::F16 | ElementType::Bf16);
-    is_half && form == Form::Paged && model.provider != Provider::Cpu && !model.host_pools
+    is_half && *form == Form::Paged && model.provider != Provider::Cpu && !model.host_pools
 }
 
 /// Opens the folder's graph, or one of `graphs` in its place.
@@ -282,5 +283,25 @@ pub(super) fn provider(model: &Model, options: &ModelOptions) -> super::super::E
         provider,
         device_id: (provider == Provider::Cuda).then_some(options.device_id),
         reason: model.provider_reason().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_precision_with_pools_on_a_gpu_may_be_fused() {
+        let options = ModelOptions::default();
+        assert!(
+            may_fuse(ElementType::Bf16, &Form::Paged, &options) && may_fuse(ElementType::F16, &Form::Paged, &options)
+        );
+        assert!(!may_fuse(ElementType::F32, &Form::Paged, &options));
+        for others in [
+            ModelOptions { host_pools: true, ..options.clone() },
+            ModelOptions { provider: Provider::Cpu, ..options.clone() },
+        ] {
+            assert!(!may_fuse(ElementType::Bf16, &Form::Paged, &others));
+        }
     }
 }

@@ -207,5 +207,5 @@ fn a_norm_for_others_is_a_node_of_its_own() {
 
 #[test]
 fn what_is_no_graph_is_an_error() {
-    assert!(fused(b"no graph").unwrap_err().starts_with("not an ONNX model: "));
+    assert!(fused(&Bytes::from_static(b"no graph"), ElementType::F32).unwrap_err().starts_with("not an ONNX model: "));
 }
