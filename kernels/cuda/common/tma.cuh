@@ -56,6 +56,17 @@ __device__ inline void fetch_box(uint32_t to, const CUtensorMap *map, uint32_t b
         : "memory");
 }
 
+// The same with a hint (evict first): what is read once leaves the L2 cache first, so that what is read again stays.
+__device__ inline void fetch_box_once(uint32_t to, const CUtensorMap *map, uint32_t barrier, int a, int b, int c, int d) {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::
+            "r"(to), "l"(map), "r"(barrier), "r"(a), "r"(b), "r"(c), "r"(d), "l"(policy)
+        : "memory");
+}
+
 // Prefetches the description of a tensor, which the first box needs.
 __device__ inline void prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -153,7 +153,7 @@ template <class T, class S> struct Worker {
 
     __device__ void fetch_weight(int stage, int tile, int step) const {
         barrier_expect(full(stage), S::STAGE_BYTES);
-        fetch_box(base + stage * S::STAGE_BYTES, &maps.weight, full(stage), step * DEPTH, 0, 0, tile * (TILE / 16));
+        fetch_box_once(base + stage * S::STAGE_BYTES, &maps.weight, full(stage), step * DEPTH, 0, 0, tile * (TILE / 16));
     }
 
     // Two warpgroups.
