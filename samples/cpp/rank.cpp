@@ -1,4 +1,4 @@
-// Ranks movies for a user who comes back: rank FOLDER, which has a model and visits.txt (samples/movielens/prepare.py).
+// Ranks movies for a returning user: rank FOLDER, which has a model and visits.txt (samples/movielens/prepare.py).
 // Each visit sends only what is new; what the model made of everything before that is in the engine's cache.
 #include <algorithm>
 #include <cstdio>

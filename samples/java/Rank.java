@@ -1,4 +1,4 @@
-// Ranks movies for a user who comes back: java Rank FOLDER, with a folder that samples/movielens/prepare.py has made.
+// Ranks movies for a returning user: java Rank FOLDER, with a folder that samples/movielens/prepare.py has made.
 // It holds model/, and visits.txt: what the user did at each visit, and the candidates. A visit sends only what is new.
 
 import ai.pagoda.Engine;

@@ -1,4 +1,4 @@
-"""Ranks movies for a user who comes back: rank.py FOLDER, which has a model and visits.txt (samples/movielens/prepare.py).
+"""Ranks movies for a returning user: rank.py FOLDER, which has a model and visits.txt (samples/movielens/prepare.py).
 
 Each visit sends only what the user did since the last one. What the model made of everything before that is in the
 engine's cache, so a visit costs what is new, however long the history is.
