@@ -47,10 +47,10 @@ LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
 
 .DEFAULT_GOAL := help
 .PHONY: help deps deps-gpu build build-cpp build-go build-java demo demo-c chat test lint test-rust test-python test-go test-java \
-	build-gpu test-gpu soak quality bench bench-model bench-model-gpu bench-model-8b model-smollm2 header clean
+	build-gpu test-gpu soak quality bench bench-model bench-model-gpu bench-model-8b bench-model-8b-int4 model-smollm2 header clean
 
 help: ## List the targets.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo "CUDA=1 builds the kernels for NVIDIA's GPUs too, CUDA=0 does without; here and now it is CUDA=$(CUDA)."
 
 # ---- set-up -----------------------------------------------------------------------------------------------------
@@ -394,11 +394,13 @@ target/bench/gpu-%/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 
 bench-model-gpu: target/bench/gpu-1024/pagoda.json target/bench/gpu-512/pagoda.json ## Make the model folders of `pagoda bench rank --backend cuda`.
 
-target/bench/llm-8b/pagoda.json: samples/make_language_model.py $(EXPORTER) $(VENV)/.ready
+target/bench/llm-%/pagoda.json: samples/make_language_model.py $(EXPORTER) $(VENV)/.ready
 	@mkdir -p target/bench
-	@$(PY) samples/make_language_model.py $(@D) 8b
+	@$(PY) samples/make_language_model.py $(@D) $*
 
-bench-model-8b: target/bench/llm-8b/pagoda.json ## Make the model folder of `pagoda bench generate --backend cuda` (32 GB of disk).
+bench-model-8b: target/bench/llm-8b/pagoda.json ## Make the model folder of `pagoda bench generate --backend cuda` (2.5 GB of disk).
+
+bench-model-8b-int4: target/bench/llm-8b-int4/pagoda.json ## The same with weights of 4 bits.
 
 quality: build target/models/smollm2/pagoda.json ## Measure what cache policies and page formats cost in quality, into target/quality (an hour; QUALITY='--jobs 8' for 16 cores).
 	@$(PY) samples/chat/quality.py $(RELEASE)/pagoda target/models/smollm2 target/quality $(QUALITY)
