@@ -40,6 +40,7 @@ mod tracked;
 mod unique;
 mod window;
 
-pub use config::{Config, KeysFrom, Limits, ModelConfig, RedisConfig, TlsFiles, TracesConfig};
+pub use config::{Config, KeysFrom, Limits, ModelConfig, RedisConfig, TlsFiles};
 pub use logging::LogFormat;
 pub use server::Server;
+pub use traces::TracesConfig;

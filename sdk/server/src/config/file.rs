@@ -6,9 +6,9 @@ use pagoda::{Error, KvFormat, Provider, Result, Status};
 use serde::Deserialize;
 
 use super::size::{Bytes, Seconds};
-use super::{Config, KeysFrom, Limits, ModelConfig, RedisConfig, TlsFiles, TracesConfig};
+use super::{Config, KeysFrom, Limits, ModelConfig, RedisConfig, TlsFiles};
 use crate::logging::LogFormat;
-use crate::traces::Endpoint;
+use crate::traces::{Endpoint, TracesConfig};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

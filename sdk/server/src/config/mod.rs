@@ -10,7 +10,7 @@ use std::time::Duration;
 use pagoda::{Error, KvFormat, Provider, Result};
 
 use crate::logging::LogFormat;
-use crate::traces::Endpoint;
+use crate::traces::TracesConfig;
 
 pub use redis::RedisConfig;
 
@@ -58,17 +58,6 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-}
-
-/// Where traces of requests are sent, by OTLP over HTTP.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TracesConfig {
-    /// The collector.
-    pub(crate) endpoint: Endpoint,
-    /// What the server is called in them.
-    pub service: String,
-    /// The part of requests that is traced where the caller does not say.
-    pub ratio: f64,
 }
 
 impl Default for Config {

@@ -18,7 +18,6 @@ use tokio::sync::{mpsc, oneshot};
 pub use context::Context;
 pub use export::Endpoint;
 
-use crate::config::TracesConfig;
 use crate::unique::random;
 use export::Item;
 use messages::{Event, KeyValue, Span, Status, text, whole};
@@ -31,6 +30,17 @@ const LAST: Duration = Duration::from_secs(2);
 const INTERNAL: i32 = 1;
 const SERVER: i32 = 2;
 const ERROR: i32 = 2;
+
+/// Where traces of requests are sent, by OTLP over HTTP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TracesConfig {
+    /// The collector.
+    pub(crate) endpoint: Endpoint,
+    /// What the server is called in them.
+    pub service: String,
+    /// The part of requests that is traced where the caller does not say.
+    pub ratio: f64,
+}
 
 /// Takes spans.
 pub struct Traces {

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::super::exec::{Graphs, Shape};
 use super::draft;
-use super::forms;
+use super::forms::options as form_options;
 use super::grammar::GrammarCompiler;
 use super::options::GeneratorOptions;
 use super::policy::OpenPolicy;
@@ -51,7 +51,7 @@ impl OpenModel {
         options: &GeneratorOptions,
         store: Option<Arc<dyn Store>>,
     ) -> Result<Self> {
-        let model_options = forms::model_options(&folder, options)?;
+        let model_options = form_options::model_options(&folder, options)?;
         let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
         let template = folder.chat_template()?;
         let template = template.map(|source| ChatTemplate::new(&source, &folder.text.template_tokens)).transpose()?;
@@ -74,7 +74,7 @@ impl OpenModel {
         let model = fused.map_or_else(|| open_graph(&folder, graphs.as_ref(), &model_options), Ok)?;
         // The bytes of graphs, which may have weights in them.
         drop(graphs);
-        forms::check(&folder, &model)?;
+        form_options::check(&folder, &model)?;
         let device_id = model.operators_on_gpu().then_some(options.model.device_id);
         let (store, slot_store) = if policy.is_some() { (None, store) } else { (store, None) };
         let kv = open_kv(&folder, options, policy.is_some(), device_id, store)?;

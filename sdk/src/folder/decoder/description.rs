@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::generate::{Form, Functional, GenerateFolder, Inputs, Outputs, PastPresent};
+use super::super::generate::folder::{GenerateFolder, Inputs, Outputs};
+use super::super::generate::form::{Form, Functional, PastPresent};
 
 /// The folder, with its description in place of the text of a pagoda.json.
 pub(super) fn described(mut folder: GenerateFolder) -> GenerateFolder {

@@ -13,6 +13,7 @@ mod tokens;
 use std::fs::File;
 use std::path::{Component, Path};
 
+use pagoda_kernels::KvFormat;
 use prost::bytes::Bytes;
 
 #[cfg(feature = "llm")]
@@ -25,7 +26,8 @@ use self::tokens::Texts;
 pub(super) use self::tokens::template_in;
 use super::check;
 use super::contents::{FolderContents, FolderFile};
-use super::generate::{Attention, Form, GenerateFolder, Inputs, KvFormat, KvLayout, Limits, Outputs, WeightFormat};
+use super::generate::folder::{Attention, GenerateFolder, Inputs, KvLayout, Limits, Outputs, WeightFormat};
+use super::generate::form::Form;
 use crate::checksum::sha256_hex;
 use crate::error::{Error, Result, Status};
 

@@ -1,6 +1,6 @@
 //! The form of a decoder's graph: which input and which output is what, and whether they are as they have to be.
 
-use super::super::generate::{PastAttention, PastPresent};
+use super::super::generate::form::{PastAttention, PastPresent};
 use super::Rings;
 use super::document::Document;
 use super::graph::{DecoderGraph, GraphValue};

@@ -6,8 +6,8 @@ use std::path::Path;
 use super::document::{Document, Found, wrong};
 use super::sizes::Configs;
 use crate::error::{Error, Result, Status};
+use crate::folder::generate::folder::{Generation, SpecialTokens, TextFiles};
 use crate::folder::generate::read::MOST;
-use crate::folder::generate::{Generation, SpecialTokens, TextFiles};
 use crate::json::Json;
 
 /// The file of the tokenizer.
