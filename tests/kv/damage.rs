@@ -103,8 +103,10 @@ fn in_the_background_the_lease_reports_damage() {
 /// A store that signals the test at a call, and waits.
 struct Watched {
     store: DiskStore,
+    find: Gate,
     history: Gate,
     write: Gate,
+    cut: Gate,
     /// The key of the last record written.
     last: Mutex<Option<Key>>,
     /// Whether removals fail.
@@ -149,6 +151,7 @@ impl Store for Watched {
     }
 
     fn find(&self, key: Key) -> Option<Found> {
+        self.find.pass();
         self.store.find(key)
     }
 
@@ -166,6 +169,7 @@ impl Store for Watched {
     }
 
     fn cut(&self, key: Key, from: u64) -> Result<Ticket> {
+        self.cut.pass();
         let ticket = self.store.cut(key, from)?;
         let failed = Error::new(Status::Io, "the disk is full");
         Ok(if self.cuts_fail.load(Ordering::Relaxed) { Ticket::ready(Err(failed)) } else { ticket })
@@ -184,14 +188,41 @@ fn watched(folder: &Folder, options: &KvOptions) -> (Arc<Watched>, KvCache) {
     let store = DiskStore::open(folder.path(), &StoreOptions::default()).unwrap();
     let store = Arc::new(Watched {
         store,
+        find: Gate::default(),
         history: Gate::default(),
         write: Gate::default(),
+        cut: Gate::default(),
         last: Mutex::new(None),
         cuts_fail: AtomicBool::new(false),
         write_panics: AtomicBool::new(false),
     });
     let cache = KvCache::open(options, Some(store.clone())).unwrap();
     (store, cache)
+}
+
+#[test]
+fn a_history_that_is_edited_while_it_is_stored_is_not_lost() {
+    let folder = Folder::new();
+    let (store, cache) = watched(&folder, &KvOptions { edited: Edited::Invalidate, ..options() });
+    let whole: Vec<u64> = (0..40).collect();
+    let edited: Vec<u64> = (0..20).map(|item| if item < 16 { item } else { item + 1000 }).collect();
+    let with = |start, tokens, items| KvRequest { items, ..request(1, start, tokens) };
+    add(&cache, with(0, 40, &whole), item);
+    let owners = || Owners::These(Owner::slice(&[1]));
+    assert_eq!(cache.offload(owners()).unwrap(), 1);
+    std::thread::scope(|scope| {
+        // Stopped where all is handed to the store, and before the store is asked whether it has it.
+        let (cuts, cut) = store.cut.close();
+        let stored = scope.spawn(|| cache.offload(owners()));
+        cuts.recv().unwrap();
+        let (finds, find) = store.find.close();
+        cut.send(()).unwrap();
+        finds.recv().unwrap();
+        add(&cache, with(16, 4, &edited), item);
+        find.send(()).unwrap();
+        assert_eq!(stored.join().unwrap().unwrap(), 0);
+    });
+    assert_eq!(cache.lookup(Owner::slice(&[1])), [CachedOwner { start: 0, length: 20, tier: Tier::Resident }]);
 }
 
 #[test]

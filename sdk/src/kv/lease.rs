@@ -292,6 +292,7 @@ fn commit(inner: &Inner, held: &mut Held, save: bool) -> bool {
             return false;
         }
         (entry.writer, entry.saved) = (false, false);
+        entry.edits += u32::from(plan.cut);
         let (from, kept) = (plan.dropped_pages as usize, held.pages.len());
         let Entry { pages, dropped, .. } = &mut *entry;
         pages.truncate(from + kept, dropped);

@@ -17,6 +17,7 @@ struct Snapshot {
     pages: Vec<u32>,
     hashes: Vec<u64>,
     end_hash: u64,
+    edits: u32,
 }
 
 /// What was handed to the store.
@@ -24,6 +25,8 @@ pub(super) struct Saved {
     owner: Owner,
     /// The position after the last token.
     end: u64,
+    /// How often the history was edited before.
+    edits: u32,
     tickets: Vec<Ticket>,
     /// Whether anything had to be written.
     written: bool,
@@ -110,14 +113,20 @@ impl Inner {
     /// Waits until what was saved is as durable as the store promises.
     pub(super) fn wait_for(&self, saved: &[Saved]) -> Result<()> {
         Ticket::wait_all(saved.iter().flat_map(|saved| &saved.tickets))?;
-        for Saved { owner, end, .. } in saved.iter().filter(|saved| !saved.written) {
+        for Saved { owner, end, edits, .. } in saved.iter().filter(|saved| !saved.written) {
             // Another call has written it; the store knows whether that went well.
-            if self.found(*owner).is_none_or(|found| found.end < *end) {
+            let is_lost = self.found(*owner).is_none_or(|found| found.end < *end);
+            if is_lost && !self.was_edited(*owner, *edits) {
                 let message = format!("owner {owner} is in the store no more, or could not be written: see the log");
                 return Err(Error::new(Status::Io, message));
             }
         }
         Ok(())
+    }
+
+    /// Whether a commit has removed a part of the history since: then the store has done so, too.
+    fn was_edited(&self, owner: Owner, edits: u32) -> bool {
+        self.table.lock(owner).get(owner).is_some_and(|entry| entry.edits != edits)
     }
 
     /// Writes a snapshot; once more in whole if what is stored went while it was copied.
@@ -130,7 +139,7 @@ impl Inner {
 
     fn write_from(&self, snapshot: &Snapshot, room: Room, found: Option<Found>) -> Result<Saved> {
         let store = self.store.as_ref().expect("a cache that saves has a store");
-        let Snapshot { owner, start, tokens, ref pages, .. } = *snapshot;
+        let Snapshot { owner, start, tokens, edits, ref pages, .. } = *snapshot;
         let end = start + u64::from(tokens);
         let page_size = u64::from(self.shape.page_size);
         let most = (store.record_bytes() / self.shape.page_bytes()).clamp(1, RECORD_PAGES) as u64 * page_size;
@@ -163,7 +172,7 @@ impl Inner {
             tickets.push(store.write(record, room)?);
             at = to;
         }
-        Ok(Saved { owner, end, tickets, written })
+        Ok(Saved { owner, end, edits, tickets, written })
     }
 }
 
@@ -176,6 +185,7 @@ impl Snapshot {
             pages: entry.pages.to_vec(),
             hashes: entry.hashes.clone(),
             end_hash: entry.end_hash,
+            edits: entry.edits,
         }
     }
 

@@ -32,6 +32,8 @@ pub(super) struct Entry {
     pub(super) end_hash: u64,
     /// The place in the order of eviction: the lowest leaves first.
     pub(super) key: u64,
+    /// How many times a part of the history was removed since it is resident.
+    pub(super) edits: u32,
     /// How many times the owner was used since it is resident.
     pub(super) uses: u32,
     /// Leases that only read.
