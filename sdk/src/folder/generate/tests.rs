@@ -7,6 +7,7 @@ use super::*;
 use crate::checksum::sha256_hex;
 use crate::error::{Error, Status};
 use crate::folder::{AnyFolder, ModelKind};
+use crate::tensor::ElementType;
 
 /// What pagoda.json says of a model of two layers with int8 pages.
 fn manifest() -> Value {
