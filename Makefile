@@ -492,6 +492,8 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 # Checks the unsafe code by tools. Miri supports neither mapped files nor other processes.
 soak: deps ## Run long tests, those of the build as it is shipped, and those that need a nightly Rust: 2,000 kills, Miri, AddressSanitizer.
 	PAGODA_CRASH_CYCLES=2000 cargo test --test kv -- crash --nocapture
+	PAGODA_KV_SEQUENCES=10000 cargo test --test kv -- model
+	PAGODA_DAMAGE_STRIDE=1 cargo test --test store -- flips --nocapture
 	PAGODA_GENERATE_REQUESTS=1000 PAGODA_GENERATE_KILLS=200 cargo test --test generate -- threads crash --nocapture
 	PAGODA_GRAMMAR_SAMPLES=12500 cargo test --test generate -- no_draw_escapes_a_schema
 	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture

@@ -12,7 +12,7 @@ const KEYS: usize = 4000;
 
 /// How long, in seconds.
 fn seconds() -> u64 {
-    std::env::var("PAGODA_EMBEDDING_SECONDS").map_or(60, |text| text.parse().expect("a number of seconds"))
+    std::env::var("PAGODA_EMBEDDING_SECONDS").map_or(10, |text| text.parse().expect("a number of seconds"))
 }
 
 #[test]

@@ -12,7 +12,7 @@ use pagoda_test_support::{Folder, Random};
 use crate::pattern::{Shape, device_id};
 
 /// The default of `PAGODA_KV_SEQUENCES`.
-const SEQUENCES: u64 = 10_000;
+const SEQUENCES: u64 = 2_000;
 const STEPS: usize = 25;
 /// The steps of the one long sequence.
 const MANY_STEPS: usize = 10_000;
@@ -22,7 +22,7 @@ const USERS: usize = 6;
 const SHAPE: Shape = Shape { layers: 2, page_size: 8, row: 4 };
 
 #[test]
-fn ten_thousand_random_sequences() {
+fn random_sequences() {
     let folder = Folder::new();
     let mut store = open(&folder);
     let sequences = std::env::var("PAGODA_KV_SEQUENCES").map_or(SEQUENCES, |number| number.parse().expect("a number"));
