@@ -1,14 +1,18 @@
-//! Decoders of other exporters, run as they are: decoding against a plain loop over the same graph with past tensors that grow.
+//! Decoders of other exporters. Run as they are: decoding against a plain loop over the same graph with past tensors that grow.
+//! Converted: prefill and decoding against ONNX Runtime GenAI with the graph as it was.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pagoda::folder::GenerateFolder;
 use pagoda::folder::generate::{Form, PastPresent};
-use pagoda::{ElementType, Error, GenerateRequest, Generator, GeneratorOptions, KvSize, Model, Result, Status, Tensor};
+use pagoda::folder::{ConvertTo, GenerateFolder, convert};
+use pagoda::{
+    Cancel, ElementType, Error, GenerateRequest, Generator, GeneratorOptions, KvSize, Model, Result, Status, Tensor,
+};
 use pagoda_cli::progress::Progress;
+use pagoda_test_support::Folder;
 
-use super::{Row, median, options};
+use super::{Row, genai, generate, median, options};
 
 const TOKENS: u32 = 48;
 const ROUNDS: usize = 3;
@@ -26,6 +30,13 @@ pub fn measure(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row
         );
         return Err(Error::new(Status::NotFound, message).about("--model"));
     }
+    let mut rows = as_it_is(threads, path, progress)?;
+    rows.extend(converted(threads, path, progress)?);
+    Ok(rows)
+}
+
+/// The graph as it is.
+fn as_it_is(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>> {
     let kv_size = KvSize::Bytes(1 << 30);
     let all = GeneratorOptions { model: options(threads), kv_size, ..GeneratorOptions::default() };
     let generator = Generator::open(path, all)?;
@@ -52,6 +63,27 @@ pub fn measure(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row
         rows.push(row(case, SEQUENCES, median(several), median(other)));
     }
     Ok(rows)
+}
+
+/// The graph with pages, where a Python has ONNX Runtime GenAI, which knows no other attention than GroupQueryAttention.
+fn converted(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>> {
+    progress.doing("measuring ONNX Runtime GenAI");
+    let Some(other) = genai::measure(path, threads)? else { return Ok(Vec::new()) };
+    progress.doing("measuring the converted graph");
+    let out = Folder::new();
+    convert(path, out.path(), ConvertTo::Paged, &Cancel::new())?;
+    let generator = generate::open(out.path(), threads, None)?;
+    let (prefill, decode) = generate::one_sequence(&generator)?;
+    let (eight, _) = generate::eight_sequences(&generator)?;
+    let against = |case: &str, value, baseline| {
+        let (case, ratio) = (format!("converted, {case}"), value / baseline);
+        Row { bench: "decoder", case, value, unit: "tokens/s", baseline, baseline_name: "ORT GenAI", ratio }
+    };
+    Ok(vec![
+        against("prefill 512", prefill, other.prefill),
+        against("decode after 512", decode, other.decode),
+        against("8 sequences at once", eight, other.eight),
+    ])
 }
 
 fn row(case: String, sequences: u32, own: f64, other: f64) -> Row {

@@ -9,8 +9,7 @@ use pagoda::{GenerateRequest, Generator, GeneratorOptions, KvSize, ModelOptions,
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::{Folder, Random};
 
-use super::llama_cpp::LlamaCpp;
-use super::{Row, find_language_model, median, memory, options};
+use super::{Row, find_language_model, llama_cpp, median, memory, options};
 
 /// Tokens per second on two cores, written down: ONNX Runtime GenAI in int4.
 const GENAI: &str = "ORT GenAI int4, noted";
@@ -32,14 +31,14 @@ pub fn measure(threads: u32, folder: &Path, progress: &Progress) -> Result<Vec<R
     find_language_model(folder)?;
     let mut rows = Vec::new();
     progress.doing("measuring generate: llama.cpp");
-    let llama = LlamaCpp::measure(folder, threads)?;
+    let (name, llama) = llama_cpp::measure(folder, threads)?;
     progress.doing("measuring generate: opening");
     let begun = Instant::now();
     let generator = open(folder, threads, None)?;
     rows.push(row("open", begun.elapsed().as_secs_f64(), "s", "goal", 1.0, 1.0 / begun.elapsed().as_secs_f64()));
     progress.doing("measuring generate: prefill and decode");
     let ((prefill, decode), memory) = with_memory(&generator, || one_sequence(&generator))?;
-    let against = |case, value, baseline| row(case, value, "tokens/s", llama.name, baseline, value / baseline);
+    let against = |case, value, baseline| row(case, value, "tokens/s", name, baseline, value / baseline);
     rows.push(against("prefill 512", prefill, llama.prefill));
     rows.push(against("decode after 512", decode, llama.decode));
     rows.push(row("decode after 512", decode, "tokens/s", GENAI, GENAI_DECODE, decode / GENAI_DECODE));
@@ -79,7 +78,8 @@ fn with_memory<T>(generator: &Generator, run: impl FnOnce() -> Result<T>) -> Res
     Ok((result?, rows))
 }
 
-fn open(folder: &Path, threads: u32, store: Option<EngineStore>) -> Result<Generator> {
+/// A generator that has the cores to itself.
+pub fn open(folder: &Path, threads: u32, store: Option<EngineStore>) -> Result<Generator> {
     // No other program is measured beside it, so that its threads may spin between operators.
     let model = ModelOptions { sleep_when_idle: false, ..options(threads) };
     Generator::open(
@@ -103,7 +103,7 @@ fn request(tokens: Vec<u32>, new: u32) -> GenerateRequest {
 }
 
 /// Tokens per second of prefill, and of decode after it, of one sequence alone.
-fn one_sequence(generator: &Generator) -> Result<(f64, f64)> {
+pub fn one_sequence(generator: &Generator) -> Result<(f64, f64)> {
     let mut random = Random(1);
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
     for _ in 0..=ROUNDS {
@@ -116,7 +116,7 @@ fn one_sequence(generator: &Generator) -> Result<(f64, f64)> {
 }
 
 /// Tokens per second of 8 sequences that decode together, and the engine's own time in a step, in microseconds.
-fn eight_sequences(generator: &Generator) -> Result<(f64, f64)> {
+pub fn eight_sequences(generator: &Generator) -> Result<(f64, f64)> {
     let mut random = Random(2);
     let (mut rates, mut own) = (Vec::new(), Vec::new());
     for _ in 0..=ROUNDS {

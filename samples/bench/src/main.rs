@@ -2,9 +2,11 @@
 
 mod append;
 mod attention;
+mod by_python;
 mod cuda;
 mod decoder;
 mod embedding;
+mod genai;
 mod generate;
 mod grammar;
 mod kv;

@@ -76,7 +76,8 @@ pub enum Name {
     Rank,
     /// The generator with SmolLM2 in 4 bits: prefill, decode, 8 sequences at once, its own time, turns of a conversation.
     Generate,
-    /// The decoder of another exporter (`--model`), run as it is, against a plain loop over it with growing past tensors.
+    /// The decoder of another exporter (`--model`), run as it is, against a plain loop over it with growing past tensors; and
+    /// converted, against ONNX Runtime GenAI, where PAGODA_GENAI names a Python that has it.
     Decoder,
     /// Cache policies: their decisions, and decoding with 2,048 slots against decoding with 2,048 cached tokens.
     Policies,
