@@ -5,8 +5,11 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -461,3 +464,27 @@ def test_folders_that_can_not_be_written_are_refused(tmp_path, converted):
     # An empty folder may be there.
     (tmp_path / "out").mkdir()
     assert pagoda("convert", folder, tmp_path / "out").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_conversion_that_is_ended_leaves_nothing(tmp_path, name):
+    folder = source("llama-genai", tmp_path / "in")
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("weights are copied only from another file system")
+    with tempfile.TemporaryDirectory(dir=memory) as other:
+        # Copying takes a while.
+        shutil.move(folder / "model.onnx.data", Path(other) / "blob")
+        os.truncate(Path(other) / "blob", 256 << 20)
+        (folder / "model.onnx.data").symlink_to(Path(other) / "blob")
+        for _ in range(5):
+            process = subprocess.Popen([RELEASE / "pagoda", "convert", folder, tmp_path / "out"])
+            while process.poll() is None and os.listdir(tmp_path) == ["in"]:
+                pass
+            process.send_signal(getattr(signal, name))
+            if process.wait(60) != 0:
+                break
+            # It was done before the signal came.
+            shutil.rmtree(tmp_path / "out")
+    assert process.returncode == 128 + getattr(signal, name)
+    assert os.listdir(tmp_path) == ["in"]

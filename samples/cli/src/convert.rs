@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pagoda::folder::{ConvertTo, GenerateFolder};
 use pagoda::{Cancel, Result, Status, folder};
 
-use crate::interrupts::{INTERRUPTED, Interrupts};
+use crate::interrupts::Interrupts;
 use crate::output;
 use crate::progress::Progress;
 use crate::words::counted;
@@ -50,7 +50,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let cancel = Arc::new(Cancel::new());
     // Nothing may be left behind.
     let trigger = Arc::clone(&cancel);
-    Interrupts::receive()?.set(move || trigger.trigger());
+    let interrupts = Interrupts::receive_with_termination()?;
+    interrupts.set(move || trigger.trigger());
     let converted = {
         let _progress = Progress::spinner(format!("converting {}", arguments.from.display()));
         let form = match arguments.form {
@@ -60,7 +61,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         folder::convert(&arguments.from, &arguments.to, form, &cancel)
     };
     match converted {
-        Err(error) if error.status() == Status::Cancelled => Ok(ExitCode::from(INTERRUPTED)),
+        Err(error) if error.status() == Status::Cancelled => Ok(ExitCode::from(interrupts.code())),
         converted => output::line(summary(arguments, &converted?)).map(|()| ExitCode::SUCCESS),
     }
 }
