@@ -33,7 +33,7 @@ endif
 endif
 # Tests of all languages share one build, the release build with the settings of .ci/tested.toml; SHIPPED=1 tests what is
 # shipped. Where no kernel can run, nvcc only checks them, in a tenth of the time.
-ifeq ($(SHIPPED)$(filter-out test lint test-rust test-python test-go test-java,$(MAKECMDGOALS)),)
+ifeq ($(SHIPPED)$(filter-out test lint test-data test-rust test-python test-go test-java,$(MAKECMDGOALS)),)
 ifneq ($(MAKECMDGOALS),)
 export CARGO_FLAGS := --config .ci/tested.toml
 ifeq ($(GPU),)
@@ -234,10 +234,11 @@ uninstall: ## Remove what the last `make install` and `make install-java` put un
 	@find $(STAGE) ! -type d -printf '%P\n' | while read -r file; do rm -f "$(TO)/$$file"; done
 	@rm -f "$(TO)/share/java/pagoda.jar" "$(TO)/lib/libpagoda_jni.so"
 
+COMPRESS := gzip -n
 dist: stage build-java ## Make target/dist/pagoda-VERSION-linux-MACHINE.tar.gz, Java too, to be unpacked anywhere.
 	@install -D -m 644 target/java/pagoda.jar $(STAGE)/share/java/pagoda.jar
 	@install -D -m 755 $(RELEASE)/libpagoda_jni.so $(STAGE)/lib/libpagoda_jni.so
-	@mkdir -p target/dist && tar -C $(STAGE) --mode=u=rwX,go=rX -I 'gzip -n' -cf target/dist/$(DIST).tar.gz --sort=name --owner=0 --group=0 \
+	@mkdir -p target/dist && tar -C $(STAGE) --mode=u=rwX,go=rX -I '$(COMPRESS)' -cf target/dist/$(DIST).tar.gz --sort=name --owner=0 --group=0 \
 		--numeric-owner --mtime=@$$(git log -1 --format=%ct 2>/dev/null || echo 0) --transform 's,^\.,$(DIST),S' .
 	@ls -sh target/dist/$(DIST).tar.gz
 
@@ -412,20 +413,22 @@ bench: build-go $(JNI) bench-model model-smollm2 target/demo/model.onnx ## Run a
 
 # ---- prove ------------------------------------------------------------------------------------------------------
 
-# First everything is compiled, then tests of two languages run at a time: many of them wait more than they compute.
-test: lint ## Run all tests.
-	@$(MAKE) --no-print-directory -j2 build-tests build-cpp build-java $(VENV)/.tests
+# First everything is compiled, and beside lint, which often waits for one crate, all is made that needs no compiler. Then tests of
+# two languages run at a time: many of them wait more than they compute.
+test: ## Run all tests.
+	@$(MAKE) --no-print-directory -j2 lint test-data
+	@$(MAKE) --no-print-directory -j2 build-tests build-cpp build-java
 	@$(MAKE) --no-print-directory -j2 --output-sync=line test-rust test-go test-java test-python
 
 lint: tools $(TOOLKIT) docs-c docs-cpp
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy || \
 		{ echo "rustfmt and clippy are missing. Install them (rustup component add rustfmt clippy) and run make again." >&2; exit 1; }
 	cargo fmt --all --check
-	cargo clippy $(CARGO_FLAGS) --release --workspace --all-targets -q -- -D warnings
-	cargo clippy $(CARGO_FLAGS) --release --workspace --test gpu -q -- -D warnings
-	cargo clippy $(CARGO_FLAGS) --release --package pagoda-cli --no-default-features -q -- -D warnings
-	cargo clippy $(CARGO_FLAGS) --release --package pagoda --lib --no-default-features --features ndarray,serde -q -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --release --workspace --no-deps -q
+	+cargo clippy $(CARGO_FLAGS) --release --workspace --all-targets -q -- -D warnings
+	+cargo clippy $(CARGO_FLAGS) --release --workspace --test gpu -q -- -D warnings
+	+cargo clippy $(CARGO_FLAGS) --release --package pagoda-cli --no-default-features -q -- -D warnings
+	+cargo clippy $(CARGO_FLAGS) --release --package pagoda --lib --no-default-features --features ndarray,serde -q -- -D warnings
+	+RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --release --workspace --no-deps -q
 
 .PHONY: build-tests
 build-tests: build
@@ -436,7 +439,15 @@ test-rust: build-tests
 	@.ci/need openssl openssl
 	+cargo test $(CARGO_FLAGS) --release --workspace -q
 
-test-python: $(VENV)/.tests build-cpp wheel $(WHEELHOUSE)/.ready target/demo/model.onnx $(addprefix target/models/,$(addsuffix /pagoda.json,smollm2 smollm2-f32 smollm2-functional)) \
+# Tests of the C++ headers run under AddressSanitizer, which is quick; make soak runs them under valgrind.
+HPP_FLAGS := $(if $(SHIPPED),,-g -O1 -fsanitize=address)
+
+# What tests need beside a build.
+.PHONY: test-data
+test-data: $(VENV)/.tests $(PACKAGING)/.ready $(WHEELHOUSE)/.ready target/demo/model.onnx \
+		$(addprefix target/models/,$(addsuffix /pagoda.json,smollm2 smollm2-f32 smollm2-functional))
+
+test-python: test-data build-cpp wheel \
 		$(if $(wildcard samples/go),tools-go) $(if $(wildcard samples/java),java-tools)
 	@.ci/need valgrind valgrind
 	@.ci/need pkg-config pkg-config
@@ -445,7 +456,7 @@ test-python: $(VENV)/.tests build-cpp wheel $(WHEELHOUSE)/.ready target/demo/mod
 	@.ci/need chromium chromium
 	@.ci/need clang++ clang
 	+cargo build $(CARGO_FLAGS) --release -q --workspace --lib --example rank --example chat
-	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
+	@for name in pagoda_hpp generator_hpp; do $(CXX) $(CXX_FLAGS) $(HPP_FLAGS) tests/cpp/$$name.cpp -o $(RELEASE)/$$name $(LINK) || exit; done
 	$(PY) -m pytest -q --durations=10 -n 2 --dist loadfile tests
 
 # -count=1: go does not notice a change of libpagoda.so, and would use cached results.
@@ -493,7 +504,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 soak: deps ## Run long tests, those of the build as it is shipped, and those that need a nightly Rust: 2,000 kills, Miri, AddressSanitizer.
 	PAGODA_CRASH_CYCLES=2000 cargo test --test kv -- crash --nocapture
 	PAGODA_KV_SEQUENCES=10000 cargo test --test kv -- model
-	PAGODA_DAMAGE_STRIDE=1 cargo test --test store -- flips --nocapture
+	PAGODA_DAMAGE_STRIDE=1 PAGODA_FAULT_STRIDE=1 cargo test --test store -- flips io --nocapture
 	PAGODA_GENERATE_REQUESTS=1000 PAGODA_GENERATE_KILLS=200 cargo test --test generate -- threads crash --nocapture
 	PAGODA_GRAMMAR_SAMPLES=12500 cargo test --test generate -- no_draw_escapes_a_schema
 	PAGODA_EMBEDDING_SECONDS=600 cargo test --test embedding -- threads --nocapture

@@ -19,6 +19,11 @@ fn options(durability: Durability) -> StoreOptions {
     StoreOptions { durability, segment_bytes: 4096, garbage_bytes: 5000, ..StoreOptions::default() }
 }
 
+/// Every so many calls fail in their turn; `make soak` has each fail.
+fn stride() -> usize {
+    std::env::var("PAGODA_FAULT_STRIDE").map_or(4, |text| text.parse().expect("a number of calls"))
+}
+
 #[test]
 fn any_write_failing() {
     let mut runs = 0;
@@ -26,7 +31,7 @@ fn any_write_failing() {
     for count in [1, 2, 3, 6, FOR_EVER] {
         let kinds = [(ErrorKind::StorageFull, 0), (ErrorKind::Other, 256), (ErrorKind::StorageFull, 100)];
         for (turn, (kind, written)) in kinds.into_iter().enumerate() {
-            for from in 0.. {
+            for from in ((turn % stride()) as u64..).step_by(stride()) {
                 let fault = Fault { from, count, kind, written, reads: false };
                 let durability =
                     if (from + turn as u64).is_multiple_of(3) { Durability::Process } else { Durability::Power };
@@ -46,7 +51,7 @@ fn any_read_failing() {
     let mut runs = 0;
     let prepared = prepared(Durability::Power);
     for count in [1, FOR_EVER] {
-        for from in 0.. {
+        for from in (0..).step_by(stride()) {
             let fault = Fault { from, count, kind: ErrorKind::Other, written: 128, reads: true };
             runs += 1;
             if !run(fault, Durability::Power, &prepared) {
