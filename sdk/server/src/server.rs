@@ -50,7 +50,10 @@ impl Server {
         };
         let tls = config.tls.as_ref().map(acceptor).transpose()?;
         logging::start(config.log, &config.log_level)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("pagoda-http").build();
+        // Half of the cores: the others are the models'. Two threads that share the requests of few clients only wake each other.
+        let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.enable_all().thread_name("pagoda-http").worker_threads(threads).build();
         let runtime =
             runtime.map_err(|error| Error::new(Status::Internal, format!("no threads can be started: {error}")))?;
         let listen = config.listen.as_str();

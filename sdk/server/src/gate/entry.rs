@@ -1,13 +1,13 @@
 //! The line of a request in the log, and its place in the metrics: both when it has ended, however it does.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request};
 use axum::http::{Method, StatusCode};
 
 use super::id::RequestId;
-use crate::logging::{self, Access};
+use crate::logging::{self, Access, LogFormat};
 use crate::state::State;
 use crate::traces::{Ended, Started};
 
@@ -75,20 +75,45 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let took = self.since.elapsed();
         self.state.metrics.end(self.route.as_deref().unwrap_or("other"), self.status, took);
+        let (method, status) = (self.method.clone(), self.status);
+        let trace_id = self.span.as_ref().map(|span| format!("{:032x}", span.context().trace));
+        if let (Some(span), Some(traces)) = (self.span.take(), &self.state.traces) {
+            let (path, route) = (&self.path, self.route.as_deref());
+            span.end(traces, &Ended { method: method.as_str(), path, route, status, id: self.id.as_str() });
+        }
+        let (format, id, path) = (self.state.log, self.id.clone(), std::mem::take(&mut self.path));
+        let line = Line { format, id, method, path, status, took, complete: self.complete, trace_id };
+        // The response has yet to be sent.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { drop(line) });
+        }
+    }
+}
+
+/// A line of the log, which is written when it is dropped: also by a runtime that ends.
+struct Line {
+    format: LogFormat,
+    id: RequestId,
+    method: Method,
+    path: String,
+    status: u16,
+    took: Duration,
+    complete: bool,
+    trace_id: Option<String>,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
         let access = Access {
             request_id: self.id.as_str(),
             method: self.method.as_str(),
             path: &self.path,
             status: self.status,
-            ms: (took.as_secs_f64() * 1e6).round() / 1e3,
+            ms: (self.took.as_secs_f64() * 1e6).round() / 1e3,
             complete: self.complete,
-            trace_id: self.span.as_ref().map(|span| format!("{:032x}", span.context().trace)),
+            trace_id: self.trace_id.take(),
         };
-        logging::access(self.state.log, &access);
-        if let (Some(span), Some(traces)) = (self.span.take(), &self.state.traces) {
-            let (method, path, route) = (self.method.as_str(), self.path.as_str(), self.route.as_deref());
-            span.end(traces, &Ended { method, path, route, status: self.status, id: self.id.as_str() });
-        }
+        logging::access(self.format, &access);
     }
 }
 
