@@ -61,7 +61,7 @@ class Rewriting:
     def run(self):
         graph, kv = self.graph, self.kv
         self.prepare()
-        nodes = [*self.first, *(new for node in graph.node for new in self.replaced(node))]
+        nodes = self.used([*self.first, *(new for node in graph.node for new in self.replaced(node))])
         del graph.node[:], graph.input[1:], graph.output[1:]
         graph.node.extend(nodes)
         rows, kind = ["batch", "new"], {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16}[kv["type"]]
@@ -71,6 +71,12 @@ class Rewriting:
             past, present = (["batch", kv["heads"], size, kv["head_size"]] for size in ("past", "columns"))
             graph.input.append(helper.make_tensor_value_info(f"past_key_values.{name}", kind, past))
             graph.output.append(helper.make_tensor_value_info(f"present.{name}", kind, present))
+
+    def used(self, nodes):
+        """Without those whose input no node makes any more."""
+        made = {name for node in nodes for name in node.output} | {value.name for value in self.graph.initializer}
+        gone = {name for node in self.graph.node for name in node.output} - made
+        return [node for node in nodes if not gone & set(node.input)]
 
     def replaced(self, node):
         if node.op_type == "Gather" and node.input[0].startswith("kv_pool."):
@@ -97,7 +103,10 @@ class Rewriting:
 
 
 class Plain(Rewriting):
-    """The past before the new rows, and a mask of what each row sees: columns up to its own that are no padding."""
+    """The past before the new rows, and a mask of what each row sees: columns up to its own that are no padding. Keys and values have
+    their heads in front, from the past to the attention."""
+
+    layer = 0
 
     def prepare(self):
         zero, one = self.constant("mask.zero", 0), self.constant("mask.one", 1)
@@ -112,14 +121,28 @@ class Plain(Rewriting):
         self.node("And", [tokens, causal], "mask.seen")
 
     def read(self, node, layer, part):
-        return [helper.make_node("Transpose", [f"past_key_values.{layer}.{part}"], node.output, perm=HEADS_FIRST)]
+        return []
 
     def join(self, node, layer, part):
-        return [node, helper.make_node("Transpose", node.output, [f"present.{layer}.{part}"], perm=HEADS_FIRST)]
+        new = f"{part}.{layer}.heads_first"
+        first = helper.make_node("Transpose", [f"new_{part}.{layer}"], [new], perm=HEADS_FIRST)
+        past, present = f"past_key_values.{layer}.{part}", f"present.{layer}.{part}"
+        return [first, helper.make_node("Concat", [past, new], [present], axis=2)]
 
     def attend(self, node):
-        node.input[3] = "mask.seen"
-        return [node]
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        layer, query = self.layer, f"query.{self.layer}"
+        self.layer += 1
+        apart = self.constant(f"{query}.shape", [0, 0, given["q_num_heads"], self.kv["head_size"]])
+        together = self.constant(f"{query}.width", [0, 0, given["q_num_heads"] * self.kv["head_size"]])
+        inputs = [f"{query}.heads_first", f"present.{layer}.key", f"present.{layer}.value", "mask.seen"]
+        return [
+            helper.make_node("Reshape", [node.input[0], apart], [query]),
+            helper.make_node("Transpose", [query], inputs[:1], perm=HEADS_FIRST),
+            helper.make_node("Attention", inputs, [f"{query}.seen"], scale=given["scale"]),
+            helper.make_node("Transpose", [f"{query}.seen"], [f"{query}.rows"], perm=HEADS_FIRST),
+            helper.make_node("Reshape", [f"{query}.rows", together], node.output),
+        ]
 
 
 class Grouped(Rewriting):

@@ -32,9 +32,10 @@ def answers(generator, prompts):
     return [(response.tokens, margins) for response, margins in zip(read, margin)]
 
 
-@pytest.mark.parametrize("form", ["functional", "past-present", "group-query"])
-def test_smollm2_gives_the_same_tokens_in_every_form(pagoda, expected, form, tmp_path):
-    folder = SMOLLM2
+@pytest.mark.parametrize("form", ["functional", "past-present", "group-query", "past-present, rewritten", "group-query, rewritten"])
+def test_smollm2_gives_the_same_tokens_in_every_form(pagoda, expected, form, tmp_path, monkeypatch):
+    folder, form, rewritten = SMOLLM2, *(form.split(", ") + [""])[:2]
+    monkeypatch.setenv("PAGODA_REWRITTEN", str(int(bool(rewritten))))
     if form != "functional":
         folder = tmp_path / form
         rewrite(SMOLLM2, folder, form == "group-query")

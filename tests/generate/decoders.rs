@@ -1,4 +1,5 @@
-//! Graphs that know nothing of pages, run as they are: decoders of other exporters, `tests/data/decoders`, and the functional form.
+//! Graphs that know nothing of pages: decoders of other exporters, `tests/data/decoders`, and the functional form. Run as they are,
+//! and rewritten when they are opened.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +73,8 @@ impl Foreign {
     fn open(&self, options: GeneratorOptions) -> Generator {
         let provider = Provider::Cpu;
         let model = ModelOptions { provider, ..options.model };
-        Generator::open(self.files.path(), GeneratorOptions { model, ..options }).unwrap()
+        let folder = GenerateFolder::open(self.files.path()).unwrap();
+        Generator::open_folder(folder, GeneratorOptions { model, ..options }).unwrap()
     }
 
     /// The logits after each token, `[tokens, vocabulary]`: all in one run, without a past.
@@ -306,6 +308,51 @@ fn log_probabilities_of_prompts_are_those_of_the_graph() {
     }
 }
 
+#[test]
+fn decoders_are_rewritten_for_pages_when_they_are_opened() {
+    for (name, tolerance) in DECODERS {
+        let foreign = Foreign::decoder(name, tolerance);
+        let open = |options: GeneratorOptions| Generator::open(foreign.files.path(), options).unwrap();
+        let generator = open(options(64));
+        assert_eq!(generator.folder().form, Form::Paged, "{name}");
+        assert_eq!(generator.folder().version, foreign.graph.as_ref().unwrap().2.version, "{name}");
+        foreign.check_all(&generator, &Foreign::requests(&[1, 2, 31, 32, 33, 64, 5, 90, 5], 30), "rewritten");
+        if tolerance < 0.1 && !name.ends_with("int4") {
+            for (prompt, expected) in expected(name) {
+                assert_eq!(tokens(&generator, &greedy(&prompt, expected.len() as u32)), expected, "{name}");
+            }
+        }
+        // What only graphs of pages can have.
+        let quantised = open(GeneratorOptions { kv_format: Some(KvFormat::Int8), ..options(64) });
+        assert_eq!(quantised.folder().kv.format, KvFormat::Int8, "{name}");
+        assert_eq!(tokens(&quantised, &greedy(&prompt(3, 40), 10)).len(), 10);
+        let few = open(GeneratorOptions { kv_policy: Some(KvPolicy::new("h2o", 32)), ..options(64) });
+        assert_eq!(tokens(&few, &greedy(&prompt(3, 60), 10)).len(), 10, "{name}");
+    }
+}
+
+/// What one form has stored the other goes on with: both keep keys after their rotation.
+#[test]
+fn a_conversation_goes_on_whether_its_decoder_is_rewritten_or_not() {
+    for foreign in Foreign::kinds().filter(|foreign| foreign.graph.is_some()) {
+        let store = Folder::new();
+        let options = || GeneratorOptions { store: Some(EngineStore::new(store.path().join("store"))), ..options(64) };
+        let mut conversation = prompt(1, 40);
+        for (turn, cached) in [0, 47, 60, 73].into_iter().enumerate() {
+            let generator = match turn % 2 {
+                0 => foreign.open(options()),
+                _ => Generator::open(foreign.files.path(), options()).unwrap(),
+            };
+            let request = GenerateRequest { session: Some("anna".into()), ..greedy(&conversation, 8) };
+            let response = generator.generate(&request).unwrap();
+            assert_eq!(response.cached_tokens, cached, "{}, turn {turn}", foreign.name);
+            foreign.assert_greedy(&conversation, &response.choices[0].tokens, "in turns");
+            conversation.extend(&response.choices[0].tokens);
+            conversation.extend(prompt(7, 5));
+        }
+    }
+}
+
 /// Sequences that join, leave and are cancelled at any step.
 #[test]
 fn batches_that_change_all_the_time_keep_their_tokens() {
@@ -352,7 +399,8 @@ fn texts_and_chats_are_taken() {
 fn what_a_form_can_not_have_is_refused_by_name() {
     for foreign in Foreign::kinds() {
         let refused = |options: GeneratorOptions, option: &str, message: &str| {
-            let error = Generator::open(foreign.files.path(), options).err().expect("it is refused");
+            let folder = GenerateFolder::open(foreign.files.path()).unwrap();
+            let error = Generator::open_folder(folder, options).err().expect("it is refused");
             assert_eq!((error.status(), error.argument()), (Status::Unsupported, Some(option)), "{error}");
             assert!(error.message().contains(message) && error.message().contains("`pagoda convert`"), "{error}");
         };

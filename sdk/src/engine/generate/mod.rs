@@ -63,6 +63,7 @@ use crate::error::{Error, Result, Status};
 use crate::folder::GenerateFolder;
 use crate::kv::{KvStats, Owner, Owners, TierStats, Tiers};
 use crate::runtime::Watcher;
+use crate::store::Store;
 use crate::sync::{Condvar, Mutex, Worker};
 use crate::text::Tokenizer;
 
@@ -119,14 +120,31 @@ struct Inbox {
 }
 
 impl Generator {
-    /// Opens a model folder and everything under it.
+    /// Opens a model folder and everything under it. The graph of a decoder of another exporter is rewritten in memory so that it
+    /// reads pages, where it is recognised; the environment variable PAGODA_REWRITTEN=0 has it run as it is.
     ///
     /// # Errors
     /// As [`GenerateFolder::open`], [`Model::open`](crate::Model::open), and the errors of opening stores and caches.
     /// INVALID_ARGUMENT for invalid options. MODEL for a tokenizer or a template that can not be read.
     pub fn open(folder: impl AsRef<Path>, options: GeneratorOptions) -> Result<Self> {
         open_model::check(&options)?;
-        let folder = GenerateFolder::open(folder)?;
+        Self::open_by(GenerateFolder::open(folder)?, options, OpenModel::open)
+    }
+
+    /// Opens a folder that is read already, with the graph that it has: a decoder of another exporter is run as it is.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_folder(folder: GenerateFolder, options: GeneratorOptions) -> Result<Self> {
+        open_model::check(&options)?;
+        Self::open_by(folder, options, OpenModel::open_as_it_is)
+    }
+
+    fn open_by(
+        folder: GenerateFolder,
+        options: GeneratorOptions,
+        open: impl FnOnce(GenerateFolder, &GeneratorOptions, Option<Arc<dyn Store>>) -> Result<OpenModel>,
+    ) -> Result<Self> {
         if folder.main.is_some() {
             let message = "it drafts for another model, whose keys and values it reads: open that one, with this folder as \
                            options.draft_model";
@@ -135,7 +153,7 @@ impl Generator {
         let store = stores::open(options.store.as_ref(), options.host_bytes, &options.model)?;
         // Host memory keeps nothing for sure: the end of a turn does not wait for it, and does not fail by it.
         let is_durable = options.store.is_some();
-        let model = Arc::new(OpenModel::open(folder, &options, store)?);
+        let model = Arc::new(open(folder, &options, store)?);
         let counters = Arc::new(Counters::default());
         let sessions = Sessions::start(&model, is_durable)?;
         let slot_sessions = SlotSessions::open(&model)?;

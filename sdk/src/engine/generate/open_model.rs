@@ -19,8 +19,10 @@ use crate::store::Store;
 use crate::tensor::ElementType;
 use crate::text::{ChatInput, ChatTemplate, Tokenizer};
 
-/// The environment variable that keeps graphs as they are, with the value 0.
+/// The environment variables that keep graphs as they are, with the value 0: that do not fuse dense nodes, and do not rewrite
+/// decoders of other exporters.
 const FUSED: &str = "PAGODA_FUSED";
+const REWRITTEN: &str = "PAGODA_REWRITTEN";
 
 /// An open model.
 pub(super) struct OpenModel {
@@ -45,9 +47,49 @@ pub(super) struct OpenModel {
 }
 
 impl OpenModel {
-    /// Opens a folder and everything under it.
+    /// Opens a folder and everything under it. A decoder of another exporter is rewritten for pages, where its graph is recognised.
     pub(super) fn open(
         folder: GenerateFolder,
+        options: &GeneratorOptions,
+        store: Option<Arc<dyn Store>>,
+    ) -> Result<Self> {
+        if matches!(folder.form, Form::PastPresent(_)) && is_asked(REWRITTEN) {
+            let path = folder.path().display();
+            match folder.with_paged_attention() {
+                Ok((rewritten, graphs)) => {
+                    log::info!("{path} is rewritten for pages; {REWRITTEN}=0 runs it as it is");
+                    match Self::open_as(rewritten, Some(graphs), options, store.clone()) {
+                        Err(error) if error.status() == Status::Model => {
+                            log::warn!(
+                                "{path} is run as it is, because its rewritten graph can not be opened: {error}"
+                            );
+                        }
+                        outcome => return outcome,
+                    }
+                }
+                Err(error) => log::info!("{path} is run as it is: {error}"),
+            }
+        }
+        Self::open_as_it_is(folder, options, store)
+    }
+
+    /// Opens a folder with the graph that it has.
+    pub(super) fn open_as_it_is(
+        folder: GenerateFolder,
+        options: &GeneratorOptions,
+        store: Option<Arc<dyn Store>>,
+    ) -> Result<Self> {
+        if folder.form != Form::Paged {
+            let (path, form, notes) = (folder.path().display(), folder.form.name(), folder.form.notes().join("; "));
+            log::info!("{path} is run in the form {form}: {notes}");
+        }
+        Self::open_as(folder, None, options, store)
+    }
+
+    /// Opens a folder with its graph, or `graphs` in its place.
+    fn open_as(
+        folder: GenerateFolder,
+        graphs: Option<RewrittenGraphs>,
         options: &GeneratorOptions,
         store: Option<Arc<dyn Store>>,
     ) -> Result<Self> {
@@ -62,10 +104,10 @@ impl OpenModel {
             weights: policy.as_ref().is_some_and(|policy| policy.needs().weights),
             norms: policy.as_ref().is_some_and(OpenPolicy::needs_norms),
         };
-        let rewritten = if folder.form == Form::Paged { folder.with_pages(form)? } else { None };
+        let rewritten = if folder.form == Form::Paged { folder.with_pages(graphs.as_ref(), form)? } else { None };
         let (folder, graphs) = match rewritten {
             Some((folder, graphs)) => (folder, Some(graphs)),
-            None => (folder, None),
+            None => (folder, graphs),
         };
         if let (Some(policy), Some(graphs)) = (&mut policy, &graphs) {
             policy.names.clone_from(&graphs.slots);
@@ -180,7 +222,7 @@ fn open_fused(
     model: &ModelOptions,
 ) -> Result<Option<Arc<Model>>> {
     let asked = may_fuse(folder.compute, &folder.form, model)
-        && std::env::var_os(FUSED).is_none_or(|value| value != "0")
+        && is_asked(FUSED)
         && runtime::has_cuda(runtime::api(model.onnxruntime_path.as_deref())?)?
         && Gpu::shared(model.device_id as usize).is_ok_and(Gpu::is_hopper);
     let fused = if asked { folder.with_fused(graphs)? } else { None };
@@ -195,6 +237,11 @@ fn open_fused(
             Ok(None)
         }
     }
+}
+
+/// Whether an environment variable does not say 0.
+fn is_asked(variable: &str) -> bool {
+    std::env::var_os(variable).is_none_or(|value| value != "0")
 }
 
 /// Whether a GPU, if there is one, may run a fused graph: with pools in host memory our operators run on the CPU.

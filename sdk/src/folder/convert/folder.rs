@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::contents::FolderFile;
 use super::super::decoder;
-use super::super::generate::{Attention, Form, GenerateFolder, Inputs, Outputs, PastPresent};
+use super::super::generate::{Attention, Form, GenerateFolder, Inputs, Outputs, PastPresent, RewrittenGraphs};
 use super::paged::PagedNames;
 use super::{ConvertTo, Converted, Names, Sides, rewrite};
 use crate::checksum::sha256_hex;
@@ -43,6 +43,27 @@ pub fn convert(
     check(cancel)?;
     write(&folder, made, &converted, to, cancel)?;
     GenerateFolder::open(to)
+}
+
+impl GenerateFolder {
+    /// Whether a generator that opens this decoder of another exporter rewrites its graph in memory, as [`convert`] does in files.
+    ///
+    /// # Errors
+    /// UNSUPPORTED for a graph that is not recognised, with its nodes by name, and for a folder that needs no rewriting; MODEL for a
+    /// graph that its configuration contradicts.
+    pub fn is_rewritten(&self) -> Result<()> {
+        rewritten(self, ConvertTo::Paged).map(drop)
+    }
+
+    /// This decoder of another exporter with its attention over pages, and its graph rewritten for them. Weights that lie outside
+    /// the graph stay where they are.
+    ///
+    /// # Errors
+    /// As [`is_rewritten`](Self::is_rewritten).
+    pub(crate) fn with_paged_attention(&self) -> Result<(Self, RewrittenGraphs)> {
+        let (converted, folder) = rewritten(self, ConvertTo::Paged)?;
+        Ok((folder, RewrittenGraphs::one(converted.bytes)))
+    }
 }
 
 /// The graph of a decoder, rewritten, and what the folder says then. Its files are still those of the decoder.

@@ -54,14 +54,7 @@ pub(super) fn is_foreign(path: &Path) -> bool {
 
 /// Opens a decoder: finds its form, checks it, and hashes every file.
 pub(super) fn open(path: &Path) -> Result<GenerateFolder> {
-    let folder = described(path, Rings::Refused)?;
-    let notes = folder.form.notes().join("; ");
-    log::info!(
-        "{} is run as it is, in the form {}: {notes}. `pagoda convert` rewrites it",
-        path.display(),
-        folder.form.name()
-    );
-    Ok(folder)
+    described(path, Rings::Refused)
 }
 
 #[cfg(feature = "llm")]

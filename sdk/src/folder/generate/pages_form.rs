@@ -42,12 +42,17 @@ pub(crate) struct SlotNames {
 }
 
 impl GenerateFolder {
-    /// This folder with pages of another form, and its graphs rewritten for them. `None` where the graph has that form.
+    /// This folder with pages of another form, and its graphs, or `graphs` in their place, rewritten for them. `None` where the
+    /// graph has that form.
     ///
     /// # Errors
     /// MODEL if the graph can not be read, or its PagedAttention nodes do not use the pools that the pagoda.json names.
     /// INVALID_ARGUMENT for int4 and heads of an odd size. UNSUPPORTED for slots in a graph without positions.
-    pub(crate) fn with_pages(&self, form: PagesForm) -> Result<Option<(Self, RewrittenGraphs)>> {
+    pub(crate) fn with_pages(
+        &self,
+        graphs: Option<&RewrittenGraphs>,
+        form: PagesForm,
+    ) -> Result<Option<(Self, RewrittenGraphs)>> {
         let format = form.format;
         if format == self.kv.format && !form.slots {
             return Ok(None);
@@ -73,7 +78,14 @@ impl GenerateFolder {
             kv_norms: form.norms.then(|| format!("{pool}.kv_norms")),
         };
         let slots: Vec<_> = if form.slots { folder.inputs.kv_pools.iter().map(names).collect() } else { Vec::new() };
-        let rewritten = |name: &String| self.rewritten(name, &folder, &slots).map(Bytes::from);
+        let rewritten = |name: &String| {
+            let bytes = match graphs {
+                Some(graphs) => graphs.graph.clone(),
+                None => self.bytes_of(name)?.into(),
+            };
+            let graph = rewrite(&bytes, self, &folder, &slots).map_err(|message| self.no_graph(name, &message))?;
+            Ok::<_, Error>(Bytes::from(graph))
+        };
         let graph = rewritten(&self.model)?;
         let on_cpu = self.cpu_model.as_ref().map(rewritten).transpose()?;
         Ok(Some((folder, RewrittenGraphs { graph, on_cpu, slots })))
@@ -99,11 +111,6 @@ impl GenerateFolder {
         Ok(self.with_fused(None)?.map(|fused| fused.graph.into()))
     }
 
-    /// The graph in one of the folder's files, with the pools of `to`.
-    fn rewritten(&self, name: &str, to: &Self, slots: &[SlotNames]) -> Result<Vec<u8>> {
-        rewrite(&self.bytes_of(name)?, self, to, slots).map_err(|message| self.no_graph(name, &message))
-    }
-
     fn bytes_of(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.file(name);
         std::fs::read(&path)
@@ -124,6 +131,11 @@ pub(crate) struct RewrittenGraphs {
 }
 
 impl RewrittenGraphs {
+    /// One graph, without slots.
+    pub(crate) fn one(graph: Vec<u8>) -> Self {
+        Self { graph: graph.into(), on_cpu: None, slots: Vec::new() }
+    }
+
     /// The graph, and the one that the CPU provider takes instead; mostly it is the same.
     pub(crate) fn bytes(&self) -> (&[u8], &[u8]) {
         (&self.graph, self.on_cpu.as_ref().unwrap_or(&self.graph))

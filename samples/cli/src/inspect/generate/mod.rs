@@ -21,7 +21,7 @@ pub(super) struct Report<'a> {
     /// The graph's kind, in words.
     taken_as: String,
     /// What is lost against the paged form.
-    notes: Vec<&'static str>,
+    notes: Vec<String>,
     version: &'a str,
     /// Whether every file is as it was exported. Always true: otherwise there is no report.
     whole: bool,
@@ -128,13 +128,12 @@ impl<'a> Report<'a> {
         let (graph_inputs, mut graph_outputs) = folder.graph_names();
         // Of the graph for the CPU alone.
         graph_outputs.retain(|name| Some(*name) != folder.outputs.logits_max.as_deref());
-        let notes = folder.form.notes().into_iter();
         Self {
             folder: folder.path().display().to_string(),
             kind: folder.kind.name(),
             form: folder.form.name(),
             taken_as: taken_as(folder),
-            notes: notes.chain((folder.form != Form::Paged).then_some("`pagoda convert` rewrites the graph")).collect(),
+            notes: notes(folder),
             version: &folder.version,
             whole: true,
             architecture: &folder.architecture,
@@ -196,6 +195,23 @@ impl<'a> Report<'a> {
 }
 
 /// What kind of graph it is.
+/// How the graph is run, and what is lost.
+fn notes(folder: &GenerateFolder) -> Vec<String> {
+    let notes = folder.form.notes().into_iter().map(str::to_owned);
+    #[cfg(feature = "llm")]
+    if matches!(folder.form, Form::PastPresent(_)) {
+        return match folder.is_rewritten() {
+            Ok(()) => vec![
+                "a generator rewrites the graph for pages when it opens it, and nothing is lost".into(),
+                "`pagoda convert` writes the rewritten graph; PAGODA_REWRITTEN=0 has a generator run it as it is"
+                    .into(),
+            ],
+            Err(error) => notes.chain(error.message().lines().map(str::to_owned)).collect(),
+        };
+    }
+    notes.collect()
+}
+
 fn taken_as(folder: &GenerateFolder) -> String {
     match &folder.form {
         Form::PastPresent(names) => {

@@ -12,7 +12,7 @@ impl Report<'_> {
         page.line("blocks", self.blocks());
         if self.form != "paged" {
             page.line("form", format!("{}: {}", self.form, self.taken_as));
-            self.notes.iter().for_each(|note| page.line("", (*note).to_owned()));
+            self.notes.iter().for_each(|note| page.line("", note.clone()));
         }
         page.line("weights", self.weights());
         let context = counted(self.limits.max_context.into(), "token");
