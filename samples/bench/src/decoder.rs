@@ -1,5 +1,5 @@
-//! Decoders of other exporters. Run as they are: decoding against a plain loop over the same graph with past tensors that grow.
-//! Converted: prefill and decoding against ONNX Runtime GenAI with the graph as it was.
+//! Decoders of other exporters, as they are and rewritten for pages: decoding against a plain loop over the same graph with past
+//! tensors that grow. Converted: prefill and decoding against ONNX Runtime GenAI with the graph as it was.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -30,16 +30,17 @@ pub fn measure(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row
         );
         return Err(Error::new(Status::NotFound, message).about("--model"));
     }
-    let mut rows = as_it_is(threads, path, progress)?;
+    let mut rows = against_a_loop(threads, path, progress)?;
     rows.extend(converted(threads, path, progress)?);
     Ok(rows)
 }
 
-/// The graph as it is.
-fn as_it_is(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>> {
-    let kv_size = KvSize::Bytes(1 << 30);
-    let all = GeneratorOptions { model: options(threads), kv_size, ..GeneratorOptions::default() };
-    let generator = Generator::open(path, all)?;
+/// The graph as it is, and rewritten as a generator has it otherwise, where it is recognised.
+fn against_a_loop(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>> {
+    let all =
+        || GeneratorOptions { model: options(threads), kv_size: KvSize::Bytes(1 << 30), ..GeneratorOptions::default() };
+    let generator = Generator::open_folder(GenerateFolder::open(path)?, all())?;
+    let rewritten = Some(Generator::open(path, all())?).filter(|other| other.folder().form == Form::Paged);
     let folder = generator.folder();
     let Form::PastPresent(names) = &folder.form else {
         return Err(Error::new(Status::Unsupported, "its graph has no past tensors").about("--model"));
@@ -48,19 +49,23 @@ fn as_it_is(threads: u32, path: &Path, progress: &Progress) -> Result<Vec<Row>> 
     let mut rows = Vec::new();
     for prompt in PROMPTS.into_iter().filter(|prompt| prompt + TOKENS <= folder.limits.max_context) {
         progress.doing(format!("measuring after {prompt} tokens"));
-        let (mut own, mut other) = (Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
-            let (tokens, time) = generated(&generator, prompt, 1)?;
-            own.push(time);
-            let (expected, time) = plain.decode(&ids(0, prompt))?;
-            other.push(time);
-            assert_eq!(tokens, expected, "both take the likeliest tokens");
+        let (mut others, expected) = (Vec::new(), plain.decode(&ids(0, prompt))?.0);
+        for (how, generator) in [("", Some(&generator)), ("rewritten, ", rewritten.as_ref())] {
+            let Some(generator) = generator else { continue };
+            let mut own = Vec::new();
+            for _ in 0..ROUNDS {
+                let (tokens, time) = generated(generator, prompt, 1)?;
+                own.push(time);
+                others.push(plain.decode(&ids(0, prompt))?.1);
+                assert_eq!(tokens, expected, "both take the likeliest tokens");
+            }
+            let other = median(others.clone());
+            rows.push(row(format!("{how}1 sequence after {prompt} tokens"), 1, median(own), other));
+            let several =
+                (0..ROUNDS).map(|_| Ok(generated(generator, prompt, SEQUENCES)?.1)).collect::<Result<Vec<_>>>()?;
+            let case = format!("{how}{SEQUENCES} sequences after {prompt} tokens");
+            rows.push(row(case, SEQUENCES, median(several), other));
         }
-        rows.push(row(format!("1 sequence after {prompt} tokens"), 1, median(own), median(other.clone())));
-        let several =
-            (0..ROUNDS).map(|_| Ok(generated(&generator, prompt, SEQUENCES)?.1)).collect::<Result<Vec<_>>>()?;
-        let case = format!("{SEQUENCES} sequences after {prompt} tokens");
-        rows.push(row(case, SEQUENCES, median(several), median(other)));
     }
     Ok(rows)
 }
