@@ -1,5 +1,6 @@
 //! Other runtimes, measured in the same run by a Python that has them.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::process::Command;
 
@@ -27,11 +28,11 @@ pub fn measure(variable: &'static str, script: &str, arguments: &[&OsStr]) -> Re
     if !output.status.success() {
         return Err(failed(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim())));
     }
-    let text = String::from_utf8_lossy(&output.stdout);
+    let printed = || String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let figures: HashMap<String, f64> = serde_json::from_slice(&output.stdout)
+        .map_err(|error| failed(format!("it printed {:?}: {error}", printed())))?;
     let figure = |key: &str| {
-        let after = text.split(&format!("\"{key}\": ")).nth(1);
-        let number = after.and_then(|rest| rest.split([',', '}']).next()).and_then(|number| number.trim().parse().ok());
-        number.ok_or_else(|| failed(format!("it printed {:?}, without {key}", text.trim())))
+        figures.get(key).copied().ok_or_else(|| failed(format!("it printed {:?}, without {key}", printed())))
     };
     Ok(Some(Figures { prefill: figure("prefill")?, decode: figure("decode")?, eight: figure("eight")? }))
 }
