@@ -400,9 +400,13 @@ fn what_a_form_can_not_have_is_refused_by_name() {
     for foreign in Foreign::kinds() {
         let refused = |options: GeneratorOptions, option: &str, message: &str| {
             let folder = GenerateFolder::open(foreign.files.path()).unwrap();
+            let otherwise = match folder.form {
+                Form::Functional(_) => "or export the model without --form functional",
+                _ => "or see `pagoda inspect`",
+            };
             let error = Generator::open_folder(folder, options).err().expect("it is refused");
             assert_eq!((error.status(), error.argument()), (Status::Unsupported, Some(option)), "{error}");
-            assert!(error.message().contains(message) && error.message().contains("`pagoda convert`"), "{error}");
+            assert!(error.message().contains(message) && error.message().contains(otherwise), "{error}");
         };
         let quantised = GeneratorOptions { kv_format: Some(KvFormat::Int8), ..options(64) };
         refused(quantised, "options.kv_format", "which reads keys and values as it has made them");

@@ -46,6 +46,21 @@ pub(super) struct OpenModel {
     pub(super) slot_store: Option<Arc<dyn Store>>,
 }
 
+/// What turns texts into tokens.
+struct Texts {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+}
+
+impl Texts {
+    fn open(folder: &GenerateFolder) -> Result<Self> {
+        let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
+        let template = folder.chat_template()?;
+        let template = template.map(|source| ChatTemplate::new(&source, &folder.text.template_tokens)).transpose()?;
+        Ok(Self { tokenizer, template })
+    }
+}
+
 impl OpenModel {
     /// Opens a folder and everything under it. A decoder of another exporter is rewritten for pages, where its graph is recognised.
     pub(super) fn open(
@@ -58,7 +73,9 @@ impl OpenModel {
             match folder.with_paged_attention() {
                 Ok((rewritten, graphs)) => {
                     log::info!("{path} is rewritten for pages; {REWRITTEN}=0 runs it as it is");
-                    match Self::open_as(rewritten, Some(graphs), options, store.clone()) {
+                    let texts = Texts::open(&rewritten)?;
+                    match Self::open_as(rewritten, texts, Some(graphs), options, store.clone()) {
+                        // Of the graph: the texts are open.
                         Err(error) if error.status() == Status::Model => {
                             log::warn!(
                                 "{path} is run as it is, because its rewritten graph can not be opened: {error}"
@@ -83,20 +100,19 @@ impl OpenModel {
             let (path, form, notes) = (folder.path().display(), folder.form.name(), folder.form.notes().join("; "));
             log::info!("{path} is run in the form {form}: {notes}");
         }
-        Self::open_as(folder, None, options, store)
+        let texts = Texts::open(&folder)?;
+        Self::open_as(folder, texts, None, options, store)
     }
 
-    /// Opens a folder with its graph, or `graphs` in its place.
+    /// Opens a folder with its graph, or `graphs` in its place. An error with the status MODEL is about the graph.
     fn open_as(
         folder: GenerateFolder,
+        Texts { tokenizer, template }: Texts,
         graphs: Option<RewrittenGraphs>,
         options: &GeneratorOptions,
         store: Option<Arc<dyn Store>>,
     ) -> Result<Self> {
         let model_options = form_options::model_options(&folder, options)?;
-        let tokenizer = Arc::new(Tokenizer::from_file(folder.file(&folder.text.tokenizer))?);
-        let template = folder.chat_template()?;
-        let template = template.map(|source| ChatTemplate::new(&source, &folder.text.template_tokens)).transpose()?;
         let mut policy = OpenPolicy::open(options, &folder)?;
         let form = PagesForm {
             format: options.kv_format.unwrap_or(folder.kv.format),

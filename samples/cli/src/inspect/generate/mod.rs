@@ -194,7 +194,6 @@ impl<'a> Report<'a> {
     }
 }
 
-/// What kind of graph it is.
 /// How the graph is run, and what is lost.
 fn notes(folder: &GenerateFolder) -> Vec<String> {
     let notes = folder.form.notes().into_iter().map(str::to_owned);
@@ -212,6 +211,7 @@ fn notes(folder: &GenerateFolder) -> Vec<String> {
     notes.collect()
 }
 
+/// What kind of graph it is.
 fn taken_as(folder: &GenerateFolder) -> String {
     match &folder.form {
         Form::PastPresent(names) => {

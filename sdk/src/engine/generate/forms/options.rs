@@ -12,11 +12,14 @@ pub(in super::super) fn model_options(folder: &GenerateFolder, options: &Generat
     if folder.form == Form::Paged {
         return Ok(model);
     }
+    let otherwise = match folder.form {
+        Form::Functional(_) => "export the model without --form functional",
+        _ => "see `pagoda inspect`, which says why the graph is not rewritten for pages",
+    };
     let refused = |option: &str, what: &str| {
         let form = folder.form.name();
-        let message =
-            format!("the model's graph has the form {form:?}, {what}: leave this unset, or rewrite the graph");
-        Err(Error::new(Status::Unsupported, format!("{message} with `pagoda convert`")).about(option))
+        let message = format!("the model's graph has the form {form:?}, {what}: leave this unset, or {otherwise}");
+        Err(Error::new(Status::Unsupported, message).about(option))
     };
     if options.kv_format.is_some_and(|format| format != KvFormat::Native) {
         return refused("options.kv_format", "which reads keys and values as it has made them");
