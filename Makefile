@@ -502,7 +502,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 	PAGODA_ONNXRUNTIME=$(ORT_GPU) target/providers-test --include-ignored
 	PAGODA_TEST_GPU=0 PAGODA_ONNXRUNTIME=$(ORT_GPU) target/generate-test --skip crash
 	@! command -v compute-sanitizer >/dev/null || for tool in memcheck initcheck racecheck; do \
-		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append tokens-moved \
+		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append quantised quantised-nonsense tokens-moved \
 			table-found table-evicted dense-random dense-nonsense unit linear embed \
 			paged-golden paged-random paged-slots paged-tiles paged-nonsense glu sampling sampling-nonsense || exit 1; \
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/providers-test --ignored row_lookup \

@@ -57,6 +57,7 @@ const FILES: &[(&str, &[&str])] = &[
     ("hstu/hstu_norm", ALL),
     ("hstu/hstu_unit", ALL),
     ("hstu/paged_kv_append", ALL),
+    ("hstu/quantised_pool", ALL),
     ("llm/cache_policy", ALL),
     ("llm/cut_rows", ALL),
     ("llm/gated_gemm_sm90", SM90A),

@@ -28,8 +28,7 @@ type EngineOptions struct {
 	// KVSize is the size of the pool of keys and values; zero: 1 GiB. With [KVNone] nothing is cached: every request
 	// computes its whole history.
 	KVSize KVSize
-	// KVFormat is how pages hold keys and values, in memory and in the store. Quantised pages are read on the CPU alone: a
-	// model on a GPU takes them with HostPools.
+	// KVFormat is how pages hold keys and values, in memory and in the store.
 	KVFormat KVFormat
 	// HostBytes is bytes of host memory for keys and values that were evicted from the pool; 0: none. The memory is pinned
 	// if the model can run on a GPU.

@@ -3,69 +3,16 @@
 
 mod common;
 
+use common::quantised::{FORMATS, Pool};
 use common::{Case, Random, User, bits, error, only, random_case, tolerance};
-use half::slice::HalfBitsSliceExt;
 use pagoda_kernels::cpu::{Isa, OperatorElement, reference};
-use pagoda_kernels::parallel::{Parallel, Serial, Threads};
-use pagoda_kernels::{HstuAttention, InputError, KvFormat, KvView, QuantisedPool, bf16, f16};
+use pagoda_kernels::parallel::{Serial, Threads};
+use pagoda_kernels::{InputError, KvFormat, bf16, f16};
 
 const CASES: u64 = if cfg!(miri) { 3 } else { 200 };
-const FORMATS: [KvFormat; 3] = [KvFormat::Int8, KvFormat::Int4, KvFormat::Fp8];
 
 fn kinds() -> Vec<(KvFormat, Isa)> {
     FORMATS.into_iter().flat_map(|format| Isa::available().into_iter().map(move |isa| (format, isa))).collect()
-}
-
-/// A quantised pool.
-#[derive(Clone, PartialEq, Debug)]
-struct Pool {
-    format: KvFormat,
-    codes: Vec<u8>,
-    /// The bits: a number that is none is not equal to itself.
-    scales: Vec<u16>,
-}
-
-impl Pool {
-    /// The cached tokens of a case. Slots without a token have scales that are no numbers.
-    fn new<T: OperatorElement>(case: &Case<T>, format: KvFormat) -> Self {
-        let blocks = case.pool_pages * 2 * case.page_size * case.heads;
-        let (width, scale) = (format.pool_width(case.head_size), format.scales_width());
-        let mut pool = Self { format, codes: vec![0x7f; blocks * width], scales: vec![0x7e00; blocks * scale] };
-        for (block, numbers) in case.pool.chunks_exact(case.head_size).enumerate() {
-            let numbers: Vec<f32> = numbers.iter().map(|number| number.to_f32()).collect();
-            if numbers.iter().all(|number| !number.is_nan()) {
-                let writes = pool.writes();
-                let scales = &mut writes.scales[block * scale..][..scale];
-                format.quantise(&numbers, &mut writes.codes[block * width..][..width], scales);
-            }
-        }
-        pool
-    }
-
-    fn writes(&mut self) -> QuantisedPool<'_> {
-        QuantisedPool { format: self.format, codes: &mut self.codes, scales: self.scales.reinterpret_cast_mut() }
-    }
-
-    fn view<T>(&self) -> KvView<'_, T> {
-        KvView::Quantised { format: self.format, codes: &self.codes, scales: self.scales.reinterpret_cast() }
-    }
-
-    /// With the new rows of the call.
-    fn appended<T: OperatorElement>(&self, case: &Case<T>, isa: Isa, parallel: &dyn Parallel) -> Self {
-        let mut pool = self.clone();
-        case.append().check().unwrap().run_quantised_with(isa, pool.writes(), parallel).unwrap();
-        pool
-    }
-
-    fn attention<'a, T: OperatorElement>(&'a self, case: &'a Case<T>) -> HstuAttention<'a, T> {
-        HstuAttention { cache: Some((case.pages(), self.view())), ..case.attention() }
-    }
-
-    fn output<T: OperatorElement>(&self, case: &Case<T>, isa: Isa, parallel: &dyn Parallel) -> Vec<T> {
-        let mut output = vec![T::from_f32(f32::NAN); case.query.len()];
-        self.attention(case).run_with(isa, &mut output, parallel).unwrap();
-        output
-    }
 }
 
 /// A case and its pool before the append; int4 takes heads of even sizes.

@@ -1,7 +1,7 @@
 //! Pages of other formats than the model's own.
 
 use pagoda::engine::{EngineOptions, EngineStore, RankResponse};
-use pagoda::{Engine, KvFormat, KvSize, ModelFolder, ModelOptions, Offload, Provider, Status};
+use pagoda::{Engine, KvFormat, KvSize, ModelFolder, Offload, Status};
 use pagoda_test_support::Folder;
 
 use crate::cases::{Case, cases, close, folder, open, options};
@@ -135,17 +135,14 @@ fn a_swap_keeps_the_format() {
 
 #[test]
 fn what_a_format_is_not_for_is_refused_by_name() {
-    let refused = |model: &str, format, model_options: ModelOptions| {
-        let options = EngineOptions { kv_format: Some(format), model: model_options, ..options() };
+    let refused = |model: &str, format| {
+        let options = EngineOptions { kv_format: Some(format), ..options() };
         let error = Engine::open(folder(model), options).err().expect("it is refused");
         assert_eq!((error.status(), error.argument()), (Status::Unsupported, Some("options.kv_format")), "{error}");
         error.message().to_owned()
     };
-    let message = refused("uncached", KvFormat::Int8, options().model);
+    let message = refused("uncached", KvFormat::Int8);
     assert!(message.contains("int8, and this model keeps no keys and values (positions are counted"), "{message}");
-    // Before a GPU is looked for: there may be none.
-    let message = refused("fused", KvFormat::Fp8, ModelOptions { provider: Provider::Cuda, ..options().model });
-    assert!(message.starts_with("fp8: ranking models read quantised pages on the CPU alone: open it"), "{message}");
     // Native pages are what these have.
     with("uncached", KvFormat::Native, options());
 }

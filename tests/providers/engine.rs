@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use pagoda::engine::{EngineOptions, GraphShape, RankRequest};
-use pagoda::{Engine, ModelFolder, ModelOptions, Provider, RankResponse};
+use pagoda::{Engine, KvFormat, ModelFolder, ModelOptions, Provider, RankResponse};
 
 use crate::cases::{cases, close, folder, open, options};
 
@@ -23,9 +23,30 @@ pub fn scores(provider: Provider) {
     }
 }
 
-/// Replays the growing history of each user, each on its own thread, and compares the scores with the oracle.
+/// Formats of pages, and how far their scores may be from the oracle's.
+const FORMATS: [(KvFormat, f64); 3] = [(KvFormat::Int8, 5e-3), (KvFormat::Fp8, 3e-2), (KvFormat::Int4, 8e-2)];
+
+pub fn scores_of_quantised_pages(provider: Provider) {
+    for (format, tolerance) in FORMATS {
+        for model in ["gather", "bag", "fused", "half"] {
+            let model_options = ModelOptions { provider, ..options().model };
+            let engine = open(model, EngineOptions { model: model_options, kv_format: Some(format), ..options() });
+            assert_eq!(engine.provider().provider, provider);
+            replay_within(&engine, model, tolerance + tolerance_of(model));
+        }
+    }
+}
+
+fn tolerance_of(model: &str) -> f64 {
+    MODELS.into_iter().find(|(name, _)| *name == model).expect("one of them").1
+}
+
 pub fn replay(engine: &Engine, model: &str) {
-    let (_, tolerance) = MODELS.into_iter().find(|(name, _)| *name == model).expect("one of them");
+    replay_within(engine, model, tolerance_of(model));
+}
+
+/// Replays the growing history of each user, each on its own thread, and compares the scores with the oracle.
+fn replay_within(engine: &Engine, model: &str, tolerance: f64) {
     std::thread::scope(|scope| {
         for case in cases(model) {
             scope.spawn(move || {
@@ -72,14 +93,17 @@ fn batches(kind: &str) -> u64 {
 #[ignore = "needs a GPU and ONNX Runtime's CUDA provider"]
 fn a_graph_changes_no_bit() {
     let _alone = crate::GPU.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-    ["gather", "fused", "half"].into_iter().for_each(check_bits);
+    for model in ["gather", "fused", "half"] {
+        check_bits(model, KvFormat::Native);
+        check_bits(model, KvFormat::Int8);
+    }
 }
 
 /// With a graph: a user alone, in a shape that fits and in one of a batch of three, which is padded. Without a graph:
 /// alone, and as the first of three.
-fn check_bits(model: &str) {
+fn check_bits(model: &str, format: KvFormat) {
     let page = u64::from(ModelFolder::open(folder(model)).unwrap().kv.page_size);
-    let one = EngineOptions { instances: 1, ..on_gpu(&[]) };
+    let one = EngineOptions { instances: 1, kv_format: Some(format), ..on_gpu(&[]) };
     let alone = open(model, one.clone());
     // The first request waits for the others.
     let together = open(model, EngineOptions { max_batch: 3, max_delay: Duration::from_secs(60), ..one.clone() });

@@ -35,6 +35,7 @@ mod moving;
 mod operators;
 mod parity;
 mod placement;
+mod quantised;
 mod row_cache;
 mod row_lookup;
 mod session;
@@ -71,6 +72,7 @@ on_both! {
     long_histories: crate::parity::long;
     without_a_cache: crate::parity::without_cache;
     calls_at_the_same_time: crate::parity::at_the_same_time;
+    quantised_pools: crate::quantised::pools;
     one_pool_for_all: crate::parity::one_pool_for_all;
     nodes_run_where_the_model_does: crate::parity::nodes_run_there;
     shapes_that_do_not_fit: crate::parity::bad_shapes;
@@ -86,6 +88,7 @@ on_both! {
     softmax_attention_that_does_not_fit: crate::llm::bad_shapes;
     gated_linear_units: crate::llm::glu;
     scores_of_the_engine: crate::engine::scores;
+    scores_with_quantised_pages: crate::engine::scores_of_quantised_pages;
     language_models_of_every_architecture: crate::language_models::every_architecture;
     language_models_in_other_forms: crate::language_models::other_forms;
     fused_language_models_of_every_architecture: crate::language_models::fused;

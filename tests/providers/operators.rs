@@ -39,9 +39,14 @@ fn one_node<T: Number>(case: &Case<T>) -> Vec<u8> {
 /// A graph with inputs and outputs, and no nodes yet.
 fn tensors<T: Number>(case: &Case<T>) -> Graph {
     let element = T::TYPE as i32;
-    let rows = || [Dim::Any("rows"), Dim::Any("heads"), Dim::Any("size")];
     let pool = || [Dim::Any("pages"), Dim::Is(2), Dim::Any("slots"), Dim::Any("heads"), Dim::Any("size")];
-    let mut graph = Graph::new().input("kv_pool", element, &pool());
+    with_tensors(Graph::new().input("kv_pool", element, &pool()), case).output("kv_pool_out", element, &pool())
+}
+
+/// A graph with all inputs but those of the pool, and the output of the attention.
+pub fn with_tensors<T: Number>(mut graph: Graph, case: &Case<T>) -> Graph {
+    let element = T::TYPE as i32;
+    let rows = || [Dim::Any("rows"), Dim::Any("heads"), Dim::Any("size")];
     for name in ["query", "key", "value"] {
         graph = graph.input(name, element, &rows());
     }
@@ -51,10 +56,10 @@ fn tensors<T: Number>(case: &Case<T>) -> Graph {
     if case.num_contextual.is_some() {
         graph = graph.input("num_contextual", I32, &[Dim::Any("users")]);
     }
-    graph.output("output", element, &rows()).output("kv_pool_out", element, &pool())
+    graph.output("output", element, &rows())
 }
 
-fn attention_inputs<T>(case: &Case<T>) -> Vec<&'static str> {
+pub fn attention_inputs<T>(case: &Case<T>) -> Vec<&'static str> {
     let mut inputs = vec!["query", "key", "value"];
     inputs.extend(ROWS.iter().chain(&PAGES).chain(&["kv_pool"]));
     inputs.extend(case.num_contextual.as_ref().map(|_| "num_contextual"));

@@ -1622,10 +1622,7 @@ typedef struct {
     const pagoda_graph_shape *cuda_graphs;
     /** How many shapes `cuda_graphs` has; default 0. */
     size_t cuda_graph_count;
-    /**
-     * How pages hold keys and values, in memory and in the store; default PAGODA_KV_FORMAT_DEFAULT. Quantised pages are read on
-     * the CPU alone: a model on a GPU takes them with `host_pools`.
-     */
+    /** How pages hold keys and values, in memory and in the store; default PAGODA_KV_FORMAT_DEFAULT. */
     pagoda_kv_format kv_format;
 } pagoda_engine_options;
 

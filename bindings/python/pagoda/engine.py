@@ -72,8 +72,7 @@ class EngineOptions(Struct, struct="pagoda_engine_options"):
     kv_size: int = 0
     """The size of the pool of keys and values. With 0 pages or 0 bytes nothing is cached."""
     kv_format: KvFormat = KvFormat.DEFAULT
-    """How pages hold keys and values, in memory and in the store. Quantised pages are read on the CPU alone: a model on a
-    GPU takes them with `host_pools`."""
+    """How pages hold keys and values, in memory and in the store."""
     offload: Offload = Offload.ON_EVICTION
     """When keys and values are written to the store."""
     ahead_percent: int = 12

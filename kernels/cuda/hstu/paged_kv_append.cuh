@@ -5,6 +5,18 @@
 
 namespace pagoda {
 
+// Where row number `row` of the call goes, if it is new history: the slot of its key, in rows of the pool; -1: nowhere. A whole
+// warp calls it.
+__device__ inline int64_t append_slot(const Call &call, int row) {
+    int number = user_of(call, row);
+    if (number < 0) return -1;
+    User user = load_user(call, number);
+    if (row >= user.row + (user.rows - clamped(call.num_candidates[number], 0, user.rows))) return -1;
+    // New rows begin behind the cached ones. The room of the page list is checked slot by slot.
+    int64_t position = static_cast<int64_t>(clamped(call.cached_len[number], 0, INT32_MAX - 4096)) + (row - user.row);
+    return position > INT32_MAX ? -1 : pool_row(call, user, static_cast<int>(position), 0);
+}
+
 // Appends row number `row` of the call, if it is new history; a whole warp calls it. Loads and stores are streaming
 // (evict first): the attention of the same call reads key and value, not the pages.
 template <class Unit> __device__ void append_row(const Call &call, int row, int element_bytes) {
@@ -17,14 +29,7 @@ template <class Unit> __device__ void append_row(const Call &call, int row, int 
     Unit a{}, b{}, c{}, d{};
     if (lane < row_units) a = __ldcs(key + lane), b = __ldcs(value + lane);
     if (lane + LANES < row_units) c = __ldcs(key + lane + LANES), d = __ldcs(value + lane + LANES);
-    int number = user_of(call, row);
-    if (number < 0) return;
-    User user = load_user(call, number);
-    if (row >= user.row + (user.rows - clamped(call.num_candidates[number], 0, user.rows))) return;
-    // New rows begin behind the cached ones. The room of the page list is checked slot by slot.
-    int64_t position = static_cast<int64_t>(clamped(call.cached_len[number], 0, INT32_MAX - 4096)) + (row - user.row);
-    if (position > INT32_MAX) return;
-    int64_t slot = pool_row(call, user, static_cast<int>(position), 0);
+    int64_t slot = append_slot(call, row);
     if (slot < 0) return;
     Unit *to_key = static_cast<Unit *>(call.pool) + slot * row_units;
     Unit *to_value = to_key + call.page_size * row_units;

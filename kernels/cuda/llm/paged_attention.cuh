@@ -4,12 +4,10 @@
 
 #include <cstdint>
 
-#include "common/convert.cuh"
+#include "common/kv_block.cuh"
 #include "common/mirrored.cuh"
 
 namespace pagoda {
-
-enum KvFormat : int { NATIVE = 0, INT8 = 1, INT4 = 2, FP8 = 3 };
 
 struct PagedCall {
     const void *query;       // [T, Hq, D]

@@ -12,8 +12,7 @@ __device__ inline float stored_number(const PagedCall &call, int64_t block, int 
     if (call.format == NATIVE) return wide(static_cast<const T *>(call.pool)[block * size + index]);
     const uint8_t *codes = static_cast<const uint8_t *>(call.pool);
     if (call.format == FP8) {
-        __half_raw raw = __nv_cvt_fp8_to_halfraw(codes[block * size + index], __NV_E4M3);
-        return __fmul_rn(__half2float(__half(raw)), __half2float(call.scales[block]));
+        return __fmul_rn(from_fp8(codes[block * size + index]), __half2float(call.scales[block]));
     }
     unsigned code = call.format == INT8 ? codes[block * size + index]
                                         : (codes[(block * size + index) / 2] >> (index % 2 * 4)) & 15u;

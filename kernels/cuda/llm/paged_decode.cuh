@@ -86,8 +86,8 @@ template <class T, int D, int FORMAT> struct Decode {
         if constexpr (FORMAT != NATIVE) {
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
-                ranges[0][i] = load_range<FORMAT>(call, blocks[i]);
-                ranges[1][i] = load_range<FORMAT>(call, blocks[i] < 0 ? -1 : blocks[i] + to_values);
+                ranges[0][i] = load_range<FORMAT>(call.scales, blocks[i]);
+                ranges[1][i] = load_range<FORMAT>(call.scales, blocks[i] < 0 ? -1 : blocks[i] + to_values);
             }
         }
 #pragma unroll

@@ -6,8 +6,6 @@
 // knows which numbers of a head its sums are of. That spares every shuffle between threads.
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include "common/mma.cuh"
 #include "llm/paged_attention.cuh"
 
@@ -39,59 +37,6 @@ template <int D, int FORMAT> struct Layout {
     __device__ static int key_at(int key, int byte) { return key * KEY_STRIDE + (SWIZZLED ? byte ^ (key & 1) << 6 : byte); }
     __device__ static int value_at(int key, int byte) {
         return key * VALUE_STRIDE + (SWIZZLED ? byte ^ (key >> 1 & 3) << 5 : byte);
-    }
-};
-
-// What codes are multiplied by, and where they begin.
-struct Range {
-    float scale, low;
-};
-
-// The range of a block, as a register. Native pools have none.
-template <int FORMAT> __device__ inline uint32_t load_range(const PagedCall &call, int64_t block) {
-    if (FORMAT == NATIVE || block < 0) return 0;
-    if (FORMAT == FP8) return __half_as_ushort(call.scales[block]);
-    return reinterpret_cast<const uint32_t *>(call.scales)[block];
-}
-
-__device__ inline Range open_range(uint32_t stored) {
-    float2 both = unpack<__half>(stored);
-    return {both.x, both.y};
-}
-
-// Words out of shared memory.
-template <int BYTES> struct Words {
-    uint32_t words[BYTES / 4];
-
-    __device__ explicit Words(const uint8_t *from) {
-        if constexpr (BYTES == 16) {
-            uint4 all = *reinterpret_cast<const uint4 *>(from);
-            words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
-        } else if constexpr (BYTES == 8) {
-            uint2 all = *reinterpret_cast<const uint2 *>(from);
-            words[0] = all.x, words[1] = all.y;
-        } else {
-            words[0] = *reinterpret_cast<const uint32_t *>(from);
-        }
-    }
-
-    // Number `index` of quantised words; `index` is known at compile time.
-    template <int FORMAT> __device__ float number(int index, Range range) const {
-        if constexpr (FORMAT == FP8) {
-            uint8_t code = static_cast<uint8_t>(words[index / 4] >> index % 4 * 8);
-            return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3))) * range.scale;
-        } else {
-            // The code as the lowest bits of 2^23, which is then subtracted: conversions are slower.
-            uint32_t bits = FORMAT == INT8 ? __byte_perm(words[index / 4], 0x4b000000u, 0x7650 | index % 4)
-                                           : (words[index / 8] >> index % 8 * 4 & 15u) | 0x4b000000u;
-            return fmaf(__uint_as_float(bits) - 8388608.0f, range.scale, range.low);
-        }
-    }
-
-    // Numbers `index` and `index + 1` as a register.
-    template <class T, int FORMAT> __device__ uint32_t pair(int index, Range range) const {
-        if constexpr (FORMAT == NATIVE) return words[index / 2];
-        else return Pack<T>::of(number<FORMAT>(index, range), number<FORMAT>(index + 1, range));
     }
 };
 

@@ -58,7 +58,8 @@ template <class T, int D, int FORMAT> struct Prefill {
             if (position < 0) block = -1;
         }
         int64_t to_values = static_cast<int64_t>(call.page_size) * call.kv_heads;
-        return {block, position, {load_range<FORMAT>(call, block), load_range<FORMAT>(call, block < 0 ? -1 : block + to_values)}};
+        int64_t value = block < 0 ? -1 : block + to_values;
+        return {block, position, {load_range<FORMAT>(call.scales, block), load_range<FORMAT>(call.scales, value)}};
     }
 
     __device__ void keep(int tile, const Known &known) const {

@@ -33,6 +33,7 @@ pub use hstu::call::{Append, Attention, Cache, Rows, Scratch};
 pub use hstu::dense_call::{DensePath, Gate, Norm, Output, Project, Taken};
 pub use hstu::embed::{Embed, Lookup};
 pub use hstu::linear::Linear;
+pub use hstu::quantised_pool::QuantisedPages;
 pub use hstu::unit::Unit;
 #[cfg(feature = "llm")]
 pub use llm::cache_policy::{PolicyLayer, PolicyStep, SlotPolicies};

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod golden;
+pub mod quantised;
 
 use pagoda_kernels::cpu::OperatorElement;
 use pagoda_kernels::parallel::{Parallel, Serial};

@@ -72,26 +72,30 @@ fn nonsense_in<T: OperatorElement>(random: &mut Random, case: &mut Case<T>) {
     }
 }
 
+/// A call with anything in its index tensors.
+pub fn nonsense_case<T: OperatorElement>(random: &mut Random, head_size: usize) -> Case<T> {
+    let users: Vec<User> = (0..1 + random.below(6))
+        .map(|_| User {
+            cached: random.below(1500),
+            new: random.below(150),
+            candidates: random.below(150),
+            contextual: 0,
+        })
+        .collect();
+    let page_size = 8 * (1 + random.below(9));
+    let mut case = Case::<T>::new(random, &users, 2, head_size, page_size);
+    case.num_contextual = random.once_in(2).then(|| vec![1; users.len()]);
+    (case.max_attn_len, case.target_group_size) = (random.pick(&[0, 5, i64::MAX]), random.pick(&[1, 3, i64::MAX]));
+    case.candidates_only = random.once_in(3);
+    nonsense_in(random, &mut case);
+    case
+}
+
 pub fn nonsense(context: &Context) {
     fn check<T: OperatorElement>(context: &Context, head_size: usize) {
         let stream = context.gpu.context().new_stream().unwrap();
-        for seed in 0..context.cases / 20 {
-            let mut random = Random(seed);
-            let users: Vec<User> = (0..1 + random.below(6))
-                .map(|_| User {
-                    cached: random.below(1500),
-                    new: random.below(150),
-                    candidates: random.below(150),
-                    contextual: 0,
-                })
-                .collect();
-            let page_size = 8 * (1 + random.below(9));
-            let mut case = Case::<T>::new(&mut random, &users, 2, head_size, page_size);
-            case.num_contextual = random.once_in(2).then(|| vec![1; users.len()]);
-            (case.max_attn_len, case.target_group_size) =
-                (random.pick(&[0, 5, i64::MAX]), random.pick(&[1, 3, i64::MAX]));
-            case.candidates_only = random.once_in(3);
-            nonsense_in(&mut random, &mut case);
+        for seed in 0..(context.cases / 20).max(2) {
+            let case = nonsense_case::<T>(&mut Random(seed), head_size);
             let device = OnDevice::new(&case, &stream);
             let len = size_of_val(&case.query[..]);
             let guarded = |content: &[u8]| Guarded::new(&stream, content);

@@ -22,6 +22,7 @@ mod paged;
 mod parity;
 mod pools;
 mod projection;
+mod quantised;
 mod same_bits;
 mod sampling;
 mod table;
@@ -53,6 +54,10 @@ const PARTS: &[Part] = &[
     ("runs", same_bits::runs),
     ("followed", followed::followed),
     ("nonsense", harm::nonsense),
+    ("quantised", quantised::random),
+    ("quantised-followed", quantised::followed),
+    ("quantised-nonsense", quantised::nonsense),
+    ("quantised-refused", quantised::refused),
     ("large-pool", pools::beyond_32_bits),
     ("tokens-moved", tokens::moved),
     ("table-found", table::found),

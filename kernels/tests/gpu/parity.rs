@@ -15,7 +15,7 @@ use crate::device::OnDevice;
 
 /// Runs `check` for every seed, on as many threads as there are cores, each with a stream of its own: launches from
 /// several threads at once are part of what is tried.
-fn spread(seeds: u64, check: impl Fn(u64) + Sync) {
+pub fn spread(seeds: u64, check: impl Fn(u64) + Sync) {
     let next = AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     std::thread::scope(|scope| {
@@ -67,16 +67,20 @@ fn compare<T: OperatorElement>(
             case.alpha,
             case.users
         );
-        let key = format!("{} {path:?}", T::NAME);
-        let mut worst = worst.lock().unwrap();
-        match worst.iter_mut().find(|(name, _)| *name == key) {
-            Some((_, most)) => *most = most.max(error),
-            None => worst.push((key, error)),
-        }
+        worse(worst, format!("{} {path:?}", T::NAME), error);
     }
 }
 
-fn print(worst: Mutex<Vec<(String, f64)>>) {
+/// Keeps the worst error of each path.
+pub fn worse(worst: &Mutex<Vec<(String, f64)>>, path: String, error: f64) {
+    let mut worst = worst.lock().unwrap();
+    match worst.iter_mut().find(|(name, _)| *name == path) {
+        Some((_, most)) => *most = most.max(error),
+        None => worst.push((path, error)),
+    }
+}
+
+pub fn print(worst: Mutex<Vec<(String, f64)>>) {
     for (path, error) in worst.into_inner().unwrap() {
         println!("  {path}: worst relative error {error:.2e}");
     }
@@ -104,7 +108,7 @@ pub fn golden(context: &Context) {
 }
 
 /// As the CPU's random cases, with the head sizes of the fast kernels more often.
-fn case<T: OperatorElement>(seed: u64) -> Case<T> {
+pub fn case<T: OperatorElement>(seed: u64) -> Case<T> {
     let case = common::random_case::<T>(seed);
     if T::NAME == "f32" || seed.is_multiple_of(4) {
         return case;
@@ -134,25 +138,30 @@ pub fn random(context: &Context) {
 }
 
 /// Histories of thousands of tokens: few rows against them, whose keys the Hopper kernel shares out, and many.
+pub fn long_case<T: OperatorElement>(seed: u64) -> Case<T> {
+    let mut random = Random(seed ^ 0x1046);
+    let users: Vec<User> = (0..1 + random.below(3))
+        .map(|_| {
+            let few = !random.once_in(4);
+            let cached = if few { 900 + random.below(3000) } else { random.below(300) };
+            let new = if few { random.below(150) } else { 200 + random.below(500) };
+            User { cached, new, candidates: random.below(150), contextual: 0 }
+        })
+        .collect();
+    let (head_size, page_size) = (random.pick(&[32, 64, 128, 256]), 8 * (1 + random.below(16)));
+    let heads = 1 + random.below(2);
+    let mut case = Case::<T>::new(&mut random, &users, heads, head_size, page_size);
+    case.target_group_size = random.pick(&[1, 1, 5, 64]);
+    case.max_attn_len = random.pick(&[0, 0, 0, 100, 1500]);
+    case.scaling_seqlen = 4096;
+    case
+}
+
 pub fn long(context: &Context) {
     let worst = Mutex::default();
     fn check<T: OperatorElement>(context: &Context, worst: &Mutex<Vec<(String, f64)>>) {
         spread(context.cases / 10, |seed| {
-            let mut random = Random(seed ^ 0x1046);
-            let users: Vec<User> = (0..1 + random.below(3))
-                .map(|_| {
-                    let few = !random.once_in(4);
-                    let cached = if few { 900 + random.below(3000) } else { random.below(300) };
-                    let new = if few { random.below(150) } else { 200 + random.below(500) };
-                    User { cached, new, candidates: random.below(150), contextual: 0 }
-                })
-                .collect();
-            let (head_size, page_size) = (random.pick(&[32, 64, 128, 256]), 8 * (1 + random.below(16)));
-            let heads = 1 + random.below(2);
-            let mut case = Case::<T>::new(&mut random, &users, heads, head_size, page_size);
-            case.target_group_size = random.pick(&[1, 1, 5, 64]);
-            case.max_attn_len = random.pick(&[0, 0, 0, 100, 1500]);
-            case.scaling_seqlen = 4096;
+            let case = long_case::<T>(seed);
             let expected = reference::hstu_attention(&case.attention()).unwrap();
             compare(context, &case, &expected, &format!("long seed {seed}"), worst);
         });

@@ -91,8 +91,7 @@ pub struct pagoda_engine_options {
     pub cuda_graphs: *const pagoda_graph_shape,
     /// How many shapes `cuda_graphs` has; default 0.
     pub cuda_graph_count: usize,
-    /// How pages hold keys and values, in memory and in the store; default PAGODA_KV_FORMAT_DEFAULT. Quantised pages are read on
-    /// the CPU alone: a model on a GPU takes them with `host_pools`.
+    /// How pages hold keys and values, in memory and in the store; default PAGODA_KV_FORMAT_DEFAULT.
     pub kv_format: pagoda_kv_format,
 }
 

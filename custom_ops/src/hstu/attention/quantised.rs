@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use pagoda_kernels::cuda::{CUstream, Gpu};
+use pagoda_kernels::cuda::{self, CUstream, Gpu, QuantisedPages, Scratch};
 use pagoda_kernels::{KvFormat, KvView, QuantisedPool, cpu, f16};
 
 use super::inputs::{Inputs, SCALES};
@@ -11,6 +11,7 @@ use crate::ort::{
     I32, Input, InputTensor, KernelContext, KernelInfo, Launch, OnnxElement, OpError, Operator, Output, OutputTensor,
     Shape, ShapeInferContext, U8,
 };
+use crate::side_channel::wait_for_arrivals;
 
 /// The attention over a pool of codes, with the scales beside it. It appends the new history rows first, and reads the whole
 /// history as it is stored, so it makes no difference in how many calls it comes.
@@ -86,20 +87,54 @@ unsafe fn copy_scales(from: &InputTensor<'_>, to: &OutputTensor, context: &Kerne
     }
 }
 
-/// Registered for the CUDA provider to refuse the model when it is opened. ONNX Runtime would otherwise run the node on the CPU,
-/// and copy the pool there and back in every call.
+/// On the GPU the pages of the call are opened, and the kernels of native pools run over them.
 impl<T: OnnxElement> Launch for QuantisedHstuAttention<T> {
-    fn prepare(&mut self, _: &'static Gpu) -> Result<(), OpError> {
-        Err(on_the_cpu_alone())
-    }
-
-    fn launch(&self, _: &Gpu, _: CUstream, _: &KernelContext) -> Result<(), OpError> {
-        Err(on_the_cpu_alone())
+    fn launch(&self, gpu: &Gpu, stream: CUstream, context: &KernelContext) -> Result<(), OpError> {
+        let inputs = Inputs::read(context, self.format)?;
+        let append = inputs.append()?;
+        let scales = inputs.scales.as_ref().ok_or_else(|| OpError::invalid("kv_scales: this input is missing"))?;
+        let output = inputs.output(context)?;
+        let pool = inputs.pool_output(&append, &output, context)?;
+        let new_scales = inputs.scales_output(scales, [&output, &pool], context)?;
+        let mut call = cuda::Attention { output: output.address(), ..self.attention.on_device(&inputs)? };
+        // Both check the call, before anything is written.
+        let needed = call.opened_bytes()?.next_multiple_of(ALIGNMENT);
+        let faster = gpu.scratch_bytes(&call.opened(ALIGNMENT as u64)?)?;
+        let memory = match context.scratch(needed + faster)? {
+            None => context.scratch(needed)?,
+            memory => memory,
+        };
+        let memory = memory.ok_or_else(|| {
+            OpError::failed(format!("kv_pool: no {needed} bytes of scratch memory on the GPU, split the batch"))
+        })?;
+        let arriving = call.cache.map(|cache| cache.pool);
+        if let Some(cache) = &mut call.cache {
+            cache.pool = pool.address();
+        }
+        let pages = QuantisedPages { format: self.format, scales: new_scales.address() };
+        let opened = Scratch { address: memory.address(), bytes: needed };
+        let rest = Scratch { address: memory.address() + needed as u64, bytes: memory.bytes() - needed };
+        // SAFETY: as for native pools: the tensors are on the provider's device, have the sizes of their shapes, and stay allocated
+        // until the stream has run the call. Nothing else writes the inputs. The outputs are disjoint from each other and from
+        // every input, except that a pool and its scales may be the inputs themselves. The scratch memory belongs to this call.
+        unsafe {
+            if let Some(pool) = arriving {
+                wait_for_arrivals(pool, stream)?;
+            }
+            append.copy_on_device::<u8>(gpu, &pool, stream)?;
+            if !std::ptr::eq(scales.data, new_scales.data) {
+                let bytes = scales.dims.iter().product::<usize>() * size_of::<f16>();
+                gpu.copy(new_scales.address(), scales.address(), bytes, stream)?;
+            }
+            let native = gpu.open_pages(&call, pages, opened, stream)?;
+            match rest.bytes {
+                0 => gpu.attention(&native, stream)?,
+                _ => gpu.attention_in(&native, rest, stream)?,
+            }
+        }
+        Ok(())
     }
 }
 
-fn on_the_cpu_alone() -> OpError {
-    OpError::invalid(
-        "kv_format: HstuAttention reads quantised pools on the CPU alone: open the model on the CPU, or with native pages",
-    )
-}
+/// What the parts of scratch memory are aligned to.
+const ALIGNMENT: usize = 256;

@@ -89,16 +89,11 @@ impl<'a> AppendInputs<'a> {
     /// Enqueues the copy of the pool to the output, unless the output is the pool. The append kernel runs after it.
     ///
     /// # Safety
-    /// The tensors are on the device, have elements of `T` and the sizes of their shapes, and stay allocated until the stream
+    /// The tensors are on the device, have elements of `P` and the sizes of their shapes, and stay allocated until the stream
     /// has run the copy. `output` comes from [`output`](Self::output), and nothing else uses it until then.
-    pub unsafe fn copy_on_device<T: OnnxElement>(
-        &self,
-        gpu: &Gpu,
-        output: &OutputTensor,
-        stream: CUstream,
-    ) -> Result<(), OpError> {
+    pub unsafe fn copy_on_device<P>(&self, gpu: &Gpu, output: &OutputTensor, stream: CUstream) -> Result<(), OpError> {
         let pool = &self.cache.pool;
-        let bytes = pool.dims.iter().product::<usize>() * size_of::<T>();
+        let bytes = pool.dims.iter().product::<usize>() * size_of::<P>();
         if bytes > 0 && !self.is_in_place(output) {
             // SAFETY: by contract.
             unsafe {

@@ -10,6 +10,7 @@ pub mod gemm;
 mod gemm_sm90;
 pub mod linear;
 pub mod norm;
+pub mod quantised_pool;
 pub mod raw;
 pub mod unit;
 

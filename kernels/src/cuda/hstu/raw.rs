@@ -57,6 +57,16 @@ mirrored! {
         weight: TensorMap,
     }
 
+    /// Of cuda/hstu/quantised_pool.cu.
+    struct QuantisedPool {
+        scales: u64,
+        key: u64,
+        value: u64,
+        pages: u64,
+        page_ids: u64,
+        row_blocks: i32,
+    }
+
     /// Of cuda/hstu/hstu_unit.cu.
     struct Unit {
         x: u64,

@@ -2,7 +2,8 @@
 
 use cudarc::driver::CudaSlice;
 use pagoda::Result;
-use pagoda_kernels::cuda::{Attention, Cache, Path, Rows, Scratch, Type};
+use pagoda_kernels::KvFormat;
+use pagoda_kernels::cuda::{Attention, Cache, Path, QuantisedPages, Rows, Scratch, Type};
 
 use super::{Bench, ROTATE, ceiling, failed, offsets, scattered};
 use crate::Row;
@@ -41,6 +42,15 @@ const SHAPES: [Shape; 10] = [
     delta(1, 256, 3968, 128, 256),
 ];
 
+/// Shapes of the comparison of formats: a few new events of a few users and of many, and many.
+const OF_FORMATS: [Shape; 5] = [
+    delta(8, 128, 8128, 64, 256),
+    delta(8, 256, 3968, 128, 256),
+    delta(64, 128, 2048, 1, 64),
+    delta(64, 64, 2048, 1, 256),
+    delta(16, 128, 4096, 4096, 0),
+];
+
 /// The shapes with a goal, by the fastest kernel and by the one for every chip since sm_80.
 pub fn measure() -> Result<Vec<Row>> {
     let bench = Bench::open()?;
@@ -72,6 +82,58 @@ pub fn measure() -> Result<Vec<Row>> {
             })?;
             rows.push(shape.row(path, seconds, product));
         }
+    }
+    for shape in &OF_FORMATS {
+        rows.extend(against_native(&bench, shape)?);
+    }
+    Ok(rows)
+}
+
+/// Quantised pages against native ones, of calls that append: what is opened, and the attention over it.
+fn against_native(bench: &Bench, shape: &Shape) -> Result<Vec<Row>> {
+    let mut inputs = Inputs::new(bench, shape)?;
+    inputs.calls.iter_mut().for_each(|call| call.append = true);
+    let calls = &inputs.calls;
+    let scratch = bench.gpu.scratch_bytes(&calls[0]).map_err(failed)?;
+    let needed = calls[0].opened_bytes().map_err(failed)?.next_multiple_of(256);
+    // SAFETY: kernels read only what they have written.
+    let memory = unsafe { bench.stream.alloc::<u8>(scratch + needed) }.map_err(failed)?;
+    let opened = Scratch { address: bench.address(&memory), bytes: needed };
+    let rest = Scratch { address: opened.address + needed as u64, bytes: scratch };
+    let native = bench.seconds(|run| {
+        // SAFETY: every tensor is as long as the shape says, and lives until the measurement has ended.
+        unsafe { bench.gpu.attention_in(&calls[run % calls.len()], rest, bench.stream.cu_stream()) }.map_err(failed)
+    })?;
+    let mut rows = Vec::new();
+    for (format, name) in [(KvFormat::Int8, "int8"), (KvFormat::Fp8, "fp8"), (KvFormat::Int4, "int4")] {
+        let cache = calls[0].cache.expect("of every call");
+        let blocks = cache.pool_pages * 2 * PAGE * HEADS;
+        // Codes that are numbers in every format; scales of 2^-8, from -0.5 on.
+        let codes = blocks * format.pool_width(shape.head_size);
+        let codes = bench.ints(&vec![0x3571_2640; calls.len() * codes / 4])?;
+        let scale = if format == KvFormat::Fp8 { 0x1c00_1c00 } else { 0xb800_1c00_u32 as i32 };
+        let scales = bench.ints(&vec![scale; blocks * format.scales_width() / 2])?;
+        let pages = QuantisedPages { format, scales: bench.address(&scales) };
+        let own = |at: usize| bench.address(&codes) + (at * blocks * format.pool_width(shape.head_size)) as u64;
+        let seconds = bench.seconds(|run| {
+            let at = run % calls.len();
+            let call = Attention { cache: Some(Cache { pool: own(at), ..cache }), ..calls[at] };
+            // SAFETY: as above; what is opened is read before the next call opens its own.
+            unsafe {
+                let call = bench.gpu.open_pages(&call, pages, opened, bench.stream.cu_stream()).map_err(failed)?;
+                bench.gpu.attention_in(&call, rest, bench.stream.cu_stream()).map_err(failed)
+            }
+        })?;
+        let Shape { users, head_size, cached, new, candidates, .. } = shape;
+        rows.push(Row {
+            bench: "attention",
+            case: format!("{name} pages D={head_size} C={cached} n={new} t={candidates} B={users} H={HEADS}"),
+            value: seconds * 1e3,
+            unit: "ms",
+            baseline: native * 1e3,
+            baseline_name: "native bf16 pages",
+            ratio: native / seconds,
+        });
     }
     Ok(rows)
 }

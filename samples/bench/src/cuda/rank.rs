@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use pagoda::device::{DeviceMemory, Gpu, PinnedMemory, SideStream};
 use pagoda::engine::{Columns, Events, GraphShape};
-use pagoda::{Engine, EngineOptions, Error, KvSize, ModelOptions, Provider, RankRequest, RankResponse, Result, Status};
+use pagoda::{
+    Engine, EngineOptions, Error, KvFormat, KvSize, ModelOptions, Provider, RankRequest, RankResponse, Result, Status,
+};
 use pagoda_cli::progress::Progress;
 use pagoda_test_support::Random;
 
@@ -49,18 +51,25 @@ pub fn measure(model: &Path, progress: &Progress) -> Result<Vec<Row>> {
     let folder = |case: &Case| model.with_file_name(case.folder);
     let mut rows = Vec::new();
     progress.doing(format!("measuring rank: {}, one user", LARGE.what));
-    rows.extend(Bench::open(&folder(&LARGE), LARGE, 1)?.compute(0.45)?.run);
+    rows.extend(Bench::open(&folder(&LARGE), LARGE, 1, KvFormat::Native)?.compute((0.45, "goal"))?.run);
     progress.doing(format!("measuring rank: {}, {USERS} users", LARGE.what));
-    let bench = Bench::open(&folder(&LARGE), LARGE, USERS)?;
-    let Computed { run, host } = bench.compute(1.4)?;
+    let bench = Bench::open(&folder(&LARGE), LARGE, USERS, KvFormat::Native)?;
+    let Computed { run, host } = bench.compute((1.4, "goal"))?;
     let compute = run[0].value * 1e-3;
     rows.extend(run);
     rows.push(host);
     progress.doing("measuring rank: histories from pinned memory");
-    rows.push(bench.onload(compute)?);
+    let onloads = bench.onloads()?;
+    rows.push(bench.onload_row(onloads, compute)?);
     drop(bench);
+    for (format, name) in [(KvFormat::Int8, ", int8 pages"), (KvFormat::Fp8, ", fp8 pages")] {
+        progress.doing(format!("measuring rank: {}, {USERS} users{name}", LARGE.what));
+        let bench = Bench { name, ..Bench::open(&folder(&LARGE), LARGE, USERS, format)? };
+        rows.extend(bench.compute((compute * 1e3, "native pages"))?.run);
+        rows.push(bench.row(", onload", bench.onloads()? * 1e3, "ms", onloads * 1e3, "native pages"));
+    }
     progress.doing(format!("measuring rank: {}, {USERS} users", LONG.what));
-    rows.extend(Bench::open(&folder(&LONG), LONG, USERS)?.compute(1.0)?.run);
+    rows.extend(Bench::open(&folder(&LONG), LONG, USERS, KvFormat::Native)?.compute((1.0, "goal"))?.run);
     Ok(rows)
 }
 
@@ -77,10 +86,12 @@ struct Bench {
     engine: Engine,
     case: Case,
     users: usize,
+    /// Of its pages, as rows have it.
+    name: &'static str,
 }
 
 impl Bench {
-    fn open(folder: &PathBuf, case: Case, users: usize) -> Result<Self> {
+    fn open(folder: &PathBuf, case: Case, users: usize, format: KvFormat) -> Result<Self> {
         if !folder.join("pagoda.json").is_file() {
             let message = format!("{} is not a model folder: `make bench-model-gpu` makes it", folder.display());
             return Err(Error::new(Status::NotFound, message).about("--model"));
@@ -91,6 +102,7 @@ impl Bench {
             model: ModelOptions { provider: Provider::Cuda, ..ModelOptions::default() },
             // Pages for two histories of each user: a history and its replacement are resident at the same time.
             kv_size: Some(KvSize::Bytes(bytes * 2)),
+            kv_format: Some(format),
             host_bytes: bytes * 2,
             max_batch: users as u32,
             max_delay: Duration::from_millis(20),
@@ -102,7 +114,7 @@ impl Bench {
             }],
             ..EngineOptions::default()
         };
-        let bench = Self { engine: Engine::open(folder, options)?, case, users };
+        let bench = Self { engine: Engine::open(folder, options)?, case, users, name: "" };
         bench.remember()?;
         Ok(bench)
     }
@@ -171,7 +183,7 @@ impl Bench {
         let Case { what: model, cached, new, .. } = self.case;
         Row {
             bench: "rank",
-            case: format!("bf16 {model}, {cached}+{new}+{CANDIDATES}, B={}{what}", self.users),
+            case: format!("bf16 {model}, {cached}+{new}+{CANDIDATES}, B={}{}{what}", self.users, self.name),
             value,
             unit,
             baseline,
@@ -180,7 +192,8 @@ impl Bench {
         }
     }
 
-    fn compute(&self, goal: f64) -> Result<Computed> {
+    /// The run is compared with the baseline that is given, in milliseconds.
+    fn compute(&self, (goal, named): (f64, &'static str)) -> Result<Computed> {
         let (mut runs, mut rest) = (Vec::new(), Vec::new());
         for round in 0..WARM_UP + ROUNDS + SUSTAINED {
             let (took, response) = self.batch(round as u64)?;
@@ -190,13 +203,13 @@ impl Bench {
         let (first, sustained) = runs[WARM_UP..].split_at(ROUNDS);
         let run = [("", first), (", sustained", sustained)];
         Ok(Computed {
-            run: run.map(|(what, times)| self.row(what, median(times) * 1e3, "ms", goal, "goal")),
+            run: run.map(|(what, times)| self.row(what, median(times) * 1e3, "ms", goal, named)),
             host: self.row(", host", median(&rest[WARM_UP..]) * 1e6, "us", HOST_GOAL, "goal"),
         })
     }
 
-    /// The same if every history is onloaded from pinned memory first, compared with the slower of run and copy alone.
-    fn onload(&self, compute: f64) -> Result<Row> {
+    /// Seconds of a batch if every history is onloaded from pinned memory first.
+    fn onloads(&self) -> Result<f64> {
         let users: Vec<u64> = (0..self.users as u64).collect();
         let mut times = Vec::new();
         for round in 0..ONLOADS {
@@ -207,10 +220,14 @@ impl Bench {
             }
             times.push(self.batch((WARM_UP + ROUNDS + SUSTAINED + round) as u64)?.0);
         }
+        Ok(median(times))
+    }
+
+    /// That, compared with the slower of run and copy alone.
+    fn onload_row(&self, seconds: f64, compute: f64) -> Result<Row> {
         let bytes = self.users * self.case.cached * self.case.token_bytes;
         let transfer = bytes as f64 / copy_speed()?;
-        let value = median(times) * 1e3;
-        Ok(self.row(", onload", value, "ms", compute.max(transfer) * 1e3, "larger of compute, copy"))
+        Ok(self.row(", onload", seconds * 1e3, "ms", compute.max(transfer) * 1e3, "larger of compute, copy"))
     }
 }
 

@@ -8,7 +8,7 @@ use super::options::{EngineOptions, GraphShape};
 use super::tables::FolderTables;
 use crate::error::{Error, Result, Status};
 use crate::folder::{Lookup, ModelFolder};
-use crate::kv::{Edited, KvCache, KvFormat, KvOptions, KvSize, Overlap, Owner};
+use crate::kv::{Edited, KvCache, KvOptions, KvSize, Overlap, Owner};
 use crate::runtime::{GraphTables, Model, ModelOptions, Provider};
 use crate::store::{Store, Ticket};
 use crate::tensor::ElementType;
@@ -37,7 +37,6 @@ impl OpenModel {
             Some((folder, graph)) => (folder, Some(graph)),
             None => (folder, None),
         };
-        refuse_on_gpu(&folder, options)?;
         let tables = match folder.lookup {
             Lookup::Bag => Some(Arc::new(FolderTables::open(&folder, &options.tables)?)),
             Lookup::Gather => None,
@@ -112,19 +111,6 @@ pub(super) fn shapes(options: &EngineOptions) -> Vec<Shape> {
         pages: shape.pages,
     };
     options.cuda_graphs.iter().map(shape).collect()
-}
-
-/// HstuAttention reads quantised pools on the CPU alone. With [`Provider::Auto`] the operator refuses the GPU by itself, and the
-/// model runs on the CPU.
-fn refuse_on_gpu(folder: &ModelFolder, options: &EngineOptions) -> Result<()> {
-    if folder.kv.format == KvFormat::Native || options.model.provider != Provider::Cuda || options.model.host_pools {
-        return Ok(());
-    }
-    let message = format!(
-        "{}: ranking models read quantised pages on the CPU alone: open it with the provider cpu, with host_pools, or          with native pages",
-        folder.kv.format_name()
-    );
-    Err(Error::new(Status::Unsupported, message).about("options.kv_format"))
 }
 
 fn open_kv(

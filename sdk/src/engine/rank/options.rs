@@ -18,8 +18,7 @@ pub struct EngineOptions {
     /// its whole history. A model that does not support the cache (`kv.cache` in pagoda.json) runs without it in any
     /// case.
     pub kv_size: Option<KvSize>,
-    /// How pages hold keys and values, in memory and in the store; `None`: as the model was exported. Quantised pages are read on
-    /// the CPU alone: a model on a GPU takes them with `model.host_pools`.
+    /// How pages hold keys and values, in memory and in the store; `None`: as the model was exported.
     #[cfg_attr(feature = "serde", serde(with = "crate::folder::kv_format_word"))]
     pub kv_format: Option<KvFormat>,
     /// Bytes of host memory for keys and values that were evicted from the pool; 0: none. The memory is allocated when

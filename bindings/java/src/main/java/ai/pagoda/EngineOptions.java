@@ -100,8 +100,7 @@ public final class EngineOptions {
     }
 
     /**
-     * How pages hold keys and values, in memory and in the store; default {@link KvFormat#DEFAULT}. Quantised pages are
-     * read on the CPU alone: a model on a GPU takes them with {@link ModelOptions#hostPools}.
+     * How pages hold keys and values, in memory and in the store; default {@link KvFormat#DEFAULT}.
      *
      * @param kvFormat how
      * @return these options
