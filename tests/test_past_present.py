@@ -11,7 +11,7 @@ from test_generate import Generator
 
 CASES = json.loads((ROOT / "tests/data/llm/smollm2.json").read_text())["cases"]
 # `make soak` takes 200.
-STEPS = int(os.environ.get("PAGODA_FUNCTIONAL_STEPS", "30"))
+STEPS = int(os.environ.get("PAGODA_FUNCTIONAL_STEPS", "16"))
 PROMPTS = [case["prompt_ids"] for case in CASES[:10]]
 # Likelihoods that are closer may come out in another order where a product is summed up otherwise.
 MARGIN = 1e-3
