@@ -27,10 +27,11 @@ __device__ inline float from_fp8(uint8_t code) { return __half2float(__half(__nv
 
 // Writes block number `block` of `size` numbers; a warp calls it, and numbers[i] is element i * 32 + lane. The numbers become
 // what the block holds of them.
-__device__ inline void quantise_block(int format, uint8_t *codes, __half *scales, int64_t block, int size, float *numbers,
-                                      int lane) {
+template <int HELD>
+__device__ inline void quantise_block(int format, uint8_t *codes, __half *scales, int64_t block, int size,
+                                      float (&numbers)[HELD], int lane) {
     float least = INFINITY, largest = -INFINITY, magnitude = 0;
-    for (int i = 0; i < MOST; i++) {
+    for (int i = 0; i < HELD; i++) {
         if (i * 32 + lane < size) {
             least = fminf(least, numbers[i]);
             largest = fmaxf(largest, numbers[i]);
@@ -41,7 +42,7 @@ __device__ inline void quantise_block(int format, uint8_t *codes, __half *scales
         __half stored = __float2half_rn(fmaxf(__fdiv_rn(warp_max(magnitude), FP8_MAX), SMALLEST));
         if (lane == 0) scales[block] = stored;
         float scale = __half2float(stored);
-        for (int i = 0; i < MOST; i++) {
+        for (int i = 0; i < HELD; i++) {
             if (i * 32 + lane < size) {
                 // Comparisons leave NaN as it is; fminf and fmaxf do not.
                 float number = __fdiv_rn(numbers[i], scale);
@@ -62,7 +63,7 @@ __device__ inline void quantise_block(int format, uint8_t *codes, __half *scales
         scales[block * 2] = stored;
         scales[block * 2 + 1] = low_stored;
     }
-    for (int i = 0; i < MOST; i++) {
+    for (int i = 0; i < HELD; i++) {
         float code = fminf(fmaxf(rintf(__fdiv_rn(__fsub_rn(numbers[i], low), scale)), 0.0f), most);
         unsigned bits = static_cast<unsigned>(code);
         numbers[i] = fmaf(code, scale, low);

@@ -42,8 +42,8 @@ __device__ inline int owner_of(const Call &call, int entry) {
     return found;
 }
 
-// A warp has one head of one row: key and value.
-template <class T, int FORMAT> __device__ void store_row(const Call &call, const QuantisedPool &pool) {
+// A warp has one head of one row: key and value. A lane holds HELD numbers.
+template <class T, int FORMAT, int HELD> __device__ void store_row(const Call &call, const QuantisedPool &pool) {
     int lane = threadIdx.x & 31, size = call.head_size;
     int64_t task = static_cast<int64_t>(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32;
     if (task >= static_cast<int64_t>(call.total_rows) * call.heads) return;
@@ -52,15 +52,15 @@ template <class T, int FORMAT> __device__ void store_row(const Call &call, const
     for (int which = 0; which < 2; which++) {
         const T *from = static_cast<const T *>(which == 0 ? call.key : call.value) + at;
         T *to = static_cast<T *>(which == 0 ? pool.key : pool.value) + at;
-        float numbers[MOST] = {};
-        for (int i = 0; i < MOST; i++) {
+        float numbers[HELD] = {};
+        for (int i = 0; i < HELD; i++) {
             if (i * 32 + lane < size) numbers[i] = wide(from[i * 32 + lane]);
         }
         if (slot >= 0) {
             int64_t block = (slot + which * call.page_size) * call.heads + head;
             quantise_block(FORMAT, static_cast<uint8_t *>(call.pool), pool.scales, block, size, numbers, lane);
         }
-        for (int i = 0; i < MOST; i++) {
+        for (int i = 0; i < HELD; i++) {
             if (i * 32 + lane < size) narrow(numbers[i], to + i * 32 + lane);
         }
     }
@@ -143,8 +143,10 @@ template <class T, int FORMAT> __device__ void open_page(const Call &call, const
 
 template <class T, int FORMAT> __device__ void open(const Call &call, const QuantisedPool &pool, bool is_wide) {
     begin();
-    if (static_cast<int>(blockIdx.x) < pool.row_blocks) store_row<T, FORMAT>(call, pool);
-    else open_page<T, FORMAT>(call, pool, is_wide);
+    if (static_cast<int>(blockIdx.x) >= pool.row_blocks) open_page<T, FORMAT>(call, pool, is_wide);
+    else if (call.head_size <= 64) store_row<T, FORMAT, 2>(call, pool);
+    else if (call.head_size <= 128) store_row<T, FORMAT, 4>(call, pool);
+    else store_row<T, FORMAT, MOST>(call, pool);
 }
 
 }  // namespace quantised

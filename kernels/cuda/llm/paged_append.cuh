@@ -7,7 +7,7 @@ namespace pagoda {
 
 // Writes one head of one token into its block. A warp; numbers[i] is element i * 32 + lane.
 template <class T>
-__device__ void write_block(const PagedCall &call, int64_t block, float *numbers, int lane) {
+__device__ void write_block(const PagedCall &call, int64_t block, float (&numbers)[MOST], int lane) {
     int size = call.head_size;
     if (call.format == NATIVE) {
         for (int i = 0; i < MOST; i++) {
