@@ -505,6 +505,7 @@ test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under com
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test --cases 10 golden random long append quantised quantised-nonsense tokens-moved \
 			table-found table-evicted dense-random dense-nonsense unit linear embed \
 			paged-golden paged-random paged-slots paged-tiles paged-nonsense glu sampling sampling-nonsense || exit 1; \
+		[ $$tool = racecheck ] || compute-sanitizer --error-exitcode 9 --tool $$tool target/gpu-test block-linear || exit 1; \
 		compute-sanitizer --error-exitcode 9 --tool $$tool target/providers-test --ignored row_lookup \
 			rows_change_as_their_versions_say || exit 1; done
 

@@ -119,6 +119,33 @@ pub fn fused_beside_quantised(provider: Provider) {
     }
 }
 
+/// In half precision, products with weights of 4 bits become BlockLinear, which rounds no input either.
+pub fn fused_blocks(provider: Provider) {
+    // ONNX Runtime's CPU provider multiplies no bf16.
+    let kinds = [("f16", 5e-3), ("bf16", 3e-2)]
+        .into_iter()
+        .filter(|(compute, _)| *compute == "f16" || provider == Provider::Cuda);
+    for (compute, most) in kinds {
+        for name in ["llama", "qwen2"] {
+            let plain = Exported::new(name, &["--weights", "int4", "--compute", compute], provider);
+            let fused = plain.fused();
+            for (prompt, chunk) in plain.prompts().iter().flat_map(|prompt| [(prompt, 1), (prompt, 7), (prompt, 100)]) {
+                let [expected, found] = [&plain, &fused].map(|model| model.logits(&prompt.tokens, chunk));
+                let error = error(&found, &expected);
+                assert!(error <= most, "{name} {compute} in chunks of {chunk}: {error:e}");
+            }
+            let [before, after] = [plain.close(), fused.close()].map(|operators| {
+                let count = |name| operators.iter().filter(|operator| *operator == name).count();
+                ["MatMulNBits", "BlockLinear"].map(count)
+            });
+            assert!(
+                before[0] > 0 && before[1] == 0 && after == [0, before[0]],
+                "{name} {compute}: {before:?} {after:?}"
+            );
+        }
+    }
+}
+
 /// What is left of the nodes of a Llama and of a Gemma, which norms the outputs of its layers too.
 pub fn fused_nodes(provider: Provider) {
     // For each layer, and for the whole: embedding and head.

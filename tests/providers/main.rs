@@ -93,6 +93,7 @@ on_both! {
     language_models_in_other_forms: crate::language_models::other_forms;
     fused_language_models_of_every_architecture: crate::language_models::fused;
     fused_language_models_with_quantised_weights: crate::language_models::fused_beside_quantised;
+    fused_language_models_with_weights_of_4_bits: crate::language_models::fused_blocks;
     histories_that_come_back: crate::moving::come_back;
     histories_that_leave_while_others_run: crate::moving::racing;
 }

@@ -8,7 +8,7 @@ mod paged_attention;
 use pagoda_kernels::{bf16, f16};
 
 use crate::ort::{KernelEntry, OnCuda, OperatorEntry, Versions, operator};
-use block_linear::BlockLinear;
+use block_linear::{BlockLinear, HalfBlockLinear};
 use glu::Glu;
 use linear::Linear;
 use paged_attention::{PagedAttention, QuantisedPagedAttention};
@@ -38,7 +38,18 @@ pub const OPERATORS: &[OperatorEntry] = &[
             ],
         ],
     },
-    operator!(c"BlockLinear", BlockLinear, Versions::since(1), [Cpu]),
+    OperatorEntry {
+        name: c"BlockLinear",
+        versions: Versions::since(1),
+        kernels: &[
+            &[
+                KernelEntry::of::<BlockLinear>(),
+                KernelEntry::of::<HalfBlockLinear<f16>>(),
+                KernelEntry::of::<HalfBlockLinear<bf16>>(),
+            ],
+            &[KernelEntry::of::<OnCuda<HalfBlockLinear<f16>>>(), KernelEntry::of::<OnCuda<HalfBlockLinear<bf16>>>()],
+        ],
+    },
     operator!(c"Glu", Glu<f32, f16, bf16>, Versions::since(1), [Cpu, Cuda]),
     operator!(c"Linear", Linear<f32, f16, bf16>, Versions::since(1), [Cpu, Cuda]),
 ];

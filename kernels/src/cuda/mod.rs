@@ -36,6 +36,8 @@ pub use hstu::linear::Linear;
 pub use hstu::quantised_pool::QuantisedPages;
 pub use hstu::unit::Unit;
 #[cfg(feature = "llm")]
+pub use llm::block_linear::BlockProduct;
+#[cfg(feature = "llm")]
 pub use llm::cache_policy::{PolicyLayer, PolicyStep, SlotPolicies};
 #[cfg(feature = "llm")]
 pub use llm::glu::Glu;

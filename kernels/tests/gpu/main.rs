@@ -1,6 +1,7 @@
 //! The CUDA kernels against the CPU's reference, on a GPU host. One program that needs nothing beside it:
 //! `gpu [--cases N] [PART…]`, with the parts below; it ends with 1 where one fails or there is no GPU.
 
+mod block_linear;
 mod captured;
 #[path = "../common/mod.rs"]
 mod common;
@@ -82,6 +83,10 @@ const PARTS: &[Part] = &[
     ("paged-nonsense", paged::nonsense),
     ("paged-refused", paged::refused),
     ("paged-captured", paged::captured),
+    ("block-linear", block_linear::random),
+    ("block-linear-given", block_linear::given),
+    ("block-linear-captured", block_linear::captured),
+    ("block-linear-refused", block_linear::refused),
     ("glu", glu::random),
     ("glu-captured", glu::captured),
     ("projection", projection::random),

@@ -1,6 +1,6 @@
 //! The dense nodes of a decoder, fused: products become `ai.pagoda.Linear` together with the norms in front of them, and with
 //! the gates, the residuals and the splits behind them. On a Hopper GPU such a node is one kernel for up to 32 rows, and one more
-//! where it begins with a norm.
+//! where it begins with a norm. Products with weights of 4 bits become `ai.pagoda.BlockLinear`, by themselves.
 //!
 //! The graph is rewritten in memory when a model is opened, node by node and in their order. What does not match stays as it
 //! is, and what a graph computes changes by rounding alone.
@@ -21,6 +21,10 @@ const MICROSOFT: &str = "com.microsoft";
 const BIAS: usize = 2;
 const RESIDUAL: usize = 3;
 const NORM: usize = 4;
+
+/// The place of BlockLinear's bias, and the numbers of a block.
+const BLOCK_BIAS: usize = 4;
+const BLOCK: i64 = 32;
 
 /// How a sum is called that had no name: no exporter calls a value so.
 const SUM_OF: &str = "ai.pagoda.Linear.sum_of.";
@@ -225,6 +229,8 @@ impl<'a> Fusion<'a> {
             self.residual(node)
         } else if node.is("", "Split") {
             self.split(node)
+        } else if node.is(MICROSOFT, "MatMulNBits") {
+            self.blocks(node)
         } else {
             None
         };
@@ -273,6 +279,40 @@ impl<'a> Fusion<'a> {
         let fits = |bias: &Constant| bias.dims == [columns] && bias.element == constant.element;
         let has_bias = bias.is_none_or(|bias| self.constants.get(bias).is_some_and(fits));
         (has_bias && constant.element == self.element).then_some(Product { x, weight, bias, columns })
+    }
+
+    /// A product with a weight of 4 bits, in blocks of 32 around the middle of their codes.
+    fn blocks(&mut self, node: &Node) -> Option<()> {
+        let (x, codes, scales, bias) = (node.input(0)?, node.input(1)?, node.input(2)?, node.input(5));
+        let is_half = [ElementType::F16, ElementType::Bf16].iter().any(|half| *half as i32 == self.element);
+        let as_it_is = node.int("bits", 4) == 4 && node.int("block_size", 0) == BLOCK;
+        // Zero points, and an order of the columns.
+        if !is_half || !as_it_is || node.input(3).is_some() || node.input(4).is_some() {
+            return None;
+        }
+        let (of_codes, of_scales) = (self.constants.get(codes)?, self.constants.get(scales)?);
+        let &[width, blocks, bytes] = &of_codes.dims[..] else { return None };
+        let count = width.checked_mul(blocks)?;
+        let is_known =
+            of_codes.element == ElementType::U8 as i32 && bytes == BLOCK / 2 && of_scales.element == self.element;
+        let is_whole =
+            node.int("K", 0) == blocks * BLOCK && (of_scales.dims == [count] || of_scales.dims == [width, blocks]);
+        let fits = |bias: &Constant| bias.dims == [width] && bias.element == self.element;
+        if !is_known || !is_whole || !bias.is_none_or(|bias| self.constants.get(bias).is_some_and(fits)) {
+            return None;
+        }
+        let mut proto = NodeProto {
+            input: vec![x.clone(), codes.clone(), scales.clone()],
+            output: node.proto.output.clone(),
+            name: node.proto.name.clone(),
+            op_type: "BlockLinear".into(),
+            domain: PAGODA.into(),
+            ..NodeProto::default()
+        };
+        put(&mut proto.input, BLOCK_BIAS, bias);
+        self.made.push(Some(proto));
+        self.has_fused = true;
+        Some(())
     }
 
     /// Whether rows are normed by this weight for the product of one node alone.

@@ -43,6 +43,7 @@ pub struct Modules {
     pub gemm_sm90: Option<Module>,
     pub linear_sm90: Option<Module>,
     pub norm: Module,
+    pub block_linear_sm90: Option<Module>,
     pub cut_rows: Module,
     pub gated_gemm_sm90: Option<Module>,
     pub glu: Module,
@@ -78,6 +79,7 @@ impl Modules {
             gemm_sm90: sm90(fatbin!("hstu_gemm_sm90"))?,
             linear_sm90: sm90(fatbin!("hstu_linear_sm90"))?,
             norm: Module::load(fatbin!("hstu_norm"))?,
+            block_linear_sm90: sm90(fatbin!("block_linear_sm90"))?,
             cut_rows: Module::load(fatbin!("cut_rows"))?,
             gated_gemm_sm90: sm90(fatbin!("gated_gemm_sm90"))?,
             glu: Module::load(fatbin!("glu"))?,
@@ -162,13 +164,29 @@ impl Module {
     }
 }
 
-fn most_clusters(function: CUfunction, shared: usize, threads: u32, cluster: u32) -> Result<u32, CudaError> {
+/// Programmatic dependent launch.
+fn early() -> CUlaunchAttribute {
     // SAFETY: plain data, of which zeros are a value.
-    let (mut size, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { std::mem::zeroed() };
+    let mut early: CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    early.id = CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    early.value.programmaticStreamSerializationAllowed = 1;
+    early
+}
+
+fn clusters_of(blocks: u32) -> CUlaunchAttribute {
+    // SAFETY: plain data, of which zeros are a value.
+    let mut size: CUlaunchAttribute = unsafe { std::mem::zeroed() };
     size.id = CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    size.value.clusterDim.x = cluster;
+    size.value.clusterDim.x = blocks;
     size.value.clusterDim.y = 1;
     size.value.clusterDim.z = 1;
+    size
+}
+
+fn most_clusters(function: CUfunction, shared: usize, threads: u32, cluster: u32) -> Result<u32, CudaError> {
+    // SAFETY: plain data, of which zeros are a value.
+    let mut config: CUlaunchConfig = unsafe { std::mem::zeroed() };
+    let mut size = clusters_of(cluster);
     (config.gridDimX, config.gridDimY, config.gridDimZ) = (cluster, 1, 1);
     (config.blockDimX, config.blockDimY, config.blockDimZ) = (threads, 1, 1);
     config.sharedMemBytes = shared as u32;
@@ -218,15 +236,40 @@ impl Function {
         stream: CUstream,
         arguments: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_with(&mut [early()], [blocks, threads, shared as u32], stream, arguments) }
+    }
+
+    /// As [`launch_dependent`](Self::launch_dependent), in clusters of so many blocks. Sizes: blocks, threads, and bytes of shared
+    /// memory.
+    ///
+    /// # Safety
+    /// As for [`launch_dependent`](Self::launch_dependent).
+    pub unsafe fn launch_clusters(
+        self,
+        cluster: u32,
+        sizes: [u32; 3],
+        stream: CUstream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        unsafe { self.launch_with(&mut [early(), clusters_of(cluster)], sizes, stream, arguments) }
+    }
+
+    unsafe fn launch_with(
+        self,
+        attributes: &mut [CUlaunchAttribute],
+        [blocks, threads, shared]: [u32; 3],
+        stream: CUstream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
         // SAFETY: plain data, of which zeros are a value.
-        let (mut early, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { std::mem::zeroed() };
-        early.id = CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        early.value.programmaticStreamSerializationAllowed = 1;
+        let mut config: CUlaunchConfig = unsafe { std::mem::zeroed() };
         (config.gridDimX, config.gridDimY, config.gridDimZ) = (blocks, 1, 1);
         (config.blockDimX, config.blockDimY, config.blockDimZ) = (threads, 1, 1);
-        (config.sharedMemBytes, config.hStream) = (shared as u32, stream);
-        (config.attrs, config.numAttrs) = (&mut early, 1);
-        // SAFETY: the caller's; the configuration and its attribute live until the call has returned.
+        (config.sharedMemBytes, config.hStream) = (shared, stream);
+        (config.attrs, config.numAttrs) = (attributes.as_mut_ptr(), attributes.len() as u32);
+        // SAFETY: the caller's; the configuration and its attributes live until the call has returned.
         unsafe { cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(asked("launching a kernel"))

@@ -46,6 +46,18 @@ mirrored! {
         softcap: f32,
     }
 
+    /// Of cuda/llm/block_linear_sm90.cu.
+    struct BlockProduct {
+        x: u64,
+        codes: u64,
+        scales: u64,
+        bias: u64,
+        y: u64,
+        rows: i32,
+        inner: i32,
+        width: i32,
+    }
+
     /// Of cuda/llm/projection_sm90.cuh.
     struct FewRows {
         bias: u64,

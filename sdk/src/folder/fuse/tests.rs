@@ -209,3 +209,49 @@ fn a_norm_for_others_is_a_node_of_its_own() {
 fn what_is_no_graph_is_an_error() {
     assert!(fused(&Bytes::from_static(b"no graph"), ElementType::F32).unwrap_err().starts_with("not an ONNX model: "));
 }
+
+/// The nodes of a product of rows of 64 with three rows of codes.
+fn blocks(
+    attributes: &[(&'static str, i64)],
+    inputs: &[&str],
+    scales: &[i64],
+    element: ElementType,
+) -> Option<Vec<String>> {
+    let attributes: Vec<_> = attributes.iter().map(|(name, value)| Attribute::Int(name, *value)).collect();
+    let rows = [Dim::Any("T"), Dim::Is(64)];
+    let graph = Graph::new().input("x", ElementType::F16 as i32, &rows).input("other", ElementType::U8 as i32, &rows);
+    let graph = graph.node("com.microsoft.MatMulNBits", inputs, &["y"], &attributes).output("y", F32, &ROWS);
+    let mut model = ModelProto::decode(&graph.to_bytes()[..]).unwrap();
+    let mut graph = GraphProto::decode(model.graph.clone()).unwrap();
+    let half = ElementType::F16 as i32;
+    for (name, dims, data_type) in
+        [("codes", &[3, 2, 16][..], ElementType::U8 as i32), ("scales", scales, half), ("bias", &[3], half)]
+    {
+        let (name, dims) = (name.into(), dims.to_vec());
+        graph.initializer.push(TensorProto { name, dims, data_type, ..TensorProto::default() }.encode_to_vec().into());
+    }
+    model.graph = graph.encode_to_vec().into();
+    fused(&model.encode_to_vec().into(), element).unwrap().map(|bytes| nodes(&bytes))
+}
+
+#[test]
+fn products_with_weights_of_4_bits_become_those_with_blocks() {
+    const WHOLE: [(&str, i64); 4] = [("K", 64), ("N", 3), ("bits", 4), ("block_size", 32)];
+    let half = |inputs: &[&str], scales: &[i64]| blocks(&WHOLE, inputs, scales, ElementType::F16);
+    let one = |line: &str| Some(vec![line.to_owned()]);
+    assert_eq!(half(&["x", "codes", "scales"], &[6]), one("BlockLinear(x, codes, scales) -> y"));
+    let with_bias = half(&["x", "codes", "scales", "", "", "bias"], &[3, 2]);
+    assert_eq!(with_bias, one("BlockLinear(x, codes, scales, , bias) -> y"));
+    // Zero points, an order of the columns, a matrix that a caller gives, scales of something else.
+    assert_eq!(half(&["x", "codes", "scales", "codes"], &[6]), None);
+    assert_eq!(half(&["x", "codes", "scales", "", "codes"], &[6]), None);
+    assert_eq!(half(&["x", "other", "scales"], &[6]), None);
+    assert_eq!(half(&["x", "codes", "scales"], &[5]), None);
+    for changed in [("bits", 8), ("block_size", 64), ("K", 63)] {
+        let attributes = WHOLE.map(|(name, value)| if name == changed.0 { changed } else { (name, value) });
+        assert_eq!(blocks(&attributes, &["x", "codes", "scales"], &[6], ElementType::F16), None, "{changed:?}");
+    }
+    // The kernels of a GPU are those of half precision.
+    assert_eq!(blocks(&WHOLE, &["x", "codes", "scales"], &[6], ElementType::F32), None);
+    assert_eq!(blocks(&WHOLE, &["x", "codes", "scales"], &[6], ElementType::Bf16), None);
+}
