@@ -201,10 +201,18 @@ fn expected_of<T: Number>(case: &Case<T>, weights_len: usize) -> (Attended, Vec<
     (attended, Tensors::new(&after, weights_len).stored())
 }
 
-fn compare<T: OperatorElement>(got: &Results<T>, expected: &Attended, stored: &[Vec<u8>], what: &str) {
+fn compare<T: OperatorElement>(
+    got: &Results<T>,
+    expected: &Attended,
+    stored: &[Vec<u8>],
+    provider: Provider,
+    what: &str,
+) {
     let (output, weights) = (error(&got.output, &expected.output), error(&got.weights, &expected.key_weights));
     assert!(output <= tolerance::<T>(), "{what}: output {output:e}");
-    assert!(weights <= 1e-5, "{what}: key_weights {weights:e}");
+    // What tensor cores multiply is rounded to T: the bound of the kernels' own tests.
+    let most = if provider == Provider::Cuda { tolerance::<T>() } else { 1e-5 };
+    assert!(weights <= most, "{what}: key_weights {weights:e}");
     assert!(got.stored == stored, "{what}: the pool");
 }
 
@@ -215,7 +223,7 @@ fn check<T: Number>(case: &Case<T>, weights_len: usize, provider: Provider, what
     let graph = tensors.graph(case).to_bytes();
     let model = Model::open_memory(&graph, &options(provider)).unwrap();
     let apart = tensors.run(&model).unwrap_or_else(|error| panic!("{what}: {error}"));
-    compare(&apart, &expected, &stored, what);
+    compare(&apart, &expected, &stored, provider, what);
     if provider == Provider::Cuda {
         let on_cpu = tensors.run(&Model::open_memory(&graph, &options(Provider::Cpu)).unwrap()).unwrap();
         let wide: Vec<f64> = on_cpu.output.iter().map(|number| f64::from(number.to_f32())).collect();
@@ -241,7 +249,7 @@ pub fn golden(provider: Provider) {
         let model = Model::open_memory(&tensors.graph(&case).to_bytes(), &with_profile).unwrap();
         let got = tensors.run(&model).unwrap();
         let stored = got.stored.clone();
-        compare(&got, &Attended { output, key_weights }, &stored, name);
+        compare(&got, &Attended { output, key_weights }, &stored, provider, name);
         drop(model);
         placement::check(&profile, placement::name(provider), &["PagedAttention"]);
     }
@@ -426,7 +434,7 @@ fn captured<T: Number>(format: KvFormat, stream: &Arc<CudaStream>) {
             stored: stored_now.collect(),
         };
         let what = format!("{} {format:?} round {round}", T::NAME);
-        compare(&got, expected, stored, &what);
+        compare(&got, expected, stored, Provider::Cuda, &what);
         let off = worst(&units[at], &numbers::<T>(&read(&written[1])), &units[at].expected());
         assert!(off <= 1.0, "{what}: Glu: {off} of the bound");
     }
