@@ -352,6 +352,11 @@ target/models/smollm2-past-present/config.json target/models/smollm2-group-query
 	@rm -rf $(@D)
 	@PYTHONPATH=tests $(PY) -c 'import sys, pathlib, past_present; past_present.rewrite(*map(pathlib.Path, sys.argv[1:3]), "group" in sys.argv[2])' $(<D) $(@D)
 
+# The same with weights of 4 bits.
+target/models/smollm2-%-int4/config.json: target/models/smollm2-%/config.json
+	@rm -rf $(@D)
+	@PYTHONPATH=tests $(PY) -c 'import sys, pathlib, past_present; past_present.quantise(*map(pathlib.Path, sys.argv[1:]))' $(<D) $(@D)
+
 model-smollm2: target/models/smollm2/pagoda.json ## Make target/models/smollm2, a small language model (fetches 93 MB).
 
 # Only the command. If `make build` has not built it yet, in the profile that compiles in half the time.

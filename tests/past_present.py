@@ -5,10 +5,12 @@ import json
 import os
 import shutil
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 MICROSOFT = "com.microsoft"
+BLOCK = 32
 HEADS_FIRST = [0, 2, 1, 3]
 
 
@@ -42,6 +44,56 @@ def rewrite(functional, out, grouped):
         texts["chat_template"] = (functional / about["text"]["chat_template"]).read_text()
     for name, content in (("config", config), ("generation_config", about["generation"]), ("tokenizer_config", texts)):
         (out / f"{name}.json").write_text(json.dumps(content))
+
+
+def quantise(folder, out):
+    """Copies a folder of `rewrite`, with products that onnxruntime-genai's builder would have for int4: com.microsoft.MatMulNBits, in
+    blocks of 32 around the middle of their codes, with inputs rounded to 8 bits."""
+    out.mkdir(parents=True)
+    for file in folder.glob("*.json"):
+        shutil.copy(file, out / file.name)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    graph = model.graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+
+    def load(name):
+        tensor = weights[name]
+        if not tensor.external_data:
+            return numpy_helper.to_array(tensor)
+        # `onnx` reads no file that has two names.
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        count = int(where["length"]) // 4
+        return np.fromfile(folder / where["location"], np.float32, count, offset=int(where["offset"])).reshape(tensor.dims)
+
+    made = {}
+    for node in graph.node:
+        if node.op_type != "Gemm":
+            continue
+        x, name = node.input
+        weight = load(name)
+        if name not in made:
+            made[name] = [
+                numpy_helper.from_array(array, f"{name}.{what}") for array, what in zip(blocks(weight), ("codes", "scales"))
+            ]
+        about = {"K": weight.shape[1], "N": weight.shape[0], "bits": 4, "block_size": BLOCK, "accuracy_level": 4}
+        inputs = [x, *(tensor.name for tensor in made[name])]
+        node.CopyFrom(helper.make_node("MatMulNBits", inputs, node.output, node.name, domain=MICROSOFT, **about))
+    used = {name for node in graph.node for name in node.input}
+    kept = [numpy_helper.from_array(load(name), name) for name in weights if name in used]
+    del graph.initializer[:]
+    graph.initializer.extend([*kept, *(tensor for tensors in made.values() for tensor in tensors)])
+    if not any(opset.domain == MICROSOFT for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    onnx.save(model, out / "model.onnx", save_as_external_data=True, location="weights.bin")
+
+
+def blocks(weight):
+    """Codes [N, K / 32, 16] and scales [N, K / 32]: the number that is furthest from 0 is the lowest code."""
+    numbers = weight.reshape(len(weight), -1, BLOCK)
+    furthest = np.take_along_axis(numbers, np.abs(numbers).argmax(-1, keepdims=True), -1)
+    scales = np.where(furthest == 0, 1, furthest / -8).astype(np.float32)
+    codes = np.clip(np.rint(numbers / scales) + 8, 0, 15).astype(np.uint8)
+    return codes[..., ::2] | codes[..., 1::2] << 4, scales[..., 0]
 
 
 def link(source, to):

@@ -47,6 +47,10 @@ impl Foreign {
         for file in ["tokenizer.json", "tokenizer_config.json"] {
             std::fs::copy(data("llm/llama").join(file), files.path().join(file)).unwrap();
         }
+        Self::open_decoder(name, files, tolerance)
+    }
+
+    fn open_decoder(name: &'static str, files: Folder, tolerance: f32) -> Self {
         let folder = GenerateFolder::open(files.path()).unwrap();
         let Form::PastPresent(names) = folder.form.clone() else { panic!("{:?}", folder.form) };
         let on_cpu = ModelOptions { provider: Provider::Cpu, intra_op_threads: 1, ..ModelOptions::default() };
@@ -57,6 +61,19 @@ impl Foreign {
     fn functional() -> Self {
         let files = copy_of(&data("generate/llama-functional"));
         Self { name: "functional", files, tolerance: 1e-3, graph: None }
+    }
+
+    /// The same without rounding of inputs to 8 bits, which MatMulNBits does as `accuracy_level` says.
+    fn without_rounding(name: &'static str, tolerance: f32) -> Self {
+        let files = Self::decoder(name, tolerance).files;
+        let file = files.path().join("model.onnx");
+        let mut bytes = std::fs::read(&file).unwrap();
+        let rounded = b"accuracy_level\x18\x04";
+        let places: Vec<_> = (0..bytes.len() - rounded.len()).filter(|&at| bytes[at..].starts_with(rounded)).collect();
+        assert_eq!(places.len(), 11, "products of {name}");
+        places.iter().for_each(|at| bytes[at + rounded.len() - 1] = 0);
+        std::fs::write(&file, bytes).unwrap();
+        Self::open_decoder(name, files, tolerance)
     }
 
     /// All of them.
@@ -311,7 +328,11 @@ fn log_probabilities_of_prompts_are_those_of_the_graph() {
 #[test]
 fn decoders_are_rewritten_for_pages_when_they_are_opened() {
     for (name, tolerance) in DECODERS {
-        let foreign = Foreign::decoder(name, tolerance);
+        let foreign = match name {
+            // Its products become BlockLinear, which rounds no inputs.
+            "llama-genai-int4" => Foreign::without_rounding(name, tolerance),
+            _ => Foreign::decoder(name, tolerance),
+        };
         let open = |options: GeneratorOptions| Generator::open(foreign.files.path(), options).unwrap();
         let generator = open(options(64));
         assert_eq!(generator.folder().form, Form::Paged, "{name}");
@@ -329,6 +350,20 @@ fn decoders_are_rewritten_for_pages_when_they_are_opened() {
         let few = open(GeneratorOptions { kv_policy: Some(KvPolicy::new("h2o", 32)), ..options(64) });
         assert_eq!(tokens(&few, &greedy(&prompt(3, 60), 10)).len(), 10, "{name}");
     }
+}
+
+#[test]
+fn products_with_weights_of_4_bits_run_by_kernels_of_our_own() {
+    let (foreign, folder) = (Foreign::decoder("llama-genai-int4", 0.0), Folder::new());
+    let profile_path = Some(folder.path().join("profile.json"));
+    let model = ModelOptions { profile_path, ..options(64).model };
+    let generator = Generator::open(foreign.files.path(), GeneratorOptions { model, ..options(64) }).unwrap();
+    assert_eq!(tokens(&generator, &greedy(&prompt(3, 40), 1)).len(), 1);
+    drop(generator);
+    let profile = std::fs::read_to_string(folder.path().join("profile.json")).unwrap();
+    let ran = |operator: &str| profile.matches(&format!(r#""op_name" : "{operator}""#)).count();
+    // Of eleven, the two of 48 columns are in no whole blocks.
+    assert_eq!(["BlockLinear", "MatMulNBits"].map(ran), [9, 2]);
 }
 
 /// What one form has stored the other goes on with: both keep keys after their rotation.

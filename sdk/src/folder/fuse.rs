@@ -1,6 +1,7 @@
 //! The dense nodes of a decoder, fused: products become `ai.pagoda.Linear` together with the norms in front of them, and with
 //! the gates, the residuals and the splits behind them. On a Hopper GPU such a node is one kernel for up to 32 rows, and one more
-//! where it begins with a norm. Products with weights of 4 bits become `ai.pagoda.BlockLinear`, by themselves.
+//! where it begins with a norm. Products with weights of 4 bits become `ai.pagoda.BlockLinear`, by themselves. On the CPU nothing
+//! else is replaced, and those with 8 bits too.
 //!
 //! The graph is rewritten in memory when a model is opened, node by node and in their order. What does not match stays as it
 //! is, and what a graph computes changes by rounding alone.
@@ -48,8 +49,16 @@ impl AttributeProto {
     }
 }
 
-/// The graph with the dense nodes of an element type fused; `None` if nothing matches.
-pub(super) fn fused(bytes: &Bytes, element: ElementType) -> Result<Option<Vec<u8>>, String> {
+/// Where a graph is to run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Target {
+    Cpu,
+    Hopper,
+}
+
+/// The graph with the dense nodes of an element type fused, as far as kernels of the target do better by that; `None` if nothing
+/// matches.
+pub(super) fn fused(bytes: &Bytes, target: Target, element: ElementType) -> Result<Option<Vec<u8>>, String> {
     let mut model = ModelProto::decode(bytes.clone()).map_err(|error| format!("not an ONNX model: {error}"))?;
     let mut graph = GraphProto::decode(model.graph.clone()).map_err(|error| format!("its graph: {error}"))?;
     let nodes = graph.node.iter().map(|node| Node::read(node.clone())).collect::<Result<Vec<_>, _>>()?;
@@ -59,7 +68,7 @@ pub(super) fn fused(bytes: &Bytes, element: ElementType) -> Result<Option<Vec<u8
     }
     let opsets: Vec<_> = model.opset_import.iter().filter_map(|opset| OpsetProto::decode(opset.clone()).ok()).collect();
     let version = |domain: &str| opsets.iter().find(|opset| opset.domain == domain).map(|opset| opset.version);
-    let mut fusion = Fusion::new(&graph, &nodes, element, version("").unwrap_or_default());
+    let mut fusion = Fusion::new(&graph, &nodes, (target, element), version("").unwrap_or_default());
     for node in &nodes {
         fusion.add(node);
     }
@@ -172,6 +181,7 @@ struct Fusion<'a> {
     /// The nodes that read a value.
     readers: HashMap<&'a str, Vec<&'a Node>>,
     outputs: HashSet<&'a str>,
+    target: Target,
     /// Of products that are fused.
     element: i32,
     opset: i64,
@@ -185,7 +195,7 @@ struct Fusion<'a> {
 }
 
 impl<'a> Fusion<'a> {
-    fn new(graph: &'a GraphProto, nodes: &'a [Node], element: ElementType, opset: i64) -> Self {
+    fn new(graph: &'a GraphProto, nodes: &'a [Node], (target, element): (Target, ElementType), opset: i64) -> Self {
         let inputs: HashSet<&str> = graph.input.iter().map(|input| input.name.as_str()).collect();
         let tensors = graph.initializer.iter().filter_map(|tensor| TensorProto::decode(tensor.clone()).ok());
         let constants: HashMap<String, Constant> = tensors
@@ -209,6 +219,7 @@ impl<'a> Fusion<'a> {
             constants,
             readers,
             outputs: graph.output.iter().map(|output| output.name.as_str()).collect(),
+            target,
             element: element as i32,
             opset,
             made: Vec::with_capacity(nodes.len()),
@@ -221,7 +232,11 @@ impl<'a> Fusion<'a> {
     /// Adds the next node of the old graph: as it is, as a Linear, or as part of one.
     fn add(&mut self, node: &Node) {
         self.know(node);
-        let is_fused = if node.is("", "Gemm") {
+        let is_fused = if node.is(MICROSOFT, "MatMulNBits") {
+            self.blocks(node)
+        } else if self.target == Target::Cpu {
+            None
+        } else if node.is("", "Gemm") {
             self.product(node)
         } else if node.is(PAGODA, "Glu") {
             self.gate(node)
@@ -229,8 +244,6 @@ impl<'a> Fusion<'a> {
             self.residual(node)
         } else if node.is("", "Split") {
             self.split(node)
-        } else if node.is(MICROSOFT, "MatMulNBits") {
-            self.blocks(node)
         } else {
             None
         };
@@ -281,20 +294,25 @@ impl<'a> Fusion<'a> {
         (has_bias && constant.element == self.element).then_some(Product { x, weight, bias, columns })
     }
 
-    /// A product with a weight of 4 bits, in blocks of 32 around the middle of their codes.
+    /// A product with a weight of 4 bits, or on the CPU of 8, in blocks of 32 around the middle of their codes.
     fn blocks(&mut self, node: &Node) -> Option<()> {
         let (x, codes, scales, bias) = (node.input(0)?, node.input(1)?, node.input(2)?, node.input(5));
-        let is_half = [ElementType::F16, ElementType::Bf16].iter().any(|half| *half as i32 == self.element);
-        let as_it_is = node.int("bits", 4) == 4 && node.int("block_size", 0) == BLOCK;
+        let (bits, f32) = (node.int("bits", 4), ElementType::F32 as i32);
+        // What there are kernels for.
+        let has_kernel = match self.target {
+            Target::Cpu => [4, 8].contains(&bits) && self.element == f32,
+            Target::Hopper => bits == 4 && self.element != f32,
+        };
         // Zero points, and an order of the columns.
-        if !is_half || !as_it_is || node.input(3).is_some() || node.input(4).is_some() {
+        if !has_kernel || node.int("block_size", 0) != BLOCK || node.input(3).is_some() || node.input(4).is_some() {
             return None;
         }
         let (of_codes, of_scales) = (self.constants.get(codes)?, self.constants.get(scales)?);
         let &[width, blocks, bytes] = &of_codes.dims[..] else { return None };
         let count = width.checked_mul(blocks)?;
-        let is_known =
-            of_codes.element == ElementType::U8 as i32 && bytes == BLOCK / 2 && of_scales.element == self.element;
+        let is_known = of_codes.element == ElementType::U8 as i32
+            && bytes == BLOCK * bits / 8
+            && of_scales.element == self.element;
         let is_whole =
             node.int("K", 0) == blocks * BLOCK && (of_scales.dims == [count] || of_scales.dims == [width, blocks]);
         let fits = |bias: &Constant| bias.dims == [width] && bias.element == self.element;

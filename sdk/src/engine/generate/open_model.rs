@@ -128,8 +128,7 @@ impl OpenModel {
         if let (Some(policy), Some(graphs)) = (&mut policy, &graphs) {
             policy.names.clone_from(&graphs.slots);
         }
-        let fused = open_fused(&folder, graphs.as_ref(), &model_options)?;
-        let model = fused.map_or_else(|| open_graph(&folder, graphs.as_ref(), &model_options), Ok)?;
+        let model = open_fastest(&folder, graphs.as_ref(), &model_options)?;
         // The bytes of graphs, which may have weights in them.
         drop(graphs);
         form_options::check(&folder, &model)?;
@@ -230,29 +229,39 @@ impl OpenModel {
     }
 }
 
-/// Opens the graph with its dense nodes fused, on a GPU that has the kernels for that. `None` if there is none, if there is nothing
-/// to fuse, or if ONNX Runtime does not take the fused graph: the caller opens the other one.
-fn open_fused(
-    folder: &GenerateFolder,
-    graphs: Option<&RewrittenGraphs>,
-    model: &ModelOptions,
-) -> Result<Option<Arc<Model>>> {
-    let asked = may_fuse(folder.compute, &folder.form, model)
-        && is_asked(FUSED)
-        && runtime::has_cuda(runtime::api(model.onnxruntime_path.as_deref())?)?
-        && Gpu::shared(model.device_id as usize).is_ok_and(Gpu::is_hopper);
-    let fused = if asked { folder.with_fused(graphs)? } else { None };
-    let Some(fused) = fused else { return Ok(None) };
-    match open_graph(folder, Some(&fused), &ModelOptions { provider: Provider::Cuda, ..model.clone() }) {
-        Ok(opened) => Ok(Some(opened)),
-        Err(error) => {
-            log::warn!(
-                "{}: opened without fusing its nodes, because that failed: {error}",
-                folder.file(&folder.model).display()
-            );
-            Ok(None)
+/// Opens the graph with its dense nodes as the kernels of the device do best.
+fn open_fastest(folder: &GenerateFolder, graphs: Option<&RewrittenGraphs>, model: &ModelOptions) -> Result<Arc<Model>> {
+    if is_asked(FUSED) {
+        if is_for_hopper(folder, model)? {
+            let model = ModelOptions { provider: Provider::Cuda, ..model.clone() };
+            if let Some(opened) = open_changed(folder, folder.with_fused(graphs)?, &model) {
+                return Ok(opened);
+            }
+        }
+        if may_have_blocks(folder.compute, &folder.form, model)
+            && let Some(opened) = open_changed(folder, folder.with_blocks_on_cpu(graphs)?, model)
+        {
+            return Ok(opened);
         }
     }
+    open_graph(folder, graphs, model)
+}
+
+/// Opens a changed graph. `None` if there is none, or if ONNX Runtime does not take it: the caller opens the other one.
+fn open_changed(folder: &GenerateFolder, changed: Option<RewrittenGraphs>, model: &ModelOptions) -> Option<Arc<Model>> {
+    let opened = open_graph(folder, Some(&changed?), model);
+    let file = folder.file(&folder.model);
+    opened
+        .inspect_err(|error| {
+            log::warn!("{}: opened without fusing its nodes, because that failed: {error}", file.display());
+        })
+        .ok()
+}
+
+fn is_for_hopper(folder: &GenerateFolder, model: &ModelOptions) -> Result<bool> {
+    Ok(may_fuse(folder.compute, &folder.form, model)
+        && runtime::has_cuda(runtime::api(model.onnxruntime_path.as_deref())?)?
+        && Gpu::shared(model.device_id as usize).is_ok_and(Gpu::is_hopper))
 }
 
 /// Whether an environment variable does not say 0.
@@ -264,6 +273,11 @@ fn is_asked(variable: &str) -> bool {
 fn may_fuse(compute: ElementType, form: &Form, model: &ModelOptions) -> bool {
     let is_half = matches!(compute, ElementType::F16 | ElementType::Bf16);
     is_half && *form == Form::Paged && model.provider != Provider::Cpu && !model.host_pools
+}
+
+/// Whether the CPU, if the model runs there, may have products of its own for weights in blocks.
+fn may_have_blocks(compute: ElementType, form: &Form, model: &ModelOptions) -> bool {
+    compute == ElementType::F32 && *form == Form::Paged && model.provider != Provider::Cuda
 }
 
 /// Opens the folder's graph, or one of `graphs` in its place.
@@ -366,5 +380,15 @@ mod tests {
         ] {
             assert!(!may_fuse(ElementType::Bf16, &Form::Paged, &others));
         }
+    }
+
+    #[test]
+    fn a_graph_in_f32_that_may_run_on_the_cpu_may_have_blocks() {
+        let of = |provider| ModelOptions { provider, ..ModelOptions::default() };
+        for provider in [Provider::Cpu, Provider::Auto] {
+            assert!(may_have_blocks(ElementType::F32, &Form::Paged, &of(provider)));
+            assert!(!may_have_blocks(ElementType::F16, &Form::Paged, &of(provider)));
+        }
+        assert!(!may_have_blocks(ElementType::F32, &Form::Paged, &of(Provider::Cuda)));
     }
 }

@@ -21,7 +21,7 @@ fn nodes(bytes: &[u8]) -> Vec<String> {
 
 /// `None` if nothing is fused.
 fn fused_f32(bytes: Vec<u8>) -> Option<Vec<u8>> {
-    fused(&bytes.into(), ElementType::F32).unwrap()
+    fused(&bytes.into(), Target::Hopper, ElementType::F32).unwrap()
 }
 
 fn fused_nodes(graph: &Graph) -> Vec<String> {
@@ -114,7 +114,11 @@ fn products_of_another_kind_stay() {
         assert_eq!(fused_f32(graph.output("y", F32, &ROWS).to_bytes()), None, "{what}");
     }
     let bytes = gemm_with(&plain, &[transposed()]).output("y", F32, &ROWS).to_bytes();
-    assert_eq!(fused(&bytes.into(), ElementType::F16).unwrap(), None, "another type than the model computes in");
+    assert_eq!(
+        fused(&bytes.into(), Target::Hopper, ElementType::F16).unwrap(),
+        None,
+        "another type than the model computes in"
+    );
 }
 
 /// Only the product becomes a Linear.
@@ -207,51 +211,75 @@ fn a_norm_for_others_is_a_node_of_its_own() {
 
 #[test]
 fn what_is_no_graph_is_an_error() {
-    assert!(fused(&Bytes::from_static(b"no graph"), ElementType::F32).unwrap_err().starts_with("not an ONNX model: "));
+    assert!(
+        fused(&Bytes::from_static(b"no graph"), Target::Hopper, ElementType::F32)
+            .unwrap_err()
+            .starts_with("not an ONNX model: ")
+    );
 }
 
 /// The nodes of a product of rows of 64 with three rows of codes.
 fn blocks(
+    target: Target,
+    element: ElementType,
     attributes: &[(&'static str, i64)],
     inputs: &[&str],
     scales: &[i64],
-    element: ElementType,
 ) -> Option<Vec<String>> {
+    let bits = attributes.iter().find(|(name, _)| *name == "bits").map_or(4, |(_, bits)| *bits);
     let attributes: Vec<_> = attributes.iter().map(|(name, value)| Attribute::Int(name, *value)).collect();
     let rows = [Dim::Any("T"), Dim::Is(64)];
-    let graph = Graph::new().input("x", ElementType::F16 as i32, &rows).input("other", ElementType::U8 as i32, &rows);
+    let graph = Graph::new().input("x", element as i32, &rows).input("other", ElementType::U8 as i32, &rows);
     let graph = graph.node("com.microsoft.MatMulNBits", inputs, &["y"], &attributes).output("y", F32, &ROWS);
     let mut model = ModelProto::decode(&graph.to_bytes()[..]).unwrap();
     let mut graph = GraphProto::decode(model.graph.clone()).unwrap();
-    let half = ElementType::F16 as i32;
-    for (name, dims, data_type) in
-        [("codes", &[3, 2, 16][..], ElementType::U8 as i32), ("scales", scales, half), ("bias", &[3], half)]
-    {
+    // Those of a graph in f16, unless it is one in f32.
+    let of_scales = if element == ElementType::F32 { F32 } else { ElementType::F16 as i32 };
+    for (name, dims, data_type) in [
+        ("codes", &[3, 2, 4 * bits][..], ElementType::U8 as i32),
+        ("scales", scales, of_scales),
+        ("bias", &[3], of_scales),
+    ] {
         let (name, dims) = (name.into(), dims.to_vec());
         graph.initializer.push(TensorProto { name, dims, data_type, ..TensorProto::default() }.encode_to_vec().into());
     }
     model.graph = graph.encode_to_vec().into();
-    fused(&model.encode_to_vec().into(), element).unwrap().map(|bytes| nodes(&bytes))
+    fused(&model.encode_to_vec().into(), target, element).unwrap().map(|bytes| nodes(&bytes))
 }
 
 #[test]
 fn products_with_weights_of_4_bits_become_those_with_blocks() {
     const WHOLE: [(&str, i64); 4] = [("K", 64), ("N", 3), ("bits", 4), ("block_size", 32)];
-    let half = |inputs: &[&str], scales: &[i64]| blocks(&WHOLE, inputs, scales, ElementType::F16);
+    let changed =
+        |other: (&'static str, i64)| WHOLE.map(|(name, value)| if name == other.0 { other } else { (name, value) });
     let one = |line: &str| Some(vec![line.to_owned()]);
-    assert_eq!(half(&["x", "codes", "scales"], &[6]), one("BlockLinear(x, codes, scales) -> y"));
-    let with_bias = half(&["x", "codes", "scales", "", "", "bias"], &[3, 2]);
-    assert_eq!(with_bias, one("BlockLinear(x, codes, scales, , bias) -> y"));
-    // Zero points, an order of the columns, a matrix that a caller gives, scales of something else.
-    assert_eq!(half(&["x", "codes", "scales", "codes"], &[6]), None);
-    assert_eq!(half(&["x", "codes", "scales", "", "codes"], &[6]), None);
-    assert_eq!(half(&["x", "other", "scales"], &[6]), None);
-    assert_eq!(half(&["x", "codes", "scales"], &[5]), None);
-    for changed in [("bits", 8), ("block_size", 64), ("K", 63)] {
-        let attributes = WHOLE.map(|(name, value)| if name == changed.0 { changed } else { (name, value) });
-        assert_eq!(blocks(&attributes, &["x", "codes", "scales"], &[6], ElementType::F16), None, "{changed:?}");
+    let plain = ["x", "codes", "scales"];
+    for (target, element) in [(Target::Hopper, ElementType::F16), (Target::Cpu, ElementType::F32)] {
+        let whole = |inputs: &[&str], scales: &[i64]| blocks(target, element, &WHOLE, inputs, scales);
+        assert_eq!(whole(&plain, &[6]), one("BlockLinear(x, codes, scales) -> y"));
+        let with_bias = whole(&["x", "codes", "scales", "", "", "bias"], &[3, 2]);
+        assert_eq!(with_bias, one("BlockLinear(x, codes, scales, , bias) -> y"));
+        // Zero points, an order of the columns, a matrix that a caller gives, scales of something else.
+        assert_eq!(whole(&["x", "codes", "scales", "codes"], &[6]), None);
+        assert_eq!(whole(&["x", "codes", "scales", "", "codes"], &[6]), None);
+        assert_eq!(whole(&["x", "other", "scales"], &[6]), None);
+        assert_eq!(whole(&plain, &[5]), None);
+        for other in [("bits", 2), ("block_size", 64), ("K", 63)] {
+            assert_eq!(blocks(target, element, &changed(other), &plain, &[6]), None, "{other:?}");
+        }
     }
-    // The kernels of a GPU are those of half precision.
-    assert_eq!(blocks(&WHOLE, &["x", "codes", "scales"], &[6], ElementType::F32), None);
-    assert_eq!(blocks(&WHOLE, &["x", "codes", "scales"], &[6], ElementType::Bf16), None);
+    // Kernels of the CPU have 8 bits too, and those of a GPU are for half precision.
+    let eight = |target, element| blocks(target, element, &changed(("bits", 8)), &plain, &[6]);
+    assert_eq!(eight(Target::Cpu, ElementType::F32), one("BlockLinear(x, codes, scales) -> y"));
+    assert_eq!(eight(Target::Hopper, ElementType::F16), None);
+    assert_eq!(blocks(Target::Hopper, ElementType::F32, &WHOLE, &plain, &[6]), None);
+    assert_eq!(blocks(Target::Cpu, ElementType::F16, &WHOLE, &plain, &[6]), None);
+    assert_eq!(blocks(Target::Hopper, ElementType::Bf16, &WHOLE, &plain, &[6]), None, "scales of another type");
+}
+
+#[test]
+fn nothing_but_products_with_blocks_is_replaced_on_the_cpu() {
+    let bytes: Bytes = gemm(rows(), &["x", "w4"], "y").output("y", F32, &ROWS).to_bytes().into();
+    assert!(fused(&bytes, Target::Hopper, ElementType::F32).unwrap().is_some());
+    assert_eq!(fused(&bytes, Target::Cpu, ElementType::F32).unwrap(), None);
 }

@@ -7,7 +7,7 @@ use pagoda_kernels::{KV_NORMS, KvFormat};
 use prost::Message;
 use prost::bytes::Bytes;
 
-use super::super::fuse;
+use super::super::fuse::{self, Target};
 use super::super::graph::{
     Dimension, GraphProto, ModelProto, NodeProto, PoolType, TypeProto, ValueInfoProto, put, replace, scales_names,
 };
@@ -91,18 +91,42 @@ impl GenerateFolder {
         Ok(Some((folder, RewrittenGraphs { graph, on_cpu, slots })))
     }
 
-    /// The folder's graph, or that of `graphs`, for a GPU alone: with its dense nodes fused. Products, norms, gates, residuals and
-    /// splits become `ai.pagoda.Linear`. `None` where there is nothing to fuse.
+    /// The folder's graph, or that of `graphs`, for a Hopper GPU alone: with its dense nodes fused. Products, norms, gates, residuals
+    /// and splits become `ai.pagoda.Linear`, products with weights of 4 bits `ai.pagoda.BlockLinear`. `None` where there is nothing to
+    /// fuse.
     ///
     /// # Errors
     /// IO if the graph can not be read, MODEL if it is none.
     pub(crate) fn with_fused(&self, graphs: Option<&RewrittenGraphs>) -> Result<Option<RewrittenGraphs>> {
-        let (graph, slots) = match graphs {
+        let (graph, slots) = self.graph_and_slots(graphs)?;
+        let fused = self.fused_for(Target::Hopper, &graph)?;
+        Ok(fused.map(|graph| RewrittenGraphs { graph, on_cpu: None, slots }))
+    }
+
+    /// The same graph, and another one for the CPU, where products with weights in blocks are `ai.pagoda.BlockLinear`. `None` where
+    /// there are none, or the folder has a graph of its own for the CPU.
+    ///
+    /// # Errors
+    /// As of [`with_fused`](Self::with_fused).
+    pub(crate) fn with_blocks_on_cpu(&self, graphs: Option<&RewrittenGraphs>) -> Result<Option<RewrittenGraphs>> {
+        if self.cpu_model.is_some() {
+            return Ok(None);
+        }
+        let (graph, slots) = self.graph_and_slots(graphs)?;
+        let on_cpu = self.fused_for(Target::Cpu, &graph)?;
+        Ok(on_cpu.map(|on_cpu| RewrittenGraphs { graph, on_cpu: Some(on_cpu), slots }))
+    }
+
+    fn graph_and_slots(&self, graphs: Option<&RewrittenGraphs>) -> Result<(Bytes, Vec<SlotNames>)> {
+        Ok(match graphs {
             Some(RewrittenGraphs { graph, slots, .. }) => (graph.clone(), slots.clone()),
             None => (self.bytes_of(&self.model)?.into(), Vec::new()),
-        };
-        let fused = fuse::fused(&graph, self.compute).map_err(|message| self.no_graph(&self.model, &message))?;
-        Ok(fused.map(|graph| RewrittenGraphs { graph: graph.into(), on_cpu: None, slots }))
+        })
+    }
+
+    fn fused_for(&self, target: Target, graph: &Bytes) -> Result<Option<Bytes>> {
+        let fused = fuse::fused(graph, target, self.compute);
+        Ok(fused.map_err(|message| self.no_graph(&self.model, &message))?.map(Bytes::from))
     }
 
     /// The graph as a generator opens it on a Hopper GPU, for tests.
