@@ -40,7 +40,6 @@ def test_block_linear(bits, rows, inner, width, biased):
 
 WHOLE = {"x": np.ones((5, 64), np.float32), **matrix(4, 3, 64)[0]}
 BAD = {
-    "3 dimensions": ({"x": np.ones((5, 2, 32), np.float32)}, r"x: 2 dimensions expected, got 3"),
     "no whole blocks": ({"x": np.ones((5, 63), np.float32)}, r"x: shape \[5, 63\], expected rows of a multiple of 32"),
     "bytes": ({"codes": np.ones((3, 2, 8), np.uint8)}, r"codes: shape \[3, 2, 8\], expected 16 bytes a block of 32 \(4 bits\) or 32"),
     "another inner": ({"codes": np.ones((3, 3, 16), np.uint8)}, r"codes: shape \[3, 3, 16\], expected \[3, 2, 16\]"),
@@ -56,6 +55,17 @@ def test_what_is_wrong_is_said(what):
     inputs = WHOLE | wrong
     with pytest.raises(Exception, match=message):
         one_node.session("BlockLinear", inputs, {"y": np.float32}).run(None, inputs)
+
+
+def test_rows_may_have_more_dimensions():
+    x = np.random.default_rng(1).standard_normal((2, 3, 64)).astype(np.float32)
+
+    def product(x):
+        inputs = WHOLE | {"x": x}
+        return one_node.session("BlockLinear", inputs, {"y": np.float32}).run(None, inputs)[0]
+
+    y = product(x)
+    assert y.shape == (2, 3, 3) and np.array_equal(y.reshape(6, 3), product(x.reshape(6, 64)))
 
 
 def test_shapes_are_known_before_a_run():
