@@ -134,14 +134,7 @@ impl<T: OnnxElement> Launch for HalfBlockLinear<T> {
             y: y.address(),
             constant: self.constant,
         };
-        let bytes = call.scratch_bytes();
-        let scratch = context.scratch(bytes)?;
-        if scratch.is_none() && bytes > 0 {
-            let message = format!(
-                "BlockLinear needs {bytes} bytes of the GPU's memory beside its tensors, which are not free: give the pages less of it, or a step fewer tokens"
-            );
-            return Err(OpError::failed(message));
-        }
+        let scratch = context.needed_scratch("BlockLinear", call.scratch_bytes())?;
         // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
         // stream has run the call, as the scratch memory does. The output is disjoint from every input.
         Ok(unsafe { gpu.block_linear(&call, scratch.map_or(0, |scratch| scratch.address()), stream) }?)

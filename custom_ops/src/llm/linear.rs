@@ -104,14 +104,7 @@ impl<T: OnnxElement> Launch for Linear<T> {
             outputs: outputs.each_ref().map(|y| y.as_ref().map_or((0, 0), |(y, width)| (y.address(), *width))),
             constant,
         };
-        let bytes = call.scratch_bytes(gpu);
-        let scratch = context.scratch(bytes)?;
-        if scratch.is_none() && bytes > 0 {
-            let message = format!(
-                "Linear needs {bytes} bytes of the GPU's memory beside its tensors, which are not free: give the pages less of it, or a step fewer tokens"
-            );
-            return Err(OpError::failed(message));
-        }
+        let scratch = context.needed_scratch("Linear", call.scratch_bytes(gpu))?;
         // SAFETY: tensors of the CUDA provider are on its device, have the sizes of their shapes, and stay allocated until the
         // stream has run the call, as the scratch memory does. Outputs are disjoint from inputs and from each other.
         Ok(unsafe { gpu.projection(&call, scratch.map_or(0, |scratch| scratch.address()), stream) }?)

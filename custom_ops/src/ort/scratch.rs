@@ -36,6 +36,18 @@ impl KernelContext {
         };
         Ok((allocated.is_ok() && !buffer.data.is_null()).then_some(buffer))
     }
+
+    /// The same for an operator of language models that can not do without. `None` if `bytes` is 0.
+    pub fn needed_scratch(&self, operator: &str, bytes: usize) -> Result<Option<ScratchBuffer<'_>>, OpError> {
+        let scratch = self.scratch(bytes)?;
+        if scratch.is_none() && bytes > 0 {
+            let message = format!(
+                "{operator} needs {bytes} bytes of the GPU's memory beside its tensors, which are not free: give the pages less of it, or a step fewer tokens"
+            );
+            return Err(OpError::failed(message));
+        }
+        Ok(scratch)
+    }
 }
 
 impl ScratchBuffer<'_> {

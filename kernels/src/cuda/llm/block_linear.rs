@@ -15,8 +15,8 @@ use crate::cuda::common::gpu::Gpu;
 use crate::cuda::common::sizes::check_sizes;
 use crate::cuda::common::tensor_map::describe_matrix;
 
-/// Of cuda/llm/block_linear_sm90.cu: threads of a block, its rows of the matrix, the blocks of numbers that are a step, and the rows of
-/// x that a kernel takes.
+/// Of cuda/llm/block_linear_sm90.cu: threads of a block, its rows of the matrix, the blocks of numbers that are a step, and the rows
+/// of x that a kernel takes.
 const THREADS: u32 = 256;
 const HEIGHT: usize = 128;
 const STEP: usize = 8;
@@ -121,8 +121,8 @@ impl BlockProduct {
         Self { rows, x: at(self.x, self.inner), y: at(self.y, self.width), ..*self }
     }
 
-    /// The blocks of a cluster, so that there is work for each multiprocessor, which holds two; and the steps that each goes over. It
-    /// depends on the matrix alone.
+    /// The blocks of a cluster, so that there is work for each multiprocessor, which holds two; and the steps that each goes over.
+    /// It depends on the matrix alone.
     fn cluster(&self, multiprocessors: usize) -> (usize, usize) {
         let (all, steps) = (self.width.div_ceil(HEIGHT), (self.inner / BLOCK).div_ceil(STEP));
         let mut blocks = 1;
@@ -170,8 +170,8 @@ impl Gpu {
             let mut raw = part.raw();
             let mut arguments =
                 [from_mut(&mut raw).cast::<c_void>(), from_mut(&mut codes).cast(), from_mut(&mut steps).cast()];
-            // SAFETY: the kernel takes a `BlockProduct`, a description and an int, and waits for the kernel in front before it touches what is
-            // not constant; the rest is the caller's.
+            // SAFETY: the kernel takes a `BlockProduct`, a description and an int, and waits for the kernel in front before it
+            // touches what is not constant; the rest is the caller's.
             unsafe {
                 function.launch_clusters(cluster as u32, [blocks, THREADS, shared as u32], stream, &mut arguments)
             }?;
