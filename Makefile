@@ -500,6 +500,7 @@ build-gpu: deps ## Build target/gpu-test (the CUDA kernels), target/lib-test, an
 	@program=$$(cargo test -q --test generate --no-run --message-format=json | \
 		sed -n 's/.*"executable":"\([^"]*\/generate-[^"]*\)".*/\1/p') && cp "$$program" target/generate-test
 
+# racecheck has had reports about cuBLASLt's own kernels, which block-linear runs for many rows.
 test-gpu: build-gpu $(ORT_GPU) ## Test on this host's GPU, the kernels under compute-sanitizer too where that is installed.
 	target/gpu-test
 	PAGODA_TEST_GPU=0 target/lib-test --ignored device_tests::tokens device_tests::golden
