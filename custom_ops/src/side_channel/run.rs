@@ -12,10 +12,12 @@ struct Run {
     arrivals: bool,
     /// Memory that is filled before the first kernel of the run, and that no kernel writes: start and end.
     settled: (CUdeviceptr, CUdeviceptr),
+    /// Whether no sequence has more than one row.
+    single_rows: bool,
 }
 
 thread_local! {
-    static RUN: Cell<Run> = const { Cell::new(Run { arrivals: true, settled: (0, 0) }) };
+    static RUN: Cell<Run> = const { Cell::new(Run { arrivals: true, settled: (0, 0), single_rows: false }) };
 }
 
 /// Runs `work` on this thread with other facts, and restores those of before, after a panic too.
@@ -46,6 +48,16 @@ pub fn with_settled<R>(memory: Range<CUdeviceptr>, work: impl FnOnce() -> R) -> 
     with(|run| run.settled = (memory.start, memory.end), work)
 }
 
+/// Runs `work` on this thread. If `single`, no sequence of the run has more than one row, and operators leave out what is for
+/// sequences with more. A CUDA graph that is captured then may be replayed for such batches alone.
+pub fn with_single_rows<R>(single: bool, work: impl FnOnce() -> R) -> R {
+    with(|run| run.single_rows = single, work)
+}
+
+pub(crate) fn has_single_rows() -> bool {
+    RUN.get().single_rows
+}
+
 pub(super) fn expects_arrivals() -> bool {
     RUN.get().arrivals
 }
@@ -66,6 +78,12 @@ mod tests {
         assert!(waits() && !with_arrivals(false, waits) && with_arrivals(true, waits));
         let failed = std::panic::catch_unwind(|| with_arrivals(false, || panic!("on purpose")));
         assert!(failed.is_err() && waits());
+    }
+
+    #[test]
+    fn rows_are_single_while_they_are_said_to_be() {
+        assert!(!has_single_rows() && with_single_rows(true, has_single_rows) && !has_single_rows());
+        assert!(!with_single_rows(true, || with_single_rows(false, has_single_rows)));
     }
 
     #[test]

@@ -129,6 +129,7 @@ impl<'a, T: OperatorElement> OnDevice<'a, T> {
             softcap: case.softcap,
             // Nothing writes them: it makes no difference but in time.
             settled_indices: case.cached_len.len().is_multiple_of(2),
+            single_rows: case.row_offsets.windows(2).all(|bounds| bounds[1] - bounds[0] <= 1),
             scratch: (self.scratch_bytes > 0)
                 .then(|| Scratch { address: self.scratch.inside(), bytes: self.scratch_bytes }),
         }

@@ -31,7 +31,7 @@ const WIDE: usize = 256;
 
 /// Whether some sequence may have too many new tokens for decode; `is_decode` of cuda/llm/paged_parts.cuh.
 fn may_prefill(call: &PagedAttention) -> bool {
-    call.total_rows > 1 && call.total_rows * call.group() > ROWS
+    !call.single_rows && call.total_rows > 1 && call.total_rows * call.group() > ROWS
 }
 
 /// The append of sequences that are prefilled, and their attention; then decode, which appends by itself, and the sum of its

@@ -80,6 +80,8 @@ pub struct PagedAttention {
     /// Whether nothing on the stream writes `row_offsets`, `cached_len`, `page_indptr` and `page_ids`: they are then read while the
     /// kernel in front still runs.
     pub settled_indices: bool,
+    /// Whether no sequence has more than one row.
+    pub single_rows: bool,
     /// Memory to work in, [`scratch_bytes`](Self::scratch_bytes) long. Without it the plain kernel computes the call.
     pub scratch: Option<Scratch>,
 }

@@ -173,6 +173,7 @@ impl Inputs {
                 window: 0,
                 softcap: 0.0,
                 settled_indices: false,
+                single_rows: false,
                 scratch: None,
             };
             let bytes = call.scratch_bytes();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pagoda_custom_ops::side_channel::{with_arrivals, with_settled};
+use pagoda_custom_ops::side_channel::{with_arrivals, with_settled, with_single_rows};
 
 use super::bound_model::{BoundModel, Placed};
 use super::inputs::{Input, Sizes};
@@ -57,6 +57,8 @@ pub(in super::super) struct Shape {
     pub(in super::super) outputs: u32,
     /// Pages of keys and values; 0 = enough for the longest history of each sequence.
     pub(in super::super) pages: u32,
+    /// Rows of a sequence, at most; 0 = all.
+    pub(in super::super) longest: u32,
 }
 
 impl Shape {
@@ -80,16 +82,17 @@ impl Graphs {
     /// `pages` how many there are.
     pub(in super::super) fn new(device: u32, shapes: &[Shape], history_pages: u64, pages: u64) -> Self {
         let mut sizes = Vec::with_capacity(shapes.len());
-        for &Shape { sequences: users, rows, outputs: candidates, pages: wanted } in shapes {
+        for &Shape { sequences: users, rows, outputs: candidates, pages: wanted, longest } in shapes {
             let most = history_pages.saturating_mul(users.into()).min(pages).max(1);
             sizes.push(Sizes {
                 sequences: users as usize,
                 rows: rows as usize,
                 outputs: if candidates == 0 { rows } else { candidates } as usize,
                 pages: if wanted == 0 { most as usize } else { wanted as usize },
+                longest: if longest == 0 { rows } else { longest } as usize,
             });
         }
-        sizes.sort_by_key(|size| (size.rows, size.sequences, size.outputs, size.pages));
+        sizes.sort_by_key(|size| (size.rows, size.sequences, size.outputs, size.pages, size.longest));
         sizes.dedup();
         let bound = Mutex::new(sizes.iter().map(|_| Slot::New).collect());
         Self { device, shapes: sizes, bound }
@@ -203,8 +206,10 @@ impl BoundShape {
         let graph = &self.graphs[variant];
         // The upload is enqueued before the run, so it is complete before the first kernel.
         with_settled(to..to + bytes as CUdeviceptr, || {
-            // SAFETY: by contract; both memories have this length, and nothing else uses them until the run has ended.
-            unsafe { graph.run(|stream| stream.upload(to, from, bytes)) }
+            with_single_rows(sizes.is_single(), || {
+                // SAFETY: by contract; both memories have this length, and nothing else uses them until the run has ended.
+                unsafe { graph.run(|stream| stream.upload(to, from, bytes)) }
+            })
         })?;
         let Some(pinned) = &self.scores else { return Ok(Placed::Device) };
         scores.copy_from_slice(&pinned.as_slice()?[..scores.len()]);
@@ -217,14 +222,15 @@ mod tests {
     use super::*;
 
     fn shape(sequences: u32, rows: u32, outputs: u32, pages: u32) -> Shape {
-        Shape { sequences, rows, outputs, pages }
+        Shape { sequences, rows, outputs, pages, longest: 0 }
     }
 
     #[test]
     fn the_first_shape_that_fits_is_taken() {
         let graphs = Graphs::new(0, &[shape(8, 100, 0, 0), shape(1, 20, 10, 0), shape(8, 100, 0, 0)], 4, 20);
-        let batch =
-            |users, rows, candidates, pages| graphs.find(&Sizes { sequences: users, rows, outputs: candidates, pages });
+        let batch = |users, rows, candidates, pages| {
+            graphs.find(&Sizes { sequences: users, rows, outputs: candidates, pages, longest: rows })
+        };
         assert_eq!(graphs.shapes.len(), 2);
         assert_eq!(batch(1, 20, 10, 4), Some(0));
         for (users, rows, candidates, pages) in [(2, 20, 10, 4), (1, 21, 10, 4), (1, 20, 11, 4), (1, 20, 10, 5)] {
@@ -232,6 +238,15 @@ mod tests {
         }
         // Limited by the pages of the pool.
         assert_eq!((batch(8, 100, 100, 20), batch(8, 100, 100, 21)), (Some(1), None));
+    }
+
+    #[test]
+    fn shapes_for_single_rows_are_taken_first_and_for_no_others() {
+        let single = Shape { longest: 1, ..shape(4, 4, 0, 0) };
+        let graphs = Graphs::new(0, &[shape(4, 4, 0, 0), single], 4, 20);
+        let batch = |longest| graphs.find(&Sizes { sequences: 2, rows: 4, outputs: 2, pages: 4, longest });
+        assert_eq!((batch(1), batch(2), batch(4)), (Some(0), Some(1), Some(1)));
+        assert!(graphs.shapes[0].is_single() && !graphs.shapes[1].is_single());
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub(in super::super) struct Sizes {
     pub(in super::super) rows: usize,
     pub(in super::super) outputs: usize,
     pub(in super::super) pages: usize,
+    /// Rows of a sequence, at most.
+    pub(in super::super) longest: usize,
 }
 
 impl Sizes {
@@ -58,6 +60,12 @@ impl Sizes {
             && batch.rows <= self.rows
             && batch.outputs <= self.outputs
             && batch.pages <= self.pages
+            && batch.longest <= self.longest
+    }
+
+    /// Whether no sequence has more than one row.
+    pub(super) fn is_single(&self) -> bool {
+        self.longest <= 1
     }
 }
 
@@ -149,13 +157,14 @@ mod tests {
 
     #[test]
     fn a_batch_fits_if_no_dimension_is_larger() {
-        let shape = Sizes { sequences: 2, rows: 10, outputs: 5, pages: 3 };
-        assert!(shape.fits(&shape) && shape.fits(&Sizes { sequences: 0, rows: 0, outputs: 0, pages: 0 }));
+        let shape = Sizes { sequences: 2, rows: 10, outputs: 5, pages: 3, longest: 4 };
+        assert!(shape.fits(&shape) && shape.fits(&Sizes { sequences: 0, rows: 0, outputs: 0, pages: 0, longest: 0 }));
         for more in [
             Sizes { sequences: 3, ..shape },
             Sizes { rows: 11, ..shape },
             Sizes { outputs: 6, ..shape },
             Sizes { pages: 4, ..shape },
+            Sizes { longest: 5, ..shape },
         ] {
             assert!(!shape.fits(&more), "{more:?}");
         }

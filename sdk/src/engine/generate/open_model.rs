@@ -19,6 +19,9 @@ use crate::store::Store;
 use crate::tensor::ElementType;
 use crate::text::{ChatInput, ChatTemplate, Tokenizer};
 
+/// The fewest pages of a decode batch that has a CUDA graph of its own.
+const LEAST_PAGES: u32 = 64;
+
 /// The environment variables that keep graphs as they are, with the value 0: that do not fuse dense nodes, and do not rewrite
 /// decoders of other exporters.
 const FUSED: &str = "PAGODA_FUSED";
@@ -141,7 +144,7 @@ impl OpenModel {
             let context = folder.limits.max_context as usize;
             let context = policy.as_ref().map_or(context, |policy| policy.slots_of(context)) as u64;
             let context = context.div_ceil(folder.kv.page_size.into());
-            Graphs::new(device, &decode_shapes(options.max_batch), context, pages)
+            Graphs::new(device, &decode_shapes(options.max_batch, context, pages), context, pages)
         });
         let version = folder.version.as_str().into();
         Ok(Self {
@@ -293,11 +296,21 @@ fn open_graph(folder: &GenerateFolder, graphs: Option<&RewrittenGraphs>, model: 
     opened.map(Arc::new)
 }
 
-/// Decode batches of up to 1, 2, 4, … sequences.
-fn decode_shapes(max_batch: u32) -> Vec<Shape> {
+/// Decode batches of up to 1, 2, 4, … sequences; and as many rows of fewer sequences, as drafts have them. By steps of a third or a
+/// half they have more pages, up to those of `context` for each sequence, of `pages` in all: the attention has blocks for all pages
+/// of a shape.
+fn decode_shapes(max_batch: u32, context: u64, pages: u64) -> Vec<Shape> {
     let sizes = std::iter::successors(Some(1), |&size: &u32| size.checked_mul(2)).take_while(|&size| size < max_batch);
-    let shape = |sequences| Shape { sequences, rows: sequences, outputs: sequences, pages: 0 };
-    sizes.chain([max_batch]).map(shape).collect()
+    let of_size = |sequences: u32| {
+        let most = context.saturating_mul(sequences.into()).min(pages).min(i32::MAX as u64) as u32;
+        let doubled = std::iter::successors(Some(sequences.max(LEAST_PAGES)), |&pages| pages.checked_mul(2));
+        let steps = doubled.flat_map(|pages| [pages, pages.saturating_add(pages / 2)]);
+        steps.take_while(move |&pages| pages < most).chain([most]).flat_map(move |pages| {
+            let shape = |longest| Shape { sequences, rows: sequences, outputs: sequences, pages, longest };
+            [shape(1), shape(0)]
+        })
+    };
+    sizes.chain([max_batch]).flat_map(of_size).collect()
 }
 
 fn open_kv(
@@ -366,6 +379,25 @@ pub(super) fn provider(model: &Model, options: &ModelOptions) -> super::super::E
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn decode_batches_have_shapes_of_about_as_many_pages_as_they_need() {
+        let shapes = decode_shapes(4, 100, 250);
+        assert!(shapes.iter().all(|shape| (shape.rows, shape.outputs) == (shape.sequences, shape.sequences)));
+        for longest in [1, 0] {
+            let pages_of = |sequences| -> Vec<u32> {
+                let those = shapes.iter().filter(|shape| (shape.sequences, shape.longest) == (sequences, longest));
+                those.map(|shape| shape.pages).collect()
+            };
+            assert_eq!(
+                [1, 2, 4].map(pages_of),
+                [vec![64, 96, 100], vec![64, 96, 128, 192, 200], vec![64, 96, 128, 192, 250],]
+            );
+        }
+        // A pool that is smaller than the first step, and one as large as can be counted.
+        assert_eq!(decode_shapes(1, 9, 5).iter().map(|shape| shape.pages).collect::<Vec<_>>(), [5, 5]);
+        assert_eq!(decode_shapes(1, u64::MAX, u64::MAX).last().map(|shape| shape.pages), Some(i32::MAX as u32));
+    }
 
     #[test]
     fn half_precision_with_pools_on_a_gpu_may_be_fused() {

@@ -131,6 +131,7 @@ impl Workspace {
             rows: self.input_ids.len(),
             outputs: self.logits_rows.len(),
             pages: self.page_ids.len(),
+            longest: self.row_offsets.windows(2).map(|bounds| bounds[1] - bounds[0]).max().unwrap_or(0) as usize,
         }
     }
 

@@ -109,6 +109,7 @@ pub(super) fn shapes(options: &EngineOptions) -> Vec<Shape> {
         rows: shape.rows,
         outputs: shape.candidates,
         pages: shape.pages,
+        longest: 0,
     };
     options.cuda_graphs.iter().map(shape).collect()
 }

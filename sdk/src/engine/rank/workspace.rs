@@ -127,6 +127,8 @@ impl Workspace {
             rows: self.positions.len(),
             outputs: self.candidate_rows.len(),
             pages: self.page_ids.len(),
+            // Nothing asks.
+            longest: self.positions.len(),
         }
     }
 
